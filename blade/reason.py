@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Why something was not done: the one value every "no" in blade becomes.
+
+    Reason(Stage.SUPPORT, Code.UNSUPPORTED_OP, "disc", "aten::nonzero", "disc has no rule for ...")
+
+``code`` comes from a closed enum, so that reports can be counted and every code has a test that
+produces it; ``detail`` is a full sentence with the numbers in it.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Stage(StrEnum):
+    """Where in the pipeline the decision fell."""
+
+    CAPTURE = "capture"
+    SUPPORT = "support"
+    CLUSTER = "cluster"
+    CONVERT = "convert"
+    VERIFY = "verify"
+    SELECT = "select"
+    LOAD = "load"
+    RUN = "run"
+
+
+class Code(StrEnum):
+    """What the decision was. The values are stable: they are keys of ``stats`` and of JSON reports."""
+
+    # capture
+    TRACE_FAILED = "trace_failed"
+    TRACE_SPECIALIZED = "trace_specialized"
+    # support
+    BLACK_LISTED = "black_listed"
+    UNSUPPORTED_OP = "unsupported_op"
+    UNSUPPORTED_DTYPE = "unsupported_dtype"
+    UNSUPPORTED_DEVICE = "unsupported_device"
+    UNKNOWN_TYPE = "unknown_type"
+    MUTATES = "mutates"
+    ALIASES = "aliases"
+    RANDOM = "random"
+    DATA_DEPENDENT = "data_dependent"
+    # cluster
+    TOO_SMALL = "too_small"
+    # convert
+    BACKEND_UNAVAILABLE = "backend_unavailable"
+    CONVERSION_FAILED = "conversion_failed"
+    # verify, select
+    WRONG_VALUES = "wrong_values"
+    SLOWER = "slower"
+    # load: the engine in a saved file does not suit this process
+    CPU_MISMATCH = "cpu_mismatch"
+    VERSION_MISMATCH = "version_mismatch"
+    CORRUPT_PAYLOAD = "corrupt_payload"
+    # run: one call goes to the original
+    GUARD_DTYPE = "guard_dtype"
+    GUARD_DEVICE = "guard_device"
+    GUARD_RANK = "guard_rank"
+    GUARD_SHAPE = "guard_shape"
+    GUARD_GRAD = "guard_grad"
+    ENGINE_RAISED = "engine_raised"
+    CIRCUIT_OPEN = "circuit_open"
+    DISABLED = "disabled"
+
+
+@dataclass(frozen=True)
+class Reason:
+    """One decision against something, with its cause."""
+
+    stage: Stage
+    code: Code
+    backend: str | None
+    subject: str
+    detail: str
+    error: str | None = None
