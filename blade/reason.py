@@ -8,10 +8,10 @@ produces it; ``detail`` is a full sentence with the numbers in it.
 """
 
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import Enum
 
 
-class Stage(StrEnum):
+class Stage(str, Enum):
     """Where in the pipeline the decision fell."""
 
     CAPTURE = "capture"
@@ -24,7 +24,7 @@ class Stage(StrEnum):
     RUN = "run"
 
 
-class Code(StrEnum):
+class Code(str, Enum):
     """What the decision was. The values are stable: they are keys of ``stats`` and of JSON reports."""
 
     # capture

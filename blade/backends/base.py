@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The contract between blade and a backend: three questions, one product.
+
+A backend says whether it can work here at all (``why_unavailable``), which nodes it takes
+(``why_not``) and turns a cluster of such nodes into an engine (``convert``). It receives the cluster
+as FX over ATen ops with symbolic shapes; it never sees TorchScript.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from blade.config import Config
+from blade.reason import Reason
+
+
+@dataclass(frozen=True)
+class ValueInfo:
+    """What is known of one value from running the samples; ``None`` means unknown."""
+
+    kind: str  # "tensor", "int", "float", "bool", "list", "str", "none", "other"
+    dtype: torch.dtype | None = None
+    device: torch.device | None = None
+    rank: int | None = None
+
+
+@dataclass(frozen=True)
+class OpNode:
+    """One op of the captured graph, as a backend judges it.
+
+    ``target`` is the ATen overload (``torch.ops.aten.add.Tensor``). ``args``/``kwargs`` are bound to
+    the schema; a constant argument is its Python value, anything else is a ``ValueInfo`` (or a list
+    of them).
+    """
+
+    name: str
+    target: torch._ops.OpOverload
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    outputs: tuple[ValueInfo, ...]
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A convex group of ops, self-contained.
+
+    ``gm`` takes one placeholder per entry of ``inputs`` (tensors, in this order) and returns a tuple
+    of tensors. Constants are ``get_attr`` nodes over ``gm``'s attributes ``const_0`` ... that are the
+    very tensors (no copy) the fallback uses. ``node.meta["val"]`` of every node holds a fake tensor, or a
+    SymInt, made under ``shape_env``; ``shape_env.guards`` are the facts the shapes rely on.
+    ``samples`` are real inputs, one tuple per sample of the user.
+    """
+
+    name: str
+    gm: torch.fx.GraphModule
+    shape_env: ShapeEnv
+    inputs: tuple[ValueInfo, ...]
+    ops: tuple[str, ...]
+    samples: Sequence[tuple[torch.Tensor, ...]] = field(default=())
+
+
+class Backend(Protocol):
+    """What a folder under ``blade/backends`` provides, one line in the registry."""
+
+    name: str
+
+    def why_unavailable(self) -> str | None:
+        """``None`` where the backend works in this process, else a sentence with the fix."""
+
+    def why_not(self, node: OpNode, config: Config) -> Reason | None:
+        """``None`` if ``convert`` will take ``node``; reads the same table ``convert`` does."""
+
+    def convert(self, cluster: Cluster, config: Config) -> torch.ScriptObject:
+        """Compile ``cluster`` to a ``torch.classes.blade.Engine``; raises on failure."""

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kernel IR: what a fusion group asks an emitter (MLIR for CPU, Triton for GPU) to generate.
+
+A kernel walks an iteration space of ``outer`` dimensions times one ``inner`` dimension. Its body is a
+flat list of statements in SSA form over one point of that space; statement ``i`` defines value ``i``:
+
+    outer [s0, s1]  inner 384
+    %0 = load p0[s1*384*d0 + 384*d1 + d2] : f32
+    %1 = load p1[d2] : f32
+    %2 = add %0 %1 : f32
+    %3 = reduce sum %2 : f32            # over inner: the same value at every point of the row
+    %4 = mul %2 %3 : f32
+    store p2[s1*384*d0 + 384*d1 + d2] %4
+
+A loop kernel has no ``reduce``; a row kernel has some; a stitch kernel has several that depend on each
+other. The body says what is computed, the emitter decides in how many passes over the row.
+Sizes and strides are ints or sympy expressions over the program's size symbols; nothing here says CPU.
+"""
+
+from dataclasses import dataclass
+from typing import Union
+
+import sympy
+import torch
+
+Dim = Union[int, sympy.Expr]
+
+
+@dataclass(frozen=True)
+class Access:
+    """An element of buffer ``arg`` at ``offset + sum(strides[k] * index[k])``, counted in elements.
+
+    ``strides`` has one entry per dimension of the space: the outer ones, then inner. 0 means the
+    dimension is broadcast. ``arg`` counts through ``Kernel.args``.
+    """
+
+    arg: int
+    strides: tuple[Dim, ...]
+    offset: Dim = 0
+
+
+@dataclass(frozen=True)
+class Load:
+    access: Access
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class Const:
+    value: Union[int, float, bool]
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class Size:
+    """A size expression as a value (same at every point)."""
+
+    value: Dim
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class Index:
+    """The index along dimension ``dim`` of the space (the last is inner)."""
+
+    dim: int
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class Compute:
+    """A pointwise op over earlier values (their statement numbers); names in ``POINTWISE``.
+
+    Operands have one dtype, except: ``where`` (bool, T, T), ``cast`` (any -> dtype), comparisons
+    (T, T -> bool). ``dtype`` is the result's.
+    """
+
+    op: str
+    args: tuple[int, ...]
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class Reduce:
+    """``kind`` in ``REDUCTIONS`` over the inner dimension; an empty row gives the identity."""
+
+    kind: str
+    arg: int
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class Store:
+    """Write ``value`` to ``access``. If its inner stride is 0 the value is a row value: written once."""
+
+    access: Access
+    value: int
+
+
+Stmt = Union[Load, Const, Size, Index, Compute, Reduce, Store]
+
+# Semantics are torch's for the same name (NaN propagates through max/min, int division is floor or trunc
+# as named, shifts and pow on ints are exact). Everything is computed in the operand dtype, except that
+# bf16/f16 values are loaded to f32, computed in f32 and rounded at the store or at a cast.
+POINTWISE: dict[str, int] = {
+    # unary
+    **dict.fromkeys(
+        "neg abs sign exp exp2 expm1 log log2 log1p sqrt rsqrt reciprocal sin cos tan tanh sinh cosh asin acos "
+        "atan erf erfc sigmoid floor ceil round trunc logical_not bitwise_not isnan isinf cast".split(),
+        1,
+    ),
+    # binary
+    **dict.fromkeys(
+        "add sub mul div div_floor div_trunc remainder fmod pow maximum minimum atan2 "
+        "eq ne lt le gt ge logical_and logical_or logical_xor "
+        "bitwise_and bitwise_or bitwise_xor lshift rshift".split(),
+        2,
+    ),
+    # ternary: where(c, a, b); fma(a, b, c) = a * b + c
+    "where": 3,
+    "fma": 3,
+}
+
+REDUCTIONS = ("sum", "prod", "max", "min", "any", "all")
+
+
+@dataclass(frozen=True)
+class Arg:
+    """One pointer of the kernel: a buffer with its element type."""
+
+    dtype: torch.dtype
+    written: bool
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A fusion group ready for an emitter. ``name`` is given by content, so equal kernels are one."""
+
+    outer: tuple[Dim, ...]
+    inner: Dim
+    args: tuple[Arg, ...]
+    body: tuple[Stmt, ...]
+
+    def sizes(self) -> tuple[sympy.Expr, ...]:
+        """The symbolic (non-constant) expressions the code needs at run time, in a fixed order.
+
+        The caller passes their values, as int64, in this order: the kernel's ``ints``.
+        """
+        seen: dict[sympy.Expr, None] = {}
+        for dim in (*self.outer, self.inner):
+            _note(dim, seen)
+        for stmt in self.body:
+            if isinstance(stmt, (Load, Store)):
+                for dim in (*stmt.access.strides, stmt.access.offset):
+                    _note(dim, seen)
+            elif isinstance(stmt, Size):
+                _note(stmt.value, seen)
+        return tuple(seen)
+
+
+def _note(dim: Dim, seen: dict[sympy.Expr, None]) -> None:
+    if isinstance(dim, sympy.Expr) and not dim.is_number:
+        seen.setdefault(dim)
