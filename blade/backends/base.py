@@ -52,7 +52,8 @@ class Cluster:
     of tensors. Constants are ``get_attr`` nodes over ``gm``'s attributes ``const_0`` ... that are the
     very tensors (no copy) the fallback uses. ``node.meta["val"]`` of every node holds a fake tensor, or a
     SymInt, made under ``shape_env``; ``shape_env.guards`` are the facts the shapes rely on.
-    ``samples`` are real inputs, one tuple per sample of the user.
+    ``samples`` are real inputs, one tuple per sample of the user; ``probes`` the same for the shapes
+    capture derived from them (all checked to run on the user's model).
     """
 
     name: str
@@ -61,6 +62,7 @@ class Cluster:
     inputs: tuple[ValueInfo, ...]
     ops: tuple[str, ...]
     samples: Sequence[tuple[torch.Tensor, ...]] = field(default=())
+    probes: Sequence[tuple[torch.Tensor, ...]] = field(default=())
 
 
 class Backend(Protocol):
