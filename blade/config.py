@@ -36,7 +36,7 @@ _OP_KIND = re.compile(r"[A-Za-z_]\w*::[A-Za-z_]\w*(@\d+)?")
 
 @dataclass(frozen=True)
 class TuningShapes:
-    """``Config.dynamic_tuning_shapes``, checked: one shape per input in ``min``, ``max`` and each of ``opts``."""
+    """``Config.dynamic_tuning_shapes``, checked; each entry holds one shape per input."""
 
     min: tuple[Shape, ...]
     opts: tuple[tuple[Shape, ...], ...]
@@ -100,11 +100,12 @@ def _dim(value: object) -> Dim:
     """One entry of ``dynamic_shapes``, normalized."""
     if value is True or value == "auto" or _is_size(value):
         return value  # type: ignore[return-value]
-    if isinstance(value, (tuple, list)) and len(value) == 2 and all(map(_is_size, value)):
-        if value[0] <= value[1]:
-            return (value[0], value[1])
+    if isinstance(value, (tuple, list)) and [*map(_is_size, value)] == [True, True]:
+        low, high = value
+        if low <= high:
+            return (low, high)
     raise ValueError(
-        f'a dimension is True, "auto", a fixed size >= 0 or (min, max) with min <= max; got {value!r}'
+        f'a dimension is True, "auto", a fixed size >= 0 or (min, max), min <= max; got {value!r}'
     )
 
 
@@ -169,22 +170,24 @@ def _check_between(low: tuple[Shape, ...], one: tuple[Shape, ...], high: tuple[S
 
 Names = Annotated[tuple[str, ...], BeforeValidator(_names)]
 OpKinds = Annotated[tuple[str, ...], BeforeValidator(_op_kinds)]
+Tracing = Annotated[Literal[True] | tuple[str, ...] | None, BeforeValidator(_tracing)]
+DynamicShapes = Annotated[dict[int | str, dict[int, Dim]] | None, BeforeValidator(_dynamic_shapes)]
 
 
 class Config(BaseModel):
-    """What to optimize for; every field has a default. Raises ``ConfigError`` on anything it does not know."""
+    """What to optimize for; every field has a default.
+
+    Raises ``ConfigError`` on an unknown field, a wrong type or a value out of range.
+    """
 
     model_config = ConfigDict(
-        frozen=True,
-        extra="forbid",
-        strict=True,
-        validate_default=False,
-        arbitrary_types_allowed=True,
+        frozen=True, extra="forbid", strict=True, arbitrary_types_allowed=True
     )
 
     optimization_pipeline: Annotated[str, BeforeValidator(_pipeline)] = Field(
         default="auto",
-        description='The backend to use, case-insensitive ("DISC"), or "auto": whichever measures fastest.',
+        description='The backend to use, case-insensitive ("DISC"), or "auto": whichever measures '
+        "fastest.",
     )
     enable_fp16: bool = Field(
         default=False, description="Allow engines that compute in half precision."
@@ -196,25 +199,21 @@ class Config(BaseModel):
         default=(),
         description="Attributes and methods of the model that must survive freezing, by name.",
     )
-    allow_tracing: Annotated[Literal[True] | tuple[str, ...] | None, BeforeValidator(_tracing)] = (
-        Field(
-            default=None,
-            description="None: trace, and script if tracing fails or specializes. True: trace only. "
-            "A list of submodule names: trace these and script the rest.",
-        )
-    )
-    dynamic_shapes: Annotated[
-        dict[int | str, dict[int, Dim]] | None, BeforeValidator(_dynamic_shapes)
-    ] = Field(
+    allow_tracing: Tracing = Field(
         default=None,
-        description="Narrows which sizes will be seen, per input (position or name) and axis: True or "
-        '"auto" (any size, the default of every axis not named), an int (fixed), or (min, max). '
+        description="None: trace, and script if tracing fails or specializes. True: trace only. "
+        "A list of submodule names: trace these and script the rest.",
+    )
+    dynamic_shapes: DynamicShapes = Field(
+        default=None,
+        description="Narrows which sizes will be seen, per input (position or name) and axis: True "
+        'or "auto" (any size, the default of every axis not named), an int (fixed), or (min, max). '
         "Other sizes still work: they run the original.",
     )
     dynamic_tuning_shapes: Annotated[TuningShapes | None, BeforeValidator(_tuning_shapes)] = Field(
         default=None,
-        description='{"min": [shape per input], "opts": [[shape per input], ...], "max": [...]}: the '
-        "range of sizes to serve, and the shapes to verify and measure at besides the samples.",
+        description='{"min": [shape per input], "opts": [[shape per input], ...], "max": [...]}: '
+        "the range of sizes to serve, and the shapes to verify and measure at besides the samples.",
     )
     customize_op_white_list: OpKinds = Field(
         default=(),
@@ -239,8 +238,8 @@ class Config(BaseModel):
     )
     timing: bool = Field(
         default=True,
-        description="Measure every verified candidate and keep the fastest. False: take the first that "
-        "verifies, unmeasured.",
+        description="Measure every verified candidate and keep the fastest. False: take the first "
+        "that verifies, unmeasured.",
     )
     timing_repeats: int = Field(
         default=15, ge=1, description="Interleaved rounds per candidate and shape."
