@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run something that may fail, and get its result or the ``Reason`` why there is none.
+
+    engine = attempt(Stage.CONVERT, "disc", "cluster_0", lambda: backend.convert(c, config), strict)
+
+The only place in blade that catches ``Exception``: everything that third-party code may throw while
+a candidate is built or tried passes through here, so that nothing is lost and nothing else is hidden.
+"""
+
+import logging
+import traceback
+from collections.abc import Callable
+from types import TracebackType
+from typing import TypeVar
+
+from blade.errors import ConfigError, InputError, Refused
+from blade.reason import Code, Reason, Stage
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+def attempt(
+    stage: Stage,
+    backend: str | None,
+    subject: str,
+    fn: Callable[[], T],
+    strict: bool = False,
+    code: Code = Code.CONVERSION_FAILED,
+) -> T | Reason:
+    """``fn()``, or a ``Reason`` if it raised: ``code``, or the code of a ``Refused``.
+
+    ``strict`` re-raises (``Config(strict=True)``), except ``Refused``: that is a decision, not an
+    accident. ``ConfigError`` and ``InputError`` are the user's to see and always pass.
+    """
+    try:
+        return fn()
+    except Refused as refusal:
+        return Reason(stage, Code(refusal.code), backend, subject, str(refusal))
+    except (ConfigError, InputError):
+        raise
+    except Exception as error:
+        if strict:
+            raise
+        log.debug("%s: %s failed on %s", stage.value, backend, subject, exc_info=True)
+        kind, text = type(error).__name__, str(error).strip()
+        first = text.splitlines()[0] if text else "no message"
+        detail = f"{backend or 'blade'} raised {kind} in the stage {stage.value!r}: {first}"
+        return Reason(stage, code, backend, subject, detail, _where(error, error.__traceback__))
+
+
+def _where(error: Exception, tb: TracebackType | None) -> str:
+    """The error and the innermost place it came from, without folder names of the build machine."""
+    frames = traceback.extract_tb(tb)
+    text = "".join(traceback.format_exception_only(type(error), error)).strip()
+    if not frames:
+        return text
+    last = frames[-1]
+    file = last.filename.replace("\\", "/").rsplit("/", 1)[-1]
+    return f"{text}\n  at {file}:{last.lineno} in {last.name}"

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The inputs an engine is tried on before it may serve.
+
+    for case in cases(cluster.samples, cluster.probes): ...
+
+The samples of the user, the probes of capture, then inputs derived from the first sample: other sizes
+(1, odd) cut out of it, other contents, another layout in memory. What is derived may be invalid for
+the model; whoever runs a case asks the original first.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+Inputs = tuple[torch.Tensor, ...]
+# The sizes of one dimension in all samples and probes; dimensions that share them move together.
+Signature = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Case:
+    """``kind``: "sample", "probe", "size", "contents" or "layout"."""
+
+    kind: str
+    name: str
+    inputs: Inputs
+
+
+def cases(samples: Sequence[Inputs], probes: Sequence[Inputs]) -> Iterator[Case]:
+    """Every case, the most telling first; deterministic."""
+    yield from (Case("sample", f"sample {i}", one) for i, one in enumerate(samples))
+    yield from (Case("probe", f"probe {i}", one) for i, one in enumerate(probes))
+    if not samples:
+        return
+    generator = torch.Generator().manual_seed(0)
+    yield from _other_sizes(samples, probes)
+    first = samples[0]
+    yield Case("contents", "random contents", tuple(_random(t, generator) for t in first))
+    yield Case("contents", "shuffled contents", tuple(_shuffled(t, generator) for t in first))
+    if any(t.dim() > 1 for t in first):
+        yield Case("layout", "transposed layout", tuple(_transposed(t) for t in first))
+
+
+def shapes(inputs: Inputs) -> str:
+    return " ".join("x".join(map(str, t.shape)) or "()" for t in inputs)
+
+
+def _other_sizes(samples: Sequence[Inputs], probes: Sequence[Inputs]) -> Iterator[Case]:
+    """Size 1 in every dynamic dimension, in each one alone, and an odd size in all of them."""
+    every = [*samples, *probes]
+    moving = _moving(every)
+    largest = max(every, key=lambda inputs: sum(t.numel() for t in inputs))
+    whole = every.index(largest)
+    if not moving:
+        return
+    yield Case("size", "size 1", _cut(largest, dict.fromkeys(moving, 1), every))
+    if len(moving) > 1:
+        for n, signature in enumerate(moving):
+            yield Case("size", f"size 1 in dimension {n}", _cut(largest, {signature: 1}, every))
+    odd = {s: max(1, (s[whole] - 1) // 2 * 2 - 1) for s in moving}
+    yield Case("size", "odd sizes", _cut(largest, odd, every))
+
+
+def _moving(every: Sequence[Inputs]) -> list[Signature]:
+    found: dict[Signature, None] = {}
+    for i, tensor in enumerate(every[0]):
+        for axis in range(tensor.dim()):
+            signature = _signature(every, i, axis)
+            if len(set(signature)) > 1:
+                found.setdefault(signature)
+    return list(found)
+
+
+def _signature(every: Sequence[Inputs], i: int, axis: int) -> Signature:
+    return tuple(inputs[i].shape[axis] for inputs in every)
+
+
+def _cut(inputs: Inputs, sizes: dict[Signature, int], every: Sequence[Inputs]) -> Inputs:
+    out = []
+    for i, tensor in enumerate(inputs):
+        for axis in range(tensor.dim()):
+            size = sizes.get(_signature(every, i, axis), tensor.shape[axis])
+            tensor = tensor.narrow(axis, 0, min(size, tensor.shape[axis]))
+        out.append(tensor.contiguous())
+    return tuple(out)
+
+
+def _random(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Contents within the range of the sample, so that indices and probabilities stay legal."""
+    if not tensor.numel() or tensor.is_complex():
+        return tensor
+    if tensor.dtype == torch.bool:
+        fresh = torch.randint(0, 2, tensor.shape, generator=generator)
+        return fresh.to(tensor.device, torch.bool)
+    finite = tensor[torch.isfinite(tensor)] if tensor.is_floating_point() else tensor
+    if not finite.numel():
+        return tensor
+    low, high = finite.min().item(), finite.max().item()
+    if tensor.is_floating_point():
+        unit = torch.rand(tensor.shape, generator=generator, dtype=torch.float64)
+        return (unit * (high - low) + low).to(tensor.device, tensor.dtype)
+    # A tensor of ones is most often a mask: zeros are then what an engine may have folded away.
+    low = 0 if (low, high) == (1, 1) else low
+    fresh = torch.randint(int(low), int(high) + 1, tensor.shape, generator=generator)
+    return fresh.to(tensor.device, tensor.dtype)
+
+
+def _shuffled(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    order = torch.randperm(tensor.numel(), generator=generator).to(tensor.device)
+    return tensor.flatten()[order].reshape(tensor.shape)
+
+
+def _transposed(tensor: torch.Tensor) -> torch.Tensor:
+    """The same values, stored with the last two axes swapped."""
+    return tensor.mT.contiguous().mT if tensor.dim() > 1 else tensor

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How far two results are apart: first their form, then their numbers.
+
+    form(got, want)             # None, or "output 1 is float64 and the original's is float32"
+    errors(got, want, truth)    # how far got is from want, and both from the truth (an fp64 run)
+
+Errors are the largest absolute difference over the largest magnitude of the reference, both taken
+over the elements that are finite: near-zero elements of a large tensor do not count as wrong, a
+misplaced NaN or infinity always does.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+# What rounding alone may cost besides twice the original's own error; lightning-thunder's
+# ``assert_closer`` idea: an engine is right if it is about as far from the truth as the original is.
+TOLERANCE = {
+    torch.float64: 1e-12,
+    torch.complex128: 1e-12,
+    torch.float16: torch.finfo(torch.float16).eps,
+    torch.bfloat16: torch.finfo(torch.bfloat16).eps,
+}
+FP32_TOLERANCE = 1e-6
+# Without an fp64 run the original's own error is unknown; these are torch.testing's defaults for rtol.
+BLIND_TOLERANCE = {torch.float16: 1e-3, torch.bfloat16: 1.6e-2, torch.float64: 1e-7}
+BLIND_FP32_TOLERANCE = 1.3e-6
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Of one tensor: engine against original, and both against the truth (``None`` without one)."""
+
+    error: float
+    error_fp64: float | None
+    original_fp64: float | None
+
+
+def form(got: Sequence[torch.Tensor], want: Sequence[torch.Tensor]) -> str | None:
+    """A sentence on the first difference in number, dtype, shape, layout, device, NaN or infinity."""
+    if len(got) != len(want):
+        return f"it returned {len(got)} tensors and the original {len(want)}"
+    for i, (a, b) in enumerate(zip(got, want, strict=True)):
+        for what in ("dtype", "device", "shape", "stride"):
+            mine, theirs = _property(a, what), _property(b, what)
+            if mine != theirs:
+                return f"output {i} has {what} {mine} and the original's has {theirs}"
+        if sentence := _misplaced(a, b):
+            return f"output {i} {sentence}"
+    return None
+
+
+def errors(got: torch.Tensor, want: torch.Tensor, truth: torch.Tensor | None) -> Errors:
+    """Of tensors of equal form; those of ints and bools are 0 where equal, else infinite."""
+    if not (want.is_floating_point() or want.is_complex()):
+        exact = 0.0 if torch.equal(got, want) else float("inf")
+        return Errors(exact, None, None)
+    if truth is None or truth.shape != want.shape:
+        return Errors(distance(got, want), None, None)
+    return Errors(distance(got, want), distance(got, truth), distance(want, truth))
+
+
+def distance(got: torch.Tensor, reference: torch.Tensor) -> float:
+    """The relative error described above; 0 for empty tensors."""
+    a, b = _wide(got), _wide(reference)
+    both = torch.isfinite(a) & torch.isfinite(b)
+    if not bool(both.any()):
+        return 0.0
+    a, b = a[both], b[both]
+    magnitude = float(b.abs().max())
+    return float((a - b).abs().max()) / (magnitude or 1.0)
+
+
+def allowed(dtype: torch.dtype, original_fp64: float | None) -> float:
+    """The largest right error: against fp64 if the original's own is known, else against the original."""
+    if not (dtype.is_floating_point or dtype.is_complex):
+        return 0.0
+    if original_fp64 is None:
+        return BLIND_TOLERANCE.get(dtype, BLIND_FP32_TOLERANCE)
+    return 2 * original_fp64 + TOLERANCE.get(dtype, FP32_TOLERANCE)
+
+
+def _property(tensor: torch.Tensor, what: str) -> object:
+    if what == "shape":
+        return tuple(tensor.shape)
+    if what == "stride":  # of a dimension of size 0 or 1 it means nothing
+        pairs = zip(tensor.shape, tensor.stride(), strict=True)
+        return tuple(s if n > 1 and tensor.numel() else None for n, s in pairs)
+    return getattr(tensor, what)
+
+
+def _misplaced(got: torch.Tensor, want: torch.Tensor) -> str | None:
+    if not (want.is_floating_point() or want.is_complex()):
+        return None
+    wrong = torch.isnan(got) ^ torch.isnan(want)
+    if bool(wrong.any()):
+        return f"differs from the original in {int(wrong.sum())} places of NaN"
+    if want.is_complex():
+        return None
+    infinite = torch.isinf(got) | torch.isinf(want)
+    wrong = infinite & (got != want)
+    if bool(wrong.any()):
+        return f"differs from the original in {int(wrong.sum())} places of infinity"
+    return None
+
+
+def _wide(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)

@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Try an engine on many inputs against the original subgraph; nothing serves that has not passed.
+
+    verdict = verify(cluster, engine, original, "disc")     # Verdict, or the Reason against it
+
+An engine passes if at every case it answers with the original's dtypes, shapes, layout, NaNs and
+infinities, exact ints and bools, and floats about as close to an fp64 run as the original's are
+(``compare.allowed``). It may decline a case (its guard says no, the original serves) except the
+user's own samples. It must not change its inputs, and must not answer where the original raises.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import torch
+
+from blade.backends.base import Cluster
+from blade.errors import Refused
+from blade.fallback import compare
+from blade.fallback.attempt import attempt
+from blade.fallback.cases import Case, cases, shapes
+from blade.fallback.fp64 import Fp64
+from blade.reason import Code, Reason, Stage
+from blade.report import Verdict
+
+log = logging.getLogger(__name__)
+Tensors = Sequence[torch.Tensor]
+# Why a call went to the original; the counters of these in ``engine.stats()`` tell which it was.
+_DECLINED = tuple(c for c in Code if c.value.startswith("guard_")) + (Code.ENGINE_RAISED,)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One output of the engine at one case, measured."""
+
+    case: Case
+    output: int
+    dtype: torch.dtype
+    errors: compare.Errors
+
+
+def verify(
+    cluster: Cluster, engine: torch.ScriptObject, original: Callable[..., Any], backend: str
+) -> Verdict | Reason:
+    """The verdict on ``engine``; ``original`` is the subgraph on the same inputs, in TorchScript."""
+    with torch.no_grad():
+        return attempt(
+            Stage.VERIFY, backend, cluster.name, lambda: _verify(cluster, engine, original)
+        )
+
+
+def _verify(cluster: Cluster, engine: Any, original: Callable[..., Any]) -> Verdict:
+    answers: list[Answer] = []
+    truth = Fp64(cluster.gm)
+    tried = declined = 0
+    for case in cases(cluster.samples, cluster.probes):
+        want = _call(case, original)
+        if want is None:
+            _check_raises(case, engine)
+            continue
+        tried += 1
+        before = engine.stats()
+        got = _try(engine, case)
+        if got is None:
+            declined += 1
+            _check_declined(case, engine, before)
+            continue
+        if sentence := compare.form(got, want):
+            raise Refused(Code.WRONG_VALUES, f"at {_at(case)} {sentence}.")
+        answers += _measure(case, got, want, _call(case, truth))
+    _check_errors(answers)
+    return _verdict(answers, tried - declined, declined)
+
+
+def _call(case: Case, fn: Callable[..., Any]) -> Tensors | None:
+    """What ``fn`` answers on a copy of the inputs, ``None`` if it raises."""
+    copies = tuple(t.clone() for t in case.inputs)
+    result = attempt(
+        Stage.VERIFY, None, case.name, lambda: fn(copies) if isinstance(fn, Fp64) else fn(*copies)
+    )
+    if isinstance(result, Reason):
+        return None
+    return (result,) if isinstance(result, torch.Tensor) else tuple(result)
+
+
+def _try(engine: Any, case: Case) -> Tensors | None:
+    given = [_copy(t) for t in case.inputs]
+    engine.rearm()
+    got: Tensors | None = engine.try_execute(given)
+    for i, (before, after) in enumerate(zip(case.inputs, given, strict=True)):
+        if compare.form([after], [before]) or not _same(after, before):
+            raise Refused(Code.WRONG_VALUES, f"at {_at(case)} it changed its input {i}.")
+    return got
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.clone(memory_format=torch.preserve_format)
+
+
+def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return bool(((a == b) | ((a != a) & (b != b))).all())
+
+
+def _check_raises(case: Case, engine: Any) -> None:
+    """Where sizes make the original raise, the engine must decline, so that the user sees it raise.
+
+    Not tried with other contents: an index out of range is nothing to give to an untested engine.
+    """
+    if case.kind != "contents" and _try(engine, case) is not None:
+        raise Refused(
+            Code.WRONG_VALUES, f"at {_at(case)} it gave an answer where the original raises."
+        )
+
+
+def _check_declined(case: Case, engine: Any, before: dict[str, int]) -> None:
+    """Declining is right for a guard; not at the user's own samples, and an accident never is."""
+    after = engine.stats()
+    codes = [c for c in _DECLINED if after.get(c.value, 0) > before.get(c.value, 0)]
+    if Code.ENGINE_RAISED in codes:
+        raise Refused(Code.ENGINE_RAISED, f"at {_at(case)} it raised: {engine.last_error()}")
+    if case.kind == "sample":
+        why = ", ".join(code.value for code in codes) or engine.why_unavailable() or "no reason"
+        code = codes[0] if codes else Code.DISABLED
+        raise Refused(code, f"it does not serve {_at(case)}, which is the user's own: {why}.")
+
+
+def _measure(case: Case, got: Tensors, want: Tensors, truth: Tensors | None) -> Iterable[Answer]:
+    truths: Sequence[torch.Tensor | None] = truth or [None] * len(want)
+    for i, (a, b, t) in enumerate(zip(got, want, truths, strict=True)):
+        yield Answer(case, i, b.dtype, compare.errors(a, b, t))
+
+
+def _check_errors(answers: Sequence[Answer]) -> None:
+    """Each error against what is allowed there.
+
+    The original's own error at one case may be small by luck (few elements): where it is below the
+    median over all cases, that median is what twice is allowed of.
+    """
+    for one in answers:
+        own = one.errors.original_fp64
+        if own is None:
+            seen = one.errors.error
+            limit, what = compare.allowed(one.dtype, None), "the original"
+        else:
+            assert one.errors.error_fp64 is not None
+            peers = [a.errors.original_fp64 for a in answers if a.output == one.output]
+            own = max(own, median(p for p in peers if p is not None))
+            seen, limit, what = (
+                one.errors.error_fp64,
+                compare.allowed(one.dtype, own),
+                "an fp64 run",
+            )
+        if not seen <= limit:
+            raise Refused(
+                Code.WRONG_VALUES,
+                f"at {_at(one.case)} output {one.output} is {seen:.1e} from {what} (relative to its "
+                f"largest magnitude); {limit:.1e} is allowed, the original's own error being "
+                f"{'unknown' if own is None else f'{own:.1e}'}.",
+            )
+
+
+def _verdict(answers: Sequence[Answer], checked: int, refused: int) -> Verdict:
+    def largest(values: Iterable[float | None]) -> float | None:
+        return max((v for v in values if v is not None), default=None)
+
+    return Verdict(
+        checked=checked,
+        refused=refused,
+        error=max((a.errors.error for a in answers), default=0.0),
+        error_fp64=largest(a.errors.error_fp64 for a in answers),
+        original_error_fp64=largest(a.errors.original_fp64 for a in answers),
+    )
+
+
+def _at(case: Case) -> str:
+    return f"{case.name} ({shapes(case.inputs)})"

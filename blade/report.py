@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What blade did to a model and why: a value that prints, turns to JSON, and travels in the saved file.
+
+print(report(optimized))            # a table per cluster, then every reason against alternatives
+Report.from_json(text) == Report.from_json(text).to_json()
+stats(optimized)["cluster_0"]       # live counters of one engine: {"calls": 8, "engine": 7, ...}
+"""
+
+import io
+import json
+import platform
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from blade.errors import InputError
+from blade.reason import Code, Reason, Stage
+
+# The attribute of an optimized module that holds its report as JSON text.
+ATTRIBUTE = "blade_report"
+ORIGINAL = "torchscript"  # the name of the base case wherever a backend's name is expected
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Medians in milliseconds at one sample of the user; ``spread`` is that of the ratio, 0.05 = 5%."""
+
+    shapes: tuple[Shape, ...]
+    original_ms: float
+    engine_ms: float
+    spread: float
+
+    @property
+    def speedup(self) -> float:
+        return self.original_ms / self.engine_ms
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How far an engine was checked, and how far from the truth it was seen.
+
+    Errors are relative to the largest magnitude of the tensor they occur in. ``error_fp64`` and
+    ``original_error_fp64`` are those of the engine and of the original against a run in fp64; ``None``
+    where the cluster cannot run in fp64.
+    """
+
+    checked: int
+    refused: int
+    error: float
+    error_fp64: float | None = None
+    original_error_fp64: float | None = None
+
+
+@dataclass(frozen=True)
+class ClusterReport:
+    """One cluster: what it holds, who runs it, how fast, how exact, and why nobody else does."""
+
+    name: str
+    ops: Mapping[str, int]
+    backend: str
+    timings: tuple[Timing, ...] = ()
+    verdict: Verdict | None = None
+    reasons: tuple[Reason, ...] = ()
+
+
+@dataclass(frozen=True)
+class Report:
+    """``reasons`` are those that concern no cluster; ``seconds`` are per stage of ``optimize``."""
+
+    clusters: tuple[ClusterReport, ...] = ()
+    reasons: tuple[Reason, ...] = ()
+    outside: Mapping[str, int] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+    cpu: str = ""
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+    def all_reasons(self) -> tuple[Reason, ...]:
+        """Those of the model and those of every cluster."""
+        return (*self.reasons, *(r for c in self.clusters for r in c.reasons))
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), allow_nan=False)
+
+    @staticmethod
+    def from_json(text: str) -> "Report":
+        """The inverse of ``to_json``; ``ValueError`` on anything else."""
+        try:
+            data = json.loads(text)
+            clusters = tuple(_cluster(one) for one in data.pop("clusters"))
+            return Report(clusters, _reasons(data.pop("reasons")), **data)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"not a report of blade: {error!r}") from error
+
+    def __str__(self) -> str:
+        return _render(self)
+
+
+def report(optimized: torch.nn.Module) -> Report:
+    """The report of a module that ``blade.optimize`` returned, also after ``torch.jit.save`` and ``load``.
+
+    Raises ``InputError`` for any other object.
+    """
+    text = getattr(optimized, ATTRIBUTE, None)
+    if not isinstance(optimized, torch.jit.ScriptModule) or not isinstance(text, str):
+        raise InputError(
+            f"optimized: a module returned by blade.optimize (or loaded from its file) is expected, "
+            f"but this {type(optimized).__name__} carries no report"
+        )
+    return Report.from_json(text)
+
+
+def stats(optimized: torch.nn.Module) -> dict[str, dict[str, int]]:
+    """Run-time counters per engine: calls, engine runs, and fallbacks by ``Code``.
+
+    Raises ``InputError`` for anything but an optimized module.
+    """
+    report(optimized)
+    return {
+        name: dict(module.engine.stats())
+        for name, module in optimized.named_modules()
+        if isinstance(getattr(module, "engine", None), torch.ScriptObject)
+    }
+
+
+def cpu_name() -> str:
+    """Model name and number of logical CPUs, "" where the system does not tell."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return f"{names[0]} x{len(names)}" if names else platform.processor()
+
+
+def _cluster(data: dict[str, Any]) -> ClusterReport:
+    timings = tuple(
+        Timing(tuple(tuple(shape) for shape in one.pop("shapes")), **one)
+        for one in data.pop("timings")
+    )
+    verdict = data.pop("verdict")
+    reasons = _reasons(data.pop("reasons"))
+    return ClusterReport(
+        **data, timings=timings, verdict=verdict and Verdict(**verdict), reasons=reasons
+    )
+
+
+def _reasons(data: list[dict[str, Any]]) -> tuple[Reason, ...]:
+    return tuple(
+        Reason(**{**one, "stage": Stage(one["stage"]), "code": Code(one["code"])}) for one in data
+    )
+
+
+def _render(report: Report) -> str:
+    out = Console(file=io.StringIO(), width=118, force_terminal=False, color_system=None)
+    by_engine = sum(c.backend != ORIGINAL for c in report.clusters)
+    inside = sum(sum(c.ops.values()) for c in report.clusters if c.backend != ORIGINAL)
+    total = sum(report.outside.values()) + sum(sum(c.ops.values()) for c in report.clusters)
+    out.print(
+        f"{by_engine} of {len(report.clusters)} clusters run in engines: {inside} of {total} ops"
+    )
+    if report.clusters:
+        out.print(_cluster_table(report.clusters))
+    if reasons := report.all_reasons():
+        out.print(_reason_table(reasons))
+    out.print(_footer(report), highlight=False)
+    assert isinstance(out.file, io.StringIO)
+    return "\n".join(line.rstrip() for line in out.file.getvalue().splitlines())
+
+
+def _cluster_table(clusters: Iterable[ClusterReport]) -> Table:
+    table = Table(title="Clusters", title_justify="left")
+    for name in ("cluster", "ops", "backend", "sample shapes"):
+        table.add_column(name)
+    for name in ("original ms", "blade ms", "speed-up", "max error", "vs fp64 (orig.)"):
+        table.add_column(name, justify="right")
+    for c in clusters:
+        first = (c.name, _counts(c.ops), c.backend)
+        rows = [_timing_cells(t) for t in c.timings] or [("not measured", "", "", "")]
+        for i, cells in enumerate(rows):
+            lead = first if i == 0 else ("", "", "")
+            table.add_row(*lead, *cells, *(_error_cells(c.verdict) if i == 0 else ("", "")))
+    return table
+
+
+def _timing_cells(t: Timing) -> tuple[str, str, str, str]:
+    shapes = " ".join("x".join(map(str, shape)) or "()" for shape in t.shapes)
+    return shapes, f"{t.original_ms:.3f}", f"{t.engine_ms:.3f}", f"{t.speedup:.2f}x"
+
+
+def _error_cells(verdict: Verdict | None) -> tuple[str, str]:
+    if verdict is None:
+        return "", ""
+    if verdict.error_fp64 is None:
+        return f"{verdict.error:.1e}", "no fp64 run"
+    return f"{verdict.error:.1e}", f"{verdict.error_fp64:.1e} ({verdict.original_error_fp64:.1e})"
+
+
+def _counts(ops: Mapping[str, int], most: int = 6) -> str:
+    ordered = Counter(ops).most_common()
+    text = ", ".join(f"{n} {kind.removeprefix('aten::')}" for kind, n in ordered[:most])
+    rest = sum(n for _, n in ordered[most:])
+    return f"{sum(ops.values())}: {text}" + (f", {rest} others" if rest else "")
+
+
+def _reason_table(reasons: Iterable[Reason]) -> Table:
+    """Equal decisions are one row with a count."""
+    table = Table(title="Why not otherwise", title_justify="left")
+    for name in ("stage", "code", "backend", "subject"):
+        table.add_column(name)
+    table.add_column("n", justify="right")
+    table.add_column("detail", ratio=1)
+    rows = Counter(
+        (r.stage.value, r.code.value, r.backend or "", r.subject, r.detail) for r in reasons
+    )
+    for (stage, code, backend, subject, detail), n in rows.items():
+        table.add_row(stage, code, backend, subject, str(n), detail)
+    return table
+
+
+def _footer(shown: Report) -> str:
+    built = ", ".join(f"{name} {version}" for name, version in shown.versions.items())
+    took = ", ".join(f"{stage} {seconds:.2f}" for stage, seconds in shown.seconds.items())
+    return f"built with {built} on {shown.cpu or 'an unknown CPU'}\nseconds: {took}"
