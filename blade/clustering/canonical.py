@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An order of the nodes that depends on the graph and not on how it is numbered.
+
+Each node gets a colour, a 64-bit hash of the labelled graph as seen from it: all its ancestors, then all its
+descendants with those colours, then all ancestors once more (colour refinement, Weisfeiler and Leman
+1968, made linear by following the DAG). Numbering breaks ties only, that is between nodes no sweep
+tells apart; such nodes are almost always images of each other under a symmetry of the graph.
+"""
+
+from collections.abc import Sequence
+
+from blade.clustering.problem import Problem
+from blade.clustering.topological_order import sort_topologically
+
+# Hashes of ints, floats and tuples of them are the same in every process; those of strings are not.
+_Arc = tuple[int, int]  # (weight, neighbour); an effect edge weighs -1
+
+
+def rank_nodes(problem: Problem, masks: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Depth (longest path from a source) and canonical rank of each node.
+
+    Ranks are ``0 .. n-1``, ascending with the depth. Raises ``ValueError`` on a cycle.
+    """
+    size = len(masks)
+    order = sort_topologically(size, problem.arcs())
+    ins: list[list[_Arc]] = [[] for _ in range(size)]
+    outs: list[list[_Arc]] = [[] for _ in range(size)]
+    for p, c, weight in problem.edges:
+        ins[c].append((weight, p))
+        outs[p].append((weight, c))
+    for p, c in problem.effects:
+        ins[c].append((-1, p))
+        outs[p].append((-1, c))
+    benefit = problem.benefit or [1.0] * size
+    colour = [hash((mask, gain)) for mask, gain in zip(masks, benefit, strict=True)]
+    colour = _sweep(order, ins, colour)
+    colour = _sweep(order[::-1], outs, colour)
+    colour = _sweep(order, ins, colour)
+    depth = [0] * size
+    for v in order:
+        depth[v] = max((depth[p] + 1 for _, p in ins[v]), default=0)
+    ranks = [0] * size
+    for rank, v in enumerate(sorted(range(size), key=lambda v: (depth[v], colour[v], v))):
+        ranks[v] = rank
+    return depth, ranks
+
+
+def _sweep(order: list[int], arcs: list[list[_Arc]], colour: list[int]) -> list[int]:
+    """New colours: a node's own and, through ``arcs``, the new ones of its neighbours."""
+    new = [0] * len(order)
+    for v in order:
+        near = sorted([(weight, new[u]) for weight, u in arcs[v]])
+        new[v] = hash((colour[v], *near))
+    return new
