@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Freezing, inlining, and the clean-up passes that keep every semantic of the graph."""
+
+import warnings
+from collections.abc import Callable, Sequence
+
+import torch
+from torch.jit._freeze import run_frozen_optimizations
+
+from blade.errors import InputError
+
+
+def freeze(
+    module: torch.jit.ScriptModule, preserved: Sequence[str], constants: bool
+) -> torch.jit.ScriptModule:
+    """A copy of ``module`` with its calls inlined; with ``constants``, parameters are constants.
+
+    Attributes that forward or a preserved method writes stay attributes, with storage of their own.
+    Raises ``InputError`` if ``preserved`` names something that does not exist.
+    """
+    for name in preserved:
+        if not hasattr(module, name.split(".")[0]):
+            raise InputError(
+                f"preserved_attributes: {name!r} is no attribute or method of the captured model. "
+                "(A method is kept only if the model is scripted and the method is exported.)"
+            )
+    # torch.jit.freeze itself refuses a module that is frozen already.
+    frozen = torch.jit._recursive.wrap_cpp_module(
+        torch._C._freeze_module(module._c, list(preserved), True, not constants)
+    )
+    if constants:
+        methods = [name for name in preserved if frozen._c._has_method(name)]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            run_frozen_optimizations(frozen, True, methods)
+    _own_buffers(frozen)
+    return frozen
+
+
+def clean(module: torch.jit.ScriptModule, passes: Sequence[Callable[[torch.Graph], None]]) -> None:
+    """Inline ``module``'s forward, run the user's ``passes`` on it, then clean it, all in place."""
+    graph = module.graph
+    torch._C._jit_pass_inline(graph)
+    for user_pass in passes:
+        user_pass(graph)
+        torch._C._jit_pass_lint(graph)
+    # The tracer notes the sample's sizes on every value; no later pass may believe them.
+    torch._C._jit_erase_non_input_shape_information(graph)
+    torch._C._jit_pass_remove_dropout(module._c)
+    torch._C._jit_pass_constant_propagation(graph)
+    torch._C._jit_pass_peephole(graph, True)
+    torch._C._jit_pass_cse(graph)
+    torch._C._jit_pass_dce(graph)
+    torch._C._jit_pass_lint(graph)
+
+
+def _own_buffers(frozen: torch.jit.ScriptModule) -> None:
+    """Give ``frozen`` copies of the buffers it kept: it writes them, and others may hold them too."""
+    for path, buffer in list(frozen.named_buffers()):
+        parent, _, name = path.rpartition(".")
+        owner = frozen.get_submodule(parent) if parent else frozen
+        setattr(owner, name, buffer.detach().clone())

@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The user's samples as positional tuples, and the way back to the call the model expects.
+
+    call, samples = normalize(signature, {"input_ids": ids, "attention_mask": mask}, bake=True)
+    args, kwargs = call.bind(samples[0])        # model(*args, **kwargs)
+
+A list is a list of samples; a tuple is one sample's positional arguments, a mapping its keyword
+arguments, a tensor the only argument. The order of a positional tuple is the forward signature's.
+"""
+
+import inspect
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from blade.errors import InputError
+
+Sample = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One argument of the call: an entry of each sample, or (``baked``) always ``value``."""
+
+    name: str
+    positional: bool
+    baked: bool = False
+    value: Any = None
+
+
+@dataclass(frozen=True)
+class Call:
+    """How a positional sample becomes the arguments of the model's ``forward``."""
+
+    slots: tuple[Slot, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The name of each entry of a sample."""
+        return tuple(slot.name for slot in self.slots if not slot.baked)
+
+    @property
+    def baked(self) -> dict[str, Any]:
+        """The arguments that are no entry of a sample, by name."""
+        return {slot.name: slot.value for slot in self.slots if slot.baked}
+
+    def bind(self, sample: Sample) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The positional and the keyword arguments for ``forward``."""
+        entries = iter(sample)
+        args: list[Any] = []
+        kwargs: dict[str, Any] = {}
+        for slot in self.slots:
+            value = slot.value if slot.baked else next(entries)
+            if slot.positional:
+                args.append(value)
+            else:
+                kwargs[slot.name] = value
+        return tuple(args), kwargs
+
+
+def normalize(
+    signature: inspect.Signature, inputs: Any, bake: bool
+) -> tuple[Call, tuple[Sample, ...]]:
+    """``inputs`` as samples in the order of ``signature``.
+
+    With ``bake``, arguments without a tensor become constants of the call (they must be equal in
+    all samples) and arguments not given are left out; without it every parameter is an entry, with
+    its default where it was not given. Raises ``InputError``.
+    """
+    rows = [
+        _flat_arguments(signature, one, index, not bake)
+        for index, one in enumerate(_as_list(inputs))
+    ]
+    _check_alike(rows, same_constants=bake)
+    slots = tuple(
+        Slot(name, positional, True, value)
+        if bake and not has_tensor(value)
+        else Slot(name, positional)
+        for name, positional, value in rows[0]
+    )
+    samples = tuple(
+        tuple(value for (_, _, value), slot in zip(row, slots) if not slot.baked) for row in rows
+    )
+    if not any(has_tensor(sample) for sample in samples):
+        raise InputError(
+            "inputs: no tensor among the arguments; a sample needs at least one tensor."
+        )
+    return Call(slots), samples
+
+
+def has_tensor(value: Any) -> bool:
+    """Whether a tensor is anywhere in ``value``."""
+    return any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(value))
+
+
+def describe(names: Iterable[str], sample: Sample) -> str:
+    """``input_ids: int64[2, 16], mask: None`` for messages."""
+    return ", ".join(f"{name}: {_describe(value)}" for name, value in zip(names, sample))
+
+
+def _describe(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        dtype = str(value.dtype).removeprefix("torch.")
+        where = "" if value.device.type == "cpu" else f" on {value.device}"
+        return f"{dtype}{list(value.shape)}{where}"
+    if isinstance(value, (tuple, list)):
+        return f"({', '.join(map(_describe, value))})"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {_describe(item)}" for key, item in value.items()) + "}"
+    return (
+        repr(value) if isinstance(value, (type(None), bool, int, float, str)) else str(type(value))
+    )
+
+
+def _as_list(inputs: Any) -> list[Any]:
+    samples = inputs if isinstance(inputs, list) else [inputs]
+    if not samples:
+        raise InputError("inputs: an empty list; give at least one sample.")
+    for index, one in enumerate(samples):
+        if not isinstance(one, (torch.Tensor, tuple, Mapping)):
+            raise InputError(
+                f"inputs: sample {index} is a {type(one).__name__}; a sample is a tensor, a tuple of "
+                "positional arguments or a mapping of keyword arguments (a list is a list of samples)."
+            )
+    return samples
+
+
+def _flat_arguments(
+    signature: inspect.Signature, sample: Any, index: int, defaults: bool
+) -> list[tuple[str, bool, Any]]:
+    """(name, passed by position, value) of every argument, ``*args`` and ``**kwargs`` spread out."""
+    try:
+        if isinstance(sample, Mapping):
+            bound = signature.bind(**sample)
+        else:
+            bound = signature.bind(*((sample,) if isinstance(sample, torch.Tensor) else sample))
+    except TypeError as error:
+        raise InputError(
+            f"inputs: sample {index} does not fit forward{signature}: {error}. "
+            "(A tuple is one sample's positional arguments, a list is a list of samples.)"
+        ) from error
+    if defaults:
+        bound.apply_defaults()
+    kinds = {name: signature.parameters[name].kind for name in bound.arguments}
+    spread = any(kind is inspect.Parameter.VAR_POSITIONAL for kind in kinds.values())
+    flat: list[tuple[str, bool, Any]] = []
+    for name, value in bound.arguments.items():
+        if kinds[name] is inspect.Parameter.VAR_POSITIONAL:
+            flat += [(f"{name}_{i}", True, item) for i, item in enumerate(value)]
+        elif kinds[name] is inspect.Parameter.VAR_KEYWORD:
+            flat += [(key, False, item) for key, item in value.items()]
+        else:
+            only = kinds[name] is inspect.Parameter.POSITIONAL_ONLY
+            by_place = only or (spread and kinds[name] is inspect.Parameter.POSITIONAL_OR_KEYWORD)
+            flat.append((name, by_place, value))
+    return flat
+
+
+def _check_alike(rows: list[list[tuple[str, bool, Any]]], same_constants: bool) -> None:
+    """Raises unless all samples have the same arguments, structure, dtypes, ranks and devices."""
+    first = rows[0]
+    for index, row in enumerate(rows[1:], start=1):
+        names, others = [name for name, _, _ in first], [name for name, _, _ in row]
+        if names != others:
+            raise InputError(
+                f"inputs: sample {index} gives the arguments {others}, sample 0 gives {names}; "
+                "all samples must give the same ones."
+            )
+        for (name, _, a), (_, _, b) in zip(first, row):
+            if (kind := _difference(a, b, same_constants)) is not None:
+                raise InputError(
+                    f"inputs: argument {name!r} differs in {kind} between sample 0 ({_describe(a)}) and "
+                    f"sample {index} ({_describe(b)}); only the sizes of tensors may differ."
+                )
+
+
+def _difference(a: Any, b: Any, same_constants: bool) -> str | None:
+    leaves_a, spec_a = pytree.tree_flatten(a)
+    leaves_b, spec_b = pytree.tree_flatten(b)
+    if spec_a != spec_b:
+        return "structure"
+    for x, y in zip(leaves_a, leaves_b):
+        if isinstance(x, torch.Tensor) != isinstance(y, torch.Tensor):
+            return "type"
+        if isinstance(x, torch.Tensor):
+            for what, u, v in (
+                ("dtype", x.dtype, y.dtype),
+                ("rank", x.dim(), y.dim()),
+                ("device", x.device, y.device),
+            ):
+                if u != v:
+                    return what
+        elif same_constants and (type(x) is not type(y) or x != y):
+            return "value"
+    return None

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The model as the user gave it: checked, unwrapped, and copied so that nothing done to it is seen."""
+
+import copy
+import inspect
+from typing import Any
+
+import torch
+from torch import nn
+
+from blade.errors import InputError
+
+
+def private_copy(model: Any) -> nn.Module:
+    """A deep copy of ``model`` without data-parallel or ``torch.compile`` shells.
+
+    Raises ``InputError`` if ``model`` is no module, is in training mode, has parameters on several
+    devices or on ``meta``, or cannot be copied.
+    """
+    if not isinstance(model, nn.Module):
+        raise InputError(
+            f"model: expected a torch.nn.Module or ScriptModule, got {type(model).__name__}"
+            + (
+                "; give an instance of the class, not the class."
+                if isinstance(model, type)
+                else "."
+            )
+        )
+    model = _unwrap(model)
+    _check_training(model)
+    device_of(model)
+    try:
+        return copy.deepcopy(model, _non_leaf_copies(model))
+    except (AttributeError, RuntimeError, TypeError, ValueError, NotImplementedError) as error:
+        raise InputError(
+            f"model: {type(model).__name__} cannot be deep-copied ({error}); optimize works on a copy."
+        ) from error
+
+
+def signature_of(model: nn.Module) -> inspect.Signature:
+    """The signature of ``model.forward``; of a ScriptModule, its schema's."""
+    if not isinstance(model, torch.jit.ScriptModule):
+        return inspect.signature(model.forward)
+    if not model._c._has_method("forward"):
+        raise InputError("model: this ScriptModule has no forward method to optimize.")
+    parameters = [
+        inspect.Parameter(
+            argument.name,
+            inspect.Parameter.POSITIONAL_OR_KEYWORD,
+            default=argument.default_value
+            if argument.has_default_value()
+            else inspect.Parameter.empty,
+        )
+        for argument in model._c._get_method("forward").schema.arguments[1:]
+    ]
+    return inspect.Signature(parameters)
+
+
+def device_of(model: nn.Module) -> torch.device | None:
+    """The one device of all parameters and buffers, ``None`` if there are none; raises ``InputError``."""
+    at: dict[torch.device, str] = {}
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        at.setdefault(tensor.device, name)
+    meta = [name for device, name in at.items() if device.type == "meta"]
+    if meta:
+        raise InputError(
+            f"model: {meta[0]!r} is on the meta device and has no values; load the weights first, "
+            'for example with model.to_empty(device="cpu") and load_state_dict.'
+        )
+    if len(at) > 1:
+        places = ", ".join(f"{name!r} on {device}" for device, name in at.items())
+        raise InputError(
+            f"model: parameters and buffers are on several devices ({places}); "
+            "move the whole model to one with model.to(device)."
+        )
+    return next(iter(at), None)
+
+
+def _unwrap(model: nn.Module) -> nn.Module:
+    while True:
+        if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+            model = model.module
+        elif isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):
+            model = inner
+        else:
+            return model
+
+
+def _check_training(model: nn.Module) -> None:
+    # A frozen ScriptModule has no such attribute any more: it was in eval mode.
+    names = [
+        name or type(model).__name__
+        for name, module in model.named_modules()
+        if getattr(module, "training", False)
+    ]
+    if names:
+        shown = ", ".join(repr(name) for name in names[:3]) + (", ..." if len(names) > 3 else "")
+        raise InputError(
+            f"model: {len(names)} module(s) are in training mode ({shown}); call model.eval() first. "
+            "Only inference is optimized here."
+        )
+
+
+def _non_leaf_copies(model: nn.Module) -> dict[int, Any]:
+    """A deepcopy memo for the tensors deepcopy refuses: results kept as plain attributes.
+
+    The old ``weight_norm`` keeps ``module.weight`` like this and recomputes it in each call.
+    """
+    if isinstance(model, torch.jit.ScriptModule):
+        return {}
+    return {
+        id(value): value.detach().clone()
+        for module in model.modules()
+        for value in vars(module).values()
+        if isinstance(value, torch.Tensor) and not value.is_leaf
+    }

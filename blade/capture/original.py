@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Running a module as if it were the first time: on copies of the inputs, from one random seed, and
+with its state put back afterwards.
+
+    original = Original(private_copy, call, flatten=True)
+    original(*sample)          # the reference: tensors in the order of the captured graph
+"""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from blade.capture.inputs import Call, Sample
+from blade.capture.outputs import tensors_of
+
+# What a model may raise at inputs it does not like (torch.jit.Error is a RuntimeError).
+MODEL_ERRORS = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    BufferError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+
+
+class State:
+    """The buffers and attributes of ``modules`` as they are now, to be put back after a run."""
+
+    def __init__(self, *modules: nn.Module) -> None:
+        self._dicts = [
+            (live, dict(live))
+            for module in modules
+            for part in module.modules()
+            if not isinstance(part, torch.jit.ScriptModule)
+            for live in (part._buffers, vars(part))
+        ]
+        unique = {id(tensor): tensor for module in modules for tensor in module.buffers()}
+        self._tensors = [(t, t.detach().clone()) for t in unique.values()]
+        self._versions = [t._version for t, _ in self._tensors]
+
+    def restore(self) -> bool:
+        """Put everything back; whether anything had changed."""
+        changed = False
+        for live, saved in self._dicts:
+            if live.keys() != saved.keys() or any(live[key] is not saved[key] for key in saved):
+                changed = True
+                live.clear()
+                live.update(saved)
+        for index, (tensor, saved_tensor) in enumerate(self._tensors):
+            if tensor._version != self._versions[index]:
+                changed = True
+                with torch.no_grad():
+                    tensor.copy_(saved_tensor)
+                self._versions[index] = tensor._version
+        return changed
+
+
+class Original:
+    """The user's own code on the private copy: positional tensors in, the reference tensors out.
+
+    Runs without gradients and from the module's state at capture, which is put back after each call:
+    every call answers as a first call would. Inputs are not changed.
+    """
+
+    def __init__(self, model: nn.Module, call: Call, flatten: bool) -> None:
+        self._model, self._call, self._flatten = model, call, flatten
+        self._state = State(model)
+        self.is_stateful = False
+
+    def __call__(self, *sample: Any) -> Any:
+        return self.run(sample, times=1)[0]
+
+    def run(self, sample: Sample, times: int) -> list[Any]:
+        """The outputs of ``times`` calls in a row from the state at capture."""
+        try:
+            return [self._run_once(sample) for _ in range(times)]
+        finally:
+            self.is_stateful |= self._state.restore()
+
+    def raw(self, sample: Sample) -> Any:
+        """The output as the user's model returns it."""
+        args, kwargs = self._call.bind(copy_of(sample))
+        try:
+            with torch.no_grad():
+                return self._model(*args, **kwargs)
+        finally:
+            self.is_stateful |= self._state.restore()
+
+    def _run_once(self, sample: Sample) -> Any:
+        args, kwargs = self._call.bind(copy_of(sample))
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            output = self._model(*args, **kwargs)
+        # Copies: an output may be a buffer that the next call changes.
+        return copy_of(tensors_of(output) if self._flatten else output)
+
+
+def copy_of(value: Any) -> Any:
+    """``value`` with every tensor in it cloned (strides kept), so that in-place ops stay private."""
+    return pytree.tree_map(
+        lambda leaf: leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf, value
+    )
+
+
+def seeded(function: Callable[[], Any]) -> Any:
+    """``function()`` from a fixed random seed; the generators' states are put back."""
+    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(0)
+        return function()

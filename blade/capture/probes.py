@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Samples of other sizes, derived from the user's and seen to run on the user's model.
+
+The dimensions of all inputs are grouped into classes that change together: dimensions of equal size in
+every sample are presumed to be the same symbol, unless the model runs when they change apart. Each
+class is varied alone, then all at once. Content is the user's own, repeated or cut along the axis,
+so that indices stay in range and masks stay masks.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.utils import _pytree as pytree
+
+from blade.capture.inputs import Sample
+
+Axis = tuple[int, int]  # (index of the tensor among the leaves of a sample, dimension)
+Sizes = Mapping[Axis, int]
+
+_TRIES = 4  # sizes tried before a class counts as fixed by the model
+
+
+@dataclass(frozen=True)
+class Varied:
+    """Dimensions that change together, and the size at which the model was seen to run."""
+
+    axes: frozenset[Axis]
+    size: int
+
+
+def axes_of(sample: Sample) -> dict[Axis, int]:
+    """The size of every dimension of every tensor in ``sample``."""
+    leaves = enumerate(pytree.tree_leaves(sample))
+    return {
+        (index, axis): size
+        for index, leaf in leaves
+        if isinstance(leaf, torch.Tensor)
+        for axis, size in enumerate(leaf.shape)
+    }
+
+
+def resized(sample: Sample, sizes: Sizes) -> Sample:
+    """``sample`` with the given dimensions repeated or cut to other sizes."""
+    leaves, spec = pytree.tree_flatten(sample)
+    for (index, axis), size in sizes.items():
+        leaf = leaves[index]
+        where = torch.arange(size, device=leaf.device) % leaf.shape[axis]
+        leaves[index] = leaf.index_select(axis, where)
+    result = pytree.tree_unflatten(leaves, spec)
+    assert isinstance(result, tuple), result
+    return result
+
+
+def find_varied(
+    samples: Sequence[Sample],
+    ranges: Mapping[Axis, tuple[int, int]],
+    accepts: Callable[[Sample], bool],
+) -> list[Varied]:
+    """The classes of dimensions that ``accepts`` (the model ran) lets vary.
+
+    ``ranges`` bounds sizes, both ends included; a dimension with one size only stays.
+    """
+    base = samples[0]
+    sizes = axes_of(base)
+    used = {size for size in sizes.values() if size > 1}
+    found: list[Varied] = []
+
+    def vary(axes: frozenset[Axis]) -> Varied | None:
+        for size in _other_sizes(axes, sizes, ranges, used):
+            if accepts(resized(base, dict.fromkeys(axes, size))):
+                used.add(size)
+                return Varied(axes, size)
+        return None
+
+    for together in _classes(samples, ranges):
+        whole = vary(together)
+        parts = _by_position(together)
+        apart = [one for part in parts if (one := vary(part))] if len(parts) > 1 else []
+        if apart and (whole is None or len(apart) == len(parts)):
+            found += apart
+        elif whole is not None:
+            found.append(whole)
+    return found
+
+
+def _classes(
+    samples: Sequence[Sample], ranges: Mapping[Axis, tuple[int, int]]
+) -> list[frozenset[Axis]]:
+    every = [axes_of(sample) for sample in samples]
+    groups: dict[tuple[int, ...], list[Axis]] = {}
+    for axis in every[0]:
+        low, high = ranges.get(axis, (0, 1 << 62))
+        if low < high and every[0][axis] > 0:
+            groups.setdefault(tuple(sizes[axis] for sizes in every), []).append(axis)
+    return [frozenset(group) for group in groups.values()]
+
+
+def _by_position(axes: frozenset[Axis]) -> list[frozenset[Axis]]:
+    positions = sorted({axis for _, axis in axes})
+    return [frozenset(one for one in axes if one[1] == position) for position in positions]
+
+
+def _other_sizes(
+    axes: frozenset[Axis],
+    sizes: Sizes,
+    ranges: Mapping[Axis, tuple[int, int]],
+    used: set[int],
+) -> list[int]:
+    """Up to ``_TRIES`` sizes >= 2 that no other dimension has, nearest first."""
+    size = sizes[min(axes)]
+    bounds = [ranges[axis] for axis in axes if axis in ranges]
+    low = max([2, *(low for low, _ in bounds)])
+    high = min([1 << 62, *(high for _, high in bounds)])
+    wanted = [size + 3, size - 3, size // 2, 2 * size, size + 5, size + 7, size - 5, high, low]
+    fresh = [n for n in wanted if low <= n <= high and n != size and n not in used]
+    return list(dict.fromkeys(fresh))[:_TRIES]
