@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernel -> MLIR text of one function ``void NAME(void** ptrs, const int64_t* ints, int64_t begin, int64_t end)``.
+
+for each unit in [begin, end):           a row (or, where everything is contiguous, an element)
+  for each pass over the row:            see passes.py
+    main loop, unrolled vectors          see walk.py
+    rest: whole vectors, then a masked one
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from blade.backends.disc.cpu import memory
+from blade.backends.disc.cpu.code import Code, Value
+from blade.backends.disc.cpu.passes import cost, plan
+from blade.backends.disc.cpu.space import Sizes, coalesce
+from blade.backends.disc.cpu.target import Target
+from blade.backends.disc.cpu.row import Row
+from blade.backends.disc.cpu.walk import walk
+from blade.backends.disc.kernel import Dim, Kernel, Reduce
+from blade.errors import Refused
+from blade.reason import Code as Because
+
+
+@dataclass(frozen=True)
+class Emitted:
+    """A kernel's text and what its caller must know. ``scratch``: bytes per thread, 0 if none is needed.
+
+    ``extent``: number of units ``begin``/``end`` run over. ``cost``: work per unit, in plain elements.
+    """
+
+    text: str
+    scratch: Dim
+    extent: Dim
+    cost: Dim
+
+
+def emit(kernel: Kernel, name: str, target: Target) -> Emitted:
+    """Raises ``Refused`` (unsupported_dtype) for what the CPU emitter cannot generate."""
+    _check(kernel, target)
+    sizes = Sizes(kernel.sizes())
+    kernel = coalesce(kernel)
+    steps = plan(kernel)
+    row = Row(kernel, steps, sizes, target.lanes)
+    code = row.code
+    row.enter()
+    flat = not kernel.outer and not any(isinstance(s, Reduce) for s in kernel.body)
+    if flat:
+        _emit_row(row, [], Value("%begin", "i64", 1), Value("%end", "i64", 1))
+    else:
+        _emit_rows(row)
+    extent: Dim = 1
+    for dim in (kernel.inner,) if flat else kernel.outer:
+        extent = extent * dim
+    weight = max(1, round(sum(map(cost, kernel.body)) / 8))
+    return Emitted(
+        _text(code, name), row.scratch_bytes(), extent, weight * (1 if flat else kernel.inner)
+    )
+
+
+def _check(kernel: Kernel, target: Target) -> None:
+    for arg in kernel.args:
+        name = str(arg.dtype).removeprefix("torch.")
+        if arg.dtype not in memory.MEMORY:
+            raise Refused(Because.UNSUPPORTED_DTYPE, f"The CPU emitter has no {name} buffers.")
+        if arg.dtype == torch.float16 and not target.has_half:
+            raise Refused(Because.UNSUPPORTED_DTYPE, "float16 needs a CPU with F16C.")
+
+
+def _text(code: Code, name: str) -> str:
+    constants = [f"    {c} = arith.constant {text}" for text, c in code.constants.items()]
+    signature = "%ptrs: !llvm.ptr, %ints: !llvm.ptr, %begin: i64, %end: i64"
+    head = f"llvm.func @{name}({signature}) {{"
+    return (
+        "\n".join([*code.externals.values(), head, *constants, *code.lines, "    llvm.return", "}"])
+        + "\n"
+    )
+
+
+def _emit_rows(row: Row) -> None:
+    """Loop over units; the outer index is split into its dimensions once and then counted up."""
+    code, dims = row.code, row.kernel.outer
+    one, zero = code.constant(1, "i64"), code.constant(0, "i64")
+    bounds = [row.sizes.value(code, d) for d in dims]
+    start = _split(code, Value("%begin", "i64", 1), bounds)
+    head, names = "scf.for %unit = %begin to %end step " + one.name, []
+    if len(dims) > 1:
+        names = [f"%i{k}" for k in range(len(dims))]
+        pairs = ", ".join(f"{n} = {s.name}" for n, s in zip(names, start))
+        head = f"{code.fresh()}:{len(dims)} = {head} iter_args({pairs}) -> ({', '.join(['i64'] * len(dims))})"
+    code.open(head + " : i64")
+    index = [Value(n, "i64", 1) for n in names] or [Value("%unit", "i64", 1)] * len(dims)
+    _emit_row(row, index, zero, row.sizes.value(code, row.kernel.inner))
+    if names:
+        following = [n.name for n in _count_up(code, index, bounds)]
+        code.line(f"scf.yield {', '.join(following)} : {', '.join(['i64'] * len(dims))}")
+    code.close()
+
+
+def _split(code: Code, unit: Value, bounds: list[Value]) -> list[Value]:
+    if len(bounds) < 2:
+        return [unit] * len(bounds)
+    index = []
+    for bound in reversed(bounds[1:]):
+        index.append(code.apply("arith.remui", unit, bound))
+        unit = code.apply("arith.divui", unit, bound)
+    return [unit, *reversed(index)]
+
+
+def _count_up(code: Code, index: list[Value], bounds: list[Value]) -> list[Value]:
+    one, zero = code.constant(1, "i64"), code.constant(0, "i64")
+    carry, result = one, []
+    for i, bound in zip(reversed(index[1:]), reversed(bounds[1:])):
+        i = code.add(i, carry)
+        wrapped = code.compare("eq", i, bound)
+        result.append(code.select(wrapped, zero, i))
+        carry = code.select(wrapped, one, zero)
+    return [code.add(index[0], carry), *reversed(result)]
+
+
+def _emit_row(row: Row, index: list[Value], low: Value, high: Value) -> None:
+    row.start(index, low, high)
+    for step in row.plan.passes:
+        row.compute_uniforms(step.uniforms)
+        walk(row, step)
+    row.compute_uniforms(row.plan.finals)
+    row.store_uniforms(row.plan.row_stores)

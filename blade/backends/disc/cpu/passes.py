@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""In how many passes over the row a kernel runs, and what each pass computes, keeps and reads back.
+
+A value is *uniform* if it is the same along the row (constants, sizes, loads with inner stride 0, reductions and what
+is computed from those): it is computed once per row, as a scalar. Any other value is a *point* value. A value's *stage* is the
+number of reductions that must end before it can be known. Pass p computes point values up to stage p that
+its reductions and stores need; values of earlier passes are computed again where that is cheap (a load, an addition),
+else they were kept in a scratch row. Point stores all happen in the last pass, because an output may share
+its memory with an input that earlier passes read again.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from blade.backends.disc.kernel import (
+    Compute,
+    Const,
+    Index,
+    Kernel,
+    Load,
+    Reduce,
+    Size,
+    Stmt,
+    Store,
+)
+
+# Rough cost of one vector, in loads from L1.
+_HEAVY = {
+    **dict.fromkeys(
+        "exp exp2 expm1 log log2 log1p tanh erf erfc sigmoid sin cos tan sinh cosh".split(), 12.0
+    ),
+    **dict.fromkeys("asin acos atan atan2 pow remainder fmod div_floor div_trunc".split(), 20.0),
+    **dict.fromkeys("div sqrt rsqrt reciprocal".split(), 4.0),
+}
+_KEEP_FROM = 2.5  # a value that costs more is written to scratch rather than computed again
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One walk over the row. All entries are statement numbers in evaluation order."""
+
+    uniforms: tuple[int, ...]  # once, before the walk
+    points: tuple[int, ...]
+    reload: tuple[int, ...]  # point values read from scratch
+    keep: tuple[int, ...]  # point values also written to scratch
+    reductions: tuple[int, ...]
+    stores: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    passes: tuple[Pass, ...]
+    finals: tuple[int, ...]  # uniforms after the last pass
+    row_stores: tuple[int, ...]
+    uniform: frozenset[int]
+
+
+def operands(stmt: Stmt) -> tuple[int, ...]:
+    """The statements whose values ``stmt`` reads."""
+    if isinstance(stmt, Compute):
+        return stmt.args
+    if isinstance(stmt, Reduce):
+        return (stmt.arg,)
+    return (stmt.value,) if isinstance(stmt, Store) else ()
+
+
+def cost(stmt: Stmt) -> float:
+    """Of one vector of this statement, in loads."""
+    if isinstance(stmt, Load):
+        return 1.0 if stmt.access.strides[-1] in (0, 1) else 8.0
+    if isinstance(stmt, Compute):
+        return _HEAVY.get(stmt.op, 0.5)
+    return 0.0
+
+
+def plan(kernel: Kernel) -> Plan:
+    """Split the body; statements that no store needs are dropped."""
+    return _Planner(kernel).plan()
+
+
+class _Planner:
+    def __init__(self, kernel: Kernel) -> None:
+        self.body = kernel.body
+        self.live = self._live()
+        self.uniform: set[int] = set()
+        self.stage: dict[int, int] = {}
+        for i, stmt in enumerate(self.body):
+            args = operands(stmt)
+            after = max((self.stage[a] for a in args), default=0)
+            self.stage[i] = after + 1 if isinstance(stmt, Reduce) else after
+            if self._is_uniform(stmt, len(kernel.outer)):
+                self.uniform.add(i)
+        # With one element a row, an access of inner stride 0 is as good as one of stride 1.
+        one = kernel.inner == 1
+        self.row_stores = tuple(
+            i
+            for i, s in enumerate(self.body)
+            if isinstance(s, Store)
+            and s.access.strides[-1] == 0
+            and not (one and s.value not in self.uniform)
+        )
+        self.kept: dict[int, int] = {}  # value -> the pass that writes it to scratch
+        self.first: dict[int, int] = {}  # point value -> the first pass that computes it
+
+    def plan(self) -> Plan:
+        stores = [
+            i for i, s in enumerate(self.body) if isinstance(s, Store) and i not in self.row_stores
+        ]
+        reductions = [
+            i for i, s in enumerate(self.body) if isinstance(s, Reduce) and i in self.live
+        ]
+        ends = [self.stage[i] for i in stores] + [self.stage[i] - 1 for i in reductions]
+        count = max(ends, default=-1) + 1
+        drafts = []
+        for p in range(count):
+            ending = tuple(r for r in reductions if self.stage[r] == p + 1)
+            storing = tuple(stores) if p == count - 1 else ()
+            drafts.append((*self._walk(p, (*ending, *storing)), ending, storing))
+        passes = tuple(
+            Pass(self._uniforms_at(p), points, reload, self._kept_in(p), ending, storing)
+            for p, (points, reload, ending, storing) in enumerate(drafts)
+        )
+        finals = tuple(i for i in self._uniforms() if self.stage[i] >= count)
+        return Plan(passes, finals, self.row_stores, frozenset(self.uniform))
+
+    def _live(self) -> set[int]:
+        live: set[int] = set()
+        todo = [i for i, s in enumerate(self.body) if isinstance(s, Store)]
+        while todo:
+            i = todo.pop()
+            if i not in live:
+                live.add(i)
+                todo.extend(operands(self.body[i]))
+        return live
+
+    def _is_uniform(self, stmt: Stmt, inner: int) -> bool:
+        if isinstance(stmt, (Const, Size, Reduce)):
+            return True
+        if isinstance(stmt, Load):
+            return stmt.access.strides[-1] == 0
+        if isinstance(stmt, Index):
+            return stmt.dim != inner
+        return isinstance(stmt, Compute) and all(a in self.uniform for a in stmt.args)
+
+    def _uniforms(self) -> Iterable[int]:
+        """Live uniform values other than reductions, which passes produce."""
+        return (i for i in sorted(self.uniform & self.live) if not isinstance(self.body[i], Reduce))
+
+    def _uniforms_at(self, p: int) -> tuple[int, ...]:
+        return tuple(i for i in self._uniforms() if self.stage[i] == p)
+
+    def _kept_in(self, p: int) -> tuple[int, ...]:
+        return tuple(sorted(v for v, writer in self.kept.items() if writer == p))
+
+    def _walk(self, p: int, targets: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The point values pass ``p`` computes and those it reads from scratch, for its ``targets``."""
+        points: set[int] = set()
+        reload: set[int] = set()
+        todo = [a for t in targets for a in operands(self.body[t])]
+        while todo:
+            v = todo.pop()
+            if v in self.uniform or v in points or v in reload:
+                continue
+            if self._from_scratch(v, p):
+                self.kept.setdefault(v, self.first[v])
+                reload.add(v)
+                continue
+            points.add(v)
+            self.first.setdefault(v, p)
+            todo.extend(operands(self.body[v]))
+        loads_first = sorted(points, key=lambda v: (not isinstance(self.body[v], Load), v))
+        return tuple(loads_first), tuple(sorted(reload))
+
+    def _from_scratch(self, v: int, p: int) -> bool:
+        earlier = self.first.get(v, p) < p
+        return earlier and (v in self.kept or self._again(v, p, set()) > _KEEP_FROM)
+
+    def _again(self, v: int, p: int, seen: set[int]) -> float:
+        """What computing ``v`` once more in pass ``p`` would cost, values already kept being loads."""
+        if v in self.uniform or v in seen:
+            return 0.0
+        seen.add(v)
+        if v in self.kept and self.kept[v] < p:
+            return 1.0
+        return cost(self.body[v]) + sum(self._again(a, p, seen) for a in operands(self.body[v]))

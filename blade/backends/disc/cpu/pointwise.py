@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table of pointwise ops: (op, kind of operand) -> how it is emitted. ``supports`` reads it too."""
+
+from collections.abc import Callable, Iterable
+
+import torch
+
+from blade.backends.disc.cpu import memory
+from blade.backends.disc.cpu import math as f32
+from blade.backends.disc.cpu.code import Code, Value
+from blade.errors import Refused
+from blade.reason import Code as Because
+
+Rule = Callable[..., Value]
+
+KINDS: dict[torch.dtype, str] = {
+    torch.float32: "f32",
+    torch.bfloat16: "f32",
+    torch.float16: "f32",
+    torch.float64: "f64",
+    torch.int64: "int",
+    torch.int32: "int",
+    torch.int16: "int",
+    torch.int8: "int",
+    torch.uint8: "uint",
+    torch.bool: "bool",
+}
+FLOAT, INT = ("f32", "f64"), ("int", "uint")
+RULES: dict[tuple[str, str], Rule] = {}
+
+
+def supports(op: str, dtype: torch.dtype) -> bool:
+    """Whether ``op`` on operands of ``dtype`` (``where``: of its branches) can be generated."""
+    if dtype not in KINDS:
+        return False
+    return op == "cast" or (op, KINDS[dtype]) in RULES
+
+
+def compute(
+    code: Code, op: str, args: list[Value], source: torch.dtype, dtype: torch.dtype
+) -> Value:
+    """Emit ``op``; ``source`` is the operands' dtype (of the branches for ``where``), ``dtype`` the result's."""
+    if op == "cast":
+        return cast(code, args[0], source, dtype)
+    if not supports(op, source):
+        name = str(source).removeprefix("torch.")
+        raise Refused(Because.UNSUPPORTED_DTYPE, f"The CPU emitter has no {op} for {name}.")
+    return RULES[op, KINDS[source]](code, *args)
+
+
+def cast(code: Code, x: Value, source: torch.dtype, dtype: torch.dtype) -> Value:
+    """Conversion as in C, which is torch's: truncation to ints, non-zero to bool."""
+    element = memory.REGISTER[dtype]
+    if dtype == torch.bool:
+        if source == torch.bool:
+            return x
+        return code.compare("une" if x.is_float else "ne", x, code.like(0, x))
+    if x.is_float and element in ("f32", "f64"):
+        if x.element != element:
+            x = code.convert("arith.extf" if element == "f64" else "arith.truncf", x, element)
+        return memory.round_to(code, x, dtype) if source != dtype else x
+    if x.is_float:
+        wide = code.convert("arith.fptosi", x, "i64" if element == "i64" else "i32")
+        return wide if wide.element == element else code.convert("arith.trunci", wide, element)
+    unsigned = source in (torch.bool, torch.uint8)
+    if element in ("f32", "f64"):
+        y = code.convert("arith.uitofp" if unsigned else "arith.sitofp", x, element)
+        return memory.round_to(code, y, dtype)
+    return _resize(code, x, element, unsigned)
+
+
+def _resize(code: Code, x: Value, element: str, unsigned: bool) -> Value:
+    have, want = int(x.element[1:]), int(element[1:])
+    if have == want:
+        return x
+    if have > want:
+        return code.convert("arith.trunci", x, element)
+    return code.convert("arith.extui" if unsigned else "arith.extsi", x, element)
+
+
+def _rule(op: str, kinds: Iterable[str], rule: Rule) -> None:
+    for kind in kinds:
+        RULES[op, kind] = rule
+
+
+def _plain(name: str) -> Rule:
+    return lambda code, *args: code.apply(name, *args)
+
+
+def _compare(floats: str, signed: str, unsigned: str) -> None:
+    op = floats[1:]
+    _rule(op, FLOAT, lambda code, a, b: code.compare(floats, a, b))
+    _rule(op, ["int"], lambda code, a, b: code.compare(signed, a, b))
+    _rule(op, ["uint", "bool"], lambda code, a, b: code.compare(unsigned, a, b))
+
+
+def _maximum(code: Code, a: Value, b: Value, predicate: str = "ogt") -> Value:
+    """NaN if either is: the select gives b when unordered, which is wrong only where a is the NaN."""
+    m = code.select(code.compare(predicate, a, b), a, b)
+    return code.select(code.compare("uno", a, a), a, m)
+
+
+def _minimum(code: Code, a: Value, b: Value) -> Value:
+    return _maximum(code, a, b, "olt")
+
+
+def _sign(code: Code, x: Value) -> Value:
+    """-1, 0 or 1; torch gives 0 for NaN too."""
+    one, zero = code.like(1, x), code.like(0, x)
+    up = code.select(code.compare("ogt" if x.is_float else "sgt", x, zero), one, zero)
+    return code.select(code.compare("olt" if x.is_float else "slt", x, zero), code.like(-1, x), up)
+
+
+def _rsqrt(code: Code, x: Value) -> Value:
+    return code.div(code.like(1.0, x), code.apply("math.sqrt", x))
+
+
+def _truth(code: Code, x: Value) -> Value:
+    if x.element == "i1":
+        return x
+    return code.compare("une" if x.is_float else "ne", x, code.like(0, x))
+
+
+def _logical(name: str) -> Rule:
+    return lambda code, a, b: code.apply(name, _truth(code, a), _truth(code, b))
+
+
+def _not(code: Code, x: Value) -> Value:
+    t = _truth(code, x)
+    return code.apply("arith.xori", t, code.like(1, t))
+
+
+def _integer_select(predicate: str) -> Rule:
+    return lambda code, a, b: code.select(code.compare(predicate, a, b), a, b)
+
+
+def _build() -> None:
+    everything = (*FLOAT, *INT, "bool")
+    for op in ("add", "sub", "mul"):
+        _rule(op, (*FLOAT, *INT), lambda code, a, b, op=op: getattr(code, op)(a, b))
+    _rule("add", ["bool"], _plain("arith.ori"))
+    _rule("mul", ["bool"], _plain("arith.andi"))
+    _rule("div", FLOAT, lambda code, a, b: code.div(a, b))
+    _rule("neg", (*FLOAT, *INT), lambda code, x: code.neg(x))
+    _rule("abs", FLOAT, lambda code, x: code.abs(x))
+    _rule("abs", ["int"], lambda code, x: code.apply("arith.maxsi", x, code.neg(x)))
+    _rule("abs", ["uint", "bool"], lambda code, x: x)
+    _rule("sign", (*FLOAT, "int"), _sign)
+    _rule("sqrt", FLOAT, _plain("math.sqrt"))
+    _rule("rsqrt", FLOAT, _rsqrt)
+    _rule("reciprocal", FLOAT, lambda code, x: code.div(code.like(1.0, x), x))
+    for op, name in (
+        ("floor", "floor"),
+        ("ceil", "ceil"),
+        ("round", "roundeven"),
+        ("trunc", "trunc"),
+    ):
+        _rule(op, FLOAT, _plain(f"math.{name}"))
+        _rule(op, INT, lambda code, x: x)
+    for floats, signed, unsigned in (
+        ("oeq", "eq", "eq"),
+        ("une", "ne", "ne"),
+        ("olt", "slt", "ult"),
+        ("ole", "sle", "ule"),
+        ("ogt", "sgt", "ugt"),
+        ("oge", "sge", "uge"),
+    ):
+        _compare(floats, signed, unsigned)
+    _rule("maximum", FLOAT, _maximum)
+    _rule("minimum", FLOAT, _minimum)
+    _rule("maximum", ["int"], _plain("arith.maxsi"))
+    _rule("minimum", ["int"], _plain("arith.minsi"))
+    _rule("maximum", ["uint", "bool"], _plain("arith.maxui"))
+    _rule("minimum", ["uint", "bool"], _plain("arith.minui"))
+    _rule("where", everything, lambda code, c, a, b: code.select(c, a, b))
+    _rule("fma", FLOAT, lambda code, a, b, c: code.fma(a, b, c))
+    _rule("fma", INT, lambda code, a, b, c: code.add(code.mul(a, b), c))
+    _rule("logical_not", everything, _not)
+    for op, name in (("and", "andi"), ("or", "ori"), ("xor", "xori")):
+        _rule(f"logical_{op}", everything, _logical(f"arith.{name}"))
+        _rule(f"bitwise_{op}", (*INT, "bool"), _plain(f"arith.{name}"))
+    _rule("bitwise_not", INT, lambda code, x: code.apply("arith.xori", x, code.like(-1, x)))
+    _rule("bitwise_not", ["bool"], _not)
+    _rule("isnan", FLOAT, lambda code, x: code.compare("uno", x, x))
+    _rule(
+        "isinf", FLOAT, lambda code, x: code.compare("oeq", code.abs(x), code.like(float("inf"), x))
+    )
+    for op in ("exp", "exp2", "expm1", "log", "log2", "log1p", "tanh", "erf", "sigmoid"):
+        _rule(op, ["f32"], getattr(f32, op))
+
+
+_build()

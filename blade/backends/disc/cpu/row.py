@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One row being generated: pointers, sizes, uniform values, scratch; what all passes over it share."""
+
+import torch
+
+from blade.backends.disc.cpu import memory, pointwise
+from blade.backends.disc.cpu.code import Code, Value
+from blade.backends.disc.cpu.passes import Plan
+from blade.backends.disc.cpu.space import Sizes, number
+from blade.backends.disc.kernel import Access, Compute, Const, Dim, Index, Kernel, Load, Size, Store
+
+_BYTES = {"f32": 4, "f64": 8, "i64": 8, "i32": 4, "i16": 2, "i8": 1, "f16": 2}
+
+
+class Row:
+    """``enter`` once per function, ``start`` once per row, then uniforms and passes in plan order."""
+
+    def __init__(self, kernel: Kernel, plan: Plan, sizes: Sizes, lanes: int) -> None:
+        self.kernel, self.plan, self.sizes, self.lanes = kernel, plan, sizes, lanes
+        self.code = Code()
+        self.pointers: list[Value] = []
+        self.scratch: dict[int, Value] = {}  # kept value -> pointer to its row
+        self.bases: dict[Access, Value] = {}  # access -> pointer at inner index 0 of this row
+        self.uniforms: dict[int, Value] = {}
+        self.spread: dict[tuple[int, int], Value] = {}  # (uniform, lanes) -> broadcast
+        self.index: list[Value] = []
+        self.low = self.high = Value("", "i64", 1)
+
+    # --- once per function ---
+
+    def enter(self) -> None:
+        self.sizes.load(self.code)
+        for dim in self._dims():
+            self.sizes.value(self.code, dim)
+        for k in range(len(self.kernel.args)):
+            self.pointers.append(self._pointer(k))
+        kept = [v for step in self.plan.passes for v in step.keep]
+        if not kept:
+            return
+        at = self._pointer(len(self.kernel.args))
+        for v in kept:
+            self.scratch[v] = at
+            at = self.gep(at, self._kept_bytes(v), "i8")
+
+    def scratch_bytes(self) -> Dim:
+        """Upper bound of what ``enter`` lays out."""
+        total: Dim = 0
+        for v in self.scratch:
+            total = total + self.kernel.inner * _BYTES[self.kept_type(v)] + self._padding(v)
+        return total
+
+    def kept_type(self, v: int) -> str:
+        """Element type in scratch: the register type, i1 as a byte."""
+        element = memory.REGISTER[self.dtype(v)]
+        return "i8" if element == "i1" else element
+
+    def dtype(self, v: int) -> torch.dtype:
+        stmt = self.kernel.body[v]
+        assert not isinstance(stmt, Store), stmt
+        return stmt.dtype
+
+    def _padding(self, v: int) -> int:
+        # Scratch is read and written in whole vectors, also by the masked rest of a row.
+        return max(64, 2 * self.lanes * _BYTES[self.kept_type(v)])
+
+    def _kept_bytes(self, v: int) -> Value:
+        size, padding = _BYTES[self.kept_type(v)], self._padding(v)
+        inner = number(self.kernel.inner)
+        if inner is not None:
+            return self.code.constant((inner * size + padding) // 64 * 64, "i64")
+        length = self.code.mul(
+            self.sizes.value(self.code, self.kernel.inner), self.code.constant(size, "i64")
+        )
+        padded = self.code.add(length, self.code.constant(padding, "i64"))
+        return self.code.apply("arith.andi", padded, self.code.constant(-64, "i64"))
+
+    def _dims(self) -> list[Dim]:
+        dims = [*self.kernel.outer, self.kernel.inner]
+        for stmt in self.kernel.body:
+            if isinstance(stmt, (Load, Store)):
+                dims += [*stmt.access.strides, stmt.access.offset]
+            elif isinstance(stmt, Size):
+                dims.append(stmt.value)
+        return dims
+
+    def _pointer(self, k: int) -> Value:
+        address = self.code.op(
+            f"llvm.getelementptr %ptrs[{k}] : (!llvm.ptr) -> !llvm.ptr, !llvm.ptr", "ptr", 1
+        )
+        return self.code.op(f"llvm.load {address.name} : !llvm.ptr -> !llvm.ptr", "ptr", 1)
+
+    # --- once per row ---
+
+    def start(self, index: list[Value], low: Value, high: Value) -> None:
+        """The row at outer ``index``; inner runs over [low, high)."""
+        self.index, self.low, self.high = index, low, high
+        for stmt in self.kernel.body:
+            if isinstance(stmt, (Load, Store)) and stmt.access not in self.bases:
+                self.bases[stmt.access] = self._base(stmt.access)
+
+    def gep(self, pointer: Value, offset: Value, element: str) -> Value:
+        text = f"llvm.getelementptr {pointer.name}[{offset.name}] : (!llvm.ptr, i64) -> !llvm.ptr, {element}"
+        return self.code.op(text, "ptr", 1)
+
+    def memory_type(self, access: Access) -> str:
+        return memory.MEMORY[self.kernel.args[access.arg].dtype]
+
+    def _base(self, access: Access) -> Value:
+        code, pointer = self.code, self.pointers[access.arg]
+        offset = None if number(access.offset) == 0 else self.sizes.value(code, access.offset)
+        for stride, i in zip(access.strides, self.index):
+            if number(stride) == 0:
+                continue
+            step = i if number(stride) == 1 else code.mul(i, self.sizes.value(code, stride))
+            offset = step if offset is None else code.add(offset, step)
+        return pointer if offset is None else self.gep(pointer, offset, self.memory_type(access))
+
+    def compute_uniforms(self, numbers: tuple[int, ...]) -> None:
+        for i in numbers:
+            self.uniforms[i] = self._uniform(i)
+
+    def _uniform(self, i: int) -> Value:
+        code, stmt = self.code, self.kernel.body[i]
+        if isinstance(stmt, Const):
+            return code.constant(stmt.value, memory.REGISTER[stmt.dtype])
+        if isinstance(stmt, Size):
+            return pointwise.cast(code, self.sizes.value(code, stmt.value), torch.int64, stmt.dtype)
+        if isinstance(stmt, Index):
+            return pointwise.cast(code, self.index[stmt.dim], torch.int64, stmt.dtype)
+        if isinstance(stmt, Load):
+            element = self.memory_type(stmt.access)
+            raw = code.op(
+                f"llvm.load {self.bases[stmt.access].name} : !llvm.ptr -> {element}", element, 1
+            )
+            return memory.decode(code, raw, stmt.dtype)
+        assert isinstance(stmt, Compute), stmt
+        args = [self.uniforms[a] for a in stmt.args]
+        return pointwise.compute(code, stmt.op, args, self.dtype(stmt.args[-1]), stmt.dtype)
+
+    def store_uniforms(self, stores: tuple[int, ...]) -> None:
+        for i in stores:
+            stmt = self.kernel.body[i]
+            assert isinstance(stmt, Store), stmt
+            value = memory.encode(
+                self.code, self.uniforms[stmt.value], self.kernel.args[stmt.access.arg].dtype
+            )
+            self.code.line(
+                f"llvm.store {value.name}, {self.bases[stmt.access].name} : {value.type}, !llvm.ptr"
+            )
+
+    def as_lanes(self, i: int, lanes: int) -> Value:
+        """Uniform ``i`` in every lane. Broadcast where first asked for: call it outside the loop that needs it."""
+        stmt = self.kernel.body[i]
+        if isinstance(stmt, Const):
+            return self.code.constant(stmt.value, memory.REGISTER[stmt.dtype], lanes)
+        if (i, lanes) not in self.spread:
+            self.spread[i, lanes] = self.code.broadcast(self.uniforms[i], lanes)
+        return self.spread[i, lanes]
