@@ -30,6 +30,9 @@ class Code(str, Enum):
     # capture
     TRACE_FAILED = "trace_failed"
     TRACE_SPECIALIZED = "trace_specialized"
+    SCRIPT_FAILED = "script_failed"
+    TRACER_WARNING = "tracer_warning"
+    BAKED_ARGUMENT = "baked_argument"
     # support
     BLACK_LISTED = "black_listed"
     UNSUPPORTED_OP = "unsupported_op"

@@ -11,14 +11,27 @@ from blade.reason import Reason
 
 
 @dataclass(frozen=True)
+class Limit:
+    """Dimension ``axis`` of tensor ``index`` among the leaves of a sample: ``low <= size <= high``."""
+
+    index: int
+    axis: int
+    low: int
+    high: int
+
+
+@dataclass(frozen=True)
 class Captured:
     """A private, frozen copy of the user's model.
 
     ``module.graph`` is what the later stages view and cut; its inputs are ``self`` and one value per
-    entry of a sample. ``original`` computes the reference (same positional arguments, the user's own
-    code on a deep copy, tensors out in ``module``'s order). ``samples`` are the user's, as
-    positional tuples in the graph's input order; ``probes`` are samples derived from them with other
-    sizes (distinct, none 0 or 1) that ``original`` was seen to accept.
+    entry of a sample. It was never executed: the executor would keep the graph as it was at the first
+    call. ``original`` computes the reference (same positional arguments, the user's own code on a
+    deep copy, tensors out in ``module``'s order). ``samples`` are the user's, as positional tuples in
+    the graph's input order, then those made for ``Config.dynamic_tuning_shapes``; ``probes`` are
+    samples derived from them with other sizes (distinct, no varied size is 0 or 1) that ``original``
+    was seen to accept. ``limits`` are the dimensions at which ``module`` raises outside of a range,
+    because it is a trace that was seen to be wrong there.
     """
 
     module: torch.jit.ScriptModule
@@ -27,3 +40,4 @@ class Captured:
     probes: tuple[tuple[Any, ...], ...]
     reasons: tuple[Reason, ...]
     how: str  # "trace" or "script"
+    limits: tuple[Limit, ...] = ()
