@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whole models against other engines, side by side: rounds interleaved, medians, values checked.
+
+    python benchmarks/bench_models.py --models minilm --peers eager,inductor,onnxruntime
+    python benchmarks/bench_models.py --shapes 1x16,8x64 --rounds 5 --json out.jsonl
+    python benchmarks/bench_models.py --random 200          # also a stream of random shapes
+
+Shapes are BATCHxLENGTH. "blade" is always among the peers where it is installed. The ratio is
+blade's median over that of the fastest other peer at that shape: below 1, blade is faster.
+"""
+
+import argparse
+import datetime
+import importlib.metadata
+import importlib.util
+import json
+import platform
+import statistics
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from models import MODELS
+from peers import PEERS
+from rich.console import Console
+from rich.table import Table
+from worker import PeerFailed, Shape, Worker
+
+# OpenMP and other pools spin this long, at most, after their last work.
+PAUSE_S = 0.25
+
+
+@dataclass
+class Result:
+    """One peer on one model; ``times`` in seconds per shape, all rounds."""
+
+    peer: str
+    compile_s: float = 0.0
+    errors: dict[str, float] = field(default_factory=dict)
+    times: dict[str, list[float]] = field(default_factory=dict)
+    stream: dict[str, float] = field(default_factory=dict)
+    failed: str = ""
+
+    def median_ms(self, shape: str) -> float | None:
+        times = self.times.get(shape)
+        return statistics.median(times) * 1e3 if times else None
+
+
+def main() -> None:
+    args = _arguments()
+    console = Console(width=140)
+    if args.json:
+        args.json.write_text("")
+    for model in args.models:
+        results = measure(model, args, console)
+        console.print(times_table(model, args.shapes, results))
+        if args.random:
+            console.print(stream_table(model, args.random, results))
+        for result in filter(lambda r: r.failed, results):
+            console.print(f"{result.peer}: {result.failed}", style="yellow", markup=False)
+        if args.json:
+            with args.json.open("a") as out:
+                out.writelines(json.dumps(line) + "\n" for line in json_lines(model, args, results))
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--models", type=_list(MODELS), default=["minilm"])
+    parser.add_argument(
+        "--peers", type=_list(PEERS), default=[p for p in PEERS if p != "blade_untimed"]
+    )
+    parser.add_argument("--shapes", type=_shapes, default=_shapes("1x16,1x64,1x128,8x64"))
+    parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--seconds", type=float, default=0.2, help="per peer, shape and round")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument(
+        "--random", type=int, default=0, metavar="N", help="stream of N random shapes"
+    )
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path, help="write one line per peer and shape here")
+    return parser.parse_args()
+
+
+def _list(known: dict[str, Any]) -> Any:
+    def parse(text: str) -> list[str]:
+        names = text.split(",")
+        if unknown := [name for name in names if name not in known]:
+            raise argparse.ArgumentTypeError(f"unknown: {unknown}; known: {', '.join(known)}")
+        return names
+
+    return parse
+
+
+def _shapes(text: str) -> list[Shape]:
+    shapes = []
+    for item in text.split(","):
+        batch, _, length = item.partition("x")
+        if not (batch.isdecimal() and length.isdecimal()):
+            raise argparse.ArgumentTypeError(f"{item!r} is not BATCHxLENGTH")
+        shapes.append((int(batch), int(length)))
+    return shapes
+
+
+def measure(model: str, args: argparse.Namespace, console: Console) -> list[Result]:
+    """Prepare the peers one after the other, then time them in turns, starting with another each round."""
+    wanted = list(dict.fromkeys(["blade", *args.peers]))
+    results, running = [], []
+    for peer in wanted:
+        result = Result(peer)
+        results.append(result)
+        if missing := [p for p in PEERS[peer].packages if not importlib.util.find_spec(p)]:
+            result.failed = f"skipped: {', '.join(missing)} not installed"
+            continue
+        console.print(f"{model}: preparing {peer}", style="dim")
+        if args.random:
+            _ask_alone(model, result, args)
+        worker = Worker(model, peer, args.threads, args.shapes)
+        try:
+            answer = worker.ask("prepare")
+        except PeerFailed as error:
+            result.failed = str(error)
+            worker.close()
+            continue
+        result.compile_s, result.errors = answer["compile_s"], answer["errors"]
+        running.append((worker, result))
+    for number in range(args.rounds):
+        start = number % max(1, len(running))
+        for worker, result in running[start:] + running[:start]:
+            _time_round(worker, result, args.seconds)
+    for worker, _ in running:
+        worker.close()
+    return results
+
+
+def _time_round(worker: Worker, result: Result, seconds: float) -> None:
+    if result.failed:
+        return
+    time.sleep(PAUSE_S)
+    try:
+        for shape, times in worker.ask("time", seconds=seconds).items():
+            result.times.setdefault(shape, []).extend(times)
+    except PeerFailed as error:
+        result.failed, result.times = str(error), {}
+
+
+def _ask_alone(model: str, result: Result, args: argparse.Namespace) -> None:
+    """The stream starts from nothing, so it gets a process of its own."""
+    worker = Worker(model, result.peer, args.threads, [])
+    try:
+        result.stream = worker.ask("stream", count=args.random, seed=args.seed)
+    except PeerFailed as error:
+        result.failed = str(error)
+    worker.close()
+
+
+def ratio(results: list[Result], shape: str) -> float | None:
+    """blade's median over the best other peer's."""
+    medians = {r.peer: r.median_ms(shape) for r in results}
+    own = medians.get("blade")
+    others = [ms for peer, ms in medians.items() if ms and not peer.startswith("blade")]
+    return own / min(others) if own and others else None
+
+
+def times_table(model: str, shapes: list[Shape], results: list[Result]) -> Table:
+    table = Table(title=f"{model}, fp32, {cpu()}: median ms")
+    table.add_column("batch x length")
+    shown = [r for r in results if r.times]
+    for result in shown:
+        table.add_column(result.peer, justify="right")
+    table.add_column("blade / best peer", justify="right")
+    for shape in (f"{b}x{n}" for b, n in shapes):
+        cells = [f"{r.median_ms(shape):.2f}" for r in shown]
+        value = ratio(results, shape)
+        table.add_row(shape, *cells, "-" if value is None else f"{value:.2f}")
+    table.add_section()
+    table.add_row("compile, s", *(f"{r.compile_s:.1f}" for r in shown), "")
+    table.add_row("largest error", *(f"{max(r.errors.values()):.0e}" for r in shown), "")
+    return table
+
+
+def stream_table(model: str, count: int, results: list[Result]) -> Table:
+    table = Table(title=f"{model}: {count} random shapes once each, from nothing")
+    for column in ("peer", "compile, s", "total, s", "slowest call, s"):
+        table.add_column(column, justify="left" if column == "peer" else "right")
+    for result in results:
+        if result.stream:
+            table.add_row(result.peer, *(f"{value:.2f}" for value in result.stream.values()))
+    return table
+
+
+def json_lines(model: str, args: argparse.Namespace, results: list[Result]) -> list[dict[str, Any]]:
+    """One line per peer and shape; a failed peer has one line that says why."""
+    lines = []
+    now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+    for result in results:
+        common = {
+            "bench": "models",
+            "model": model,
+            "peer": result.peer,
+            "time": now,
+            "cpu": cpu(),
+            "threads": args.threads,
+            "python": platform.python_version(),
+            "versions": _versions(result.peer),
+            "failed": result.failed or None,
+            "compile_s": round(result.compile_s, 3),
+            "stream": result.stream or None,
+        }
+        lines += [
+            {
+                **common,
+                "shape": shape,
+                "calls": len(times),
+                "rounds": args.rounds,
+                "ms_median": round(statistics.median(times) * 1e3, 4),
+                "ms_min": round(min(times) * 1e3, 4),
+                "ms_p90": round(sorted(times)[int(0.9 * (len(times) - 1))] * 1e3, 4),
+                "error": result.errors[shape],
+                "ratio_to_best_peer": ratio(results, shape) if result.peer == "blade" else None,
+            }
+            for shape, times in result.times.items()
+        ] or [common]
+    return lines
+
+
+def _versions(peer: str) -> dict[str, str]:
+    found = {}
+    for package in PEERS[peer].packages:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            found[package] = "unknown"
+    return found
+
+
+def cpu() -> str:
+    """The CPU's name and widest vectors, as Linux tells them."""
+    path = Path("/proc/cpuinfo")
+    info = path.read_text() if path.exists() else ""
+    fields = dict(line.split(":", 1) for line in info.splitlines() if ":" in line)
+    named = {key.strip(): value.strip() for key, value in fields.items()}
+    flags = named.get("flags", "").split()
+    widest = next((f for f in ("amx_tile", "avx512f", "avx2") if f in flags), platform.machine())
+    return f"{named.get('model name', platform.processor() or 'unknown CPU')} ({widest})"
+
+
+if __name__ == "__main__":
+    main()

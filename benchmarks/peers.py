@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What blade is measured against: one function each, set up as its own documentation advises.
+
+    run = PEERS["onnxruntime"].prepare(model, [sample, ...], threads)
+    run(*sample)                                    # a tuple of tensors
+
+Every peer gets fp32, the same number of threads, and must serve any batch and length.
+"""
+
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from models import Model, Tensors
+
+Run = Callable[..., Tensors]
+
+
+@dataclass(frozen=True)
+class Peer:
+    """``packages``: what it is made of; missing ones skip it, and their versions are recorded."""
+
+    prepare: Callable[[Model, Sequence[Tensors], int], Run]
+    packages: tuple[str, ...] = ("torch",)
+
+
+def eager(model: Model, samples: Sequence[Tensors], threads: int) -> Run:
+    return model.module
+
+
+def torchscript(model: Model, samples: Sequence[Tensors], threads: int) -> Run:
+    """Traced and frozen; the fuser specializes on the first calls of each shape."""
+    traced = torch.jit.trace(model.module, samples[0], check_trace=False, strict=False)
+    return torch.jit.freeze(traced)
+
+
+def inductor(model: Model, samples: Sequence[Tensors], threads: int) -> Run:
+    """Dynamic shapes, weights frozen into the code; caches off, so that compiling is measured."""
+    import torch._inductor.config as inductor_config
+
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp(prefix="inductor")
+    inductor_config.force_disable_caches = True
+    inductor_config.freezing = True
+    return torch.compile(model.module, dynamic=True)
+
+
+def onnxruntime(model: Model, samples: Sequence[Tensors], threads: int) -> Run:
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
+    options.intra_op_num_threads = threads
+    with tempfile.TemporaryDirectory() as folder:
+        path = export_onnx(model, Path(folder))
+        session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+
+    def run(*inputs: torch.Tensor) -> Tensors:
+        feed = {name: tensor.numpy() for name, tensor in zip(model.names, inputs)}
+        return tuple(map(torch.from_numpy, session.run(None, feed)))
+
+    return run
+
+
+def export_onnx(model: Model, folder: Path) -> Path:
+    # Sizes 0 and 1 are special to the exporter, equal ones would be taken for one.
+    sample = model.inputs(3, 17, 0)
+    dynamic = {
+        name: dict.fromkeys(range(tensor.dim()), torch.export.Dim.DYNAMIC)
+        for name, tensor in zip(model.names, sample)
+    }
+    program = torch.onnx.export(
+        model.module, sample, dynamo=True, dynamic_shapes=dynamic, input_names=list(model.names)
+    )
+    assert program is not None
+    program.save(folder / "model.onnx", external_data=True)
+    return folder / "model.onnx"
+
+
+def openvino(model: Model, samples: Sequence[Tensors], threads: int) -> Run:
+    import openvino as ov
+
+    converted = ov.convert_model(model.module, example_input=model.inputs(3, 17, 0))
+    compiled = ov.Core().compile_model(
+        converted,
+        "CPU",
+        {
+            "PERFORMANCE_HINT": "LATENCY",
+            "INFERENCE_NUM_THREADS": threads,
+            "INFERENCE_PRECISION_HINT": "f32",
+        },
+    )
+    request = compiled.create_infer_request()
+    outputs = range(len(compiled.outputs))
+
+    def run(*inputs: torch.Tensor) -> Tensors:
+        feed = [tensor.numpy() for tensor in inputs]
+        results = request.infer(feed, share_inputs=True, share_outputs=False)
+        return tuple(torch.from_numpy(results[i]) for i in outputs)
+
+    return run
+
+
+def blade(model: Model, samples: Sequence[Tensors], threads: int) -> Run:
+    import blade
+
+    return blade.optimize(model.module, list(samples))
+
+
+def blade_untimed(model: Model, samples: Sequence[Tensors], threads: int) -> Run:
+    """Without timing candidates: what compiling alone costs."""
+    import blade
+
+    return blade.optimize(model.module, list(samples), blade.Config(timing=False))
+
+
+PEERS: dict[str, Peer] = {
+    "blade": Peer(blade, ("torch", "blade")),
+    "blade_untimed": Peer(blade_untimed, ("torch", "blade")),
+    "eager": Peer(eager),
+    "torchscript": Peer(torchscript),
+    "inductor": Peer(inductor),
+    "onnxruntime": Peer(onnxruntime, ("torch", "onnx", "onnxscript", "onnxruntime")),
+    "openvino": Peer(openvino, ("torch", "openvino")),
+}

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One peer in one process, driven over a pipe; between commands it sleeps and nothing of it runs.
+
+Peers bring thread pools that spin after their work and fight over the cores when they share a process,
+so each lives alone, and the parent lets one at a time run.
+
+    worker = Worker("minilm", "openvino", threads=2, shapes=[(1, 16), (8, 64)])
+    worker.ask("prepare")                   # {"compile_s": 4.1, "errors": {"1x16": 3e-7, ...}}
+    worker.ask("time", seconds=0.2)         # {"1x16": [0.0071, ...], "8x64": [...]}
+"""
+
+import contextlib
+import multiprocessing as mp
+import os
+import random
+import sys
+import time
+import warnings
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+from models import MODELS, Tensors
+from peers import PEERS
+
+Shape = tuple[int, int]
+
+# Largest error against eager, relative to the largest value of the output.
+MAX_ERROR = 1e-4
+
+
+class PeerFailed(Exception):
+    """The peer raised, gave wrong values, or its process died."""
+
+
+class Worker:
+    """The parent's end."""
+
+    def __init__(self, model: str, peer: str, threads: int, shapes: Sequence[Shape]) -> None:
+        context = mp.get_context("spawn")
+        self._pipe, child = context.Pipe()
+        args = (child, model, peer, threads, tuple(shapes))
+        self._process = context.Process(target=_serve, args=args, daemon=True)
+        self._process.start()
+        child.close()
+
+    def ask(self, command: str, **kwargs: Any) -> Any:
+        """The answer to ``command``; raises ``PeerFailed``."""
+        try:
+            self._pipe.send((command, kwargs))
+            ok, answer = self._pipe.recv()
+        except (EOFError, BrokenPipeError, ConnectionResetError):
+            self._process.join(5)
+            raise PeerFailed(f"process died, exit code {self._process.exitcode}") from None
+        if not ok:
+            raise PeerFailed(answer)
+        return answer
+
+    def close(self) -> None:
+        """The closed pipe ends the process; one that hangs is stopped."""
+        self._pipe.close()
+        self._process.join(10)
+        self._process.terminate()
+
+
+def _serve(pipe: Connection, model: str, peer: str, threads: int, shapes: Sequence[Shape]) -> None:
+    # Exporters talk on stdout; the parent's table belongs there.
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    warnings.filterwarnings("ignore")
+    torch.set_num_threads(threads)
+    served = _Served(model, peer, threads, shapes)
+    with torch.inference_mode(False), torch.no_grad(), contextlib.suppress(EOFError):
+        while True:
+            command, kwargs = pipe.recv()
+            try:
+                answer = getattr(served, command)(**kwargs)
+            except Exception as error:  # the peer's: the parent reports it and goes on without it
+                pipe.send((False, f"{type(error).__name__}: {str(error)[:300]}"))
+            else:
+                pipe.send((True, answer))
+
+
+class _Served:
+    """The commands, in the worker process."""
+
+    def __init__(self, model: str, peer: str, threads: int, shapes: Sequence[Shape]) -> None:
+        self._model = MODELS[model]()
+        self._peer, self._threads = PEERS[peer], threads
+        self._samples = {f"{b}x{n}": self._model.inputs(b, n, seed=1) for b, n in shapes}
+
+    def prepare(self) -> dict[str, Any]:
+        """Compile, and call each shape once, which is when some peers compile; then check values."""
+        expected = {key: self._model.module(*sample) for key, sample in self._samples.items()}
+        start = time.perf_counter()
+        self._run = self._peer.prepare(self._model, list(self._samples.values()), self._threads)
+        first = {key: self._run(*sample) for key, sample in self._samples.items()}
+        seconds = time.perf_counter() - start
+        for sample in self._samples.values():
+            for _ in range(3):
+                self._run(*sample)
+        again = {key: self._run(*sample) for key, sample in self._samples.items()}
+        errors = {
+            key: max(_error(first[key], want), _error(again[key], want))
+            for key, want in expected.items()
+        }
+        if max(errors.values()) > MAX_ERROR:
+            raise PeerFailed(f"wrong values: {errors}")
+        return {"compile_s": seconds, "errors": errors}
+
+    def time(self, seconds: float) -> dict[str, list[float]]:
+        """Seconds of single calls at each shape, for about ``seconds`` per shape, warmed up first."""
+        return {key: self._time_one(sample, seconds) for key, sample in self._samples.items()}
+
+    def _time_one(self, sample: Tensors, seconds: float) -> list[float]:
+        for _ in range(2):
+            self._run(*sample)
+        times: list[float] = []
+        while sum(times) < seconds or len(times) < 3:
+            start = time.perf_counter()
+            self._run(*sample)
+            times.append(time.perf_counter() - start)
+        return times
+
+    def stream(self, count: int, seed: int) -> dict[str, float]:
+        """Compile from one sample, then answer ``count`` random shapes once each."""
+        rng = random.Random(seed)
+        shapes = [(rng.randint(1, 8), rng.randint(1, 128)) for _ in range(count)]
+        inputs = [self._model.inputs(*shape, seed=i) for i, shape in enumerate(shapes)]
+        start = time.perf_counter()
+        run = self._peer.prepare(self._model, [self._model.inputs(2, 16, 0)], self._threads)
+        compiled = time.perf_counter()
+        slowest, worst = 0.0, 0.0
+        for sample in inputs:
+            before = time.perf_counter()
+            got = run(*sample)
+            slowest = max(slowest, time.perf_counter() - before)
+            if sample is inputs[0] or sample is inputs[-1]:
+                worst = max(worst, _error(got, self._model.module(*sample)))
+        total = time.perf_counter() - start
+        if worst > MAX_ERROR:
+            raise PeerFailed(f"wrong values in the stream: {worst:.1e}")
+        return {"compile_s": compiled - start, "total_s": total, "slowest_call_s": slowest}
+
+
+def _error(got: Tensors, want: Tensors) -> float:
+    if [tuple(g.shape) for g in got] != [tuple(w.shape) for w in want]:
+        return float("inf")
+    errors = [float((g - w).abs().max() / w.abs().max()) for g, w in zip(got, want)]
+    # max() would lose a NaN.
+    return float("inf") if any(e != e for e in errors) else max(errors)
