@@ -10,14 +10,16 @@ import io
 import json
 import platform
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from blade.errors import InputError
 from blade.reason import Code, Reason, Stage
@@ -156,74 +158,93 @@ def _reasons(data: list[dict[str, Any]]) -> tuple[Reason, ...]:
     )
 
 
-def _render(report: Report) -> str:
+def _render(shown: Report) -> str:
     out = Console(file=io.StringIO(), width=118, force_terminal=False, color_system=None)
-    by_engine = sum(c.backend != ORIGINAL for c in report.clusters)
-    inside = sum(sum(c.ops.values()) for c in report.clusters if c.backend != ORIGINAL)
-    total = sum(report.outside.values()) + sum(sum(c.ops.values()) for c in report.clusters)
-    out.print(
-        f"{by_engine} of {len(report.clusters)} clusters run in engines: {inside} of {total} ops"
-    )
-    if report.clusters:
-        out.print(_cluster_table(report.clusters))
-    if reasons := report.all_reasons():
+    engines = [c for c in shown.clusters if c.backend != ORIGINAL]
+    inside = sum(sum(c.ops.values()) for c in engines)
+    total = sum(shown.outside.values()) + sum(sum(c.ops.values()) for c in shown.clusters)
+    lines = [
+        f"{len(engines)} of {len(shown.clusters)} clusters run in engines: {inside} of {total} ops"
+    ]
+    lines += [f"  {c.name} ({c.backend}): {_counts(c.ops)}" for c in shown.clusters]
+    if shown.outside:
+        lines.append(f"  outside ({ORIGINAL}): {_counts(shown.outside)}")
+    out.print(Text("\n".join(lines)))
+    if any(c.timings or c.verdict for c in shown.clusters):
+        out.print(_cluster_table(shown.clusters))
+    if reasons := shown.all_reasons():
         out.print(_reason_table(reasons))
-    out.print(_footer(report), highlight=False)
+    out.print(Text(_footer(shown)))
     assert isinstance(out.file, io.StringIO)
     return "\n".join(line.rstrip() for line in out.file.getvalue().splitlines())
 
 
 def _cluster_table(clusters: Iterable[ClusterReport]) -> Table:
-    table = Table(title="Clusters", title_justify="left")
-    for name in ("cluster", "ops", "backend", "sample shapes"):
-        table.add_column(name)
-    for name in ("original ms", "blade ms", "speed-up", "max error", "vs fp64 (orig.)"):
-        table.add_column(name, justify="right")
+    """One row per sample; ``max error`` is over all samples and everything else that was tried."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    table.add_column("cluster", no_wrap=True)
+    table.add_column("backend", no_wrap=True)
+    table.add_column("sample shapes", min_width=14)
+    for name in ("original ms", "blade ms", "speed-up", "max error", "vs fp64 (orig.)", "tried"):
+        table.add_column(name, justify="right", no_wrap=True)
     for c in clusters:
-        first = (c.name, _counts(c.ops), c.backend)
         rows = [_timing_cells(t) for t in c.timings] or [("not measured", "", "", "")]
         for i, cells in enumerate(rows):
-            lead = first if i == 0 else ("", "", "")
-            table.add_row(*lead, *cells, *(_error_cells(c.verdict) if i == 0 else ("", "")))
+            lead = (c.name, c.backend) if i == 0 else ("", "")
+            tail = _verdict_cells(c.verdict) if i == 0 else ("", "", "")
+            table.add_row(*map(Text, (*lead, *cells, *tail)))
     return table
 
 
 def _timing_cells(t: Timing) -> tuple[str, str, str, str]:
-    shapes = " ".join("x".join(map(str, shape)) or "()" for shape in t.shapes)
-    return shapes, f"{t.original_ms:.3f}", f"{t.engine_ms:.3f}", f"{t.speedup:.2f}x"
+    return shape_text(t.shapes), f"{t.original_ms:.3f}", f"{t.engine_ms:.3f}", f"{t.speedup:.2f}x"
 
 
-def _error_cells(verdict: Verdict | None) -> tuple[str, str]:
+def shape_text(shapes: Iterable[Sequence[int]]) -> str:
+    """``1x16 ()`` for a matrix and a scalar."""
+    return " ".join("x".join(map(str, shape)) or "()" for shape in shapes)
+
+
+def _verdict_cells(verdict: Verdict | None) -> tuple[str, str, str]:
     if verdict is None:
-        return "", ""
+        return "", "", ""
+    tried = f"{verdict.checked} of {verdict.checked + verdict.refused}"
     if verdict.error_fp64 is None:
-        return f"{verdict.error:.1e}", "no fp64 run"
-    return f"{verdict.error:.1e}", f"{verdict.error_fp64:.1e} ({verdict.original_error_fp64:.1e})"
+        return f"{verdict.error:.1e}", "no fp64 run", tried
+    both = f"{verdict.error_fp64:.1e} ({verdict.original_error_fp64:.1e})"
+    return f"{verdict.error:.1e}", both, tried
 
 
-def _counts(ops: Mapping[str, int], most: int = 6) -> str:
+def _counts(ops: Mapping[str, int], most: int = 8) -> str:
     ordered = Counter(ops).most_common()
     text = ", ".join(f"{n} {kind.removeprefix('aten::')}" for kind, n in ordered[:most])
     rest = sum(n for _, n in ordered[most:])
-    return f"{sum(ops.values())}: {text}" + (f", {rest} others" if rest else "")
+    return f"{sum(ops.values())} ops: {text}" + (f", {rest} others" if rest else "")
 
 
 def _reason_table(reasons: Iterable[Reason]) -> Table:
-    """Equal decisions are one row with a count."""
-    table = Table(title="Why not otherwise", title_justify="left")
-    for name in ("stage", "code", "backend", "subject"):
-        table.add_column(name)
-    table.add_column("n", justify="right")
+    """Equal decisions are one row, with the number of times."""
+    table = Table(
+        title="Why not otherwise",
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+        collapse_padding=True,
+    )
+    table.add_column("stage", no_wrap=True)
+    table.add_column("code", no_wrap=True)
+    table.add_column("backend", no_wrap=True)
+    table.add_column("subject", max_width=24)
     table.add_column("detail", ratio=1)
     rows = Counter(
         (r.stage.value, r.code.value, r.backend or "", r.subject, r.detail) for r in reasons
     )
-    for (stage, code, backend, subject, detail), n in rows.items():
-        table.add_row(stage, code, backend, subject, str(n), detail)
+    for (*cells, detail), n in rows.items():
+        table.add_row(*map(Text, (*cells, f"({n} times) {detail}" if n > 1 else detail)))
     return table
 
 
 def _footer(shown: Report) -> str:
     built = ", ".join(f"{name} {version}" for name, version in shown.versions.items())
     took = ", ".join(f"{stage} {seconds:.2f}" for stage, seconds in shown.seconds.items())
-    return f"built with {built} on {shown.cpu or 'an unknown CPU'}\nseconds: {took}"
+    return f"Built with {built} on {shown.cpu or 'an unknown CPU'}.\nSeconds: {took}"

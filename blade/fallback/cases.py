@@ -42,16 +42,12 @@ def cases(samples: Sequence[Inputs], probes: Sequence[Inputs]) -> Iterator[Case]
         yield Case("layout", "transposed layout", tuple(_transposed(t) for t in first))
 
 
-def shapes(inputs: Inputs) -> str:
-    return " ".join("x".join(map(str, t.shape)) or "()" for t in inputs)
-
-
 def _other_sizes(samples: Sequence[Inputs], probes: Sequence[Inputs]) -> Iterator[Case]:
     """Size 1 in every dynamic dimension, in each one alone, and an odd size in all of them."""
     every = [*samples, *probes]
     moving = _moving(every)
-    largest = max(every, key=lambda inputs: sum(t.numel() for t in inputs))
-    whole = every.index(largest)
+    whole = max(range(len(every)), key=lambda n: sum(t.numel() for t in every[n]))
+    largest = every[whole]
     if not moving:
         return
     yield Case("size", "size 1", _cut(largest, dict.fromkeys(moving, 1), every))

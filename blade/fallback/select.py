@@ -19,7 +19,7 @@ import torch
 from blade.config import Config
 from blade.fallback.cases import Inputs
 from blade.reason import Code, Reason, Stage
-from blade.report import Timing, Verdict
+from blade.report import Timing, Verdict, shape_text
 
 BUDGET_S = 2.0  # per sample and candidate; never fewer than MIN_ROUNDS rounds
 MIN_ROUNDS = 5
@@ -100,7 +100,7 @@ def why_slower(timings: Sequence[Timing]) -> str | None:
     for t in timings:
         if t.speedup * (1 + t.spread) < CLEARLY:
             return (
-                f"at {_shapes(t)} it takes {t.engine_ms:.3f} ms and the original {t.original_ms:.3f} ms "
+                f"at {shape_text(t.shapes)} it takes {t.engine_ms:.3f} ms and the original {t.original_ms:.3f} ms "
                 f"({t.speedup:.2f}x, noise {t.spread:.0%})."
             )
     mean = _geomean(timings)
@@ -161,10 +161,6 @@ def _timing(inputs: Inputs, pairs: Sequence[tuple[float, float]]) -> Timing:
 
 def _geomean(timings: Sequence[Timing]) -> float:
     return exp(sum(log(t.speedup) for t in timings) / len(timings))
-
-
-def _shapes(timing: Timing) -> str:
-    return " ".join("x".join(map(str, shape)) or "()" for shape in timing.shapes)
 
 
 def _lost(loser: Candidate, winner: Candidate, name: str) -> Reason:

@@ -21,10 +21,10 @@ from blade.backends.base import Cluster
 from blade.errors import Refused
 from blade.fallback import compare
 from blade.fallback.attempt import attempt
-from blade.fallback.cases import Case, cases, shapes
+from blade.fallback.cases import Case, cases
 from blade.fallback.fp64 import Fp64
 from blade.reason import Code, Reason, Stage
-from blade.report import Verdict
+from blade.report import Verdict, shape_text
 
 log = logging.getLogger(__name__)
 Tensors = Sequence[torch.Tensor]
@@ -176,4 +176,4 @@ def _verdict(answers: Sequence[Answer], checked: int, refused: int) -> Verdict:
 
 
 def _at(case: Case) -> str:
-    return f"{case.name} ({shapes(case.inputs)})"
+    return f"{case.name} ({shape_text(t.shape for t in case.inputs)})"

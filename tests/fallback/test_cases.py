@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""cases: what is derived from the samples, and that dimensions that belong together move together."""
+
+import torch
+
+from blade.fallback.cases import Case, cases
+
+
+def _ids(batch: int, length: int) -> tuple[torch.Tensor, ...]:
+    """Token ids, a mask of ones, and an embedding whose last axis is fixed."""
+    ids = torch.arange(batch * length).reshape(batch, length) + 5
+    return ids, torch.ones_like(ids), torch.randn(batch, length, 4)
+
+
+SAMPLES = [_ids(2, 9)]
+PROBES = [_ids(3, 11), _ids(5, 7)]
+
+
+def _by_name(every: list[Case]) -> dict[str, Case]:
+    named = {case.name: case for case in every}
+    assert len(named) == len(every)
+    return named
+
+
+def _shapes(case: Case) -> list[tuple[int, ...]]:
+    return [tuple(t.shape) for t in case.inputs]
+
+
+def test_samples_and_probes_come_first_as_they_are() -> None:
+    first = list(cases(SAMPLES, PROBES))[:3]
+    assert [case.kind for case in first] == ["sample", "probe", "probe"]
+    assert all(a is b for a, b in zip(first[0].inputs, SAMPLES[0]))
+
+
+def test_sizes_one_and_odd_move_shared_dimensions_together() -> None:
+    named = _by_name(list(cases(SAMPLES, PROBES)))
+    assert _shapes(named["size 1"]) == [(1, 1), (1, 1), (1, 1, 4)]
+    # The largest of samples and probes (5 x 7) is cut; batch and length move each on their own.
+    assert _shapes(named["size 1 in dimension 0"]) == [(1, 7), (1, 7), (1, 7, 4)]
+    assert _shapes(named["size 1 in dimension 1"]) == [(5, 1), (5, 1), (5, 1, 4)]
+    for shape in _shapes(named["odd sizes"]):
+        assert shape[0] % 2 == 1
+        assert shape[1] % 2 == 1
+    assert all(t.is_contiguous() for t in named["odd sizes"].inputs)
+
+
+def test_contents_change_and_stay_in_range() -> None:
+    named = _by_name(list(cases(SAMPLES, PROBES)))
+    ids, mask, x = named["random contents"].inputs
+    old_ids, _, old_x = SAMPLES[0]
+    assert not torch.equal(ids, old_ids)
+    assert ids.min() >= old_ids.min()
+    assert ids.max() <= old_ids.max()
+    assert set(mask.unique().tolist()) == {0, 1}, "a mask of ones gets zeros"
+    assert x.min() >= old_x.min()
+    assert x.max() <= old_x.max()
+    shuffled = named["shuffled contents"].inputs[0]
+    assert not torch.equal(shuffled, old_ids)
+    assert torch.equal(shuffled.flatten().sort().values, old_ids.flatten())
+
+
+def test_another_layout_has_the_same_values() -> None:
+    case = _by_name(list(cases(SAMPLES, PROBES)))["transposed layout"]
+    for old, new in zip(SAMPLES[0], case.inputs):
+        assert torch.equal(old, new)
+        assert not new.is_contiguous()
+
+
+def test_deterministic() -> None:
+    for a, b in zip(cases(SAMPLES, PROBES), cases(SAMPLES, PROBES), strict=True):
+        assert a.name == b.name
+        assert all(map(torch.equal, a.inputs, b.inputs))
+
+
+def test_the_callers_generator_is_left_alone() -> None:
+    before = torch.get_rng_state()
+    list(cases(SAMPLES, PROBES))
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_fixed_sizes_empty_scalars_and_odd_dtypes() -> None:
+    odd = (
+        torch.tensor(2.0),
+        torch.empty(0, 3),
+        torch.full((2,), torch.inf),
+        torch.ones(2, dtype=torch.cfloat),
+        torch.tensor([True, False]),
+    )
+    every = list(cases([odd], []))
+    assert {case.kind for case in every} == {"sample", "contents", "layout"}
+    for case in every:
+        assert _shapes(case) == [tuple(t.shape) for t in odd]
+        assert [t.dtype for t in case.inputs] == [t.dtype for t in odd]
+    assert list(cases([], [])) == []

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""select: what counts as a win, with a clock that is ours."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from blade.config import Config
+from blade.fallback import select as module
+from blade.fallback.select import Candidate, measure, select, why_slower
+from blade.reason import Code, Stage
+from blade.report import Timing, Verdict
+
+X = (torch.ones(2, 3),)
+
+
+class Clock:
+    """Time passes only where a function says so."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def costs(self, *seconds: float) -> Callable[..., None]:
+        """A function whose calls take these times in turn, over and over."""
+        calls = iter(range(10**9))
+
+        def fn(*inputs: torch.Tensor) -> None:
+            self.now += seconds[next(calls) % len(seconds)]
+
+        return fn
+
+
+def timing(speedup: float, spread: float = 0.0) -> Timing:
+    return Timing(((2, 3),), speedup, 1.0, spread)
+
+
+def test_measure_gives_medians_and_no_spread_for_steady_functions() -> None:
+    clock = Clock()
+    t = measure(clock.costs(0.010), clock.costs(0.030), X, 15, clock)
+    assert t.shapes == ((2, 3),)
+    assert t.engine_ms == pytest.approx(10)
+    assert t.original_ms == pytest.approx(30)
+    assert t.speedup == pytest.approx(3)
+    assert t.spread == pytest.approx(0, abs=1e-9)
+
+
+def test_measure_is_not_fooled_by_an_outlier_and_tells_noise() -> None:
+    clock = Clock()
+    steady = measure(clock.costs(*[0.01] * 12, 1.0), clock.costs(0.02), X, 13, clock)
+    assert steady.speedup == pytest.approx(2)
+    noisy = measure(clock.costs(0.008, 0.012, 0.01), clock.costs(0.02), X, 15, clock)
+    assert noisy.spread > 0.05
+
+
+def test_short_calls_are_repeated_and_long_ones_bounded() -> None:
+    clock = Clock()
+    calls = []
+
+    def short(*inputs: torch.Tensor) -> None:
+        calls.append(1)
+        clock.now += 1e-5
+
+    measure(short, clock.costs(1e-5), X, 15, clock)
+    assert len(calls) > 15 * 100
+    clock = Clock()
+    measure(clock.costs(1.0), clock.costs(1.0), X, 15, clock)
+    assert clock.now <= 2 * (4 + module.MIN_ROUNDS) + 1
+
+
+@pytest.mark.parametrize(
+    ("timings", "wins"),
+    [
+        ([timing(1.5)], True),
+        ([timing(1.01)], True),
+        ([timing(1.0)], False),
+        ([timing(0.8)], False),
+        ([timing(1.02, spread=0.05)], False),  # within the noise
+        ([timing(2.0), timing(0.97)], True),  # not clearly slower there
+        ([timing(2.0), timing(0.9)], False),
+        ([timing(2.0), timing(0.9, spread=0.08)], True),  # could be noise
+        ([], False),
+    ],
+)
+def test_what_is_a_win(timings: list[Timing], wins: bool) -> None:
+    assert (why_slower(timings) is None) is wins
+
+
+def test_the_sentence_has_the_numbers() -> None:
+    sentence = why_slower([timing(0.5)])
+    assert sentence == ("at 2x3 it takes 1.000 ms and the original 0.500 ms (0.50x, noise 0%).")
+
+
+def candidate(backend: str, fn: Any) -> Candidate:
+    return Candidate(backend, None, fn, Verdict(1, 0, 0.0))  # type: ignore[arg-type]
+
+
+def test_the_fastest_is_chosen_and_the_others_get_a_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    times = {"original": 1.0, "slow": 1.25, "good": 0.5, "best": 0.25}
+
+    def fake(engine: str, original: str, inputs: Any, rounds: int) -> Timing:
+        return Timing(((2, 3),), times[original], times[engine], 0.0)
+
+    monkeypatch.setattr(module, "measure", fake)
+    several = [candidate(name, name) for name in ("slow", "good", "best")]
+    decision = select("cluster_0", "original", several, [X], Config())  # type: ignore[arg-type]
+    assert decision.chosen is not None
+    assert decision.chosen.backend == "best"
+    assert decision.chosen.timings[0].speedup == 4
+    reasons = {r.backend: r for r in decision.reasons}
+    assert set(reasons) == {"slow", "good"}
+    assert all(r.code is Code.SLOWER and r.stage is Stage.SELECT for r in decision.reasons)
+    assert reasons["good"].detail == "it is 2.00x the original's speed, best is 4.00x."
+
+
+def test_without_timing_the_first_is_taken_unmeasured() -> None:
+    several = [candidate("a", None), candidate("b", None)]
+    decision = select("cluster_0", None, several, [X], Config(timing=False))  # type: ignore[arg-type]
+    assert decision.chosen is several[0]
+    assert select("cluster_0", None, [], [X], Config(timing=False)).chosen is None  # type: ignore[arg-type]
