@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """An order of the nodes that depends on the graph and not on how it is numbered.
 
-Each node gets a colour, a 64-bit hash of the labelled graph as seen from it: all its ancestors, then all its
-descendants with those colours, then all ancestors once more (colour refinement, Weisfeiler and Leman
-1968, made linear by following the DAG). Numbering breaks ties only, that is between nodes no sweep
-tells apart; such nodes are almost always images of each other under a symmetry of the graph.
+Each node gets a colour, a 64-bit hash of the labelled graph as seen from it: all its ancestors,
+then all its descendants with those colours, then all ancestors once more (colour refinement,
+Weisfeiler and Leman 1968, made linear by following the DAG). Numbering breaks ties only, that is
+between nodes no sweep tells apart; such nodes are almost always images of each other under a
+symmetry of the graph.
 """
 
 from collections.abc import Sequence
@@ -39,10 +40,24 @@ def rank_nodes(problem: Problem, masks: Sequence[int]) -> tuple[list[int], list[
     depth = [0] * size
     for v in order:
         depth[v] = max((depth[p] + 1 for _, p in ins[v]), default=0)
-    ranks = [0] * size
-    for rank, v in enumerate(sorted(range(size), key=lambda v: (depth[v], colour[v], v))):
-        ranks[v] = rank
-    return depth, ranks
+    return depth, _order_levels(depth, colour, ins)
+
+
+def _order_levels(depth: list[int], colour: list[int], ins: list[list[_Arc]]) -> list[int]:
+    """Rank by depth, then colour, then the ranks of the producers, then number."""
+    levels: list[list[int]] = [[] for _ in range(max(depth, default=-1) + 1)]
+    for v, level in enumerate(depth):
+        levels[level].append(v)
+    ranks = [0] * len(depth)
+    first = 0
+    for level_nodes in levels:
+        # Producers have their ranks by now. They tell equal branches apart all the way down, so
+        # that the nodes of one branch stay in step.
+        keys = {v: (colour[v], sorted([(w, ranks[u]) for w, u in ins[v]]), v) for v in level_nodes}
+        for rank, v in enumerate(sorted(level_nodes, key=keys.__getitem__), first):
+            ranks[v] = rank
+        first += len(level_nodes)
+    return ranks
 
 
 def _sweep(order: list[int], arcs: list[list[_Arc]], colour: list[int]) -> list[int]:

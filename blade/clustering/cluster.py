@@ -6,9 +6,9 @@
 3. Independent: whatever is left and not ordered by a node outside, where it pays.
 4. Groups that are too small or do not pay for their boundary are dissolved.
 
-Contracting all groups leaves a DAG after every merge. At the end no two groups are left whose merge is
-legal and profitable (``quotient.py`` says why no pair has to be tried twice). The result depends on the
-graph alone; see ``canonical.py`` for what the numbering can still decide.
+Contracting all groups leaves a DAG after every merge. At the end no two groups are left whose
+merge is legal and profitable (``quotient.py`` says why no pair has to be tried twice). The result
+depends on the graph alone; see ``canonical.py`` for what the numbering can still decide.
 """
 
 from collections.abc import Iterable, Sequence
@@ -38,12 +38,12 @@ def cluster(problem: Problem) -> Clustering:
 def schedule(problem: Problem, groups: Iterable[Sequence[int]]) -> list[tuple[int, ...]]:
     """A legal order of the units: each of ``groups`` as one, every other node alone.
 
-    Of the units that are ready the one with the smallest node goes first, so that a program in order stays
-    in order. Nodes of a unit are ascending. Raises ``ValueError`` if the groups overlap or are not
-    convex together.
+    Of the units that are ready the one with the smallest node goes first, so that a program in
+    order stays in order. Nodes of a unit are ascending. Raises ``ValueError`` if the groups
+    overlap or are not convex together.
     """
     unit = list(range(len(problem.labels)))
-    nodes = {v: (v,) for v in unit}
+    nodes: dict[int, tuple[int, ...]] = {v: (v,) for v in unit}
     for group in groups:
         first = min(group)
         for v in group:
@@ -95,9 +95,10 @@ def _by_benefit(problem: Problem, backends: list[str]) -> list[str]:
 def _merge_independent(quotient: Quotient, backend: int) -> None:
     """Merge what ``backend`` takes and nothing it does not take lies between.
 
-    A group's level counts the switches to other nodes and back on the way to it. Two groups of one
-    level have nothing else between them, by step 1 not even each other, so a level is one legal merge;
-    and level i + 1 starts behind a node that is itself behind level i, so levels never merge.
+    A group's level counts the switches to other nodes and back on the way to it. Two groups of
+    one level have nothing else between them, by step 1 not even each other, so a level is one
+    legal merge; and level i + 1 starts behind a node that is itself behind level i, so levels
+    never merge.
     """
     level: dict[int, int] = {}
     levels: dict[int, set[int]] = {}

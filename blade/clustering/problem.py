@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What clustering is asked and what it answers, in plain ints.
 
-Nodes are ``0 .. n-1`` in any order; a data edge is ``(producer, consumer, bytes)`` with the bytes the
-value would cost at a boundary, an effect edge ``(earlier, later)`` is an order and nothing else.
+Nodes are ``0 .. n-1`` in any order; a data edge is ``(producer, consumer, bytes)`` with the bytes
+the value would cost at a boundary, an effect edge ``(earlier, later)`` is an order and nothing
+else.
 
     problem = Problem(labels=[both, both, nobody], edges=[(0, 1, 4096), (1, 2, 64)])
     cluster(problem).groups      # (Group(nodes=(0, 1), label=frozenset({"disc"})),)
@@ -17,9 +18,9 @@ class Cost:
     """What a boundary costs, in the unit of ``Problem.benefit``. No field may be negative.
 
     ``call``: one engine call (guard and dispatch). ``byte``: one byte through a group's boundary.
-    ``horizontal``: what is lost by merging two groups that hand each other no data. Such a merge saves
-    one call and the second read of the largest value that both read, and is done where that is more than
-    ``horizontal``; with the defaults it always is.
+    ``horizontal``: what is lost by merging two groups that hand each other no data. Such a merge
+    saves one call and the second read of the largest value that both read, and is done where that
+    is more than ``horizontal``; with the defaults it always is.
     """
 
     call: float = 1.0
@@ -61,7 +62,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Group:
-    """Nodes to become one engine: ``nodes`` ascending, ``label`` the backends that take all of them."""
+    """Nodes of one engine: ``nodes`` ascending, ``label`` the backends that take all of them."""
 
     nodes: tuple[int, ...]
     label: frozenset[str]
@@ -69,7 +70,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Dissolved:
-    """A group that was legal and is not worth an engine; ``detail`` is a sentence with the numbers."""
+    """A legal group that is not worth an engine; ``detail`` says why, with the numbers."""
 
     nodes: tuple[int, ...]
     label: frozenset[str]

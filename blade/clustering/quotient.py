@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The graph of groups: always acyclic, with a topological order that is kept up to date.
 
-Merging groups x and y leaves the graph acyclic only if everything on a path between them joins too: their
-*hull*. Edges are never removed and labels only shrink, so a hull that no backend takes as a whole stays
-impossible whatever else is merged later: one "no" per pair is final, and nothing has to be tried twice.
+Merging groups x and y leaves the graph acyclic only if everything on a path between them joins
+too: their *hull*. Edges are never removed and labels only shrink, so a hull that no backend takes
+as a whole stays impossible whatever else is merged later: one "no" per pair is final, and nothing
+has to be tried twice.
 
-The hull is found by a two-way search ordered by the maintained order, and the order is repaired by
-moving only what that search visited: incremental topological ordering after Pearce and Kelly (2006) with
-the compatible two-way search of Haeupler, Kavitha, Mathew, Sen and Tarjan (2012), whose bound is
-O(m^(3/2)) for m arcs in the worst case; graphs of models stay close to linear.
+The hull is found by a two-way search ordered by the maintained order, and the order is repaired
+by moving only what that search visited: incremental topological ordering after Pearce and Kelly
+(2006) with the compatible two-way search of Haeupler, Kavitha, Mathew, Sen and Tarjan (2012),
+whose bound is O(m^(3/2)) for m arcs in the worst case; graphs of models stay close to linear.
 """
 
 from collections.abc import Sequence
@@ -90,14 +91,14 @@ class Quotient:
         return root
 
     def reorder(self) -> None:
-        """Sort all groups anew, after ``contract`` was used without the order; asserts acyclicity."""
+        """Sort all groups anew after bare ``contract`` calls; a cycle is a ``ValueError``."""
         groups = [g for g in range(len(self.mask)) if self.sets.find(g) == g]
         place = {g: i for i, g in enumerate(groups)}
         arcs = [(place[g], place[s]) for g in groups for s in self.succ[g]]
         self.order.reset([groups[i] for i in sort_topologically(len(groups), arcs)])
 
     def _find_hull(self, first: int, last: int) -> Hull | None:
-        """The hull of two groups, ``first`` before ``last`` in the order; None if nobody takes it."""
+        """The hull of two groups, ``first`` the earlier one; None if no backend takes it."""
         key, mask, succ, pred = self.order.key, self.mask, self.succ, self.pred
         # Discovered groups -> backends that take everything on one path to (from) there.
         ahead = {first: mask[first] & mask[last]}
@@ -185,7 +186,7 @@ def _expand(
 
 
 def _close(hull: set[int], passed: list[int], arcs: list[set[int]]) -> None:
-    """Add every passed group with an arc into the hull; ``passed`` is in the order of the search."""
+    """Add every passed group with an arc into the hull; ``passed`` as the search went."""
     for group in reversed(passed):
         if group not in hull and not hull.isdisjoint(arcs[group]):
             hull.add(group)

@@ -8,7 +8,7 @@ _GAP = 1 << 32
 
 
 def sort_topologically(size: int, arcs: Iterable[tuple[int, int]]) -> list[int]:
-    """An order of ``0 .. size-1`` in which every arc goes forward, as close to the numbering as it gets.
+    """An order of ``0 .. size-1`` in which every arc goes forward, close to the numbering.
 
     Among the nodes that are ready the smallest goes first. Raises ``ValueError`` on a cycle.
     """
