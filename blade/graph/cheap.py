@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which lines are not ops but bookkeeping: sizes, scalar arithmetic, lists of them.
+
+A cheap line is pure and costs nothing, so it is never a node of the problem: it is duplicated into
+whoever needs its value, and edges pass through it. ``jit.trace`` writes ``x.size(1) + 1`` as
+``NumToTensor -> aten::add (a 0-d tensor) -> aten::Int``; such integer chains are scalar arithmetic in
+disguise and are cheap too. Chains that leave the integers (``sqrt``, true division) are not: their
+rounding is that of the 0-d tensor's dtype, which only the real op reproduces.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from blade.graph.alias import Aliases
+from blade.graph.program import Line, Program
+
+INTEGER_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+METADATA = frozenset(
+    "aten::size aten::len aten::dim aten::numel aten::is_floating_point prim::dtype prim::device "
+    "prim::layout prim::is_cuda prim::is_cpu".split()
+)
+"""Facts about a tensor that do not read its elements."""
+
+SCALAR = frozenset(
+    "aten::Int aten::Float aten::Bool aten::ScalarImplicit aten::IntImplicit aten::FloatImplicit "
+    "aten::add aten::sub aten::mul aten::div aten::floordiv aten::remainder aten::neg aten::floor "
+    "aten::ceil aten::round aten::sqrt aten::pow aten::abs prim::min prim::max prim::abs aten::eq "
+    "aten::ne aten::lt aten::le aten::gt aten::ge aten::__and__ aten::__or__ aten::__not__ "
+    "aten::__is__ aten::__isnot__ aten::__getitem__ aten::__range_length aten::__derive_index "
+    "prim::unchecked_cast aten::list aten::format aten::str aten::slice aten::mod".split()
+)
+"""Arithmetic on plain scalars and lists of them; cheap where no tensor goes in or comes out."""
+
+STRUCTURE = frozenset(("prim::ListConstruct", "prim::TupleConstruct"))
+
+CHAIN = frozenset(
+    "aten::add aten::sub aten::mul aten::floor_divide aten::remainder aten::neg aten::rsub".split()
+)
+"""Integer arithmetic that trace writes on 0-d tensors made from sizes."""
+
+FROM_CHAIN = frozenset(
+    "aten::Int aten::Float aten::ScalarImplicit aten::IntImplicit aten::FloatImplicit".split()
+)
+
+
+def find_cheap(program: Program, aliases: Aliases) -> frozenset[int]:
+    """Indices of the cheap lines of ``program``, constants included."""
+    cheap: set[int] = set()
+    chain: set[int] = set()  # 0-d integer tensors that are scalars in disguise
+    for line in program.lines:
+        if any(aliases.may_be_written(v) for v in line.outputs):
+            continue
+        if line.kind == "prim::Constant" or line.kind in STRUCTURE:
+            cheap.add(line.index)
+        elif line.kind == "prim::NumToTensor" and _is_int(program, line.inputs[0]):
+            cheap.add(line.index)
+            chain.update(line.outputs)
+        elif line.kind in CHAIN and _extends_chain(program, line, chain):
+            cheap.add(line.index)
+            chain.update(line.outputs)
+        elif _is_scalar_code(program, line, chain, cheap, aliases):
+            cheap.add(line.index)
+    return frozenset(cheap)
+
+
+def _is_int(program: Program, value: int) -> bool:
+    return program.values[value].type().kind() == "IntType"
+
+
+def _extends_chain(program: Program, line: Line, chain: set[int]) -> bool:
+    tensors = [v for v in line.inputs if program.is_tensor(v)]
+    others = [v for v in line.inputs if not program.is_tensor(v)]
+    return (
+        any(v in chain for v in tensors)
+        and all(v in chain or _is_int_scalar_constant(program, v) for v in tensors)
+        and all(_is_int_number(program, v) for v in others)
+    )
+
+
+def _is_int_scalar_constant(program: Program, value: int) -> bool:
+    if not program.constant(value):
+        return False
+    tensor = program.values[value].toIValue()
+    if type(tensor) is int:  # how Python sees a 0-d tensor that was a plain number when traced
+        return True
+    return isinstance(tensor, torch.Tensor) and tensor.dim() == 0 and tensor.dtype in INTEGER_DTYPES
+
+
+def _is_int_number(program: Program, value: int) -> bool:
+    if _is_int(program, value):
+        return True
+    return program.constant(value) and type(program.values[value].toIValue()) is int
+
+
+def _is_scalar_code(
+    program: Program, line: Line, chain: set[int], cheap: set[int], aliases: Aliases
+) -> bool:
+    if any(_holds_tensor(program.values[v].type()) for v in line.outputs) or not line.outputs:
+        return False
+    if line.kind in METADATA:
+        return not any(aliases.may_be_resized(v) for v in line.inputs)
+    if line.kind in ("prim::ListUnpack", "prim::TupleUnpack"):
+        return program.producer.get(line.inputs[0]) in cheap
+    if line.kind in FROM_CHAIN and line.inputs[0] in chain:
+        return True
+    tensors = any(_holds_tensor(program.values[v].type()) for v in line.inputs)
+    return line.kind in SCALAR and not tensors
+
+
+def _holds_tensor(kind: torch._C.JitType) -> bool:
+    """Whether a tensor may be inside a value of this type (``None`` holds none)."""
+    if kind.kind() in ("TensorType", "AnyType", "ClassType", "InterfaceType", "FutureType"):
+        return True
+    return any(_holds_tensor(inner) for inner in kind.containedTypes())

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An ``OpNode`` out of a line: its overload, its arguments, what running it showed of its values."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from blade.backends.base import OpNode, ValueInfo
+from blade.graph.bind import resolve, split_arguments, to_python
+from blade.graph.observe import Fact
+from blade.graph.program import Line, Program, is_tensor_type
+
+_KINDS = {
+    "IntType": "int",
+    "FloatType": "float",
+    "BoolType": "bool",
+    "StringType": "str",
+    "NoneType": "none",
+    "ListType": "list",
+}
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What all runs together say of each value: a fact holds only if no run disagrees."""
+
+    program: Program
+    runs: Sequence[dict[int, Fact]]
+
+    def info(self, value: int) -> ValueInfo:
+        constant = self.program.tensor_constant(value)
+        if constant is not None:
+            return ValueInfo("tensor", constant.dtype, constant.device, constant.dim())
+        kind = self.program.values[value].type()
+        if not is_tensor_type(kind):
+            return ValueInfo(_KINDS.get(kind.kind(), "other"))
+        seen = [run[value] for run in self.runs if value in run]
+        if not seen or len(seen) != len(self.runs):
+            return ValueInfo("tensor")
+        return ValueInfo(
+            "tensor",
+            _agreed([f.dtype for f in seen]),
+            _agreed([f.device for f in seen]),
+            _agreed([len(f.sizes) for f in seen]),
+        )
+
+
+def describe(
+    program: Program,
+    facts: Facts,
+    cheap: frozenset[int],
+    line: Line,
+    results: Sequence[int],
+) -> OpNode:
+    """The node a backend judges. A line no overload was found for gets a stand-in target."""
+    overload = resolve(line)
+    name = _name(program, line)
+    outputs = tuple(facts.info(v) for v in results)
+    if overload is None:
+        infos = tuple(facts.info(v) for v in line.inputs)
+        return OpNode(name, unknown_target(), infos, {}, outputs, source(line))
+    values = [
+        _argument(program, facts, cheap, a, v)
+        for a, v in zip(overload._schema.arguments, line.inputs, strict=True)
+    ]
+    args, kwargs = split_arguments(overload, values)
+    return OpNode(name, overload, args, kwargs, outputs, source(line))
+
+
+def unknown_target() -> torch._ops.OpOverload:
+    """What stands in ``OpNode.target`` where the graph holds no ATen op; such a node is pinned."""
+    target = torch.ops.aten._assert_async.msg
+    assert isinstance(target, torch._ops.OpOverload)
+    return target
+
+
+def source(line: Line) -> str:
+    """Where the user wrote it: module scope, then file and line."""
+    where = line.node.sourceRange()
+    found = re.search(r'File "([^"]+)", line (\d+)', where) or re.search(
+        r"(\S+?)\((\d+)\): ", where
+    )
+    place = f"{found[1]}:{found[2]}" if found else ""
+    return " ".join(part for part in (line.node.scopeName(), place) if part)
+
+
+def _name(program: Program, line: Line) -> str:
+    if not line.outputs:
+        return f"{line.kind}#{line.index}"
+    return f"%{program.values[line.outputs[0]].debugName()} = {line.kind}"
+
+
+def _argument(
+    program: Program,
+    facts: Facts,
+    cheap: frozenset[int],
+    argument: torch._C.Argument,
+    value: int,
+) -> Any:
+    line = program.maker(value)
+    if line is None or line.index not in cheap:
+        return facts.info(value)
+    if line.kind == "prim::Constant":
+        held = program.values[value].toIValue()
+        return facts.info(value) if isinstance(held, torch.Tensor) else to_python(argument, held)
+    if line.kind == "prim::ListConstruct":
+        return [_element(program, facts, cheap, v) for v in line.inputs]
+    if line.kind == "prim::dtype":
+        return facts.info(line.inputs[0]).dtype or facts.info(value)
+    if line.kind == "prim::device":
+        return facts.info(line.inputs[0]).device or facts.info(value)
+    return facts.info(value)
+
+
+def _element(program: Program, facts: Facts, cheap: frozenset[int], value: int) -> Any:
+    if program.constant(value) and program.tensor_constant(value) is None:
+        return program.values[value].toIValue()
+    return facts.info(value)
+
+
+def _agreed(seen: list[Any]) -> Any:
+    return seen[0] if all(s == seen[0] for s in seen) else None

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Nodes no backend may take, and why: the semantics a compiled cluster could not keep."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from blade.backends.base import OpNode, ValueInfo
+from blade.graph.alias import OUTSIDE, Aliases
+from blade.graph.bind import resolve
+from blade.graph.describe import Facts
+from blade.graph.program import Line, Program
+from blade.reason import Code, Reason, Stage
+
+_OFF = {"train": False, "training": False, "p": 0, "dropout": 0, "dropout_p": 0}
+"""Arguments that switch the randomness of an op off, and the value that does it."""
+
+
+@dataclass(frozen=True)
+class _Case:
+    """Everything a rule may look at."""
+
+    program: Program
+    aliases: Aliases
+    facts: Facts
+    head: Line
+    lines: Sequence[int]
+    reads: Mapping[int, bool]
+    node: OpNode
+    returned: Sequence[frozenset[int]]  # roots of each tensor the graph returns
+
+
+def find_pins(
+    program: Program,
+    aliases: Aliases,
+    facts: Facts,
+    units: Sequence[Sequence[int]],
+    reads: Sequence[Mapping[int, bool]],
+    nodes: Sequence[OpNode],
+) -> dict[int, Reason]:
+    """Node index -> the first rule that forbids it."""
+    returned = [aliases.roots[v] for v in _returned_tensors(program)]
+    pins: dict[int, Reason] = {}
+    for index, unit in enumerate(units):
+        head = program.lines[unit[0]]
+        case = _Case(
+            program, aliases, facts, head, unit, reads[index], nodes[index], returned
+        )
+        for rule, code in _RULES:
+            detail = rule(case)
+            if detail is not None:
+                subject = nodes[index].name
+                pins[index] = Reason(Stage.SUPPORT, code, None, subject, detail)
+                break
+    return pins
+
+
+def is_random(node: OpNode) -> bool:
+    """Whether the op draws from a random generator, given its constant arguments."""
+    if torch.Tag.nondeterministic_seeded not in node.target.tags:
+        return False
+    names = [a.name for a in node.target._schema.arguments if not a.kwarg_only]
+    given = dict(zip(names, node.args, strict=True)) | dict(node.kwargs)
+    return not any(
+        not isinstance(given.get(name), ValueInfo) and given.get(name) == off
+        for name, off in _OFF.items()
+        if name in given
+    )
+
+
+def _returned_tensors(program: Program) -> list[int]:
+    """The tensors a caller receives, seen through the tuples and lists that carry them."""
+    found: dict[int, None] = {}
+    pending = list(program.returns)
+    while pending:
+        value = pending.pop(0)
+        line = program.maker(value)
+        if line is not None and line.kind in ("prim::TupleConstruct", "prim::ListConstruct"):
+            pending.extend(line.inputs)
+        elif line is not None and line.kind == "prim::DictConstruct":
+            pending.extend(line.inputs[1::2])
+        else:
+            found[value] = None
+    return list(found)
+
+
+def _unsupported(case: _Case) -> str | None:
+    if resolve(case.head) is None:
+        return f"{case.head.kind} is not an ATen operator a backend could be asked about."
+    lists = [o for o in case.node.outputs if o.kind == "list"]
+    if lists:
+        return f"{case.head.kind} makes a list of tensors that is used as a list."
+    return None
+
+
+def _mutates(case: _Case) -> str | None:
+    if not case.node.target._schema.is_mutable:
+        return None
+    return f"{case.node.target} writes into its argument."
+
+
+def _random(case: _Case) -> str | None:
+    if not is_random(case.node):
+        return None
+    return f"{case.node.target} draws random numbers from torch's generator."
+
+
+def _aliases(case: _Case) -> str | None:
+    values = [v for i in case.lines for v in case.program.lines[i].outputs]
+    if any(case.aliases.may_be_written(v) for v in values):
+        return f"The result of {case.head.kind} may share memory with a tensor written in place."
+    roots = case.aliases.union(values)
+    shared = roots & case.aliases.union(case.head.inputs)
+    if not shared:
+        return None
+    hits = [r for r in case.returned if not r.isdisjoint(shared)]
+    if hits and OUTSIDE in shared:
+        return f"The caller may see that the result of {case.head.kind} is a view of an input."
+    constants = {
+        root
+        for v in case.head.inputs
+        if case.program.tensor_constant(v) is not None
+        for root in case.aliases.roots[v]
+    }
+    if hits and constants & shared:
+        return f"The caller may see that the result of {case.head.kind} is a view of a weight."
+    if len(hits) > 1:
+        return f"The caller receives {len(hits)} tensors that share memory with each other."
+    return None
+
+
+def _data_dependent(case: _Case) -> str | None:
+    target = case.node.target
+    if torch.Tag.data_dependent_output in target.tags:
+        return f"{target} turns tensor elements into a scalar."
+    if torch.Tag.dynamic_output_shape in target.tags and not _is_plain_index(case.node):
+        return f"The size of the result of {target} depends on tensor elements."
+    if any(o.kind != "tensor" for o in case.node.outputs):
+        return f"{target} makes a value that is not a tensor out of tensor elements."
+    for value in case.reads:
+        kind = case.facts.info(value).kind
+        if kind != "tensor":
+            name = case.program.values[value].debugName()
+            return f"%{name}, a {kind} known only when the model runs, is an argument."
+    return None
+
+
+def _is_plain_index(node: OpNode) -> bool:
+    """``aten::index`` selects a data-dependent number of elements only by masks."""
+    if node.target is not torch.ops.aten.index.Tensor:
+        return False
+    indices = [i for i in node.args[1] if i is not None] if isinstance(node.args[1], list) else []
+    masks = (torch.bool, torch.uint8, None)
+    return bool(indices) and all(i.dtype not in masks for i in indices)
+
+
+def _unknown(case: _Case) -> str | None:
+    tensors = [case.facts.info(v) for v in case.reads] + list(case.node.outputs)
+    for info in tensors:
+        if info.dtype is None or info.rank is None or info.device is None:
+            return "The samples do not settle dtype, device and rank of a tensor it touches."
+    return None
+
+
+_RULES: tuple[tuple[Callable[[_Case], str | None], Code], ...] = (
+    (_unsupported, Code.UNSUPPORTED_OP),
+    (_mutates, Code.MUTATES),
+    (_random, Code.RANDOM),
+    (_aliases, Code.ALIASES),
+    (_data_dependent, Code.DATA_DEPENDENT),
+    (_unknown, Code.UNKNOWN_TYPE),
+)

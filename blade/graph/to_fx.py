@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A group as an FX graph of ATen ops with symbolic shapes.
+
+TorchScript straight-line code needs one FX call per line and no tracing: each call is made once on
+fake tensors, only to learn the shapes and the guards they rely on. Nothing is decomposed
+(``aten.linear`` stays ``aten.linear``): how to lower an op is the backend's decision.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.fx.experimental._config as symbolic_config
+from torch._dynamo.source import ConstantSource
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import (
+    DimDynamic,
+    ShapeEnv,
+    StatelessSymbolicContext,
+)
+
+from blade.errors import Refused
+from blade.graph.bind import resolve, split_arguments, to_python, trim_defaults
+from blade.graph.boundary import Boundary
+from blade.graph.describe import source
+from blade.graph.program import Line
+from blade.graph.scalars import FUNCTIONS, PASS_THROUGH, is_symbolic
+from blade.graph.view import GraphView
+from blade.reason import Code
+
+_CANNOT = (RuntimeError, TypeError, ValueError, NotImplementedError, AssertionError, KeyError)
+"""What torch's shape functions raise for shapes they cannot express."""
+
+_DISGUISED_DTYPE = torch.int64
+"""``prim::NumToTensor`` of an int, and integer arithmetic on it."""
+
+
+def to_fx(
+    view: GraphView,
+    boundary: Boundary,
+    examples: Sequence[tuple[torch.Tensor, ...]],
+    fixed: Callable[[str, int], bool] | None = None,
+) -> tuple[torch.fx.GraphModule, ShapeEnv]:
+    """FX module of ``boundary``'s lines and the environment its symbols live in.
+
+    ``examples`` are real inputs, best first: a size symbol takes its hint from the first one whose
+    size is neither 0 nor 1. Raises ``Refused`` naming the line that cannot be expressed.
+    """
+    assert examples, boundary
+    with symbolic_config.patch(backed_size_oblivious=True), torch.no_grad():
+        return _Builder(view, boundary, examples, fixed).build()
+
+
+class _Builder:
+    """State of one conversion: FX node (or plain number) and fake value of each TorchScript value."""
+
+    def __init__(
+        self,
+        view: GraphView,
+        boundary: Boundary,
+        examples: Sequence[tuple[torch.Tensor, ...]],
+        fixed: Callable[[str, int], bool] | None,
+    ) -> None:
+        self.view = view
+        self.boundary = boundary
+        self.shape_env = ShapeEnv(specialize_zero_one=False, duck_shape=False)
+        self.mode = FakeTensorMode(shape_env=self.shape_env)
+        self.graph = torch.fx.Graph()
+        self.root = torch.nn.Module()
+        self.nodes: dict[int, Any] = {}
+        self.slots: dict[int, torch.fx.Node] = {}
+        self.tensors: dict[int, torch.fx.Node] = {}
+        self._place_inputs(examples, fixed)
+        for k, tensor in enumerate(boundary.tensors):
+            self.root.register_buffer(f"const_{k}", tensor)
+
+    def build(self) -> tuple[torch.fx.GraphModule, ShapeEnv]:
+        program = self.view.program
+        by_head = {self.view.units[n].lines[0]: n for n in self.boundary.nodes}
+        for index in self.boundary.lines:
+            if index not in by_head:
+                continue  # takes a list apart: done together with the line that makes the list
+            line = program.lines[index]
+            try:
+                self._call(line, self.view.units[by_head[index]].picks, by_head[index])
+            except _CANNOT as error:
+                name = self.view.nodes[by_head[index]].name
+                first = str(error).strip().split("\n")[0]
+                detail = f"{name} cannot be expressed with symbolic shapes: {first}"
+                raise Refused(Code.CONVERSION_FAILED, detail) from error
+        self.graph.output(tuple(self.nodes[v] for v in self.boundary.outputs))
+        self.graph.lint()
+        return torch.fx.GraphModule(self.root, self.graph), self.shape_env
+
+    def _place_inputs(
+        self,
+        examples: Sequence[tuple[torch.Tensor, ...]],
+        fixed: Callable[[str, int], bool] | None,
+    ) -> None:
+        for i, value in enumerate(self.boundary.inputs):
+            seen = [example[i] for example in examples]
+            name = self.view.program.values[value].debugName()
+            dynamic = [
+                DimDynamic.STATIC if fixed is not None and fixed(name, d) else DimDynamic.DYNAMIC
+                for d in range(seen[0].dim())
+            ]
+            node = self.graph.placeholder(f"x{i}")
+            node.meta["val"] = self.mode.from_tensor(
+                _stand_in(seen),
+                source=ConstantSource(f"x{i}"),
+                symbolic_context=StatelessSymbolicContext(dynamic_sizes=dynamic),  # type: ignore[no-untyped-call]
+            )
+            node.meta["source"] = f"%{name}"
+            self.nodes[value] = node
+
+    def _call(self, line: Line, picks: tuple[int, ...], unit: int) -> None:
+        overload = resolve(line)
+        if overload is None:
+            raise TypeError(f"{line.kind} is not an ATen operator")
+        values = [
+            to_python(argument, self._argument(value))
+            for argument, value in zip(overload._schema.arguments, line.inputs, strict=True)
+        ]
+        args, kwargs = trim_defaults(overload, *split_arguments(overload, values))
+        node = self._emit(overload, args, kwargs, line)
+        results = self.view.units[unit].results
+        if not picks and len(results) == 1:
+            self.nodes[results[0]] = node
+            return
+        for value, position in zip(results, picks or range(len(results)), strict=True):
+            self.nodes[value] = self._emit(operator.getitem, (node, position), {}, line)
+
+    def _emit(
+        self, target: Callable[..., Any], args: Any, kwargs: dict[str, Any], line: Line
+    ) -> torch.fx.Node:
+        fake_args = torch.fx.map_arg(args, _val)
+        fake_kwargs = torch.fx.map_arg(kwargs, _val)
+        with self.mode:
+            made = target(*fake_args, **fake_kwargs)
+        node = self.graph.call_function(target, tuple(args), kwargs)
+        node.meta["val"] = made
+        node.meta["source"] = source(line)
+        return node
+
+    def _argument(self, value: int) -> Any:
+        """What FX passes for ``value``: a node, a plain Python value, or a list of them.
+
+        A 0-d integer tensor that is a size in disguise becomes a tensor again here: whoever reaches
+        it as an argument of a real op wants a tensor.
+        """
+        found = self._evaluate(value)
+        line = self.view.program.maker(value)
+        if isinstance(found, list) or line is None or line.kind == "prim::Constant":
+            return found
+        disguised = line.index in self.view.cheap and self.view.program.is_tensor(value)
+        return self._as_tensor(value, found, line) if disguised else found
+
+    def _as_tensor(self, value: int, number: Any, line: Line) -> torch.fx.Node:
+        if value not in self.tensors:
+            target = torch.ops.aten.scalar_tensor.default
+            dtype = {"dtype": _DISGUISED_DTYPE}
+            self.tensors[value] = self._emit(target, (number,), dtype, line)
+        return self.tensors[value]
+
+    def _evaluate(self, value: int) -> Any:
+        """FX node or Python value of ``value``, its cheap producers first."""
+        if value in self.nodes:
+            return self.nodes[value]
+        line = self.view.program.maker(value)
+        assert line is not None and line.index in self.view.cheap, value
+        self.nodes[value] = made = self._cheap(line, value)
+        return made
+
+    def _cheap(self, line: Line, value: int) -> Any:
+        if line.kind == "prim::Constant":
+            return self._constant(value)
+        if line.kind == "prim::ListConstruct":
+            tensors = self.view.program.values[value].type().getElementType().kind()
+            numbers = tensors in ("IntType", "FloatType", "BoolType", "NumberType")
+            read = self._evaluate if numbers else self._argument
+            return [read(v) for v in line.inputs]
+        inputs = [self._evaluate(v) for v in line.inputs]
+        if line.kind in PASS_THROUGH:
+            return inputs[0]
+        if line.kind == "aten::size":
+            return self._sizes(line, *inputs)
+        if line.kind == "aten::len" and isinstance(inputs[0], torch.fx.Node):
+            return self._size(line, inputs[0], 0)
+        if line.kind == "aten::__getitem__":
+            return inputs[0][inputs[1]]
+        if line.kind == "prim::ListUnpack":
+            return inputs[0][line.outputs.index(value)]
+        if line.kind in _OF_TENSOR:
+            return _OF_TENSOR[line.kind](_val(inputs[0]))
+        return self._arithmetic(line, inputs)
+
+    def _constant(self, value: int) -> Any:
+        if self.view.program.tensor_constant(value) is None:
+            return self.view.program.values[value].toIValue()
+        slot = self.boundary.slots[self.boundary.constants.index(value)]
+        if slot not in self.slots:
+            node = self.graph.get_attr(f"const_{slot}")
+            held = self.boundary.tensors[slot]
+            node.meta["val"] = self.mode.from_tensor(held, static_shapes=True)
+            node.meta["source"] = f"%{self.view.program.values[value].debugName()}"
+            self.slots[slot] = node
+        return self.slots[slot]
+
+    def _sizes(self, line: Line, tensor: torch.fx.Node, axis: int | None = None) -> Any:
+        rank = tensor.meta["val"].dim()
+        if axis is not None:
+            return self._size(line, tensor, axis % rank)
+        return [self._size(line, tensor, d) for d in range(rank)]
+
+    def _size(self, line: Line, tensor: torch.fx.Node, axis: int) -> Any:
+        size = tensor.meta["val"].shape[axis]
+        if not is_symbolic(size):
+            return size
+        return self._emit(torch.ops.aten.sym_size.int, (tensor, axis), {}, line)
+
+    def _arithmetic(self, line: Line, inputs: list[Any]) -> Any:
+        function = FUNCTIONS.get(line.kind)
+        if function is None:
+            raise NotImplementedError(f"{line.kind} of a size has no FX form")
+        if line.kind in ("aten::add", "aten::sub") and len(inputs) == 3:  # 0-d tensors: alpha
+            inputs = [inputs[0], self._scaled(line, inputs[1], inputs[2])]
+        return self._apply(function, inputs, line)
+
+    def _scaled(self, line: Line, number: Any, alpha: Any) -> Any:
+        if not isinstance(alpha, torch.fx.Node) and alpha == 1:
+            return number
+        return self._apply(FUNCTIONS["aten::mul"], [number, alpha], line)
+
+    def _apply(self, function: Callable[..., Any], inputs: list[Any], line: Line) -> Any:
+        if any(isinstance(i, torch.fx.Node) and is_symbolic(_val(i)) for i in inputs):
+            node = self._emit(function, tuple(inputs), {}, line)
+            made = node.meta["val"]
+            if is_symbolic(made):
+                return node
+            self.graph.erase_node(node)
+            return made
+        return function(*inputs)
+
+
+def _val(node: Any) -> Any:
+    return node.meta["val"] if isinstance(node, torch.fx.Node) else node
+
+
+_OF_TENSOR: dict[str, Callable[[torch.Tensor], Any]] = {
+    "aten::dim": lambda t: t.dim(),
+    "aten::is_floating_point": lambda t: t.is_floating_point(),
+    "prim::dtype": lambda t: t.dtype,
+    "prim::device": lambda t: t.device,
+    "prim::layout": lambda t: t.layout,
+    "prim::is_cuda": lambda t: t.device.type == "cuda",
+    "prim::is_cpu": lambda t: t.device.type == "cpu",
+}
+"""Facts of a tensor that no shape changes: they fold away (the guard checks dtype and device)."""
+
+
+def _stand_in(seen: Sequence[torch.Tensor]) -> torch.Tensor:
+    """A tensor like ``seen[0]`` whose sizes are, axis by axis, the first that is neither 0 nor 1."""
+    first = seen[0]
+    same_rank = [t for t in seen if t.dim() == first.dim()]
+    sizes = [
+        next((t.shape[d] for t in same_rank if t.shape[d] > 1), first.shape[d])
+        for d in range(first.dim())
+    ]
+    return torch.empty(sizes, dtype=first.dtype, device=first.device)
