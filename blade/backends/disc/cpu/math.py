@@ -36,6 +36,15 @@ _ERF_BOTTOM = (
     (-1.1791602954361697e-7, 0.000023547966471313185, 0.0010179625278914885, 0.014070470171167667)
     + (0.11098505178285362, 0.49746925110067538, 1.0)
 )  # fmt: skip
+_ERFC_NEAR = (
+    (2.326819970068386e-2, -1.387039388740657e-1, 3.687424674597105e-1, -5.824733027278666e-1)
+    + (6.210004621745983e-1, -4.944515323274145e-1, 3.404879937665872e-1, -2.741127028184656e-1)
+    + (5.638259427386472e-1,)
+)  # fmt: skip
+_ERFC_FAR = (
+    (-1.047766399936249e1, 1.297719955372516e1, -7.495518717768503, 2.921019019210786)
+    + (-1.015265279202700, 4.218463358204948e-1, -2.820767439740514e-1, 5.641895067754075e-1)
+)  # fmt: skip
 
 
 def polynomial(code: Code, x: Value, coefficients: Sequence[float]) -> Value:
@@ -71,6 +80,13 @@ def exp2(code: Code, x: Value) -> Value:
     r = code.sub(x, code.sub(shifted, magic))
     n = code.sub(code.bits(shifted), code.bits(magic))
     return _scale(code, _exp_near_zero(code, code.mul(r, code.like(0.6931471805599453, x))), n)
+
+
+def half_exp(code: Code, x: Value) -> Value:
+    """exp(x) / 2, finite up to twice the range of exp."""
+    x = at_least(code, at_most(code, x, 90.0), -104.0)
+    n, r = _reduce(code, x)
+    return _scale(code, _exp_near_zero(code, r), code.sub(n, code.like(1, n)))
 
 
 def expm1(code: Code, x: Value) -> Value:
@@ -128,6 +144,26 @@ def erf(code: Code, x: Value) -> Value:
     top = code.mul(c, polynomial(code, s, _ERF_TOP))
     y = code.div(top, polynomial(code, s, _ERF_BOTTOM))
     return _within_one(code, y)
+
+
+def erfc(code: Code, x: Value) -> Value:
+    """exp(-a * a) / a * P(1 / a**2) away from zero, with the rounding of a * a put back."""
+    one, a = code.like(1.0, x), code.abs(x)
+    square = code.mul(a, a)
+    lost = code.fma(a, a, code.neg(square))
+    e = exp(code, code.neg(square))
+    e = code.fma(code.neg(e), lost, e)
+    q = code.div(one, a)
+    y = code.mul(q, q)
+    near_two = code.compare("olt", a, code.like(2.0, x))
+    p = code.select(near_two, polynomial(code, y, _ERFC_NEAR), polynomial(code, y, _ERFC_FAR))
+    tail = code.mul(code.mul(e, q), p)
+    # From 10.06 on the result is 0, but e * lost would be 0 * inf.
+    tail = code.select(code.compare("ogt", a, code.like(10.1, x)), code.like(0.0, x), tail)
+    negative = code.compare("olt", x, code.like(0.0, x))
+    tail = code.select(negative, code.sub(code.like(2.0, x), tail), tail)
+    small = code.compare("olt", a, one)
+    return code.select(small, code.sub(one, erf(code, x)), tail)
 
 
 def sigmoid(code: Code, x: Value) -> Value:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 
 import torch
 
-from blade.backends.disc.cpu import memory
+from blade.backends.disc.cpu import floats, integers, memory, trigonometry
 from blade.backends.disc.cpu import math as f32
 from blade.backends.disc.cpu.code import Code, Value
 from blade.errors import Refused
@@ -130,8 +130,8 @@ def _not(code: Code, x: Value) -> Value:
     return code.apply("arith.xori", t, code.like(1, t))
 
 
-def _integer_select(predicate: str) -> Rule:
-    return lambda code, a, b: code.select(code.compare(predicate, a, b), a, b)
+def _libm(function: str) -> Rule:
+    return lambda code, *args: code.call(function, *args)
 
 
 def _build() -> None:
@@ -146,6 +146,8 @@ def _build() -> None:
     _rule("abs", ["int"], lambda code, x: code.apply("arith.maxsi", x, code.neg(x)))
     _rule("abs", ["uint", "bool"], lambda code, x: x)
     _rule("sign", (*FLOAT, "int"), _sign)
+    _rule("sign", ["uint"], lambda code, x: code.apply("arith.minui", x, code.like(1, x)))
+    _rule("sign", ["bool"], lambda code, x: x)
     _rule("sqrt", FLOAT, _plain("math.sqrt"))
     _rule("rsqrt", FLOAT, _rsqrt)
     _rule("reciprocal", FLOAT, lambda code, x: code.div(code.like(1.0, x), x))
@@ -185,8 +187,37 @@ def _build() -> None:
     _rule(
         "isinf", FLOAT, lambda code, x: code.compare("oeq", code.abs(x), code.like(float("inf"), x))
     )
-    for op in ("exp", "exp2", "expm1", "log", "log2", "log1p", "tanh", "erf", "sigmoid"):
+    _build_elementary()
+    _build_division()
+
+
+def _build_elementary() -> None:
+    for op in "exp exp2 expm1 log log2 log1p tanh erf erfc sigmoid".split():
         _rule(op, ["f32"], getattr(f32, op))
+    for op in "sin cos tan sinh cosh asin acos atan".split():
+        _rule(op, ["f32"], getattr(trigonometry, op))
+    libm = "exp exp2 expm1 log log2 log1p tanh erf erfc sin cos tan sinh cosh asin acos atan"
+    for op in libm.split():
+        _rule(op, ["f64"], _libm(op))
+    _rule("sigmoid", ["f64"], floats.sigmoid)
+    for op in ("pow", "atan2", "fmod"):
+        _rule(op, ["f32"], _libm(op + "f"))
+        _rule(op, ["f64"], _libm(op))
+
+
+def _build_division() -> None:
+    for op in ("div_floor", "div_trunc", "remainder"):
+        _rule(op, FLOAT, getattr(floats, op))
+    for op in ("div_floor", "div_trunc", "remainder", "fmod", "lshift", "rshift"):
+        _rule(op, ["int"], getattr(integers, op))
+    for op in ("div_floor", "div_trunc"):
+        _rule(op, ["uint"], integers.divide_unsigned)
+    for op in ("remainder", "fmod"):
+        _rule(op, ["uint"], integers.remainder_unsigned)
+    _rule("lshift", ["uint"], integers.lshift)
+    _rule("rshift", ["uint"], integers.rshift_unsigned)
+    _rule("pow", ["int"], integers.power)
+    _rule("pow", ["uint"], lambda code, a, b: integers.power(code, a, b, signed=False))
 
 
 _build()
