@@ -25,7 +25,7 @@ def freeze(
                 "(A method is kept only if the model is scripted and the method is exported.)"
             )
     # torch.jit.freeze itself refuses a module that is frozen already.
-    frozen = torch.jit._recursive.wrap_cpp_module(
+    frozen: torch.jit.ScriptModule = torch.jit._recursive.wrap_cpp_module(
         torch._C._freeze_module(module._c, list(preserved), True, not constants)
     )
     if constants:

@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether a captured module computes what the original does, and where it does not."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.jit._fuser import optimized_execution
 from torch.utils import _pytree as pytree
 
 from blade.capture.inputs import Sample
-from blade.capture.original import MODEL_ERRORS, Original, State, copy_of, seeded
+from blade.capture.original import Answer, Original, State, answer_of, seeded
+from blade.capture.probes import Axis
+from blade.fallback.attempt import attempt
+from blade.reason import Code, Reason, Stage
 
 # Error allowed relative to the largest value of an output. Tracing runs the very same kernels; the
 # slack is for freezing, which folds batch norms into convolutions.
@@ -25,51 +29,56 @@ _TOLERANCE = {
 
 @dataclass(frozen=True)
 class Reference:
-    """What the original answered to ``sample``: one output per call, two if calls change its state."""
+    """What the original answered to ``sample``: one answer per call, two if calls change its state.
+
+    An answer is the output and the arguments as they were left (forward may write to them).
+    """
 
     sample: Sample
-    expected: tuple[Any, ...]
-    axes: frozenset[tuple[int, int]] = frozenset()  # (leaf, axis) resized; empty: a sample's sizes
-    what: str = "the sample"
+    answers: tuple[Answer, ...]
+    axes: frozenset[Axis]  # the dimensions resized against the first sample
+    what: str
 
 
-def reference(original: Original, sample: Sample, **about: Any) -> Reference | None:
+def reference(
+    original: Original, sample: Sample, axes: frozenset[Axis], what: str
+) -> Reference | None:
     """The reference for ``sample``, ``None`` if the original does not accept it."""
-    try:
+
+    def answers() -> list[Answer]:
         once = seeded(lambda: original.run(sample, times=1))
-        if original.is_stateful:
-            once = seeded(lambda: original.run(sample, times=2))
-    except MODEL_ERRORS:
-        return None
-    return Reference(sample, tuple(once), **about)
+        return once if not original.is_stateful else seeded(lambda: original.run(sample, times=2))
+
+    result = attempt(Stage.CAPTURE, None, what, answers, code=Code.TRACE_FAILED)
+    return None if isinstance(result, Reason) else Reference(sample, tuple(result), axes, what)
 
 
-def why_different(
-    module: Callable[..., Any], state: State, references: Sequence[Reference]
+def find_differences(
+    module: torch.jit.ScriptModule, references: Sequence[Reference]
 ) -> list[tuple[Reference, str]]:
-    """Every reference ``module`` does not meet, with a sentence saying how."""
-    found = []
-    for one in references:
-        if (why := _why_one(module, state, one)) is not None:
-            found.append((one, why))
-    return found
+    """Every reference that ``module`` does not meet, with a sentence saying how."""
+    state = State(module)
+    every = ((one, _why_different(module, state, one)) for one in references)
+    return [(one, why) for one, why in every if why is not None]
 
 
-def _why_one(module: Callable[..., Any], state: State, one: Reference) -> str | None:
-    def calls() -> list[Any]:
-        with torch.no_grad():
-            return [copy_of(module(*copy_of(one.sample))) for _ in one.expected]
+def _why_different(module: torch.jit.ScriptModule, state: State, one: Reference) -> str | None:
+    def answers() -> list[Answer]:
+        # Without the profiling executor, which would specialize anew at every size.
+        with torch.no_grad(), optimized_execution(False):
+            return [answer_of(lambda sample: module(*sample), one.sample) for _ in one.answers]
 
-    try:
-        actual = seeded(calls)
-    except MODEL_ERRORS as error:
-        lines = [line for line in str(error).splitlines() if line.strip()]
-        return f"it raised {type(error).__name__} ({lines[-1] if lines else ''})"
-    finally:
-        state.restore()
-    for expected_one, actual_one in zip(one.expected, actual):
-        if (why := _why_values(expected_one, actual_one)) is not None:
+    result = attempt(
+        Stage.CAPTURE, None, one.what, lambda: seeded(answers), code=Code.TRACE_SPECIALIZED
+    )
+    state.restore()
+    if isinstance(result, Reason):
+        return result.detail
+    for (output, arguments), (actual, left) in zip(one.answers, result):
+        if (why := _why_values(output, actual)) is not None:
             return why
+        if (why := _why_values(arguments, left)) is not None:
+            return f"arguments were written to differently: {why.replace('output', 'argument')}"
     return None
 
 
@@ -100,12 +109,9 @@ def _why_tensor(want: torch.Tensor, got: torch.Tensor) -> str | None:
     if not torch.equal(finite, torch.isfinite(got)):
         return "has infinities or NaNs in other places"
     wide = torch.complex128 if want.is_complex() else torch.float64
-    error = (want.to(wide) - got.to(wide))[finite].abs()
-    allowed = (
-        _TOLERANCE[want.dtype] * max(float(want.to(wide)[finite].abs().max()), 1e-30)
-        if error.numel()
-        else 0.0
-    )
-    if error.numel() and float(error.max()) > allowed:
-        return f"is off by up to {float(error.max()):.3g}, {allowed:.3g} is allowed"
-    return None
+    expected, actual = want.to(wide)[finite], got.to(wide)[finite]
+    if expected.numel() == 0:
+        return None
+    error = float((expected - actual).abs().max())
+    allowed = _TOLERANCE[want.dtype] * float(expected.abs().max())
+    return f"is off by up to {error:.3g}; {allowed:.3g} is allowed" if error > allowed else None

@@ -9,7 +9,7 @@ arguments, a tensor the only argument. The order of a positional tuple is the fo
 """
 
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,6 +94,12 @@ def normalize(
 def has_tensor(value: Any) -> bool:
     """Whether a tensor is anywhere in ``value``."""
     return any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(value))
+
+
+def name_of_leaf(names: Sequence[str], sample: Sample, index: int) -> str:
+    """The name of the argument that leaf ``index`` of ``sample`` belongs to."""
+    ends = [len(pytree.tree_leaves(sample[: i + 1])) for i in range(len(sample))]
+    return next(name for name, end in zip(names, ends) if index < end)
 
 
 def describe(names: Iterable[str], sample: Sample) -> str:

@@ -30,11 +30,12 @@ def private_copy(model: Any) -> nn.Module:
     _check_training(model)
     device_of(model)
     try:
-        return copy.deepcopy(model, _non_leaf_copies(model))
+        own: nn.Module = copy.deepcopy(model, _non_leaf_copies(model))
     except (AttributeError, RuntimeError, TypeError, ValueError, NotImplementedError) as error:
         raise InputError(
             f"model: {type(model).__name__} cannot be deep-copied ({error}); optimize works on a copy."
         ) from error
+    return own
 
 
 def signature_of(model: nn.Module) -> inspect.Signature:

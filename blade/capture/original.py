@@ -8,7 +8,7 @@ with its state put back afterwards.
 
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -28,6 +28,10 @@ MODEL_ERRORS = (
     TypeError,
     ValueError,
 )
+
+
+T = TypeVar("T")
+Answer = tuple[Any, Any]  # the output, and the arguments as the call left them
 
 
 class State:
@@ -75,12 +79,14 @@ class Original:
         self.is_stateful = False
 
     def __call__(self, *sample: Any) -> Any:
-        return self.run(sample, times=1)[0]
+        return self.run(sample, times=1)[0][0]
 
-    def run(self, sample: Sample, times: int) -> list[Any]:
-        """The outputs of ``times`` calls in a row from the state at capture."""
+    def run(self, sample: Sample, times: int) -> list[Answer]:
+        """The answers of ``times`` calls in a row from the state at capture."""
         try:
-            return [self._run_once(sample) for _ in range(times)]
+            with torch.no_grad(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                return [answer_of(self._tensors, sample) for _ in range(times)]
         finally:
             self.is_stateful |= self._state.restore()
 
@@ -93,13 +99,17 @@ class Original:
         finally:
             self.is_stateful |= self._state.restore()
 
-    def _run_once(self, sample: Sample) -> Any:
-        args, kwargs = self._call.bind(copy_of(sample))
-        with torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            output = self._model(*args, **kwargs)
-        # Copies: an output may be a buffer that the next call changes.
-        return copy_of(tensors_of(output) if self._flatten else output)
+    def _tensors(self, sample: Sample) -> Any:
+        args, kwargs = self._call.bind(sample)
+        output = self._model(*args, **kwargs)
+        return tensors_of(output) if self._flatten else output
+
+
+def answer_of(function: Callable[[Sample], Any], sample: Sample) -> Answer:
+    """The output of ``function`` on a copy of ``sample``, and what it left in that copy."""
+    arguments = copy_of(sample)
+    # A copy: the output may be a buffer, or an argument, that the next call writes to.
+    return copy_of(function(arguments)), arguments
 
 
 def copy_of(value: Any) -> Any:
@@ -109,7 +119,7 @@ def copy_of(value: Any) -> Any:
     )
 
 
-def seeded(function: Callable[[], Any]) -> Any:
+def seeded(function: Callable[[], T]) -> T:
     """``function()`` from a fixed random seed; the generators' states are put back."""
     devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
     with torch.random.fork_rng(devices=devices):

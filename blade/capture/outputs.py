@@ -15,8 +15,12 @@ import torch
 from blade.errors import InputError
 
 
+class NotTensors(InputError):
+    """The output holds something that tracing cannot return."""
+
+
 def tensors_of(output: Any, where: str = "the output") -> Any:
-    """``output`` as a tensor or a nested tuple of tensors; raises ``InputError`` on anything else."""
+    """``output`` as a tensor or a nested tuple of tensors; raises ``NotTensors``."""
     if isinstance(output, torch.Tensor):
         return output
     if (fields := _fields(output)) is not None:
@@ -24,7 +28,7 @@ def tensors_of(output: Any, where: str = "the output") -> Any:
     if isinstance(output, (tuple, list)):
         items = enumerate(output)
         return tuple(tensors_of(item, f"{where}[{i}]") for i, item in items if item is not None)
-    raise InputError(
+    raise NotTensors(
         f"model: {where} of forward is a {type(output).__name__}; tensors and tuples, lists, dicts or "
         "dataclasses of tensors can be captured by tracing. Return tensors, or make forward scriptable. "
         "(For a transformers model with a cache pass use_cache=False.)"

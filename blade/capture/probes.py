@@ -28,6 +28,11 @@ class Varied:
     axes: frozenset[Axis]
     size: int
 
+    @property
+    def sizes(self) -> dict[Axis, int]:
+        """The new size of each of the dimensions."""
+        return dict.fromkeys(sorted(self.axes), self.size)
+
 
 def axes_of(sample: Sample) -> dict[Axis, int]:
     """The size of every dimension of every tensor in ``sample``."""
@@ -45,6 +50,8 @@ def resized(sample: Sample, sizes: Sizes) -> Sample:
     leaves, spec = pytree.tree_flatten(sample)
     for (index, axis), size in sizes.items():
         leaf = leaves[index]
+        if leaf.shape[axis] == size:
+            continue
         where = torch.arange(size, device=leaf.device) % leaf.shape[axis]
         leaves[index] = leaf.index_select(axis, where)
     result = pytree.tree_unflatten(leaves, spec)
@@ -55,20 +62,19 @@ def resized(sample: Sample, sizes: Sizes) -> Sample:
 def find_varied(
     samples: Sequence[Sample],
     ranges: Mapping[Axis, tuple[int, int]],
-    accepts: Callable[[Sample], bool],
+    accepts: Callable[[dict[Axis, int]], bool],
 ) -> list[Varied]:
-    """The classes of dimensions that ``accepts`` (the model ran) lets vary.
+    """The classes of dimensions that ``accepts`` (the first sample, so resized, runs) lets vary.
 
     ``ranges`` bounds sizes, both ends included; a dimension with one size only stays.
     """
-    base = samples[0]
-    sizes = axes_of(base)
+    sizes = axes_of(samples[0])
     used = {size for size in sizes.values() if size > 1}
     found: list[Varied] = []
 
     def vary(axes: frozenset[Axis]) -> Varied | None:
         for size in _other_sizes(axes, sizes, ranges, used):
-            if accepts(resized(base, dict.fromkeys(axes, size))):
+            if accepts(dict.fromkeys(sorted(axes), size)):
                 used.add(size)
                 return Varied(axes, size)
         return None

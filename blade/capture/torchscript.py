@@ -5,30 +5,48 @@
     captured.module(ids, mask)                           # also by keyword: input_ids=..., ...
 
 Tracing comes first: it takes any Python and leaves a graph without control flow. Its danger is that a
-decision of the model's code on a size or a value is lost; so the traced module runs at other sizes and
-other values than the sample's, and where it differs from the model, the model is scripted instead.
+decision of the model's code on a size or a value is lost. So the traced module runs at other sizes
+and other values than the sample's, and where it differs from the model, the model is scripted. A trace
+that is wrong at some sizes and cannot be replaced gets checks that raise there.
 """
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-from blade.capture.captured import Captured
+from blade.capture.captured import Captured, Limit
 from blade.capture.clean import clean, freeze
-from blade.capture.compare import reference
-from blade.capture.inputs import Call, Sample, describe, normalize
-from blade.capture.model import private_copy, signature_of
-from blade.capture.original import MODEL_ERRORS, Original
-from blade.capture.outputs import is_plain
-from blade.capture.probes import find_varied, resized
-from blade.capture.trace import trace
+from blade.capture.compare import find_differences
+from blade.capture.explain import Differences, failed, limited, neither, no_graph, specialized
+from blade.capture.inputs import Sample
+from blade.capture.model import private_copy
+from blade.capture.observe import Observed, observe
+from blade.capture.outputs import NotTensors
+from blade.capture.probes import Axis, axes_of
+from blade.capture.trace import Trace, script, script_around, trace
 from blade.config import Config
 from blade.errors import InputError
+from blade.fallback.attempt import attempt
+from blade.reason import Code, Reason, Stage
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Graph:
+    """A candidate: a module, the view of the model it was compared in, and where it is wrong."""
+
+    module: torch.jit.ScriptModule
+    seen: Observed
+    how: str
+    differences: Differences
+    warnings: tuple[Reason, ...] = ()
+    branches_on_values: bool = False
+    limits: tuple[Limit, ...] = ()
 
 
 def capture(model: nn.Module, inputs: Any, config: Config) -> Captured:
@@ -36,39 +54,204 @@ def capture(model: nn.Module, inputs: Any, config: Config) -> Captured:
 
     ``inputs`` is a tensor, a tuple of positional arguments, a mapping of keyword arguments, or a list
     of such samples. Raises ``InputError`` for a model or inputs that cannot be used, and for a model
-    of which no graph is found that computes the same.
+    of which no graph is found that computes the same; ``ConfigError`` for declared sizes that do not
+    fit the inputs.
     """
     own = private_copy(model)
-    scripted = isinstance(own, torch.jit.ScriptModule)
-    call, samples = normalize(signature_of(own), inputs, bake=not scripted)
-    original = Original(own, call, flatten=not scripted)
-    raw = _first_run(original, call, samples)
-    plain = not call.baked and is_plain(raw)
-    varied = find_varied(samples, {}, lambda s: reference(original, s) is not None)
-    probes = [resized(samples[0], dict.fromkeys(v.axes, v.size)) for v in varied]
-    if len(varied) > 1:
-        probes.append(resized(samples[0], {a: v.size for v in varied for a in v.axes}))
-    module = own if scripted else trace(own, call, samples[0], plain).module
-    frozen = freeze(module, config.preserved_attributes, config.freeze_module)
-    clean(frozen, config.customize_jit_passes)
+    reasons: list[Reason] = []
+    if isinstance(own, torch.jit.ScriptModule):
+        graph = _compared(own, observe(own, inputs, config, bake=False), "script", config)
+    elif isinstance(config.allow_tracing, tuple):
+        graph = _script_partly(own, inputs, config, config.allow_tracing)
+    else:
+        graph = _trace_or_script(own, inputs, config, reasons)
+    if graph.differences and not _is_accepted(graph, config):
+        raise InputError(no_graph(graph.how, graph.seen.call, graph.differences, reasons))
+    reasons += _baked(graph.seen)
+    # A new copy: the executor of the compared one remembers the graph as it was.
+    final = freeze(graph.module, config.preserved_attributes, config.freeze_module)
+    clean(final, config.customize_jit_passes)
+    _log.info("captured %s by %s", type(model).__name__, graph.how)
     return Captured(
-        module=frozen,
-        original=original,
-        samples=samples,
-        probes=tuple(probes),
-        reasons=(),
-        how="script" if scripted else "trace",
+        module=final,
+        original=graph.seen.original,
+        samples=graph.seen.samples,
+        probes=graph.seen.probes,
+        reasons=tuple(reasons),
+        how=graph.how,
+        limits=graph.limits,
     )
 
 
-def _first_run(original: Original, call: Call, samples: Sequence[Sample]) -> Any:
-    raw = None
-    for index, sample in enumerate(samples):
-        try:
-            raw = original.raw(sample)
-        except MODEL_ERRORS as error:
-            raise InputError(
-                f"inputs: the model does not run on sample {index} "
-                f"({describe(call.names, sample)}): {type(error).__name__}: {error}"
-            ) from error
-    return raw
+def _trace_or_script(own: nn.Module, inputs: Any, config: Config, reasons: list[Reason]) -> _Graph:
+    """The trace if it is right, else the scripted module if that is, else the trace with limits."""
+    traced = _trace(own, inputs, config, reasons)
+    methods = [name for name in config.preserved_attributes if _is_method(own, name)]
+    if isinstance(traced, _Graph):
+        trusted = config.allow_tracing is True or not traced.branches_on_values
+        if not traced.differences and trusted and not methods:
+            reasons += traced.warnings
+            return traced
+        if traced.differences:
+            reasons.append(specialized(type(own).__name__, traced.seen.call, traced.differences))
+    if config.allow_tracing is not True:
+        scripted = _script(own, inputs, config, reasons)
+        if scripted is not None:
+            return scripted
+    if traced is None or methods:
+        raise InputError(neither(type(own).__name__, methods, reasons))
+    reasons += traced.warnings
+    return _limited(own, traced, config, reasons) if traced.differences else traced
+
+
+def _trace(own: nn.Module, inputs: Any, config: Config, reasons: list[Reason]) -> _Graph | None:
+    """The best trace: at the first sample or, where a size of 1 led it astray, at the widest probe."""
+    try:
+        seen = observe(own, inputs, config, bake=True)
+    except NotTensors as error:
+        reasons.append(failed(type(own).__name__, Code.TRACE_FAILED, str(error)))
+        return None
+    best: _Graph | None = None
+    for sample in (seen.samples[0], *seen.probes[-1:]):
+        graph = _trace_at(own, seen, sample, config, reasons)
+        if graph is None:
+            break
+        best = graph if best is None or not graph.differences else best
+        if not best.differences:
+            break
+    return best
+
+
+def _trace_at(
+    own: nn.Module,
+    seen: Observed,
+    sample: Sample,
+    config: Config,
+    reasons: list[Reason],
+    limits: tuple[Limit, ...] = (),
+) -> _Graph | None:
+    name = type(own).__name__
+    result = attempt(
+        Stage.CAPTURE,
+        None,
+        name,
+        lambda: trace(own, seen.call, sample, seen.is_plain and not limits, limits),
+        code=Code.TRACE_FAILED,
+    )
+    if isinstance(result, Reason):
+        reasons.append(result)
+        return None
+    return _compared(result.module, seen, "trace", config, result, limits)
+
+
+def _script(own: nn.Module, inputs: Any, config: Config, reasons: list[Reason]) -> _Graph | None:
+    """The scripted model if it can be had and is right; what is against it goes to ``reasons``."""
+    name = type(own).__name__
+    module = attempt(Stage.CAPTURE, None, name, lambda: script(own), code=Code.SCRIPT_FAILED)
+    if isinstance(module, Reason):
+        reasons.append(module)
+        return None
+    graph = _compared(module, observe(own, inputs, config, bake=False), "script", config)
+    if graph.differences:
+        details = specialized(name, graph.seen.call, graph.differences).detail
+        reasons.append(failed(name, Code.SCRIPT_FAILED, details.replace("trace", "script")))
+        return None
+    return graph
+
+
+def _script_partly(own: nn.Module, inputs: Any, config: Config, names: Sequence[str]) -> _Graph:
+    seen = observe(own, inputs, config, bake=False)
+    # The copy under seen.original stays as it is: its parts are needed untraced.
+    module = attempt(
+        Stage.CAPTURE,
+        None,
+        type(own).__name__,
+        lambda: script_around(private_copy(own), names, seen.call, seen.samples[0]),
+        code=Code.SCRIPT_FAILED,
+    )
+    if isinstance(module, Reason):
+        raise InputError(
+            f"allow_tracing={list(names)}: the rest cannot be scripted. {module.detail}"
+        )
+    return _compared(module, seen, "script", config)
+
+
+def _compared(
+    module: Any,
+    seen: Observed,
+    how: str,
+    config: Config,
+    traced: Trace | None = None,
+    limits: tuple[Limit, ...] = (),
+) -> _Graph:
+    """``module`` frozen as it will be handed on, and compared with every reference within ``limits``."""
+    frozen = freeze(module, config.preserved_attributes, config.freeze_module)
+    within = [one for one in seen.references if _is_within(one.sample, limits)]
+    differences = find_differences(frozen, within)
+    if traced is None:
+        return _Graph(module, seen, how, differences)
+    warnings = tuple(
+        Reason(Stage.CAPTURE, Code.TRACER_WARNING, None, type(module).__name__, text)
+        for text in traced.warnings
+    )
+    return _Graph(module, seen, how, differences, warnings, traced.branches_on_values, limits)
+
+
+def _limited(own: nn.Module, graph: _Graph, config: Config, reasons: list[Reason]) -> _Graph:
+    """``graph`` traced again with checks that raise where it is wrong, if the user agreed to that.
+
+    The user agrees by ``allow_tracing=True``, or by having declared the range of the dimension.
+    """
+    axes = _guilty(graph.differences)
+    declared = graph.seen.ranges
+    if not axes or not (config.allow_tracing is True or all(axis in declared for axis in axes)):
+        return graph
+    sizes = axes_of(graph.seen.samples[0])
+    limits = tuple(
+        Limit(*axis, *declared.get(axis, (sizes[axis], sizes[axis]))) for axis in sorted(axes)
+    )
+    again = _trace_at(own, graph.seen, graph.seen.samples[0], config, reasons, limits)
+    if again is None:
+        return graph
+    reasons.append(limited(type(own).__name__, graph.seen.call, graph.seen.samples[0], limits))
+    return again
+
+
+def _guilty(differences: Differences) -> set[Axis]:
+    """The dimensions whose size matters; empty if the trace is wrong at the first sample's sizes too."""
+    if any(not one.axes for one, _ in differences):
+        return set()
+    smallest = sorted((one.axes for one, _ in differences), key=len)
+    guilty: set[Axis] = set()
+    for axes in smallest:
+        if not guilty & axes:
+            guilty |= axes
+    return guilty
+
+
+def _is_within(sample: Sample, limits: Sequence[Limit]) -> bool:
+    sizes = axes_of(sample)
+    return all(one.low <= sizes[one.index, one.axis] <= one.high for one in limits)
+
+
+def _is_accepted(graph: _Graph, config: Config) -> bool:
+    """With ``allow_tracing=True`` the user answers for other values, not for the samples."""
+    only_values = all(one.what == "other values" for one, _ in graph.differences)
+    return graph.how == "trace" and config.allow_tracing is True and only_values
+
+
+def _baked(seen: Observed) -> list[Reason]:
+    return [
+        failed(
+            name,
+            Code.BAKED_ARGUMENT,
+            f"Argument {name!r} holds no tensor: it is the constant {value!r} and no parameter any more.",
+        )
+        for name, value in seen.call.baked.items()
+    ]
+
+
+def _is_method(model: nn.Module, name: str) -> bool:
+    return callable(getattr(model, name, None)) and not isinstance(
+        getattr(model, name, None), nn.Module
+    )

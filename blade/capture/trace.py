@@ -5,14 +5,19 @@ named submodules and script the rest."""
 import contextlib
 import inspect
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from torch.jit._trace import TracerWarning
+from torch.utils import _pytree as pytree
 
-from blade.capture.inputs import Call, Sample
+from blade.capture.captured import Limit
+from blade.capture.explain import limit_text
+from blade.capture.inputs import Call, Sample, Slot, has_tensor
 from blade.capture.original import copy_of
 from blade.capture.outputs import tensors_of
 from blade.errors import InputError
@@ -31,17 +36,25 @@ class Trace:
         return any("Python boolean" in text for text in self.warnings)
 
 
-def trace(model: nn.Module, call: Call, sample: Sample, is_plain: bool) -> Trace:
+def trace(
+    model: nn.Module,
+    call: Call,
+    sample: Sample,
+    is_plain: bool,
+    limits: Sequence[Limit] = (),
+) -> Trace:
     """``model`` traced at ``sample``; its parameters keep the names in ``call``.
 
     ``is_plain`` says that forward takes the sample as it is and returns tensors only; otherwise a
-    wrapper does the translation.
+    wrapper does the translation. The module raises RuntimeError at sizes outside of ``limits``.
     """
-    target = model if is_plain else _adapter(model, call)
+    target = model if is_plain and not limits else _adapter(model, call, limits)
     with _quiet() as caught, torch.no_grad():
         module = torch.jit.trace(target, copy_of(sample), check_trace=False, strict=False)
     texts = dict.fromkeys(
-        str(one.message) for one in caught if issubclass(one.category, torch.jit.TracerWarning)
+        f"{one.message} (at {Path(one.filename).name}:{one.lineno})"
+        for one in caught
+        if issubclass(one.category, TracerWarning)
     )
     return Trace(module, tuple(texts))
 
@@ -49,7 +62,8 @@ def trace(model: nn.Module, call: Call, sample: Sample, is_plain: bool) -> Trace
 def script(model: nn.Module) -> torch.jit.ScriptModule:
     """``model`` scripted; raises what ``torch.jit.script`` raises."""
     with _quiet():
-        return torch.jit.script(model)
+        module: torch.jit.ScriptModule = torch.jit.script(model)
+    return module
 
 
 def script_around(
@@ -81,7 +95,6 @@ def script_around(
 
 
 def _call_of(part: nn.Module, args: Any, kwargs: Any) -> tuple[Call, Sample]:
-    
 
     bound = inspect.signature(part.forward).bind(*args, **kwargs)
     slots = tuple(Slot(n, True, not has_tensor(v), v) for n, v in bound.arguments.items())
@@ -113,15 +126,17 @@ def _calls_of(parts: dict[str, nn.Module], model: nn.Module, call: Call, sample:
 class _Adapter(nn.Module):
     """Takes the entries of a sample, calls the model as the user does, returns tensors."""
 
-    def __init__(self, model: nn.Module, call: Call) -> None:
+    def __init__(self, model: nn.Module, call: Call, checks: Sequence[Callable[..., Any]]) -> None:
         super().__init__()
         self.model = model
-        self.__dict__["_call"] = call
+        self.__dict__.update(_call=call, _checks=checks)
         self.training = False
 
 
-def _adapter(model: nn.Module, call: Call) -> nn.Module:
+def _adapter(model: nn.Module, call: Call, limits: Sequence[Limit]) -> nn.Module:
     def forward(self: Any, *sample: Any) -> Any:
+        for check in self._checks:
+            check(sample)
         args, kwargs = self._call.bind(sample)
         return tensors_of(self.model(*args, **kwargs))
 
@@ -129,7 +144,30 @@ def _adapter(model: nn.Module, call: Call) -> nn.Module:
     place = inspect.Parameter.POSITIONAL_OR_KEYWORD
     parameters = [inspect.Parameter(name, place) for name in ("self", *call.names)]
     forward.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    return type(f"Captured{type(model).__name__}", (_Adapter,), {"forward": forward})(model, call)
+    adapter = type(f"Captured{type(model).__name__}", (_Adapter,), {"forward": forward})
+    made: nn.Module = adapter(model, call, [_check(call, limit) for limit in limits])
+    return made
+
+
+def _check(call: Call, limit: Limit) -> Callable[[Sample], None]:
+    """A call of a scripted function, so that the trace keeps the branch and the raise."""
+    with _quiet():
+        raise_outside = torch.jit.script(_raise_outside)
+
+    def check(sample: Sample) -> None:
+        leaf = pytree.tree_leaves(sample)[limit.index]
+        message = (
+            f"traced by blade for {limit_text(call, sample, limit)}; optimize with samples of other "
+            "sizes, or with a scriptable model, to serve them"
+        )
+        raise_outside(leaf, limit.axis, limit.low, limit.high, message)
+
+    return check
+
+
+def _raise_outside(tensor: torch.Tensor, axis: int, low: int, high: int, message: str) -> None:
+    if tensor.size(axis) < low or tensor.size(axis) > high:
+        raise RuntimeError(message)
 
 
 @contextlib.contextmanager
@@ -137,6 +175,6 @@ def _quiet() -> Iterator[list[warnings.WarningMessage]]:
     """Collect the tracer's warnings about the model's own lines, and show none of any kind."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("ignore")
-        warnings.filterwarnings("always", category=torch.jit.TracerWarning)
-        torch.jit.TracerWarning.ignore_lib_warnings()
+        warnings.filterwarnings("always", category=TracerWarning)
+        TracerWarning.ignore_lib_warnings()
         yield caught

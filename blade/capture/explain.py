@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The sentences of capture: what a trace lost, and what the user can do about it."""
+
+from collections.abc import Sequence
+
+from blade.capture.captured import Limit
+from blade.capture.compare import Reference
+from blade.capture.inputs import Call, Sample, describe, name_of_leaf
+from blade.capture.probes import axes_of
+from blade.reason import Code, Reason, Stage
+
+Differences = Sequence[tuple[Reference, str]]
+
+WHAT_TO_DO = (
+    "Make the model scriptable (torch.jit.script tells what it does not understand), or name the "
+    "submodules without such decisions in Config(allow_tracing=[...]) so that only the rest is scripted"
+)
+
+
+def failed(subject: str, code: Code, detail: str) -> Reason:
+    """A ``Reason`` of this stage."""
+    return Reason(Stage.CAPTURE, code, None, subject, detail)
+
+
+def specialized(subject: str, call: Call, differences: Differences) -> Reason:
+    """Why the trace of ``subject`` is not the model."""
+    return failed(
+        subject,
+        Code.TRACE_SPECIALIZED,
+        f"The trace differs from the model at {list_differences(call, differences)}.",
+    )
+
+
+def limited(subject: str, call: Call, sample: Sample, limits: Sequence[Limit]) -> Reason:
+    """The trace of ``subject`` is kept, with checks on sizes."""
+    where = "; ".join(limit_text(call, sample, one) for one in limits)
+    return failed(
+        subject,
+        Code.TRACE_SPECIALIZED,
+        f"The trace is kept for the sizes it is right at; elsewhere it raises: {where}.",
+    )
+
+
+def limit_text(call: Call, sample: Sample, limit: Limit) -> str:
+    """``axis 1 of 'x' must be 16``."""
+    name = name_of_leaf(call.names, sample, limit.index)
+    size = f"{limit.low}" if limit.low == limit.high else f"{limit.low}..{limit.high}"
+    return f"axis {limit.axis} of {name!r} must be {size}"
+
+
+def list_differences(call: Call, differences: Differences) -> str:
+    """``other sizes (x: float32[3, 4]): output 0 is off by up to 0.5; ...``, three at most."""
+    shown = [
+        f"{one.what} ({describe(call.names, one.sample)}): {why}" for one, why in differences[:3]
+    ]
+    more = len(differences) - len(shown)
+    return "; ".join(shown) + (f"; and {more} more" if more else "")
+
+
+def no_graph(how: str, call: Call, differences: Differences, reasons: Sequence[Reason]) -> str:
+    """The text of the ``InputError`` when the best graph is wrong."""
+    done = "traced" if how == "trace" else "scripted"
+    text = (
+        f"model: the {done} module differs from the model at {list_differences(call, differences)}."
+    )
+    why_not_scripted = [one.detail for one in reasons if one.code is Code.SCRIPT_FAILED]
+    if why_not_scripted:
+        text += f" Scripting is no way out: {' '.join(why_not_scripted)}"
+    if how != "trace":
+        return text
+    text += f" {WHAT_TO_DO}"
+    if all(one.axes for one, _ in differences):
+        first = axes_of(differences[0][0].sample)
+        sizes = ", ".join(str(first[axis]) for axis in sorted(differences[0][0].axes))
+        text += (
+            f"; or keep the trace for the sizes of the samples only (it raises at others, such as {sizes}): "
+            "Config(allow_tracing=True), or fix these dimensions in Config(dynamic_shapes=...)"
+        )
+    return text + "."
+
+
+def neither(subject: str, methods: Sequence[str], reasons: Sequence[Reason]) -> str:
+    """The text of the ``InputError`` when there is no graph at all."""
+    details = " ".join(f"[{one.code.value}] {one.detail}" for one in reasons)
+    if methods:
+        return (
+            f"preserved_attributes: {methods[0]!r} is a method, and tracing keeps only forward; {subject} "
+            f"has to be scriptable (with @torch.jit.export on {methods[0]!r}), and it is not. {details}"
+        )
+    return f"model: {subject} can be neither traced nor scripted. {details}"

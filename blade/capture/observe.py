@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the original does at the samples, at other sizes and at other values: the yardstick for a graph.
+
+seen = observe(own, inputs, config, bake=True)
+seen.references        # every input tried, with the answers a captured module has to give
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from blade.capture.compare import Reference, reference
+from blade.capture.declared import Range, declared_ranges, tuning_samples
+from blade.capture.inputs import Call, Sample, describe, normalize
+from blade.capture.model import signature_of
+from blade.capture.original import MODEL_ERRORS, Original
+from blade.capture.outputs import is_plain
+from blade.capture.probes import Axis, Varied, find_varied, resized
+from blade.config import Config
+from blade.errors import ConfigError, InputError
+
+
+@dataclass(frozen=True)
+class Observed:
+    """One way to call the model, its samples in that form, and what the original answered."""
+
+    call: Call
+    original: Original
+    samples: tuple[Sample, ...]
+    probes: tuple[Sample, ...]
+    references: tuple[Reference, ...]
+    ranges: dict[Axis, Range]
+    is_plain: bool  # forward takes a sample as it is and returns nothing but tensors
+
+
+def observe(model: nn.Module, inputs: Any, config: Config, bake: bool) -> Observed:
+    """Run ``model`` (a private copy) at ``inputs`` and at what can be derived from them.
+
+    With ``bake`` the view is that of a trace: tensor arguments only, outputs flattened. Raises
+    ``InputError`` where ``inputs`` do not fit the model, ``ConfigError`` where the declared sizes do
+    not fit the inputs.
+    """
+    call, samples = normalize(signature_of(model), inputs, bake)
+    original = Original(model, call, flatten=bake)
+    outputs = [_first_run(original, call, sample, index) for index, sample in enumerate(samples)]
+    ranges = declared_ranges(config, call, samples)
+    tuning = tuning_samples(config, call, samples[0])
+    seen = _Seen(original)
+    for index, sample in enumerate(samples):
+        seen.require(sample, f"sample {index}", call)
+    for sample in tuning:
+        seen.require(sample, "a shape of dynamic_tuning_shapes", call)
+    probes = tuple(seen.vary(samples, ranges))
+    if ranges:
+        list(seen.vary(samples, {}))
+    seen.vary_values(samples[0])
+    plain = bake and not call.baked and all(map(is_plain, outputs))
+    everything = (*samples, *tuning)
+    return Observed(call, original, everything, probes, tuple(seen.references), ranges, plain)
+
+
+class _Seen:
+    """The references so far; every input is run once."""
+
+    def __init__(self, original: Original) -> None:
+        self._original = original
+        self.references: list[Reference] = []
+
+    def require(self, sample: Sample, what: str, call: Call) -> None:
+        if not self._add(sample, frozenset(), what):
+            shown = describe(call.names, sample)
+            raise ConfigError(f"dynamic_tuning_shapes: the model does not run at {what} ({shown}).")
+
+    def vary(self, samples: Sequence[Sample], ranges: dict[Axis, Range]) -> Iterator[Sample]:
+        """Yield the probes (all varied sizes >= 2); inputs of size 1 become references only."""
+        base = samples[0]
+
+        def accepts(sizes: dict[Axis, int]) -> bool:
+            what = "other sizes" if 1 not in sizes.values() else "size 1"
+            return self._add(resized(base, sizes), frozenset(sizes), what)
+
+        varied = find_varied(samples, ranges, accepts)
+        for one in varied:
+            yield resized(base, one.sizes)
+            accepts(dict.fromkeys(one.axes, 1))
+        if len(varied) > 1:
+            together = _merge(varied)
+            if accepts(together):
+                yield resized(base, together)
+            accepts(dict.fromkeys(together, 1))
+
+    def vary_values(self, sample: Sample) -> None:
+        """Add other contents: floating inputs negated, every input reversed along its longest axis."""
+        leaves, spec = pytree.tree_flatten(sample)
+        negated = [-x if _is_float(x) else x for x in leaves]
+        reversed_ = [_reversed(x) if isinstance(x, torch.Tensor) else x for x in leaves]
+        for changed in (negated, reversed_):
+            if any(x is not y for x, y in zip(changed, leaves)):
+                self._add(pytree.tree_unflatten(changed, spec), frozenset(), "other values")
+
+    def _add(self, sample: Sample, axes: frozenset[Axis], what: str) -> bool:
+        one = reference(self._original, sample, axes, what)
+        if one is not None:
+            self.references.append(one)
+        return one is not None
+
+
+def _merge(varied: Sequence[Varied]) -> dict[Axis, int]:
+    return {axis: size for one in varied for axis, size in one.sizes.items()}
+
+
+def _is_float(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
+
+
+def _reversed(value: torch.Tensor) -> torch.Tensor:
+    return (
+        value.flip(max(range(value.dim()), key=lambda axis: value.shape[axis]))
+        if value.dim()
+        else value
+    )
+
+
+def _first_run(original: Original, call: Call, sample: Sample, index: int) -> Any:
+    try:
+        return original.raw(sample)
+    except MODEL_ERRORS as error:
+        raise InputError(
+            f"inputs: the model does not run on sample {index} ({describe(call.names, sample)}): "
+            f"{type(error).__name__}: {error}"
+        ) from error
