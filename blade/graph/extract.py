@@ -17,7 +17,6 @@ import torch
 
 from blade.backends.base import Cluster
 from blade.capture.captured import Captured
-from blade.errors import Refused
 from blade.graph.boundary import Boundary, find_boundary
 from blade.graph.copier import Copier
 from blade.graph.observe import observe_tensors
@@ -37,6 +36,10 @@ class Extracted:
     nodes: tuple[int, ...]
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
+
+
+class Fallback(torch.nn.Module):
+    """Names the TorchScript class of a cluster's original subgraph."""
 
 
 def extract(
@@ -108,15 +111,16 @@ def _inputs_seen(
 
 def _to_script(view: GraphView, boundary: Boundary) -> torch.jit.ScriptModule:
     """The group as a ScriptModule: a stub with the right signature whose graph is then filled in."""
-    holder = torch.nn.Module()
+    holder = Fallback()
     for k, tensor in enumerate(boundary.tensors):
         holder.register_buffer(f"const_{k}", tensor)
-    script = torch.jit.script(holder.eval())
+    # Equal modules share one TorchScript class by default, and filling one would fill them all.
+    script = torch.jit._recursive.create_script_module(
+        holder.eval(), lambda module: (), share_types=False
+    )
     script.define(_stub(len(boundary.inputs), len(boundary.outputs)))
     graph = script.graph
-    graph.eraseOutput(0)
-    for node in reversed(list(graph.nodes())):
-        node.destroy()
+    clear(graph)
     this, *parameters = list(graph.inputs())
     names = {value: k for k, value in enumerate(boundary.constants)}
 
@@ -140,6 +144,14 @@ def _to_script(view: GraphView, boundary: Boundary) -> torch.jit.ScriptModule:
     return script
 
 
+def clear(graph: torch._C.Graph) -> None:
+    """Remove the body of ``graph``; its inputs stay."""
+    while list(graph.outputs()):
+        graph.eraseOutput(0)
+    for node in reversed(list(graph.nodes())):
+        node.destroy()
+
+
 def pack(graph: torch._C.Graph, values: Sequence[torch._C.Value]) -> torch._C.Value:
     """A tuple of ``values``, appended to ``graph``."""
     node = graph.create("prim::TupleConstruct", list(values), 1)
@@ -156,6 +168,3 @@ def _stub(inputs: int, outputs: int) -> str:
     made = "torch.empty(0)"
     body = made if outputs == 1 else ", ".join([made] * outputs)
     return f"def forward(self{parameters}) -> {result}:\n    return {body}\n"
-
-
-__all__ = ["Extracted", "Fixed", "Refused", "extract", "pack"]

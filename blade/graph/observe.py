@@ -83,7 +83,7 @@ def observe_tensors(
     graph, copier = _start(program)
     keys: list[tuple[int, int]] = []
     asked: list[torch._C.Value] = []
-    for line in program.lines:
+    for line in program.lines[: max(wanted, default=-1) + 1]:
         for value, clone in wanted.get(line.index, ()):
             new = copier.value(value)
             keys.append((line.index, value))
@@ -136,6 +136,7 @@ def _run(
     graph.appendNode(answer)
     answer.output().setType(torch._C.TupleType([v.type() for v in asked]))
     graph.registerOutput(answer.output())
+    torch._C._jit_pass_dce(graph)
     graph.lint()
     function = torch._C._create_function_from_graph("observe", graph)
     # Deep copies: the graph may write into its inputs, and into the module's own buffers.

@@ -238,15 +238,21 @@ class _Builder:
         if any(isinstance(i, torch.fx.Node) and is_symbolic(_val(i)) for i in inputs):
             node = self._emit(function, tuple(inputs), {}, line)
             made = node.meta["val"]
-            if is_symbolic(made):
+            same = next((i for i in inputs if _same_number(_val(i), made)), None)
+            if is_symbolic(made) and same is None:
                 return node
             self.graph.erase_node(node)
-            return made
+            return made if same is None else same
         return function(*inputs)
 
 
 def _val(node: Any) -> Any:
     return node.meta["val"] if isinstance(node, torch.fx.Node) else node
+
+
+def _same_number(a: Any, b: Any) -> bool:
+    """Whether a and b are one symbolic expression (``size + 0``, ``int(size)``)."""
+    return is_symbolic(a) and type(a) is type(b) and bool(a.node.expr == b.node.expr)
 
 
 _OF_TENSOR: dict[str, Callable[[torch.Tensor], Any]] = {
