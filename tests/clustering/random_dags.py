@@ -26,7 +26,7 @@ def problems(
     pairs = list(combinations(draw(st.permutations(range(n))), 2))
     # Bit i of one integer is arc i: far quicker to draw than a list of choices.
     one, two, effect = (draw(st.integers(0, 2 ** len(pairs) - 1)) for _ in range(3))
-    chosen = [pair for i, pair in enumerate(pairs) if one & two >> i & 1]
+    chosen = [pair for i, pair in enumerate(pairs) if (one & two) >> i & 1]
     weights = draw(st.lists(st.integers(0, 3), min_size=len(chosen), max_size=len(chosen)))
     edges = [(p, c, w) for (p, c), w in zip(chosen, weights)]
     # Thinned on purpose: with too many arcs nothing is left to merge.
