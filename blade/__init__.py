@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Faster PyTorch models: per subgraph, by measurement, at every shape, never broken.
+
+    import blade
+
+    optimized = blade.optimize(model, inputs)         # nn.Module -> ScriptModule
+    print(blade.report(optimized))                    # what runs where, how fast, why not elsewhere
+    torch.jit.save(optimized, "model.pt")             # elsewhere: import blade; torch.jit.load("model.pt")
+
+Importing loads the C++ runtime, which files saved by ``torch.jit.save`` need. ``BLADE_LOG=info`` in the
+environment prints one line per decision to stderr.
+"""
+
+import logging
+import os
+
+from blade import runtime as runtime
+from blade.api import optimize
+from blade.config import Config
+from blade.errors import BackendError, BladeError, ConfigError, InputError
+from blade.reason import Code, Reason, Stage
+from blade.report import Report, report, stats
+from blade.version import __version__
+
+__all__ = [
+    "BackendError",
+    "BladeError",
+    "Code",
+    "Config",
+    "ConfigError",
+    "InputError",
+    "Reason",
+    "Report",
+    "Stage",
+    "__version__",
+    "optimize",
+    "report",
+    "stats",
+]
+
+
+def _set_up_logging(level: str) -> None:
+    """Silent, as a library should be, unless the environment asks for more."""
+    log = logging.getLogger("blade")
+    log.addHandler(logging.NullHandler())
+    if not level:
+        return
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(levelname).1s %(name)s: %(message)s"))
+    log.addHandler(handler)
+    allowed = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+    if level.upper() in allowed:
+        log.setLevel(level.upper())
+    else:
+        log.warning("BLADE_LOG=%r: expected one of %s", level, ", ".join(allowed).lower())
+
+
+_set_up_logging(os.environ.get("BLADE_LOG", ""))

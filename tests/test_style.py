@@ -27,7 +27,7 @@ LAYERS: list[set[str]] = [
     {"capture", "fallback"},
     {"graph", "backends"},
     {"clustering", "runtime"},
-    {"config", "reason", "report", "errors"},
+    {"config", "reason", "report", "errors", "version"},
 ]
 
 # A table may be long, logic may not.

@@ -43,12 +43,16 @@ class Answer:
 
 
 def verify(
-    cluster: Cluster, engine: torch.ScriptObject, original: Callable[..., Any], backend: str
+    cluster: Cluster,
+    engine: torch.ScriptObject,
+    original: Callable[..., Any],
+    backend: str,
+    strict: bool = False,
 ) -> Verdict | Reason:
     """The verdict on ``engine``; ``original`` is the subgraph on the same inputs, in TorchScript."""
     with torch.no_grad():
         return attempt(
-            Stage.VERIFY, backend, cluster.name, lambda: _verify(cluster, engine, original)
+            Stage.VERIFY, backend, cluster.name, lambda: _verify(cluster, engine, original), strict
         )
 
 

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Turn a cluster into verified engines, one per backend that manages, and a Reason per other.
+
+    candidates, reasons = build(extracted, backends, config)
+
+Nothing here is timed; ``select`` does that. What a backend throws stays in here.
+"""
+
+from collections.abc import Sequence
+
+from blade.backends.base import Backend
+from blade.config import Config
+from blade.errors import BackendError
+from blade.fallback.attempt import attempt
+from blade.fallback.cluster_module import cluster_module
+from blade.fallback.select import Candidate
+from blade.fallback.verify import verify
+from blade.graph.extract import Extracted
+from blade.reason import Reason, Stage
+
+
+def build(
+    extracted: Extracted, backends: Sequence[Backend], config: Config
+) -> tuple[tuple[Candidate, ...], tuple[Reason, ...]]:
+    """Convert and verify with each of ``backends``; unmeasured (``timing=False``), the first is enough.
+
+    With ``config.strict`` raises what a backend raised, and ``BackendError`` for an engine that is wrong.
+    """
+    candidates: list[Candidate] = []
+    reasons: list[Reason] = []
+    for backend in backends:
+        found = _candidate(extracted, backend, config)
+        if isinstance(found, Reason):
+            reasons.append(found)
+            continue
+        candidates.append(found)
+        if not config.timing:
+            break
+    return tuple(candidates), tuple(reasons)
+
+
+def _candidate(extracted: Extracted, backend: Backend, config: Config) -> Candidate | Reason:
+    cluster = extracted.cluster
+    engine = attempt(
+        Stage.CONVERT,
+        backend.name,
+        cluster.name,
+        lambda: backend.convert(cluster, config),
+        config.strict,
+    )
+    if isinstance(engine, Reason):
+        return engine
+    verdict = verify(cluster, engine, extracted.fallback, backend.name, config.strict)
+    if isinstance(verdict, Reason):
+        if config.strict:
+            raise BackendError(f"{cluster.name} in {backend.name}: {verdict.detail}")
+        return verdict
+    module = attempt(
+        Stage.CONVERT,
+        backend.name,
+        cluster.name,
+        lambda: cluster_module(extracted, engine),
+        config.strict,
+    )
+    if isinstance(module, Reason):
+        return module
+    return Candidate(backend.name, engine, module, verdict)

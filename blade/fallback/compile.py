@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From labels to clusters with verified engines: cluster, extract, build; where that fails, bisect.
+
+    built, reasons = compile_clusters(captured, graph_view, plan.labels, backends, config)
+
+A group that no backend manages is searched for the node that makes it fail. That node loses the
+backend's label and goes back to TorchScript with its Reason; clustering runs again over the rest.
+Groups that come out as before are not built twice.
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from time import monotonic
+
+from blade.backends.base import Backend
+from blade.capture.captured import Captured
+from blade.clustering.cluster import cluster
+from blade.clustering.problem import Clustering, Group, Problem
+from blade.config import Config
+from blade.fallback.attempt import attempt
+from blade.fallback.bisect import find_culprit
+from blade.fallback.candidates import build
+from blade.fallback.select import Candidate
+from blade.graph.extract import Extracted, extract
+from blade.graph.view import GraphView
+from blade.reason import Code, Reason, Stage
+
+log = logging.getLogger(__name__)
+
+MAX_CULPRITS = 4  # rounds of bisecting, one culprit per failing group each
+BISECT_S = 60.0  # no new round after this many seconds of bisecting
+
+
+@dataclass(frozen=True)
+class Built:
+    """What became of one group: who may serve, in the order of trying, and the reasons of the others.
+
+    ``extracted`` is ``None`` where the group cannot even be expressed for a backend.
+    """
+
+    name: str
+    group: Group
+    extracted: Extracted | None
+    candidates: tuple[Candidate, ...]
+    reasons: tuple[Reason, ...]
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What every step needs."""
+
+    captured: Captured
+    view: GraphView
+    backends: Sequence[Backend]
+    config: Config
+
+    def takers(self, label: frozenset[str]) -> list[Backend]:
+        return [b for b in self.backends if b.name.lower() in label]
+
+
+def compile_clusters(
+    captured: Captured,
+    view: GraphView,
+    labels: Sequence[frozenset[str]],
+    backends: Sequence[Backend],
+    config: Config,
+) -> tuple[list[Built], list[Reason]]:
+    """Every cluster in program order, and the reasons of nodes and groups that are in none."""
+    job = _Job(captured, view, backends, config)
+    left = list(labels)
+    known: dict[Group, Built] = {}
+    culprits: list[Reason] = []
+    spent = 0.0
+    for _ in range(MAX_CULPRITS + 1):
+        clustering = _cluster(job, left)
+        built = _build_new(job, clustering.groups, known)
+        failed = [b for b in built if not b.candidates and b.reasons]
+        if not failed or spent > BISECT_S or len(culprits) >= MAX_CULPRITS:
+            break
+        start = monotonic()
+        for one in failed:
+            node, reason = _blame(job, one)
+            left[node] -= {str(reason.backend).lower()}
+            culprits.append(reason)
+        spent += monotonic() - start
+    return built, culprits + _dissolved(view, clustering)
+
+
+def _cluster(job: _Job, labels: Sequence[frozenset[str]]) -> Clustering:
+    size = job.config.min_cluster_size
+    return cluster(Problem(labels, job.view.edges, job.view.effects, min_size=size))
+
+
+def _build_new(job: _Job, groups: Sequence[Group], known: dict[Group, Built]) -> list[Built]:
+    for group in groups:
+        if group not in known:
+            name = f"cluster_{len(known)}"
+            known[group] = _build(job, name, group.nodes, job.takers(group.label), group)
+            _log(known[group])
+    return [known[group] for group in groups]
+
+
+def _build(
+    job: _Job, name: str, nodes: Sequence[int], takers: Sequence[Backend], group: Group
+) -> Built:
+    extracted = attempt(
+        Stage.CONVERT, None, name, lambda: _extract(job, name, nodes), job.config.strict
+    )
+    if isinstance(extracted, Reason):
+        reasons = tuple(replace(extracted, backend=b.name) for b in takers)
+        return Built(name, group, None, (), reasons)
+    return Built(name, group, extracted, *build(extracted, takers, job.config))
+
+
+def _extract(job: _Job, name: str, nodes: Sequence[int]) -> Extracted:
+    [extracted] = extract(job.captured, job.view, [nodes])
+    return replace(extracted, cluster=replace(extracted.cluster, name=name))
+
+
+def _blame(job: _Job, failed: Built) -> tuple[int, Reason]:
+    """The node that makes ``failed`` fail in the first backend that was tried, with its Reason."""
+    reason = failed.reasons[0]
+    takers = [b for b in job.backends if b.name == reason.backend]
+
+    def why_fails(nodes: Sequence[int]) -> Reason | None:
+        name = f"{failed.name}[:{len(nodes)}]"
+        part = _build(job, name, nodes, takers, failed.group)
+        return None if part.candidates else part.reasons[0]
+
+    node, why = find_culprit(failed.group.nodes, reason, why_fails)
+    subject = job.view.nodes[node].name
+    detail = f"{why.detail} (Found by bisecting {failed.name}, {len(failed.group.nodes)} ops.)"
+    log.info("%s: %s stays TorchScript: %s", failed.name, subject, why.detail)
+    return node, replace(why, subject=subject, detail=detail)
+
+
+def _dissolved(view: GraphView, clustering: Clustering) -> list[Reason]:
+    return [
+        Reason(
+            Stage.CLUSTER,
+            Code.TOO_SMALL,
+            ", ".join(sorted(one.label)),
+            ", ".join(view.nodes[n].name for n in one.nodes[:3]),
+            one.detail,
+        )
+        for one in clustering.dissolved
+    ]
+
+
+def _log(built: Built) -> None:
+    ops, serves = len(built.group.nodes), ", ".join(c.backend for c in built.candidates)
+    log.info("%s: %d ops, verified engines: %s", built.name, ops, serves or "none")
+    for reason in built.reasons:
+        log.info("%s: not %s: %s", built.name, reason.backend, reason.detail)

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who would take which node, and every reason against.
+
+backends, reasons = resolve(config)                  # the usable backends, in the order of trying
+plan = support(graph_view.nodes, graph_view.pinned, backends, config)
+plan.labels[7]                                       # frozenset({"disc"})
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from blade.backends import registry
+from blade.backends.base import Backend, OpNode
+from blade.config import Config
+from blade.errors import BackendError, ConfigError
+from blade.fallback.attempt import attempt
+from blade.reason import Code, Reason, Stage
+
+AUTO = "auto"
+
+
+@dataclass(frozen=True)
+class Support:
+    """``labels[v]`` names the backends that take node v; ``reasons`` say why the others do not."""
+
+    labels: tuple[frozenset[str], ...]
+    reasons: tuple[Reason, ...]
+
+
+def resolve(config: Config) -> tuple[tuple[Backend, ...], tuple[Reason, ...]]:
+    """The backends ``config.optimization_pipeline`` asks for that work in this process.
+
+    Raises ``BackendError`` if one that was named does not; of those behind "auto" each one that does
+    not becomes a ``Reason``.
+    """
+    pipeline = config.optimization_pipeline
+    if pipeline.lower() != AUTO:
+        backend = registry.load(pipeline)
+        if (why := backend.why_unavailable()) is not None:
+            raise BackendError(f"Config.optimization_pipeline={pipeline!r}: {why}")
+        return (backend,), _check_precision((backend,), config, named=True)
+    usable: list[Backend] = []
+    reasons: list[Reason] = []
+    for name in registry.names():
+        found = attempt(
+            Stage.SUPPORT,
+            name,
+            name,
+            partial(_usable, name),
+            code=Code.BACKEND_UNAVAILABLE,
+        )
+        if isinstance(found, Reason):
+            reasons.append(found)
+        else:
+            usable.append(found)
+    return tuple(usable), (*reasons, *_check_precision(usable, config, named=False))
+
+
+def support(
+    nodes: Sequence[OpNode],
+    pinned: Mapping[int, Reason],
+    backends: Sequence[Backend],
+    config: Config,
+) -> Support:
+    """Ask every backend about every node that is neither ``pinned`` nor black-listed.
+
+    A white-listed node goes to all backends whatever they say; if one then fails to convert it, that
+    is found out like any other failure. What is pinned stays so: that is about keeping semantics.
+    """
+    black = _listed(nodes, config.customize_op_black_list)
+    white = _listed(nodes, config.customize_op_white_list)
+    labels: list[frozenset[str]] = []
+    reasons: list[Reason] = []
+    for i, node in enumerate(nodes):
+        against: list[Reason] = []
+        takers: list[str] = []
+        if i in pinned:
+            against.append(pinned[i])
+        elif i in black:
+            detail = f"{black[i]!r} is in Config.customize_op_black_list."
+            against.append(Reason(Stage.SUPPORT, Code.BLACK_LISTED, None, node.name, detail))
+        else:
+            for backend in backends:
+                why = None if i in white else _why_not(backend, node, config)
+                if why is None:
+                    takers.append(backend.name.lower())
+                else:
+                    against.append(why)
+        labels.append(frozenset(takers))
+        reasons += against
+    return Support(tuple(labels), tuple(reasons))
+
+
+def kind_of(node: OpNode) -> str:
+    """The op kind as the lists and reports name it: "aten::add".
+
+    Taken from the node's name, which the graph gives it ("%y = aten::add", "prim::Print#7"): the
+    target of what is no ATen op is a stand-in.
+    """
+    kind = node.name.rpartition(" = ")[2].partition("#")[0]
+    return kind if "::" in kind else str(node.target._schema.name)
+
+
+def _usable(name: str) -> Backend:
+    backend = registry.load(name)
+    if (why := backend.why_unavailable()) is not None:
+        raise BackendError(why)
+    return backend
+
+
+def _why_not(backend: Backend, node: OpNode, config: Config) -> Reason | None:
+    return attempt(
+        Stage.SUPPORT,
+        backend.name,
+        node.name,
+        lambda: backend.why_not(node, config),
+        config.strict,
+        Code.UNSUPPORTED_OP,
+    )
+
+
+def _check_precision(
+    backends: Sequence[Backend], config: Config, *, named: bool
+) -> tuple[Reason, ...]:
+    """A permission nobody can use is said aloud; a backend tells in ``precisions`` what it can use."""
+    reasons = []
+    for field, allowed in (("fp16", config.enable_fp16), ("int8", config.enable_int8)):
+        if not allowed or any(field in getattr(b, "precisions", ()) for b in backends):
+            continue
+        who = ", ".join(b.name for b in backends) or "none is usable"
+        detail = (
+            f"Config.enable_{field} has no effect: no backend here ({who}) computes in {field}."
+        )
+        if named:
+            raise ConfigError(detail)
+        reasons.append(Reason(Stage.SUPPORT, Code.BACKEND_UNAVAILABLE, None, field, detail))
+    return tuple(reasons)
+
+
+def _listed(nodes: Sequence[OpNode], entries: Sequence[str]) -> dict[int, str]:
+    """Node -> the entry that names it: a kind, or one occurrence of it in program order.
+
+    Occurrences count from 0; negative ones count from the end, as in a Python list.
+    """
+    total = Counter(map(kind_of, nodes))
+    seen: Counter[str] = Counter()
+    found: dict[int, str] = {}
+    for i, node in enumerate(nodes):
+        kind = kind_of(node)
+        here = {kind, f"{kind}@{seen[kind]}", f"{kind}@{seen[kind] - total[kind]}"}
+        seen[kind] += 1
+        found.update((i, entry) for entry in entries if entry in here)
+    return found
