@@ -13,14 +13,17 @@ environment prints one line per decision to stderr.
 
 import logging
 import os
+from typing import TYPE_CHECKING, Any
 
 from blade import runtime as runtime
-from blade.api import optimize
 from blade.config import Config
 from blade.errors import BackendError, BladeError, ConfigError, InputError
 from blade.reason import Code, Reason, Stage
 from blade.report import Report, report, stats
 from blade.version import __version__
+
+if TYPE_CHECKING:
+    from blade.api import optimize
 
 __all__ = [
     "BackendError",
@@ -37,6 +40,16 @@ __all__ = [
     "report",
     "stats",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """``optimize`` brings the whole compiler: a process that only runs saved files does without."""
+    if name != "optimize":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from blade.api import optimize
+
+    globals()["optimize"] = optimize
+    return optimize
 
 
 def _set_up_logging(level: str) -> None:
