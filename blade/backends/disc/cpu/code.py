@@ -202,7 +202,7 @@ class Code:
 def _literal(value: float, element: str) -> str:
     if element == "i1":
         return "true" if value else "false"
-    if element not in FLOATS:
+    if not element.startswith("f"):
         return str(int(value))
     if math.isfinite(value):
         text = repr(float(value))

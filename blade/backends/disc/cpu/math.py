@@ -221,7 +221,7 @@ def _log_parts(code: Code, x: Value) -> tuple[Value, Value, Value]:
 
 def _log_edges(code: Code, x: Value, result: Value) -> Value:
     infinity, zero = code.like(float("inf"), x), code.like(0.0, x)
-    # Neither below infinity nor above it: inf and NaN give themselves.
-    result = code.select(code.compare("ult", x, infinity), result, x)
+    # What is not below infinity is infinity or NaN and gives itself.
+    result = code.select(code.compare("olt", x, infinity), result, x)
     result = code.select(code.compare("olt", x, zero), code.like(float("nan"), x), result)
     return code.select(code.compare("oeq", x, zero), code.like(float("-inf"), x), result)

@@ -144,7 +144,7 @@ def _build() -> None:
     _rule("neg", (*FLOAT, *INT), lambda code, x: code.neg(x))
     _rule("abs", FLOAT, lambda code, x: code.abs(x))
     _rule("abs", ["int"], lambda code, x: code.apply("arith.maxsi", x, code.neg(x)))
-    _rule("abs", ["uint", "bool"], lambda code, x: x)
+    _rule("abs", ["uint"], lambda code, x: x)
     _rule("sign", (*FLOAT, "int"), _sign)
     _rule("sign", ["uint"], lambda code, x: code.apply("arith.minui", x, code.like(1, x)))
     _rule("sign", ["bool"], lambda code, x: x)
