@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch.jit._freeze import run_frozen_optimizations
 
+from blade.capture.attributes import attributes_of
+from blade.capture.original import copy_of
 from blade.errors import InputError
 
 
@@ -33,7 +35,8 @@ def freeze(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             run_frozen_optimizations(frozen, True, methods)
-    _own_buffers(frozen)
+    if constants:
+        _own_attributes(frozen)
     return frozen
 
 
@@ -54,9 +57,7 @@ def clean(module: torch.jit.ScriptModule, passes: Sequence[Callable[[torch.Graph
     torch._C._jit_pass_lint(graph)
 
 
-def _own_buffers(frozen: torch.jit.ScriptModule) -> None:
-    """Give ``frozen`` copies of the buffers it kept: it writes them, and others may hold them too."""
-    for path, buffer in list(frozen.named_buffers()):
-        parent, _, name = path.rpartition(".")
-        owner = frozen.get_submodule(parent) if parent else frozen
-        setattr(owner, name, buffer.detach().clone())
+def _own_attributes(frozen: torch.jit.ScriptModule) -> None:
+    """Give ``frozen`` copies of what it kept: it writes there, and the source shares the storage."""
+    for attribute in attributes_of(frozen):
+        attribute.set(copy_of(attribute.get()))

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from blade.capture.attributes import attributes_of
 from blade.capture.inputs import Call, Sample
 from blade.capture.outputs import tensors_of
 
@@ -35,35 +36,51 @@ Answer = tuple[Any, Any]  # the output, and the arguments as the call left them
 
 
 class State:
-    """The buffers and attributes of ``modules`` as they are now, to be put back after a run."""
+    """The buffers and attributes of ``module`` as they are now, to be put back after a run."""
 
-    def __init__(self, *modules: nn.Module) -> None:
-        self._dicts = [
-            (live, dict(live))
-            for module in modules
-            for part in module.modules()
-            if not isinstance(part, torch.jit.ScriptModule)
-            for live in (part._buffers, vars(part))
-        ]
-        unique = {id(tensor): tensor for module in modules for tensor in module.buffers()}
-        self._tensors = [(t, t.detach().clone()) for t in unique.values()]
-        self._versions = [t._version for t, _ in self._tensors]
+    def __init__(self, module: nn.Module) -> None:
+        parts = list(module.modules())
+        python = [part for part in parts if not isinstance(part, torch.jit.ScriptModule)]
+        self._dicts = [(d, dict(d)) for part in python for d in (part._buffers, vars(part))]
+        scripts = [module] if isinstance(module, torch.jit.ScriptModule) else []
+        self._attributes = [(a, a.get()) for script in scripts for a in attributes_of(script)]
+        kept = [value for _, value in self._attributes if isinstance(value, torch.Tensor)]
+        unique = {id(tensor): tensor for tensor in (*module.buffers(), *kept)}
+        self._tensors = [(tensor, tensor.detach().clone()) for tensor in unique.values()]
+        self._versions = [tensor._version for tensor, _ in self._tensors]
 
     def restore(self) -> bool:
         """Put everything back; whether anything had changed."""
+        changed = self._rebind()
+        for index, (tensor, saved) in enumerate(self._tensors):
+            if tensor._version != self._versions[index]:
+                changed = True
+                with torch.no_grad():
+                    tensor.copy_(saved)
+                self._versions[index] = tensor._version
+        return changed
+
+    def _rebind(self) -> bool:
         changed = False
         for live, saved in self._dicts:
             if live.keys() != saved.keys() or any(live[key] is not saved[key] for key in saved):
                 changed = True
                 live.clear()
                 live.update(saved)
-        for index, (tensor, saved_tensor) in enumerate(self._tensors):
-            if tensor._version != self._versions[index]:
+        for attribute, value in self._attributes:
+            if not _is_same(attribute.get(), value):
                 changed = True
-                with torch.no_grad():
-                    tensor.copy_(saved_tensor)
-                self._versions[index] = tensor._version
+                attribute.set(value)
         return changed
+
+
+def _is_same(a: Any, b: Any) -> bool:
+    """Whether two attribute values hold the same tensors and equal other things."""
+    (leaves_a, spec_a), (leaves_b, spec_b) = pytree.tree_flatten(a), pytree.tree_flatten(b)
+    return spec_a == spec_b and all(
+        x is y or (not isinstance(x, torch.Tensor) and not isinstance(y, torch.Tensor) and x == y)
+        for x, y in zip(leaves_a, leaves_b)
+    )
 
 
 class Original:

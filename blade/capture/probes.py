@@ -117,7 +117,9 @@ def _other_sizes(
     size = sizes[min(axes)]
     bounds = [ranges[axis] for axis in axes if axis in ranges]
     low = max([2, *(low for low, _ in bounds)])
-    high = min([1 << 62, *(high for _, high in bounds)])
-    wanted = [size + 3, size - 3, size // 2, 2 * size, size + 5, size + 7, size - 5, high, low]
+    # No tensor is ever made much larger than the user's: a declared maximum may be huge.
+    high = min([2 * size + 16, *(high for _, high in bounds)])
+    wanted = [size + 3, size - 3, size // 2, 2 * size, size + 5, size + 7, size - 5]
+    wanted += [high, low] if bounds else []
     fresh = [n for n in wanted if low <= n <= high and n != size and n not in used]
     return list(dict.fromkeys(fresh))[:_TRIES]

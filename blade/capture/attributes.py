@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The attributes a ScriptModule's forward reads or writes, nested modules included."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True)
+class Attribute:
+    """One attribute: ``owner.name``."""
+
+    owner: Any  # torch._C.ScriptModule
+    name: str
+
+    def get(self) -> Any:
+        """The value; containers come as copies."""
+        return self.owner.getattr(self.name)
+
+    def set(self, value: Any) -> None:
+        """Rebind the attribute."""
+        self.owner.setattr(self.name, value)
+
+
+def attributes_of(module: torch.jit.ScriptModule) -> list[Attribute]:
+    """Every attribute that is no module and that ``module``'s forward touches, once each."""
+    if not module._c._has_method("forward"):
+        return []
+    graph = module.inlined_graph
+    itself = next(graph.inputs())
+    owners: dict[str, tuple[str, Any]] = {itself.debugName(): ("", module._c)}
+    found: dict[str, Attribute] = {}
+    for node in _nodes(graph):
+        if node.kind() not in ("prim::GetAttr", "prim::SetAttr"):
+            continue
+        if (place := owners.get(node.inputsAt(0).debugName())) is None:
+            continue
+        path, owner = f"{place[0]}.{node.s('name')}", place[1]
+        value = owner.getattr(node.s("name"))
+        if not isinstance(value, torch._C.ScriptModule):
+            found[path] = Attribute(owner, node.s("name"))
+        elif node.kind() == "prim::GetAttr":
+            owners[node.output().debugName()] = (path, value)
+    return list(found.values())
+
+
+def _nodes(block: Any) -> Iterator[Any]:
+    for node in block.nodes():
+        yield node
+        for inner in node.blocks():
+            yield from _nodes(inner)

@@ -1,0 +1,281 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the captured module computes: against the user's model, at the samples and at other sizes."""
+
+import copy
+import io
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from blade.capture.captured import Captured
+from blade.capture.torchscript import capture
+from blade.config import Config
+from blade.reason import Code
+
+
+def leaves(value: Any) -> list[torch.Tensor]:
+    return list(torch.utils._pytree.tree_leaves(value))
+
+
+def check(captured: Captured, *args: torch.Tensor, atol: float = 0.0) -> None:
+    """The captured module and the original agree at ``args``."""
+    with torch.no_grad():
+        want, got = captured.original(*args), captured.module(*args)
+    assert len(leaves(want)) == len(leaves(got))
+    for x, y in zip(leaves(want), leaves(got)):
+        torch.testing.assert_close(y, x, rtol=0, atol=atol)
+
+
+def kinds(captured: Captured) -> list[str]:
+    return [node.kind() for node in captured.module.graph.nodes()]
+
+
+def random(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.needs("minilm")
+def test_minilm_keeps_its_keywords_and_returns_tensors(
+    minilm: nn.Module, minilm_inputs: Callable[..., dict[str, torch.Tensor]]
+) -> None:
+    inputs = minilm_inputs(2, 16)
+    shuffled = {name: inputs[name] for name in ("token_type_ids", "attention_mask", "input_ids")}
+    captured = capture(minilm, shuffled, Config())
+    assert captured.how == "trace"
+    assert captured.limits == ()
+    arguments = [one.name for one in captured.module.forward.schema.arguments]
+    assert arguments == ["self", "input_ids", "attention_mask", "token_type_ids"]
+    assert len(list(captured.module.graph.inputs())) == 4
+    shapes = [[tuple(x.shape) for x in sample] for sample in captured.probes]
+    assert all(len(set(one)) == 1 and min(one[0]) >= 2 for one in shapes)
+    assert any(b not in (2, 16) and n not in (2, 16) and b != n for (b, n), *_ in shapes)
+    for batch, length in [(1, 1), (1, 7), (3, 33), (5, 2)]:
+        other = minilm_inputs(batch, length, seed=length)
+        with torch.no_grad():
+            want = minilm(**other)
+            got = captured.module(**other)
+        assert type(got) is tuple
+        assert torch.equal(got[0], want.last_hidden_state)
+        assert torch.equal(got[1], want.pooler_output)
+
+
+class ConvNet(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3, padding=1)
+        self.norm = nn.BatchNorm2d(8)
+        self.drop = nn.Dropout(0.5)
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.drop(torch.relu(self.norm(self.conv(x))))
+        return self.head(x.mean((2, 3)))
+
+
+def conv_net() -> ConvNet:
+    torch.manual_seed(0)
+    model = ConvNet()
+    model.norm.running_mean = random(8)
+    model.norm.running_var = random(8).abs() + 0.5
+    return model.eval()
+
+
+def test_batch_norm_is_folded_and_dropout_is_gone() -> None:
+    captured = capture(conv_net(), random(2, 3, 12, 12), Config())
+    found = kinds(captured)
+    assert "aten::batch_norm" not in found
+    assert "aten::dropout" not in found
+    assert "aten::_convolution" in found or "aten::conv2d" in found
+    assert all(probe[0].shape[1] == 3 for probe in captured.probes)
+    varied = {tuple(probe[0].shape) for probe in captured.probes}
+    assert any(h != w for _, _, h, w in varied)
+    check(captured, random(1, 3, 7, 9), atol=1e-5)
+
+
+def test_unfrozen_module_keeps_its_parameters() -> None:
+    model = conv_net()
+    captured = capture(model, random(2, 3, 12, 12), Config(freeze_module=False))
+    assert set(captured.module.state_dict()) == set(model.state_dict())
+    assert "aten::batch_norm" in kinds(captured)
+    check(captured, random(4, 3, 8, 8))
+
+
+class Fields(OrderedDict):  # type: ignore[type-arg]
+    pass
+
+
+@dataclass
+class Result:
+    first: torch.Tensor
+    missing: torch.Tensor | None
+    nested: tuple[torch.Tensor, tuple[torch.Tensor, ...]]
+
+
+class Returns(nn.Module):
+    """Returns whatever ``make`` makes of x."""
+
+    def __init__(self, make: Callable[[torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.make = make
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.make(x)
+
+
+@pytest.mark.parametrize(
+    ("make", "shape"),
+    [
+        (lambda x: x + 1, "t"),
+        (lambda x: (x + 1,), "(t)"),
+        (lambda x: [x + 1, x + 2], "(tt)"),
+        (lambda x: (x + 1, [x + 2, (x + 3, None)]), "(t(t(t)))"),
+        (lambda x: {"a": x + 1, "b": None, "c": (x + 2, [x + 3])}, "(ttt)"),
+        (lambda x: Fields(z=x + 1, a=x + 2), "(tt)"),
+        (lambda x: Result(x + 1, None, (x + 2, (x + 3, x + 4))), "(tttt)"),
+        (lambda x: (x, x), "(tt)"),
+    ],
+)
+def test_outputs_become_tensors(make: Callable[[torch.Tensor], Any], shape: str) -> None:
+    captured = capture(Returns(make).eval(), random(2, 3), Config())
+    got = captured.module(random(4, 5))
+
+    def shape_of(value: Any) -> str:
+        if isinstance(value, torch.Tensor):
+            return "t"
+        assert type(value) is tuple
+        return f"({''.join(map(shape_of, value))})"
+
+    assert shape_of(got) == shape
+    check(captured, random(4, 5))
+
+
+class Cache(nn.Module):
+    def forward(
+        self, x: torch.Tensor, past: tuple[tuple[torch.Tensor, torch.Tensor], ...]
+    ) -> tuple[torch.Tensor, ...]:
+        total = x
+        for key, value in past:
+            total = total + (key * value).sum(1, keepdim=True)
+        return (total, *(torch.cat([key, x], 1) for key, _ in past))
+
+
+def test_nested_tuple_inputs() -> None:
+    def sample(batch: int, past: int) -> tuple[Any, ...]:
+        pairs = tuple((random(batch, past, 4, seed=i), random(batch, past, 4)) for i in range(2))
+        return random(batch, 1, 4), pairs
+
+    captured = capture(Cache().eval(), sample(2, 6), Config())
+    assert captured.how == "trace"
+    assert len(list(captured.module.graph.inputs())) == 3
+    assert any(probe[1][0][0].shape[1] != 6 for probe in captured.probes)
+    check(captured, *sample(3, 9))
+
+
+class Flags(nn.Module):
+    def forward(
+        self,
+        x: torch.Tensor,
+        mask: torch.Tensor | None = None,
+        scale: float = 1.0,
+        other: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        x = x * scale
+        if mask is not None:
+            x = x + mask
+        return x if other is None else x - other
+
+
+def test_arguments_without_tensors_are_baked_in() -> None:
+    sample = {"x": random(2, 3), "other": random(2, 3), "scale": 2.0, "mask": None}
+    captured = capture(Flags().eval(), sample, Config())
+    arguments = [one.name for one in captured.module.forward.schema.arguments]
+    assert arguments == ["self", "x", "other"]
+    x, other = random(4, 3), random(4, 3, seed=1)
+    assert torch.equal(captured.module(x=x, other=other), x * 2 - other)
+    baked = [one for one in captured.reasons if one.code is Code.BAKED_ARGUMENT]
+    assert len(baked) == 2
+    assert any("'scale'" in one.detail and "2.0" in one.detail for one in baked)
+
+
+class Spread(nn.Module):
+    def forward(self, *xs: torch.Tensor, **more: torch.Tensor) -> torch.Tensor:
+        return sum(xs) + more.get("bias", 0)  # type: ignore[return-value]
+
+
+def test_variadic_forward() -> None:
+    captured = capture(Spread().eval(), (random(2, 3), random(2, 3)), Config())
+    check(captured, random(5, 3), random(5, 3, seed=1))
+
+
+def test_several_samples_tell_equal_sizes_apart() -> None:
+    class Outer(nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return x[:, None] * y[None]
+
+    captured = capture(Outer().eval(), [(random(4), random(4)), (random(4), random(5))], Config())
+    assert len(captured.samples) == 2
+    assert any(x.shape != y.shape for x, y in captured.probes)
+    check(captured, random(3), random(8))
+
+
+def test_probe_contents_come_from_the_sample() -> None:
+    model = nn.Embedding(5, 3).eval()
+    captured = capture(model, torch.tensor([[4, 0], [1, 2]]), Config())
+    assert len(captured.probes) >= 2
+    for (ids,) in captured.probes:
+        assert set(ids.flatten().tolist()) <= {4, 0, 1, 2}
+
+
+def test_saved_and_loaded() -> None:
+    captured = capture(conv_net(), random(2, 3, 12, 12), Config())
+    buffer = io.BytesIO()
+    torch.jit.save(captured.module, buffer)
+    buffer.seek(0)
+    loaded = torch.jit.load(buffer)
+    x = random(3, 3, 5, 5)
+    torch.testing.assert_close(loaded(x), captured.original(x), rtol=0, atol=1e-5)
+
+
+def test_the_users_model_is_not_changed() -> None:
+    model = conv_net()
+    model.register_buffer("calls", torch.zeros(1))
+    calls: list[int] = []
+    model.head.register_forward_hook(lambda *_: calls.append(1))
+    state = copy.deepcopy(model.state_dict())
+    grads = [p.requires_grad for p in model.parameters()]
+    hooks = len(model.head._forward_hooks)
+    rng = torch.get_rng_state()
+    x = random(2, 3, 12, 12)
+    kept = x.clone()
+    captured = capture(model, x, Config())
+    assert torch.equal(x, kept)
+    assert torch.equal(torch.get_rng_state(), rng)
+    assert not model.training
+    assert [p.requires_grad for p in model.parameters()] == grads
+    assert len(model.head._forward_hooks) == hooks
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, state[name])
+    with torch.no_grad():
+        want = captured.module(x).clone()
+        model.head.weight.zero_()
+    assert torch.equal(captured.module(x), want)
+
+
+def test_user_passes_run_on_the_inlined_graph_before_cleaning() -> None:
+    seen: list[list[str]] = []
+
+    def note(graph: torch.Graph) -> None:
+        seen.append([node.kind() for node in graph.nodes()])
+
+    captured = capture(
+        conv_net(), random(2, 3, 12, 12), Config(customize_jit_passes=[note], freeze_module=False)
+    )
+    assert len(seen) == 1
+    assert "prim::CallMethod" not in seen[0]
+    assert "aten::dropout" in seen[0]
+    assert "aten::dropout" not in kinds(captured)
