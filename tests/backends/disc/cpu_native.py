@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs kernels as native code in the tests, and compares them with the interpreter.
 
-    native = Native({"k": kernel})
-    native.check("k", buffers, {"s0": 3})       # same buffers through interpret() and the native code
+native = Native({"k": kernel})
+native.check("k", buffers, {"s0": 3})       # same buffers through interpret() and the native code
 """
 
 import ctypes
@@ -37,7 +37,9 @@ class Native:
         self.emitted = {name: emit(k, name, host()) for name, k in kernels.items()}
         self.engine = load([(name, e.text) for name, e in self.emitted.items()])
 
-    def run(self, name: str, buffers: Sequence[torch.Tensor], sizes: Mapping[str, int], parts: int = 1) -> None:
+    def run(
+        self, name: str, buffers: Sequence[torch.Tensor], sizes: Mapping[str, int], parts: int = 1
+    ) -> None:
         """The whole extent in ``parts`` calls; checks that scratch is not overrun."""
         emitted = self.emitted[name]
         extent, need = evaluate(emitted.extent, sizes), evaluate(emitted.scratch, sizes)
@@ -69,7 +71,9 @@ class Native:
         self.run(name, mine, sizes, parts)
         return list(zip(mine, reference))
 
-    def check(self, name: str, buffers: Sequence[torch.Tensor], sizes: Mapping[str, int], parts: int = 1) -> None:
+    def check(
+        self, name: str, buffers: Sequence[torch.Tensor], sizes: Mapping[str, int], parts: int = 1
+    ) -> None:
         for got, want in self.both(name, buffers, sizes, parts):
             torch.testing.assert_close(got, want, equal_nan=True)
 

@@ -18,7 +18,22 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 DTYPES = (*FLOATS, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
 TESTS = "eq ne lt le gt ge logical_and logical_or logical_xor logical_not isnan isinf".split()
 SPECIAL = (0.0, -0.0, math.inf, -math.inf, math.nan, 1.0, -1.0, 0.5, -0.5, 1e-40, -1e-40, 3e38)
-SPECIAL += (-3e38, 88.7, 89.5, -87.4, -103.9, -110.0, 10.0, -10.0, 2.5, 3.5, -2.5, 1e-20, 1e10, 2e13)
+SPECIAL += (
+    -3e38,
+    88.7,
+    89.5,
+    -87.4,
+    -103.9,
+    -110.0,
+    10.0,
+    -10.0,
+    2.5,
+    3.5,
+    -2.5,
+    1e-20,
+    1e10,
+    2e13,
+)
 ULPS = {"pow": 8.0, "sigmoid": 5.0, "erfc": 8.0}
 
 
@@ -33,7 +48,9 @@ def _result(op: str, dtype: torch.dtype) -> torch.dtype:
 def _kernels(op: str) -> dict[str, tuple[torch.dtype, Native]]:
     kept = [d for d in DTYPES if supports(op, d)]
     names = {f"{op}_{str(d).removeprefix('torch.')}": d for d in kept}
-    native = Native({n: pointwise_kernel(op, _sources(op, d), _result(op, d)) for n, d in names.items()})
+    native = Native(
+        {n: pointwise_kernel(op, _sources(op, d), _result(op, d)) for n, d in names.items()}
+    )
     return {n: (d, native) for n, d in names.items()}
 
 
@@ -42,7 +59,9 @@ def _inputs(op: str, dtype: torch.dtype, rng: torch.Generator) -> list[torch.Ten
     columns = [samples(d, 203, rng) for d in _sources(op, dtype)]
     if not dtype.is_floating_point:
         if op in ("lshift", "rshift", "pow"):
-            columns[1] = torch.randint(0 if op == "pow" else -2, 12, (203,), generator=rng).to(dtype)
+            columns[1] = torch.randint(0 if op == "pow" else -2, 12, (203,), generator=rng).to(
+                dtype
+            )
         return columns
     special = torch.tensor(SPECIAL, dtype=torch.float64).to(dtype)
     if len(columns) == 1:
@@ -76,7 +95,10 @@ def test_values(op: str) -> None:
         wide = [x.to(working(x.dtype)) for x in inputs]
         if not dtype.is_floating_point or op in TESTS:
             want = pointwise(op, wide)
-            assert torch.equal(out, want.to(out.dtype)), (name, _first_difference(inputs, out, want))
+            assert torch.equal(out, want.to(out.dtype)), (
+                name,
+                _first_difference(inputs, out, want),
+            )
             continue
         exact = pointwise(op, [x.double() if x.is_floating_point() else x for x in inputs])
         torch_own = pointwise(op, wide)
@@ -106,13 +128,18 @@ def test_cast(source: torch.dtype) -> None:
 
 def test_bf16_rounds_to_nearest_even_and_keeps_nan() -> None:
     native = Native({"k": pointwise_kernel("cast", [torch.float32], torch.bfloat16)})
-    bits = torch.tensor([0x3F808000, 0x3F818000, 0x3F80FFFF, 0x7F800001, 0x7F7FFFFF, 1, -1], dtype=torch.int32)
+    bits = torch.tensor(
+        [0x3F808000, 0x3F818000, 0x3F80FFFF, 0x7F800001, 0x7F7FFFFF, 1, -1], dtype=torch.int32
+    )
     x, out = bits.view(torch.float32), torch.zeros(len(bits), dtype=torch.bfloat16)
     native.run("k", [x, out], {"s0": len(bits)})
     torch.testing.assert_close(out, x.bfloat16(), rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize("op", "exp exp2 expm1 log log2 log1p tanh erf erfc sigmoid sin cos tan atan asin acos sinh cosh".split())
+@pytest.mark.parametrize(
+    "op",
+    "exp exp2 expm1 log log2 log1p tanh erf erfc sigmoid sin cos tan atan asin acos sinh cosh".split(),
+)
 def test_f32_accuracy_over_the_range(op: str) -> None:
     """All magnitudes: 20,000 values spread over the exponents, against float64."""
     rng = torch.Generator().manual_seed(2)
@@ -126,7 +153,12 @@ def test_f32_accuracy_over_the_range(op: str) -> None:
     exact, torch_own = pointwise(op, [x.double()]), pointwise(op, [x]).double()
     error = torch.minimum(_ulps(out, exact), _ulps(out, torch_own))
     worst = int(error.argmax())
-    assert error[worst] <= ULPS.get(op, 4.0), (op, x[worst].item(), out[worst].item(), error[worst].item())
+    assert error[worst] <= ULPS.get(op, 4.0), (
+        op,
+        x[worst].item(),
+        out[worst].item(),
+        error[worst].item(),
+    )
 
 
 def test_unsupported_is_refused_and_supports_agrees() -> None:
