@@ -29,13 +29,18 @@ Fixed = Callable[[str, int], bool]
 
 @dataclass(frozen=True)
 class Extracted:
-    """A group, self-contained. ``nodes`` index the view; the values name what crosses the boundary."""
+    """A group, self-contained.
+
+    ``nodes`` index ``view``; ``inputs`` and ``outputs`` are values of its program, in the order in which
+    ``cluster.gm`` and ``fallback`` take and return them.
+    """
 
     cluster: Cluster
     fallback: torch.jit.ScriptModule
     nodes: tuple[int, ...]
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
+    view: GraphView
 
 
 class Fallback(torch.nn.Module):
@@ -90,7 +95,7 @@ def _extract_one(
         probes=tuple(probes),
     )
     fallback = _to_script(view, boundary)
-    return Extracted(cluster, fallback, boundary.nodes, boundary.inputs, boundary.outputs)
+    return Extracted(cluster, fallback, boundary.nodes, boundary.inputs, boundary.outputs, view)
 
 
 def _inputs_seen(

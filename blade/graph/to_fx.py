@@ -103,8 +103,12 @@ class _Builder:
         for i, value in enumerate(self.boundary.inputs):
             seen = [example[i] for example in examples]
             name = self.view.program.values[value].debugName()
+            from_caller = value in self.view.program.inputs
             dynamic = [
-                DimDynamic.STATIC if fixed is not None and fixed(name, d) else DimDynamic.DYNAMIC
+                DimDynamic.STATIC
+                if _is_settled([t.shape[d] for t in seen], from_caller)
+                or (fixed is not None and fixed(name, d))
+                else DimDynamic.DYNAMIC
                 for d in range(seen[0].dim())
             ]
             node = self.graph.placeholder(f"x{i}")
@@ -265,6 +269,17 @@ _OF_TENSOR: dict[str, Callable[[torch.Tensor], Any]] = {
     "prim::is_cpu": lambda t: t.device.type == "cpu",
 }
 """Facts of a tensor that no shape changes: they fold away (the guard checks dtype and device)."""
+
+
+def _is_settled(sizes: Sequence[int], from_caller: bool) -> bool:
+    """Whether an axis with these sizes in all runs is a number rather than a symbol.
+
+    A size of 1 everywhere is a broadcast axis: as a symbol it could not be broadcast. Between
+    clusters, a size that no run changes (runs vary every size that can vary) comes from a weight.
+    What a caller passes stays symbolic; if the ops force it to a number, a guard says so.
+    """
+    same = all(size == sizes[0] for size in sizes)
+    return same and (sizes[0] == 1 or (len(sizes) > 1 and not from_caller))
 
 
 def _stand_in(seen: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Put cluster modules where their nodes were, in a copy of the captured module.
+
+    optimized = splice(captured, [(extracted, cluster_module), ...])
+    optimized.cluster_0.code
+
+Each group becomes ``self.cluster_k.forward(...)``. The new graph is written from scratch, unit by unit in
+an order that keeps every data and effect edge; the captured module is left as it is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import torch
+
+from blade.capture.captured import Captured
+from blade.clustering.cluster import schedule
+from blade.clustering.problem import Problem
+from blade.graph.boundary import identity
+from blade.graph.copier import Copier
+from blade.graph.extract import Extracted, clear
+from blade.graph.program import Program, read
+from blade.graph.view import GraphView, view
+
+_TENSOR = torch._C.TensorType.get()
+
+
+def splice(
+    captured: Captured, clusters: Sequence[tuple[Extracted, torch.jit.ScriptModule]]
+) -> torch.jit.ScriptModule:
+    """``captured.module`` with each group replaced by a call of its module, ``cluster_0`` ...
+
+    Methods and attributes that capture preserved are kept. A weight that a cluster holds is not kept
+    a second time as a constant of the graph around it.
+    """
+    seen = clusters[0][0].view if clusters else view(captured)
+    module = _clone(captured.module)
+    names = [f"cluster_{k}" for k in range(len(clusters))]
+    for name, (_, script) in zip(names, clusters, strict=True):
+        assert not module.hasattr(name), name
+        module._register_attribute(name, script._c._type(), script._c)
+    shared = _Shared(module, [extracted for extracted, _ in clusters])
+    graph = module._get_method("forward").graph
+    clear(graph)
+    copier = _start(seen.program, seen, graph, shared)
+    groups = {extracted.nodes[0]: k for k, (extracted, _) in enumerate(clusters)}
+    for nodes in _order(seen, [extracted.nodes for extracted, _ in clusters]):
+        k = groups.get(nodes[0])
+        if k is None:
+            for index in seen.units[nodes[0]].lines:
+                _retype(captured.module._c, module, copier.copy(seen.program.lines[index]))
+        else:
+            _call(graph, copier, names[k], *clusters[k])
+    for value in seen.program.returns:
+        graph.registerOutput(copier.value(value))
+    torch._C._jit_pass_dce(graph)
+    graph.lint()
+    for method in module._method_names():
+        if method != "forward":
+            shared.replace_constants(module._get_method(method).graph)
+    return torch.jit._recursive.wrap_cpp_module(module)
+
+
+def _order(seen: GraphView, groups: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
+    labels = [frozenset[str]()] * len(seen.nodes)
+    return schedule(Problem(labels, seen.edges, seen.effects), groups)
+
+
+def _clone(module: torch.jit.ScriptModule) -> torch._C.ScriptModule:
+    """A copy with its own class and graphs; tensors are shared, not copied.
+
+    Freezing copies the module first; everything is named as preserved, so that nothing else happens.
+    """
+    source = module._c
+    kept = [*source._method_names(), *_attributes(source)]
+    return torch._C._freeze_module(source, kept, False, True)
+
+
+def _attributes(module: torch._C.ScriptModule) -> list[str]:
+    """Names of all attributes: the bindings list tensors and submodules, the dump lists the rest."""
+    names = [name for name, _ in torch._C.BufferDict(module).items()]
+    names += [name for name, _ in torch._C.ParameterDict(module).items()]
+    names += [name for name, _ in torch._C.ModuleDict(module).items()]
+    names += re.findall(r"^    (\w+) = ", module.dump_to_str(False, True, False), re.MULTILINE)
+    return [name for name in dict.fromkeys(names) if module.hasattr(name)]
+
+
+def _start(
+    program: Program, seen: GraphView, graph: torch._C.Graph, shared: _Shared
+) -> Copier:
+    known = dict(zip(program.inputs, graph.inputs(), strict=True))
+    this = known[program.inputs[0]]
+
+    def place(value: int) -> torch._C.Value | None:
+        tensor = program.tensor_constant(value)
+        name = None if tensor is None else shared.name(tensor)
+        return None if name is None else _get(graph, this, name, _TENSOR)
+
+    return Copier(program, graph, seen.cheap, known, place)
+
+
+def _get(
+    graph: torch._C.Graph, owner: torch._C.Value, name: str, kind: torch._C.JitType
+) -> torch._C.Value:
+    node = graph.create("prim::GetAttr", [owner], 1)
+    node.s_("name", name)
+    graph.appendNode(node)
+    node.output().setType(kind)
+    return node.output()
+
+
+def _call(
+    graph: torch._C.Graph,
+    copier: Copier,
+    name: str,
+    extracted: Extracted,
+    script: torch.jit.ScriptModule,
+) -> None:
+    this = next(iter(graph.inputs()))
+    inputs = [copier.value(v) for v in extracted.inputs]
+    cluster = _get(graph, this, name, script._c._type())
+    node = graph.create("prim::CallMethod", [cluster, *inputs], 1)
+    node.s_("name", "forward")
+    graph.appendNode(node)
+    count = len(extracted.outputs)
+    if count == 1:
+        node.output().setType(_TENSOR)
+        copier.known[extracted.outputs[0]] = node.output()
+        return
+    node.output().setType(torch._C.TupleType([_TENSOR] * count))
+    pieces = graph.create("prim::TupleUnpack", [node.output()], count)
+    graph.appendNode(pieces)
+    for value, piece in zip(extracted.outputs, pieces.outputs(), strict=True):
+        piece.setType(_TENSOR)
+        copier.known[value] = piece
+
+
+def _retype(
+    old: torch._C.ScriptModule, new: torch._C.ScriptModule, node: torch._C.Node
+) -> None:
+    """Give module-typed values the classes of the copy: a submodule was cloned with its class."""
+    for block in node.blocks():
+        for inner in block.nodes():
+            _retype(old, new, inner)
+    if node.kind() != "prim::GetAttr":
+        return
+    path = _path(node)
+    found = _find(new, path)
+    if found is not None:
+        node.output().setType(found._type())
+
+
+def _path(node: torch._C.Node) -> list[str]:
+    names = [node.s("name")]
+    owner = node.input().node()
+    while owner.kind() == "prim::GetAttr":
+        names.append(owner.s("name"))
+        owner = owner.input().node()
+    return names[::-1]
+
+
+def _find(module: torch._C.ScriptModule, path: Sequence[str]) -> torch._C.ScriptModule | None:
+    for name in path:
+        child = dict(torch._C.ModuleDict(module).items()).get(name)
+        if child is None:
+            return None
+        module = child
+    return module
+
+
+class _Shared:
+    """Weights held by clusters that something outside needs too: attributes instead of constants.
+
+    Attributes that are one tensor are saved once; a graph constant is saved apart from attributes.
+    """
+
+    def __init__(self, module: torch._C.ScriptModule, clusters: Sequence[Extracted]) -> None:
+        self._module = module
+        self._held = {
+            identity(tensor): tensor for c in clusters for tensor in c.fallback.buffers()
+        }
+        self._names: dict[object, str] = {}
+
+    def name(self, tensor: torch.Tensor) -> str | None:
+        """The attribute to read instead of a constant ``tensor``; ``None`` if no cluster has it."""
+        key = identity(tensor)
+        if key not in self._held:
+            return None
+        if key not in self._names:
+            self._names[key] = f"shared_{len(self._names)}"
+            self._module._register_attribute(self._names[key], _TENSOR, self._held[key])
+        return self._names[key]
+
+    def replace_constants(self, graph: torch._C.Graph) -> None:
+        """Read shared weights from attributes in another method's graph."""
+        program = read(graph)
+        this = next(iter(graph.inputs()))
+        for line in program.lines:
+            tensor = program.tensor_constant(line.outputs[0]) if line.outputs else None
+            name = None if tensor is None else self.name(tensor)
+            if name is None:
+                continue
+            node = graph.create("prim::GetAttr", [this], 1)
+            node.s_("name", name)
+            node.insertBefore(line.node)
+            node.output().setType(_TENSOR)
+            line.node.output().replaceAllUsesWith(node.output())
+            line.node.destroy()
