@@ -1,0 +1,264 @@
+# SPDX-License-Identifier: Apache-2.0
+"""verify: right engines pass, and each way of being wrong is found and named with its numbers."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from fake_backends import (
+    Fault,
+    PythonEngine,
+    produces,
+    puts_nan,
+    raises,
+    right,
+    too_many,
+    writes_its_input,
+    wrong_dtype,
+    wrong_shape,
+    wrong_values,
+)
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from blade.backends.base import Cluster, ValueInfo
+from blade.fallback.verify import verify
+from blade.reason import Code, Reason, Stage
+from blade.report import Verdict
+
+aten = torch.ops.aten
+
+
+class Softmax(torch.nn.Module):
+    """Written in ATen, as extraction writes it; a weight makes it fp32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.const_0 = torch.randn(16, generator=torch.Generator().manual_seed(1))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:
+        return (aten.softmax.int(aten.mul.Tensor(x, self.const_0), -1),)
+
+
+class Lookup(torch.nn.Module):
+    """Ints in: a row per index, and which indices are the last row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.const_0 = torch.randn(8, 4, generator=torch.Generator().manual_seed(1))
+
+    def forward(self, i: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return aten.embedding.default(self.const_0, i), aten.eq.Scalar(i, 7)
+
+
+def cluster(
+    module: torch.nn.Module, samples: Sequence[torch.Tensor], probes: Sequence[torch.Tensor] = ()
+) -> Cluster:
+    gm = torch.fx.symbolic_trace(module)
+    info = ValueInfo("tensor", samples[0].dtype, samples[0].device, samples[0].dim())
+    return Cluster(
+        name="cluster_0",
+        gm=gm,
+        shape_env=ShapeEnv(),
+        inputs=(info,),
+        ops=(),
+        samples=[(t,) for t in samples],
+        probes=[(t,) for t in probes],
+    )
+
+
+RNG = torch.Generator().manual_seed(0)
+FLOATS = cluster(
+    Softmax(),
+    [torch.randn(3, 16, generator=RNG)],
+    [torch.randn(7, 16, generator=RNG), torch.randn(5, 16, generator=RNG)],
+)
+INTS = cluster(Lookup(), [torch.tensor([[1, 2, 3, 7]])], [torch.tensor([[1, 0, 3], [7, 6, 5]])])
+
+
+def run(of: Cluster, **engine: Any) -> Verdict | Reason:
+    original = of.gm
+    return verify(of, PythonEngine(of.gm, **engine), original, "fake")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("of", [FLOATS, INTS])
+def test_a_right_engine_passes_everywhere(of: Cluster) -> None:
+    verdict = run(of)
+    assert isinstance(verdict, Verdict)
+    assert verdict.refused == 0
+    assert verdict.checked >= 6
+    assert verdict.error == 0.0
+    assert verdict.error_fp64 == verdict.original_error_fp64
+    assert verdict.error_fp64 is not None
+    assert 0 <= verdict.error_fp64 < 1e-6
+
+
+@produces(Code.WRONG_VALUES)
+@pytest.mark.parametrize("of", [FLOATS, INTS])
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        (wrong_values, "from an fp64 run (relative to its largest magnitude)"),
+        (puts_nan, "differs from the original in 1 places of NaN"),
+        (wrong_shape, "output 0 has shape"),
+        (wrong_dtype, "output 0 has dtype torch.float64 and the original's has torch.float32"),
+        (too_many, "tensors and the original"),
+        (writes_its_input, "it changed its input 0"),
+    ],
+)
+def test_a_wrong_engine_is_refused_with_the_numbers(of: Cluster, fault: Fault, says: str) -> None:
+    reason = run(of, run=fault)
+    assert isinstance(reason, Reason)
+    assert (reason.stage, reason.code) == (Stage.VERIFY, Code.WRONG_VALUES)
+    assert (reason.backend, reason.subject) == ("fake", "cluster_0")
+    assert reason.detail.startswith("at sample 0 (")
+    assert says in reason.detail
+
+
+def test_the_allowed_error_is_told() -> None:
+    reason = run(FLOATS, run=wrong_values)
+    assert isinstance(reason, Reason)
+    assert "output 0 is 1.0e-03 from an fp64 run" in reason.detail
+    assert "is allowed, the original's own error being" in reason.detail
+
+
+def test_one_wrong_int_is_too_many() -> None:
+    def off_by_one(outputs: list[torch.Tensor], inputs: Any, call: int) -> list[torch.Tensor]:
+        outputs[1][0, -1] ^= True
+        return outputs
+
+    reason = run(INTS, run=off_by_one)
+    assert isinstance(reason, Reason)
+    assert reason.code is Code.WRONG_VALUES
+    assert "output 1 is inf from the original" in reason.detail
+
+
+def only_at(shape: Callable[[torch.Size], bool], fault: Fault) -> Fault:
+    return lambda outputs, inputs, call: (
+        fault(outputs, inputs, call) if shape(inputs[0].shape) else outputs
+    )
+
+
+@pytest.mark.parametrize(
+    ("where", "at"),
+    [
+        (lambda s: s[0] == 7, "probe 0"),
+        (lambda s: s[0] == 1, "size 1"),
+    ],
+)
+def test_wrong_at_one_size_only_is_found(where: Callable[[torch.Size], bool], at: str) -> None:
+    reason = run(FLOATS, run=only_at(where, wrong_values))
+    assert isinstance(reason, Reason)
+    assert reason.code is Code.WRONG_VALUES
+    assert f"at {at} (" in reason.detail
+
+
+def test_an_engine_that_folded_the_sample_is_found() -> None:
+    kept: list[list[torch.Tensor]] = []
+
+    def folded(outputs: list[torch.Tensor], inputs: Any, call: int) -> list[torch.Tensor]:
+        kept.append(outputs)
+        return [t.clone() for t in kept[0]]
+
+    reason = run(FLOATS, run=only_at(lambda shape: shape[0] == 3, folded))
+    assert isinstance(reason, Reason)
+    assert reason.code is Code.WRONG_VALUES
+    assert "contents (3x16)" in reason.detail
+
+
+def test_an_engine_that_ignores_strides_is_found() -> None:
+    softmax = Softmax()
+
+    def ignores(outputs: list[torch.Tensor], inputs: Any, call: int) -> Any:
+        flat = inputs[0].as_strided(inputs[0].shape, (inputs[0].shape[1], 1))
+        return softmax(flat)
+
+    reason = run(FLOATS, run=ignores)
+    assert isinstance(reason, Reason)
+    assert "transposed layout" in reason.detail
+
+
+def test_an_error_of_the_size_of_the_originals_own_is_allowed() -> None:
+    def rounded_otherwise(outputs: list[torch.Tensor], inputs: Any, call: int) -> Any:
+        return [torch.nextafter(o, o + 1) for o in outputs]
+
+    verdict = run(FLOATS, run=rounded_otherwise)
+    assert isinstance(verdict, Verdict)
+    assert 0 < verdict.error < 1e-6
+
+
+def test_declining_other_sizes_is_fine_and_counted() -> None:
+    verdict = run(FLOATS, declines=lambda x: Code.GUARD_SHAPE if x[0].shape[0] == 1 else None)
+    assert isinstance(verdict, Verdict)
+    assert verdict.refused == 1
+
+
+@produces(Code.GUARD_SHAPE)
+def test_declining_the_users_own_sample_is_not() -> None:
+    reason = run(FLOATS, declines=lambda x: Code.GUARD_SHAPE if x[0].shape[0] == 3 else None)
+    assert isinstance(reason, Reason)
+    assert (reason.stage, reason.code) == (Stage.VERIFY, Code.GUARD_SHAPE)
+    assert reason.detail == (
+        "it does not serve sample 0 (3x16), which is the user's own: guard_shape."
+    )
+
+
+def test_an_unavailable_engine_says_so() -> None:
+    reason = run(FLOATS, declines=lambda x: Code.DISABLED, unavailable="It needs another CPU.")
+    assert isinstance(reason, Reason)
+    assert "It needs another CPU." in reason.detail
+
+
+@produces(Code.ENGINE_RAISED)
+@pytest.mark.parametrize("where", [lambda s: True, lambda s: s[0] == 1])
+def test_raising_anywhere_is_refused_with_the_error(where: Callable[[torch.Size], bool]) -> None:
+    reason = run(FLOATS, run=only_at(where, raises))
+    assert isinstance(reason, Reason)
+    assert (reason.stage, reason.code) == (Stage.VERIFY, Code.ENGINE_RAISED)
+    assert "it raised: the device caught fire" in reason.detail
+
+
+class AtLeastTwo(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:
+        return (aten.relu.default(x),)
+
+
+def test_answering_where_the_original_raises_is_wrong() -> None:
+    def original(x: torch.Tensor) -> torch.Tensor:
+        if x.shape[0] == 1:
+            raise RuntimeError("one row is not enough")
+        return torch.relu(x)
+
+    of = cluster(AtLeastTwo(), [torch.randn(3, 4)], [torch.randn(5, 4)])
+    reason = verify(of, PythonEngine(of.gm), original, "fake")  # type: ignore[arg-type]
+    assert isinstance(reason, Reason)
+    assert reason.code is Code.WRONG_VALUES
+    assert reason.detail == "at size 1 (1x4) it gave an answer where the original raises."
+    engine = PythonEngine(of.gm, right, lambda x: Code.GUARD_SHAPE if len(x[0]) == 1 else None)
+    assert isinstance(verify(of, engine, original, "fake"), Verdict)  # type: ignore[arg-type]
+
+
+def _only_fp32(x: torch.Tensor) -> torch.Tensor:
+    if x.dtype is not torch.float32:
+        raise TypeError("fp32 only")
+    return x * 1
+
+
+torch.fx.wrap("_only_fp32")
+
+
+class Unwidenable(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:
+        return (_only_fp32(x),)
+
+
+def test_without_fp64_the_original_is_the_measure() -> None:
+    def original(x: torch.Tensor) -> torch.Tensor:
+        return x * 1
+
+    of = cluster(Unwidenable(), [torch.randn(3, 4)])
+    assert isinstance(verify(of, PythonEngine(of.gm), original, "fake"), Verdict)  # type: ignore[arg-type]
+    reason = verify(of, PythonEngine(of.gm, wrong_values), original, "fake")  # type: ignore[arg-type]
+    assert isinstance(reason, Reason)
+    assert "from the original (relative" in reason.detail
+    assert "the original's own error being unknown" in reason.detail
