@@ -47,7 +47,10 @@ class Quotient:
             self.succ[before].add(after)
             self.pred[after].add(before)
         self.order = ListOrder(sort_topologically(size, arcs))
-        self._refused: set[tuple[int, int]] = set()
+        # Known to be behind (ahead of) a group on the far side of something that no backend takes
+        # together with it. Once true it stays true; names of groups since merged are just not asked for.
+        self._cut_after: dict[int, set[int]] = {}
+        self._cut_before: dict[int, set[int]] = {}
 
     def merge(self, x: int, y: int) -> bool:
         """Make one group of the hull of nodes x and y; False if no backend takes all of it."""
@@ -56,12 +59,11 @@ class Quotient:
             return True
         if self.order.key[first] > self.order.key[last]:
             first, last = last, first
-        if not self.mask[first] & self.mask[last] or (first, last) in self._refused:
+        if not self.mask[first] & self.mask[last]:
             return False
         hull = self._find_hull(first, last)
         if hull is None:
-            # Groups only grow under the name of their representative: the pair stays refused.
-            self._refused.add((first, last))
+            self._cut_after[first].add(last)
             return False
         root = self.contract(hull.groups)
         moved = hull.groups.union(hull.before, hull.after)
@@ -87,6 +89,11 @@ class Quotient:
                 near[g] = set()
         succ[root] -= groups
         pred[root] -= groups
+        for cut in (self._cut_after, self._cut_before):
+            known = sorted((cut.pop(g) for g in groups if g in cut), key=len)
+            if known:
+                cut[root] = known.pop()
+                cut[root].update(*known)
         assert self.mask[root], groups
         return root
 
@@ -99,94 +106,93 @@ class Quotient:
 
     def _find_hull(self, first: int, last: int) -> Hull | None:
         """The hull of two groups, ``first`` the earlier one; None if no backend takes it."""
-        key, mask, succ, pred = self.order.key, self.mask, self.succ, self.pred
-        # Discovered groups -> backends that take everything on one path to (from) there.
-        ahead = {first: mask[first] & mask[last]}
-        behind = {last: mask[first] & mask[last]}
-        rising, falling = [(key[first], first)], [(-key[last], last)]
-        passed_up: list[int] = []
-        passed_down: list[int] = []
+        key, mask = self.order.key, self.mask
+        after = self._cut_after.setdefault(first, set())
+        before = self._cut_before.setdefault(last, set())
+        if last in after or first in before:
+            return None
+        up = _Front(first, last, self.succ, key, mask, after, 1)
+        down = _Front(last, first, self.pred, key, mask, before, -1)
         hull = {first, last}
-        cost_up, cost_down = len(succ[first]), len(pred[last])
-        while rising and falling and rising[0][0] < -falling[0][0]:
-            if cost_up <= cost_down:
-                step = _expand(rising, succ, ahead, behind, (first, last), key, mask, 1)
-                cost_up += len(succ[rising[0][1]]) if rising else 0
-                passed = passed_up
-            else:
-                step = _expand(falling, pred, behind, ahead, (last, first), key, mask, -1)
-                cost_down += len(pred[falling[0][1]]) if falling else 0
-                passed = passed_down
-            group, meets = step
-            passed.append(group)
-            if meets is None:
+        while up.heap and down.heap and up.heap[0][0] < -down.heap[0][0]:
+            near, far = (up, down) if up.cost <= down.cost else (down, up)
+            if not near.advance(far, hull):
                 return None
-            hull.update(meets)
         if len(hull) > 2:
-            _close(hull, passed_up, succ)
-            _close(hull, passed_down, pred)
+            up.close(hull)
+            down.close(hull)
         common = mask[first]
         for g in hull:
             common &= mask[g]
-        if not common:
-            return None
-        return self._plan(hull, passed_up, passed_down, rising, falling)
+        return self._plan(hull, up, down) if common else None
 
-    def _plan(
-        self,
-        hull: set[int],
-        passed_up: list[int],
-        passed_down: list[int],
-        rising: list[tuple[int, int]],
-        falling: list[tuple[int, int]],
-    ) -> Hull:
+    def _plan(self, hull: set[int], up: "_Front", down: "_Front") -> Hull:
         """Where the hull goes: between what the two searches have not passed."""
         key = self.order.key
-        if falling:
-            cut = falling[0][1]
-            anchor = cut
+        if down.heap:
+            cut = anchor = down.heap[0][1]
         else:
-            cut = rising[0][1]
+            cut = up.heap[0][1]
             anchor = self.order.previous(cut)
         at = key[cut]
-        before = [g for g in reversed(passed_down) if key[g] > at and g not in hull]
-        after = [g for g in passed_up if key[g] < at and g not in hull]
+        before = [g for g in reversed(down.passed) if key[g] > at and g not in hull]
+        after = [g for g in up.passed if key[g] < at and g not in hull]
         return Hull(hull, before, after, anchor)
 
 
-def _expand(
-    heap: list[tuple[int, int]],
-    arcs: list[set[int]],
-    mine: dict[int, int],
-    theirs: dict[int, int],
-    ends: tuple[int, int],
-    key: list[int],
-    mask: list[int],
-    sign: int,
-) -> tuple[int, list[int] | None]:
-    """One step of one side: the group expanded and the groups where it met the other side.
+class _Front:
+    """One side of the search, from ``start`` towards ``goal`` along ``arcs``, nearest in order first.
 
-    None instead of the latter if a path was closed that no backend takes as a whole.
+    ``seen`` maps each discovered group to the backends that take all of one path to it, ``cut`` collects
+    those where that is nobody, ``passed`` lists the groups whose arcs were followed and ``cost`` is the
+    number of arcs after the next step.
     """
-    start, goal = ends
-    group = heappop(heap)[1]
-    limit = sign * key[goal]
-    taken = mine[group]
-    meets: list[int] = []
-    for other in arcs[group]:
-        if other in theirs and not (group == start and other == goal):
-            if not taken & theirs[other]:
-                return group, None
-            meets += (group, other)
-        at = sign * key[other]
-        if other not in mine and at < limit:
-            mine[other] = taken & mask[other]
-            heappush(heap, (at, other))
-    return group, meets
 
+    def __init__(
+        self,
+        start: int,
+        goal: int,
+        arcs: list[set[int]],
+        key: list[int],
+        mask: list[int],
+        cut: set[int],
+        sign: int,
+    ) -> None:
+        self.start, self.goal, self.arcs = start, goal, arcs
+        self.key, self.mask, self.cut, self.sign = key, mask, cut, sign
+        self.seen = {start: mask[start]}
+        self.heap = [(sign * key[start], start)]
+        self.passed: list[int] = []
+        self.cost = len(arcs[start])
 
-def _close(hull: set[int], passed: list[int], arcs: list[set[int]]) -> None:
-    """Add every passed group with an arc into the hull; ``passed`` as the search went."""
-    for group in reversed(passed):
-        if group not in hull and not hull.isdisjoint(arcs[group]):
-            hull.add(group)
+    def advance(self, other: "_Front", hull: set[int]) -> bool:
+        """One step; adds to ``hull`` where the sides meet. False if a path cannot become a group."""
+        key, mask, sign, seen = self.key, self.mask, self.sign, self.seen
+        group = heappop(self.heap)[1]
+        self.passed.append(group)
+        limit = sign * key[self.goal]
+        taken = seen[group]
+        for near in self.arcs[group]:
+            if near in other.seen and not (group == self.start and near == self.goal):
+                if not taken & other.seen[near]:
+                    return False
+                hull.add(group)
+                hull.add(near)
+            at = sign * key[near]
+            if at >= limit or near in seen:
+                continue
+            seen[near] = taken & mask[near]
+            if not seen[near]:
+                self.cut.add(near)
+            if near in other.cut:
+                return False
+            heappush(self.heap, (at, near))
+        if self.heap:
+            self.cost += len(self.arcs[self.heap[0][1]])
+        return True
+
+    def close(self, hull: set[int]) -> None:
+        """Add every passed group with an arc into the hull, the last one passed first."""
+        for group in reversed(self.passed):
+            if not hull.isdisjoint(self.arcs[group]):
+                hull.add(group)
