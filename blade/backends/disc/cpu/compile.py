@@ -25,10 +25,12 @@ def why_unavailable() -> str | None:
 
 
 def compile_kernels(kernels: Sequence[tuple[str, str]], target: Target) -> bytes:
-    """One ELF object with every kernel of ``(name, MLIR text)``; names must differ.
+    """One ELF object with every kernel of ``(name, MLIR text)``; names must differ. Empty if there is none.
 
     The code is for the host, whose features ``target.isa`` lists.
     """
+    if not kernels:
+        return b""
     assert len({name for name, _ in kernels}) == len(kernels), [name for name, _ in kernels]
     with tempfile.TemporaryDirectory(prefix="blade-") as folder:
         path = Path(folder) / "kernels.o"
