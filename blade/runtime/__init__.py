@@ -1,0 +1,13 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The C++ runtime: importing this registers ``torch.classes.blade.Engine``."""
+
+from blade.runtime.engine import (
+    Engine,
+    LoadRunner,
+    Runner,
+    isa_features,
+    make_engine,
+    register_runner,
+)
+
+__all__ = ["Engine", "LoadRunner", "Runner", "isa_features", "make_engine", "register_runner"]

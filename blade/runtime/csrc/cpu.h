@@ -1,0 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
+// What this CPU can do, under the names /proc/cpuinfo uses.
+#pragma once
+
+#include <set>
+#include <string>
+
+namespace blade {
+
+const std::set<std::string>& cpu_features();
+
+}  // namespace blade

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+// torch.classes.blade.Engine: one compiled cluster. It answers, or says None and counts why; it
+// never throws into the model it is part of.
+#pragma once
+
+#include <ATen/core/Dict.h>
+#include <ATen/core/Tensor.h>
+#include <torch/custom_class.h>
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "executor.h"
+#include "reason.h"
+#include "runner.h"
+
+namespace blade {
+
+using Limits = c10::Dict<std::string, int64_t>;
+
+class Engine : public torch::CustomClassHolder {
+ public:
+  // What travels in a file: format version, [name, backend, program], numbers ("checksum" and the
+  // limits), [object, constants...]. The outer types never change, so that any version of blade
+  // can read any file far enough to say that it cannot use it.
+  using State =
+      std::tuple<int64_t, std::vector<std::string>, c10::Dict<std::string, int64_t>, std::vector<at::Tensor>>;
+
+  Engine(
+      std::string name, std::string backend, std::string program, at::Tensor object,
+      std::vector<at::Tensor> constants, const Limits& limits);
+
+  static c10::intrusive_ptr<Engine> from_state(State state);
+  State to_state() const;
+
+  std::optional<std::vector<at::Tensor>> try_execute(const std::vector<at::Tensor>& inputs);
+  std::tuple<std::vector<std::string>, std::vector<double>> profile(
+      const std::vector<at::Tensor>& inputs, int64_t repeats);
+
+  c10::Dict<std::string, int64_t> stats() const;
+  void set_enabled(bool enabled) { enabled_ = enabled; }
+  void rearm();
+  std::string last_error() const;
+  std::string why_unavailable() const;
+  const std::string& name() const { return name_; }
+  const std::string& backend() const { return backend_; }
+  const std::string& program() const { return program_; }
+
+ private:
+  Engine() = default;
+  void load();
+  void warn_if_unavailable() const;
+  void set_unavailable(Code code, std::string why);
+  int64_t limit(const char* name, int64_t otherwise) const;
+  std::optional<Code> try_run(const std::vector<at::Tensor>& inputs, std::vector<at::Tensor>& outputs);
+  std::optional<Code> run_disc(const std::vector<at::Tensor>& inputs, std::vector<at::Tensor>& outputs);
+  std::optional<Code> run_runner(const std::vector<at::Tensor>& inputs, std::vector<at::Tensor>& outputs);
+  void failed(const std::string& what);
+
+  std::string name_, backend_, program_;
+  at::Tensor object_;
+  std::vector<at::Tensor> constants_;
+  Limits limits_;
+  int64_t max_failures_ = 3;
+
+  std::optional<Code> unavailable_;  // set while loading, then never changed
+  std::string why_unavailable_;
+  std::optional<State> state_;  // as it was read, if this version cannot use it: saved again unchanged
+  std::unique_ptr<Executor> executor_;  // disc
+  std::unique_ptr<Runner> runner_;      // every other backend
+
+  std::atomic<bool> enabled_{true};
+  std::atomic<int64_t> consecutive_failures_{0};
+  std::atomic<int64_t> calls_{0}, engine_runs_{0};
+  std::array<std::atomic<int64_t>, kCodeNames.size()> reasons_{};
+  mutable std::mutex error_mutex_;
+  std::string last_error_;
+};
+
+}  // namespace blade

@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+// One call of a frame. In steady state this allocates outputs and results of calls, nothing else.
+#include <ATen/EmptyTensor.h>
+#include <ATen/Parallel.h>
+#include <c10/core/impl/alloc_cpu.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "frame.h"
+
+namespace blade {
+namespace {
+
+// Scratch memory of one thread, kept between kernels.
+class Scratch {
+ public:
+  Scratch() = default;
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+  ~Scratch() { c10::free_cpu(data_); }
+
+  void* get(size_t bytes) {
+    if (bytes > capacity_) {
+      c10::free_cpu(data_);
+      data_ = nullptr;
+      capacity_ = 0;
+      data_ = c10::alloc_cpu(bytes);  // 64-byte aligned
+      capacity_ = bytes;
+    }
+    return data_;
+  }
+
+ private:
+  void* data_ = nullptr;
+  size_t capacity_ = 0;
+};
+
+thread_local Scratch scratch;
+
+bool same_strides(const at::Tensor& tensor, const Sizes& strides) {
+  for (size_t i = 0; i < strides.size(); ++i) {
+    if (tensor.size(static_cast<int64_t>(i)) > 1 && tensor.stride(static_cast<int64_t>(i)) != strides[i]) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+std::vector<at::Tensor> Frame::run(const std::vector<at::Tensor>& inputs, std::vector<double>* seconds) {
+  bind(inputs);
+  if (seconds == nullptr) {
+    for (size_t i = 0; i < steps_.size(); ++i) run_step(i);
+    return collect_outputs();
+  }
+  using Clock = std::chrono::steady_clock;
+  for (size_t i = 0; i < steps_.size(); ++i) {
+    const auto start = Clock::now();
+    run_step(i);
+    (*seconds)[i] += std::chrono::duration<double>(Clock::now() - start).count();
+  }
+  return collect_outputs();
+}
+
+// The arena grows; weights move when the user calls share_memory() or the like.
+void Frame::refresh_fixed_pointers() {
+  bool moved = false;
+  for (auto& [id, seen] : fixed_roots_) {
+    const void* data = tensors_[id].storage().data();
+    if (data == seen) continue;
+    moved = true;
+    seen = data;
+    auto* start = static_cast<char*>(const_cast<void*>(tensors_[id].const_data_ptr()));
+    bind_root(id, tensors_[id], start);
+  }
+  if (!moved) return;
+  for (const auto& patch : fixed_patches_) table_[patch.entry] = ptrs_[patch.slot];
+}
+
+void Frame::bind(const std::vector<at::Tensor>& inputs) {
+  refresh_fixed_pointers();
+  for (size_t id = 0; id < slots_.size(); ++id) {
+    const Slot& slot = program_.slots[id];
+    if (slot.kind == SlotKind::kInput) {
+      const auto& input = inputs[slot.index];
+      bind_root(static_cast<int64_t>(id), input, static_cast<char*>(const_cast<void*>(input.const_data_ptr())));
+    } else if (slot.kind == SlotKind::kOutput) {
+      at::Tensor output(at::detail::empty_cpu(slots_[id].sizes, slot.dtype));
+      auto* data = static_cast<char*>(output.mutable_data_ptr());
+      bind_root(static_cast<int64_t>(id), std::move(output), data);
+    }
+  }
+}
+
+void Frame::bind_root(int64_t id, at::Tensor tensor, char* data) {
+  const auto itemsize = static_cast<int64_t>(c10::elementSize(slots_[id].dtype));
+  tensors_[id] = std::move(tensor);
+  ptrs_[id] = data;
+  const bool fixed = is_fixed(id);
+  for (const int64_t view : slots_[id].views) {
+    ptrs_[view] = data + slots_[view].offset * itemsize;
+    if (!fixed && program_.slots[view].as_tensor) tensors_[view] = view_of(tensors_[id], slots_[view]);
+  }
+}
+
+void Frame::release_root(int64_t id) {
+  tensors_[id].reset();
+  for (const int64_t view : slots_[id].views) tensors_[view].reset();
+}
+
+void Frame::run_step(size_t i) {
+  const Instr& instr = program_.instrs[i];
+  instr.op ? run_call(instr, steps_[i]) : run_kernel(steps_[i]);
+  for (const int64_t id : instr.last_use) release_root(id);
+}
+
+void Frame::run_kernel(const Step& step) {
+  if (step.extent <= 0) return;
+  for (const auto& patch : step.patches) table_[patch.entry] = ptrs_[patch.slot];
+  void** table = table_.data() + step.table;
+  const auto part = [&step, table](int64_t begin, int64_t end) {
+    if (step.scratch == 0) {
+      step.fn(table, step.ints.data(), begin, end);
+      return;
+    }
+    c10::SmallVector<void*, 32> own(step.num_ptrs + 1);
+    std::copy(table, table + step.num_ptrs, own.begin());
+    own.back() = scratch.get(step.scratch);
+    step.fn(own.data(), step.ints.data(), begin, end);
+  };
+  if (step.extent <= step.grain) {
+    part(0, step.extent);
+  } else {
+    at::parallel_for(0, step.extent, step.grain, part);
+  }
+}
+
+void Frame::run_call(const Instr& instr, const Step& step) {
+  stack_ = step.args;
+  for (const size_t k : step.changing_args) stack_[k] = make_arg(instr.args[k]);
+  instr.op->callBoxed(stack_);
+  for (const auto& arg : instr.args) {
+    if (!arg.written || arg.kind != CallArg::kSlot) continue;
+    // an op that does not like the size of its out= resizes it: the plan was wrong
+    TORCH_CHECK(
+        tensors_[arg.id].sizes() == c10::IntArrayRef(slots_[arg.id].sizes), "blade: ", instr.text, ": wrote sizes ",
+        tensors_[arg.id].sizes(), " where ", c10::IntArrayRef(slots_[arg.id].sizes), " were expected");
+  }
+  take_results(instr);
+  stack_.clear();
+}
+
+void Frame::take_results(const Instr& instr) {
+  if (instr.results.empty()) return;
+  if (stack_.size() == 1 && stack_[0].isTensorList()) {
+    const auto list = stack_[0].toTensorVector();
+    stack_.assign(list.begin(), list.end());
+  }
+  TORCH_CHECK(
+      stack_.size() >= instr.results.size(), "blade: ", instr.text, ": returned ", stack_.size(), " values");
+  for (size_t i = 0; i < instr.results.size(); ++i) {
+    const int64_t id = instr.results[i];
+    at::Tensor result = checked_result(id, stack_[i].toTensor());
+    auto* data = static_cast<char*>(const_cast<void*>(result.const_data_ptr()));
+    bind_root(id, std::move(result), data);
+  }
+}
+
+at::Tensor Frame::checked_result(int64_t id, const at::Tensor& result) const {
+  const SlotState& want = slots_[id];
+  TORCH_CHECK(
+      result.defined() && result.scalar_type() == want.dtype && result.is_cpu() && result.layout() == at::kStrided &&
+          result.sizes() == c10::IntArrayRef(want.sizes),
+      "blade: slot ", id, ": an op returned ", result.toString(), " ",
+      result.defined() ? result.sizes() : c10::IntArrayRef(), " where ", want.dtype, " ",
+      c10::IntArrayRef(want.sizes), " was expected");
+  const bool in_arena = result.storage().unsafeGetStorageImpl() == arena_.storage().unsafeGetStorageImpl();
+  if (!in_arena && same_strides(result, want.strides)) return result;
+  at::Tensor copy(at::detail::empty_strided_cpu(want.sizes, want.strides, want.dtype));
+  copy.copy_(result);
+  return copy;
+}
+
+std::vector<at::Tensor> Frame::collect_outputs() {
+  std::vector<at::Tensor> outputs;
+  outputs.reserve(program_.outputs.size());
+  for (const int64_t id : program_.outputs) {
+    const bool in_arena = program_.slots[program_.slots[id].root].kind == SlotKind::kArena;
+    outputs.push_back(in_arena ? tensors_[id].clone() : tensors_[id]);
+  }
+  for (size_t id = 0; id < slots_.size(); ++id) {
+    if (program_.slots[id].kind != SlotKind::kView && !is_fixed(static_cast<int64_t>(id))) {
+      release_root(static_cast<int64_t>(id));
+    }
+  }
+  return outputs;
+}
+
+}  // namespace blade

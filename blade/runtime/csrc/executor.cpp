@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "executor.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/InferenceMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <algorithm>
+#include <thread>
+
+#include "cpu.h"
+
+namespace blade {
+namespace {
+
+// How many calls pass before a lane gives back memory that none of them needed.
+constexpr int kShrinkPeriod = 256;
+
+struct SizesHash {
+  size_t operator()(const Sizes& sizes) const {
+    uint64_t hash = 14695981039346656037ull;
+    for (const int64_t size : sizes) hash = (hash ^ static_cast<uint64_t>(size)) * 1099511628211ull;
+    return static_cast<size_t>(hash ^ (hash >> 32));
+  }
+};
+
+Sizes key_of(const std::vector<at::Tensor>& inputs) {
+  Sizes key;
+  for (const auto& input : inputs) key.append(input.sizes().begin(), input.sizes().end());
+  return key;
+}
+
+// An alias keeps pointing at these weights whatever the user does to the module's attributes
+// (`.data = ...` in `module.half()` swaps what a tensor holds).
+std::vector<at::Tensor> aliases_of(const std::vector<at::Tensor>& constants) {
+  std::vector<at::Tensor> aliases;
+  for (const auto& constant : constants) {
+    TORCH_CHECK(constant.defined() && constant.is_cpu() && constant.layout() == at::kStrided,
+                "blade: a constant is not a strided CPU tensor");
+    auto alias = at::detail::make_tensor<c10::TensorImpl>(
+        c10::Storage(constant.storage()), c10::DispatchKeySet(c10::DispatchKey::CPU), constant.dtype());
+    alias.unsafeGetTensorImpl()->set_sizes_and_strides(
+        constant.sizes(), constant.strides(), constant.storage_offset());
+    aliases.push_back(std::move(alias));
+  }
+  return aliases;
+}
+
+void check_cpu(const Program& program) {
+  for (const auto& feature : program.isa) {
+    if (cpu_features().count(feature) == 0) {
+      throw Unavailable(
+          Code::kCpuMismatch, "The engine's native code needs the CPU feature '" + feature + "', which this CPU lacks.");
+    }
+  }
+  for (const auto& input : program.inputs) {
+    if (input.device != at::kCPU) {
+      throw Unavailable(Code::kBackendUnavailable, "This runtime executes DISC programs on CPU only.");
+    }
+  }
+}
+
+// Engine code runs as an op would run below autograd, and its results are ordinary tensors even
+// when the caller is in inference mode (prebuilt tensors must serve both kinds of callers).
+struct BelowAutograd {
+  c10::InferenceMode ordinary_tensors{false};
+  c10::NoGradGuard no_grad;
+  at::AutoDispatchBelowADInplaceOrView below;
+  c10::impl::ExcludeDispatchKeyGuard no_autocast{c10::autocast_dispatch_keyset};
+};
+
+}  // namespace
+
+class Executor::Lane {
+ public:
+  Frame& frame_for(const Loaded& loaded, const std::vector<at::Tensor>& inputs, size_t max_shapes) {
+    Sizes key = key_of(inputs);
+    if (!frames_.empty() && frames_.front().first == key) return *frames_.front().second;
+    const auto found = index_.find(key);
+    if (found != index_.end()) {
+      frames_.splice(frames_.begin(), frames_, found->second);
+      return *frames_.front().second;
+    }
+    auto frame = std::make_unique<Frame>(loaded, inputs, arena_);
+    if (frames_.size() >= max_shapes) {
+      index_.erase(frames_.back().first);
+      frames_.pop_back();
+    }
+    frames_.emplace_front(key, std::move(frame));
+    index_.emplace(std::move(key), frames_.begin());
+    return *frames_.front().second;
+  }
+
+  // Drops the frame used last.
+  void drop_front() {
+    if (frames_.empty()) return;
+    index_.erase(frames_.front().first);
+    frames_.pop_front();
+  }
+
+  void reserve(size_t bytes) {
+    arena_.reserve(bytes);
+    peak_ = std::max(peak_, bytes);
+    if (++calls_ < kShrinkPeriod) return;
+    if (peak_ < arena_.capacity() / 2) arena_.shrink(peak_);
+    calls_ = 0;
+    peak_ = bytes;
+  }
+
+  size_t bytes() const { return arena_.capacity(); }
+
+ private:
+  using Entry = std::pair<Sizes, std::unique_ptr<Frame>>;
+  Arena arena_;
+  std::list<Entry> frames_;  // most recently used first
+  std::unordered_map<Sizes, std::list<Entry>::iterator, SizesHash> index_;
+  size_t peak_ = 0;
+  int calls_ = 0;
+};
+
+Executor::Executor(
+    Program program, const at::Tensor& object, const std::vector<at::Tensor>& constants, ExecutorLimits limits)
+    : limits_(limits) {
+  check_cpu(program);
+  loaded_.program = std::move(program);
+  loaded_.constants = aliases_of(constants);
+  if (object.numel() > 0) {
+    loaded_.object = std::make_unique<Object>(static_cast<const uint8_t*>(object.const_data_ptr()), object.numel());
+  }
+  for (const auto& instr : loaded_.program.instrs) {
+    if (!instr.op && !loaded_.object) {
+      throw Unavailable(Code::kCorruptPayload, "The engine's program has kernels but no native code.");
+    }
+    loaded_.kernels.push_back(instr.op ? nullptr : loaded_.object->find(instr.kernel));
+  }
+}
+
+Executor::~Executor() = default;
+
+std::unique_ptr<Executor::Lane> Executor::take_lane() {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (!idle_.empty()) {
+      auto lane = std::move(idle_.back());
+      idle_.pop_back();
+      idle_bytes_ -= lane->bytes();
+      return lane;
+    }
+  }
+  return std::make_unique<Lane>();
+}
+
+void Executor::give_lane(std::unique_ptr<Lane> lane) {
+  static const size_t max_idle = std::max<size_t>(8, 2 * std::thread::hardware_concurrency());
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const bool room = idle_.size() < max_idle && idle_bytes_ + lane->bytes() <= limits_.max_idle_bytes;
+  if (!idle_.empty() && !room) return;
+  idle_bytes_ += lane->bytes();
+  idle_.push_back(std::move(lane));
+}
+
+std::optional<std::vector<at::Tensor>> Executor::run_in_lane(
+    const std::vector<at::Tensor>& inputs, std::vector<double>* seconds) {
+  const BelowAutograd guards;
+  const auto& program = loaded_.program;
+  std::vector<at::Tensor> copies;  // filled at the first input that is not contiguous
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const auto& input = inputs[i];
+    if (input.is_contiguous() && !input.is_conj() && !input.is_neg()) continue;
+    if (program.aliased[i]) return std::nullopt;
+    if (copies.empty()) copies = inputs;
+    copies[i] = input.resolve_conj().resolve_neg().contiguous();
+  }
+  const auto& ready = copies.empty() ? inputs : copies;
+  auto lane = take_lane();
+  Frame& frame = lane->frame_for(loaded_, ready, limits_.max_shapes);
+  if (frame.failed() != nullptr) {
+    give_lane(std::move(lane));
+    return std::nullopt;
+  }
+  std::vector<at::Tensor> outputs;
+  try {
+    lane->reserve(frame.arena_bytes());
+    outputs = frame.run(ready, seconds);
+  } catch (...) {
+    lane->drop_front();
+    give_lane(std::move(lane));
+    throw;
+  }
+  give_lane(std::move(lane));
+  for (size_t k = 0; k < outputs.size(); ++k) {  // an input given back is the caller's own tensor
+    const auto& slot = program.slots[program.outputs[k]];
+    if (slot.kind == SlotKind::kInput) outputs[k] = inputs[slot.index];
+  }
+  return outputs;
+}
+
+std::optional<std::vector<at::Tensor>> Executor::run(const std::vector<at::Tensor>& inputs) {
+  return run_in_lane(inputs, nullptr);
+}
+
+std::vector<double> Executor::profile(const std::vector<at::Tensor>& inputs, int64_t repeats) {
+  std::vector<double> seconds(loaded_.program.instrs.size(), 0.0);
+  run(inputs);  // the first call of a shape prepares it
+  for (int64_t i = 0; i < repeats; ++i) {
+    TORCH_CHECK(run_in_lane(inputs, &seconds), "blade: the engine's guards do not hold for these inputs");
+  }
+  for (double& s : seconds) s /= static_cast<double>(std::max<int64_t>(repeats, 1));
+  return seconds;
+}
+
+}  // namespace blade

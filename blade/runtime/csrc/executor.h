@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+// Runs a DISC program: any number of threads at once, no lock held while computing.
+#pragma once
+
+#include <list>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <utility>
+
+#include "frame.h"
+
+namespace blade {
+
+struct ExecutorLimits {
+  size_t max_shapes = 64;                  // frames kept per lane
+  size_t max_idle_bytes = size_t{1} << 29;  // arenas kept while nobody calls (one is always kept)
+};
+
+class Executor {
+ public:
+  // Throws Unavailable.
+  Executor(Program program, const at::Tensor& object, const std::vector<at::Tensor>& constants, ExecutorLimits limits);
+  ~Executor();
+
+  // Inputs have passed check_inputs. nullopt: a guard over sizes does not hold. Throws what ops throw.
+  std::optional<std::vector<at::Tensor>> run(const std::vector<at::Tensor>& inputs);
+
+  // Average seconds per instruction. Throws if the guards do not hold.
+  std::vector<double> profile(const std::vector<at::Tensor>& inputs, int64_t repeats);
+
+  const Program& program() const { return loaded_.program; }
+
+ private:
+  class Lane;  // an arena and the frames over it: what one call at a time uses
+
+  std::unique_ptr<Lane> take_lane();
+  void give_lane(std::unique_ptr<Lane> lane);
+  std::optional<std::vector<at::Tensor>> run_in_lane(
+      const std::vector<at::Tensor>& inputs, std::vector<double>* seconds);
+
+  Loaded loaded_;
+  const ExecutorLimits limits_;
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<Lane>> idle_;
+  size_t idle_bytes_ = 0;
+};
+
+}  // namespace blade

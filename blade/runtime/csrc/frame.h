@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+// All that a program needs for inputs of certain sizes, made once and used by call after call:
+// register values, the memory plan, tensors over the arena, pointer tables, argument lists.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/SmallVector.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "object.h"
+#include "program.h"
+
+namespace blade {
+
+// What stays the same for all frames of an engine.
+struct Loaded {
+  Program program;
+  std::vector<KernelFn> kernels;      // per instruction; null for calls
+  std::vector<at::Tensor> constants;  // private aliases of the module's tensors
+  std::unique_ptr<Object> object;
+};
+
+// Memory for arena slots, with room for the largest frame that used it. Tensors over it see a new
+// allocation by themselves because they share its storage.
+class Arena {
+ public:
+  Arena();
+  void reserve(size_t bytes);  // contents are lost if it grows
+  void shrink(size_t bytes);
+  char* data() const { return data_; }
+  size_t capacity() const { return capacity_; }
+  const c10::Storage& storage() const { return storage_; }
+
+ private:
+  void allocate(size_t bytes);
+  c10::Storage storage_;
+  char* data_ = nullptr;
+  size_t capacity_ = 0;
+};
+
+using Sizes = c10::SmallVector<int64_t, 6>;
+
+// Greedy best fit: where each buffer of an arena starts, so that buffers alive at the same time do
+// not overlap. Returns the total size. Lives are inclusive; a negative `first` means never used.
+struct Buffer {
+  int64_t first, last;
+  size_t bytes;
+  size_t offset = 0;
+};
+size_t plan_memory(std::vector<Buffer>& buffers);
+
+class Frame {
+ public:
+  // Evaluates registers and guards; prepares the rest only if the guards hold.
+  Frame(const Loaded& loaded, const std::vector<at::Tensor>& inputs, const Arena& arena);
+
+  const Guard* failed() const { return failed_; }
+  size_t arena_bytes() const { return arena_bytes_; }
+
+  // The arena is the one of the constructor and large enough; nobody else uses it or this frame
+  // meanwhile; inputs are contiguous. Adds the seconds of every instruction to `seconds` if given.
+  // After an exception the frame must not be used again.
+  std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs, std::vector<double>* seconds = nullptr);
+
+ private:
+  struct SlotState {
+    at::ScalarType dtype = at::ScalarType::Undefined;
+    Sizes sizes, strides;
+    int64_t offset = 0;          // elements, from the root's start
+    int64_t span = 0;            // roots: elements that may be touched
+    size_t arena_offset = 0;     // bytes, from the arena's start
+    std::vector<int64_t> views;  // roots: the views on them
+  };
+  // An entry of the pointer table and the slot it points to.
+  struct Patch {
+    size_t entry;
+    int64_t slot;
+  };
+  struct Step {
+    KernelFn fn = nullptr;
+    int64_t extent = 0, grain = 0;
+    size_t scratch = 0;
+    size_t table = 0, num_ptrs = 0;  // its part of the pointer table
+    std::vector<int64_t> ints;
+    std::vector<Patch> patches;         // entries that change per call
+    std::vector<c10::IValue> args;      // of a call; those that change per call are filled in then
+    std::vector<size_t> changing_args;
+  };
+
+  int64_t reg(int64_t id) const { return regs_[id]; }
+
+  // preparation: frame.cpp
+  void prepare_slot(size_t id);
+  void prepare_view(size_t id);
+  void plan_arena();
+  void make_fixed_tensors();
+  void prepare_kernel(size_t i);
+  void prepare_call(size_t i);
+  bool is_fixed(int64_t id) const;
+  bool is_fixed(const CallArg& arg) const;
+  c10::IValue make_arg(const CallArg& arg) const;
+  at::Tensor view_of(const at::Tensor& root, const SlotState& slot) const;
+
+  // execution: execute.cpp
+  void refresh_fixed_pointers();
+  void bind(const std::vector<at::Tensor>& inputs);
+  void bind_root(int64_t id, at::Tensor tensor, char* data);
+  void release_root(int64_t id);
+  void run_step(size_t i);
+  void run_kernel(const Step& step);
+  void run_call(const Instr& instr, const Step& step);
+  void take_results(const Instr& instr);
+  at::Tensor checked_result(int64_t id, const at::Tensor& result) const;
+  std::vector<at::Tensor> collect_outputs();
+
+  const Loaded& loaded_;
+  const Program& program_;
+  const Arena& arena_;
+  std::vector<int64_t> regs_;
+  const Guard* failed_ = nullptr;
+  size_t arena_bytes_ = 0;
+  std::vector<SlotState> slots_;
+  std::vector<at::Tensor> tensors_;
+  std::vector<char*> ptrs_;
+  std::vector<void*> table_;
+  std::vector<Patch> fixed_patches_;  // entries that change only when memory moves
+  std::vector<Step> steps_;
+  std::vector<c10::IValue> stack_;
+  // roots with the same memory at every call, and where that memory was when last looked at
+  std::vector<std::pair<int64_t, const void*>> fixed_roots_;
+};
+
+}  // namespace blade

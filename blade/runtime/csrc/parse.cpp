@@ -1,0 +1,420 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <ATen/core/List.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <limits>
+#include <locale>
+#include <map>
+#include <sstream>
+
+#include "program.h"
+
+namespace blade {
+namespace {
+
+constexpr int64_t kVersion = 1;
+
+const std::map<std::string, at::ScalarType> kDtypes = {
+    {"f32", at::kFloat},          {"f64", at::kDouble}, {"f16", at::kHalf},
+    {"bf16", at::kBFloat16},      {"i64", at::kLong},   {"i32", at::kInt},
+    {"i16", at::kShort},          {"i8", at::kChar},    {"u8", at::kByte},
+    {"bool", at::kBool},          {"c64", at::kComplexFloat},
+    {"c128", at::kComplexDouble},
+};
+
+const std::map<std::string, RegOp> kRegOps = {
+    {"add", RegOp::kAdd}, {"sub", RegOp::kSub}, {"mul", RegOp::kMul}, {"floordiv", RegOp::kFloorDiv},
+    {"mod", RegOp::kMod}, {"min", RegOp::kMin}, {"max", RegOp::kMax}, {"eq", RegOp::kEq},
+    {"ne", RegOp::kNe},   {"lt", RegOp::kLt},   {"le", RegOp::kLe},   {"gt", RegOp::kGt},
+    {"ge", RegOp::kGe},   {"and", RegOp::kAnd}, {"or", RegOp::kOr},
+};
+
+std::vector<std::string> split(const std::string& text, char by) {
+  std::vector<std::string> parts;
+  if (text.empty()) return parts;
+  size_t start = 0;
+  for (size_t at = text.find(by); at != std::string::npos; at = text.find(by, start)) {
+    parts.push_back(text.substr(start, at - start));
+    start = at + 1;
+  }
+  parts.push_back(text.substr(start));
+  return parts;
+}
+
+class Parser {
+ public:
+  Parser(const std::string& text, size_t num_constants)
+      : lines_(split(text, '\n')), num_constants_(static_cast<int64_t>(num_constants)) {}
+
+  Program parse() {
+    expect("blade.disc");
+    if (const int64_t version = number(); version != kVersion) {
+      throw Unavailable(
+          Code::kVersionMismatch,
+          "The engine's program has format version " + std::to_string(version) +
+              "; this blade reads version " + std::to_string(kVersion) + ".");
+    }
+    expect("isa");
+    while (next_ < words_.size()) program_.isa.push_back(word());
+    section("inputs", [this](int64_t i) { parse_input(i); });
+    section("registers", [this](int64_t k) { parse_reg(k); });
+    section("guards", [this](int64_t) { parse_guard(); });
+    section("slots", [this](int64_t k) { parse_slot(k); });
+    section("instructions", [this](int64_t) { parse_instr(); });
+    expect("outputs");
+    for (int64_t n = number(); n > 0; --n) program_.outputs.push_back(slot());
+    expect("end");
+    end_of_line();
+    find_lives();
+    return std::move(program_);
+  }
+
+ private:
+  [[noreturn]] void fail(const std::string& what) const {
+    throw Unavailable(
+        Code::kCorruptPayload,
+        "The engine's program does not parse: line " + std::to_string(line_) + ": " + what + ".");
+  }
+
+  std::string word() {
+    if (next_ >= words_.size()) fail("ends too early");
+    return words_[next_++];
+  }
+
+  int64_t to_number(const std::string& text) const {
+    size_t used = 0;
+    int64_t value = 0;
+    try {
+      value = std::stoll(text, &used);
+    } catch (const std::logic_error&) {
+      used = 0;
+    }
+    if (used == 0 || used != text.size()) fail("'" + text + "' is not an integer");
+    return value;
+  }
+
+  int64_t number() { return to_number(word()); }
+
+  int64_t below(int64_t value, size_t limit, const char* what) const {
+    if (value < 0 || value >= static_cast<int64_t>(limit)) {
+      fail(std::string(what) + " " + std::to_string(value) + " is not defined");
+    }
+    return value;
+  }
+
+  int64_t reg() { return below(number(), program_.regs.size(), "register"); }
+  int64_t slot() { return below(number(), program_.slots.size(), "slot"); }
+
+  int64_t count() {
+    const int64_t n = number();
+    if (n < 0 || n > 1000000) fail("count " + std::to_string(n) + " is out of range");
+    return n;
+  }
+
+  void end_of_line() const {
+    if (next_ != words_.size()) fail("unexpected '" + words_[next_] + "'");
+  }
+
+  // The next line, whose first word is `keyword`.
+  void expect(const char* keyword) {
+    if (line_ > 0) end_of_line();
+    if (line_ >= lines_.size()) fail(std::string("'") + keyword + "' is missing");
+    words_ = split(lines_[line_++], ' ');
+    next_ = 0;
+    if (const auto found = word(); found != keyword) {
+      fail("'" + found + "' where '" + keyword + "' is due");
+    }
+  }
+
+  template <typename F>
+  void section(const char* name, const F& parse_line) {
+    expect(name);
+    const int64_t n = count();
+    for (int64_t i = 0; i < n; ++i) {
+      end_of_line();
+      if (line_ >= lines_.size()) fail("ends too early");
+      words_ = split(lines_[line_++], ' ');
+      next_ = 0;
+      parse_line(i);
+    }
+  }
+
+  void header(const char* keyword, int64_t index) {
+    if (const auto found = word(); found != keyword) fail("'" + found + "' where '" + keyword + "' is due");
+    if (number() != index) fail("ids must count up from 0");
+  }
+
+  at::ScalarType to_dtype(const std::string& name) const {
+    const auto found = kDtypes.find(name);
+    if (found == kDtypes.end()) fail("unknown dtype '" + name + "'");
+    return found->second;
+  }
+
+  void parse_input(int64_t i) {
+    header("input", i);
+    const auto dtype = to_dtype(word());
+    const auto device = word();
+    if (device != "cpu" && device != "cuda") fail("unknown device '" + device + "'");
+    program_.inputs.push_back({dtype, device == "cpu" ? at::kCPU : at::kCUDA, count()});
+  }
+
+  void parse_reg(int64_t k) {
+    header("reg", k);
+    const auto op = word();
+    if (op == "dim") {
+      const int64_t input = below(number(), program_.inputs.size(), "input");
+      const int64_t axis = below(number(), program_.inputs[input].rank, "axis");
+      program_.regs.push_back({RegOp::kDim, input, axis});
+    } else if (op == "const") {
+      program_.regs.push_back({RegOp::kConst, number(), 0});
+    } else {
+      const auto found = kRegOps.find(op);
+      if (found == kRegOps.end()) fail("unknown register operation '" + op + "'");
+      const int64_t a = reg();
+      program_.regs.push_back({found->second, a, reg()});
+    }
+  }
+
+  void parse_guard() {
+    if (word() != "guard") fail("'guard' is due");
+    Guard guard{reg(), ""};
+    while (next_ < words_.size()) guard.text += (guard.text.empty() ? "" : " ") + word();
+    program_.guards.push_back(std::move(guard));
+  }
+
+  std::vector<int64_t> regs_of(int64_t n) {
+    std::vector<int64_t> ids;
+    for (int64_t i = 0; i < n; ++i) ids.push_back(reg());
+    return ids;
+  }
+
+  void parse_slot(int64_t k) {
+    header("slot", k);
+    const auto kind = word();
+    Slot s{};
+    s.root = k;
+    if (kind == "input") {
+      s.kind = SlotKind::kInput;
+      s.index = below(number(), program_.inputs.size(), "input");
+    } else if (kind == "const") {
+      s.kind = SlotKind::kConst;
+      s.index = below(number(), num_constants_, "constant");
+    } else if (kind == "view") {
+      s.kind = SlotKind::kView;
+      s.index = slot();
+      s.root = program_.slots[s.index].root;
+      const int64_t rank = count();
+      s.sizes = regs_of(rank);
+      s.strides = regs_of(rank);
+      s.offset = reg();
+    } else if (kind == "arena" || kind == "output" || kind == "dyn") {
+      s.kind = kind == "arena" ? SlotKind::kArena : kind == "output" ? SlotKind::kOutput : SlotKind::kDyn;
+      s.dtype = to_dtype(word());
+      const int64_t rank = count();
+      s.sizes = regs_of(rank);
+      if (s.kind == SlotKind::kDyn) s.strides = regs_of(rank);
+    } else {
+      fail("unknown slot kind '" + kind + "'");
+    }
+    program_.slots.push_back(std::move(s));
+  }
+
+  void parse_instr() {
+    Instr instr;
+    instr.text = lines_[line_ - 1];
+    const auto kind = word();
+    if (kind == "kernel") {
+      parse_kernel(instr);
+    } else if (kind == "call") {
+      parse_call(instr);
+    } else {
+      fail("unknown instruction '" + kind + "'");
+    }
+    program_.instrs.push_back(std::move(instr));
+  }
+
+  void parse_kernel(Instr& instr) {
+    instr.kernel = word();
+    if (instr.kernel.empty()) fail("a kernel needs a name");
+    instr.extent = reg();
+    instr.cost = reg();
+    instr.scratch = reg();
+    for (int64_t n = count(); n > 0; --n) instr.ptrs.push_back(slot());
+    for (int64_t n = count(); n > 0; --n) instr.ints.push_back(reg());
+  }
+
+  void parse_call(Instr& instr) {
+    const auto name = word();
+    const auto colons = name.find("::");
+    const auto dot = name.find('.', colons == std::string::npos ? 0 : colons);
+    const auto base = name.substr(0, dot);
+    auto overload = dot == std::string::npos ? "" : name.substr(dot + 1);
+    if (overload == "default") overload.clear();
+    instr.op = c10::Dispatcher::singleton().findSchema({base, overload});
+    if (!instr.op) {
+      throw Unavailable(
+          Code::kBackendUnavailable, "The engine's program calls '" + name + "', which this torch does not have.");
+    }
+    const auto& schema = instr.op->schema();
+    const auto& params = schema.arguments();
+    const int64_t given = count();
+    if (given > static_cast<int64_t>(params.size())) fail("too many arguments for " + name);
+    for (size_t i = 0; i < params.size(); ++i) {
+      if (static_cast<int64_t>(i) < given) {
+        instr.args.push_back(parse_arg(word(), params[i]));
+      } else if (params[i].default_value()) {
+        instr.args.push_back(static_arg(*params[i].default_value()));
+      } else {
+        fail(name + " needs an argument '" + params[i].name() + "'");
+      }
+    }
+    for (int64_t n = count(); n > 0; --n) {
+      instr.results.push_back(slot());
+      if (program_.slots[instr.results.back()].kind != SlotKind::kDyn) fail("a call's result must be a dyn slot");
+    }
+  }
+
+  static CallArg static_arg(c10::IValue value) {
+    CallArg arg;
+    arg.value = std::move(value);
+    return arg;
+  }
+
+  double to_double(const std::string& text) const {
+    if (text == "nan") return std::numeric_limits<double>::quiet_NaN();
+    if (text == "inf") return std::numeric_limits<double>::infinity();
+    if (text == "-inf") return -std::numeric_limits<double>::infinity();
+    std::istringstream in(text);
+    in.imbue(std::locale::classic());  // strtod would follow the user's locale
+    double value = 0;
+    if (!(in >> value) || in.peek() != std::istringstream::traits_type::eof()) {
+      fail("'" + text + "' is not a number");
+    }
+    return value;
+  }
+
+  int64_t slot_of(const std::string& text) {
+    const int64_t id = below(to_number(text), program_.slots.size(), "slot");
+    program_.slots[id].as_tensor = true;
+    return id;
+  }
+
+  CallArg parse_arg(const std::string& text, const c10::Argument& param) {
+    if (text == "n") return static_arg(c10::IValue());
+    const auto colon = text.find(':');
+    if (colon == std::string::npos) fail("'" + text + "' is not an argument");
+    const auto kind = text.substr(0, colon);
+    const auto rest = text.substr(colon + 1);
+    if (kind == "t") {
+      CallArg arg;
+      arg.kind = CallArg::kSlot;
+      arg.id = slot_of(rest);
+      arg.written = param.alias_info() != nullptr && param.alias_info()->isWrite();
+      return arg;
+    }
+    if (kind == "r") {
+      CallArg arg;
+      arg.kind = CallArg::kReg;
+      arg.id = below(to_number(rest), program_.regs.size(), "register");
+      return arg;
+    }
+    if (kind == "i") {
+      // the boxed call does not turn an int into a float parameter
+      if (param.type()->kind() == c10::TypeKind::FloatType) {
+        return static_arg(static_cast<double>(to_number(rest)));
+      }
+      return static_arg(to_number(rest));
+    }
+    if (kind == "f") return static_arg(to_double(rest));
+    if (kind == "b") return static_arg(to_number(rest) != 0);
+    if (kind == "s") return static_arg(rest);
+    if (kind == "d") return static_arg(c10::Device(rest));
+    if (kind == "dt") return static_arg(static_cast<int64_t>(to_dtype(rest)));
+    return parse_list(kind, split(rest, ','));
+  }
+
+  CallArg parse_list(const std::string& kind, const std::vector<std::string>& items) {
+    CallArg arg;
+    if (kind == "li") {
+      arg.kind = CallArg::kInts;
+      for (const auto& item : items) {
+        const bool is_reg = !item.empty() && item[0] == 'r';
+        const int64_t value = to_number(is_reg ? item.substr(1) : item);
+        if (is_reg) below(value, program_.regs.size(), "register");
+        arg.ints.emplace_back(is_reg, value);
+      }
+    } else if (kind == "lt" || kind == "lo") {
+      arg.kind = kind == "lt" ? CallArg::kTensors : CallArg::kOptionalTensors;
+      for (const auto& item : items) {
+        arg.slots.push_back(kind == "lo" && item == "n" ? -1 : slot_of(item));
+      }
+    } else if (kind == "lf") {
+      c10::List<double> list;
+      for (const auto& item : items) list.push_back(to_double(item));
+      arg.value = list;
+    } else if (kind == "lb") {
+      c10::List<bool> list;
+      for (const auto& item : items) list.push_back(to_number(item) != 0);
+      arg.value = list;
+    } else {
+      fail("unknown argument kind '" + kind + "'");
+    }
+    return arg;
+  }
+
+  void touch(int64_t id, int64_t at) {
+    const int64_t root = program_.slots[id].root;
+    if (program_.first[root] < 0) program_.first[root] = at;
+    program_.last[root] = at;
+  }
+
+  void find_lives() {
+    auto& p = program_;
+    p.first.assign(p.slots.size(), -1);
+    p.last.assign(p.slots.size(), -1);
+    p.aliased.assign(p.inputs.size(), false);
+    for (size_t i = 0; i < p.instrs.size(); ++i) {
+      const auto at = static_cast<int64_t>(i);
+      for (const int64_t id : p.instrs[i].ptrs) touch(id, at);
+      for (const int64_t id : p.instrs[i].results) touch(id, at);
+      for (const auto& arg : p.instrs[i].args) {
+        if (arg.kind == CallArg::kSlot) touch(arg.id, at);
+        for (const int64_t id : arg.slots) {
+          if (id >= 0) touch(id, at);
+        }
+      }
+    }
+    const auto end = static_cast<int64_t>(p.instrs.size());
+    for (const int64_t id : p.outputs) {
+      touch(id, end);
+      auto& s = p.slots[id];
+      s.as_tensor = true;
+      const auto& root = p.slots[s.root];
+      if (root.kind == SlotKind::kInput && s.kind == SlotKind::kView) p.aliased[root.index] = true;
+    }
+    for (size_t id = 0; id < p.slots.size(); ++id) {
+      const int64_t last = p.last[id];
+      if (p.slots[id].kind == SlotKind::kDyn && last >= 0 && last < end) p.instrs[last].last_use.push_back(id);
+    }
+  }
+
+  std::vector<std::string> lines_;
+  std::vector<std::string> words_;
+  size_t line_ = 0;  // lines read so far
+  size_t next_ = 0;  // the next word of the current line
+  int64_t num_constants_;
+  Program program_;
+};
+
+}  // namespace
+
+Program parse_program(const std::string& text, size_t num_constants) {
+  try {
+    return Parser(text, num_constants).parse();
+  } catch (const c10::Error& error) {  // a device string torch does not know
+    throw Unavailable(Code::kCorruptPayload, std::string("The engine's program does not parse: ") + error.what());
+  }
+}
+
+}  // namespace blade

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+// What Python and TorchScript see of this library.
+#include <torch/library.h>
+
+#include "cpu.h"
+#include "engine.h"
+
+namespace blade {
+namespace {
+
+std::vector<std::string> isa_features() { return {cpu_features().begin(), cpu_features().end()}; }
+
+}  // namespace
+}  // namespace blade
+
+TORCH_LIBRARY(blade, m) {
+  using blade::Engine;
+  m.class_<Engine>("Engine")
+      .def(torch::init<
+           std::string, std::string, std::string, at::Tensor, std::vector<at::Tensor>, const blade::Limits&>())
+      .def("try_execute", &Engine::try_execute)
+      .def("profile", &Engine::profile)
+      .def("stats", &Engine::stats)
+      .def("set_enabled", &Engine::set_enabled)
+      .def("rearm", &Engine::rearm)
+      .def("last_error", &Engine::last_error)
+      .def("why_unavailable", &Engine::why_unavailable)
+      .def("name", [](const c10::intrusive_ptr<Engine>& self) { return self->name(); })
+      .def("backend", [](const c10::intrusive_ptr<Engine>& self) { return self->backend(); })
+      .def("program", [](const c10::intrusive_ptr<Engine>& self) { return self->program(); })
+      .def_pickle(
+          [](const c10::intrusive_ptr<Engine>& self) { return self->to_state(); },
+          [](Engine::State state) { return Engine::from_state(std::move(state)); });
+  m.def("isa_features() -> str[]", &blade::isa_features);
+  m.def("announce_runner(str backend) -> ()", [](const std::string& backend) { blade::announce_runner(backend); });
+  // Python implements these two (blade/runtime/engine.py). load_runner: "" or why it cannot.
+  m.def("load_runner(str backend, str name, Tensor payload, Tensor[] constants, str program) -> str");
+  m.def("run_runner(Tensor payload, Tensor[] inputs) -> Tensor[]");
+}

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+// An engine whose computation is a function that Python registered for its backend.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <atomic>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "program.h"
+
+namespace blade {
+
+// Python has registered a runner for this backend.
+void announce_runner(const std::string& backend);
+bool has_runner(const std::string& backend);
+
+class Runner {
+ public:
+  // `program` holds the guards only. `payload` is what the backend made of its engine.
+  Runner(std::string backend, std::string name, Program program, const at::Tensor& payload,
+         std::vector<at::Tensor> constants, std::string text);
+
+  const Program& program() const { return program_; }
+
+  // Empty once loaded, which the first call does; else why it cannot be (kept until forget()).
+  std::string why_unavailable();
+  void forget();
+
+  std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs) const;
+
+ private:
+  const std::string backend_, name_;
+  const Program program_;
+  const at::Tensor payload_;  // of this engine alone: Python keeps the loaded runner on it
+  const std::vector<at::Tensor> constants_;
+  const std::string text_;
+  enum State { kNew, kReady, kBroken };
+  std::atomic<int> state_{kNew};
+  std::mutex mutex_;
+  std::string why_;
+};
+
+}  // namespace blade

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``torch.classes.blade.Engine`` for Python: a compiled cluster that answers or says why it does not.
+
+    engine = make_engine("cluster_0", "disc", program, object_bytes, constants, {"max_failures": 3})
+    outs = engine.try_execute([x, y])      # None: run the original; engine.stats() says why
+
+The class itself is C++ (``csrc``), so a saved module runs without Python; this file loads it, types
+its methods, and lets backends written in Python provide the function behind their engines.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import torch
+
+from blade.errors import BackendError
+
+logger = logging.getLogger(__name__)
+
+Runner = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
+# (name, payload, constants, program) -> the function that computes the engine's outputs
+LoadRunner = Callable[[str, torch.Tensor, list[torch.Tensor], str], Runner]
+
+
+class Engine(Protocol):
+    """The methods of ``torch.classes.blade.Engine``; none but ``profile`` raises."""
+
+    def try_execute(self, inputs: list[torch.Tensor]) -> list[torch.Tensor] | None:
+        """The outputs, or ``None`` where the original has to run; ``stats`` counts the cause."""
+
+    def stats(self) -> dict[str, int]:
+        """``calls``, ``engine_runs``, ``fallbacks`` and a count per ``Code`` value that occurred."""
+
+    def set_enabled(self, enabled: bool) -> None:
+        """A disabled engine refuses every call."""
+
+    def rearm(self) -> None:
+        """Closes the circuit breaker again and lets a runner that failed to load try once more."""
+
+    def last_error(self) -> str:
+        """The text of the last exception inside the engine; empty if there was none."""
+
+    def why_unavailable(self) -> str:
+        """Empty, or a sentence: this engine cannot serve any call in this process."""
+
+    def name(self) -> str: ...
+
+    def backend(self) -> str: ...
+
+    def program(self) -> str: ...
+
+    def profile(
+        self, inputs: list[torch.Tensor], repeats: int
+    ) -> tuple[list[str], list[float]]:
+        """Every instruction of a DISC program and its mean seconds at these inputs."""
+
+
+def make_engine(
+    name: str,
+    backend: str,
+    program: str,
+    object: torch.Tensor | bytes,
+    constants: Sequence[torch.Tensor] = (),
+    limits: Mapping[str, int] | None = None,
+) -> torch.ScriptObject:
+    """An engine; ``why_unavailable()`` of the result tells whether it can run here.
+
+    ``object`` is native code (DISC) or whatever the backend's ``LoadRunner`` reads. ``constants``
+    should be the very tensors the fallback module holds: a saved file then stores them once.
+    ``limits``: ``max_failures`` in a row that open the circuit breaker (3), ``max_shapes`` prepared
+    at a time (64), ``max_idle_bytes`` of buffers kept between calls (512 MiB).
+    """
+    payload = _to_tensor(object) if isinstance(object, bytes) else object
+    engine = torch.classes.blade.Engine(
+        name, backend, program, payload, list(constants), dict(limits or {})
+    )
+    return cast(torch.ScriptObject, engine)
+
+
+def register_runner(backend: str, load: LoadRunner) -> None:
+    """Engines of ``backend`` compute with the function ``load`` returns (called once an engine).
+
+    ``load`` raises ``BackendError`` where the engine cannot work in this process; the original then
+    runs. The function must be safe to call from several threads at once.
+    """
+    _loaders[backend] = load
+    torch.ops.blade.announce_runner(backend)
+
+
+def isa_features() -> frozenset[str]:
+    """What this CPU can do, by the names of ``/proc/cpuinfo``, as programs are checked against."""
+    return frozenset(torch.ops.blade.isa_features())
+
+
+_loaders: dict[str, LoadRunner] = {}
+_load_lock = threading.RLock()
+
+
+def _to_tensor(data: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+
+
+def _load_runner(
+    backend: str, name: str, payload: torch.Tensor, constants: list[torch.Tensor], program: str
+) -> str:
+    """Keeps the runner on ``payload``, which belongs to one engine and lives as long as it does."""
+    with _load_lock:
+        if hasattr(payload, "_blade_runner"):
+            return ""
+        try:
+            # an alias: a runner that holds its payload must not keep the engine's tensor alive
+            runner = _loaders[backend](name, payload.detach(), constants, program)
+        except BackendError as error:
+            return str(error)
+        cast(Any, payload)._blade_runner = runner
+    logger.info("loaded engine %s of backend %s", name, backend)
+    return ""
+
+
+def _run_runner(payload: torch.Tensor, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+    runner: Runner = cast(Any, payload)._blade_runner
+    return list(runner(inputs))
+
+
+def _load_library() -> torch.library.Library:
+    package = Path(__file__).resolve().parent.parent
+    found = sorted(package.glob("_runtime*.so"))
+    if not found:
+        raise BackendError(
+            f"blade's C++ runtime is not built: there is no _runtime*.so in {package}. "
+            "Run `pip install --no-build-isolation -e .` in the source folder."
+        )
+    try:
+        torch.classes.load_library(str(found[0]))
+    except OSError as error:
+        raise BackendError(
+            f"blade's C++ runtime {found[0]} cannot be loaded by torch {torch.__version__}; it has "
+            f"to be built with the torch it runs with ({error})."
+        ) from error
+    library = torch.library.Library("blade", "IMPL")
+    library.impl("load_runner", _load_runner, "CompositeImplicitAutograd")
+    library.impl("run_runner", _run_runner, "CompositeImplicitAutograd")
+    return library
+
+
+_library = _load_library()

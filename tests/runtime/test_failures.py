@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Engines that raise: counted, remembered, and after a while no longer tried."""
+
+import pytest
+import torch
+from programs import Writer, matrix_times_itself, relu_program
+
+from blade.runtime.engine import make_engine
+
+
+def test_the_circuit_opens_after_failures_in_a_row_and_can_be_rearmed():
+    engine = matrix_times_itself().engine(limits={"max_failures": 2})
+    good, bad = torch.randn(3, 3), torch.randn(3, 4)  # only square matrices multiply
+    for x, runs in ((bad, False), (good, True), (bad, False), (bad, False), (good, False)):
+        assert (engine.try_execute([x]) is not None) == runs
+    stats = engine.stats()
+    assert stats == {
+        "calls": 5, "engine_runs": 1, "fallbacks": 4, "engine_raised": 3, "circuit_open": 1
+    }  # fmt: skip
+    assert "mat1 and mat2" in engine.last_error()
+    engine.rearm()
+    assert torch.allclose(engine.try_execute([good])[0], good @ good)
+
+
+def test_a_failed_guard_is_not_a_failure():
+    engine = relu_program().engine(limits={"max_failures": 1})
+    for _ in range(3):
+        assert engine.try_execute([torch.randn(2, 3)]) is None
+    assert engine.try_execute([torch.randn(2, 4)]) is not None
+
+
+def test_out_of_memory_is_a_fallback():
+    w = Writer()
+    x = w.input("f32", 1)
+    (n,) = w.dims(x, 1)
+    huge = w.const(2**45)
+    h = w.tensor("arena", [huge])
+    y = w.tensor("output", [n])
+    a = w.slot(f"input {x}")
+    w.call("aten::relu.out", f"t:{a}", f"t:{y}")
+    w.call("aten::relu.out", f"t:{a}", f"t:{h}")
+    w.outputs = [y]
+    engine = w.engine()
+    assert engine.try_execute([torch.randn(3)]) is None
+    assert engine.stats()["engine_raised"] == 1
+    assert "memory" in engine.last_error()
+
+
+BROKEN = [
+    ("", "'blade.disc' is due"),
+    ("blade.disc one", "'one' is not an integer"),
+    ("blade.disc 1\nisa\ninputs 1\ninput 0 f33 cpu 1", "unknown dtype 'f33'"),
+    ("blade.disc 1\nisa\ninputs 1\ninput 1 f32 cpu 1", "count up from 0"),
+    ("blade.disc 1\nisa\ninputs 1\ninput 0 f32 cpu 1 7", "unexpected '7'"),
+    ("blade.disc 1\nisa\ninputs 1\ninput 0 f32 cpu 1\nregisters 1\nreg 0 dim 0 1", "axis 1"),
+    ("blade.disc 1\nisa\ninputs 0\nregisters 1\nreg 0 add 0 0", "register 0 is not defined"),
+    ("blade.disc 1\nisa\ninputs 0\nregisters 1\nreg 0 div 0 0", "unknown register operation"),
+    ("blade.disc 1\nisa\ninputs 0\nregisters 0\nguards 0\nslots 1\nslot 0 const 0", "constant 0"),
+    ("blade.disc 1\nisa\ninputs 0\nregisters 0\nguards 0\nslots 9", "ends too early"),
+]
+
+
+@pytest.mark.parametrize(("text", "why"), BROKEN)
+def test_programs_that_do_not_parse(text, why):
+    engine = make_engine("broken", "disc", text, b"")
+    assert why in engine.why_unavailable()
+    assert engine.try_execute([]) is None
+    assert engine.stats()["corrupt_payload"] == 1
+
+
+def test_kernels_without_code():
+    w = Writer()
+    x = w.input("f32", 1)
+    (n,) = w.dims(x, 1)
+    y = w.tensor("output", [n])
+    w.kernel("k", n, n, w.const(0), [w.slot(f"input {x}"), y], [])
+    w.outputs = [y]
+    assert "no native code" in w.engine().why_unavailable()
