@@ -6,6 +6,7 @@ native.check("k", buffers, {"s0": 3})       # same buffers through interpret() a
 """
 
 import ctypes
+import itertools
 from collections.abc import Mapping, Sequence
 
 import sympy
@@ -52,7 +53,7 @@ class Native:
         # The engine's entry takes the address of each argument.
         function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self.engine.raw_lookup(name))
         bounds = [extent * k // parts for k in range(parts + 1)]
-        for begin, end in zip(bounds, bounds[1:]):
+        for begin, end in itertools.pairwise(bounds):
             values = (
                 ctypes.c_void_p(ctypes.addressof(pointers)),
                 ctypes.c_void_p(ctypes.addressof(numbers)),

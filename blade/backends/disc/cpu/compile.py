@@ -40,8 +40,8 @@ def compile_kernels(kernels: Sequence[tuple[str, str]], target: Target) -> bytes
 
 def load(kernels: Sequence[tuple[str, str]]) -> Any:
     """The kernels as a torch-mlir ``ExecutionEngine`` of this process (``raw_lookup`` gives addresses)."""
-    from torch_mlir._mlir_libs import _mlirRegisterEverything  # noqa: F401
     from torch_mlir import execution_engine, ir, passmanager
+    from torch_mlir._mlir_libs import _mlirRegisterEverything  # noqa: F401
 
     with ir.Context():
         module = ir.Module.parse(_module(kernels))

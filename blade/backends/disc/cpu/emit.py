@@ -14,9 +14,9 @@ import torch
 from blade.backends.disc.cpu import memory
 from blade.backends.disc.cpu.code import Code, Value
 from blade.backends.disc.cpu.passes import cost, plan
+from blade.backends.disc.cpu.row import Row
 from blade.backends.disc.cpu.space import Sizes, coalesce
 from blade.backends.disc.cpu.target import Target
-from blade.backends.disc.cpu.row import Row
 from blade.backends.disc.cpu.walk import walk
 from blade.backends.disc.kernel import Dim, Kernel, Reduce
 from blade.errors import Refused

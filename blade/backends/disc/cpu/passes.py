@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """In how many passes over the row a kernel runs, and what each pass computes, keeps and reads back.
 
-A value is *uniform* if it is the same along the row (constants, sizes, loads with inner stride 0, reductions and what
-is computed from those): it is computed once per row, as a scalar. Any other value is a *point* value. A value's *stage* is the
-number of reductions that must end before it can be known. Pass p computes point values up to stage p that
-its reductions and stores need; values of earlier passes are computed again where that is cheap (a load, an addition),
-else they were kept in a scratch row. Point stores all happen in the last pass, because an output may share
-its memory with an input that earlier passes read again.
+A value is *uniform* if it is the same along the row (constants, sizes, loads with inner stride 0,
+reductions and what is computed from those): it is computed once per row, as a scalar. Any other value is
+a *point* value. A value's *stage* is the number of reductions that must end before it can be known. Pass
+p computes the point values up to stage p that its reductions and stores need. Values of earlier passes
+are computed again where that is cheap (a load, an addition), else they were kept in a scratch row. Point
+stores all happen in the last pass, because an output may share its memory with an input that earlier
+passes read again.
 """
 
 from collections.abc import Iterable

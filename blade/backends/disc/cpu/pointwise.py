@@ -159,7 +159,7 @@ def _build() -> None:
     ):
         _rule(op, FLOAT, _plain(f"math.{name}"))
         _rule(op, INT, lambda code, x: x)
-    for floats, signed, unsigned in (
+    for names in (
         ("oeq", "eq", "eq"),
         ("une", "ne", "ne"),
         ("olt", "slt", "ult"),
@@ -167,7 +167,7 @@ def _build() -> None:
         ("ogt", "sgt", "ugt"),
         ("oge", "sge", "uge"),
     ):
-        _compare(floats, signed, unsigned)
+        _compare(*names)
     _rule("maximum", FLOAT, _maximum)
     _rule("minimum", FLOAT, _minimum)
     _rule("maximum", ["int"], _plain("arith.maxsi"))

@@ -1,35 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """One pass over a row: an unrolled vector loop, a loop of whole vectors, and the rest.
 
-The rest is one masked vector, or, where an access is strided, a scalar loop. A mask never enters the main loop: it would
-cost more than the arithmetic. Reductions keep one accumulator per unrolled vector, joined after the loops.
+The rest is one masked vector, or, where an access is strided, a scalar loop. A mask never enters the
+main loop: it would cost more than the arithmetic. Reductions keep one accumulator per unrolled vector,
+joined after the loops.
 """
-
-from dataclasses import dataclass
 
 import torch
 
-from blade.backends.disc.cpu import memory, pointwise, reduction
-from blade.backends.disc.cpu.code import Code, Value, type_text
+from blade.backends.disc.cpu import memory, pointwise, reduction, transfer
+from blade.backends.disc.cpu.code import Code, Value
 from blade.backends.disc.cpu.passes import Pass, cost, operands
 from blade.backends.disc.cpu.row import Row
 from blade.backends.disc.cpu.space import number
-from blade.backends.disc.kernel import Access, Compute, Index, Load, Reduce, Stmt, Store
+from blade.backends.disc.cpu.transfer import Chunk
+from blade.backends.disc.kernel import Compute, Index, Load, Reduce, Store
 
 
 def walk(row: Row, step: Pass) -> None:
     """Generate the pass; its reductions become uniforms of ``row``."""
     _Walk(row, step).run()
-
-
-@dataclass(frozen=True)
-class _Chunk:
-    """``count`` vectors (or scalars) starting at inner index ``at``."""
-
-    at: Value
-    lanes: int
-    count: int
-    mask: Value | None = None
 
 
 class _Walk:
@@ -39,7 +29,7 @@ class _Walk:
         self.reductions = [
             s for s in (self.body[r] for r in step.reductions) if isinstance(s, Reduce)
         ]
-        accesses = [self._stmt(i) for i in (*step.points, *step.stores)]
+        accesses = [self.body[i] for i in (*step.points, *step.stores)]
         self.dense = all(_inner(s) in (0, 1) for s in accesses if isinstance(s, (Load, Store)))
         self.length = None if row.low.name == "%begin" else number(row.kernel.inner)
 
@@ -68,8 +58,8 @@ class _Walk:
 
     def _unroll(self) -> int:
         """How many vectors the main loop takes at a time: few when each is long, a divisor if the length is known."""
-        work = sum(cost(self._stmt(i)) for i in self.step.points)
-        wide = any(self._dtype(i) in (torch.int64, torch.float64) for i in self.step.points)
+        work = sum(cost(self.body[i]) for i in self.step.points)
+        wide = any(self.row.dtype(i) in (torch.int64, torch.float64) for i in self.step.points)
         most = 4 if work < 10 and not wide else 2
         if self.length is None:
             return most
@@ -104,7 +94,7 @@ class _Walk:
         head = f"scf.for {at.name} = {low.name} to {high.name} step {step.name}"
         carried = [Value(code.fresh(), v.element, v.lanes) for v in values]
         results = self._open_carrying(head, carried, values, " : i64")
-        self._yield(self._chunk(_Chunk(at, lanes, unroll), carried))
+        self._yield(self._emit(Chunk(at, lanes, unroll), carried))
         code.close()
         return results
 
@@ -117,14 +107,13 @@ class _Walk:
         limit = code.broadcast(code.convert("arith.trunci", left, "i32"), lanes)
         mask = code.compare("slt", code.iota("i32", lanes), limit)
         if self.length is not None:
-            return self._chunk(_Chunk(low, lanes, 1, mask), values)
+            return self._emit(Chunk(low, lanes, 1, mask), values)
         some = code.compare("sgt", left, code.constant(0, "i64"))
         types = ", ".join(v.type for v in values)
-        results = [Value(f"{code.fresh()}#{k}", v.element, v.lanes) for k, v in enumerate(values)]
         results = _numbered(code, values)
         prefix = f"{results[0].name.partition('#')[0]}:{len(values)} = " if values else ""
         code.open(f"{prefix}scf.if {some.name}" + (f" -> ({types})" if values else ""))
-        self._yield(self._chunk(_Chunk(low, lanes, 1, mask), values))
+        self._yield(self._emit(Chunk(low, lanes, 1, mask), values))
         if values:
             code.close("} else {")
             code.indent += 1
@@ -153,145 +142,65 @@ class _Walk:
 
     # --- one chunk ---
 
-    def _chunk(self, chunk: _Chunk, values: list[Value]) -> list[Value]:
+    def _emit(self, chunk: Chunk, values: list[Value]) -> list[Value]:
         """All statements of the pass for ``chunk``; returns the accumulators after it.
 
         Statement by statement, the vectors of the chunk side by side: independent work to overlap.
         """
         points: dict[tuple[int, int], Value] = {}
-        at = [self._offset(chunk.at, u * chunk.lanes) for u in range(chunk.count)]
+        at = [transfer.shift(self.row, chunk.at, u * chunk.lanes) for u in range(chunk.count)]
         for v in self.step.reload:
             for u in range(chunk.count):
-                points[v, u] = self._reload(v, at[u], chunk.lanes)
+                points[v, u] = transfer.reload(self.row, v, at[u], chunk.lanes)
         for i in self.step.points:
             for u in range(chunk.count):
                 points[i, u] = self._point(i, u, at[u], chunk, points)
                 if i in self.step.keep:
-                    self._keep(i, at[u], points[i, u])
+                    transfer.keep(self.row, i, at[u], points[i, u])
         result = list(values)
         for k, r in enumerate(self.reductions):
             for u in range(chunk.count):
-                x = reduction.prepare(self.code, r, self._read(r.arg, u, chunk.lanes, points))
-                if chunk.mask is not None:
-                    x = self.code.select(
-                        chunk.mask, x, reduction.identity(self.code, r, chunk.lanes)
-                    )
-                result[k * chunk.count + u] = reduction.combine(
-                    self.code, r, result[k * chunk.count + u], x
-                )
+                here = k * chunk.count + u
+                result[here] = self._reduce(r, result[here], u, chunk, points)
         for i in self.step.stores:
             for u in range(chunk.count):
-                self._store(i, u, at[u], chunk, points)
+                self._store(i, at[u], chunk, points, u)
         return result
 
-    def _offset(self, at: Value, by: int) -> Value:
-        return at if by == 0 else self.code.add(at, self.code.constant(by, "i64"))
+    def _reduce(
+        self, r: Reduce, total: Value, u: int, chunk: Chunk, points: dict[tuple[int, int], Value]
+    ) -> Value:
+        x = reduction.prepare(self.code, r, self._read(r.arg, u, chunk.lanes, points))
+        if chunk.mask is not None:
+            x = self.code.select(chunk.mask, x, reduction.identity(self.code, r, chunk.lanes))
+        return reduction.combine(self.code, r, total, x)
+
+    def _store(
+        self, i: int, at: Value, chunk: Chunk, points: dict[tuple[int, int], Value], u: int
+    ) -> None:
+        stmt = self.body[i]
+        assert isinstance(stmt, Store), stmt
+        value = self._read(stmt.value, u, chunk.lanes, points)
+        raw = memory.encode(self.code, value, self.row.kernel.args[stmt.access.arg].dtype)
+        transfer.store(self.row, stmt.access, raw, at, chunk)
 
     def _read(self, v: int, u: int, lanes: int, points: dict[tuple[int, int], Value]) -> Value:
         return self.row.as_lanes(v, lanes) if v in self.row.plan.uniform else points[v, u]
 
     def _point(
-        self, i: int, u: int, at: Value, chunk: _Chunk, points: dict[tuple[int, int], Value]
+        self, i: int, u: int, at: Value, chunk: Chunk, points: dict[tuple[int, int], Value]
     ) -> Value:
         code, stmt, lanes = self.code, self.body[i], chunk.lanes
         if isinstance(stmt, Load):
-            return memory.decode(code, self._load(stmt.access, at, chunk), stmt.dtype)
+            return memory.decode(code, transfer.load(self.row, stmt.access, at, chunk), stmt.dtype)
         if isinstance(stmt, Index):
             here = code.add(code.broadcast(at, lanes), code.iota("i64", lanes)) if lanes > 1 else at
             return pointwise.cast(code, here, torch.int64, stmt.dtype)
         assert isinstance(stmt, Compute), stmt
         args = [self._read(a, u, lanes, points) for a in stmt.args]
-        return pointwise.compute(code, stmt.op, args, self._dtype(stmt.args[-1]), stmt.dtype)
-
-    # --- memory ---
-
-    def _load(self, access: Access, at: Value, chunk: _Chunk) -> Value:
-        code, lanes, element = self.code, chunk.lanes, self.row.memory_type(access)
-        base = self.row.bases[access]
-        if lanes > 1 and number(access.strides[-1]) != 1:
-            return code.from_lanes(
-                [self._load_one(access, self._offset(at, k)) for k in range(lanes)]
-            )
-        if lanes == 1:
-            return self._load_one(access, at)
-        address = self.row.gep(base, at, element)
-        align = _align(element)
-        kind = type_text(element, lanes)
-        if chunk.mask is None:
-            return code.op(
-                f"llvm.load {address.name} {{alignment = {align} : i64}} : !llvm.ptr -> {kind}",
-                element,
-                lanes,
-            )
-        # Lanes that are not there compute on ones: no division by zero, no slow denormals.
-        ones = code.constant(1, element, lanes)
-        text = f"llvm.intr.masked.load {address.name}, {chunk.mask.name}, {ones.name} {{alignment = {align} : i32}}"
-        return code.op(f"{text} : (!llvm.ptr, {chunk.mask.type}, {kind}) -> {kind}", element, lanes)
-
-    def _load_one(self, access: Access, at: Value) -> Value:
-        element = self.row.memory_type(access)
-        address = self._element(access, at)
-        return self.code.op(f"llvm.load {address.name} : !llvm.ptr -> {element}", element, 1)
-
-    def _element(self, access: Access, at: Value) -> Value:
-        stride = access.strides[-1]
-        if number(stride) != 1:
-            at = self.code.mul(at, self.row.sizes.value(self.code, stride))
-        return self.row.gep(self.row.bases[access], at, self.row.memory_type(access))
-
-    def _store(
-        self, i: int, u: int, at: Value, chunk: _Chunk, points: dict[tuple[int, int], Value]
-    ) -> None:
-        code, stmt = self.code, self.body[i]
-        assert isinstance(stmt, Store), stmt
-        access = stmt.access
-        value = memory.encode(
-            code,
-            self._read(stmt.value, u, chunk.lanes, points),
-            self.row.kernel.args[access.arg].dtype,
-        )
-        if chunk.lanes == 1 or number(access.strides[-1]) != 1:
-            for k in range(chunk.lanes):
-                address = self._element(access, self._offset(at, k))
-                code.line(
-                    f"llvm.store {code.lane(value, k).name}, {address.name} : {value.element}, !llvm.ptr"
-                )
-            return
-        address = self.row.gep(self.row.bases[access], at, value.element)
-        align = _align(value.element)
-        if chunk.mask is None:
-            code.line(
-                f"llvm.store {value.name}, {address.name} {{alignment = {align} : i64}} : {value.type}, !llvm.ptr"
-            )
-            return
-        kinds = f"{value.type}, {chunk.mask.type} into !llvm.ptr"
-        code.line(
-            f"llvm.intr.masked.store {value.name}, {address.name}, {chunk.mask.name} {{alignment = {align} : i32}} : {kinds}"
-        )
-
-    def _reload(self, v: int, at: Value, lanes: int) -> Value:
-        element = self.row.kept_type(v)
-        address = self.row.gep(self.row.scratch[v], at, element)
-        text = f"llvm.load {address.name} {{alignment = {_align(element)} : i64}} : !llvm.ptr"
-        raw = self.code.op(f"{text} -> {type_text(element, lanes)}", element, lanes)
-        return memory.decode(self.code, raw, torch.bool) if self._dtype(v) == torch.bool else raw
-
-    def _keep(self, v: int, at: Value, value: Value) -> None:
-        if value.element == "i1":
-            value = memory.encode(self.code, value, torch.bool)
-        address = self.row.gep(self.row.scratch[v], at, value.element)
-        align = _align(value.element)
-        self.code.line(
-            f"llvm.store {value.name}, {address.name} {{alignment = {align} : i64}} : {value.type}, !llvm.ptr"
-        )
+        return pointwise.compute(code, stmt.op, args, self.row.dtype(stmt.args[-1]), stmt.dtype)
 
     # --- small things ---
-
-    def _stmt(self, i: int) -> Stmt:
-        return self.body[i]
-
-    def _dtype(self, i: int) -> torch.dtype:
-        return self.row.dtype(i)
 
     def _join(self, r: Reduce, values: list[Value]) -> Value:
         while len(values) > 1:
@@ -316,7 +225,3 @@ def _numbered(code: Code, like: list[Value]) -> list[Value]:
 
 def _inner(stmt: Load | Store) -> int | None:
     return number(stmt.access.strides[-1])
-
-
-def _align(element: str) -> int:
-    return int(element[1:]) // 8

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Vectors between memory and registers: contiguous, masked, strided, and the scratch rows."""
+
+from dataclasses import dataclass
+
+import torch
+
+from blade.backends.disc.cpu import memory
+from blade.backends.disc.cpu.code import Value, type_text
+from blade.backends.disc.cpu.row import Row
+from blade.backends.disc.cpu.space import number
+from blade.backends.disc.kernel import Access
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """``count`` vectors (or scalars) starting at inner index ``at``; ``mask`` says which lanes exist."""
+
+    at: Value
+    lanes: int
+    count: int
+    mask: Value | None = None
+
+
+def load(row: Row, access: Access, at: Value, chunk: Chunk) -> Value:
+    """One vector of raw elements from inner index ``at`` on."""
+    code, lanes, element = row.code, chunk.lanes, row.memory_type(access)
+    if lanes == 1:
+        return _load_one(row, access, at)
+    if number(access.strides[-1]) != 1:
+        return code.from_lanes([_load_one(row, access, shift(row, at, k)) for k in range(lanes)])
+    address, kind = row.gep(row.bases[access], at, element), type_text(element, lanes)
+    align = _align(element)
+    if chunk.mask is None:
+        text = f"llvm.load {address.name} {{alignment = {align} : i64}} : !llvm.ptr -> {kind}"
+        return code.op(text, element, lanes)
+    # Lanes that are not there compute on ones: no division by zero, no slow denormals.
+    ones = code.constant(1, element, lanes)
+    text = f"llvm.intr.masked.load {address.name}, {chunk.mask.name}, {ones.name}"
+    types = f"(!llvm.ptr, {chunk.mask.type}, {kind}) -> {kind}"
+    return code.op(f"{text} {{alignment = {align} : i32}} : {types}", element, lanes)
+
+
+def store(row: Row, access: Access, value: Value, at: Value, chunk: Chunk) -> None:
+    """One vector of raw elements to inner index ``at`` on."""
+    code = row.code
+    if chunk.lanes == 1 or number(access.strides[-1]) != 1:
+        for k in range(chunk.lanes):
+            address = _element(row, access, shift(row, at, k))
+            one = code.lane(value, k)
+            code.line(f"llvm.store {one.name}, {address.name} : {one.element}, !llvm.ptr")
+        return
+    address, align = row.gep(row.bases[access], at, value.element), _align(value.element)
+    if chunk.mask is None:
+        _store_vector(row, value, address)
+        return
+    text = f"llvm.intr.masked.store {value.name}, {address.name}, {chunk.mask.name}"
+    types = f"{value.type}, {chunk.mask.type} into !llvm.ptr"
+    code.line(f"{text} {{alignment = {align} : i32}} : {types}")
+
+
+def reload(row: Row, v: int, at: Value, lanes: int) -> Value:
+    """Value ``v`` back from its scratch row."""
+    element = row.kept_type(v)
+    address = row.gep(row.scratch[v], at, element)
+    kind = type_text(element, lanes)
+    text = f"llvm.load {address.name} {{alignment = {_align(element)} : i64}} : !llvm.ptr -> {kind}"
+    raw = row.code.op(text, element, lanes)
+    return memory.decode(row.code, raw, torch.bool) if row.dtype(v) == torch.bool else raw
+
+
+def keep(row: Row, v: int, at: Value, value: Value) -> None:
+    """Value ``v`` to its scratch row; whole vectors, also at the end of a row."""
+    if value.element == "i1":
+        value = memory.encode(row.code, value, torch.bool)
+    _store_vector(row, value, row.gep(row.scratch[v], at, value.element))
+
+
+def shift(row: Row, at: Value, by: int) -> Value:
+    """``at + by``."""
+    return at if by == 0 else row.code.add(at, row.code.constant(by, "i64"))
+
+
+def _store_vector(row: Row, value: Value, address: Value) -> None:
+    align = f"{{alignment = {_align(value.element)} : i64}}"
+    row.code.line(f"llvm.store {value.name}, {address.name} {align} : {value.type}, !llvm.ptr")
+
+
+def _load_one(row: Row, access: Access, at: Value) -> Value:
+    element, address = row.memory_type(access), _element(row, access, at)
+    return row.code.op(f"llvm.load {address.name} : !llvm.ptr -> {element}", element, 1)
+
+
+def _element(row: Row, access: Access, at: Value) -> Value:
+    stride = access.strides[-1]
+    if number(stride) != 1:
+        at = row.code.mul(at, row.sizes.value(row.code, stride))
+    return row.gep(row.bases[access], at, row.memory_type(access))
+
+
+def _align(element: str) -> int:
+    return int(element[1:]) // 8
