@@ -19,6 +19,8 @@ from blade.clustering.problem import Clustering, Dissolved, Group, Problem
 from blade.clustering.quotient import Quotient
 from blade.clustering.topological_order import sort_topologically
 
+_NEAREST = 8
+
 
 def cluster(problem: Problem) -> Clustering:
     """Group the nodes of ``problem``. Raises ``ValueError`` if its edges form a cycle."""
@@ -68,6 +70,9 @@ def _merge_along_edges(
 
 def _merge_siblings(problem: Problem, quotient: Quotient, rank: list[int]) -> None:
     cost = problem.cost
+    # A value read all over a deep graph (an attention mask) has many readers that cannot merge. Where
+    # step 3 merges whatever is left anyway, trying the nearest few is enough; else every pair counts.
+    tries = _NEAREST if cost.call > cost.horizontal else len(problem.labels)
     readers: dict[int, set[int]] = {}
     size: dict[int, int] = {}
     for p, c, w in problem.edges:
@@ -78,7 +83,9 @@ def _merge_siblings(problem: Problem, quotient: Quotient, rank: list[int]) -> No
             continue
         apart: list[int] = []
         for c in sorted(readers[p], key=rank.__getitem__):
-            if not any(quotient.merge(other, c) for other in apart):
+            if not quotient.mask[quotient.sets.find(c)]:
+                continue
+            if not any(quotient.merge(other, c) for other in apart[: -tries - 1 : -1]):
                 apart.append(c)
 
 
