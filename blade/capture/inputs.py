@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 from blade.errors import InputError
 
 Sample = tuple[Any, ...]
+Argument = tuple[str, bool, Any]  # name, passed by position, value
 
 
 @dataclass(frozen=True)
@@ -71,24 +72,29 @@ def normalize(
     its default where it was not given. Raises ``InputError``.
     """
     rows = [
-        _flat_arguments(signature, one, index, not bake)
+        flat_arguments(_bind(signature, one, index), defaults=not bake)
         for index, one in enumerate(_as_list(inputs))
     ]
     _check_alike(rows, same_constants=bake)
-    slots = tuple(
-        Slot(name, positional, True, value)
-        if bake and not has_tensor(value)
-        else Slot(name, positional)
-        for name, positional, value in rows[0]
-    )
-    samples = tuple(
-        tuple(value for (_, _, value), slot in zip(row, slots) if not slot.baked) for row in rows
-    )
+    call, _ = call_from(rows[0], bake)
+    samples = tuple(call_from(row, bake)[1] for row in rows)
     if not any(has_tensor(sample) for sample in samples):
         raise InputError(
             "inputs: no tensor among the arguments; a sample needs at least one tensor."
         )
-    return Call(slots), samples
+    return call, samples
+
+
+def call_from(arguments: Sequence[Argument], bake: bool) -> tuple[Call, Sample]:
+    """The call with these ``arguments``, and its sample; with ``bake`` only tensors are entries."""
+    slots = tuple(
+        Slot(name, positional, True, value)
+        if bake and not has_tensor(value)
+        else Slot(name, positional)
+        for name, positional, value in arguments
+    )
+    entries = (value for (_, _, value), slot in zip(arguments, slots) if not slot.baked)
+    return Call(slots), tuple(entries)
 
 
 def has_tensor(value: Any) -> bool:
@@ -134,25 +140,26 @@ def _as_list(inputs: Any) -> list[Any]:
     return samples
 
 
-def _flat_arguments(
-    signature: inspect.Signature, sample: Any, index: int, defaults: bool
-) -> list[tuple[str, bool, Any]]:
-    """(name, passed by position, value) of every argument, ``*args`` and ``**kwargs`` spread out."""
+def _bind(signature: inspect.Signature, sample: Any, index: int) -> inspect.BoundArguments:
     try:
         if isinstance(sample, Mapping):
-            bound = signature.bind(**sample)
-        else:
-            bound = signature.bind(*((sample,) if isinstance(sample, torch.Tensor) else sample))
+            return signature.bind(**sample)
+        return signature.bind(*((sample,) if isinstance(sample, torch.Tensor) else sample))
     except TypeError as error:
         raise InputError(
             f"inputs: sample {index} does not fit forward{signature}: {error}. "
             "(A tuple is one sample's positional arguments, a list is a list of samples.)"
         ) from error
+
+
+def flat_arguments(bound: inspect.BoundArguments, defaults: bool = False) -> list[Argument]:
+    """Every argument, with ``*args`` and ``**kwargs`` spread out."""
     if defaults:
         bound.apply_defaults()
-    kinds = {name: signature.parameters[name].kind for name in bound.arguments}
+    parameters = bound.signature.parameters
+    kinds = {name: parameters[name].kind for name in bound.arguments}
     spread = any(kind is inspect.Parameter.VAR_POSITIONAL for kind in kinds.values())
-    flat: list[tuple[str, bool, Any]] = []
+    flat: list[Argument] = []
     for name, value in bound.arguments.items():
         if kinds[name] is inspect.Parameter.VAR_POSITIONAL:
             flat += [(f"{name}_{i}", True, item) for i, item in enumerate(value)]
@@ -165,7 +172,7 @@ def _flat_arguments(
     return flat
 
 
-def _check_alike(rows: list[list[tuple[str, bool, Any]]], same_constants: bool) -> None:
+def _check_alike(rows: list[list[Argument]], same_constants: bool) -> None:
     """Raises unless all samples have the same arguments, structure, dtypes, ranks and devices."""
     first = rows[0]
     for index, row in enumerate(rows[1:], start=1):

@@ -100,12 +100,17 @@ class Original:
 
     def run(self, sample: Sample, times: int) -> list[Answer]:
         """The answers of ``times`` calls in a row from the state at capture."""
+        self.reset()
         try:
             with torch.no_grad(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 return [answer_of(self._tensors, sample) for _ in range(times)]
         finally:
             self.is_stateful |= self._state.restore()
+
+    def reset(self) -> None:
+        """Put the module's state back; for after others ran it, as tracing does."""
+        self._state.restore()
 
     def raw(self, sample: Sample) -> Any:
         """The output as the user's model returns it."""

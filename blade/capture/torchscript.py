@@ -138,6 +138,7 @@ def _trace_at(
         lambda: trace(own, seen.call, sample, seen.is_plain and not limits, limits),
         code=Code.TRACE_FAILED,
     )
+    seen.original.reset()
     if isinstance(result, Reason):
         reasons.append(result)
         return None

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from blade.capture.captured import Limit
 from blade.capture.explain import limit_text
-from blade.capture.inputs import Call, Sample, Slot, has_tensor
+from blade.capture.inputs import Call, Sample, call_from, flat_arguments
 from blade.capture.original import copy_of
 from blade.capture.outputs import tensors_of
 from blade.errors import InputError
@@ -86,19 +86,13 @@ def script_around(
         if name not in seen:
             raise InputError(f"allow_tracing: the first sample never calls the submodule {name!r}.")
         args, kwargs = seen[name]
-        inner, entries = _call_of(parts[name], args, kwargs)
+        bound = inspect.signature(parts[name].forward).bind(*args, **kwargs)
+        inner, entries = call_from(flat_arguments(bound), bake=True)
         with _quiet(), torch.no_grad():
             traced = trace(parts[name], inner, entries, is_plain=False).module
         parent, _, leaf = name.rpartition(".")
         setattr(model.get_submodule(parent), leaf, traced)
     return script(model)
-
-
-def _call_of(part: nn.Module, args: Any, kwargs: Any) -> tuple[Call, Sample]:
-
-    bound = inspect.signature(part.forward).bind(*args, **kwargs)
-    slots = tuple(Slot(n, True, not has_tensor(v), v) for n, v in bound.arguments.items())
-    return Call(slots), tuple(v for v in bound.arguments.values() if has_tensor(v))
 
 
 def _calls_of(parts: dict[str, nn.Module], model: nn.Module, call: Call, sample: Sample) -> Any:
@@ -165,9 +159,12 @@ def _check(call: Call, limit: Limit) -> Callable[[Sample], None]:
     return check
 
 
-def _raise_outside(tensor: torch.Tensor, axis: int, low: int, high: int, message: str) -> None:
+def _raise_outside(
+    tensor: torch.Tensor, axis: int, low: int, high: int, message: str
+) -> torch.Tensor:
     if tensor.size(axis) < low or tensor.size(axis) > high:
         raise RuntimeError(message)
+    return tensor  # the tracer accepts no function without a result
 
 
 @contextlib.contextmanager

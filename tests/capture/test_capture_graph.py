@@ -60,8 +60,9 @@ def test_minilm_keeps_its_keywords_and_returns_tensors(
             want = minilm(**other)
             got = captured.module(**other)
         assert type(got) is tuple
-        assert torch.equal(got[0], want.last_hidden_state)
-        assert torch.equal(got[1], want.pooler_output)
+        # Not bitwise: eager transformers drops a mask that is all ones, and takes another kernel.
+        torch.testing.assert_close(got[0], want.last_hidden_state, rtol=0, atol=1e-5)
+        torch.testing.assert_close(got[1], want.pooler_output, rtol=0, atol=1e-5)
 
 
 class ConvNet(nn.Module):
