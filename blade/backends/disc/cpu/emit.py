@@ -15,12 +15,16 @@ from blade.backends.disc.cpu import memory
 from blade.backends.disc.cpu.code import Code, Value
 from blade.backends.disc.cpu.passes import cost, plan
 from blade.backends.disc.cpu.row import Row
-from blade.backends.disc.cpu.space import Sizes, coalesce
+from blade.backends.disc.cpu.space import Sizes, across, coalesce, move_last, number
 from blade.backends.disc.cpu.target import Target
 from blade.backends.disc.cpu.walk import walk
 from blade.backends.disc.kernel import Dim, Kernel, Reduce
 from blade.errors import Refused
 from blade.reason import Code as Because
+
+
+# A kernel that transposes works on blocks of this shape: 16 floats are a cache line.
+_BLOCK_ROWS, _BLOCK_COLUMNS = 16, 128
 
 
 @dataclass(frozen=True)
@@ -41,13 +45,18 @@ def emit(kernel: Kernel, name: str, target: Target) -> Emitted:
     _check(kernel, target)
     sizes = Sizes(kernel.sizes())
     kernel = coalesce(kernel)
+    contiguous = across(kernel)
+    if contiguous is not None:
+        kernel = move_last(kernel, contiguous)
     steps = plan(kernel)
     row = Row(kernel, steps, sizes, target.lanes)
     code = row.code
     row.enter()
     flat = not kernel.outer and not any(isinstance(s, Reduce) for s in kernel.body)
     if flat:
-        _emit_row(row, [], Value("%begin", "i64", 1), Value("%end", "i64", 1))
+        _emit_row(row, [], Value("%begin", "i64", 1), Value("%end", "i64", 1), None)
+    elif contiguous is not None:
+        _emit_blocks(row)
     else:
         _emit_rows(row)
     extent: Dim = 1
@@ -91,11 +100,32 @@ def _emit_rows(row: Row) -> None:
         head = f"{code.fresh()}:{len(dims)} = {head} iter_args({pairs}) -> ({', '.join(['i64'] * len(dims))})"
     code.open(head + " : i64")
     index = [Value(n, "i64", 1) for n in names] or [Value("%unit", "i64", 1)] * len(dims)
-    _emit_row(row, index, zero, row.sizes.value(code, row.kernel.inner))
+    inner = row.kernel.inner
+    _emit_row(row, index, zero, row.sizes.value(code, inner), number(inner))
     if names:
         following = [n.name for n in _count_up(code, index, bounds)]
         code.line(f"scf.yield {', '.join(following)} : {', '.join(['i64'] * len(dims))}")
     code.close()
+
+
+def _emit_blocks(row: Row) -> None:
+    """Rows in groups, each group block by block along inner.
+
+    What one row reads or writes with jumps, the next rows find in the cache lines it touched.
+    """
+    code, one = row.code, row.code.constant(1, "i64")
+    rows, columns = code.constant(_BLOCK_ROWS, "i64"), code.constant(_BLOCK_COLUMNS, "i64")
+    bounds = [row.sizes.value(code, d) for d in row.kernel.outer]
+    inner, zero = row.sizes.value(code, row.kernel.inner), code.constant(0, "i64")
+    group, block, unit = (Value(n, "i64", 1) for n in ("%group", "%block", "%unit"))
+    code.open(f"scf.for {group.name} = %begin to %end step {rows.name} : i64")
+    last = code.apply("arith.minsi", code.add(group, rows), Value("%end", "i64", 1))
+    code.open(f"scf.for {block.name} = {zero.name} to {inner.name} step {columns.name} : i64")
+    high = code.apply("arith.minsi", code.add(block, columns), inner)
+    code.open(f"scf.for {unit.name} = {group.name} to {last.name} step {one.name} : i64")
+    _emit_row(row, _split(code, unit, bounds), block, high, None)
+    for _ in range(3):
+        code.close()
 
 
 def _split(code: Code, unit: Value, bounds: list[Value]) -> list[Value]:
@@ -103,6 +133,8 @@ def _split(code: Code, unit: Value, bounds: list[Value]) -> list[Value]:
         return [unit] * len(bounds)
     index = []
     for bound in reversed(bounds[1:]):
+        # An empty space may still be called with no units: do not divide by its zero.
+        bound = code.apply("arith.maxsi", bound, code.constant(1, "i64"))
         index.append(code.apply("arith.remui", unit, bound))
         unit = code.apply("arith.divui", unit, bound)
     return [unit, *reversed(index)]
@@ -119,8 +151,8 @@ def _count_up(code: Code, index: list[Value], bounds: list[Value]) -> list[Value
     return [code.add(index[0], carry), *reversed(result)]
 
 
-def _emit_row(row: Row, index: list[Value], low: Value, high: Value) -> None:
-    row.start(index, low, high)
+def _emit_row(row: Row, index: list[Value], low: Value, high: Value, length: int | None) -> None:
+    row.start(index, low, high, length)
     for step in row.plan.passes:
         row.compute_uniforms(step.uniforms)
         walk(row, step)

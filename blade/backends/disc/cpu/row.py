@@ -25,6 +25,7 @@ class Row:
         self.spread: dict[tuple[int, int], Value] = {}  # (uniform, lanes) -> broadcast
         self.index: list[Value] = []
         self.low = self.high = Value("", "i64", 1)
+        self.length: int | None = None
 
     # --- once per function ---
 
@@ -91,9 +92,10 @@ class Row:
 
     # --- once per row ---
 
-    def start(self, index: list[Value], low: Value, high: Value) -> None:
-        """The row at outer ``index``; inner runs over [low, high)."""
-        self.index, self.low, self.high = index, low, high
+    def start(self, index: list[Value], low: Value, high: Value, length: int | None) -> None:
+        """The row at outer ``index``; inner runs over [low, high), ``length`` long if that is known."""
+        self.index, self.low, self.high, self.length = index, low, high, length
+        self.bases, self.uniforms, self.spread = {}, {}, {}
         for stmt in self.kernel.body:
             if isinstance(stmt, (Load, Store)) and stmt.access not in self.bases:
                 self.bases[stmt.access] = self._base(stmt.access)

@@ -74,6 +74,40 @@ def coalesce(kernel: Kernel) -> Kernel:
     return kernel
 
 
+def across(kernel: Kernel) -> int | None:
+    """The outer dimension along which memory is contiguous for an access that jumps along inner, if any.
+
+    Such a kernel transposes: it should walk that dimension and inner in blocks.
+    """
+    if any(isinstance(s, Reduce) for s in kernel.body):
+        return None
+    for access in _accesses(kernel):
+        if number(access.strides[-1]) not in (0, 1):
+            steps = [number(s) for s in access.strides[:-1]]
+            if 1 in steps:
+                return steps.index(1)
+    return None
+
+
+def move_last(kernel: Kernel, k: int) -> Kernel:
+    """The same kernel with outer dimension ``k`` as the last outer one."""
+    order = [d for d in range(len(kernel.outer)) if d != k] + [k]
+    place = {old: new for new, old in enumerate(order)}
+
+    def moved(stmt: Stmt) -> Stmt:
+        if isinstance(stmt, Index):
+            return replace(stmt, dim=place.get(stmt.dim, stmt.dim))
+        if not isinstance(stmt, (Load, Store)):
+            return stmt
+        strides = stmt.access.strides
+        return replace(
+            stmt, access=replace(stmt.access, strides=(*(strides[d] for d in order), strides[-1]))
+        )
+
+    outer = tuple(kernel.outer[d] for d in order)
+    return replace(kernel, outer=outer, body=tuple(map(moved, kernel.body)))
+
+
 def _accesses(kernel: Kernel) -> list[Access]:
     return [s.access for s in kernel.body if isinstance(s, (Load, Store))]
 

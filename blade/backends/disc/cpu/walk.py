@@ -31,7 +31,7 @@ class _Walk:
         ]
         accesses = [self.body[i] for i in (*step.points, *step.stores)]
         self.dense = all(_inner(s) in (0, 1) for s in accesses if isinstance(s, (Load, Store)))
-        self.length = None if row.low.name == "%begin" else number(row.kernel.inner)
+        self.length = row.length
 
     def run(self) -> None:
         lanes, unroll = self.row.lanes, self._unroll()

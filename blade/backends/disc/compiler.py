@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The compiler, a flat sequence of named steps: FX graph in, program text and native code out."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch.fx import GraphModule
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from blade.backends.disc.cpu.compile import compile_kernels
+from blade.backends.disc.cpu.emit import Emitted, emit
+from blade.backends.disc.cpu.target import Target
+from blade.backends.disc.fuse import Fused, Group, fuse
+from blade.backends.disc.ir import Value
+from blade.backends.disc.kernel import Kernel
+from blade.backends.disc.kernels import GroupKernel, build_copy, build_kernel
+from blade.backends.disc.legalize import PASSES
+from blade.backends.disc.lower import lower
+from blade.backends.disc.program import KernelCall, Step, write_program
+
+log = logging.getLogger(__name__)
+Dump = Callable[[str, object], None]
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What the executor needs: program text, one ELF object, the constants' tensors."""
+
+    program: str
+    object: bytes
+    constants: tuple[torch.Tensor, ...]
+    kernels: int
+
+
+def compile_graph(
+    gm: GraphModule, shape_env: ShapeEnv, target: Target, dump_dir: Path | None = None
+) -> Compiled:
+    """Compile a straight-line FX graph; raises ``Refused`` for what has no form in DISC."""
+    dump = _dumper(dump_dir)
+    graph = lower(gm, shape_env)
+    dump("lower", graph)
+    for name, run_pass in PASSES:
+        graph = run_pass(graph)
+        dump(name, graph)
+    fused = fuse(graph)
+    dump("fuse", fused)
+    kernels = _Kernels(target)
+    steps = [step for unit in fused.units for step in _steps(unit, fused, kernels)]
+    dump("mlir", "\n".join(text.text for _, text in kernels.emitted.values()))
+    code = compile_kernels([(n, e.text) for n, e in kernels.emitted.values()], target)
+    devices = ["cpu"] * len(graph.inputs)
+    program = write_program(fused, steps, target.isa, devices)
+    dump("program", program)
+    return Compiled(program, code, graph.constants, len(kernels.emitted))
+
+
+class _Kernels:
+    """Every distinct kernel once: equal layers of a model share their code."""
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        self.emitted: dict[Kernel, tuple[str, Emitted]] = {}
+
+    def call(self, built: GroupKernel, kind: str) -> KernelCall:
+        kernel = built.kernel
+        if kernel not in self.emitted:
+            name = f"{kind}_{len(self.emitted)}"
+            self.emitted[kernel] = (name, emit(kernel, name, self.target))
+        name, emitted = self.emitted[kernel]
+        return KernelCall(
+            name, emitted.extent, emitted.cost, emitted.scratch, built.buffers, kernel.sizes()
+        )
+
+
+def _steps(unit: Group | Value, fused: Fused, kernels: _Kernels) -> list[Step]:
+    if isinstance(unit, Group):
+        return [kernels.call(build_kernel(unit, fused), unit.kind)]
+    if unit.op != "concat":
+        return [unit]
+    axis, start, copies = unit.attrs["axis"], 0, []
+    for part in unit.args:
+        copies.append(kernels.call(build_copy(part, unit, axis, start), "copy"))
+        start = start + part.shape[axis]
+    return list(copies)
+
+
+def _dumper(folder: Path | None) -> Dump:
+    counter = iter(range(1000))
+
+    def dump(name: str, content: object) -> None:
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            path = folder / f"{next(counter):02d}_{name}.txt"
+            path.write_text(f"{content}\n", encoding="utf-8")
+
+    return dump

@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fusion: which pointwise ops and reductions run together in one kernel.
+
+    fuse(graph) -> Fused: groups of values, in an order they can run in, among the library ops
+
+A group walks one shape. A *loop* group computes every value at every point. A *row* group also reduces
+over the last axis; values of a row (its sum, its maximum and what is computed from them) have size 1
+there. A row group with several reductions that depend on each other is a *stitch* group. Groups grow in
+topological order: a value joins the group of an operand where the shapes fit and no path leaves the
+group and returns to it.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from blade.backends.disc.ir import Graph, Shape, Value
+from blade.backends.disc.views import view_of
+
+
+@dataclass(eq=False)
+class Group:
+    """A set of values computed by one kernel over ``shape``; ``row`` once something is reduced."""
+
+    shape: Shape
+    members: list[Value] = field(default_factory=list)
+    row: bool = False
+
+    @property
+    def row_shape(self) -> Shape:
+        return (*self.shape[:-1], 1)
+
+    @property
+    def kind(self) -> str:
+        reductions = [m for m in self.members if m.op == "reduce"]
+        if not reductions:
+            return "loop"
+        return "row" if len(reductions) == 1 else "stitch"
+
+
+Unit = Group | Value
+
+
+@dataclass(frozen=True)
+class Fused:
+    """``units`` in execution order: groups, and values that are library instructions."""
+
+    graph: Graph
+    units: tuple[Unit, ...]
+    group_of: dict[int, Group]
+    stored: frozenset[int]  # ids of group members that someone else reads from memory
+
+    def __str__(self) -> str:
+        lines = []
+        for unit in self.units:
+            if isinstance(unit, Group):
+                lines.append(f"{unit.kind} group over [{', '.join(map(str, unit.shape))}]")
+                lines += [f"    {m}{'  stored' * (m.id in self.stored)}" for m in unit.members]
+            else:
+                lines.append(str(unit))
+        return "\n".join(lines)
+
+
+def fuse(graph: Graph) -> Fused:
+    """Group the fusible values of a legalized graph."""
+    fuser = _Fuser(graph)
+    for value in graph.values:
+        if is_fusible(value):
+            fuser.place(value)
+    return Fused(graph, fuser.ordered(), fuser.group_of, fuser.stored())
+
+
+def is_fusible(value: Value) -> bool:
+    return value.is_pointwise or value.op == "reduce"
+
+
+def is_instruction(value: Value) -> bool:
+    """Does ``value`` run by itself: a library call or a concatenation?"""
+    return value.op in ("linear", "matmul", "call", "item", "concat")
+
+
+def row_source(value: Value) -> Value | None:
+    """The [.., 1] value that ``value`` repeats along the last axis, if that is all it is."""
+    if value.op != "broadcast" or not value.shape:
+        return None
+    core, rank = value.args[0], len(value.shape)
+    if value.attrs["axes"] != tuple(range(rank - 1)):
+        return None
+    if core.op == "reshape" and core.args[0].shape == (*value.shape[:-1], 1):
+        return core.args[0]
+    return None
+
+
+class _Fuser:
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.group_of: dict[int, Group] = {}
+        self.groups: list[Group] = []
+
+    def place(self, v: Value) -> None:
+        """Put ``v`` into the group of an operand, merging groups that it joins, or into a new one."""
+        home: Group | None = None
+        for group in self.candidates(v):
+            if home is None:
+                if self.fits(v, group) and not self.reached(self.outside(v, group), group):
+                    home = group
+            elif group is not home and self.can_merge(home, group):
+                self.merge(home, group)
+        if home is None:
+            shape = v.args[0].shape if v.op == "reduce" else v.shape
+            home = Group(shape)
+            self.groups.append(home)
+        home.members.append(v)
+        home.row |= v.op == "reduce"
+        self.group_of[v.id] = home
+
+    def candidates(self, v: Value) -> list[Group]:
+        groups = [self.group_of[m.id] for m in self.joined(v)]
+        return sorted(set(groups), key=lambda g: -g.members[-1].id)
+
+    def joined(self, v: Value) -> Iterator[Value]:
+        """Operands of ``v`` that a kernel could pass on in a register."""
+        for arg in v.args:
+            source = row_source(arg) or arg
+            if source.id in self.group_of:
+                yield source
+
+    def fits(self, v: Value, group: Group) -> bool:
+        if v.op == "reduce":
+            return v.args[0].shape == group.shape and len(group.shape) > 0
+        if v.shape == group.shape:
+            return self.all_rows_fit(v, group)
+        return group.row and v.shape == group.row_shape
+
+    def all_rows_fit(self, v: Value, group: Group) -> bool:
+        """A row value can only be repeated within its own group's rows."""
+        for arg in v.args:
+            source = row_source(arg)
+            if source is not None and self.group_of.get(source.id) is group and not group.row:
+                return False
+        return True
+
+    def can_merge(self, a: Group, b: Group) -> bool:
+        if a.shape != b.shape:
+            return False
+        entries_a = [o for m in a.members for o in self.outside(m, a) if not self.within(o, b)]
+        entries_b = [o for m in b.members for o in self.outside(m, b) if not self.within(o, a)]
+        return not self.reached(entries_a, b) and not self.reached(entries_b, a)
+
+    def within(self, v: Value, group: Group) -> bool:
+        source = row_source(v) or v
+        return self.group_of.get(source.id) is group
+
+    def merge(self, a: Group, b: Group) -> None:
+        a.members = sorted([*a.members, *b.members], key=lambda m: m.id)
+        a.row |= b.row
+        for member in b.members:
+            self.group_of[member.id] = a
+        self.groups.remove(b)
+
+    def outside(self, v: Value, group: Group) -> list[Value]:
+        """Operands of ``v`` that come from outside ``group``."""
+        return [a for a in v.args if not self.within(a, group)]
+
+    def reached(self, start: list[Value], target: Group) -> bool:
+        """Does anything in ``start`` depend on ``target``?"""
+        earliest = min(m.id for m in target.members)
+        seen: set[int] = set()
+        stack = list(start)
+        while stack:
+            v = stack.pop()
+            if v.id in seen:
+                continue
+            seen.add(v.id)
+            group = self.group_of.get(v.id)
+            if group is target:
+                return True
+            unit = group.members if group is not None else [v]
+            if max(m.id for m in unit) < earliest:
+                continue
+            stack += [a for m in unit for a in m.args]
+        return False
+
+    def stored(self) -> frozenset[int]:
+        needed: set[int] = set()
+        for v in self.graph.values:
+            group = self.group_of.get(v.id)
+            if group is None and not is_instruction(v):
+                continue
+            for arg in v.args:
+                if group is not None and self.within(arg, group):
+                    continue
+                needed |= _base(arg)
+        for v in self.graph.outputs:
+            needed |= _base(v)
+        return frozenset(needed & set(self.group_of))
+
+    def ordered(self) -> tuple[Unit, ...]:
+        """Units sorted so that producers come first, otherwise as the graph has them."""
+        begun: set[int] = set()
+        order: list[Unit] = []
+        for v in self.graph.values:
+            if v.id in self.group_of or is_instruction(v):
+                self.visit(v, begun, order)
+        return tuple(order)
+
+    def visit(self, v: Value, begun: set[int], order: list[Unit]) -> None:
+        """Depth first; a layout between two members of one group leads back to the group: skipped."""
+        stack: list[tuple[Value, bool]] = [(v, False)]
+        while stack:
+            value, ready = stack.pop()
+            group = self.group_of.get(value.id)
+            unit = group.members if group is not None else [value]
+            if ready:
+                if group is not None or is_instruction(value):
+                    order.append(group if group is not None else value)
+            elif unit[0].id not in begun:
+                begun.update(m.id for m in unit)
+                stack.append((value, True))
+                stack += [(a, False) for m in reversed(unit) for a in reversed(m.args)]
+
+
+def _base(v: Value) -> set[int]:
+    view = view_of(v)
+    return set() if view is None else {view.base.id}

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The reference semantics of DISC IR: each op as the torch expression it means.
+
+    interpret(graph, [x, y]) -> list of output tensors
+
+Slow and plain on purpose; tests compare compiled programs with it, and constant folding uses its ops.
+"""
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import sympy
+import torch
+
+from blade.backends.disc.ir import Graph, Value
+from blade.backends.disc.kernel import Dim
+from blade.backends.disc.ops.table import Slot
+
+_NAMED = (
+    "neg abs sign exp exp2 expm1 log log2 log1p sqrt rsqrt reciprocal sin cos tan tanh sinh cosh asin "
+    "acos atan erf erfc sigmoid floor ceil round trunc logical_not bitwise_not isnan isinf add sub mul "
+    "div remainder fmod pow maximum minimum atan2 eq ne lt le gt ge logical_and logical_or logical_xor "
+    "bitwise_and bitwise_or bitwise_xor where"
+).split()
+POINTWISE_REFERENCE: dict[str, Callable[..., torch.Tensor]] = {
+    name: getattr(torch, name) for name in _NAMED
+}
+POINTWISE_REFERENCE |= {
+    "div_floor": lambda a, b: torch.div(a, b, rounding_mode="floor"),
+    "div_trunc": lambda a, b: torch.div(a, b, rounding_mode="trunc"),
+    "fma": lambda a, b, c: a * b + c,
+    "lshift": operator.lshift,
+    "rshift": operator.rshift,
+}
+REDUCTION_REFERENCE: dict[str, Callable[[torch.Tensor, Sequence[int]], torch.Tensor]] = {
+    "sum": lambda x, axes: x.sum(dim=axes, keepdim=True, dtype=x.dtype),
+    "max": lambda x, axes: x.amax(dim=axes, keepdim=True),
+    "min": lambda x, axes: x.amin(dim=axes, keepdim=True),
+    "any": lambda x, axes: torch.any(x, dim=tuple(axes), keepdim=True),
+    "all": lambda x, axes: torch.all(x, dim=tuple(axes), keepdim=True),
+}
+
+
+def cast(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """torch's conversion of elements."""
+    return x.to(dtype)
+
+
+def interpret(graph: Graph, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Run ``graph`` on real tensors; sizes are taken from ``inputs``."""
+    sizes = _sizes(graph, inputs)
+    env: dict[int, Any] = {}
+    for value in graph.values:
+        args = [env[a.id] for a in value.args]
+        shape = [evaluate(d, sizes) for d in value.shape]
+        env[value.id] = _step(value, args, shape, sizes, graph, inputs)
+        if isinstance(env[value.id], torch.Tensor):
+            assert list(env[value.id].shape) == shape, (str(value), env[value.id].shape, shape)
+    return [env[v.id] for v in graph.outputs]
+
+
+def _sizes(graph: Graph, inputs: Sequence[torch.Tensor]) -> dict[sympy.Basic, int]:
+    sizes: dict[sympy.Basic, int] = {}
+    for value, tensor in zip(graph.inputs, inputs, strict=True):
+        for dim, size in zip(value.shape, tensor.shape, strict=True):
+            if isinstance(dim, sympy.Symbol):
+                sizes[dim] = size
+    return sizes
+
+
+def evaluate(dim: Dim, sizes: Mapping[sympy.Basic, int]) -> int:
+    """A size expression at these sizes."""
+    return dim if isinstance(dim, int) else int(dim.xreplace(dict(sizes)))
+
+
+def _step(
+    v: Value,
+    args: list[Any],
+    shape: list[int],
+    sizes: Mapping[sympy.Basic, int],
+    graph: Graph,
+    inputs: Sequence[torch.Tensor],
+) -> Any:
+    a = v.attrs
+    if v.op == "input":
+        return inputs[a["index"]]
+    if v.op == "const":
+        return graph.constants[a["index"]]
+    if v.op in ("fill", "size"):
+        number = evaluate(a["value"], sizes) if v.op == "size" else a["value"]
+        return torch.full(shape, number, dtype=v.dtype)
+    if v.op == "iota":
+        view = [-1 if k == a["axis"] else 1 for k in range(len(shape))]
+        return torch.arange(shape[a["axis"]], dtype=v.dtype).reshape(view).expand(shape)
+    if v.op == "cast":
+        return cast(args[0], v.dtype)
+    if v.is_pointwise:
+        return POINTWISE_REFERENCE[v.op](*args)
+    if v.op == "reduce":
+        return _reduce(v, args[0])
+    if v.op == "call":
+        return _call(a["target"], [_argument(t, args, sizes) for t in a["template"]])
+    return _structural(v, args, shape, sizes)
+
+
+def _call(target: Any, args: list[Any]) -> Any:
+    arguments = target._schema.arguments
+    named = {a.name: x for a, x in zip(arguments, args, strict=True) if a.kwarg_only}
+    return target(*args[: len(args) - len(named)], **named)
+
+
+def _reduce(v: Value, x: torch.Tensor) -> torch.Tensor:
+    kind, axes = v.attrs["kind"], v.attrs["axes"]
+    if kind == "prod":
+        for axis in axes:
+            x = x.prod(dim=axis, keepdim=True, dtype=x.dtype)
+        return x
+    return REDUCTION_REFERENCE[kind](x, axes)
+
+
+def _structural(
+    v: Value, args: list[Any], shape: list[int], sizes: Mapping[sympy.Basic, int]
+) -> Any:
+    a = v.attrs
+    if v.op == "broadcast":
+        view = [1] * len(shape)
+        for axis, place in enumerate(a["axes"]):
+            view[place] = args[0].shape[axis]
+        return args[0].reshape(view).expand(shape)
+    if v.op == "permute":
+        return args[0].permute(a["perm"])
+    if v.op == "reshape":
+        return args[0].reshape(shape)
+    if v.op == "slice":
+        x = args[0]
+        for axis, (start, step) in enumerate(zip(a["starts"], a["steps"], strict=True)):
+            first = evaluate(start, sizes)
+            x = x.narrow(axis, first, x.shape[axis] - first) if first else x
+            x = x.index_select(axis, torch.arange(shape[axis]) * step)
+        return x
+    if v.op == "concat":
+        return torch.cat(args, a["axis"])
+    if v.op == "linear":
+        return torch.nn.functional.linear(*args)
+    if v.op == "matmul":
+        return torch.matmul(*args)
+    if v.op == "item":
+        return args[0][a["index"]]
+    raise AssertionError(str(v))
+
+
+def _argument(template: Any, args: list[Any], sizes: Mapping[sympy.Basic, int]) -> Any:
+    if isinstance(template, Slot):
+        return args[template]
+    if isinstance(template, tuple):
+        return [_argument(t, args, sizes) for t in template]
+    return evaluate(template, sizes) if isinstance(template, sympy.Expr) else template

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A fusion group -> the kernel IR: loads, statements and stores over one iteration space."""
+
+from dataclasses import dataclass, replace
+
+from sympy import sympify
+
+from blade.backends.disc.fuse import Fused, Group, row_source
+from blade.backends.disc.ir import LEAVES, Shape, Value, contiguous_strides, plain
+from blade.backends.disc.kernel import (
+    Access,
+    Arg,
+    Compute,
+    Const,
+    Dim,
+    Index,
+    Kernel,
+    Load,
+    Reduce,
+    Size,
+    Stmt,
+    Store,
+)
+from blade.backends.disc.views import View, collapse, view_of
+
+
+@dataclass(frozen=True)
+class GroupKernel:
+    """A kernel and the values whose buffers are its pointer arguments, in order."""
+
+    kernel: Kernel
+    buffers: tuple[Value, ...]
+
+
+def build_kernel(group: Group, fused: Fused) -> GroupKernel:
+    """The kernel that computes ``group`` and stores the members that others read."""
+    built = _KernelBuilder(group, fused)
+    for member in group.members:
+        built.member(member)
+    return built.finish()
+
+
+def build_copy(part: Value, whole: Value, axis: int, start: Dim) -> GroupKernel:
+    """The kernel that writes ``part`` into ``whole`` from ``start`` along ``axis``."""
+    view = view_of(part)
+    assert view is not None, part
+    strides = contiguous_strides(whole.shape)
+    load = Load(Access(0, view.strides, view.offset), part.dtype)
+    store = Store(Access(1, strides, plain(sympify(start) * strides[axis])), 0)
+    outer, inner, body = _space(part.shape, [load, store], False, set())
+    args = (Arg(part.dtype, False), Arg(whole.dtype, True))
+    return GroupKernel(Kernel(outer, inner, args, tuple(body)), (view.base, whole))
+
+
+class _KernelBuilder:
+    def __init__(self, group: Group, fused: Fused) -> None:
+        self.group = group
+        self.fused = fused
+        self.buffers: dict[int, Value] = {}
+        self.written: set[int] = set()
+        self.body: list[Stmt] = []
+        self.stores: list[Store] = []
+        self.known: dict[object, int] = {}
+        self.number: dict[int, int] = {}
+
+    def member(self, v: Value) -> None:
+        operands = tuple(self.operand(a) for a in v.args)
+        if v.op == "reduce":
+            stmt: Stmt = Reduce(v.attrs["kind"], operands[0], v.dtype)
+        else:
+            stmt = Compute(v.op, operands, v.dtype)
+        self.number[v.id] = self.emit(stmt)
+        if v.id in self.fused.stored:
+            self.written.add(v.id)
+            access = self.access(View(v, contiguous_strides(v.shape)), v.shape)
+            self.stores.append(Store(access, self.number[v.id]))
+
+    def operand(self, v: Value) -> int:
+        source = row_source(v) or v
+        if source.id in self.number:
+            return self.number[source.id]
+        if v.op in LEAVES:
+            return self.emit(self.leaf(v))
+        view = view_of(v)
+        assert view is not None, v
+        return self.emit(Load(self.access(view, v.shape), v.dtype))
+
+    def leaf(self, v: Value) -> Stmt:
+        if v.op == "fill":
+            return Const(v.attrs["value"], v.dtype)
+        if v.op == "size":
+            return Size(v.attrs["value"], v.dtype)
+        return Index(v.attrs["axis"], v.dtype)
+
+    def access(self, view: View, shape: Shape) -> Access:
+        self.buffers.setdefault(view.base.id, view.base)
+        strides = list(view.strides)
+        for k, (size, whole) in enumerate(zip(shape, self.group.shape, strict=True)):
+            if size == 1 and whole != 1:  # a row value: the same along the row
+                strides[k] = 0
+        position = list(self.buffers).index(view.base.id)
+        return Access(position, tuple(strides), view.offset)
+
+    def emit(self, stmt: Stmt) -> int:
+        # equality would take 0.0 for -0.0 and 1 for True
+        key = (repr(stmt.value), stmt.dtype) if isinstance(stmt, Const) else stmt
+        if key not in self.known:
+            self.known[key] = len(self.body)
+            self.body.append(stmt)
+        return self.known[key]
+
+    def finish(self) -> GroupKernel:
+        body = [*self.body, *self.stores]
+        shape = self.group.shape
+        indexed = {s.dim for s in body if isinstance(s, Index)}
+        outer, inner, body = _space(shape, body, self.group.row, indexed)
+        args = tuple(Arg(v.dtype, v.id in self.written) for v in self.buffers.values())
+        return GroupKernel(Kernel(outer, inner, args, tuple(body)), tuple(self.buffers.values()))
+
+
+def _space(
+    shape: Shape, body: list[Stmt], row: bool, indexed: set[int]
+) -> tuple[tuple[Dim, ...], Dim, list[Stmt]]:
+    """Split ``shape`` into outer and inner axes, merging axes that are walked evenly."""
+    accesses = [s.access for s in body if isinstance(s, (Load, Store))]
+    if indexed or not shape:
+        dims, columns = shape or (1,), [a.strides if shape else (0,) for a in accesses]
+        return dims[:-1], dims[-1], _with_strides(body, columns)
+    if not row:
+        dims, merged = collapse(shape, [a.strides for a in accesses])
+        if not dims:
+            dims, merged = (1,), [(0,) for _ in accesses]
+        return dims[:-1], dims[-1], _with_strides(body, merged)
+    outer, merged = collapse(shape[:-1], [a.strides[:-1] for a in accesses])
+    columns = [(*m, a.strides[-1]) for m, a in zip(merged, accesses, strict=True)]
+    return outer, shape[-1], _with_strides(body, columns)
+
+
+def _with_strides(body: list[Stmt], columns: list[Shape]) -> list[Stmt]:
+    rest = iter(columns)
+    return [
+        replace(s, access=replace(s.access, strides=next(rest)))
+        if isinstance(s, (Load, Store))
+        else s
+        for s in body
+    ]

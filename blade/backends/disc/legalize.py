@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Passes over the IR that leave only forms the later stages have code for.
+
+Each takes a graph and returns a new one; ``PASSES`` is the order they run in.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import permutations
+
+from blade.backends.disc.ir import Builder, Graph, Value, live, numel
+from blade.backends.disc.views import reshape_strides, same, view_of
+
+Step = Callable[[Builder, Value, list[Value]], Value | None]
+
+
+def _rebuild(graph: Graph, step: Step) -> Graph:
+    """Copy ``graph``; ``step`` may make another value from one and its new operands."""
+    return _rebuilt(graph, step)[1]
+
+
+def _rebuilt(graph: Graph, step: Step) -> tuple[Builder, Graph]:
+    b = Builder()
+    new: dict[int, Value] = {}
+    for v in live(graph):
+        args = [new[a.id] for a in v.args]
+        made = step(b, v, args)
+        if made is None:
+            made = b.make(v.op, args, v.shape, v.dtype, v.strides, **v.attrs)
+        new[v.id] = made
+    outs = tuple(new[v.id] for v in graph.outputs)
+    ins = tuple(new[v.id] for v in graph.inputs)
+    return b, _finished(replace(graph, values=b.values, outputs=outs, inputs=ins))
+
+
+def _finished(graph: Graph) -> Graph:
+    graph.values = live(graph)
+    return graph
+
+
+def rows(graph: Graph) -> Graph:
+    """Every `reduce` reduces exactly its operand's last axis."""
+
+    def step(b: Builder, v: Value, args: list[Value]) -> Value | None:
+        if v.op != "reduce":
+            return None
+        x, axes = args[0], v.attrs["axes"]
+        rank = len(x.shape)
+        if axes == (rank - 1,):
+            return None
+        rest = [k for k in range(rank) if k not in axes]
+        x = b.permute(x, [*rest, *axes])
+        row = numel([v.args[0].shape[k] for k in axes])
+        x = b.reshape(x, (*(v.args[0].shape[k] for k in rest), row))
+        return b.reshape(b.reduce(v.attrs["kind"], x, [len(rest)]), v.shape)
+
+    return _rebuild(graph, step)
+
+
+def bias_to_consumers(graph: Graph) -> Graph:
+    """A bias whose sum is only read by fusible ops is added there, not in the GEMM."""
+    users = graph.users()
+    returned = {v.id for v in graph.outputs}
+
+    def step(b: Builder, v: Value, args: list[Value]) -> Value | None:
+        if v.op != "linear" or len(args) < 3 or v.id in returned:
+            return None
+        if not users[v.id] or not all(u.is_pointwise for u in users[v.id]):
+            return None
+        product = b.make("linear", args[:2], v.shape, v.dtype)
+        return b.pointwise("add", product, b.broadcast(args[2], v.shape))
+
+    return _rebuild(graph, step)
+
+
+def addressable(graph: Graph) -> Graph:
+    """Whatever is read through memory has strides: a copy goes before every layout that has none."""
+    return _rebuild(graph, _copy_before_layouts)
+
+
+def _copy_before_layouts(b: Builder, v: Value, args: list[Value]) -> Value | None:
+    if v.is_layout:
+        inner = args[0] if view_of(args[0]) is not None else copy(b, args[0])
+        made = b.make(v.op, [inner], v.shape, v.dtype, **v.attrs)
+        if view_of(made) is not None:
+            return made
+        return b.make(v.op, [copy(b, inner)], v.shape, v.dtype, **v.attrs)
+    if v.op == "linear":
+        args = [_addressed(b, a) for a in args]
+        if not has_rows(args[0]):
+            args[0] = copy(b, args[0])
+        return b.make(v.op, args, v.shape, v.dtype)
+    if v.op == "matmul":
+        args = [_addressed(b, a) for a in args]
+        args = [a if has_batch(a) else copy(b, a) for a in args]
+        return b.make(v.op, args, v.shape, v.dtype)
+    if v.op in ("call", "concat"):
+        args = [_addressed(b, a) for a in args]
+        return b.make(v.op, args, v.shape, v.dtype, v.strides, **v.attrs)
+    return None
+
+
+def outputs(graph: Graph) -> Graph:
+    """Returned values own their memory, with the strides torch would give them."""
+    b, graph = _rebuilt(graph, lambda b, v, args: None)
+    returned = []
+    for v, strides in zip(graph.outputs, graph.output_strides, strict=True):
+        view = view_of(v)
+        if view is None or view.base.op == "const":
+            v = copy(b, v)
+        elif v.is_pointwise and not same(v.shape, view.strides, strides):
+            v = _restrided(b, v, strides)
+        returned.append(v)
+    return _finished(replace(graph, values=b.values, outputs=tuple(returned)))
+
+
+def _restrided(b: Builder, v: Value, strides: tuple[object, ...]) -> Value:
+    """``v`` in memory order given by dense ``strides`` (a permutation), if that is what they are."""
+    rank = len(v.shape)
+    for order in _orders(rank):
+        permuted = tuple(v.shape[p] for p in order)
+        dense: list[object] = [0] * rank
+        step: object = 1
+        for place in reversed(range(rank)):
+            dense[order[place]] = step
+            step = step * permuted[place]  # type: ignore[operator]
+        if same(v.shape, tuple(dense), tuple(strides)):  # type: ignore[arg-type]
+            stored = copy(b, b.permute(v, order))
+            return b.permute(stored, [order.index(k) for k in range(rank)])
+    return v
+
+
+def _orders(rank: int) -> list[tuple[int, ...]]:
+    return list(permutations(range(rank))) if rank <= 5 else []
+
+
+def copy(b: Builder, v: Value) -> Value:
+    """The same elements in a buffer of their own, row-major."""
+    return b.make("cast", [v], v.shape, v.dtype)
+
+
+def _addressed(b: Builder, v: Value) -> Value:
+    return v if view_of(v) is not None else copy(b, v)
+
+
+def has_rows(x: Value) -> bool:
+    """Can a GEMM read ``x`` as a matrix: rows at one distance, elements of a row adjacent?"""
+    view = view_of(x)
+    if view is None or (x.shape[-1] != 1 and view.strides[-1] != 1):
+        return False
+    flat = (numel(x.shape[:-1]),)
+    return reshape_strides(x.shape[:-1], view.strides[:-1], flat) is not None
+
+
+def has_batch(x: Value) -> bool:
+    """Do the leading axes of ``x`` collapse to one batch axis?"""
+    view = view_of(x)
+    if view is None:
+        return False
+    flat = (numel(x.shape[:-2]),)
+    return reshape_strides(x.shape[:-2], view.strides[:-2], flat) is not None
+
+
+PASSES: tuple[tuple[str, Callable[[Graph], Graph]], ...] = (
+    ("rows", rows),
+    ("bias_to_consumers", bias_to_consumers),
+    ("addressable", addressable),
+    ("outputs", outputs),
+)

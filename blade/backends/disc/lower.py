@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A cluster's FX graph -> DISC IR, one table row per node.
+
+Sizes need no instructions: torch's shape machinery has already made every size an expression over
+the sizes of the inputs (``node.meta["val"]``), and every assumption a guard of the ``ShapeEnv``.
+"""
+
+import operator
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from blade.backends.disc.ir import Builder, Graph, Value, live, plain
+from blade.backends.disc.ops import layout, library, pointwise, reduction
+from blade.backends.disc.ops.table import TABLE, Lowering, NotLowered, Result
+from blade.backends.disc.simplify import RULES
+from blade.errors import Refused
+from blade.reason import Code
+
+FAMILIES = (layout, library, pointwise, reduction)  # importing them fills the table
+
+
+def lower(gm: GraphModule, shape_env: ShapeEnv) -> Graph:
+    """IR of ``gm``; raises ``Refused`` naming the node that has no form in it."""
+    lowerer = _Lowerer(gm, shape_env)
+    for node in gm.graph.nodes:
+        lowerer.step(node)
+    return lowerer.finish()
+
+
+class _Lowerer:
+    def __init__(self, gm: GraphModule, shape_env: ShapeEnv) -> None:
+        self.gm = gm
+        self.shape_env = shape_env
+        self.b = Builder(RULES)
+        self.env: dict[Node, Any] = {}
+        self.inputs: list[Value] = []
+        self.constants: list[torch.Tensor] = []
+        self.outputs: tuple[Value, ...] = ()
+        self.output_strides: tuple[Any, ...] = ()
+
+    def step(self, node: Node) -> None:
+        if node.op == "placeholder":
+            result = self.results(node)[0]
+            value = self.b.make("input", (), result.shape, result.dtype, index=len(self.inputs))
+            self.inputs.append(value)
+            self.env[node] = value
+        elif node.op == "get_attr":
+            self.env[node] = self.constant(node)
+        elif node.op == "output":
+            self.output(node)
+        else:
+            self.env[node] = self.operation(node)
+
+    def constant(self, node: Node) -> Value:
+        tensor = _attribute(self.gm, str(node.target))
+        known = [k for k, c in enumerate(self.constants) if c is tensor]
+        index = known[0] if known else len(self.constants)
+        if not known:
+            self.constants.append(tensor)
+        if tensor.numel() == 1 and tensor.dtype in _SCALARS:
+            return self.b.fill(tensor.item(), tensor.shape, tensor.dtype)
+        # Constants may be laid out in any way; the strides are part of what is known of them.
+        strides = tuple(tensor.stride())
+        return self.b.make("const", (), tensor.shape, tensor.dtype, strides, index=index)
+
+    def operation(self, node: Node) -> Any:
+        meta = node.meta["val"]
+        if isinstance(meta, (torch.SymInt, int)) and not isinstance(meta, bool):
+            return self.size(meta)
+        args = tuple(self.operand(a) for a in node.args)
+        kwargs = {k: self.operand(v) for k, v in node.kwargs.items()}
+        if not isinstance(node.target, torch._ops.OpOverload):
+            return self.python(node, args)
+        lo = Lowering(self.b, self.results(node))
+        rule = TABLE.get(node.target)
+        if rule is not None:
+            try:
+                return rule(lo, *args, **kwargs)
+            except NotLowered:
+                pass
+        return lo.call(node.target, bound(node.target, args, kwargs))
+
+    def python(self, node: Node, args: tuple[Any, ...]) -> Any:
+        if node.target is operator.getitem:
+            return args[0][args[1]]
+        raise Refused(Code.UNSUPPORTED_OP, f"{node.target} has no form in DISC IR ({node.name}).")
+
+    def operand(self, arg: Any) -> Any:
+        if isinstance(arg, Node):
+            return self.env[arg]
+        if isinstance(arg, (list, tuple)):
+            return [self.operand(a) for a in arg]
+        if isinstance(arg, torch.SymInt):
+            return self.size(arg)
+        return arg
+
+    def size(self, meta: Any) -> Any:
+        return (
+            plain(self.shape_env.simplify(meta.node.expr))
+            if isinstance(meta, torch.SymInt)
+            else meta
+        )
+
+    def results(self, node: Node) -> tuple[Result, ...]:
+        meta = node.meta["val"]
+        metas = meta if isinstance(meta, (list, tuple)) else (meta,)
+        return tuple(
+            Result(
+                tuple(self.size(d) for d in m.shape),
+                m.dtype,
+                tuple(self.size(d) for d in m.stride()),
+            )
+            for m in metas
+            if isinstance(m, torch.Tensor)
+        )
+
+    def output(self, node: Node) -> None:
+        returned = node.args[0]
+        assert isinstance(returned, (list, tuple)), returned
+        self.outputs = tuple(self.env[n] for n in returned)  # type: ignore[index]
+        self.output_strides = tuple(self.results(n)[0].strides for n in returned)  # type: ignore[arg-type]
+
+    def finish(self) -> Graph:
+        for guard in self.shape_env.guards:
+            self.b.require(self.shape_env.replace(guard.expr), _where(guard))
+        graph = Graph(
+            self.b.values,
+            self.outputs,
+            self.output_strides,
+            tuple(self.inputs),
+            tuple(self.constants),
+            tuple(self.b.facts.values()),
+        )
+        graph.values = live(graph)
+        return graph
+
+
+def _where(guard: Any) -> str:
+    frame = guard.sloc.framework_loc
+    return f"{frame.name}" if hasattr(frame, "name") else ""
+
+
+def bound(target: Any, args: Any, kwargs: Any) -> list[Any]:
+    """All arguments of the schema in order, defaults filled in."""
+    values = []
+    for position, argument in enumerate(target._schema.arguments):
+        if position < len(args):
+            values.append(args[position])
+        elif argument.name in kwargs:
+            values.append(kwargs[argument.name])
+        elif argument.has_default_value():
+            values.append(argument.default_value)
+        else:
+            raise Refused(Code.CONVERSION_FAILED, f"{target} lacks its argument {argument.name}.")
+    return values
+
+
+def _attribute(gm: GraphModule, path: str) -> torch.Tensor:
+    owner: Any = gm
+    for part in path.split("."):
+        owner = getattr(owner, part)
+    assert isinstance(owner, torch.Tensor), path
+    return owner
+
+
+_SCALARS = (
+    torch.float32,
+    torch.float64,
+    torch.int64,
+    torch.int32,
+    torch.int16,
+    torch.int8,
+    torch.uint8,
+    torch.bool,
+)

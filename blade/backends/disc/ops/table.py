@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table of lowerings, ATen overload -> DISC IR, and what a row is given to work with.
+
+    @lowers(aten.relu.default)
+    def relu(lo: Lowering, x: Value) -> Value:
+        return lo.b.pointwise("maximum", x, lo.b.fill(0, x.shape, x.dtype))
+
+A row receives the op's arguments by position and keyword as torch's schema has them: tensors as IR
+values, sizes as ints or expressions. It may refuse a case (``lo.otherwise()``), which then runs as a
+dispatcher ``call``. ``backend.why_not`` reads the same table.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+import torch
+
+from blade.backends.disc.ir import Builder, Shape, Value, plain
+
+LoweringRule = Callable[..., Any]
+TABLE: dict[torch._ops.OpOverload, LoweringRule] = {}
+
+
+def lowers(*targets: torch._ops.OpOverload) -> Callable[[LoweringRule], LoweringRule]:
+    """Register a row for ``targets``."""
+
+    def register(rule: LoweringRule) -> LoweringRule:
+        for target in targets:
+            assert target not in TABLE, target
+            TABLE[target] = rule
+        return rule
+
+    return register
+
+
+class NotLowered(Exception):
+    """A row's way to say "not this case": the op becomes a ``call``."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """Type of one result of an op, as torch's meta kernel found it."""
+
+    shape: Shape
+    dtype: torch.dtype
+    strides: Shape
+
+
+class Slot(int):
+    """In a call's argument template: the position of a tensor among the call's operands."""
+
+
+@dataclass(frozen=True)
+class Lowering:
+    """What a row works with: the builder, and the types of the op's results."""
+
+    b: Builder
+    results: tuple[Result, ...]
+
+    @property
+    def shape(self) -> Shape:
+        return self.results[0].shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.results[0].dtype
+
+    def otherwise(self) -> NotLowered:
+        return NotLowered()
+
+    def value(self, x: Any, dtype: torch.dtype, shape: Sequence[Any] | None = None) -> Value:
+        """An operand (tensor or number) as a value of ``dtype``, broadcast to ``shape``."""
+        shape = self.shape if shape is None else shape
+        if isinstance(x, Value):
+            return self.b.broadcast(self.b.cast(x, dtype), shape)
+        return self.b.fill(x, shape, dtype)
+
+    def number(self, x: Any, like: Value) -> Value:
+        """A scalar at every point of ``like``."""
+        return self.b.fill(x, like.shape, like.dtype)
+
+    def call(self, target: torch._ops.OpOverload, args: Sequence[Any]) -> Any:
+        """``target`` through the dispatcher, all schema arguments in order; one value or a list."""
+        tensors: list[Value] = []
+        template = tuple(_template(a, tensors) for a in args)
+        first = self.results[0]
+        call = self.b.make(
+            "call",
+            tensors,
+            first.shape,
+            first.dtype,
+            first.strides,
+            target=target,
+            template=template,
+            results=self.results,
+        )
+        if len(target._schema.returns) == 1 and len(self.results) == 1:
+            return call
+        return [
+            self.b.make("item", (call,), r.shape, r.dtype, r.strides, index=k)
+            for k, r in enumerate(self.results)
+        ]
+
+
+def _template(arg: Any, tensors: list[Value]) -> Any:
+    if isinstance(arg, Value):
+        tensors.append(arg)
+        return Slot(len(tensors) - 1)
+    if isinstance(arg, (list, tuple)):
+        return tuple(_template(a, tensors) for a in arg)
+    return arg
+
+
+def common_dtype(*args: Any) -> torch.dtype:
+    """torch's type promotion for tensors (IR values) and Python numbers or sizes."""
+    return torch.result_type(*(_stand_in(a) for a in args))
+
+
+def _stand_in(arg: Any) -> Any:
+    if isinstance(arg, Value):
+        return torch.empty((1,) * len(arg.shape), dtype=arg.dtype, device="meta")
+    if isinstance(arg, sympy.Expr) and not isinstance(plain(arg), int):
+        return 2
+    return arg if not isinstance(arg, sympy.Expr) else int(arg)
+
+
+def float_dtype(dtype: torch.dtype) -> torch.dtype:
+    """What torch computes a transcendental function of ``dtype`` in."""
+    return dtype if dtype.is_floating_point else torch.get_default_dtype()

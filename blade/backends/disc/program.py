@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fused graph + compiled kernels -> the program text the C++ executor runs (FORMAT.md)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+import torch
+
+from blade.backends.disc.fuse import Fused
+from blade.backends.disc.ir import DTYPES, Shape, Value, contiguous_strides, numel
+from blade.backends.disc.kernel import Dim
+from blade.backends.disc.ops.table import Slot
+from blade.backends.disc.registers import Registers
+from blade.backends.disc.views import View, reshape_strides, same, view_of
+from blade.errors import Refused
+from blade.reason import Code
+
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class KernelCall:
+    """Run native code ``name`` on the buffers of ``buffers``, with ``ints`` as its sizes."""
+
+    name: str
+    extent: Dim
+    cost: Dim
+    scratch: Dim
+    buffers: tuple[Value, ...]
+    ints: tuple[sympy.Expr, ...]
+
+
+Step = KernelCall | Value
+
+
+def write_program(
+    fused: Fused, steps: Sequence[Step], isa: Sequence[str], devices: Sequence[str]
+) -> str:
+    """The text of a program that runs ``steps`` in order. ``devices``: one per input."""
+    writer = _Writer(fused, devices)
+    for step in steps:
+        writer.step(step)
+    return writer.text(isa)
+
+
+class _Writer:
+    def __init__(self, fused: Fused, devices: Sequence[str]) -> None:
+        self.graph = fused.graph
+        self.registers = Registers()
+        self.inputs: list[str] = []
+        self.guards: list[str] = []
+        self.slots: list[str] = []
+        self.instructions: list[str] = []
+        self.slot_of: dict[object, int] = {}
+        self.returned = {view_of(v).base.id for v in self.graph.outputs}  # type: ignore[union-attr]
+        for value, device in zip(self.graph.inputs, devices, strict=True):
+            self.input(value, device)
+        self.facts()
+
+    def input(self, value: Value, device: str) -> None:
+        index = value.attrs["index"]
+        self.inputs.append(f"input {index} {DTYPES[value.dtype]} {device} {len(value.shape)}")
+        for axis, dim in enumerate(value.shape):
+            register = self.registers.dim(index, axis)
+            if isinstance(dim, sympy.Symbol) and not self.registers.is_bound(dim):
+                self.registers.bind(dim, register)
+
+    def facts(self) -> None:
+        """Sizes are what the graph says they are, and every relation it relies on holds."""
+        for value in self.graph.inputs:
+            for axis, dim in enumerate(value.shape):
+                have, want = self.registers.dim(value.attrs["index"], axis), self.registers.of(dim)
+                if have != want:
+                    text = f"size {axis} of input {value.attrs['index']} is {dim}"
+                    self.guard(self.registers.compare("eq", have, want), text)
+        for fact in self.graph.facts:
+            if fact.relation not in (True, sympy.true):
+                self.guard(self.registers.of(fact.relation), f"{fact.relation} {fact.source}")
+
+    def guard(self, register: int, text: str) -> None:
+        self.guards.append(f"guard {register} {text.strip()}")
+
+    def slot(self, value: Value) -> int:
+        """The slot of ``value``'s own buffer."""
+        if value.id not in self.slot_of:
+            self.slot_of[value.id] = self.add_slot(self.buffer(value))
+        return self.slot_of[value.id]
+
+    def buffer(self, value: Value) -> str:
+        if value.op in ("input", "const"):
+            return f"{value.op} {value.attrs['index']}"
+        kind = f"{DTYPES[value.dtype]} {len(value.shape)}"
+        sizes = self.numbers(value.shape)
+        if value.op in ("call", "item"):
+            assert value.strides is not None
+            return " ".join(["dyn", kind, *sizes, *self.numbers(value.strides)])
+        home = "output" if value.id in self.returned else "arena"
+        return " ".join([home, kind, *sizes])
+
+    def add_slot(self, text: str) -> int:
+        self.slots.append(f"slot {len(self.slots)} {text}")
+        return len(self.slots) - 1
+
+    def numbers(self, dims: Sequence[Dim]) -> list[str]:
+        return [str(self.registers.of(d)) for d in dims]
+
+    def view(self, view: View, shape: Shape) -> int:
+        """A slot for ``view`` with ``shape``; the buffer's own slot where that is the same."""
+        base = self.slot(view.base)
+        own = view.base.strides or contiguous_strides(view.base.shape)
+        plain = view.offset == 0 and len(shape) == len(view.base.shape)
+        if plain and shape == view.base.shape and same(shape, own, view.strides):
+            return base
+        words = [*self.numbers(shape), *self.numbers(view.strides), str(self.registers.of(view.offset))]
+        key = f"view {base} {len(shape)} {' '.join(words)}"
+        if key not in self.slot_of:
+            self.slot_of[key] = self.add_slot(key)
+        return self.slot_of[key]
+
+    def seen(self, value: Value) -> int:
+        view = view_of(value)
+        assert view is not None, value
+        return self.view(view, value.shape)
+
+    def matrix(self, value: Value, lead: int) -> int:
+        """``value`` with its axes before the last ``lead`` merged into one."""
+        view = view_of(value)
+        assert view is not None, value
+        cut = len(value.shape) - lead
+        shape = (numel(value.shape[:cut]), *value.shape[cut:])
+        merged = reshape_strides(value.shape[:cut], view.strides[:cut], shape[:1])
+        assert merged is not None, value
+        row = merged[0]
+        if lead == 1 and shape[0] == 1:  # BLAS wants a row distance even for one row
+            row = value.shape[-1]
+        return self.view(View(view.base, (row, *view.strides[cut:]), view.offset), shape)
+
+    def step(self, step: Step) -> None:
+        if isinstance(step, KernelCall):
+            self.kernel(step)
+        elif step.op == "linear":
+            self.linear(step)
+        elif step.op == "matmul":
+            out, a, b = (self.matrix(v, 2) for v in (step, *step.args))
+            self.instructions.append(f"call aten::bmm.out 3 t:{a} t:{b} t:{out} 0")
+        elif step.op == "call":
+            self.call(step)
+        else:
+            assert step.op == "item", step
+
+    def kernel(self, call: KernelCall) -> None:
+        words = ["kernel", call.name, *self.numbers((call.extent, call.cost, call.scratch))]
+        words += [str(len(call.buffers)), *(str(self.slot(v)) for v in call.buffers)]
+        words += [str(len(call.ints)), *self.numbers(call.ints)]
+        self.instructions.append(" ".join(words))
+
+    def linear(self, value: Value) -> None:
+        out, x = self.matrix(value, 1), self.matrix(value.args[0], 1)
+        weight = view_of(value.args[1])
+        assert weight is not None, value
+        transposed = View(weight.base, weight.strides[::-1], weight.offset)
+        w = self.view(transposed, value.args[1].shape[::-1])
+        if len(value.args) == 2:
+            self.instructions.append(f"call aten::mm.out 3 t:{x} t:{w} t:{out} 0")
+        else:
+            bias = self.seen(value.args[2])
+            tensors = f"t:{bias} t:{x} t:{w} i:1 i:1 t:{out}"
+            self.instructions.append(f"call aten::addmm.out 6 {tensors} 0")
+
+    def call(self, value: Value) -> None:
+        target = value.attrs["target"]
+        tensors = [self.seen(a) for a in value.args]
+        types = [a.type for a in target._schema.arguments]
+        words = [
+            _Arguments(self, tensors).word(t, kind)
+            for t, kind in zip(value.attrs["template"], types, strict=True)
+        ]
+        name = f"{target._schema.name}.{target._overloadname}".removesuffix(".default")
+        outs = [str(self.slot(v)) for v in self.results(value)]
+        words = ["call", name, str(len(words)), *words, str(len(outs)), *outs]
+        self.instructions.append(" ".join(words))
+
+    def results(self, call: Value) -> list[Value]:
+        """One value per result of ``call``; results nobody reads get a value too."""
+        results = call.attrs["results"]
+        if len(results) == 1 and len(call.attrs["target"]._schema.returns) == 1:
+            return [call]
+        items = {v.attrs["index"]: v for v in self.graph.values if v.op == "item" and v.args[0] is call}
+        return [
+            items.get(k) or Value(-1 - k, "item", (call,), {"index": k}, r.shape, r.dtype, r.strides)
+            for k, r in enumerate(results)
+        ]
+
+    def text(self, isa: Sequence[str]) -> str:
+        outputs = [self.seen(v) for v in self.graph.outputs]
+        registers = [f"reg {k} {line}" for k, line in enumerate(self.registers.lines)]
+        lines = [f"blade.disc {VERSION}", " ".join(["isa", *isa])]
+        for name, items in (
+            ("inputs", self.inputs),
+            ("registers", registers),
+            ("guards", self.guards),
+            ("slots", self.slots),
+            ("instructions", self.instructions),
+        ):
+            lines += [f"{name} {len(items)}", *items]
+        lines += [" ".join(["outputs", str(len(outputs)), *map(str, outputs)]), "end"]
+        return "\n".join(lines) + "\n"
+
+
+class _Arguments:
+    """Words for the arguments of one `call`."""
+
+    def __init__(self, writer: _Writer, tensors: Sequence[int]) -> None:
+        self.writer = writer
+        self.tensors = tensors
+
+    def word(self, arg: Any, kind: Any) -> str:
+        """One argument of schema type ``kind``."""
+        text = str(kind).removeprefix("Optional[").removesuffix("]")
+        if arg is None:
+            return "n"
+        if isinstance(arg, Slot):
+            return f"t:{self.tensors[arg]}"
+        if isinstance(arg, tuple):
+            return self.words(arg, text)
+        return self.scalar(arg, text)
+
+    def scalar(self, arg: Any, kind: str) -> str:
+        if isinstance(arg, bool):
+            return f"b:{int(arg)}"
+        if isinstance(arg, sympy.Expr):
+            return f"r:{self.writer.registers.of(arg)}"
+        if isinstance(arg, int):
+            return f"f:{float(arg)!r}" if kind == "float" else f"i:{arg}"
+        if isinstance(arg, float):
+            return f"f:{arg!r}"
+        if isinstance(arg, str) and arg and " " not in arg:
+            return f"s:{arg}"
+        if isinstance(arg, torch.device):
+            return f"d:{arg}"
+        if isinstance(arg, torch.dtype):
+            return f"dt:{DTYPES[arg]}"
+        raise Refused(Code.CONVERSION_FAILED, f"The argument {arg!r} has no form in a program.")
+
+    def words(self, args: tuple[Any, ...], kind: str) -> str:
+        if any(isinstance(a, Slot) or a is None for a in args):
+            optional = "Optional" in kind
+            words = ["n" if a is None else str(self.tensors[a]) for a in args]
+            return ("lo:" if optional else "lt:") + ",".join(words)
+        if "Tensor" in kind:
+            return "lt:"
+        if any(isinstance(a, bool) for a in args):
+            return "lb:" + ",".join(str(int(a)) for a in args)
+        if any(isinstance(a, float) for a in args) or "float" in kind:
+            return "lf:" + ",".join(repr(float(a)) for a in args)
+        numbers = [
+            f"r{self.writer.registers.of(a)}" if isinstance(a, sympy.Expr) else str(a) for a in args
+        ]
+        return "li:" + ",".join(numbers)

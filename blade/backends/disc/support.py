@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which ops DISC takes: those with a row in the table, and every functional op it can `call`."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from blade.backends.base import OpNode, ValueInfo
+from blade.backends.disc import lower
+from blade.backends.disc.ir import DTYPES
+from blade.backends.disc.ops.table import TABLE
+from blade.reason import Code, Reason, Stage
+
+NAME = "disc"
+# Argument types a program's `call` can carry; anything else (generators, layouts ...) is refused.
+CALLABLE = ("Tensor", "int", "SymInt", "float", "bool", "str", "number", "Scalar")
+CALLABLE += ("Device", "ScalarType")
+
+
+def why_not_op(node: OpNode) -> Reason | None:
+    """``None`` if DISC takes ``node``."""
+    return _why_not_values(node) or _why_not_target(node)
+
+
+def _why_not_values(node: OpNode) -> Reason | None:
+    for value in (*_tensors((*node.args, *node.kwargs.values())), *node.outputs):
+        if value.kind != "tensor":
+            continue
+        if value.dtype is None or value.rank is None or value.device is None:
+            return _reason(Code.UNKNOWN_TYPE, node, "a tensor of it has no known dtype or rank")
+        if value.dtype not in DTYPES:
+            return _reason(Code.UNSUPPORTED_DTYPE, node, f"{value.dtype} has no form in DISC")
+        if value.device.type != "cpu":
+            return _reason(Code.UNSUPPORTED_DEVICE, node, f"no code generator for {value.device}")
+    return None
+
+
+def _why_not_target(node: OpNode) -> Reason | None:
+    schema, tags = node.target._schema, node.target.tags
+    if schema.is_mutable:
+        return _reason(Code.MUTATES, node, "it writes to one of its inputs")
+    if torch.Tag.nondeterministic_seeded in tags and node.target not in TABLE:
+        return _reason(Code.RANDOM, node, "it draws random numbers")
+    dynamic = torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags
+    if dynamic and not _indexed_by_position(node):
+        return _reason(Code.DATA_DEPENDENT, node, "its result's shape depends on values")
+    if node.target in TABLE:
+        return None
+    if any(r.alias_info is not None for r in schema.returns):
+        return _reason(Code.ALIASES, node, "its result is a view, for which DISC has no rule")
+    for argument in schema.arguments:
+        if not _callable(str(argument.type)) and not _is_absent(node, argument):
+            kind = f"an argument of type {argument.type}, {argument.name}"
+            return _reason(Code.UNSUPPORTED_OP, node, f"it takes {kind}")
+    if not schema.returns or any(str(r.type) != "Tensor" for r in schema.returns):
+        return _reason(Code.UNSUPPORTED_OP, node, "it returns something other than tensors")
+    return None
+
+
+def _indexed_by_position(node: OpNode) -> bool:
+    """`index` has a shape that depends on values only where a mask selects."""
+    if node.target is not torch.ops.aten.index.Tensor:
+        return False
+    masks = (torch.bool, torch.uint8)
+    return all(i.dtype not in masks for i in _tensors(node.args[1:]))
+
+
+def _callable(kind: str) -> bool:
+    for wrapper in ("Optional[", "List["):
+        while kind.startswith(wrapper):
+            kind = kind.removeprefix(wrapper).removesuffix("]")
+    return kind in CALLABLE
+
+
+def _is_absent(node: OpNode, argument: Any) -> bool:
+    names = [a.name for a in node.target._schema.arguments]
+    position = names.index(argument.name)
+    value = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
+    return value is None
+
+
+def _tensors(args: Any) -> Iterator[ValueInfo]:
+    for arg in args:
+        if isinstance(arg, ValueInfo):
+            yield arg
+        elif isinstance(arg, (list, tuple)):
+            yield from _tensors(arg)
+
+
+def _reason(code: Code, node: OpNode, why: str) -> Reason:
+    return Reason(Stage.SUPPORT, code, NAME, node.name, f"{node.target} stays TorchScript: {why}.")
+
+
+assert lower.FAMILIES, "the table is filled by importing the families"

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Layout ops as strided views: which buffer a value lives in, and where in it.
+
+    view_of(permute(reshape(linear))) -> View(linear, strides=(...), offset=0)
+
+A value that computes (or an input, a constant, a library result) is its own base. A layout op is a view
+of its operand's base wherever strides can say so, symbolically; else ``None``: it needs a copy.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import sympy
+
+from blade.backends.disc.ir import LEAVES, Shape, Value, contiguous_strides, plain
+from blade.backends.disc.kernel import Dim
+
+
+@dataclass(frozen=True)
+class View:
+    """``base``'s elements at ``offset + sum(strides * index)``, in elements."""
+
+    base: Value
+    strides: Shape
+    offset: Dim = 0
+
+
+def view_of(value: Value) -> View | None:
+    """The buffer and strides of ``value``; ``None`` for scalars and where a copy is needed."""
+    if value.op in LEAVES:
+        return None
+    if not value.is_layout:
+        return View(value, value.strides or contiguous_strides(value.shape))
+    inner = view_of(value.args[0])
+    return None if inner is None else _STEPS[value.op](value, inner)
+
+
+def _broadcast(value: Value, inner: View) -> View:
+    strides: list[Dim] = [0] * len(value.shape)
+    for axis, place in enumerate(value.attrs["axes"]):
+        strides[place] = inner.strides[axis]
+    return View(inner.base, tuple(strides), inner.offset)
+
+
+def _permute(value: Value, inner: View) -> View:
+    return View(inner.base, tuple(inner.strides[p] for p in value.attrs["perm"]), inner.offset)
+
+
+def _slice(value: Value, inner: View) -> View:
+    offset, strides = inner.offset, []
+    for stride, start, step in zip(
+        inner.strides, value.attrs["starts"], value.attrs["steps"], strict=True
+    ):
+        offset = plain(sympy.sympify(offset) + sympy.sympify(start) * stride)
+        strides.append(plain(sympy.sympify(stride) * step))
+    return View(inner.base, tuple(strides), offset)
+
+
+def _reshape(value: Value, inner: View) -> View | None:
+    strides = reshape_strides(value.args[0].shape, inner.strides, value.shape)
+    return None if strides is None else View(inner.base, strides, inner.offset)
+
+
+_STEPS = {"broadcast": _broadcast, "permute": _permute, "slice": _slice, "reshape": _reshape}
+
+
+def reshape_strides(shape: Shape, strides: Shape, new: Shape) -> Shape | None:
+    """Strides of ``new`` over the same elements in the same order, or ``None`` if there are none.
+
+    Both shapes are cut, from the right, into the smallest blocks with equal numbers of elements; a
+    block that lies evenly in memory can be divided in any way.
+    """
+    if same(shape, contiguous_strides(shape), strides):
+        return contiguous_strides(new)
+    old = [(d, s) for d, s in zip(shape, strides, strict=True) if d != 1]
+    dims = [d for d in new if d != 1]
+    found: list[Dim] = []
+    while old or dims:
+        cut = _block([d for d, _ in old], dims)
+        if cut is None:
+            return None
+        taken, made = cut
+        block, old = old[len(old) - taken :], old[: len(old) - taken]
+        if not _even(block):
+            return None
+        step = block[-1][1]
+        part = dims[len(dims) - made :]
+        dims = dims[: len(dims) - made]
+        found = [plain(sympy.sympify(s) * step) for s in contiguous_strides(part)] + found
+    rest = iter(found)
+    return tuple(0 if d == 1 else next(rest) for d in new)
+
+
+def _block(old: Sequence[Dim], new: Sequence[Dim]) -> tuple[int, int] | None:
+    """How many trailing dims of each make the smallest blocks of equal size."""
+    for total in range(2, len(old) + len(new) + 1):
+        for taken in range(max(1, total - len(new)), min(len(old), total - 1) + 1):
+            made = total - taken
+            if equal(_product(old[-taken:]), _product(new[-made:])):
+                return taken, made
+    return None
+
+
+def _product(dims: Sequence[Dim]) -> sympy.Expr:
+    return sympy.Mul(*dims)
+
+
+def _even(block: Sequence[tuple[Dim, Dim]]) -> bool:
+    return all(
+        equal(stride, sympy.sympify(block[k + 1][0]) * block[k + 1][1])
+        for k, (_, stride) in enumerate(block[:-1])
+    )
+
+
+def equal(a: Dim, b: Dim) -> bool:
+    """Are two size expressions the same for all sizes (as far as expansion shows)?"""
+    if isinstance(a, int) and isinstance(b, int):
+        return a == b
+    return a == b or sympy.expand(sympy.sympify(a) - b) == 0
+
+
+def same(shape: Shape, a: Shape, b: Shape) -> bool:
+    """Do two sets of strides address ``shape`` alike? Strides of size-1 axes do not matter."""
+    return all(d == 1 or equal(x, y) for d, x, y in zip(shape, a, b, strict=True))
+
+
+def collapse(shape: Shape, accesses: Sequence[Shape]) -> tuple[Shape, list[Shape]]:
+    """Merge neighbouring axes that every access walks evenly; drop axes of size 1."""
+    axes = [k for k, d in enumerate(shape) if d != 1]
+    dims: list[Dim] = []
+    columns: list[list[Dim]] = []
+    for k in axes:
+        column = [a[k] for a in accesses]
+        if dims and all(
+            equal(outer, sympy.sympify(shape[k]) * step)
+            for outer, step in zip(columns[-1], column, strict=True)
+        ):
+            dims[-1] = plain(sympy.sympify(dims[-1]) * shape[k])
+            columns[-1] = column
+        else:
+            dims.append(shape[k])
+            columns.append(column)
+    merged = [tuple(c[i] for c in columns) for i in range(len(accesses))]
+    return tuple(dims), merged
