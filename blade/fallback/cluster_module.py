@@ -1,12 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A cluster as a ScriptModule anyone can read: try the engine, else run the original subgraph.
 
-    print(cluster_module(extracted, engine).code)
-
-    def forward(self, x0: Tensor, x1: Tensor) -> Tensor:
-      outs = (self.engine).try_execute([x0, x1])
-      if outs is None: return (self.fallback).forward(x0, x1)
-      return outs[0]
+Its ``.code`` is ``outs = self.engine.try_execute([x0, x1])``, then ``outs[0]`` where that is not ``None``,
+else ``self.fallback(x0, x1)``.
 """
 
 import torch
@@ -31,9 +27,7 @@ def cluster_module(
     if engine is not None:
         holder.engine = engine  # type: ignore[assignment]
     # Equal modules share one TorchScript class by default; each cluster needs its own forward.
-    script = torch.jit._recursive.create_script_module(
-        holder, lambda module: (), share_types=False
-    )
+    script = torch.jit._recursive.create_script_module(holder, lambda module: (), share_types=False)
     count = len(extracted.inputs), len(extracted.outputs)
     script.define(_source(*count, with_engine=engine is not None))
     assert isinstance(script, torch.jit.ScriptModule)

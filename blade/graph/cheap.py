@@ -54,15 +54,18 @@ def find_cheap(program: Program, aliases: Aliases) -> frozenset[int]:
             continue
         if line.kind == "prim::Constant" or line.kind in STRUCTURE:
             cheap.add(line.index)
-        elif line.kind == "prim::NumToTensor" and _is_int(program, line.inputs[0]):
-            cheap.add(line.index)
-            chain.update(line.outputs)
-        elif line.kind in CHAIN and _extends_chain(program, line, chain):
+        elif _is_chain(program, line, chain):
             cheap.add(line.index)
             chain.update(line.outputs)
         elif _is_scalar_code(program, line, chain, cheap, aliases):
             cheap.add(line.index)
     return frozenset(cheap)
+
+
+def _is_chain(program: Program, line: Line, chain: set[int]) -> bool:
+    if line.kind == "prim::NumToTensor":
+        return _is_int(program, line.inputs[0])
+    return line.kind in CHAIN and _extends_chain(program, line, chain)
 
 
 def _is_int(program: Program, value: int) -> bool:
@@ -82,7 +85,7 @@ def _extends_chain(program: Program, line: Line, chain: set[int]) -> bool:
 def _is_int_scalar_constant(program: Program, value: int) -> bool:
     if not program.constant(value):
         return False
-    tensor = program.values[value].toIValue()
+    tensor = program.held(value)
     if type(tensor) is int:  # how Python sees a 0-d tensor that was a plain number when traced
         return True
     return isinstance(tensor, torch.Tensor) and tensor.dim() == 0 and tensor.dtype in INTEGER_DTYPES
@@ -91,7 +94,7 @@ def _is_int_scalar_constant(program: Program, value: int) -> bool:
 def _is_int_number(program: Program, value: int) -> bool:
     if _is_int(program, value):
         return True
-    return program.constant(value) and type(program.values[value].toIValue()) is int
+    return program.constant(value) and type(program.held(value)) is int
 
 
 def _is_scalar_code(
@@ -113,4 +116,4 @@ def _holds_tensor(kind: torch._C.JitType) -> bool:
     """Whether a tensor may be inside a value of this type (``None`` holds none)."""
     if kind.kind() in ("TensorType", "AnyType", "ClassType", "InterfaceType", "FutureType"):
         return True
-    return any(_holds_tensor(inner) for inner in kind.containedTypes())
+    return any(_holds_tensor(inner) for inner in kind.containedTypes())  # type: ignore[attr-defined]

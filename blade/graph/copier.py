@@ -9,6 +9,7 @@ Every edit in blade is a copy into a fresh graph in a new order: no node is ever
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -50,7 +51,8 @@ class Copier:
         """Append a copy of ``line`` to the target graph and learn its outputs."""
         for value in line.reads:
             self.value(value)
-        node = self.target.createClone(line.node, lambda v: self.known[v.unique()])
+        create: Any = self.target.createClone  # type: ignore[attr-defined]  # missing in the stubs
+        node: torch._C.Node = create(line.node, lambda v: self.known[v.unique()])
         self.target.appendNode(node)
         for old, new in zip(line.outputs, node.outputs(), strict=True):
             self.known[old] = new

@@ -79,7 +79,7 @@ def unknown_target() -> torch._ops.OpOverload:
 
 def source(line: Line) -> str:
     """Where the user wrote it: module scope, then file and line."""
-    where = line.node.sourceRange()
+    where = str(line.node.sourceRange())
     found = re.search(r'File "([^"]+)", line (\d+)', where) or re.search(
         r"(\S+?)\((\d+)\): ", where
     )
@@ -104,7 +104,7 @@ def _argument(
     if line is None or line.index not in cheap:
         return facts.info(value)
     if line.kind == "prim::Constant":
-        held = program.values[value].toIValue()
+        held = program.held(value)
         return facts.info(value) if isinstance(held, torch.Tensor) else to_python(argument, held)
     if line.kind == "prim::ListConstruct":
         return [_element(program, facts, cheap, v) for v in line.inputs]
@@ -117,7 +117,7 @@ def _argument(
 
 def _element(program: Program, facts: Facts, cheap: frozenset[int], value: int) -> Any:
     if program.constant(value) and program.tensor_constant(value) is None:
-        return program.values[value].toIValue()
+        return program.held(value)
     return facts.info(value)
 
 

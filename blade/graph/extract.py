@@ -20,6 +20,7 @@ from blade.capture.captured import Captured
 from blade.graph.boundary import Boundary, find_boundary
 from blade.graph.copier import Copier
 from blade.graph.observe import observe_tensors
+from blade.graph.program import TENSOR
 from blade.graph.to_fx import to_fx
 from blade.graph.view import GraphView
 
@@ -120,7 +121,7 @@ def _to_script(view: GraphView, boundary: Boundary) -> torch.jit.ScriptModule:
     for k, tensor in enumerate(boundary.tensors):
         holder.register_buffer(f"const_{k}", tensor)
     # Equal modules share one TorchScript class by default, and filling one would fill them all.
-    script = torch.jit._recursive.create_script_module(
+    script: torch.jit.ScriptModule = torch.jit._recursive.create_script_module(
         holder.eval(), lambda module: (), share_types=False
     )
     script.define(_stub(len(boundary.inputs), len(boundary.outputs)))
@@ -133,11 +134,7 @@ def _to_script(view: GraphView, boundary: Boundary) -> torch.jit.ScriptModule:
         k = names.get(value)
         if k is None:
             return None
-        node = graph.create("prim::GetAttr", [this], 1)
-        node.s_("name", f"const_{boundary.slots[k]}")
-        graph.appendNode(node)
-        node.output().setType(torch._C.TensorType.get())
-        return node.output()
+        return get_attribute(graph, this, f"const_{boundary.slots[k]}", TENSOR)
 
     known = dict(zip(boundary.inputs, parameters, strict=True))
     copier = Copier(view.program, graph, view.cheap, known, place)
@@ -155,6 +152,17 @@ def clear(graph: torch._C.Graph) -> None:
         graph.eraseOutput(0)
     for node in reversed(list(graph.nodes())):
         node.destroy()
+
+
+def get_attribute(
+    graph: torch._C.Graph, owner: torch._C.Value, name: str, kind: torch._C.JitType
+) -> torch._C.Value:
+    """``owner.name``, appended to ``graph``."""
+    node = graph.create("prim::GetAttr", [owner], 1)
+    node.s_("name", name)
+    graph.appendNode(node)
+    node.output().setType(kind)
+    return node.output()
 
 
 def pack(graph: torch._C.Graph, values: Sequence[torch._C.Value]) -> torch._C.Value:

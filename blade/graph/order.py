@@ -2,6 +2,7 @@
 """Which nodes must keep their order although no value passes between them."""
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 from blade.backends.base import OpNode
 from blade.graph.alias import OUTSIDE, STRUCTURE, Aliases, schema_of
@@ -23,7 +24,7 @@ def find_effects(
     """
     effects = dict.fromkeys(_memory_order(program, aliases, units, reads))
     chain = [i for i, unit in enumerate(units) if _is_visible(program, aliases, unit, nodes[i])]
-    effects.update(dict.fromkeys(zip(chain, chain[1:], strict=False)))
+    effects.update(dict.fromkeys(pairwise(chain)))
     return tuple((a, b) for a, b in effects if a != b)
 
 

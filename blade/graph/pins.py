@@ -9,12 +9,15 @@ import torch
 from blade.backends.base import OpNode, ValueInfo
 from blade.graph.alias import OUTSIDE, Aliases
 from blade.graph.bind import resolve
+from blade.graph.cheap import FROM_CHAIN
 from blade.graph.describe import Facts
 from blade.graph.program import Line, Program
 from blade.reason import Code, Reason, Stage
 
 _OFF = {"train": False, "training": False, "p": 0, "dropout": 0, "dropout_p": 0}
 """Arguments that switch the randomness of an op off, and the value that does it."""
+
+_TO_SCALAR = FROM_CHAIN | {"aten::Bool", "aten::item", "aten::is_nonzero"}
 
 
 @dataclass(frozen=True)
@@ -44,9 +47,7 @@ def find_pins(
     pins: dict[int, Reason] = {}
     for index, unit in enumerate(units):
         head = program.lines[unit[0]]
-        case = _Case(
-            program, aliases, facts, head, unit, reads[index], nodes[index], returned
-        )
+        case = _Case(program, aliases, facts, head, unit, reads[index], nodes[index], returned)
         for rule, code in _RULES:
             detail = rule(case)
             if detail is not None:
@@ -92,6 +93,12 @@ def _unsupported(case: _Case) -> str | None:
     if lists:
         return f"{case.head.kind} makes a list of tensors that is used as a list."
     return None
+
+
+def _reads_scalar(case: _Case) -> str | None:
+    if case.head.kind not in _TO_SCALAR:
+        return None
+    return f"{case.head.kind} turns tensor elements into a scalar."
 
 
 def _mutates(case: _Case) -> str | None:
@@ -164,6 +171,7 @@ def _unknown(case: _Case) -> str | None:
 
 
 _RULES: tuple[tuple[Callable[[_Case], str | None], Code], ...] = (
+    (_reads_scalar, Code.DATA_DEPENDENT),
     (_unsupported, Code.UNSUPPORTED_OP),
     (_mutates, Code.MUTATES),
     (_random, Code.RANDOM),

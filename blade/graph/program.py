@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 
@@ -69,11 +70,15 @@ class Program:
         line = self.maker(value)
         return line is not None and line.kind == "prim::Constant"
 
+    def held(self, value: int) -> Any:
+        """What a ``prim::Constant`` holds. A plain number that was traced into a tensor is a number."""
+        return self.values[value].toIValue()
+
     def tensor_constant(self, value: int) -> torch.Tensor | None:
         """The tensor a ``prim::Constant`` holds, else ``None``."""
         if not self.constant(value) or not self.is_tensor(value):
             return None
-        held = self.values[value].toIValue()
+        held = self.held(value)
         return held if isinstance(held, torch.Tensor) else None
 
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "aten::add": operator.add,
     "aten::sub": operator.sub,

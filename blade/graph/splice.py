@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -20,11 +21,12 @@ from blade.clustering.cluster import schedule
 from blade.clustering.problem import Problem
 from blade.graph.boundary import identity
 from blade.graph.copier import Copier
-from blade.graph.extract import Extracted, clear
-from blade.graph.program import Program, read
+from blade.graph.extract import Extracted, clear, get_attribute
+from blade.graph.program import TENSOR, Program, read
 from blade.graph.view import GraphView, view
 
-_TENSOR = torch._C.TensorType.get()
+Native = Any
+"""A ``torch._C.ScriptModule``: the stubs know few of its methods."""
 
 
 def splice(
@@ -60,7 +62,8 @@ def splice(
     for method in module._method_names():
         if method != "forward":
             shared.replace_constants(module._get_method(method).graph)
-    return torch.jit._recursive.wrap_cpp_module(module)
+    optimized: torch.jit.ScriptModule = torch.jit._recursive.wrap_cpp_module(module)
+    return optimized
 
 
 def _order(seen: GraphView, groups: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
@@ -68,7 +71,7 @@ def _order(seen: GraphView, groups: Sequence[Sequence[int]]) -> list[tuple[int, 
     return schedule(Problem(labels, seen.edges, seen.effects), groups)
 
 
-def _clone(module: torch.jit.ScriptModule) -> torch._C.ScriptModule:
+def _clone(module: torch.jit.ScriptModule) -> Native:
     """A copy with its own class and graphs; tensors are shared, not copied.
 
     Freezing copies the module first; everything is named as preserved, so that nothing else happens.
@@ -78,37 +81,24 @@ def _clone(module: torch.jit.ScriptModule) -> torch._C.ScriptModule:
     return torch._C._freeze_module(source, kept, False, True)
 
 
-def _attributes(module: torch._C.ScriptModule) -> list[str]:
+def _attributes(module: Native) -> list[str]:
     """Names of all attributes: the bindings list tensors and submodules, the dump lists the rest."""
-    names = [name for name, _ in torch._C.BufferDict(module).items()]
-    names += [name for name, _ in torch._C.ParameterDict(module).items()]
-    names += [name for name, _ in torch._C.ModuleDict(module).items()]
+    tables: list[Any] = [torch._C.BufferDict, torch._C.ParameterDict, torch._C.ModuleDict]
+    names = [name for table in tables for name, _ in table(module).items()]
     names += re.findall(r"^    (\w+) = ", module.dump_to_str(False, True, False), re.MULTILINE)
     return [name for name in dict.fromkeys(names) if module.hasattr(name)]
 
 
-def _start(
-    program: Program, seen: GraphView, graph: torch._C.Graph, shared: _Shared
-) -> Copier:
+def _start(program: Program, seen: GraphView, graph: torch._C.Graph, shared: _Shared) -> Copier:
     known = dict(zip(program.inputs, graph.inputs(), strict=True))
     this = known[program.inputs[0]]
 
     def place(value: int) -> torch._C.Value | None:
         tensor = program.tensor_constant(value)
         name = None if tensor is None else shared.name(tensor)
-        return None if name is None else _get(graph, this, name, _TENSOR)
+        return None if name is None else get_attribute(graph, this, name, TENSOR)
 
     return Copier(program, graph, seen.cheap, known, place)
-
-
-def _get(
-    graph: torch._C.Graph, owner: torch._C.Value, name: str, kind: torch._C.JitType
-) -> torch._C.Value:
-    node = graph.create("prim::GetAttr", [owner], 1)
-    node.s_("name", name)
-    graph.appendNode(node)
-    node.output().setType(kind)
-    return node.output()
 
 
 def _call(
@@ -120,26 +110,24 @@ def _call(
 ) -> None:
     this = next(iter(graph.inputs()))
     inputs = [copier.value(v) for v in extracted.inputs]
-    cluster = _get(graph, this, name, script._c._type())
+    cluster = get_attribute(graph, this, name, script._c._type())
     node = graph.create("prim::CallMethod", [cluster, *inputs], 1)
     node.s_("name", "forward")
     graph.appendNode(node)
     count = len(extracted.outputs)
     if count == 1:
-        node.output().setType(_TENSOR)
+        node.output().setType(TENSOR)
         copier.known[extracted.outputs[0]] = node.output()
         return
-    node.output().setType(torch._C.TupleType([_TENSOR] * count))
+    node.output().setType(torch._C.TupleType([TENSOR] * count))
     pieces = graph.create("prim::TupleUnpack", [node.output()], count)
     graph.appendNode(pieces)
     for value, piece in zip(extracted.outputs, pieces.outputs(), strict=True):
-        piece.setType(_TENSOR)
+        piece.setType(TENSOR)
         copier.known[value] = piece
 
 
-def _retype(
-    old: torch._C.ScriptModule, new: torch._C.ScriptModule, node: torch._C.Node
-) -> None:
+def _retype(old: Native, new: Native, node: torch._C.Node) -> None:
     """Give module-typed values the classes of the copy: a submodule was cloned with its class."""
     for block in node.blocks():
         for inner in block.nodes():
@@ -161,7 +149,7 @@ def _path(node: torch._C.Node) -> list[str]:
     return names[::-1]
 
 
-def _find(module: torch._C.ScriptModule, path: Sequence[str]) -> torch._C.ScriptModule | None:
+def _find(module: Native, path: Sequence[str]) -> Native | None:
     for name in path:
         child = dict(torch._C.ModuleDict(module).items()).get(name)
         if child is None:
@@ -176,11 +164,9 @@ class _Shared:
     Attributes that are one tensor are saved once; a graph constant is saved apart from attributes.
     """
 
-    def __init__(self, module: torch._C.ScriptModule, clusters: Sequence[Extracted]) -> None:
+    def __init__(self, module: Native, clusters: Sequence[Extracted]) -> None:
         self._module = module
-        self._held = {
-            identity(tensor): tensor for c in clusters for tensor in c.fallback.buffers()
-        }
+        self._held = {identity(tensor): tensor for c in clusters for tensor in c.fallback.buffers()}
         self._names: dict[object, str] = {}
 
     def name(self, tensor: torch.Tensor) -> str | None:
@@ -190,7 +176,7 @@ class _Shared:
             return None
         if key not in self._names:
             self._names[key] = f"shared_{len(self._names)}"
-            self._module._register_attribute(self._names[key], _TENSOR, self._held[key])
+            self._module._register_attribute(self._names[key], TENSOR, self._held[key])
         return self._names[key]
 
     def replace_constants(self, graph: torch._C.Graph) -> None:
@@ -205,6 +191,6 @@ class _Shared:
             node = graph.create("prim::GetAttr", [this], 1)
             node.s_("name", name)
             node.insertBefore(line.node)
-            node.output().setType(_TENSOR)
+            node.output().setType(TENSOR)
             line.node.output().replaceAllUsesWith(node.output())
             line.node.destroy()

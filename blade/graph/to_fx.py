@@ -50,7 +50,9 @@ def to_fx(
     size is neither 0 nor 1. Raises ``Refused`` naming the line that cannot be expressed.
     """
     assert examples, boundary
-    with symbolic_config.patch(backed_size_oblivious=True), torch.no_grad():
+    # A size whose hint is 1 must not be taken for a broadcast axis.
+    oblivious = symbolic_config.patch(backed_size_oblivious=True)  # type: ignore[attr-defined]
+    with oblivious, torch.no_grad():
         return _Builder(view, boundary, examples, fixed).build()
 
 
@@ -115,7 +117,7 @@ class _Builder:
             node.meta["val"] = self.mode.from_tensor(
                 _stand_in(seen),
                 source=ConstantSource(f"x{i}"),
-                symbolic_context=StatelessSymbolicContext(dynamic_sizes=dynamic),  # type: ignore[no-untyped-call]
+                symbolic_context=StatelessSymbolicContext(dynamic_sizes=dynamic),
             )
             node.meta["source"] = f"%{name}"
             self.nodes[value] = node
@@ -203,7 +205,7 @@ class _Builder:
 
     def _constant(self, value: int) -> Any:
         if self.view.program.tensor_constant(value) is None:
-            return self.view.program.values[value].toIValue()
+            return self.view.program.held(value)
         slot = self.boundary.slots[self.boundary.constants.index(value)]
         if slot not in self.slots:
             node = self.graph.get_attr(f"const_{slot}")

@@ -170,7 +170,7 @@ def _places(program: Program, user: Line, made: int) -> tuple[int, ...] | None:
     if user.kind == "prim::ListUnpack":
         return tuple(range(len(user.outputs)))
     if user.kind == "aten::__getitem__" and program.constant(user.inputs[1]):
-        return (int(program.values[user.inputs[1]].toIValue()),)
+        return (int(program.held(user.inputs[1])),)
     return None
 
 
