@@ -35,5 +35,3 @@ class DiscBackend:
         return make_engine(
             cluster.name, self.name, compiled.program, code, list(compiled.constants), limits
         )
-
-

@@ -33,12 +33,12 @@ POINTWISE_REFERENCE |= {
     "lshift": operator.lshift,
     "rshift": operator.rshift,
 }
-REDUCTION_REFERENCE: dict[str, Callable[[torch.Tensor, Sequence[int]], torch.Tensor]] = {
+REDUCTION_REFERENCE: dict[str, Callable[[torch.Tensor, tuple[int, ...]], torch.Tensor]] = {
     "sum": lambda x, axes: x.sum(dim=axes, keepdim=True, dtype=x.dtype),
     "max": lambda x, axes: x.amax(dim=axes, keepdim=True),
     "min": lambda x, axes: x.amin(dim=axes, keepdim=True),
-    "any": lambda x, axes: torch.any(x, dim=tuple(axes), keepdim=True),
-    "all": lambda x, axes: torch.all(x, dim=tuple(axes), keepdim=True),
+    "any": lambda x, axes: torch.any(x, dim=axes, keepdim=True),
+    "all": lambda x, axes: torch.all(x, dim=axes, keepdim=True),
 }
 
 

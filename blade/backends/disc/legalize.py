@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import permutations
 
-from blade.backends.disc.ir import Builder, Graph, Value, live, numel
+from blade.backends.disc.ir import Builder, Graph, Shape, Value, live, numel
 from blade.backends.disc.views import reshape_strides, same, view_of
 
 Step = Callable[[Builder, Value, list[Value]], Value | None]
@@ -114,7 +114,7 @@ def outputs(graph: Graph) -> Graph:
     return _finished(replace(graph, values=b.values, outputs=tuple(returned)))
 
 
-def _restrided(b: Builder, v: Value, strides: tuple[object, ...]) -> Value:
+def _restrided(b: Builder, v: Value, strides: Shape) -> Value:
     """``v`` in memory order given by dense ``strides`` (a permutation), if that is what they are."""
     rank = len(v.shape)
     for order in _orders(rank):
@@ -124,7 +124,7 @@ def _restrided(b: Builder, v: Value, strides: tuple[object, ...]) -> Value:
         for place in reversed(range(rank)):
             dense[order[place]] = step
             step = step * permuted[place]  # type: ignore[operator]
-        if same(v.shape, tuple(dense), tuple(strides)):  # type: ignore[arg-type]
+        if same(v.shape, tuple(dense), strides):
             stored = copy(b, b.permute(v, order))
             return b.permute(stored, [order.index(k) for k in range(rank)])
     return v

@@ -8,6 +8,7 @@ the sizes of the inputs (``node.meta["val"]``), and every assumption a guard of 
 import operator
 from typing import Any
 
+import sympy
 import torch
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -123,9 +124,18 @@ class _Lowerer:
         self.outputs = tuple(self.env[n] for n in returned)  # type: ignore[index]
         self.output_strides = tuple(self.results(n)[0].strides for n in returned)  # type: ignore[arg-type]
 
+    def ranks_are_fixed(self) -> bool:
+        """Is no size of 1 dropped on the way? Then "is this 1?" was only asked to choose strides.
+
+        (Where a broadcast depends on the answer, torch also records which sizes are equal.)
+        """
+        return not any(str(n.target).startswith("aten.squeeze.") for n in self.gm.graph.nodes)
+
     def finish(self) -> Graph:
         for guard in self.shape_env.guards:
-            self.b.require(self.shape_env.replace(guard.expr), _where(guard))
+            relation = self.shape_env.replace(guard.expr)
+            if not (_is_not_one(relation) and self.ranks_are_fixed()):
+                self.b.require(relation, _where(guard))
         graph = Graph(
             self.b.values,
             self.outputs,
@@ -136,6 +146,10 @@ class _Lowerer:
         )
         graph.values = live(graph)
         return graph
+
+
+def _is_not_one(relation: Any) -> bool:
+    return isinstance(relation, sympy.Ne) and relation.rhs == 1 and relation.lhs.is_symbol
 
 
 def _where(guard: Any) -> str:

@@ -113,7 +113,11 @@ class _Writer:
         plain = view.offset == 0 and len(shape) == len(view.base.shape)
         if plain and shape == view.base.shape and same(shape, own, view.strides):
             return base
-        words = [*self.numbers(shape), *self.numbers(view.strides), str(self.registers.of(view.offset))]
+        words = [
+            *self.numbers(shape),
+            *self.numbers(view.strides),
+            str(self.registers.of(view.offset)),
+        ]
         key = f"view {base} {len(shape)} {' '.join(words)}"
         if key not in self.slot_of:
             self.slot_of[key] = self.add_slot(key)
@@ -187,9 +191,12 @@ class _Writer:
         results = call.attrs["results"]
         if len(results) == 1 and len(call.attrs["target"]._schema.returns) == 1:
             return [call]
-        items = {v.attrs["index"]: v for v in self.graph.values if v.op == "item" and v.args[0] is call}
+        items = {
+            v.attrs["index"]: v for v in self.graph.values if v.op == "item" and v.args[0] is call
+        }
         return [
-            items.get(k) or Value(-1 - k, "item", (call,), {"index": k}, r.shape, r.dtype, r.strides)
+            items.get(k)
+            or Value(-1 - k, "item", (call,), {"index": k}, r.shape, r.dtype, r.strides)
             for k, r in enumerate(results)
         ]
 

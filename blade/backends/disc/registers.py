@@ -54,7 +54,7 @@ class Registers:
 
     def of(self, expr: Dim | sympy.Basic) -> int:
         """Raises ``Refused`` for an expression that has no form in registers."""
-        if isinstance(expr, int) or isinstance(expr, sympy.Integer):
+        if isinstance(expr, (int, sympy.Integer)):
             return self._line(f"const {int(expr)}")
         if expr in self._known:
             return self._known[expr]

@@ -14,8 +14,7 @@ from blade.reason import Code, Reason, Stage
 
 NAME = "disc"
 # Argument types a program's `call` can carry; anything else (generators, layouts ...) is refused.
-CALLABLE = ("Tensor", "int", "SymInt", "float", "bool", "str", "number", "Scalar")
-CALLABLE += ("Device", "ScalarType")
+CALLABLE = "Tensor int SymInt float bool str number Scalar Device ScalarType".split()
 
 
 def why_not_op(node: OpNode) -> Reason | None:

@@ -22,7 +22,6 @@ from blade.backends.disc.kernel import Dim, Kernel, Reduce
 from blade.errors import Refused
 from blade.reason import Code as Because
 
-
 # A kernel that transposes works on blocks of this shape: 16 floats are a cache line.
 _BLOCK_ROWS, _BLOCK_COLUMNS = 16, 128
 

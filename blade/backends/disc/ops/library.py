@@ -76,7 +76,8 @@ def attention(
     zero, never = (lo.b.fill(x, attn_mask.shape, q.dtype) for x in (0.0, -math.inf))
     bias = lo.b.pointwise("where", attn_mask, zero, never)
     args = (q, k, v, bias, dropout_p, is_causal, scale, enable_gqa)
-    return lo.call(aten.scaled_dot_product_attention.default, args)
+    result: Value = lo.call(aten.scaled_dot_product_attention.default, args)
+    return result
 
 
 @lowers(aten.index.Tensor)

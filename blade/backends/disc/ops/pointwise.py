@@ -134,7 +134,7 @@ def where_scalar(lo: Lowering, c: Value, a: Any, b: Any) -> Value:
 
 
 @lowers(aten.clamp.default, aten.clamp.Tensor, aten.clip.default)
-def clamp(lo: Lowering, x: Value, min: Any = None, max: Any = None) -> Value:  # noqa: A002
+def clamp(lo: Lowering, x: Value, min: Any = None, max: Any = None) -> Value:
     y = lo.value(x, lo.dtype)
     if min is not None:
         y = lo.b.pointwise("maximum", y, lo.value(min, lo.dtype))
@@ -142,12 +142,12 @@ def clamp(lo: Lowering, x: Value, min: Any = None, max: Any = None) -> Value:  #
 
 
 @lowers(aten.clamp_min.default)
-def clamp_min(lo: Lowering, x: Value, min: Any) -> Value:  # noqa: A002
+def clamp_min(lo: Lowering, x: Value, min: Any) -> Value:
     return clamp(lo, x, min)
 
 
 @lowers(aten.clamp_max.default)
-def clamp_max(lo: Lowering, x: Value, max: Any) -> Value:  # noqa: A002
+def clamp_max(lo: Lowering, x: Value, max: Any) -> Value:
     return clamp(lo, x, None, max)
 
 

@@ -12,7 +12,7 @@ dispatcher ``call``. ``backend.why_not`` reads the same table.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import sympy
 import torch
@@ -20,13 +20,14 @@ import torch
 from blade.backends.disc.ir import Builder, Shape, Value, plain
 
 LoweringRule = Callable[..., Any]
+RuleT = TypeVar("RuleT", bound=LoweringRule)
 TABLE: dict[torch._ops.OpOverload, LoweringRule] = {}
 
 
-def lowers(*targets: torch._ops.OpOverload) -> Callable[[LoweringRule], LoweringRule]:
+def lowers(*targets: torch._ops.OpOverload) -> Callable[[RuleT], RuleT]:
     """Register a row for ``targets``."""
 
-    def register(rule: LoweringRule) -> LoweringRule:
+    def register(rule: RuleT) -> RuleT:
         for target in targets:
             assert target not in TABLE, target
             TABLE[target] = rule
