@@ -209,6 +209,27 @@ def test_a_strided_store() -> None:
         native.check("k", _random(rng, s0 * s1, s0 * s1 + 9), {"s0": s0, "s1": s1}, parts=3)
 
 
+def test_a_transposing_kernel_walks_blocks_and_keeps_its_indices() -> None:
+    """out[i, j, k] = x[k, j, i] + 100 i + 10 j: x jumps along k, the blocks run along i."""
+    body: tuple[Stmt, ...] = (
+        Load(Access(0, (1, S0, S0 * S1)), F32),
+        Index(0, F32),
+        Index(1, F32),
+        Const(100.0, F32),
+        Const(10.0, F32),
+        Compute("fma", (1, 3, 0), F32),
+        Compute("fma", (2, 4, 5), F32),
+        Store(Access(1, (S1 * S2, S2, 1)), 6),
+    )
+    native = Native({"k": Kernel((S0, S1), S2, _args([F32], [F32]), body)})
+    rng = torch.Generator().manual_seed(12)
+    assert "%group" in native.emitted["k"].text
+    for s0, s1, s2 in ((3, 2, 5), (40, 3, 70), (17, 1, 64), (1, 5, 1), (4, 0, 3), (0, 2, 2)):
+        count = s0 * s1 * s2
+        sizes = {"s0": s0, "s1": s1, "s2": s2}
+        native.check("k", _random(rng, count, count + 9), sizes, parts=3)
+
+
 def test_contiguous_dimensions_become_one() -> None:
     strides = (S1 * S2, S2, 1)
     body: tuple[Stmt, ...] = (

@@ -23,7 +23,7 @@ from blade.errors import Refused
 from blade.reason import Code as Because
 
 # A kernel that transposes works on blocks of this shape: 16 floats are a cache line.
-_BLOCK_ROWS, _BLOCK_COLUMNS = 16, 128
+_BLOCK_ROWS, _BLOCK_COLUMNS = 16, 64
 
 
 @dataclass(frozen=True)
