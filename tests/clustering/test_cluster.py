@@ -177,7 +177,7 @@ def test_two_branches_of_different_backends_do_not_share_a_group() -> None:
     # Each path alone would do; the two together have no backend in common.
     edges = [(0, 1, 1), (0, 2, 1), (1, 3, 1), (2, 3, 1), (0, 3, 99)]
     groups = _groups(Problem([BOTH, A, B, BOTH], edges))
-    assert len(groups) == 3 and (0, 1, 2, 3) not in groups
+    assert groups in ([(0, 1), (2, 3)], [(0, 2), (1, 3)])
 
 
 def test_a_free_node_of_two_backends_goes_where_most_is_gained() -> None:
