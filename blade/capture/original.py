@@ -77,10 +77,13 @@ class State:
 def _is_same(a: Any, b: Any) -> bool:
     """Whether two attribute values hold the same tensors and equal other things."""
     (leaves_a, spec_a), (leaves_b, spec_b) = pytree.tree_flatten(a), pytree.tree_flatten(b)
-    return spec_a == spec_b and all(
-        x is y or (not isinstance(x, torch.Tensor) and not isinstance(y, torch.Tensor) and x == y)
-        for x, y in zip(leaves_a, leaves_b)
-    )
+    return spec_a == spec_b and all(map(_is_same_leaf, leaves_a, leaves_b))
+
+
+def _is_same_leaf(a: Any, b: Any) -> bool:
+    if a is b or isinstance(a, torch.ScriptObject):  # it cannot be compared; a forward rebinds none
+        return True
+    return not isinstance(a, torch.Tensor) and not isinstance(b, torch.Tensor) and bool(a == b)
 
 
 class Original:
