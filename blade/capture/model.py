@@ -3,6 +3,7 @@
 
 import copy
 import inspect
+import io
 from typing import Any
 
 import torch
@@ -30,7 +31,7 @@ def private_copy(model: Any) -> nn.Module:
     _check_training(model)
     device_of(model)
     try:
-        own: nn.Module = copy.deepcopy(model, _non_leaf_copies(model))
+        own = _copy(model)
     except (AttributeError, RuntimeError, TypeError, ValueError, NotImplementedError) as error:
         raise InputError(
             f"model: {type(model).__name__} cannot be deep-copied ({error}); optimize works on a copy."
@@ -102,13 +103,23 @@ def _check_training(model: nn.Module) -> None:
         )
 
 
+def _copy(model: nn.Module) -> nn.Module:
+    if not isinstance(model, torch.jit.ScriptModule):
+        own: nn.Module = copy.deepcopy(model, _non_leaf_copies(model))
+        return own
+    # A deep copy shares its code with the source, and running that of a frozen module can crash.
+    buffer = io.BytesIO()
+    torch.jit.save(model, buffer)
+    buffer.seek(0)
+    loaded: nn.Module = torch.jit.load(buffer)
+    return loaded
+
+
 def _non_leaf_copies(model: nn.Module) -> dict[int, Any]:
     """A deepcopy memo for the tensors deepcopy refuses: results kept as plain attributes.
 
     The old ``weight_norm`` keeps ``module.weight`` like this and recomputes it in each call.
     """
-    if isinstance(model, torch.jit.ScriptModule):
-        return {}
     return {
         id(value): value.detach().clone()
         for module in model.modules()
