@@ -14,7 +14,7 @@ from blade.backends.disc.cpu.compile import compile_kernels
 from blade.backends.disc.cpu.emit import Emitted, emit
 from blade.backends.disc.cpu.target import Target
 from blade.backends.disc.fuse import Fused, Group, fuse
-from blade.backends.disc.ir import Value
+from blade.backends.disc.ir import Graph, Value
 from blade.backends.disc.kernel import Kernel
 from blade.backends.disc.kernels import GroupKernel, build_copy, build_kernel
 from blade.backends.disc.legalize import PASSES
@@ -39,8 +39,12 @@ def compile_graph(
     gm: GraphModule, shape_env: ShapeEnv, target: Target, dump_dir: Path | None = None
 ) -> Compiled:
     """Compile a straight-line FX graph; raises ``Refused`` for what has no form in DISC."""
+    return compile_ir(lower(gm, shape_env), target, dump_dir)
+
+
+def compile_ir(graph: Graph, target: Target, dump_dir: Path | None = None) -> Compiled:
+    """Everything after lowering."""
     dump = _dumper(dump_dir)
-    graph = lower(gm, shape_env)
     dump("lower", graph)
     for name, run_pass in PASSES:
         graph = run_pass(graph)

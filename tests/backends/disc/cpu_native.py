@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import sympy
 import torch
 
-from blade.backends.disc.cpu import emit, host
+from blade.backends.disc.cpu import Target, emit, host
 from blade.backends.disc.cpu.compile import load
 from blade.backends.disc.interpret import interpret
 from blade.backends.disc.kernel import Access, Arg, Compute, Dim, Kernel, Load, Store
@@ -33,9 +33,9 @@ def evaluate(dim: Dim, sizes: Mapping[str, int]) -> int:
 class Native:
     """Compiled kernels by name."""
 
-    def __init__(self, kernels: Mapping[str, Kernel]) -> None:
-        self.kernels = dict(kernels)
-        self.emitted = {name: emit(k, name, host()) for name, k in kernels.items()}
+    def __init__(self, kernels: Mapping[str, Kernel], target: Target | None = None) -> None:
+        self.kernels, target = dict(kernels), target or host()
+        self.emitted = {name: emit(k, name, target) for name, k in kernels.items()}
         self.engine = load([(name, e.text) for name, e in self.emitted.items()])
 
     def run(

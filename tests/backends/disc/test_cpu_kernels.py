@@ -11,7 +11,7 @@ from cpu_native import Native, samples, symbol
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blade.backends.disc.cpu import emit, host
+from blade.backends.disc.cpu import Target, emit, host
 from blade.backends.disc.cpu.passes import plan
 from blade.backends.disc.kernel import (
     Access,
@@ -130,6 +130,22 @@ def test_symbolic_rows(native: Native, rows: int, width: int) -> None:
     native.check("softmax", [x, out], sizes, parts=3)
     native.check("gelu", [x, weights[0], out], sizes, parts=2)
     native.check("layer_norm", [x, weights[0], residual, *weights[1:], out], sizes, parts=2)
+
+
+@pytest.mark.parametrize("lanes", (4, 16))
+def test_other_vector_widths(lanes: int) -> None:
+    """LLVM splits or widens what the machine does not have: the text for any width runs anywhere."""
+    kernels = {"softmax": softmax(), "layer_norm": layer_norm(S1), "fixed": layer_norm(40)}
+    native = Native(kernels, Target(host().isa, lanes))
+    rng = torch.Generator().manual_seed(lanes)
+    for width in (0, 1, lanes, 40, 67):
+        x, residual, *weights = _random(rng, 3 * width, 3 * width, width, width, width)
+        sizes, out = {"s0": 3, "s1": width}, torch.zeros(3 * width + 20)
+        native.check("softmax", [x, out], sizes)
+        norm = [x, weights[0], residual, *weights[1:], out]
+        native.check("layer_norm", norm, sizes)
+        if width == 40:
+            native.check("fixed", norm, sizes)
 
 
 @pytest.mark.parametrize("width", (1, 5, 8, 24, 384))

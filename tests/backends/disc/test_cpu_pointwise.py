@@ -5,11 +5,11 @@ import math
 
 import pytest
 import torch
-from cpu_native import Native, pointwise_kernel, samples
+from cpu_native import Native, pointwise_kernel, samples, symbol
 
 from blade.backends.disc.cpu import emit, host, supports
 from blade.backends.disc.interpret import pointwise, working
-from blade.backends.disc.kernel import POINTWISE
+from blade.backends.disc.kernel import POINTWISE, Access, Arg, Compute, Const, Kernel, Load, Store
 from blade.errors import Refused
 
 pytestmark = pytest.mark.needs("torch_mlir")
@@ -159,6 +159,24 @@ def test_f32_accuracy_over_the_range(op: str) -> None:
         out[worst].item(),
         error[worst].item(),
     )
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.float64, torch.int64), ids=str)
+def test_pow_with_a_constant_exponent_is_torchs(dtype: torch.dtype) -> None:
+    exponents = (2, 3, 5) if dtype == torch.int64 else (2.0, 3.0, 0.5, -0.5, -1.0, 1.5)
+    kernels = {}
+    for k, exponent in enumerate(exponents):
+        load, constant = Load(Access(0, (1,)), dtype), Const(exponent, dtype)
+        body = (load, constant, Compute("pow", (0, 1), dtype), Store(Access(1, (1,)), 2))
+        kernels[f"k{k}"] = Kernel((), symbol("s0"), (Arg(dtype, False), Arg(dtype, True)), body)
+    native = Native(kernels)
+    x = samples(dtype, 37, torch.Generator().manual_seed(3))
+    for k, exponent in enumerate(exponents):
+        out = torch.zeros_like(x)
+        native.run(f"k{k}", [x, out], {"s0": 37})
+        torch.testing.assert_close(out, x**exponent, equal_nan=True)
+        called = "@pow" in native.emitted[f"k{k}"].text
+        assert called == (exponent == 1.5)
 
 
 def test_unsupported_is_refused_and_supports_agrees() -> None:

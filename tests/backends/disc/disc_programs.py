@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""IR graphs made by hand or by hypothesis, compiled and run without any capture."""
+
+from collections.abc import Sequence
+
+import sympy
+import torch
+
+from blade.backends.disc.compiler import compile_ir
+from blade.backends.disc.cpu.target import host
+from blade.backends.disc.ir import Builder, Graph, Value, contiguous_strides, live
+from blade.backends.disc.simplify import RULES
+from blade.runtime.engine import Engine, make_engine
+
+S0, S1, S2 = (sympy.Symbol(f"s{k}", integer=True, nonnegative=True) for k in range(3))
+
+
+def new_builder() -> Builder:
+    return Builder(RULES)
+
+
+def add_input(b: Builder, shape: Sequence[object], dtype: torch.dtype = torch.float32) -> Value:
+    index = sum(v.op == "input" for v in b.values)
+    return b.make("input", (), shape, dtype, index=index)  # type: ignore[arg-type]
+
+
+def finish(b: Builder, *outputs: Value) -> Graph:
+    inputs = tuple(v for v in b.values if v.op == "input")
+    strides = tuple(contiguous_strides(v.shape) for v in outputs)
+    graph = Graph(b.values, outputs, strides, inputs, (), tuple(b.facts.values()))
+    graph.values = live(graph)
+    return graph
+
+
+def compile_to_engine(graph: Graph) -> Engine:
+    compiled = compile_ir(graph, host())
+    return make_engine("test", "disc", compiled.program, compiled.object, compiled.constants)

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A Python function -> the FX graph the compiler gets: ATen ops as written, symbolic sizes.
+
+Tracing through TorchScript is tested elsewhere; here hundreds of one-op graphs have to be cheap.
+"""
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.fx.experimental._config as symbolic_config
+from torch._dynamo.source import ConstantSource
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
+
+DYNAMIC, STATIC = DimDynamic.DYNAMIC, DimDynamic.STATIC
+
+
+def trace(
+    function: Callable[..., Any],
+    samples: Sequence[torch.Tensor],
+    dynamic: Sequence[Sequence[bool]],
+) -> tuple[torch.fx.GraphModule, ShapeEnv]:
+    """FX of ``function``; ``dynamic`` tells per sample which axes are symbols."""
+    shape_env = ShapeEnv(specialize_zero_one=False, duck_shape=False)
+    oblivious = symbolic_config.patch(backed_size_oblivious=True)  # type: ignore[attr-defined]
+    # inference mode: composite ops reach the recorder whole
+    with oblivious, torch.inference_mode():
+        recorder = _Recorder(FakeTensorMode(shape_env=shape_env))
+        inputs = [recorder.input(*one) for one in zip(samples, dynamic, strict=True)]
+        with recorder:
+            results = function(*inputs)
+        results = results if isinstance(results, (list, tuple)) else (results,)
+        recorder.graph.output(tuple(recorder.node_of(r) for r in results))
+    return torch.fx.GraphModule(recorder.root, recorder.graph), shape_env
+
+
+class _Recorder(TorchDispatchMode):
+    def __init__(self, fake: FakeTensorMode) -> None:
+        super().__init__()
+        self.fake = fake
+        self.graph = torch.fx.Graph()
+        self.root = torch.nn.Module()
+        self.nodes: dict[int, torch.fx.Node] = {}
+        self.kept: list[Any] = []  # ids are only unique among living tensors
+
+    def input(self, sample: torch.Tensor, dynamic: Sequence[bool]) -> torch.Tensor:
+        context = StatelessSymbolicContext(
+            dynamic_sizes=[DYNAMIC if d else STATIC for d in dynamic]
+        )
+        node = self.graph.placeholder(f"x{len(self.nodes)}")
+        source = ConstantSource(node.name)
+        return self.keep(
+            node, self.fake.from_tensor(sample, source=source, symbolic_context=context)
+        )
+
+    def keep(self, node: torch.fx.Node, made: Any) -> Any:
+        node.meta["val"] = made
+        self.kept.append(made)
+        self.nodes[id(made)] = node
+        return made
+
+    def node_of(self, tensor: torch.Tensor) -> torch.fx.Node:
+        if id(tensor) not in self.nodes:  # a constant of the function
+            name = f"const_{len(self.kept)}"
+            self.root.register_buffer(name, tensor)
+            node = self.graph.get_attr(name)
+            self.keep(node, self.fake.from_tensor(tensor, static_shapes=True))
+            self.kept.append(tensor)
+            self.nodes[id(tensor)] = node
+        return self.nodes[id(tensor)]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args, kwargs = tree_map_only(torch.Tensor, self.node_of, (args, kwargs or {}))
+        real_args, real_kwargs = tree_map_only(
+            torch.fx.Node, lambda n: n.meta["val"], (args, kwargs)
+        )
+        with self.fake:
+            made = func(*real_args, **real_kwargs)
+        node = self.graph.call_function(func, args, kwargs)
+        node.meta["val"] = made
+        self.kept.append(made)
+        if isinstance(made, torch.Tensor):
+            return self.keep(node, made)
+        if isinstance(made, (list, tuple)):
+            for k, part in enumerate(made):
+                self.keep(self.graph.call_function(operator.getitem, (node, k)), part)
+        return made

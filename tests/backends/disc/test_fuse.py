@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is fused and what is not: decisions, by count and kind."""
+
+import torch
+from disc_programs import S0, S1, add_input, finish, new_builder
+
+from blade.backends.disc.fuse import Fused, Group, fuse
+from blade.backends.disc.ir import Builder, Graph, Value
+from blade.backends.disc.legalize import PASSES
+
+
+def fused(graph: Graph) -> Fused:
+    for _, run_pass in PASSES:
+        graph = run_pass(graph)
+    return fuse(graph)
+
+
+def kinds(graph: Graph) -> list[str]:
+    return [u.kind if isinstance(u, Group) else u.op for u in fused(graph).units]
+
+
+def softmax(b: Builder, x: Value) -> Value:
+    axis = len(x.shape) - 1
+    top = b.broadcast(b.reduce("max", x, [axis]), x.shape)
+    e = b.pointwise("exp", b.pointwise("sub", x, top))
+    return b.pointwise("div", e, b.broadcast(b.reduce("sum", e, [axis]), x.shape))
+
+
+def test_pointwise_chain_is_one_loop() -> None:
+    b = new_builder()
+    x, y = add_input(b, (S0, S1)), add_input(b, (S1,))
+    z = b.pointwise("mul", b.pointwise("add", x, b.broadcast(y, x.shape)), x)
+    assert kinds(finish(b, b.pointwise("tanh", z))) == ["loop"]
+
+
+def test_softmax_is_one_stitch_group() -> None:
+    b = new_builder()
+    assert kinds(finish(b, softmax(b, add_input(b, (S0, S1))))) == ["stitch"]
+
+
+def test_one_reduction_with_neighbours_is_one_row_group() -> None:
+    b = new_builder()
+    x = add_input(b, (S0, S1))
+    norm = b.pointwise("sqrt", b.reduce("sum", b.pointwise("mul", x, x), [1]))
+    out = b.pointwise("div", x, b.broadcast(norm, x.shape))
+    assert kinds(finish(b, out)) == ["row"]
+
+
+def test_no_group_waits_for_itself() -> None:
+    """x+1 feeds a GEMM whose result meets x+1 again: two kernels, or the first would wait for the GEMM."""
+    b = new_builder()
+    x, w = add_input(b, (S0, 8)), add_input(b, (8, 8))
+    before = b.pointwise("add", x, b.fill(1, x.shape, x.dtype))
+    product = b.make("linear", (before, w), x.shape, x.dtype)
+    graph = finish(b, b.pointwise("mul", product, before))
+    assert kinds(graph) == ["loop", "linear", "loop"]
+
+
+def test_reductions_over_other_rows_are_other_groups() -> None:
+    b = new_builder()
+    x = add_input(b, (S0, S1))
+    rows = b.pointwise("div", x, b.broadcast(b.reduce("sum", x, [1]), x.shape))
+    columns = b.reduce("sum", rows, [0])
+    assert kinds(finish(b, columns)) == ["row", "row"]
+
+
+def test_bias_moves_into_the_kernel_that_reads_the_product() -> None:
+    b = new_builder()
+    x, w, bias = add_input(b, (S0, 8)), add_input(b, (4, 8)), add_input(b, (4,))
+    product = b.make("linear", (x, w, bias), (S0, 4), torch.float32)
+    result = fused(finish(b, b.pointwise("tanh", product)))
+    linear = next(u for u in result.units if isinstance(u, Value))
+    assert len(linear.args) == 2
+    assert [m.op for m in result.units[-1].members] == ["add", "tanh"]  # type: ignore[union-attr]
+
+
+def test_bias_stays_where_the_product_is_returned() -> None:
+    b = new_builder()
+    x, w, bias = add_input(b, (S0, 8)), add_input(b, (4, 8)), add_input(b, (4,))
+    graph = finish(b, b.make("linear", (x, w, bias), (S0, 4), torch.float32))
+    linear = fused(graph).units[0]
+    assert isinstance(linear, Value) and len(linear.args) == 3
+
+
+def test_only_what_others_read_is_stored() -> None:
+    b = new_builder()
+    x = add_input(b, (S0, S1))
+    a = b.pointwise("exp", x)
+    c = b.pointwise("add", a, x)
+    result = fused(finish(b, c))
+    stored = {m.op for u in result.units if isinstance(u, Group) for m in u.members}
+    assert stored == {"exp", "add"}
+    assert [v.op for v in result.graph.values if v.id in result.stored] == ["add"]
