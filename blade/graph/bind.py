@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from blade.graph.alias import schema_of
-from blade.graph.program import Line
 
 SCALAR_TYPES: dict[int, torch.dtype] = {
     0: torch.uint8,
@@ -57,13 +56,13 @@ _ENUMS: dict[str, dict[int, Any]] = {
 }
 
 
-def resolve(line: Line) -> torch._ops.OpOverload | None:
-    """The overload ``line`` calls if the ATen dispatcher has it, else ``None``.
+def resolve(node: torch._C.Node) -> torch._ops.OpOverload | None:
+    """The overload ``node`` calls if the ATen dispatcher has it, else ``None``.
 
     Operators that live only in the TorchScript interpreter (``aten::Int``, ``prim::*``) and other
     libraries give ``None``.
     """
-    schema = schema_of(line.node)
+    schema = schema_of(node)
     if schema is None or not schema.name.startswith("aten::"):
         return None
     full = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name

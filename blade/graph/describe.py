@@ -56,7 +56,7 @@ def describe(
     results: Sequence[int],
 ) -> OpNode:
     """The node a backend judges. A line no overload was found for gets a stand-in target."""
-    overload = resolve(line)
+    overload = resolve(line.node)
     name = _name(program, line)
     outputs = tuple(facts.info(v) for v in results)
     if overload is None:

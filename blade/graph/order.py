@@ -4,8 +4,11 @@
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
+import torch
+
 from blade.backends.base import OpNode
 from blade.graph.alias import OUTSIDE, STRUCTURE, Aliases, schema_of
+from blade.graph.bind import resolve
 from blade.graph.pins import is_random
 from blade.graph.program import Program, nested
 
@@ -56,10 +59,19 @@ def _is_visible(program: Program, aliases: Aliases, unit: Sequence[int], node: O
     line = program.lines[unit[0]]
     if OUTSIDE in aliases.writes.get(line.index, frozenset()):
         return True
-    inside = [line.node, *nested(line.node)]
-    if any(n.isNondeterministic() for n in inside):
+    if resolve(line.node) is not None and is_random(node):
         return True
-    if schema_of(line.node) is not None:
-        return is_random(node)
-    blocks = ("prim::If", "prim::Loop")
-    return any(schema_of(n) is None and n.kind() not in (*STRUCTURE, *blocks) for n in inside)
+    return _acts(line.node) or any(_acts(n) or _may_draw(n) for n in nested(line.node))
+
+
+def _acts(node: torch._C.Node) -> bool:
+    """Whether ``node`` does something beyond its results: raises, prints, asserts, calls."""
+    if node.kind() in (*STRUCTURE, "prim::If", "prim::Loop"):
+        return False
+    schema = schema_of(node)
+    return schema is None or not schema.returns
+
+
+def _may_draw(node: torch._C.Node) -> bool:
+    overload = resolve(node)
+    return overload is not None and torch.Tag.nondeterministic_seeded in overload.tags

@@ -87,7 +87,7 @@ def _returned_tensors(program: Program) -> list[int]:
 
 
 def _unsupported(case: _Case) -> str | None:
-    if resolve(case.head) is None:
+    if resolve(case.head.node) is None:
         return f"{case.head.kind} is not an ATen operator a backend could be asked about."
     lists = [o for o in case.node.outputs if o.kind == "list"]
     if lists:

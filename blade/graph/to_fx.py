@@ -123,7 +123,7 @@ class _Builder:
             self.nodes[value] = node
 
     def _call(self, line: Line, picks: tuple[int, ...], unit: int) -> None:
-        overload = resolve(line)
+        overload = resolve(line.node)
         if overload is None:
             raise TypeError(f"{line.kind} is not an ATen operator")
         values = [
