@@ -65,7 +65,7 @@ class _Run:
     def evaluate(self, stmt: Load | Const | Size | Index | Compute | Reduce) -> Tensor:
         work = working(stmt.dtype)
         if isinstance(stmt, Load):
-            return self.view(stmt.access).to(work)
+            return self.view(stmt.access).to(work, copy=True)
         if isinstance(stmt, Const):
             return torch.full(self.shape, stmt.value, dtype=work)
         if isinstance(stmt, Size):
@@ -88,7 +88,8 @@ class _Run:
         strides = [self.size(s) for s in access.strides]
         if 0 in self.shape:
             return buffer.new_empty(self.shape)
-        return torch.as_strided(buffer, self.shape, strides, self.size(access.offset))
+        offset = buffer.storage_offset() + self.size(access.offset)
+        return torch.as_strided(buffer, self.shape, strides, offset)
 
     def store(self, stmt: Store) -> None:
         if 0 in self.shape[:-1]:
@@ -96,28 +97,30 @@ class _Run:
         value = self.values[stmt.value].to(self.buffers[stmt.access.arg].dtype)
         if self.size(stmt.access.strides[-1]) == 0 and self.shape[-1] != 1:
             strides = [self.size(s) for s in stmt.access.strides[:-1]]
-            offset = self.size(stmt.access.offset)
-            row = torch.as_strided(self.buffers[stmt.access.arg], self.shape[:-1], strides, offset)
+            buffer = self.buffers[stmt.access.arg]
+            offset = buffer.storage_offset() + self.size(stmt.access.offset)
+            row = torch.as_strided(buffer, self.shape[:-1], strides, offset)
             row.copy_(self.row(stmt.value).to(row.dtype))
         elif self.shape[-1] > 0:
             self.view(stmt.access).copy_(value)
 
     def row(self, i: int) -> Tensor:
         """A row value, one element per row: also defined where rows are empty."""
-        stmt = self.kernel.body[i]
         if self.shape[-1] > 0:
             return self.values[i][..., 0]
+        stmt = self.kernel.body[i]
+        assert not isinstance(stmt, Store), stmt
+        work = working(stmt.dtype)
         if isinstance(stmt, Reduce):
-            return reduce(stmt.kind, self.values[stmt.arg].to(working(stmt.dtype)))
-        wide = _Run(self.kernel, self.buffers, self.sizes)
-        assert isinstance(stmt, (Compute, Const, Size)), stmt
+            return reduce(stmt.kind, self.values[stmt.arg].to(work))
         if isinstance(stmt, Compute):
             args = [self.row(a) for a in stmt.args]
-            if stmt.op == "cast":
-                return args[0].to(stmt.dtype).to(working(stmt.dtype))
-            return pointwise(stmt.op, args).to(working(stmt.dtype))
-        wide.shape = (*self.shape[:-1], 1)
-        return wide.evaluate(stmt)[..., 0]
+            return (args[0].to(stmt.dtype) if stmt.op == "cast" else pointwise(stmt.op, args)).to(
+                work
+            )
+        one = _Run(self.kernel, self.buffers, self.sizes)
+        one.shape = (*self.shape[:-1], 1)
+        return one.evaluate(stmt)[..., 0]
 
 
 def working(dtype: torch.dtype) -> torch.dtype:

@@ -14,6 +14,7 @@ import torch
 from blade.backends.disc.cpu import memory
 from blade.backends.disc.cpu.code import Code, Value
 from blade.backends.disc.cpu.passes import cost, plan
+from blade.backends.disc.cpu.powers import constant_powers
 from blade.backends.disc.cpu.row import Row
 from blade.backends.disc.cpu.space import Sizes, across, coalesce, move_last, number
 from blade.backends.disc.cpu.target import Target
@@ -43,7 +44,7 @@ def emit(kernel: Kernel, name: str, target: Target) -> Emitted:
     """Raises ``Refused`` (unsupported_dtype) for what the CPU emitter cannot generate."""
     _check(kernel, target)
     sizes = Sizes(kernel.sizes())
-    kernel = coalesce(kernel)
+    kernel = coalesce(constant_powers(kernel))
     contiguous = across(kernel)
     if contiguous is not None:
         kernel = move_last(kernel, contiguous)

@@ -115,6 +115,10 @@ def _rsqrt(code: Code, x: Value) -> Value:
     return code.div(code.like(1.0, x), code.apply("math.sqrt", x))
 
 
+def _cube(code: Code, x: Value) -> Value:
+    return code.mul(code.mul(x, x), x)
+
+
 def _truth(code: Code, x: Value) -> Value:
     if x.element == "i1":
         return x
@@ -141,6 +145,8 @@ def _build() -> None:
     _rule("add", ["bool"], _plain("arith.ori"))
     _rule("mul", ["bool"], _plain("arith.andi"))
     _rule("div", FLOAT, lambda code, a, b: code.div(a, b))
+    _rule("square", (*FLOAT, *INT), lambda code, x: code.mul(x, x))
+    _rule("cube", (*FLOAT, *INT), _cube)
     _rule("neg", (*FLOAT, *INT), lambda code, x: code.neg(x))
     _rule("abs", FLOAT, lambda code, x: code.abs(x))
     _rule("abs", ["int"], lambda code, x: code.apply("arith.maxsi", x, code.neg(x)))
