@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from blade.capture.compare import Reference, reference
 from blade.capture.declared import Range, declared_ranges, tuning_samples
 from blade.capture.inputs import Call, Sample, describe, normalize
-from blade.capture.model import signature_of
+from blade.capture.model import device_of, signature_of
 from blade.capture.original import MODEL_ERRORS, Original
 from blade.capture.outputs import is_plain
 from blade.capture.probes import Axis, Varied, find_varied, resized
@@ -45,6 +45,7 @@ def observe(model: nn.Module, inputs: Any, config: Config, bake: bool) -> Observ
     not fit the inputs.
     """
     call, samples = normalize(signature_of(model), inputs, bake)
+    _check_devices(model, call, samples[0])
     original = Original(model, call, flatten=bake)
     outputs = [_first_run(original, call, sample, index) for index, sample in enumerate(samples)]
     ranges = declared_ranges(config, call, samples)
@@ -107,6 +108,22 @@ class _Seen:
         if one is not None:
             self.references.append(one)
         return one is not None
+
+
+def _check_devices(model: nn.Module, call: Call, sample: Sample) -> None:
+    device = device_of(model)
+    if device is None:
+        return
+    for name, entry in zip(call.names, sample):
+        for leaf in pytree.tree_leaves(entry):
+            # A 0-d CPU tensor is a number to every kernel.
+            if not isinstance(leaf, torch.Tensor) or (leaf.dim() == 0 and leaf.is_cpu):
+                continue
+            if leaf.device != device:
+                raise InputError(
+                    f"inputs: argument {name!r} is on {leaf.device}, the model is on {device}; "
+                    "move one of them."
+                )
 
 
 def _merge(varied: Sequence[Varied]) -> dict[Axis, int]:
