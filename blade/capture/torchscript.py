@@ -135,7 +135,7 @@ def _trace_at(
         Stage.CAPTURE,
         None,
         name,
-        lambda: trace(own, seen.call, sample, seen.is_plain and not limits, limits),
+        lambda: trace(own, seen.call, sample, seen.is_plain, limits, config.preserved_attributes),
         code=Code.TRACE_FAILED,
     )
     seen.original.reset()

@@ -42,21 +42,35 @@ def trace(
     sample: Sample,
     is_plain: bool,
     limits: Sequence[Limit] = (),
+    preserved: Sequence[str] = (),
 ) -> Trace:
     """``model`` traced at ``sample``; its parameters keep the names in ``call``.
 
     ``is_plain`` says that forward takes the sample as it is and returns tensors only; otherwise a
-    wrapper does the translation. The module raises RuntimeError at sizes outside of ``limits``.
+    wrapper does the translation. The module raises RuntimeError at sizes outside of ``limits``. The
+    plain attributes ``preserved`` are found on the module even where a wrapper is around it.
     """
     target = model if is_plain and not limits else _adapter(model, call, limits)
     with _quiet() as caught, torch.no_grad():
         module = torch.jit.trace(target, copy_of(sample), check_trace=False, strict=False)
+    _add_attributes(module, model, preserved)
     texts = dict.fromkeys(
         f"{one.message} (at {Path(one.filename).name}:{one.lineno})"
         for one in caught
         if issubclass(one.category, TracerWarning)
     )
     return Trace(module, tuple(texts))
+
+
+def _add_attributes(module: torch.jit.ScriptModule, model: nn.Module, names: Sequence[str]) -> None:
+    """Give ``module`` the plain attributes of ``model`` in ``names``; the tracer leaves them out."""
+    for name in names:
+        value = getattr(model, name, None)
+        if value is None or callable(value) or module._c.hasattr(name):
+            continue
+        inferred = torch._C._jit_try_infer_type(value)
+        if inferred.success():
+            module._c._register_attribute(name, inferred.type(), value)
 
 
 def script(model: nn.Module) -> torch.jit.ScriptModule:

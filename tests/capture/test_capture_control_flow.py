@@ -286,10 +286,22 @@ def test_preserved_attributes(scripted: bool) -> None:
         capture(given, random(2, 3), Config(preserved_attributes=["absent"]))
 
 
-def test_a_plain_attribute_survives_a_trace() -> None:
-    captured = capture(
-        Methods().eval(), {"x": random(2, 3)}, Config(preserved_attributes=["version"])
-    )
+class AsDict(Methods):
+    def forward(self, x: torch.Tensor) -> Any:
+        return {"y": self.linear(x)}
+
+
+class Plain(Methods):
+    encode = None  # type: ignore[assignment]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x)
+
+
+@pytest.mark.parametrize("kind", [Methods, AsDict, Plain])
+def test_a_plain_attribute_survives_a_trace(kind: type[nn.Module]) -> None:
+    config = Config(preserved_attributes=["version"])
+    captured = capture(kind().eval(), {"x": random(2, 3)}, config)
     assert captured.how == "trace"
     assert captured.module.version == 7
 
