@@ -17,12 +17,14 @@ import torch
 
 from blade.backends.base import Cluster
 from blade.capture.captured import Captured
+from blade.errors import Refused
 from blade.graph.boundary import Boundary, find_boundary
 from blade.graph.copier import Copier
 from blade.graph.observe import observe_tensors
 from blade.graph.program import TENSOR
 from blade.graph.to_fx import to_fx
 from blade.graph.view import GraphView
+from blade.reason import Code
 
 Fixed = Callable[[str, int], bool]
 """(TorchScript name of a cluster input, axis) -> whether the caller declared that size fixed."""
@@ -56,9 +58,14 @@ def extract(
 ) -> list[Extracted]:
     """One ``Extracted`` per group, named ``cluster_0`` ... in the given order.
 
-    Raises ``Refused(CONVERSION_FAILED)`` naming the node whose shapes cannot be expressed in FX.
+    Raises ``Refused(CONVERSION_FAILED)`` naming the node whose shapes cannot be expressed in FX, or
+    the nodes of a group whose results nobody reads.
     """
     boundaries = [find_boundary(view, group) for group in groups]
+    for boundary in boundaries:
+        if not boundary.outputs:
+            names = ", ".join(view.nodes[i].name for i in boundary.nodes)
+            raise Refused(Code.CONVERSION_FAILED, f"Nothing reads a result of {names}.")
     count = len(captured.samples)
     runs = [
         _inputs_seen(captured, view, boundaries, run)

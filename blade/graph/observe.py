@@ -140,5 +140,6 @@ def _run(
     graph.lint()
     function = torch._C._create_function_from_graph("observe", graph)
     # Deep copies: the graph may write into its inputs, and into the module's own buffers.
+    this = copy.deepcopy(module) if next(iter(graph.inputs())).uses() else module
     with torch.no_grad(), torch.jit.optimized_execution(False):  # type: ignore[attr-defined]
-        return list(function(copy.deepcopy(module)._c, *copy.deepcopy(tuple(sample))))
+        return list(function(this._c, *copy.deepcopy(tuple(sample))))

@@ -32,14 +32,14 @@ Native = Any
 def splice(
     captured: Captured, clusters: Sequence[tuple[Extracted, torch.jit.ScriptModule]]
 ) -> torch.jit.ScriptModule:
-    """``captured.module`` with each group replaced by a call of its module, ``cluster_0`` ...
+    """``captured.module`` with each group replaced by a call of its module, named like its cluster.
 
     Methods and attributes that capture preserved are kept. A weight that a cluster holds is not kept
     a second time as a constant of the graph around it.
     """
     seen = clusters[0][0].view if clusters else view(captured)
     module = _clone(captured.module)
-    names = [f"cluster_{k}" for k in range(len(clusters))]
+    names = [extracted.cluster.name for extracted, _ in clusters]
     for name, (_, script) in zip(names, clusters, strict=True):
         assert not module.hasattr(name), name
         module._register_attribute(name, script._c._type(), script._c)
