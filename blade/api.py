@@ -34,6 +34,7 @@ from blade.graph.splice import splice
 from blade.graph.view import GraphView, view
 from blade.reason import Code, Reason, Stage
 from blade.report import ATTRIBUTE, ORIGINAL, ClusterReport, Report, cpu_name
+from blade.runtime.engine import renew
 from blade.version import __version__
 
 log = logging.getLogger(__name__)
@@ -137,6 +138,9 @@ def _splice(
         module = splice(captured, placed)
         if (sentence := _why_different(captured, module)) is not None:
             raise BackendError(sentence)
+        for choice in choices:
+            if choice.decision.chosen is not None:
+                renew(choice.decision.chosen.engine)
         return module
 
     result = attempt(

@@ -90,6 +90,13 @@ def register_runner(backend: str, load: LoadRunner) -> None:
     torch.ops.blade.announce_runner(backend)
 
 
+def renew(engine: torch.ScriptObject) -> None:
+    """Start ``engine`` afresh, in place, wherever it is held: no counts, no failures, and no buffers
+    of the sizes it was tried at. Its tensors stay the same ones."""
+    state = engine._get_method("__getstate__")()
+    engine._get_method("__setstate__")(state)
+
+
 def isa_features() -> frozenset[str]:
     """What this CPU can do, by the names of ``/proc/cpuinfo``, as programs are checked against."""
     return frozenset(torch.ops.blade.isa_features())
