@@ -192,7 +192,7 @@ def _compared(
     if traced is None:
         return _Graph(module, seen, how, differences)
     warnings = tuple(
-        Reason(Stage.CAPTURE, Code.TRACER_WARNING, None, type(module).__name__, text)
+        Reason(Stage.CAPTURE, Code.TRACER_WARNING, None, module.original_name, text)
         for text in traced.warnings
     )
     return _Graph(module, seen, how, differences, warnings, traced.branches_on_values, limits)
