@@ -56,7 +56,7 @@ def test_random_programs_compute_what_eager_does(seed):
     engine = w.engine()
     kept = []
     for _ in range(12):
-        x = torch.randn(rng.choice([1, 3, 17]), rng.choice([1, 5, 64, 129]))
+        x = torch.randn(rng.choice([1, 3, 17]), rng.choice([1, 5, 64, 101]))
         got = engine.try_execute([x])
         assert got is not None, engine.last_error()
         kept.append((got, eager(recipe, x)))
@@ -84,8 +84,8 @@ def resident_mib() -> float:
 
 
 def test_buffers_that_do_not_live_together_share_bytes():
-    """100 buffers of 16 MiB, two alive at a time."""
-    engine = chain(101).engine()
+    """40 buffers of 16 MiB, two alive at a time."""
+    engine = chain(41).engine()
     x = torch.randn(2048, 2048)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     (y,) = engine.try_execute([x])
@@ -100,13 +100,13 @@ def test_memory_does_not_grow_over_random_shapes():
 
     def calls(n: int) -> None:
         for _ in range(n):
-            x = torch.ones(rng.randint(1, 300), rng.randint(1, 300))
+            x = torch.ones(rng.randint(1, 80), rng.randint(1, 80))
             assert engine.try_execute([x]) is not None
 
-    calls(2000)
+    calls(1000)
     before = resident_mib()
-    calls(4000)
-    assert resident_mib() - before < 8
+    calls(3000)
+    assert resident_mib() - before < 4
 
 
 def test_a_large_shape_does_not_hold_its_memory_for_ever():

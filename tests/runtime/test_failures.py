@@ -47,7 +47,7 @@ def test_out_of_memory_is_a_fallback():
 
 
 BROKEN = [
-    ("", "'blade.disc' is due"),
+    ("", "'blade.disc' is missing"),
     ("blade.disc one", "'one' is not an integer"),
     ("blade.disc 1\nisa\ninputs 1\ninput 0 f33 cpu 1", "unknown dtype 'f33'"),
     ("blade.disc 1\nisa\ninputs 1\ninput 1 f32 cpu 1", "count up from 0"),
