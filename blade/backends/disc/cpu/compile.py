@@ -14,6 +14,8 @@ _PIPELINE = (
     "reconcile-unrealized-casts)"
 )
 
+_NOTHING = (("nothing", "llvm.func @nothing() {\n    llvm.return\n}\n"),)
+
 
 def why_unavailable() -> str | None:
     """``None`` where kernels can be compiled, else a sentence with the fix."""
@@ -25,16 +27,16 @@ def why_unavailable() -> str | None:
 
 
 def compile_kernels(kernels: Sequence[tuple[str, str]], target: Target) -> bytes:
-    """One ELF object with every kernel of ``(name, MLIR text)``; names must differ. Empty if there is none.
+    """One ELF object with every kernel of ``(name, MLIR text)``; names must differ.
+
+    Without kernels it holds one function nobody calls, so that it is still an object.
 
     The code is for the host, whose features ``target.isa`` lists.
     """
-    if not kernels:
-        return b""
     assert len({name for name, _ in kernels}) == len(kernels), [name for name, _ in kernels]
     with tempfile.TemporaryDirectory(prefix="blade-") as folder:
         path = Path(folder) / "kernels.o"
-        load(kernels).dump_to_object_file(str(path))
+        load(kernels or _NOTHING).dump_to_object_file(str(path))
         return path.read_bytes()
 
 
