@@ -67,7 +67,7 @@ def raises(outputs: list[torch.Tensor], inputs: Tensors, call: int) -> Tensors:
 
 
 def is_slow(outputs: list[torch.Tensor], inputs: Tensors, call: int) -> Tensors:
-    time.sleep(0.01)
+    time.sleep(0.05)
     return outputs
 
 

@@ -37,12 +37,14 @@ class Errors:
     original_fp64: float | None
 
 
-def form(got: Sequence[torch.Tensor], want: Sequence[torch.Tensor]) -> str | None:
-    """A sentence on the first difference in number, dtype, shape, layout, device, NaN or infinity."""
+def form(
+    got: Sequence[torch.Tensor], want: Sequence[torch.Tensor], strides: bool = True
+) -> str | None:
+    """A sentence on the first difference in number, dtype, shape, device, strides, NaN or infinity."""
     if len(got) != len(want):
         return f"it returned {len(got)} tensors and the original {len(want)}"
     for i, (a, b) in enumerate(zip(got, want, strict=True)):
-        for what in ("dtype", "device", "shape", "stride"):
+        for what in ("dtype", "device", "shape", *(["stride"] if strides else [])):
             mine, theirs = _property(a, what), _property(b, what)
             if mine != theirs:
                 return f"output {i} has {what} {mine} and the original's has {theirs}"

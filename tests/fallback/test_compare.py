@@ -56,6 +56,11 @@ def test_equal_forms() -> None:
     assert form([torch.empty_strided((0, 3), (1, 2))], [torch.empty(0, 3)]) is None
 
 
+def test_strides_can_be_left_out() -> None:
+    assert form([X.T.contiguous().T], [X], strides=False) is None
+    assert form([X.double()], [X], strides=False) is not None
+
+
 def test_distance_is_relative_to_the_largest_magnitude() -> None:
     want = torch.tensor([100.0, -400.0, 0.0])
     assert distance(torch.tensor([100.0, -400.0, 0.2]), want) == pytest.approx(5e-4)
