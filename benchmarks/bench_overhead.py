@@ -72,7 +72,10 @@ def measure(case: str, inputs: int, relu: bool, arguments: argparse.Namespace) -
     tensors = [torch.randn(4, 8) for _ in range(inputs)]
     assert loop(tensors, 100) == 100, engine.last_error()
     rounds = [
-        (seconds_per_call(loop, tensors, arguments.repeats), seconds_per_call(empty, tensors, arguments.repeats))
+        (
+            seconds_per_call(loop, tensors, arguments.repeats),
+            seconds_per_call(empty, tensors, arguments.repeats),
+        )
         for _ in range(arguments.rounds)
     ]
     call = statistics.median(a for a, _ in rounds)

@@ -52,9 +52,7 @@ class Engine(Protocol):
 
     def program(self) -> str: ...
 
-    def profile(
-        self, inputs: list[torch.Tensor], repeats: int
-    ) -> tuple[list[str], list[float]]:
+    def profile(self, inputs: list[torch.Tensor], repeats: int) -> tuple[list[str], list[float]]:
         """Every instruction of a DISC program and its mean seconds at these inputs."""
 
 
@@ -107,7 +105,11 @@ _load_lock = threading.RLock()
 
 
 def _to_tensor(data: bytes) -> torch.Tensor:
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+    return (
+        torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        if data
+        else torch.empty(0, dtype=torch.uint8)
+    )
 
 
 def _load_runner(

@@ -57,7 +57,9 @@ class Writer:
         self.guards.append(f"{reg} {text}")
 
     def call(self, op: str, *args: str, results: tuple[int, ...] = ()) -> None:
-        self.instructions.append(f"call {op} {join(len(args), *args)} {join(len(results), *results)}")
+        self.instructions.append(
+            f"call {op} {join(len(args), *args)} {join(len(results), *results)}"
+        )
 
     def kernel(
         self, name: str, extent: int, cost: int, scratch: int, slots: list[int], ints: list[int]

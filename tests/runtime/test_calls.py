@@ -224,7 +224,7 @@ def test_a_result_that_was_not_promised_raises(dtype, op, what):
 @pytest.mark.parametrize("kind", ["arena", "output"])
 def test_an_out_argument_of_the_wrong_size_raises_each_time(kind):
     w = Writer()
-    a, rows, columns = matrix(w)
+    a, _, columns = matrix(w)
     wrong = w.tensor(kind, [columns, columns])
     w.call("aten::relu.out", f"t:{a}", f"t:{wrong}")
     w.outputs = [wrong]

@@ -220,7 +220,7 @@ def test_damaged_objects_are_refused_and_never_crash(objects):
     for size in range(1, len(data), 7):
         assert exp_half().engine(object=data[:size]).why_unavailable() != ""
     for position in range(len(data)):
-        if position in range(0, 64) or position > len(data) * 2 // 3:
+        if position in range(64) or position > len(data) * 2 // 3:
             broken = bytearray(data)
             broken[position] ^= 0xFF
             exp_half().engine(object=bytes(broken)).why_unavailable()

@@ -79,15 +79,15 @@ void Frame::refresh_fixed_pointers() {
 
 void Frame::bind(const std::vector<at::Tensor>& inputs) {
   refresh_fixed_pointers();
-  for (size_t id = 0; id < slots_.size(); ++id) {
+  for (const int64_t id : changing_roots_) {
     const Slot& slot = program_.slots[id];
     if (slot.kind == SlotKind::kInput) {
       const auto& input = inputs[slot.index];
-      bind_root(static_cast<int64_t>(id), input, static_cast<char*>(const_cast<void*>(input.const_data_ptr())));
+      bind_root(id, input, static_cast<char*>(const_cast<void*>(input.const_data_ptr())));
     } else if (slot.kind == SlotKind::kOutput) {
       at::Tensor output(at::detail::empty_cpu(slots_[id].sizes, slot.dtype));
       auto* data = static_cast<char*>(output.mutable_data_ptr());
-      bind_root(static_cast<int64_t>(id), std::move(output), data);
+      bind_root(id, std::move(output), data);
     }
   }
 }
@@ -123,7 +123,7 @@ void Frame::run_kernel(const Step& step) {
       step.fn(table, step.ints.data(), begin, end);
       return;
     }
-    c10::SmallVector<void*, 32> own(step.num_ptrs + 1);
+    c10::SmallVector<void*, 32> own(step.num_ptrs + 1, nullptr);
     std::copy(table, table + step.num_ptrs, own.begin());
     own.back() = scratch.get(step.scratch);
     step.fn(own.data(), step.ints.data(), begin, end);
@@ -188,11 +188,7 @@ std::vector<at::Tensor> Frame::collect_outputs() {
     const bool in_arena = program_.slots[program_.slots[id].root].kind == SlotKind::kArena;
     outputs.push_back(in_arena ? tensors_[id].clone() : tensors_[id]);
   }
-  for (size_t id = 0; id < slots_.size(); ++id) {
-    if (program_.slots[id].kind != SlotKind::kView && !is_fixed(static_cast<int64_t>(id))) {
-      release_root(static_cast<int64_t>(id));
-    }
-  }
+  for (const int64_t id : changing_roots_) release_root(id);
   return outputs;
 }
 

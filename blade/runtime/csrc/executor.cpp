@@ -12,21 +12,24 @@
 #include "cpu.h"
 
 namespace blade {
-namespace {
 
-// How many calls pass before a lane gives back memory that none of them needed.
-constexpr int kShrinkPeriod = 256;
+using Key = c10::SmallVector<int64_t, 24>;  // the sizes of all inputs
 
-struct SizesHash {
-  size_t operator()(const Sizes& sizes) const {
+struct KeyHash {
+  size_t operator()(const Key& sizes) const {
     uint64_t hash = 14695981039346656037ull;
     for (const int64_t size : sizes) hash = (hash ^ static_cast<uint64_t>(size)) * 1099511628211ull;
     return static_cast<size_t>(hash ^ (hash >> 32));
   }
 };
 
-Sizes key_of(const std::vector<at::Tensor>& inputs) {
-  Sizes key;
+namespace {
+
+// How many calls pass before a lane gives back memory that none of them needed.
+constexpr int kShrinkPeriod = 256;
+
+Key key_of(const std::vector<at::Tensor>& inputs) {
+  Key key;
   for (const auto& input : inputs) key.append(input.sizes().begin(), input.sizes().end());
   return key;
 }
@@ -75,7 +78,7 @@ struct BelowAutograd {
 class Executor::Lane {
  public:
   Frame& frame_for(const Loaded& loaded, const std::vector<at::Tensor>& inputs, size_t max_shapes) {
-    Sizes key = key_of(inputs);
+    Key key = key_of(inputs);
     if (!frames_.empty() && frames_.front().first == key) return *frames_.front().second;
     const auto found = index_.find(key);
     if (found != index_.end()) {
@@ -111,10 +114,10 @@ class Executor::Lane {
   size_t bytes() const { return arena_.capacity(); }
 
  private:
-  using Entry = std::pair<Sizes, std::unique_ptr<Frame>>;
+  using Entry = std::pair<Key, std::unique_ptr<Frame>>;
   Arena arena_;
   std::list<Entry> frames_;  // most recently used first
-  std::unordered_map<Sizes, std::list<Entry>::iterator, SizesHash> index_;
+  std::unordered_map<Key, std::list<Entry>::iterator, KeyHash> index_;
   size_t peak_ = 0;
   int calls_ = 0;
 };

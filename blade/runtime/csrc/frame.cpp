@@ -159,6 +159,7 @@ void Frame::make_fixed_tensors() {
       tensors_[id].unsafeGetTensorImpl()->set_sizes_and_strides(
           slots_[id].sizes, slots_[id].strides, static_cast<int64_t>(offset));
     } else {
+      if (slot.kind != SlotKind::kView) changing_roots_.push_back(static_cast<int64_t>(id));
       continue;
     }
     fixed_roots_.emplace_back(static_cast<int64_t>(id), nullptr);

@@ -129,6 +129,7 @@ class Frame {
   std::vector<Patch> fixed_patches_;  // entries that change only when memory moves
   std::vector<Step> steps_;
   std::vector<c10::IValue> stack_;
+  std::vector<int64_t> changing_roots_;  // inputs, outputs, results of calls
   // roots with the same memory at every call, and where that memory was when last looked at
   std::vector<std::pair<int64_t, const void*>> fixed_roots_;
 };
