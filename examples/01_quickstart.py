@@ -117,7 +117,7 @@ def embed(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
 
 
 def median_ms(
-    one: torch.nn.Module, two: torch.nn.Module, batch: Batch, rounds: int = 25
+    one: torch.nn.Module, two: torch.nn.Module, batch: Batch, rounds: int = 15
 ) -> tuple[float, float]:
     """Medians of calls in turns, so that a busy machine is busy for both."""
     times: tuple[list[float], list[float]] = ([], [])
