@@ -23,6 +23,7 @@ import torch
 from blade.backends.base import Backend
 from blade.capture.captured import Captured
 from blade.capture.compare import find_differences, reference
+from blade.capture.original import Original
 from blade.capture.torchscript import capture
 from blade.config import Config
 from blade.errors import BackendError, ConfigError
@@ -159,6 +160,7 @@ def _why_different(captured: Captured, module: torch.jit.ScriptModule) -> str | 
     """
     runs = [(f"sample {i}", one) for i, one in enumerate(captured.samples)]
     runs += [(f"probe {i}", one) for i, one in enumerate(captured.probes)]
+    assert isinstance(captured.original, Original), captured
     every = [reference(captured.original, one, frozenset(), name) for name, one in runs]
     for one, why in find_differences(module, [r for r in every if r is not None]):
         return f"put together, at {one.what} the module differs from the original: {why}"
