@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.fx.experimental._config as symbolic_config
+from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.source import ConstantSource
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import (
@@ -144,7 +145,9 @@ class _Builder:
     ) -> torch.fx.Node:
         fake_args = torch.fx.map_arg(args, _val)
         fake_kwargs = torch.fx.map_arg(kwargs, _val)
-        with self.mode:
+        # Without the Python dispatcher, ops that decompose in C++ (pad, upsample) take the sample's
+        # sizes for constants, and some shape functions fail on symbols.
+        with self.mode, enable_python_dispatcher():
             made = target(*fake_args, **fake_kwargs)
         node = self.graph.call_function(target, tuple(args), kwargs)
         node.meta["val"] = made
