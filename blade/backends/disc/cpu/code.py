@@ -78,6 +78,8 @@ class Code:
         literal = _literal(value, element)
         kind = type_text(element, lanes)
         text = f"{literal} : {kind}" if lanes == 1 else f"dense<{literal}> : {kind}"
+        if lanes == 1 and element == "i1":
+            text = literal  # true and false carry their type
         name = self.constants.setdefault(text, f"%c{len(self.constants)}")
         return Value(name, element, lanes)
 

@@ -135,7 +135,11 @@ def tanh(code: Code, x: Value) -> Value:
     top = code.mul(c, polynomial(code, s, _TANH_TOP))
     y = code.div(top, polynomial(code, s, _TANH_BOTTOM))
     small = code.compare("olt", code.abs(x), code.like(0.0004, x))
-    return code.select(small, x, _within_one(code, y))
+    y = code.select(small, x, _within_one(code, y))
+    # Exactly one from where float32 rounds to it: callers multiply 1 + tanh(x) by large numbers.
+    negative = code.compare("olt", x, code.like(0.0, x))
+    one = code.select(negative, code.like(-1.0, x), code.like(1.0, x))
+    return code.select(code.compare("ogt", code.abs(x), code.like(9.0109, x)), one, y)
 
 
 def erf(code: Code, x: Value) -> Value:
