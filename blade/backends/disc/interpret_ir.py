@@ -6,6 +6,7 @@
 Slow and plain on purpose; tests compare compiled programs with it, and constant folding uses its ops.
 """
 
+import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -35,8 +36,8 @@ POINTWISE_REFERENCE |= {
 }
 REDUCTION_REFERENCE: dict[str, Callable[[torch.Tensor, tuple[int, ...]], torch.Tensor]] = {
     "sum": lambda x, axes: x.sum(dim=axes, keepdim=True, dtype=x.dtype),
-    "max": lambda x, axes: x.amax(dim=axes, keepdim=True),
-    "min": lambda x, axes: x.amin(dim=axes, keepdim=True),
+    "max": lambda x, axes: _extremum(x, axes, torch.amax, lowest),
+    "min": lambda x, axes: _extremum(x, axes, torch.amin, highest),
     "any": lambda x, axes: torch.any(x, dim=axes, keepdim=True),
     "all": lambda x, axes: torch.all(x, dim=axes, keepdim=True),
 }
@@ -45,6 +46,32 @@ REDUCTION_REFERENCE: dict[str, Callable[[torch.Tensor, tuple[int, ...]], torch.T
 def cast(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """torch's conversion of elements."""
     return x.to(dtype)
+
+
+def lowest(dtype: torch.dtype) -> float:
+    """The identity of a maximum."""
+    if dtype == torch.bool:
+        return False
+    return -math.inf if dtype.is_floating_point else torch.iinfo(dtype).min
+
+
+def highest(dtype: torch.dtype) -> float:
+    """The identity of a minimum."""
+    if dtype == torch.bool:
+        return True
+    return math.inf if dtype.is_floating_point else torch.iinfo(dtype).max
+
+
+def _extremum(
+    x: torch.Tensor,
+    axes: tuple[int, ...],
+    function: Callable[..., torch.Tensor],
+    identity: Callable[[torch.dtype], float],
+) -> torch.Tensor:
+    if any(x.shape[a] == 0 for a in axes):
+        shape = [1 if k in axes else d for k, d in enumerate(x.shape)]
+        return x.new_full(shape, identity(x.dtype))
+    return function(x, dim=axes, keepdim=True)
 
 
 def interpret(graph: Graph, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -136,8 +163,7 @@ def _structural(
         x = args[0]
         for axis, (start, step) in enumerate(zip(a["starts"], a["steps"], strict=True)):
             first = evaluate(start, sizes)
-            x = x.narrow(axis, first, x.shape[axis] - first) if first else x
-            x = x.index_select(axis, torch.arange(shape[axis]) * step)
+            x = x.index_select(axis, first + torch.arange(shape[axis]) * step)
         return x
     if v.op == "concat":
         return torch.cat(args, a["axis"])

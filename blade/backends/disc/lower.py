@@ -14,13 +14,34 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from blade.backends.disc.ir import Builder, Graph, Value, live, plain
-from blade.backends.disc.ops import layout, library, pointwise, reduction
+from blade.backends.disc.ops import (
+    activation,
+    assemble,
+    factory,
+    functions,
+    layout,
+    library,
+    norm,
+    pointwise,
+    reduction,
+)
 from blade.backends.disc.ops.table import TABLE, Lowering, NotLowered, Result
 from blade.backends.disc.simplify import RULES
 from blade.errors import Refused
 from blade.reason import Code
 
-FAMILIES = (layout, library, pointwise, reduction)  # importing them fills the table
+# importing them fills the table
+FAMILIES = (
+    activation,
+    assemble,
+    factory,
+    functions,
+    layout,
+    library,
+    norm,
+    pointwise,
+    reduction,
+)
 
 
 def lower(gm: GraphModule, shape_env: ShapeEnv) -> Graph:
@@ -71,6 +92,8 @@ class _Lowerer:
         meta = node.meta["val"]
         if isinstance(meta, (torch.SymInt, int)) and not isinstance(meta, bool):
             return self.size(meta)
+        if isinstance(meta, torch.SymFloat):
+            return meta
         args = tuple(self.operand(a) for a in node.args)
         kwargs = {k: self.operand(v) for k, v in node.kwargs.items()}
         if not isinstance(node.target, torch._ops.OpOverload):

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import torch.fx.experimental._config as symbolic_config
+from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.source import ConstantSource
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
@@ -28,8 +29,8 @@ def trace(
     shape_env = ShapeEnv(specialize_zero_one=False, duck_shape=False)
     oblivious = symbolic_config.patch(backed_size_oblivious=True)  # type: ignore[attr-defined]
     # inference mode: composite ops reach the recorder whole
+    recorder = _Recorder(FakeTensorMode(shape_env=shape_env))
     with oblivious, torch.inference_mode():
-        recorder = _Recorder(FakeTensorMode(shape_env=shape_env))
         inputs = [recorder.input(*one) for one in zip(samples, dynamic, strict=True)]
         with recorder:
             results = function(*inputs)
@@ -53,9 +54,9 @@ class _Recorder(TorchDispatchMode):
         )
         node = self.graph.placeholder(f"x{len(self.nodes)}")
         source = ConstantSource(node.name)
-        return self.keep(
-            node, self.fake.from_tensor(sample, source=source, symbolic_context=context)
-        )
+        with torch.inference_mode(False):
+            made = self.fake.from_tensor(sample, source=source, symbolic_context=context)
+        return self.keep(node, made)
 
     def keep(self, node: torch.fx.Node, made: Any) -> Any:
         node.meta["val"] = made
@@ -68,7 +69,8 @@ class _Recorder(TorchDispatchMode):
             name = f"const_{len(self.kept)}"
             self.root.register_buffer(name, tensor)
             node = self.graph.get_attr(name)
-            self.keep(node, self.fake.from_tensor(tensor, static_shapes=True))
+            with torch.inference_mode(False):
+                self.keep(node, self.fake.from_tensor(tensor, static_shapes=True))
             self.kept.append(tensor)
             self.nodes[id(tensor)] = node
         return self.nodes[id(tensor)]
@@ -78,8 +80,10 @@ class _Recorder(TorchDispatchMode):
         real_args, real_kwargs = tree_map_only(
             torch.fx.Node, lambda n: n.meta["val"], (args, kwargs)
         )
-        with self.fake:
+        with torch.inference_mode(False), torch.no_grad(), self.fake, enable_python_dispatcher():
             made = func(*real_args, **real_kwargs)
+        if not isinstance(made, (torch.Tensor, list, tuple)):
+            return made  # a size, a device
         node = self.graph.call_function(func, args, kwargs)
         node.meta["val"] = made
         self.kept.append(made)

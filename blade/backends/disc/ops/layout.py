@@ -15,19 +15,43 @@ aten = torch.ops.aten
 
 
 @lowers(
-    aten.view.default,
-    aten.reshape.default,
-    aten._unsafe_view.default,
     aten.unsqueeze.default,
-    aten.squeeze.default,
-    aten.squeeze.dim,
-    aten.squeeze.dims,
     aten.flatten.using_ints,
-    aten.unflatten.int,
     aten.view_as.default,
     aten.reshape_as.default,
 )
 def reshape(lo: Lowering, x: Value, *_: Any, **__: Any) -> Value:
+    return lo.b.reshape(x, lo.shape)
+
+
+@lowers(
+    aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten._reshape_alias.default
+)
+def view(lo: Lowering, x: Value, sizes: Sequence[Any], *_: Any) -> Value:
+    _free_size(lo, sizes)
+    return lo.b.reshape(x, lo.shape)
+
+
+@lowers(aten.unflatten.int)
+def unflatten(lo: Lowering, x: Value, dim: int, sizes: Sequence[Any]) -> Value:
+    _free_size(lo, sizes)
+    return lo.b.reshape(x, lo.shape)
+
+
+def _free_size(lo: Lowering, sizes: Sequence[Any]) -> None:
+    """torch cannot tell what -1 stands for beside a size of 0."""
+    if any(isinstance(d, int) and d == -1 for d in sizes):
+        for size in sizes:
+            lo.at_least(size, 1, "sizes beside -1")
+
+
+@lowers(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
+def squeeze(lo: Lowering, x: Value, dims: Any = None) -> Value:
+    rank = len(x.shape)
+    axes = range(rank) if dims is None else dims if isinstance(dims, (list, tuple)) else [dims]
+    for axis in {a % rank for a in axes} if rank else ():
+        if not isinstance(x.shape[axis], int):
+            lo.b.require(sympy.Ne(x.shape[axis], 1), "squeeze keeps this axis")
     return lo.b.reshape(x, lo.shape)
 
 
@@ -91,6 +115,18 @@ def movedim(lo: Lowering, x: Value, source: int, destination: int) -> Value:
     return lo.b.permute(x, perm)
 
 
+@lowers(aten.movedim.intlist, aten.moveaxis.int, aten.moveaxis.intlist)
+def movedims(lo: Lowering, x: Value, source: Any, destination: Any) -> Value:
+    rank = len(x.shape)
+    sources, places = (
+        [d % rank for d in (dims if isinstance(dims, (list, tuple)) else [dims])]
+        for dims in (source, destination)
+    )
+    moved = dict(zip(places, sources, strict=True))
+    rest = iter(k for k in range(rank) if k not in sources)
+    return lo.b.permute(x, [moved[k] if k in moved else next(rest) for k in range(rank)])
+
+
 @lowers(aten.expand.default, aten.expand_as.default, aten.broadcast_to.default)
 def expand(lo: Lowering, x: Value, *_: Any, **__: Any) -> Value:
     return lo.b.broadcast(x, lo.shape)
@@ -102,7 +138,19 @@ def slice_(
 ) -> Value:
     axis = dim % len(x.shape)
     first = _clamped(start if start is not None else 0, x.shape[axis])
-    return lo.b.slice(x, axis, first, step, lo.shape[axis])
+    size = lo.shape[axis]
+    if size != x.shape[axis] and not _holds_for_empty(x.shape[axis], size):
+        lo.at_least(x.shape[axis], 1, "slice of a non-empty axis")
+    if not isinstance(size, int):
+        lo.at_least(size, 0, "slice within bounds")
+    return lo.b.slice(x, axis, first, step, size)
+
+
+def _holds_for_empty(size: Dim, sliced: Dim) -> bool:
+    """Is a slice of nothing nothing by these expressions, which take sizes for positive?"""
+    if not isinstance(size, sympy.Symbol):
+        return isinstance(size, int)
+    return sympy.sympify(sliced).subs(size, 0) == 0
 
 
 @lowers(aten.narrow.default)
@@ -114,6 +162,11 @@ def narrow(lo: Lowering, x: Value, dim: int, start: Any, length: Any) -> Value:
 @lowers(aten.select.int)
 def select(lo: Lowering, x: Value, dim: int, index: Any) -> Value:
     axis = dim % len(x.shape)
+    if isinstance(index, int):
+        lo.at_least(x.shape[axis], index + 1 if index >= 0 else -index, "index within bounds")
+    elif not isinstance(x.shape[axis], int) or not isinstance(index, int):
+        lo.b.require(sympy.Lt(index, x.shape[axis], evaluate=False), "index within bounds")
+        lo.b.require(sympy.Ge(index, 0, evaluate=False), "index within bounds")
     one = lo.b.slice(x, axis, _clamped(index, x.shape[axis]), 1, 1)
     return lo.b.reshape(one, lo.shape)
 
@@ -128,10 +181,18 @@ def _clamped(start: Any, size: Dim) -> Dim:
     return plain(sympy.Min(start, size))
 
 
-@lowers(aten.split.Tensor, aten.split_with_sizes.default, aten.split.sizes, aten.chunk.default)
+@lowers(
+    aten.split.Tensor,
+    aten.split_with_sizes.default,
+    aten.split.sizes,
+    aten.chunk.default,
+    aten.tensor_split.sections,
+    aten.tensor_split.indices,
+)
 def split(lo: Lowering, x: Value, _: Any, dim: int = 0) -> list[Value]:
     axis, start, pieces = dim % len(x.shape), sympy.Integer(0), []
     for result in lo.results:
+        lo.at_least(result.shape[axis], 0, "split within bounds")
         pieces.append(lo.b.slice(x, axis, plain(start), 1, result.shape[axis]))
         start = start + result.shape[axis]
     return pieces
@@ -144,53 +205,50 @@ def unbind(lo: Lowering, x: Value, dim: int = 0) -> list[Value]:
     return [lo.b.reshape(p, r.shape) for p, r in zip(pieces, lo.results, strict=True)]
 
 
-@lowers(aten.cat.default, aten.concat.default)
-def cat(lo: Lowering, tensors: Sequence[Value], dim: int = 0) -> Value:
-    # torch skips the legacy 1-d empty tensor whatever the others' rank is
-    parts = [t for t in tensors if t.shape != (0,)] or [tensors[0]]
-    parts = [lo.b.cast(t, lo.dtype) for t in parts]
-    if len(parts) == 1:
-        return parts[0]
-    return lo.b.make("concat", parts, lo.shape, lo.dtype, axis=dim % len(lo.shape))
+@lowers(aten.broadcast_tensors.default)
+def broadcast_tensors(lo: Lowering, tensors: Sequence[Value]) -> list[Value]:
+    return [lo.b.broadcast(t, r.shape) for t, r in zip(tensors, lo.results, strict=True)]
 
 
-@lowers(aten.stack.default)
-def stack(lo: Lowering, tensors: Sequence[Value], dim: int = 0) -> Value:
-    axis = dim % len(lo.shape)
-    shape = tuple(1 if k == axis else d for k, d in enumerate(lo.shape))
-    parts = [lo.b.reshape(lo.b.cast(t, lo.dtype), shape) for t in tensors]
-    if len(parts) == 1:
-        return parts[0]
-    return lo.b.make("concat", parts, lo.shape, lo.dtype, axis=axis)
-
-
-@lowers(
-    aten.full.default,
-    aten.full_like.default,
-    aten.new_full.default,
-    aten.scalar_tensor.default,
-)
-def full(lo: Lowering, *args: Any, **kwargs: Any) -> Value:
-    value = args[-1] if len(args) > 1 or not isinstance(args[0], Value) else kwargs["fill_value"]
-    return lo.b.fill(value, lo.shape, lo.dtype)
-
-
-@lowers(aten.ones.default, aten.ones_like.default, aten.new_ones.default)
-def ones(lo: Lowering, *_: Any, **__: Any) -> Value:
-    return lo.b.fill(1, lo.shape, lo.dtype)
-
-
-@lowers(aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default)
-def zeros(lo: Lowering, *_: Any, **__: Any) -> Value:
-    return lo.b.fill(0, lo.shape, lo.dtype)
-
-
-@lowers(aten.arange.default, aten.arange.start, aten.arange.start_step)
-def arange(lo: Lowering, *args: Any, **_: Any) -> Value:
-    if lo.dtype.is_floating_point or any(isinstance(a, float) for a in args):
+@lowers(aten.meshgrid.default, aten.meshgrid.indexing)
+def meshgrid(lo: Lowering, tensors: Sequence[Value], indexing: str = "ij") -> list[Value]:
+    if indexing != "ij" or any(len(t.shape) != 1 for t in tensors):
         raise lo.otherwise()
-    start, step = (0, 1) if len(args) == 1 else (args[0], args[2] if len(args) > 2 else 1)
-    index = lo.b.make("iota", (), lo.shape, lo.dtype, axis=0)
-    if step != 1:
-        index = lo.b.pointwise("mul", index, lo.number(step, index))
-    return index if start == 0 else lo.b.pointwise("add", index, lo.number(start, index))
+    return [
+        lo.b.make("broadcast", (t,), lo.shape, t.dtype, axes=(k,)) for k, t in enumerate(tensors)
+    ]
+
+
+@lowers(aten.pixel_shuffle.default)
+def pixel_shuffle(lo: Lowering, x: Value, factor: int) -> Value:
+    _never_empty(lo, x)
+    *batch, _, height, width = x.shape
+    k = len(batch)
+    y = lo.b.reshape(x, (*batch, lo.shape[k], factor, factor, height, width))
+    y = lo.b.permute(y, [*range(k), k, k + 3, k + 1, k + 4, k + 2])
+    return lo.b.reshape(y, lo.shape)
+
+
+def _never_empty(lo: Lowering, x: Value) -> None:
+    """torch leaves the shape of an empty tensor as it is."""
+    for size in x.shape:
+        lo.at_least(size, 1, "shuffled pixels")
+
+
+@lowers(aten.pixel_unshuffle.default)
+def pixel_unshuffle(lo: Lowering, x: Value, factor: int) -> Value:
+    _never_empty(lo, x)
+    *batch, channels = x.shape[:-2]
+    height, width = lo.shape[-2:]
+    k = len(batch)
+    y = lo.b.reshape(x, (*batch, channels, height, factor, width, factor))
+    y = lo.b.permute(y, [*range(k), k, k + 2, k + 4, k + 1, k + 3])
+    return lo.b.reshape(y, lo.shape)
+
+
+@lowers(aten.channel_shuffle.default)
+def channel_shuffle(lo: Lowering, x: Value, groups: int) -> Value:
+    batch, channels, *rest = x.shape
+    y = lo.b.reshape(x, (batch, groups, plain(sympy.sympify(channels) / groups), *rest))
+    y = lo.b.permute(y, [0, 2, 1, *range(3, len(rest) + 3)])
+    return lo.b.reshape(y, lo.shape)

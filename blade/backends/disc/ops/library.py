@@ -30,9 +30,36 @@ def linear(lo: Lowering, x: Value, weight: Value, bias: Value | None = None) -> 
 @lowers(aten.addmm.default)
 def addmm(lo: Lowering, bias: Value, a: Value, b: Value, beta: Any = 1, alpha: Any = 1) -> Value:
     plain_bias = len(bias.shape) == 1 and bias.shape[0] == b.shape[1]
-    if beta != 1 or alpha != 1 or not plain_bias or a.dtype not in FLOATS:
+    if beta == 1 and alpha == 1 and plain_bias and a.dtype in FLOATS:
+        return linear(lo, a, lo.b.permute(b, (1, 0)), bias)
+    return _plus(lo, mm, bias, a, b, beta, alpha)
+
+
+@lowers(aten.addmv.default)
+def addmv(lo: Lowering, bias: Value, a: Value, b: Value, beta: Any = 1, alpha: Any = 1) -> Value:
+    return _plus(lo, mv, bias, a, b, beta, alpha)
+
+
+@lowers(aten.baddbmm.default)
+def baddbmm(lo: Lowering, bias: Value, a: Value, b: Value, beta: Any = 1, alpha: Any = 1) -> Value:
+    return _plus(lo, bmm, bias, a, b, beta, alpha)
+
+
+def _plus(
+    lo: Lowering, product: Any, bias: Value, a: Value, b: Value, beta: Any, alpha: Any
+) -> Value:
+    """beta * bias + alpha * product; where beta is 0, NaN in the bias does not count."""
+    if a.dtype not in (torch.float32, torch.float64):  # halves are rounded once, after the sum
         raise lo.otherwise()
-    return linear(lo, a, lo.b.permute(b, (1, 0)), bias)
+    y: Value = product(lo, a, b)
+    if alpha != 1:
+        y = lo.b.pointwise("mul", y, lo.number(alpha, y))
+    if beta == 0:
+        return y
+    x = lo.value(bias, lo.dtype)
+    if beta != 1:
+        return lo.b.pointwise("fma", x, lo.number(beta, x), y)
+    return lo.b.pointwise("add", y, x)
 
 
 @lowers(aten.mm.default)
@@ -47,9 +74,41 @@ def bmm(lo: Lowering, a: Value, b: Value) -> Value:
     return lo.b.make("matmul", (a, b), lo.shape, lo.dtype)
 
 
+@lowers(aten.mv.default)
+def mv(lo: Lowering, a: Value, b: Value) -> Value:
+    return _times_vector(lo, a, b)
+
+
+@lowers(aten.dot.default)
+def dot(lo: Lowering, a: Value, b: Value) -> Value:
+    return _times_vector(lo, a, b)
+
+
+@lowers(aten.outer.default, aten.ger.default)
+def outer(lo: Lowering, a: Value, b: Value) -> Value:
+    column = lo.b.reshape(a, (*a.shape, 1))
+    return lo.b.pointwise("mul", lo.value(column, lo.dtype), lo.value(b, lo.dtype))
+
+
+def _times_vector(lo: Lowering, a: Value, b: Value) -> Value:
+    """Sum of ``a`` times the vector ``b`` over the last axis of ``a``."""
+    if a.dtype not in FLOATS:
+        raise lo.otherwise()
+    a = a if len(a.shape) > 1 else lo.b.reshape(a, (1, *a.shape))
+    weight = lo.b.reshape(b, (1, *b.shape))
+    y = lo.b.make("linear", (a, weight), (*a.shape[:-1], 1), lo.dtype)
+    return lo.b.reshape(y, lo.shape)
+
+
 @lowers(aten.matmul.default)
 def matmul(lo: Lowering, a: Value, b: Value) -> Value:
-    if len(a.shape) < 2 or len(b.shape) < 2 or a.dtype not in FLOATS:
+    if a.dtype not in FLOATS or not a.shape or not b.shape:
+        raise lo.otherwise()
+    if len(b.shape) == 1:
+        return _times_vector(lo, a, b)
+    if len(a.shape) == 1 and len(b.shape) == 2:
+        return _times_vector(lo, lo.b.permute(b, (1, 0)), a)
+    if len(a.shape) == 1:
         raise lo.otherwise()
     if len(b.shape) == 2:
         return linear(lo, a, lo.b.permute(b, (1, 0)))
@@ -82,18 +141,20 @@ def attention(
 
 @lowers(aten.index.Tensor)
 def index(lo: Lowering, x: Value, indices: Sequence[Value | None]) -> Value:
-    """Indices that are each axis' own 0..n-1 select everything: a change of layout."""
-    rank = len(lo.shape)
+    """Indices that are each leading axis' own 0..n-1 select everything: a change of layout."""
+    known = [i for i in indices if i is not None]
+    rank = max((len(i.shape) for i in known), default=0)
     axes = [_counted_axis(i, rank) for i in indices]
     found = [a for a in axes if a is not None]
-    if len(found) != len(x.shape) or len(indices) != len(found) or found != sorted(set(found)):
+    if len(indices) != len(found) or found != sorted(set(found)):
         raise lo.otherwise()
     for axis, counted in enumerate(found):
         size = lo.shape[counted]
         if size != x.shape[axis]:
             lo.b.require(sympy.Le(size, x.shape[axis]), "index within bounds")
             x = lo.b.slice(x, axis, 0, 1, size)
-    return lo.b.make("broadcast", (x,), lo.shape, lo.dtype, axes=tuple(found))
+    rest = range(rank, rank + len(x.shape) - len(found))
+    return lo.b.make("broadcast", (x,), lo.shape, lo.dtype, axes=(*found, *rest))
 
 
 def _counted_axis(index: Value | None, rank: int) -> int | None:

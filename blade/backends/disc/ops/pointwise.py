@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows of pointwise ops: arithmetic, comparison, logic, transcendental functions, activations."""
 
-import math
 from typing import Any
 
 import torch
@@ -13,16 +12,17 @@ aten = torch.ops.aten
 
 # name in ATen -> name in the kernel IR; the result dtype is what torch's meta kernel says
 UNARY = (
-    "neg abs sign exp exp2 expm1 log log2 log1p sqrt rsqrt reciprocal sin cos tan tanh sinh cosh "
+    "neg exp exp2 expm1 log log2 log1p sqrt rsqrt reciprocal sin cos tan tanh sinh cosh "
     "asin acos atan erf erfc sigmoid floor ceil trunc bitwise_not"
 ).split()
-PREDICATES = "isnan isinf logical_not".split()
+PREDICATES = "isnan isinf".split()
 ARITHMETIC = {"mul": "mul", "div": "div", "maximum": "maximum", "minimum": "minimum"}
-ARITHMETIC |= {"atan2": "atan2", "fmod": "fmod", "remainder": "remainder", "pow": "pow"}
+ARITHMETIC |= {"atan2": "atan2", "fmod": "fmod", "remainder": "remainder"}
 ARITHMETIC |= {"bitwise_and": "bitwise_and", "bitwise_or": "bitwise_or"}
 ARITHMETIC |= {"bitwise_xor": "bitwise_xor", "__and__": "bitwise_and", "__or__": "bitwise_or"}
 ARITHMETIC |= {"__xor__": "bitwise_xor", "floor_divide": "div_floor"}
 ARITHMETIC |= {"bitwise_left_shift": "lshift", "bitwise_right_shift": "rshift"}
+ARITHMETIC |= {"__lshift__": "lshift", "__rshift__": "rshift"}
 COMPARISONS = "eq ne lt le gt ge".split()
 LOGICAL = "logical_and logical_or logical_xor".split()
 OVERLOADS = ("default", "Tensor", "Scalar", "Tensor_Tensor", "Tensor_Scalar", "Scalar_Tensor")
@@ -42,7 +42,18 @@ def _unary(op: str) -> Any:
 
 def _predicate(op: str) -> Any:
     def rule(lo: Lowering, x: Value) -> Value:
+        if not x.dtype.is_floating_point:
+            return lo.b.fill(False, lo.shape, torch.bool)
         return lo.b.pointwise(op, x, dtype=torch.bool)
+
+    return rule
+
+
+def _of_magnitude(op: str) -> Any:
+    def rule(lo: Lowering, x: Value) -> Value:
+        if x.dtype == torch.bool:
+            raise lo.otherwise()
+        return lo.b.pointwise(op, x)
 
     return rule
 
@@ -71,6 +82,7 @@ def _logical(op: str) -> Any:
 
 def _fill_table() -> None:
     rows = [(n, _unary(n)) for n in UNARY] + [(n, _predicate(n)) for n in PREDICATES]
+    rows += [(n, _of_magnitude(n)) for n in ("abs", "sign")]
     rows += [(n, _binary(op)) for n, op in ARITHMETIC.items()]
     rows += [(n, _comparison(n)) for n in COMPARISONS] + [(n, _logical(n)) for n in LOGICAL]
     for name, rule in rows:
@@ -78,6 +90,8 @@ def _fill_table() -> None:
 
 
 _fill_table()
+lowers(aten.max.other)(_binary("maximum"))
+lowers(aten.min.other)(_binary("minimum"))
 TABLE[aten.where.self] = lambda lo, c, a, b: lo.b.pointwise(
     "where", lo.value(c, torch.bool), lo.value(a, lo.dtype), lo.value(b, lo.dtype)
 )
@@ -97,6 +111,11 @@ def sub(lo: Lowering, a: Any, b: Any, alpha: Any = 1) -> Value:
     if alpha != 1:
         y = lo.b.pointwise("mul", y, lo.number(alpha, y))
     return lo.b.pointwise("sub", lo.value(a, lo.dtype), y)
+
+
+@lowers(aten.logical_not.default)
+def logical_not(lo: Lowering, x: Value) -> Value:
+    return lo.b.pointwise("logical_not", lo.b.cast(x, torch.bool))
 
 
 @lowers(*_overloads("rsub"))
@@ -133,7 +152,7 @@ def where_scalar(lo: Lowering, c: Value, a: Any, b: Any) -> Value:
     return lo.b.pointwise("where", mask, lo.value(a, lo.dtype), lo.value(b, lo.dtype))
 
 
-@lowers(aten.clamp.default, aten.clamp.Tensor, aten.clip.default)
+@lowers(aten.clamp.default, aten.clamp.Tensor, aten.clip.default, aten.clip.Tensor)
 def clamp(lo: Lowering, x: Value, min: Any = None, max: Any = None) -> Value:
     y = lo.value(x, lo.dtype)
     if min is not None:
@@ -141,12 +160,12 @@ def clamp(lo: Lowering, x: Value, min: Any = None, max: Any = None) -> Value:
     return y if max is None else lo.b.pointwise("minimum", y, lo.value(max, lo.dtype))
 
 
-@lowers(aten.clamp_min.default)
+@lowers(aten.clamp_min.default, aten.clamp_min.Tensor)
 def clamp_min(lo: Lowering, x: Value, min: Any) -> Value:
     return clamp(lo, x, min)
 
 
-@lowers(aten.clamp_max.default)
+@lowers(aten.clamp_max.default, aten.clamp_max.Tensor)
 def clamp_max(lo: Lowering, x: Value, max: Any) -> Value:
     return clamp(lo, x, None, max)
 
@@ -166,100 +185,3 @@ def addcdiv(lo: Lowering, x: Value, a: Value, b: Value, value: Any = 1) -> Value
         top = lo.b.pointwise("mul", top, lo.number(value, top))
     ratio = lo.b.pointwise("div", top, lo.value(b, lo.dtype))
     return lo.b.pointwise("add", lo.value(x, lo.dtype), ratio)
-
-
-@lowers(aten.relu.default)
-def relu(lo: Lowering, x: Value) -> Value:
-    return lo.b.pointwise("maximum", x, lo.number(0, x))
-
-
-@lowers(aten.relu6.default)
-def relu6(lo: Lowering, x: Value) -> Value:
-    return clamp(lo, x, 0, 6)
-
-
-@lowers(aten.hardtanh.default)
-def hardtanh(lo: Lowering, x: Value, min_val: Any = -1, max_val: Any = 1) -> Value:
-    return clamp(lo, x, min_val, max_val)
-
-
-@lowers(aten.leaky_relu.default)
-def leaky_relu(lo: Lowering, x: Value, negative_slope: Any = 0.01) -> Value:
-    below = lo.b.pointwise("mul", x, lo.number(negative_slope, x))
-    return lo.b.pointwise("where", _positive(lo, x), x, below)
-
-
-@lowers(aten.silu.default)
-def silu(lo: Lowering, x: Value) -> Value:
-    return lo.b.pointwise("mul", x, lo.b.pointwise("sigmoid", x))
-
-
-@lowers(aten.gelu.default)
-def gelu(lo: Lowering, x: Value, approximate: str = "none") -> Value:
-    half = lo.b.pointwise("mul", x, lo.number(0.5, x))
-    if approximate == "tanh":
-        cube = lo.b.pointwise("mul", lo.b.pointwise("mul", x, x), x)
-        inner = lo.b.pointwise("fma", cube, lo.number(0.044715, x), x)
-        inner = lo.b.pointwise("mul", inner, lo.number(math.sqrt(2 / math.pi), x))
-        bell = lo.b.pointwise("tanh", inner)
-    else:
-        bell = lo.b.pointwise("erf", lo.b.pointwise("mul", x, lo.number(math.sqrt(0.5), x)))
-    return lo.b.pointwise("mul", half, lo.b.pointwise("add", bell, lo.number(1, x)))
-
-
-@lowers(aten.hardsigmoid.default)
-def hardsigmoid(lo: Lowering, x: Value) -> Value:
-    shifted = clamp(lo, lo.b.pointwise("add", x, lo.number(3, x)), 0, 6)
-    return lo.b.pointwise("div", shifted, lo.number(6, x))
-
-
-@lowers(aten.hardswish.default)
-def hardswish(lo: Lowering, x: Value) -> Value:
-    shifted = clamp(lo, lo.b.pointwise("add", x, lo.number(3, x)), 0, 6)
-    return lo.b.pointwise("div", lo.b.pointwise("mul", x, shifted), lo.number(6, x))
-
-
-@lowers(aten.elu.default)
-def elu(lo: Lowering, x: Value, alpha: Any = 1, scale: Any = 1, input_scale: Any = 1) -> Value:
-    inner = lo.b.pointwise("expm1", lo.b.pointwise("mul", x, lo.number(input_scale, x)))
-    below = lo.b.pointwise("mul", inner, lo.number(alpha * scale, x))
-    above = lo.b.pointwise("mul", x, lo.number(scale, x))
-    return lo.b.pointwise("where", _positive(lo, x), above, below)
-
-
-@lowers(aten.selu.default)
-def selu(lo: Lowering, x: Value) -> Value:
-    return elu(lo, x, 1.6732632423543772, 1.0507009873554805)
-
-
-@lowers(aten.softplus.default)
-def softplus(lo: Lowering, x: Value, beta: Any = 1, threshold: Any = 20) -> Value:
-    scaled = lo.b.pointwise("mul", x, lo.number(beta, x))
-    soft = lo.b.pointwise("log1p", lo.b.pointwise("exp", scaled))
-    soft = lo.b.pointwise("div", soft, lo.number(beta, x))
-    high = lo.b.pointwise("gt", scaled, lo.number(threshold, x), dtype=torch.bool)
-    return lo.b.pointwise("where", high, x, soft)
-
-
-@lowers(aten.mish.default)
-def mish(lo: Lowering, x: Value) -> Value:
-    return lo.b.pointwise("mul", x, lo.b.pointwise("tanh", softplus(lo, x)))
-
-
-@lowers(aten.logit.default)
-def logit(lo: Lowering, x: Value, eps: Any = None) -> Value:
-    if eps is not None:
-        x = clamp(lo, x, eps, 1 - eps)
-    rest = lo.b.pointwise("sub", lo.number(1, x), x)
-    return lo.b.pointwise("log", lo.b.pointwise("div", x, rest))
-
-
-@lowers(aten.lerp.Scalar, aten.lerp.Tensor)
-def lerp(lo: Lowering, a: Value, b: Value, weight: Any) -> Value:
-    start, end = lo.value(a, lo.dtype), lo.value(b, lo.dtype)
-    w = lo.value(weight, lo.dtype)
-    return lo.b.pointwise("fma", w, lo.b.pointwise("sub", end, start), start)
-
-
-def _positive(lo: Lowering, x: Value) -> Value:
-    return lo.b.pointwise("gt", x, lo.number(0, x), dtype=torch.bool)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of reductions, softmax and normalization: written out in pointwise ops and `reduce`."""
+"""Rows of reductions: written out in pointwise ops and `reduce`."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,12 +9,12 @@ import sympy
 import torch
 
 from blade.backends.disc.ir import Value, numel, plain
-from blade.backends.disc.ops.table import Lowering, float_dtype, lowers
+from blade.backends.disc.ops.table import Lowering, lowers
 
 aten = torch.ops.aten
 
 
-def _axes(x: Value, dim: Any) -> tuple[int, ...]:
+def axes_of(x: Value, dim: Any) -> tuple[int, ...]:
     rank = len(x.shape)
     if dim is None or dim == [] or rank == 0:
         return tuple(range(rank))
@@ -22,11 +23,11 @@ def _axes(x: Value, dim: Any) -> tuple[int, ...]:
 
 
 def _reduce(lo: Lowering, kind: str, x: Value, dim: Any) -> Value:
-    axes = _axes(x, dim)
+    axes = axes_of(x, dim)
     return lo.b.reshape(lo.b.reduce(kind, x, axes) if axes else x, lo.shape)
 
 
-def _count(x: Value, axes: Sequence[int]) -> Any:
+def count_of(x: Value, axes: Sequence[int]) -> Any:
     return plain(sympy.sympify(numel([x.shape[a] for a in axes])))
 
 
@@ -38,8 +39,8 @@ def sum_(lo: Lowering, x: Value, dim: Any = None, *_: Any, **__: Any) -> Value:
 @lowers(aten.mean.default, aten.mean.dim)
 def mean(lo: Lowering, x: Value, dim: Any = None, *_: Any, **__: Any) -> Value:
     x = lo.b.cast(x, lo.dtype)
-    total = lo.b.reduce("sum", x, _axes(x, dim)) if x.shape else x
-    count = lo.number(_count(x, _axes(x, dim)), total)
+    total = lo.b.reduce("sum", x, axes_of(x, dim)) if x.shape else x
+    count = lo.number(count_of(x, axes_of(x, dim)), total)
     return lo.b.reshape(lo.b.pointwise("div", total, count), lo.shape)
 
 
@@ -60,8 +61,8 @@ def amin(lo: Lowering, x: Value, dim: Any = None, *_: Any, **__: Any) -> Value:
 
 def _extremum(lo: Lowering, kind: str, x: Value, dim: Any) -> Value:
     # An empty row has no maximum: torch raises, so a size that may be 0 stays with torch.
-    for axis in _axes(x, dim):
-        lo.b.require(sympy.Ge(x.shape[axis], 1), f"{kind} needs at least one element")
+    for axis in axes_of(x, dim):
+        lo.at_least(x.shape[axis], 1, f"{kind} needs at least one element")
     return _reduce(lo, kind, x, dim)
 
 
@@ -86,9 +87,9 @@ def var(lo: Lowering, x: Value, dim: Any = None, *args: Any, **kwargs: Any) -> V
     correction = kwargs.get("correction", 1)
     if args and isinstance(args[0], bool):
         correction = 1 if args[0] else 0
-    axes = _axes(x, dim)
-    _, spread = _moments(lo, x, axes)
-    count = lo.number(_count(x, axes) - (1 if correction is None else correction), spread)
+    axes = axes_of(x, dim)
+    _, spread = moments(lo, x, axes)
+    count = lo.number(count_of(x, axes) - (1 if correction is None else correction), spread)
     zero = lo.number(0, spread)
     count = lo.b.pointwise("maximum", count, zero)
     return lo.b.reshape(lo.b.pointwise("div", spread, count), lo.shape)
@@ -99,86 +100,51 @@ def std(lo: Lowering, x: Value, dim: Any = None, *args: Any, **kwargs: Any) -> V
     return lo.b.pointwise("sqrt", var(lo, x, dim, *args, **kwargs))
 
 
-def _moments(lo: Lowering, x: Value, axes: Sequence[int]) -> tuple[Value, Value]:
+@lowers(aten.var_mean.correction, aten.var_mean.dim, aten.var_mean.default)
+def var_mean(lo: Lowering, x: Value, dim: Any = None, *args: Any, **kwargs: Any) -> list[Value]:
+    spread = var(lo, x, dim, *args, **kwargs)
+    axes = None if isinstance(dim, bool) else dim
+    return [spread, mean(lo, x, axes)]
+
+
+@lowers(aten.std_mean.correction, aten.std_mean.dim, aten.std_mean.default)
+def std_mean(lo: Lowering, x: Value, dim: Any = None, *args: Any, **kwargs: Any) -> list[Value]:
+    spread, average = var_mean(lo, x, dim, *args, **kwargs)
+    return [lo.b.pointwise("sqrt", spread), average]
+
+
+@lowers(aten.linalg_vector_norm.default)
+def vector_norm(lo: Lowering, x: Value, ord: Any = 2, dim: Any = None, *_: Any, **__: Any) -> Value:
+    x = lo.b.pointwise("abs", lo.b.cast(x, lo.dtype))
+    if ord in (math.inf, -math.inf):
+        return _extremum(lo, "max" if ord > 0 else "min", x, dim)
+    if ord == 0:
+        present = lo.b.pointwise("ne", x, lo.number(0, x), dtype=torch.bool)
+        return _reduce(lo, "sum", lo.b.cast(present, lo.dtype), dim)
+    if ord == 1:
+        return _reduce(lo, "sum", x, dim)
+    if ord == 2:
+        return lo.b.pointwise("sqrt", _reduce(lo, "sum", lo.b.pointwise("mul", x, x), dim))
+    total = _reduce(lo, "sum", lo.b.pointwise("pow", x, lo.number(ord, x)), dim)
+    return lo.b.pointwise("pow", total, lo.number(1 / ord, total))
+
+
+@lowers(aten.logsumexp.default)
+def logsumexp(lo: Lowering, x: Value, dim: Any, keepdim: bool = False) -> Value:
+    x = lo.b.cast(x, lo.dtype)
+    axes = axes_of(x, dim)
+    top = lo.b.reduce("max", x, axes) if axes else x
+    infinite = lo.b.pointwise("isinf", top, dtype=torch.bool)
+    top = lo.b.pointwise("where", infinite, lo.number(0, top), top)
+    exps = lo.b.pointwise("exp", lo.b.pointwise("sub", x, lo.b.broadcast(top, x.shape)))
+    total = lo.b.reduce("sum", exps, axes) if axes else exps
+    result = lo.b.pointwise("add", lo.b.pointwise("log", total), top)
+    return lo.b.reshape(result, lo.shape)
+
+
+def moments(lo: Lowering, x: Value, axes: Sequence[int]) -> tuple[Value, Value]:
     """x minus its mean, and the sum of that squared (axes kept with size 1)."""
     total = lo.b.reduce("sum", x, axes)
-    average = lo.b.pointwise("div", total, lo.number(_count(x, axes), total))
+    average = lo.b.pointwise("div", total, lo.number(count_of(x, axes), total))
     centred = lo.b.pointwise("sub", x, lo.b.broadcast(average, x.shape))
     return centred, lo.b.reduce("sum", lo.b.pointwise("mul", centred, centred), axes)
-
-
-@lowers(aten.softmax.int, aten._softmax.default)
-def softmax(lo: Lowering, x: Value, dim: int, *_: Any) -> Value:
-    exps, total = _exponentials(lo, x, dim)
-    return lo.b.pointwise("div", exps, lo.b.broadcast(total, exps.shape))
-
-
-def _exponentials(lo: Lowering, x: Value, dim: int) -> tuple[Value, Value]:
-    shifted = _shifted(lo, x, dim)
-    exps = lo.b.pointwise("exp", shifted)
-    return exps, lo.b.reduce("sum", exps, _axes(x, dim))
-
-
-def _shifted(lo: Lowering, x: Value, dim: int) -> Value:
-    x = lo.b.cast(x, lo.dtype)
-    top = lo.b.reduce("max", x, _axes(x, dim)) if x.shape else x
-    return lo.b.pointwise("sub", x, lo.b.broadcast(top, x.shape))
-
-
-@lowers(aten.log_softmax.int, aten._log_softmax.default)
-def log_softmax(lo: Lowering, x: Value, dim: int, *_: Any) -> Value:
-    shifted = _shifted(lo, x, dim)
-    total = lo.b.reduce("sum", lo.b.pointwise("exp", shifted), _axes(x, dim))
-    log = lo.b.broadcast(lo.b.pointwise("log", total), shifted.shape)
-    return lo.b.pointwise("sub", shifted, log)
-
-
-@lowers(aten.layer_norm.default)
-def layer_norm(
-    lo: Lowering,
-    x: Value,
-    normalized_shape: Sequence[Any],
-    weight: Value | None = None,
-    bias: Value | None = None,
-    eps: float = 1e-5,
-    *_: Any,
-) -> Value:
-    rank = len(x.shape)
-    axes = range(rank - len(normalized_shape), rank)
-    dtype = float_dtype(x.dtype)
-    centred, spread = _moments(lo, x, tuple(axes))
-    return _scaled(lo, centred, spread, _count(x, tuple(axes)), weight, bias, eps, dtype)
-
-
-def _scaled(
-    lo: Lowering,
-    centred: Value,
-    spread: Value,
-    count: Any,
-    weight: Value | None,
-    bias: Value | None,
-    eps: float,
-    dtype: torch.dtype,
-) -> Value:
-    variance = lo.b.pointwise("div", spread, lo.number(count, spread))
-    scale = lo.b.pointwise("add", variance, lo.number(eps, variance))
-    scale = lo.b.pointwise("rsqrt", scale)
-    y = lo.b.pointwise("mul", centred, lo.b.broadcast(scale, centred.shape))
-    if weight is None:
-        return y if bias is None else lo.b.pointwise("add", y, lo.value(bias, dtype))
-    w = lo.value(weight, dtype)
-    return (
-        lo.b.pointwise("mul", y, w)
-        if bias is None
-        else lo.b.pointwise("fma", y, w, lo.value(bias, dtype))
-    )
-
-
-@lowers(aten.rms_norm.default)
-def rms_norm(
-    lo: Lowering, x: Value, normalized_shape: Sequence[Any], weight: Any = None, eps: Any = None
-) -> Value:
-    axes = tuple(range(len(x.shape) - len(normalized_shape), len(x.shape)))
-    squares = lo.b.reduce("sum", lo.b.pointwise("mul", x, x), axes)
-    eps = torch.finfo(x.dtype).eps if eps is None else eps
-    return _scaled(lo, x, squares, _count(x, axes), weight, None, eps, x.dtype)

@@ -76,7 +76,38 @@ class Lowering:
         shape = self.shape if shape is None else shape
         if isinstance(x, Value):
             return self.b.broadcast(self.b.cast(x, dtype), shape)
+        if isinstance(x, torch.SymFloat):
+            return self.b.cast(self.real(x.node.expr, shape), dtype)
         return self.b.fill(x, shape, dtype)
+
+    def real(self, expr: sympy.Expr, shape: Sequence[Any]) -> Value:
+        """A real expression of sizes (``1 / sqrt(size)``) at every point of ``shape``, in float64."""
+        f64 = torch.float64
+        if expr.is_number:
+            return self.b.fill(float(expr), shape, f64)
+        if expr.is_integer:
+            return self.b.cast(self.b.fill(expr, shape, torch.int64), f64)
+        name = _REAL.get(type(expr).__name__)
+        if isinstance(expr, sympy.Pow):
+            name = {-1: "reciprocal", 0.5: "sqrt", -0.5: "rsqrt"}.get(float(expr.exp))
+            return self._real(name, expr.args[:1], shape)
+        return self._real(name, expr.args, shape)
+
+    def _real(self, name: str | None, args: Sequence[Any], shape: Sequence[Any]) -> Value:
+        if name is None:
+            raise self.otherwise()
+        values = [self.real(a, shape) for a in args]
+        if name in ("sqrt", "rsqrt", "reciprocal"):
+            return self.b.pointwise(name, *values)
+        total = values[0]
+        for value in values[1:]:
+            total = self.b.pointwise(name, total, value)
+        return total
+
+    def at_least(self, size: Any, number: int, why: str) -> None:
+        """Rely on ``size >= number``; torch's size symbols claim to be positive, yet 0 occurs."""
+        if not isinstance(size, int):
+            self.b.require(sympy.Ge(size, number, evaluate=False), why)
 
     def number(self, x: Any, like: Value) -> Value:
         """A scalar at every point of ``like``."""
@@ -114,6 +145,17 @@ def _template(arg: Any, tensors: list[Value]) -> Any:
     return arg
 
 
+_REAL = {
+    "Add": "add",
+    "Mul": "mul",
+    "ToFloat": "add",
+    "FloatTrueDiv": "div",
+    "IntTrueDiv": "div",
+    "OpaqueUnaryFn_sqrt": "sqrt",
+}
+"""Functions of sizes with real results, by the names of their sympy classes."""
+
+
 def common_dtype(*args: Any) -> torch.dtype:
     """torch's type promotion for tensors (IR values) and Python numbers or sizes."""
     return torch.result_type(*(_stand_in(a) for a in args))
@@ -122,6 +164,8 @@ def common_dtype(*args: Any) -> torch.dtype:
 def _stand_in(arg: Any) -> Any:
     if isinstance(arg, Value):
         return torch.empty((1,) * len(arg.shape), dtype=arg.dtype, device="meta")
+    if isinstance(arg, torch.SymFloat):
+        return 0.5
     if isinstance(arg, sympy.Expr) and not isinstance(plain(arg), int):
         return 2
     return arg if not isinstance(arg, sympy.Expr) else int(arg)

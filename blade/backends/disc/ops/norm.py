@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of softmax and normalization: written out in pointwise ops and `reduce`."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import sympy
+import torch
+
+from blade.backends.disc.ir import Value, numel, plain
+from blade.backends.disc.ops.reduction import axes_of, count_of, moments
+from blade.backends.disc.ops.table import Lowering, float_dtype, lowers
+
+aten = torch.ops.aten
+
+
+@lowers(aten.softmax.int, aten._softmax.default)
+def softmax(lo: Lowering, x: Value, dim: int, *_: Any) -> Value:
+    exps, total = _exponentials(lo, x, dim)
+    return lo.b.pointwise("div", exps, lo.b.broadcast(total, exps.shape))
+
+
+def _exponentials(lo: Lowering, x: Value, dim: int) -> tuple[Value, Value]:
+    shifted = _shifted(lo, x, dim)
+    exps = lo.b.pointwise("exp", shifted)
+    return exps, lo.b.reduce("sum", exps, axes_of(x, dim))
+
+
+def _shifted(lo: Lowering, x: Value, dim: int) -> Value:
+    x = lo.b.cast(x, lo.dtype)
+    top = lo.b.reduce("max", x, axes_of(x, dim)) if x.shape else x
+    return lo.b.pointwise("sub", x, lo.b.broadcast(top, x.shape))
+
+
+@lowers(aten.log_softmax.int, aten._log_softmax.default)
+def log_softmax(lo: Lowering, x: Value, dim: int, *_: Any) -> Value:
+    shifted = _shifted(lo, x, dim)
+    total = lo.b.reduce("sum", lo.b.pointwise("exp", shifted), axes_of(x, dim))
+    log = lo.b.broadcast(lo.b.pointwise("log", total), shifted.shape)
+    return lo.b.pointwise("sub", shifted, log)
+
+
+@lowers(aten.layer_norm.default)
+def layer_norm(
+    lo: Lowering,
+    x: Value,
+    normalized_shape: Sequence[Any],
+    weight: Value | None = None,
+    bias: Value | None = None,
+    eps: float = 1e-5,
+    *_: Any,
+) -> Value:
+    rank = len(x.shape)
+    axes = range(rank - len(normalized_shape), rank)
+    dtype = float_dtype(x.dtype)
+    centred, spread = moments(lo, x, tuple(axes))
+    return _scaled(lo, centred, spread, count_of(x, tuple(axes)), weight, bias, eps, dtype)
+
+
+def _scaled(
+    lo: Lowering,
+    centred: Value,
+    spread: Value,
+    count: Any,
+    weight: Value | None,
+    bias: Value | None,
+    eps: float,
+    dtype: torch.dtype,
+) -> Value:
+    variance = lo.b.pointwise("div", spread, lo.number(count, spread))
+    scale = lo.b.pointwise("add", variance, lo.number(eps, variance))
+    scale = lo.b.pointwise("rsqrt", scale)
+    y = lo.b.pointwise("mul", centred, lo.b.broadcast(scale, centred.shape))
+    if weight is None:
+        return y if bias is None else lo.b.pointwise("add", y, lo.value(bias, dtype))
+    w = lo.value(weight, dtype)
+    return (
+        lo.b.pointwise("mul", y, w)
+        if bias is None
+        else lo.b.pointwise("fma", y, w, lo.value(bias, dtype))
+    )
+
+
+@lowers(aten.rms_norm.default)
+def rms_norm(
+    lo: Lowering, x: Value, normalized_shape: Sequence[Any], weight: Any = None, eps: Any = None
+) -> Value:
+    axes = tuple(range(len(x.shape) - len(normalized_shape), len(x.shape)))
+    squares = lo.b.reduce("sum", lo.b.pointwise("mul", x, x), axes)
+    eps = torch.finfo(x.dtype).eps if eps is None else eps
+    return _scaled(lo, x, squares, count_of(x, axes), weight, None, eps, x.dtype)
+
+
+@lowers(aten._safe_softmax.default)
+def safe_softmax(lo: Lowering, x: Value, dim: int, dtype: Any = None) -> Value:
+    x = lo.b.cast(x, lo.dtype)
+    top = lo.b.reduce("max", x, axes_of(x, dim))
+    empty = lo.b.pointwise("eq", top, lo.number(-math.inf, top), dtype=torch.bool)
+    y = softmax(lo, x, dim)
+    return lo.b.pointwise("where", lo.b.broadcast(empty, x.shape), lo.number(0, y), y)
+
+
+@lowers(aten.native_layer_norm.default)
+def native_layer_norm(
+    lo: Lowering, x: Value, normalized_shape: Sequence[Any], weight: Any, bias: Any, eps: float
+) -> list[Value]:
+    if any(r.dtype != x.dtype for r in lo.results):
+        raise lo.otherwise()
+    axes = tuple(range(len(x.shape) - len(normalized_shape), len(x.shape)))
+    total = lo.b.reduce("sum", x, axes)
+    count = lo.number(count_of(x, axes), total)
+    _, spread = moments(lo, x, axes)
+    variance = lo.b.pointwise("div", spread, count)
+    scale = lo.b.pointwise("add", variance, lo.number(eps, variance))
+    y = layer_norm(lo, x, normalized_shape, weight, bias, eps)
+    return [y, lo.b.pointwise("div", total, count), lo.b.pointwise("rsqrt", scale)]
+
+
+@lowers(aten.group_norm.default)
+def group_norm(
+    lo: Lowering,
+    x: Value,
+    groups: int,
+    weight: Value | None = None,
+    bias: Value | None = None,
+    eps: float = 1e-5,
+    *_: Any,
+) -> Value:
+    batch, channels = x.shape[:2]
+    if not isinstance(channels, int) or channels % groups:
+        raise lo.otherwise()
+    row = plain(sympy.sympify(numel(x.shape[2:])) * (channels // groups))
+    grouped = lo.b.reshape(x, (batch, groups, row))
+    centred, spread = moments(lo, grouped, (2,))
+    y = lo.b.reshape(_scaled(lo, centred, spread, row, None, None, eps, x.dtype), x.shape)
+    return _per_channel(lo, y, weight, bias)
+
+
+def _per_channel(lo: Lowering, y: Value, weight: Value | None, bias: Value | None) -> Value:
+    ones = (1,) * (len(y.shape) - 2)
+    w, b = (
+        None if p is None else lo.value(lo.b.reshape(p, (*p.shape, *ones)), y.dtype, y.shape)
+        for p in (weight, bias)
+    )
+    if w is not None and b is not None:
+        return lo.b.pointwise("fma", y, w, b)
+    y = y if w is None else lo.b.pointwise("mul", y, w)
+    return y if b is None else lo.b.pointwise("add", y, b)
+
+
+@lowers(aten.instance_norm.default)
+def instance_norm(
+    lo: Lowering,
+    x: Value,
+    weight: Value | None,
+    bias: Value | None,
+    running_mean: Value | None,
+    running_var: Value | None,
+    use_input_stats: bool,
+    momentum: float,
+    eps: float,
+    *_: Any,
+) -> Value:
+    if not use_input_stats or running_mean is not None or not isinstance(x.shape[1], int):
+        raise lo.otherwise()
+    lo.at_least(x.shape[0], 1, "instance_norm of at least one sample")
+    return group_norm(lo, x, x.shape[1], weight, bias, eps)
+
+
+@lowers(aten.batch_norm.default)
+def batch_norm(
+    lo: Lowering,
+    x: Value,
+    weight: Value | None,
+    bias: Value | None,
+    mean: Value | None,
+    var: Value | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+    *_: Any,
+) -> Value:
+    if training or mean is None or var is None:
+        raise lo.otherwise()
+    scale = lo.b.pointwise("add", var, lo.number(eps, var))
+    scale = lo.b.pointwise("rsqrt", scale)
+    if weight is not None:
+        scale = lo.b.pointwise("mul", scale, lo.b.cast(weight, scale.dtype))
+    shift = lo.b.pointwise("neg", lo.b.pointwise("mul", mean, scale))
+    if bias is not None:
+        shift = lo.b.pointwise("add", shift, lo.b.cast(bias, shift.dtype))
+    return lo.b.cast(_per_channel(lo, lo.b.cast(x, scale.dtype), scale, shift), lo.dtype)
+
+
+@lowers(aten._native_batch_norm_legit_no_training.default)
+def native_batch_norm(
+    lo: Lowering,
+    x: Value,
+    weight: Value | None,
+    bias: Value | None,
+    mean: Value,
+    var: Value,
+    momentum: float,
+    eps: float,
+) -> list[Value]:
+    y = batch_norm(lo, x, weight, bias, mean, var, False, momentum, eps)
+    if any(r.shape != (0,) for r in lo.results[1:]):
+        raise lo.otherwise()
+    return [y, *(lo.b.fill(0, r.shape, r.dtype) for r in lo.results[1:])]
