@@ -10,6 +10,7 @@ import torch
 from torch.fx import GraphModule
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from blade.backends.disc.cpu import gemm
 from blade.backends.disc.cpu.compile import compile_kernels
 from blade.backends.disc.cpu.emit import Emitted, emit
 from blade.backends.disc.cpu.target import Target
@@ -17,9 +18,9 @@ from blade.backends.disc.fuse import Fused, Group, fuse
 from blade.backends.disc.ir import Graph, Value
 from blade.backends.disc.kernel import Kernel
 from blade.backends.disc.kernels import GroupKernel, build_copy, build_kernel
-from blade.backends.disc.legalize import PASSES
+from blade.backends.disc.legalize import PASSES, is_packed
 from blade.backends.disc.lower import lower
-from blade.backends.disc.program import KernelCall, Step, write_program
+from blade.backends.disc.program import KernelCall, PackedWeights, Step, write_program
 
 log = logging.getLogger(__name__)
 Dump = Callable[[str, object], None]
@@ -53,8 +54,8 @@ def compile_ir(graph: Graph, target: Target, dump_dir: Path | None = None) -> Co
     dump("fuse", fused)
     kernels = _Kernels(target)
     steps = [step for unit in fused.units for step in _steps(unit, fused, kernels)]
-    dump("mlir", "\n".join(text.text for _, text in kernels.emitted.values()))
-    code = compile_kernels([(n, e.text) for n, e in kernels.emitted.values()], target)
+    dump("mlir", "\n".join(text for _, text in kernels.texts()))
+    code = compile_kernels(kernels.texts(), target)
     devices = ["cpu"] * len(graph.inputs)
     program = write_program(fused, steps, target.isa, devices)
     dump("program", program)
@@ -67,6 +68,7 @@ class _Kernels:
     def __init__(self, target: Target) -> None:
         self.target = target
         self.emitted: dict[Kernel, tuple[str, Emitted]] = {}
+        self.libraries: dict[str, str] = {}  # generated code that serves every shape, by name
 
     def call(self, built: GroupKernel, kind: str) -> KernelCall:
         kernel = built.kernel
@@ -78,10 +80,24 @@ class _Kernels:
             name, emitted.extent, emitted.cost, emitted.scratch, built.buffers, kernel.sizes()
         )
 
+    def linear(self, value: Value) -> PackedWeights:
+        columns = value.args[1].shape[0]
+        assert isinstance(columns, int), value
+        self.libraries[gemm.NAME] = gemm.gemm_text(self.target)
+        self.libraries[gemm.PACK] = gemm.pack_text(self.target)
+        width, panels = gemm.panel_width(self.target), gemm.panels(columns, self.target)
+        return PackedWeights(value, gemm.NAME, gemm.PACK, panels, width, gemm.BLOCK_ROWS)
+
+    def texts(self) -> list[tuple[str, str]]:
+        """(name, MLIR) of everything to compile."""
+        return [(n, e.text) for n, e in self.emitted.values()] + list(self.libraries.items())
+
 
 def _steps(unit: Group | Value, fused: Fused, kernels: _Kernels) -> list[Step]:
     if isinstance(unit, Group):
         return [kernels.call(build_kernel(unit, fused), unit.kind)]
+    if is_packed(unit):
+        return [kernels.linear(unit)]
     if unit.op != "concat":
         return [unit]
     axis, start, copies = unit.attrs["axis"], 0, []

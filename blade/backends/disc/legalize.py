@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import permutations
 
+import torch
+
 from blade.backends.disc.ir import Builder, Graph, Shape, Value, live, numel
 from blade.backends.disc.views import reshape_strides, same, view_of
 
@@ -63,7 +65,7 @@ def bias_to_consumers(graph: Graph) -> Graph:
     returned = {v.id for v in graph.outputs}
 
     def step(b: Builder, v: Value, args: list[Value]) -> Value | None:
-        if v.op != "linear" or len(args) < 3 or v.id in returned:
+        if v.op != "linear" or len(args) < 3 or v.id in returned or is_packed(v):
             return None
         if not users[v.id] or not all(u.is_pointwise for u in users[v.id]):
             return None
@@ -141,6 +143,20 @@ def copy(b: Builder, v: Value) -> Value:
 
 def _addressed(b: Builder, v: Value) -> Value:
     return v if view_of(v) is not None else copy(b, v)
+
+
+def is_packed(v: Value) -> bool:
+    """Does ``v`` multiply by a constant matrix that can be laid out for the generated GEMM, once?"""
+    if v.op != "linear" or any(a.dtype != torch.float32 for a in v.args):
+        return False
+    weight = view_of(v.args[1])
+    if weight is None or weight.base.op != "const" or weight.offset != 0:
+        return False
+    bias = view_of(v.args[2]) if len(v.args) == 3 else None
+    if len(v.args) == 3 and (bias is None or bias.strides != (1,)):
+        return False
+    known = (*v.args[1].shape, *weight.strides)
+    return all(isinstance(d, int) and d > 0 for d in known)
 
 
 def has_rows(x: Value) -> bool:

@@ -7,9 +7,10 @@ from typing import Any
 
 import sympy
 import torch
+from torch.utils._sympy.functions import FloorDiv
 
 from blade.backends.disc.fuse import Fused
-from blade.backends.disc.ir import DTYPES, Shape, Value, contiguous_strides, numel
+from blade.backends.disc.ir import DTYPES, Shape, Value, contiguous_strides, numel, plain
 from blade.backends.disc.kernel import Dim
 from blade.backends.disc.ops.table import Slot
 from blade.backends.disc.registers import Registers
@@ -32,7 +33,19 @@ class KernelCall:
     ints: tuple[sympy.Expr, ...]
 
 
-Step = KernelCall | Value
+@dataclass(frozen=True)
+class PackedWeights:
+    """A generated GEMM over weights packed once: ``linear`` as native code (cpu/gemm.py)."""
+
+    linear: Value
+    kernel: str
+    pack: str
+    panels: int
+    width: int
+    block_rows: int
+
+
+Step = KernelCall | PackedWeights | Value
 
 
 def write_program(
@@ -51,6 +64,7 @@ class _Writer:
         self.registers = Registers()
         self.inputs: list[str] = []
         self.guards: list[str] = []
+        self.packs: list[str] = []
         self.slots: list[str] = []
         self.instructions: list[str] = []
         self.slot_of: dict[object, int] = {}
@@ -110,8 +124,8 @@ class _Writer:
         """A slot for ``view`` with ``shape``; the buffer's own slot where that is the same."""
         base = self.slot(view.base)
         own = view.base.strides or contiguous_strides(view.base.shape)
-        plain = view.offset == 0 and len(shape) == len(view.base.shape)
-        if plain and shape == view.base.shape and same(shape, own, view.strides):
+        whole = view.offset == 0 and len(shape) == len(view.base.shape)
+        if whole and shape == view.base.shape and same(shape, own, view.strides):
             return base
         words = [
             *self.numbers(shape),
@@ -144,6 +158,8 @@ class _Writer:
     def step(self, step: Step) -> None:
         if isinstance(step, KernelCall):
             self.kernel(step)
+        elif isinstance(step, PackedWeights):
+            self.packed_linear(step)
         elif step.op == "linear":
             self.linear(step)
         elif step.op == "matmul":
@@ -172,6 +188,48 @@ class _Writer:
             bias = self.seen(value.args[2])
             tensors = f"t:{bias} t:{x} t:{w} i:1 i:1 t:{out}"
             self.instructions.append(f"call aten::addmm.out 6 {tensors} 0")
+
+    def packed_linear(self, step: PackedWeights) -> None:
+        value = step.linear
+        x, weight = value.args[:2]
+        columns, depth = weight.shape
+        rows = numel(x.shape[:-1])
+        view = view_of(weight)
+        assert view is not None and isinstance(columns, int) and isinstance(depth, int), value
+        constant, sizes = view.base.attrs["index"], (columns, depth, *view.strides)
+        assert view.offset == 0, value
+        packed = self.pack(
+            step.pack, constant, step.panels * step.width * depth, step.panels, sizes
+        )
+        if len(value.args) == 3:
+            bias = self.seen(value.args[2])
+        else:
+            bias = self.pack(step.pack, constant, columns, 0, sizes)
+        slots = [self.matrix(x, 1), packed, bias, self.matrix(value, 1)]
+        blocks = plain(FloorDiv(sympy.sympify(rows) + step.block_rows - 1, step.block_rows))
+        extent = plain(sympy.sympify(blocks) * step.panels)
+        cost = plain(sympy.Min(rows, step.block_rows) * depth * 2)
+        ints = self.numbers((rows, columns, depth, self.row_distance(x), columns))
+        words = ["kernel", step.kernel, *self.numbers((extent, cost, 0))]
+        words += [str(len(slots)), *map(str, slots), str(len(ints)), *ints]
+        self.instructions.append(" ".join(words))
+
+    def pack(self, kernel: str, constant: int, size: int, extent: int, ints: Sequence[Dim]) -> int:
+        """The slot of a constant computed once per engine."""
+        key = f"pack {kernel} {constant} {size} {extent} {len(ints)} {' '.join(map(str, ints))}"
+        if key not in self.slot_of:
+            index = len(self.graph.constants) + len(self.packs)
+            self.packs.append(key)
+            self.slot_of[key] = self.add_slot(f"const {index}")
+        return self.slot_of[key]
+
+    def row_distance(self, x: Value) -> Dim:
+        view = view_of(x)
+        assert view is not None, x
+        lead = x.shape[:-1]
+        merged = reshape_strides(lead, view.strides[:-1], (numel(lead),))
+        assert merged is not None, x
+        return merged[0]
 
     def call(self, value: Value) -> None:
         target = value.attrs["target"]
@@ -208,10 +266,12 @@ class _Writer:
             ("inputs", self.inputs),
             ("registers", registers),
             ("guards", self.guards),
+            ("packs", self.packs),
             ("slots", self.slots),
             ("instructions", self.instructions),
         ):
-            lines += [f"{name} {len(items)}", *items]
+            if items or name != "packs":
+                lines += [f"{name} {len(items)}", *items]
         lines += [" ".join(["outputs", str(len(outputs)), *map(str, outputs)]), "end"]
         return "\n".join(lines) + "\n"
 

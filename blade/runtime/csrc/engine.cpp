@@ -164,6 +164,7 @@ void Engine::failed(const std::string& what) {
 
 std::optional<Code> Engine::run_disc(const std::vector<at::Tensor>& inputs, std::vector<at::Tensor>& outputs) {
   if (const auto code = check_inputs(executor_->program(), inputs)) return code;
+  executor_->refresh_packs(constants_);
   auto results = executor_->run(inputs);
   if (!results) return Code::kGuardShape;
   outputs = std::move(*results);

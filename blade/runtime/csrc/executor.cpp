@@ -6,7 +6,11 @@
 #include <c10/core/InferenceMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include <ATen/EmptyTensor.h>
+#include <ATen/Parallel.h>
+
 #include <algorithm>
+#include <cstring>
 #include <thread>
 
 #include "cpu.h"
@@ -48,6 +52,10 @@ std::vector<at::Tensor> aliases_of(const std::vector<at::Tensor>& constants) {
     aliases.push_back(std::move(alias));
   }
   return aliases;
+}
+
+int64_t version_of(const at::Tensor& tensor) {
+  return tensor.is_inference() ? 0 : static_cast<int64_t>(tensor._version());
 }
 
 void check_cpu(const Program& program) {
@@ -137,6 +145,38 @@ Executor::Executor(
     }
     loaded_.kernels.push_back(instr.op ? nullptr : loaded_.object->find(instr.kernel));
   }
+  num_given_ = constants.size();
+  for (const auto& pack : loaded_.program.packs) {
+    if (!loaded_.object) throw Unavailable(Code::kCorruptPayload, "The engine packs constants but has no native code.");
+    pack_kernels_.push_back(loaded_.object->find(pack.kernel));
+    loaded_.constants.push_back(at::Tensor(at::detail::empty_cpu({pack.numel}, at::kFloat, false, std::nullopt)));
+    packed_versions_.push_back(version_of(constants[pack.constant]));
+  }
+  pack_constants();
+}
+
+void Executor::pack_constants() {
+  for (size_t i = 0; i < pack_kernels_.size(); ++i) {
+    const auto& pack = loaded_.program.packs[i];
+    auto& packed = loaded_.constants[num_given_ + i];
+    std::memset(packed.mutable_data_ptr(), 0, packed.nbytes());
+    void* ptrs[] = {
+        const_cast<void*>(loaded_.constants[pack.constant].const_data_ptr()), packed.mutable_data_ptr(), nullptr};
+    at::parallel_for(0, pack.extent, 1, [&](int64_t begin, int64_t end) {
+      pack_kernels_[i](ptrs, pack.ints.data(), begin, end);
+    });
+  }
+}
+
+void Executor::refresh_packs(const std::vector<at::Tensor>& constants) {
+  const auto& packs = loaded_.program.packs;
+  const auto stale = [&](size_t i) { return version_of(constants[packs[i].constant]) != packed_versions_[i]; };
+  bool any = false;
+  for (size_t i = 0; i < packs.size() && !any; ++i) any = stale(i);
+  if (!any) return;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  pack_constants();
+  for (size_t i = 0; i < packs.size(); ++i) packed_versions_[i] = version_of(constants[packs[i].constant]);
 }
 
 Executor::~Executor() = default;

@@ -29,6 +29,9 @@ class Executor {
   // Average seconds per instruction. Throws if the guards do not hold.
   std::vector<double> profile(const std::vector<at::Tensor>& inputs, int64_t repeats);
 
+  // Packs constants again if the user wrote to one of them since (in place, as an optimizer does).
+  void refresh_packs(const std::vector<at::Tensor>& constants);
+
   const Program& program() const { return loaded_.program; }
 
  private:
@@ -39,7 +42,12 @@ class Executor {
   std::optional<std::vector<at::Tensor>> run_in_lane(
       const std::vector<at::Tensor>& inputs, std::vector<double>* seconds);
 
+  void pack_constants();
+
   Loaded loaded_;
+  std::vector<KernelFn> pack_kernels_;
+  std::vector<int64_t> packed_versions_;  // of the constant each pack was made from
+  size_t num_given_ = 0;                  // constants before the packed ones
   const ExecutorLimits limits_;
   std::mutex mutex_;
   std::vector<std::unique_ptr<Lane>> idle_;

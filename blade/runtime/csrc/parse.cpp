@@ -14,6 +14,7 @@ namespace blade {
 namespace {
 
 constexpr int64_t kVersion = 1;
+constexpr int64_t kMaxElements = int64_t{1} << 40;
 
 const std::map<std::string, at::ScalarType> kDtypes = {
     {"f32", at::kFloat},          {"f64", at::kDouble}, {"f16", at::kHalf},
@@ -45,7 +46,7 @@ std::vector<std::string> split(const std::string& text, char by) {
 class Parser {
  public:
   Parser(const std::string& text, size_t num_constants)
-      : lines_(split(text, '\n')), num_constants_(static_cast<int64_t>(num_constants)) {}
+      : lines_(split(text, '\n')), num_given_(num_constants), num_constants_(num_constants) {}
 
   Program parse() {
     expect("blade.disc");
@@ -60,6 +61,9 @@ class Parser {
     section("inputs", [this](int64_t i) { parse_input(i); });
     section("registers", [this](int64_t k) { parse_reg(k); });
     section("guards", [this](int64_t) { parse_guard(); });
+    if (line_ < lines_.size() && lines_[line_].rfind("packs ", 0) == 0) {
+      section("packs", [this](int64_t) { parse_pack(); });
+    }
     section("slots", [this](int64_t k) { parse_slot(k); });
     section("instructions", [this](int64_t) { parse_instr(); });
     expect("outputs");
@@ -181,6 +185,19 @@ class Parser {
     Guard guard{reg(), ""};
     while (next_ < words_.size()) guard.text += (guard.text.empty() ? "" : " ") + word();
     program_.guards.push_back(std::move(guard));
+  }
+
+  void parse_pack() {
+    if (word() != "pack") fail("'pack' is due");
+    Pack pack;
+    pack.kernel = word();
+    pack.constant = below(number(), num_given_, "constant");
+    pack.numel = number();
+    pack.extent = number();
+    if (pack.numel < 0 || pack.numel > kMaxElements || pack.extent < 0) fail("a pack of impossible size");
+    for (int64_t n = count(); n > 0; --n) pack.ints.push_back(number());
+    program_.packs.push_back(std::move(pack));
+    ++num_constants_;
   }
 
   std::vector<int64_t> regs_of(int64_t n) {
@@ -403,7 +420,8 @@ class Parser {
   std::vector<std::string> words_;
   size_t line_ = 0;  // lines read so far
   size_t next_ = 0;  // the next word of the current line
-  int64_t num_constants_;
+  const size_t num_given_;  // constants that come with the engine
+  size_t num_constants_;    // and those packed from them
   Program program_;
 };
 

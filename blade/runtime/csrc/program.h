@@ -74,11 +74,21 @@ struct Instr {
   std::vector<int64_t> last_use;
 };
 
+// A constant computed once per loaded engine from another: a weight in the layout a kernel wants.
+struct Pack {
+  std::string kernel;
+  int64_t constant = 0;  // what it reads
+  int64_t numel = 0;     // f32 elements it writes; those it leaves out are zero
+  int64_t extent = 0;
+  std::vector<int64_t> ints;
+};
+
 struct Program {
   std::vector<std::string> isa;
   std::vector<InputSpec> inputs;
   std::vector<Reg> regs;
   std::vector<Guard> guards;
+  std::vector<Pack> packs;  // constants from num_constants on
   std::vector<Slot> slots;
   std::vector<Instr> instrs;
   std::vector<int64_t> outputs;

@@ -24,10 +24,10 @@ def add_input(b: Builder, shape: Sequence[object], dtype: torch.dtype = torch.fl
     return b.make("input", (), shape, dtype, index=index)  # type: ignore[arg-type]
 
 
-def finish(b: Builder, *outputs: Value) -> Graph:
+def finish(b: Builder, *outputs: Value, constants: Sequence[torch.Tensor] = ()) -> Graph:
     inputs = tuple(v for v in b.values if v.op == "input")
     strides = tuple(contiguous_strides(v.shape) for v in outputs)
-    graph = Graph(b.values, outputs, strides, inputs, (), tuple(b.facts.values()))
+    graph = Graph(b.values, outputs, strides, inputs, tuple(constants), tuple(b.facts.values()))
     graph.values = live(graph)
     return graph
 

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The generated GEMM against torch, through whole programs: edges of every kind, packed weights."""
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from disc_programs import S0, S1, add_input, compile_to_engine, finish, new_builder
+from hypothesis import given, settings
+
+from blade.backends.disc.ir import Value
+from blade.runtime.engine import Engine
+
+pytestmark = pytest.mark.needs("torch_mlir")
+
+
+def linear_engine(weight: torch.Tensor, bias: torch.Tensor | None) -> Engine:
+    """x [s0, s1, k] -> x @ weight.T + bias."""
+    b = new_builder()
+    x = add_input(b, (S0, S1, weight.shape[1]))
+    constants = [weight] if bias is None else [weight, bias]
+    operands: list[Value] = [
+        b.make("const", (), c.shape, c.dtype, tuple(c.stride()), index=k)
+        for k, c in enumerate(constants)
+    ]
+    y = b.make("linear", (x, *operands), (S0, S1, weight.shape[0]), torch.float32)
+    return compile_to_engine(finish(b, y, constants=constants))
+
+
+def check(engine: Engine, weight: torch.Tensor, bias: torch.Tensor | None, rows: int) -> None:
+    x = torch.randn(1, rows, weight.shape[1])
+    [found] = engine.try_execute([x]) or pytest.fail(engine.last_error())
+    want = torch.nn.functional.linear(x, weight, bias)
+    exact = torch.nn.functional.linear(
+        x.double(), weight.double(), None if bias is None else bias.double()
+    )
+    assert found.shape == want.shape
+    if found.numel():
+        # With few rows the vendor's kernels sum a row in many parts and are luckier than any
+        # blocked sum: there, one unit roundoff per (unit-sized) term is allowed.
+        allowed = 2 * (want - exact).abs().max() + 2.0**-24 * weight.shape[1]
+        assert (found - exact).abs().max() <= allowed
+
+
+@given(
+    columns=st.sampled_from([1, 7, 15, 16, 17, 48, 100]),
+    depth=st.sampled_from([1, 2, 5, 64, 383, 385, 900]),
+    with_bias=st.booleans(),
+    transposed=st.booleans(),
+)
+@settings(max_examples=12, deadline=None)
+def test_any_size(columns: int, depth: int, with_bias: bool, transposed: bool) -> None:
+    torch.manual_seed(columns * 1000 + depth)
+    weight = torch.randn(depth, columns).t() if transposed else torch.randn(columns, depth)
+    bias = torch.randn(columns) if with_bias else None
+    engine = linear_engine(weight, bias)
+    assert "kernel gemm_f32 " in engine.program()
+    for rows in (0, 1, 2, 3, 4, 5, 6, 7, 12, 13, 64, 255, 256, 257, 300, 513):
+        check(engine, weight, bias, rows)
+
+
+def test_rows_at_a_distance() -> None:
+    """The first token of each sequence, as poolers take it: rows lie s1 * 8 apart."""
+    b = new_builder()
+    x = add_input(b, (S0, S1, 8))
+    weight = torch.randn(24, 8)
+    w = b.make("const", (), weight.shape, weight.dtype, tuple(weight.stride()), index=0)
+    first = b.reshape(b.slice(x, 1, 0, 1, 1), (S0, 8))
+    engine = compile_to_engine(
+        finish(b, b.make("linear", (first, w), (S0, 24), torch.float32), constants=[weight])
+    )
+    assert "kernel gemm_f32 " in engine.program()
+    for batch, length in ((1, 1), (5, 3), (3, 40)):
+        given_x = torch.randn(batch, length, 8)
+        [found] = engine.try_execute([given_x]) or pytest.fail(engine.last_error())
+        torch.testing.assert_close(found, given_x[:, 0] @ weight.t(), rtol=1e-5, atol=1e-5)
+
+
+def test_weights_written_in_place_are_packed_again() -> None:
+    weight = torch.randn(32, 16)
+    engine = linear_engine(weight, None)
+    check(engine, weight, None, 9)
+    with torch.no_grad():
+        weight.mul_(-3)
+    check(engine, weight, None, 9)
+
+
+def test_nan_and_infinity_pass_through() -> None:
+    weight = torch.randn(16, 8)
+    engine = linear_engine(weight, None)
+    x = torch.randn(1, 7, 8)
+    x[0, 2, 3], x[0, 4, 1] = float("nan"), float("inf")
+    [found] = engine.try_execute([x]) or pytest.fail(engine.last_error())
+    want = x @ weight.t()
+    assert torch.equal(found.isnan(), want.isnan())
+    assert torch.equal(found.isinf(), want.isinf())
