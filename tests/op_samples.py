@@ -11,6 +11,7 @@ fixed one. ``inputs(sample, sizes)`` makes seeded tensors at any sizes. Data is 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -144,7 +145,9 @@ for _name in (
     "neg abs sign exp exp2 expm1 sin cos tan tanh sinh cosh atan erf erfc sigmoid floor ceil trunc "
     "round frac square isnan isinf"
 ).split():
-    row(_name, each(getattr(torch, _name)), *_of_every("a b", FLOATS), special=_name not in ("tan",))
+    row(
+        _name, each(getattr(torch, _name)), *_of_every("a b", FLOATS), special=_name not in ("tan",)
+    )
 for _name in "log log2 log1p sqrt rsqrt reciprocal log10".split():
     row(_name, each(getattr(torch, _name)), *_of_every("a b", FLOATS, 0.1, 9), special=True)
 for _name in "asin acos".split():
@@ -180,46 +183,241 @@ row("sub", pairs(torch.sub), *both((*FLOATS, *INTS)), special=True)
 row("mul", pairs(torch.mul), *both((*FLOATS, *INTS)), special=True)
 row("div", pairs(torch.div), *both((*FLOATS, *INTS), 1, 9), special=True)
 row("add bool", lambda a, b: (a + b, a * b, a + 1, a * 2.5), mask("a b"), mask("b"))
-row("add mixed", lambda x, i, m, h: (x + i, i + x, m + x, m + i, h + x, h + i, h * m, i / m.int().add(1)),
-    f32("a b"), i64("b"), mask("a 1"), spec("a b", torch.bfloat16))
-row("mixed ints", lambda a, b, c: (a + b, b * c, a - c, a / b, a // b), spec("a b", torch.int32, 1, 9),
-    spec("b", torch.int16, 1, 9), spec("a b", torch.uint8, 1, 9))
-row("mixed floats", lambda a, b, c: (a + b, b * c, a / c, b - a), spec("a b", torch.float64),
-    spec("b", torch.bfloat16), spec("a b", torch.float16, 1, 2))
-row("scalars", lambda x, i, m, h: (x + 1, x * 2, x / 3, 1 - x, 2 / x, i + 1, i * 2, i / 2, i + 0.5, 3 - i, m + 1, m * 0.5,
-    m / 2, h + 1.1, h * 3, 1.3 - h), f32("a b"), i64("a b"), mask("a b"), spec("a b", torch.bfloat16))
-row("alpha", lambda x, y, i: (torch.add(x, y, alpha=2), torch.sub(x, y, alpha=0.5), torch.add(i, i, alpha=3),
-    torch.add(x, i, alpha=2), torch.sub(x, 2, alpha=3), torch.rsub(x, y, alpha=2), torch.rsub(x, 2, alpha=3)),
-    f32("a b"), f32("b"), i64("b"))
-row("alpha half", lambda x, y: (torch.add(x, y, alpha=0.3), torch.sub(x, y, alpha=0.3)), spec("a b", torch.bfloat16),
-    spec("b", torch.bfloat16))
-row("sizes as numbers", lambda x: (x * x.shape[0], x + x.shape[1], x / x.shape[1], x.shape[0] - x), f32("a b"))
-row("sizes with ints", lambda i: (i * i.shape[0], i // i.shape[1], i / i.shape[1], i % i.shape[0], i < i.shape[0],
-    i + 1.5 * i.shape[0]), i64("a b"), a=3, b=5)
+row(
+    "add mixed",
+    lambda x, i, m, h: (x + i, i + x, m + x, m + i, h + x, h + i, h * m, i / m.int().add(1)),
+    f32("a b"),
+    i64("b"),
+    mask("a 1"),
+    spec("a b", torch.bfloat16),
+)
+row(
+    "mixed ints",
+    lambda a, b, c: (a + b, b * c, a - c, a / b, a // b),
+    spec("a b", torch.int32, 1, 9),
+    spec("b", torch.int16, 1, 9),
+    spec("a b", torch.uint8, 1, 9),
+)
+row(
+    "mixed floats",
+    lambda a, b, c: (a + b, b * c, a / c, b - a),
+    spec("a b", torch.float64),
+    spec("b", torch.bfloat16),
+    spec("a b", torch.float16, 1, 2),
+)
+row(
+    "scalars",
+    lambda x, i, m, h: (
+        x + 1,
+        x * 2,
+        x / 3,
+        1 - x,
+        2 / x,
+        i + 1,
+        i * 2,
+        i / 2,
+        i + 0.5,
+        3 - i,
+        m + 1,
+        m * 0.5,
+        m / 2,
+        h + 1.1,
+        h * 3,
+        1.3 - h,
+    ),
+    f32("a b"),
+    i64("a b"),
+    mask("a b"),
+    spec("a b", torch.bfloat16),
+)
+row(
+    "alpha",
+    lambda x, y, i: (
+        torch.add(x, y, alpha=2),
+        torch.sub(x, y, alpha=0.5),
+        torch.add(i, i, alpha=3),
+        torch.add(x, i, alpha=2),
+        torch.sub(x, 2, alpha=3),
+        torch.rsub(x, y, alpha=2),
+        torch.rsub(x, 2, alpha=3),
+    ),
+    f32("a b"),
+    f32("b"),
+    i64("b"),
+)
+row(
+    "alpha half",
+    lambda x, y: (torch.add(x, y, alpha=0.3), torch.sub(x, y, alpha=0.3)),
+    spec("a b", torch.bfloat16),
+    spec("b", torch.bfloat16),
+)
+row(
+    "sizes as numbers",
+    lambda x: (x * x.shape[0], x + x.shape[1], x / x.shape[1], x.shape[0] - x),
+    f32("a b"),
+)
+row(
+    "sizes with ints",
+    lambda i: (
+        i * i.shape[0],
+        i // i.shape[1],
+        i / i.shape[1],
+        i % i.shape[0],
+        i < i.shape[0],
+        i + 1.5 * i.shape[0],
+    ),
+    i64("a b"),
+    a=3,
+    b=5,
+)
+row(
+    "Scalar overloads",
+    lambda x, i: [
+        getattr(aten, name).Scalar(t, 2)
+        for name in ("add", "sub", "mul", "div", "floor_divide", "remainder")
+        for t in (x, i)
+    ],
+    f32("a b"),
+    i64("a b"),
+)
+row(
+    "Scalar overloads of bits",
+    lambda i, m: (
+        [
+            getattr(aten, f"bitwise_{name}").Scalar(t, s)
+            for name in ("and", "or", "xor")
+            for t, s in ((i, 6), (m, True), (m, 3))
+        ]
+        + [getattr(aten, f"bitwise_{name}").Scalar_Tensor(5, i) for name in ("and", "or", "xor")]
+    ),
+    i64("a b"),
+    mask("a b"),
+)
+row(
+    "Scalar overloads of shifts",
+    lambda i: (
+        aten.bitwise_left_shift.Tensor(i, i),
+        aten.bitwise_right_shift.Scalar_Tensor(64, i),
+        aten.bitwise_right_shift.Tensor_Scalar(i, 1),
+    ),
+    i64("a b", 1, 4),
+)
+row(
+    "div.Scalar_mode",
+    lambda x, i: [
+        aten.div.Scalar_mode(t, 3, rounding_mode=m)
+        for t in (x, i)
+        for m in ("floor", "trunc", None)
+    ],
+    f32("a b"),
+    i64("a b"),
+)
 row("floor_divide", pairs(torch.floor_divide), *both((*FLOATS, *INTS), 1, 9))
-row("floor_divide negative", pairs(torch.floor_divide), *both((torch.float32, torch.int64, torch.int32)), special=False)
-row("floor_divide scalar", lambda x, i: (x // 2, i // 2, i // -3, x // 0.7, i // 2.5), f32("a b"), i64("a b"))
-row("div trunc", pairs(lambda a, b: torch.div(a, b, rounding_mode="trunc")), *both((*FLOATS, *INTS), -9, 9))
-row("div floor", pairs(lambda a, b: torch.div(a, b, rounding_mode="floor")), *both((*FLOATS, *INTS), -9, 9))
-row("div mode scalar", lambda x, i: [torch.div(t, s, rounding_mode=m) for t in (x, i) for s in (2, -3)
-    for m in ("floor", "trunc", None)], f32("a b"), i64("a b"))
-row("div mode mixed", lambda x, i: [torch.div(i, x, rounding_mode=m) for m in ("floor", "trunc", None)],
-    f32("a b"), i64("a b"))
+row(
+    "floor_divide negative",
+    pairs(torch.floor_divide),
+    *both((torch.float32, torch.int64, torch.int32)),
+    special=False,
+)
+row(
+    "floor_divide scalar",
+    lambda x, i: (x // 2, i // 2, i // -3, x // 0.7, i // 2.5),
+    f32("a b"),
+    i64("a b"),
+)
+row(
+    "div trunc",
+    pairs(lambda a, b: torch.div(a, b, rounding_mode="trunc")),
+    *both((*FLOATS, *INTS), -9, 9),
+)
+row(
+    "div floor",
+    pairs(lambda a, b: torch.div(a, b, rounding_mode="floor")),
+    *both((*FLOATS, *INTS), -9, 9),
+)
+row(
+    "div mode scalar",
+    lambda x, i: [
+        torch.div(t, s, rounding_mode=m)
+        for t in (x, i)
+        for s in (2, -3)
+        for m in ("floor", "trunc", None)
+    ],
+    f32("a b"),
+    i64("a b"),
+)
+row(
+    "div mode mixed",
+    lambda x, i: [torch.div(i, x, rounding_mode=m) for m in ("floor", "trunc", None)],
+    f32("a b"),
+    i64("a b"),
+)
 row("remainder", pairs(torch.remainder), *both((*FLOATS, *INTS), -9, 9))
 row("fmod", pairs(torch.fmod), *both((*FLOATS, *INTS), -9, 9))
-row("remainder scalar", lambda x, i: (x % 3, i % 3, i % -3, torch.fmod(i, -3), torch.fmod(x, 0.7), 7 % i,
-    torch.remainder(7.5, i)), f32("a b"), i64("a b"))
+row(
+    "remainder scalar",
+    lambda x, i: (
+        x % 3,
+        i % 3,
+        i % -3,
+        torch.fmod(i, -3),
+        torch.fmod(x, 0.7),
+        7 % i,
+        torch.remainder(7.5, i),
+    ),
+    f32("a b"),
+    i64("a b"),
+)
 row("pow", pairs(torch.pow), *both(FLOATS, 0.2, 3), special=True)
 row("pow ints", pairs(torch.pow), *both(INTS, 1, 3))
-row("pow scalar", lambda x, i: (x**2, x**3, x**0.5, x**-1, x**-2, x**2.5, x**0, x**1, x**4, i**2, i**3, i**0, i**1, i**0.5, 2**x,
-    2**i.abs(), 2.5**x, 1**x), f32("a b", 0.2, 3), i64("a b", 1, 4), special=True)
-row("pow special", lambda x: (x**2, x**3, x**0.5, x**-1, x**-0.5, x**-2, x**2.5, x**0.0, x**1.0, 1.0**x, 2.0**x),
-    f32("a b"), special=True)
+row(
+    "pow scalar",
+    lambda x, i: (
+        x**2,
+        x**3,
+        x**0.5,
+        x**-1,
+        x**-2,
+        x**2.5,
+        x**0,
+        x**1,
+        x**4,
+        i**2,
+        i**3,
+        i**0,
+        i**1,
+        i**0.5,
+        2**x,
+        2 ** i.abs(),
+        2.5**x,
+        1**x,
+    ),
+    f32("a b", 0.2, 3),
+    i64("a b", 1, 4),
+    special=True,
+)
+row(
+    "pow special",
+    lambda x: (x**2, x**3, x**0.5, x**-1, x**-0.5, x**-2, x**2.5, x**0.0, x**1.0, 1.0**x, 2.0**x),
+    f32("a b"),
+    special=True,
+)
 row("pow half", lambda x: (x**2, x**0.5, x**3, x**-1), spec("a b", torch.bfloat16, 0.2, 3))
-row("float_power", lambda x, i: (torch.float_power(x, 2), torch.float_power(i, 0.5)), f32("a b", 0.2, 3), i64("a b", 1, 4))
+row(
+    "float_power",
+    lambda x, i: (torch.float_power(x, 2), torch.float_power(i, 0.5)),
+    f32("a b", 0.2, 3),
+    i64("a b", 1, 4),
+)
 row("maximum", pairs(torch.maximum), *both((*FLOATS, *INTS)), special=True)
 row("minimum", pairs(torch.minimum), *both((*FLOATS, *INTS)), special=True)
-row("max of two", lambda x, i, m: (torch.max(x, i), torch.min(x, i), torch.maximum(m, m[0])), f32("a b"), i64("b"), mask("a b"))
+row(
+    "max of two",
+    lambda x, i, m: (torch.max(x, i), torch.min(x, i), torch.maximum(m, m[0])),
+    f32("a b"),
+    i64("b"),
+    mask("a b"),
+)
 row("fmax", lambda x, y: (torch.fmax(x, y), torch.fmin(x, y)), f32("a b"), f32("b"), special=True)
 row("atan2", pairs(torch.atan2), *both(FLOATS), special=False)
 row("atan2 special", torch.atan2, f32("a b"), f32("a b"), special=True)
@@ -227,51 +425,231 @@ row("hypot", torch.hypot, f32("a b"), f32("b"), called=True)
 row("copysign", torch.copysign, f32("a b"), f32("b"), called=True)
 row("xlogy", torch.xlogy, f32("a b", 0.1, 2), f32("b", 0.1, 2))
 row("logaddexp", torch.logaddexp, f32("a b"), f32("b"), special=True)
-row("addcmul", lambda x, y, z: (torch.addcmul(x, y, z), torch.addcmul(x, y, z, value=0.3), torch.addcmul(y, x, x)),
-    f32("a b"), f32("b"), f32("a 1"), special=True)
+row(
+    "addcmul",
+    lambda x, y, z: (
+        torch.addcmul(x, y, z),
+        torch.addcmul(x, y, z, value=0.3),
+        torch.addcmul(y, x, x),
+    ),
+    f32("a b"),
+    f32("b"),
+    f32("a 1"),
+    special=True,
+)
 row("addcmul ints", lambda i, j: torch.addcmul(i, j, i, value=2), i64("a b"), i64("b"))
-row("addcdiv", lambda x, y, z: (torch.addcdiv(x, y, z), torch.addcdiv(x, y, z, value=0.3)), f32("a b"), f32("b"),
-    f32("a 1", 1, 2))
-row("addcmul half", lambda x, y: (torch.addcmul(x, y, y, value=0.3), torch.addcdiv(x, y, y, value=0.3)),
-    spec("a b", torch.bfloat16, 1, 2), spec("b", torch.bfloat16, 1, 2))
-row("lerp", lambda x, y, z: (torch.lerp(x, y, 0.3), torch.lerp(x, y, z), torch.lerp(x, y, 0.7)), f32("a b"), f32("a b"),
-    f32("b", 0.1, 0.9), special=False)
-row("lerp half", lambda x, y: (torch.lerp(x, y, 0.3), torch.lerp(x, y, 0.8)), spec("a b", torch.bfloat16), spec("a b", torch.bfloat16))
-row("rsub", lambda x, i: (torch.rsub(x, i), torch.rsub(i, 1), torch.rsub(x, 1.5)), f32("a b"), i64("b"))
+row(
+    "addcdiv",
+    lambda x, y, z: (torch.addcdiv(x, y, z), torch.addcdiv(x, y, z, value=0.3)),
+    f32("a b"),
+    f32("b"),
+    f32("a 1", 1, 2),
+)
+row(
+    "addcmul half",
+    lambda x, y: (torch.addcmul(x, y, y, value=0.3), torch.addcdiv(x, y, y, value=0.3)),
+    spec("a b", torch.bfloat16, 1, 2),
+    spec("b", torch.bfloat16, 1, 2),
+)
+row(
+    "lerp",
+    lambda x, y, z: (torch.lerp(x, y, 0.3), torch.lerp(x, y, z), torch.lerp(x, y, 0.7)),
+    f32("a b"),
+    f32("a b"),
+    f32("b", 0.1, 0.9),
+    special=False,
+)
+row(
+    "lerp half",
+    lambda x, y: (torch.lerp(x, y, 0.3), torch.lerp(x, y, 0.8)),
+    spec("a b", torch.bfloat16),
+    spec("a b", torch.bfloat16),
+)
+row(
+    "rsub",
+    lambda x, i: (torch.rsub(x, i), torch.rsub(i, 1), torch.rsub(x, 1.5)),
+    f32("a b"),
+    i64("b"),
+)
 
 # Comparison, logic, bits
 
+
+def _with_one(op: Callable[..., Any], x: torch.Tensor) -> Any:
+    return op(x, 1)
+
+
 for _name in "eq ne lt le gt ge".split():
-    row(_name, pairs(getattr(torch, _name)), *both((*FLOATS, *INTS)), mask("a b"), mask("b"), special=True)
-    row(f"{_name} scalar", each(lambda x, op=getattr(torch, _name): (op(x, 1), )[0]), *_of_every("a b", (*FLOATS, *INTS)), mask("a b"))
-row("compare mixed", lambda x, i, m, h: (x < i, i == 1.5, m == 1, h > x, h <= 0.1, i > m, m < 0.5, x == m, x >= x.shape[0]),
-    f32("a b"), i64("b"), mask("a b"), spec("a b", torch.bfloat16))
+    row(
+        _name,
+        pairs(getattr(torch, _name)),
+        *both((*FLOATS, *INTS)),
+        mask("a b"),
+        mask("b"),
+        special=True,
+    )
+    row(
+        f"{_name} scalar",
+        each(partial(_with_one, getattr(torch, _name))),
+        *_of_every("a b", (*FLOATS, *INTS)),
+        mask("a b"),
+    )
+row(
+    "compare mixed",
+    lambda x, i, m, h: (
+        x < i,
+        i == 1.5,
+        m == 1,
+        h > x,
+        h <= 0.1,
+        i > m,
+        m < 0.5,
+        x == m,
+        x >= x.shape[0],
+    ),
+    f32("a b"),
+    i64("b"),
+    mask("a b"),
+    spec("a b", torch.bfloat16),
+)
 for _name in "logical_and logical_or logical_xor".split():
-    row(_name, pairs(getattr(torch, _name)), *both((torch.float32, torch.int64, torch.bool)), special=True)
-row("logical mixed", lambda x, m: (torch.logical_and(x, m), torch.logical_or(m, x), torch.logical_xor(x, m)), f32("a b"), mask("b"))
+    row(
+        _name,
+        pairs(getattr(torch, _name)),
+        *both((torch.float32, torch.int64, torch.bool)),
+        special=True,
+    )
+row(
+    "logical mixed",
+    lambda x, m: (torch.logical_and(x, m), torch.logical_or(m, x), torch.logical_xor(x, m)),
+    f32("a b"),
+    mask("b"),
+)
 for _name in "bitwise_and bitwise_or bitwise_xor".split():
     row(_name, pairs(getattr(torch, _name)), *both((*INTS, torch.bool)))
-row("bit operators", lambda i, m: (i & 3, i | 4, i ^ 5, m & m[0], m | True, m ^ True, ~m, ~i, m & i.bool()), i64("a b"), mask("a b"))
-row("bit operators mixed", lambda i, j: (i & j, i | j, i ^ j, 3 & i), i64("a b"), spec("b", torch.int32, -9, 9))
-row("shifts", lambda i, j: (i << 2, i >> 1, i << j, i >> j, torch.bitwise_left_shift(i, 1), torch.bitwise_right_shift(i, j),
-    torch.bitwise_left_shift(2, j)), i64("a b"), i64("b", 1, 4))
+row(
+    "bit operators",
+    lambda i, m: (i & 3, i | 4, i ^ 5, m & m[0], m | True, m ^ True, ~m, ~i, m & i.bool()),
+    i64("a b"),
+    mask("a b"),
+)
+row(
+    "bit operators mixed",
+    lambda i, j: (i & j, i | j, i ^ j, 3 & i),
+    i64("a b"),
+    spec("b", torch.int32, -9, 9),
+)
+row(
+    "shifts",
+    lambda i, j: (
+        i << 2,
+        i >> 1,
+        i << j,
+        i >> j,
+        torch.bitwise_left_shift(i, 1),
+        torch.bitwise_right_shift(i, j),
+        torch.bitwise_left_shift(2, j),
+    ),
+    i64("a b"),
+    i64("b", 1, 4),
+)
 
 # Selection
 
-row("where", lambda m, x, y, i: (torch.where(m, x, y), torch.where(m, x, i), torch.where(m, x, 0.5), torch.where(m, 1, x),
-    torch.where(m, 1.5, i), torch.where(m, 2, 3), torch.where(m, 2.0, 3.0), torch.where(m, i, 2)),
-    mask("a b"), f32("a b"), f32("b"), i64("a 1"), special=True)
-row("where 0-d", lambda m, x, z: (torch.where(m, x, z), torch.where(m, z, x)), mask("a b"), f32("a b"), spec("", torch.float64))
-row("where half", lambda m, h: (torch.where(m, h, 0.0), torch.where(m, h, -1)), mask("a b"), spec("b", torch.bfloat16))
-row("masked_fill", lambda m, x, i, z: (x.masked_fill(m, -math.inf), x.masked_fill(m, 2), i.masked_fill(m, 3), x.masked_fill(m, z),
-    x.masked_fill(m[0], 1.5)), mask("a b"), f32("a b"), i64("a b"), f32(""))
-row("masked_fill broadcast", lambda m, x: x.masked_fill(m, torch.finfo(x.dtype).min), mask("a 1"), f32("a b"))
-row("clamp", lambda x, i: (x.clamp(-1, 1), x.clamp(min=0.5), x.clamp(max=0.5), x.clamp(1, -1), i.clamp(-2, 2), i.clamp(min=0.5),
-    i.clamp(max=2.5), x.clip(-1, 1), x.clamp_min(0), x.clamp_max(0), i.clamp_min(1.5), torch.clamp(x, None, 1.0)),
-    f32("a b"), i64("a b"), special=True)
-row("clamp tensors", lambda x, y, i: (x.clamp(y), x.clamp(max=y), x.clamp(y, y + 1), x.clamp(i), i.clamp(i - 1, i + 1), x.clip(y),
-    x.clamp_min(y), x.clamp_max(y)), f32("a b"), f32("b"), i64("a b"), special=True)
-row("clamp half", lambda x: (x.clamp(-0.3, 0.3), x.clamp(min=0.1)), spec("a b", torch.bfloat16), special=True)
+row(
+    "where",
+    lambda m, x, y, i: (
+        torch.where(m, x, y),
+        torch.where(m, x, i),
+        torch.where(m, x, 0.5),
+        torch.where(m, 1, x),
+        torch.where(m, 1.5, i),
+        torch.where(m, 2, 3),
+        torch.where(m, 2.0, 3.0),
+        torch.where(m, i, 2),
+    ),
+    mask("a b"),
+    f32("a b"),
+    f32("b"),
+    i64("a 1"),
+    special=True,
+)
+row(
+    "where 0-d",
+    lambda m, x, z: (torch.where(m, x, z), torch.where(m, z, x)),
+    mask("a b"),
+    f32("a b"),
+    spec("", torch.float64),
+)
+row(
+    "where half",
+    lambda m, h: (torch.where(m, h, 0.0), torch.where(m, h, -1)),
+    mask("a b"),
+    spec("b", torch.bfloat16),
+)
+row(
+    "masked_fill",
+    lambda m, x, i, z: (
+        x.masked_fill(m, -math.inf),
+        x.masked_fill(m, 2),
+        i.masked_fill(m, 3),
+        x.masked_fill(m, z),
+        x.masked_fill(m[0], 1.5),
+    ),
+    mask("a b"),
+    f32("a b"),
+    i64("a b"),
+    f32(""),
+)
+row(
+    "masked_fill broadcast",
+    lambda m, x: x.masked_fill(m, torch.finfo(x.dtype).min),
+    mask("a 1"),
+    f32("a b"),
+)
+row(
+    "clamp",
+    lambda x, i: (
+        x.clamp(-1, 1),
+        x.clamp(min=0.5),
+        x.clamp(max=0.5),
+        x.clamp(1, -1),
+        i.clamp(-2, 2),
+        i.clamp(min=0.5),
+        i.clamp(max=2.5),
+        x.clip(-1, 1),
+        x.clamp_min(0),
+        x.clamp_max(0),
+        i.clamp_min(1.5),
+        torch.clamp(x, None, 1.0),
+    ),
+    f32("a b"),
+    i64("a b"),
+    special=True,
+)
+row(
+    "clamp tensors",
+    lambda x, y, i: (
+        x.clamp(y),
+        x.clamp(max=y),
+        x.clamp(y, y + 1),
+        x.clamp(i),
+        i.clamp(i - 1, i + 1),
+        x.clip(y),
+        x.clamp_min(y),
+        x.clamp_max(y),
+    ),
+    f32("a b"),
+    f32("b"),
+    i64("a b"),
+    special=True,
+)
+row(
+    "clamp half",
+    lambda x: (x.clamp(-0.3, 0.3), x.clamp(min=0.1)),
+    spec("a b", torch.bfloat16),
+    special=True,
+)
 
 # Activations
 
@@ -317,264 +695,1314 @@ row("geglu", lambda x: x[..., :4] * F.gelu(x[..., 4:]), f32("a b 8"))
 # Casts and copies
 
 row("casts", lambda x: [x.to(d) for d in (*FLOATS, *INTS, torch.bool)], f32("a b", 0, 9))
-row("casts of halves", lambda x, y: [t.to(d) for t in (x, y) for d in (*FLOATS, torch.int64, torch.int8, torch.bool)],
-    spec("a b", torch.bfloat16), spec("a b", torch.float16))
-row("casts of ints", lambda i, j: [t.to(d) for t in (i, j) for d in (*FLOATS, *INTS, torch.bool)], i64("a b", 1, 99),
-    spec("a b", torch.uint8, 1, 200))
-row("casts of doubles", lambda x: [x.to(d) for d in (*FLOATS, torch.int64, torch.int32, torch.bool)], spec("a b", torch.float64))
+row(
+    "casts of halves",
+    lambda x, y: [t.to(d) for t in (x, y) for d in (*FLOATS, torch.int64, torch.int8, torch.bool)],
+    spec("a b", torch.bfloat16),
+    spec("a b", torch.float16),
+)
+row(
+    "casts of ints",
+    lambda i, j: [t.to(d) for t in (i, j) for d in (*FLOATS, *INTS, torch.bool)],
+    i64("a b", 1, 99),
+    spec("a b", torch.uint8, 1, 200),
+)
+row(
+    "casts of doubles",
+    lambda x: [x.to(d) for d in (*FLOATS, torch.int64, torch.int32, torch.bool)],
+    spec("a b", torch.float64),
+)
 row("casts of bool", lambda m: [m.to(d) for d in (*FLOATS, *INTS)], mask("a b"))
-row("to forms", lambda x, i: (x.to("cpu"), x.to(torch.float64, copy=True), x.to(i), x.to(x), x.type_as(i), i.float(), x.half(),
-    x.double(), x.long(), x.to(device="cpu", dtype=torch.bfloat16), x.to(torch.float32, non_blocking=True)), f32("a b"), i64("a b"))
-row("copies", lambda x: (x.clone(), x.contiguous(), x.detach(), x.t().contiguous(), x.t().clone(),
-    x.clone(memory_format=torch.contiguous_format)), f32("a b"))
-row("_to_copy", lambda x: (aten._to_copy(x, dtype=torch.bfloat16), aten.lift_fresh_copy(x), aten.alias(x)), f32("a b"))
-row("channels last", lambda x: x.contiguous(memory_format=torch.channels_last) * 2, f32("a 3 c d"), refuses=1)
-row("dropout", lambda x: (F.dropout(x, 0.5, False), aten.feature_dropout(x, 0.5, False), aten.alpha_dropout(x, 0.5, False)), f32("a b"))
+row(
+    "to forms",
+    lambda x, i: (
+        x.to("cpu"),
+        aten.to.other(x, i),
+        x.to(torch.float64, copy=True),
+        x.to(i),
+        x.to(x),
+        x.type_as(i),
+        i.float(),
+        x.half(),
+        x.double(),
+        x.long(),
+        x.to(device="cpu", dtype=torch.bfloat16),
+        x.to(torch.float32, non_blocking=True),
+    ),
+    f32("a b"),
+    i64("a b"),
+)
+row(
+    "copies",
+    lambda x: (
+        x.clone(),
+        x.contiguous(),
+        x.detach(),
+        x.t().contiguous(),
+        x.t().clone(),
+        x.clone(memory_format=torch.contiguous_format),
+    ),
+    f32("a b"),
+)
+row(
+    "_to_copy",
+    lambda x: (aten._to_copy(x, dtype=torch.bfloat16), aten.lift_fresh_copy(x), aten.alias(x)),
+    f32("a b"),
+)
+row(
+    "channels last",
+    lambda x: x.contiguous(memory_format=torch.channels_last) * 2,
+    f32("a 3 c d"),
+    refuses=1,
+)
+row(
+    "dropout",
+    lambda x: (
+        F.dropout(x, 0.5, False),
+        aten.feature_dropout(x, 0.5, False),
+        aten.alpha_dropout(x, 0.5, False),
+    ),
+    f32("a b"),
+)
 
 # Shapes
 
-row("view", lambda x: (x.view(-1), x.view(x.shape[0], -1), x.view(x.shape[0], 2, 4, x.shape[1]).sum(1)), f32("a b 8"))
-row("reshape", lambda x: (x.reshape(-1, 2), x.reshape(x.shape[1], -1), x.transpose(0, 1).reshape(-1), x.permute(2, 0, 1).reshape(8, -1)),
-    f32("a b 8"), refuses=1)
-row("view strided", lambda x: (x + 1).view(x.shape[0] * x.shape[1], 2, 4).transpose(0, 1), f32("a b 8"))
-row("unsqueeze", lambda x: (x.unsqueeze(0), x.unsqueeze(-1), x.unsqueeze(1), x[:, None], x[..., None, :]), f32("a b"))
-row("squeeze", lambda x: (x.squeeze(1), x.squeeze(-1), x.squeeze((1, 3)), x.squeeze(0)), f32("a 1 b 1"), refuses=1)
+row(
+    "view",
+    lambda x: (x.view(-1), x.view(x.shape[0], -1), x.view(x.shape[0], 2, 4, x.shape[1]).sum(1)),
+    f32("a b 8"),
+)
+row(
+    "reshape",
+    lambda x: (
+        x.reshape(-1, 2),
+        x.reshape(x.shape[1], -1),
+        x.transpose(0, 1).reshape(-1),
+        x.permute(2, 0, 1).reshape(8, -1),
+    ),
+    f32("a b 8"),
+    refuses=1,
+)
+row(
+    "view strided",
+    lambda x: (x + 1).view(x.shape[0] * x.shape[1], 2, 4).transpose(0, 1),
+    f32("a b 8"),
+)
+row(
+    "unsqueeze",
+    lambda x: (x.unsqueeze(0), x.unsqueeze(-1), x.unsqueeze(1), x[:, None], x[..., None, :]),
+    f32("a b"),
+)
+row(
+    "squeeze",
+    lambda x: (x.squeeze(1), x.squeeze(-1), x.squeeze((1, 3)), x.squeeze(0)),
+    f32("a 1 b 1"),
+    refuses=1,
+)
 row("squeeze all", lambda x: x.squeeze(), f32("a 1 b 1"), refuses=1)
 row("squeeze dynamic", lambda x: x.sum(1, keepdim=True).squeeze(1), f32("a b c"))
-row("flatten", lambda x: (x.flatten(), x.flatten(1), x.flatten(0, 1), x.flatten(-2), x.sum().flatten()), f32("a b 4"))
+row(
+    "flatten",
+    lambda x: (x.flatten(), x.flatten(1), x.flatten(0, 1), x.flatten(-2), x.sum().flatten()),
+    f32("a b 4"),
+)
 row("unflatten", lambda x: (x.unflatten(-1, (2, 4)), x.unflatten(1, (2, -1))), f32("a 8"))
 row("view_as", lambda x, y: (x.view_as(y), x.t().reshape_as(y)), f32("a b"), f32("b a"))
 row("_unsafe_view", lambda x: aten._unsafe_view(x, [-1]), f32("a b"))
-row("transpose", lambda x: (x.transpose(0, 1), x.transpose(-1, -3), x.swapaxes(0, 2), x.swapdims(-1, 0), x.mT, x.transpose(1, 1)),
-    f32("a b 4"))
+row(
+    "transpose",
+    lambda x: (
+        x.transpose(0, 1),
+        x.transpose(-1, -3),
+        x.swapaxes(0, 2),
+        x.swapdims(-1, 0),
+        x.mT,
+        x.transpose(1, 1),
+    ),
+    f32("a b 4"),
+)
 row("t", lambda x, y, z: (x.t(), x.T, y.t(), z.t(), aten.numpy_T(x)), f32("a b"), f32("a"), f32(""))
-row("permute", lambda x: (x.permute(2, 0, 1), x.permute(-1, -2, -3), x.permute(0, 1, 2), x.permute(1, 0, 2) + x.permute(1, 0, 2)),
-    f32("a b 4"))
-row("movedim", lambda x: (x.movedim(0, -1), x.movedim(-1, 0), x.movedim(1, 1), x.movedim((0, 1), (1, 2)), x.moveaxis(2, 1)), f32("a b 4"))
-row("expand", lambda x, y, z: (x.expand(-1, x.shape[1], 5), x.expand(7, -1, -1, 3), y.expand(x.shape[0], -1), y.expand_as(x[..., 0]),
-    torch.broadcast_to(y, x.shape[:2]), z.expand(2, 3)), f32("a b 1"), f32("b"), f32(""))
+row(
+    "permute",
+    lambda x: (
+        x.permute(2, 0, 1),
+        x.permute(-1, -2, -3),
+        x.permute(0, 1, 2),
+        x.permute(1, 0, 2) + x.permute(1, 0, 2),
+    ),
+    f32("a b 4"),
+)
+row(
+    "movedim",
+    lambda x: (
+        x.movedim(0, -1),
+        x.movedim(-1, 0),
+        x.movedim(1, 1),
+        x.movedim((0, 1), (1, 2)),
+        x.moveaxis(2, 1),
+        torch.moveaxis(x, (0, 1), (1, 2)),
+    ),
+    f32("a b 4"),
+)
+row(
+    "expand",
+    lambda x, y, z: (
+        x.expand(-1, x.shape[1], 5),
+        x.expand(7, -1, -1, 3),
+        y.expand(x.shape[0], -1),
+        y.expand_as(x[..., 0]),
+        torch.broadcast_to(y, x.shape[:2]),
+        z.expand(2, 3),
+    ),
+    f32("a b 1"),
+    f32("b"),
+    f32(""),
+)
 row("expand and compute", lambda x, y: x.expand(-1, 4) * 2 + y, f32("a 1"), f32("a 4"))
-row("slice", lambda x: (x[1:], x[:2], x[:-1], x[-2:], x[::2], x[1::2], x[:, 1:-1], x[5:], x[:99], x[-99:2], x[2:1]), f32("a b"), refuses=0)
-row("slice more", lambda x: (x[1:] * 2, x[:, -1:], x[:, ::3], x[..., 1:3] + 1, x[0:x.shape[1]], x[x.shape[1] - 1:], x[:, : x.shape[0] // 2]),
-    f32("a b"), refuses=0)
-row("slice static", lambda x: (x[:, 2:4], x[:, -3:], x[:, :-5], x[:, 1:9:4], x[:, 10:], x[:, -20:3]), f32("a 8"))
-row("narrow", lambda x: (x.narrow(1, 2, 3), x.narrow(-1, -3, 2), x.narrow(1, 0, 8), x.narrow(0, 0, x.shape[0])), f32("a 8"))
-row("select", lambda x: (x[:, 0], x[:, -1], x.select(1, 3), x.select(-1, -2) * 2, x[:, 1] + x[:, 2]), f32("a 8"))
+row(
+    "slice",
+    lambda x: (
+        x[1:],
+        x[:2],
+        x[:-1],
+        x[-2:],
+        x[::2],
+        x[1::2],
+        x[:, 1:-1],
+        x[5:],
+        x[:99],
+        x[-99:2],
+        x[2:1],
+    ),
+    f32("a b"),
+    refuses=0,
+)
+row(
+    "slice more",
+    lambda x: (
+        x[1:] * 2,
+        x[:, -1:],
+        x[:, ::3],
+        x[..., 1:3] + 1,
+        x[0 : x.shape[1]],
+        x[x.shape[1] - 1 :],
+        x[:, : x.shape[0] // 2],
+    ),
+    f32("a b"),
+    refuses=0,
+)
+row(
+    "slice static",
+    lambda x: (x[:, 2:4], x[:, -3:], x[:, :-5], x[:, 1:9:4], x[:, 10:], x[:, -20:3]),
+    f32("a 8"),
+)
+row(
+    "narrow",
+    lambda x: (
+        x.narrow(1, 2, 3),
+        x.narrow(-1, -3, 2),
+        x.narrow(1, 0, 8),
+        x.narrow(0, 0, x.shape[0]),
+    ),
+    f32("a 8"),
+)
+row(
+    "select",
+    lambda x: (x[:, 0], x[:, -1], x.select(1, 3), x.select(-1, -2) * 2, x[:, 1] + x[:, 2]),
+    f32("a 8"),
+)
 row("select dynamic", lambda x: (x[0], x[-1], x[:, 0], x[:, -1] * 2), f32("a b"))
 row("select more", lambda x: (x[1], x[-2], x[:, 2], x[:, -3]), f32("a b"))
-row("split", lambda x: (*x.split(3, 1), *x.split([2, 5, 1], 1), *x.split(8, -1)), f32("a 8"))
+row(
+    "split",
+    lambda x: (
+        *x.split(3, 1),
+        *x.split([2, 5, 1], 1),
+        *x.split(8, -1),
+        *aten.split.sizes(x, [3, 5], 1),
+    ),
+    f32("a 8"),
+)
 row("chunk", lambda x: (*x.chunk(3, -1), *x.chunk(2, 1), *x.chunk(9, 1)), f32("a 8"))
 row("chunk compute", lambda x: (lambda q, k, v: q * k + v)(*x.chunk(3, -1)), f32("a b 12"))
 row("split dynamic", lambda x: x.split([x.shape[0] - 1, 1]), f32("a b"))
 row("tensor_split", lambda x: (*x.tensor_split(3, 1), *x.tensor_split([2, 5], 1)), f32("a 8"))
 row("unbind", lambda x: (*x.unbind(1), *x.unbind(-1), x.unbind(1)[1] * 2), f32("a 3 2"))
-row("cat", lambda x, y: (torch.cat([x, y]), torch.cat([x, x], 1), torch.cat([x, y[:, :1], x], -1) if False else torch.cat([x, x * 2, x], -1),
-    torch.concat([x, y])), f32("a b"), f32("c b"))
-row("cat mixed", lambda x, i, h: (torch.cat([x, i], 1), torch.cat([h, x], 1), torch.cat([i, h], 0)), f32("a b"), i64("a b"),
-    spec("a b", torch.bfloat16))
-row("cat empty", lambda x: (torch.cat([torch.empty(0), x]), torch.cat([x[:0], x]), torch.cat([x]), torch.cat([x, x.new_empty(0, 4)])), f32("a 4"))
-row("cat of views", lambda x, y: torch.cat([x.t(), y[:, None].expand(-1, 2), x.t() * 2], 1), f32("a b"), f32("b"))
-row("cat scalars", lambda x: torch.cat([torch.ones_like(x), x, torch.zeros(x.shape[0], 2)], 1), f32("a b"))
-row("stack", lambda x, y, i: (torch.stack([x, y]), torch.stack([x, y, x], 1), torch.stack([x, y], -1), torch.stack([x]), torch.stack([x, i], -2)),
-    f32("a b"), f32("a b"), i64("a b"))
+row(
+    "cat",
+    lambda x, y: (
+        torch.cat([x, y]),
+        torch.cat([x, x], 1),
+        torch.cat([x, y[:, :1], x], -1) if False else torch.cat([x, x * 2, x], -1),
+        torch.concat([x, y]),
+    ),
+    f32("a b"),
+    f32("c b"),
+)
+row(
+    "cat mixed",
+    lambda x, i, h: (torch.cat([x, i], 1), torch.cat([h, x], 1), torch.cat([i, h], 0)),
+    f32("a b"),
+    i64("a b"),
+    spec("a b", torch.bfloat16),
+)
+row(
+    "cat empty",
+    lambda x: (
+        torch.cat([torch.empty(0), x]),
+        torch.cat([x[:0], x]),
+        torch.cat([x]),
+        torch.cat([x, x.new_empty(0, 4)]),
+    ),
+    f32("a 4"),
+)
+row(
+    "cat of views",
+    lambda x, y: torch.cat([x.t(), y[:, None].expand(-1, 2), x.t() * 2], 1),
+    f32("a b"),
+    f32("b"),
+)
+row(
+    "cat scalars",
+    lambda x: torch.cat([torch.ones_like(x), x, torch.zeros(x.shape[0], 2)], 1),
+    f32("a b"),
+)
+row(
+    "stack",
+    lambda x, y, i: (
+        torch.stack([x, y]),
+        torch.stack([x, y, x], 1),
+        torch.stack([x, y], -1),
+        torch.stack([x]),
+        torch.stack([x, i], -2),
+    ),
+    f32("a b"),
+    f32("a b"),
+    i64("a b"),
+)
 row("stack 0-d", lambda x, y: torch.stack([x, y, x * y]), f32(""), f32(""))
 row("hstack", lambda x, y: (torch.hstack([x, y]), torch.vstack([x, y])), f32("a b"), f32("a b"))
-row("repeat", lambda x: (x.repeat(2, 3), x.repeat(2, 1, 1), x.repeat(1, 1), torch.tile(x, (2, 2))), f32("a b"))
-row("repeat_interleave", lambda x: (x.repeat_interleave(3, 1), x.repeat_interleave(2, 0)), f32("a b"))
-row("roll", lambda x: (x.roll(1, 0), x.roll(-1, 1), x.roll((1, 2), (0, 1)), x.roll(1)), f32("a b"), called=True, refuses=1)
+row(
+    "repeat",
+    lambda x: (x.repeat(2, 3), x.repeat(2, 1, 1), x.repeat(1, 1), torch.tile(x, (2, 2))),
+    f32("a b"),
+)
+row(
+    "repeat_interleave",
+    lambda x: (x.repeat_interleave(3, 1), x.repeat_interleave(2, 0)),
+    f32("a b"),
+)
+row(
+    "roll",
+    lambda x: (x.roll(1, 0), x.roll(-1, 1), x.roll((1, 2), (0, 1)), x.roll(1)),
+    f32("a b"),
+    called=True,
+    refuses=1,
+)
 row("roll static", lambda x: (x.roll(3, 1), x.roll(-9, 1)), f32("a 8"))
 row("flip", lambda x: (x.flip(0), x.flip((0, 1))), f32("a b"), called=True)
-row("pad", lambda x: (F.pad(x, (1, 2)), F.pad(x, (1, 0, 0, 2), value=3.5), F.pad(x, (0, -1)), F.pad(x, (0, 0))), f32("a b"))
-row("pad ints", lambda i, m: (F.pad(i, (1, 1), value=7), F.pad(m, (2, 0), value=True)), i64("a b"), mask("a b"))
-row("pad modes", lambda x: (F.pad(x, (1, 2), mode="reflect"), F.pad(x, (1, 2), mode="replicate"), F.pad(x, (1, 1), mode="circular")),
-    f32("a 3 b"), called=True, refuses=1)
-row("pixel_shuffle", lambda x: (F.pixel_shuffle(x, 2), F.pixel_unshuffle(F.pixel_shuffle(x, 2), 2)), f32("a 8 c d"), refuses=0)
+row(
+    "pad",
+    lambda x: (
+        F.pad(x, (1, 2)),
+        F.pad(x, (1, 0, 0, 2), value=3.5),
+        F.pad(x, (0, -1)),
+        F.pad(x, (0, 0)),
+        aten.constant_pad_nd(x, [1, 1], 2.5),
+    ),
+    f32("a b"),
+)
+row(
+    "pad ints",
+    lambda i, m: (F.pad(i, (1, 1), value=7), F.pad(m, (2, 0), value=True)),
+    i64("a b"),
+    mask("a b"),
+)
+row(
+    "pad modes",
+    lambda x: (
+        F.pad(x, (1, 2), mode="reflect"),
+        F.pad(x, (1, 2), mode="replicate"),
+        F.pad(x, (1, 1), mode="circular"),
+    ),
+    f32("a 3 b"),
+    called=True,
+    refuses=1,
+)
+row(
+    "pixel_shuffle",
+    lambda x: (F.pixel_shuffle(x, 2), F.pixel_unshuffle(F.pixel_shuffle(x, 2), 2)),
+    f32("a 8 c d"),
+    refuses=0,
+)
 row("channel_shuffle", lambda x: F.channel_shuffle(x, 2), f32("a 8 c d"))
-row("tril", lambda x: (x.tril(), x.triu(), x.tril(1), x.triu(-1), x.tril(-2), x.triu(2)), f32("a b c"), special=True)
+row(
+    "tril",
+    lambda x: (x.tril(), x.triu(), x.tril(1), x.triu(-1), x.tril(-2), x.triu(2)),
+    f32("a b c"),
+    special=True,
+)
 row("tril ints", lambda i, m: (i.tril(), m.triu(1)), i64("a b"), mask("a b"))
-row("causal mask", lambda x: torch.full((x.shape[0], x.shape[0]), -math.inf).triu(1) + x, f32("a a"))
+row(
+    "causal mask", lambda x: torch.full((x.shape[0], x.shape[0]), -math.inf).triu(1) + x, f32("a a")
+)
 
 # Factories
 
-row("full", lambda x: (torch.full((2, 3), 1.5), torch.full(x.shape, 2), torch.full((x.shape[0],), True), torch.full((2,), 3, dtype=torch.float32),
-    torch.full_like(x, 2), torch.full_like(x, 1.5, dtype=torch.int64), x.new_full((3, x.shape[1]), 2.5), torch.full(x.shape, x.shape[0])),
-    f32("a b"))
-row("ones", lambda x: (torch.ones(x.shape), torch.ones_like(x), torch.ones_like(x, dtype=torch.int64), x.new_ones(2, x.shape[0]),
-    torch.zeros(x.shape[1], dtype=torch.bool), torch.zeros_like(x), x.new_zeros(3), torch.zeros(2, x.shape[0], dtype=torch.int32)), f32("a b"))
-row("scalar_tensor", lambda x: (torch.scalar_tensor(2.5), torch.scalar_tensor(3, dtype=torch.int64) + x, torch.scalar_tensor(x.shape[0])), f32("a b"))
-row("empty", lambda x: (torch.empty_like(x).fill_(2) if False else torch.zeros_like(x)) + x, f32("a b"))
-row("arange", lambda x: (torch.arange(5), torch.arange(x.shape[0]), torch.arange(2, x.shape[1] + 2), torch.arange(1, 10, 3),
-    torch.arange(x.shape[0], dtype=torch.int32), torch.arange(x.shape[0] - 1, -1, -1), torch.arange(7, dtype=torch.int64) * 2,
-    torch.arange(0, 2 * x.shape[0], 2)), f32("a b"))
-row("arange as floats", lambda x: (torch.arange(0, x.shape[0], dtype=torch.float32), torch.arange(x.shape[1], dtype=torch.float32) * 0.5,
-    torch.arange(0, 8, 2, dtype=torch.bfloat16)), f32("a b"))
-row("arange of fractions", lambda x: (torch.arange(0.0, 2.0, 0.5) + x, torch.arange(0, 1, 0.25)), f32("a 4"), called=True)
+row(
+    "full",
+    lambda x: (
+        torch.full((2, 3), 1.5),
+        torch.full(x.shape, 2),
+        torch.full((x.shape[0],), True),
+        torch.full((2,), 3, dtype=torch.float32),
+        torch.full_like(x, 2),
+        torch.full_like(x, 1.5, dtype=torch.int64),
+        x.new_full((3, x.shape[1]), 2.5),
+        torch.full(x.shape, x.shape[0]),
+    ),
+    f32("a b"),
+)
+row(
+    "ones",
+    lambda x: (
+        torch.ones(x.shape),
+        torch.ones_like(x),
+        torch.ones_like(x, dtype=torch.int64),
+        x.new_ones(2, x.shape[0]),
+        torch.zeros(x.shape[1], dtype=torch.bool),
+        torch.zeros_like(x),
+        x.new_zeros(3),
+        torch.zeros(2, x.shape[0], dtype=torch.int32),
+    ),
+    f32("a b"),
+)
+row(
+    "scalar_tensor",
+    lambda x: (
+        torch.scalar_tensor(2.5),
+        torch.scalar_tensor(3, dtype=torch.int64) + x,
+        torch.scalar_tensor(x.shape[0]),
+    ),
+    f32("a b"),
+)
+row(
+    "empty",
+    lambda x: (torch.empty_like(x).fill_(2) if False else torch.zeros_like(x)) + x,
+    f32("a b"),
+)
+row(
+    "arange",
+    lambda x: (
+        torch.arange(5),
+        torch.arange(x.shape[0]),
+        torch.arange(2, x.shape[1] + 2),
+        torch.arange(1, 10, 3),
+        torch.arange(x.shape[0], dtype=torch.int32),
+        torch.arange(x.shape[0] - 1, -1, -1),
+        torch.arange(7, dtype=torch.int64) * 2,
+        torch.arange(0, 2 * x.shape[0], 2),
+    ),
+    f32("a b"),
+)
+row(
+    "arange as floats",
+    lambda x: (
+        torch.arange(0, x.shape[0], dtype=torch.float32),
+        torch.arange(x.shape[1], dtype=torch.float32) * 0.5,
+        torch.arange(0, 8, 2, dtype=torch.bfloat16),
+    ),
+    f32("a b"),
+)
+row(
+    "arange of fractions",
+    lambda x: (torch.arange(0.0, 2.0, 0.5) + x, torch.arange(0, 1, 0.25)),
+    f32("a 4"),
+    called=True,
+)
 row("linspace", lambda x: torch.linspace(0, 1, 5) + x, f32("a 5"), called=True)
 row("eye", lambda x: torch.eye(4) @ x, f32("4 b"), called=True)
-row("positions", lambda x: (torch.arange(x.shape[1])[None, :] <= torch.arange(x.shape[0])[:, None]).to(x.dtype) * x, f32("a b"))
+row(
+    "positions",
+    lambda x: (
+        (torch.arange(x.shape[1])[None, :] <= torch.arange(x.shape[0])[:, None]).to(x.dtype) * x
+    ),
+    f32("a b"),
+)
 row("one_hot", lambda i: F.one_hot(i, 7), index("a b", 7), called=True)
-row("meshgrid", lambda x, y: torch.meshgrid(x, y, indexing="ij"), f32("a"), f32("b"))
+row(
+    "meshgrid",
+    lambda x, y: (*torch.meshgrid(x, y, indexing="ij"), *aten.meshgrid([x, y])),
+    f32("a"),
+    f32("b"),
+)
 
 # Reductions
 
 for _name in "sum mean".split():
     _op = getattr(torch, _name)
     row(_name, each(_op), *_of_every("a b", FLOATS))
-    row(f"{_name} dims", lambda x, op=_op: (op(x, 0), op(x, -1), op(x, 1, keepdim=True), op(x, (0, 2)), op(x, (0, 1, 2)), op(x, ()),
-        op(x, [-1], dtype=torch.float64), op(x, (1, 2), keepdim=True)), f32("a b c"))
-    row(f"{_name} halves", lambda x, y, op=_op: (op(x, -1), op(y, 0), op(x, 1, dtype=torch.float32)), spec("a b", torch.bfloat16), spec("a b", torch.float16))
+    row(
+        f"{_name} dims",
+        lambda x, op=_op: (
+            op(x, 0),
+            op(x, -1),
+            op(x, 1, keepdim=True),
+            op(x, (0, 2)),
+            op(x, (0, 1, 2)),
+            op(x, ()),
+            op(x, [-1], dtype=torch.float64),
+            op(x, (1, 2), keepdim=True),
+        ),
+        f32("a b c"),
+    )
+    row(
+        f"{_name} halves",
+        lambda x, y, op=_op: (op(x, -1), op(y, 0), op(x, 1, dtype=torch.float32)),
+        spec("a b", torch.bfloat16),
+        spec("a b", torch.float16),
+    )
     row(f"{_name} special", lambda x, op=_op: (op(x, -1), op(x, 0)), f32("a b"), special=True)
-row("sum ints", lambda i, j, m: (i.sum(), j.sum(-1), m.sum(0), m.sum(), i.sum(0, dtype=torch.float32), m.sum(1, dtype=torch.int32), j.sum(0, keepdim=True)),
-    i64("a b"), spec("a b", torch.int32, -9, 9), mask("a b"))
-row("mean dtype", lambda i: (i.mean(dtype=torch.float32), i.mean(0, dtype=torch.float64)), i64("a b"))
-row("prod", lambda x, i, m: (x.prod(), x.prod(-1), x.prod(0, keepdim=True), i.prod(1), m.prod(0), i.prod(0, dtype=torch.float32)),
-    f32("a b", 0.5, 1.5), i64("a b", 1, 3), mask("a b"))
-row("amax", lambda x, i, h, m: (x.amax(), x.amax(0), x.amax((0, 1)), x.amax(-1, True), i.amax(1), h.amax(-1), m.amax(0)), f32("a b"), i64("a b"),
-    spec("a b", torch.bfloat16), mask("a b"), special=True)
-row("amin", lambda x, i, h, m: (x.amin(), x.amin(0), x.amin((0, 1)), x.amin(-1, True), i.amin(1), h.amin(-1), m.amin(0)), f32("a b"), i64("a b"),
-    spec("a b", torch.bfloat16), mask("a b"), special=True)
-row("max", lambda x, i: (x.max(), x.min(), i.max(), i.min(), x.max() + x.min()), f32("a b"), i64("a b"), special=True)
+row(
+    "sum ints",
+    lambda i, j, m: (
+        i.sum(),
+        j.sum(-1),
+        m.sum(0),
+        m.sum(),
+        i.sum(0, dtype=torch.float32),
+        m.sum(1, dtype=torch.int32),
+        j.sum(0, keepdim=True),
+    ),
+    i64("a b"),
+    spec("a b", torch.int32, -9, 9),
+    mask("a b"),
+)
+row(
+    "mean dtype",
+    lambda i: (i.mean(dtype=torch.float32), i.mean(0, dtype=torch.float64)),
+    i64("a b"),
+)
+row(
+    "prod",
+    lambda x, i, m: (
+        x.prod(),
+        x.prod(-1),
+        x.prod(0, keepdim=True),
+        i.prod(1),
+        m.prod(0),
+        i.prod(0, dtype=torch.float32),
+    ),
+    f32("a b", 0.5, 1.5),
+    i64("a b", 1, 3),
+    mask("a b"),
+)
+row(
+    "amax",
+    lambda x, i, h, m: (
+        x.amax(),
+        x.amax(0),
+        x.amax((0, 1)),
+        x.amax(-1, True),
+        i.amax(1),
+        h.amax(-1),
+        m.amax(0),
+    ),
+    f32("a b"),
+    i64("a b"),
+    spec("a b", torch.bfloat16),
+    mask("a b"),
+    special=True,
+)
+row(
+    "amin",
+    lambda x, i, h, m: (
+        x.amin(),
+        x.amin(0),
+        x.amin((0, 1)),
+        x.amin(-1, True),
+        i.amin(1),
+        h.amin(-1),
+        m.amin(0),
+    ),
+    f32("a b"),
+    i64("a b"),
+    spec("a b", torch.bfloat16),
+    mask("a b"),
+    special=True,
+)
+row(
+    "max",
+    lambda x, i: (x.max(), x.min(), i.max(), i.min(), x.max() + x.min()),
+    f32("a b"),
+    i64("a b"),
+    special=True,
+)
 row("amax of one axis", lambda x: (x.amax(1), x.amin(1, True)), f32("a b"))
-row("max dim", lambda x: (*x.max(1), *x.min(0, keepdim=True), x.max(-1)[0] * 2, x.max(-1).values), f32("a b"), called=True)
+row(
+    "max dim",
+    lambda x: (*x.max(1), *x.min(0, keepdim=True), x.max(-1)[0] * 2, x.max(-1).values),
+    f32("a b"),
+    called=True,
+)
 row("aminmax", lambda x: torch.aminmax(x, dim=1), f32("a b"), called=True)
-row("any", lambda m, x, i: (m.any(), m.any(0), m.any(-1, True), (x > 1).any(1), i.any(1), x.any(0), torch.any(m, (0, 1))), mask("a b"), f32("a b"), i64("a b"))
-row("all", lambda m, x, i: (m.all(), m.all(0), m.all(-1, True), (x > 1).all(1), i.all(1), x.all(0), torch.all(m, (0, 1))), mask("a b"), f32("a b"), i64("a b"))
-row("any bytes", lambda b: (b.any(), b.all(1), b.any(0)), spec("a b", torch.uint8, 0, 1), called=True)
-row("any dims", lambda m: (aten.any.dims(m, [0, 1]), aten.all.dims(m, [1], True), aten.any.dims(m)), mask("a b"))
-row("var", lambda x: (x.var(), x.var(-1), x.var(0, unbiased=False), x.var((0, 1), correction=0), x.var(1, correction=2), x.var(-1, keepdim=True), x.var(False),
-    torch.var(x, dim=None, correction=1)), f32("a b"))
-row("std", lambda x: (x.std(), x.std(-1), x.std(0, unbiased=False), x.std((0, 1), correction=0), x.std(1, correction=2), x.std(-1, keepdim=True), x.std(False)),
-    f32("a b"))
-row("var halves", lambda x, y, z: (x.var(-1), y.std(0), x.std(), z.var(1)), spec("a b", torch.bfloat16), spec("a b", torch.float16), spec("a b", torch.float64))
-row("var_mean", lambda x: (*torch.var_mean(x, -1), *torch.var_mean(x, (0, 1), correction=0), *torch.std_mean(x, 0), *torch.var_mean(x, 0, keepdim=True),
-    *torch.var_mean(x), *torch.std_mean(x, unbiased=False)), f32("a b"))
-row("norm", lambda x: (x.norm(), x.norm(dim=-1), x.norm(1, 0), torch.linalg.vector_norm(x, 2, -1, True), torch.linalg.vector_norm(x), x.norm(math.inf, 1),
-    torch.linalg.vector_norm(x, 3, 1), torch.linalg.vector_norm(x, 0, 1), torch.linalg.vector_norm(x, -math.inf, 1)), f32("a b"))
-row("norm halves", lambda x: (torch.linalg.vector_norm(x, 2, -1), x.norm(dim=0)), spec("a b", torch.bfloat16))
+row(
+    "any",
+    lambda m, x, i: (
+        m.any(),
+        m.any(0),
+        m.any(-1, True),
+        (x > 1).any(1),
+        i.any(1),
+        x.any(0),
+        torch.any(m, (0, 1)),
+    ),
+    mask("a b"),
+    f32("a b"),
+    i64("a b"),
+)
+row(
+    "all",
+    lambda m, x, i: (
+        m.all(),
+        m.all(0),
+        m.all(-1, True),
+        (x > 1).all(1),
+        i.all(1),
+        x.all(0),
+        torch.all(m, (0, 1)),
+    ),
+    mask("a b"),
+    f32("a b"),
+    i64("a b"),
+)
+row(
+    "any bytes",
+    lambda b: (b.any(), b.all(1), b.any(0)),
+    spec("a b", torch.uint8, 0, 1),
+    called=True,
+)
+row(
+    "any dims",
+    lambda m: (aten.any.dims(m, [0, 1]), aten.all.dims(m, [1], True), aten.any.dims(m)),
+    mask("a b"),
+)
+row(
+    "var",
+    lambda x: (
+        x.var(),
+        x.var(-1),
+        x.var(0, unbiased=False),
+        x.var((0, 1), correction=0),
+        x.var(1, correction=2),
+        x.var(-1, keepdim=True),
+        x.var(False),
+        torch.var(x, dim=None, correction=1),
+    ),
+    f32("a b"),
+)
+row(
+    "std",
+    lambda x: (
+        x.std(),
+        x.std(-1),
+        x.std(0, unbiased=False),
+        x.std((0, 1), correction=0),
+        x.std(1, correction=2),
+        x.std(-1, keepdim=True),
+        x.std(False),
+    ),
+    f32("a b"),
+)
+row(
+    "var halves",
+    lambda x, y, z: (x.var(-1), y.std(0), x.std(), z.var(1)),
+    spec("a b", torch.bfloat16),
+    spec("a b", torch.float16),
+    spec("a b", torch.float64),
+)
+row(
+    "var_mean",
+    lambda x: (
+        *torch.var_mean(x, -1),
+        *torch.var_mean(x, (0, 1), correction=0),
+        *torch.std_mean(x, 0),
+        *torch.var_mean(x, 0, keepdim=True),
+        *torch.var_mean(x),
+        *torch.std_mean(x, unbiased=False),
+        *torch.var_mean(x, unbiased=True),
+        *torch.std_mean(x, 0, correction=2),
+    ),
+    f32("a b"),
+)
+row(
+    "norm",
+    lambda x: (
+        x.norm(),
+        x.norm(dim=-1),
+        x.norm(1, 0),
+        torch.linalg.vector_norm(x, 2, -1, True),
+        torch.linalg.vector_norm(x),
+        x.norm(math.inf, 1),
+        torch.linalg.vector_norm(x, 3, 1),
+        torch.linalg.vector_norm(x, 0, 1),
+        torch.linalg.vector_norm(x, -math.inf, 1),
+    ),
+    f32("a b"),
+)
+row(
+    "norm halves",
+    lambda x: (torch.linalg.vector_norm(x, 2, -1), x.norm(dim=0)),
+    spec("a b", torch.bfloat16),
+)
 row("normalize", lambda x: (F.normalize(x, dim=-1), F.normalize(x, p=1, dim=0)), f32("a b"))
-row("cosine_similarity", lambda x, y: F.cosine_similarity(x, y, -1), f32("a b"), f32("a b"), called=True)
-row("logsumexp", lambda x, h: (x.logsumexp(-1), x.logsumexp(0, True), x.logsumexp((0, 1)), h.logsumexp(1)), f32("a b"), spec("a b", torch.bfloat16), special=True)
+row(
+    "cosine_similarity",
+    lambda x, y: F.cosine_similarity(x, y, -1),
+    f32("a b"),
+    f32("a b"),
+    called=True,
+)
+row(
+    "logsumexp",
+    lambda x, h: (x.logsumexp(-1), x.logsumexp(0, True), x.logsumexp((0, 1)), h.logsumexp(1)),
+    f32("a b"),
+    spec("a b", torch.bfloat16),
+    special=True,
+)
 row("argmax", lambda x: (x.argmax(), x.argmax(-1), x.argmin(0, True)), f32("a b"), called=True)
-row("cumsum", lambda x, i: (x.cumsum(-1), i.cumsum(0), x.cumprod(1)), f32("a b"), i64("a b"), called=True)
+row(
+    "cumsum",
+    lambda x, i: (x.cumsum(-1), i.cumsum(0), x.cumprod(1)),
+    f32("a b"),
+    i64("a b"),
+    called=True,
+)
 row("count_nonzero", lambda i: i.count_nonzero(1), i64("a b"), called=True)
-row("reduce twice", lambda x: (x - x.mean(-1, keepdim=True)).pow(2).mean(-1, keepdim=True) + x.amax(-1, keepdim=True), f32("a b"))
-row("mse", lambda x, y: (F.mse_loss(x, y), F.l1_loss(x, y), F.mse_loss(x, y, reduction="none")), f32("a b"), f32("a b"), called=True)
+row(
+    "reduce twice",
+    lambda x: (
+        (x - x.mean(-1, keepdim=True)).pow(2).mean(-1, keepdim=True) + x.amax(-1, keepdim=True)
+    ),
+    f32("a b"),
+)
+row(
+    "mse",
+    lambda x, y: (F.mse_loss(x, y), F.l1_loss(x, y), F.mse_loss(x, y, reduction="none")),
+    f32("a b"),
+    f32("a b"),
+    called=True,
+)
 
 # Softmax and normalization
 
 row("softmax", each(lambda x: x.softmax(-1)), *_of_every("a b", FLOATS), special=True)
-row("softmax axes", lambda x: (x.softmax(0), x.softmax(1), x.softmax(-1, dtype=torch.float64), x.softmax(2, torch.float32)), f32("a b c"))
-row("softmax dtype", lambda h, i: (h.softmax(-1, dtype=torch.float32), h.softmax(-1, torch.float32).to(h.dtype), i.softmax(-1, dtype=torch.float32)),
-    spec("a b", torch.bfloat16), i64("a b"))
+row(
+    "softmax axes",
+    lambda x: (
+        x.softmax(0),
+        x.softmax(1),
+        x.softmax(-1, dtype=torch.float64),
+        x.softmax(2, torch.float32),
+    ),
+    f32("a b c"),
+)
+row(
+    "softmax dtype",
+    lambda h, i: (
+        h.softmax(-1, dtype=torch.float32),
+        h.softmax(-1, torch.float32).to(h.dtype),
+        i.softmax(-1, dtype=torch.float32),
+    ),
+    spec("a b", torch.bfloat16),
+    i64("a b"),
+)
 row("log_softmax", each(lambda x: x.log_softmax(-1)), *_of_every("a b", FLOATS), special=True)
-row("log_softmax axes", lambda x, h: (x.log_softmax(0), x.log_softmax(1), h.log_softmax(-1, dtype=torch.float32)), f32("a b c"), spec("a b", torch.bfloat16))
+row(
+    "log_softmax axes",
+    lambda x, h: (x.log_softmax(0), x.log_softmax(1), h.log_softmax(-1, dtype=torch.float32)),
+    f32("a b c"),
+    spec("a b", torch.bfloat16),
+)
 row("_softmax", lambda x: (aten._softmax(x, -1, False), aten._log_softmax(x, 0, False)), f32("a b"))
-row("_safe_softmax", lambda x, m: aten._safe_softmax(x.masked_fill(m, -math.inf), -1), f32("a b"), mask("a b"))
+row(
+    "_safe_softmax",
+    lambda x, m: aten._safe_softmax(x.masked_fill(m, -math.inf), -1),
+    f32("a b"),
+    mask("a b"),
+)
 row("softmin", lambda x: F.softmin(x, -1), f32("a b"))
-row("masked softmax", lambda x, m: (x / 8 + torch.where(m, 0.0, -math.inf)[:, None, :]).softmax(-1), f32("a b c"), mask("a c"))
-row("layer_norm", lambda x, w, b: (F.layer_norm(x, (6,), w, b), F.layer_norm(x, (6,)), F.layer_norm(x, (6,), w), F.layer_norm(x, (6,), None, b),
-    F.layer_norm(x, (6,), w, b, 0.1)), f32("a b 6"), f32("6"), f32("6"))
-row("layer_norm axes", lambda x, w, b: (F.layer_norm(x, (3, 6), w, b), F.layer_norm(x, (3, 6))), f32("a 3 6"), f32("3 6"), f32("3 6"))
+row(
+    "masked softmax",
+    lambda x, m: (x / 8 + torch.where(m, 0.0, -math.inf)[:, None, :]).softmax(-1),
+    f32("a b c"),
+    mask("a c"),
+)
+row(
+    "layer_norm",
+    lambda x, w, b: (
+        F.layer_norm(x, (6,), w, b),
+        F.layer_norm(x, (6,)),
+        F.layer_norm(x, (6,), w),
+        F.layer_norm(x, (6,), None, b),
+        F.layer_norm(x, (6,), w, b, 0.1),
+    ),
+    f32("a b 6"),
+    f32("6"),
+    f32("6"),
+)
+row(
+    "layer_norm axes",
+    lambda x, w, b: (F.layer_norm(x, (3, 6), w, b), F.layer_norm(x, (3, 6))),
+    f32("a 3 6"),
+    f32("3 6"),
+    f32("3 6"),
+)
 row("layer_norm dynamic", lambda x: F.layer_norm(x, x.shape[-1:]), f32("a b"))
-row("layer_norm halves", lambda x, w, y, v: (F.layer_norm(x, (6,), w, w), F.layer_norm(y, (6,), v, v)), spec("a 6", torch.bfloat16), spec("6", torch.bfloat16),
-    spec("a 6", torch.float16), spec("6", torch.float16))
+row(
+    "layer_norm halves",
+    lambda x, w, y, v: (F.layer_norm(x, (6,), w, w), F.layer_norm(y, (6,), v, v)),
+    spec("a 6", torch.bfloat16),
+    spec("6", torch.bfloat16),
+    spec("a 6", torch.float16),
+    spec("6", torch.float16),
+)
 row("layer_norm double", lambda x: F.layer_norm(x, (6,)), spec("a 6", torch.float64))
-row("layer_norm mixed", lambda x, w: F.layer_norm(x, (6,), w, w), spec("a 6", torch.bfloat16), f32("6"))
-row("native_layer_norm", lambda x, w, b: (*aten.native_layer_norm(x, [6], w, b, 1e-5), aten.native_layer_norm(x, [6], None, None, 1e-5)[0]), f32("a b 6"), f32("6"), f32("6"))
-row("rms_norm", lambda x, w, h: (F.rms_norm(x, (6,), w), F.rms_norm(x, (6,)), F.rms_norm(x, (6,), w, 0.1), F.rms_norm(h, (6,)), F.rms_norm(x, (5, 6)) if False
-    else F.rms_norm(x, (6,), None, 1e-6)), f32("a b 6"), f32("6"), spec("a 6", torch.bfloat16))
-row("rms_norm by hand", lambda x, w: w * (x.float() * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype), spec("a b 6", torch.bfloat16),
-    spec("6", torch.bfloat16))
-row("group_norm", lambda x, w, b: (F.group_norm(x, 2, w, b), F.group_norm(x, 4), F.group_norm(x, 1, w, b, 0.1)), f32("a 8 c d"), f32("8"), f32("8"))
+row(
+    "layer_norm mixed",
+    lambda x, w: F.layer_norm(x, (6,), w, w),
+    spec("a 6", torch.bfloat16),
+    f32("6"),
+)
+row(
+    "native_layer_norm",
+    lambda x, w, b: (
+        *aten.native_layer_norm(x, [6], w, b, 1e-5),
+        aten.native_layer_norm(x, [6], None, None, 1e-5)[0],
+    ),
+    f32("a b 6"),
+    f32("6"),
+    f32("6"),
+)
+row(
+    "rms_norm",
+    lambda x, w, h: (
+        F.rms_norm(x, (6,), w),
+        F.rms_norm(x, (6,)),
+        F.rms_norm(x, (6,), w, 0.1),
+        F.rms_norm(h, (6,)),
+        F.rms_norm(x, (5, 6)) if False else F.rms_norm(x, (6,), None, 1e-6),
+    ),
+    f32("a b 6"),
+    f32("6"),
+    spec("a 6", torch.bfloat16),
+)
+row(
+    "rms_norm by hand",
+    lambda x, w: (
+        w * (x.float() * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype)
+    ),
+    spec("a b 6", torch.bfloat16),
+    spec("6", torch.bfloat16),
+)
+row(
+    "group_norm",
+    lambda x, w, b: (F.group_norm(x, 2, w, b), F.group_norm(x, 4), F.group_norm(x, 1, w, b, 0.1)),
+    f32("a 8 c d"),
+    f32("8"),
+    f32("8"),
+)
 row("group_norm 1d", lambda x: (F.group_norm(x, 2), F.group_norm(x[..., 0], 2)), f32("a 8 c"))
-row("group_norm half", lambda x, w: F.group_norm(x, 2, w, w), spec("a 8 c d", torch.bfloat16), spec("8", torch.bfloat16))
-row("batch_norm", lambda x, m, v, w, b: (F.batch_norm(x, m, v, w, b), F.batch_norm(x, m, v), F.batch_norm(x[..., 0, 0], m, v, w, b), F.batch_norm(x, m, v, w, None, False, 0.1, 0.1)),
-    f32("a 8 c d"), f32("8"), f32("8", 0.5, 2), f32("8"), f32("8"))
-row("batch_norm half", lambda x, m, v, w, b: F.batch_norm(x, m, v, w, b), spec("a 8 c", torch.bfloat16), f32("8"), f32("8", 0.5, 2), f32("8"), f32("8"))
-row("_native_batch_norm_legit_no_training", lambda x, m, v, w, b: aten._native_batch_norm_legit_no_training(x, w, b, m, v, 0.1, 1e-5)[0], f32("a 8 c"), f32("8"), f32("8", 0.5, 2),
-    f32("8"), f32("8"))
-row("instance_norm", lambda x, w, b: (F.instance_norm(x, weight=w, bias=b), F.instance_norm(x)), f32("a 8 c d"), f32("8"), f32("8"), a=3, c=4, d=5)
-row("local_response_norm", lambda x: F.local_response_norm(x, 2), f32("a 8 c d"), called=True, refuses=0)
+row(
+    "group_norm half",
+    lambda x, w: F.group_norm(x, 2, w, w),
+    spec("a 8 c d", torch.bfloat16),
+    spec("8", torch.bfloat16),
+)
+row(
+    "batch_norm",
+    lambda x, m, v, w, b: (
+        F.batch_norm(x, m, v, w, b),
+        F.batch_norm(x, m, v),
+        F.batch_norm(x[..., 0, 0], m, v, w, b),
+        F.batch_norm(x, m, v, w, None, False, 0.1, 0.1),
+    ),
+    f32("a 8 c d"),
+    f32("8"),
+    f32("8", 0.5, 2),
+    f32("8"),
+    f32("8"),
+)
+row(
+    "batch_norm half",
+    lambda x, m, v, w, b: F.batch_norm(x, m, v, w, b),
+    spec("a 8 c", torch.bfloat16),
+    f32("8"),
+    f32("8", 0.5, 2),
+    f32("8"),
+    f32("8"),
+)
+row(
+    "_native_batch_norm_legit_no_training",
+    lambda x, m, v, w, b: aten._native_batch_norm_legit_no_training(x, w, b, m, v, 0.1, 1e-5)[0],
+    f32("a 8 c"),
+    f32("8"),
+    f32("8", 0.5, 2),
+    f32("8"),
+    f32("8"),
+)
+row(
+    "instance_norm",
+    lambda x, w, b: (F.instance_norm(x, weight=w, bias=b), F.instance_norm(x)),
+    f32("a 8 c d"),
+    f32("8"),
+    f32("8"),
+    a=3,
+    c=4,
+    d=5,
+)
+row(
+    "local_response_norm",
+    lambda x: F.local_response_norm(x, 2),
+    f32("a 8 c d"),
+    called=True,
+    refuses=0,
+)
 
 # Matrix products
 
-row("linear", lambda x, w, b: (F.linear(x, w, b), F.linear(x, w), F.linear(x[0], w, b), F.linear(x, w, b) * 2), f32("a b 6"), f32("7 6"), f32("7"))
+row(
+    "linear",
+    lambda x, w, b: (
+        F.linear(x, w, b),
+        F.linear(x, w),
+        F.linear(x[0], w, b),
+        F.linear(x, w, b) * 2,
+    ),
+    f32("a b 6"),
+    f32("7 6"),
+    f32("7"),
+)
 row("linear vector", lambda x, w: F.linear(x, w), f32("6"), f32("7 6"))
 row("linear dynamic", lambda x, w: F.linear(x, w), f32("a b"), f32("c b"))
-row("linear halves", lambda x, w, b, y, v: (F.linear(x, w, b), F.linear(y, v)), spec("a 6", torch.bfloat16), spec("7 6", torch.bfloat16), spec("7", torch.bfloat16),
-    spec("a 6", torch.float64), spec("7 6", torch.float64))
-row("linear of views", lambda x, w: (F.linear(x.transpose(0, 1), w), F.linear(x.transpose(0, 2)[..., :3].contiguous(), w[:, :3]), F.linear(x[:, 1:], w), F.linear(x[..., :4], w[:, :4])), f32("a b 6"), f32("7 6"), a=4, b=5, refuses=1)
-row("mm", lambda x, y: (torch.mm(x, y), x @ y, torch.mm(y.t(), x.t()), x.mm(y).relu()), f32("a b"), f32("b c"))
+row(
+    "linear halves",
+    lambda x, w, b, y, v: (F.linear(x, w, b), F.linear(y, v)),
+    spec("a 6", torch.bfloat16),
+    spec("7 6", torch.bfloat16),
+    spec("7", torch.bfloat16),
+    spec("a 6", torch.float64),
+    spec("7 6", torch.float64),
+)
+row(
+    "linear of views",
+    lambda x, w: (
+        F.linear(x.transpose(0, 1), w),
+        F.linear(x.transpose(0, 2)[..., :3].contiguous(), w[:, :3]),
+        F.linear(x[:, 1:], w),
+        F.linear(x[..., :4], w[:, :4]),
+    ),
+    f32("a b 6"),
+    f32("7 6"),
+    a=4,
+    b=5,
+    refuses=1,
+)
+row(
+    "mm",
+    lambda x, y: (torch.mm(x, y), x @ y, torch.mm(y.t(), x.t()), x.mm(y).relu()),
+    f32("a b"),
+    f32("b c"),
+)
 row("mm ints", lambda i, j: i @ j, i64("a b"), i64("b c"), called=True)
 row("bmm", lambda x, y: (torch.bmm(x, y), torch.bmm(y.mT, x.mT), x @ y), f32("a b c"), f32("a c d"))
-row("matmul", lambda x, y, z: (x @ y, x @ z, y @ z, z @ y), f32("a 2 b c"), f32("a 2 c c"), f32("c c"))
-row("matmul vectors", lambda x, v, w: (x @ v, w @ x, v @ v, torch.mv(x, v), torch.dot(v, v), torch.outer(w, v)), f32("a b"), f32("b"), f32("a"))
-row("matmul broadcast", lambda x, y: (x @ y, y.unsqueeze(1) @ x.unsqueeze(0)), f32("a b c"), f32("a c c") , a=3, b=4, c=4)
+row(
+    "matmul",
+    lambda x, y, z: (x @ y, x @ z, y @ z, z @ y),
+    f32("a 2 b c"),
+    f32("a 2 c c"),
+    f32("c c"),
+)
+row(
+    "matmul vectors",
+    lambda x, v, w: (x @ v, w @ x, v @ v, torch.mv(x, v), torch.dot(v, v), torch.outer(w, v)),
+    f32("a b"),
+    f32("b"),
+    f32("a"),
+)
+row(
+    "matmul broadcast",
+    lambda x, y: (x @ y, y.unsqueeze(1) @ x.unsqueeze(0)),
+    f32("a b c"),
+    f32("a c c"),
+    a=3,
+    b=4,
+    c=4,
+)
 row("matmul broadcast batch", lambda x, y: x @ y, f32("a 1 b c"), f32("d c b"))
-row("matmul halves", lambda x, y: x @ y, spec("a b c", torch.bfloat16), spec("a c d", torch.bfloat16))
-row("addmm", lambda b, x, y, m: (torch.addmm(b, x, y), torch.addmm(m, x, y), torch.addmm(b, x, y, beta=2, alpha=0.5), torch.addmm(m, x, y, beta=0), torch.addmm(b, x, y, alpha=2),
-    torch.addmm(m[:1], x, y)), f32("c"), f32("a b"), f32("b c"), f32("a c"), refuses=0)
+row(
+    "matmul halves",
+    lambda x, y: x @ y,
+    spec("a b c", torch.bfloat16),
+    spec("a c d", torch.bfloat16),
+)
+row(
+    "addmm",
+    lambda b, x, y, m: (
+        torch.addmm(b, x, y),
+        torch.addmm(m, x, y),
+        torch.addmm(b, x, y, beta=2, alpha=0.5),
+        torch.addmm(m, x, y, beta=0),
+        torch.addmm(b, x, y, alpha=2),
+        torch.addmm(m[:1], x, y),
+    ),
+    f32("c"),
+    f32("a b"),
+    f32("b c"),
+    f32("a c"),
+    refuses=0,
+)
 row("addmm nan", lambda m, x, y: torch.addmm(m, x, y, beta=0), f32("a c"), f32("a b"), f32("b c"))
-row("baddbmm", lambda m, x, y: (torch.baddbmm(m, x, y), torch.baddbmm(m[0], x, y, beta=0.5, alpha=2), torch.baddbmm(m, x, y, beta=0)), f32("a b d"), f32("a b c"), f32("a c d"))
+row(
+    "baddbmm",
+    lambda m, x, y: (
+        torch.baddbmm(m, x, y),
+        torch.baddbmm(m[0], x, y, beta=0.5, alpha=2),
+        torch.baddbmm(m, x, y, beta=0),
+    ),
+    f32("a b d"),
+    f32("a b c"),
+    f32("a c d"),
+)
 row("addmv", lambda v, x, w: torch.addmv(v, x, w), f32("a"), f32("a b"), f32("b"))
-row("einsum", lambda x, y: (torch.einsum("abc,adc->abd", x, y), torch.einsum("abc->ac", x), torch.einsum("abc,adc->abdc", x, y)), f32("a b c"), f32("a d c"), called=True, refuses=1)
-row("bilinear", lambda x, y, w: F.bilinear(x, y, w), f32("a 3"), f32("a 4"), f32("5 3 4"), called=True)
+row(
+    "einsum",
+    lambda x, y: (
+        torch.einsum("abc,adc->abd", x, y),
+        torch.einsum("abc->ac", x),
+        torch.einsum("abc,adc->abdc", x, y),
+    ),
+    f32("a b c"),
+    f32("a d c"),
+    called=True,
+    refuses=1,
+)
+row(
+    "bilinear",
+    lambda x, y, w: F.bilinear(x, y, w),
+    f32("a 3"),
+    f32("a 4"),
+    f32("5 3 4"),
+    called=True,
+)
 row("cdist", lambda x, y: torch.cdist(x, y), f32("a b 4"), f32("a c 4"), called=True, a=3, b=5, c=4)
 row("addr", lambda m, v, w: torch.addr(m, v, w), f32("a b"), f32("a"), f32("b"), called=True)
 
 # Attention
 
-row("attention", lambda q, k, v: F.scaled_dot_product_attention(q, k, v), f32("a 2 b 4"), f32("a 2 c 4"), f32("a 2 c 4"), called=True)
-row("attention mask", lambda q, k, v, m: (F.scaled_dot_product_attention(q, k, v, m), F.scaled_dot_product_attention(q, k, v, torch.where(m, 0.0, -9.0))),
-    f32("a 2 b 4"), f32("a 2 c 4"), f32("a 2 c 4"), mask("a 1 b c"), called=True)
-row("attention causal", lambda q, k, v: (F.scaled_dot_product_attention(q, k, v, is_causal=True), F.scaled_dot_product_attention(q, k, v, scale=0.3)),
-    f32("a 2 b 4"), f32("a 2 b 4"), f32("a 2 b 4"), called=True)
-row("attention gqa", lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True), f32("a 4 b 4"), f32("a 2 b 4"), f32("a 2 b 4"), called=True)
-row("attention by hand", lambda q, k, v, m: ((q @ k.mT / 2).masked_fill(~m, -1e9).softmax(-1)) @ v, f32("a 2 b 4"), f32("a 2 c 4"), f32("a 2 c 4"), mask("a 1 1 c"))
-row("rotary", lambda x, c: x * c.cos() + torch.cat([-x[..., 2:], x[..., :2]], -1) * c.sin(), f32("a 2 b 4"), f32("b 4"))
+row(
+    "attention",
+    lambda q, k, v: F.scaled_dot_product_attention(q, k, v),
+    f32("a 2 b 4"),
+    f32("a 2 c 4"),
+    f32("a 2 c 4"),
+    called=True,
+)
+row(
+    "attention mask",
+    lambda q, k, v, m: (
+        F.scaled_dot_product_attention(q, k, v, m),
+        F.scaled_dot_product_attention(q, k, v, torch.where(m, 0.0, -9.0)),
+    ),
+    f32("a 2 b 4"),
+    f32("a 2 c 4"),
+    f32("a 2 c 4"),
+    mask("a 1 b c"),
+    called=True,
+)
+row(
+    "attention causal",
+    lambda q, k, v: (
+        F.scaled_dot_product_attention(q, k, v, is_causal=True),
+        F.scaled_dot_product_attention(q, k, v, scale=0.3),
+    ),
+    f32("a 2 b 4"),
+    f32("a 2 b 4"),
+    f32("a 2 b 4"),
+    called=True,
+)
+row(
+    "attention gqa",
+    lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True),
+    f32("a 4 b 4"),
+    f32("a 2 b 4"),
+    f32("a 2 b 4"),
+    called=True,
+)
+row(
+    "attention by hand",
+    lambda q, k, v, m: ((q @ k.mT / 2).masked_fill(~m, -1e9).softmax(-1)) @ v,
+    f32("a 2 b 4"),
+    f32("a 2 c 4"),
+    f32("a 2 c 4"),
+    mask("a 1 1 c"),
+)
+row(
+    "rotary",
+    lambda x, c: x * c.cos() + torch.cat([-x[..., 2:], x[..., :2]], -1) * c.sin(),
+    f32("a 2 b 4"),
+    f32("b 4"),
+)
 
 # Gather and scatter
 
-row("index", lambda x, i, j: (x[i], x[:, j], x[i, i], x[i[:, None], j]), f32("8 8 b"), index("a", 8), index("c", 8), called=True)
+row(
+    "index",
+    lambda x, i, j: (x[i], x[:, j], x[i, i], x[i[:, None], j]),
+    f32("8 8 b"),
+    index("a", 8),
+    index("c", 8),
+    called=True,
+)
 row("index negative", lambda x, i: x[-i - 1], f32("8 b"), index("a", 8), called=True)
-row("index of counting", lambda x: (x[torch.arange(x.shape[0])], x[torch.arange(x.shape[0])[:, None], torch.arange(x.shape[1])]), f32("a b"))
-row("index counting short", lambda x, y: x[torch.arange(y.shape[0])], f32("a b"), f32("c"), a=6, c=4)
-row("index select last token", lambda x, i: x[torch.arange(x.shape[0]), i], f32("a 8 4"), index("a", 8), called=True)
-row("index_select", lambda x, i: (x.index_select(0, i), x.index_select(1, i)), f32("8 8"), index("a", 8), called=True)
+row(
+    "index of counting",
+    lambda x: (
+        x[torch.arange(x.shape[0])],
+        x[torch.arange(x.shape[0])[:, None], torch.arange(x.shape[1])],
+    ),
+    f32("a b"),
+)
+row(
+    "index counting short", lambda x, y: x[torch.arange(y.shape[0])], f32("a b"), f32("c"), a=6, c=4
+)
+row(
+    "index select last token",
+    lambda x, i: x[torch.arange(x.shape[0]), i],
+    f32("a 8 4"),
+    index("a", 8),
+    called=True,
+)
+row(
+    "index_select",
+    lambda x, i: (x.index_select(0, i), x.index_select(1, i)),
+    f32("8 8"),
+    index("a", 8),
+    called=True,
+)
 row("gather", lambda x, i: x.gather(1, i), f32("a 8"), index("a c", 8), called=True)
-row("scatter", lambda x, i, s: (x.scatter(1, i, s), x.scatter(1, i, 2.0), x.scatter_add(1, i, s)), f32("a 8"), index("a 1", 8), f32("a 1"), called=True)
-row("index_put", lambda x, i, s: x.index_put((i,), s, accumulate=True), f32("8 b"), index("a", 8), f32("a b"), called=True)
-row("index_add", lambda x, i, s: x.index_add(0, i, s), f32("8 b"), index("a", 8), f32("a b"), called=True)
-row("masked_scatter", lambda x, m, s: x.masked_scatter(m, s), f32("a b"), mask("a b"), f32("a b"), called=True)
-row("select_scatter", lambda x, y: (x.select_scatter(y, 1, 2), x.slice_scatter(y[:, None], 1, 3, 4)), f32("a 8"), f32("a"), called=True)
-row("embedding", lambda i, w: (F.embedding(i, w), F.embedding(i, w, padding_idx=2), F.embedding(i, w) * 2), index("a b", 9), f32("9 6"), called=True)
-row("embedding half", lambda i, w: F.embedding(i, w), index("a b", 9), spec("9 6", torch.bfloat16), called=True)
-row("embedding_bag", lambda i, o, w: (F.embedding_bag(i, w, o), F.embedding_bag(i, w, o, mode="sum")), index("b", 9), index("a", 1), f32("9 6"), called=True)
-row("embedding_bag rows", lambda i, w: F.embedding_bag(i, w, mode="mean"), index("a 5", 9), f32("9 6"), called=True)
+row(
+    "scatter",
+    lambda x, i, s: (x.scatter(1, i, s), x.scatter(1, i, 2.0), x.scatter_add(1, i, s)),
+    f32("a 8"),
+    index("a 1", 8),
+    f32("a 1"),
+    called=True,
+)
+row(
+    "index_put",
+    lambda x, i, s: x.index_put((i,), s, accumulate=True),
+    f32("8 b"),
+    index("a", 8),
+    f32("a b"),
+    called=True,
+)
+row(
+    "index_add",
+    lambda x, i, s: x.index_add(0, i, s),
+    f32("8 b"),
+    index("a", 8),
+    f32("a b"),
+    called=True,
+)
+row(
+    "masked_scatter",
+    lambda x, m, s: x.masked_scatter(m, s),
+    f32("a b"),
+    mask("a b"),
+    f32("a b"),
+    called=True,
+)
+row(
+    "select_scatter",
+    lambda x, y: (x.select_scatter(y, 1, 2), x.slice_scatter(y[:, None], 1, 3, 4)),
+    f32("a 8"),
+    f32("a"),
+    called=True,
+)
+row(
+    "embedding",
+    lambda i, w: (F.embedding(i, w), F.embedding(i, w, padding_idx=2), F.embedding(i, w) * 2),
+    index("a b", 9),
+    f32("9 6"),
+    called=True,
+)
+row(
+    "embedding half",
+    lambda i, w: F.embedding(i, w),
+    index("a b", 9),
+    spec("9 6", torch.bfloat16),
+    called=True,
+)
+row(
+    "embedding_bag",
+    lambda i, o, w: (F.embedding_bag(i, w, o), F.embedding_bag(i, w, o, mode="sum")),
+    index("8", 9),
+    index("4", 1),
+    f32("9 b"),
+    called=True,
+)
+row(
+    "embedding_bag rows",
+    lambda i, w: F.embedding_bag(i, w, mode="mean"),
+    index("a 5", 9),
+    f32("9 6"),
+    called=True,
+)
 row("topk", lambda x: x.topk(2, -1), f32("a 8"), called=True)
-row("sort", lambda x: (*x.sort(-1), *x.sort(0, descending=True), x.argsort(-1)), f32("a b"), called=True)
+row(
+    "sort",
+    lambda x: (*x.sort(-1), *x.sort(0, descending=True), x.argsort(-1)),
+    f32("a b"),
+    called=True,
+)
 row("kthvalue", lambda x: x.kthvalue(2, -1), f32("a 8"), called=True)
-row("bucketize", lambda x: torch.bucketize(x, torch.tensor([-1.0, 0.0, 1.0])), f32("a b"), called=True)
+row(
+    "bucketize",
+    lambda x: torch.bucketize(x, torch.tensor([-1.0, 0.0, 1.0])),
+    f32("a b"),
+    called=True,
+)
 
 # Convolution, pooling, resampling
 
-row("conv1d", lambda x, w, b: (F.conv1d(x, w, b), F.conv1d(x, w, b, stride=2, padding=1), F.conv1d(x, w, None, padding="same")), f32("a 3 b"), f32("4 3 3"), f32("4"), called=True, a=2, b=9)
-row("conv2d", lambda x, w, b: (F.conv2d(x, w, b), F.conv2d(x, w, b, 2, 1), F.conv2d(x, w, b, dilation=2, padding=2).relu()), f32("a 4 c d"), f32("6 4 3 3"), f32("6"), called=True, c=8, d=9)
-row("conv2d groups", lambda x, w, v: (F.conv2d(x, w, groups=2), F.conv2d(x, v, groups=4)), f32("a 4 c d"), f32("6 2 3 3"), f32("4 1 3 3"), called=True, c=8, d=9)
-row("conv3d", lambda x, w: F.conv3d(x, w, padding=1), f32("a 2 b c d"), f32("3 2 3 3 3"), called=True, refuses=1)
-row("conv_transpose", lambda x, w: F.conv_transpose2d(x, w, stride=2), f32("a 4 c d"), f32("4 3 2 2"), called=True)
-row("max_pool2d", lambda x: (F.max_pool2d(x, 2), F.max_pool2d(x, 3, 2, 1)), f32("a 3 c d"), called=True, c=8, d=9)
+row(
+    "conv1d",
+    lambda x, w, b: (
+        F.conv1d(x, w, b),
+        F.conv1d(x, w, b, stride=2, padding=1),
+        F.conv1d(x, w, None, padding="same"),
+    ),
+    f32("a 3 b"),
+    f32("4 3 3"),
+    f32("4"),
+    called=True,
+    a=2,
+    b=9,
+)
+row(
+    "conv2d",
+    lambda x, w, b: (
+        F.conv2d(x, w, b),
+        F.conv2d(x, w, b, 2, 1),
+        F.conv2d(x, w, b, dilation=2, padding=2).relu(),
+    ),
+    f32("a 4 c d"),
+    f32("6 4 3 3"),
+    f32("6"),
+    called=True,
+    c=8,
+    d=9,
+)
+row(
+    "conv2d groups",
+    lambda x, w, v: (F.conv2d(x, w, groups=2), F.conv2d(x, v, groups=4)),
+    f32("a 4 c d"),
+    f32("6 2 3 3"),
+    f32("4 1 3 3"),
+    called=True,
+    c=8,
+    d=9,
+)
+row(
+    "conv3d",
+    lambda x, w: F.conv3d(x, w, padding=1),
+    f32("a 2 b c d"),
+    f32("3 2 3 3 3"),
+    called=True,
+    refuses=1,
+)
+row(
+    "conv_transpose",
+    lambda x, w: F.conv_transpose2d(x, w, stride=2),
+    f32("a 4 c d"),
+    f32("4 3 2 2"),
+    called=True,
+)
+row(
+    "max_pool2d",
+    lambda x: (F.max_pool2d(x, 2), F.max_pool2d(x, 3, 2, 1)),
+    f32("a 3 c d"),
+    called=True,
+    c=8,
+    d=9,
+)
 row("max_pool1d", lambda x: F.max_pool1d(x, 2), f32("a 3 8"), called=True)
-row("avg_pool2d", lambda x: (F.avg_pool2d(x, 2), F.avg_pool2d(x, 3, 1, 1, False, False)), f32("a 3 c d"), called=True, c=8, d=9)
-row("adaptive_avg_pool2d", lambda x: (F.adaptive_avg_pool2d(x, 1), F.adaptive_avg_pool2d(x, (2, 3))), f32("a 3 c d"), called=True, c=8, d=9)
+row(
+    "avg_pool2d",
+    lambda x: (F.avg_pool2d(x, 2), F.avg_pool2d(x, 3, 1, 1, False, False)),
+    f32("a 3 c d"),
+    called=True,
+    c=8,
+    d=9,
+)
+row(
+    "adaptive_avg_pool2d",
+    lambda x: (F.adaptive_avg_pool2d(x, 1), F.adaptive_avg_pool2d(x, (2, 3))),
+    f32("a 3 c d"),
+    called=True,
+    c=8,
+    d=9,
+)
 row("adaptive_avg_pool1d", lambda x: F.adaptive_avg_pool1d(x, 2), f32("a 3 b"), called=True)
-row("upsample_nearest2d", lambda x: (F.interpolate(x, scale_factor=2.0), F.interpolate(x, size=(5, 7))), f32("a 3 c d"), called=True)
-row("upsample_bilinear", lambda x: (F.interpolate(x, scale_factor=2.0, mode="bilinear"), F.interpolate(x, size=(5, 7), mode="bilinear", align_corners=True),
-    F.interpolate(x, size=(5, 7), mode="bicubic")), f32("a 3 c d"), called=True)
-row("grid_sample", lambda x, g: F.grid_sample(x, g, align_corners=False), f32("a 3 c d"), f32("a 4 5 2", -0.9, 0.9), called=True)
+row(
+    "upsample_nearest2d",
+    lambda x: (F.interpolate(x, scale_factor=2.0), F.interpolate(x, size=(5, 7))),
+    f32("a 3 c d"),
+    called=True,
+)
+row(
+    "upsample_bilinear",
+    lambda x: (
+        F.interpolate(x, scale_factor=2.0, mode="bilinear"),
+        F.interpolate(x, size=(5, 7), mode="bilinear", align_corners=True),
+        F.interpolate(x, size=(5, 7), mode="bicubic"),
+    ),
+    f32("a 3 c d"),
+    called=True,
+)
+row(
+    "grid_sample",
+    lambda x, g: F.grid_sample(x, g, align_corners=False),
+    f32("a 3 c d"),
+    f32("a 4 5 2", -0.9, 0.9),
+    called=True,
+)
 row("im2col", lambda x: F.unfold(x, 2), f32("a 3 c d"), called=True, refuses=0)
 
 # Recurrent cells
 
-row("gru_cell", lambda x, h, w, u, b, c: torch.gru_cell(x, h, w, u, b, c), f32("a 4"), f32("a 5"), f32("15 4"), f32("15 5"), f32("15"), f32("15"), called=True, refuses=1)
-row("lstm_cell", lambda x, h, c, w, u, b: torch.lstm_cell(x, (h, c), w, u, b, b), f32("a 4"), f32("a 5"), f32("a 5"), f32("20 4"), f32("20 5"), f32("20"), called=True, refuses=1)
+row(
+    "gru_cell",
+    lambda x, h, w, u, b, c: torch.gru_cell(x, h, w, u, b, c),
+    f32("a 4"),
+    f32("a 5"),
+    f32("15 4"),
+    f32("15 5"),
+    f32("15"),
+    f32("15"),
+    called=True,
+    refuses=1,
+)
+row(
+    "lstm_cell",
+    lambda x, h, c, w, u, b: torch.lstm_cell(x, (h, c), w, u, b, b),
+    f32("a 4"),
+    f32("a 5"),
+    f32("a 5"),
+    f32("20 4"),
+    f32("20 5"),
+    f32("20"),
+    called=True,
+    refuses=1,
+)

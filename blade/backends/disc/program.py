@@ -245,7 +245,11 @@ class _Writer:
         self.instructions.append(" ".join(words))
 
     def results(self, call: Value) -> list[Value]:
-        """One value per result of ``call``; results nobody reads get a value too."""
+        """One value per result of ``call`` up to the last one that is read.
+
+        Unread ones before it get a value too; those after it are not looked at (the bookkeeping of
+        embedding_bag has sizes of which torch's shape functions know nothing).
+        """
         results = call.attrs["results"]
         if len(results) == 1 and len(call.attrs["target"]._schema.returns) == 1:
             return [call]
@@ -255,7 +259,7 @@ class _Writer:
         return [
             items.get(k)
             or Value(-1 - k, "item", (call,), {"index": k}, r.shape, r.dtype, r.strides)
-            for k, r in enumerate(results)
+            for k, r in enumerate(results[: max(items, default=-1) + 1])
         ]
 
     def text(self, isa: Sequence[str]) -> str:

@@ -39,6 +39,23 @@ def trace(
     return torch.fx.GraphModule(recorder.root, recorder.graph), shape_env
 
 
+def ops_of(function: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> set[Any]:
+    """The ATen overloads that ``function`` calls."""
+    with torch.inference_mode(), _Listener() as listener:
+        function(*[t.clone() for t in inputs])
+    return listener.seen
+
+
+class _Listener(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[Any] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.add(func)
+        return func(*args, **(kwargs or {}))
+
+
 class _Recorder(TorchDispatchMode):
     def __init__(self, fake: FakeTensorMode) -> None:
         super().__init__()

@@ -5,14 +5,14 @@ An answer may be off by twice what eager itself is off from a computation in flo
 in the last place. Where eager raises, the engine gives no answer.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 import torch
 from op_samples import TABLE as SAMPLES
 from op_samples import Sample, inputs
-from op_trace import trace
+from op_trace import ops_of, trace
 from torch.utils._pytree import tree_leaves
 
 from blade.backends.disc.compiler import compile_ir
@@ -130,3 +130,10 @@ def test_answers_are_eagers(sample: Sample) -> None:
     assert not wrong, "\n".join(wrong)
     calls = [v for v in graph.values if v.op == "call"]
     assert sample.called == bool(calls), "\n".join(map(str, calls)) or graph
+
+
+def test_every_row_has_a_sample() -> None:
+    seen: set[Any] = set()
+    for sample in SAMPLES:
+        seen |= ops_of(sample.function, inputs(sample, next(sizes_of(sample))))
+    assert sorted(map(str, set(TABLE) - seen)) == []

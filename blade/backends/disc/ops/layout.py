@@ -24,9 +24,7 @@ def reshape(lo: Lowering, x: Value, *_: Any, **__: Any) -> Value:
     return lo.b.reshape(x, lo.shape)
 
 
-@lowers(
-    aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten._reshape_alias.default
-)
+@lowers(aten.view.default, aten.reshape.default, aten._unsafe_view.default)
 def view(lo: Lowering, x: Value, sizes: Sequence[Any], *_: Any) -> Value:
     _free_size(lo, sizes)
     return lo.b.reshape(x, lo.shape)
@@ -150,7 +148,7 @@ def _holds_for_empty(size: Dim, sliced: Dim) -> bool:
     """Is a slice of nothing nothing by these expressions, which take sizes for positive?"""
     if not isinstance(size, sympy.Symbol):
         return isinstance(size, int)
-    return sympy.sympify(sliced).subs(size, 0) == 0
+    return bool(sympy.sympify(sliced).subs(size, 0) == 0)
 
 
 @lowers(aten.narrow.default)

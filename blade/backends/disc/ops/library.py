@@ -84,7 +84,7 @@ def dot(lo: Lowering, a: Value, b: Value) -> Value:
     return _times_vector(lo, a, b)
 
 
-@lowers(aten.outer.default, aten.ger.default)
+@lowers(aten.outer.default)
 def outer(lo: Lowering, a: Value, b: Value) -> Value:
     column = lo.b.reshape(a, (*a.shape, 1))
     return lo.b.pointwise("mul", lo.value(column, lo.dtype), lo.value(b, lo.dtype))

@@ -29,8 +29,10 @@ OVERLOADS = ("default", "Tensor", "Scalar", "Tensor_Tensor", "Tensor_Scalar", "S
 
 
 def _overloads(name: str, wanted: tuple[str, ...] = OVERLOADS) -> list[torch._ops.OpOverload]:
+    """The wanted overloads of ``aten.name``, without those of Python numbers."""
     packet = getattr(aten, name)
-    return [getattr(packet, o) for o in wanted if o in packet.overloads()]
+    found = [getattr(packet, o) for o in wanted if o in packet.overloads()]
+    return [o for o in found if str(o._schema.returns[0].type) == "Tensor"]
 
 
 def _unary(op: str) -> Any:
