@@ -31,7 +31,7 @@ Dim = bool | str | int | tuple[int, int]
 Shape = tuple[int, ...]
 JitPass = Callable[[torch.Graph], None]
 
-_OP_KIND = re.compile(r"[A-Za-z_]\w*::[A-Za-z_]\w*(@\d+)?")
+_OP_KIND = re.compile(r"[A-Za-z_]\w*::[A-Za-z_]\w*(@-?\d+)?")
 
 
 @dataclass(frozen=True)
@@ -251,6 +251,17 @@ class Config(BaseModel):
     dump_dir: Annotated[Path | None, BeforeValidator(_path)] = Field(
         default=None,
         description="Folder for the intermediate representations of every cluster and pass.",
+    )
+    conversion_deadline_s: float = Field(
+        default=300.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="Seconds one conversion may take in the process it runs in, which is then ended.",
+    )
+    conversion_memory_mb: int | None = Field(
+        default=None,
+        ge=1,
+        description="MiB of address space one conversion may take in its process. None: no limit.",
     )
     max_failures: int = Field(
         default=3,

@@ -48,6 +48,8 @@ class Code(str, Enum):
     # convert
     BACKEND_UNAVAILABLE = "backend_unavailable"
     CONVERSION_FAILED = "conversion_failed"
+    CONVERSION_CRASHED = "conversion_crashed"
+    CONVERSION_TIMEOUT = "conversion_timeout"
     # verify, select
     WRONG_VALUES = "wrong_values"
     SLOWER = "slower"

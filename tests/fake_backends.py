@@ -4,10 +4,17 @@
     with registered(Fake("fake", run=wrong_values)):
         optimized = blade.optimize(model, x, Config(optimization_pipeline="fake", timing=False))
 
-A ``Fake`` interprets its cluster's FX graph, so without a fault it is right (and not fast).
+A ``Fake`` interprets its cluster's FX graph, so without a fault it is right (and not fast). With
+``in_process=False`` it converts as third-party backends do, in a process apart; its faults are then
+functions of a module, such as this one, and its engines carry what they compute in their payload.
 """
 
+import copy
+import ctypes
 import itertools
+import os
+import pickle
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,6 +25,7 @@ import torch
 from blade.backends import registry
 from blade.backends.base import Cluster, OpNode
 from blade.config import Config
+from blade.errors import Refused
 from blade.reason import Code, Reason, Stage
 
 Tensors = Sequence[torch.Tensor]
@@ -30,6 +38,10 @@ def produces(*codes: Code) -> Callable[[F], F]:
     """Marks a test as the one that produces ``codes``; test_reason_codes.py checks that all are claimed."""
     assert all(isinstance(code, Code) for code in codes)
     return lambda test: test
+
+
+def nothing(*anything: object) -> None:
+    """No fault."""
 
 
 def right(outputs: list[torch.Tensor], inputs: Tensors, call: int) -> Tensors:
@@ -69,6 +81,49 @@ def raises(outputs: list[torch.Tensor], inputs: Tensors, call: int) -> Tensors:
 def is_slow(outputs: list[torch.Tensor], inputs: Tensors, call: int) -> Tensors:
     time.sleep(0.05)
     return outputs
+
+
+def runs_out_of_memory(outputs: list[torch.Tensor], inputs: Tensors, call: int) -> Tensors:
+    raise torch.OutOfMemoryError("tried to allocate 64 GiB")
+
+
+def runs_out_of_host_memory(outputs: list[torch.Tensor], inputs: Tensors, call: int) -> Tensors:
+    raise MemoryError
+
+
+def crashes(outputs: list[torch.Tensor], inputs: Tensors, call: int) -> Tensors:
+    ctypes.string_at(0)
+    raise AssertionError("this line is not reached")
+
+
+def fails_to_convert(cluster: Cluster) -> None:
+    raise ValueError("no idea what to do with this")
+
+
+def refuses_to_convert(cluster: Cluster) -> None:
+    raise Refused(Code.UNSUPPORTED_DTYPE, "Not in this precision.")
+
+
+def crashes_converting(cluster: Cluster) -> None:
+    ctypes.string_at(0)
+
+
+def aborts_converting(cluster: Cluster) -> None:
+    sys.stderr.write("assertion failed: operand 3 is no tensor")
+    sys.stderr.flush()
+    os.abort()
+
+
+def exits_converting(cluster: Cluster) -> None:
+    sys.exit(3)
+
+
+def hangs_converting(cluster: Cluster) -> None:
+    time.sleep(600)
+
+
+def fills_memory_converting(cluster: Cluster) -> None:
+    bytearray(1 << 31)
 
 
 class PythonEngine:
@@ -123,8 +178,8 @@ class Fake:
     """A backend with faults on request.
 
     ``refuses``: kinds it says no to in ``why_not``. ``chokes_on``: kinds at which ``convert`` raises.
-    ``spoils``: kinds whose presence in a cluster makes the engine answer with ``run``; by default
-    it always does. ``guard``: lines of the engine's program after its inputs (see FORMAT.md).
+    ``spoils``: kinds whose presence in a cluster makes ``convert`` and ``run`` faulty; by default
+    they always are. ``guard``: lines of the engine's program after its inputs (see FORMAT.md).
     """
 
     def __init__(
@@ -135,18 +190,22 @@ class Fake:
         refuses: Sequence[str] = (),
         chokes_on: Sequence[str] = (),
         spoils: Sequence[str] | None = None,
-        convert: Callable[[Cluster], None] = lambda cluster: None,
+        convert: Callable[[Cluster], None] = nothing,
         run: Fault = right,
         guard: str = "registers 0\nguards 0",
-        load: Callable[[], None] = lambda: None,
+        load: Callable[[], None] = nothing,
+        in_process: bool = True,
     ) -> None:
-        self.name = name
+        self.name, self.in_process = name, in_process
         self.unavailable = unavailable
         self.refuses, self.chokes_on, self.spoils = refuses, chokes_on, spoils
         self.on_convert, self.run, self.guard, self.on_load = convert, run, guard, load
         self.converted: list[tuple[str, ...]] = []
-        self._graphs: dict[bytes, torch.fx.GraphModule] = {}
-        self._faults: dict[bytes, Fault] = {}
+        self._kept: dict[bytes, tuple[torch.fx.GraphModule, Fault]] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For the process that converts: what was converted here stays here."""
+        return {**self.__dict__, "converted": [], "_kept": {}}
 
     def why_unavailable(self) -> str | None:
         return self.unavailable
@@ -159,21 +218,34 @@ class Fake:
         return Reason(Stage.SUPPORT, Code.UNSUPPORTED_OP, self.name, node.name, detail)
 
     def convert(self, cluster: Cluster, config: Config) -> torch.ScriptObject:
-        from blade.runtime.engine import make_engine, register_runner
+        from blade.runtime.engine import make_engine
 
         kinds = [_kind(node) for node in cluster.gm.graph.nodes]
         self.converted.append(tuple(kind for kind in kinds if kind))
         for kind in self.chokes_on:
             if kind in kinds:
                 raise ValueError(f"no idea what to do with {kind}")
-        self.on_convert(cluster)
-        key = f"{self.name}-{next(_keys)}".encode()
-        self._graphs[key] = cluster.gm
         spoiled = self.spoils is None or any(kind in kinds for kind in self.spoils)
-        self._faults[key] = self.run if spoiled else right
-        register_runner(self.name, self._load)
+        if spoiled:
+            self.on_convert(cluster)
+        fault = self.run if spoiled else right
+        payload = self._keep(cluster.gm, fault) if self.in_process else _pack(cluster.gm, fault)
+        self.register()
         limits = {"max_failures": config.max_failures}
-        return make_engine(cluster.name, self.name, self._program(cluster), key, (), limits)
+        held = [getattr(cluster.gm, attribute) for attribute in _weights(cluster.gm)]
+        return make_engine(cluster.name, self.name, self._program(cluster), payload, held, limits)
+
+    def register(self) -> None:
+        """The runner, which a real backend registers where it is imported."""
+        from blade.runtime.engine import register_runner
+
+        register_runner(self.name, self._load)
+
+    def _keep(self, gm: torch.fx.GraphModule, fault: Fault) -> bytes:
+        """Graph and fault stay in this process; the payload is a key to them."""
+        key = f"{self.name}-{next(_keys)}".encode()
+        self._kept[key] = gm, fault
+        return key
 
     def _program(self, cluster: Cluster) -> str:
         inputs = [
@@ -186,9 +258,11 @@ class Fake:
         self, name: str, payload: torch.Tensor, constants: list[torch.Tensor], program: str
     ) -> Callable[[list[torch.Tensor]], Tensors]:
         self.on_load()
-        key = bytes(payload.tolist())
-        compute = torch.fx.Interpreter(self._graphs[key])
-        fault, calls = self._faults[key], itertools.count()
+        data = bytes(payload.numpy())
+        gm, fault = self._kept[data] if data in self._kept else pickle.loads(data)
+        for attribute, tensor in zip(_weights(gm), constants, strict=True):
+            setattr(gm, attribute, tensor)
+        compute, calls = torch.fx.Interpreter(gm), itertools.count()
 
         def run(inputs: list[torch.Tensor]) -> Tensors:
             return fault(list(compute.run(*inputs)), inputs, next(calls))
@@ -209,6 +283,19 @@ _DTYPES = {
 }
 
 
+def _weights(gm: torch.fx.GraphModule) -> list[str]:
+    return list(dict.fromkeys(str(n.target) for n in gm.graph.nodes if n.op == "get_attr"))
+
+
+def _pack(gm: torch.fx.GraphModule, fault: Fault) -> bytes:
+    """Without the weights, which travel as the engine's constants."""
+    empty = {attribute: torch.empty(0) for attribute in _weights(gm)}
+    plain = torch.fx.GraphModule(empty, copy.deepcopy(gm.graph))
+    for node in plain.graph.nodes:
+        node.meta.clear()
+    return pickle.dumps((plain, fault))
+
+
 def _kind(node: torch.fx.Node) -> str:
     return str(node.target._schema.name) if isinstance(node.target, torch._ops.OpOverload) else ""
 
@@ -218,6 +305,8 @@ def registered(*backends: Fake) -> Iterator[None]:
     """``backends`` are known to the registry inside the block."""
     for backend in backends:
         registry.register(backend)
+        if not backend.in_process:
+            backend.register()
     try:
         yield
     finally:

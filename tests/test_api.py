@@ -70,6 +70,8 @@ def fake() -> Iterator[Callable[..., Fake]]:
         def make(**faults: Any) -> Fake:
             backend = Fake(**faults)
             patch.setitem(registry._registered, backend.name, backend)
+            if not backend.in_process:
+                backend.register()
             return backend
 
         yield make

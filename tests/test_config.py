@@ -44,7 +44,7 @@ ACCEPTED: list[tuple[str, Any, Any]] = [
         TUNING,
         TuningShapes(((1, 3, 8),), (((2, 3, 8),), ((4, 3, 8),)), ((8, 3, 8),)),
     ),
-    ("customize_op_white_list", ["aten::add", "aten::mul@3"], ("aten::add", "aten::mul@3")),
+    ("customize_op_white_list", ["aten::add", "aten::mul@-3"], ("aten::add", "aten::mul@-3")),
     ("customize_op_black_list", ("aten::gelu",), ("aten::gelu",)),
     ("customize_jit_passes", [shape_pass], (shape_pass,)),
     ("min_cluster_size", 1, 1),
@@ -54,6 +54,10 @@ ACCEPTED: list[tuple[str, Any, Any]] = [
     ("strict", True, True),
     ("dump_dir", "dumps", Path("dumps")),
     ("dump_dir", Path("dumps"), Path("dumps")),
+    ("conversion_deadline_s", 0.5, 0.5),
+    ("conversion_deadline_s", 60, 60.0),
+    ("conversion_memory_mb", 512, 512),
+    ("conversion_memory_mb", None, None),
     ("max_failures", 1, 1),
 ]
 
@@ -88,6 +92,7 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("dynamic_tuning_shapes", {**TUNING, "max": [[0, 3, 8]]}, "does not lie between"),
     ("customize_op_white_list", ["add"], "'add' is neither"),
     ("customize_op_black_list", ["aten::add@x"], "is neither"),
+    ("customize_op_black_list", ["aten::add@-"], "is neither"),
     ("customize_jit_passes", shape_pass, "list of functions"),
     ("customize_jit_passes", [3], "not callable"),
     ("min_cluster_size", 0, "greater than or equal to 1"),
@@ -98,6 +103,11 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("strict", 0, "valid boolean"),
     ("dump_dir", 3, "Path"),
     ("dump_dir", "", "Path"),
+    ("conversion_deadline_s", 0.0, "greater than 0"),
+    ("conversion_deadline_s", float("inf"), "finite number"),
+    ("conversion_deadline_s", "1", "valid number"),
+    ("conversion_memory_mb", 0, "greater than or equal to 1"),
+    ("conversion_memory_mb", 1.5, "valid integer"),
     ("max_failures", 1.5, "valid integer"),
 ]
 

@@ -66,7 +66,13 @@ class Cluster:
 
 
 class Backend(Protocol):
-    """What a folder under ``blade/backends`` provides, one line in the registry."""
+    """What a folder under ``blade/backends`` provides, one line in the registry.
+
+    It is pickled into the process that converts, unless it has ``in_process = True``, which says that
+    its conversions cannot hang or crash. The runner of its engines (``runtime.engine.register_runner``)
+    is registered where its module is imported. ``precisions``, if it has it, names the reduced
+    precisions it can compute in ("fp16", "int8").
+    """
 
     name: str
 

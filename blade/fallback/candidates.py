@@ -8,11 +8,14 @@ Nothing here is timed; ``select`` does that. What a backend throws stays in here
 
 from collections.abc import Sequence
 
-from blade.backends.base import Backend
+import torch
+
+from blade.backends.base import Backend, Cluster
 from blade.config import Config
 from blade.errors import BackendError
 from blade.fallback.attempt import attempt
 from blade.fallback.cluster_module import cluster_module
+from blade.fallback.isolate import convert_isolated
 from blade.fallback.select import Candidate
 from blade.fallback.verify import verify
 from blade.graph.extract import Extracted
@@ -41,13 +44,7 @@ def build(
 
 def _candidate(extracted: Extracted, backend: Backend, config: Config) -> Candidate | Reason:
     cluster = extracted.cluster
-    engine = attempt(
-        Stage.CONVERT,
-        backend.name,
-        cluster.name,
-        lambda: backend.convert(cluster, config),
-        config.strict,
-    )
+    engine = _convert(cluster, backend, config)
     if isinstance(engine, Reason):
         return engine
     verdict = verify(cluster, engine, extracted.fallback, backend.name, config.strict)
@@ -65,3 +62,16 @@ def _candidate(extracted: Extracted, backend: Backend, config: Config) -> Candid
     if isinstance(module, Reason):
         return module
     return Candidate(backend.name, engine, module, verdict)
+
+
+def _convert(cluster: Cluster, backend: Backend, config: Config) -> torch.ScriptObject | Reason:
+    """In a process apart unless the backend says that it needs none (``in_process``)."""
+    if not getattr(backend, "in_process", False):
+        return convert_isolated(backend, cluster, config)
+    return attempt(
+        Stage.CONVERT,
+        backend.name,
+        cluster.name,
+        lambda: backend.convert(cluster, config),
+        config.strict,
+    )

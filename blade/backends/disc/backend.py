@@ -20,6 +20,7 @@ class DiscBackend:
     """The dynamic-shape compiler. CPU: MLIR through LLVM, no compiler needed on the machine."""
 
     name = "disc"
+    in_process = True  # what could crash is ours, and a process apart costs more than compiling
 
     def why_unavailable(self) -> str | None:
         return cpu.why_unavailable()
