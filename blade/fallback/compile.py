@@ -15,14 +15,16 @@ from time import monotonic
 
 from blade.backends.base import Backend
 from blade.capture.captured import Captured
-from blade.clustering.cluster import cluster
-from blade.clustering.problem import Clustering, Group, Problem
+from blade.clustering.problem import Clustering, Group
 from blade.config import Config
 from blade.fallback.attempt import attempt
 from blade.fallback.bisect import find_culprit
 from blade.fallback.candidates import build
 from blade.fallback.select import Candidate
+from blade.graph.boundary import find_boundary
 from blade.graph.extract import Extracted, extract
+from blade.graph.group import group
+from blade.graph.samples import Samples
 from blade.graph.view import GraphView
 from blade.reason import Code, Reason, Stage
 
@@ -54,6 +56,7 @@ class _Job:
     view: GraphView
     backends: Sequence[Backend]
     config: Config
+    samples: Samples
 
     def takers(self, label: frozenset[str]) -> list[Backend]:
         return [b for b in self.backends if b.name.lower() in label]
@@ -67,7 +70,7 @@ def compile_clusters(
     config: Config,
 ) -> tuple[list[Built], list[Reason]]:
     """Every cluster in program order, and the reasons of nodes and groups that are in none."""
-    job = _Job(captured, view, backends, config)
+    job = _Job(captured, view, backends, config, Samples(captured, view))
     left = list(labels)
     known: dict[Group, Built] = {}
     culprits: list[Reason] = []
@@ -89,16 +92,18 @@ def compile_clusters(
 
 def _cluster(job: _Job, labels: Sequence[frozenset[str]]) -> Clustering:
     size = job.config.min_cluster_size
-    return cluster(Problem(labels, job.view.edges, job.view.effects, min_size=size))
+    return group(job.view, labels, min_size=size)
 
 
 def _build_new(job: _Job, groups: Sequence[Group], known: dict[Group, Built]) -> list[Built]:
-    for group in groups:
-        if group not in known:
+    # One run for all of them; a part of a group, when bisecting, needs no other inputs than the whole.
+    job.samples.record(find_boundary(job.view, g.nodes) for g in groups if g not in known)
+    for one in groups:
+        if one not in known:
             name = f"cluster_{len(known)}"
-            known[group] = _build(job, name, group.nodes, job.takers(group.label), group)
-            _log(known[group])
-    return [known[group] for group in groups]
+            known[one] = _build(job, name, one.nodes, job.takers(one.label), one)
+            _log(known[one])
+    return [known[one] for one in groups]
 
 
 def _build(
@@ -114,7 +119,7 @@ def _build(
 
 
 def _extract(job: _Job, name: str, nodes: Sequence[int]) -> Extracted:
-    [extracted] = extract(job.captured, job.view, [nodes])
+    [extracted] = extract(job.captured, job.view, [nodes], samples=job.samples)
     return replace(extracted, cluster=replace(extracted.cluster, name=name))
 
 

@@ -4,9 +4,12 @@
 Every value has a set of *roots*, the places its bytes may live: a fresh result is its own root, a
 view has its base's roots, a container those of its elements. All graph inputs share the root
 ``OUTSIDE``, because a caller may pass the same tensor twice. The schemas' alias annotations drive
-it; what has no schema (control flow, calls) may alias and write everything it touches. It is flow
-insensitive, and finer than ``torch._C.AliasDb`` in one place that matters: the pieces of
-``aten::chunk`` alias their base, not every graph input.
+it; the result of an If is what either branch returns, what a Loop carries is followed until nothing
+changes; what has no schema and is not control flow may alias and write everything it touches.
+
+It is flow insensitive, and finer than ``torch._C.AliasDb`` in two places that matter: the pieces of
+``aten::chunk`` alias their base, not every graph input; and a list that tensors are appended to is
+written, the tensors are not.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from blade.graph.program import Line, Program, nested
+from blade.graph.program import Line, Program
 
 OUTSIDE = -1
 """The root of everything a caller can reach: graph inputs and the module itself."""
@@ -39,6 +42,8 @@ class Aliases:
     writes: dict[int, frozenset[int]] = field(default_factory=dict)
     written: set[int] = field(default_factory=set)
     resized: set[int] = field(default_factory=set)
+    _held: dict[int, frozenset[int]] = field(default_factory=dict)  # by a container, added later
+    _filled: dict[int, frozenset[int]] = field(default_factory=dict)  # line -> containers it writes
 
     def may_be_written(self, value: int) -> bool:
         return not self.written.isdisjoint(self.roots[value])
@@ -56,9 +61,20 @@ def find_aliases(program: Program) -> Aliases:
     merges: list[frozenset[int]] = []
     for value in program.inputs:
         found.roots[value] = frozenset({OUTSIDE})
-    for line in program.lines:
+    _apply_block(program, 0, found, merges)
+    _merge(found, _add_held(found, merges))
+    return found
+
+
+def _apply_block(
+    program: Program, block: int, found: Aliases, merges: list[frozenset[int]]
+) -> None:
+    for index in program.blocks[block].lines:
+        line = program.lines[index]
         schema = schema_of(line.node)
-        if schema is not None and not line.free:
+        if line.blocks:
+            _apply_control(program, line, found, merges)
+        elif schema is not None and not line.free:
             _apply_schema(program, line, schema, found, merges)
         elif line.kind in STRUCTURE:
             base = found.union(line.reads)
@@ -66,8 +82,42 @@ def find_aliases(program: Program) -> Aliases:
                 found.roots[value] = base | {value}
         else:
             _apply_unknown(line, found, merges)
-    _merge(found, merges)
-    return found
+
+
+def _apply_control(
+    program: Program, line: Line, found: Aliases, merges: list[frozenset[int]]
+) -> None:
+    """An If's or Loop's bodies, then its results from what they return; it writes what they write."""
+    if line.kind == "prim::Loop":
+        _apply_loop(program, line, found, merges)
+    else:
+        for block in line.blocks:
+            _apply_block(program, block, found, merges)
+        ways = [program.blocks[block].returns for block in line.blocks]
+        for value, returned in zip(line.outputs, zip(*ways, strict=True), strict=True):
+            found.roots[value] = found.union(returned) | {value}
+    for block in line.blocks:
+        for inner in program.blocks[block].lines:
+            for table in (found.writes, found._filled):
+                if inner in table:
+                    table[line.index] = table.get(line.index, frozenset()) | table[inner]
+
+
+def _apply_loop(program: Program, line: Line, found: Aliases, merges: list[frozenset[int]]) -> None:
+    [index] = line.blocks
+    body = program.blocks[index]
+    counter, *carried = body.inputs
+    found.roots[counter] = frozenset({counter})
+    for value, first in zip(carried, line.inputs[2:], strict=True):
+        found.roots[value] = found.roots[first] | {value}
+    while True:
+        _apply_block(program, index, found, merges)
+        grown = [found.union(pair) for pair in zip(carried, body.returns[1:], strict=True)]
+        if all(found.roots[v] == roots for v, roots in zip(carried, grown, strict=True)):
+            break
+        found.roots.update(zip(carried, grown, strict=True))
+    for value, roots in zip(line.outputs, grown, strict=True):
+        found.roots[value] = roots | {value}
 
 
 def schema_of(node: torch._C.Node) -> torch._C.FunctionSchema | None:
@@ -91,10 +141,15 @@ def _apply_schema(
             continue
         for name in info.before_set:
             by_set[name] = by_set.get(name, frozenset()) | found.roots[value]
-        if info.is_write:
+        if not info.is_write:
+            continue
+        if program.is_tensor(value):
             wrote |= found.roots[value]
-            if not program.is_tensor(value):  # a container now holds the other arguments
-                merges.append(found.union(line.inputs))
+        elif OUTSIDE in found.roots[value]:  # the caller's container holds the other arguments
+            wrote |= found.roots[value]
+            merges.append(found.union(line.inputs))
+        else:
+            _fill(program, line, value, found)
     for result, value in zip(schema.returns, line.outputs, strict=False):
         info = result.alias_info
         names: Iterable[str] = () if info is None else info.before_set
@@ -102,20 +157,19 @@ def _apply_schema(
         if info is not None and not shared:  # a wildcard: an element of some argument
             shared = found.union(line.inputs)
         found.roots[value] = shared if shared else frozenset({value})
-    if schema.is_mutable and not wrote:  # the annotation sits inside a list type
+    if (
+        schema.is_mutable and not wrote and line.index not in found._filled
+    ):  # the annotation sits inside a list type
         wrote = found.union(line.inputs)
     if wrote:
         _record_write(line, wrote, found, resizes=_resizes(schema.name))
 
 
 def _apply_unknown(line: Line, found: Aliases, merges: list[frozenset[int]]) -> None:
-    """Control flow, calls, attribute writes: outputs may be any input; writes what its ops write."""
+    """Calls, attribute writes, raises: outputs may be any input; writes whatever it touches."""
     touched = found.union(line.reads)
-    inner = list(nested(line.node))
-    if line.kind in ("prim::If", "prim::Loop") and not any(_may_write(n) for n in inner):
+    if line.kind in ("prim::RaiseException", "prim::Print"):
         wrote = frozenset[int]()
-    elif line.kind in ("prim::RaiseException", "prim::Print"):
-        wrote = frozenset()
     else:
         touched |= {OUTSIDE}
         wrote = touched
@@ -126,12 +180,41 @@ def _apply_unknown(line: Line, found: Aliases, merges: list[frozenset[int]]) -> 
         _record_write(line, wrote, found, resizes=True)
 
 
-def _may_write(node: torch._C.Node) -> bool:
-    schema = schema_of(node)
-    if schema is not None:
-        return any(a.alias_info is not None and a.alias_info.is_write for a in schema.arguments)
-    harmless = STRUCTURE | {"prim::If", "prim::Loop", "prim::RaiseException", "prim::Print"}
-    return node.kind() not in harmless
+def _fill(program: Program, line: Line, container: int, found: Aliases) -> None:
+    """``line`` puts its other arguments into ``container``: its own roots are written, theirs are not."""
+    own = frozenset(r for r in found.roots[container] if not program.is_tensor(r))
+    added = found.union(v for v in line.inputs if v != container)
+    for root in own:
+        found._held[root] = found._held.get(root, frozenset()) | added
+    found._filled[line.index] = found._filled.get(line.index, frozenset()) | own
+
+
+def _add_held(found: Aliases, merges: list[frozenset[int]]) -> list[frozenset[int]]:
+    """Who has a container's root has those of what was put into it, at any time; so have ``merges``."""
+    reach = {root: _reachable(root, found._held) for root in found._held}
+
+    def whole(roots: Iterable[int]) -> frozenset[int]:
+        return frozenset[int]().union(*(reach.get(r, frozenset({r})) for r in roots))
+
+    found.roots = {value: whole(roots) for value, roots in found.roots.items()}
+    found.writes = {line: whole(roots) for line, roots in found.writes.items()}
+    found.written = set(whole(found.written))
+    found.resized = set(whole(found.resized))
+    for index, roots in found._filled.items():
+        found.writes[index] = found.writes.get(index, frozenset()) | roots
+        found.written |= roots
+        found.resized |= roots
+    return [whole(merge) for merge in merges]
+
+
+def _reachable(root: int, held: dict[int, frozenset[int]]) -> frozenset[int]:
+    seen = {root}
+    pending = [root]
+    while pending:
+        fresh = held.get(pending.pop(), frozenset()) - seen
+        seen |= fresh
+        pending.extend(fresh)
+    return frozenset(seen)
 
 
 def _resizes(name: str) -> bool:

@@ -87,13 +87,13 @@ def to_python(argument: torch._C.Argument, value: Any) -> Any:
 
 
 def split_arguments(
-    overload: torch._ops.OpOverload, values: list[Any]
+    overload: torch._ops.OpOverload, values: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional and keyword-only arguments out of one value per schema argument."""
+    """Positional and keyword-only arguments out of one value per name of a schema argument."""
     arguments = overload._schema.arguments
-    assert len(arguments) == len(values), (str(overload), len(values))
-    args = tuple(v for a, v in zip(arguments, values, strict=True) if not a.kwarg_only)
-    kwargs = {a.name: v for a, v in zip(arguments, values, strict=True) if a.kwarg_only}
+    assert len(arguments) == len(values), (str(overload), list(values))
+    args = tuple(values[a.name] for a in arguments if not a.kwarg_only)
+    kwargs = {a.name: values[a.name] for a in arguments if a.kwarg_only}
     return args, kwargs
 
 

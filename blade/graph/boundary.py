@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What crosses the border of a group: tensors in, tensors out, weights it holds."""
+"""What crosses the border of a group: tensors and plain numbers in, tensors out, weights it holds."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -38,7 +38,8 @@ def find_boundary(view: GraphView, group: Sequence[int]) -> Boundary:
     constants: dict[int, None] = {}
     for index in lines:
         for value in program.lines[index].reads:
-            for source in view.sources(value):
+            crosses = value in view.scalars.get(index, ())
+            for source in (value,) if crosses else view.sources(value):
                 needed.setdefault(source, index)
             constants.update(dict.fromkeys(_tensor_constants(view, value)))
     slots, tensors = _deduplicate([view.program.tensor_constant(v) for v in constants])

@@ -100,7 +100,7 @@ def _is_int_number(program: Program, value: int) -> bool:
 def _is_scalar_code(
     program: Program, line: Line, chain: set[int], cheap: set[int], aliases: Aliases
 ) -> bool:
-    if any(_holds_tensor(program.values[v].type()) for v in line.outputs) or not line.outputs:
+    if any(holds_tensor(program.values[v].type()) for v in line.outputs) or not line.outputs:
         return False
     if line.kind in METADATA:
         return not any(aliases.may_be_resized(v) for v in line.inputs)
@@ -108,12 +108,13 @@ def _is_scalar_code(
         return program.producer.get(line.inputs[0]) in cheap
     if line.kind in FROM_CHAIN and line.inputs[0] in chain:
         return True
-    tensors = any(_holds_tensor(program.values[v].type()) for v in line.inputs)
-    return line.kind in SCALAR and not tensors
+    tensors = any(holds_tensor(program.values[v].type()) for v in line.inputs)
+    written = any(aliases.may_be_written(v) for v in line.inputs)  # a list that is appended to
+    return line.kind in SCALAR and not tensors and not written
 
 
-def _holds_tensor(kind: torch._C.JitType) -> bool:
+def holds_tensor(kind: torch._C.JitType) -> bool:
     """Whether a tensor may be inside a value of this type (``None`` holds none)."""
     if kind.kind() in ("TensorType", "AnyType", "ClassType", "InterfaceType", "FutureType"):
         return True
-    return any(_holds_tensor(inner) for inner in kind.containedTypes())  # type: ignore[attr-defined]
+    return any(holds_tensor(inner) for inner in kind.containedTypes())  # type: ignore[attr-defined]

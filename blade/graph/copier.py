@@ -5,15 +5,17 @@
     copier.copy(line)                 # constants and cheap producers come along, once each
     new_y = copier.value(y)
 
-Every edit in blade is a copy into a fresh graph in a new order: no node is ever moved.
+Every edit in blade is a copy into a fresh graph in a new order: no node is ever moved. Copies go to
+the graph's insertion point; ``copy_control`` moves it into the blocks of an If or a Loop and back.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from blade.graph.program import Line, Program
+from blade.graph.program import Block, Line, Program
 
 
 class Copier:
@@ -48,15 +50,45 @@ class Copier:
         return self.known[value]
 
     def copy(self, line: Line) -> torch._C.Node:
-        """Append a copy of ``line`` to the target graph and learn its outputs."""
+        """Append a copy of ``line``, blocks and all, and learn its outputs."""
         for value in line.reads:
             self.value(value)
         create: Any = self.target.createClone  # type: ignore[attr-defined]  # missing in the stubs
         node: torch._C.Node = create(line.node, lambda v: self.known[v.unique()])
-        self.target.appendNode(node)
+        self.target.insertNode(node)
         for old, new in zip(line.outputs, node.outputs(), strict=True):
             self.known[old] = new
         return node
+
+    def copy_control(self, line: Line, fill: Callable[[Block], None]) -> None:
+        """Append an If or Loop like ``line``; ``fill`` writes the lines of each of its blocks."""
+        reads = [self.value(value) for value in line.reads]  # also what the blocks need, made once
+        node = self.target.create(line.kind, reads[: len(line.inputs)], len(line.outputs))
+        self.target.insertNode(node)
+        for index in line.blocks:
+            block = self.program.blocks[index]
+            with self._inside(node.addBlock(), block) as copied:
+                fill(block)
+                for value in block.returns:
+                    copied.registerOutput(self.value(value))
+        for old, new in zip(line.outputs, node.outputs(), strict=True):
+            new.setType(self.program.values[old].type())
+            self.known[old] = new
+
+    @contextmanager
+    def _inside(self, copied: Any, block: Block) -> Iterator[Any]:
+        """Write into ``copied``; what becomes known there is forgotten when it ends."""
+        outside: Any = self.target.insertPoint()
+        before = self.known
+        self.known = dict(before)
+        for value in block.inputs:
+            new: Any = copied.addInputToBlock()
+            new.setType(self.program.values[value].type())
+            self.known[value] = new
+        self.target.setInsertPoint(copied)
+        yield copied
+        self.known = before
+        self.target.setInsertPoint(outside)
 
     def _needs(self, value: int) -> tuple[int, ...]:
         if value in self.known:

@@ -10,7 +10,8 @@ import torch
 
 from blade.backends.base import OpNode, ValueInfo
 from blade.graph.bind import resolve, split_arguments, to_python
-from blade.graph.observe import Fact
+from blade.graph.crossing import as_tensor, tensor_form
+from blade.graph.observe import Seen
 from blade.graph.program import Line, Program, is_tensor_type
 
 _KINDS = {
@@ -25,10 +26,13 @@ _KINDS = {
 
 @dataclass(frozen=True)
 class Facts:
-    """What all runs together say of each value: a fact holds only if no run disagrees."""
+    """What all runs together say of each value: a fact holds only if no run disagrees.
+
+    Of a value in a block that no run entered nothing is known.
+    """
 
     program: Program
-    runs: Sequence[dict[int, Fact]]
+    runs: Sequence[Seen]
 
     def info(self, value: int) -> ValueInfo:
         constant = self.program.tensor_constant(value)
@@ -37,8 +41,8 @@ class Facts:
         kind = self.program.values[value].type()
         if not is_tensor_type(kind):
             return ValueInfo(_KINDS.get(kind.kind(), "other"))
-        seen = [run[value] for run in self.runs if value in run]
-        if not seen or len(seen) != len(self.runs):
+        seen = [fact for run in self.runs for fact in run.get(value, ())]
+        if not seen:
             return ValueInfo("tensor")
         return ValueInfo(
             "tensor",
@@ -54,18 +58,23 @@ def describe(
     cheap: frozenset[int],
     line: Line,
     results: Sequence[int],
+    scalars: frozenset[int] = frozenset(),
 ) -> OpNode:
-    """The node a backend judges. A line no overload was found for gets a stand-in target."""
+    """The node a backend judges. A line no overload was found for gets a stand-in target.
+
+    ``scalars`` are numbers that cross a boundary: the overload is then the one for tensors.
+    """
     overload = resolve(line.node)
     name = _name(program, line)
     outputs = tuple(facts.info(v) for v in results)
     if overload is None:
         infos = tuple(facts.info(v) for v in line.inputs)
         return OpNode(name, unknown_target(), infos, {}, outputs, source(line))
-    values = [
-        _argument(program, facts, cheap, a, v)
+    values = {
+        a.name: as_tensor(program, v) if v in scalars else _argument(program, facts, cheap, a, v)
         for a, v in zip(overload._schema.arguments, line.inputs, strict=True)
-    ]
+    }
+    overload = tensor_form(overload) if scalars else overload
     args, kwargs = split_arguments(overload, values)
     return OpNode(name, overload, args, kwargs, outputs, source(line))
 

@@ -4,8 +4,9 @@
     [extracted] = extract(captured, graph_view, [[0, 1, 2]])
     extracted.cluster.gm, extracted.fallback, extracted.inputs, extracted.outputs
 
-Boundaries carry tensors only: a size of an outside tensor makes that tensor an input. The weights of
-``fallback`` are attributes ``const_k`` and the very tensors of ``cluster.gm``'s ``const_k``.
+Boundaries carry tensors only: a size of an outside tensor makes that tensor an input, a plain number
+that crosses is a 0-d tensor (see ``crossing``) and ``fallback`` reads it. The weights of ``fallback`` are
+attributes ``const_k`` and the very tensors of ``cluster.gm``'s ``const_k``.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ from dataclasses import dataclass
 
 import torch
 
-from blade.backends.base import Cluster
+from blade.backends.base import Cluster, ValueInfo
 from blade.capture.captured import Captured
 from blade.errors import Refused
 from blade.graph.boundary import Boundary, find_boundary
 from blade.graph.copier import Copier
-from blade.graph.observe import observe_tensors
+from blade.graph.crossing import as_tensor, number_dtype
 from blade.graph.program import TENSOR
+from blade.graph.samples import Samples
 from blade.graph.to_fx import to_fx
 from blade.graph.view import GraphView
 from blade.reason import Code
@@ -46,6 +48,9 @@ class Extracted:
     view: GraphView
 
 
+_READERS = {"IntType": "aten::Int", "FloatType": "aten::Float", "BoolType": "aten::Bool"}
+
+
 class Fallback(torch.nn.Module):
     """Names the TorchScript class of a cluster's original subgraph."""
 
@@ -55,71 +60,52 @@ def extract(
     view: GraphView,
     groups: Sequence[Sequence[int]],
     fixed: Fixed | None = None,
+    samples: Samples | None = None,
 ) -> list[Extracted]:
     """One ``Extracted`` per group, named ``cluster_0`` ... in the given order.
 
+    ``samples`` keeps what runs of the module showed from one call to the next.
     Raises ``Refused(CONVERSION_FAILED)`` naming the node whose shapes cannot be expressed in FX, or
     the nodes of a group whose results nobody reads.
     """
     boundaries = [find_boundary(view, group) for group in groups]
     for boundary in boundaries:
+        assert len({view.program.lines[i].block for i in boundary.lines}) == 1, boundary.nodes
         if not boundary.outputs:
             names = ", ".join(view.nodes[i].name for i in boundary.nodes)
             raise Refused(Code.CONVERSION_FAILED, f"Nothing reads a result of {names}.")
-    count = len(captured.samples)
-    runs = [
-        _inputs_seen(captured, view, boundaries, run)
-        for run in (*captured.samples, *captured.probes)
-    ]
+    samples = Samples(captured, view) if samples is None else samples
+    samples.record(boundaries)
     return [
-        _extract_one(
-            f"cluster_{i}",
-            view,
-            boundary,
-            [run[i] for run in runs[:count]],
-            [run[i] for run in runs[count:]],
-            fixed,
-        )
+        _extract_one(f"cluster_{i}", view, boundary, samples, fixed)
         for i, boundary in enumerate(boundaries)
     ]
 
 
 def _extract_one(
-    name: str,
-    view: GraphView,
-    boundary: Boundary,
-    samples: list[tuple[torch.Tensor, ...]],
-    probes: list[tuple[torch.Tensor, ...]],
-    fixed: Fixed | None,
+    name: str, view: GraphView, boundary: Boundary, samples: Samples, fixed: Fixed | None
 ) -> Extracted:
-    gm, shape_env = to_fx(view, boundary, [*probes, *samples], fixed)
+    at_samples, at_probes = samples.of(boundary)
+    examples = [*at_probes, *at_samples]
+    if not examples:
+        raise Refused(Code.UNKNOWN_TYPE, f"No sample reaches {view.nodes[boundary.nodes[0]].name}.")
+    gm, shape_env = to_fx(view, boundary, examples, fixed, samples.varied(boundary))
     cluster = Cluster(
         name=name,
         gm=gm,
         shape_env=shape_env,
-        inputs=tuple(view.info(v) for v in boundary.inputs),
+        inputs=tuple(_info(view, v) for v in boundary.inputs),
         ops=tuple(str(view.nodes[i].target) for i in boundary.nodes),
-        samples=tuple(samples),
-        probes=tuple(probes),
+        samples=tuple(at_samples),
+        probes=tuple(at_probes),
     )
     fallback = _to_script(view, boundary)
     return Extracted(cluster, fallback, boundary.nodes, boundary.inputs, boundary.outputs, view)
 
 
-def _inputs_seen(
-    captured: Captured, view: GraphView, boundaries: Sequence[Boundary], run: tuple[object, ...]
-) -> list[tuple[torch.Tensor, ...]]:
-    """The inputs each group receives when the whole graph runs on ``run``."""
-    wanted: dict[int, dict[int, bool]] = {}
-    for boundary in boundaries:
-        for value, line in zip(boundary.inputs, boundary.read_at, strict=True):
-            wanted.setdefault(line, {})[value] = view.aliases.may_be_written(value)
-    asked = {line: list(values.items()) for line, values in wanted.items()}
-    seen = observe_tensors(view.program, captured.module, run, asked)
-    return [
-        tuple(seen[at, v].detach() for v, at in zip(b.inputs, b.read_at, strict=True))
-        for b in boundaries
-    ]
+def _info(view: GraphView, value: int) -> ValueInfo:
+    number = number_dtype(view.program, value)
+    return view.info(value) if number is None else as_tensor(view.program, value)
 
 
 def _to_script(view: GraphView, boundary: Boundary) -> torch.jit.ScriptModule:
@@ -134,6 +120,7 @@ def _to_script(view: GraphView, boundary: Boundary) -> torch.jit.ScriptModule:
     script.define(_stub(len(boundary.inputs), len(boundary.outputs)))
     graph = script.graph
     clear(graph)
+    graph.setInsertPoint(graph.block())
     this, *parameters = list(graph.inputs())
     names = {value: k for k, value in enumerate(boundary.constants)}
 
@@ -143,7 +130,12 @@ def _to_script(view: GraphView, boundary: Boundary) -> torch.jit.ScriptModule:
             return None
         return get_attribute(graph, this, f"const_{boundary.slots[k]}", TENSOR)
 
-    known = dict(zip(boundary.inputs, parameters, strict=True))
+    known = {
+        value: _read_number(graph, parameter, view.program.values[value].type())
+        if number_dtype(view.program, value)
+        else parameter
+        for value, parameter in zip(boundary.inputs, parameters, strict=True)
+    }
     copier = Copier(view.program, graph, view.cheap, known, place)
     for index in boundary.lines:
         copier.copy(view.program.lines[index])
@@ -151,6 +143,16 @@ def _to_script(view: GraphView, boundary: Boundary) -> torch.jit.ScriptModule:
     graph.registerOutput(results[0] if len(results) == 1 else pack(graph, results))
     graph.lint()
     return script
+
+
+def _read_number(
+    graph: torch._C.Graph, tensor: torch._C.Value, kind: torch._C.JitType
+) -> torch._C.Value:
+    """The int, float or bool in a 0-d tensor."""
+    node = graph.create(_READERS[kind.kind()], [tensor], 1)
+    graph.insertNode(node)
+    node.output().setType(kind)
+    return node.output()
 
 
 def clear(graph: torch._C.Graph) -> None:
@@ -164,18 +166,18 @@ def clear(graph: torch._C.Graph) -> None:
 def get_attribute(
     graph: torch._C.Graph, owner: torch._C.Value, name: str, kind: torch._C.JitType
 ) -> torch._C.Value:
-    """``owner.name``, appended to ``graph``."""
+    """``owner.name``, at the insertion point of ``graph``."""
     node = graph.create("prim::GetAttr", [owner], 1)
     node.s_("name", name)
-    graph.appendNode(node)
+    graph.insertNode(node)
     node.output().setType(kind)
     return node.output()
 
 
 def pack(graph: torch._C.Graph, values: Sequence[torch._C.Value]) -> torch._C.Value:
-    """A tuple of ``values``, appended to ``graph``."""
+    """A tuple of ``values``, at the insertion point of ``graph``."""
     node = graph.create("prim::TupleConstruct", list(values), 1)
-    graph.appendNode(node)
+    graph.insertNode(node)
     node.output().setType(torch._C.TupleType([v.type() for v in values]))
     return node.output()
 

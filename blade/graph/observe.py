@@ -1,25 +1,44 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run a copy of a graph to learn about its values: first their facts, later the tensors themselves.
 
-``observe_facts`` keeps no intermediate alive: the copy asks each tensor for its sizes, dtype and
-device where it is made and returns only those. ``observe_tensors`` returns chosen tensors, each as it
-was when the program reached a given line (a later in-place op must not be seen).
+The copy calls an op of our own, ``blade_graph::note``, on what is watched, where it is watched: also
+inside the blocks of Ifs and Loops, which run as often as they run. ``observe_facts`` keeps no
+intermediate alive. ``observe_tensors`` keeps chosen tensors, each as it was when the program reached a
+given line (a later in-place op must not be seen).
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from blade.graph.bind import SCALAR_TYPES
 from blade.graph.copier import Copier
-from blade.graph.program import Program
+from blade.graph.program import TENSOR, Block, Line, Program
 
-_INT = torch._C.IntType.get()
+LIMIT = 3
+"""How many executions of one line in a loop are looked at, per run, for tensors."""
+
+_FACTS_LIMIT = 16
+
+Note = Callable[[int, torch.Tensor], None]
+
+_LIBRARY = torch.library.Library("blade_graph", "DEF")
+# Conservative: no pass may remove or move it.
+_LIBRARY.define("note(Tensor value, int run, int key) -> ()", alias_analysis="CONSERVATIVE")
+_running: dict[int, Note] = {}
+_runs = itertools.count()
+
+
+def _note(value: torch.Tensor, run: int, key: int) -> None:
+    _running[run](key, value)
+
+
+_LIBRARY.impl("note", _note, "CompositeExplicitAutograd")
 
 
 @dataclass(frozen=True)
@@ -38,36 +57,31 @@ class Fact:
         return count * self.dtype.itemsize
 
 
-def observe_facts(
-    program: Program, module: torch.jit.ScriptModule, sample: Sequence[Any]
-) -> dict[int, Fact]:
-    """Facts of every tensor of the top-level block when it runs on ``sample``."""
-    graph, copier = _start(program)
-    watched: list[int] = []
-    asked: list[torch._C.Value] = []
+Seen = dict[int, tuple[Fact, ...]]
+"""Value -> the different facts it had in one run; a value that was never made is missing."""
 
-    def ask(value: int) -> None:
-        if not program.is_tensor(value) or not _surely_tensor(program.values[value].type()):
-            return
-        new = copier.known[value]
-        watched.append(value)
-        asked.append(_append(graph, "aten::size", new, torch._C.ListType.ofInts()))
-        asked.append(_append(graph, "prim::dtype", new, _INT))
-        asked.append(_append(graph, "prim::device", new, torch._C.DeviceObjType.get()))
 
-    for value in program.inputs:
-        ask(value)
-    for line in program.lines:
-        copier.copy(line)
-        if line.kind != "prim::Constant":
-            for value in line.outputs:
-                ask(value)
-    answers = _run(graph, asked, module, sample)
-    triples = zip(answers[0::3], answers[1::3], answers[2::3], strict=True)
-    return {
-        value: Fact(tuple(sizes), SCALAR_TYPES[dtype], device)
-        for value, (sizes, dtype, device) in zip(watched, triples, strict=True)
-    }
+def observe_facts(program: Program, module: torch.jit.ScriptModule, sample: Sequence[Any]) -> Seen:
+    """Facts of every tensor, in all blocks, when ``module``'s forward runs on ``sample``."""
+    seen: dict[int, dict[Fact, None]] = {}
+
+    def note(key: int, value: torch.Tensor) -> None:
+        facts = seen.setdefault(key, {})
+        if len(facts) < _FACTS_LIMIT:
+            facts[Fact(tuple(value.shape), value.dtype, value.device)] = None
+
+    def watch(run: _Watched, values: Sequence[int]) -> None:
+        for value in values:
+            if program.values[value].type().kind() == "TensorType":
+                run.note(run.copier.known[value], value)
+
+    run = _Watched(program)
+    run.write(
+        enter=lambda block: watch(run, block.inputs),
+        after=lambda line: watch(run, () if line.kind == "prim::Constant" else line.outputs),
+    )
+    run.run(module, sample, note)
+    return {value: tuple(facts) for value, facts in seen.items()}
 
 
 def observe_tensors(
@@ -75,71 +89,99 @@ def observe_tensors(
     module: torch.jit.ScriptModule,
     sample: Sequence[Any],
     wanted: Mapping[int, Sequence[tuple[int, bool]]],
-) -> dict[tuple[int, int], torch.Tensor]:
+) -> dict[tuple[int, int], list[torch.Tensor]]:
     """Tensors as they are just before chosen lines: ``wanted[line] = [(value, copy it), ...]``.
 
-    Keys of the result are (line, value). ``copy it`` is for values some op writes in place.
+    Keys of the result are (line, value); each holds one tensor per execution of the line, the first
+    ``LIMIT`` of them. Plain numbers become 0-d tensors. ``copy it`` is for values that some op writes
+    in place.
     """
-    graph, copier = _start(program)
-    keys: list[tuple[int, int]] = []
-    asked: list[torch._C.Value] = []
-    for line in program.lines[: max(wanted, default=-1) + 1]:
-        for value, clone in wanted.get(line.index, ()):
-            new = copier.value(value)
-            keys.append((line.index, value))
-            asked.append(_clone(graph, new) if clone else new)
-        copier.copy(line)
-    return dict(zip(keys, _run(graph, asked, module, sample), strict=True))
+    keys = [(line, value, clone) for line, asked in wanted.items() for value, clone in asked]
+    number = {(line, value): k for k, (line, value, _) in enumerate(keys)}
+    seen: dict[tuple[int, int], list[torch.Tensor]] = {(line, value): [] for line, value, _ in keys}
+
+    def note(key: int, value: torch.Tensor) -> None:
+        line, which, clone = keys[key]
+        kept = seen[line, which]
+        if len(kept) < LIMIT:
+            kept.append(value.clone() if clone else value.detach())
+
+    def before(line: Line) -> None:
+        for value, _ in wanted.get(line.index, ()):
+            new = run.copier.known[value]
+            as_tensor = new if program.is_tensor(value) else number_to_tensor(run.graph, new)
+            run.note(as_tensor, number[line.index, value])
+
+    run = _Watched(program)
+    run.write(before=before)
+    torch._C._jit_pass_dce(run.graph)
+    run.run(module, sample, note)
+    return seen
 
 
-def _start(program: Program) -> tuple[torch._C.Graph, Copier]:
-    graph = torch._C.Graph()
-    known: dict[int, torch._C.Value] = {}
-    for value in program.inputs:
-        new = graph.addInput()
-        new.setType(program.values[value].type())
-        known[value] = new
-    return graph, Copier(program, graph, frozenset(), known)
-
-
-def _surely_tensor(kind: torch._C.JitType) -> bool:
-    return kind.kind() == "TensorType"
-
-
-def _append(
-    graph: torch._C.Graph, kind: str, value: torch._C.Value, result: torch._C.JitType
-) -> torch._C.Value:
-    node = graph.create(kind, [value], 1)
-    graph.appendNode(node)
-    node.output().setType(result)
+def number_to_tensor(graph: torch._C.Graph, value: torch._C.Value) -> torch._C.Value:
+    """An int, float or bool as a 0-d int64, float64 or bool tensor, at the insertion point."""
+    node = graph.create("prim::NumToTensor", [value], 1)
+    graph.insertNode(node)
+    node.output().setType(TENSOR)
     return node.output()
 
 
-def _clone(graph: torch._C.Graph, value: torch._C.Value) -> torch._C.Value:
-    none = graph.create("prim::Constant", [], 1)
-    graph.appendNode(none)
-    none.output().setType(torch._C.NoneType.get())
-    node = graph.create("aten::clone", [value, none.output()], 1)
-    graph.appendNode(node)
-    node.output().setType(torch._C.TensorType.get())
-    return node.output()
+class _Watched:
+    """A copy of ``program`` that notes values while it runs."""
 
+    def __init__(self, program: Program) -> None:
+        self.graph: Any = torch._C.Graph()  # the stubs know few of its methods
+        self._program = program
+        self._number = next(_runs)
+        known: dict[int, Any] = {}
+        for value in program.inputs:
+            new = self.graph.addInput()
+            new.setType(program.values[value].type())
+            known[value] = new
+        self.copier = Copier(program, self.graph, frozenset(), known)
+        self._run: Any = self.graph.insertConstant(self._number)
 
-def _run(
-    graph: torch._C.Graph,
-    asked: Sequence[torch._C.Value],
-    module: torch.jit.ScriptModule,
-    sample: Sequence[Any],
-) -> list[Any]:
-    """Run ``graph`` unoptimized (its values must stay what they are) and return ``asked``."""
-    answer = graph.create("prim::TupleConstruct", list(asked), 1)
-    graph.appendNode(answer)
-    answer.output().setType(torch._C.TupleType([v.type() for v in asked]))
-    graph.registerOutput(answer.output())
-    torch._C._jit_pass_dce(graph)
-    graph.lint()
-    function = torch._C._create_function_from_graph("observe", graph)
-    # Deep copies: the graph may write into its inputs, and into the module's own buffers.
-    this = copy.deepcopy(module) if next(iter(graph.inputs())).uses() else module
-    with torch.no_grad(), torch.jit.optimized_execution(False):  # type: ignore[attr-defined]
-        return list(function(this._c, *copy.deepcopy(tuple(sample))))
+    def write(
+        self,
+        enter: Callable[[Block], None] = lambda block: None,
+        before: Callable[[Line], None] = lambda line: None,
+        after: Callable[[Line], None] = lambda line: None,
+    ) -> None:
+        """Copy all lines, calling back at the start of each block and around each line."""
+
+        def fill(block: Block) -> None:
+            enter(block)
+            for index in block.lines:
+                line = self._program.lines[index]
+                before(line)
+                if line.blocks:
+                    self.copier.copy_control(line, fill)
+                else:
+                    self.copier.copy(line)
+                after(line)
+
+        fill(self._program.blocks[0])
+
+    def note(self, value: torch._C.Value, key: int) -> None:
+        node = self.graph.create(
+            "blade_graph::note", [value, self._run, self.graph.insertConstant(key)], 0
+        )
+        self.graph.insertNode(node)
+
+    def run(self, module: torch.jit.ScriptModule, sample: Sequence[Any], note: Note) -> None:
+        """Run it unoptimized: its values must stay what they are. Runs draw the same random numbers."""
+        self.graph.registerOutput(self._run)
+        self.graph.lint()
+        function = torch._C._create_function_from_graph("observe", self.graph)
+        # Deep copies: the graph may write into its inputs, and into the module's own buffers.
+        this = copy.deepcopy(module) if next(iter(self.graph.inputs())).uses() else module
+        devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+        unoptimized = torch.jit.optimized_execution(False)  # type: ignore[attr-defined]
+        _running[self._number] = note
+        try:
+            with torch.random.fork_rng(devices=devices), torch.no_grad(), unoptimized:
+                torch.manual_seed(0)
+                function(this._c, *copy.deepcopy(tuple(sample)))
+        finally:
+            del _running[self._number]

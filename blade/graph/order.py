@@ -19,30 +19,32 @@ def find_effects(
     units: Sequence[Sequence[int]],
     reads: Sequence[Mapping[int, bool]],
     nodes: Sequence[OpNode],
+    members: Sequence[int],
 ) -> tuple[tuple[int, int], ...]:
-    """Pairs (before, after): memory order around every write, and the chain of visible effects.
+    """Pairs (before, after) among ``members``, the units of one block: memory order around every
+    write, and the chain of visible effects.
 
     The chain holds random ops (they draw from one generator), raises, prints, calls, and writes that
     a caller can see: an exception must not overtake a mutation.
     """
-    effects = dict.fromkeys(_memory_order(program, aliases, units, reads))
-    chain = [i for i, unit in enumerate(units) if _is_visible(program, aliases, unit, nodes[i])]
+    effects = dict.fromkeys(_memory_order(aliases, units, reads, members))
+    chain = [i for i in members if _is_visible(program, aliases, units[i], nodes[i])]
     effects.update(dict.fromkeys(pairwise(chain)))
     return tuple((a, b) for a, b in effects if a != b)
 
 
 def _memory_order(
-    program: Program,
     aliases: Aliases,
     units: Sequence[Sequence[int]],
     reads: Sequence[Mapping[int, bool]],
+    members: Sequence[int],
 ) -> list[tuple[int, int]]:
     """Read after write, write after read, write after write, per root that is ever written."""
     order: list[tuple[int, int]] = []
     last_write: dict[int, int] = {}
     readers: dict[int, list[int]] = {}
-    for index, unit in enumerate(units):
-        wrote = frozenset[int]().union(*(aliases.writes.get(i, frozenset()) for i in unit))
+    for index in members:
+        wrote = frozenset[int]().union(*(aliases.writes.get(i, frozenset()) for i in units[index]))
         read = aliases.union(reads[index]) & aliases.written
         for root in sorted(read | wrote):
             if root in last_write:

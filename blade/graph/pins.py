@@ -17,6 +17,8 @@ from blade.reason import Code, Reason, Stage
 _OFF = {"train": False, "training": False, "p": 0, "dropout": 0, "dropout_p": 0}
 """Arguments that switch the randomness of an op off, and the value that does it."""
 
+_CARRIERS = ("prim::TupleConstruct", "prim::ListConstruct", "prim::DictConstruct")
+
 _TO_SCALAR = FROM_CHAIN | {"aten::Bool", "aten::item", "aten::is_nonzero"}
 
 
@@ -42,8 +44,8 @@ def find_pins(
     reads: Sequence[Mapping[int, bool]],
     nodes: Sequence[OpNode],
 ) -> dict[int, Reason]:
-    """Node index -> the first rule that forbids it."""
-    returned = [aliases.roots[v] for v in _returned_tensors(program)]
+    """Node index -> the first rule that forbids it. ``reads`` are without numbers that may cross."""
+    returned = _returned_roots(program, aliases)
     pins: dict[int, Reason] = {}
     for index, unit in enumerate(units):
         head = program.lines[unit[0]]
@@ -70,20 +72,24 @@ def is_random(node: OpNode) -> bool:
     )
 
 
-def _returned_tensors(program: Program) -> list[int]:
-    """The tensors a caller receives, seen through the tuples and lists that carry them."""
+def _returned_roots(program: Program, aliases: Aliases) -> list[frozenset[int]]:
+    """Roots of the tensors a caller receives, seen through the tuples and lists that carry them.
+
+    A container that cannot be seen through may hold several: it counts twice.
+    """
     found: dict[int, None] = {}
     pending = list(program.returns)
     while pending:
         value = pending.pop(0)
         line = program.maker(value)
-        if line is not None and line.kind in ("prim::TupleConstruct", "prim::ListConstruct"):
-            pending.extend(line.inputs)
-        elif line is not None and line.kind == "prim::DictConstruct":
-            pending.extend(line.inputs[1::2])
+        known = line is not None and line.kind in _CARRIERS and not aliases.may_be_written(value)
+        if line is not None and known:
+            pending.extend(line.inputs[1::2] if line.kind == "prim::DictConstruct" else line.inputs)
         else:
             found[value] = None
-    return list(found)
+    return [
+        aliases.roots[value] for value in found for _ in range(1 if program.is_tensor(value) else 2)
+    ]
 
 
 def _unsupported(case: _Case) -> str | None:

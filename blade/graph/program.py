@@ -1,17 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One block of a ``torch._C.Graph`` read into plain Python: lines, who makes a value, who uses it.
+"""A ``torch._C.Graph`` read into plain Python: lines, blocks, who makes a value, who uses it.
 
     program = read(module.graph)
     program.lines[3].kind, program.lines[3].inputs      # "aten::linear", (12, 40, 41)
 
 Values are named by ``Value.unique()``. Reading once keeps every later pass free of pybind calls and
-free of assumptions about the lifetime of Python wrappers around nodes. A nested block is not opened:
-what it captures from outside is in ``Line.free``, so an If or a Loop is a node like any other.
+free of assumptions about the lifetime of Python wrappers around nodes. Lines are numbered through the
+whole graph: an If or a Loop comes before the lines of its blocks, and what these capture from outside
+is in its ``Line.free``, so that in its own block it is a line like any other. The blocks of anything
+else (a fork, a closure) are not opened.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -20,10 +22,16 @@ import torch
 
 TENSOR = torch._C.TensorType.get()
 
+CONTROL = ("prim::If", "prim::Loop")
+"""Kinds whose blocks are read too."""
+
 
 @dataclass(frozen=True)
 class Line:
-    """One node: ``inputs``/``outputs``/``free`` are value uniques, ``free`` those of nested blocks."""
+    """One node: ``inputs``/``outputs``/``free`` are value uniques, ``free`` those of nested blocks.
+
+    ``block`` is the block it stands in, ``blocks`` are those inside it.
+    """
 
     index: int
     node: torch._C.Node
@@ -31,6 +39,8 @@ class Line:
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     free: tuple[int, ...] = ()
+    block: int = 0
+    blocks: tuple[int, ...] = ()
 
     @property
     def reads(self) -> tuple[int, ...]:
@@ -39,19 +49,45 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Program:
-    """The top-level block of ``graph``, in program order."""
+class Block:
+    """Straight-line code: ``lines`` are its own; ``owner`` is the line it stands in, if any."""
 
-    graph: torch._C.Graph
-    lines: tuple[Line, ...]
-    values: dict[int, torch._C.Value]
-    producer: dict[int, int]
+    index: int
+    owner: int | None
+    lines: tuple[int, ...]
     inputs: tuple[int, ...]
     returns: tuple[int, ...]
 
+
+@dataclass(frozen=True)
+class Program:
+    """All of ``graph``, in program order; ``blocks[0]`` is the top-level block."""
+
+    graph: torch._C.Graph
+    lines: tuple[Line, ...]
+    blocks: tuple[Block, ...]
+    values: dict[int, torch._C.Value]
+    producer: dict[int, int]
+
+    @property
+    def inputs(self) -> tuple[int, ...]:
+        return self.blocks[0].inputs
+
+    @property
+    def returns(self) -> tuple[int, ...]:
+        return self.blocks[0].returns
+
+    @cached_property
+    def returned(self) -> frozenset[int]:
+        """Values that some block returns."""
+        return frozenset(v for block in self.blocks for v in block.returns)
+
     @cached_property
     def users(self) -> dict[int, list[int]]:
-        """Value -> indices of the lines that read it (the return is not a line)."""
+        """Value -> indices of the lines that read it, Ifs and Loops around these too.
+
+        A block's return is not a line.
+        """
         users: dict[int, list[int]] = {}
         for line in self.lines:
             for value in dict.fromkeys(line.reads):
@@ -59,7 +95,7 @@ class Program:
         return users
 
     def maker(self, value: int) -> Line | None:
-        """The line that makes ``value``; ``None`` for a graph input."""
+        """The line that makes ``value``; ``None`` for an input of the graph or of a block."""
         index = self.producer.get(value)
         return None if index is None else self.lines[index]
 
@@ -83,26 +119,47 @@ class Program:
 
 
 def read(graph: torch._C.Graph) -> Program:
-    """Read the top-level block of ``graph``."""
-    values: dict[int, torch._C.Value] = {v.unique(): v for v in graph.inputs()}
-    producer: dict[int, int] = {}
-    lines: list[Line] = []
-    for index, node in enumerate(graph.nodes()):
-        outputs = tuple(node.outputs())
-        for value in outputs:
-            values[value.unique()] = value
-            producer[value.unique()] = index
+    """Read ``graph`` with the blocks of its Ifs and Loops."""
+    reader = _Reader()
+    reader.block(graph, None)
+    lines = [line for line in reader.lines if line is not None]
+    blocks = [block for block in reader.blocks if block is not None]
+    return Program(graph, tuple(lines), tuple(blocks), reader.values, reader.producer)
+
+
+class _Reader:
+    """What is read so far; a line or block whose inside is being read holds its place as ``None``."""
+
+    def __init__(self) -> None:
+        self.lines: list[Line | None] = []
+        self.blocks: list[Block | None] = []
+        self.values: dict[int, torch._C.Value] = {}
+        self.producer: dict[int, int] = {}
+
+    def block(self, block: torch._C.Graph | torch._C.Block, owner: int | None) -> int:
+        index = len(self.blocks)
+        self.blocks.append(None)
+        inputs = self._know(block.inputs())
+        lines = tuple(self._line(node, index) for node in block.nodes())
+        returns = tuple(v.unique() for v in block.outputs())
+        self.blocks[index] = Block(index, owner, lines, inputs, returns)
+        return index
+
+    def _line(self, node: torch._C.Node, block: int) -> int:
+        index = len(self.lines)
+        self.lines.append(None)
         inputs = tuple(v.unique() for v in node.inputs())
-        made = tuple(v.unique() for v in outputs)
-        lines.append(Line(index, node, node.kind(), inputs, made, _free(node)))
-    return Program(
-        graph=graph,
-        lines=tuple(lines),
-        values=values,
-        producer=producer,
-        inputs=tuple(v.unique() for v in graph.inputs()),
-        returns=tuple(v.unique() for v in graph.outputs()),
-    )
+        kind = node.kind()
+        blocks = [self.block(b, index) for b in node.blocks()] if kind in CONTROL else []
+        made = self._know(node.outputs())
+        self.producer.update((v, index) for v in made)
+        self.lines[index] = Line(index, node, kind, inputs, made, _free(node), block, tuple(blocks))
+        return index
+
+    def _know(self, values: Iterable[torch._C.Value]) -> tuple[int, ...]:
+        known = {v.unique(): v for v in values}
+        self.values.update(known)
+        return tuple(known)
 
 
 def nested(node: torch._C.Node) -> Iterator[torch._C.Node]:

@@ -4,8 +4,9 @@
     optimized = splice(captured, [(extracted, cluster_module), ...])
     optimized.cluster_0.code
 
-Each group becomes ``self.cluster_k.forward(...)``. The new graph is written from scratch, unit by unit in
-an order that keeps every data and effect edge; the captured module is left as it is.
+Each group becomes ``self.cluster_k.forward(...)``, also in the blocks of Ifs and Loops. The new graph is
+written from scratch, block by block and unit by unit in an order that keeps every data and effect
+edge; the captured module is left as it is.
 """
 
 from __future__ import annotations
@@ -21,8 +22,10 @@ from blade.clustering.cluster import schedule
 from blade.clustering.problem import Problem
 from blade.graph.boundary import identity
 from blade.graph.copier import Copier
+from blade.graph.crossing import number_dtype
 from blade.graph.extract import Extracted, clear, get_attribute
-from blade.graph.program import TENSOR, Program, read
+from blade.graph.observe import number_to_tensor
+from blade.graph.program import TENSOR, Block, Program, read
 from blade.graph.view import GraphView, view
 
 Native = Any
@@ -39,22 +42,16 @@ def splice(
     """
     seen = clusters[0][0].view if clusters else view(captured)
     module = _clone(captured.module)
-    names = [extracted.cluster.name for extracted, _ in clusters]
-    for name, (_, script) in zip(names, clusters, strict=True):
+    for extracted, script in clusters:
+        name = extracted.cluster.name
         assert not module.hasattr(name), name
         module._register_attribute(name, script._c._type(), script._c)
     shared = _Shared(module, [extracted for extracted, _ in clusters])
     graph = module._get_method("forward").graph
     clear(graph)
+    graph.setInsertPoint(graph.block())
     copier = _start(seen.program, seen, graph, shared)
-    groups = {extracted.nodes[0]: k for k, (extracted, _) in enumerate(clusters)}
-    for nodes in _order(seen, [extracted.nodes for extracted, _ in clusters]):
-        k = groups.get(nodes[0])
-        if k is None:
-            for index in seen.units[nodes[0]].lines:
-                _retype(captured.module._c, module, copier.copy(seen.program.lines[index]))
-        else:
-            _call(graph, copier, names[k], *clusters[k])
+    _Writer(seen, copier, clusters, captured.module._c, module).write(seen.program.blocks[0])
     for value in seen.program.returns:
         graph.registerOutput(copier.value(value))
     torch._C._jit_pass_dce(graph)
@@ -66,9 +63,42 @@ def splice(
     return optimized
 
 
-def _order(seen: GraphView, groups: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
-    labels = [frozenset[str]()] * len(seen.nodes)
-    return schedule(Problem(labels, seen.edges, seen.effects), groups)
+class _Writer:
+    """Writes blocks, calls of clusters in place of their nodes."""
+
+    def __init__(
+        self,
+        seen: GraphView,
+        copier: Copier,
+        clusters: Sequence[tuple[Extracted, torch.jit.ScriptModule]],
+        old: Native,
+        new: Native,
+    ) -> None:
+        self._seen, self._copier = seen, copier
+        self._old, self._new = old, new
+        self._calls = {extracted.nodes[0]: (extracted, script) for extracted, script in clusters}
+        labels = [frozenset[str]()] * len(seen.nodes)
+        problem = Problem(labels, seen.edges, seen.effects)
+        self._order: dict[int, list[tuple[int, ...]]] = {}
+        for nodes in schedule(problem, [extracted.nodes for extracted, _ in clusters]):
+            self._order.setdefault(self._block_of(nodes[0]), []).append(nodes)
+
+    def write(self, block: Block) -> None:
+        """The lines of ``block`` at the insertion point, in an order that keeps edges and effects."""
+        program = self._seen.program
+        for nodes in self._order.get(block.index, ()):
+            if nodes[0] in self._calls:
+                _call(self._copier, *self._calls[nodes[0]])
+                continue
+            for index in self._seen.units[nodes[0]].lines:
+                line = program.lines[index]
+                if line.blocks:
+                    self._copier.copy_control(line, self.write)
+                else:
+                    _retype(self._old, self._new, self._copier.copy(line))
+
+    def _block_of(self, node: int) -> int:
+        return self._seen.program.lines[self._seen.units[node].lines[0]].block
 
 
 def _clone(module: torch.jit.ScriptModule) -> Native:
@@ -101,19 +131,15 @@ def _start(program: Program, seen: GraphView, graph: torch._C.Graph, shared: _Sh
     return Copier(program, graph, seen.cheap, known, place)
 
 
-def _call(
-    graph: torch._C.Graph,
-    copier: Copier,
-    name: str,
-    extracted: Extracted,
-    script: torch.jit.ScriptModule,
-) -> None:
+def _call(copier: Copier, extracted: Extracted, script: torch.jit.ScriptModule) -> None:
+    """``script.forward(...)`` at the insertion point; numbers go in as 0-d tensors."""
+    graph = copier.target
     this = next(iter(graph.inputs()))
-    inputs = [copier.value(v) for v in extracted.inputs]
-    cluster = get_attribute(graph, this, name, script._c._type())
+    inputs = [_as_tensor(copier, v) for v in extracted.inputs]
+    cluster = get_attribute(graph, this, extracted.cluster.name, script._c._type())
     node = graph.create("prim::CallMethod", [cluster, *inputs], 1)
     node.s_("name", "forward")
-    graph.appendNode(node)
+    graph.insertNode(node)
     count = len(extracted.outputs)
     if count == 1:
         node.output().setType(TENSOR)
@@ -121,10 +147,16 @@ def _call(
         return
     node.output().setType(torch._C.TupleType([TENSOR] * count))
     pieces = graph.create("prim::TupleUnpack", [node.output()], count)
-    graph.appendNode(pieces)
+    graph.insertNode(pieces)
     for value, piece in zip(extracted.outputs, pieces.outputs(), strict=True):
         piece.setType(TENSOR)
         copier.known[value] = piece
+
+
+def _as_tensor(copier: Copier, value: int) -> torch._C.Value:
+    found = copier.value(value)
+    crosses = number_dtype(copier.program, value) is not None
+    return number_to_tensor(copier.target, found) if crosses else found
 
 
 def _retype(old: Native, new: Native, node: torch._C.Node) -> None:

@@ -26,6 +26,7 @@ from torch.fx.experimental.symbolic_shapes import (
 from blade.errors import Refused
 from blade.graph.bind import resolve, split_arguments, to_python, trim_defaults
 from blade.graph.boundary import Boundary
+from blade.graph.crossing import tensor_form
 from blade.graph.describe import source
 from blade.graph.program import Line
 from blade.graph.scalars import FUNCTIONS, PASS_THROUGH, is_symbolic
@@ -44,17 +45,20 @@ def to_fx(
     boundary: Boundary,
     examples: Sequence[tuple[torch.Tensor, ...]],
     fixed: Callable[[str, int], bool] | None = None,
+    varied: bool | None = None,
 ) -> tuple[torch.fx.GraphModule, ShapeEnv]:
     """FX module of ``boundary``'s lines and the environment its symbols live in.
 
     ``examples`` are real inputs, best first: a size symbol takes its hint from the first one whose
-    size is neither 0 nor 1. Raises ``Refused`` naming the line that cannot be expressed.
+    size is neither 0 nor 1. ``varied``: they come from more than one run of the model (by default, if
+    there are several), so that a size that could vary did. Raises ``Refused`` naming the line that cannot be expressed.
     """
     assert examples, boundary
     # A size whose hint is 1 must not be taken for a broadcast axis.
     oblivious = symbolic_config.patch(backed_size_oblivious=True)  # type: ignore[attr-defined]
     with oblivious, torch.no_grad():
-        return _Builder(view, boundary, examples, fixed).build()
+        varied = len(examples) > 1 if varied is None else varied
+        return _Builder(view, boundary, examples, fixed, varied).build()
 
 
 class _Builder:
@@ -66,8 +70,10 @@ class _Builder:
         boundary: Boundary,
         examples: Sequence[tuple[torch.Tensor, ...]],
         fixed: Callable[[str, int], bool] | None,
+        varied: bool,
     ) -> None:
         self.view = view
+        self.varied = varied
         self.boundary = boundary
         self.shape_env = ShapeEnv(specialize_zero_one=False, duck_shape=False)
         self.mode = FakeTensorMode(shape_env=self.shape_env)
@@ -109,7 +115,7 @@ class _Builder:
             from_caller = value in self.view.program.inputs
             dynamic = [
                 DimDynamic.STATIC
-                if _is_settled([t.shape[d] for t in seen], from_caller)
+                if _is_settled([t.shape[d] for t in seen], self.varied and not from_caller)
                 or (fixed is not None and fixed(name, d))
                 else DimDynamic.DYNAMIC
                 for d in range(seen[0].dim())
@@ -127,10 +133,11 @@ class _Builder:
         overload = resolve(line.node)
         if overload is None:
             raise TypeError(f"{line.kind} is not an ATen operator")
-        values = [
-            to_python(argument, self._argument(value))
+        values = {
+            argument.name: to_python(argument, self._argument(value))
             for argument, value in zip(overload._schema.arguments, line.inputs, strict=True)
-        ]
+        }
+        overload = tensor_form(overload) if line.index in self.view.scalars else overload
         args, kwargs = trim_defaults(overload, *split_arguments(overload, values))
         node = self._emit(overload, args, kwargs, line)
         results = self.view.units[unit].results
@@ -276,7 +283,7 @@ _OF_TENSOR: dict[str, Callable[[torch.Tensor], Any]] = {
 """Facts of a tensor that no shape changes: they fold away (the guard checks dtype and device)."""
 
 
-def _is_settled(sizes: Sequence[int], from_caller: bool) -> bool:
+def _is_settled(sizes: Sequence[int], varied: bool) -> bool:
     """Whether an axis with these sizes in all runs is a number rather than a symbol.
 
     A size of 1 everywhere is a broadcast axis: as a symbol it could not be broadcast. Between
@@ -284,7 +291,7 @@ def _is_settled(sizes: Sequence[int], from_caller: bool) -> bool:
     What a caller passes stays symbolic; if the ops force it to a number, a guard says so.
     """
     same = all(size == sizes[0] for size in sizes)
-    return same and (sizes[0] == 1 or (len(sizes) > 1 and not from_caller))
+    return same and (sizes[0] == 1 or varied)
 
 
 def _stand_in(seen: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -7,17 +7,24 @@
 A *node* is an op that makes or consumes tensors, in program order. Constants, sizes, scalar
 arithmetic and lists are not nodes: whoever needs them gets a copy, and edges pass through them.
 ``aten::chunk`` and the ``ListUnpack`` of its result are one node: tensor lists never cross a boundary.
+
+Nodes are numbered through all blocks. Edges and effects stay within a block: to the block around it,
+an If or a Loop is one node that reads what its blocks read and does what they do.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
 
 from blade.backends.base import OpNode, ValueInfo
 from blade.capture.captured import Captured
 from blade.graph.alias import Aliases, find_aliases
-from blade.graph.cheap import find_cheap
+from blade.graph.bind import resolve
+from blade.graph.cheap import find_cheap, holds_tensor
+from blade.graph.crossing import FORMS, OPERANDS, number_dtype, promotes_alike
 from blade.graph.describe import Facts, describe
-from blade.graph.observe import Fact, observe_facts
+from blade.graph.observe import Seen, observe_facts
 from blade.graph.order import find_effects
 from blade.graph.pins import find_pins
 from blade.graph.program import Line, Program, is_tensor_type, read
@@ -27,7 +34,7 @@ SCALAR_BYTES = 8
 """What an edge weighs over which only sizes or scalars travel."""
 
 RETURN = -1
-"""Stands for the block's return among the readers of a value."""
+"""Stands for the return of a block among the readers of a value."""
 
 
 @dataclass(frozen=True)
@@ -47,11 +54,14 @@ class Unit:
 class GraphView:
     """A captured graph as the stages see it; everything refers to nodes by their index.
 
+    ``blocks[b]`` are the nodes of block b of the program, ascending.
     ``edges`` are (producer, consumer, bytes at the first sample), ``effects`` pairs (before, after)
-    that must keep their order, ``pinned`` the nodes no backend may take.
+    that must keep their order, ``pinned`` the nodes no backend may take. ``scalars[line]`` are the plain
+    numbers that cross as 0-d tensors if that line is in a cluster.
     """
 
     nodes: tuple[OpNode, ...]
+    blocks: tuple[tuple[int, ...], ...]
     edges: tuple[tuple[int, int, int], ...]
     effects: tuple[tuple[int, int], ...]
     pinned: dict[int, Reason]
@@ -60,7 +70,8 @@ class GraphView:
     cheap: frozenset[int]
     units: tuple[Unit, ...]
     unit_of: dict[int, int]  # line -> node
-    facts: tuple[dict[int, Fact], ...]  # per sample, then per probe: value -> fact
+    scalars: dict[int, frozenset[int]]
+    facts: tuple[Seen, ...]  # per sample, then per probe
 
     def info(self, value: int) -> ValueInfo:
         """What is known of ``value``."""
@@ -68,13 +79,13 @@ class GraphView:
 
     @cached_property
     def readers(self) -> dict[int, list[int]]:
-        """Value -> non-cheap lines that need it, through cheap lines too; ``RETURN`` is the return."""
+        """Value -> non-cheap lines that need it, through cheap lines too; ``RETURN`` is a block's return."""
         found: dict[int, list[int]] = {}
         for line in self.program.lines:
             if line.index not in self.cheap:
                 for value in dict.fromkeys(s for v in line.reads for s in self.sources(v)):
                     found.setdefault(value, []).append(line.index)
-        for value in dict.fromkeys(s for v in self.program.returns for s in self.sources(v)):
+        for value in dict.fromkeys(s for v in self.program.returned for s in self.sources(v)):
             found.setdefault(value, []).append(RETURN)
         return found
 
@@ -94,21 +105,31 @@ def view(captured: Captured) -> GraphView:
     facts = tuple(observe_facts(program, captured.module, run) for run in runs)
     known = Facts(program, facts)
     heads = [program.lines[unit.lines[0]] for unit in units]
+    scalars = {head.index: _find_scalars(program, cheap, known, head) for head in heads}
     nodes = tuple(
-        describe(program, known, cheap, head, unit.results)
+        describe(program, known, cheap, head, unit.results, scalars[head.index])
         for head, unit in zip(heads, units, strict=True)
     )
     reads = [_unit_reads(program, cheap, unit) for unit in units]
+    needs = [_unit_reads(program, cheap, unit, scalars) for unit in units]
+    lines = [unit.lines for unit in units]
+    blocks = _find_blocks(program, heads)
     return GraphView(
         nodes=nodes,
-        edges=_find_edges(program, units, unit_of, reads, facts),
-        effects=find_effects(program, aliases, [u.lines for u in units], reads, nodes),
-        pinned=find_pins(program, aliases, known, [u.lines for u in units], reads, nodes),
+        blocks=blocks,
+        edges=_find_edges(program, heads, unit_of, reads, facts),
+        effects=tuple(
+            effect
+            for members in blocks
+            for effect in find_effects(program, aliases, lines, reads, nodes, members)
+        ),
+        pinned=find_pins(program, aliases, known, lines, needs, nodes),
         program=program,
         aliases=aliases,
         cheap=cheap,
         units=units,
         unit_of=unit_of,
+        scalars={line: values for line, values in scalars.items() if values},
         facts=facts,
     )
 
@@ -150,7 +171,7 @@ def _glue(program: Program, aliases: Aliases, line: Line) -> Unit:
         return alone
     made = line.outputs[0]
     users = [program.lines[i] for i in program.users.get(made, ())]
-    if made in program.returns or not users or aliases.may_be_written(made):
+    if made in program.returned or not users or aliases.may_be_written(made):
         return alone
     results: list[int] = []
     picks: list[int] = []
@@ -179,12 +200,54 @@ def _is_tensor_list(program: Program, value: int) -> bool:
     return kind.kind() == "ListType" and is_tensor_type(kind.getElementType())
 
 
-def _unit_reads(program: Program, cheap: frozenset[int], unit: Unit) -> dict[int, bool]:
-    """Values the unit needs from other units or the caller -> whether it needs their elements."""
+def _find_blocks(program: Program, heads: Sequence[Line]) -> tuple[tuple[int, ...], ...]:
+    members: list[list[int]] = [[] for _ in program.blocks]
+    for index, head in enumerate(heads):
+        members[head.block].append(index)
+    return tuple(map(tuple, members))
+
+
+def _find_scalars(
+    program: Program, cheap: frozenset[int], facts: Facts, line: Line
+) -> frozenset[int]:
+    """Numbers known only at run time that ``line`` can take as 0-d tensors (see ``crossing``)."""
+    overload = resolve(line.node)
+    if overload not in FORMS:
+        return frozenset()
+    beside = facts.info(line.inputs[0])
+    names = (argument.name for argument in overload._schema.arguments)
+    return frozenset(
+        value
+        for name, value in zip(names, line.inputs, strict=True)
+        if name in OPERANDS
+        and (number := number_dtype(program, value)) is not None
+        and _is_plain(program, cheap, value)
+        and promotes_alike(beside, number)
+    )
+
+
+def _is_plain(program: Program, cheap: frozenset[int], value: int) -> bool:
+    """Whether ``value`` is no constant and is computed without looking at a tensor's size."""
+    found = sources(program, cheap, value)
+    return bool(found) and not any(holds_tensor(program.values[v].type()) for v in found)
+
+
+def _unit_reads(
+    program: Program,
+    cheap: frozenset[int],
+    unit: Unit,
+    without: Mapping[int, frozenset[int]] = MappingProxyType({}),
+) -> dict[int, bool]:
+    """Values the unit needs from other units or the caller -> whether it needs their elements.
+
+    ``without[line]`` are arguments that do not count.
+    """
     own = {v for index in unit.lines for v in program.lines[index].outputs}
     reads: dict[int, bool] = {}
     for index in unit.lines:
         for value in program.lines[index].reads:
+            if value in without.get(index, ()):
+                continue
             direct = not program.is_tensor(value) and not _is_tensor_list(program, value)
             for source in sources(program, cheap, value):
                 if source not in own:
@@ -195,19 +258,24 @@ def _unit_reads(program: Program, cheap: frozenset[int], unit: Unit) -> dict[int
 
 def _find_edges(
     program: Program,
-    units: tuple[Unit, ...],
+    heads: Sequence[Line],
     unit_of: dict[int, int],
-    reads: list[dict[int, bool]],
-    facts: tuple[dict[int, Fact], ...],
+    reads: Sequence[dict[int, bool]],
+    facts: Sequence[Seen],
 ) -> tuple[tuple[int, int, int], ...]:
+    """What comes from another block is an edge to the If or Loop there, not to the nodes inside."""
     edges: dict[tuple[int, int], int] = {}
     for consumer, needs in enumerate(reads):
         for value, elements in needs.items():
             index = program.producer.get(value)
-            if index is None:
+            if index is None or program.lines[index].block != heads[consumer].block:
                 continue
-            fact = facts[0].get(value) if facts else None
-            weight = fact.bytes if fact is not None and elements else SCALAR_BYTES
+            weight = _bytes(facts, value) if elements else SCALAR_BYTES
             key = (unit_of[index], consumer)
             edges[key] = edges.get(key, 0) + weight
     return tuple((a, b, weight) for (a, b), weight in edges.items())
+
+
+def _bytes(facts: Sequence[Seen], value: int) -> int:
+    """Size of ``value`` when it was first seen."""
+    return next((seen[value][0].bytes for seen in facts if value in seen), SCALAR_BYTES)

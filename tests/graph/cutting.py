@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from blade.capture.captured import Captured
-from blade.clustering import Problem, cluster
 from blade.fallback.cluster_module import cluster_module
 from blade.graph.extract import Extracted, extract
+from blade.graph.group import group
 from blade.graph.splice import splice
 from blade.graph.view import GraphView, view
 from blade.reason import Code
@@ -53,8 +53,7 @@ def groups_of(seen: GraphView) -> list[tuple[int, ...]]:
         frozenset[str]() if index in seen.pinned else frozenset({"any"})
         for index in range(len(seen.nodes))
     ]
-    found = cluster(Problem(labels, seen.edges, seen.effects))
-    return [group.nodes for group in found.groups]
+    return [found.nodes for found in group(seen, labels).groups]
 
 
 def cut(captured: Captured) -> list[Extracted]:

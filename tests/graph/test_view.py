@@ -177,6 +177,14 @@ class Branching(torch.nn.Module):
 def test_control_flow_is_a_node_nobody_takes() -> None:
     seen = view(script(Branching(), (torch.randn(3), 4)))
     kinds = [seen.program.lines[u.lines[0]].kind for u in seen.units]
-    assert kinds == ["aten::relu", "prim::If", "prim::Loop", "aten::sigmoid"]
+    assert kinds == [
+        "aten::relu",
+        "prim::If",
+        "aten::mul",
+        "prim::Loop",
+        "aten::add",
+        "aten::sigmoid",
+    ]
+    assert seen.blocks == ((0, 1, 3, 5), (2,), (), (4,))
     assert {kinds[i] for i in seen.pinned} == {"prim::If", "prim::Loop"}
-    assert [(a, b) for a, b, _ in seen.edges] == [(0, 1), (1, 2), (2, 3)]
+    assert [(a, b) for a, b, _ in seen.edges] == [(0, 1), (1, 3), (3, 5)]

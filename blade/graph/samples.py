@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The real inputs of groups: what reached their boundaries when the captured module ran.
+
+    samples = Samples(captured, graph_view)
+    samples.record([find_boundary(graph_view, group) for group in groups])    # each input runs once
+    per_sample, per_probe = samples.of(boundary)
+
+All boundaries of one ``record`` share a run, and what was recorded is kept: asking for a part of a
+group costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from blade.capture.captured import Captured
+from blade.graph.boundary import Boundary
+from blade.graph.observe import observe_tensors
+from blade.graph.view import GraphView
+
+Inputs = tuple[torch.Tensor, ...]
+Key = tuple[int, int]  # line, value
+
+
+class Samples:
+    """Tensors seen at lines of ``view``'s program, per sample and probe of ``captured``."""
+
+    def __init__(self, captured: Captured, view: GraphView) -> None:
+        self._captured = captured
+        self._view = view
+        self._seen: list[dict[Key, list[torch.Tensor]]] = [
+            {} for _ in (*captured.samples, *captured.probes)
+        ]
+        self._known: set[Key] = set()
+
+    def record(self, boundaries: Iterable[Boundary]) -> None:
+        """Run every sample and probe once, unless all these boundaries' inputs are known already."""
+        fresh = {key: None for b in boundaries for key in _keys(b) if key not in self._known}
+        if not fresh:
+            return
+        wanted: dict[int, list[tuple[int, bool]]] = {}
+        for line, value in fresh:
+            copies = self._view.aliases.may_be_written(value)
+            wanted.setdefault(line, []).append((value, copies))
+        program, module = self._view.program, self._captured.module
+        runs = (*self._captured.samples, *self._captured.probes)
+        for run, seen in zip(runs, self._seen, strict=True):
+            seen.update(observe_tensors(program, module, run, wanted))
+        self._known.update(fresh)
+
+    def of(self, boundary: Boundary) -> tuple[list[Inputs], list[Inputs]]:
+        """Inputs of the group at the samples and at the probes.
+
+        A group in a loop has several per run: those of the sizes seen first count as samples, the
+        others as probes. A group that only probes reached has the first of these as its sample.
+        """
+        self.record([boundary])
+        count = len(self._captured.samples)
+        samples: list[Inputs] = []
+        probes: list[Inputs] = []
+        for index, seen in enumerate(self._seen):
+            shapes: set[object] = set()
+            for inputs in self._executions(boundary, seen):
+                shape = tuple(t.shape for t in inputs)
+                first = index < count and shape not in shapes
+                (samples if first else probes).append(inputs)
+                shapes.add(shape)
+        if not samples:
+            samples, probes = probes[:1], probes[1:]
+        return samples, probes
+
+    def varied(self, boundary: Boundary) -> bool:
+        """Whether more than one run reached the group."""
+        return sum(bool(self._executions(boundary, seen)) for seen in self._seen) > 1
+
+    def _executions(
+        self, boundary: Boundary, seen: dict[Key, list[torch.Tensor]]
+    ) -> Sequence[Inputs]:
+        if not boundary.inputs:
+            return [()]
+        # All lines of one block run equally often, so the n-th tensors belong together.
+        return list(zip(*(seen[key] for key in _keys(boundary)), strict=False))
+
+
+def _keys(boundary: Boundary) -> list[Key]:
+    return list(zip(boundary.read_at, boundary.inputs, strict=True))
