@@ -19,7 +19,7 @@ from blade import runtime as runtime
 from blade.config import Config
 from blade.errors import BackendError, BladeError, ConfigError, InputError
 from blade.reason import Code, Reason, Stage
-from blade.report import Report, report, stats
+from blade.report import Report, rearm, report, stats
 from blade.version import __version__
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ __all__ = [
     "Stage",
     "__version__",
     "optimize",
+    "rearm",
     "report",
     "stats",
 ]

@@ -250,7 +250,8 @@ class Config(BaseModel):
     )
     dump_dir: Annotated[Path | None, BeforeValidator(_path)] = Field(
         default=None,
-        description="Folder for the intermediate representations of every cluster and pass.",
+        description="Folder for the intermediate representations of every cluster and pass, and for a "
+        "script per failed conversion that reproduces it.",
     )
     conversion_deadline_s: float = Field(
         default=300.0,

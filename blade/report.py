@@ -3,14 +3,15 @@
 
 print(report(optimized))            # a table per cluster, then every reason against alternatives
 Report.from_json(text) == Report.from_json(text).to_json()
-stats(optimized)["cluster_0"]       # live counters of one engine: {"calls": 8, "engine": 7, ...}
+stats(optimized)["cluster_0"]       # live counters of one engine: {"calls": 8, "engine_runs": 7, ...}
+rearm(optimized)                    # engines given up after failures in a row are tried again
 """
 
 import io
 import json
 import platform
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -124,12 +125,26 @@ def stats(optimized: torch.nn.Module) -> dict[str, dict[str, int]]:
 
     Raises ``InputError`` for anything but an optimized module.
     """
+    return {name: dict(engine.stats()) for name, engine in _engines(optimized)}
+
+
+def rearm(optimized: torch.nn.Module) -> None:
+    """Let every engine serve again that ``Config.max_failures`` failures in a row, or a failure to load
+    its backend, took out of service. Counters stay.
+
+    Raises ``InputError`` for anything but an optimized module.
+    """
+    for _, engine in _engines(optimized):
+        engine.rearm()
+
+
+def _engines(optimized: torch.nn.Module) -> Iterator[tuple[str, Any]]:
+    """Name and engine of each cluster that has one."""
     report(optimized)
-    return {
-        name: dict(module.engine.stats())
-        for name, module in optimized.named_modules()
-        if isinstance(getattr(module, "engine", None), torch.ScriptObject)
-    }
+    for name, module in optimized.named_modules():
+        engine = getattr(module, "engine", None)
+        if isinstance(engine, torch.ScriptObject):
+            yield name, engine
 
 
 def cpu_name() -> str:

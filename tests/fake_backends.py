@@ -207,6 +207,10 @@ class Fake:
         """For the process that converts: what was converted here stays here."""
         return {**self.__dict__, "converted": [], "_kept": {}}
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ |= state
+        self.register()
+
     def why_unavailable(self) -> str | None:
         return self.unavailable
 

@@ -39,6 +39,11 @@ def unregister(name: str) -> None:
     del _registered[name.lower()]
 
 
+def is_registered(name: str) -> bool:
+    """Whether ``register`` brought this backend, so that another process does not know it."""
+    return name.lower() in _registered
+
+
 def load(name: str) -> Backend:
     """The backend called ``name`` in any case; ``BackendError`` if unknown or not importable."""
     key = name.lower()

@@ -20,6 +20,7 @@ from blade.fallback.select import Candidate
 from blade.fallback.verify import verify
 from blade.graph.extract import Extracted
 from blade.reason import Reason, Stage
+from blade.report import Verdict
 
 
 def build(
@@ -42,16 +43,27 @@ def build(
     return tuple(candidates), tuple(reasons)
 
 
-def _candidate(extracted: Extracted, backend: Backend, config: Config) -> Candidate | Reason:
-    cluster = extracted.cluster
+def convert_and_verify(
+    cluster: Cluster, original: torch.jit.ScriptModule, backend: Backend, config: Config
+) -> tuple[torch.ScriptObject, Verdict] | Reason:
+    """An engine that was seen to be right, or the Reason why ``backend`` gives none."""
     engine = _convert(cluster, backend, config)
     if isinstance(engine, Reason):
         return engine
-    verdict = verify(cluster, engine, extracted.fallback, backend.name, config.strict)
-    if isinstance(verdict, Reason):
-        if config.strict:
-            raise BackendError(f"{cluster.name} in {backend.name}: {verdict.detail}")
-        return verdict
+    verdict = verify(cluster, engine, original, backend.name, config.strict)
+    if not isinstance(verdict, Reason):
+        return engine, verdict
+    if config.strict:
+        raise BackendError(f"{cluster.name} in {backend.name}: {verdict.detail}")
+    return verdict
+
+
+def _candidate(extracted: Extracted, backend: Backend, config: Config) -> Candidate | Reason:
+    cluster = extracted.cluster
+    found = convert_and_verify(cluster, extracted.fallback, backend, config)
+    if isinstance(found, Reason):
+        return found
+    engine, verdict = found
     module = attempt(
         Stage.CONVERT,
         backend.name,

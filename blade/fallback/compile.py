@@ -20,6 +20,7 @@ from blade.config import Config
 from blade.fallback.attempt import attempt
 from blade.fallback.bisect import find_culprit
 from blade.fallback.candidates import build
+from blade.fallback.reproducer import write
 from blade.fallback.select import Candidate
 from blade.graph.boundary import find_boundary
 from blade.graph.extract import Extracted, extract
@@ -87,6 +88,9 @@ def compile_clusters(
             left[node] -= {str(reason.backend).lower()}
             culprits.append(reason)
         spent += monotonic() - start
+    for one in built:
+        for reason in one.reasons:
+            _write_reproducer(job, one, reason)
     return built, culprits + _dissolved(view, clustering)
 
 
@@ -127,17 +131,34 @@ def _blame(job: _Job, failed: Built) -> tuple[int, Reason]:
     """The node that makes ``failed`` fail in the first backend that was tried, with its Reason."""
     reason = failed.reasons[0]
     takers = [b for b in job.backends if b.name == reason.backend]
+    # what hangs would take as often as long; a part that only seems to hang costs a node, no answer
+    deadline = min(job.config.conversion_deadline_s, BISECT_S)
+    brief = replace(job, config=job.config.evolve(conversion_deadline_s=deadline))
+    smallest = failed
 
     def why_fails(nodes: Sequence[int]) -> Reason | None:
+        nonlocal smallest
         name = f"{failed.name}[:{len(nodes)}]"
-        part = _build(job, name, nodes, takers, failed.group)
-        return None if part.candidates else part.reasons[0]
+        part = _build(brief, name, nodes, takers, failed.group)
+        if part.candidates:
+            return None
+        smallest = part
+        return part.reasons[0]
 
     node, why = find_culprit(failed.group.nodes, reason, why_fails)
+    _write_reproducer(job, smallest, why)
     subject = job.view.nodes[node].name
     detail = f"{why.detail} (Found by bisecting {failed.name}, {len(failed.group.nodes)} ops.)"
     log.info("%s: %s stays TorchScript: %s", failed.name, subject, why.detail)
     return node, replace(why, subject=subject, detail=detail)
+
+
+def _write_reproducer(job: _Job, failed: Built, reason: Reason) -> None:
+    backends = [b for b in job.backends if b.name == reason.backend]
+    if job.config.dump_dir is None or failed.extracted is None or not backends:
+        return
+    folder = job.config.dump_dir / "failures"
+    write(folder, failed.extracted, backends[0], reason, job.config)
 
 
 def _dissolved(view: GraphView, clustering: Clustering) -> list[Reason]:

@@ -49,7 +49,7 @@ class _Call:
     target: Any
     args: Any
     kwargs: Any
-    source: str
+    source: str | None
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ def _call(node: torch.fx.Node) -> _Call:
     target = node.target
     text = f"torch.ops.{target}" if isinstance(target, torch._ops.OpOverload) else None
     args, kwargs = _unlinked(node.args), _unlinked(node.kwargs)
-    return _Call(node.op, node.name, text or target, args, kwargs, node.meta.get("source", ""))
+    return _Call(node.op, node.name, text or target, args, kwargs, node.meta.get("source"))
 
 
 def _unlinked(value: Any) -> Any:
@@ -185,7 +185,7 @@ def _rebuild(parcel: _Parcel, root: torch.nn.Module) -> tuple[torch.fx.GraphModu
                 )
             elif call.op == "call_function":
                 node.meta["val"] = _compute(mode, node)
-            if call.source:
+            if call.source is not None:
                 node.meta["source"] = call.source
     graph.lint()
     return torch.fx.GraphModule(root, graph), env
