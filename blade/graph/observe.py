@@ -127,11 +127,16 @@ def number_to_tensor(graph: torch._C.Graph, value: torch._C.Value) -> torch._C.V
     return node.output()
 
 
+def _constant(graph: Any, number: int) -> torch._C.Value:
+    found: torch._C.Value = graph.insertConstant(number)
+    return found
+
+
 class _Watched:
     """A copy of ``program`` that notes values while it runs."""
 
     def __init__(self, program: Program) -> None:
-        self.graph: Any = torch._C.Graph()  # the stubs know few of its methods
+        self.graph = torch._C.Graph()
         self._program = program
         self._number = next(_runs)
         known: dict[int, Any] = {}
@@ -140,7 +145,7 @@ class _Watched:
             new.setType(program.values[value].type())
             known[value] = new
         self.copier = Copier(program, self.graph, frozenset(), known)
-        self._run: Any = self.graph.insertConstant(self._number)
+        self._run = _constant(self.graph, self._number)
 
     def write(
         self,
@@ -164,9 +169,8 @@ class _Watched:
         fill(self._program.blocks[0])
 
     def note(self, value: torch._C.Value, key: int) -> None:
-        node = self.graph.create(
-            "blade_graph::note", [value, self._run, self.graph.insertConstant(key)], 0
-        )
+        inputs = [value, self._run, _constant(self.graph, key)]
+        node = self.graph.create("blade_graph::note", inputs, 0)
         self.graph.insertNode(node)
 
     def run(self, module: torch.jit.ScriptModule, sample: Sequence[Any], note: Note) -> None:
