@@ -74,7 +74,11 @@ class Fact:
 
 @dataclass
 class Graph:
-    """Values in topological order, what is returned, and what is assumed of the sizes."""
+    """Values in topological order, what is returned, and what is assumed of the sizes.
+
+    ``storages[i]`` says whose memory output i may share: that of the input with this index, or, counted
+    on from the number of inputs, that of an output. Empty: nobody minds.
+    """
 
     values: list[Value] = field(default_factory=list)
     outputs: tuple[Value, ...] = ()
@@ -82,6 +86,7 @@ class Graph:
     inputs: tuple[Value, ...] = ()
     constants: tuple[torch.Tensor, ...] = ()
     facts: tuple[Fact, ...] = ()
+    storages: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         lines = [f"fact {fact.relation}" for fact in self.facts]
@@ -221,6 +226,7 @@ def rewrite(graph: Graph, rules: Mapping[str, Sequence[Rule]]) -> Graph:
         inputs,
         graph.constants,
         tuple(builder.facts.values()),
+        graph.storages,
     )
     rebuilt.values = live(rebuilt)
     return rebuilt

@@ -103,17 +103,41 @@ def _copy_before_layouts(b: Builder, v: Value, args: list[Value]) -> Value | Non
 
 
 def outputs(graph: Graph) -> Graph:
-    """Returned values own their memory, with the strides torch would give them."""
+    """Returned values own their memory, with the strides torch would give them.
+
+    Simplifying may leave an input as the result (``x * 1``), or one value for two results; the caller
+    may write into any of them. Only views of the same tensor share memory, as they did in the model.
+    """
     b, graph = _rebuilt(graph, lambda b, v, args: None)
-    returned = []
-    for v, strides in zip(graph.outputs, graph.output_strides, strict=True):
+    returned: list[Value] = []
+    owner = {v.id: k for k, v in enumerate(graph.inputs)} if graph.storages else {}
+    for i, (v, strides) in enumerate(zip(graph.outputs, graph.output_strides, strict=True)):
         view = view_of(v)
         if view is None or view.base.op == "const":
-            v = copy(b, v)
+            v = _own(b, v, i)
+        elif (
+            graph.storages
+            and owner.setdefault(view.base.id, graph.storages[i]) != (graph.storages[i])
+        ):
+            v = _own(b, v, i)
+        elif _is_wider(v, view.strides, strides):
+            v = _own(b, v, i)
         elif v.is_pointwise and not same(v.shape, view.strides, strides):
             v = _restrided(b, v, strides)
         returned.append(v)
     return _finished(replace(graph, values=b.values, outputs=tuple(returned)))
+
+
+def _own(b: Builder, v: Value, output: int) -> Value:
+    """A copy for this output alone: equal values are shared, so the output's number is part of it."""
+    return b.make("cast", [v], v.shape, v.dtype, output=output)
+
+
+def _is_wider(v: Value, strides: Shape, wanted: Shape) -> bool:
+    """Whether elements of ``v`` share memory (stride 0) that are apart in torch's result."""
+    return any(
+        s == 0 and w != 0 and d != 1 for s, w, d in zip(strides, wanted, v.shape, strict=True)
+    )
 
 
 def _restrided(b: Builder, v: Value, strides: Shape) -> Value:

@@ -62,6 +62,7 @@ class _Lowerer:
         self.constants: list[torch.Tensor] = []
         self.outputs: tuple[Value, ...] = ()
         self.output_strides: tuple[Any, ...] = ()
+        self.storages: tuple[int, ...] = ()
 
     def step(self, node: Node) -> None:
         if node.op == "placeholder":
@@ -146,6 +147,11 @@ class _Lowerer:
         assert isinstance(returned, (list, tuple)), returned
         self.outputs = tuple(self.env[n] for n in returned)  # type: ignore[index]
         self.output_strides = tuple(self.results(n)[0].strides for n in returned)  # type: ignore[arg-type]
+        owners: dict[int, int] = {}  # storage -> the first input or output that has it
+        given = [n for n in self.gm.graph.nodes if n.op == "placeholder"]
+        for k, n in enumerate([*given, *returned]):
+            owners.setdefault(n.meta["val"].untyped_storage()._cdata, k)  # type: ignore[union-attr]
+        self.storages = tuple(owners[n.meta["val"].untyped_storage()._cdata] for n in returned)  # type: ignore[union-attr]
 
     def ranks_are_fixed(self) -> bool:
         """Is no size of 1 dropped on the way? Then "is this 1?" was only asked to choose strides.
@@ -166,6 +172,7 @@ class _Lowerer:
             tuple(self.inputs),
             tuple(self.constants),
             tuple(self.b.facts.values()),
+            self.storages,
         )
         graph.values = live(graph)
         return graph

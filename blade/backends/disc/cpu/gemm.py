@@ -12,40 +12,22 @@ Units are handed to threads in runs: with few rows every thread has its own part
 own rows.
 """
 
-from dataclasses import dataclass
-
+from blade.backends.disc.cpu.micro_kernel import (
+    GROUP,
+    TILE_TYPES,
+    Tile,
+    micro_kernel,
+    panel_width,
+    rows_per_tile,
+    tile_name,
+    tiles,
+)
 from blade.backends.disc.cpu.target import Target
 
 BLOCK_ROWS = 256  # rows per unit, at most: A's block is read once per group of panels
 BLOCK_DEPTH = 256  # k per pass over C: a group of panels is then 4 * width * 384 floats of L2
-GROUP = 4  # panels per group
 NAME = "gemm_f32"
 PACK = "gemm_f32_pack"
-
-
-@dataclass(frozen=True)
-class Tile:
-    """A micro-kernel's shape: rows times panels, in registers all at once."""
-
-    rows: int
-    panels: int
-
-
-def rows_per_tile(target: Target) -> int:
-    """Rows of the main micro-kernel: with two vectors a row, as many as the registers hold."""
-    return 12 if target.lanes == 16 or "asimd" in target.isa else 6
-
-
-def panel_width(target: Target) -> int:
-    """Columns of a panel of packed B."""
-    return 2 * target.lanes
-
-
-def tiles(target: Target) -> list[Tile]:
-    """One tile per number of rows, and wider ones where few rows would leave registers idle."""
-    full = rows_per_tile(target)
-    single = [Tile(rows, 1) for rows in range(1, full + 1)]
-    return single + [Tile(rows, min(GROUP, full // rows)) for rows in range(1, full // 2 + 1)]
 
 
 def panels(columns: int, target: Target) -> int:
@@ -55,7 +37,7 @@ def panels(columns: int, target: Target) -> int:
 
 def gemm_text(target: Target) -> str:
     """MLIR of the driver ``gemm_f32`` and its micro-kernels."""
-    parts = [_zeros(target)] + [_micro_kernel(t, target.lanes) for t in tiles(target)]
+    parts = [_zeros(target)] + [micro_kernel(t, target.lanes) for t in tiles(target)]
     return "\n".join([*parts, _edge(target), _driver(target)]) + "\n"
 
 
@@ -112,129 +94,14 @@ def _zeros(target: Target) -> str:
     )
 
 
-def _name(tile: Tile) -> str:
-    return f"gemm_f32_{tile.rows}x{tile.panels}"
-
-
-_TILE_ARGUMENTS = (
-    "%a: !llvm.ptr, %lda: i64, %b: !llvm.ptr, %panel: i64, %depth: i64, "
-    "%init: !llvm.ptr, %ldi: i64, %c: !llvm.ptr, %ldc: i64"
-)
-_TILE_TYPES = "(!llvm.ptr, i64, !llvm.ptr, i64, i64, !llvm.ptr, i64, !llvm.ptr, i64) -> ()"
-
-
-def _micro_kernel(tile: Tile, lanes: int) -> str:
-    """C tile = init tile + A rows * B panels over ``depth``. ``panel``: distance between panels."""
-    vector = f"vector<{lanes}xf32>"
-    count = 2 * tile.panels
-    cells = [(r, v) for r in range(tile.rows) for v in range(count)]
-    lines = [f"llvm.func internal @{_name(tile)}({_TILE_ARGUMENTS}) {{", *_INDICES]
-    for r in range(tile.rows):
-        lines += _row_pointer("init", "ldi", r) + _row_pointer("c", "ldc", r)
-        lines += _row_pointer("a", "lda", r)
-    for p in range(tile.panels):
-        lines += [
-            f"%pn{p} = arith.constant {p} : i64",
-            f"%po{p} = arith.muli %panel, %pn{p} : i64",
-            f"%b{p} = llvm.getelementptr %b[%po{p}] : (!llvm.ptr, i64) -> !llvm.ptr, f32",
-        ]
-    lines.append(f"%nothing = arith.constant dense<0.0> : {vector}")
-    # loop `s` runs over whole fours of k, `t` over what is left; `init` is added last, so that a
-    # long k is summed in independent parts
-    fours, ones = _depth_loop(tile, lanes, 4), _depth_loop(tile, lanes, 1)
-    lines += [
-        "%quads = arith.divui %depth, %four : i64",
-        "%even = arith.muli %quads, %four : i64",
-        *_loop("s", cells, None, "%zero", "%even", "%four", fours, vector),
-        *_loop("t", cells, "s", "%even", "%depth", "%one", ones, vector),
-    ]
-    for at, (r, v) in enumerate(cells):
-        lines += _vector_at(f"i{r}_{v}", f"%init{r}", v * lanes)
-        lines += _vector_at(f"o{r}_{v}", f"%c{r}", v * lanes)
-        lines += [
-            f"%z{r}_{v} = llvm.load %i{r}_{v} {_ALIGNED} : !llvm.ptr -> {vector}",
-            f"%y{r}_{v} = arith.addf %z{r}_{v}, %t#{at} : {vector}",
-            f"llvm.store %y{r}_{v}, %o{r}_{v} {_ALIGNED} : {vector}, !llvm.ptr",
-        ]
-    return "\n".join([*lines, "llvm.return", "}"])
-
-
-_ALIGNED = "{alignment = 4 : i64}"
-_INDICES = [
-    "%zero = arith.constant 0 : i64",
-    "%one = arith.constant 1 : i64",
-    "%four = arith.constant 4 : i64",
-]
-
-
-def _row_pointer(name: str, distance: str, row: int) -> list[str]:
-    return [
-        f"%{name}n{row} = arith.constant {row} : i64",
-        f"%{name}o{row} = arith.muli %{distance}, %{name}n{row} : i64",
-        f"%{name}{row} = llvm.getelementptr %{name}[%{name}o{row}] "
-        ": (!llvm.ptr, i64) -> !llvm.ptr, f32",
-    ]
-
-
-def _vector_at(name: str, base: str, offset: int) -> list[str]:
-    return [f"%{name} = llvm.getelementptr {base}[{offset}] : (!llvm.ptr) -> !llvm.ptr, f32"]
-
-
-def _loop(
-    name: str,
-    cells: list[tuple[int, int]],
-    start: str | None,
-    low: str,
-    high: str,
-    step: str,
-    body: list[str],
-    vector: str,
-) -> list[str]:
-    """A loop over k that carries the sums of all cells."""
-    begins = [f"%{start}#{i}" if start else "%nothing" for i in range(len(cells))]
-    carried = ", ".join(f"%x{r}_{v} = {b}" for (r, v), b in zip(cells, begins, strict=True))
-    types = ", ".join([vector] * len(cells))
-    return [
-        f"%{name}:{len(cells)} = scf.for %k = {low} to {high} step {step} "
-        f"iter_args({carried}) -> ({types}) : i64 {{",
-        *body,
-        "}",
-    ]
-
-
-def _depth_loop(tile: Tile, lanes: int, unroll: int) -> list[str]:
-    vector, width = f"vector<{lanes}xf32>", 2 * lanes
-    sums = {(r, v): f"%x{r}_{v}" for r in range(tile.rows) for v in range(2 * tile.panels)}
-    lines = [f"%width = arith.constant {width} : i64", "%at = arith.muli %k, %width : i64"]
-    for p in range(tile.panels):
-        lines.append(f"%bk{p} = llvm.getelementptr %b{p}[%at] : (!llvm.ptr, i64) -> !llvm.ptr, f32")
-    for r in range(tile.rows):
-        lines.append(f"%ak{r} = llvm.getelementptr %a{r}[%k] : (!llvm.ptr, i64) -> !llvm.ptr, f32")
-    for u in range(unroll):
-        for v in range(2 * tile.panels):
-            offset = u * width + (v % 2) * lanes
-            lines += _vector_at(f"bp{u}_{v}", f"%bk{v // 2}", offset)
-            lines.append(f"%bv{u}_{v} = llvm.load %bp{u}_{v} {_ALIGNED} : !llvm.ptr -> {vector}")
-        for r in range(tile.rows):
-            lines += _vector_at(f"ap{u}_{r}", f"%ak{r}", u)
-            lines.append(f"%as{u}_{r} = llvm.load %ap{u}_{r} {_ALIGNED} : !llvm.ptr -> f32")
-            lines.append(f"%av{u}_{r} = vector.broadcast %as{u}_{r} : f32 to {vector}")
-            for v in range(2 * tile.panels):
-                new = f"%f{u}_{r}_{v}"
-                lines.append(f"{new} = math.fma %av{u}_{r}, %bv{u}_{v}, {sums[r, v]} : {vector}")
-                sums[r, v] = new
-    types = ", ".join([vector] * len(sums))
-    return [*lines, f"scf.yield {', '.join(sums.values())} : {types}"]
-
-
 def _edge(target: Target) -> str:
     """The last panel where n is no multiple of the width: a tile aside, then its columns copied."""
     full, width = rows_per_tile(target), panel_width(target)
     picks = []
     for rows in range(1, full + 1):
         picks.append(
-            f"case {rows} {{\nllvm.call @{_name(Tile(rows, 1))}(%a, %lda, %b, %zero, %depth, %zeros, "
-            f"%zero, %tile, %width) : {_TILE_TYPES}\nscf.yield\n}}"
+            f"case {rows} {{\nllvm.call @{tile_name(Tile(rows, 1))}(%a, %lda, %b, %zero, %depth, %zeros, "
+            f"%zero, %tile, %width) : {TILE_TYPES}\nscf.yield\n}}"
         )
     arguments = (
         "%rows: i64, %columns: i64, %a: !llvm.ptr, %lda: i64, %b: !llvm.ptr, %depth: i64, "
@@ -418,6 +285,6 @@ def _tile_loop(low: str, high: str, step: str, tile: Tile) -> list[str]:
         "%biasj = llvm.getelementptr %bias[%j] : (!llvm.ptr, i64) -> !llvm.ptr, f32",
         "%init = arith.select %is_first, %biasj, %cj : !llvm.ptr",
         "%ldi = arith.select %is_first, %zero, %ldc : i64",
-        f"llvm.call @{_name(tile)}(%ar, %lda, %bt, %panel, %depth, %init, %ldi, %cj, %ldc) : {_TILE_TYPES}",
+        f"llvm.call @{tile_name(tile)}(%ar, %lda, %bt, %panel, %depth, %init, %ldi, %cj, %ldc) : {TILE_TYPES}",
         "}",
     ]

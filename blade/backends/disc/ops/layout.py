@@ -148,7 +148,8 @@ def _holds_for_empty(size: Dim, sliced: Dim) -> bool:
     """Is a slice of nothing nothing by these expressions, which take sizes for positive?"""
     if not isinstance(size, sympy.Symbol):
         return isinstance(size, int)
-    return bool(sympy.sympify(sliced).subs(size, 0) == 0)
+    left: bool = sympy.sympify(sliced).subs(size, 0) == 0
+    return left
 
 
 @lowers(aten.narrow.default)
