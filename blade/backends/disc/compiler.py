@@ -13,6 +13,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from blade.backends.disc.cpu import gemm
 from blade.backends.disc.cpu.compile import compile_kernels
 from blade.backends.disc.cpu.emit import Emitted, emit
+from blade.backends.disc.cpu.micro_kernel import panel_width
 from blade.backends.disc.cpu.target import Target
 from blade.backends.disc.fuse import Fused, Group, fuse
 from blade.backends.disc.ir import Graph, Value
@@ -85,7 +86,7 @@ class _Kernels:
         assert isinstance(columns, int), value
         self.libraries[gemm.NAME] = gemm.gemm_text(self.target)
         self.libraries[gemm.PACK] = gemm.pack_text(self.target)
-        width, panels = gemm.panel_width(self.target), gemm.panels(columns, self.target)
+        width, panels = panel_width(self.target), gemm.panels(columns, self.target)
         return PackedWeights(value, gemm.NAME, gemm.PACK, panels, width, gemm.BLOCK_ROWS)
 
     def texts(self) -> list[tuple[str, str]]:
