@@ -4,7 +4,7 @@
     with registered(Fake("fake", run=wrong_values)):
         optimized = blade.optimize(model, x, Config(optimization_pipeline="fake", timing=False))
 
-A ``Fake`` interprets its cluster's FX graph, so without a fault it is right (and not fast). With
+A ``Fake`` runs its cluster's FX graph, so without a fault it is right (and not fast). With
 ``in_process=False`` it converts as third-party backends do, in a process apart; its faults are then
 functions of a module, such as this one, and its engines carry what they compute in their payload.
 """
@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import sympy
 import torch
 
 from blade.backends import registry
@@ -179,7 +180,7 @@ class Fake:
 
     ``refuses``: kinds it says no to in ``why_not``. ``chokes_on``: kinds at which ``convert`` raises.
     ``spoils``: kinds whose presence in a cluster makes ``convert`` and ``run`` faulty; by default
-    they always are. ``guard``: lines of the engine's program after its inputs (see FORMAT.md).
+    they always are. ``even_only``: the engine's guard wants an even first size of its first input.
     """
 
     def __init__(
@@ -192,14 +193,15 @@ class Fake:
         spoils: Sequence[str] | None = None,
         convert: Callable[[Cluster], None] = nothing,
         run: Fault = right,
-        guard: str = "registers 0\nguards 0",
+        even_only: bool = False,
         load: Callable[[], None] = nothing,
         in_process: bool = True,
     ) -> None:
         self.name, self.in_process = name, in_process
         self.unavailable = unavailable
         self.refuses, self.chokes_on, self.spoils = refuses, chokes_on, spoils
-        self.on_convert, self.run, self.guard, self.on_load = convert, run, guard, load
+        self.on_convert, self.run, self.on_load = convert, run, load
+        self.even_only = even_only
         self.converted: list[tuple[str, ...]] = []
         self._kept: dict[bytes, tuple[torch.fx.GraphModule, Fault]] = {}
 
@@ -237,7 +239,9 @@ class Fake:
         self.register()
         limits = {"max_failures": config.max_failures}
         held = [getattr(cluster.gm, attribute) for attribute in _weights(cluster.gm)]
-        return make_engine(cluster.name, self.name, self._program(cluster), payload, held, limits)
+        return make_engine(
+            cluster.name, self.name, _program(cluster, self.even_only), payload, held, limits
+        )
 
     def register(self) -> None:
         """The runner, which a real backend registers where it is imported."""
@@ -251,13 +255,6 @@ class Fake:
         self._kept[key] = gm, fault
         return key
 
-    def _program(self, cluster: Cluster) -> str:
-        inputs = [
-            f"input {i} {_DTYPES[v.dtype]} cpu {v.rank}" for i, v in enumerate(cluster.inputs)
-        ]
-        head = ["blade.disc 1", "isa", f"inputs {len(inputs)}", *inputs, self.guard]
-        return "\n".join([*head, "slots 0", "instructions 0", "outputs 0", "end"]) + "\n"
-
     def _load(
         self, name: str, payload: torch.Tensor, constants: list[torch.Tensor], program: str
     ) -> Callable[[list[torch.Tensor]], Tensors]:
@@ -266,10 +263,10 @@ class Fake:
         gm, fault = self._kept[data] if data in self._kept else pickle.loads(data)
         for attribute, tensor in zip(_weights(gm), constants, strict=True):
             setattr(gm, attribute, tensor)
-        compute, calls = torch.fx.Interpreter(gm), itertools.count()
+        calls = itertools.count()
 
         def run(inputs: list[torch.Tensor]) -> Tensors:
-            return fault(list(compute.run(*inputs)), inputs, next(calls))
+            return fault(list(gm(*inputs)), inputs, next(calls))  # from several threads at once
 
         return run
 
@@ -285,6 +282,40 @@ _DTYPES = {
     torch.bool: "bool",
     torch.uint8: "u8",
 }
+
+
+def _program(cluster: Cluster, even_only: bool) -> str:
+    """Guards and outputs, as FORMAT.md has them, for an engine that is a Python function."""
+    from blade.backends.disc.registers import Registers
+
+    registers = Registers()
+    for i, node in enumerate(n for n in cluster.gm.graph.nodes if n.op == "placeholder"):
+        for axis, size in enumerate(map(_size, node.meta["val"].shape)):
+            register = registers.dim(i, axis)
+            if isinstance(size, sympy.Symbol) and not registers.is_bound(size):
+                registers.bind(size, register)
+    guards = []
+    if even_only:
+        two, zero = registers.of(2), registers.of(0)
+        rest = registers.compare("mod", registers.dim(0, 0), two)
+        guards.append(f"guard {registers.compare('eq', rest, zero)} the first size is even")
+    slots = []
+    for i, node in enumerate(cluster.gm.graph.output_node().args[0]):
+        value = node.meta["val"]
+        sizes = [registers.of(_size(n)) for n in value.shape]
+        text = ("slot", i, "output", _DTYPES[value.dtype], len(sizes), *sizes)
+        slots.append(" ".join(map(str, text)))
+    inputs = [f"input {i} {_DTYPES[v.dtype]} cpu {v.rank}" for i, v in enumerate(cluster.inputs)]
+    lines = ["blade.disc 1", "isa", f"inputs {len(inputs)}", *inputs]
+    lines += [f"registers {len(registers.lines)}"]
+    lines += [f"reg {i} {text}" for i, text in enumerate(registers.lines)]
+    lines += [f"guards {len(guards)}", *guards, f"slots {len(slots)}", *slots, "instructions 0"]
+    lines += [" ".join(["outputs", str(len(slots)), *map(str, range(len(slots)))]), "end"]
+    return "\n".join(lines) + "\n"
+
+
+def _size(size: int | torch.SymInt) -> Any:
+    return size.node.expr if isinstance(size, torch.SymInt) else size
 
 
 def _weights(gm: torch.fx.GraphModule) -> list[str]:

@@ -83,6 +83,11 @@ def register_runner(backend: str, load: LoadRunner) -> None:
 
     ``load`` raises ``BackendError`` where the engine cannot work in this process; the original then
     runs. The function must be safe to call from several threads at once.
+
+    The engine's program (``backends/disc/FORMAT.md``) has the guards. If it also declares ``output``
+    slots, each answer is checked for their number, dtypes and sizes, and one that differs counts as an
+    exception. Values cannot be checked without running the original: an engine that was right when it
+    was verified and later answers NaN is not noticed.
     """
     _loaders[backend] = load
     torch.ops.blade.announce_runner(backend)

@@ -23,6 +23,15 @@ def even_columns() -> str:
     return w.text()
 
 
+def two_outputs() -> str:
+    """A matrix as it came, and its row sums in int64."""
+    w = Writer()
+    x = w.input("f32", 2)
+    rows, columns = w.dims(x, 2)
+    w.outputs = [w.tensor("output", [rows, columns]), w.tensor("output", [rows], "i64")]
+    return w.text()
+
+
 def engine_of(load, payload: bytes = b"abc", constants=()):
     backend = f"fake_{next(_numbers)}"
     engine = make_engine("cluster_7", backend, even_columns(), payload, constants)
@@ -72,6 +81,29 @@ def test_a_runner_that_returns_no_tensors_raises():
     engine = engine_of(lambda *_: lambda inputs: ["tea"])
     assert engine.try_execute([torch.randn(3, 4)]) is None
     assert engine.stats()["engine_raised"] == 1 and engine.last_error()
+
+
+GOOD = torch.zeros(3, 4), torch.zeros(3, dtype=torch.int64)
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (GOOD, None),
+        (GOOD[:1], "returned 1 tensors, not 2"),
+        ((*GOOD, GOOD[0]), "returned 3 tensors, not 2"),
+        ((GOOD[0], GOOD[1].int()), "output 1 of the engine is Int, not Long"),
+        ((GOOD[0].mT, GOOD[1]), "output 0 of the engine has the wrong shape [4, 3]"),
+        ((GOOD[0], GOOD[1][:, None]), "output 1 of the engine has the wrong shape [3, 1]"),
+    ],
+)
+def test_declared_outputs_are_checked_at_every_call(answer, why):
+    backend = f"fake_{next(_numbers)}"
+    register_runner(backend, lambda *_: lambda inputs: list(answer))
+    engine = make_engine("cluster_7", backend, two_outputs(), b"")
+    answered = engine.try_execute([torch.randn(3, 4)]) is not None
+    assert answered == (why is None)
+    assert why is None or why in engine.last_error()
 
 
 @pytest.mark.parametrize("error", [BackendError("wrong GPU"), KeyError("wrong GPU")])

@@ -178,7 +178,7 @@ std::optional<Code> Engine::run_runner(const std::vector<at::Tensor>& inputs, st
   eval_registers(program, inputs, registers);
   if (failed_guard(program, registers) != nullptr) return Code::kGuardShape;
   if (!runner_->why_unavailable().empty()) return Code::kBackendUnavailable;
-  outputs = runner_->run(inputs);
+  outputs = runner_->run(inputs, registers);
   return std::nullopt;
 }
 

@@ -2,10 +2,12 @@
 #include "runner.h"
 
 #include <ATen/core/List.h>
+#include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/Exception.h>
 
 #include <set>
 
@@ -34,6 +36,27 @@ struct Quiet {
   c10::NoGradGuard no_grad;
   c10::impl::ExcludeDispatchKeyGuard no_autocast{c10::autocast_dispatch_keyset};
 };
+
+// Not the values: that would take running the original.
+void check_outputs(
+    const Program& program, const std::vector<int64_t>& registers, const std::vector<at::Tensor>& outputs) {
+  if (program.outputs.empty()) return;
+  TORCH_CHECK(
+      outputs.size() == program.outputs.size(), "the engine returned ", outputs.size(), " tensors, not ",
+      program.outputs.size());
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    const auto& slot = program.slots[program.outputs[i]];
+    if (slot.kind != SlotKind::kOutput) continue;
+    const auto& got = outputs[i];
+    TORCH_CHECK(got.defined(), "output ", i, " of the engine is undefined");
+    TORCH_CHECK(got.scalar_type() == slot.dtype, "output ", i, " of the engine is ", got.scalar_type(), ", not ", slot.dtype);
+    bool same = got.dim() == static_cast<int64_t>(slot.sizes.size());
+    for (size_t axis = 0; same && axis < slot.sizes.size(); ++axis) {
+      same = got.sizes()[axis] == registers[slot.sizes[axis]];
+    }
+    TORCH_CHECK(same, "output ", i, " of the engine has the wrong shape ", got.sizes());
+  }
+}
 
 }  // namespace
 
@@ -85,9 +108,12 @@ void Runner::forget() {
   state_.compare_exchange_strong(broken, kNew);
 }
 
-std::vector<at::Tensor> Runner::run(const std::vector<at::Tensor>& inputs) const {
+std::vector<at::Tensor> Runner::run(
+    const std::vector<at::Tensor>& inputs, const std::vector<int64_t>& registers) const {
   const Quiet guards;
-  return call("blade::run_runner", {payload_, inputs}).at(0).toTensorVector();
+  auto outputs = call("blade::run_runner", {payload_, inputs}).at(0).toTensorVector();
+  check_outputs(program_, registers, outputs);
+  return outputs;
 }
 
 }  // namespace blade

@@ -19,7 +19,7 @@ bool has_runner(const std::string& backend);
 
 class Runner {
  public:
-  // `program` holds the guards only. `payload` is what the backend made of its engine.
+  // `program` holds the guards and, if the backend tells them, the outputs. `payload` is what the backend made of its engine.
   Runner(std::string backend, std::string name, Program program, const at::Tensor& payload,
          std::vector<at::Tensor> constants, std::string text);
 
@@ -29,7 +29,9 @@ class Runner {
   std::string why_unavailable();
   void forget();
 
-  std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs) const;
+  // `registers` are the program's for these inputs. Throws unless what comes back has the number, dtypes
+  // and sizes of the program's outputs, if it declares any.
+  std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs, const std::vector<int64_t>& registers) const;
 
  private:
   const std::string backend_, name_;
