@@ -110,17 +110,13 @@ def outputs(graph: Graph) -> Graph:
     """
     b, graph = _rebuilt(graph, lambda b, v, args: None)
     returned: list[Value] = []
-    owner = {v.id: k for k, v in enumerate(graph.inputs)} if graph.storages else {}
-    for i, (v, strides) in enumerate(zip(graph.outputs, graph.output_strides, strict=True)):
+    owner = {v.id: k for k, v in enumerate(graph.inputs)}
+    storages = graph.storages or [None] * len(graph.outputs)
+    pairs = zip(graph.outputs, graph.output_strides, storages, strict=True)
+    for i, (v, strides, storage) in enumerate(pairs):
         view = view_of(v)
-        if view is None or view.base.op == "const":
-            v = _own(b, v, i)
-        elif (
-            graph.storages
-            and owner.setdefault(view.base.id, graph.storages[i]) != (graph.storages[i])
-        ):
-            v = _own(b, v, i)
-        elif _is_wider(v, view.strides, strides):
+        fresh = view is None or view.base.op == "const" or _is_wider(v, view.strides, strides)
+        if view is None or fresh or not _may_be(view.base, storage, owner):
             v = _own(b, v, i)
         elif v.is_pointwise and not same(v.shape, view.strides, strides):
             v = _restrided(b, v, strides)
@@ -131,6 +127,11 @@ def outputs(graph: Graph) -> Graph:
 def _own(b: Builder, v: Value, output: int) -> Value:
     """A copy for this output alone: equal values are shared, so the output's number is part of it."""
     return b.make("cast", [v], v.shape, v.dtype, output=output)
+
+
+def _may_be(base: Value, storage: int | None, owner: dict[int, int]) -> bool:
+    """Whether an output that shares ``storage`` in the model may live in ``base``; it then owns it."""
+    return storage is None or owner.setdefault(base.id, storage) == storage
 
 
 def _is_wider(v: Value, strides: Shape, wanted: Shape) -> bool:
