@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether a captured module computes what the original does, and where it does not."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -88,12 +89,20 @@ def _why_values(expected: Any, actual: Any) -> str | None:
         return f"it returned {len(got)} values instead of {len(want)}"
     for index, (x, y) in enumerate(zip(want, got)):
         if not isinstance(x, torch.Tensor) or not isinstance(y, torch.Tensor):
-            if type(x) is not type(y) or x != y:
+            if type(x) is not type(y) or not _is_same_plain(x, y):
                 return f"output {index} is {y!r} instead of {x!r}"
             continue
         if (why := _why_tensor(x, y)) is not None:
             return f"output {index} {why}"
     return None
+
+
+def _is_same_plain(want: Any, got: Any) -> bool:
+    """Floats come out of tensors, most often of float32, whatever they are themselves."""
+    if isinstance(want, float) and want != got:
+        both_nan = want != want and got != got
+        return both_nan or math.isclose(want, got, rel_tol=_TOLERANCE[torch.float32])
+    return bool(want == got)
 
 
 def _why_tensor(want: torch.Tensor, got: torch.Tensor) -> str | None:
