@@ -33,7 +33,10 @@ from blade.graph.scalars import FUNCTIONS, PASS_THROUGH, is_symbolic
 from blade.graph.view import GraphView
 from blade.reason import Code
 
-_CANNOT = (RuntimeError, TypeError, ValueError, NotImplementedError, AssertionError, KeyError)
+_CANNOT = (
+    *(RuntimeError, TypeError, ValueError, NotImplementedError, AssertionError, KeyError),
+    ZeroDivisionError,
+)
 """What torch's shape functions raise for shapes they cannot express."""
 
 _DISGUISED_DTYPE = torch.int64
