@@ -24,6 +24,9 @@ from blade.graph.program import Line, Program
 OUTSIDE = -1
 """The root of everything a caller can reach: graph inputs and the module itself."""
 
+OUTSIDE_CONTAINER = -2
+"""The root, besides ``OUTSIDE``, of whatever is not a tensor there: lists, dicts, objects."""
+
 STRUCTURE = frozenset(
     "prim::ListConstruct prim::TupleConstruct prim::DictConstruct prim::ListUnpack "
     "prim::TupleUnpack prim::unchecked_cast prim::Constant prim::NumToTensor prim::Uninitialized "
@@ -60,7 +63,8 @@ def find_aliases(program: Program) -> Aliases:
     found = Aliases()
     merges: list[frozenset[int]] = []
     for value in program.inputs:
-        found.roots[value] = frozenset({OUTSIDE})
+        whole = {OUTSIDE} if program.is_tensor(value) else {OUTSIDE, OUTSIDE_CONTAINER}
+        found.roots[value] = frozenset(whole)
     _apply_block(program, 0, found, merges)
     _merge(found, _add_held(found, merges))
     return found
@@ -145,7 +149,9 @@ def _apply_schema(
             continue
         if program.is_tensor(value):
             wrote |= found.roots[value]
-        elif OUTSIDE in found.roots[value]:  # the caller's container holds the other arguments
+        elif (
+            OUTSIDE_CONTAINER in found.roots[value]
+        ):  # the caller's container holds the other arguments
             wrote |= found.roots[value]
             merges.append(found.union(line.inputs))
         else:
@@ -171,7 +177,7 @@ def _apply_unknown(line: Line, found: Aliases, merges: list[frozenset[int]]) -> 
     if line.kind in ("prim::RaiseException", "prim::Print"):
         wrote = frozenset[int]()
     else:
-        touched |= {OUTSIDE}
+        touched |= {OUTSIDE, OUTSIDE_CONTAINER}
         wrote = touched
     for value in line.outputs:
         found.roots[value] = touched | {value}
@@ -182,7 +188,7 @@ def _apply_unknown(line: Line, found: Aliases, merges: list[frozenset[int]]) -> 
 
 def _fill(program: Program, line: Line, container: int, found: Aliases) -> None:
     """``line`` puts its other arguments into ``container``: its own roots are written, theirs are not."""
-    own = frozenset(r for r in found.roots[container] if not program.is_tensor(r))
+    own = frozenset(r for r in found.roots[container] if r >= 0 and not program.is_tensor(r))
     added = found.union(v for v in line.inputs if v != container)
     for root in own:
         found._held[root] = found._held.get(root, frozenset()) | added

@@ -275,6 +275,44 @@ def test_what_a_list_holds_may_alias_what_is_returned() -> None:
     assert y[1, 0] == 9
 
 
+class Generating(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.nn.Embedding(9, 4)
+
+    def forward(self, ids: torch.Tensor, steps: int) -> torch.Tensor:
+        kept = [ids]
+        cache = torch.zeros(ids.size(0), 0, 4)
+        for i in range(steps):
+            x = self.table(kept[-1])
+            cache = torch.cat([cache, torch.tanh(x).unsqueeze(1)], 1)
+            kept.append(torch.argmax(cache.sum(1) @ self.table.weight.t() + i, -1))
+        return torch.stack(kept, 1)
+
+
+def test_a_list_that_starts_with_an_input_does_not_make_its_elements_the_caller_s() -> None:
+    captured = script(Generating(), (torch.tensor([1, 2]), 5), (torch.tensor([3]), 2))
+    found = ops(cut(captured))
+    assert any("argmax" in group and "cat" in group for group in found), found
+    check(captured, (torch.tensor([4, 5, 6]), 9), (torch.tensor([0]), 0))
+
+
+def test_a_list_of_the_caller_that_is_appended_to_shares_what_it_holds() -> None:
+    class Appends(torch.nn.Module):
+        def forward(
+            self, x: torch.Tensor, kept: list[torch.Tensor]
+        ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+            y = torch.relu(x) + 1
+            kept.append(y)
+            return y.t(), kept
+
+    captured = script(Appends(), (X, [X]))
+    optimized = check(captured)
+    returned, kept = optimized(X, [X])
+    kept[1][0, 1] = 9
+    assert returned[1, 0] == 9
+
+
 def test_a_list_of_numbers_that_changes_is_read_where_it_stands() -> None:
     class Changing(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
