@@ -14,6 +14,9 @@ from dataclasses import dataclass
 import torch
 
 Inputs = tuple[torch.Tensor, ...]
+# Factors of the first sample's floats: where exponentials overflow, squares vanish, and signs of zero
+# are all that is left.
+_SCALES = {"large contents": 100.0, "small contents": 1e-20, "zeros": 0.0}
 # The sizes of one dimension in all samples and probes; dimensions that share them move together.
 Signature = tuple[int, ...]
 
@@ -38,6 +41,10 @@ def cases(samples: Sequence[Inputs], probes: Sequence[Inputs]) -> Iterator[Case]
     first = samples[0]
     yield Case("contents", "random contents", tuple(_random(t, generator) for t in first))
     yield Case("contents", "shuffled contents", tuple(_shuffled(t, generator) for t in first))
+    if any(t.is_floating_point() for t in first):
+        for name, scale in _SCALES.items():
+            yield Case("contents", name, tuple(_scaled(t, scale) for t in first))
+        yield Case("contents", "non-finite contents", tuple(_not_finite(t) for t in first))
     if any(t.dim() > 1 for t in first):
         yield Case("layout", "transposed layout", tuple(_transposed(t) for t in first))
 
@@ -105,6 +112,20 @@ def _random(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 def _shuffled(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     order = torch.randperm(tensor.numel(), generator=generator).to(tensor.device)
     return tensor.flatten()[order].reshape(tensor.shape)
+
+
+def _scaled(tensor: torch.Tensor, scale: float) -> torch.Tensor:
+    return tensor * scale if tensor.is_floating_point() else tensor
+
+
+def _not_finite(tensor: torch.Tensor) -> torch.Tensor:
+    """An infinity of either sign and a NaN, far apart, so that most rows have at most one of them."""
+    if not tensor.is_floating_point() or not tensor.numel():
+        return tensor
+    flat = tensor.flatten().clone()
+    for i, value in enumerate((torch.inf, -torch.inf, torch.nan)):
+        flat[i * (flat.numel() - 1) // 2] = value
+    return flat.reshape(tensor.shape)
 
 
 def _transposed(tensor: torch.Tensor) -> torch.Tensor:

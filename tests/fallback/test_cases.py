@@ -69,7 +69,7 @@ def test_another_layout_has_the_same_values() -> None:
 def test_deterministic() -> None:
     for a, b in zip(cases(SAMPLES, PROBES), cases(SAMPLES, PROBES), strict=True):
         assert a.name == b.name
-        assert all(map(torch.equal, a.inputs, b.inputs))
+        torch.testing.assert_close(a.inputs, b.inputs, rtol=0, atol=0, equal_nan=True)
 
 
 def test_the_callers_generator_is_left_alone() -> None:
@@ -92,3 +92,23 @@ def test_fixed_sizes_empty_scalars_and_odd_dtypes() -> None:
         assert _shapes(case) == [tuple(t.shape) for t in odd]
         assert [t.dtype for t in case.inputs] == [t.dtype for t in odd]
     assert list(cases([], [])) == []
+
+
+def test_extreme_contents() -> None:
+    named = _by_name(list(cases(SAMPLES, PROBES)))
+    ids, mask, x = SAMPLES[0]
+    for name, scale in (("large contents", 100.0), ("small contents", 1e-20), ("zeros", 0.0)):
+        assert torch.equal(named[name].inputs[2], x * scale)
+    odd = named["non-finite contents"].inputs[2]
+    assert (odd.shape, int(odd.isinf().sum()), int(odd.isnan().sum())) == (x.shape, 2, 1)
+    for case in named.values():
+        if case.name in ("large contents", "zeros", "non-finite contents"):
+            assert torch.equal(case.inputs[0], ids)  # indices stay legal
+            assert torch.equal(case.inputs[1], mask)
+
+
+def test_extreme_contents_are_for_floats_and_fit_the_smallest() -> None:
+    assert "zeros" not in _by_name(list(cases([(torch.arange(4),)], [])))
+    for sample in (torch.tensor(2.0), torch.ones(1), torch.ones(0, 3)):
+        named = _by_name(list(cases([(sample,)], [])))
+        assert named["non-finite contents"].inputs[0].shape == sample.shape
