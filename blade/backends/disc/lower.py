@@ -150,7 +150,7 @@ class _Lowerer:
         owners: dict[int, int] = {}  # storage -> the first input or output that has it
         given = [n for n in self.gm.graph.nodes if n.op == "placeholder"]
         for k, n in enumerate([*given, *returned]):
-            owners.setdefault(n.meta["val"].untyped_storage()._cdata, k)  # type: ignore[union-attr]
+            owners.setdefault(n.meta["val"].untyped_storage()._cdata, k)
         self.storages = tuple(owners[n.meta["val"].untyped_storage()._cdata] for n in returned)  # type: ignore[union-attr]
 
     def ranks_are_fixed(self) -> bool:
