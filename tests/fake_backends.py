@@ -26,7 +26,7 @@ import torch
 from blade.backends import registry
 from blade.backends.base import Cluster, OpNode
 from blade.config import Config
-from blade.errors import Refused
+from blade.errors import ConfigError, Refused
 from blade.reason import Code, Reason, Stage
 
 Tensors = Sequence[torch.Tensor]
@@ -103,6 +103,10 @@ def fails_to_convert(cluster: Cluster) -> None:
 
 def refuses_to_convert(cluster: Cluster) -> None:
     raise Refused(Code.UNSUPPORTED_DTYPE, "Not in this precision.")
+
+
+def wants_another_config(cluster: Cluster) -> None:
+    raise ConfigError("Config.enable_int8=True: this backend has no int8.")
 
 
 def crashes_converting(cluster: Cluster) -> None:

@@ -33,7 +33,7 @@ from blade.config import Config
 from blade.errors import BackendError, Refused
 from blade.fallback.attempt import attempt
 from blade.fallback.parcel import constants, pack, save_tensors
-from blade.fallback.worker import Parts, Request
+from blade.fallback.worker import Answer, Parts, Request
 from blade.reason import Code, Reason, Stage
 from blade.runtime.engine import make_engine
 
@@ -51,7 +51,7 @@ def convert_isolated(
 
     The backend's runner has to be registered in this process too (importing its module does that).
     Raises ``BackendError`` instead of returning a ``Reason`` under ``config.strict``, except where the
-    backend decided to refuse.
+    backend decided to refuse; and ``ConfigError`` or ``InputError`` if the backend does.
     """
     found = attempt(
         Stage.CONVERT,
@@ -86,6 +86,8 @@ def _convert(backend: Backend, cluster: Cluster, config: Config) -> torch.Script
         )
         with _borrow() as worker:
             answer = worker.ask(pickle.dumps(request), config.conversion_deadline_s)
+    if isinstance(answer, Exception):
+        raise answer
     if isinstance(answer, Parts):
         return _assemble(answer, backend, cluster)
     reason = answer if isinstance(answer, Reason) else _reason(backend, *answer)
@@ -139,7 +141,7 @@ class _Worker:
         self._child_is_ready = False
         self.usable = True
 
-    def ask(self, request: bytes, deadline_s: float) -> Parts | Reason | Failure:
+    def ask(self, request: bytes, deadline_s: float) -> Answer | Failure:
         """The child's answer, or what became of the child."""
         self.usable = False
         self._await_ready()
@@ -153,7 +155,7 @@ class _Worker:
         self.usable = True
         self._child_is_ready = kind == "engine"
         if kind != "ended":
-            answer: Parts | Reason = value
+            answer: Answer = value
             return answer
         what = f"ended the process that converts, {_how(value)}."
         return Code.CONVERSION_CRASHED, what, self._written_since(written)

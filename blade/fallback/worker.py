@@ -5,7 +5,7 @@ A server imports torch and blade once, then forks a child, which converts until 
 the next child is forked in milliseconds. Messages are pickles, each sent by whoever knows first:
 
     server: ("ready", pid)    ("ended", exit status or -signal)
-    child:  ("engine", Parts)    ("reason", Reason)
+    child:  ("engine", Parts)    ("failure", Reason or the exception that is the user's to see)
 """
 
 import faulthandler
@@ -22,6 +22,7 @@ import torch
 
 from blade.backends.base import Backend, Cluster
 from blade.config import Config
+from blade.errors import ConfigError, InputError
 from blade.fallback.attempt import attempt
 from blade.fallback.parcel import constants, unpack
 from blade.fallback.verify import verify
@@ -53,6 +54,9 @@ class Parts:
     constants: list[str | bytes] = field(default_factory=list)
 
 
+Answer = Parts | Reason | ConfigError | InputError
+
+
 def main(descriptor: int) -> None:
     """The server: until the other end of the connection is closed."""
     connection = Connection(descriptor)
@@ -76,8 +80,9 @@ def _work(connection: Connection) -> None:
         while True:
             request = pickle.loads(connection.recv_bytes())
             answer = _answer(request)
-            _send(connection, "reason" if isinstance(answer, Reason) else "engine", answer)
-            if isinstance(answer, Reason):
+            works = isinstance(answer, Parts)
+            _send(connection, "engine" if works else "failure", answer)
+            if not works:
                 break
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass  # nobody asks any more
@@ -88,13 +93,19 @@ def _send(connection: Connection, kind: str, value: object) -> None:
     connection.send_bytes(pickle.dumps((kind, value)))
 
 
-def _answer(request: Request) -> Parts | Reason:
+def _answer(request: Request) -> Answer:
     deadline = request.config.conversion_deadline_s
     # ends the process whatever it is doing, also native code
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, deadline + GRACE_S)
     torch.set_num_threads(request.threads)
-    result = attempt(Stage.CONVERT, request.backend_name, "the cluster", lambda: _convert(request))
+    result: Answer
+    try:
+        result = attempt(
+            Stage.CONVERT, request.backend_name, "the cluster", lambda: _convert(request)
+        )
+    except (ConfigError, InputError) as error:
+        result = error  # the user's to see, in the user's process
     signal.setitimer(signal.ITIMER_REAL, 0)
     _limit_memory(None)
     return result

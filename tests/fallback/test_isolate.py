@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import fake_backends as fakes
@@ -16,7 +17,7 @@ from torch import nn
 
 import blade
 from blade.backends.base import Cluster
-from blade.errors import BackendError
+from blade.errors import BackendError, ConfigError
 from blade.fallback import isolate
 from blade.fallback.isolate import close_workers, convert_isolated
 from blade.fallback.parcel import constants, pack, save_tensors, unpack
@@ -137,6 +138,22 @@ def test_an_exception_there(cluster: Cluster, backend: Any) -> None:
 def test_a_refusal_is_a_decision_even_if_strict(cluster: Cluster, backend: Any) -> None:
     reason = reason_of(backend(convert=fakes.refuses_to_convert), cluster, strict=True)
     assert (reason.code, reason.detail) == (Code.UNSUPPORTED_DTYPE, "Not in this precision.")
+
+
+def test_what_is_the_users_to_see_is_seen(cluster: Cluster, backend: Any) -> None:
+    with pytest.raises(ConfigError, match="this backend has no int8"):
+        convert_isolated(backend(convert=fakes.wants_another_config), cluster, blade.Config())
+    assert not isinstance(convert_isolated(backend(), cluster, blade.Config()), Reason)
+
+
+def test_several_conversions_at_once(cluster: Cluster, backend: Any) -> None:
+    several = [backend(), backend(convert=fakes.crashes_converting)]
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(lambda b: convert_isolated(b, cluster, blade.Config()), several))
+    assert not isinstance(found[0], Reason)
+    assert isinstance(found[1], Reason)
+    assert found[1].code is Code.CONVERSION_CRASHED
+    assert len(isolate._idle) == 1  # the other one is not kept
 
 
 @produces(Code.CONVERSION_CRASHED)
