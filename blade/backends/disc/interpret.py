@@ -79,8 +79,14 @@ class _Run:
             return row.unsqueeze(-1).expand(self.shape)
         args = [self.values[a] for a in stmt.args]
         if stmt.op == "cast":
-            return args[0].to(stmt.dtype).to(work)
+            return self.cast(stmt, args[0]).to(work)
         return pointwise(stmt.op, args).to(work)
+
+    def cast(self, stmt: Compute, x: Tensor) -> Tensor:
+        """A half value is rounded before it becomes anything else."""
+        source = self.kernel.body[stmt.args[0]]
+        assert not isinstance(source, Store), source
+        return (x if source.dtype == stmt.dtype else x.to(source.dtype)).to(stmt.dtype)
 
     def view(self, access: Access) -> Tensor:
         """The elements of a buffer at every point of the space."""
@@ -115,9 +121,8 @@ class _Run:
             return reduce(stmt.kind, self.values[stmt.arg].to(work))
         if isinstance(stmt, Compute):
             args = [self.row(a) for a in stmt.args]
-            return (args[0].to(stmt.dtype) if stmt.op == "cast" else pointwise(stmt.op, args)).to(
-                work
-            )
+            cast = stmt.op == "cast"
+            return (self.cast(stmt, args[0]) if cast else pointwise(stmt.op, args)).to(work)
         one = _Run(self.kernel, self.buffers, self.sizes)
         one.shape = (*self.shape[:-1], 1)
         return one.evaluate(stmt)[..., 0]

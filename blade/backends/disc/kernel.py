@@ -101,7 +101,8 @@ Stmt = Union[Load, Const, Size, Index, Compute, Reduce, Store]
 
 # Semantics are torch's for the same name (NaN propagates through max/min, int division is floor or trunc
 # as named, shifts and pow on ints are exact). Everything is computed in the operand dtype, except that
-# bf16/f16 values are loaded to f32, computed in f32 and rounded at the store or at a cast.
+# bf16/f16 values are loaded to f32, computed in f32 and rounded at the store and
+# before a cast to another dtype.
 POINTWISE: dict[str, int] = {
     # unary
     **dict.fromkeys(

@@ -49,7 +49,12 @@ def compute(
 
 
 def cast(code: Code, x: Value, source: torch.dtype, dtype: torch.dtype) -> Value:
-    """Conversion as in C, which is torch's: truncation to ints, non-zero to bool."""
+    """Conversion as in C, which is torch's: truncation to ints, non-zero to bool.
+
+    A half value may hold more in its register than memory would: what a cast sees is the rounded value.
+    """
+    if source != dtype and source in (torch.bfloat16, torch.float16):
+        x = memory.round_to(code, x, source)
     element = memory.REGISTER[dtype]
     if dtype == torch.bool:
         if source == torch.bool:
