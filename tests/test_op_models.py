@@ -77,3 +77,18 @@ def test_one_op_model(sample: Sample) -> None:
         assert not (text := different(got, want, exact(sample, tensors))), f"{size}: {text}"
     runs = sum(counters.get("engine_runs", 0) for counters in blade.stats(optimized).values())
     assert bool(runs) == bool(served)
+
+
+def test_whole_numbers_by_zero_raise_as_in_eager() -> None:
+    class Quotient(torch.nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return torch.div(x + 1, y, rounding_mode="floor") * 2
+
+    model = Quotient().eval()
+    x, y = torch.arange(6), torch.arange(1, 7)
+    optimized = blade.optimize(model, (x, y), CONFIG)
+    assert torch.equal(optimized(x, y), model(x, y))
+    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+        model(x, y - 1)
+    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+        optimized(x, y - 1)

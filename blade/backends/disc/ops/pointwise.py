@@ -60,8 +60,22 @@ def _of_magnitude(op: str) -> Any:
     return rule
 
 
+DIVISIONS = ("div_floor", "div_trunc", "fmod", "remainder")
+
+
+def _check_divisor(lo: Lowering, op: str, divisor: Any) -> None:
+    """Whole numbers by zero: torch raises, which generated code cannot; a known number is no question."""
+    whole = not (lo.dtype.is_floating_point or lo.dtype.is_complex)
+    known = isinstance(divisor, (int, float)) and divisor != 0
+    if isinstance(divisor, Value):
+        known = divisor.op == "fill" and divisor.attrs["value"] != 0
+    if op in DIVISIONS and whole and not known:
+        raise lo.otherwise()
+
+
 def _binary(op: str) -> Any:
     def rule(lo: Lowering, a: Any, b: Any) -> Value:
+        _check_divisor(lo, op, b)
         return lo.b.pointwise(op, lo.value(a, lo.dtype), lo.value(b, lo.dtype))
 
     return rule
@@ -128,6 +142,7 @@ def rsub(lo: Lowering, a: Any, b: Any, alpha: Any = 1) -> Value:
 @lowers(aten.div.Tensor_mode, aten.div.Scalar_mode)
 def div_mode(lo: Lowering, a: Any, b: Any, rounding_mode: str | None = None) -> Value:
     op = {None: "div", "floor": "div_floor", "trunc": "div_trunc"}[rounding_mode]
+    _check_divisor(lo, op, b)
     return lo.b.pointwise(op, lo.value(a, lo.dtype), lo.value(b, lo.dtype))
 
 
