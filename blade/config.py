@@ -217,8 +217,8 @@ class Config(BaseModel):
     )
     customize_op_white_list: OpKinds = Field(
         default=(),
-        description='Op kinds ("aten::add", or one occurrence, "aten::add@3") to hand to backends '
-        "although the default policy would not.",
+        description='Op kinds ("aten::add", or one occurrence, "aten::add@3", counted from 0, or from '
+        'the end: "aten::add@-1") to hand to backends although the default policy would not.',
     )
     customize_op_black_list: OpKinds = Field(
         default=(),
