@@ -7,7 +7,7 @@ import sympy
 import torch
 
 from blade.backends.disc.compiler import compile_ir
-from blade.backends.disc.cpu.target import host
+from blade.backends.disc.cpu.target import Target, host
 from blade.backends.disc.ir import Builder, Graph, Value, contiguous_strides, live
 from blade.backends.disc.simplify import RULES
 from blade.runtime.engine import Engine, make_engine
@@ -32,6 +32,6 @@ def finish(b: Builder, *outputs: Value, constants: Sequence[torch.Tensor] = ()) 
     return graph
 
 
-def compile_to_engine(graph: Graph) -> Engine:
-    compiled = compile_ir(graph, host())
+def compile_to_engine(graph: Graph, target: Target | None = None) -> Engine:
+    compiled = compile_ir(graph, target or host())
     return make_engine("test", "disc", compiled.program, compiled.object, compiled.constants)

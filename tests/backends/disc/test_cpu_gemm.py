@@ -7,13 +7,16 @@ import torch
 from disc_programs import S0, S1, add_input, compile_to_engine, finish, new_builder
 from hypothesis import given, settings
 
+from blade.backends.disc.cpu.target import Target, host
 from blade.backends.disc.ir import Value
 from blade.runtime.engine import Engine
 
 pytestmark = pytest.mark.needs("torch_mlir")
 
 
-def linear_engine(weight: torch.Tensor, bias: torch.Tensor | None) -> Engine:
+def linear_engine(
+    weight: torch.Tensor, bias: torch.Tensor | None, target: Target | None = None
+) -> Engine:
     """x [s0, s1, k] -> x @ weight.T + bias."""
     b = new_builder()
     x = add_input(b, (S0, S1, weight.shape[1]))
@@ -23,7 +26,7 @@ def linear_engine(weight: torch.Tensor, bias: torch.Tensor | None) -> Engine:
         for k, c in enumerate(constants)
     ]
     y = b.make("linear", (x, *operands), (S0, S1, weight.shape[0]), torch.float32)
-    return compile_to_engine(finish(b, y, constants=constants))
+    return compile_to_engine(finish(b, y, constants=constants), target)
 
 
 def check(engine: Engine, weight: torch.Tensor, bias: torch.Tensor | None, rows: int) -> None:
@@ -55,6 +58,15 @@ def test_any_size(columns: int, depth: int, with_bias: bool, transposed: bool) -
     engine = linear_engine(weight, bias)
     assert "kernel gemm_f32 " in engine.program()
     for rows in (0, 1, 2, 3, 4, 5, 6, 7, 12, 13, 64, 255, 256, 257, 300, 513):
+        check(engine, weight, bias, rows)
+
+
+@pytest.mark.parametrize("lanes", [4, 16])
+def test_other_vector_widths(lanes: int) -> None:
+    """The tiles of NEON and AVX-512, on whatever runs this (LLVM splits or joins the vectors)."""
+    weight, bias = torch.randn(70, 33), torch.randn(70)
+    engine = linear_engine(weight, bias, Target(host().isa, lanes))
+    for rows in (1, 2, 5, 11, 12, 13, 30):
         check(engine, weight, bias, rows)
 
 
