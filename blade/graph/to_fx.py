@@ -262,7 +262,7 @@ class _Builder:
                 return node
             self.graph.erase_node(node)
             return made if same is None else same
-        return function(*inputs)
+        return function(*map(_val, inputs))
 
 
 def _val(node: Any) -> Any:

@@ -180,3 +180,20 @@ def test_samples_are_what_the_group_reads_when_it_runs() -> None:
     [[seen]] = extracted.cluster.samples
     torch.testing.assert_close(seen, torch.full((3,), 2.0))
     torch.testing.assert_close(sample[0], torch.ones(3))
+
+
+def test_arithmetic_on_a_size_that_is_known_is_a_number() -> None:
+    """A feature size is no symbol: dividing it must not need one."""
+
+    class Heads(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(8, 12)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            batch, length, width = self.linear(x).shape
+            return self.linear(x).view(batch, length, 2, width // 2).transpose(1, 2)
+
+    captured = trace(Heads(), (torch.randn(2, 5, 8),), (torch.randn(3, 7, 8),))
+    [extracted] = cut(captured)
+    assert_fx_same([extracted])
