@@ -7,6 +7,7 @@ seen.references        # every input tried, with the answers a captured module h
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import torch
@@ -22,6 +23,8 @@ from blade.capture.outputs import is_plain
 from blade.capture.probes import Axis, Varied, find_varied, resized
 from blade.config import Config
 from blade.errors import ConfigError, InputError
+
+LARGEST = 1 << 24  # elements of an input made only to try the end of a declared range
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,8 @@ def observe(model: nn.Module, inputs: Any, config: Config, bake: bool) -> Observ
     for sample in tuning:
         seen.require(sample, "a shape of dynamic_tuning_shapes", call)
     probes = tuple(seen.vary(samples, ranges))
+    if ranges and not tuning:  # the ends of tuning shapes are samples already
+        probes += tuple(seen.range_ends(samples[0], ranges))
     if ranges:
         list(seen.vary(samples, {}))
     seen.vary_values(samples[0])
@@ -94,6 +99,16 @@ class _Seen:
                 yield resized(base, together)
             accepts(dict.fromkeys(together, 1))
 
+    def range_ends(self, sample: Sample, ranges: dict[Axis, Range]) -> Iterator[Sample]:
+        """Yield the sample at the lower (at least 2) and at the upper end of all ranges together."""
+        for end in (0, 1):
+            sizes = {k: max(r[end], 2) if r[0] < r[1] else r[0] for k, r in ranges.items()}
+            if not _is_affordable(sample, sizes):
+                continue
+            one = resized(sample, sizes)
+            if self._add(one, frozenset(sizes), "the ends of the declared ranges"):
+                yield one
+
     def vary_values(self, sample: Sample) -> None:
         """Add other contents: floating inputs negated, every input reversed along its longest axis."""
         leaves, spec = pytree.tree_flatten(sample)
@@ -108,6 +123,15 @@ class _Seen:
         if one is not None:
             self.references.append(one)
         return one is not None
+
+
+def _is_affordable(sample: Sample, sizes: dict[Axis, int]) -> bool:
+    """A declared maximum may be beyond what anyone wants to allocate only to try it."""
+    leaves = pytree.tree_leaves(sample)
+    shapes = {i: list(x.shape) for i, x in enumerate(leaves) if isinstance(x, torch.Tensor)}
+    for (index, axis), size in sizes.items():
+        shapes[index][axis] = size
+    return all(0 not in leaves[i].shape and prod(s) <= LARGEST for i, s in shapes.items())
 
 
 def _check_devices(model: nn.Module, call: Call, sample: Sample) -> None:

@@ -281,3 +281,14 @@ def test_user_passes_run_on_the_inlined_graph_before_cleaning() -> None:
     assert "prim::CallMethod" not in seen[0]
     assert "aten::dropout" in seen[0]
     assert "aten::dropout" not in kinds(captured)
+
+
+def test_the_ends_of_declared_ranges_are_probes() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Softmax(-1)).eval()
+    config = Config(dynamic_shapes={0: {0: (1, 40), 1: (2, 9)}})
+    shapes = {
+        tuple(probe[0].shape) for probe in capture(model, torch.randn(3, 5, 4), config).probes
+    }
+    assert {(2, 2, 4), (40, 9, 4)} <= shapes
+    huge = Config(dynamic_shapes={0: {0: (1, 10**9)}})
+    assert all(p[0].shape[0] < 100 for p in capture(model, torch.randn(3, 5, 4), huge).probes)
