@@ -63,7 +63,7 @@ class Quotient:
             return False
         hull = self._find_hull(first, last)
         if hull is None:
-            self._cut_after[first].add(last)
+            self._cut_after[first].add(last)  # Only saves work when the pair is tried again.
             return False
         root = self.contract(hull.groups)
         moved = hull.groups.union(hull.before, hull.after)
@@ -121,6 +121,7 @@ class Quotient:
         if len(hull) > 2:
             up.close(hull)
             down.close(hull)
+        # Each path alone may have a backend, but no backend all of them.
         common = mask[first]
         for g in hull:
             common &= mask[g]
@@ -135,6 +136,9 @@ class Quotient:
             cut = up.heap[0][1]
             anchor = self.order.previous(cut)
         at = key[cut]
+        # The first filter always holds and only mirrors the second: ``down`` passes nothing that is
+        # not behind the next of ``up``, and in descending order. The second is needed: ``down`` can
+        # jump ahead of what ``up`` has passed, which is then behind the cut and has to stay there.
         before = [g for g in reversed(down.passed) if key[g] > at and g not in hull]
         after = [g for g in up.passed if key[g] < at and g not in hull]
         return Hull(hull, before, after, anchor)
@@ -175,7 +179,7 @@ class _Front:
         for near in self.arcs[group]:
             if near in other.seen and not (group == self.start and near == self.goal):
                 if not taken & other.seen[near]:
-                    return False
+                    return False  # Only saves work: the mask of the whole hull says no as well.
                 hull.add(group)
                 hull.add(near)
             at = sign * key[near]
@@ -185,7 +189,7 @@ class _Front:
             if not seen[near]:
                 self.cut.add(near)
             if near in other.cut:
-                return False
+                return False  # Only saves work, as above.
             heappush(self.heap, (at, near))
         if self.heap:
             self.cost += len(self.arcs[self.heap[0][1]])
