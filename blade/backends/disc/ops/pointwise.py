@@ -3,6 +3,7 @@
 
 from typing import Any
 
+import sympy
 import torch
 
 from blade.backends.disc.ir import Value
@@ -66,6 +67,9 @@ DIVISIONS = ("div_floor", "div_trunc", "fmod", "remainder")
 def _check_divisor(lo: Lowering, op: str, divisor: Any) -> None:
     """Whole numbers by zero: torch raises, which generated code cannot; a known number is no question."""
     whole = not (lo.dtype.is_floating_point or lo.dtype.is_complex)
+    if op in DIVISIONS and whole and isinstance(divisor, sympy.Expr):
+        lo.at_least(divisor, 1, "divided by a size")
+        return
     known = isinstance(divisor, (int, float)) and divisor != 0
     if isinstance(divisor, Value):
         known = divisor.op == "fill" and divisor.attrs["value"] != 0
