@@ -79,6 +79,44 @@ def test_one_op_model(sample: Sample) -> None:
     assert bool(runs) == bool(served)
 
 
+@pytest.mark.parametrize(
+    "sample", [s for s in SAMPLES if s.name not in REFUSED], ids=lambda s: s.name
+)
+def test_one_op_model_with_declared_sizes(sample: Sample) -> None:
+    """The same with every size fixed: engines for these sizes only; at others the original answers."""
+    usual, other, *_ = sizes_of(sample)
+    given = inputs(sample, usual)
+    sizes = {k: dict(enumerate(t.shape)) for k, t in enumerate(given) if t.dim()}
+    config = CONFIG.evolve(dynamic_shapes=sizes, allow_tracing=True)
+    optimized = blade.optimize(OneOp(sample).eval(), tuple(given), config)
+    report = blade.report(optimized)
+    assert report.clusters or report.reasons, "nothing serves it, and nothing says why"
+    for size in (usual, other):
+        tensors = inputs(sample, size)
+        want = eager(sample, tensors)
+        if want is None or (
+            size is other and any(r.code == "trace_specialized" for r in report.reasons)
+        ):
+            continue
+        with torch.no_grad():
+            got = [t for t in tree_leaves(optimized(*tensors)) if isinstance(t, torch.Tensor)]
+        assert not (text := different(got, want, exact(sample, tensors))), f"{size}: {text}"
+
+
+def test_declared_sizes_are_constants_of_the_program() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh(), torch.nn.Softmax(-1)).eval()
+    x = torch.randn(3, 5, 4)
+    config = CONFIG.evolve(dynamic_shapes={0: {0: 3, 1: 5}})
+    optimized = blade.optimize(model, x, config)
+    [counters] = blade.stats(optimized).values()
+    for shape, runs in (((3, 5, 4), 1), ((2, 5, 4), 1), ((3, 9, 4), 1)):
+        y = torch.randn(shape)
+        torch.testing.assert_close(optimized(y), model(y))
+        [counters] = blade.stats(optimized).values()
+        assert counters["engine_runs"] == runs
+    assert counters["guard_shape"] == 2
+
+
 def test_whole_numbers_by_zero_raise_as_in_eager() -> None:
     class Quotient(torch.nn.Module):
         def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

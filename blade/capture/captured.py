@@ -31,7 +31,8 @@ class Captured:
     the graph's input order, then those made for ``Config.dynamic_tuning_shapes``; ``probes`` are
     samples derived from them with other sizes (distinct, no varied size is 0 or 1) that ``original``
     was seen to accept. ``limits`` are the dimensions at which ``module`` raises outside of a range,
-    because it is a trace that was seen to be wrong there.
+    because it is a trace that was seen to be wrong there. ``fixed`` are the (input of the graph, axis)
+    that the user declared to have one size only.
     """
 
     module: torch.jit.ScriptModule
@@ -41,3 +42,4 @@ class Captured:
     reasons: tuple[Reason, ...]
     how: str  # "trace" or "script"
     limits: tuple[Limit, ...] = ()
+    fixed: frozenset[tuple[int, int]] = frozenset()

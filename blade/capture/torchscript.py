@@ -80,7 +80,15 @@ def capture(model: nn.Module, inputs: Any, config: Config) -> Captured:
         reasons=tuple(reasons),
         how=graph.how,
         limits=graph.limits,
+        fixed=_fixed(graph.seen),
     )
+
+
+def _fixed(seen: Observed) -> frozenset[Axis]:
+    """Declared sizes, where every entry of a sample is a tensor: then its leaves are the graph's inputs."""
+    if not all(isinstance(entry, torch.Tensor) for entry in seen.samples[0]):
+        return frozenset()
+    return frozenset(axis for axis, (low, high) in seen.ranges.items() if low == high)
 
 
 def _trace_or_script(own: nn.Module, inputs: Any, config: Config, reasons: list[Reason]) -> _Graph:

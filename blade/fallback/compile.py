@@ -59,6 +59,11 @@ class _Job:
     config: Config
     samples: Samples
 
+    def is_fixed(self, name: str, axis: int) -> bool:
+        """Whether the user declared one size for this axis of the graph's input ``name``."""
+        _, *inputs = (v.debugName() for v in self.captured.module.graph.inputs())
+        return name in inputs and (inputs.index(name), axis) in self.captured.fixed
+
     def takers(self, label: frozenset[str]) -> list[Backend]:
         return [b for b in self.backends if b.name.lower() in label]
 
@@ -123,7 +128,7 @@ def _build(
 
 
 def _extract(job: _Job, name: str, nodes: Sequence[int]) -> Extracted:
-    [extracted] = extract(job.captured, job.view, [nodes], samples=job.samples)
+    [extracted] = extract(job.captured, job.view, [nodes], fixed=job.is_fixed, samples=job.samples)
     return replace(extracted, cluster=replace(extracted.cluster, name=name))
 
 
