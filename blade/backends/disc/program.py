@@ -148,9 +148,7 @@ class _Writer:
         assert view is not None, value
         cut = len(value.shape) - lead
         shape = (numel(value.shape[:cut]), *value.shape[cut:])
-        merged = reshape_strides(value.shape[:cut], view.strides[:cut], shape[:1])
-        assert merged is not None, value
-        row = merged[0]
+        row = _row_distance(value, cut)
         if lead == 1 and shape[0] == 1:  # BLAS wants a row distance even for one row
             row = value.shape[-1]
         return self.view(View(view.base, (row, *view.strides[cut:]), view.offset), shape)
@@ -209,7 +207,7 @@ class _Writer:
         blocks = plain(FloorDiv(sympy.sympify(rows) + step.block_rows - 1, step.block_rows))
         extent = plain(sympy.sympify(blocks) * step.panels)
         cost = plain(sympy.Min(rows, step.block_rows) * depth * 2)
-        ints = self.numbers((rows, columns, depth, self.row_distance(x), columns))
+        ints = self.numbers((rows, columns, depth, _row_distance(x, len(x.shape) - 1), columns))
         words = ["kernel", step.kernel, *self.numbers((extent, cost, 0))]
         words += [str(len(slots)), *map(str, slots), str(len(ints)), *ints]
         self.instructions.append(" ".join(words))
@@ -222,14 +220,6 @@ class _Writer:
             self.packs.append(key)
             self.slot_of[key] = self.add_slot(f"const {index}")
         return self.slot_of[key]
-
-    def row_distance(self, x: Value) -> Dim:
-        view = view_of(x)
-        assert view is not None, x
-        lead = x.shape[:-1]
-        merged = reshape_strides(lead, view.strides[:-1], (numel(lead),))
-        assert merged is not None, x
-        return merged[0]
 
     def call(self, value: Value) -> None:
         target = value.attrs["target"]
@@ -278,6 +268,15 @@ class _Writer:
                 lines += [f"{name} {len(items)}", *items]
         lines += [" ".join(["outputs", str(len(outputs)), *map(str, outputs)]), "end"]
         return "\n".join(lines) + "\n"
+
+
+def _row_distance(x: Value, cut: int) -> Dim:
+    """The one stride of ``x``'s first ``cut`` axes taken as one."""
+    view = view_of(x)
+    assert view is not None, x
+    merged = reshape_strides(x.shape[:cut], view.strides[:cut], (numel(x.shape[:cut]),))
+    assert merged is not None, x
+    return merged[0]
 
 
 class _Arguments:

@@ -12,6 +12,8 @@ Units are handed to threads in runs: with few rows every thread has its own part
 own rows.
 """
 
+from collections.abc import Sequence
+
 from blade.backends.disc.cpu.micro_kernel import (
     GROUP,
     TILE_TYPES,
@@ -43,22 +45,11 @@ def gemm_text(target: Target) -> str:
 
 def pack_text(target: Target) -> str:
     """MLIR of ``gemm_f32_pack(ptrs = B, packed; ints = n, k, distance of columns, of rows)`` by panels."""
-    loads = [
-        line
-        for k, name in enumerate(("n", "k", "dn", "dk"))
-        for line in (
-            f"%i_{name} = llvm.getelementptr %ints[{k}] : (!llvm.ptr) -> !llvm.ptr, i64",
-            f"%{name} = llvm.load %i_{name} : !llvm.ptr -> i64",
-        )
-    ]
     return f"""llvm.func @{PACK}(%ptrs: !llvm.ptr, %ints: !llvm.ptr, %begin: i64, %end: i64) {{
 %zero = arith.constant 0 : i64
 %one = arith.constant 1 : i64
 %width = arith.constant {panel_width(target)} : i64
-%b = llvm.load %ptrs : !llvm.ptr -> !llvm.ptr
-%p_to = llvm.getelementptr %ptrs[1] : (!llvm.ptr) -> !llvm.ptr, !llvm.ptr
-%to = llvm.load %p_to : !llvm.ptr -> !llvm.ptr
-{chr(10).join(loads)}
+{_arguments(("b", "to"), ("n", "k", "dn", "dk"))}
 %panel = arith.muli %k, %width : i64
 scf.for %p = %begin to %end step %one : i64 {{
   %j0 = arith.muli %p, %width : i64
@@ -87,7 +78,7 @@ llvm.return
 
 
 def _zeros(target: Target) -> str:
-    count = GROUP * panel_width(target)
+    count = panel_width(target)
     return (
         f"llvm.mlir.global internal constant @gemm_zeros(dense<0.0> : vector<{count}xf32>) "
         f": !llvm.array<{count} x f32>"
@@ -151,8 +142,7 @@ def _driver(target: Target) -> str:
 %group = arith.constant {GROUP} : i64
 %limit = arith.constant {BLOCK_ROWS} : i64
 %deep = arith.constant {BLOCK_DEPTH} : i64
-{_arguments()}
-%short = arith.subi %width, %one : i64
+{_arguments(("a", "b", "bias", "c"), ("m", "n", "k", "lda", "ldc"))}
 %panels = arith.ceildivsi %n, %width : i64
 %tail = arith.remui %n, %width : i64
 %even = arith.divui %n, %width : i64
@@ -233,18 +223,15 @@ llvm.return
 }}"""
 
 
-def _arguments() -> str:
+def _arguments(pointers: Sequence[str], numbers: Sequence[str]) -> str:
+    """Load a kernel's arguments under these names, in the order of ``ptrs`` and of ``ints``."""
     lines = []
-    for k, name in enumerate(("a", "b", "bias", "c")):
-        lines += [
-            f"%p_{name} = llvm.getelementptr %ptrs[{k}] : (!llvm.ptr) -> !llvm.ptr, !llvm.ptr",
-            f"%{name} = llvm.load %p_{name} : !llvm.ptr -> !llvm.ptr",
-        ]
-    for k, name in enumerate(("m", "n", "k", "lda", "ldc")):
-        lines += [
-            f"%i_{name} = llvm.getelementptr %ints[{k}] : (!llvm.ptr) -> !llvm.ptr, i64",
-            f"%{name} = llvm.load %i_{name} : !llvm.ptr -> i64",
-        ]
+    for base, kind, names in (("ptrs", "!llvm.ptr", pointers), ("ints", "i64", numbers)):
+        for k, name in enumerate(names):
+            lines += [
+                f"%at_{name} = llvm.getelementptr %{base}[{k}] : (!llvm.ptr) -> !llvm.ptr, {kind}",
+                f"%{name} = llvm.load %at_{name} : !llvm.ptr -> {kind}",
+            ]
     return "\n".join(lines)
 
 
