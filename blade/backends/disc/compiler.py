@@ -10,18 +10,17 @@ import torch
 from torch.fx import GraphModule
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from blade.backends.disc.cpu import gemm
 from blade.backends.disc.cpu.compile import compile_kernels
 from blade.backends.disc.cpu.emit import Emitted, emit
-from blade.backends.disc.cpu.micro_kernel import panel_width
+from blade.backends.disc.cpu.native import native
 from blade.backends.disc.cpu.target import Target
 from blade.backends.disc.fuse import Fused, Group, fuse
 from blade.backends.disc.ir import Graph, Value
 from blade.backends.disc.kernel import Kernel
 from blade.backends.disc.kernels import GroupKernel, build_copy, build_kernel
-from blade.backends.disc.legalize import PASSES, is_packed
+from blade.backends.disc.legalize import PASSES
 from blade.backends.disc.lower import lower
-from blade.backends.disc.program import KernelCall, PackedWeights, Step, write_program
+from blade.backends.disc.program import KernelCall, NativeCall, Step, write_program
 
 log = logging.getLogger(__name__)
 Dump = Callable[[str, object], None]
@@ -81,13 +80,14 @@ class _Kernels:
             name, emitted.extent, emitted.cost, emitted.scratch, built.buffers, kernel.sizes()
         )
 
-    def linear(self, value: Value) -> PackedWeights:
-        columns = value.args[1].shape[0]
-        assert isinstance(columns, int), value
-        self.libraries[gemm.NAME] = gemm.gemm_text(self.target)
-        self.libraries[gemm.PACK] = gemm.pack_text(self.target)
-        width, panels = panel_width(self.target), gemm.panels(columns, self.target)
-        return PackedWeights(value, gemm.NAME, gemm.PACK, panels, width, gemm.BLOCK_ROWS)
+    def native(self, value: Value) -> NativeCall | None:
+        """The generated library code for ``value``, if there is any."""
+        found = native(value, self.target)
+        if found is None:
+            return None
+        for name, text in found.code:
+            self.libraries.setdefault(name, text)
+        return found.call
 
     def texts(self) -> list[tuple[str, str]]:
         """(name, MLIR) of everything to compile."""
@@ -97,10 +97,8 @@ class _Kernels:
 def _steps(unit: Group | Value, fused: Fused, kernels: _Kernels) -> list[Step]:
     if isinstance(unit, Group):
         return [kernels.call(build_kernel(unit, fused), unit.kind)]
-    if is_packed(unit):
-        return [kernels.linear(unit)]
     if unit.op != "concat":
-        return [unit]
+        return [kernels.native(unit) or unit]
     axis, start, copies = unit.attrs["axis"], 0, []
     for part in unit.args:
         copies.append(kernels.call(build_copy(part, unit, axis, start), "copy"))

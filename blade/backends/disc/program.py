@@ -7,14 +7,13 @@ from typing import Any
 
 import sympy
 import torch
-from torch.utils._sympy.functions import FloorDiv
 
 from blade.backends.disc.fuse import Fused
-from blade.backends.disc.ir import DTYPES, Shape, Value, contiguous_strides, numel, plain
+from blade.backends.disc.ir import DTYPES, Shape, Value, contiguous_strides, numel
 from blade.backends.disc.kernel import Dim
 from blade.backends.disc.ops.table import Slot
 from blade.backends.disc.registers import Registers
-from blade.backends.disc.views import View, reshape_strides, same, view_of
+from blade.backends.disc.views import View, row_distance, same, view_of
 from blade.errors import Refused
 from blade.reason import Code
 
@@ -34,18 +33,32 @@ class KernelCall:
 
 
 @dataclass(frozen=True)
-class PackedWeights:
-    """A generated GEMM over weights packed once: ``linear`` as native code (cpu/gemm.py)."""
+class Packed:
+    """A constant computed once per loaded engine, by native code ``kernel`` (FORMAT.md, `packs`)."""
 
-    linear: Value
     kernel: str
-    pack: str
-    panels: int
-    width: int
-    block_rows: int
+    constant: int
+    numel: int
+    extent: int
+    ints: tuple[int, ...]
 
 
-Step = KernelCall | PackedWeights | Value
+@dataclass(frozen=True)
+class NativeCall:
+    """Run library code we generate (cpu/native.py): a pointer per operand, ``ints`` as its sizes.
+
+    A value's pointer is to its first element, wherever that lies; its strides go into ``ints``.
+    """
+
+    name: str
+    extent: Dim
+    cost: Dim
+    scratch: Dim
+    operands: tuple[Value | Packed, ...]
+    ints: tuple[Dim, ...]
+
+
+Step = KernelCall | NativeCall | Value
 
 
 def write_program(
@@ -148,7 +161,7 @@ class _Writer:
         assert view is not None, value
         cut = len(value.shape) - lead
         shape = (numel(value.shape[:cut]), *value.shape[cut:])
-        row = _row_distance(value, cut)
+        row = row_distance(value, cut)
         if lead == 1 and shape[0] == 1:  # BLAS wants a row distance even for one row
             row = value.shape[-1]
         return self.view(View(view.base, (row, *view.strides[cut:]), view.offset), shape)
@@ -156,8 +169,8 @@ class _Writer:
     def step(self, step: Step) -> None:
         if isinstance(step, KernelCall):
             self.kernel(step)
-        elif isinstance(step, PackedWeights):
-            self.packed_linear(step)
+        elif isinstance(step, NativeCall):
+            self.native(step)
         elif step.op == "linear":
             self.linear(step)
         elif step.op == "matmul":
@@ -187,39 +200,21 @@ class _Writer:
             tensors = f"t:{bias} t:{x} t:{w} i:1 i:1 t:{out}"
             self.instructions.append(f"call aten::addmm.out 6 {tensors} 0")
 
-    def packed_linear(self, step: PackedWeights) -> None:
-        value = step.linear
-        x, weight = value.args[:2]
-        columns, depth = weight.shape
-        rows = numel(x.shape[:-1])
-        view = view_of(weight)
-        assert view is not None and isinstance(columns, int) and isinstance(depth, int), value
-        constant, sizes = view.base.attrs["index"], (columns, depth, *view.strides)
-        assert view.offset == 0, value
-        packed = self.pack(
-            step.pack, constant, step.panels * step.width * depth, step.panels, sizes
-        )
-        if len(value.args) == 3:
-            bias = self.seen(value.args[2])
-        else:
-            bias = self.pack(step.pack, constant, columns, 0, sizes)
-        slots = [self.matrix(x, 1), packed, bias, self.matrix(value, 1)]
-        blocks = plain(FloorDiv(sympy.sympify(rows) + step.block_rows - 1, step.block_rows))
-        extent = plain(sympy.sympify(blocks) * step.panels)
-        cost = plain(sympy.Min(rows, step.block_rows) * depth * 2)
-        ints = self.numbers((rows, columns, depth, _row_distance(x, len(x.shape) - 1), columns))
-        words = ["kernel", step.kernel, *self.numbers((extent, cost, 0))]
-        words += [str(len(slots)), *map(str, slots), str(len(ints)), *ints]
+    def native(self, call: NativeCall) -> None:
+        slots = [self.pack(o) if isinstance(o, Packed) else self.seen(o) for o in call.operands]
+        words = ["kernel", call.name, *self.numbers((call.extent, call.cost, call.scratch))]
+        words += [str(len(slots)), *map(str, slots), str(len(call.ints)), *self.numbers(call.ints)]
         self.instructions.append(" ".join(words))
 
-    def pack(self, kernel: str, constant: int, size: int, extent: int, ints: Sequence[Dim]) -> int:
+    def pack(self, packed: Packed) -> int:
         """The slot of a constant computed once per engine."""
-        key = f"pack {kernel} {constant} {size} {extent} {len(ints)} {' '.join(map(str, ints))}"
-        if key not in self.slot_of:
+        if packed not in self.slot_of:
             index = len(self.graph.constants) + len(self.packs)
-            self.packs.append(key)
-            self.slot_of[key] = self.add_slot(f"const {index}")
-        return self.slot_of[key]
+            words = [packed.kernel, packed.constant, packed.numel, packed.extent]
+            words += [len(packed.ints), *packed.ints]
+            self.packs.append(f"pack {' '.join(map(str, words))}")
+            self.slot_of[packed] = self.add_slot(f"const {index}")
+        return self.slot_of[packed]
 
     def call(self, value: Value) -> None:
         target = value.attrs["target"]
@@ -268,15 +263,6 @@ class _Writer:
                 lines += [f"{name} {len(items)}", *items]
         lines += [" ".join(["outputs", str(len(outputs)), *map(str, outputs)]), "end"]
         return "\n".join(lines) + "\n"
-
-
-def _row_distance(x: Value, cut: int) -> Dim:
-    """The one stride of ``x``'s first ``cut`` axes taken as one."""
-    view = view_of(x)
-    assert view is not None, x
-    merged = reshape_strides(x.shape[:cut], view.strides[:cut], (numel(x.shape[:cut]),))
-    assert merged is not None, x
-    return merged[0]
 
 
 class _Arguments:

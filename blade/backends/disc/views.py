@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import sympy
 
-from blade.backends.disc.ir import LEAVES, Shape, Value, contiguous_strides, plain
+from blade.backends.disc.ir import LEAVES, Shape, Value, contiguous_strides, numel, plain
 from blade.backends.disc.kernel import Dim
 
 
@@ -89,6 +89,15 @@ def reshape_strides(shape: Shape, strides: Shape, new: Shape) -> Shape | None:
         found = [plain(sympy.sympify(s) * step) for s in contiguous_strides(part)] + found
     rest = iter(found)
     return tuple(0 if d == 1 else next(rest) for d in new)
+
+
+def row_distance(value: Value, cut: int) -> Dim:
+    """The one stride of ``value``'s first ``cut`` axes taken as one; they must lie evenly."""
+    view = view_of(value)
+    assert view is not None, value
+    merged = reshape_strides(value.shape[:cut], view.strides[:cut], (numel(value.shape[:cut]),))
+    assert merged is not None, value
+    return merged[0]
 
 
 def _block(old: Sequence[Dim], new: Sequence[Dim]) -> tuple[int, int] | None:
