@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which library instructions run as code we generate, and how: one function per op of the IR.
 
-    native(value, target) -> Native(call, code) | None: then ATen serves it
+native(value, target) -> Native(call, code) | None: then ATen serves it
 """
 
 from collections.abc import Callable, Mapping
@@ -57,9 +57,7 @@ def _linear(value: Value, target: Target) -> Native | None:
         (x, packed, bias, value),
         (rows, columns, depth, row_distance(x, len(x.shape) - 1), columns),
     )
-    return Native(
-        call, ((gemm.NAME, gemm.gemm_text(target)), (gemm.PACK, gemm.pack_text(target)))
-    )
+    return Native(call, ((gemm.NAME, gemm.gemm_text(target)), (gemm.PACK, gemm.pack_text(target))))
 
 
 _RULES: Mapping[str, Callable[[Value, Target], Native | None]] = {"linear": _linear}
