@@ -2,11 +2,12 @@
 """Whole models against other engines, side by side: rounds interleaved, medians, values checked.
 
     python benchmarks/bench_models.py --models minilm --peers eager,inductor,onnxruntime
-    python benchmarks/bench_models.py --shapes 1x16,8x64 --rounds 5 --json out.jsonl
+    python benchmarks/bench_models.py --models bert --shapes 1x16,8x64 --rounds 5 --json out.jsonl
     python benchmarks/bench_models.py --random 200          # also a stream of random shapes
 
-Shapes are BATCHxLENGTH. "blade" is always among the peers where it is installed. The ratio is
-blade's median over that of the fastest other peer at that shape: below 1, blade is faster.
+Shapes have a size per axis of the model, batch first; each model has its own. "blade" is always among
+the peers where it is installed. The ratio is blade's median over that of the fastest other peer at
+that shape: below 1, blade is faster.
 """
 
 import argparse
@@ -26,7 +27,8 @@ from models import MODELS
 from peers import PEERS
 from rich.console import Console
 from rich.table import Table
-from worker import PeerFailed, Shape, Worker
+from worker import PeerFailed, Worker
+from zoo.model import Shape
 
 # OpenMP and other pools spin this long, at most, after their last work.
 PAUSE_S = 0.25
@@ -55,7 +57,7 @@ def main() -> None:
         args.json.write_text("")
     for model in args.models:
         results = measure(model, args, console)
-        console.print(times_table(model, args.shapes, results))
+        console.print(times_table(model, results))
         if args.random:
             console.print(stream_table(model, args.random, results))
         for result in filter(lambda r: r.failed, results):
@@ -71,7 +73,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--peers", type=_list(PEERS), default=[p for p in PEERS if p != "blade_untimed"]
     )
-    parser.add_argument("--shapes", type=_shapes, default=_shapes("1x16,1x64,1x128,8x64"))
+    parser.add_argument("--shapes", type=_shapes, help="instead of the models' own: 1x16,8x64")
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--seconds", type=float, default=0.2, help="per peer, shape and round")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
@@ -96,10 +98,10 @@ def _list(known: dict[str, Any]) -> Any:
 def _shapes(text: str) -> list[Shape]:
     shapes = []
     for item in text.split(","):
-        batch, _, length = item.partition("x")
-        if not (batch.isdecimal() and length.isdecimal()):
-            raise argparse.ArgumentTypeError(f"{item!r} is not BATCHxLENGTH")
-        shapes.append((int(batch), int(length)))
+        sizes = item.split("x")
+        if not all(size.isdecimal() for size in sizes):
+            raise argparse.ArgumentTypeError(f"{item!r} is not like 8x64")
+        shapes.append(tuple(map(int, sizes)))
     return shapes
 
 
@@ -163,14 +165,14 @@ def ratio(results: list[Result], shape: str) -> float | None:
     return own / min(others) if own and others else None
 
 
-def times_table(model: str, shapes: list[Shape], results: list[Result]) -> Table:
+def times_table(model: str, results: list[Result]) -> Table:
     table = Table(title=f"{model}, fp32, {cpu()}: median ms")
-    table.add_column("batch x length")
+    table.add_column("shape")
     shown = [r for r in results if r.times]
     for result in shown:
         table.add_column(result.peer, justify="right")
     table.add_column("blade / best peer", justify="right")
-    for shape in (f"{b}x{n}" for b, n in shapes):
+    for shape in dict.fromkeys(shape for r in shown for shape in r.times):
         cells = [f"{r.median_ms(shape):.2f}" for r in shown]
         value = ratio(results, shape)
         table.add_row(shape, *cells, "-" if value is None else f"{value:.2f}")

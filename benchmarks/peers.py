@@ -4,7 +4,7 @@
     run = PEERS["onnxruntime"].prepare(model, [sample, ...], threads)
     run(*sample)                                    # a tuple of tensors
 
-Every peer gets fp32, the same number of threads, and must serve any batch and length.
+Every peer gets fp32, the same number of threads, and must serve every shape of the model.
 """
 
 import os
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from models import Model, Tensors
+from zoo.model import Model, Tensors
 
 Run = Callable[..., Tensors]
 
@@ -65,12 +65,8 @@ def onnxruntime(model: Model, samples: Sequence[Tensors], threads: int) -> Run:
 
 
 def export_onnx(model: Model, folder: Path) -> Path:
-    # Sizes 0 and 1 are special to the exporter, equal ones would be taken for one.
-    sample = model.inputs(3, 17, 0)
-    dynamic = {
-        name: dict.fromkeys(range(tensor.dim()), torch.export.Dim.DYNAMIC)
-        for name, tensor in zip(model.names, sample)
-    }
+    sample = _example(model)
+    dynamic = tuple(dict.fromkeys(axes, torch.export.Dim.DYNAMIC) for axes in model.dynamic_axes())
     program = torch.onnx.export(
         model.module, sample, dynamo=True, dynamic_shapes=dynamic, input_names=list(model.names)
     )
@@ -79,10 +75,16 @@ def export_onnx(model: Model, folder: Path) -> Path:
     return folder / "model.onnx"
 
 
+def _example(model: Model) -> Tensors:
+    """Sizes 0 and 1 are special to exporters, equal ones would be taken for one."""
+    shape = tuple(a.low + (3 + 2 * k) * a.step for k, a in enumerate(model.axes))
+    return model.inputs(shape, 0)
+
+
 def openvino(model: Model, samples: Sequence[Tensors], threads: int) -> Run:
     import openvino as ov
 
-    converted = ov.convert_model(model.module, example_input=model.inputs(3, 17, 0))
+    converted = ov.convert_model(model.module, example_input=_example(model))
     compiled = ov.Core().compile_model(
         converted,
         "CPU",

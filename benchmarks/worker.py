@@ -21,10 +21,9 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
-from models import MODELS, Tensors
+from models import MODELS
 from peers import PEERS
-
-Shape = tuple[int, int]
+from zoo.model import Shape, Tensors, label
 
 # Largest error against eager, relative to the largest value of the output.
 MAX_ERROR = 1e-4
@@ -35,12 +34,12 @@ class PeerFailed(Exception):
 
 
 class Worker:
-    """The parent's end."""
+    """The parent's end; no ``shapes``: the model's own."""
 
-    def __init__(self, model: str, peer: str, threads: int, shapes: Sequence[Shape]) -> None:
+    def __init__(self, model: str, peer: str, threads: int, shapes: Sequence[Shape] | None) -> None:
         context = mp.get_context("spawn")
         self._pipe, child = context.Pipe()
-        args = (child, model, peer, threads, tuple(shapes))
+        args = (child, model, peer, threads, shapes)
         self._process = context.Process(target=_serve, args=args, daemon=True)
         self._process.start()
         child.close()
@@ -64,7 +63,9 @@ class Worker:
         self._process.terminate()
 
 
-def _serve(pipe: Connection, model: str, peer: str, threads: int, shapes: Sequence[Shape]) -> None:
+def _serve(
+    pipe: Connection, model: str, peer: str, threads: int, shapes: Sequence[Shape] | None
+) -> None:
     # Exporters talk on stdout; the parent's table belongs there.
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     warnings.filterwarnings("ignore")
@@ -84,10 +85,11 @@ def _serve(pipe: Connection, model: str, peer: str, threads: int, shapes: Sequen
 class _Served:
     """The commands, in the worker process."""
 
-    def __init__(self, model: str, peer: str, threads: int, shapes: Sequence[Shape]) -> None:
+    def __init__(self, model: str, peer: str, threads: int, shapes: Sequence[Shape] | None) -> None:
         self._model = MODELS[model]()
         self._peer, self._threads = PEERS[peer], threads
-        self._samples = {f"{b}x{n}": self._model.inputs(b, n, seed=1) for b, n in shapes}
+        shapes = self._model.fixed if shapes is None else shapes
+        self._samples = {label(one): self._model.inputs(one, 1) for one in shapes}
 
     def prepare(self) -> dict[str, Any]:
         """Compile, and call each shape once, which is when some peers compile; then check values."""
@@ -125,10 +127,10 @@ class _Served:
     def stream(self, count: int, seed: int) -> dict[str, float]:
         """Compile from one sample, then answer ``count`` random shapes once each."""
         rng = random.Random(seed)
-        shapes = [(rng.randint(1, 8), rng.randint(1, 128)) for _ in range(count)]
-        inputs = [self._model.inputs(*shape, seed=i) for i, shape in enumerate(shapes)]
+        inputs = [self._model.random_inputs(rng) for _ in range(count)]
+        first = self._model.inputs(self._model.fixed[0], 0)
         start = time.perf_counter()
-        run = self._peer.prepare(self._model, [self._model.inputs(2, 16, 0)], self._threads)
+        run = self._peer.prepare(self._model, [first], self._threads)
         compiled = time.perf_counter()
         slowest, worst = 0.0, 0.0
         for sample in inputs:
