@@ -1878,7 +1878,6 @@ row(
     f32("a 3 b"),
     f32("4 3 3"),
     f32("4"),
-    called=True,
     a=2,
     b=9,
 )
@@ -1892,7 +1891,6 @@ row(
     f32("a 4 c d"),
     f32("6 4 3 3"),
     f32("6"),
-    called=True,
     c=8,
     d=9,
 )
@@ -1902,7 +1900,6 @@ row(
     f32("a 4 c d"),
     f32("6 2 3 3"),
     f32("4 1 3 3"),
-    called=True,
     c=8,
     d=9,
 )
@@ -1911,7 +1908,6 @@ row(
     lambda x, w: F.conv3d(x, w, padding=1),
     f32("a 2 b c d"),
     f32("3 2 3 3 3"),
-    called=True,
     refuses=1,
 )
 row(

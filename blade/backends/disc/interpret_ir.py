@@ -14,6 +14,7 @@ from typing import Any
 import sympy
 import torch
 
+from blade.backends.disc.convolution import reference
 from blade.backends.disc.ir import Graph, Value
 from blade.backends.disc.kernel import Dim
 from blade.backends.disc.ops.table import Slot
@@ -171,6 +172,8 @@ def _structural(
         return torch.nn.functional.linear(*args)
     if v.op == "matmul":
         return torch.matmul(*args)
+    if v.op == "conv":
+        return reference(v, args)
     if v.op == "item":
         return args[0][a["index"]]
     raise AssertionError(str(v))

@@ -11,6 +11,8 @@
     reduce a {kind, axes}                 keeps reduced axes with size 1
     linear x w bias?                      x @ w.T + bias over the last axis of x
     matmul a b                            batched over equal leading axes
+    conv x w bias? residual? {stride, padding, dilation, groups, activation}
+                                          channels last: x [N, *spatial, C], w [O, C/groups, *kernel]
     call ... {target, args}               any other ATen op, through the dispatcher
     item a {index}                        one result of a call with several
 

@@ -10,7 +10,7 @@ from itertools import permutations
 
 import torch
 
-from blade.backends.disc.ir import Builder, Graph, Shape, Value, live, numel
+from blade.backends.disc.ir import Builder, Graph, Shape, Value, contiguous_strides, live, numel
 from blade.backends.disc.views import reshape_strides, same, view_of
 
 Step = Callable[[Builder, Value, list[Value]], Value | None]
@@ -96,6 +96,9 @@ def _copy_before_layouts(b: Builder, v: Value, args: list[Value]) -> Value | Non
         args = [_addressed(b, a) for a in args]
         args = [a if has_batch(a) else copy(b, a) for a in args]
         return b.make(v.op, args, v.shape, v.dtype)
+    if v.op == "conv":
+        args = [_addressed(b, a) if a.op == "const" else _stored(b, a) for a in args]
+        return b.make(v.op, args, v.shape, v.dtype, **v.attrs)
     if v.op in ("call", "concat"):
         args = [_addressed(b, a) for a in args]
         return b.make(v.op, args, v.shape, v.dtype, v.strides, **v.attrs)
@@ -118,7 +121,7 @@ def outputs(graph: Graph) -> Graph:
         fresh = view is None or view.base.op == "const" or _is_wider(v, view.strides, strides)
         if view is None or fresh or not _may_be(view.base, storage, owner):
             v = _own(b, v, i)
-        elif v.is_pointwise and not same(v.shape, view.strides, strides):
+        elif not same(v.shape, view.strides, strides) and _is_alone(graph, i, storage):
             v = _restrided(b, v, strides)
         returned.append(v)
     return _finished(replace(graph, values=b.values, outputs=tuple(returned)))
@@ -132,6 +135,12 @@ def _own(b: Builder, v: Value, output: int) -> Value:
 def _may_be(base: Value, storage: int | None, owner: dict[int, int]) -> bool:
     """Whether an output that shares ``storage`` in the model may live in ``base``; it then owns it."""
     return storage is None or owner.setdefault(base.id, storage) == storage
+
+
+def _is_alone(graph: Graph, output: int, storage: int | None) -> bool:
+    """Is this output's memory that of no input and of no other output?"""
+    alone = storage is None or storage == output + len(graph.inputs)
+    return alone and graph.storages.count(storage or 0) <= 1
 
 
 def _is_wider(v: Value, strides: Shape, wanted: Shape) -> bool:
@@ -168,6 +177,14 @@ def copy(b: Builder, v: Value) -> Value:
 
 def _addressed(b: Builder, v: Value) -> Value:
     return v if view_of(v) is not None else copy(b, v)
+
+
+def _stored(b: Builder, v: Value) -> Value:
+    """``v``, or a copy, with its elements adjacent and row-major."""
+    view = view_of(v)
+    if view is not None and same(v.shape, contiguous_strides(v.shape), view.strides):
+        return v
+    return copy(b, v)
 
 
 def is_packed(v: Value) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 import sympy
 import torch
 
+from blade.backends.disc.channels_last import write_conv
 from blade.backends.disc.fuse import Fused
 from blade.backends.disc.ir import DTYPES, Shape, Value, contiguous_strides, numel
 from blade.backends.disc.kernel import Dim
@@ -65,13 +66,13 @@ def write_program(
     fused: Fused, steps: Sequence[Step], isa: Sequence[str], devices: Sequence[str]
 ) -> str:
     """The text of a program that runs ``steps`` in order. ``devices``: one per input."""
-    writer = _Writer(fused, devices)
+    writer = Writer(fused, devices)
     for step in steps:
         writer.step(step)
     return writer.text(isa)
 
 
-class _Writer:
+class Writer:
     def __init__(self, fused: Fused, devices: Sequence[str]) -> None:
         self.graph = fused.graph
         self.registers = Registers()
@@ -173,6 +174,8 @@ class _Writer:
             self.native(step)
         elif step.op == "linear":
             self.linear(step)
+        elif step.op == "conv":
+            write_conv(self, step)
         elif step.op == "matmul":
             out, a, b = (self.matrix(v, 2) for v in (step, *step.args))
             self.instructions.append(f"call aten::bmm.out 3 t:{a} t:{b} t:{out} 0")
@@ -268,7 +271,7 @@ class _Writer:
 class _Arguments:
     """Words for the arguments of one `call`."""
 
-    def __init__(self, writer: _Writer, tensors: Sequence[int]) -> None:
+    def __init__(self, writer: Writer, tensors: Sequence[int]) -> None:
         self.writer = writer
         self.tensors = tensors
 

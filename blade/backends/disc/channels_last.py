@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Instructions for channels-last values that no generated code serves: ATen's op on permuted views.
+
+torch takes [N, C, *spatial] with the strides of channels-last memory to its channels-last kernels, and
+gives a result laid out the same way. One spatial axis becomes two, which is where torch has them.
+"""
+
+from typing import TYPE_CHECKING
+
+from blade.backends.disc.convolution import ACTIVATIONS, operands, to_channels_first
+from blade.backends.disc.ir import DTYPES, Shape, Value, contiguous_strides
+from blade.backends.disc.views import View, view_of
+
+if TYPE_CHECKING:
+    from blade.backends.disc.program import Writer
+
+
+def write_conv(writer: "Writer", value: Value) -> None:
+    """aten::convolution; then the residual and the activation, in place."""
+    given, a = operands(value), value.attrs
+    flat = len(value.shape) == 3
+    zeros = [0] * (len(a["stride"]) + flat)
+    result = _result(writer, value)
+    words = [
+        f"t:{_channels_first(writer, given.x)}",
+        f"t:{_kernel(writer, given.weight)}",
+        "n" if given.bias is None else f"t:{writer.seen(given.bias)}",
+        _ints([1] * flat + [*a["stride"]]),
+        _ints([0] * flat + [*a["padding"]]),
+        _ints([1] * flat + [*a["dilation"]]),
+        "b:0",
+        _ints(zeros),
+        f"i:{a['groups']}",
+    ]
+    writer.instructions.append(f"call aten::convolution {len(words)} {' '.join(words)} 1 {result}")
+    if given.residual is not None:
+        added = _channels_first(writer, given.residual)
+        writer.instructions.append(f"call aten::add.out 4 t:{result} t:{added} i:1 t:{result} 0")
+    if a["activation"] is not None:
+        name = ACTIVATIONS[a["activation"]].default._schema.name
+        writer.instructions.append(f"call {name}.out 2 t:{result} t:{result} 0")
+
+
+def _ints(values: list[int]) -> str:
+    return "li:" + ",".join(map(str, values))
+
+
+def _result(writer: "Writer", value: Value) -> int:
+    """The slot ATen's result goes to; ``value``'s own slot is a view of it."""
+    shape, strides = _permuted(value.shape, contiguous_strides(value.shape))
+    sizes = [*writer.numbers(shape), *writer.numbers(strides)]
+    result = writer.add_slot(f"dyn {DTYPES[value.dtype]} {len(shape)} {' '.join(sizes)}")
+    own = [*writer.numbers(value.shape), *writer.numbers(contiguous_strides(value.shape))]
+    zero = writer.registers.of(0)
+    text = f"view {result} {len(value.shape)} {' '.join(own)} {zero}"
+    writer.slot_of[value.id] = writer.add_slot(text)
+    return result
+
+
+def _channels_first(writer: "Writer", value: Value) -> int:
+    """``value``, stored row-major as [N, *spatial, C], seen as [N, C, *spatial]."""
+    view = view_of(value)
+    assert view is not None, value
+    shape, strides = _permuted(value.shape, view.strides)
+    return writer.view(View(view.base, strides, view.offset), shape)
+
+
+def _permuted(shape: Shape, strides: Shape) -> tuple[Shape, Shape]:
+    if len(shape) == 3:  # [N, L, C] -> [N, 1, L, C]
+        shape = (shape[0], 1, *shape[1:])
+        strides = (strides[0], strides[0], *strides[1:])
+    order = to_channels_first(len(shape))
+    return tuple(shape[k] for k in order), tuple(strides[k] for k in order)
+
+
+def _kernel(writer: "Writer", weight: Value) -> int:
+    view = view_of(weight)
+    assert view is not None, weight
+    if len(weight.shape) != 3:
+        return writer.seen(weight)
+    (out, depth, size), (a, b, c) = weight.shape, view.strides
+    return writer.view(View(view.base, (a, b, b, c), view.offset), (out, depth, 1, size))
