@@ -18,7 +18,7 @@ from blade.backends.disc.fuse import Fused, Group, fuse
 from blade.backends.disc.ir import Graph, Value
 from blade.backends.disc.kernel import Kernel
 from blade.backends.disc.kernels import GroupKernel, build_copy, build_kernel
-from blade.backends.disc.legalize import PASSES
+from blade.backends.disc.legalize import PASSES, absorbed
 from blade.backends.disc.lower import lower
 from blade.backends.disc.program import KernelCall, NativeCall, Step, write_program
 
@@ -53,7 +53,13 @@ def compile_ir(graph: Graph, target: Target, dump_dir: Path | None = None) -> Co
     fused = fuse(graph)
     dump("fuse", fused)
     kernels = _Kernels(target)
-    steps = [step for unit in fused.units for step in _steps(unit, fused, kernels)]
+    packed = absorbed(graph)
+    steps = [
+        step
+        for unit in fused.units
+        if isinstance(unit, Group) or unit.id not in packed
+        for step in _steps(unit, fused, kernels)
+    ]
     dump("mlir", "\n".join(text for _, text in kernels.texts()))
     code = compile_kernels(kernels.texts(), target)
     devices = ["cpu"] * len(graph.inputs)

@@ -10,6 +10,7 @@ from itertools import permutations
 
 import torch
 
+from blade.backends.disc.constants import parts_of
 from blade.backends.disc.ir import Builder, Graph, Shape, Value, contiguous_strides, live, numel
 from blade.backends.disc.views import reshape_strides, same, view_of
 
@@ -77,7 +78,12 @@ def bias_to_consumers(graph: Graph) -> Graph:
 
 def addressable(graph: Graph) -> Graph:
     """Whatever is read through memory has strides: a copy goes before every layout that has none."""
-    return _rebuild(graph, _copy_before_layouts)
+    packed = absorbed(graph)
+
+    def step(b: Builder, v: Value, args: list[Value]) -> Value | None:
+        return None if v.id in packed else _copy_before_layouts(b, v, args)
+
+    return _rebuild(graph, step)
 
 
 def _copy_before_layouts(b: Builder, v: Value, args: list[Value]) -> Value | None:
@@ -88,7 +94,7 @@ def _copy_before_layouts(b: Builder, v: Value, args: list[Value]) -> Value | Non
             return made
         return b.make(v.op, [copy(b, inner)], v.shape, v.dtype, **v.attrs)
     if v.op == "linear":
-        args = [_addressed(b, a) for a in args]
+        args = [a if k and is_packed(v) else _addressed(b, a) for k, a in enumerate(args)]
         if not has_rows(args[0]):
             args[0] = copy(b, args[0])
         return b.make(v.op, args, v.shape, v.dtype)
@@ -188,17 +194,22 @@ def _stored(b: Builder, v: Value) -> Value:
 
 
 def is_packed(v: Value) -> bool:
-    """Does ``v`` multiply by a constant matrix that can be laid out for the generated GEMM, once?"""
+    """Does ``v`` multiply by constants that can be laid out for the generated GEMM, once?"""
     if v.op != "linear" or any(a.dtype != torch.float32 for a in v.args):
         return False
-    weight = view_of(v.args[1])
-    if weight is None or weight.base.op != "const" or weight.offset != 0:
-        return False
-    bias = view_of(v.args[2]) if len(v.args) == 3 else None
-    if len(v.args) == 3 and (bias is None or bias.strides != (1,)):
-        return False
-    known = (*v.args[1].shape, *weight.strides)
-    return all(isinstance(d, int) and d > 0 for d in known)
+    return all(parts_of(a) is not None for a in v.args[1:])
+
+
+def absorbed(graph: Graph) -> set[int]:
+    """Ids of the values that only packed products read: nothing computes these at run time."""
+    users, returned = graph.users(), {v.id for v in graph.outputs}
+    return {
+        v.id
+        for v in graph.values
+        if users[v.id]
+        and v.id not in returned
+        and all(is_packed(u) and v is not u.args[0] for u in users[v.id])
+    }
 
 
 def has_rows(x: Value) -> bool:

@@ -34,14 +34,25 @@ class KernelCall:
 
 
 @dataclass(frozen=True)
-class Packed:
-    """A constant computed once per loaded engine, by native code ``kernel`` (FORMAT.md, `packs`)."""
+class Fill:
+    """One run of a packing kernel: what it writes of the given constant, ``ints`` as its sizes."""
 
-    kernel: str
     constant: int
-    numel: int
     extent: int
     ints: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A buffer computed once per loaded engine from constants (FORMAT.md, `packs`).
+
+    It starts as ``numel`` zeros; native code ``kernel`` runs on it once per fill.
+    """
+
+    kernel: str
+    dtype: torch.dtype
+    numel: int
+    fills: tuple[Fill, ...]
 
 
 @dataclass(frozen=True)
@@ -213,8 +224,9 @@ class Writer:
         """The slot of a constant computed once per engine."""
         if packed not in self.slot_of:
             index = len(self.graph.constants) + len(self.packs)
-            words = [packed.kernel, packed.constant, packed.numel, packed.extent]
-            words += [len(packed.ints), *packed.ints]
+            words = [packed.kernel, DTYPES[packed.dtype], packed.numel, len(packed.fills)]
+            for fill in packed.fills:
+                words += [fill.constant, fill.extent, len(fill.ints), *fill.ints]
             self.packs.append(f"pack {' '.join(map(str, words))}")
             self.slot_of[packed] = self.add_slot(f"const {index}")
         return self.slot_of[packed]

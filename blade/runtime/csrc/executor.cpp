@@ -149,8 +149,10 @@ Executor::Executor(
   for (const auto& pack : loaded_.program.packs) {
     if (!loaded_.object) throw Unavailable(Code::kCorruptPayload, "The engine packs constants but has no native code.");
     pack_kernels_.push_back(loaded_.object->find(pack.kernel));
-    loaded_.constants.push_back(at::Tensor(at::detail::empty_cpu({pack.numel}, at::kFloat, false, std::nullopt)));
-    packed_versions_.push_back(version_of(constants[pack.constant]));
+    loaded_.constants.push_back(at::Tensor(at::detail::empty_cpu({pack.numel}, pack.dtype)));
+    for (const auto& fill : pack.fills) {
+      packed_from_.push_back({fill.constant, version_of(constants[fill.constant])});
+    }
   }
   pack_constants();
 }
@@ -160,23 +162,22 @@ void Executor::pack_constants() {
     const auto& pack = loaded_.program.packs[i];
     auto& packed = loaded_.constants[num_given_ + i];
     std::memset(packed.mutable_data_ptr(), 0, packed.nbytes());
-    void* ptrs[] = {
-        const_cast<void*>(loaded_.constants[pack.constant].const_data_ptr()), packed.mutable_data_ptr(), nullptr};
-    at::parallel_for(0, pack.extent, 1, [&](int64_t begin, int64_t end) {
-      pack_kernels_[i](ptrs, pack.ints.data(), begin, end);
-    });
+    for (const auto& fill : pack.fills) {
+      auto* source = const_cast<void*>(loaded_.constants[fill.constant].const_data_ptr());
+      void* ptrs[] = {source, packed.mutable_data_ptr(), nullptr};
+      at::parallel_for(0, fill.extent, 1, [&](int64_t begin, int64_t end) {
+        pack_kernels_[i](ptrs, fill.ints.data(), begin, end);
+      });
+    }
   }
 }
 
 void Executor::refresh_packs(const std::vector<at::Tensor>& constants) {
-  const auto& packs = loaded_.program.packs;
-  const auto stale = [&](size_t i) { return version_of(constants[packs[i].constant]) != packed_versions_[i]; };
-  bool any = false;
-  for (size_t i = 0; i < packs.size() && !any; ++i) any = stale(i);
-  if (!any) return;
+  const auto stale = [&](const PackedFrom& from) { return version_of(constants[from.constant]) != from.version; };
+  if (std::none_of(packed_from_.begin(), packed_from_.end(), stale)) return;
   const std::lock_guard<std::mutex> lock(mutex_);
   pack_constants();
-  for (size_t i = 0; i < packs.size(); ++i) packed_versions_[i] = version_of(constants[packs[i].constant]);
+  for (auto& from : packed_from_) from.version = version_of(constants[from.constant]);
 }
 
 Executor::~Executor() = default;

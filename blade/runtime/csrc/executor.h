@@ -37,6 +37,11 @@ class Executor {
  private:
   class Lane;  // an arena and the frames over it: what one call at a time uses
 
+  // A constant that packs were made from, and its version then.
+  struct PackedFrom {
+    int64_t constant, version;
+  };
+
   std::unique_ptr<Lane> take_lane();
   void give_lane(std::unique_ptr<Lane> lane);
   std::optional<std::vector<at::Tensor>> run_in_lane(
@@ -46,8 +51,8 @@ class Executor {
 
   Loaded loaded_;
   std::vector<KernelFn> pack_kernels_;
-  std::vector<int64_t> packed_versions_;  // of the constant each pack was made from
-  size_t num_given_ = 0;                  // constants before the packed ones
+  std::vector<PackedFrom> packed_from_;
+  size_t num_given_ = 0;  // constants before the packed ones
   const ExecutorLimits limits_;
   std::mutex mutex_;
   std::vector<std::unique_ptr<Lane>> idle_;

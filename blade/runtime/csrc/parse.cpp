@@ -191,11 +191,17 @@ class Parser {
     if (word() != "pack") fail("'pack' is due");
     Pack pack;
     pack.kernel = word();
-    pack.constant = below(number(), num_given_, "constant");
+    pack.dtype = to_dtype(word());
     pack.numel = number();
-    pack.extent = number();
-    if (pack.numel < 0 || pack.numel > kMaxElements || pack.extent < 0) fail("a pack of impossible size");
-    for (int64_t n = count(); n > 0; --n) pack.ints.push_back(number());
+    if (pack.numel < 0 || pack.numel > kMaxElements) fail("a pack of impossible size");
+    for (int64_t n = count(); n > 0; --n) {
+      Pack::Fill fill;
+      fill.constant = below(number(), num_given_, "constant");
+      fill.extent = number();
+      if (fill.extent < 0) fail("a fill of negative extent");
+      for (int64_t k = count(); k > 0; --k) fill.ints.push_back(number());
+      pack.fills.push_back(std::move(fill));
+    }
     program_.packs.push_back(std::move(pack));
     ++num_constants_;
   }

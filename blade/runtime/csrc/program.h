@@ -74,13 +74,18 @@ struct Instr {
   std::vector<int64_t> last_use;
 };
 
-// A constant computed once per loaded engine from another: a weight in the layout a kernel wants.
+// A constant computed once per loaded engine from others: weights in the layout a kernel wants.
 struct Pack {
+  // One run of the kernel, which writes its part of the buffer.
+  struct Fill {
+    int64_t constant = 0;  // what it reads
+    int64_t extent = 0;
+    std::vector<int64_t> ints;
+  };
   std::string kernel;
-  int64_t constant = 0;  // what it reads
-  int64_t numel = 0;     // f32 elements it writes; those it leaves out are zero
-  int64_t extent = 0;
-  std::vector<int64_t> ints;
+  at::ScalarType dtype = at::ScalarType::Undefined;
+  int64_t numel = 0;  // what no fill writes is zero
+  std::vector<Fill> fills;
 };
 
 struct Program {

@@ -87,6 +87,39 @@ def test_rows_at_a_distance() -> None:
         torch.testing.assert_close(found, given_x[:, 0] @ weight.t(), rtol=1e-5, atol=1e-5)
 
 
+def test_weights_of_several_constants() -> None:
+    """Projections merged side by side: nothing is concatenated at run time."""
+    torch.manual_seed(0)
+    weights = [torch.randn(40, 24), torch.randn(24, 7).t(), torch.randn(30, 24)[5:22]]
+    biases = [torch.randn(40), torch.zeros(7), torch.randn(34)[::2]]
+    constants = [weights[0], weights[1].t(), torch.randn(30, 24), biases[0], biases[2]]
+    b = new_builder()
+    x = add_input(b, (S0, 24))
+    const = [
+        b.make("const", (), c.shape, c.dtype, tuple(c.stride()), index=k)
+        for k, c in enumerate(constants)
+    ]
+    weights[2] = constants[2][5:22]
+    parts = [const[0], b.permute(const[1], (1, 0)), b.slice(const[2], 0, 5, 1, 17)]
+    w = b.make("concat", parts, (64, 24), torch.float32, axis=0)
+    none = b.fill(0, (7,), torch.float32)
+    bias = b.make("concat", (const[3], none, const[4]), (64,), torch.float32, axis=0)
+    y = b.make("linear", (x, w, bias), (S0, 64), torch.float32)
+    engine = compile_to_engine(finish(b, y, constants=constants))
+    assert engine.program().count("\nkernel ") == 1
+    for rows in (1, 5, 30):
+        given_x = torch.randn(rows, 24)
+        [found] = engine.try_execute([given_x]) or pytest.fail(engine.last_error())
+        want = torch.nn.functional.linear(given_x, torch.cat(weights), torch.cat(biases))
+        torch.testing.assert_close(found, want)
+    with torch.no_grad():
+        constants[4].add_(2)
+    [found] = engine.try_execute([given_x]) or pytest.fail(engine.last_error())
+    torch.testing.assert_close(
+        found, torch.nn.functional.linear(given_x, torch.cat(weights), torch.cat(biases))
+    )
+
+
 def test_weights_written_in_place_are_packed_again() -> None:
     weight = torch.randn(32, 16)
     engine = linear_engine(weight, None)

@@ -44,32 +44,34 @@ def gemm_text(target: Target) -> str:
 
 
 def pack_text(target: Target) -> str:
-    """MLIR of ``gemm_f32_pack(ptrs = B, packed; ints = n, k, distance of columns, of rows)`` by panels."""
+    """MLIR of ``gemm_f32_pack``: ``n`` columns of a matrix become columns ``first...`` of packed panels.
+
+    ``(ptrs = B, packed; ints = offset, k, distance of columns, of rows, first), units = columns``.
+    With k = 1 it lays out a bias: the columns one after the other.
+    """
     return f"""llvm.func @{PACK}(%ptrs: !llvm.ptr, %ints: !llvm.ptr, %begin: i64, %end: i64) {{
 %zero = arith.constant 0 : i64
 %one = arith.constant 1 : i64
 %width = arith.constant {panel_width(target)} : i64
-{_arguments(("b", "to"), ("n", "k", "dn", "dk"))}
+{_arguments(("source", "to"), ("offset", "k", "dn", "dk", "first"))}
+%b = llvm.getelementptr %source[%offset] : (!llvm.ptr, i64) -> !llvm.ptr, f32
 %panel = arith.muli %k, %width : i64
-scf.for %p = %begin to %end step %one : i64 {{
-  %j0 = arith.muli %p, %width : i64
-  %left = arith.subi %n, %j0 : i64
-  %columns = arith.minsi %left, %width : i64
+scf.for %j = %begin to %end step %one : i64 {{
+  %fo = arith.muli %j, %dn : i64
+  %column = arith.addi %first, %j : i64
+  %p = arith.divui %column, %width : i64
+  %lane = arith.remui %column, %width : i64
   %po = arith.muli %p, %panel : i64
-  scf.for %j = %zero to %columns step %one : i64 {{
-    %column = arith.addi %j0, %j : i64
-    %fo = arith.muli %column, %dn : i64
-    %start = arith.addi %po, %j : i64
-    scf.for %i = %zero to %k step %one : i64 {{
-      %fk = arith.muli %i, %dk : i64
-      %f = arith.addi %fo, %fk : i64
-      %tk = arith.muli %i, %width : i64
-      %t = arith.addi %start, %tk : i64
-      %fp = llvm.getelementptr %b[%f] : (!llvm.ptr, i64) -> !llvm.ptr, f32
-      %tp = llvm.getelementptr %to[%t] : (!llvm.ptr, i64) -> !llvm.ptr, f32
-      %x = llvm.load %fp : !llvm.ptr -> f32
-      llvm.store %x, %tp : f32, !llvm.ptr
-    }}
+  %start = arith.addi %po, %lane : i64
+  scf.for %i = %zero to %k step %one : i64 {{
+    %fk = arith.muli %i, %dk : i64
+    %f = arith.addi %fo, %fk : i64
+    %tk = arith.muli %i, %width : i64
+    %t = arith.addi %start, %tk : i64
+    %fp = llvm.getelementptr %b[%f] : (!llvm.ptr, i64) -> !llvm.ptr, f32
+    %tp = llvm.getelementptr %to[%t] : (!llvm.ptr, i64) -> !llvm.ptr, f32
+    %x = llvm.load %fp : !llvm.ptr -> f32
+    llvm.store %x, %tp : f32, !llvm.ptr
   }}
 }}
 llvm.return

@@ -8,15 +8,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import sympy
+import torch
 from torch.utils._sympy.functions import FloorDiv
 
+from blade.backends.disc.constants import parts_of
 from blade.backends.disc.cpu import gemm
 from blade.backends.disc.cpu.micro_kernel import panel_width
 from blade.backends.disc.cpu.target import Target
 from blade.backends.disc.ir import Value, numel, plain
 from blade.backends.disc.legalize import is_packed
-from blade.backends.disc.program import NativeCall, Packed
-from blade.backends.disc.views import row_distance, view_of
+from blade.backends.disc.program import Fill, NativeCall, Packed
+from blade.backends.disc.views import row_distance
 
 
 @dataclass(frozen=True)
@@ -38,15 +40,10 @@ def _linear(value: Value, target: Target) -> Native | None:
     if not is_packed(value):
         return None
     x, weight = value.args[:2]
-    columns, depth = weight.shape
-    view = view_of(weight)
-    assert view is not None and isinstance(columns, int) and isinstance(depth, int), value
-    constant, width = view.base.attrs["index"], panel_width(target)
+    columns, depth = (int(d) for d in weight.shape)
     panels = gemm.panels(columns, target)
-    sizes = (columns, depth, *(int(s) for s in view.strides))
-    packed = Packed(gemm.PACK, constant, panels * width * depth, panels, sizes)
-    # without a bias: as many zeros, which nothing is written into
-    bias = value.args[2] if len(value.args) == 3 else Packed(gemm.PACK, constant, columns, 0, sizes)
+    bias = value.args[2] if len(value.args) == 3 else None
+    packed = _packed(weight, depth, target)
     rows = numel(x.shape[:-1])
     blocks = FloorDiv(sympy.sympify(rows) + gemm.BLOCK_ROWS - 1, gemm.BLOCK_ROWS)
     call = NativeCall(
@@ -54,10 +51,29 @@ def _linear(value: Value, target: Target) -> Native | None:
         plain(sympy.sympify(blocks) * panels),
         plain(sympy.Min(rows, gemm.BLOCK_ROWS) * depth * 2),
         0,
-        (x, packed, bias, value),
+        (x, packed, _packed_bias(bias, columns, target), value),
         (rows, columns, depth, row_distance(x, len(x.shape) - 1), columns),
     )
     return Native(call, ((gemm.NAME, gemm.gemm_text(target)), (gemm.PACK, gemm.pack_text(target))))
+
+
+def _packed(weight: Value, depth: int, target: Target) -> Packed:
+    """``weight`` [n, depth] in panels."""
+    parts = parts_of(weight)
+    assert parts is not None, weight
+    fills = (Fill(p.constant, p.size, (p.offset, depth, *p.strides, p.first)) for p in parts)
+    width = panel_width(target)
+    numel = gemm.panels(int(weight.shape[0]), target) * width * depth
+    return Packed(gemm.PACK, weight.dtype, numel, tuple(fills))
+
+
+def _packed_bias(bias: Value | None, columns: int, target: Target) -> Packed:
+    """``bias`` (or zeros) in whole panels: a matrix of depth 1."""
+    numel = gemm.panels(columns, target) * panel_width(target)
+    parts = parts_of(bias) if bias is not None else ()
+    assert parts is not None, bias
+    fills = (Fill(p.constant, p.size, (p.offset, 1, *p.strides, 1, p.first)) for p in parts)
+    return Packed(gemm.PACK, torch.float32, numel, tuple(fills))
 
 
 _RULES: Mapping[str, Callable[[Value, Target], Native | None]] = {"linear": _linear}
