@@ -986,10 +986,12 @@ row(
 )
 row(
     "roll",
-    lambda x: (x.roll(1, 0), x.roll(-1, 1), x.roll((1, 2), (0, 1)), x.roll(1)),
+    lambda x: (x.roll(1, 0), x.roll(-9, 1), x.roll((1, 20), (0, 1)), x.roll(1), x.t().roll(-2)),
     f32("a b"),
-    called=True,
-    refuses=1,
+    refuses=0,
+)
+row(
+    "roll by half", lambda x: x.roll(x.shape[0] // 2, 0).roll(-x.shape[1], 1), f32("a b"), refuses=0
 )
 row("roll static", lambda x: (x.roll(3, 1), x.roll(-9, 1)), f32("a 8"))
 row("flip", lambda x: (x.flip(0), x.flip((0, 1))), f32("a b"), called=True)
@@ -1326,6 +1328,7 @@ row(
         *torch.std_mean(x, 0, correction=2),
     ),
     f32("a b"),
+    called=True,
 )
 row(
     "norm",

@@ -35,7 +35,7 @@ CONTRACTS = {"blade.capture.captured": 4}
 
 # A table may be long, logic may not.
 MAX_LINES = 400
-LONG_TABLES = {"tests/op_samples.py"}
+LONG_TABLES = {"tests/op_samples.py", "tests/op_samples_nn.py", "tests/op_samples_views.py"}
 
 ENVIRONMENT = {"BLADE_LOG", "BLADE_CACHE_DIR"}
 

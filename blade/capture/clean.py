@@ -8,6 +8,7 @@ import torch
 from torch.jit._freeze import run_frozen_optimizations
 
 from blade.capture.attributes import attributes_of
+from blade.capture.lists import spread_lists
 from blade.capture.original import copy_of
 from blade.errors import InputError
 
@@ -54,6 +55,7 @@ def clean(module: torch.jit.ScriptModule, passes: Sequence[Callable[[torch.Graph
     torch._C._jit_pass_peephole(graph, True)
     torch._C._jit_pass_cse(graph)
     torch._C._jit_pass_dce(graph)
+    spread_lists(graph)
     torch._C._jit_pass_lint(graph)
 
 

@@ -75,9 +75,10 @@ def _verify(cluster: Cluster, engine: Any, original: Callable[..., Any]) -> Verd
             continue
         # Engines read inputs as if contiguous, and their outputs' strides follow: fine for a layout
         # the model was not sampled with.
-        if sentence := compare.form(got, want, strides=case.kind != "layout"):
+        truths = _call(case, truth)
+        if sentence := compare.form(got, want, strides=case.kind != "layout", truths=truths):
             raise Refused(Code.WRONG_VALUES, f"at {_at(case)} {sentence}.")
-        answers += _measure(case, got, want, _call(case, truth))
+        answers += _measure(case, got, want, truths)
     _check_errors(answers)
     return _verdict(answers, tried - declined, declined)
 

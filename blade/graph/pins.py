@@ -147,7 +147,7 @@ def _data_dependent(case: _Case) -> str | None:
     target = case.node.target
     if torch.Tag.data_dependent_output in target.tags:
         return f"{target} turns tensor elements into a scalar."
-    if torch.Tag.dynamic_output_shape in target.tags and not _is_plain_index(case.node):
+    if torch.Tag.dynamic_output_shape in target.tags and not _has_known_sizes(case.node):
         return f"The size of the result of {target} depends on tensor elements."
     if any(o.kind != "tensor" for o in case.node.outputs):
         return f"{target} makes a value that is not a tensor out of tensor elements."
@@ -159,8 +159,13 @@ def _data_dependent(case: _Case) -> str | None:
     return None
 
 
-def _is_plain_index(node: OpNode) -> bool:
-    """``aten::index`` selects a data-dependent number of elements only by masks."""
+def _has_known_sizes(node: OpNode) -> bool:
+    """``aten::index`` selects a data-dependent number of elements only by masks.
+
+    ``aten::one_hot`` counts the classes only where it is not told their number.
+    """
+    if node.target is torch.ops.aten.one_hot.default:
+        return len(node.args) > 1 and type(node.args[1]) is int and node.args[1] > 0
     if node.target is not torch.ops.aten.index.Tensor:
         return False
     indices = [i for i in node.args[1] if i is not None] if isinstance(node.args[1], list) else []

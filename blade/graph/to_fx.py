@@ -30,6 +30,7 @@ from blade.graph.crossing import tensor_form
 from blade.graph.describe import source
 from blade.graph.program import Line
 from blade.graph.scalars import FUNCTIONS, PASS_THROUGH, is_symbolic
+from blade.graph.shapes import result_of
 from blade.graph.view import GraphView
 from blade.reason import Code
 
@@ -158,7 +159,7 @@ class _Builder:
         # Without the Python dispatcher, ops that decompose in C++ (pad, upsample) take the sample's
         # sizes for constants, and some shape functions fail on symbols.
         with self.mode, enable_python_dispatcher():
-            made = target(*fake_args, **fake_kwargs)
+            made = result_of(target, fake_args, fake_kwargs)
         node = self.graph.call_function(target, tuple(args), kwargs)
         node.meta["val"] = made
         node.meta["source"] = source(line)
@@ -208,6 +209,8 @@ class _Builder:
             return self._sizes(line, *inputs)
         if line.kind == "aten::len" and isinstance(inputs[0], torch.fx.Node):
             return self._size(line, inputs[0], 0)
+        if line.kind == "aten::numel":
+            return self._numel(line, inputs[0])
         if line.kind == "aten::__getitem__":
             return inputs[0][inputs[1]]
         if line.kind == "prim::ListUnpack":
@@ -239,6 +242,12 @@ class _Builder:
         if not is_symbolic(size):
             return size
         return self._emit(torch.ops.aten.sym_size.int, (tensor, axis), {}, line)
+
+    def _numel(self, line: Line, tensor: torch.fx.Node) -> Any:
+        count = tensor.meta["val"].numel()
+        if not is_symbolic(count):
+            return count
+        return self._emit(torch.ops.aten.sym_numel.default, (tensor,), {}, line)
 
     def _arithmetic(self, line: Line, inputs: list[Any]) -> Any:
         function = FUNCTIONS.get(line.kind)

@@ -56,6 +56,16 @@ def test_equal_forms() -> None:
     assert form([torch.empty_strided((0, 3), (1, 2))], [torch.empty(0, 3)]) is None
 
 
+def test_what_an_fp64_run_has_as_well_is_right() -> None:
+    for special in (INF, -INF, NAN):
+        got, truth = [_with(X, special)], [_with(X.double(), special)]
+        for original in (X, _with(X, NAN), _with(X, INF)):
+            assert form(got, [original], truths=truth) is None
+    assert form([_with(X, INF)], [_with(X, NAN)], truths=[X.double()]) is not None
+    assert form([_with(X, INF)], [_with(X, NAN)], truths=[_with(X.double(), -INF)]) is not None
+    assert form([X], [_with(X, NAN)], truths=[X.double()]) is not None
+
+
 def test_strides_can_be_left_out() -> None:
     assert form([X.T.contiguous().T], [X], strides=False) is None
     assert form([X.double()], [X], strides=False) is not None

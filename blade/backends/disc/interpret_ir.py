@@ -166,6 +166,8 @@ def _structural(
             first = evaluate(start, sizes)
             x = x.index_select(axis, first + torch.arange(shape[axis]) * step)
         return x
+    if v.op == "window":
+        return _window(args[0], a, shape, sizes)
     if v.op == "concat":
         return torch.cat(args, a["axis"])
     if v.op == "linear":
@@ -177,6 +179,20 @@ def _structural(
     if v.op == "item":
         return args[0][a["index"]]
     raise AssertionError(str(v))
+
+
+def _window(
+    x: torch.Tensor,
+    attrs: Mapping[str, Any],
+    shape: list[int],
+    sizes: Mapping[sympy.Basic, int],
+) -> torch.Tensor:
+    index = [torch.tensor(evaluate(start, sizes)) for start in attrs["starts"]]
+    for k, walk in enumerate(attrs["walks"]):
+        along = torch.arange(shape[k]).reshape([-1 if i == k else 1 for i in range(len(shape))])
+        for axis, step in walk:
+            index[axis] = index[axis] + along * evaluate(step, sizes)
+    return x[tuple(index)].expand(shape) if index else x.expand(shape)
 
 
 def _argument(template: Any, args: list[Any], sizes: Mapping[sympy.Basic, int]) -> Any:

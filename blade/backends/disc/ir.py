@@ -7,6 +7,7 @@
     broadcast a {axes}                    axis k of `a` becomes axis axes[k]; every other axis is new
     permute a {perm} | reshape a          reshape keeps the row-major order of elements
     slice a {starts, steps}               element start + step * i along each axis
+    window a {starts, walks}              result axis k moves `step` along axis `a` for each (a, step) of walks[k]
     concat a b ... {axis}
     reduce a {kind, axes}                 keeps reduced axes with size 1
     linear x w bias?                      x @ w.T + bias over the last axis of x
@@ -32,7 +33,7 @@ import torch
 from blade.backends.disc.kernel import POINTWISE, Dim
 
 Shape = tuple[Dim, ...]
-LAYOUT = ("broadcast", "permute", "reshape", "slice")
+LAYOUT = ("broadcast", "permute", "reshape", "slice", "window")
 LEAVES = ("fill", "size", "iota")
 
 

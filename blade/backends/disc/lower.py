@@ -25,6 +25,7 @@ from blade.backends.disc.ops import (
     norm,
     pointwise,
     reduction,
+    windows,
 )
 from blade.backends.disc.ops.table import TABLE, Lowering, NotLowered, Result
 from blade.backends.disc.simplify import RULES
@@ -43,6 +44,7 @@ FAMILIES = (
     norm,
     pointwise,
     reduction,
+    windows,
 )
 
 

@@ -250,8 +250,8 @@ class Writer:
         Unread ones before it get a value too; those after it are not looked at (the bookkeeping of
         embedding_bag has sizes of which torch's shape functions know nothing).
         """
-        results = call.attrs["results"]
-        if len(results) == 1 and len(call.attrs["target"]._schema.returns) == 1:
+        results, returns = call.attrs["results"], call.attrs["target"]._schema.returns
+        if [str(r.type) for r in returns] == ["Tensor"]:
             return [call]
         items = {
             v.attrs["index"]: v for v in self.graph.values if v.op == "item" and v.args[0] is call

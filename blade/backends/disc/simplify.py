@@ -226,4 +226,5 @@ RULES["broadcast"] = [
 RULES["reshape"] = [leaf_of_layout, reshape_of_nothing, reshape_of_reshape, reshape_of_iota]
 RULES["permute"] = [leaf_of_layout, permute_of_permute, permute_of_iota]
 RULES["slice"] = [leaf_of_layout, slice_of_iota]
+RULES["window"] = [leaf_of_layout]
 RULES["concat"] = [concat_of_one]

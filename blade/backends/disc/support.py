@@ -15,6 +15,14 @@ from blade.reason import Code, Reason, Stage
 NAME = "disc"
 # Argument types a program's `call` can carry; anything else (generators, layouts ...) is refused.
 CALLABLE = "Tensor int SymInt float bool str number Scalar Device ScalarType".split()
+RETURNED = ("Tensor", "List[Tensor]")
+# Arguments that say how an op behaves that may draw random numbers, and when it draws none.
+QUIET: dict[str, tuple[object, ...]] = {
+    "train": (False,),
+    "training": (False,),
+    "dropout": (0, 0.0),
+    "dropout_p": (0, 0.0),
+}
 
 
 def why_not_op(node: OpNode) -> Reason | None:
@@ -39,10 +47,10 @@ def _why_not_target(node: OpNode) -> Reason | None:
     schema, tags = node.target._schema, node.target.tags
     if schema.is_mutable:
         return _reason(Code.MUTATES, node, "it writes to one of its inputs")
-    if torch.Tag.nondeterministic_seeded in tags and node.target not in TABLE:
+    if torch.Tag.nondeterministic_seeded in tags and not _draws_nothing(node):
         return _reason(Code.RANDOM, node, "it draws random numbers")
     dynamic = torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags
-    if dynamic and not _indexed_by_position(node):
+    if dynamic and not _has_known_sizes(node):
         return _reason(Code.DATA_DEPENDENT, node, "its result's shape depends on values")
     if node.target in TABLE:
         return None
@@ -52,31 +60,43 @@ def _why_not_target(node: OpNode) -> Reason | None:
         if not _callable(str(argument.type)) and not _is_absent(node, argument):
             kind = f"an argument of type {argument.type}, {argument.name}"
             return _reason(Code.UNSUPPORTED_OP, node, f"it takes {kind}")
-    if not schema.returns or any(str(r.type) != "Tensor" for r in schema.returns):
+    if not schema.returns or any(str(r.type) not in RETURNED for r in schema.returns):
         return _reason(Code.UNSUPPORTED_OP, node, "it returns something other than tensors")
     return None
 
 
-def _indexed_by_position(node: OpNode) -> bool:
-    """`index` has a shape that depends on values only where a mask selects."""
+def _has_known_sizes(node: OpNode) -> bool:
+    """`index` has a shape that depends on values only where a mask selects, `one_hot` where it counts."""
+    if node.target is torch.ops.aten.one_hot.default:
+        return len(node.args) > 1 and type(node.args[1]) is int and node.args[1] > 0
     if node.target is not torch.ops.aten.index.Tensor:
         return False
     masks = (torch.bool, torch.uint8)
     return all(i.dtype not in masks for i in _tensors(node.args[1:]))
 
 
+def _draws_nothing(node: OpNode) -> bool:
+    """Whether these arguments make a random op (dropout, attention, a recurrent net) a function."""
+    arguments = [a for a in node.target._schema.arguments if a.name in QUIET]
+    return any(_given(node, a) in QUIET[a.name] for a in arguments)
+
+
 def _callable(kind: str) -> bool:
-    for wrapper in ("Optional[", "List["):
-        while kind.startswith(wrapper):
-            kind = kind.removeprefix(wrapper).removesuffix("]")
+    while kind.startswith(("Optional[", "List[")):
+        kind = kind.removeprefix("Optional[").removeprefix("List[").removesuffix("]")
     return kind in CALLABLE
 
 
 def _is_absent(node: OpNode, argument: Any) -> bool:
-    names = [a.name for a in node.target._schema.arguments]
-    position = names.index(argument.name)
-    value = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
-    return value is None
+    return _given(node, argument) is None
+
+
+def _given(node: OpNode, argument: Any) -> Any:
+    """What ``node`` passes for ``argument``, its default where it passes nothing."""
+    position = [a.name for a in node.target._schema.arguments].index(argument.name)
+    if position < len(node.args):
+        return node.args[position]
+    return node.kwargs.get(argument.name, argument.default_value)
 
 
 def _tensors(args: Any) -> Iterator[ValueInfo]:

@@ -56,12 +56,28 @@ def _slice(value: Value, inner: View) -> View:
     return View(inner.base, tuple(strides), offset)
 
 
+def _window(value: Value, inner: View) -> View:
+    offset, strides = sympy.sympify(inner.offset), []
+    for stride, start in zip(inner.strides, value.attrs["starts"], strict=True):
+        offset = offset + sympy.sympify(start) * stride
+    for walk in value.attrs["walks"]:
+        strides.append(plain(sum((sympy.sympify(inner.strides[a]) * s for a, s in walk), _ZERO)))
+    return View(inner.base, tuple(strides), plain(offset))
+
+
 def _reshape(value: Value, inner: View) -> View | None:
     strides = reshape_strides(value.args[0].shape, inner.strides, value.shape)
     return None if strides is None else View(inner.base, strides, inner.offset)
 
 
-_STEPS = {"broadcast": _broadcast, "permute": _permute, "slice": _slice, "reshape": _reshape}
+_ZERO = sympy.Integer(0)
+_STEPS = {
+    "broadcast": _broadcast,
+    "permute": _permute,
+    "slice": _slice,
+    "window": _window,
+    "reshape": _reshape,
+}
 
 
 def reshape_strides(shape: Shape, strides: Shape, new: Shape) -> Shape | None:

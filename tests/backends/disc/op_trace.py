@@ -17,6 +17,8 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
+from blade.graph.shapes import result_of
+
 DYNAMIC, STATIC = DimDynamic.DYNAMIC, DimDynamic.STATIC
 
 
@@ -98,7 +100,7 @@ class _Recorder(TorchDispatchMode):
             torch.fx.Node, lambda n: n.meta["val"], (args, kwargs)
         )
         with torch.inference_mode(False), torch.no_grad(), self.fake, enable_python_dispatcher():
-            made = func(*real_args, **real_kwargs)
+            made = result_of(func, real_args, real_kwargs)
         if not isinstance(made, (torch.Tensor, list, tuple)):
             return made  # a size, a device
         node = self.graph.call_function(func, args, kwargs)

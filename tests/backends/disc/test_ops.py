@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from op_compare import different, eager, exact, sizes_of
-from op_samples import TABLE as SAMPLES
 from op_samples import Sample, inputs
+from op_table import SAMPLES
 from op_trace import ops_of, trace
 
 from blade.backends.disc.compiler import compile_ir

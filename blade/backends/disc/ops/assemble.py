@@ -6,8 +6,9 @@ from typing import Any
 
 import sympy
 import torch
+from torch.utils._sympy.functions import PythonMod
 
-from blade.backends.disc.ir import Value, plain
+from blade.backends.disc.ir import Value, numel, plain
 from blade.backends.disc.ops.table import Lowering, lowers
 
 aten = torch.ops.aten
@@ -74,21 +75,22 @@ def repeat_interleave(
 
 @lowers(aten.roll.default)
 def roll(lo: Lowering, x: Value, shifts: Sequence[Any], dims: Sequence[int] = ()) -> Value:
-    if not dims or not x.shape or not all(isinstance(s, int) for s in shifts):
-        raise lo.otherwise()
+    if not dims:  # of the elements in their order
+        flat = lo.b.reshape(x, (numel(x.shape),))
+        return lo.b.reshape(_rolled(lo, flat, shifts[0], 0), x.shape)
     for shift, dim in zip(shifts, dims, strict=True):
         x = _rolled(lo, x, shift, dim % len(x.shape))
     return x
 
 
-def _rolled(lo: Lowering, x: Value, shift: int, axis: int) -> Value:
+def _rolled(lo: Lowering, x: Value, shift: Any, axis: int) -> Value:
     size = x.shape[axis]
-    if isinstance(size, int):
-        shift = shift % size if size else 0
-    lo.at_least(size, abs(shift), "roll by less than the size")
-    if shift == 0:
+    if shift == 0 or size == 0:
         return x
-    first = plain(sympy.sympify(size) - shift) if shift > 0 else -shift
+    lo.at_least(size, 1, "an axis that is rolled")
+    first = plain(PythonMod(sympy.sympify(-shift), sympy.sympify(size)))
+    if first == 0:
+        return x
     rest = plain(sympy.sympify(size) - first)
     parts = [lo.b.slice(x, axis, first, 1, rest), lo.b.slice(x, axis, 0, 1, first)]
     return lo.b.make("concat", parts, x.shape, x.dtype, axis=axis)

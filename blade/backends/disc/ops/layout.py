@@ -7,7 +7,7 @@ from typing import Any
 import sympy
 import torch
 
-from blade.backends.disc.ir import Value, plain
+from blade.backends.disc.ir import Value, numel, plain
 from blade.backends.disc.kernel import Dim
 from blade.backends.disc.ops.table import Lowering, lowers
 
@@ -19,6 +19,10 @@ aten = torch.ops.aten
     aten.flatten.using_ints,
     aten.view_as.default,
     aten.reshape_as.default,
+    aten.ravel.default,
+    aten.atleast_1d.default,
+    aten.atleast_2d.default,
+    aten.atleast_3d.default,
 )
 def reshape(lo: Lowering, x: Value, *_: Any, **__: Any) -> Value:
     return lo.b.reshape(x, lo.shape)
@@ -43,6 +47,13 @@ def _free_size(lo: Lowering, sizes: Sequence[Any]) -> None:
             lo.at_least(size, 1, "sizes beside -1")
 
 
+@lowers(aten.view_copy.default)
+def view_copy(lo: Lowering, x: Value, sizes: Any) -> Value:
+    if not isinstance(sizes, list):  # view_copy.dtype
+        raise lo.otherwise()
+    return view(lo, x, sizes)
+
+
 @lowers(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
 def squeeze(lo: Lowering, x: Value, dims: Any = None) -> Value:
     rank = len(x.shape)
@@ -59,6 +70,7 @@ def squeeze(lo: Lowering, x: Value, dims: Any = None) -> Value:
     aten.alias.default,
     aten.detach.default,
     aten.lift_fresh_copy.default,
+    aten.lift_fresh.default,
 )
 def same(lo: Lowering, x: Value, *_: Any, **__: Any) -> Value:
     return x
@@ -86,16 +98,25 @@ def to(lo: Lowering, x: Value, *_: Any, **__: Any) -> Value:
 @lowers(aten.transpose.int, aten.swapaxes.default, aten.swapdims.default)
 def transpose(lo: Lowering, x: Value, a: int, b: int) -> Value:
     perm = list(range(len(x.shape)))
-    perm[a], perm[b] = perm[b], perm[a]
+    if perm:
+        perm[a], perm[b] = perm[b], perm[a]
     return lo.b.permute(x, perm)
 
 
-@lowers(aten.t.default, aten.numpy_T.default)
+@lowers(aten.t.default, aten.numpy_T.default, aten.numpy_T.a)
 def transposed(lo: Lowering, x: Value) -> Value:
     return lo.b.permute(x, range(len(x.shape))[::-1])
 
 
-@lowers(aten.mT.default)
+@lowers(
+    aten.mT.default,
+    aten.mT.a,
+    aten.mH.default,
+    aten.mH.a,
+    aten.adjoint.default,
+    aten.matrix_H.default,
+    aten.matrix_H.a,
+)
 def matrix_transposed(lo: Lowering, x: Value) -> Value:
     return transpose(lo, x, -2, -1)
 
@@ -184,9 +205,15 @@ def _clamped(start: Any, size: Dim) -> Dim:
     aten.split.Tensor,
     aten.split_with_sizes.default,
     aten.split.sizes,
+    aten.split.default,
     aten.chunk.default,
     aten.tensor_split.sections,
     aten.tensor_split.indices,
+    aten.unsafe_split.Tensor,
+    aten.unsafe_split_with_sizes.default,
+    aten.unsafe_chunk.default,
+    aten.split_copy.Tensor,
+    aten.split_with_sizes_copy.default,
 )
 def split(lo: Lowering, x: Value, _: Any, dim: int = 0) -> list[Value]:
     axis, start, pieces = dim % len(x.shape), sympy.Integer(0), []
@@ -197,7 +224,22 @@ def split(lo: Lowering, x: Value, _: Any, dim: int = 0) -> list[Value]:
     return pieces
 
 
-@lowers(aten.unbind.int)
+@lowers(aten.hsplit.int, aten.hsplit.array)
+def hsplit(lo: Lowering, x: Value, where: Any) -> list[Value]:
+    return split(lo, x, where, 0 if len(x.shape) == 1 else 1)
+
+
+@lowers(aten.vsplit.int, aten.vsplit.array)
+def vsplit(lo: Lowering, x: Value, where: Any) -> list[Value]:
+    return split(lo, x, where, 0)
+
+
+@lowers(aten.dsplit.int, aten.dsplit.array)
+def dsplit(lo: Lowering, x: Value, where: Any) -> list[Value]:
+    return split(lo, x, where, 2)
+
+
+@lowers(aten.unbind.int, aten.unbind_copy.int)
 def unbind(lo: Lowering, x: Value, dim: int = 0) -> list[Value]:
     axis = dim % len(x.shape)
     pieces = [lo.b.slice(x, axis, k, 1, 1) for k in range(len(lo.results))]
@@ -211,10 +253,13 @@ def broadcast_tensors(lo: Lowering, tensors: Sequence[Value]) -> list[Value]:
 
 @lowers(aten.meshgrid.default, aten.meshgrid.indexing)
 def meshgrid(lo: Lowering, tensors: Sequence[Value], indexing: str = "ij") -> list[Value]:
-    if indexing != "ij" or any(len(t.shape) != 1 for t in tensors):
-        raise lo.otherwise()
+    axes = list(range(len(tensors)))
+    if indexing == "xy" and len(axes) > 1:
+        axes[:2] = 1, 0
+    vectors = [lo.b.reshape(t, (numel(t.shape),)) for t in tensors]
     return [
-        lo.b.make("broadcast", (t,), lo.shape, t.dtype, axes=(k,)) for k, t in enumerate(tensors)
+        lo.b.make("broadcast", (t,), lo.shape, t.dtype, axes=(k,))
+        for k, t in zip(axes, vectors, strict=True)
     ]
 
 

@@ -100,6 +100,17 @@ def _times_vector(lo: Lowering, a: Value, b: Value) -> Value:
     return lo.b.reshape(y, lo.shape)
 
 
+@lowers(aten.kron.default)
+def kron(lo: Lowering, a: Value, b: Value) -> Value:
+    rank = len(lo.shape)
+    tall, wide = ((1,) * (rank - len(v.shape)) + v.shape for v in (a, b))
+    x = lo.b.reshape(a, [d for size in tall for d in (size, 1)])
+    y = lo.b.reshape(b, [d for size in wide for d in (1, size)])
+    shape = [d for pair in zip(tall, wide, strict=True) for d in pair]
+    product = lo.b.pointwise("mul", lo.value(x, lo.dtype, shape), lo.value(y, lo.dtype, shape))
+    return lo.b.reshape(product, lo.shape)
+
+
 @lowers(aten.matmul.default)
 def matmul(lo: Lowering, a: Value, b: Value) -> Value:
     if a.dtype not in FLOATS or not a.shape or not b.shape:

@@ -3,6 +3,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import sympy
@@ -87,40 +88,37 @@ def var(lo: Lowering, x: Value, dim: Any = None, *args: Any, **kwargs: Any) -> V
     correction = kwargs.get("correction", 1)
     if args and isinstance(args[0], bool):
         correction = 1 if args[0] else 0
+    return lo.b.cast(_variance(lo, x, dim, correction), lo.dtype)
+
+
+def _variance(lo: Lowering, x: Value, dim: Any, correction: Any) -> Value:
+    """In float64, as torch computes it: the squares of small numbers leave float32's range."""
     axes = axes_of(x, dim)
-    _, spread = moments(lo, x, axes)
+    _, spread = moments(lo, lo.b.cast(x, torch.float64), axes)
     count = lo.number(count_of(x, axes) - (1 if correction is None else correction), spread)
-    zero = lo.number(0, spread)
-    count = lo.b.pointwise("maximum", count, zero)
+    count = lo.b.pointwise("maximum", count, lo.number(0, spread))
     return lo.b.reshape(lo.b.pointwise("div", spread, count), lo.shape)
 
 
 @lowers(aten.std.correction, aten.std.dim, aten.std.default)
 def std(lo: Lowering, x: Value, dim: Any = None, *args: Any, **kwargs: Any) -> Value:
-    return lo.b.pointwise("sqrt", var(lo, x, dim, *args, **kwargs))
-
-
-@lowers(aten.var_mean.correction, aten.var_mean.dim, aten.var_mean.default)
-def var_mean(lo: Lowering, x: Value, dim: Any = None, *args: Any, **kwargs: Any) -> list[Value]:
-    spread = var(lo, x, dim, *args, **kwargs)
-    axes = None if isinstance(dim, bool) else dim
-    return [spread, mean(lo, x, axes)]
-
-
-@lowers(aten.std_mean.correction, aten.std_mean.dim, aten.std_mean.default)
-def std_mean(lo: Lowering, x: Value, dim: Any = None, *args: Any, **kwargs: Any) -> list[Value]:
-    spread, average = var_mean(lo, x, dim, *args, **kwargs)
-    return [lo.b.pointwise("sqrt", spread), average]
+    wide = replace(lo, results=(replace(lo.results[0], dtype=torch.float64),))
+    return lo.b.cast(lo.b.pointwise("sqrt", var(wide, x, dim, *args, **kwargs)), lo.dtype)
 
 
 @lowers(aten.linalg_vector_norm.default)
 def vector_norm(lo: Lowering, x: Value, ord: Any = 2, dim: Any = None, *_: Any, **__: Any) -> Value:
-    x = lo.b.pointwise("abs", lo.b.cast(x, lo.dtype))
+    dtype = torch.float32 if lo.dtype in (torch.bfloat16, torch.float16) else torch.float64
+    x = lo.b.pointwise("abs", lo.b.cast(x, dtype))
+    return lo.b.cast(_norm(lo, x, ord, dim), lo.dtype)
+
+
+def _norm(lo: Lowering, x: Value, ord: Any, dim: Any) -> Value:
     if ord in (math.inf, -math.inf):
         return _extremum(lo, "max" if ord > 0 else "min", x, dim)
     if ord == 0:
         present = lo.b.pointwise("ne", x, lo.number(0, x), dtype=torch.bool)
-        return _reduce(lo, "sum", lo.b.cast(present, lo.dtype), dim)
+        return _reduce(lo, "sum", lo.b.cast(present, x.dtype), dim)
     if ord == 1:
         return _reduce(lo, "sum", x, dim)
     if ord == 2:

@@ -128,7 +128,7 @@ class Lowering:
             template=template,
             results=self.results,
         )
-        if len(target._schema.returns) == 1 and len(self.results) == 1:
+        if [str(r.type) for r in target._schema.returns] == ["Tensor"]:
             return call
         return [
             self.b.make("item", (call,), r.shape, r.dtype, r.strides, index=k)

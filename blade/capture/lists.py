@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Constant lists of tensors (the weights of a recurrent layer, once frozen) as lists of constants.
+
+    %w : Tensor[] = prim::Constant[value=[<Tensors>]]()
+    ->  %a : Tensor = prim::Constant ...;  %w : Tensor[] = prim::ListConstruct(%a, %b, ...)
+
+All later stages know weights as constants of type Tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+
+def spread_lists(graph: torch._C.Graph) -> None:
+    """Rewrite ``graph`` in place, its nested blocks too. The tensors stay the same objects."""
+    for node in list(_nodes(graph)):
+        if node.kind() == "prim::Constant" and _is_list_of_tensors(node.output().type()):
+            _spread(graph, node)
+
+
+def _nodes(block: torch._C.Graph | torch._C.Block) -> Iterator[torch._C.Node]:
+    for node in block.nodes():
+        yield node
+        for inner in node.blocks():
+            yield from _nodes(inner)
+
+
+def _is_list_of_tensors(kind: torch._C.JitType) -> bool:
+    return kind.kind() == "ListType" and kind.getElementType().kind() == "TensorType"
+
+
+def _spread(graph: torch._C.Graph, node: torch._C.Node) -> None:
+    graph.setInsertPoint(node)
+    tensors: Any = node.output().toIValue()
+    constants = [graph.insertConstant(tensor) for tensor in tensors]  # type: ignore[attr-defined]
+    made = graph.create("prim::ListConstruct", constants, 1)
+    graph.insertNode(made)
+    made.output().setType(node.output().type())
+    node.output().replaceAllUsesWith(made.output())
+    node.destroy()
+    graph.setInsertPoint(graph.block())

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Results of ops on fake tensors, where torch's own shape function fixes a size that need not be fixed.
+
+    made = result_of(aten.lstm.input, args, kwargs)      # like target(*args, **kwargs), for every size
+
+A rule computes the shapes from the symbols themselves; torch's function is the rule for all other ops.
+It runs under the fake mode of the tensors it is given.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+aten = torch.ops.aten
+Rule = Callable[..., Any]
+
+
+def result_of(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """What ``target`` returns for fake arguments."""
+    return RULES.get(target, target)(*args, **kwargs)
+
+
+def _kron(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    rank = max(a.dim(), b.dim())
+    left, right = ([1] * (rank - t.dim()) + list(t.shape) for t in (a, b))
+    sizes = [x * y for x, y in zip(left, right, strict=True)]
+    return a.new_empty(sizes, dtype=torch.result_type(a, b))
+
+
+def _take_along_dim(x: torch.Tensor, index: torch.Tensor, dim: int | None = None) -> torch.Tensor:
+    if dim is None:
+        return x.new_empty([index.numel()])
+    wide, _ = torch.broadcast_tensors(x.select(dim, 0), index.select(dim, 0))
+    sizes = list(wide.shape)
+    sizes.insert(dim % x.dim(), index.shape[dim])
+    return x.new_empty(sizes)
+
+
+def _max_pool1d(
+    x: torch.Tensor,
+    kernel_size: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (0,),
+    dilation: Sequence[int] = (1,),
+    ceil_mode: bool = False,
+) -> torch.Tensor:
+    window = ([1, k] for k in (_one(kernel_size), _one(stride) if stride else _one(kernel_size)))
+    wide = x.unsqueeze(-2)
+    shift, spread = [0, _one(padding)], [1, _one(dilation)]
+    pooled, _ = aten.max_pool2d_with_indices(wide, *window, shift, spread, ceil_mode)
+    return x.new_empty([*x.shape[:-1], pooled.shape[-1]])
+
+
+def _one(sizes: Sequence[int] | int) -> int:
+    return sizes if isinstance(sizes, int) else sizes[0]
+
+
+def _adaptive_max_pool(spatial: int) -> Rule:
+    def rule(x: torch.Tensor, output_size: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        kept = list(x.shape[: x.dim() - spatial])
+        sizes = kept + list(output_size) * (spatial // len(output_size))
+        return x.new_empty(sizes), x.new_empty(sizes, dtype=torch.int64)
+
+    return rule
+
+
+def _recurrent(
+    x: torch.Tensor,
+    hx: Any,
+    params: Sequence[torch.Tensor],
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> tuple[torch.Tensor, ...]:
+    states = hx if isinstance(hx, (list, tuple)) else [hx]
+    # what goes out of a step is the hidden state, or its projection
+    width = states[0].shape[-1] * (2 if bidirectional else 1)
+    output = x.new_empty([*x.shape[:-1], width])
+    if batch_first:  # computed with time first
+        output = x.new_empty([x.shape[1], x.shape[0], width]).transpose(0, 1)
+    return output, *(s.new_empty(s.shape) for s in states)
+
+
+def _recurrent_packed(
+    data: torch.Tensor,
+    batch_sizes: torch.Tensor,
+    hx: Any,
+    params: Sequence[torch.Tensor],
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+) -> tuple[torch.Tensor, ...]:
+    return _recurrent(
+        data, hx, params, has_biases, num_layers, dropout, train, bidirectional, False
+    )
+
+
+def _encoder_layer(src: torch.Tensor, *_: Any) -> torch.Tensor:
+    return src.new_empty(src.shape)
+
+
+def _native_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    embed_dim: int,
+    num_head: int,
+    qkv_weight: torch.Tensor,
+    qkv_bias: torch.Tensor,
+    proj_weight: torch.Tensor,
+    proj_bias: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    need_weights: bool = True,
+    average_attn_weights: bool = True,
+    mask_type: int | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    batch, length = query.shape[:2]
+    heads = [] if average_attn_weights else [num_head]
+    sizes = [batch, *heads, length, key.shape[1]] if need_weights else [0]
+    return query.new_empty(query.shape), query.new_empty(sizes)
+
+
+RULES: dict[Any, Rule] = {
+    aten.kron.default: _kron,
+    aten.take_along_dim.default: _take_along_dim,
+    aten.max_pool1d.default: _max_pool1d,
+    aten.adaptive_max_pool2d.default: _adaptive_max_pool(2),
+    aten.adaptive_max_pool3d.default: _adaptive_max_pool(3),
+    aten.lstm.input: _recurrent,
+    aten.gru.input: _recurrent,
+    aten.rnn_tanh.input: _recurrent,
+    aten.rnn_relu.input: _recurrent,
+    aten.lstm.data: _recurrent_packed,
+    aten.gru.data: _recurrent_packed,
+    aten.rnn_tanh.data: _recurrent_packed,
+    aten.rnn_relu.data: _recurrent_packed,
+    aten._transformer_encoder_layer_fwd.default: _encoder_layer,
+    aten._native_multi_head_attention.default: _native_attention,
+}

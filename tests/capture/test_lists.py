@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weights that freezing leaves in a constant list (recurrent layers) become constants one by one."""
+
+import pytest
+import torch
+
+import blade
+from blade.capture.lists import spread_lists
+
+CONFIG = blade.Config(timing=False, min_cluster_size=1)
+
+
+class Gates(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.GRU(4, 5, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x)[0].tanh()
+
+
+def _lists(graph: torch._C.Graph) -> list[torch._C.Node]:
+    kinds = [n for n in graph.nodes() if n.kind() == "prim::Constant"]
+    return [n for n in kinds if n.output().type().str() == "Tensor[]"]
+
+
+def test_lists_are_spread_and_the_tensors_stay_the_same() -> None:
+    model = Gates().eval()
+    frozen = torch.jit.freeze(torch.jit.trace(model, torch.randn(3, 7, 4)))
+    [node] = _lists(frozen.graph)
+    before = [t.data_ptr() for t in node.output().toIValue()]
+    x = torch.randn(3, 7, 4)
+    want = frozen(x)
+    spread_lists(frozen.graph)
+    frozen.graph.lint()
+    assert not _lists(frozen.graph)
+    [made] = [
+        n
+        for n in frozen.graph.nodes()
+        if n.kind() == "prim::ListConstruct" and n.output().type().str() == "List[Tensor]"
+    ]
+    assert [v.toIValue().data_ptr() for v in made.inputs()] == before
+    assert torch.equal(frozen(x), want)
+
+
+@pytest.mark.needs("runtime", "torch_mlir")
+@pytest.mark.parametrize("kind", [torch.nn.LSTM, torch.nn.GRU, torch.nn.RNN])
+def test_a_recurrent_layer_is_one_cluster_at_any_length(kind: type[torch.nn.Module]) -> None:
+    model = kind(4, 5, 2, bidirectional=True).eval()
+    optimized = blade.optimize(model, torch.randn(7, 3, 4), CONFIG)
+    assert [c.backend for c in blade.report(optimized).clusters] == ["disc"]
+    for shape in ((7, 3, 4), (1, 3, 4), (9, 1, 4), (2, 8, 4)):
+        x = torch.randn(shape)
+        with torch.no_grad():
+            torch.testing.assert_close(optimized(x), model(x))
+    [counters] = blade.stats(optimized).values()
+    assert counters["engine_runs"] == 4
