@@ -34,11 +34,9 @@ def test_lists_are_spread_and_the_tensors_stay_the_same() -> None:
     spread_lists(frozen.graph)
     frozen.graph.lint()
     assert not _lists(frozen.graph)
-    [made] = [
-        n
-        for n in frozen.graph.nodes()
-        if n.kind() == "prim::ListConstruct" and n.output().type().str() == "List[Tensor]"
-    ]
+    [layer] = [n for n in frozen.graph.nodes() if n.kind() == "aten::gru"]
+    made = list(layer.inputs())[2].node()
+    assert made.kind() == "prim::ListConstruct"
     assert [v.toIValue().data_ptr() for v in made.inputs()] == before
     assert torch.equal(frozen(x), want)
 
