@@ -8,9 +8,9 @@ import torch
 from torch.jit._freeze import run_frozen_optimizations
 
 from blade.capture.attributes import attributes_of
-from blade.capture.lists import spread_lists
 from blade.capture.original import copy_of
 from blade.errors import InputError
+from blade.graph.lists import spread_lists
 
 
 def freeze(

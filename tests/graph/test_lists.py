@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import blade
-from blade.capture.lists import spread_lists
+from blade.graph.lists import spread_lists
 
 CONFIG = blade.Config(timing=False, min_cluster_size=1)
 
