@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Passes over the IR that leave only forms the later stages have code for.
 
-Each takes a graph and returns a new one; ``PASSES`` is the order they run in.
+Each takes a graph and returns a new one; passes.py has the order they run in.
 """
 
 from collections.abc import Callable
@@ -228,11 +228,3 @@ def has_batch(x: Value) -> bool:
         return False
     flat = (numel(x.shape[:-2]),)
     return reshape_strides(x.shape[:-2], view.strides[:-2], flat) is not None
-
-
-PASSES: tuple[tuple[str, Callable[[Graph], Graph]], ...] = (
-    ("rows", rows),
-    ("bias_to_consumers", bias_to_consumers),
-    ("addressable", addressable),
-    ("outputs", outputs),
-)

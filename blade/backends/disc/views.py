@@ -7,7 +7,7 @@ A value that computes (or an input, a constant, a library result) is its own bas
 of its operand's base wherever strides can say so, symbolically; else ``None``: it needs a copy.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import sympy
@@ -32,7 +32,12 @@ def view_of(value: Value) -> View | None:
     if not value.is_layout:
         return View(value, value.strides or contiguous_strides(value.shape))
     inner = view_of(value.args[0])
-    return None if inner is None else _STEPS[value.op](value, inner)
+    return None if inner is None else viewed(value, inner)
+
+
+def viewed(value: Value, inner: View) -> View | None:
+    """The view that the layout op ``value`` makes of ``inner``, its operand."""
+    return _STEPS[value.op](value, inner)
 
 
 def _broadcast(value: Value, inner: View) -> View:
@@ -71,7 +76,7 @@ def _reshape(value: Value, inner: View) -> View | None:
 
 
 _ZERO = sympy.Integer(0)
-_STEPS = {
+_STEPS: dict[str, Callable[[Value, View], View | None]] = {
     "broadcast": _broadcast,
     "permute": _permute,
     "slice": _slice,

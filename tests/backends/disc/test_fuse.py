@@ -6,7 +6,7 @@ from disc_programs import S0, S1, add_input, finish, new_builder
 
 from blade.backends.disc.fuse import Fused, Group, fuse
 from blade.backends.disc.ir import Builder, Graph, Value
-from blade.backends.disc.legalize import PASSES
+from blade.backends.disc.passes import PASSES
 
 
 def fused(graph: Graph) -> Fused:

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Horizontal merging: products of one operand with several constant weights become one product.
+
+    %q = linear %x %wq %bq               %w = concat %wq %wk %wv {axis=0, packed=True}
+    %k = linear %x %wk %bk        ->     %b = concat %bq %bk %bv {axis=0, packed=True}
+    %v = linear %x %wv %bv               %y = linear %x %w %b;  q, k, v are slices of %y's last axis
+
+The concatenation is nobody's instruction: the weights are packed side by side when the engine loads, and
+stay the fallback's own tensors in the file. Only products that follow each other (no other library op
+between them) are merged, so that no result waits long for its readers, and only where every reader
+takes the slice as a strided view.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import sympy
+import torch
+
+from blade.backends.disc.ir import Builder, Graph, Shape, Value, contiguous_strides, live, plain
+from blade.backends.disc.kernel import Dim
+from blade.backends.disc.legalize import has_rows, is_packed
+from blade.backends.disc.views import View, reshape_strides, view_of, viewed
+
+_ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
+
+
+def merge_linears(graph: Graph) -> Graph:
+    """``graph`` with neighbouring packed products of one operand merged."""
+    merged = {v.id: run for run in _runs(graph) for v in run}
+    b = Builder()
+    new: dict[int, Value] = {}
+    for v in live(graph):
+        if v.id in new:
+            continue
+        run = merged.get(v.id)
+        if run is None:
+            args = [new[a.id] for a in v.args]
+            new[v.id] = b.make(v.op, args, v.shape, v.dtype, v.strides, **v.attrs)
+        else:
+            new.update(_merge(b, run, new))
+    outs = tuple(new[v.id] for v in graph.outputs)
+    ins = tuple(new[v.id] for v in graph.inputs)
+    rebuilt = replace(graph, values=b.values, outputs=outs, inputs=ins)
+    rebuilt.values = live(rebuilt)
+    return rebuilt
+
+
+def _merge(b: Builder, run: Sequence[Value], new: dict[int, Value]) -> dict[int, Value]:
+    """One product for ``run``, whose other operands are constants; value id -> its slice."""
+    first = run[0]
+    operands = [new[first.args[0].id]]
+    for k in range(1, len(first.args)):
+        parts = [_constant(b, v.args[k], new) for v in run]
+        rows = sum(p.shape[0] for p in parts)  # type: ignore[misc]
+        shape = (rows, *parts[0].shape[1:])
+        operands.append(b.make("concat", parts, shape, first.dtype, axis=0, packed=True))
+    whole = b.make("linear", operands, (*first.shape[:-1], _columns(run)), first.dtype)
+    slices, start = {}, 0
+    for v in run:
+        size = v.shape[-1]
+        slices[v.id] = b.slice(whole, len(v.shape) - 1, start, 1, size)
+        start = start + size
+    return slices
+
+
+def _constant(b: Builder, v: Value, new: dict[int, Value]) -> Value:
+    """``v``, a view of a constant, in the new graph (a later product's weight may be not made yet)."""
+    if v.id not in new:
+        args = [_constant(b, a, new) for a in v.args]
+        new[v.id] = b.make(v.op, args, v.shape, v.dtype, v.strides, **v.attrs)
+    return new[v.id]
+
+
+def _columns(run: Sequence[Value]) -> Dim:
+    return plain(sum(v.shape[-1] for v in run))
+
+
+def _runs(graph: Graph) -> list[list[Value]]:
+    """Products to merge, in order; each run has at least two."""
+    users = graph.users()
+    returned = {v.id for v in graph.outputs}
+    open_runs: dict[tuple[int, int], list[Value]] = {}
+    runs: list[list[Value]] = []
+    for v in live(graph):
+        if v.op not in ("linear", "matmul", "call"):
+            continue
+        if v.op == "linear" and _is_candidate(v):
+            run = open_runs.get((v.args[0].id, len(v.args)))
+            # another library op ends every run but those it belongs to the neighbourhood of
+            open_runs = {k: r for k, r in open_runs.items() if k[0] == v.args[0].id}
+            if run is None:
+                run = open_runs[v.args[0].id, len(v.args)] = []
+                runs.append(run)
+            run.append(v)
+        else:
+            open_runs = {}
+    kept = [[v for v in run if _may_be_a_slice(v, run, users, returned)] for run in runs]
+    return [run for run in kept if len(run) > 1]
+
+
+def _is_candidate(v: Value) -> bool:
+    return is_packed(v) and all(_is_constant(a) for a in v.args[1:])
+
+
+def _is_constant(v: Value) -> bool:
+    view = view_of(v)
+    return view is not None and view.base.op == "const" and view.offset == 0
+
+
+def _may_be_a_slice(
+    v: Value, run: Sequence[Value], users: dict[int, list[Value]], returned: set[int]
+) -> bool:
+    """Do all readers of ``v`` take rows that lie ``run``'s columns apart, without a copy?"""
+    strides = contiguous_strides((*v.shape[:-1], _columns(run)))
+    return _is_readable(v, View(v, strides), users, returned)
+
+
+def _is_readable(v: Value, view: View, users: dict[int, list[Value]], returned: set[int]) -> bool:
+    if v.id in returned:
+        return False
+    for user in users[v.id]:
+        if user.is_layout:
+            inner = viewed(user, view)
+            if inner is None or not _is_readable(user, inner, users, returned):
+                return False
+        elif not _reads(user, v, view.strides):
+            return False
+    return True
+
+
+def _reads(user: Value, v: Value, strides: Shape) -> bool:
+    """Does ``user`` take its operand ``v`` with these ``strides`` as it would take it by itself?"""
+    if user.op == "linear":
+        if user.args[0] is not v:
+            return False
+        return not has_rows(v) or (strides[-1] == 1 and _merges(v.shape[:-1], strides[:-1]))
+    if user.op == "matmul":
+        before = view_of(v)
+        copied = before is None or not _merges(v.shape[:-2], before.strides[:-2])
+        return copied or _merges(v.shape[:-2], strides[:-2])
+    if user.op == "call":
+        return bool(user.attrs["target"] is _ATTENTION) and strides[-1] == 1
+    return user.op in ("concat", "reduce") or user.is_pointwise
+
+
+def _merges(shape: Shape, strides: Shape) -> bool:
+    return reshape_strides(shape, strides, (plain(sympy.Mul(*shape)),)) is not None

@@ -1,0 +1,16 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The order of the passes between lowering and fusion; each takes a graph and returns a new one."""
+
+from collections.abc import Callable
+
+from blade.backends.disc import legalize
+from blade.backends.disc.horizontal import merge_linears
+from blade.backends.disc.ir import Graph
+
+PASSES: tuple[tuple[str, Callable[[Graph], Graph]], ...] = (
+    ("rows", legalize.rows),
+    ("bias_to_consumers", legalize.bias_to_consumers),
+    ("merge_linears", merge_linears),
+    ("addressable", legalize.addressable),
+    ("outputs", legalize.outputs),
+)
