@@ -19,8 +19,8 @@ from blade.backends.disc.ir import Graph, Value
 from blade.backends.disc.kernel import Kernel
 from blade.backends.disc.kernels import GroupKernel, build_copy, build_kernel
 from blade.backends.disc.legalize import absorbed
-from blade.backends.disc.passes import PASSES
 from blade.backends.disc.lower import lower
+from blade.backends.disc.passes import PASSES
 from blade.backends.disc.program import KernelCall, NativeCall, Step, write_program
 
 log = logging.getLogger(__name__)

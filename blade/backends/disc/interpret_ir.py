@@ -94,6 +94,8 @@ def _sizes(graph: Graph, inputs: Sequence[torch.Tensor]) -> dict[sympy.Basic, in
         for dim, size in zip(value.shape, tensor.shape, strict=True):
             if isinstance(dim, sympy.Symbol):
                 sizes[dim] = size
+    for symbol, (index, axis) in graph.origins.items():
+        sizes[symbol] = inputs[index].shape[axis]
     return sizes
 
 

@@ -81,6 +81,7 @@ class Graph:
 
     ``storages[i]`` says whose memory output i may share: that of the input with this index, or, counted
     on from the number of inputs, that of an output. Empty: nobody minds.
+    ``origins``: size symbol -> (input, axis) that it is; empty: the inputs' shapes tell.
     """
 
     values: list[Value] = field(default_factory=list)
@@ -90,6 +91,7 @@ class Graph:
     constants: tuple[torch.Tensor, ...] = ()
     facts: tuple[Fact, ...] = ()
     storages: tuple[int, ...] = ()
+    origins: Mapping[sympy.Symbol, tuple[int, int]] = field(default_factory=dict)
 
     def __str__(self) -> str:
         lines = [f"fact {fact.relation}" for fact in self.facts]
@@ -230,6 +232,7 @@ def rewrite(graph: Graph, rules: Mapping[str, Sequence[Rule]]) -> Graph:
         graph.constants,
         tuple(builder.facts.values()),
         graph.storages,
+        graph.origins,
     )
     rebuilt.values = live(rebuilt)
     return rebuilt

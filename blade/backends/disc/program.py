@@ -105,6 +105,9 @@ class Writer:
             register = self.registers.dim(index, axis)
             if isinstance(dim, sympy.Symbol) and not self.registers.is_bound(dim):
                 self.registers.bind(dim, register)
+        for symbol, (owner, axis) in self.graph.origins.items():
+            if owner == index and not self.registers.is_bound(symbol):
+                self.registers.bind(symbol, self.registers.dim(index, axis))
 
     def facts(self) -> None:
         """Sizes are what the graph says they are, and every relation it relies on holds."""

@@ -7,7 +7,7 @@ from disc_programs import S0, S1, add_input, compile_to_engine, finish, new_buil
 
 from blade.backends.disc.horizontal import merge_linears
 from blade.backends.disc.interpret_ir import interpret
-from blade.backends.disc.ir import Builder, Graph, Value, contiguous_strides
+from blade.backends.disc.ir import Builder, Graph, Value
 
 
 class Weights:
