@@ -12,7 +12,9 @@ group and returns to it.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 
+from blade.backends.disc.facts import Facts
 from blade.backends.disc.ir import Graph, Shape, Value
 from blade.backends.disc.views import view_of
 
@@ -48,6 +50,11 @@ class Fused:
     units: tuple[Unit, ...]
     group_of: dict[int, Group]
     stored: frozenset[int]  # ids of group members that someone else reads from memory
+
+    @cached_property
+    def facts(self) -> Facts:
+        """What the graph's facts show."""
+        return Facts(f.relation for f in self.graph.facts)
 
     def __str__(self) -> str:
         lines = []

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Horizontal merging: products of one operand with several constant weights become one product.
 
-    %q = linear %x %wq %bq               %w = concat %wq %wk %wv {axis=0, packed=True}
-    %k = linear %x %wk %bk        ->     %b = concat %bq %bk %bv {axis=0, packed=True}
+    %q = linear %x %wq %bq               %w = concat %wq %wk %wv
+    %k = linear %x %wk %bk        ->     %b = concat %bq %bk %bv
     %v = linear %x %wv %bv               %y = linear %x %w %b;  q, k, v are slices of %y's last axis
 
 The concatenation is nobody's instruction: the weights are packed side by side when the engine loads, and
@@ -48,20 +48,25 @@ def merge_linears(graph: Graph) -> Graph:
 
 def _merge(b: Builder, run: Sequence[Value], new: dict[int, Value]) -> dict[int, Value]:
     """One product for ``run``, whose other operands are constants; value id -> its slice."""
-    first = run[0]
+    first, columns = run[0], _columns(run)
+    weights = [_constant(b, v.args[1], new) for v in run]
+    depth = weights[0].shape[1]
     operands = [new[first.args[0].id]]
-    for k in range(1, len(first.args)):
-        parts = [_constant(b, v.args[k], new) for v in run]
-        rows = sum(p.shape[0] for p in parts)  # type: ignore[misc]
-        shape = (rows, *parts[0].shape[1:])
-        operands.append(b.make("concat", parts, shape, first.dtype, axis=0, packed=True))
-    whole = b.make("linear", operands, (*first.shape[:-1], _columns(run)), first.dtype)
-    slices, start = {}, 0
+    operands.append(b.make("concat", weights, (columns, depth), first.dtype, axis=0))
+    if any(len(v.args) == 3 for v in run):
+        biases = [_bias(b, v, new) for v in run]
+        operands.append(b.make("concat", biases, (columns,), first.dtype, axis=0))
+    whole = b.make("linear", operands, (*first.shape[:-1], columns), first.dtype)
+    slices: dict[int, Value] = {}
+    start: Dim = 0
     for v in run:
-        size = v.shape[-1]
-        slices[v.id] = b.slice(whole, len(v.shape) - 1, start, 1, size)
-        start = start + size
+        slices[v.id] = b.slice(whole, len(v.shape) - 1, start, 1, v.shape[-1])
+        start = start + v.shape[-1]
     return slices
+
+
+def _bias(b: Builder, v: Value, new: dict[int, Value]) -> Value:
+    return _constant(b, v.args[2], new) if len(v.args) == 3 else b.fill(0, v.shape[-1:], v.dtype)
 
 
 def _constant(b: Builder, v: Value, new: dict[int, Value]) -> Value:
@@ -80,32 +85,17 @@ def _runs(graph: Graph) -> list[list[Value]]:
     """Products to merge, in order; each run has at least two."""
     users = graph.users()
     returned = {v.id for v in graph.outputs}
-    open_runs: dict[tuple[int, int], list[Value]] = {}
-    runs: list[list[Value]] = []
+    runs: list[list[Value]] = [[]]
     for v in live(graph):
-        if v.op not in ("linear", "matmul", "call"):
-            continue
-        if v.op == "linear" and _is_candidate(v):
-            run = open_runs.get((v.args[0].id, len(v.args)))
-            # another library op ends every run but those it belongs to the neighbourhood of
-            open_runs = {k: r for k, r in open_runs.items() if k[0] == v.args[0].id}
-            if run is None:
-                run = open_runs[v.args[0].id, len(v.args)] = []
-                runs.append(run)
-            run.append(v)
-        else:
-            open_runs = {}
+        if v.op in ("linear", "matmul", "call"):
+            if not is_packed(v):
+                runs.append([])
+            elif runs[-1] and runs[-1][0].args[0] is v.args[0]:
+                runs[-1].append(v)
+            else:
+                runs.append([v])
     kept = [[v for v in run if _may_be_a_slice(v, run, users, returned)] for run in runs]
     return [run for run in kept if len(run) > 1]
-
-
-def _is_candidate(v: Value) -> bool:
-    return is_packed(v) and all(_is_constant(a) for a in v.args[1:])
-
-
-def _is_constant(v: Value) -> bool:
-    view = view_of(v)
-    return view is not None and view.base.op == "const" and view.offset == 0
 
 
 def _may_be_a_slice(

@@ -135,12 +135,13 @@ class Arg:
 
 @dataclass(frozen=True)
 class Kernel:
-    """A fusion group ready for an emitter. ``name`` is given by content, so equal kernels are one."""
+    """A fusion group ready for an emitter; equal kernels are one. ``inner`` is a multiple of ``multiple``."""
 
     outer: tuple[Dim, ...]
     inner: Dim
     args: tuple[Arg, ...]
     body: tuple[Stmt, ...]
+    multiple: int = 1
 
     def sizes(self) -> tuple[sympy.Expr, ...]:
         """The symbolic (non-constant) expressions the code needs at run time, in a fixed order.

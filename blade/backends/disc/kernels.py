@@ -115,7 +115,9 @@ class _KernelBuilder:
         indexed = {s.dim for s in body if isinstance(s, Index)}
         outer, inner, body = _space(shape, body, self.group.row, indexed)
         args = tuple(Arg(v.dtype, v.id in self.written) for v in self.buffers.values())
-        return GroupKernel(Kernel(outer, inner, args, tuple(body)), tuple(self.buffers.values()))
+        multiple = next(n for n in (64, 32, 16, 8, 4, 2, 1) if self.fused.facts.divides(n, inner))
+        kernel = Kernel(outer, inner, args, tuple(body), multiple)
+        return GroupKernel(kernel, tuple(self.buffers.values()))
 
 
 def _space(

@@ -102,3 +102,9 @@ def test_one_object_holds_every_kernel(tmp_path: Path) -> None:
 @pytest.mark.needs("torch_mlir")
 def test_no_kernels_is_still_an_object() -> None:
     assert compile_kernels([], host())[:4] == b"\x7fELF"
+
+
+def test_a_row_known_to_be_whole_vectors_has_no_rest() -> None:
+    kernel = layer_norm(symbol("s1"))
+    assert "masked" in emit(replace(kernel, multiple=4), "k", AVX2).text
+    assert "masked" not in emit(replace(kernel, multiple=8), "k", AVX2).text

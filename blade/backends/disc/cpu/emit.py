@@ -54,7 +54,7 @@ def emit(kernel: Kernel, name: str, target: Target) -> Emitted:
     row.enter()
     flat = not kernel.outer and not any(isinstance(s, Reduce) for s in kernel.body)
     if flat:
-        _emit_row(row, [], Value("%begin", "i64", 1), Value("%end", "i64", 1), None)
+        _emit_row(row, [], Value("%begin", "i64", 1), Value("%end", "i64", 1), None, 1)
     elif contiguous is not None:
         _emit_blocks(row)
     else:
@@ -101,7 +101,8 @@ def _emit_rows(row: Row) -> None:
     code.open(head + " : i64")
     index = [Value(n, "i64", 1) for n in names] or [Value("%unit", "i64", 1)] * len(dims)
     inner = row.kernel.inner
-    _emit_row(row, index, zero, row.sizes.value(code, inner), number(inner))
+    high = row.sizes.value(code, inner)
+    _emit_row(row, index, zero, high, number(inner), row.kernel.multiple)
     if names:
         following = [n.name for n in _count_up(code, index, bounds)]
         code.line(f"scf.yield {', '.join(following)} : {', '.join(['i64'] * len(dims))}")
@@ -123,7 +124,7 @@ def _emit_blocks(row: Row) -> None:
     code.open(f"scf.for {block.name} = {zero.name} to {inner.name} step {columns.name} : i64")
     high = code.apply("arith.minsi", code.add(block, columns), inner)
     code.open(f"scf.for {unit.name} = {group.name} to {last.name} step {one.name} : i64")
-    _emit_row(row, _split(code, unit, bounds), block, high, None)
+    _emit_row(row, _split(code, unit, bounds), block, high, None, row.kernel.multiple)
     for _ in range(3):
         code.close()
 
@@ -151,8 +152,10 @@ def _count_up(code: Code, index: list[Value], bounds: list[Value]) -> list[Value
     return [code.add(index[0], carry), *reversed(result)]
 
 
-def _emit_row(row: Row, index: list[Value], low: Value, high: Value, length: int | None) -> None:
-    row.start(index, low, high, length)
+def _emit_row(
+    row: Row, index: list[Value], low: Value, high: Value, length: int | None, multiple: int
+) -> None:
+    row.start(index, low, high, length, multiple)
     for step in row.plan.passes:
         row.compute_uniforms(step.uniforms)
         walk(row, step)

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One row being generated: pointers, sizes, uniform values, scratch; what all passes over it share."""
 
+import math
+
 import torch
 
 from blade.backends.disc.cpu import memory, pointwise
@@ -26,6 +28,7 @@ class Row:
         self.index: list[Value] = []
         self.low = self.high = Value("", "i64", 1)
         self.length: int | None = None
+        self.multiple = 1  # of which high - low is a multiple
 
     # --- once per function ---
 
@@ -92,9 +95,12 @@ class Row:
 
     # --- once per row ---
 
-    def start(self, index: list[Value], low: Value, high: Value, length: int | None) -> None:
+    def start(
+        self, index: list[Value], low: Value, high: Value, length: int | None, multiple: int
+    ) -> None:
         """The row at outer ``index``; inner runs over [low, high), ``length`` long if that is known."""
         self.index, self.low, self.high, self.length = index, low, high, length
+        self.multiple = multiple if length is None else math.gcd(length, 64)
         self.bases, self.uniforms, self.spread = {}, {}, {}
         for stmt in self.kernel.body:
             if isinstance(stmt, (Load, Store)) and stmt.access not in self.bases:

@@ -101,7 +101,7 @@ class _Walk:
     def _masked(self, low: Value, values: list[Value]) -> list[Value]:
         """The last, incomplete vector."""
         code, lanes = self.code, self.row.lanes
-        if self.length is not None and self.length % lanes == 0:
+        if self.row.multiple % lanes == 0:
             return values
         left = code.sub(self.row.high, low)
         limit = code.broadcast(code.convert("arith.trunci", left, "i32"), lanes)
