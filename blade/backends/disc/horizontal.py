@@ -87,7 +87,7 @@ def _runs(graph: Graph) -> list[list[Value]]:
     returned = {v.id for v in graph.outputs}
     runs: list[list[Value]] = [[]]
     for v in live(graph):
-        if v.op in ("linear", "matmul", "call"):
+        if v.op in ("linear", "matmul", "conv", "call"):
             if not is_packed(v):
                 runs.append([])
             elif runs[-1] and runs[-1][0].args[0] is v.args[0]:

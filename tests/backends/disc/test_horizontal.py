@@ -5,6 +5,8 @@ import pytest
 import torch
 from disc_programs import S0, S1, add_input, compile_to_engine, finish, new_builder
 
+from blade.backends.disc.compiler import compile_ir
+from blade.backends.disc.cpu.target import host
 from blade.backends.disc.horizontal import merge_linears
 from blade.backends.disc.interpret_ir import interpret
 from blade.backends.disc.ir import Builder, Graph, Value
@@ -114,8 +116,11 @@ def test_the_compiled_program_has_one_product(sizes: tuple[int, int]) -> None:
     torch.manual_seed(0)
     b = new_builder()
     x, w = add_input(b, (S0, S1, 24)), Weights(b)
-    q, k = w.linear(x, 24), w.linear(x, 40, transposed=True)
+    q, k = w.linear(x, 24), w.linear(x, 40, bias=False, transposed=True)
     graph = finish(b, b.pointwise("tanh", q), b.pointwise("exp", k), constants=w.tensors)
+    program = compile_ir(graph, host()).program
+    assert program.count("kernel gemm") == 1
+    assert "concat" not in program
     engine = compile_to_engine(graph)
     inputs = [torch.randn(*sizes, 24)]
     found = engine.try_execute(inputs)
