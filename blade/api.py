@@ -22,8 +22,7 @@ import torch
 
 from blade.backends.base import Backend
 from blade.capture.captured import Captured
-from blade.capture.compare import find_differences, reference
-from blade.capture.original import Original
+from blade.capture.compare import find_differences
 from blade.capture.torchscript import capture
 from blade.config import Config
 from blade.errors import BackendError, ConfigError
@@ -154,15 +153,11 @@ def _splice(
 
 
 def _why_different(captured: Captured, module: torch.jit.ScriptModule) -> str | None:
-    """How ``module`` differs from the user's model at the samples and probes, ``None`` if it does not.
+    """How ``module`` differs from the user's model at any sizes it was run at, ``None`` if nowhere.
 
     The clusters were verified far more tightly; this is about how they were put together.
     """
-    runs = [(f"sample {i}", one) for i, one in enumerate(captured.samples)]
-    runs += [(f"probe {i}", one) for i, one in enumerate(captured.probes)]
-    assert isinstance(captured.original, Original), captured
-    every = [reference(captured.original, one, frozenset(), name) for name, one in runs]
-    for one, why in find_differences(module, [r for r in every if r is not None]):
+    for one, why in find_differences(module, captured.references):
         return f"put together, at {one.what} the module differs from the original: {why}"
     return None
 

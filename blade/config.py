@@ -242,7 +242,7 @@ class Config(BaseModel):
         "that verifies, unmeasured.",
     )
     timing_repeats: int = Field(
-        default=15, ge=1, description="Interleaved rounds per candidate and shape."
+        default=15, ge=1, description="Interleaved rounds per candidate and shape, at most."
     )
     strict: bool = Field(
         default=False,

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from blade.capture.compare import Reference
 from blade.reason import Reason
 
 
@@ -32,7 +33,8 @@ class Captured:
     samples derived from them with other sizes (distinct, no varied size is 0 or 1) that ``original``
     was seen to accept. ``limits`` are the dimensions at which ``module`` raises outside of a range,
     because it is a trace that was seen to be wrong there. ``fixed`` are the (input of the graph, axis)
-    that the user declared to have one size only.
+    that the user declared to have one size only. ``references`` are what ``original`` answered at the
+    samples and at other sizes within ``limits``, kept so that nothing has to be run twice.
     """
 
     module: torch.jit.ScriptModule
@@ -43,3 +45,4 @@ class Captured:
     how: str  # "trace" or "script"
     limits: tuple[Limit, ...] = ()
     fixed: frozenset[tuple[int, int]] = frozenset()
+    references: tuple[Reference, ...] = ()

@@ -24,6 +24,7 @@ from blade.capture.probes import Axis, Varied, find_varied, resized
 from blade.config import Config
 from blade.errors import ConfigError, InputError
 
+OTHER_VALUES = "other values"  # what a reference is called that has the sample's sizes
 LARGEST = 1 << 24  # elements of an input made only to try the end of a declared range
 
 
@@ -116,7 +117,7 @@ class _Seen:
         reversed_ = [_reversed(x) if isinstance(x, torch.Tensor) else x for x in leaves]
         for changed in (negated, reversed_):
             if any(x is not y for x, y in zip(changed, leaves)):
-                self._add(pytree.tree_unflatten(changed, spec), frozenset(), "other values")
+                self._add(pytree.tree_unflatten(changed, spec), frozenset(), OTHER_VALUES)
 
     def _add(self, sample: Sample, axes: frozenset[Axis], what: str) -> bool:
         one = reference(self._original, sample, axes, what)

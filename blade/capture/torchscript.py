@@ -24,7 +24,7 @@ from blade.capture.compare import find_differences
 from blade.capture.explain import Differences, failed, limited, neither, no_graph, specialized
 from blade.capture.inputs import Sample
 from blade.capture.model import private_copy
-from blade.capture.observe import Observed, observe
+from blade.capture.observe import OTHER_VALUES, Observed, observe
 from blade.capture.outputs import NotTensors
 from blade.capture.probes import Axis, axes_of
 from blade.capture.trace import Trace, script, script_around, trace
@@ -81,6 +81,11 @@ def capture(model: nn.Module, inputs: Any, config: Config) -> Captured:
         how=graph.how,
         limits=graph.limits,
         fixed=_fixed(graph.seen),
+        references=tuple(
+            one
+            for one in graph.seen.references
+            if one.what != OTHER_VALUES and _is_within(one.sample, graph.limits)
+        ),
     )
 
 
@@ -245,7 +250,7 @@ def _is_within(sample: Sample, limits: Sequence[Limit]) -> bool:
 
 def _is_accepted(graph: _Graph, config: Config) -> bool:
     """With ``allow_tracing=True`` the user answers for other values, not for the samples."""
-    only_values = all(one.what == "other values" for one, _ in graph.differences)
+    only_values = all(one.what == OTHER_VALUES for one, _ in graph.differences)
     return graph.how == "trace" and config.allow_tracing is True and only_values
 
 

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 
 _NARROW = (torch.float32, torch.float16, torch.bfloat16)
+# What they return is as exact from a narrow table, of which they read few rows.
+_PICKS = (torch.ops.aten.embedding.default, torch.ops.aten.index_select.default)
 
 
 class Fp64(torch.fx.Interpreter):
@@ -17,23 +19,28 @@ class Fp64(torch.fx.Interpreter):
 
     def __init__(self, gm: torch.fx.GraphModule) -> None:
         super().__init__(gm, garbage_collect_values=True)
-        self._constants: dict[str, Any] = {}
+        self._widened: dict[int, torch.Tensor] = {}
 
     def __call__(self, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         with torch.no_grad():
             outputs = self.run(*(_widen(t) for t in inputs), enable_io_processing=False)
         return tuple(outputs)
 
-    def fetch_attr(self, target: str) -> Any:
-        if target not in self._constants:
-            self._constants[target] = _widen(super().fetch_attr(target))
-        return self._constants[target]
-
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        args = torch.utils._pytree.tree_map(_widen, args)
-        kwargs = torch.utils._pytree.tree_map(_widen, kwargs)
+        if target not in _PICKS:
+            args = torch.utils._pytree.tree_map(self._once, args)
+            kwargs = torch.utils._pytree.tree_map(_widen, kwargs)
         # Factories without a dtype argument give the default dtype: widen what comes out as well.
         return torch.utils._pytree.tree_map(_widen, super().call_function(target, args, kwargs))
+
+    def _once(self, value: Any) -> Any:
+        """``value`` widened; a weight, which is the same tensor in every run, only once."""
+        if not isinstance(value, torch.Tensor) or value.dtype not in _NARROW:
+            return _widen(value)
+        # whatever an op returned is wide by now: a narrow tensor is an attribute of the module
+        if id(value) not in self._widened:
+            self._widened[id(value)] = _widen(value)
+        return self._widened[id(value)]
 
 
 def _widen(value: Any) -> Any:

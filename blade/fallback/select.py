@@ -23,6 +23,7 @@ from blade.report import Timing, Verdict, shape_text
 
 BUDGET_S = 2.0  # per sample and candidate; never fewer than MIN_ROUNDS rounds
 MIN_ROUNDS = 5
+PRECISION = 0.02  # noise of a speed-up at which no further rounds are needed
 ROUND_S = 0.002  # what one side of a round takes at least: short calls are repeated
 CLEARLY = 0.95  # a speed-up below this, noise included, is a loss at that sample
 
@@ -89,7 +90,14 @@ def measure(
             first, second = (theirs, mine) if i % 2 else (mine, theirs)
             a, b = _time(*first, inputs, clock), _time(*second, inputs, clock)
             pairs.append((a, b) if i % 2 else (b, a))
+            if len(pairs) >= MIN_ROUNDS and _is_clear(timing := _timing(inputs, pairs)):
+                return timing
     return _timing(inputs, pairs)
+
+
+def _is_clear(timing: Timing) -> bool:
+    """Known well enough, and no more rounds of such noise would turn a win into a loss."""
+    return timing.spread <= PRECISION and abs(log(timing.speedup)) > 2 * timing.spread
 
 
 def why_slower(timings: Sequence[Timing]) -> str | None:

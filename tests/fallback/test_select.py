@@ -124,3 +124,14 @@ def test_without_timing_the_first_is_taken_unmeasured() -> None:
     decision = select("cluster_0", None, several, [X], Config(timing=False))  # type: ignore[arg-type]
     assert decision.chosen is several[0]
     assert select("cluster_0", None, [], [X], Config(timing=False)).chosen is None  # type: ignore[arg-type]
+
+
+def test_measuring_ends_as_soon_as_the_speed_up_is_known() -> None:
+    clock = Clock()
+    measure(clock.costs(0.010), clock.costs(0.030), X, 15, clock)
+    steady = clock.now
+    clock = Clock()
+    measure(clock.costs(0.010), clock.costs(0.010), X, 15, clock)  # never clear which is faster
+    # the same warm-up, then a round of 40 ms as often as needed, and one of 20 ms in all 15
+    assert steady == pytest.approx((4 + module.MIN_ROUNDS) * 0.04)
+    assert clock.now == pytest.approx((4 + 15) * 0.02)

@@ -22,6 +22,7 @@ from fake_backends import (
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from blade.backends.base import Cluster, ValueInfo
+from blade.fallback.fp64 import Fp64
 from blade.fallback.verify import verify
 from blade.reason import Code, Reason, Stage
 from blade.report import Verdict
@@ -262,3 +263,22 @@ def test_without_fp64_the_original_is_the_measure() -> None:
     assert isinstance(reason, Reason)
     assert "from the original (relative" in reason.detail
     assert "the original's own error being unknown" in reason.detail
+
+
+@pytest.mark.parametrize(("fault", "runs_once"), [(right, True), (wrong_values, False)])
+def test_fp64_runs_at_the_first_case_and_where_the_original_is_not_met(
+    fault: Fault, runs_once: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = []
+    plain = Fp64.__call__
+
+    def counted(self: Fp64, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        runs.append(inputs)
+        return plain(self, inputs)
+
+    monkeypatch.setattr(Fp64, "__call__", counted)
+    verdict = run(FLOATS, run=fault)
+    assert len(runs) == 1 if runs_once else len(runs) > 3
+    assert isinstance(verdict, Verdict) is runs_once
+    if isinstance(verdict, Verdict):
+        assert verdict.checked > 1
