@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from blade.capture.compare import Reference
 from blade.reason import Reason
 
 
@@ -19,6 +18,20 @@ class Limit:
     axis: int
     low: int
     high: int
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What the original answered to ``sample``: one answer per call, two if calls change its state.
+
+    An answer is the output and the arguments as they were left (forward may write to them). ``axes``
+    are the dimensions (tensor, axis) resized against the first sample.
+    """
+
+    sample: tuple[Any, ...]
+    answers: tuple[tuple[Any, Any], ...]
+    axes: frozenset[tuple[int, int]]
+    what: str
 
 
 @dataclass(frozen=True)

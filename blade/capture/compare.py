@@ -3,13 +3,13 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.jit._fuser import optimized_execution
 from torch.utils import _pytree as pytree
 
+from blade.capture.captured import Reference
 from blade.capture.inputs import Sample
 from blade.capture.original import Answer, Original, State, answer_of, seeded
 from blade.capture.probes import Axis
@@ -26,19 +26,6 @@ _TOLERANCE = {
     torch.complex64: 1e-4,
     torch.complex128: 1e-9,
 }
-
-
-@dataclass(frozen=True)
-class Reference:
-    """What the original answered to ``sample``: one answer per call, two if calls change its state.
-
-    An answer is the output and the arguments as they were left (forward may write to them).
-    """
-
-    sample: Sample
-    answers: tuple[Answer, ...]
-    axes: frozenset[Axis]  # the dimensions resized against the first sample
-    what: str
 
 
 def reference(
