@@ -3,8 +3,7 @@
 
 from collections.abc import Sequence
 
-from blade.capture.captured import Limit
-from blade.capture.compare import Reference
+from blade.capture.captured import Limit, Reference
 from blade.capture.inputs import Call, Sample, describe, name_of_leaf
 from blade.capture.probes import axes_of
 from blade.reason import Code, Reason, Stage

@@ -14,7 +14,8 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from blade.capture.compare import Reference, reference
+from blade.capture.captured import Reference
+from blade.capture.compare import reference
 from blade.capture.declared import Range, declared_ranges, tuning_samples
 from blade.capture.inputs import Call, Sample, describe, normalize
 from blade.capture.model import device_of, signature_of
