@@ -1701,7 +1701,6 @@ row(
     f32("a 2 b 4"),
     f32("a 2 c 4"),
     f32("a 2 c 4"),
-    called=True,
 )
 row(
     "attention mask",
@@ -1713,7 +1712,6 @@ row(
     f32("a 2 c 4"),
     f32("a 2 c 4"),
     mask("a 1 b c"),
-    called=True,
 )
 row(
     "attention causal",
@@ -1724,7 +1722,6 @@ row(
     f32("a 2 b 4"),
     f32("a 2 b 4"),
     f32("a 2 b 4"),
-    called=True,
 )
 row(
     "attention gqa",
@@ -1732,7 +1729,39 @@ row(
     f32("a 4 b 4"),
     f32("a 2 b 4"),
     f32("a 2 b 4"),
+)
+row(
+    "attention few axes",
+    lambda q, k, v: (
+        F.scaled_dot_product_attention(q, k, v),
+        F.scaled_dot_product_attention(q[0], k[0], v[0]),
+    ),
+    f32("a b 4"),
+    f32("a c 4"),
+    f32("a c 6"),
+)
+row(
+    "attention shared keys",
+    lambda q, k, v: F.scaled_dot_product_attention(q, k, v),
+    f32("a 3 2 b 4"),
+    f32("a 1 2 c 4"),
+    f32("a 1 2 c 4"),
+)
+row(
+    "attention float64",
+    lambda q, k, v: F.scaled_dot_product_attention(q, k, v),
+    spec("a 2 b 4", torch.float64, -2, 2),
+    spec("a 2 c 4", torch.float64, -2, 2),
+    spec("a 2 c 4", torch.float64, -2, 2),
     called=True,
+)
+row(
+    "attention gqa mask",
+    lambda q, k, v, m: F.scaled_dot_product_attention(q, k, v, m, enable_gqa=True),
+    f32("a 4 b 4"),
+    f32("a 2 c 4"),
+    f32("a 2 c 4"),
+    mask("a 1 b c"),
 )
 row(
     "attention by hand",

@@ -14,7 +14,7 @@ from typing import Any
 import sympy
 import torch
 
-from blade.backends.disc.convolution import reference
+from blade.backends.disc import attention, convolution
 from blade.backends.disc.ir import Graph, Value
 from blade.backends.disc.kernel import Dim
 from blade.backends.disc.ops.table import Slot
@@ -177,7 +177,9 @@ def _structural(
     if v.op == "matmul":
         return torch.matmul(*args)
     if v.op == "conv":
-        return reference(v, args)
+        return convolution.reference(v, args)
+    if v.op == "attention":
+        return attention.reference(v, *args)
     if v.op == "item":
         return args[0][a["index"]]
     raise AssertionError(str(v))

@@ -14,6 +14,9 @@
     matmul a b                            batched over equal leading axes
     conv x w bias? residual? {stride, padding, dilation, groups, activation}
                                           channels last: x [N, *spatial, C], w [O, C/groups, *kernel]
+    attention q k v bias? {scale, causal, undefined, heads}
+                                          softmax(scale * q @ k.T + bias) @ v over equal leading axes, of which
+                                          the last `heads` come after the queries' axis in the result
     call ... {target, args}               any other ATen op, through the dispatcher
     item a {index}                        one result of a call with several
 

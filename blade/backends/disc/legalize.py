@@ -105,6 +105,10 @@ def _copy_before_layouts(b: Builder, v: Value, args: list[Value]) -> Value | Non
     if v.op == "conv":
         args = [_addressed(b, a) if a.op == "const" else _stored(b, a) for a in args]
         return b.make(v.op, args, v.shape, v.dtype, **v.attrs)
+    if v.op == "attention":
+        args = [_addressed(b, a) for a in args]
+        args[:3] = [a if has_dense_rows(a) else copy(b, a) for a in args[:3]]
+        return b.make(v.op, args, v.shape, v.dtype, **v.attrs)
     if v.op in ("call", "concat"):
         args = [_addressed(b, a) for a in args]
         return b.make(v.op, args, v.shape, v.dtype, v.strides, **v.attrs)
@@ -215,10 +219,16 @@ def absorbed(graph: Graph) -> set[int]:
 def has_rows(x: Value) -> bool:
     """Can a GEMM read ``x`` as a matrix: rows at one distance, elements of a row adjacent?"""
     view = view_of(x)
-    if view is None or (x.shape[-1] != 1 and view.strides[-1] != 1):
+    if view is None or not has_dense_rows(x):
         return False
     flat = (numel(x.shape[:-1]),)
     return reshape_strides(x.shape[:-1], view.strides[:-1], flat) is not None
+
+
+def has_dense_rows(x: Value) -> bool:
+    """Are the elements of each row of ``x`` adjacent?"""
+    view = view_of(x)
+    return view is not None and (x.shape[-1] == 1 or view.strides[-1] == 1)
 
 
 def has_batch(x: Value) -> bool:

@@ -17,6 +17,7 @@ from blade.backends.disc.ir import Builder, Graph, Value, live, plain
 from blade.backends.disc.ops import (
     activation,
     assemble,
+    attention,
     convolution,
     factory,
     functions,
@@ -37,6 +38,7 @@ FAMILIES = (
     activation,
     assemble,
     convolution,
+    attention,
     factory,
     functions,
     layout,

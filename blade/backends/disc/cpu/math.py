@@ -13,6 +13,7 @@ from blade.backends.disc.cpu.code import Code, Value
 _LOG2E = 1.4426950408889634
 _LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440e-4
 _ROUND = 12582912.0  # 1.5 * 2**23: adding it rounds to an integer held in the low mantissa bits
+EXP_TO_ZERO = -88.02969193111305  # -127 ln 2: there the power of two's bits are those of 0
 _EXP = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 0.5)
 _LOG = (
     (7.0376836292e-2, -1.1514610310e-1, 1.1676998740e-1, -1.2420140846e-1, 1.4249322787e-1)
@@ -71,6 +72,12 @@ def exp(code: Code, x: Value) -> Value:
     x = at_least(code, at_most(code, x, 89.0), -104.0)
     n, r = _reduce(code, x)
     return _scale(code, _exp_near_zero(code, r), n)
+
+
+def exp_in_one_step(code: Code, x: Value) -> Value:
+    """exp(x) for EXP_TO_ZERO <= x <= 88 or NaN; results below 2**-126 are 0."""
+    n, r = _reduce(code, x)
+    return code.mul(_exp_near_zero(code, r), _power_of_two(code, n))
 
 
 def exp2(code: Code, x: Value) -> Value:
@@ -195,7 +202,7 @@ def _exp_near_zero(code: Code, r: Value) -> Value:
 
 
 def _power_of_two(code: Code, n: Value) -> Value:
-    """2**n for -127 < n < 128."""
+    """2**n for -127 < n < 128; 0 for -127."""
     biased = code.add(n, code.like(127, n))
     return code.from_bits(code.apply("arith.shli", biased, code.like(23, n)))
 

@@ -12,7 +12,8 @@ import torch
 from torch.utils._sympy.functions import FloorDiv
 
 from blade.backends.disc.constants import parts_of
-from blade.backends.disc.cpu import gemm
+from blade.backends.disc.cpu import attention_kernel, gemm
+from blade.backends.disc.cpu.attention import attention_call
 from blade.backends.disc.cpu.micro_kernel import panel_width
 from blade.backends.disc.cpu.target import Target
 from blade.backends.disc.ir import Value, numel, plain
@@ -76,4 +77,12 @@ def _packed_bias(bias: Value | None, columns: int, target: Target) -> Packed:
     return Packed(gemm.PACK, torch.float32, numel, tuple(fills))
 
 
-_RULES: Mapping[str, Callable[[Value, Target], Native | None]] = {"linear": _linear}
+def _attention(value: Value, target: Target) -> Native:
+    code = ((attention_kernel.NAME, attention_kernel.attention_text(target)),)
+    return Native(attention_call(value, target), code)
+
+
+_RULES: Mapping[str, Callable[[Value, Target], Native | None]] = {
+    "linear": _linear,
+    "attention": _attention,
+}

@@ -27,6 +27,11 @@ class Target:
     lanes: int
 
     @property
+    def registers(self) -> int:
+        """Vector registers of ``lanes`` floats."""
+        return 32 if self.lanes == 16 or "asimd" in self.isa else 16
+
+    @property
     def has_half(self) -> bool:
         """Whether float16 conversion is an instruction (else it would be a call into compiler-rt)."""
         return "f16c" in self.isa or "asimd" in self.isa

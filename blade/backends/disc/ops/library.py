@@ -1,11 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of compute-intensive ops: they become library instructions (GEMM, attention, gather).
+"""Rows of compute-intensive ops: they become library instructions (GEMM, gather)."""
 
-What can be prepared once is taken out of the call here: an attention mask of booleans, which torch
-would convert again in every layer, becomes an additive float mask, a value shared by all layers.
-"""
-
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -127,27 +122,6 @@ def matmul(lo: Lowering, a: Value, b: Value) -> Value:
     a = lo.b.broadcast(a, (*batch, *a.shape[-2:]))
     b = lo.b.broadcast(b, (*batch, *b.shape[-2:]))
     return lo.b.make("matmul", (a, b), lo.shape, lo.dtype)
-
-
-@lowers(aten.scaled_dot_product_attention.default)
-def attention(
-    lo: Lowering,
-    q: Value,
-    k: Value,
-    v: Value,
-    attn_mask: Value | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Value:
-    if dropout_p != 0.0 or attn_mask is None or attn_mask.dtype != torch.bool:
-        raise lo.otherwise()
-    zero, never = (lo.b.fill(x, attn_mask.shape, q.dtype) for x in (0.0, -math.inf))
-    bias = lo.b.pointwise("where", attn_mask, zero, never)
-    args = (q, k, v, bias, dropout_p, is_causal, scale, enable_gqa)
-    result: Value = lo.call(aten.scaled_dot_product_attention.default, args)
-    return result
 
 
 @lowers(aten.index.Tensor)

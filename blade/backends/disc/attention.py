@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Making ``attention`` values: which cases the op takes, and the layout its result comes in.
+
+    attend(b, q, k, v, bias, scale=0.125) -> [.., H, L, Dv], in memory [.., L, H, Dv]
+
+so that what transformers do next, a permutation to [B, L, H, D] and a reshape to [B, L, H * D], is a view.
+"""
+
+import math
+
+import sympy
+import torch
+
+from blade.backends.disc.ir import Builder, Value, plain
+from blade.backends.disc.kernel import Dim
+
+MOST_AXES = 6  # of an operand: the generated code walks four leading axes
+
+
+def why_not(q: Value, k: Value, v: Value, bias: Value | None) -> str | None:
+    """``None`` where these operands can make an ``attention``, else the reason."""
+    operands = [x for x in (q, k, v, bias) if x is not None]
+    if any(x.dtype != torch.float32 for x in operands):
+        return "attention is generated for float32"
+    if any(len(x.shape) > MOST_AXES for x in operands):
+        return f"an operand has more than {MOST_AXES} axes"
+    return None
+
+
+def attend(
+    b: Builder,
+    q: Value,
+    k: Value,
+    v: Value,
+    bias: Value | None,
+    scale: float,
+    causal: bool = False,
+    undefined: bool = False,
+    heads: int = 1,
+) -> Value:
+    """q [*lead, L, D], k [*lead, S, D], v [*lead, S, Dv], bias [*lead, L, S] -> [*lead, L, Dv].
+
+    ``heads``: how many of the last leading axes lie within a query's row in memory. ``undefined``: a row
+    whose every score is -inf gives NaN, as a softmax written out does; torch's fused op gives 0.
+    """
+    lead, rank = q.shape[:-2], len(q.shape)
+    assert all(x.shape[:-2] == lead for x in (k, v)), (q, k, v)
+    heads = min(heads, len(lead))
+    place = len(lead) - heads  # of the queries' axis in the result
+    shape = (*lead[:place], q.shape[-2], *lead[place:], v.shape[-1])
+    args = (q, k, v) if bias is None else (q, k, v, bias)
+    made = b.make(
+        "attention",
+        args,
+        shape,
+        q.dtype,
+        scale=float(scale),
+        causal=causal,
+        undefined=undefined,
+        heads=heads,
+    )
+    back = [*range(place), *range(place + 1, rank - 1), place, rank - 1]
+    return b.permute(made, back)
+
+
+def grouped(
+    b: Builder,
+    q: Value,
+    k: Value,
+    v: Value,
+    bias: Value | None,
+    scale: float,
+    causal: bool = False,
+    undefined: bool = False,
+) -> Value:
+    """Heads of q [.., H, L, D] in groups over those of k and v [.., Hkv, S, D]: nothing is repeated."""
+    lead, head, few = q.shape[:-3], q.shape[-3], k.shape[-3]
+    group = plain(sympy.sympify(head) / few)
+    count = len(lead)
+    wide = (*lead, few, group)
+    q = b.reshape(q, (*wide, *q.shape[-2:]))
+    axes = (*range(count + 1), count + 2, count + 3)
+    k, v = (b.make("broadcast", (x,), (*wide, *x.shape[-2:]), x.dtype, axes=axes) for x in (k, v))
+    if bias is not None:
+        bias = _split_heads(b, bias, few, group)
+    y = attend(b, q, k, v, bias, scale, causal, undefined, heads=2)
+    # merge the heads in memory order, where they are neighbours: the result stays a permutation
+    rank = len(y.shape)
+    y = b.permute(y, (*range(count), rank - 2, count, count + 1, rank - 1))
+    y = b.reshape(y, (*lead, y.shape[count], head, y.shape[-1]))
+    return b.permute(y, (*range(count), count + 1, count, count + 2))
+
+
+def _split_heads(b: Builder, bias: Value, few: Dim, group: Dim) -> Value:
+    """A bias [.., H, L, S] over (few, group) heads; where it is the same for every head it stays so."""
+    shape = (*bias.shape[:-3], few, group, *bias.shape[-2:])
+    place = len(bias.shape) - 3
+    if bias.op == "broadcast" and place not in bias.attrs["axes"]:
+        axes = tuple(a if a < place else a + 1 for a in bias.attrs["axes"])
+        return b.make("broadcast", bias.args, shape, bias.dtype, axes=axes)
+    return b.reshape(bias, shape)
+
+
+def reference(
+    v: Value,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """What ``attention`` means. ``causal``: query i sees keys up to i."""
+    scores = query @ key.mT * v.attrs["scale"]
+    if bias is not None:
+        scores = scores + bias
+    if v.attrs["causal"]:
+        future = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+        scores = scores.masked_fill(future, -math.inf)
+    weights = scores.softmax(-1)
+    if not v.attrs["undefined"]:
+        weights = weights.masked_fill((scores == -math.inf).all(-1, keepdim=True), 0.0)
+    result: torch.Tensor = (weights @ value).movedim(-2, -2 - v.attrs["heads"])
+    return result

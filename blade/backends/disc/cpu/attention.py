@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How an ``attention`` of the IR calls the generated kernel: strides, sizes, scratch, units."""
+
+import struct
+
+import sympy
+from torch.utils._sympy.functions import FloorDiv
+
+from blade.backends.disc.cpu import attention_kernel as kernel
+from blade.backends.disc.cpu.attention_block import BLOCK_KEYS
+from blade.backends.disc.cpu.attention_tiles import key_rows
+from blade.backends.disc.cpu.target import Target
+from blade.backends.disc.ir import Shape, Value, numel, plain
+from blade.backends.disc.kernel import Dim
+from blade.backends.disc.program import NativeCall
+from blade.backends.disc.views import view_of
+
+
+def attention_call(value: Value, target: Target) -> NativeCall:
+    """The call that computes ``value``; its operands are addressable, their rows contiguous."""
+    q, k, v = value.args[:3]
+    bias = value.args[3] if len(value.args) == 4 else None
+    lead, queries, depth = q.shape[:-2], q.shape[-2], q.shape[-1]
+    keys, columns = v.shape[-2:]
+    q_lead, k_lead, v_lead = (_strides(x)[:-2] for x in (q, k, v))
+    bias_strides = (0,) * len(q.shape) if bias is None else _strides(bias)
+    out, out_row = _result_strides(value)
+    numbers: dict[str, Dim] = {
+        "queries": queries,
+        "keys": keys,
+        "depth": depth,
+        "columns": columns,
+        "causal": int(value.attrs["causal"]),
+        "undefined": int(value.attrs["undefined"]),
+        "scale": struct.unpack("<i", struct.pack("<f", value.attrs["scale"]))[0],
+        "has_bias": int(bias is not None),
+        "q_row": _strides(q)[-2],
+        "k_row": _strides(k)[-2],
+        "v_row": _strides(v)[-2],
+        "o_row": out_row,
+        "bias_query": bias_strides[-2],
+        "bias_key": bias_strides[-1],
+    }
+    named = {"q": q_lead, "k": k_lead, "v": v_lead, "bias": bias_strides[:-2], "o": out}
+    numbers |= _padded("n", lead, 1)
+    for name, strides in named.items():
+        numbers |= _padded(f"{name}_", strides, 0)
+    size = kernel.block_queries(target)
+    work = sympy.Min(queries, size) * keys * (sympy.sympify(depth) + columns)
+    return NativeCall(
+        kernel.NAME,
+        plain(numel(lead) * FloorDiv(sympy.sympify(queries) + size - 1, size)),
+        plain(FloorDiv(work, 16) + 1),
+        _scratch(keys, depth, columns, target),
+        (q, k, v, q if bias is None else bias, value),
+        tuple(numbers[name] for name in kernel.ARGUMENTS),
+    )
+
+
+def _strides(x: Value) -> Shape:
+    view = view_of(x)
+    assert view is not None, x
+    return tuple(0 if d == 1 else s for d, s in zip(x.shape, view.strides, strict=True))
+
+
+def _result_strides(value: Value) -> tuple[Shape, Dim]:
+    """Of the leading axes in the operands' order, and of a query: heads lie within a query's row."""
+    strides, heads = _strides(value)[:-1], value.attrs["heads"]
+    place = len(strides) - 1 - heads
+    return (*strides[:place], *strides[place + 1 :]), strides[place]
+
+
+def _padded(name: str, dims: Shape, missing: int) -> dict[str, Dim]:
+    full = (*[missing] * (kernel.LEAD - len(dims)), *dims)
+    return {f"{name}{k}": d for k, d in enumerate(full)}
+
+
+def _scratch(keys: Dim, depth: Dim, columns: Dim, target: Target) -> Dim:
+    """Bytes for either way: blocks of scores, sums and queries, or one row of scores."""
+    lanes, width = target.lanes, kernel.block_queries(target)
+    rows = sympy.Min(keys, BLOCK_KEYS) + key_rows(target)[0]
+    padded = FloorDiv(sympy.sympify(columns) + lanes - 1, lanes) * lanes
+    block = (rows + depth + padded + 4) * width
+    return plain(4 * sympy.Max(block, sympy.sympify(keys) + 2 * lanes + 16))

@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One unit of attention: a block of one head's queries against all of its keys, ``BLOCK_KEYS`` at a time."""
+
+from collections.abc import Callable
+
+from blade.backends.disc.cpu import attention_softmax as softmax
+from blade.backends.disc.cpu import attention_tiles as tiles
+from blade.backends.disc.cpu.code import Value
+from blade.backends.disc.cpu.function import Function
+from blade.backends.disc.cpu.target import Target
+
+Part = Callable[[Function], Function]  # makes a function part of the text, once
+BLOCK_KEYS = 512
+
+UNIT = (
+    "q:ptr k:ptr v:ptr bias:ptr o:ptr scratch:ptr first:i64 count:i64 keys:i64 all_keys:i64 depth:i64 "
+    "columns:i64 causal:i1 empty:f32 scale:f32 has_bias:i1 "
+    "q_row:i64 k_row:i64 v_row:i64 o_row:i64 bias_query:i64 bias_key:i64"
+)
+
+
+def block_unit(target: Target, vectors: int, multiply: Function, part: Part) -> Function:
+    """One unit with up to ``vectors`` vectors of queries."""
+    lanes, width = target.lanes, vectors * target.lanes
+    f = Function(f"attention_f32_block_{vectors}", UNIT, lanes)
+    main, rest = tiles.key_rows(target)
+    parts = {rows: part(tiles.score_tile(target, vectors, rows)) for rows in (main, rest)}
+    room = f.add(f.least(f["all_keys"], f.number(BLOCK_KEYS)), f.number(main))
+    padded = f.mul(f.ceildiv(f["columns"], lanes), f.number(lanes))
+    blocks = f["scratch"]
+    p = f.at(blocks, f.mul(f["depth"], f.number(width)))
+    maxima = f.at(p, f.mul(room, f.number(width)))
+    totals, factors = f.at(maxima, width), f.at(maxima, 2 * width)
+    ones, sums = f.at(maxima, 3 * width), f.at(maxima, 4 * width)
+    for v in range(vectors):
+        f.store(f.constant(-float("inf"), "f32", lanes), f.at(maxima, v * lanes))
+        f.store(f.constant(0.0, "f32", lanes), f.at(totals, v * lanes))
+        f.store(f.constant(1.0, "f32", lanes), f.at(ones, v * lanes))
+    query = {"q": f["q"], "distance": f["q_row"], "scale": f["scale"]}
+    load = part(tiles.load_queries(target, vectors))
+    f.run(load, **query, count=f["count"], depth=f["depth"], blocks=blocks)
+    # without a key there is still one round, which writes what an empty row gives
+    with f.loop(f.number(0), f.most(f["keys"], f.number(1)), BLOCK_KEYS) as s0:
+        left = f.sub(f["keys"], s0)
+        n = f.least(left, f.number(BLOCK_KEYS))
+        k = f.at(f["k"], f.mul(s0, f["k_row"]))
+        _scores(f, parts, main, rest, width, blocks=blocks, k=k, keys=n, p=p)
+        _bias_and_mask(f, target, vectors, part, p=p, s0=s0, keys=n)
+        step = part(softmax.exponentials(target, vectors))
+        f.run(step, p=p, keys=n, maxima=maxima, totals=totals, factors=factors)
+        fresh = f.compare("eq", s0, f.number(0))
+        with f.when(f.compare("ne", s0, f.number(0))):
+            scale = part(softmax.rescale(target))
+            f.run(scale, sums=sums, count=f["count"], columns=padded, factors=factors)
+        is_last = f.compare("sle", left, f.number(BLOCK_KEYS))
+        with f.when(is_last):
+            _invert(f, vectors, totals, factors)
+        f.run(
+            multiply,
+            p=p,
+            p_distance=f.number(width),
+            v=f.at(f["v"], f.mul(s0, f["v_row"])),
+            distance=f["v_row"],
+            depth=n,
+            fresh=fresh,
+            sums=sums,
+            sums_distance=padded,
+            factors=f.either(is_last, factors, ones),
+            to=f.either(is_last, f["o"], sums),
+            to_distance=f.select(is_last, f["o_row"], padded),
+            rows=f["count"],
+            columns=f["columns"],
+        )
+    return f
+
+
+def _scores(
+    f: Function,
+    parts: dict[int, Function],
+    main: int,
+    rest: int,
+    width: int,
+    blocks: Value,
+    k: Value,
+    keys: Value,
+    p: Value,
+) -> None:
+    """Tiles of scores; the last one may count keys twice, in scratch that nothing reads."""
+    few_left = f.floor_to(keys, main)
+    left = f.sub(keys, few_left)
+    small = f.compare("sle", left, f.number(rest))
+    whole = f.select(small, few_left, keys)
+
+    def tile(rows: int, s: Value) -> None:
+        at, to = f.at(k, f.mul(s, f["k_row"])), f.at(p, f.mul(s, f.number(width)))
+        count = f.sub(keys, s)
+        same = {"blocks": blocks, "distance": f["k_row"], "depth": f["depth"]}
+        f.run(parts[rows], **same, k=at, count=count, p=to)
+
+    with f.loop(f.number(0), whole, main) as s:
+        tile(main, s)
+    with f.loop(whole, keys, rest) as s:
+        tile(rest, s)
+
+
+def _bias_and_mask(
+    f: Function,
+    target: Target,
+    vectors: int,
+    part: Part,
+    p: Value,
+    s0: Value,
+    keys: Value,
+) -> None:
+    with f.when(f["has_bias"]):
+        bias = f.at(f["bias"], f.mul(s0, f["bias_key"]))
+        same = {"p": p, "keys": keys, "bias": bias, "distance": f["bias_key"]}
+        with f.when(f.compare("eq", f["bias_query"], f.number(0))):
+            f.run(part(softmax.add_key_bias(target, vectors)), **same)
+            f.branch()
+            full = part(softmax.add_bias(target, vectors))
+            f.run(full, **same, count=f["count"], query_distance=f["bias_query"])
+    with f.when(f["causal"]):
+        first = f.sub(f["first"], s0)
+        f.run(part(softmax.mask_future(target, vectors)), p=p, keys=keys, first=first)
+
+
+def _invert(f: Function, vectors: int, totals: Value, factors: Value) -> None:
+    """What the sums are multiplied by at the end; a row that no key took part in has no total."""
+    lanes = f.lanes
+    one, zero = (f.constant(x, "f32", lanes) for x in (1.0, 0.0))
+    empty = f.broadcast(f["empty"], lanes)
+    for v in range(vectors):
+        total = f.load(f.at(totals, v * lanes), lanes)
+        factor = f.select(f.compare("oeq", total, zero), empty, f.div(one, total))
+        f.store(factor, f.at(factors, v * lanes))
+
+
+def values_product(target: Target, part: Part) -> Function:
+    """All tiles of ``rows`` queries times ``columns`` of V."""
+    f = Function(
+        "attention_f32_values",
+        tiles.VALUE_ARGUMENTS + " rows:i64 columns:i64",
+        target.lanes,
+    )
+    sizes, start = tiles.value_tiles(target), f.number(0)
+    for vectors, counts in sizes.items():
+        step = vectors * target.lanes
+        end = f.add(start, f.floor_to(f.sub(f["columns"], start), step))
+        made = [part(tiles.value_tile(target, rows, vectors)) for rows in counts]
+        with f.loop(start, end, step) as column:
+            _rows(f, made, counts, column)
+        start = end
+    made = [part(tiles.value_tile(target, rows, 1, masked=True)) for rows in sizes[1]]
+    with f.when(f.compare("slt", start, f["columns"])):
+        _rows(f, made, sizes[1], start, columns=f.sub(f["columns"], start))
+    return f
+
+
+def _rows(
+    f: Function, made: list[Function], counts: tuple[int, ...], column: Value, **extra: Value
+) -> None:
+    """Tiles down the queries of one group of columns, large ones first."""
+    start = f.number(0)
+    same = {n: f[n] for n in ("p_distance", "distance", "depth", "fresh")}
+    same |= {n: f[n] for n in ("sums_distance", "to_distance")}
+    values = f.at(f["v"], column)
+    for tile, rows in zip(made, counts, strict=True):
+        end = f.add(start, f.floor_to(f.sub(f["rows"], start), rows))
+        with f.loop(start, end, rows) as row:
+            sums = f.at(f["sums"], f.add(column, f.mul(row, f["sums_distance"])))
+            to = f.at(f["to"], f.add(column, f.mul(row, f["to_distance"])))
+            p, factors = f.at(f["p"], row), f.at(f["factors"], row)
+            f.run(tile, p=p, v=values, sums=sums, factors=factors, to=to, **same, **extra)
+        start = end

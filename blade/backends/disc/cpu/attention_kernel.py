@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The generated attention: ``softmax(scale * Q K^T + bias) V`` per head, in f32, every size an argument.
+
+    attention(ptrs = Q, K, V, bias, O, scratch; ints = ARGUMENTS), units = heads x blocks of queries
+
+A unit is one head's block of queries: its scores against up to ``BLOCK_KEYS`` keys stay in scratch (L1 or
+L2), then their exponentials times V are summed in registers. More keys are walked block by block with a
+running maximum and sum. With few queries (decoding) each is served by itself. Tensors are read where
+they lie, by strides; keys and values are not packed.
+"""
+
+import functools
+
+from blade.backends.disc.cpu import attention_few as few
+from blade.backends.disc.cpu import attention_tiles as tiles
+from blade.backends.disc.cpu.attention_block import UNIT, Part, block_unit, values_product
+from blade.backends.disc.cpu.code import Value
+from blade.backends.disc.cpu.function import ENTRY, Function
+from blade.backends.disc.cpu.target import Target
+
+NAME = "attention_f32"
+LEAD = 4  # axes before the queries', at most; there may be fewer, of size 1
+FEW = 4  # queries that are served one by one
+
+_TENSORS = ("q", "k", "v", "bias", "o")
+ARGUMENTS = (
+    *(f"n{k}" for k in range(LEAD)),
+    *("queries", "keys", "depth", "columns", "causal", "undefined", "scale", "has_bias"),
+    *(f"{t}_{k}" for t in _TENSORS for k in range(LEAD)),
+    *("q_row", "k_row", "v_row", "o_row", "bias_query", "bias_key"),
+)
+"""Sizes, flags, the bits of the scale, strides in elements. ``undefined``: a row without keys is NaN, not 0."""
+
+
+def block_queries(target: Target) -> int:
+    """Queries per unit."""
+    return tiles.VECTORS * target.lanes
+
+
+@functools.lru_cache(maxsize=4)
+def attention_text(target: Target) -> str:
+    """MLIR of ``attention_f32`` and all that it calls."""
+    parts: dict[str, Function] = {}
+
+    def part(f: Function) -> Function:
+        return parts.setdefault(f.name, f)
+
+    multiply = part(values_product(target, part))
+    units = {v: part(block_unit(target, v, multiply, part)) for v in range(1, tiles.VECTORS + 1)}
+    small = part(_few(target, multiply, part))
+    text = [f.text() for f in parts.values()]
+    return "\n".join([*text, _entry(target, units, small).text(internal=False)]) + "\n"
+
+
+def _few(target: Target, multiply: Function, part: Part) -> Function:
+    """One unit query by query."""
+    lanes = target.lanes
+    f = Function("attention_f32_few", UNIT, lanes)
+    dots, exponentials = part(few.dots(target)), part(few.row_exponentials(target))
+    nothing, factor, p = f["scratch"], f.at(f["scratch"], 1), f.at(f["scratch"], 16)
+    f.store(f.constant(0.0, "f32"), nothing)
+    with f.loop(f.number(0), f["count"], 1) as r:
+        seen = f.least(f["keys"], f.add(f.add(f["first"], r), f.number(1)))
+        keys = f.select(f["causal"], seen, f["keys"])
+        bias = f.at(f["bias"], f.mul(r, f["bias_query"]))
+        q, o = f.at(f["q"], f.mul(r, f["q_row"])), f.at(f["o"], f.mul(r, f["o_row"]))
+        f.run(
+            dots,
+            q=q,
+            scale=f["scale"],
+            k=f["k"],
+            distance=f["k_row"],
+            keys=keys,
+            depth=f["depth"],
+            bias=f.either(f["has_bias"], bias, nothing),
+            bias_distance=f.select(f["has_bias"], f["bias_key"], f.number(0)),
+            p=p,
+        )
+        f.run(exponentials, p=p, keys=keys, empty=f["empty"], factor=factor)
+        f.run(
+            multiply,
+            p=p,
+            p_distance=f.number(1),
+            v=f["v"],
+            distance=f["v_row"],
+            depth=keys,
+            fresh=f.constant(1, "i1"),
+            sums=o,  # read and left out
+            sums_distance=f.number(0),
+            factors=factor,
+            to=o,
+            to_distance=f["o_row"],
+            rows=f.number(1),
+            columns=f["columns"],
+        )
+    return f
+
+
+def _entry(target: Target, units: dict[int, Function], small: Function) -> Function:
+    """The loop over units: which head, which queries, and what serves them."""
+    f = Function(NAME, ENTRY, target.lanes)
+    pointers = {n: f.load(f.at(f["ptrs"], k, "ptr"), 1, "ptr") for k, n in enumerate(_TENSORS)}
+    scratch = f.load(f.at(f["ptrs"], len(_TENSORS), "ptr"), 1, "ptr")
+    a = {n: f.load(f.at(f["ints"], k, "i64"), 1, "i64") for k, n in enumerate(ARGUMENTS)}
+    zero, one, size = f.number(0), f.number(1), block_queries(target)
+    bits = f.op(f"arith.trunci {a['scale'].name} : i64 to i32", "i32", 1)
+    scale = f.from_bits(bits)
+    causal, has_bias = (f.compare("ne", a[n], zero) for n in ("causal", "has_bias"))
+    undefined = f.apply(
+        "arith.andi", f.compare("ne", a["undefined"], zero), f.compare("ne", a["keys"], zero)
+    )
+    empty = f.select(undefined, f.constant(float("nan"), "f32"), f.constant(0.0, "f32"))
+    blocks = f.most(f.ceildiv(a["queries"], size), one)
+    with f.loop(f["begin"], f["end"], 1) as unit:
+        at = _heads(f, pointers, a, f.apply("arith.divui", unit, blocks))
+        first = f.mul(f.apply("arith.remui", unit, blocks), f.number(size))
+        count = f.least(f.sub(a["queries"], first), f.number(size))
+        seen = f.least(a["keys"], f.add(first, count))
+        names = "depth columns q_row k_row v_row o_row bias_query bias_key".split()
+        arguments = {n: a[n] for n in names} | {
+            "q": f.at(at["q"], f.mul(first, a["q_row"])),
+            "k": at["k"],
+            "v": at["v"],
+            "o": f.at(at["o"], f.mul(first, a["o_row"])),
+            "bias": f.at(at["bias"], f.mul(first, a["bias_query"])),
+            "scratch": scratch,
+            "first": first,
+            "count": count,
+            "keys": f.select(causal, seen, a["keys"]),
+            "all_keys": a["keys"],
+            "causal": causal,
+            "empty": empty,
+            "scale": scale,
+            "has_bias": has_bias,
+        }
+        with f.when(f.compare("sle", a["queries"], f.number(FEW))):
+            f.run(small, **arguments)
+            f.branch()
+            with f.when(f.compare("sle", count, f.number(target.lanes))):
+                f.run(units[1], **arguments)
+                f.branch()
+                f.run(units[2], **arguments)
+    return f
+
+
+def _heads(
+    f: Function, pointers: dict[str, Value], a: dict[str, Value], head: Value
+) -> dict[str, Value]:
+    """Every tensor's address for one index over all leading axes."""
+    index = [head] * LEAD
+    for k in reversed(range(1, LEAD)):
+        size = f.most(a[f"n{k}"], f.number(1))
+        index[k] = f.apply("arith.remui", head, size)
+        head = f.apply("arith.divui", head, size)
+    index[0] = head
+    found = {}
+    for name, pointer in pointers.items():
+        for k in range(LEAD):
+            pointer = f.at(pointer, f.mul(index[k], a[f"{name}_{k}"]))
+        found[name] = pointer
+    return found

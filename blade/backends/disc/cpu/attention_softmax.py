@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The softmax of attention over a block of scores ``p[key][query]``, queries in lanes: no sums across lanes.
+
+Over several blocks of keys a running maximum and sum are kept per query (Milakov and Gimelshein, "Online
+normalizer calculation for softmax", 2018; Dao et al., "FlashAttention", 2022).
+"""
+
+from blade.backends.disc.cpu import math
+from blade.backends.disc.cpu.attention_tiles import clamped_rows, transposed
+from blade.backends.disc.cpu.code import Value
+from blade.backends.disc.cpu.function import Function
+from blade.backends.disc.cpu.target import Target
+
+_INFINITY = float("inf")
+
+
+def add_key_bias(target: Target, vectors: int) -> Function:
+    """``p[s][query] += bias[s]``: padding masks are the same for every query."""
+    lanes, width = target.lanes, vectors * target.lanes
+    f = Function(f"attention_f32_key_bias_{vectors}", "p:ptr keys:i64 bias:ptr distance:i64", lanes)
+    with f.loop(f.number(0), f["keys"], 1) as s:
+        bias = f.broadcast(f.load(f.at(f["bias"], f.mul(s, f["distance"]))), lanes)
+        row = f.at(f["p"], f.mul(s, f.number(width)))
+        for v in range(vectors):
+            at = f.at(row, v * lanes)
+            f.store(f.add(f.load(at, lanes), bias), at)
+    return f
+
+
+def add_bias(target: Target, vectors: int) -> Function:
+    """``p[s][query] += bias[query, s]`` for ``count`` queries; squares of it are transposed in registers."""
+    lanes, width = target.lanes, vectors * target.lanes
+    f = Function(
+        f"attention_f32_bias_{vectors}",
+        "p:ptr keys:i64 bias:ptr count:i64 query_distance:i64 distance:i64",
+        lanes,
+    )
+    pointers = clamped_rows(f, f["bias"], f["query_distance"], f["count"], width)
+    adjacent = f.compare("eq", f["distance"], f.number(1))
+    whole = f.select(adjacent, f.floor_to(f["keys"], lanes), f.number(0))
+    for v in range(vectors):
+        rows = pointers[v * lanes : (v + 1) * lanes]
+        with f.loop(f.number(0), whole, lanes) as s:
+            columns = transposed(f, [f.load(f.at(p, s), lanes) for p in rows])
+            at = f.at(f.at(f["p"], f.mul(s, f.number(width))), v * lanes)
+            for k, column in enumerate(columns):
+                to = f.at(at, k * width)
+                f.store(f.add(f.load(to, lanes), column), to)
+        with f.loop(whole, f["keys"], 1) as s:
+            offset = f.mul(s, f["distance"])
+            column = f.from_lanes([f.load(f.at(p, offset)) for p in rows])
+            to = f.at(f.at(f["p"], f.mul(s, f.number(width))), v * lanes)
+            f.store(f.add(f.load(to, lanes), column), to)
+    return f
+
+
+def mask_future(target: Target, vectors: int) -> Function:
+    """Query i of the block sees the block's keys up to ``first + i``: the others become -inf."""
+    lanes, width = target.lanes, vectors * target.lanes
+    f = Function(f"attention_f32_causal_{vectors}", "p:ptr keys:i64 first:i64", lanes)
+    never = f.constant(-_INFINITY, "f32", lanes)
+    # `first` may be negative, then the block's first keys are in the future of its first queries
+    start = f.most(f["first"], f.number(0))
+    with f.loop(start, f["keys"], 1) as s:
+        ahead = f.op(f"arith.trunci {f.sub(s, f['first']).name} : i64 to i32", "i32", 1)
+        ahead = f.broadcast(ahead, lanes)
+        row = f.at(f["p"], f.mul(s, f.number(width)))
+        for v in range(vectors):
+            query = f.add(f.iota("i32", lanes), f.constant(v * lanes, "i32", lanes))
+            at = f.at(row, v * lanes)
+            seen = f.compare("sge", query, ahead)
+            f.store(f.select(seen, f.load(at, lanes), never), at)
+    return f
+
+
+def exponentials(target: Target, vectors: int) -> Function:
+    """``p = exp(p - maximum)``, with running ``maxima`` and ``totals``; ``factors`` bring older sums to scale."""
+    lanes = target.lanes
+    f = Function(
+        f"attention_f32_softmax_{vectors}",
+        "p:ptr keys:i64 maxima:ptr totals:ptr factors:ptr",
+        lanes,
+    )
+    old = [f.load(f.at(f["maxima"], v * lanes), lanes) for v in range(vectors)]
+    top = _maxima(f, vectors, old)
+    never = f.constant(-_INFINITY, "f32", lanes)
+    zeros = f.constant(0.0, "f32", lanes)
+    shift = [f.select(f.compare("oeq", t, never), zeros, t) for t in top]
+    sums = _sums(f, vectors, shift)
+    for v in range(vectors):
+        factor = exp_below_zero(f, f.sub(old[v], shift[v]))
+        at = f.at(f["totals"], v * lanes)
+        f.store(f.fma(f.load(at, lanes), factor, sums[v]), at)
+        f.store(top[v], f.at(f["maxima"], v * lanes))
+        f.store(factor, f.at(f["factors"], v * lanes))
+    return f
+
+
+def _maxima(f: Function, vectors: int, start: list[Value]) -> list[Value]:
+    lanes, width = f.lanes, vectors * f.lanes
+    whole = f.floor_to(f["keys"], 4)
+    top = start
+    for low, high, unroll in ((f.number(0), whole, 4), (whole, f["keys"], 1)):
+        with f.carrying(low, high, unroll, top) as carry:
+            row = f.at(f["p"], f.mul(carry.index, f.number(width)))
+            new = []
+            for v in range(vectors):
+                parts = [f.load(f.at(row, u * width + v * lanes), lanes) for u in range(unroll)]
+                new.append(_larger(f, _largest(f, parts), carry.values[v]))
+            carry.next(new)
+        top = carry.results
+    return top
+
+
+def _largest(f: Function, parts: list[Value]) -> Value:
+    while len(parts) > 1:
+        parts = [
+            _larger(f, *parts[k : k + 2]) if k + 1 < len(parts) else parts[k]
+            for k in range(0, len(parts), 2)
+        ]
+    return parts[0]
+
+
+def _larger(f: Function, a: Value, b: Value) -> Value:
+    """One instruction; a NaN may be lost here, but it comes back with its exponential."""
+    return f.select(f.compare("ogt", a, b), a, b)
+
+
+def _sums(f: Function, vectors: int, shift: list[Value]) -> list[Value]:
+    lanes, width = f.lanes, vectors * f.lanes
+    whole = f.floor_to(f["keys"], 4)
+    sums = [f.constant(0.0, "f32", lanes)] * vectors
+    for low, high, unroll in ((f.number(0), whole, 4), (whole, f["keys"], 1)):
+        with f.carrying(low, high, unroll, sums) as carry:
+            row = f.at(f["p"], f.mul(carry.index, f.number(width)))
+            new = []
+            for v in range(vectors):
+                parts = []
+                for u in range(unroll):
+                    at = f.at(row, u * width + v * lanes)
+                    y = exp_below_zero(f, f.sub(f.load(at, lanes), shift[v]))
+                    f.store(y, at)
+                    parts.append(y)
+                while len(parts) > 1:
+                    parts = [f.add(a, b) for a, b in zip(parts[::2], parts[1::2], strict=True)]
+                new.append(f.add(carry.values[v], parts[0]))
+            carry.next(new)
+        sums = carry.results
+    return sums
+
+
+def exp_below_zero(f: Function, x: Value) -> Value:
+    """exp(x) for x <= 0 or NaN; what is below 2**-126 becomes 0: next to a maximum's 1 it is nothing."""
+    x = math.at_least(f, x, math.EXP_TO_ZERO)
+    return math.exp_in_one_step(f, x)
+
+
+def rescale(target: Target) -> Function:
+    """``sums[query] *= factors[query]`` over ``columns``, a multiple of the lanes."""
+    lanes = target.lanes
+    f = Function("attention_f32_rescale", "sums:ptr count:i64 columns:i64 factors:ptr", lanes)
+    with f.loop(f.number(0), f["count"], 1) as r:
+        factor = f.broadcast(f.load(f.at(f["factors"], r)), lanes)
+        row = f.at(f["sums"], f.mul(r, f["columns"]))
+        with f.loop(f.number(0), f["columns"], lanes) as e:
+            at = f.at(row, e)
+            f.store(f.mul(f.load(at, lanes), factor), at)
+    return f

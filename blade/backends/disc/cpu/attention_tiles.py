@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention's two products, on small tiles in registers.
+
+A block of queries lies in scratch transposed, one query per lane (``blocks[d][query]``), so that keys and
+values are read where they are, row by row:
+
+    scores    P[s][query] = sum_d K[s, d] * Q[d][query]      a key's element is broadcast
+    values    O[query, e] = sum_s P[s][query] * V[s, e]      a probability is broadcast
+"""
+
+from collections.abc import Sequence
+
+from blade.backends.disc.cpu.code import Value
+from blade.backends.disc.cpu.function import Function
+from blade.backends.disc.cpu.target import Target
+
+VECTORS = 2  # of queries in a block, at most
+
+
+def key_rows(target: Target) -> tuple[int, int]:
+    """Keys per tile of scores: in the main loop, and for what is left of them."""
+    return (8, 4) if target.registers == 32 else (6, 3)
+
+
+def value_tiles(target: Target) -> dict[int, tuple[int, ...]]:
+    """Vectors of a value row -> queries per tile, largest first; the sums fit the registers."""
+    if target.registers == 32:
+        return {4: (4, 2, 1), 2: (8, 4, 2, 1), 1: (8, 4, 2, 1)}
+    return {2: (4, 2, 1), 1: (6, 4, 2, 1)}
+
+
+def transposed(f: Function, rows: Sequence[Value]) -> list[Value]:
+    """Columns of a square of vectors: every round interleaves the two halves, log2(lanes) times."""
+    lanes, rows = len(rows), list(rows)
+    assert all(r.lanes == lanes for r in rows), rows
+    low = [k // 2 + (k % 2) * lanes for k in range(lanes)]
+    high = [k + lanes // 2 for k in low]
+    for _ in range(lanes.bit_length() - 1):
+        pairs = [(rows[k], rows[k + lanes // 2]) for k in range(lanes // 2)]
+        rows = [_shuffled(f, a, b, picks) for a, b in pairs for picks in (low, high)]
+    return rows
+
+
+def _shuffled(f: Function, a: Value, b: Value, picks: Sequence[int]) -> Value:
+    words = f"vector.shuffle {a.name}, {b.name} [{', '.join(map(str, picks))}]"
+    return f.op(f"{words} : {a.type}, {b.type}", a.element, a.lanes)
+
+
+def clamped_rows(f: Function, base: Value, distance: Value, count: Value, rows: int) -> list[Value]:
+    """Addresses of ``rows`` rows; those from ``count`` on are the last one again."""
+    last = f.sub(count, f.number(1))
+    return [f.at(base, f.mul(f.least(f.number(r), last), distance)) for r in range(rows)]
+
+
+def load_queries(target: Target, vectors: int) -> Function:
+    """``blocks[d][query] = q[query, d] * scale``; lanes from ``count`` on repeat the last query."""
+    lanes, width = target.lanes, vectors * target.lanes
+    f = Function(
+        f"attention_f32_queries_{vectors}",
+        "q:ptr distance:i64 count:i64 depth:i64 scale:f32 blocks:ptr",
+        lanes,
+    )
+    pointers = clamped_rows(f, f["q"], f["distance"], f["count"], width)
+    scale = f.broadcast(f["scale"], lanes)
+    whole = f.floor_to(f["depth"], lanes)
+    for v in range(vectors):
+        rows = pointers[v * lanes : (v + 1) * lanes]
+        with f.loop(f.number(0), whole, lanes) as d:
+            columns = transposed(f, [f.load(f.at(p, d), lanes) for p in rows])
+            to = f.at(f.at(f["blocks"], f.mul(d, f.number(width))), v * lanes)
+            for k, column in enumerate(columns):
+                f.store(f.mul(column, scale), f.at(to, k * width))
+        with f.loop(whole, f["depth"], 1) as d:
+            column = f.from_lanes([f.load(f.at(p, d)) for p in rows])
+            to = f.at(f.at(f["blocks"], f.mul(d, f.number(width))), v * lanes)
+            f.store(f.mul(column, scale), to)
+    return f
+
+
+def score_tile(target: Target, vectors: int, rows: int) -> Function:
+    """``p[s][query]`` for ``rows`` keys; of those from ``count`` on the last key's scores again."""
+    lanes, width = target.lanes, vectors * target.lanes
+    f = Function(
+        f"attention_f32_scores_{rows}x{vectors}",
+        "blocks:ptr k:ptr distance:i64 count:i64 depth:i64 p:ptr",
+        lanes,
+    )
+    keys = clamped_rows(f, f["k"], f["distance"], f["count"], rows)
+    sums = [f.constant(0.0, "f32", lanes)] * (rows * vectors)
+    whole = f.floor_to(f["depth"], 4)
+    for low, high, unroll in ((f.number(0), whole, 4), (whole, f["depth"], 1)):
+        with f.carrying(low, high, unroll, sums) as carry:
+            queries = f.at(f["blocks"], f.mul(carry.index, f.number(width)))
+            starts = [f.at(key, carry.index) for key in keys]
+            sums = carry.values
+            for u in range(unroll):
+                q = [f.load(f.at(queries, u * width + v * lanes), lanes) for v in range(vectors)]
+                new = []
+                for r in range(rows):
+                    key = f.broadcast(f.load(f.at(starts[r], u)), lanes)
+                    new += [f.fma(key, q[v], sums[r * vectors + v]) for v in range(vectors)]
+                sums = new
+            carry.next(sums)
+        sums = carry.results
+    for r in range(rows):
+        for v in range(vectors):
+            f.store(sums[r * vectors + v], f.at(f["p"], r * width + v * lanes))
+    return f
+
+
+VALUE_ARGUMENTS = (
+    "p:ptr p_distance:i64 v:ptr distance:i64 depth:i64 fresh:i1 sums:ptr sums_distance:i64 "
+    "factors:ptr to:ptr to_distance:i64"
+)
+
+
+def value_tile(target: Target, rows: int, vectors: int, masked: bool = False) -> Function:
+    """``to[query, e] = (sums[query, e] + sum_s p[s][query] * v[s, e]) * factors[query]``.
+
+    ``fresh``: ``sums`` counts as zeros. ``masked``: one vector, of whose lanes only ``columns`` exist.
+    """
+    lanes = target.lanes
+    name = f"attention_f32_values_{rows}x{'m' if masked else vectors}"
+    f = Function(name, VALUE_ARGUMENTS + (" columns:i64" if masked else ""), lanes)
+    mask = f.first_lanes(f["columns"]) if masked else None
+    totals = [f.constant(0.0, "f32", lanes)] * (rows * vectors)
+    whole = f.floor_to(f["depth"], 2)
+    for low, high, unroll in ((f.number(0), whole, 2), (whole, f["depth"], 1)):
+        with f.carrying(low, high, unroll, totals) as carry:
+            totals = carry.values
+            for u in range(unroll):
+                s = f.add(carry.index, f.number(u)) if u else carry.index
+                row = f.at(f["v"], f.mul(s, f["distance"]))
+                values = [_part(f, f.at(row, v * lanes), mask) for v in range(vectors)]
+                start = f.at(f["p"], f.mul(s, f["p_distance"]))
+                new = []
+                for r in range(rows):
+                    weight = f.broadcast(f.load(f.at(start, r)), lanes)
+                    new += [
+                        f.fma(weight, values[v], totals[r * vectors + v]) for v in range(vectors)
+                    ]
+                totals = new
+            carry.next(totals)
+        totals = carry.results
+    zeros = f.constant(0.0, "f32", lanes)
+    for r in range(rows):
+        factor = f.broadcast(f.load(f.at(f["factors"], r)), lanes)
+        before = f.at(f["sums"], f.mul(f["sums_distance"], f.number(r)))
+        to = f.at(f["to"], f.mul(f["to_distance"], f.number(r)))
+        for v in range(vectors):
+            old = _part(f, f.at(before, v * lanes), mask)
+            old = f.select(f["fresh"], zeros, old)
+            y = f.mul(f.add(totals[r * vectors + v], old), factor)
+            if mask is None:
+                f.store(y, f.at(to, v * lanes))
+            else:
+                f.store_masked(y, to, mask)
+    return f
+
+
+def _part(f: Function, address: Value, mask: Value | None) -> Value:
+    return f.load(address, f.lanes) if mask is None else f.load_masked(address, mask)
