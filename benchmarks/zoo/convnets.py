@@ -154,8 +154,9 @@ def _transformers(name: str, **config: Any) -> Model:
 
 
 def mobilenet_v2() -> Model:
-    """MobileNetV2 1.0, 3.5 M parameters; padded as in TensorFlow, so by the image's size."""
-    return _transformers("MobileNetV2")
+    """MobileNetV2 1.0, 3.5 M parameters."""
+    # Padded as in PyTorch: as in TensorFlow, Python decides on the image's size, which no trace keeps.
+    return _transformers("MobileNetV2", tf_padding=False)
 
 
 def efficientnet() -> Model:

@@ -31,6 +31,7 @@ from blade.capture.trace import Trace, script, script_around, trace
 from blade.config import Config
 from blade.errors import InputError
 from blade.fallback.attempt import attempt
+from blade.graph.functionalize import functionalize
 from blade.reason import Code, Reason, Stage
 
 _log = logging.getLogger(__name__)
@@ -71,6 +72,7 @@ def capture(model: nn.Module, inputs: Any, config: Config) -> Captured:
     # A new copy: the executor of the compared one remembers the graph as it was.
     final = freeze(graph.module, config.preserved_attributes, config.freeze_module)
     clean(final, config.customize_jit_passes)
+    functionalize(final, graph.seen.samples)
     _log.info("captured %s by %s", type(model).__name__, graph.how)
     return Captured(
         module=final,

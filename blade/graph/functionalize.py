@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""In-place ops on tensors of the graph's own -> the same ops out of place.
+
+    x = conv(...); x.relu_(); return x * 2      ->      x = conv(...); y = relu(x); return y * 2
+
+``relu_`` after a convolution is how most vision models are written, and no backend takes an op that
+writes. An op is replaced only where nobody can tell: it writes to memory that a line of the same
+straight-line code made, nothing else that was made of that memory before is read after, and the op
+out of place has the same dtype and shape. ``x += y`` may not make ``x`` larger, so ``y`` is expanded to ``x``, which
+raises where ``+=`` would have raised.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from blade.graph.alias import Aliases, find_aliases
+from blade.graph.bind import resolve
+from blade.graph.describe import Facts
+from blade.graph.observe import observe_facts
+from blade.graph.program import Line, Program, read
+
+_BROADCAST = ("other", "mask")
+"""Arguments that out of place may make the result larger than ``self``."""
+
+_KEEPS_FORM = frozenset(
+    "index_put index_add index_copy index_fill scatter scatter_add scatter_reduce".split()
+)
+"""Ops with other tensor arguments whose result has the shape and dtype of ``self`` in any case."""
+
+_OVERLAPPING = ("aten::expand", "aten::expand_as", "aten::broadcast_to", "aten::as_strided")
+
+
+def functionalize(module: torch.jit.ScriptModule, samples: Sequence[Sequence[Any]]) -> None:
+    """Replace what can be replaced in ``module``'s forward, in place; ``samples`` tell the dtypes."""
+    dtypes: dict[int, torch.dtype | None] | None = None
+    while True:
+        program = read(module.graph)
+        writers = [line for line in _lines(program) if _functional(line) is not None]
+        if not writers:
+            return
+        dtypes = _dtypes(program, module, samples) if dtypes is None else dtypes
+        aliases = find_aliases(program)
+        chosen: list[Line] = []
+        touched: set[int] = set()  # one write per tensor and round: the next round sees its result
+        for line in writers:
+            roots = aliases.roots[line.inputs[0]]
+            fits = _is_private(program, aliases, line) and _keeps_form(program, line, dtypes)
+            if fits and not touched & roots:
+                chosen.append(line)
+                touched |= roots
+        for line in chosen:
+            dtypes[_replace(program, line)] = dtypes.get(line.inputs[0])
+        if not chosen:
+            return
+
+
+def _lines(program: Program) -> Iterator[Line]:
+    """Straight-line code only: a tensor that a loop carries is written once per round."""
+    return (program.lines[index] for index in program.blocks[0].lines)
+
+
+def _functional(line: Line) -> torch._ops.OpOverload | None:
+    """The overload that does out of place what ``line`` does to its first argument, and nothing else."""
+    overload = resolve(line.node)
+    if overload is None or not overload._schema.is_mutable or len(line.outputs) != 1:
+        return None
+    name = overload._schema.name.removeprefix("aten::")
+    tags = (torch.Tag.nondeterministic_seeded, torch.Tag.inplace_view)
+    if not name.endswith("_") or any(tag in overload.tags for tag in tags):
+        return None
+    packet = getattr(torch.ops.aten, name[:-1], None)
+    twin = getattr(packet, overload._overloadname, None)
+    if twin is None or any(r.alias_info is not None for r in twin._schema.returns):
+        return None
+    return twin if _parameters(twin) == _parameters(overload) else None
+
+
+def _parameters(overload: torch._ops.OpOverload) -> list[tuple[str, str]]:
+    return [(a.name, str(a.type)) for a in overload._schema.arguments]
+
+
+def _dtypes(
+    program: Program, module: torch.jit.ScriptModule, samples: Sequence[Sequence[Any]]
+) -> dict[int, torch.dtype | None]:
+    facts = Facts(program, tuple(observe_facts(program, module, one) for one in samples))
+    return {value: facts.info(value).dtype for value in program.values}
+
+
+def _is_private(program: Program, aliases: Aliases, line: Line) -> bool:
+    """Whether ``line`` writes to memory that, after it, is only read through its own tensor."""
+    target = line.inputs[0]
+    shared = aliases.roots[target]
+    related = [value for value, roots in aliases.roots.items() if not shared.isdisjoint(roots)]
+    return (
+        all(_is_own(program, root) for root in shared)
+        and not any(_overlaps(program, value) for value in related)
+        and not any(_is_read_across(program, v, line) for v in related if v != target)
+    )
+
+
+def _is_own(program: Program, root: int) -> bool:
+    """Whether an op of the straight-line code made this memory, and nothing else can be there."""
+    maker = program.maker(root)
+    made = None if maker is None or maker.block != 0 else resolve(maker.node)
+    # what may draw random numbers (dropout) may also return its input
+    return made is not None and torch.Tag.nondeterministic_seeded not in made.tags
+
+
+def _overlaps(program: Program, value: int) -> bool:
+    """Whether elements of ``value`` may share memory with each other: torch refuses to write there."""
+    maker = program.maker(value)
+    return maker is not None and maker.kind in _OVERLAPPING
+
+
+def _is_read_across(program: Program, value: int, line: Line) -> bool:
+    """Whether ``value`` is there before ``line`` and read after it."""
+    if program.producer.get(value, -1) >= line.index:
+        return False
+    later = any(user > line.index for user in program.users.get(value, ()))
+    return later or value in program.returned
+
+
+def _keeps_form(program: Program, line: Line, dtypes: dict[int, torch.dtype | None]) -> bool:
+    """Whether the op out of place has ``self``'s dtype (and shape, once its operands are expanded)."""
+    twin = _functional(line)
+    assert twin is not None, line
+    if twin._schema.name.removeprefix("aten::") in _KEEPS_FORM:
+        return True
+    own = dtypes.get(line.inputs[0])
+    for argument, value in list(zip(twin._schema.arguments, line.inputs, strict=True))[1:]:
+        if "Tensor" not in str(argument.type):
+            continue
+        if argument.name not in _BROADCAST or own is None:
+            return False
+        if argument.name == "other" and dtypes.get(value) != own:
+            return False
+    return True
+
+
+def _replace(program: Program, line: Line) -> int:
+    """Put the op out of place where ``line`` is; the value that stands for ``self`` from now on."""
+    twin, old = _functional(line), line.node
+    assert twin is not None, line
+    inputs = list(old.inputs())
+    own = inputs[0]
+    if twin._schema.name.removeprefix("aten::") not in _KEEPS_FORM:
+        for place, argument in enumerate(twin._schema.arguments):
+            if argument.name in _BROADCAST and "Tensor" in str(argument.type):
+                inputs[place] = _insert(program, old, "aten::expand_as", [inputs[place], own])
+    made = _insert(program, old, twin._schema.name, inputs)
+    old.output().replaceAllUsesWith(made)
+    old.destroy()
+    own.replaceAllUsesAfterNodeWith(made.node(), made)
+    return made.unique()
+
+
+def _insert(
+    program: Program, before: torch._C.Node, kind: str, inputs: list[torch._C.Value]
+) -> torch._C.Value:
+    node = program.graph.create(kind, inputs)
+    node.insertBefore(before)
+    node.copyMetadata(before)
+    node.output().setType(torch._C.TensorType.get())
+    assert resolve(node) is not None, node
+    return node.output()
