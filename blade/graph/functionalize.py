@@ -159,7 +159,7 @@ def _replace(program: Program, line: Line) -> int:
 def _insert(
     program: Program, before: torch._C.Node, kind: str, inputs: list[torch._C.Value]
 ) -> torch._C.Value:
-    node = program.graph.create(kind, inputs)
+    node = program.graph.create(kind, inputs, 1)
     node.insertBefore(before)
     node.copyMetadata(before)
     node.output().setType(torch._C.TensorType.get())
