@@ -8,6 +8,7 @@ from disc_programs import S0, S1, add_input, compile_to_engine, finish, new_buil
 from hypothesis import given, settings
 
 from blade.backends.disc.cpu.gemm import BLOCK_DEPTH
+from blade.backends.disc.cpu.micro_kernel import form
 from blade.backends.disc.cpu.target import Target, host
 from blade.backends.disc.ir import Value
 from blade.runtime.engine import Engine
@@ -48,8 +49,11 @@ def check(engine: Engine, weight: torch.Tensor, bias: torch.Tensor | None, rows:
     assert bool(((found - exact).abs() <= roundings / (1 - roundings) * magnitude).all())
 
 
+ROWS = (0, 1, 2, 3, 4, 5, 6, 7, 11, 12, 13, 47, 48, 49, 97, 191, 193, 400)
+
+
 @given(
-    columns=st.sampled_from([1, 7, 15, 16, 17, 48, 100]),
+    columns=st.sampled_from([1, 7, 16, 17, 48, 63, 64, 65, 100, 130]),
     depth=st.sampled_from([1, 2, 5, 64, 383, 385, 900]),
     with_bias=st.booleans(),
     transposed=st.booleans(),
@@ -60,19 +64,35 @@ def test_any_size(columns: int, depth: int, with_bias: bool, transposed: bool) -
     weight = torch.randn(depth, columns).t() if transposed else torch.randn(columns, depth)
     bias = torch.randn(columns) if with_bias else None
     engine = linear_engine(weight, bias)
-    assert "kernel gemm_f32 " in engine.program()
-    for rows in (0, 1, 2, 3, 4, 5, 6, 7, 12, 13, 64, 255, 256, 257, 300, 513):
+    assert "kernel gemm_f32" in engine.program()
+    for rows in ROWS:
         check(engine, weight, bias, rows)
 
 
-@pytest.mark.parametrize("lanes", [4, 16])
-def test_other_vector_widths(lanes: int) -> None:
-    """The tiles of NEON and AVX-512, on whatever runs this (LLVM splits or joins the vectors)."""
-    torch.manual_seed(lanes)
-    weight, bias = torch.randn(70, 33), torch.randn(70)
+@pytest.mark.parametrize("lanes", [4, 8, 16])
+@pytest.mark.parametrize("rest", [0, 1, 2, 3, 4])
+def test_every_tile(lanes: int, rest: int) -> None:
+    """The tiles of SSE or NEON, AVX2 and AVX-512, on whatever runs this (LLVM splits or joins vectors)."""
+    torch.manual_seed(lanes + rest)
+    columns = 2 * form(Target(host().isa, lanes)).width + max(0, rest * lanes - 1)
+    weight, bias = torch.randn(columns, 33), torch.randn(columns)
     engine = linear_engine(weight, bias, Target(host().isa, lanes))
-    for rows in (1, 2, 5, 11, 12, 13, 30):
+    for rows in range(1, 14):
         check(engine, weight, bias, rows)
+
+
+def test_a_run_of_units_is_any_run() -> None:
+    """However units are split between threads, every element is computed."""
+    torch.manual_seed(5)
+    weight, bias = torch.randn(200, 40), torch.randn(200)
+    engine = linear_engine(weight, bias)
+    threads = torch.get_num_threads()
+    try:
+        for count in (1, 2, 3, 5):
+            torch.set_num_threads(count)
+            check(engine, weight, bias, 331)
+    finally:
+        torch.set_num_threads(threads)
 
 
 def test_rows_at_a_distance() -> None:
@@ -86,7 +106,7 @@ def test_rows_at_a_distance() -> None:
     engine = compile_to_engine(
         finish(b, b.make("linear", (first, w), (S0, 24), torch.float32), constants=[weight])
     )
-    assert "kernel gemm_f32 " in engine.program()
+    assert "kernel gemm_f32" in engine.program()
     for batch, length in ((1, 1), (5, 3), (3, 40)):
         given_x = torch.randn(batch, length, 8)
         [found] = engine.try_execute([given_x]) or pytest.fail(engine.last_error())

@@ -1,152 +1,203 @@
 # SPDX-License-Identifier: Apache-2.0
 """The GEMM's micro-kernels: a small tile of C in registers while k runs.
 
-One MLIR function per tile shape. A's rows are read in place (one broadcast per element), B from packed
-panels; ``init`` (a bias row or C itself) is added last, so that a long k is summed in parts.
+One MLIR function per tile shape. A's rows are read in place (one broadcast per element), B from a packed
+panel; ``init`` (a bias row or C itself) is added last, so that a long k is summed in parts.
+
+    micro_kernel(Tile(6, 4), f32, ..)   C[6, 64] = init + A[6, depth] * panel[depth, 64], 16 lanes
 """
 
 from dataclasses import dataclass
 
 from blade.backends.disc.cpu.target import Target
 
-GROUP = 4  # panels that one pass over A's rows meets
+# Sums that must be under way at once to hide an FMA's latency: 4 cycles, 2 units.
+_CHAINS = 8
+# Steps of k in the loop's body, in FMAs: enough to make its counting free, so few that LLVM does
+# not load ahead of what the registers hold (it then spills more than it computes).
+_BODY = 24
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a target multiplies one element type: ``vectors`` of ``lanes`` a panel, ``rows`` a tile."""
+
+    element: str
+    lanes: int
+    vectors: int
+    rows: int
+
+    @property
+    def width(self) -> int:
+        """Columns of a panel of packed B."""
+        return self.lanes * self.vectors
+
+    @property
+    def bytes(self) -> int:
+        return int(self.element[1:]) // 8
+
+    @property
+    def vector(self) -> str:
+        return f"vector<{self.lanes}x{self.element}>"
 
 
 @dataclass(frozen=True)
 class Tile:
-    """A micro-kernel's shape: rows times panels, in registers all at once."""
+    """A micro-kernel's shape. ``masked``: of the last vector only the columns that exist are stored."""
 
     rows: int
-    panels: int
+    vectors: int
+    masked: bool = False
 
 
-def rows_per_tile(target: Target) -> int:
-    """Rows of the main micro-kernel: with two vectors a row, as many as the registers hold."""
-    return 12 if target.lanes == 16 or "asimd" in target.isa else 6
+def form(target: Target, element: str = "f32") -> Form:
+    """Tiles as large as the registers hold: 6 x 4 vectors of 32 registers, 6 x 2 of 16."""
+    lanes = target.lanes if element == "f32" else max(1, target.lanes // 2)
+    many = target.lanes == 16 or "asimd" in target.isa
+    return Form(element, lanes, 4 if many else 2, 6)
 
 
-def panel_width(target: Target) -> int:
-    """Columns of a panel of packed B."""
-    return 2 * target.lanes
-
-
-def tiles(target: Target) -> list[Tile]:
-    """One tile per number of rows, and wider ones where few rows would leave registers idle."""
-    full = rows_per_tile(target)
-    single = [Tile(rows, 1) for rows in range(1, full + 1)]
-    return single + [Tile(rows, min(GROUP, full // rows)) for rows in range(1, full // 2 + 1)]
-
-
-def tile_name(tile: Tile) -> str:
-    return f"gemm_f32_{tile.rows}x{tile.panels}"
-
-
-_TILE_ARGUMENTS = (
-    "%a: !llvm.ptr, %lda: i64, %b: !llvm.ptr, %panel: i64, %depth: i64, "
-    "%init: !llvm.ptr, %ldi: i64, %c: !llvm.ptr, %ldc: i64"
+_ARGUMENTS = (
+    "%a: !llvm.ptr, %lda: i64, %b: !llvm.ptr, %depth: i64, "
+    "%init: !llvm.ptr, %ldi: i64, %c: !llvm.ptr, %ldc: i64, %columns: i64"
 )
-TILE_TYPES = "(!llvm.ptr, i64, !llvm.ptr, i64, i64, !llvm.ptr, i64, !llvm.ptr, i64) -> ()"
+TILE_TYPES = "(!llvm.ptr, i64, !llvm.ptr, i64, !llvm.ptr, i64, !llvm.ptr, i64, i64) -> ()"
 
 
-def micro_kernel(tile: Tile, lanes: int) -> str:
-    """C tile = init tile + A rows * B panels over ``depth``. ``panel``: distance between panels."""
-    vector = f"vector<{lanes}xf32>"
-    count = 2 * tile.panels
-    cells = [(r, v) for r in range(tile.rows) for v in range(count)]
-    lines = [f"llvm.func internal @{tile_name(tile)}({_TILE_ARGUMENTS}) {{", *_INDICES]
-    for r in range(tile.rows):
-        lines += _row_pointer("init", "ldi", r) + _row_pointer("c", "ldc", r)
-        lines += _row_pointer("a", "lda", r)
-    for p in range(tile.panels):
-        lines += [
-            f"%pn{p} = arith.constant {p} : i64",
-            f"%po{p} = arith.muli %panel, %pn{p} : i64",
-            f"%b{p} = llvm.getelementptr %b[%po{p}] : (!llvm.ptr, i64) -> !llvm.ptr, f32",
-        ]
-    lines.append(f"%nothing = arith.constant dense<0.0> : {vector}")
-    # loop `s` runs over whole fours of k, `t` over what is left; `init` is added last, so that a
-    # long k is summed in independent parts
-    fours, ones = _depth_loop(tile, lanes, 4), _depth_loop(tile, lanes, 1)
-    lines += [
-        "%quads = arith.divui %depth, %four : i64",
-        "%even = arith.muli %quads, %four : i64",
-        *_loop("s", cells, None, "%zero", "%even", "%four", fours, vector),
-        *_loop("t", cells, "s", "%even", "%depth", "%one", ones, vector),
+def micro_kernel(tile: Tile, form: Form, name: str) -> str:
+    """C tile = init tile + A rows * B panel over ``depth``, as an internal function ``name`` of ``TILE_TYPES``.
+
+    ``columns``: how many a masked tile has.
+    """
+    cells = [(r, v) for r in range(tile.rows) for v in range(tile.vectors)]
+    chains = 1 << (-(-_CHAINS // len(cells)) - 1).bit_length()
+    unroll = chains * max(1, _BODY // (chains * len(cells)))
+    lines = [
+        f"llvm.func internal @{name}({_ARGUMENTS}) {{",
+        "%zero = arith.constant 0 : i64",
+        "%one = arith.constant 1 : i64",
+        f"%unroll = arith.constant {unroll} : i64",
+        f"%width = arith.constant {form.width} : i64",
+        f"%nothing = arith.constant dense<0.0> : {form.vector}",
     ]
-    for at, (r, v) in enumerate(cells):
-        lines += _vector_at(f"i{r}_{v}", f"%init{r}", v * lanes)
-        lines += _vector_at(f"o{r}_{v}", f"%c{r}", v * lanes)
-        lines += [
-            f"%z{r}_{v} = llvm.load %i{r}_{v} {_ALIGNED} : !llvm.ptr -> {vector}",
-            f"%y{r}_{v} = arith.addf %z{r}_{v}, %t#{at} : {vector}",
-            f"llvm.store %y{r}_{v}, %o{r}_{v} {_ALIGNED} : {vector}, !llvm.ptr",
-        ]
+    for r in range(tile.rows):
+        lines += (
+            _row(form, "a", "lda", r) + _row(form, "init", "ldi", r) + _row(form, "c", "ldc", r)
+        )
+    # loop `s` runs over whole bodies, its sums in `chains` independent parts; `t` over what is left
+    start = [["%nothing"] * len(cells) for _ in range(chains)]
+    lines += [
+        "%whole = arith.divui %depth, %unroll : i64",
+        "%even = arith.muli %whole, %unroll : i64",
+        *_loop("s", tile, form, ("%zero", "%even", "%unroll"), start, unroll),
+    ]
+    sums = [f"%s#{i}" for i in range(chains * len(cells))]
+    while len(sums) > len(cells):
+        half = len(sums) // 2
+        for i in range(half):
+            lines.append(f"%j{half}_{i} = arith.addf {sums[i]}, {sums[half + i]} : {form.vector}")
+        sums = [f"%j{half}_{i}" for i in range(half)]
+    lines += _loop("t", tile, form, ("%even", "%depth", "%one"), [sums], 1)
+    lines += _mask(tile, form) + [x for i, c in enumerate(cells) for x in _finish(tile, form, c, i)]
     return "\n".join([*lines, "llvm.return", "}"])
 
 
-_ALIGNED = "{alignment = 4 : i64}"
-_INDICES = [
-    "%zero = arith.constant 0 : i64",
-    "%one = arith.constant 1 : i64",
-    "%four = arith.constant 4 : i64",
-]
-
-
-def _row_pointer(name: str, distance: str, row: int) -> list[str]:
+def _row(form: Form, name: str, distance: str, row: int) -> list[str]:
     return [
         f"%{name}n{row} = arith.constant {row} : i64",
         f"%{name}o{row} = arith.muli %{distance}, %{name}n{row} : i64",
         f"%{name}{row} = llvm.getelementptr %{name}[%{name}o{row}] "
-        ": (!llvm.ptr, i64) -> !llvm.ptr, f32",
+        f": (!llvm.ptr, i64) -> !llvm.ptr, {form.element}",
     ]
-
-
-def _vector_at(name: str, base: str, offset: int) -> list[str]:
-    return [f"%{name} = llvm.getelementptr {base}[{offset}] : (!llvm.ptr) -> !llvm.ptr, f32"]
 
 
 def _loop(
     name: str,
-    cells: list[tuple[int, int]],
-    start: str | None,
-    low: str,
-    high: str,
-    step: str,
-    body: list[str],
-    vector: str,
+    tile: Tile,
+    form: Form,
+    bounds: tuple[str, str, str],
+    start: list[list[str]],
+    unroll: int,
 ) -> list[str]:
-    """A loop over k that carries the sums of all cells."""
-    begins = [f"%{start}#{i}" if start else "%nothing" for i in range(len(cells))]
-    carried = ", ".join(f"%x{r}_{v} = {b}" for (r, v), b in zip(cells, begins, strict=True))
-    types = ", ".join([vector] * len(cells))
-    return [
-        f"%{name}:{len(cells)} = scf.for %k = {low} to {high} step {step} "
+    """A loop over k that carries the sums of all cells, once per chain: ``start[chain][cell]``."""
+    vector, element, chains = form.vector, form.element, len(start)
+    cells = [(r, v) for r in range(tile.rows) for v in range(tile.vectors)]
+    first = [s for chain in start for s in chain]
+    carried = ", ".join(f"%x{i} = {s}" for i, s in enumerate(first))
+    types = ", ".join([vector] * len(first))
+    sums = [f"%x{i}" for i in range(len(first))]
+    lines = [
+        f"%{name}:{len(first)} = scf.for %k = {bounds[0]} to {bounds[1]} step {bounds[2]} "
         f"iter_args({carried}) -> ({types}) : i64 {{",
-        *body,
-        "}",
+        "%at = arith.muli %k, %width : i64",
+        f"%bk = llvm.getelementptr %b[%at] : (!llvm.ptr, i64) -> !llvm.ptr, {element}",
+    ]
+    for r in range(tile.rows):
+        lines.append(
+            f"%ak{r} = llvm.getelementptr %a{r}[%k] : (!llvm.ptr, i64) -> !llvm.ptr, {element}"
+        )
+    for u in range(unroll):
+        for v in range(tile.vectors):
+            lines += _at(form, f"bp{u}_{v}", "%bk", u * form.width + v * form.lanes)
+            lines.append(
+                f"%b{u}_{v} = llvm.load %bp{u}_{v} {_aligned(form)} : !llvm.ptr -> {vector}"
+            )
+        for r in range(tile.rows):
+            lines += _at(form, f"ap{u}_{r}", f"%ak{r}", u)
+            lines.append(f"%as{u}_{r} = llvm.load %ap{u}_{r} : !llvm.ptr -> {element}")
+            lines.append(f"%a{u}_{r} = vector.broadcast %as{u}_{r} : {element} to {vector}")
+            for v in range(tile.vectors):
+                at = (u % chains) * len(cells) + r * tile.vectors + v
+                new = f"%f{u}_{r}_{v}"
+                lines.append(f"{new} = math.fma %a{u}_{r}, %b{u}_{v}, {sums[at]} : {vector}")
+                sums[at] = new
+    return [*lines, f"scf.yield {', '.join(sums)} : {types}", "}"]
+
+
+def _mask(tile: Tile, form: Form) -> list[str]:
+    """Which columns of the last vector exist."""
+    if not tile.masked:
+        return []
+    return [
+        f"%before = arith.constant {(tile.vectors - 1) * form.lanes} : i64",
+        "%last = arith.subi %columns, %before : i64",
+        "%count = arith.index_cast %last : i64 to index",
+        f"%mask = vector.create_mask %count : vector<{form.lanes}xi1>",
     ]
 
 
-def _depth_loop(tile: Tile, lanes: int, unroll: int) -> list[str]:
-    vector, width = f"vector<{lanes}xf32>", 2 * lanes
-    sums = {(r, v): f"%x{r}_{v}" for r in range(tile.rows) for v in range(2 * tile.panels)}
-    lines = [f"%width = arith.constant {width} : i64", "%at = arith.muli %k, %width : i64"]
-    for p in range(tile.panels):
-        lines.append(f"%bk{p} = llvm.getelementptr %b{p}[%at] : (!llvm.ptr, i64) -> !llvm.ptr, f32")
-    for r in range(tile.rows):
-        lines.append(f"%ak{r} = llvm.getelementptr %a{r}[%k] : (!llvm.ptr, i64) -> !llvm.ptr, f32")
-    for u in range(unroll):
-        for v in range(2 * tile.panels):
-            offset = u * width + (v % 2) * lanes
-            lines += _vector_at(f"bp{u}_{v}", f"%bk{v // 2}", offset)
-            lines.append(f"%bv{u}_{v} = llvm.load %bp{u}_{v} {_ALIGNED} : !llvm.ptr -> {vector}")
-        for r in range(tile.rows):
-            lines += _vector_at(f"ap{u}_{r}", f"%ak{r}", u)
-            lines.append(f"%as{u}_{r} = llvm.load %ap{u}_{r} {_ALIGNED} : !llvm.ptr -> f32")
-            lines.append(f"%av{u}_{r} = vector.broadcast %as{u}_{r} : f32 to {vector}")
-            for v in range(2 * tile.panels):
-                new = f"%f{u}_{r}_{v}"
-                lines.append(f"{new} = math.fma %av{u}_{r}, %bv{u}_{v}, {sums[r, v]} : {vector}")
-                sums[r, v] = new
-    types = ", ".join([vector] * len(sums))
-    return [*lines, f"scf.yield {', '.join(sums.values())} : {types}"]
+def _finish(tile: Tile, form: Form, cell: tuple[int, int], at: int) -> list[str]:
+    """Store what is summed up in ``%t#at``, plus ``init``."""
+    r, v = cell
+    lines = _at(form, f"i{r}_{v}", f"%init{r}", v * form.lanes)
+    lines += _at(form, f"o{r}_{v}", f"%c{r}", v * form.lanes)
+    vector, unaligned = form.vector, f"{{alignment = {form.bytes} : i64}}"
+    masked = tile.masked and v == tile.vectors - 1
+    if masked:
+        types = f"(!llvm.ptr, vector<{form.lanes}xi1>, {vector}) -> {vector}"
+        lines.append(
+            f"%z{r}_{v} = llvm.intr.masked.load %i{r}_{v}, %mask, %nothing "
+            f"{{alignment = {form.bytes} : i32}} : {types}"
+        )
+    else:
+        lines.append(f"%z{r}_{v} = llvm.load %i{r}_{v} {unaligned} : !llvm.ptr -> {vector}")
+    lines.append(f"%y{r}_{v} = arith.addf %z{r}_{v}, %t#{at} : {vector}")
+    if masked:
+        lines.append(
+            f"llvm.intr.masked.store %y{r}_{v}, %o{r}_{v}, %mask "
+            f"{{alignment = {form.bytes} : i32}} : {vector}, vector<{form.lanes}xi1> into !llvm.ptr"
+        )
+    else:
+        lines.append(f"llvm.store %y{r}_{v}, %o{r}_{v} {unaligned} : {vector}, !llvm.ptr")
+    return lines
+
+
+def _at(form: Form, name: str, base: str, offset: int) -> list[str]:
+    return [
+        f"%{name} = llvm.getelementptr {base}[{offset}] : (!llvm.ptr) -> !llvm.ptr, {form.element}"
+    ]
+
+
+def _aligned(form: Form) -> str:
+    """Packed buffers start at 64 bytes and panels are whole vectors."""
+    return f"{{alignment = {min(64, form.lanes * form.bytes)} : i64}}"

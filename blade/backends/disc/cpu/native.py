@@ -14,7 +14,7 @@ from torch.utils._sympy.functions import FloorDiv
 from blade.backends.disc.constants import parts_of
 from blade.backends.disc.cpu import attention_kernel, gemm
 from blade.backends.disc.cpu.attention import attention_call
-from blade.backends.disc.cpu.micro_kernel import panel_width
+from blade.backends.disc.cpu.micro_kernel import Form, form
 from blade.backends.disc.cpu.target import Target
 from blade.backends.disc.ir import Value, numel, plain
 from blade.backends.disc.legalize import is_packed
@@ -42,39 +42,40 @@ def _linear(value: Value, target: Target) -> Native | None:
         return None
     x, weight = value.args[:2]
     columns, depth = (int(d) for d in weight.shape)
-    panels = gemm.panels(columns, target)
+    tiles = form(target)
+    product = gemm.gemm_for(columns, tiles)
     bias = value.args[2] if len(value.args) == 3 else None
-    packed = _packed(weight, depth, target)
+    packed = _packed(weight, depth, tiles)
     rows = numel(x.shape[:-1])
-    blocks = FloorDiv(sympy.sympify(rows) + gemm.BLOCK_ROWS - 1, gemm.BLOCK_ROWS)
+    groups = FloorDiv(sympy.sympify(rows) + gemm.GROUP_ROWS - 1, gemm.GROUP_ROWS)
     call = NativeCall(
-        gemm.NAME,
-        plain(sympy.sympify(blocks) * panels),
-        plain(sympy.Min(rows, gemm.BLOCK_ROWS) * depth * 2),
+        product.name,
+        plain(sympy.sympify(groups) * gemm.panels(columns, tiles)),
+        plain(sympy.Min(rows, gemm.GROUP_ROWS) * depth * tiles.vectors),
         0,
-        (x, packed, _packed_bias(bias, columns, target), value),
+        (x, packed, _packed_bias(bias, columns, tiles), value),
         (rows, columns, depth, row_distance(x, len(x.shape) - 1), columns),
     )
-    return Native(call, ((gemm.NAME, gemm.gemm_text(target)), (gemm.PACK, gemm.pack_text(target))))
+    pack = (gemm.pack_name(tiles), gemm.pack_text(tiles))
+    return Native(call, ((product.name, gemm.gemm_text(product)), pack))
 
 
-def _packed(weight: Value, depth: int, target: Target) -> Packed:
+def _packed(weight: Value, depth: int, tiles: Form) -> Packed:
     """``weight`` [n, depth] in panels."""
     parts = parts_of(weight)
     assert parts is not None, weight
     fills = (Fill(p.constant, p.size, (p.offset, depth, *p.strides, p.first)) for p in parts)
-    width = panel_width(target)
-    numel = gemm.panels(int(weight.shape[0]), target) * width * depth
-    return Packed(gemm.PACK, weight.dtype, numel, tuple(fills))
+    numel = gemm.panels(int(weight.shape[0]), tiles) * tiles.width * depth
+    return Packed(gemm.pack_name(tiles), weight.dtype, numel, tuple(fills))
 
 
-def _packed_bias(bias: Value | None, columns: int, target: Target) -> Packed:
+def _packed_bias(bias: Value | None, columns: int, tiles: Form) -> Packed:
     """``bias`` (or zeros) in whole panels: a matrix of depth 1."""
-    numel = gemm.panels(columns, target) * panel_width(target)
+    numel = gemm.panels(columns, tiles) * tiles.width
     parts = parts_of(bias) if bias is not None else ()
     assert parts is not None, bias
     fills = (Fill(p.constant, p.size, (p.offset, 1, *p.strides, 1, p.first)) for p in parts)
-    return Packed(gemm.PACK, torch.float32, numel, tuple(fills))
+    return Packed(gemm.pack_name(tiles), torch.float32, numel, tuple(fills))
 
 
 def _attention(value: Value, target: Target) -> Native:
