@@ -14,6 +14,7 @@ from torch.utils._sympy.functions import FloorDiv
 from blade.backends.disc.constants import parts_of
 from blade.backends.disc.cpu import attention_kernel, gemm
 from blade.backends.disc.cpu.attention import attention_call
+from blade.backends.disc.cpu.conv_plan import plan
 from blade.backends.disc.cpu.micro_kernel import Form, form
 from blade.backends.disc.cpu.target import Target
 from blade.backends.disc.ir import Value, numel, plain
@@ -83,7 +84,14 @@ def _attention(value: Value, target: Target) -> Native:
     return Native(attention_call(value, target), code)
 
 
+def _conv(value: Value, target: Target) -> Native | None:
+    """A convolution with constant weights."""
+    found = plan(value, target)
+    return None if found is None else Native(*found)
+
+
 _RULES: Mapping[str, Callable[[Value, Target], Native | None]] = {
     "linear": _linear,
     "attention": _attention,
+    "conv": _conv,
 }

@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a `conv` of the IR runs as generated code: operands, sizes and packed weights of the call.
+
+plan(value, target) -> (NativeCall, code) | None        None: ATen serves it
+"""
+
+import math
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import sympy
+import torch
+from torch.utils._sympy.functions import FloorDiv
+
+from blade.backends.disc.constants import parts_of
+from blade.backends.disc.convolution import Operands, operands
+from blade.backends.disc.cpu import conv, conv_rows, depthwise
+from blade.backends.disc.cpu.target import Target
+from blade.backends.disc.ir import Value, numel, plain
+from blade.backends.disc.kernel import Dim
+from blade.backends.disc.program import Fill, NativeCall, Packed
+
+Code = tuple[tuple[str, str], ...]
+
+CLAMPS: Mapping[str | None, tuple[float, float]] = {
+    None: (-math.inf, math.inf),
+    "relu": (0.0, math.inf),
+    "relu6": (0.0, 6.0),
+}
+"""Activations that the kernels apply: the range they keep results in."""
+
+_PAGE = 4096  # rows at multiples of it meet in the same sets of L1
+_WIDEST = 11  # taps along w of a depthwise kernel
+_FEW = 32  # channels below which the taps along w are taken as one
+
+
+@dataclass(frozen=True)
+class _Window:
+    """A convolution's geometry over three axes, absent ones in front."""
+
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+    channels: int  # of the input
+    columns: int  # of the result
+
+    @property
+    def depth(self) -> int:
+        return self.channels // self.groups
+
+    @property
+    def taps(self) -> int:
+        return math.prod(self.kernel)
+
+    @property
+    def is_depthwise(self) -> bool:
+        return self.groups == self.channels == self.columns and self.groups > 1
+
+
+def plan(value: Value, target: Target) -> tuple[NativeCall, Code] | None:
+    """The call for ``value`` and the code it needs."""
+    given = operands(value)
+    if any(a.dtype != torch.float32 for a in value.args) or value.attrs["activation"] not in CLAMPS:
+        return None
+    if parts_of(given.weight) is None or not isinstance(given.x.shape[-1], int):
+        return None
+    window = _window(value, given)
+    if window.is_depthwise:
+        return _depthwise(value, given, window, target)
+    return _general(value, given, window, target)
+
+
+def _window(value: Value, given: Operands) -> _Window:
+    a, kernel = value.attrs, given.weight.shape[2:]
+    return _Window(
+        tuple(int(k) for k in _three(kernel, 1)),
+        _three(a["stride"], 1),
+        _three(a["padding"], 0),
+        _three(a["dilation"], 1),
+        a["groups"],
+        int(given.x.shape[-1]),
+        int(given.weight.shape[0]),
+    )
+
+
+def _three(values: tuple[Dim, ...], missing: int) -> tuple[Dim, ...]:
+    """One value for each of d, h, w."""
+    return (missing,) * (3 - len(values)) + tuple(values)
+
+
+def _general(value: Value, given: Operands, w: _Window, target: Target) -> tuple[NativeCall, Code]:
+    merged = w.groups == 1 and w.dilation[2] == 1 and (w.depth < _FEW or w.padding[2] == 0)
+    width = w.kernel[2] if merged else 1
+    taps = (*w.kernel[:2], 1) if merged else w.kernel
+    depth = w.depth * width
+    partial = merged and width > 1 and w.padding[2] > 0
+    collide = math.prod(taps) == 1 and w.groups == 1 and depth * 4 % _PAGE == 0
+    copied = depth + target.lanes if collide else 0
+    block = conv.block_rows(target)
+    pitch = -(-block // 16) * 16
+    pass_taps, pass_depth = _passes(math.prod(taps), depth)
+    rows = numel(value.shape[:-1])
+    inputs, results = (_three(v.shape[1:-1], 1) for v in (given.x, value))
+    geometry = (*inputs, *results, *taps, *w.stride, *w.padding, *w.dilation)
+    ints = (
+        *(rows, pitch, w.channels, depth, width, copied, int(partial)),
+        *geometry,
+        *(w.columns, w.groups, pass_taps, pass_depth, block),
+        *(w.columns if given.residual else 0, *_bounds(value)),
+    )
+    assert len(ints) == len(conv.SIZES), (ints, conv.SIZES)
+    panels = -(-(w.columns // w.groups) // target.lanes)
+    runs = -(-panels // conv.RUN) * w.groups
+    blocks = FloorDiv(sympy.sympify(rows) + block - 1, block)
+    slots = pitch * math.prod(taps) * depth * partial + pitch * copied
+    scratch = pitch * (conv_rows.ARRAYS + math.prod(taps)) * 8 + slots * 4
+    packed, zeros = _packed(given, w, target)
+    call = NativeCall(
+        conv.NAME,
+        plain(sympy.sympify(blocks) * runs),
+        plain(sympy.Min(rows, block) * w.taps * w.depth * conv.RUN),
+        scratch,
+        (given.x, packed, given.bias or zeros, zeros, given.residual or zeros, value),
+        ints,
+    )
+    code = ((conv.NAME, conv.conv_text(target)), (conv.PACK, conv.pack_text(target)))
+    return call, code
+
+
+def _depthwise(
+    value: Value, given: Operands, w: _Window, target: Target
+) -> tuple[NativeCall, Code] | None:
+    """Vectors along the channels; not for volumes, nor for kernels so wide that code would be long."""
+    if w.kernel[0] > 1 or w.stride[0] > 1 or w.padding[0] or w.kernel[2] > _WIDEST:
+        return None
+    taps = depthwise.Taps(w.kernel[2], w.stride[2], w.dilation[2])
+    inputs, results = (_three(v.shape[1:-1], 1) for v in (given.x, value))
+    if len(value.shape) == 5:
+        return None
+    ints = (
+        *(w.channels, *inputs[1:], *results[1:], w.kernel[1], w.stride[1], w.padding[1]),
+        *(w.dilation[1], w.padding[2], w.columns if given.residual else 0),
+        *_bounds(value),
+    )
+    assert len(ints) == len(depthwise.SIZES), (ints, depthwise.SIZES)
+    runs = -(-w.channels // (depthwise.RUN * target.lanes))
+    packed, zeros = _packed(given, w, target)
+    call = NativeCall(
+        taps.name,
+        plain(sympy.sympify(value.shape[0]) * results[1] * runs),
+        plain(sympy.sympify(results[2]) * w.taps * min(w.channels, depthwise.RUN * target.lanes)),
+        0,
+        (given.x, packed, given.bias or zeros, zeros, given.residual or zeros, value),
+        ints,
+    )
+    code = (
+        (taps.name, depthwise.depthwise_text(taps, target)),
+        (conv.PACK, conv.pack_text(target)),
+    )
+    return call, code
+
+
+def _passes(taps: int, depth: int) -> tuple[int, int]:
+    """How many taps, and how much of their depth, one pass covers."""
+    if depth > conv.BLOCK_DEPTH:
+        count = -(-depth // conv.BLOCK_DEPTH)
+        return 1, -(-depth // (4 * count)) * 4
+    most = conv.BLOCK_DEPTH // depth
+    count = -(-taps // most)
+    return -(-taps // count), depth
+
+
+def _packed(given: Operands, w: _Window, target: Target) -> tuple[Packed, Packed]:
+    """The weights in panels, and as many zeros as anything reads of them."""
+    parts = parts_of(given.weight)
+    assert parts is not None, given.weight
+    groups = 1 if w.is_depthwise else w.groups  # there, channels are columns
+    fills = []
+    for p in parts:
+        steps = (*p.strides[:2], *_three(p.strides[2:], 0))
+        sizes = (w.columns, p.first, p.offset, w.depth, *w.kernel, *steps, groups)
+        fills.append(Fill(p.constant, p.size, sizes))
+    panels = groups * -(-(w.columns // groups) // target.lanes)
+    numel = panels * w.taps * w.depth * target.lanes
+    packed = Packed(conv.PACK, torch.float32, numel, tuple(fills))
+    most = max(w.columns, w.channels * w.kernel[2]) + target.lanes
+    return packed, Packed(conv.PACK, torch.float32, most, ())
+
+
+def _bounds(value: Value) -> tuple[int, int]:
+    """The patterns of the two floats the result is kept between, each in the low half of an integer."""
+    low, high = CLAMPS[value.attrs["activation"]]
+    return _bits(low), _bits(high)
+
+
+def _bits(value: float) -> int:
+    """A float's pattern, in the low half of an integer."""
+    return int(struct.unpack("<I", struct.pack("<f", value))[0])

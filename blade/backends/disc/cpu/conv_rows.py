@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the inputs of each result pixel lie: the pointer table of a block of rows, made at run time.
+
+Row r is result pixel r, counted over [N, D, H, W]. Scratch, in order, with ``pitch`` entries an array:
+
+    origin, z, y, x      first input of each row: its address, and its place, which may be outside
+    table[tap][row]      pointer to the inputs of one tap: into x, to zeros where outside, or to a
+                         copy in `slots`
+    slots                copies of inputs: borders that are partly outside, rows that would collide
+                         in cache
+"""
+
+from collections.abc import Mapping
+
+from blade.backends.disc.cpu.code import Value
+from blade.backends.disc.cpu.routine import POINTER, Routine
+from blade.backends.disc.cpu.target import Target
+
+NAME = "conv_f32_rows"
+ARRAYS = 4  # origin, z, y, x
+ARGUMENTS = (
+    ("x", POINTER),
+    ("zeros", POINTER),
+    ("scratch", POINTER),
+    ("ints", POINTER),
+    ("first", "i64"),
+    ("count", "i64"),
+)
+AXES = ("d", "h", "w")
+SIZES = (
+    "m pitch c depth width copied partial "
+    "in_d in_h in_w out_d out_h out_w taps_d taps_h taps_w "
+    "stride_d stride_h stride_w pad_d pad_h pad_w gap_d gap_h gap_w"
+).split()
+"""The leading ``ints`` of a convolution.
+
+width: pixels along w that one tap covers; copied: floats from row to row of copies, 0: none;
+partial: 1 where a tap may cover pixels inside and outside.
+"""
+
+
+def rows_text(target: Target) -> str:
+    """MLIR of the function that fills the table for rows ``first`` to ``first + count``."""
+    f = Routine(NAME, ARGUMENTS, internal=True)
+    size = f.unpack(f["ints"], SIZES, "i64")
+    pitch = size["pitch"]
+    arrays = [f.at(f["scratch"], f.product(pitch, k), "i64") for k in range(ARRAYS)]
+    table = f.at(f["scratch"], f.product(pitch, ARRAYS), "i64")
+    taps = f.product(*(size[f"taps_{a}"] for a in AXES))
+    slots = f.at(table, f.product(pitch, taps), "i64")
+    _origins(f, size, arrays)
+    _pointers(f, size, arrays, table, max(2, target.lanes // 2))
+    with f.when(f.test("ne", size["partial"], 0)):
+        _copy_partial(f, size, arrays, table, slots)
+    with f.when(f.test("ne", size["copied"], 0)):
+        _copy_rows(f, size, table, slots, target.lanes)
+    return f.text()
+
+
+def _origins(f: Routine, size: Mapping[str, Value], arrays: list[Value]) -> None:
+    """Address and place of every row's first input, counted on from row to row."""
+    base = f.address(f["x"])
+    pixel = f.product(size["c"], 4)
+    index: list[Value] = []
+    rest = f["first"]
+    for axis in reversed(AXES):
+        bound = size[f"out_{axis}"]
+        index.insert(0, f.rest(rest, bound))
+        rest = f.over(rest, bound)
+    i, (n, *at) = f.carry(0, f["count"], 1, [rest, *index])
+    place = [
+        f.minus(f.product(o, size[f"stride_{a}"]), size[f"pad_{a}"])
+        for o, a in zip(at, AXES, strict=True)
+    ]
+    offset = n
+    for p, axis in zip(place, AXES, strict=True):
+        offset = f.sum(f.product(offset, size[f"in_{axis}"]), p)
+    for array, value in zip(arrays, (f.sum(base, f.product(offset, pixel)), *place), strict=True):
+        f.store(value, array, i)
+    following: list[Value] = []
+    carry = f.number(1)
+    for o, axis in zip(reversed(at), reversed(AXES), strict=True):
+        stepped = f.sum(o, carry)
+        wraps = f.test("eq", stepped, size[f"out_{axis}"])
+        following.insert(0, f.pick(wraps, 0, stepped))
+        carry = f.pick(wraps, 1, 0)
+    f.carried([f.sum(n, carry), *following])
+
+
+def _pointers(
+    f: Routine, size: Mapping[str, Value], arrays: list[Value], table: Value, lanes: int
+) -> None:
+    """Per tap and row: the input's address, or that of the zeros."""
+    nowhere = f.broadcast(f.address(f["zeros"]), lanes)
+    pixel = f.product(size["c"], 4)
+    bounds = [f.broadcast(size[f"in_{a}"], lanes) for a in AXES]
+    # what one tap covers along w is copied afterwards where it lies partly outside
+    wide = f.broadcast(f.test("ne", size["width"], 1), lanes)
+    with (
+        f.loop(0, size["taps_d"]) as a,
+        f.loop(0, size["taps_h"]) as b,
+        f.loop(0, size["taps_w"]) as c,
+    ):
+        gone = [f.product(t, size[f"gap_{x}"]) for t, x in zip((a, b, c), AXES, strict=True)]
+        delta, tap = f.number(0), f.number(0)
+        for t, g, axis in zip((a, b, c), gone, AXES, strict=True):
+            delta = f.sum(f.product(delta, size[f"in_{axis}"]), g)
+            tap = f.sum(f.product(tap, size[f"taps_{axis}"]), t)
+        step = f.broadcast(f.product(delta, pixel), lanes)
+        steps = [f.broadcast(g, lanes) for g in gone]
+        row = f.at(table, f.product(tap, size["pitch"]), "i64")
+        with f.loop(0, f["count"], lanes) as i:
+            fits = [
+                f.compare("ult", f.add(f.load(array, i, "i64", lanes), by), bound)
+                for array, bound, by in zip(arrays[1:], bounds, steps, strict=True)
+            ]
+            fits[2] = f.apply("arith.ori", fits[2], wide)
+            inside = f.apply("arith.andi", f.apply("arith.andi", fits[0], fits[1]), fits[2])
+            address = f.add(f.load(arrays[0], i, "i64", lanes), step)
+            f.store(f.select(inside, address, nowhere), row, i)
+
+
+def _copy_partial(
+    f: Routine, size: Mapping[str, Value], arrays: list[Value], table: Value, slots: Value
+) -> None:
+    """Where a tap's pixels lie partly outside along w: a copy, zero there."""
+    floats = f.product(size["width"], size["c"])
+    with f.loop(0, f["count"]) as i:
+        x = f.load(arrays[3], i, "i64")
+        left, right = f.most(f.minus(0, x), 0), f.minus(size["in_w"], x)
+        cut = f.apply("arith.ori", f.test("sgt", left, 0), f.test("slt", right, size["width"]))
+        with f.when(cut), f.loop(0, f.product(size["taps_d"], size["taps_h"])) as tap:
+            at = f.sum(f.product(tap, size["pitch"]), i)
+            source = f.load(table, at, POINTER)
+            slot = f.at(slots, f.product(at, floats))
+            outside = f.compare("eq", f.address(source), f.address(f["zeros"]))
+            none = f.pick(outside, 0, size["c"])
+            low = f.product(f.least(left, size["width"]), none)
+            high = f.product(f.most(f.least(right, size["width"]), 0), none)
+            zero = f.constant(0.0, "f32")
+            with f.loop(0, floats) as e:
+                f.store(zero, slot, e)
+            with f.loop(low, high) as e:
+                f.store(f.load(source, e), slot, e)
+            f.store(slot, table, at)
+
+
+def _copy_rows(
+    f: Routine, size: Mapping[str, Value], table: Value, slots: Value, lanes: int
+) -> None:
+    """All rows side by side at a distance that is no power of two: theirs share few sets of L1."""
+    even = f.product(f.over(size["depth"], lanes), lanes)
+    with f.loop(0, f["count"]) as i:
+        source, slot = f.load(table, i, POINTER), f.at(slots, f.product(i, size["copied"]))
+        with f.loop(0, even, lanes) as e:
+            f.store(f.load(source, e, lanes=lanes), slot, e)
+        with f.loop(even, size["depth"]) as e:
+            f.store(f.load(source, e), slot, e)
+        f.store(slot, table, i)

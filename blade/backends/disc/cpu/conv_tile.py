@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The convolution's micro-kernels: a small tile of the result in registers while taps and depth run.
+
+A tile is some result pixels ("rows") times some vectors of output channels. Where a row's inputs lie is
+read from a table, one pointer per tap and row, so that borders, strides and dilation cost nothing here
+(Dukhan, "The Indirect Convolution Algorithm", 2019). Weights are packed in panels one vector wide.
+
+    C = init + sum over taps t, depth k of table[t][row][start + k] * panel[vector][t][k]
+    last: C = clamp(C + residual, low, high)
+
+Where columns are cut (one vector only), low and high are infinite in all passes but the last, and the
+residual is zeros.
+"""
+
+from dataclasses import dataclass
+
+from blade.backends.disc.cpu.code import Value
+from blade.backends.disc.cpu.routine import POINTER, Routine
+from blade.backends.disc.cpu.target import Target
+
+UNROLL = 4  # steps of depth per turn of the inner loop
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A micro-kernel's shape: rows times vectors of output channels."""
+
+    rows: int
+    vectors: int
+
+    @property
+    def name(self) -> str:
+        return f"conv_f32_{self.rows}x{self.vectors}"
+
+
+ARGUMENTS = (
+    ("table", POINTER),
+    ("pitch", "i64"),  # rows from tap to tap of the table
+    ("taps", "i64"),
+    ("start", "i64"),
+    ("depth", "i64"),
+    ("b", POINTER),
+    ("panel", "i64"),  # from panel to panel
+    ("init", POINTER),
+    ("ldi", "i64"),
+    ("c", POINTER),
+    ("ldc", "i64"),
+    ("columns", "i64"),  # that exist from `c` on; a tile of one vector may have fewer
+    ("last", "i64"),
+    ("residual", POINTER),
+    ("ldr", "i64"),
+    ("low", "f32"),
+    ("high", "f32"),
+)
+
+
+def heights(target: Target) -> tuple[int, ...]:
+    """Rows per tile, falling: with two vectors a row, the tallest fills the registers."""
+    return (14, 7, 4, 2, 1) if target.lanes == 16 or "asimd" in target.isa else (6, 3, 2, 1)
+
+
+def widths(rows: int, target: Target) -> tuple[int, ...]:
+    """Vectors per tile, falling: more than two where few rows would leave registers idle."""
+    return (4, 2, 1) if 4 * rows <= 2 * heights(target)[0] else (2, 1)
+
+
+def tiles(target: Target) -> list[Tile]:
+    """All shapes: whatever is left of rows and vectors is done by smaller ones."""
+    return [Tile(r, v) for r in heights(target) for v in widths(r, target)]
+
+
+def micro_kernel(tile: Tile, lanes: int) -> str:
+    """MLIR of one tile's function."""
+    f = Routine(tile.name, ARGUMENTS, internal=True)
+    cells = tile.rows * tile.vectors
+    even = f.product(f.over(f["depth"], UNROLL), UNROLL)
+    distance = f.product(f["depth"], lanes)
+    nothing = f.constant(0.0, "f32", lanes)
+    tap, sums = f.carry(0, f["taps"], 1, [nothing] * cells)
+    entry = f.product(tap, f["pitch"])
+    first = f.at(f["table"], entry, POINTER)
+    rows = [f.at(f.load(first, r, POINTER), f["start"]) for r in range(tile.rows)]
+    b = f.at(f["b"], f.product(tap, distance))
+    panels = [f.at(b, f.product(f["panel"], v)) for v in range(tile.vectors)]
+    for low, high, unroll in ((0, even, UNROLL), (even, f["depth"], 1)):
+        k, sums = f.carry(low, high, unroll, sums)
+        sums = f.carried(_steps(f, k, unroll, rows, panels, sums, lanes))
+    sums = f.carried(sums)
+    _finish(f, tile, sums, lanes)
+    return f.text()
+
+
+def _steps(
+    f: Routine,
+    k: Value,
+    unroll: int,
+    rows: list[Value],
+    panels: list[Value],
+    sums: list[Value],
+    lanes: int,
+) -> list[Value]:
+    """``unroll`` steps of depth: one broadcast per row, one vector per panel, all products."""
+    sums, count = list(sums), len(panels)
+    at = f.product(k, lanes)
+    tops, lefts = [f.at(p, at) for p in panels], [f.at(r, k) for r in rows]
+    for u in range(unroll):
+        weights = [f.load(top, u * lanes, lanes=lanes) for top in tops]
+        for r, left in enumerate(lefts):
+            x = f.broadcast(f.load(left, u), lanes)
+            for v, weight in enumerate(weights):
+                sums[r * count + v] = f.fma(x, weight, sums[r * count + v])
+    return sums
+
+
+def _finish(f: Routine, tile: Tile, sums: list[Value], lanes: int) -> None:
+    """Add what was there and store: plainly, with the epilogue, or cut to the columns that exist."""
+    if tile.vectors > 1:
+        _either(f, tile, sums, lanes)
+        return
+    with f.when(f.test("sge", f["columns"], lanes)):
+        _either(f, tile, sums, lanes)
+    with f.otherwise():
+        _store(f, tile, sums, lanes, f.lanes_below(f["columns"], lanes), True)
+
+
+def _either(f: Routine, tile: Tile, sums: list[Value], lanes: int) -> None:
+    with f.when(f.test("ne", f["last"], 0)):
+        _store(f, tile, sums, lanes, None, True)
+    with f.otherwise():
+        _store(f, tile, sums, lanes, None, False)
+
+
+def _store(
+    f: Routine,
+    tile: Tile,
+    sums: list[Value],
+    lanes: int,
+    mask: Value | None,
+    last: bool,
+) -> None:
+    def read(pointer: Value, vector: int) -> Value:
+        if mask is None:
+            return f.load(pointer, vector * lanes, lanes=lanes)
+        return f.masked_load(pointer, vector * lanes, mask)
+
+    low, high = (f.broadcast(f[name], lanes) for name in ("low", "high"))
+    for r in range(tile.rows):
+        init, c, residual = (
+            f.at(f[base], f.product(f[distance], r))
+            for base, distance in (("init", "ldi"), ("c", "ldc"), ("residual", "ldr"))
+        )
+        for v in range(tile.vectors):
+            y = f.add(sums[r * tile.vectors + v], read(init, v))
+            if last:
+                y = clamp(f, f.add(y, read(residual, v)), low, high)
+            if mask is None:
+                f.store(y, c, v * lanes)
+            else:
+                f.masked_store(y, c, v * lanes, mask)
+
+
+def clamp(f: Routine, y: Value, low: Value, high: Value) -> Value:
+    """Within ``low`` and ``high``; NaN stays NaN (it is the second operand, which x86's max returns)."""
+    y = f.select(f.compare("ogt", low, y), low, y)
+    return f.select(f.compare("olt", high, y), high, y)
