@@ -745,7 +745,6 @@ row(
     "channels last",
     lambda x: x.contiguous(memory_format=torch.channels_last) * 2,
     f32("a 3 c d"),
-    refuses=1,
 )
 row(
     "dropout",
@@ -773,7 +772,6 @@ row(
         x.permute(2, 0, 1).reshape(8, -1),
     ),
     f32("a b 8"),
-    refuses=1,
 )
 row(
     "view strided",
@@ -1021,7 +1019,6 @@ row(
     ),
     f32("a 3 b"),
     called=True,
-    refuses=1,
 )
 row(
     "pixel_shuffle",
@@ -1680,7 +1677,6 @@ row(
     f32("a b c"),
     f32("a d c"),
     called=True,
-    refuses=1,
 )
 row(
     "bilinear",
@@ -1940,7 +1936,6 @@ row(
     lambda x, w: F.conv3d(x, w, padding=1),
     f32("a 2 b c d"),
     f32("3 2 3 3 3"),
-    refuses=1,
 )
 row(
     "conv_transpose",
@@ -2012,7 +2007,6 @@ row(
     f32("15"),
     f32("15"),
     called=True,
-    refuses=1,
 )
 row(
     "lstm_cell",
@@ -2024,5 +2018,4 @@ row(
     f32("20 5"),
     f32("20"),
     called=True,
-    refuses=1,
 )

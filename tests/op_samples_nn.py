@@ -18,7 +18,6 @@ row(
     f32("20 5"),
     f32("20"),
     called=True,
-    refuses=0,
 )
 row(
     "lstm both ways",
@@ -32,7 +31,6 @@ row(
     f32("20"),
     f32("20 10"),
     called=True,
-    refuses=0,
 )
 row(
     "lstm projected",
@@ -44,7 +42,6 @@ row(
     f32("20 3"),
     f32("3 5"),
     called=True,
-    refuses=0,
 )
 for _name, _op in (("gru", torch.gru), ("rnn_tanh", torch.rnn_tanh), ("rnn_relu", torch.rnn_relu)):
     _rows = 15 if _name == "gru" else 5
@@ -57,7 +54,6 @@ for _name, _op in (("gru", torch.gru), ("rnn_tanh", torch.rnn_tanh), ("rnn_relu"
         f32(f"{_rows} 5"),
         f32(f"{_rows}"),
         called=True,
-        refuses=0,
     )
 row(
     "rnn cells",

@@ -10,9 +10,8 @@ row(
     "unfold",
     lambda x: (x.unfold(1, 3, 2), x.unfold(-1, 2, 1) * 2, x.unfold(0, 1, 1), x.unfold(1, 8, 8)),
     f32("a 8 b"),
-    refuses=1,
 )
-row("unfold dynamic", lambda x: x.unfold(1, 3, 2).mean(-1), f32("a b"), a=4, b=9, refuses=1)
+row("unfold dynamic", lambda x: x.unfold(1, 3, 2).mean(-1), f32("a b"), a=4, b=9)
 row("unfold of views", lambda x: x.t().unfold(0, 2, 1).sum(-1), f32("a 8"))
 row("unfold bool", lambda m: m.unfold(1, 2, 2).any(-1), mask("a 8"))
 row(
@@ -52,7 +51,6 @@ row(
         aten.matrix_H.a(x[0]),
     ),
     f32("a b 4"),
-    refuses=0,
 )
 row("lift_fresh", lambda x: aten.lift_fresh(x) * 2, f32("a b"))
 row("transpose 0-d", lambda x: x.transpose(0, -1) * 2, f32(""))
@@ -104,7 +102,6 @@ row(
     f32("a 8 b"),
     index("a c 1", 8),
     called=True,
-    refuses=0,
 )
 row("take", lambda x, i: x.take(i), f32("3 8"), index("a b", 24), called=True)
 row(
@@ -118,7 +115,6 @@ row(
     f32("a 8"),
     called=True,
     a=1,
-    refuses=0,
 )
 row(
     "index_put mask",
@@ -195,7 +191,6 @@ row(
     f32("3 b"),
     f32("2 4"),
     called=True,
-    refuses=0,
 )
 row("broadcast_tensors", lambda x, y: torch.broadcast_tensors(x, y), f32("a 1"), f32("b"))
 row(

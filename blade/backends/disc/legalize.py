@@ -130,16 +130,21 @@ def outputs(graph: Graph) -> Graph:
         view = view_of(v)
         fresh = view is None or view.base.op == "const" or _is_wider(v, view.strides, strides)
         if view is None or fresh or not _may_be(view.base, storage, owner):
-            v = _own(b, v, i)
+            v = _own(b, v, i, strides)
         elif not same(v.shape, view.strides, strides) and _is_alone(graph, i, storage):
             v = _restrided(b, v, strides)
         returned.append(v)
     return _finished(replace(graph, values=b.values, outputs=tuple(returned)))
 
 
-def _own(b: Builder, v: Value, output: int) -> Value:
+def _own(b: Builder, v: Value, output: int, strides: Shape) -> Value:
     """A copy for this output alone: equal values are shared, so the output's number is part of it."""
-    return b.make("cast", [v], v.shape, v.dtype, output=output)
+    if view_of(v) is None:
+        return b.make("cast", [v], v.shape, v.dtype, output=output)
+    order = _memory_order(v.shape, strides) or tuple(range(len(v.shape)))
+    v = b.permute(v, order)
+    stored = b.make("cast", [v], v.shape, v.dtype, output=output)
+    return b.permute(stored, [order.index(k) for k in range(len(order))])
 
 
 def _may_be(base: Value, storage: int | None, owner: dict[int, int]) -> bool:
@@ -162,18 +167,22 @@ def _is_wider(v: Value, strides: Shape, wanted: Shape) -> bool:
 
 def _restrided(b: Builder, v: Value, strides: Shape) -> Value:
     """``v`` in memory order given by dense ``strides`` (a permutation), if that is what they are."""
-    rank = len(v.shape)
-    for order in _orders(rank):
-        permuted = tuple(v.shape[p] for p in order)
-        dense: list[object] = [0] * rank
-        step: object = 1
-        for place in reversed(range(rank)):
-            dense[order[place]] = step
-            step = step * permuted[place]  # type: ignore[operator]
-        if same(v.shape, tuple(dense), strides):
-            stored = copy(b, b.permute(v, order))
-            return b.permute(stored, [order.index(k) for k in range(rank)])
-    return v
+    order = _memory_order(v.shape, strides)
+    if order is None:
+        return v
+    stored = copy(b, b.permute(v, order))
+    return b.permute(stored, [order.index(k) for k in range(len(order))])
+
+
+def _memory_order(shape: Shape, strides: Shape) -> tuple[int, ...] | None:
+    """The axes from outermost to innermost if ``strides`` are those of a dense permutation."""
+    for order in _orders(len(shape)):
+        dense: list[object] = [0] * len(shape)
+        for axis, step in zip(order, contiguous_strides([shape[p] for p in order]), strict=True):
+            dense[axis] = step
+        if same(shape, tuple(dense), strides):
+            return order
+    return None
 
 
 def _orders(rank: int) -> list[tuple[int, ...]]:

@@ -30,6 +30,7 @@ from blade.backends.disc.ops import (
 )
 from blade.backends.disc.ops.table import TABLE, Lowering, NotLowered, Result
 from blade.backends.disc.simplify import RULES
+from blade.backends.disc.unit_sizes import UnitSizes
 from blade.errors import Refused
 from blade.reason import Code
 
@@ -167,11 +168,13 @@ class _Lowerer:
         return not any(str(n.target).startswith("aten.squeeze.") for n in self.gm.graph.nodes)
 
     def finish(self) -> Graph:
+        units = UnitSizes(self.gm, self.shape_env)
         for guard in self.shape_env.guards:
             if _chose_a_layout(guard):
                 continue
             relation = self.shape_env.replace(guard.expr)
-            if not (_is_not_one(relation) and self.ranks_are_fixed()):
+            known = _is_not_one(relation) and self.ranks_are_fixed()
+            if not known and not units.only_chose_strides(relation):
                 self.b.require(relation, _where(guard))
         graph = Graph(
             self.b.values,

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Guards that only chose strides: torch asks "is this size 1?" far more often than its answer matters.
+
+    chosen = UnitSizes(gm, shape_env)
+    chosen.only_chose_strides(Ne(8*s0, 8))     # True: at s0 = 1 every result has the size it should have
+
+A question is put to the test: at sizes where the answer would have been the other one, torch's shape
+functions are asked again, node by node, and must give the sizes the symbolic ones promise. Strides may
+differ; the program's are as good. (Where the answer decided about a broadcast or a rank, they do not agree.)
+"""
+
+from collections.abc import Iterator, Mapping
+from itertools import combinations, islice
+from typing import Any
+
+import sympy
+import torch
+from torch._dispatch.python import enable_python_dispatcher
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils._pytree import tree_map_only
+
+from blade.graph.shapes import result_of
+
+Assignment = Mapping[sympy.Basic, sympy.Integer]
+_RELATIONS = (sympy.Ne, sympy.Lt, sympy.Gt, sympy.Le, sympy.Ge)
+_CANNOT = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError, AssertionError)
+_SMALL = range(9)
+_TRIED = 4
+"""Sizes one dimension is given, and how many sets of sizes a relation is tested at."""
+
+
+class UnitSizes:
+    """Tests of the sizes of ``gm``'s nodes; each assignment of sizes is tested once."""
+
+    def __init__(self, gm: GraphModule, shape_env: ShapeEnv) -> None:
+        self.nodes = [n for n in gm.graph.nodes if isinstance(n.target, torch._ops.OpOverload)]
+        self.shape_env = shape_env
+        self.hints = {k: sympy.Integer(int(v)) for k, v in shape_env.backed_var_to_val.items()}
+        self.known: dict[tuple[Any, ...], bool] = {}
+
+    def only_chose_strides(self, relation: sympy.Basic) -> bool:
+        """Whether sizes of 1 that violate ``relation`` are served all the same."""
+        if not isinstance(relation, _RELATIONS) or relation.is_number:
+            return False
+        tried = list(islice(self._violations(relation), _TRIED))
+        return bool(tried) and all(self._agrees(one) for one in tried)
+
+    def _violations(self, relation: sympy.Basic) -> Iterator[Assignment]:
+        symbols = sorted(relation.free_symbols, key=str)
+        if not all(s in self.hints for s in symbols):
+            return
+        for one in self._candidates(symbols):
+            if relation.xreplace(dict(one)) == sympy.false and self._is_possible(one):
+                yield one
+
+    def _candidates(self, symbols: list[sympy.Basic]) -> Iterator[Assignment]:
+        """One small size, the others as in the sample; then several sizes of 1."""
+        for symbol in symbols:
+            for size in _SMALL:
+                yield {**self.hints, symbol: sympy.Integer(size)}
+        for count in range(2, min(len(symbols), 4) + 1):
+            for chosen in combinations(symbols, count):
+                yield {**self.hints, **dict.fromkeys(chosen, sympy.Integer(1))}
+
+    def _is_possible(self, sizes: Assignment) -> bool:
+        """Whether what else is known of the sizes (equal ones, multiples) holds."""
+        known = (self.shape_env.replace(g.expr) for g in self.shape_env.guards)
+        return all(
+            k.xreplace(dict(sizes)) != sympy.false
+            for k in known
+            if isinstance(k, (sympy.Eq, sympy.Or))
+        )
+
+    def _agrees(self, sizes: Assignment) -> bool:
+        key = tuple(sorted((str(k), int(v)) for k, v in sizes.items()))
+        if key not in self.known:
+            concrete = _Concrete(self.shape_env, sizes)
+            try:
+                with concrete.mode, enable_python_dispatcher(), torch.no_grad():
+                    self.known[key] = all(map(concrete.agrees, self.nodes))
+            except _CANNOT:  # what torch does not do at these sizes needs no answer, but has a guard
+                self.known[key] = False
+        return self.known[key]
+
+
+class _Concrete:
+    """Fake tensors with numbers for sizes in place of symbols."""
+
+    def __init__(self, shape_env: ShapeEnv, sizes: Assignment) -> None:
+        self.mode = FakeTensorMode()
+        self.shape_env = shape_env
+        self.sizes = dict(sizes)
+
+    def agrees(self, node: Node) -> bool:
+        """Are the sizes of ``node``'s results those its symbolic ones give?"""
+        given = torch.fx.map_arg((node.args, dict(node.kwargs)), self.operand)
+        args, kwargs = tree_map_only(torch.SymInt, self.number, given)
+        found = _tensors(result_of(node.target, args, kwargs))
+        expected = _tensors(node.meta["val"])
+        return [list(t.shape) for t in found] == [self.numbers(t.shape) for t in expected]
+
+    def operand(self, node: Node) -> Any:
+        value = node.meta["val"]
+        if isinstance(value, torch.Tensor):
+            return self.tensor(value)
+        if isinstance(value, (list, tuple)):
+            return [self.tensor(v) for v in value]
+        if isinstance(value, torch.SymFloat):
+            return float(self.expression(value))
+        return self.number(value)
+
+    def tensor(self, value: torch.Tensor) -> torch.Tensor:
+        sizes, strides = self.numbers(value.shape), self.numbers(value.stride())
+        return torch.empty_strided(sizes, strides, dtype=value.dtype, device=value.device)
+
+    def numbers(self, sizes: Any) -> list[int]:
+        return [self.number(s) for s in sizes]
+
+    def number(self, size: Any) -> Any:
+        return int(self.expression(size)) if isinstance(size, torch.SymInt) else size
+
+    def expression(self, size: torch.SymInt | torch.SymFloat) -> sympy.Basic:
+        return self.shape_env.replace(size.node.expr).xreplace(self.sizes)
+
+
+def _tensors(results: Any) -> list[torch.Tensor]:
+    several = results if isinstance(results, (list, tuple)) else [results]
+    return [t for t in several if isinstance(t, torch.Tensor)]
