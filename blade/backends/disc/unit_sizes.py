@@ -80,7 +80,9 @@ class UnitSizes:
             try:
                 with concrete.mode, enable_python_dispatcher(), torch.no_grad():
                     self.known[key] = all(map(concrete.agrees, self.nodes))
-            except _CANNOT:  # what torch does not do at these sizes needs no answer, but has a guard
+            except (
+                _CANNOT
+            ):  # what torch does not do at these sizes needs no answer, but has a guard
                 self.known[key] = False
         return self.known[key]
 
