@@ -56,10 +56,13 @@ class UnitSizes:
                 yield one
 
     def _candidates(self, symbols: list[sympy.Basic]) -> Iterator[Assignment]:
-        """One small size, the others as in the sample; then several sizes of 1."""
+        """One small size (and those equal to it in the sample); then several sizes of 1."""
         for symbol in symbols:
-            for size in _SMALL:
-                yield {**self.hints, symbol: sympy.Integer(size)}
+            equal = [k for k, v in self.hints.items() if v == self.hints[symbol]]
+            for size in map(sympy.Integer, _SMALL):
+                yield {**self.hints, symbol: size}
+                if len(equal) > 1:
+                    yield {**self.hints, **dict.fromkeys(equal, size)}
         for count in range(2, min(len(symbols), 4) + 1):
             for chosen in combinations(symbols, count):
                 yield {**self.hints, **dict.fromkeys(chosen, sympy.Integer(1))}
