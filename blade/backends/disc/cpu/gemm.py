@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from blade.backends.disc.cpu.micro_kernel import TILE_TYPES, Form, Tile, micro_kernel
 
 GROUP_ROWS = 48  # rows of a unit, at most
-BLOCK_ROWS = 192  # rows that are taken through all panels before the next
-BLOCK_DEPTH = 384  # k per pass over C: rows of A then take 288 KiB of L2, a panel of B 96
+BLOCK_DEPTH = 384  # k per pass over C: what a pass reads of a panel takes 96 KiB of L2
+BLOCK_SIZE = 128 * 1024  # elements of A that stay in L2 while panels pass by: 512 KiB
+BLOCK_ROWS = 192  # rows of such a block, at most, and GROUP_ROWS at least
 
 
 @dataclass(frozen=True)
@@ -150,7 +151,7 @@ _BLOCK_TYPES = (
 
 
 def _block(gemm: Gemm) -> str:
-    """Panels p0..p1 of rows r0..r1: loops over row blocks, passes over k, panels and tiles.
+    """Panels p0..p1 of rows r0..r1: loops over row blocks, panels, passes over k and tiles.
 
     Tiles of a block differ by at most one row: 16 rows are 6 + 5 + 5.
     """
@@ -162,11 +163,16 @@ def _block(gemm: Gemm) -> str:
 %one = arith.constant 1 : i64
 %full = arith.constant {form.rows} : i64
 %width = arith.constant {form.width} : i64
-%limit = arith.constant {BLOCK_ROWS} : i64
+%most = arith.constant {BLOCK_ROWS} : i64
+%fewest = arith.constant {GROUP_ROWS} : i64
+%size = arith.constant {BLOCK_SIZE} : i64
 %deep = arith.constant {BLOCK_DEPTH} : i64
 %panel = arith.muli %k, %width : i64
 %passes = arith.ceildivui %k, %deep : i64
 %depth_limit = arith.ceildivui %k, %passes : i64
+%fit = arith.divui %size, %k : i64
+%fit_most = arith.minsi %fit, %most : i64
+%limit = arith.maxsi %fit_most, %fewest : i64
 %rows = arith.subi %r1, %r0 : i64
 %blocks = arith.ceildivui %rows, %limit : i64
 %share = arith.ceildivui %rows, %blocks : i64
@@ -177,22 +183,22 @@ scf.for %rb = %r0 to %r1 step %share : i64 {{
   %tiles = arith.ceildivui %height, %full : i64
   %least = arith.divui %height, %tiles : i64
   %larger = arith.remui %height, %tiles : i64
-  scf.for %k0 = %zero to %k step %depth_limit : i64 {{
-    %k_left = arith.subi %k, %k0 : i64
-    %depth = arith.minsi %k_left, %depth_limit : i64
-    %is_first = arith.cmpi eq, %k0, %zero : i64
-    %ldi = arith.select %is_first, %zero, %ldc : i64
-    %ak = llvm.getelementptr %a[%k0] : (!llvm.ptr, i64) -> !llvm.ptr, {element}
-    %bd = arith.muli %k0, %width : i64
-    %bk = llvm.getelementptr %b[%bd] : (!llvm.ptr, i64) -> !llvm.ptr, {element}
-    scf.for %p = %p0 to %p1 step %one : i64 {{
-      %j = arith.muli %p, %width : i64
-      %n_left = arith.subi %n, %j : i64
-      %columns = arith.minsi %n_left, %width : i64
-      %bo = arith.muli %p, %panel : i64
-      %bt = llvm.getelementptr %bk[%bo] : (!llvm.ptr, i64) -> !llvm.ptr, {element}
-      %biasj = llvm.getelementptr %bias[%j] : (!llvm.ptr, i64) -> !llvm.ptr, {element}
-      %cj = llvm.getelementptr %c[%j] : (!llvm.ptr, i64) -> !llvm.ptr, {element}
+  scf.for %p = %p0 to %p1 step %one : i64 {{
+    %j = arith.muli %p, %width : i64
+    %n_left = arith.subi %n, %j : i64
+    %columns = arith.minsi %n_left, %width : i64
+    %bo = arith.muli %p, %panel : i64
+    %bp = llvm.getelementptr %b[%bo] : (!llvm.ptr, i64) -> !llvm.ptr, {element}
+    %biasj = llvm.getelementptr %bias[%j] : (!llvm.ptr, i64) -> !llvm.ptr, {element}
+    %cj = llvm.getelementptr %c[%j] : (!llvm.ptr, i64) -> !llvm.ptr, {element}
+    scf.for %k0 = %zero to %k step %depth_limit : i64 {{
+      %k_left = arith.subi %k, %k0 : i64
+      %depth = arith.minsi %k_left, %depth_limit : i64
+      %is_first = arith.cmpi eq, %k0, %zero : i64
+      %ldi = arith.select %is_first, %zero, %ldc : i64
+      %ak = llvm.getelementptr %a[%k0] : (!llvm.ptr, i64) -> !llvm.ptr, {element}
+      %bd = arith.muli %k0, %width : i64
+      %bt = llvm.getelementptr %bp[%bd] : (!llvm.ptr, i64) -> !llvm.ptr, {element}
       scf.for %t = %zero to %tiles step %one iter_args(%r = %rb) -> (i64) : i64 {{
         %is_larger = arith.cmpi slt, %t, %larger : i64
         %extra = arith.extui %is_larger : i1 to i64
