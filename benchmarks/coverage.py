@@ -151,7 +151,7 @@ def examine(row: Row, args: argparse.Namespace, pipe: Connection) -> None:
     model = MODELS[row.model]()
     dump = args.dump and args.dump / row.model
     start = time.perf_counter()
-    config = blade.Config(timing=False, dump_dir=dump)
+    config = blade.Config(timing=False, dump_dir=dump, dynamic_shapes=model.declared or None)
     optimized = blade.optimize(model.module, model.inputs(model.fixed[0], 0), config)
     row.optimize_s = time.perf_counter() - start
     _describe(row, optimized)

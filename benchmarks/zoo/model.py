@@ -8,7 +8,7 @@ model.module(*model.random_inputs(random.Random(0)))
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import nn
@@ -32,7 +32,8 @@ class Model:
     """``module`` in eval mode; ``inputs(shape, seed)`` makes its positional arguments, called ``names``.
 
     A shape has one size per axis of ``axes``. ``fixed`` are the shapes to measure at, the first one
-    also the sample to compile from.
+    also the sample to compile from. ``declared`` (input, axis, size) are sizes that the model would let
+    vary and its trace does not; whoever compiles it is told.
     """
 
     module: nn.Module
@@ -40,6 +41,7 @@ class Model:
     axes: tuple[Axis, ...]
     fixed: tuple[Shape, ...]
     inputs: Callable[[Shape, int], Tensors]
+    declared: dict[str, dict[int, int]] = field(default_factory=dict)
 
     def random_shape(self, rng: random.Random) -> Shape:
         return tuple(rng.randrange(a.low, a.high + 1, a.step) for a in self.axes)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Image models with attention or token mixing: ViT, Swin, MLP-Mixer, DETR, and a diffusion U-Net."""
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -39,7 +40,9 @@ def swin() -> Model:
     from transformers import SwinConfig, SwinForImageClassification
 
     torch.manual_seed(0)
-    return _classifier(Classifier(SwinForImageClassification(SwinConfig(num_labels=1000))), 224)
+    model = _classifier(Classifier(SwinForImageClassification(SwinConfig(num_labels=1000))), 224)
+    # At other sizes Python pads the windows, by the size, which no trace keeps.
+    return replace(model, declared={"pixel_values": {2: 224, 3: 224}})
 
 
 class MixerLayer(nn.Module):

@@ -21,6 +21,14 @@ class Limit:
 
 
 @dataclass(frozen=True)
+class Tie:
+    """Two dimensions (tensor among the leaves of a sample, axis) that must have one size."""
+
+    first: tuple[int, int]
+    second: tuple[int, int]
+
+
+@dataclass(frozen=True)
 class Reference:
     """What the original answered to ``sample``: one answer per call, two if calls change its state.
 
@@ -45,7 +53,8 @@ class Captured:
     the graph's input order, then those made for ``Config.dynamic_tuning_shapes``; ``probes`` are
     samples derived from them with other sizes (distinct, no varied size is 0 or 1) that ``original``
     was seen to accept. ``limits`` are the dimensions at which ``module`` raises outside of a range,
-    because it is a trace that was seen to be wrong there. ``fixed`` are the (input of the graph, axis)
+    because it is a trace that was seen to be wrong there, ``ties`` those at which it raises unless
+    they are equal. ``fixed`` are the (input of the graph, axis)
     that the user declared to have one size only. ``references`` are what ``original`` answered at the
     samples and at other sizes within ``limits``, kept so that nothing has to be run twice.
     """
@@ -57,5 +66,6 @@ class Captured:
     reasons: tuple[Reason, ...]
     how: str  # "trace" or "script"
     limits: tuple[Limit, ...] = ()
+    ties: tuple[Tie, ...] = ()
     fixed: frozenset[tuple[int, int]] = frozenset()
     references: tuple[Reference, ...] = ()

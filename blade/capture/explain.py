@@ -3,7 +3,7 @@
 
 from collections.abc import Sequence
 
-from blade.capture.captured import Limit, Reference
+from blade.capture.captured import Limit, Reference, Tie
 from blade.capture.inputs import Call, Sample, describe, name_of_leaf
 from blade.capture.probes import axes_of
 from blade.reason import Code, Reason, Stage
@@ -45,6 +45,23 @@ def limit_text(call: Call, sample: Sample, limit: Limit) -> str:
     name = name_of_leaf(call.names, sample, limit.index)
     size = f"{limit.low}" if limit.low == limit.high else f"{limit.low}..{limit.high}"
     return f"axis {limit.axis} of {name!r} must be {size}"
+
+
+def tied(subject: str, call: Call, sample: Sample, ties: Sequence[Tie]) -> Reason:
+    """The trace of ``subject`` is kept, with checks on equal sizes."""
+    where = "; ".join(tie_text(call, sample, one) for one in ties)
+    return failed(
+        subject,
+        Code.TRACE_SPECIALIZED,
+        f"The trace is kept for samples like those given; it raises unless {where}.",
+    )
+
+
+def tie_text(call: Call, sample: Sample, tie: Tie) -> str:
+    """``axis 1 of 'mask' is as long as axis 2 of 'key'``."""
+    (a, i), (b, j) = tie.first, tie.second
+    first, second = (name_of_leaf(call.names, sample, index) for index in (a, b))
+    return f"axis {i} of {first!r} is as long as axis {j} of {second!r}"
 
 
 def list_differences(call: Call, differences: Differences) -> str:

@@ -5,7 +5,7 @@ seen = observe(own, inputs, config, bake=True)
 seen.references        # every input tried, with the answers a captured module has to give
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -42,10 +42,17 @@ class Observed:
     is_plain: bool  # forward takes a sample as it is and returns nothing but tensors
 
 
-def observe(model: nn.Module, inputs: Any, config: Config, bake: bool) -> Observed:
+def observe(
+    model: nn.Module,
+    inputs: Any,
+    config: Config,
+    bake: bool,
+    together: Collection[frozenset[Axis]] = (),
+) -> Observed:
     """Run ``model`` (a private copy) at ``inputs`` and at what can be derived from them.
 
-    With ``bake`` the view is that of a trace: tensor arguments only, outputs flattened. Raises
+    With ``bake`` the view is that of a trace: tensor arguments only, outputs flattened. Dimensions in one
+    of ``together`` are varied together only. Raises
     ``InputError`` where ``inputs`` do not fit the model, ``ConfigError`` where the declared sizes do
     not fit the inputs.
     """
@@ -55,7 +62,7 @@ def observe(model: nn.Module, inputs: Any, config: Config, bake: bool) -> Observ
     outputs = [_first_run(original, call, sample, index) for index, sample in enumerate(samples)]
     ranges = declared_ranges(config, call, samples)
     tuning = tuning_samples(config, call, samples[0])
-    seen = _Seen(original)
+    seen = _Seen(original, together)
     for index, sample in enumerate(samples):
         seen.require(sample, f"sample {index}", call)
     for sample in tuning:
@@ -74,8 +81,8 @@ def observe(model: nn.Module, inputs: Any, config: Config, bake: bool) -> Observ
 class _Seen:
     """The references so far; every input is run once."""
 
-    def __init__(self, original: Original) -> None:
-        self._original = original
+    def __init__(self, original: Original, together: Collection[frozenset[Axis]]) -> None:
+        self._original, self._together = original, together
         self.references: list[Reference] = []
 
     def require(self, sample: Sample, what: str, call: Call) -> None:
@@ -91,7 +98,7 @@ class _Seen:
             what = "other sizes" if 1 not in sizes.values() else "size 1"
             return self._add(resized(base, sizes), frozenset(sizes), what)
 
-        varied = find_varied(samples, ranges, accepts)
+        varied = find_varied(samples, ranges, accepts, self._together)
         for one in varied:
             yield resized(base, one.sizes)
             accepts(dict.fromkeys(one.axes, 1))

@@ -7,7 +7,7 @@ class is varied alone, then all at once. Content is the user's own, repeated or 
 so that indices stay in range and masks stay masks.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -63,10 +63,12 @@ def find_varied(
     samples: Sequence[Sample],
     ranges: Mapping[Axis, tuple[int, int]],
     accepts: Callable[[dict[Axis, int]], bool],
+    together: Collection[frozenset[Axis]] = (),
 ) -> list[Varied]:
     """The classes of dimensions that ``accepts`` (the first sample, so resized, runs) lets vary.
 
-    ``ranges`` bounds sizes, both ends included; a dimension with one size only stays.
+    ``ranges`` bounds sizes, both ends included; a dimension with one size only stays. The classes in
+    ``together`` are not tried apart.
     """
     sizes = axes_of(samples[0])
     used = {size for size in sizes.values() if size > 1}
@@ -79,9 +81,9 @@ def find_varied(
                 return Varied(axes, size)
         return None
 
-    for together in _classes(samples, ranges):
-        whole = vary(together)
-        parts = _by_position(together)
+    for one_class in _classes(samples, ranges):
+        whole = vary(one_class)
+        parts = [] if one_class in together else by_position(one_class)
         apart = [one for part in parts if (one := vary(part))] if len(parts) > 1 else []
         if apart and (whole is None or len(apart) == len(parts)):
             found += apart
@@ -102,7 +104,8 @@ def _classes(
     return [frozenset(group) for group in groups.values()]
 
 
-def _by_position(axes: frozenset[Axis]) -> list[frozenset[Axis]]:
+def by_position(axes: frozenset[Axis]) -> list[frozenset[Axis]]:
+    """``axes`` by which dimension of its tensor each is: batch with batch, length with length."""
     positions = sorted({axis for _, axis in axes})
     return [frozenset(one for one in axes if one[1] == position) for position in positions]
 

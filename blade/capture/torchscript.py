@@ -12,21 +12,22 @@ that is wrong at some sizes and cannot be replaced gets checks that raise there.
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
 
-from blade.capture.captured import Captured, Limit
+from blade.capture.captured import Captured, Limit, Tie
 from blade.capture.clean import clean, freeze
 from blade.capture.compare import find_differences
-from blade.capture.explain import Differences, failed, limited, neither, no_graph, specialized
+from blade.capture.explain import Differences, failed, limited, neither, no_graph, specialized, tied
 from blade.capture.inputs import Sample
 from blade.capture.model import private_copy
 from blade.capture.observe import OTHER_VALUES, Observed, observe
 from blade.capture.outputs import NotTensors
 from blade.capture.probes import Axis, axes_of
+from blade.capture.ties import find_ties
 from blade.capture.trace import Trace, script, script_around, trace
 from blade.config import Config
 from blade.errors import InputError
@@ -48,6 +49,7 @@ class _Graph:
     warnings: tuple[Reason, ...] = ()
     branches_on_values: bool = False
     limits: tuple[Limit, ...] = ()
+    ties: tuple[Tie, ...] = ()
 
 
 def capture(model: nn.Module, inputs: Any, config: Config) -> Captured:
@@ -82,6 +84,7 @@ def capture(model: nn.Module, inputs: Any, config: Config) -> Captured:
         reasons=tuple(reasons),
         how=graph.how,
         limits=graph.limits,
+        ties=graph.ties,
         fixed=_fixed(graph.seen),
         references=tuple(
             one
@@ -116,7 +119,10 @@ def _trace_or_script(own: nn.Module, inputs: Any, config: Config, reasons: list[
     if traced is None or methods:
         raise InputError(neither(type(own).__name__, methods, reasons))
     reasons += traced.warnings
-    return _limited(own, traced, config, reasons) if traced.differences else traced
+    if not traced.differences:
+        return traced
+    kept = _tied(own, inputs, traced, config, reasons)
+    return _limited(own, traced, config, reasons) if kept is None else kept
 
 
 def _trace(own: nn.Module, inputs: Any, config: Config, reasons: list[Reason]) -> _Graph | None:
@@ -144,20 +150,24 @@ def _trace_at(
     config: Config,
     reasons: list[Reason],
     limits: tuple[Limit, ...] = (),
+    ties: tuple[Tie, ...] = (),
 ) -> _Graph | None:
     name = type(own).__name__
     result = attempt(
         Stage.CAPTURE,
         None,
         name,
-        lambda: trace(own, seen.call, sample, seen.is_plain, limits, config.preserved_attributes),
+        lambda: trace(
+            own, seen.call, sample, seen.is_plain, limits, config.preserved_attributes, ties
+        ),
         code=Code.TRACE_FAILED,
     )
     seen.original.reset()
     if isinstance(result, Reason):
         reasons.append(result)
         return None
-    return _compared(result.module, seen, "trace", config, result, limits)
+    graph = _compared(result.module, seen, "trace", config, result, limits)
+    return replace(graph, ties=ties)
 
 
 def _script(own: nn.Module, inputs: Any, config: Config, reasons: list[Reason]) -> _Graph | None:
@@ -211,6 +221,23 @@ def _compared(
         for text in traced.warnings
     )
     return _Graph(module, seen, how, differences, warnings, traced.branches_on_values, limits)
+
+
+def _tied(
+    own: nn.Module, inputs: Any, graph: _Graph, config: Config, reasons: list[Reason]
+) -> _Graph | None:
+    """``graph`` traced again with checks that sizes equal in the samples are equal, if that is all
+    that it takes: a model may well accept a mask of another length than the states it masks, and
+    nobody may ever give it one."""
+    classes, ties = find_ties(graph.seen, [one for one, _ in graph.differences])
+    if not ties:
+        return None
+    seen = observe(own, inputs, config, bake=True, together=classes)
+    again = _trace_at(own, seen, seen.samples[0], config, reasons, ties=ties)
+    if again is None or again.differences:
+        return None
+    reasons.append(tied(type(own).__name__, seen.call, seen.samples[0], ties))
+    return again
 
 
 def _limited(own: nn.Module, graph: _Graph, config: Config, reasons: list[Reason]) -> _Graph:

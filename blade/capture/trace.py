@@ -15,8 +15,8 @@ from torch import nn
 from torch.jit._trace import TracerWarning
 from torch.utils import _pytree as pytree
 
-from blade.capture.captured import Limit
-from blade.capture.explain import limit_text
+from blade.capture.captured import Limit, Tie
+from blade.capture.explain import limit_text, tie_text
 from blade.capture.inputs import Call, Sample, call_from, flat_arguments
 from blade.capture.original import copy_of
 from blade.capture.outputs import tensors_of
@@ -43,14 +43,17 @@ def trace(
     is_plain: bool,
     limits: Sequence[Limit] = (),
     preserved: Sequence[str] = (),
+    ties: Sequence[Tie] = (),
 ) -> Trace:
     """``model`` traced at ``sample``; its parameters keep the names in ``call``.
 
     ``is_plain`` says that forward takes the sample as it is and returns tensors only; otherwise a
-    wrapper does the translation. The module raises RuntimeError at sizes outside of ``limits``. The
-    plain attributes ``preserved`` are found on the module even where a wrapper is around it.
+    wrapper does the translation. The module raises RuntimeError at sizes outside of ``limits`` and
+    where ``ties`` do not hold. The plain attributes ``preserved`` are found on the module even where a
+    wrapper is around it.
     """
-    target = model if is_plain and not limits else _adapter(model, call, limits)
+    checks = [*(_check(call, one) for one in limits), *(_check_tie(call, one) for one in ties)]
+    target = model if is_plain and not checks else _adapter(model, call, checks)
     with _quiet() as caught, torch.no_grad():
         module = torch.jit.trace(target, copy_of(sample), check_trace=False, strict=False)
     _add_attributes(module, model, preserved)
@@ -141,7 +144,7 @@ class _Adapter(nn.Module):
         self.training = False
 
 
-def _adapter(model: nn.Module, call: Call, limits: Sequence[Limit]) -> nn.Module:
+def _adapter(model: nn.Module, call: Call, checks: Sequence[Callable[..., Any]]) -> nn.Module:
     def forward(self: Any, *sample: Any) -> Any:
         for check in self._checks:
             check(sample)
@@ -153,7 +156,7 @@ def _adapter(model: nn.Module, call: Call, limits: Sequence[Limit]) -> nn.Module
     parameters = [inspect.Parameter(name, place) for name in ("self", *call.names)]
     forward.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     adapter = type(f"Captured{type(model).__name__}", (_Adapter,), {"forward": forward})
-    made: nn.Module = adapter(model, call, [_check(call, limit) for limit in limits])
+    made: nn.Module = adapter(model, call, checks)
     return made
 
 
@@ -179,6 +182,29 @@ def _raise_outside(
     if tensor.size(axis) < low or tensor.size(axis) > high:
         raise RuntimeError(message)
     return tensor  # the tracer accepts no function without a result
+
+
+def _check_tie(call: Call, tie: Tie) -> Callable[[Sample], None]:
+    """The same for two sizes that must be equal."""
+    with _quiet():
+        raise_unequal = torch.jit.script(_raise_unequal)
+
+    def check(sample: Sample) -> None:
+        leaves = pytree.tree_leaves(sample)
+        (a, i), (b, j) = tie.first, tie.second
+        message = (
+            f"traced by blade for inputs where {tie_text(call, sample, tie)}; optimize with a scriptable "
+            "model to serve others"
+        )
+        raise_unequal(leaves[a], i, leaves[b], j, message)
+
+    return check
+
+
+def _raise_unequal(a: torch.Tensor, i: int, b: torch.Tensor, j: int, message: str) -> torch.Tensor:
+    if a.size(i) != b.size(j):
+        raise RuntimeError(message)
+    return a
 
 
 @contextlib.contextmanager

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Constant lists of tensors (the weights of a recurrent layer, once frozen) as lists of constants.
+"""Constant lists of tensors (the weights of a recurrent layer, the indices of ``x[:, i, j]``, once
+frozen) as lists of constants.
 
     %w : Tensor[] = prim::Constant[value=[<Tensors>]]()
     ->  %a : Tensor = prim::Constant ...;  %w : Tensor[] = prim::ListConstruct(%a, %b, ...)
@@ -13,6 +14,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+
+from blade.graph.program import is_tensor_type
 
 
 def spread_lists(graph: torch._C.Graph) -> None:
@@ -30,7 +33,7 @@ def _nodes(block: torch._C.Graph | torch._C.Block) -> Iterator[torch._C.Node]:
 
 
 def _is_list_of_tensors(kind: torch._C.JitType) -> bool:
-    return kind.kind() == "ListType" and kind.getElementType().kind() == "TensorType"
+    return kind.kind() == "ListType" and is_tensor_type(kind.getElementType())
 
 
 def _spread(graph: torch._C.Graph, node: torch._C.Node) -> None:

@@ -41,6 +41,28 @@ def test_lists_are_spread_and_the_tensors_stay_the_same() -> None:
     assert torch.equal(frozen(x), want)
 
 
+class Pairs(torch.nn.Module):
+    """Freezing turns both indices, and the whole axis before them, into one constant list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("pairs", torch.tril_indices(4, 4, -1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x[:, self.pairs[0], self.pairs[1]].tanh() * 2
+
+
+@pytest.mark.needs("runtime", "torch_mlir")
+def test_indices_that_are_weights_are_compiled() -> None:
+    model = Pairs().eval()
+    optimized = blade.optimize(model, torch.randn(3, 4, 4), CONFIG)
+    report = blade.report(optimized)
+    assert [c.backend for c in report.clusters] == ["disc"]
+    assert not report.outside
+    x = torch.randn(5, 4, 4)
+    torch.testing.assert_close(optimized(x), model(x))
+
+
 @pytest.mark.needs("runtime", "torch_mlir")
 @pytest.mark.parametrize("kind", [torch.nn.LSTM, torch.nn.GRU, torch.nn.RNN])
 def test_a_recurrent_layer_is_one_cluster_at_any_length(kind: type[torch.nn.Module]) -> None:
