@@ -77,7 +77,7 @@ def fuse(graph: Graph) -> Fused:
 
 
 def is_fusible(value: Value) -> bool:
-    return value.is_pointwise or value.op == "reduce"
+    return value.is_pointwise or value.op in ("reduce", "gather")
 
 
 def is_instruction(value: Value) -> bool:
@@ -126,7 +126,7 @@ class _Fuser:
 
     def joined(self, v: Value) -> Iterator[Value]:
         """Operands of ``v`` that a kernel could pass on in a register."""
-        for arg in v.args:
+        for arg in _elements(v):
             source = row_source(arg) or arg
             if source.id in self.group_of:
                 yield source
@@ -149,9 +149,16 @@ class _Fuser:
     def can_merge(self, a: Group, b: Group) -> bool:
         if a.shape != b.shape:
             return False
-        entries_a = [o for m in a.members for o in self.outside(m, a) if not self.within(o, b)]
-        entries_b = [o for m in b.members for o in self.outside(m, b) if not self.within(o, a)]
-        return not self.reached(entries_a, b) and not self.reached(entries_b, a)
+        return not self.reached(self.entries(a, b), b) and not self.reached(self.entries(b, a), a)
+
+    def entries(self, group: Group, other: Group) -> list[Value]:
+        """What ``group`` reads from memory that would still come from there were it one with ``other``."""
+        return [
+            o
+            for m in group.members
+            for o in self.outside(m, group)
+            if o not in _elements(m) or not self.within(o, other)
+        ]
 
     def within(self, v: Value, group: Group) -> bool:
         source = row_source(v) or v
@@ -165,8 +172,9 @@ class _Fuser:
         self.groups.remove(b)
 
     def outside(self, v: Value, group: Group) -> list[Value]:
-        """Operands of ``v`` that come from outside ``group``."""
-        return [a for a in v.args if not self.within(a, group)]
+        """Operands of ``v`` that come from outside ``group``; what it gathers from always does."""
+        elements = _elements(v)
+        return [a for a in v.args if a not in elements or not self.within(a, group)]
 
     def reached(self, start: list[Value], target: Group) -> bool:
         """Does anything in ``start`` depend on ``target``?"""
@@ -193,9 +201,8 @@ class _Fuser:
             group = self.group_of.get(v.id)
             if group is None and not is_instruction(v):
                 continue
-            for arg in v.args:
-                if group is not None and self.within(arg, group):
-                    continue
+            outside = v.args if group is None else self.outside(v, group)
+            for arg in outside:
                 needed |= _base(arg)
         for v in self.graph.outputs:
             needed |= _base(v)
@@ -224,6 +231,11 @@ class _Fuser:
                 begun.update(m.id for m in unit)
                 stack.append((value, True))
                 stack += [(a, False) for m in reversed(unit) for a in reversed(m.args)]
+
+
+def _elements(v: Value) -> tuple[Value, ...]:
+    """Operands that ``v`` reads at its own point."""
+    return (v.args[1],) if v.op == "gather" else v.args
 
 
 def _base(v: Value) -> set[int]:

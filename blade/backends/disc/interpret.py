@@ -16,6 +16,7 @@ from blade.backends.disc.kernel import (
     Compute,
     Const,
     Dim,
+    Gather,
     Index,
     Kernel,
     Load,
@@ -62,10 +63,12 @@ class _Run:
         values = {s: self.sizes[str(s)] for s in dim.free_symbols}
         return int(sympy.sympify(dim).subs(values))
 
-    def evaluate(self, stmt: Load | Const | Size | Index | Compute | Reduce) -> Tensor:
+    def evaluate(self, stmt: Load | Gather | Const | Size | Index | Compute | Reduce) -> Tensor:
         work = working(stmt.dtype)
         if isinstance(stmt, Load):
             return self.view(stmt.access).to(work, copy=True)
+        if isinstance(stmt, Gather):
+            return self.gather(stmt).to(work)
         if isinstance(stmt, Const):
             return torch.full(self.shape, stmt.value, dtype=work)
         if isinstance(stmt, Size):
@@ -96,6 +99,15 @@ class _Run:
             return buffer.new_empty(self.shape)
         offset = buffer.storage_offset() + self.size(access.offset)
         return torch.as_strided(buffer, self.shape, strides, offset)
+
+    def gather(self, stmt: Gather) -> Tensor:
+        buffer, place = self.buffers[stmt.access.arg], self.values[stmt.index].long()
+        place = place * self.size(stmt.stride) + self.size(stmt.access.offset)
+        for k, stride in enumerate(stmt.access.strides):
+            column = [1] * len(self.shape)
+            column[k] = -1
+            place = place + torch.arange(self.shape[k]).view(column) * self.size(stride)
+        return buffer.reshape(-1)[place]
 
     def store(self, stmt: Store) -> None:
         if 0 in self.shape[:-1]:

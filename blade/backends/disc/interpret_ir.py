@@ -170,6 +170,8 @@ def _structural(
         return x
     if v.op == "window":
         return _window(args[0], a, shape, sizes)
+    if v.op == "gather":
+        return _gather(args[0], args[1], a["axis"], a["axes"])
     if v.op == "concat":
         return torch.cat(args, a["axis"])
     if v.op == "linear":
@@ -197,6 +199,17 @@ def _window(
         for axis, step in walk:
             index[axis] = index[axis] + along * evaluate(step, sizes)
     return x[tuple(index)].expand(shape) if index else x.expand(shape)
+
+
+def _gather(
+    x: torch.Tensor, index: torch.Tensor, axis: int, axes: Sequence[int | None]
+) -> torch.Tensor:
+    places = []
+    for place in axes:
+        view = [-1 if k == place else 1 for k in range(index.dim())]
+        own = None if place is None else torch.arange(index.shape[place]).view(view)
+        places.append(index.long() if own is None else own.expand(index.shape))
+    return x[tuple(places)]
 
 
 def _argument(template: Any, args: list[Any], sizes: Mapping[sympy.Basic, int]) -> Any:

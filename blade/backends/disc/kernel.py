@@ -46,6 +46,16 @@ class Load:
 
 
 @dataclass(frozen=True)
+class Gather:
+    """The element ``stride`` times value ``index`` (an integer) further than ``access``; it exists."""
+
+    access: Access
+    index: int
+    stride: Dim
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
 class Const:
     value: Union[int, float, bool]
     dtype: torch.dtype
@@ -97,7 +107,9 @@ class Store:
     value: int
 
 
-Stmt = Union[Load, Const, Size, Index, Compute, Reduce, Store]
+Stmt = Union[Load, Gather, Const, Size, Index, Compute, Reduce, Store]
+Accessing = (Load, Gather, Store)
+"""Statements that touch memory: they have an ``access``."""
 
 # Semantics are torch's for the same name (NaN propagates through max/min, int division is floor or trunc
 # as named, shifts and pow on ints are exact). Everything is computed in the operand dtype, except that
@@ -152,9 +164,11 @@ class Kernel:
         for dim in (*self.outer, self.inner):
             _note(dim, seen)
         for stmt in self.body:
-            if isinstance(stmt, (Load, Store)):
+            if isinstance(stmt, Accessing):
                 for dim in (*stmt.access.strides, stmt.access.offset):
                     _note(dim, seen)
+                if isinstance(stmt, Gather):
+                    _note(stmt.stride, seen)
             elif isinstance(stmt, Size):
                 _note(stmt.value, seen)
         return tuple(seen)

@@ -9,10 +9,12 @@ from blade.backends.disc.fuse import Fused, Group, row_source
 from blade.backends.disc.ir import LEAVES, Shape, Value, contiguous_strides, plain
 from blade.backends.disc.kernel import (
     Access,
+    Accessing,
     Arg,
     Compute,
     Const,
     Dim,
+    Gather,
     Index,
     Kernel,
     Load,
@@ -64,11 +66,13 @@ class _KernelBuilder:
         self.number: dict[int, int] = {}
 
     def member(self, v: Value) -> None:
-        operands = tuple(self.operand(a) for a in v.args)
-        if v.op == "reduce":
-            stmt: Stmt = Reduce(v.attrs["kind"], operands[0], v.dtype)
+        stmt: Stmt
+        if v.op == "gather":
+            stmt = self.gather(v)
+        elif v.op == "reduce":
+            stmt = Reduce(v.attrs["kind"], self.operand(v.args[0]), v.dtype)
         else:
-            stmt = Compute(v.op, operands, v.dtype)
+            stmt = Compute(v.op, tuple(map(self.operand, v.args)), v.dtype)
         self.number[v.id] = self.emit(stmt)
         if v.id in self.fused.stored:
             self.written.add(v.id)
@@ -84,6 +88,17 @@ class _KernelBuilder:
         view = view_of(v)
         assert view is not None, v
         return self.emit(Load(self.access(view, v.shape), v.dtype))
+
+    def gather(self, v: Value) -> Gather:
+        """Element ``index`` along one axis of the source, the others at the point's own place."""
+        view = view_of(v.args[0])
+        assert view is not None, v
+        strides: list[Dim] = [0] * len(v.shape)
+        for stride, place in zip(view.strides, v.attrs["axes"], strict=True):
+            if place is not None:
+                strides[place] = stride
+        access = self.access(View(view.base, tuple(strides), view.offset), v.shape)
+        return Gather(access, self.operand(v.args[1]), view.strides[v.attrs["axis"]], v.dtype)
 
     def leaf(self, v: Value) -> Stmt:
         if v.op == "fill":
@@ -124,7 +139,7 @@ def _space(
     shape: Shape, body: list[Stmt], row: bool, indexed: set[int]
 ) -> tuple[tuple[Dim, ...], Dim, list[Stmt]]:
     """Split ``shape`` into outer and inner axes, merging axes that are walked evenly."""
-    accesses = [s.access for s in body if isinstance(s, (Load, Store))]
+    accesses = [s.access for s in body if isinstance(s, Accessing)]
     if indexed or not shape:
         dims, columns = shape or (1,), [a.strides if shape else (0,) for a in accesses]
         return dims[:-1], dims[-1], _with_strides(body, columns)
@@ -141,8 +156,6 @@ def _space(
 def _with_strides(body: list[Stmt], columns: list[Shape]) -> list[Stmt]:
     rest = iter(columns)
     return [
-        replace(s, access=replace(s.access, strides=next(rest)))
-        if isinstance(s, (Load, Store))
-        else s
+        replace(s, access=replace(s.access, strides=next(rest))) if isinstance(s, Accessing) else s
         for s in body
     ]

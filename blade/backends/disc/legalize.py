@@ -109,6 +109,8 @@ def _copy_before_layouts(b: Builder, v: Value, args: list[Value]) -> Value | Non
         args = [_addressed(b, a) for a in args]
         args[:3] = [a if has_dense_rows(a) else copy(b, a) for a in args[:3]]
         return b.make(v.op, args, v.shape, v.dtype, **v.attrs)
+    if v.op == "gather":
+        return b.make(v.op, [_addressed(b, args[0]), *args[1:]], v.shape, v.dtype, **v.attrs)
     if v.op in ("call", "concat"):
         args = [_addressed(b, a) for a in args]
         return b.make(v.op, args, v.shape, v.dtype, v.strides, **v.attrs)

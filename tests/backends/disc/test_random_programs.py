@@ -17,7 +17,9 @@ SIZES = st.sampled_from([1, 2, 3, 5, 8, 17, 33])
 def grow(draw: st.DrawFn, b: Builder, pool: list[Value]) -> Value:
     """One more value from earlier ones."""
     x = draw(st.sampled_from(pool))
-    kind = draw(st.sampled_from("unary binary scalar row reduce permute merge slice cat".split()))
+    kind = draw(
+        st.sampled_from("unary binary scalar row reduce permute merge slice cat gather".split())
+    )
     rank = len(x.shape)
     if kind == "binary":
         y = draw(st.sampled_from([v for v in pool if v.shape == x.shape]))
@@ -37,11 +39,26 @@ def grow(draw: st.DrawFn, b: Builder, pool: list[Value]) -> Value:
         return b.reshape(x, (x.shape[0] * x.shape[1], *x.shape[2:]))
     if kind == "slice" and rank and x.shape[-1] == 8:
         return b.slice(x, rank - 1, draw(st.integers(0, 3)), draw(st.sampled_from([1, 2])), 3)
+    if kind == "gather" and rank:
+        return gathered(draw, b, x)
     if kind == "cat" and rank:
         axis = draw(st.integers(0, rank - 1))
         shape = tuple(2 * d if k == axis else d for k, d in enumerate(x.shape))
         return b.make("concat", (x, x), shape, x.dtype, axis=axis)
     return b.pointwise(draw(st.sampled_from(["tanh", "neg", "sigmoid", "abs"])), x)
+
+
+def gathered(draw: st.DrawFn, b: Builder, x: Value) -> Value:
+    """Elements of ``x`` along one axis by an index that depends on some of the axes."""
+    rank, integer = len(x.shape), torch.int64
+    axis = draw(st.integers(0, rank - 1))
+    index = b.fill(draw(st.integers(0, 5)), x.shape, integer)
+    for other in draw(st.sets(st.integers(0, rank - 1))):
+        counted = b.make("iota", (), x.shape, integer, axis=other)
+        index = b.pointwise("fma", index, b.fill(3, x.shape, integer), counted)
+    index = b.pointwise("remainder", index, b.fill(x.shape[axis], x.shape, integer))
+    axes = tuple(None if k == axis else k for k in range(rank))
+    return b.make("gather", (x, index), x.shape, x.dtype, axis=axis, axes=axes)
 
 
 @st.composite

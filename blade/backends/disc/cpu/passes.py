@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from blade.backends.disc.kernel import (
     Compute,
     Const,
+    Gather,
     Index,
     Kernel,
     Load,
@@ -62,6 +63,8 @@ def operands(stmt: Stmt) -> tuple[int, ...]:
         return stmt.args
     if isinstance(stmt, Reduce):
         return (stmt.arg,)
+    if isinstance(stmt, Gather):
+        return (stmt.index,)
     return (stmt.value,) if isinstance(stmt, Store) else ()
 
 
@@ -69,6 +72,8 @@ def cost(stmt: Stmt) -> float:
     """Of one vector of this statement, in loads."""
     if isinstance(stmt, Load):
         return 1.0 if stmt.access.strides[-1] in (0, 1) else 8.0
+    if isinstance(stmt, Gather):
+        return 8.0
     if isinstance(stmt, Compute):
         return _HEAVY.get(stmt.op, 0.5)
     return 0.0
@@ -139,6 +144,8 @@ class _Planner:
             return True
         if isinstance(stmt, Load):
             return stmt.access.strides[-1] == 0
+        if isinstance(stmt, Gather):
+            return stmt.access.strides[-1] == 0 and stmt.index in self.uniform
         if isinstance(stmt, Index):
             return stmt.dim != inner
         return isinstance(stmt, Compute) and all(a in self.uniform for a in stmt.args)

@@ -9,7 +9,19 @@ from blade.backends.disc.cpu import memory, pointwise
 from blade.backends.disc.cpu.code import Code, Value
 from blade.backends.disc.cpu.passes import Plan
 from blade.backends.disc.cpu.space import Sizes, number
-from blade.backends.disc.kernel import Access, Compute, Const, Dim, Index, Kernel, Load, Size, Store
+from blade.backends.disc.kernel import (
+    Access,
+    Accessing,
+    Compute,
+    Const,
+    Dim,
+    Gather,
+    Index,
+    Kernel,
+    Load,
+    Size,
+    Store,
+)
 
 _BYTES = {"f32": 4, "f64": 8, "i64": 8, "i32": 4, "i16": 2, "i8": 1, "f16": 2}
 
@@ -81,8 +93,9 @@ class Row:
     def _dims(self) -> list[Dim]:
         dims = [*self.kernel.outer, self.kernel.inner]
         for stmt in self.kernel.body:
-            if isinstance(stmt, (Load, Store)):
+            if isinstance(stmt, Accessing):
                 dims += [*stmt.access.strides, stmt.access.offset]
+                dims += [stmt.stride] if isinstance(stmt, Gather) else []
             elif isinstance(stmt, Size):
                 dims.append(stmt.value)
         return dims
@@ -103,7 +116,7 @@ class Row:
         self.multiple = multiple if length is None else math.gcd(length, 64)
         self.bases, self.uniforms, self.spread = {}, {}, {}
         for stmt in self.kernel.body:
-            if isinstance(stmt, (Load, Store)) and stmt.access not in self.bases:
+            if isinstance(stmt, Accessing) and stmt.access not in self.bases:
                 self.bases[stmt.access] = self._base(stmt.access)
 
     def gep(self, pointer: Value, offset: Value, element: str) -> Value:
@@ -123,6 +136,13 @@ class Row:
             offset = step if offset is None else code.add(offset, step)
         return pointer if offset is None else self.gep(pointer, offset, self.memory_type(access))
 
+    def gathered(self, stmt: Gather, index: Value) -> Value:
+        """The base of ``stmt``'s access, ``index`` (a scalar) further along the axis it selects from."""
+        index = pointwise.cast(self.code, index, self.dtype(stmt.index), torch.int64)
+        if number(stmt.stride) != 1:
+            index = self.code.mul(index, self.sizes.value(self.code, stmt.stride))
+        return self.gep(self.bases[stmt.access], index, self.memory_type(stmt.access))
+
     def compute_uniforms(self, numbers: tuple[int, ...]) -> None:
         for i in numbers:
             self.uniforms[i] = self._uniform(i)
@@ -135,11 +155,11 @@ class Row:
             return pointwise.cast(code, self.sizes.value(code, stmt.value), torch.int64, stmt.dtype)
         if isinstance(stmt, Index):
             return pointwise.cast(code, self.index[stmt.dim], torch.int64, stmt.dtype)
-        if isinstance(stmt, Load):
-            element = self.memory_type(stmt.access)
-            raw = code.op(
-                f"llvm.load {self.bases[stmt.access].name} : !llvm.ptr -> {element}", element, 1
-            )
+        if isinstance(stmt, (Load, Gather)):
+            element, base = self.memory_type(stmt.access), self.bases[stmt.access]
+            if isinstance(stmt, Gather):
+                base = self.gathered(stmt, self.uniforms[stmt.index])
+            raw = code.op(f"llvm.load {base.name} : !llvm.ptr -> {element}", element, 1)
             return memory.decode(code, raw, stmt.dtype)
         assert isinstance(stmt, Compute), stmt
         args = [self.uniforms[a] for a in stmt.args]

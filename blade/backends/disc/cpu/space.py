@@ -7,7 +7,7 @@ from dataclasses import replace
 import sympy
 
 from blade.backends.disc.cpu.code import Code, Value
-from blade.backends.disc.kernel import Access, Dim, Index, Kernel, Load, Reduce, Stmt, Store
+from blade.backends.disc.kernel import Access, Accessing, Dim, Index, Kernel, Reduce, Stmt
 
 
 class Sizes:
@@ -97,7 +97,7 @@ def move_last(kernel: Kernel, k: int) -> Kernel:
     def moved(stmt: Stmt) -> Stmt:
         if isinstance(stmt, Index):
             return replace(stmt, dim=place.get(stmt.dim, stmt.dim))
-        if not isinstance(stmt, (Load, Store)):
+        if not isinstance(stmt, Accessing):
             return stmt
         strides = stmt.access.strides
         return replace(
@@ -109,7 +109,7 @@ def move_last(kernel: Kernel, k: int) -> Kernel:
 
 
 def _accesses(kernel: Kernel) -> list[Access]:
-    return [s.access for s in kernel.body if isinstance(s, (Load, Store))]
+    return [s.access for s in kernel.body if isinstance(s, Accessing)]
 
 
 def _as_one(kernel: Kernel, k: int, sizes: Sizes) -> bool:
@@ -134,7 +134,7 @@ def _merge(kernel: Kernel, k: int) -> Kernel:
 def _without(stmt: Stmt, k: int) -> Stmt:
     if isinstance(stmt, Index) and stmt.dim > k:
         return replace(stmt, dim=stmt.dim - 1)
-    if not isinstance(stmt, (Load, Store)):
+    if not isinstance(stmt, Accessing):
         return stmt
     strides = stmt.access.strides
     return replace(stmt, access=replace(stmt.access, strides=(*strides[:k], *strides[k + 1 :])))

@@ -9,7 +9,7 @@ from blade.backends.disc.cpu import memory
 from blade.backends.disc.cpu.code import Value, type_text
 from blade.backends.disc.cpu.row import Row
 from blade.backends.disc.cpu.space import number
-from blade.backends.disc.kernel import Access
+from blade.backends.disc.kernel import Access, Gather
 
 
 @dataclass(frozen=True)
@@ -22,14 +22,16 @@ class Chunk:
     mask: Value | None = None
 
 
-def load(row: Row, access: Access, at: Value, chunk: Chunk) -> Value:
-    """One vector of raw elements from inner index ``at`` on."""
+def load(row: Row, access: Access, at: Value, chunk: Chunk, base: Value | None = None) -> Value:
+    """One vector of raw elements from inner index ``at`` on; ``base`` if not the access' own."""
     code, lanes, element = row.code, chunk.lanes, row.memory_type(access)
+    base = row.bases[access] if base is None else base
     if lanes == 1:
-        return _load_one(row, access, at)
+        return _load_one(row, access, at, base)
     if number(access.strides[-1]) != 1:
-        return code.from_lanes([_load_one(row, access, shift(row, at, k)) for k in range(lanes)])
-    address, kind = row.gep(row.bases[access], at, element), type_text(element, lanes)
+        parts = [_load_one(row, access, shift(row, at, k), base) for k in range(lanes)]
+        return code.from_lanes(parts)
+    address, kind = row.gep(base, at, element), type_text(element, lanes)
     align = _align(element)
     if chunk.mask is None:
         text = f"llvm.load {address.name} {{alignment = {align} : i64}} : !llvm.ptr -> {kind}"
@@ -41,12 +43,21 @@ def load(row: Row, access: Access, at: Value, chunk: Chunk) -> Value:
     return code.op(f"{text} {{alignment = {align} : i32}} : {types}", element, lanes)
 
 
+def gather(row: Row, stmt: Gather, index: Value, at: Value) -> Value:
+    """One vector of raw elements, each with its own ``index``."""
+    parts = []
+    for k in range(index.lanes):
+        base = row.gathered(stmt, row.code.lane(index, k))
+        parts.append(_load_one(row, stmt.access, shift(row, at, k), base))
+    return row.code.from_lanes(parts)
+
+
 def store(row: Row, access: Access, value: Value, at: Value, chunk: Chunk) -> None:
     """One vector of raw elements to inner index ``at`` on."""
     code = row.code
     if chunk.lanes == 1 or number(access.strides[-1]) != 1:
         for k in range(chunk.lanes):
-            address = _element(row, access, shift(row, at, k))
+            address = _element(row, access, shift(row, at, k), row.bases[access])
             one = code.lane(value, k)
             code.line(f"llvm.store {one.name}, {address.name} : {one.element}, !llvm.ptr")
         return
@@ -86,16 +97,18 @@ def _store_vector(row: Row, value: Value, address: Value) -> None:
     row.code.line(f"llvm.store {value.name}, {address.name} {align} : {value.type}, !llvm.ptr")
 
 
-def _load_one(row: Row, access: Access, at: Value) -> Value:
-    element, address = row.memory_type(access), _element(row, access, at)
+def _load_one(row: Row, access: Access, at: Value, base: Value) -> Value:
+    element, address = row.memory_type(access), _element(row, access, at, base)
     return row.code.op(f"llvm.load {address.name} : !llvm.ptr -> {element}", element, 1)
 
 
-def _element(row: Row, access: Access, at: Value) -> Value:
+def _element(row: Row, access: Access, at: Value, base: Value) -> Value:
     stride = access.strides[-1]
+    if number(stride) == 0:
+        return base
     if number(stride) != 1:
         at = row.code.mul(at, row.sizes.value(row.code, stride))
-    return row.gep(row.bases[access], at, row.memory_type(access))
+    return row.gep(base, at, row.memory_type(access))
 
 
 def _align(element: str) -> int:

@@ -14,7 +14,16 @@ from blade.backends.disc.cpu.passes import Pass, cost, operands
 from blade.backends.disc.cpu.row import Row
 from blade.backends.disc.cpu.space import number
 from blade.backends.disc.cpu.transfer import Chunk
-from blade.backends.disc.kernel import Compute, Index, Load, Reduce, Store
+from blade.backends.disc.kernel import (
+    Accessing,
+    Compute,
+    Gather,
+    Index,
+    Load,
+    Reduce,
+    Stmt,
+    Store,
+)
 
 
 def walk(row: Row, step: Pass) -> None:
@@ -30,7 +39,7 @@ class _Walk:
             s for s in (self.body[r] for r in step.reductions) if isinstance(s, Reduce)
         ]
         accesses = [self.body[i] for i in (*step.points, *step.stores)]
-        self.dense = all(_inner(s) in (0, 1) for s in accesses if isinstance(s, (Load, Store)))
+        self.dense = all(map(self._is_dense, accesses))
         self.length = row.length
 
     def run(self) -> None:
@@ -193,6 +202,8 @@ class _Walk:
         code, stmt, lanes = self.code, self.body[i], chunk.lanes
         if isinstance(stmt, Load):
             return memory.decode(code, transfer.load(self.row, stmt.access, at, chunk), stmt.dtype)
+        if isinstance(stmt, Gather):
+            return memory.decode(code, self._gather(stmt, u, at, chunk, points), stmt.dtype)
         if isinstance(stmt, Index):
             here = code.add(code.broadcast(at, lanes), code.iota("i64", lanes)) if lanes > 1 else at
             return pointwise.cast(code, here, torch.int64, stmt.dtype)
@@ -200,7 +211,22 @@ class _Walk:
         args = [self._read(a, u, lanes, points) for a in stmt.args]
         return pointwise.compute(code, stmt.op, args, self.row.dtype(stmt.args[-1]), stmt.dtype)
 
+    def _gather(
+        self, stmt: Gather, u: int, at: Value, chunk: Chunk, points: dict[tuple[int, int], Value]
+    ) -> Value:
+        """Of a row chosen once a vector is read as ever; else each lane finds its own element."""
+        if stmt.index in self.row.plan.uniform:
+            base = self.row.gathered(stmt, self.row.uniforms[stmt.index])
+            return transfer.load(self.row, stmt.access, at, chunk, base)
+        return transfer.gather(self.row, stmt, points[stmt.index, u], at)
+
     # --- small things ---
+
+    def _is_dense(self, stmt: Stmt) -> bool:
+        """Can a vector of it be masked?"""
+        if isinstance(stmt, Gather) and stmt.index not in self.row.plan.uniform:
+            return False
+        return not isinstance(stmt, Accessing) or number(stmt.access.strides[-1]) in (0, 1)
 
     def _join(self, r: Reduce, values: list[Value]) -> Value:
         while len(values) > 1:
@@ -221,7 +247,3 @@ def _numbered(code: Code, like: list[Value]) -> list[Value]:
         return []
     name = code.fresh()
     return [Value(f"{name}#{k}", v.element, v.lanes) for k, v in enumerate(like)]
-
-
-def _inner(stmt: Load | Store) -> int | None:
-    return number(stmt.access.strides[-1])

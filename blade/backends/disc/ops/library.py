@@ -8,6 +8,7 @@ import sympy
 import torch
 
 from blade.backends.disc.ir import Value
+from blade.backends.disc.ops.gather import index_along
 from blade.backends.disc.ops.table import Lowering, lowers
 
 aten = torch.ops.aten
@@ -132,7 +133,7 @@ def index(lo: Lowering, x: Value, indices: Sequence[Value | None]) -> Value:
     axes = [_counted_axis(i, rank) for i in indices]
     found = [a for a in axes if a is not None]
     if len(indices) != len(found) or found != sorted(set(found)):
-        raise lo.otherwise()
+        return index_along(lo, x, indices)
     for axis, counted in enumerate(found):
         size = lo.shape[counted]
         if size != x.shape[axis]:

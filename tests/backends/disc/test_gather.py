@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Index tensors: one kernel with their neighbours, and no element from out of bounds."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from op_trace import trace
+
+from blade.backends.disc.compiler import compile_ir
+from blade.backends.disc.cpu.target import Target, host
+from blade.backends.disc.fuse import Group, fuse
+from blade.backends.disc.ir import Graph
+from blade.backends.disc.lower import lower
+from blade.backends.disc.passes import PASSES
+from blade.runtime.engine import Engine, make_engine
+
+pytestmark = [pytest.mark.needs("runtime"), pytest.mark.needs("torch_mlir")]
+VOCABULARY, WIDTH = 11, 24
+
+
+def embeddings(ids: torch.Tensor, kinds: torch.Tensor) -> torch.Tensor:
+    """BERT's: words + kinds + positions, then layer norm."""
+    x = F.embedding(ids, WORDS) + F.embedding(kinds, WORDS[:2]) + WORDS[: ids.shape[1]]
+    return F.layer_norm(x, (WIDTH,), SCALE, SHIFT)
+
+
+def pick(x: torch.Tensor, i: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return x[i], x.index_select(0, i).exp()
+
+
+WORDS = torch.randn(VOCABULARY, WIDTH, generator=torch.Generator().manual_seed(0))
+SCALE, SHIFT = WORDS[3].clone(), WORDS[4].clone()
+
+
+def lowered(function: object, *samples: torch.Tensor) -> Graph:
+    gm, shape_env = trace(function, samples, [[True] * s.dim() for s in samples])  # type: ignore[arg-type]
+    return lower(gm, shape_env)
+
+
+def compiled(graph: Graph, target: Target | None = None) -> Engine:
+    made = compile_ir(graph, target or host())
+    return make_engine("test", "disc", made.program, made.object, list(made.constants), {})
+
+
+def ids(batch: int, length: int, below: int = VOCABULARY) -> torch.Tensor:
+    return torch.randint(0, below, (batch, length), generator=torch.Generator().manual_seed(batch))
+
+
+def test_embeddings_and_layer_norm_are_one_kernel() -> None:
+    graph = lowered(embeddings, ids(2, 5), ids(2, 5, 2))
+    for _, run_pass in PASSES:
+        graph = run_pass(graph)
+    groups = [u for u in fuse(graph).units if isinstance(u, Group)]
+    assert [g.kind for g in groups if any(m.op == "gather" for m in g.members)] == ["stitch"]
+    assert sum(m.op == "gather" for g in groups for m in g.members) == 2
+
+
+@pytest.mark.parametrize("lanes", [8, 16])
+def test_embeddings_are_eagers(lanes: int) -> None:
+    target = host() if lanes == host().lanes else Target(host().isa, lanes)
+    engine = compiled(lowered(embeddings, ids(2, 5), ids(2, 5, 2)), target)
+    for batch, length in [(1, 1), (3, 7), (2, 11), (0, 4)]:
+        given = [ids(batch, length), ids(batch, length, 2)]
+        found = engine.try_execute(given)
+        assert found is not None, engine.last_error()
+        torch.testing.assert_close(found[0], embeddings(*given), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("wrong", [VOCABULARY, -1, 1 << 40])
+def test_an_index_out_of_bounds_is_no_answer(wrong: int) -> None:
+    engine = compiled(lowered(embeddings, ids(2, 5), ids(2, 5, 2)))
+    bad = ids(2, 5)
+    bad[1, 3] = wrong
+    assert engine.try_execute([bad, ids(2, 5, 2)]) is None
+    assert "index_out_of_range" in engine.last_error()
+
+
+def test_only_indexing_counts_from_the_end() -> None:
+    x, i = torch.randn(6, 5), torch.tensor([0, -1, -6, 5])
+    engine = compiled(lowered(lambda x, i: x[i], x, i))
+    found = engine.try_execute([x, i])
+    assert found is not None, engine.last_error()
+    assert torch.equal(found[0], x[i])
+    assert engine.try_execute([x, torch.tensor([-7])]) is None
+    engine = compiled(lowered(pick, x, i.abs()))
+    assert engine.try_execute([x, i]) is None
+
+
+def test_a_constant_index_is_a_slice() -> None:
+    graph = lowered(lambda i: F.embedding(torch.zeros_like(i), WORDS) * 2, ids(2, 5))
+    assert not any(v.op in ("gather", "call") for v in graph.values)
