@@ -19,7 +19,7 @@ import torch
 
 from blade.backends.disc.ir import Builder, Graph, Shape, Value, contiguous_strides, live, plain
 from blade.backends.disc.kernel import Dim
-from blade.backends.disc.legalize import has_rows, is_packed
+from blade.backends.disc.legalize import has_dense_rows, has_rows, is_packed
 from blade.backends.disc.views import View, reshape_strides, view_of, viewed
 
 _ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
@@ -87,7 +87,7 @@ def _runs(graph: Graph) -> list[list[Value]]:
     returned = {v.id for v in graph.outputs}
     runs: list[list[Value]] = [[]]
     for v in live(graph):
-        if v.op in ("linear", "matmul", "conv", "call"):
+        if v.op in ("linear", "matmul", "conv", "attention", "call"):
             if not is_packed(v):
                 runs.append([])
             elif runs[-1] and runs[-1][0].args[0] is v.args[0]:
@@ -129,6 +129,8 @@ def _reads(user: Value, v: Value, strides: Shape) -> bool:
         before = view_of(v)
         copied = before is None or not _merges(v.shape[:-2], before.strides[:-2])
         return copied or _merges(v.shape[:-2], strides[:-2])
+    if user.op == "attention":
+        return strides[-1] == 1 or not has_dense_rows(v)
     if user.op == "call":
         return bool(user.attrs["target"] is _ATTENTION) and strides[-1] == 1
     return user.op in ("concat", "reduce") or user.is_pointwise
