@@ -6,10 +6,12 @@ from collections.abc import Callable
 from blade.backends.disc import legalize
 from blade.backends.disc.horizontal import merge_linears
 from blade.backends.disc.ir import Graph
+from blade.backends.disc.layouts import propagate
 from blade.backends.disc.shapes import normalize
 
 PASSES: tuple[tuple[str, Callable[[Graph], Graph]], ...] = (
     ("normalize", normalize),
+    ("layouts", propagate),
     ("rows", legalize.rows),
     ("bias_to_consumers", legalize.bias_to_consumers),
     ("merge_linears", merge_linears),

@@ -112,6 +112,29 @@ def reshape_strides(shape: Shape, strides: Shape, new: Shape) -> Shape | None:
     return tuple(0 if d == 1 else next(rest) for d in new)
 
 
+def blocks(old: Shape, new: Shape) -> list[tuple[list[int], list[int]]]:
+    """The smallest runs of axes of ``old`` and of ``new`` that hold equally many elements, in order.
+
+    Axes of size 1 go with the run before them. Empty if the shapes cannot be cut so.
+    """
+    rest = [k for k, d in enumerate(old) if d != 1]
+    made = [k for k, d in enumerate(new) if d != 1]
+    starts: list[tuple[int, int]] = []
+    while rest or made:
+        cut = _block([old[k] for k in rest], [new[k] for k in made])
+        if cut is None:
+            return []
+        starts.insert(0, (rest[-cut[0]], made[-cut[1]]))
+        rest, made = rest[: len(rest) - cut[0]], made[: len(made) - cut[1]]
+    if not starts:
+        return []
+    ends = [*starts[1:], (len(old), len(new))]
+    starts[0] = (0, 0)
+    return [
+        (list(range(a, c)), list(range(b, d))) for (a, b), (c, d) in zip(starts, ends, strict=True)
+    ]
+
+
 def row_distance(value: Value, cut: int) -> Dim:
     """The one stride of ``value``'s first ``cut`` axes taken as one; they must lie evenly."""
     view = view_of(value)

@@ -59,7 +59,12 @@ def conv(
     return lo.b.reshape(lo.b.permute(last, to_channels_first(len(shape))), lo.shape)
 
 
-@lowers(aten.conv1d.padding, aten.conv2d.padding, aten.conv3d.padding)
+@lowers(
+    aten.conv1d.padding,
+    aten.conv2d.padding,
+    aten.conv3d.padding,
+    aten._convolution_mode.default,
+)
 def conv_padded_by_name(
     lo: Lowering,
     x: Value,
