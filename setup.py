@@ -20,7 +20,7 @@ CSRC = Path("blade/runtime/csrc")
 UNITS = {
     "executor": ("parse", "program", "arena", "frame", "execute", "executor"),
     "engine": ("runner", "engine", "register"),
-    "native": ("cpu", "externals", "object", "relocate"),
+    "native": ("cpu", "externals", "object", "library", "relocate"),
 }
 
 

@@ -248,6 +248,11 @@ class Config(BaseModel):
         default=False,
         description="Raise the error that would otherwise have become a fallback and a Reason.",
     )
+    cache: bool = Field(
+        default=True,
+        description="Keep compiled code and verdicts in the folder BLADE_CACHE_DIR (~/.cache/blade), so that what "
+        "was optimized once is not compiled and measured again.",
+    )
     dump_dir: Annotated[Path | None, BeforeValidator(_path)] = Field(
         default=None,
         description="Folder for the intermediate representations of every cluster and pass, and for a "

@@ -27,7 +27,7 @@ LAYERS: list[set[str]] = [
     {"capture", "fallback"},
     {"graph", "backends"},
     {"clustering", "runtime"},
-    {"config", "reason", "report", "errors", "version"},
+    {"cache", "config", "reason", "report", "errors", "version"},
 ]
 
 # Plain data that stages hand down lives with the stage that makes it, and counts as this layer.

@@ -11,6 +11,7 @@ from blade.backends.disc.compiler import compile_graph
 from blade.backends.disc.cpu import compile as cpu
 from blade.backends.disc.cpu.target import host
 from blade.backends.disc.support import why_not_op
+from blade.cache import open_cache
 from blade.config import Config
 from blade.reason import Reason
 from blade.runtime.engine import make_engine
@@ -30,7 +31,8 @@ class DiscBackend:
 
     def convert(self, cluster: Cluster, config: Config) -> torch.ScriptObject:
         folder = None if config.dump_dir is None else Path(config.dump_dir) / cluster.name
-        compiled = compile_graph(cluster.gm, cluster.shape_env, host(), folder)
+        cache = open_cache(config.cache)
+        compiled = compile_graph(cluster.gm, cluster.shape_env, host(), folder, cache)
         code = torch.from_numpy(numpy.frombuffer(compiled.object, dtype=numpy.uint8).copy())
         limits = {"max_failures": config.max_failures}
         return make_engine(

@@ -3,7 +3,7 @@
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -22,6 +22,7 @@ from blade.backends.disc.legalize import absorbed
 from blade.backends.disc.lower import lower
 from blade.backends.disc.passes import PASSES
 from blade.backends.disc.program import KernelCall, NativeCall, Step, write_program
+from blade.cache import Cache, digest
 
 log = logging.getLogger(__name__)
 Dump = Callable[[str, object], None]
@@ -29,7 +30,7 @@ Dump = Callable[[str, object], None]
 
 @dataclass(frozen=True)
 class Compiled:
-    """What the executor needs: program text, one ELF object, the constants' tensors."""
+    """What the executor needs: program text, an archive of ELF objects, the constants' tensors."""
 
     program: str
     object: bytes
@@ -38,13 +39,19 @@ class Compiled:
 
 
 def compile_graph(
-    gm: GraphModule, shape_env: ShapeEnv, target: Target, dump_dir: Path | None = None
+    gm: GraphModule,
+    shape_env: ShapeEnv,
+    target: Target,
+    dump_dir: Path | None = None,
+    cache: Cache | None = None,
 ) -> Compiled:
     """Compile a straight-line FX graph; raises ``Refused`` for what has no form in DISC."""
-    return compile_ir(lower(gm, shape_env), target, dump_dir)
+    return compile_ir(lower(gm, shape_env), target, dump_dir, cache)
 
 
-def compile_ir(graph: Graph, target: Target, dump_dir: Path | None = None) -> Compiled:
+def compile_ir(
+    graph: Graph, target: Target, dump_dir: Path | None = None, cache: Cache | None = None
+) -> Compiled:
     """Everything after lowering."""
     dump = _dumper(dump_dir)
     dump("lower", graph)
@@ -62,7 +69,7 @@ def compile_ir(graph: Graph, target: Target, dump_dir: Path | None = None) -> Co
         for step in _steps(unit, fused, kernels)
     ]
     dump("mlir", "\n".join(text for _, text in kernels.texts()))
-    code = compile_kernels(kernels.texts(), target)
+    code = compile_kernels(kernels.texts(), target, cache)
     devices = ["cpu"] * len(graph.inputs)
     program = write_program(fused, steps, target.isa, devices)
     dump("program", program)
@@ -80,12 +87,18 @@ class _Kernels:
     def call(self, built: GroupKernel, kind: str) -> KernelCall:
         kernel = built.kernel
         if kernel not in self.emitted:
-            name = f"{kind}_{len(self.emitted)}"
-            self.emitted[kernel] = (name, emit(kernel, name, self.target))
+            self.emitted[kernel] = self._emit(kernel, kind)
         name, emitted = self.emitted[kernel]
         return KernelCall(
             name, emitted.extent, emitted.cost, emitted.scratch, built.buffers, kernel.sizes()
         )
+
+    def _emit(self, kernel: Kernel, kind: str) -> tuple[str, Emitted]:
+        """Named by content: models share the code of equal kernels, in the cache and in one process."""
+        emitted = emit(kernel, "kernel", self.target)
+        name = f"{kind}_{digest([emitted.text])[:12]}"
+        text = emitted.text.replace("llvm.func @kernel(", f"llvm.func @{name}(", 1)
+        return name, replace(emitted, text=text)
 
     def native(self, value: Value) -> NativeCall | None:
         """The generated library code for ``value``, if there is any."""
@@ -97,8 +110,8 @@ class _Kernels:
         return found.call
 
     def texts(self) -> list[tuple[str, str]]:
-        """(name, MLIR) of everything to compile."""
-        return [(n, e.text) for n, e in self.emitted.values()] + list(self.libraries.items())
+        """(name, MLIR) of everything to compile; kernels that differ in symbols only are one."""
+        return list({**{n: e.text for n, e in self.emitted.values()}, **self.libraries}.items())
 
 
 def _steps(unit: Group | Value, fused: Fused, kernels: _Kernels) -> list[Step]:

@@ -137,18 +137,18 @@ Executor::Executor(
   loaded_.program = std::move(program);
   loaded_.constants = aliases_of(constants);
   if (object.numel() > 0) {
-    loaded_.object = std::make_unique<Object>(static_cast<const uint8_t*>(object.const_data_ptr()), object.numel());
+    loaded_.library = std::make_unique<Library>(static_cast<const uint8_t*>(object.const_data_ptr()), object.numel());
   }
   for (const auto& instr : loaded_.program.instrs) {
-    if (!instr.op && !loaded_.object) {
+    if (!instr.op && !loaded_.library) {
       throw Unavailable(Code::kCorruptPayload, "The engine's program has kernels but no native code.");
     }
-    loaded_.kernels.push_back(instr.op ? nullptr : loaded_.object->find(instr.kernel));
+    loaded_.kernels.push_back(instr.op ? nullptr : loaded_.library->find(instr.kernel));
   }
   num_given_ = constants.size();
   for (const auto& pack : loaded_.program.packs) {
-    if (!loaded_.object) throw Unavailable(Code::kCorruptPayload, "The engine packs constants but has no native code.");
-    pack_kernels_.push_back(loaded_.object->find(pack.kernel));
+    if (!loaded_.library) throw Unavailable(Code::kCorruptPayload, "The engine packs constants but has no native code.");
+    pack_kernels_.push_back(loaded_.library->find(pack.kernel));
     loaded_.constants.push_back(at::Tensor(at::detail::empty_cpu({pack.numel}, pack.dtype)));
     for (const auto& fill : pack.fills) {
       packed_from_.push_back({fill.constant, version_of(constants[fill.constant])});

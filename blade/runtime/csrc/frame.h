@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "object.h"
+#include "library.h"
 #include "program.h"
 
 namespace blade {
@@ -20,7 +20,7 @@ struct Loaded {
   Program program;
   std::vector<KernelFn> kernels;      // per instruction; null for calls
   std::vector<at::Tensor> constants;  // private aliases of the module's tensors
-  std::unique_ptr<Object> object;
+  std::unique_ptr<Library> library;
 };
 
 // Memory for arena slots, with room for the largest frame that used it. Tensors over it see a new

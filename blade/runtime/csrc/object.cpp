@@ -15,11 +15,12 @@
 #include "relocate.h"
 
 namespace blade {
-namespace {
 
-[[noreturn]] void damaged(const std::string& what) {
+void damaged(const std::string& what) {
   throw Unavailable(Code::kCorruptPayload, "The engine's native code cannot be loaded: " + what + ".");
 }
+
+namespace {
 
 enum Part { kText, kRodata, kData, kParts };
 
@@ -253,8 +254,7 @@ Object::~Object() {
 
 KernelFn Object::find(const std::string& name) const {
   const auto found = functions_.find(name);
-  if (found == functions_.end()) damaged("kernel '" + name + "' is not in it");
-  return found->second;
+  return found == functions_.end() ? nullptr : found->second;
 }
 
 }  // namespace blade

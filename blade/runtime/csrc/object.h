@@ -11,6 +11,9 @@ namespace blade {
 
 using KernelFn = void (*)(void** ptrs, const int64_t* ints, int64_t begin, int64_t end);
 
+// Throws Unavailable: native code that is not as it was written.
+[[noreturn]] void damaged(const std::string& what);
+
 // Owns the memory its functions live in. Throws Unavailable for an object that is damaged, of
 // another architecture, or uses what this loader does not know.
 class Object {
@@ -20,7 +23,7 @@ class Object {
   Object(const Object&) = delete;
   Object& operator=(const Object&) = delete;
 
-  KernelFn find(const std::string& name) const;  // throws Unavailable if missing
+  KernelFn find(const std::string& name) const;  // or nullptr
 
  private:
   friend class Linker;

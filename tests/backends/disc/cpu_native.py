@@ -13,7 +13,7 @@ import sympy
 import torch
 
 from blade.backends.disc.cpu import Target, emit, host
-from blade.backends.disc.cpu.compile import load
+from blade.backends.disc.cpu.llvm import load
 from blade.backends.disc.interpret import interpret
 from blade.backends.disc.kernel import Access, Arg, Compute, Dim, Kernel, Load, Store
 
