@@ -123,10 +123,11 @@ class Cache:
     def _write(self, path: Path, content: bytes) -> bool:
         name = None
         try:
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             if not _is_own(self.folder):
                 log.info("the cache folder %s belongs to another user and is not used", self.folder)
                 return False
+            path.parent.mkdir(parents=True, exist_ok=True)
             handle, name = tempfile.mkstemp(prefix=".new-", dir=path.parent)
             with os.fdopen(handle, "wb") as file:
                 file.write(content)

@@ -8,6 +8,7 @@ BLADE_REQUIRE=runtime,minilm pytest       # ... but failed if the missing one is
 import importlib
 import importlib.util
 import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,7 +17,15 @@ import torch
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Under xdist the workers share the cores; two threads at least, so that sharing is tested."""
+    """Under xdist the workers share the cores; two threads at least, so that sharing is tested.
+
+    Compiled kernels are kept in a folder of this run, which all of its workers share: a kernel is compiled
+    once, by whoever needs it first.
+    """
+    if not hasattr(config, "workerinput"):
+        made = tempfile.TemporaryDirectory(prefix="blade-test-cache-")
+        config.add_cleanup(made.cleanup)
+        os.environ["BLADE_CACHE_DIR"] = made.name
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     torch.set_num_threads(max(2, (os.cpu_count() or 2) // workers))
 

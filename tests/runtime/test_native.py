@@ -8,6 +8,8 @@ import pytest
 import torch
 from programs import Writer
 
+from blade.backends.disc.cpu.archive import archive
+
 pytestmark = pytest.mark.needs("torch_mlir")
 
 # y[i] = exp(x[i]) * 0.5 + k over [begin, end); exp is a call out of the object, 0.5 a constant in it
@@ -230,3 +232,25 @@ def test_damaged_objects_are_refused_and_never_crash(objects):
             broken = bytearray(data)
             broken[position] ^= 0xFF
             exp_half().engine(object=bytes(broken)).why_unavailable()
+
+
+def test_an_archive_of_several_objects(objects):
+    data = archive({name: objects[name] for name in ("look_up", "exp_half")})
+    engine = exp_half().engine(object=data)
+    x = torch.randn(3, 5)
+    [y] = engine.try_execute([x])
+    [alone] = exp_half().engine(object=objects["exp_half"]).try_execute([x])
+    assert torch.equal(y, alone)
+    engine = exp_half().engine(object=archive({"look_up": objects["look_up"]}))
+    assert "kernel 'exp_half' is not in it" in engine.why_unavailable()
+
+
+def test_damaged_archives_are_refused_and_never_crash(objects):
+    data = archive({"exp_half": objects["exp_half"]})
+    head = 8 + 60 + len("exp_half/\n") + 60
+    for size in [*range(1, head + 64), *range(head + 64, len(data) - 1, 7)]:
+        assert exp_half().engine(object=data[:size]).why_unavailable() != ""
+    for position in range(head):
+        broken = bytearray(data)
+        broken[position] ^= 0xFF
+        exp_half().engine(object=bytes(broken)).why_unavailable()

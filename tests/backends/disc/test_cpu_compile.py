@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernels are compiled once, in as many processes as pay, and kept one by one."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from blade.backends.disc.cpu import compile as module
+from blade.backends.disc.cpu import host, llvm
+from blade.backends.disc.cpu.archive import archive
+from blade.backends.disc.cpu.compile import compile_kernels
+from blade.cache import Cache
+
+pytestmark = pytest.mark.needs("torch_mlir")
+
+
+def kernel(name: str, lines: int = 0) -> tuple[str, str]:
+    padding = "".join(f"    // {i}\n" for i in range(lines))
+    arguments = "%ptrs: !llvm.ptr, %ints: !llvm.ptr, %begin: i64, %end: i64"
+    return name, f"llvm.func @{name}({arguments}) {{\n{padding}    llvm.return\n}}\n"
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the kernels that were compiled in this process."""
+    names: list[str] = []
+    plain = llvm.compile_kernel
+
+    def counted(name: str, text: str) -> bytes:
+        names.append(name)
+        return plain(name, text)
+
+    monkeypatch.setattr(llvm, "compile_kernel", counted)
+    return names
+
+
+def test_only_what_is_not_in_the_cache_is_compiled(tmp_path: Path, compiled: list[str]) -> None:
+    cache = Cache(tmp_path)
+    first = compile_kernels([kernel("a"), kernel("b")], host(), cache)
+    assert sorted(compiled) == ["a", "b"]
+    second = compile_kernels([kernel("a"), kernel("c"), kernel("b")], host(), cache)
+    assert sorted(compiled) == ["a", "b", "c"]
+    assert compile_kernels([kernel("a"), kernel("b")], host(), cache) == first != second
+    compile_kernels([kernel("a", lines=1)], host(), cache)  # other text, other code
+    assert sorted(compiled) == ["a", "a", "b", "c"]
+
+
+def test_the_cpu_and_the_compiler_are_part_of_the_key(
+    tmp_path: Path, compiled: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = Cache(tmp_path)
+    compile_kernels([kernel("a")], host(), cache)
+    monkeypatch.setattr(module, "compiler", lambda: "another version or CPU")
+    compile_kernels([kernel("a")], host(), cache)
+    assert compiled == ["a", "a"]
+
+
+def test_without_a_cache_everything_is_compiled(compiled: list[str]) -> None:
+    for _ in range(2):
+        compile_kernels([kernel("a")], host())
+    assert compiled == ["a", "a"]
+
+
+@pytest.fixture
+def two_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module.os, "sched_getaffinity", lambda pid: {0, 1})
+    monkeypatch.setattr(module, "KERNEL_S", 1.0)  # so slow that processes pay
+
+
+@pytest.mark.usefixtures("two_processors")
+def test_slow_kernels_are_shared_between_processes(compiled: list[str]) -> None:
+    kernels = [kernel(f"k{i}") for i in range(5)]
+    data = compile_kernels(kernels, host())
+    assert 0 < len(compiled) < 5  # the others elsewhere
+    alone = archive({name: llvm.compile_kernel(name, text) for name, text in kernels})
+    assert data == alone
+
+
+@pytest.mark.usefixtures("two_processors")
+@pytest.mark.parametrize("python", ["/bin/false", "/no/such/python"])
+def test_what_a_process_does_not_deliver_is_compiled_here(
+    python: str, compiled: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module.sys, "executable", python)
+    compile_kernels([kernel(f"k{i}") for i in range(5)], host())
+    assert sorted(compiled) == [f"k{i}" for i in range(5)]
+
+
+def test_quick_kernels_start_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module.os, "sched_getaffinity", lambda pid: set(range(64)))
+    assert len(module._shares([kernel(f"k{i}") for i in range(5)])) == 1
+    monkeypatch.setattr(module, "KERNEL_S", 1.0)
+    shares = module._shares([kernel(f"k{i}") for i in range(50)])
+    assert len(shares) == module.MAX_PROCESSES
+    assert sorted(name for share in shares for name, _ in share) == sorted(
+        f"k{i}" for i in range(50)
+    )
+
+
+@pytest.mark.skipif(shutil.which("ar") is None, reason="no ar")
+def test_an_archive_is_one_to_other_tools(tmp_path: Path) -> None:
+    objects = {"a": b"\x7fELF odd", "a_name_longer_than_sixteen_characters": b"\x7fELF even"}
+    (tmp_path / "k.a").write_bytes(archive(objects))
+    subprocess.run(["ar", "x", "k.a"], cwd=tmp_path, check=True)
+    assert {name: (tmp_path / name).read_bytes() for name in objects} == objects
