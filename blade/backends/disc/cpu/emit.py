@@ -13,6 +13,7 @@ import torch
 
 from blade.backends.disc.cpu import memory
 from blade.backends.disc.cpu.code import Code, Value
+from blade.backends.disc.cpu.columns import blocks, emit_block, side_by_side
 from blade.backends.disc.cpu.passes import cost, plan
 from blade.backends.disc.cpu.powers import constant_powers
 from blade.backends.disc.cpu.row import Row
@@ -45,6 +46,9 @@ def emit(kernel: Kernel, name: str, target: Target) -> Emitted:
     _check(kernel, target)
     sizes = Sizes(kernel.sizes())
     kernel = coalesce(constant_powers(kernel))
+    beside = side_by_side(kernel)
+    if beside is not None:
+        return _emit_columns(move_last(kernel, beside), name, sizes, target)
     contiguous = across(kernel)
     if contiguous is not None:
         kernel = move_last(kernel, contiguous)
@@ -65,6 +69,34 @@ def emit(kernel: Kernel, name: str, target: Target) -> Emitted:
     weight = max(1, round(sum(map(cost, kernel.body)) / 8))
     return Emitted(
         _text(code, name), row.scratch_bytes(), extent, weight * (1 if flat else kernel.inner)
+    )
+
+
+def _emit_columns(kernel: Kernel, name: str, sizes: Sizes, target: Target) -> Emitted:
+    """A reduction over an axis other than the contiguous one."""
+    steps = plan(kernel, axis=-2)
+    work = sum(cost(s, -2) for s in kernel.body)
+    vectors = 2 if work > 10 or any(p.keep for p in steps.passes) else 4
+    width = vectors * target.lanes
+    row = Row(kernel, steps, sizes, target.lanes, width)
+    code = row.code
+    row.enter()
+    rest = [row.sizes.value(code, d) for d in kernel.outer[:-1]]
+    more = code.add(row.sizes.value(code, kernel.outer[-1]), code.constant(width - 1, "i64"))
+    count = code.apply("arith.divui", more, code.constant(width, "i64"))
+    one, unit = code.constant(1, "i64"), Value("%unit", "i64", 1)
+    code.open(f"scf.for {unit.name} = %begin to %end step {one.name} : i64")
+    *index, block = _split(code, unit, [*rest, count])
+    emit_block(row, index, block)
+    code.close()
+    extent = blocks(kernel, width)
+    for dim in kernel.outer[:-1]:
+        extent = extent * dim
+    return Emitted(
+        _text(code, name),
+        row.scratch_bytes(),
+        extent,
+        max(1, round(work / 8)) * width * kernel.inner,
     )
 
 

@@ -68,10 +68,10 @@ def operands(stmt: Stmt) -> tuple[int, ...]:
     return (stmt.value,) if isinstance(stmt, Store) else ()
 
 
-def cost(stmt: Stmt) -> float:
-    """Of one vector of this statement, in loads."""
+def cost(stmt: Stmt, axis: int = -1) -> float:
+    """Of one vector of this statement along ``axis``, in loads."""
     if isinstance(stmt, Load):
-        return 1.0 if stmt.access.strides[-1] in (0, 1) else 8.0
+        return 1.0 if stmt.access.strides[axis] in (0, 1) else 8.0
     if isinstance(stmt, Gather):
         return 8.0
     if isinstance(stmt, Compute):
@@ -79,14 +79,15 @@ def cost(stmt: Stmt) -> float:
     return 0.0
 
 
-def plan(kernel: Kernel) -> Plan:
-    """Split the body; statements that no store needs are dropped."""
-    return _Planner(kernel).plan()
+def plan(kernel: Kernel, axis: int = -1) -> Plan:
+    """Split the body; statements that no store needs are dropped. ``axis``: the one in lanes."""
+    return _Planner(kernel, axis).plan()
 
 
 class _Planner:
-    def __init__(self, kernel: Kernel) -> None:
+    def __init__(self, kernel: Kernel, axis: int) -> None:
         self.body = kernel.body
+        self.axis = axis
         self.live = self._live()
         self.uniform: set[int] = set()
         self.stage: dict[int, int] = {}
@@ -190,4 +191,6 @@ class _Planner:
         seen.add(v)
         if v in self.kept and self.kept[v] < p:
             return 1.0
-        return cost(self.body[v]) + sum(self._again(a, p, seen) for a in operands(self.body[v]))
+        return cost(self.body[v], self.axis) + sum(
+            self._again(a, p, seen) for a in operands(self.body[v])
+        )

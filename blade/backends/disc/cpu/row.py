@@ -29,8 +29,11 @@ _BYTES = {"f32": 4, "f64": 8, "i64": 8, "i32": 4, "i16": 2, "i8": 1, "f16": 2}
 class Row:
     """``enter`` once per function, ``start`` once per row, then uniforms and passes in plan order."""
 
-    def __init__(self, kernel: Kernel, plan: Plan, sizes: Sizes, lanes: int) -> None:
+    def __init__(
+        self, kernel: Kernel, plan: Plan, sizes: Sizes, lanes: int, width: int = 1
+    ) -> None:
         self.kernel, self.plan, self.sizes, self.lanes = kernel, plan, sizes, lanes
+        self.width = width  # how many rows are walked at once
         self.code = Code()
         self.pointers: list[Value] = []
         self.scratch: dict[int, Value] = {}  # kept value -> pointer to its row
@@ -62,7 +65,8 @@ class Row:
         """Upper bound of what ``enter`` lays out."""
         total: Dim = 0
         for v in self.scratch:
-            total = total + self.kernel.inner * _BYTES[self.kept_type(v)] + self._padding(v)
+            size = _BYTES[self.kept_type(v)] * self.width
+            total = total + self.kernel.inner * size + self._padding(v)
         return total
 
     def kept_type(self, v: int) -> str:
@@ -80,7 +84,7 @@ class Row:
         return max(64, 2 * self.lanes * _BYTES[self.kept_type(v)])
 
     def _kept_bytes(self, v: int) -> Value:
-        size, padding = _BYTES[self.kept_type(v)], self._padding(v)
+        size, padding = _BYTES[self.kept_type(v)] * self.width, self._padding(v)
         inner = number(self.kernel.inner)
         if inner is not None:
             return self.code.constant((inner * size + padding) // 64 * 64, "i64")

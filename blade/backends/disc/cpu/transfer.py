@@ -31,15 +31,19 @@ def load(row: Row, access: Access, at: Value, chunk: Chunk, base: Value | None =
     if number(access.strides[-1]) != 1:
         parts = [_load_one(row, access, shift(row, at, k), base) for k in range(lanes)]
         return code.from_lanes(parts)
-    address, kind = row.gep(base, at, element), type_text(element, lanes)
-    align = _align(element)
-    if chunk.mask is None:
+    return vector_load(row, row.gep(base, at, element), element, lanes, chunk.mask)
+
+
+def vector_load(row: Row, address: Value, element: str, lanes: int, mask: Value | None) -> Value:
+    """Adjacent elements; those that ``mask`` leaves out are not touched."""
+    code, kind, align = row.code, type_text(element, lanes), _align(element)
+    if mask is None:
         text = f"llvm.load {address.name} {{alignment = {align} : i64}} : !llvm.ptr -> {kind}"
         return code.op(text, element, lanes)
     # Lanes that are not there compute on ones: no division by zero, no slow denormals.
     ones = code.constant(1, element, lanes)
-    text = f"llvm.intr.masked.load {address.name}, {chunk.mask.name}, {ones.name}"
-    types = f"(!llvm.ptr, {chunk.mask.type}, {kind}) -> {kind}"
+    text = f"llvm.intr.masked.load {address.name}, {mask.name}, {ones.name}"
+    types = f"(!llvm.ptr, {mask.type}, {kind}) -> {kind}"
     return code.op(f"{text} {{alignment = {align} : i32}} : {types}", element, lanes)
 
 
@@ -61,13 +65,17 @@ def store(row: Row, access: Access, value: Value, at: Value, chunk: Chunk) -> No
             one = code.lane(value, k)
             code.line(f"llvm.store {one.name}, {address.name} : {one.element}, !llvm.ptr")
         return
-    address, align = row.gep(row.bases[access], at, value.element), _align(value.element)
-    if chunk.mask is None:
+    vector_store(row, value, row.gep(row.bases[access], at, value.element), chunk.mask)
+
+
+def vector_store(row: Row, value: Value, address: Value, mask: Value | None) -> None:
+    """To adjacent elements but those that ``mask`` leaves out."""
+    if mask is None:
         _store_vector(row, value, address)
         return
-    text = f"llvm.intr.masked.store {value.name}, {address.name}, {chunk.mask.name}"
-    types = f"{value.type}, {chunk.mask.type} into !llvm.ptr"
-    code.line(f"{text} {{alignment = {align} : i32}} : {types}")
+    text = f"llvm.intr.masked.store {value.name}, {address.name}, {mask.name}"
+    types = f"{value.type}, {mask.type} into !llvm.ptr"
+    row.code.line(f"{text} {{alignment = {_align(value.element)} : i32}} : {types}")
 
 
 def reload(row: Row, v: int, at: Value, lanes: int) -> Value:
