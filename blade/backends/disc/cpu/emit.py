@@ -19,13 +19,14 @@ from blade.backends.disc.cpu.powers import constant_powers
 from blade.backends.disc.cpu.row import Row
 from blade.backends.disc.cpu.space import Sizes, across, coalesce, move_last, number
 from blade.backends.disc.cpu.target import Target
+from blade.backends.disc.cpu.tiles import SIDE, emit_tiles
 from blade.backends.disc.cpu.walk import walk
 from blade.backends.disc.kernel import Dim, Kernel, Reduce
 from blade.errors import Refused
 from blade.reason import Code as Because
 
-# A kernel that transposes works on blocks of this shape: 16 floats are a cache line.
-_BLOCK_ROWS, _BLOCK_COLUMNS = 16, 64
+# What is left of a kernel that transposes is walked in pieces of this length.
+_BLOCK_COLUMNS = 64
 
 
 @dataclass(frozen=True)
@@ -63,12 +64,17 @@ def emit(kernel: Kernel, name: str, target: Target) -> Emitted:
         _emit_blocks(row)
     else:
         _emit_rows(row)
-    extent: Dim = 1
-    for dim in (kernel.inner,) if flat else kernel.outer:
+    extent: Dim = kernel.inner if flat else 1
+    for dim in () if flat else kernel.outer if contiguous is None else kernel.outer[:-1]:
         extent = extent * dim
+    if contiguous is not None:
+        extent = extent * blocks(kernel, SIDE)
     weight = max(1, round(sum(map(cost, kernel.body)) / 8))
     return Emitted(
-        _text(code, name), row.scratch_bytes(), extent, weight * (1 if flat else kernel.inner)
+        _text(code, name),
+        row.scratch_bytes(),
+        extent,
+        weight * (1 if flat else kernel.inner) * (1 if contiguous is None else SIDE),
     )
 
 
@@ -142,21 +148,31 @@ def _emit_rows(row: Row) -> None:
 
 
 def _emit_blocks(row: Row) -> None:
-    """Rows in groups, each group block by block along inner.
+    """Rows in groups: tiles where there are whole ones, else block by block along inner.
 
     What one row reads or writes with jumps, the next rows find in the cache lines it touched.
     """
     code, one = row.code, row.code.constant(1, "i64")
-    rows, columns = code.constant(_BLOCK_ROWS, "i64"), code.constant(_BLOCK_COLUMNS, "i64")
-    bounds = [row.sizes.value(code, d) for d in row.kernel.outer]
+    rows, columns = code.constant(SIDE, "i64"), code.constant(_BLOCK_COLUMNS, "i64")
+    *bounds, side = [row.sizes.value(code, d) for d in row.kernel.outer]
+    count = code.apply("arith.ceildivsi", side, rows)
     inner, zero = row.sizes.value(code, row.kernel.inner), code.constant(0, "i64")
-    group, block, unit = (Value(n, "i64", 1) for n in ("%group", "%block", "%unit"))
-    code.open(f"scf.for {group.name} = %begin to %end step {rows.name} : i64")
-    last = code.apply("arith.minsi", code.add(group, rows), Value("%end", "i64", 1))
-    code.open(f"scf.for {block.name} = {zero.name} to {inner.name} step {columns.name} : i64")
+    group, block, line = (Value(n, "i64", 1) for n in ("%group", "%block", "%line"))
+    code.open(f"scf.for {group.name} = %begin to %end step {one.name} : i64")
+    *rest, number_of_block = _split(code, group, [*bounds, count])
+    first = code.mul(number_of_block, rows)
+    after = code.add(first, rows)
+    whole = code.compare("sle", after, side)
+    tiled = code.apply("arith.andi", inner, code.constant(-SIDE, "i64"))
+    done = code.select(whole, tiled, zero)
+    code.open(f"scf.if {whole.name}")
+    emit_tiles(row, rest, first, tiled)
+    code.close()
+    last = code.apply("arith.minsi", after, side)
+    code.open(f"scf.for {block.name} = {done.name} to {inner.name} step {columns.name} : i64")
     high = code.apply("arith.minsi", code.add(block, columns), inner)
-    code.open(f"scf.for {unit.name} = {group.name} to {last.name} step {one.name} : i64")
-    _emit_row(row, _split(code, unit, bounds), block, high, None, row.kernel.multiple)
+    code.open(f"scf.for {line.name} = {first.name} to {last.name} step {one.name} : i64")
+    _emit_row(row, [*rest, line], block, high, None, 1)
     for _ in range(3):
         code.close()
 

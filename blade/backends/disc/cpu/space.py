@@ -7,7 +7,17 @@ from dataclasses import replace
 import sympy
 
 from blade.backends.disc.cpu.code import Code, Value
-from blade.backends.disc.kernel import Access, Accessing, Dim, Index, Kernel, Reduce, Stmt
+from blade.backends.disc.kernel import (
+    Access,
+    Accessing,
+    Dim,
+    Gather,
+    Index,
+    Kernel,
+    Reduce,
+    Stmt,
+    Store,
+)
 
 
 class Sizes:
@@ -79,7 +89,10 @@ def across(kernel: Kernel) -> int | None:
 
     Such a kernel transposes: it should walk that dimension and inner in blocks.
     """
-    if any(isinstance(s, Reduce) for s in kernel.body):
+    if any(isinstance(s, (Reduce, Gather)) for s in kernel.body):
+        return None
+    stored = [s.access for s in kernel.body if isinstance(s, Store)]
+    if any(number(a.strides[-1]) == 0 for a in stored):
         return None
     for access in _accesses(kernel):
         if number(access.strides[-1]) not in (0, 1):
