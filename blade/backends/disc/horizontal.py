@@ -112,7 +112,8 @@ def _is_readable(v: Value, view: View, users: dict[int, list[Value]], returned: 
     for user in users[v.id]:
         if user.is_layout:
             inner = viewed(user, view)
-            if inner is None or not _is_readable(user, inner, users, returned):
+            copied = view_of(user) is None  # and so it is from a slice
+            if not copied and (inner is None or not _is_readable(user, inner, users, returned)):
                 return False
         elif not _reads(user, v, view.strides):
             return False
