@@ -11,7 +11,7 @@ from typing import Any
 import sympy
 import torch
 
-from blade.backends.disc.ir import Value
+from blade.backends.disc.ir import Value, numel
 from blade.backends.disc.kernel import Dim
 from blade.backends.disc.ops.table import Lowering, Result, Slot, lowers
 
@@ -104,13 +104,15 @@ def _one(lo: Lowering, x: Value, axis: int, index: int, axes: tuple[int | None, 
 
 def _check(lo: Lowering, index: Value, low: Any, high: Dim) -> Value | None:
     """A value that exists once every ``low <= index < high`` is certain; ``None`` if it is now."""
+    index = lo.b.reshape(
+        index, (numel(index.shape),)
+    )  # one row: compared and reduced in one kernel
     above = lo.b.pointwise("ge", index, lo.number(low, index), dtype=torch.bool)
     below = lo.b.pointwise("lt", index, lo.number(high, index), dtype=torch.bool)
     inside = lo.b.pointwise("bitwise_and", above, below)
     if inside.op == "fill" and inside.attrs["value"]:
         return None
-    flat = inside if inside.shape else lo.b.reshape(inside, (1,))
-    fine = lo.b.reshape(lo.b.reduce("all", flat, range(len(flat.shape))), ())
+    fine = lo.b.reshape(lo.b.reduce("all", inside, (0,)), ())
     return lo.b.make(
         "call",
         (fine, fine),
