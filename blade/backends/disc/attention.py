@@ -37,12 +37,17 @@ def attend(
     causal: bool = False,
     undefined: bool = False,
     heads: int = 1,
+    replaces: bool = False,
 ) -> Value:
     """q [*lead, L, D], k [*lead, S, D], v [*lead, S, Dv], bias [*lead, L, S] -> [*lead, L, Dv].
 
     ``heads``: how many of the last leading axes lie within a query's row in memory. ``undefined``: a row
     whose every score is -inf gives NaN, as a softmax written out does; torch's fused op gives 0.
+    ``replaces``: the bias is not added to a score but stands in its place, except where it is NaN.
     """
+    if heads == 1 and repeats(k) is not None and repeats(k) == repeats(v):
+        k, v = k.args[0].args[0], v.args[0].args[0]
+        return grouped(b, q, k, v, bias, scale, causal, undefined, replaces)
     lead, rank = q.shape[:-2], len(q.shape)
     assert all(x.shape[:-2] == lead for x in (k, v)), (q, k, v)
     heads = min(heads, len(lead))
@@ -58,6 +63,7 @@ def attend(
         causal=causal,
         undefined=undefined,
         heads=heads,
+        replaces=replaces,
     )
     back = [*range(place), *range(place + 1, rank - 1), place, rank - 1]
     return b.permute(made, back)
@@ -72,6 +78,7 @@ def grouped(
     scale: float,
     causal: bool = False,
     undefined: bool = False,
+    replaces: bool = False,
 ) -> Value:
     """Heads of q [.., H, L, D] in groups over those of k and v [.., Hkv, S, D]: nothing is repeated."""
     lead, head, few = q.shape[:-3], q.shape[-3], k.shape[-3]
@@ -83,12 +90,24 @@ def grouped(
     k, v = (b.make("broadcast", (x,), (*wide, *x.shape[-2:]), x.dtype, axes=axes) for x in (k, v))
     if bias is not None:
         bias = _split_heads(b, bias, few, group)
-    y = attend(b, q, k, v, bias, scale, causal, undefined, heads=2)
+    y = attend(b, q, k, v, bias, scale, causal, undefined, 2, replaces)
     # merge the heads in memory order, where they are neighbours: the result stays a permutation
     rank = len(y.shape)
     y = b.permute(y, (*range(count), rank - 2, count, count + 1, rank - 1))
     y = b.reshape(y, (*lead, y.shape[count], head, y.shape[-1]))
     return b.permute(y, (*range(count), count + 1, count, count + 2))
+
+
+def repeats(v: Value) -> Dim | None:
+    """How often each head is repeated, where ``v`` repeats heads: [.., Hkv, g, S, D] seen as [.., H, S, D]."""
+    if v.op != "reshape" or v.args[0].op != "broadcast":
+        return None
+    wide = v.args[0]
+    rank, place = len(wide.shape), len(v.shape) - 2
+    if rank != len(v.shape) + 1 or rank > MOST_AXES or wide.shape[place + 1 :] != v.shape[-2:]:
+        return None
+    repeats = wide.attrs["axes"] == (*range(place), *range(place + 1, rank))
+    return wide.shape[place] if repeats and wide.shape[: place - 1] == v.shape[:-3] else None
 
 
 def _split_heads(b: Builder, bias: Value, few: Dim, group: Dim) -> Value:
@@ -111,7 +130,8 @@ def reference(
     """What ``attention`` means. ``causal``: query i sees keys up to i."""
     scores = query @ key.mT * v.attrs["scale"]
     if bias is not None:
-        scores = scores + bias
+        replaced = torch.where(bias.isnan(), scores, bias)
+        scores = replaced if v.attrs["replaces"] else scores + bias
     if v.attrs["causal"]:
         future = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
         scores = scores.masked_fill(future, -math.inf)

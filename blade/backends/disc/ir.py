@@ -16,7 +16,7 @@
     matmul a b                            batched over equal leading axes
     conv x w bias? residual? {stride, padding, dilation, groups, activation}
                                           channels last: x [N, *spatial, C], w [O, C/groups, *kernel]
-    attention q k v bias? {scale, causal, undefined, heads}
+    attention q k v bias? {scale, causal, undefined, replaces, heads}
                                           softmax(scale * q @ k.T + bias) @ v over equal leading axes, of which
                                           the last `heads` come after the queries' axis in the result
     call ... {target, args}               any other ATen op, through the dispatcher

@@ -4,6 +4,7 @@
 from collections.abc import Callable
 
 from blade.backends.disc import legalize
+from blade.backends.disc.attention_pattern import find_attention
 from blade.backends.disc.horizontal import merge_linears
 from blade.backends.disc.ir import Graph
 from blade.backends.disc.layouts import propagate
@@ -11,6 +12,7 @@ from blade.backends.disc.shapes import normalize
 
 PASSES: tuple[tuple[str, Callable[[Graph], Graph]], ...] = (
     ("normalize", normalize),
+    ("find_attention", find_attention),
     ("layouts", propagate),
     ("rows", legalize.rows),
     ("bias_to_consumers", legalize.bias_to_consumers),

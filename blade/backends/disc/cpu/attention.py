@@ -33,7 +33,7 @@ def attention_call(value: Value, target: Target) -> NativeCall:
         "causal": int(value.attrs["causal"]),
         "undefined": int(value.attrs["undefined"]),
         "scale": struct.unpack("<i", struct.pack("<f", value.attrs["scale"]))[0],
-        "has_bias": int(bias is not None),
+        "bias_kind": 0 if bias is None else 2 if value.attrs["replaces"] else 1,
         "q_row": _strides(q)[-2],
         "k_row": _strides(k)[-2],
         "v_row": _strides(v)[-2],

@@ -4,7 +4,7 @@
 Bound by reading keys and values once; the lanes run along a key (dot products) and along a value.
 """
 
-from blade.backends.disc.cpu.attention_softmax import exp_below_zero
+from blade.backends.disc.cpu.attention_softmax import biased, exp_below_zero
 from blade.backends.disc.cpu.code import Value
 from blade.backends.disc.cpu.function import Function
 from blade.backends.disc.cpu.target import Target
@@ -13,10 +13,11 @@ _KEYS = 4  # dot products at a time
 
 
 def dots(target: Target) -> Function:
-    """``p[s] = scale * dot(q, k[s]) + bias[s]`` for every key."""
+    """``p[s] = scale * dot(q, k[s]) + bias[s]`` for every key, or the bias instead (``biased``)."""
     f = Function(
         "attention_f32_dots",
-        "q:ptr scale:f32 k:ptr distance:i64 keys:i64 depth:i64 bias:ptr bias_distance:i64 p:ptr",
+        "q:ptr scale:f32 k:ptr distance:i64 keys:i64 depth:i64 bias:ptr bias_distance:i64 "
+        "replaces:i1 p:ptr",
         target.lanes,
     )
     whole = f.floor_to(f["keys"], _KEYS)
@@ -25,7 +26,8 @@ def dots(target: Target) -> Function:
             for r, total in enumerate(_dots(f, s, count)):
                 at = f.add(s, f.number(r)) if r else s
                 bias = f.load(f.at(f["bias"], f.mul(at, f["bias_distance"])))
-                f.store(f.fma(total, f["scale"], bias), f.at(f["p"], at))
+                score = biased(f, f.mul(total, f["scale"]), bias)
+                f.store(score, f.at(f["p"], at))
     return f
 
 

@@ -20,12 +20,13 @@ from blade.backends.disc.cpu.target import Target
 
 NAME = "attention_f32"
 LEAD = 4  # axes before the queries', at most; there may be fewer, of size 1
+REPLACES = 2  # the kind of a bias that stands in a score's place; 1 is added, 0 none
 FEW = 4  # queries that are served one by one
 
 _TENSORS = ("q", "k", "v", "bias", "o")
 ARGUMENTS = (
     *(f"n{k}" for k in range(LEAD)),
-    *("queries", "keys", "depth", "columns", "causal", "undefined", "scale", "has_bias"),
+    *("queries", "keys", "depth", "columns", "causal", "undefined", "scale", "bias_kind"),
     *(f"{t}_{k}" for t in _TENSORS for k in range(LEAD)),
     *("q_row", "k_row", "v_row", "o_row", "bias_query", "bias_key"),
 )
@@ -73,6 +74,7 @@ def _few(target: Target, multiply: Function, part: Part) -> Function:
             keys=keys,
             depth=f["depth"],
             bias=f.either(f["has_bias"], bias, nothing),
+            replaces=f["replaces"],
             bias_distance=f.select(f["has_bias"], f["bias_key"], f.number(0)),
             p=p,
         )
@@ -105,7 +107,7 @@ def _entry(target: Target, units: dict[int, Function], small: Function) -> Funct
     zero, one, size = f.number(0), f.number(1), block_queries(target)
     bits = f.op(f"arith.trunci {a['scale'].name} : i64 to i32", "i32", 1)
     scale = f.from_bits(bits)
-    causal, has_bias = (f.compare("ne", a[n], zero) for n in ("causal", "has_bias"))
+    causal, has_bias = (f.compare("ne", a[n], zero) for n in ("causal", "bias_kind"))
     undefined = f.apply(
         "arith.andi", f.compare("ne", a["undefined"], zero), f.compare("ne", a["keys"], zero)
     )
@@ -132,6 +134,7 @@ def _entry(target: Target, units: dict[int, Function], small: Function) -> Funct
             "empty": empty,
             "scale": scale,
             "has_bias": has_bias,
+            "replaces": f.compare("eq", a["bias_kind"], f.number(REPLACES)),
         }
         with f.when(f.compare("sle", a["queries"], f.number(FEW))):
             f.run(small, **arguments)

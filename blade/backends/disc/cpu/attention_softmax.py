@@ -17,14 +17,24 @@ _INFINITY = float("inf")
 def add_key_bias(target: Target, vectors: int) -> Function:
     """``p[s][query] += bias[s]``: padding masks are the same for every query."""
     lanes, width = target.lanes, vectors * target.lanes
-    f = Function(f"attention_f32_key_bias_{vectors}", "p:ptr keys:i64 bias:ptr distance:i64", lanes)
+    f = Function(
+        f"attention_f32_key_bias_{vectors}",
+        "p:ptr keys:i64 bias:ptr distance:i64 replaces:i1",
+        lanes,
+    )
     with f.loop(f.number(0), f["keys"], 1) as s:
         bias = f.broadcast(f.load(f.at(f["bias"], f.mul(s, f["distance"]))), lanes)
         row = f.at(f["p"], f.mul(s, f.number(width)))
         for v in range(vectors):
             at = f.at(row, v * lanes)
-            f.store(f.add(f.load(at, lanes), bias), at)
+            f.store(biased(f, f.load(at, lanes), bias), at)
     return f
+
+
+def biased(f: Function, x: Value, bias: Value) -> Value:
+    """The score with the bias added, or, where ``replaces``, put in its place except for NaN."""
+    other = f.select(f.compare("uno", bias, bias), x, bias)
+    return f.select(f["replaces"], other, f.add(x, bias))
 
 
 def add_bias(target: Target, vectors: int) -> Function:
@@ -32,7 +42,7 @@ def add_bias(target: Target, vectors: int) -> Function:
     lanes, width = target.lanes, vectors * target.lanes
     f = Function(
         f"attention_f32_bias_{vectors}",
-        "p:ptr keys:i64 bias:ptr count:i64 query_distance:i64 distance:i64",
+        "p:ptr keys:i64 bias:ptr count:i64 query_distance:i64 distance:i64 replaces:i1",
         lanes,
     )
     pointers = clamped_rows(f, f["bias"], f["query_distance"], f["count"], width)
@@ -45,12 +55,12 @@ def add_bias(target: Target, vectors: int) -> Function:
             at = f.at(f.at(f["p"], f.mul(s, f.number(width))), v * lanes)
             for k, column in enumerate(columns):
                 to = f.at(at, k * width)
-                f.store(f.add(f.load(to, lanes), column), to)
+                f.store(biased(f, f.load(to, lanes), column), to)
         with f.loop(whole, f["keys"], 1) as s:
             offset = f.mul(s, f["distance"])
             column = f.from_lanes([f.load(f.at(p, offset)) for p in rows])
             to = f.at(f.at(f["p"], f.mul(s, f.number(width))), v * lanes)
-            f.store(f.add(f.load(to, lanes), column), to)
+            f.store(biased(f, f.load(to, lanes), column), to)
     return f
 
 

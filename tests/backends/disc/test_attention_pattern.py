@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention written out in a model is found, whatever is done to the scores; what others read is left alone."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from op_trace import trace
+
+from blade.backends.disc.compiler import compile_ir
+from blade.backends.disc.cpu.target import host
+from blade.backends.disc.ir import Graph
+from blade.backends.disc.lower import lower
+from blade.backends.disc.passes import PASSES
+from blade.runtime.engine import make_engine
+
+pytestmark = pytest.mark.needs("torch_mlir")
+Function = Callable[..., object]
+B, H, L, S, D = 2, 3, 5, 7, 8
+
+
+def lowered(function: Function, given: list[torch.Tensor]) -> Graph:
+    """IR of ``function`` with symbols for the batch and the lengths."""
+
+    def is_dynamic(axis: int, size: int) -> bool:
+        return size in (L, S) or (axis == 0 and size in (B, 8))
+
+    dynamic = [[is_dynamic(k, n) for k, n in enumerate(x.shape)] for x in given]
+    return lower(*trace(function, given, dynamic))
+
+
+def ops(graph: Graph) -> list[str]:
+    """Names of the ops after all passes."""
+    for _, run_pass in PASSES:
+        graph = run_pass(graph)
+    return [v.op for v in graph.values]
+
+
+def qkv(queries: int = L, keys: int = S) -> list[torch.Tensor]:
+    return [torch.randn(B, n, H * D) for n in (queries, keys, keys)]
+
+
+def heads(x: torch.Tensor) -> torch.Tensor:
+    return x.view(x.shape[0], x.shape[1], H, D).transpose(1, 2)
+
+
+def joined(y: torch.Tensor) -> torch.Tensor:
+    return y.transpose(1, 2).reshape(y.shape[0], y.shape[2], H * D)
+
+
+def bert(q, k, v, mask):
+    scores = heads(q) @ heads(k).transpose(-1, -2) / math.sqrt(D)
+    return joined(F.dropout((scores + mask).softmax(-1), 0.1, training=False) @ heads(v))
+
+
+def t5(q, k, v, bias):
+    scores = torch.matmul(heads(q), heads(k).transpose(3, 2))
+    scores = scores + bias
+    return joined(torch.matmul(F.softmax(scores.float(), dim=-1).type_as(scores), heads(v)))
+
+
+def gpt2(q, k, v, mask, allowed):
+    scores = heads(q) @ heads(k).transpose(-1, -2) * 0.37
+    scores = torch.where(allowed, scores, torch.finfo(scores.dtype).min)
+    return joined(scores.softmax(-1) @ heads(v))
+
+
+def filled_with_infinity(q, k, v, mask, allowed):
+    scores = heads(q) @ heads(k).transpose(-1, -2) * 0.37
+    return joined(scores.masked_fill(~allowed, -math.inf).softmax(-1) @ heads(v))
+
+
+def scaled_queries(q, k, v, mask):
+    q = heads(q * 0.25).reshape(-1, q.shape[1], D)
+    k, v = (heads(x).reshape(-1, x.shape[1], D) for x in (k, v))
+    weights = torch.bmm(q, k.transpose(1, 2))
+    weights = weights.view(-1, H, q.shape[1], k.shape[1]) + mask
+    weights = weights.view(-1, q.shape[1], k.shape[1]).softmax(-1)
+    return joined(torch.bmm(weights, v).view(-1, H, q.shape[1], D))
+
+
+def bloom(q, k, v, mask):
+    q, k, v = (heads(x).reshape(-1, x.shape[1], D) for x in (q, k, v))
+    alibi = torch.arange(k.shape[1]).float().expand(q.shape[0], 1, k.shape[1])
+    weights = alibi.baddbmm(batch1=q, batch2=k.transpose(1, 2), beta=1.0, alpha=0.3)
+    weights = (weights.view(-1, H, q.shape[1], k.shape[1]) + mask).softmax(-1)
+    weights = weights.view(-1, q.shape[1], k.shape[1])
+    return joined(torch.bmm(weights, v).view(-1, H, q.shape[1], D))
+
+
+def two_biases(q, k, v, mask, allowed):
+    per_head = torch.arange(H).float().view(1, H, 1, 1)
+    scores = heads(q) @ heads(k).transpose(-1, -2) + per_head * allowed
+    return joined((scores - mask).softmax(-1) @ heads(v))
+
+
+MASK = torch.randn(B, 1, 1, S)
+ALLOWED = torch.rand(B, 1, L, S) < 0.7
+ALLOWED[..., 0] = True
+FOUND: dict[Function, list[torch.Tensor]] = {
+    bert: [MASK],
+    t5: [torch.randn(1, H, L, S)],
+    gpt2: [MASK, ALLOWED],
+    filled_with_infinity: [MASK, ALLOWED],
+    scaled_queries: [MASK],
+    bloom: [MASK],
+    two_biases: [MASK, ALLOWED],
+}
+
+
+def check(function: Function, given: list[torch.Tensor], graph: Graph) -> None:
+    compiled = compile_ir(graph, host())
+    engine = make_engine("test", "disc", compiled.program, compiled.object, compiled.constants)
+    found = engine.try_execute(given) or pytest.fail(engine.last_error())
+    wanted = function(*given)
+    wanted = wanted if isinstance(wanted, tuple) else (wanted,)
+    for x, y in zip(found, wanted, strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-5, atol=1e-5, equal_nan=True)
+
+
+@pytest.mark.parametrize("function", FOUND, ids=lambda f: f.__name__)
+def test_found(function: Function) -> None:
+    given = [*qkv(), *FOUND[function]]
+    graph = lowered(function, given)
+    names = ops(graph)
+    assert names.count("attention") == 1, names
+    assert "matmul" not in names and "exp" not in names and "reduce" not in names
+    check(function, given, graph)
+
+
+def test_windows_divide_the_batch_in_another_way() -> None:
+    """Swin: a bias per head, and a mask per window of the image."""
+    windows = 4
+
+    def swin(q, k, v, bias, mask):
+        scores = heads(q) @ heads(k).transpose(-1, -2) * 0.25 + bias
+        length = q.shape[1]
+        scores = scores.view(-1, windows, H, length, length) + mask[None, :, None]
+        weights = scores.view(-1, H, length, length).softmax(-1)
+        return joined(weights @ heads(v))
+
+    given = [torch.randn(8, 9, H * D) for _ in range(3)]
+    given += [torch.randn(H, 9, 9), torch.randn(windows, 9, 9)]
+    graph = lowered(swin, given)
+    names = ops(graph)
+    assert names.count("attention") == 1 and "exp" not in names
+    check(swin, given, graph)
+
+
+def test_rows_that_are_masked_everywhere() -> None:
+    """-inf everywhere is NaN where the softmax is written out; the lowest number is an even average."""
+    allowed = ALLOWED.clone()
+    allowed[:, :, 2] = False
+    for function in (gpt2, filled_with_infinity):
+        given = [*qkv(), MASK, allowed]
+        check(function, given, lowered(function, given))
+        found = function(*given)
+        assert isinstance(found, torch.Tensor)
+        assert found[:, 2].isnan().all() == (function is filled_with_infinity)
+
+
+def test_filling_hides_what_was_there() -> None:
+    """NaN in a key that is filled over does not reach the result."""
+    allowed = torch.ones(B, 1, L, S, dtype=torch.bool)
+    allowed[..., 3] = False
+    given = [*qkv(), MASK, allowed]
+    given[1][:, 3] = math.nan
+    assert not gpt2(*given).isnan().any()
+    check(gpt2, given, lowered(gpt2, given))
+
+
+def test_repeated_heads_are_not_repeated() -> None:
+    """Llama: keys and values of a few heads, expanded and reshaped for groups of queries."""
+
+    def repeat(x: torch.Tensor) -> torch.Tensor:
+        batch, few, length, depth = x.shape
+        return x[:, :, None].expand(batch, few, 3, length, depth).reshape(batch, 6, length, depth)
+
+    def eager(q, k, v):
+        scores = q @ repeat(k).transpose(2, 3) * 0.3
+        return (scores.softmax(-1) @ repeat(v)).transpose(1, 2).reshape(q.shape[0], -1, 6 * D)
+
+    def fused(q, k, v):
+        y = F.scaled_dot_product_attention(q, repeat(k), repeat(v))
+        return y.transpose(1, 2).reshape(q.shape[0], -1, 6 * D)
+
+    given = [torch.randn(6, n, m, D) for n, m in ((6, L), (2, S), (2, S))]
+    for function in (eager, fused):
+        graph = lowered(function, given)
+        names = ops(graph)
+        assert names.count("attention") == 1 and "cast" not in names, names
+        check(function, given, graph)
+
+
+def returns_weights(q, k, v):
+    weights = (heads(q) @ heads(k).transpose(-1, -2)).softmax(-1)
+    return joined(weights @ heads(v)), weights
+
+
+def reads_scores(q, k, v):
+    scores = heads(q) @ heads(k).transpose(-1, -2)
+    return joined(scores.softmax(-1) @ heads(v)) * scores.amax()
+
+
+def over_queries(q, k, v):
+    return joined((heads(q) @ heads(k).transpose(-1, -2)).softmax(-2) @ heads(v))
+
+
+def scaled_by_tensor(q, k, v):
+    scale = torch.arange(1, H + 1).float().view(H, 1, 1)
+    return joined((heads(q) @ heads(k).transpose(-1, -2) * scale).softmax(-1) @ heads(v))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [returns_weights, reads_scores, over_queries, scaled_by_tensor],
+    ids=lambda f: f.__name__,
+)
+def test_left_alone(function: Function) -> None:
+    given = qkv()
+    graph = lowered(function, given)
+    assert "attention" not in ops(graph)
+    check(function, given, graph)
+
+
+def test_float64_is_left_alone() -> None:
+    def function(q, k, v):
+        return (q @ k.mT).softmax(-1) @ v
+
+    given = [x.double() for x in qkv()]
+    graph = lowered(function, given)
+    assert "attention" not in ops(graph)
+    check(function, given, graph)
