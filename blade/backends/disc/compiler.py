@@ -21,7 +21,9 @@ from blade.backends.disc.kernels import GroupKernel, build_copy, build_kernel
 from blade.backends.disc.legalize import absorbed
 from blade.backends.disc.lower import lower
 from blade.backends.disc.passes import PASSES
+from blade.backends.disc.places import starts
 from blade.backends.disc.program import KernelCall, NativeCall, Step, write_program
+from blade.backends.disc.views import view_of
 from blade.cache import Cache, digest
 
 log = logging.getLogger(__name__)
@@ -119,11 +121,13 @@ def _steps(unit: Group | Value, fused: Fused, kernels: _Kernels) -> list[Step]:
         return [kernels.call(build_kernel(unit, fused), unit.kind)]
     if unit.op != "concat":
         return [kernels.native(unit) or unit]
-    axis, start, copies = unit.attrs["axis"], 0, []
-    for part in unit.args:
-        copies.append(kernels.call(build_copy(part, unit, axis, start), "copy"))
-        start = start + part.shape[axis]
-    return list(copies)
+    copies: list[Step] = []
+    for part, start in zip(unit.args, starts(unit), strict=True):
+        view = view_of(part)
+        if view is None or view.base.id not in fused.placed:
+            copy = build_copy(part, unit, unit.attrs["axis"], start)
+            copies.append(kernels.call(copy, "copy"))
+    return copies
 
 
 def _dumper(folder: Path | None) -> Dump:

@@ -10,13 +10,14 @@ topological order: a value joins the group of an operand where the shapes fit an
 group and returns to it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from blade.backends.disc.facts import Facts
 from blade.backends.disc.ir import Graph, Shape, Value
-from blade.backends.disc.views import view_of
+from blade.backends.disc.places import places
+from blade.backends.disc.views import View, view_of
 
 
 @dataclass(eq=False)
@@ -50,6 +51,7 @@ class Fused:
     units: tuple[Unit, ...]
     group_of: dict[int, Group]
     stored: frozenset[int]  # ids of group members that someone else reads from memory
+    placed: Mapping[int, View] = field(default_factory=dict)  # of these, those in a concatenation
 
     @cached_property
     def facts(self) -> Facts:
@@ -73,7 +75,9 @@ def fuse(graph: Graph) -> Fused:
     for value in graph.values:
         if is_fusible(value):
             fuser.place(value)
-    return Fused(graph, fuser.ordered(), fuser.group_of, fuser.stored())
+    fuser.join_siblings()
+    placed = places(graph, list(fuser.reads()), fuser.group_of)
+    return Fused(graph, fuser.ordered(), fuser.group_of, fuser.stored(), placed)
 
 
 def is_fusible(value: Value) -> bool:
@@ -195,15 +199,34 @@ class _Fuser:
             stack += [a for m in unit for a in m.args]
         return False
 
-    def stored(self) -> frozenset[int]:
-        needed: set[int] = set()
+    def reads(self) -> Iterator[tuple[Value, Value]]:
+        """(reader, operand) wherever memory is read."""
         for v in self.graph.values:
             group = self.group_of.get(v.id)
-            if group is None and not is_instruction(v):
-                continue
-            outside = v.args if group is None else self.outside(v, group)
-            for arg in outside:
-                needed |= _base(arg)
+            if group is not None:
+                yield from ((v, a) for a in self.outside(v, group))
+            elif is_instruction(v):
+                yield from ((v, a) for a in v.args)
+
+    def join_siblings(self) -> None:
+        """Groups over one shape whose results one concatenation puts together become one."""
+        for v in self.graph.values:
+            groups: list[Group] = []
+            for part in v.args if v.op == "concat" else ():
+                view = view_of(part)
+                group = None if view is None else self.group_of.get(view.base.id)
+                if group is None:
+                    continue
+                twin = next((g for g in groups if g is group or self.can_merge(g, group)), None)
+                if twin is None:
+                    groups.append(group)
+                elif twin is not group:
+                    self.merge(twin, group)
+
+    def stored(self) -> frozenset[int]:
+        needed: set[int] = set()
+        for _, operand in self.reads():
+            needed |= _base(operand)
         for v in self.graph.outputs:
             needed |= _base(v)
         return frozenset(needed & set(self.group_of))

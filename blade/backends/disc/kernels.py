@@ -75,8 +75,9 @@ class _KernelBuilder:
             stmt = Compute(v.op, tuple(map(self.operand, v.args)), v.dtype)
         self.number[v.id] = self.emit(stmt)
         if v.id in self.fused.stored:
-            self.written.add(v.id)
-            access = self.access(View(v, contiguous_strides(v.shape)), v.shape)
+            place = self.fused.placed.get(v.id) or View(v, contiguous_strides(v.shape))
+            self.written.add(place.base.id)
+            access = self.access(place, v.shape)
             self.stores.append(Store(access, self.number[v.id]))
 
     def operand(self, v: Value) -> int:

@@ -9,11 +9,13 @@ from blade.backends.disc.horizontal import merge_linears
 from blade.backends.disc.ir import Graph
 from blade.backends.disc.layouts import propagate
 from blade.backends.disc.shapes import normalize
+from blade.backends.disc.spread import spread
 
 PASSES: tuple[tuple[str, Callable[[Graph], Graph]], ...] = (
     ("normalize", normalize),
     ("find_attention", find_attention),
     ("layouts", propagate),
+    ("spread", spread),
     ("rows", legalize.rows),
     ("bias_to_consumers", legalize.bias_to_consumers),
     ("merge_linears", merge_linears),

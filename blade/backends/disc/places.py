@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where kernels store what only a concatenation reads: straight into its part of the whole.
+
+%3 = add %1 %2                  the kernel that adds writes [.., 0:8] of %5's memory,
+%5 = concat %3 %4 {axis=1}      and no copy of %3 is made
+"""
+
+from collections.abc import Mapping, Sequence
+
+import sympy
+
+from blade.backends.disc.ir import Graph, Shape, Value, contiguous_strides, plain
+from blade.backends.disc.kernel import Dim
+from blade.backends.disc.views import View, reshape_strides, view_of
+
+
+def places(
+    graph: Graph, reads: Sequence[tuple[Value, Value]], made: Mapping[int, object]
+) -> dict[int, View]:
+    """Id of a value -> the part of a concatenation it is stored in.
+
+    ``reads``: (reader, operand) wherever memory is read; ``made``: the values that kernels make.
+    """
+    readers: dict[int, list[tuple[Value, Value]]] = {}
+    for reader, operand in reads:
+        view = view_of(operand)
+        if view is not None:
+            readers.setdefault(view.base.id, []).append((reader, operand))
+    returned = {view.base.id for view in map(view_of, graph.outputs) if view is not None}
+    found: dict[int, View] = {}
+    for base, each in readers.items():
+        if base in made and base not in returned and len(each) == 1 and each[0][0].op == "concat":
+            place = _part(*each[0])
+            if place is not None:
+                found[base] = place
+    return found
+
+
+def starts(concat: Value) -> list[Dim]:
+    """Where each operand begins along the axis."""
+    axis, start, found = concat.attrs["axis"], sympy.Integer(0), []
+    for part in concat.args:
+        found.append(plain(start))
+        start = start + part.shape[axis]
+    return found
+
+
+def _part(concat: Value, operand: Value) -> View | None:
+    """The place of ``operand``'s base in ``concat``, if its elements are all there, in some order."""
+    strides = contiguous_strides(concat.shape)
+    position = next(k for k, a in enumerate(concat.args) if a is operand)
+    offset = sympy.sympify(starts(concat)[position]) * strides[concat.attrs["axis"]]
+    at = operand
+    while at.is_layout:
+        inner = _undone(at, strides)
+        if inner is None:
+            return None
+        at, strides = at.args[0], inner
+    return View(concat, strides, plain(offset))
+
+
+def _undone(layout: Value, strides: Shape) -> Shape | None:
+    """Strides of the operand of ``layout`` so that ``layout`` has ``strides``."""
+    source = layout.args[0].shape
+    if layout.op == "permute":
+        perm = layout.attrs["perm"]
+        return tuple(strides[perm.index(k)] for k in range(len(perm)))
+    if layout.op == "reshape":
+        return reshape_strides(layout.shape, strides, source)
+    return None
