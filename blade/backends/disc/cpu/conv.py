@@ -14,7 +14,7 @@ import functools
 import math
 from collections.abc import Sequence
 
-from blade.backends.disc.cpu import conv_rows
+from blade.backends.disc.cpu import conv_rows, winograd
 from blade.backends.disc.cpu.code import Value
 from blade.backends.disc.cpu.conv_tile import ARGUMENTS, heights, micro_kernel, tiles, widths
 from blade.backends.disc.cpu.routine import POINTER, Call, Routine
@@ -42,9 +42,17 @@ def block_rows(target: Target) -> int:
 
 @functools.cache
 def conv_text(target: Target) -> str:
-    """MLIR of the driver ``conv_f32`` and its micro-kernels."""
+    """MLIR of the drivers ``conv_f32`` and ``winograd_f32`` and their micro-kernels."""
     parts = [micro_kernel(tile, target.lanes) for tile in tiles(target)]
-    return "".join([*parts, conv_rows.rows_text(target), _driver(target)])
+    drivers = [_driver(target), winograd.driver(target, RUN, functools.partial(_tiles_of, target))]
+    return "".join([*parts, conv_rows.rows_text(target), *drivers])
+
+
+def _tiles_of(
+    target: Target, f: Routine, rows: Value, panels: Value, given: dict[str, Value]
+) -> None:
+    """A GEMM on the micro-kernels, rows and panels from the first on."""
+    _block(f, target, f.number(0), rows, f.number(0), panels, given)
 
 
 @functools.cache

@@ -15,7 +15,8 @@ from torch.utils._sympy.functions import FloorDiv
 
 from blade.backends.disc.constants import parts_of
 from blade.backends.disc.convolution import Operands, operands
-from blade.backends.disc.cpu import conv, conv_rows, depthwise
+from blade.backends.disc.cpu import conv, conv_rows, depthwise, winograd
+from blade.backends.disc.cpu.conv_tile import heights
 from blade.backends.disc.cpu.target import Target
 from blade.backends.disc.ir import Value, numel, plain
 from blade.backends.disc.kernel import Dim
@@ -32,6 +33,8 @@ CLAMPS: Mapping[str | None, tuple[float, float]] = {
 
 _PAGE = 4096  # rows at multiples of it meet in the same sets of L1
 _WIDEST = 11  # taps along w of a depthwise kernel
+_LEAST = 32  # channels on either side from which Winograd's transforms pay
+_TRANSFORMED = 6400  # floats of one place of a block's transformed inputs: 16 of them stay in L2
 _FEW = 32  # channels below which the taps along w are taken as one
 
 
@@ -70,6 +73,8 @@ def plan(value: Value, target: Target) -> tuple[NativeCall, Code] | None:
     window = _window(value, given)
     if window.is_depthwise:
         return _depthwise(value, given, window, target)
+    if _is_minimal(value, window, target):
+        return _winograd(value, given, window, target)
     return _general(value, given, window, target)
 
 
@@ -158,6 +163,53 @@ def _depthwise(
     )
     code = (
         (taps.name, depthwise.depthwise_text(taps, target)),
+        (conv.PACK, conv.pack_text(target)),
+    )
+    return call, code
+
+
+def _is_minimal(value: Value, w: _Window, target: Target) -> bool:
+    """Does Winograd's algorithm apply, and save more products than its transforms cost?"""
+    applies = len(value.shape) == 4 and w.kernel == (1, 3, 3) and w.groups == 1
+    applies = applies and w.stride == (1, 1, 1) and w.dilation == (1, 1, 1)
+    even = w.channels % target.lanes == 0 and w.columns % target.lanes == 0
+    return applies and even and min(w.channels, w.columns) >= _LEAST
+
+
+def _winograd(value: Value, given: Operands, w: _Window, target: Target) -> tuple[NativeCall, Code]:
+    images, height, width, _ = value.shape
+    down, across = (FloorDiv(sympy.sympify(d) + 1, 2) for d in (height, width))
+    tiles = plain(sympy.sympify(images) * down * across)
+    rows = heights(target)[0]
+    block = max(2, _TRANSFORMED // (w.channels * rows)) * rows
+    _, pass_depth = _passes(1, w.channels)
+    ints = (
+        *(tiles, w.channels, w.columns, *given.x.shape[1:3], height, width),
+        *(plain(down), plain(across), *w.padding[1:], block, pass_depth),
+        *(w.columns if given.residual else 0, *_bounds(value)),
+    )
+    assert len(ints) == len(winograd.SIZES), (ints, winograd.SIZES)
+    run = conv.RUN * target.lanes
+    runs = -(-w.columns // run)
+    blocks = FloorDiv(sympy.sympify(tiles) + block - 1, block)
+    floats = (w.channels + target.lanes + run) * block * winograd.PLACES
+    parts = parts_of(given.weight)
+    assert parts is not None, given.weight
+    fills = (Fill(p.constant, p.size, (p.first, p.offset, w.channels, *p.strides)) for p in parts)
+    numel = winograd.PLACES * w.channels * w.columns
+    packed = Packed(winograd.PACK, torch.float32, numel, tuple(fills))
+    zeros = _packed(given, w, target)[1]
+    call = NativeCall(
+        winograd.NAME,
+        plain(sympy.sympify(blocks) * runs),
+        plain(sympy.Min(tiles, block) * winograd.PLACES * w.channels * conv.RUN),
+        block * winograd.PLACES * 8 + floats * 4,
+        (given.x, packed, given.bias or zeros, zeros, given.residual or zeros, value),
+        ints,
+    )
+    code = (
+        (conv.NAME, conv.conv_text(target)),
+        (winograd.PACK, winograd.pack_text(target)),
         (conv.PACK, conv.pack_text(target)),
     )
     return call, code

@@ -19,6 +19,7 @@ from blade.backends.disc.cpu.routine import POINTER, Routine
 from blade.backends.disc.cpu.target import Target
 
 UNROLL = 4  # steps of depth per turn of the inner loop
+AHEAD = 24  # steps of depth that weights are asked for early: what L3 takes, at a tile of 14 x 2
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,9 @@ def micro_kernel(tile: Tile, lanes: int) -> str:
     cells = tile.rows * tile.vectors
     even = f.product(f.over(f["depth"], UNROLL), UNROLL)
     distance = f.product(f["depth"], lanes)
+    for r in range(tile.rows):
+        for v in range(tile.vectors):  # stored all at once in the end: have the lines by then
+            f.prefetch(f.at(f["c"], f.product(f["ldc"], r)), v * lanes, write=True)
     nothing = f.constant(0.0, "f32", lanes)
     tap, sums = f.carry(0, f["taps"], 1, [nothing] * cells)
     entry = f.product(tap, f["pitch"])
@@ -103,6 +107,9 @@ def _steps(
     sums, count = list(sums), len(panels)
     at = f.product(k, lanes)
     tops, lefts = [f.at(p, at) for p in panels], [f.at(r, k) for r in rows]
+    for u in range(unroll):  # before all loads, which LLVM would not move across
+        for top in tops:
+            f.prefetch(top, (u + AHEAD) * lanes)
     for u in range(unroll):
         weights = [f.load(top, u * lanes, lanes=lanes) for top in tops]
         for r, left in enumerate(lefts):

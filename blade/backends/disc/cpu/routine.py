@@ -178,6 +178,14 @@ class Routine(Code):
             f"llvm.store {value.name}, {at.name} {_align(value.element)} : {value.type}, !llvm.ptr"
         )
 
+    def prefetch(self, pointer: Value, index: Int, write: bool = False) -> None:
+        """Ask for the cache line of an f32, into L1."""
+        at = self.at(pointer, index)
+        self.line(
+            f'"llvm.intr.prefetch"({at.name}) <{{cache = 1 : i32, hint = 3 : i32, rw = {int(write)} : i32}}> '
+            ": (!llvm.ptr) -> ()"
+        )
+
     def masked_load(self, pointer: Value, index: Int, mask: Value) -> Value:
         """f32 lanes of ``mask``; the others are zero and not touched."""
         at, kind = self.at(pointer, index), type_text("f32", mask.lanes)
