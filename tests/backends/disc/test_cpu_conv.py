@@ -10,6 +10,7 @@ from disc_programs import add_input, compile_to_engine, finish, new_builder
 from torch.utils._sympy.functions import FloorDiv
 
 from blade.backends.disc.cpu.target import Target, host
+from blade.backends.disc.ir import Builder, Value
 from blade.runtime.engine import Engine
 
 pytestmark = pytest.mark.needs("torch_mlir")
@@ -75,33 +76,59 @@ CASES = {
 }
 
 
-def engine_of(
-    conv: Conv,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    residual: bool = False,
-    activation: str | None = None,
-    target: Target | None = None,
-) -> Engine:
-    """x [n, *spatial, C], residual [n, *out, O] -> activation(conv(x) + bias + residual)."""
-    b = new_builder()
-    batch, *sizes = (
-        sympy.Symbol(s, integer=True, nonnegative=True) for s in "nabc"[: conv.axes + 1]
+@dataclass(frozen=True)
+class Case:
+    """A convolution with its constants, and what is fused into it."""
+
+    conv: Conv
+    weight: torch.Tensor
+    bias: torch.Tensor | None = None
+    residual: bool = False
+    activation: str | None = None
+
+    def input(self, sizes: tuple[int, ...]) -> list[torch.Tensor]:
+        """x [n, *sizes, C], and the residual."""
+        x = torch.randn(*sizes, self.conv.channels)
+        shape = self.conv(x, self.weight, None).shape
+        return [x, torch.randn(shape)] if self.residual else [x]
+
+
+def case(name: str, fused: bool = False) -> Case:
+    conv = CASES[name]
+    weight = torch.randn(conv.weight)
+    return (
+        Case(conv, weight, torch.randn(conv.weight[0]), True, "relu")
+        if fused
+        else Case(conv, weight)
     )
-    x = add_input(b, (batch, *sizes, conv.channels))
+
+
+def engine_of(*cases: Case, target: Target | None = None) -> Engine:
+    """All cases side by side in one program (compiled once): x, residual?, x, ... -> result, ..."""
+    b, results, constants = new_builder(), [], []
+    for number, given in enumerate(cases):
+        names = [f"s{number}{axis}" for axis in "nabc"[: given.conv.axes + 1]]
+        results.append(_add(b, given, names, constants))
+    return compile_to_engine(finish(b, *results, constants=constants), target)
+
+
+def _add(b: Builder, given: Case, names: list[str], constants: list[torch.Tensor]) -> Value:
+    conv = given.conv
+    batch, *sizes = (sympy.Symbol(name, integer=True, nonnegative=True) for name in names)
+    operands = [add_input(b, (batch, *sizes, conv.channels))]
     out = []
     for k, size in enumerate(sizes):
         reach = conv.dilation[k] * (conv.weight[k + 2] - 1) + 1
         out.append(FloorDiv(size + 2 * conv.padding[k] - reach, conv.stride[k]) + 1)
-    constants = [weight] if bias is None else [weight, bias]
-    operands = [x] + [
-        b.make("const", (), c.shape, c.dtype, tuple(c.stride()), index=k)
-        for k, c in enumerate(constants)
-    ]
+    for c in (given.weight, given.bias):
+        if c is not None:
+            strides = tuple(c.stride())
+            operands.append(b.make("const", (), c.shape, c.dtype, strides, index=len(constants)))
+            constants.append(c)
     shape = (batch, *out, conv.weight[0])
-    if residual:
+    if given.residual:
         operands.append(add_input(b, shape))
-    y = b.make(
+    return b.make(
         "conv",
         operands,
         shape,
@@ -110,14 +137,12 @@ def engine_of(
         padding=conv.padding,
         dilation=conv.dilation,
         groups=conv.groups,
-        activation=activation,
+        activation=given.activation,
     )
-    return compile_to_engine(finish(b, y, constants=constants), target)
 
 
-def run(engine: Engine, *inputs: torch.Tensor) -> torch.Tensor:
-    [found] = engine.try_execute(list(inputs)) or pytest.fail(engine.last_error())
-    return found
+def run(engine: Engine, *inputs: torch.Tensor) -> list[torch.Tensor]:
+    return engine.try_execute(list(inputs)) or pytest.fail(engine.last_error())
 
 
 def conv_magnitudes(conv: Conv, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -144,123 +169,116 @@ def minimal_magnitudes(conv: Conv, x: torch.Tensor, weight: torch.Tensor) -> tor
     return y.reshape(n, 2 * down, 2 * across, -1)[:, :height, :width]
 
 
-def check(
-    engine: Engine,
-    conv: Conv,
-    weight: torch.Tensor,
-    sizes: tuple[int, ...],
-    bias: torch.Tensor | None = None,
-    residual: bool = False,
-    activation: str | None = None,
-) -> None:
+def is_minimal(conv: Conv) -> bool:
+    """Whether it runs as Winograd's algorithm."""
+    return conv in (CASES["minimal filtering"], CASES["minimal filtering, several passes"])
+
+
+def check(given: Case, inputs: list[torch.Tensor], found: torch.Tensor) -> None:
     """Every element within the bound of Higham, "Accuracy and Stability", section 3.1.
 
     A sum of k products, a bias and a residual, in any order, is off by at most gamma(k + 3) times the
     sum of the magnitudes, gamma(j) = j u / (1 - j u). Minimal filtering sums over channels only, but
     adds before and after (2 + 4 roundings, and one of the weights) and has magnitudes of its own.
     """
-    x = torch.randn(*sizes, conv.channels)
-    double = None if bias is None else bias.double()
-    want = conv(x.double(), weight.double(), double)
-    minimal = "kernel winograd_f32 " in engine.program()
-    sums = minimal_magnitudes if minimal else conv_magnitudes
-    magnitude = sums(conv, x.double().abs(), weight.double().abs())
-    if double is not None:
-        magnitude = magnitude + double.abs()
-    added = [torch.randn(want.shape)] if residual else []
-    for r in added:
-        want, magnitude = want + r, magnitude + r.abs()
-    if activation == "relu":
+    conv, x, weight = given.conv, inputs[0].double(), given.weight.double()
+    bias = None if given.bias is None else given.bias.double()
+    want = conv(x, weight, bias)
+    sums = minimal_magnitudes if is_minimal(conv) else conv_magnitudes
+    magnitude = sums(conv, x.abs(), weight.abs())
+    for added in (*([] if bias is None else [bias]), *inputs[1:]):
+        magnitude = magnitude + added.abs()
+    for residual in inputs[1:]:
+        want = want + residual
+    if given.activation == "relu":
         want = want.relu()
-    found = run(engine, x, *added)
     assert found.shape == want.shape
-    terms = conv.weight[1] + 9 if minimal else weight[0].numel() + 3
+    terms = conv.weight[1] + 9 if is_minimal(conv) else weight[0].numel() + 3
     steps = terms * UNIT
-    assert bool(((found - want).abs() <= steps / (1 - steps) * magnitude).all())
+    assert bool(((found - want).abs() <= steps / (1 - steps) * magnitude).all()), conv
 
 
-def sizes_of(conv: Conv) -> list[tuple[int, ...]]:
-    """Batches and images that fit the kernel: the smallest, 1 and 0 images, ones of many tiles."""
-    least = [
-        max(1, d * (k - 1) + 1 - 2 * p)
-        for d, k, p in zip(conv.dilation, conv.weight[2:], conv.padding, strict=True)
-    ]
-    return [
-        (n, *(size + more + k for k, size in enumerate(least)))
-        for n, more in ((1, 0), (0, 3), (2, 4), (1, 7), (3, 12), (1, 26))
-        if conv.axes < 3 or more < 12
-    ]
+def check_all(engine: Engine, cases: list[Case]) -> None:
+    """Batches and images that fit the kernels: the smallest, 1 and 0 images, ones of many tiles."""
+    for n, more in ((1, 0), (0, 3), (2, 4), (1, 7), (3, 12), (1, 26)):
+        inputs = []
+        for given in cases:
+            conv, extra = given.conv, min(more, 12 if given.conv.axes == 3 else 26)
+            least = (
+                max(1, d * (k - 1) + 1 - 2 * p)
+                for d, k, p in zip(conv.dilation, conv.weight[2:], conv.padding, strict=True)
+            )
+            inputs.append(given.input((n, *(size + extra + k for k, size in enumerate(least)))))
+        results = run(engine, *(t for one in inputs for t in one))
+        for given, one, found in zip(cases, inputs, results, strict=True):
+            check(given, one, found)
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_values(name: str) -> None:
-    torch.manual_seed(len(name))
-    conv = CASES[name]
-    weight = torch.randn(conv.weight)
-    engine = engine_of(conv, weight)
-    assert "aten::convolution" not in engine.program()
-    for sizes in sizes_of(conv):
-        check(engine, conv, weight, sizes)
+def test_values() -> None:
+    torch.manual_seed(1)
+    cases = [case(name) for name in CASES]
+    engine = engine_of(*cases)
+    program = engine.program()
+    assert "aten::convolution" not in program
+    for name, conv in CASES.items():
+        assert is_minimal(conv) == name.startswith("minimal")
+    assert program.count("kernel winograd_f32 ") == 2
+    check_all(engine, cases)
 
 
-@pytest.mark.parametrize("name", ["minimal filtering", "several passes", "groups", "depthwise"])
-def test_epilogue(name: str) -> None:
+def test_epilogue() -> None:
     """Bias, residual and activation are applied once, after the last pass."""
-    torch.manual_seed(len(name))
-    conv = CASES[name]
-    weight, bias = torch.randn(conv.weight), torch.randn(conv.weight[0])
-    engine = engine_of(conv, weight, bias, True, "relu")
-    for sizes in sizes_of(conv):
-        check(engine, conv, weight, sizes, bias, True, "relu")
+    torch.manual_seed(2)
+    names = ["minimal filtering", "several passes", "groups", "groups that fill no vector"]
+    cases = [case(name, True) for name in (*names, "depthwise", "depthwise, 5")]
+    check_all(engine_of(*cases), cases)
 
 
 @pytest.mark.parametrize("lanes", [4, 8, 16])
-@pytest.mark.parametrize("name", ["mixed", "minimal filtering", "depthwise, mixed"])
-def test_vector_widths(name: str, lanes: int) -> None:
+def test_vector_widths(lanes: int) -> None:
     """Tiles of every kind of CPU, on whatever runs this (LLVM splits or joins the vectors)."""
     torch.manual_seed(lanes)
-    conv = CASES[name]
-    weight, bias = torch.randn(conv.weight), torch.randn(conv.weight[0])
-    engine = engine_of(conv, weight, bias, target=Target(host().isa, lanes))
-    for sizes in sizes_of(conv):
-        check(engine, conv, weight, sizes, bias)
+    names = ["mixed", "few channels", "minimal filtering", "groups", "depthwise, mixed"]
+    cases = [case(name, True) for name in names]
+    check_all(engine_of(*cases, target=Target(host().isa, lanes)), cases)
 
 
-@pytest.mark.parametrize("name", ["mixed", "minimal filtering", "depthwise, mixed"])
-def test_weights_in_other_orders(name: str) -> None:
+def test_weights_in_other_orders() -> None:
     """Weights stored channels-last, as torch's memory format has them, and written in place later."""
-    torch.manual_seed(7)
-    conv = CASES[name]
-    weight = torch.randn(conv.weight).to(memory_format=torch.channels_last)
-    engine = engine_of(conv, weight)
-    check(engine, conv, weight, (2, 9, 11))
+    torch.manual_seed(3)
+    cases = []
+    for name in ("mixed", "minimal filtering", "depthwise, mixed"):
+        weight = torch.randn(CASES[name].weight).to(memory_format=torch.channels_last)
+        cases.append(Case(CASES[name], weight))
+    engine = engine_of(*cases)
+    check_all(engine, cases)
     with torch.no_grad():
-        weight.mul_(-3)
-    check(engine, conv, weight, (2, 9, 11))
+        for given in cases:
+            given.weight.mul_(-3)
+    check_all(engine, cases)
 
 
-@pytest.mark.parametrize("name", ["a border", "depthwise"])
-def test_nan_and_infinity_pass_through(name: str) -> None:
-    torch.manual_seed(8)
-    conv = CASES[name]
-    weight = torch.randn(conv.weight)
-    engine = engine_of(conv, weight, activation="relu")
-    x = torch.randn(1, 9, 9, conv.channels)
-    x[0, 2, 3, 1], x[0, 7, 7, 2] = float("nan"), float("inf")
-    found, want = run(engine, x), conv(x, weight, None).relu()
-    assert torch.equal(found.isnan(), want.isnan())
-    assert torch.equal(found.isinf(), want.isinf())
+def test_nan_and_infinity_pass_through() -> None:
+    torch.manual_seed(4)
+    names = ("a border", "depthwise")
+    cases = [Case(CASES[n], torch.randn(CASES[n].weight), activation="relu") for n in names]
+    inputs = [torch.randn(1, 9, 9, c.conv.channels) for c in cases]
+    for x in inputs:
+        x[0, 2, 3, 1], x[0, 7, 7, 2] = float("nan"), float("inf")
+    for given, x, found in zip(cases, inputs, run(engine_of(*cases), *inputs), strict=True):
+        want = given.conv(x, given.weight, None).relu()
+        assert torch.equal(found.isnan(), want.isnan())
+        assert torch.equal(found.isinf(), want.isinf())
 
 
 def test_minimal_filtering_hides_nothing_that_is_not_finite() -> None:
     """Transforms mix the 16 inputs of a tile: what is not finite may reach neighbours, and never vanishes."""
-    torch.manual_seed(10)
-    conv = CASES["minimal filtering"]
-    weight = torch.randn(conv.weight)
-    engine = engine_of(conv, weight)
-    x = torch.randn(1, 9, 9, conv.channels)
+    torch.manual_seed(5)
+    given = case("minimal filtering")
+    x = torch.randn(1, 9, 9, given.conv.channels)
     x[0, 2, 3, 1], x[0, 7, 7, 2] = float("nan"), float("inf")
-    found, want = run(engine, x), conv(x, weight, None)
+    [found] = run(engine_of(given), x)
+    want = given.conv(x, given.weight, None)
     assert not found[~want.isfinite()].isfinite().any()
     far = torch.ones(9, 9, dtype=torch.bool)
     far[:6, :6], far[4:, 4:] = False, False
@@ -268,9 +286,9 @@ def test_minimal_filtering_hides_nothing_that_is_not_finite() -> None:
 
 
 def test_wide_depthwise_kernels_are_asked_of_torch() -> None:
-    torch.manual_seed(9)
+    torch.manual_seed(6)
     conv = Conv((16, 1, 31), (1,), (15,), (1,), 16)
-    weight = torch.randn(conv.weight)
-    engine = engine_of(conv, weight)
+    given = Case(conv, torch.randn(conv.weight))
+    engine = engine_of(given)
     assert "aten::convolution" in engine.program()
-    check(engine, conv, weight, (2, 40))
+    check_all(engine, [given])
