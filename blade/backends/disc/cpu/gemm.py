@@ -25,14 +25,15 @@ BLOCK_ROWS = 192  # rows of such a block, at most, and GROUP_ROWS at least
 
 @dataclass(frozen=True)
 class Gemm:
-    """A generated GEMM for one element type; ``edge``: vectors that the last panel holds, 0 if all."""
+    """The code of products: ``edges`` are the numbers of vectors that a last, narrower panel may hold."""
 
     form: Form
-    edge: int = 0
+    edges: tuple[int, ...] = ()
+    kind: str = "gemm"
 
     @property
     def name(self) -> str:
-        return f"gemm_{self.form.element}" + (f"_edge{self.edge}" if self.edge else "")
+        return f"{self.kind}_{self.form.element}" + "".join(f"_edge{e}" for e in self.edges)
 
     def tile_name(self, tile: Tile) -> str:
         return f"{self.name}_{tile.rows}x{tile.vectors}{'_masked' * tile.masked}"
@@ -43,15 +44,15 @@ class Gemm:
         return [Tile(rows, self.form.vectors) for rows in range(1, self.form.rows + 1)]
 
     @property
-    def edges(self) -> list[Tile]:
-        """Those of the last panel, if it is not whole."""
-        rows = range(1, self.form.rows + 1) if self.edge else ()
-        return [Tile(r, self.edge, True) for r in rows]
+    def edge_tiles(self) -> list[Tile]:
+        """Those of the last panel, where it may be narrower."""
+        return [Tile(r, e, True) for e in self.edges for r in range(1, self.form.rows + 1)]
 
 
 def gemm_for(columns: int, form: Form) -> Gemm:
     """The code that a product with ``columns`` columns needs."""
-    return Gemm(form, -(-(columns % form.width) // form.lanes))
+    rest = columns % form.width
+    return Gemm(form, (-(-rest // form.lanes),) if rest else ())
 
 
 def pack_name(form: Form) -> str:
@@ -65,9 +66,14 @@ def panels(columns: int, form: Form) -> int:
 
 def gemm_text(gemm: Gemm) -> str:
     """MLIR of the driver and its micro-kernels."""
-    tiles = gemm.tiles + gemm.edges
+    return f"{product_text(gemm)}\n{_driver(gemm)}\n"
+
+
+def product_text(gemm: Gemm) -> str:
+    """MLIR of the micro-kernels and of ``NAME_block``, which multiplies panels with rows."""
+    tiles = gemm.tiles + gemm.edge_tiles
     parts = [micro_kernel(tile, gemm.form, gemm.tile_name(tile)) for tile in tiles]
-    return "\n".join([*parts, _choice(gemm), _block(gemm), _driver(gemm)]) + "\n"
+    return "\n".join([*parts, _choice(gemm), _block(gemm)])
 
 
 def pack_text(form: Form) -> str:
@@ -136,7 +142,8 @@ scf.while (%at = %begin) : (i64) -> i64 {{
   %r0 = arith.divui %low, %groups : i64
   %high = arith.muli %g1, %m : i64
   %r1 = arith.divui %high, %groups : i64
-  llvm.call @{gemm.name}_block(%a, %b, %bias, %c, %n, %k, %lda, %ldc, %p0, %p1, %r0, %r1) : {_BLOCK_TYPES}
+  llvm.call @{gemm.name}_block(%a, %b, %bias, %c, %n, %k, %lda, %ldc, %p0, %p1, %r0, %r1)
+    : (!llvm.ptr, !llvm.ptr, !llvm.ptr, !llvm.ptr, i64, i64, i64, i64, i64, i64, i64, i64) -> ()
   %units = arith.muli %np, %ng : i64
   %next = arith.addi %at, %units : i64
   scf.yield %next : i64
@@ -145,18 +152,19 @@ llvm.return
 }}"""
 
 
-_BLOCK_TYPES = (
-    "(!llvm.ptr, !llvm.ptr, !llvm.ptr, !llvm.ptr, i64, i64, i64, i64, i64, i64, i64, i64) -> ()"
-)
+BLOCK_POINTERS = "a b bias c".split()
+BLOCK_NUMBERS = "n k lda ldc p0 p1 r0 r1".split()
 
 
 def _block(gemm: Gemm) -> str:
     """Panels p0..p1 of rows r0..r1: loops over row blocks, panels, passes over k and tiles.
 
+    Without any k there still is a pass, which writes the bias.
+
     Tiles of a block differ by at most one row: 16 rows are 6 + 5 + 5.
     """
-    names = "a b bias c".split(), "n k lda ldc p0 p1 r0 r1".split()
-    arguments = ", ".join([f"%{p}: !llvm.ptr" for p in names[0]] + [f"%{i}: i64" for i in names[1]])
+    pointers = [f"%{name}: !llvm.ptr" for name in BLOCK_POINTERS]
+    arguments = ", ".join([*pointers, *(f"%{name}: i64" for name in BLOCK_NUMBERS)])
     form, element = gemm.form, gemm.form.element
     return f"""llvm.func internal @{gemm.name}_block({arguments}) {{
 %zero = arith.constant 0 : i64
@@ -168,9 +176,10 @@ def _block(gemm: Gemm) -> str:
 %size = arith.constant {BLOCK_SIZE} : i64
 %deep = arith.constant {BLOCK_DEPTH} : i64
 %panel = arith.muli %k, %width : i64
-%passes = arith.ceildivui %k, %deep : i64
-%depth_limit = arith.ceildivui %k, %passes : i64
-%fit = arith.divui %size, %k : i64
+%k_end = arith.maxsi %k, %one : i64
+%passes = arith.ceildivui %k_end, %deep : i64
+%depth_limit = arith.ceildivui %k_end, %passes : i64
+%fit = arith.divui %size, %k_end : i64
 %fit_most = arith.minsi %fit, %most : i64
 %limit = arith.maxsi %fit_most, %fewest : i64
 %rows = arith.subi %r1, %r0 : i64
@@ -191,7 +200,7 @@ scf.for %rb = %r0 to %r1 step %share : i64 {{
     %bp = llvm.getelementptr %b[%bo] : (!llvm.ptr, i64) -> !llvm.ptr, {element}
     %biasj = llvm.getelementptr %bias[%j] : (!llvm.ptr, i64) -> !llvm.ptr, {element}
     %cj = llvm.getelementptr %c[%j] : (!llvm.ptr, i64) -> !llvm.ptr, {element}
-    scf.for %k0 = %zero to %k step %depth_limit : i64 {{
+    scf.for %k0 = %zero to %k_end step %depth_limit : i64 {{
       %k_left = arith.subi %k, %k0 : i64
       %depth = arith.minsi %k_left, %depth_limit : i64
       %is_first = arith.cmpi eq, %k0, %zero : i64
@@ -227,13 +236,19 @@ def _choice(gemm: Gemm) -> str:
         "%depth: i64, %init: !llvm.ptr, %ldi: i64, %c: !llvm.ptr, %ldc: i64"
     )
     return f"""llvm.func internal @{gemm.name}_tile({signature}) {{
-%which = arith.index_cast %rows : i64 to index
-%width = arith.constant {gemm.form.width} : i64
-%is_whole = arith.cmpi eq, %columns, %width : i64
+%lanes = arith.constant {gemm.form.lanes} : i64
+%full = arith.constant {gemm.form.width} : i64
+%base = arith.constant {gemm.form.rows + 1} : i64
+%is_whole = arith.cmpi eq, %columns, %full : i64
 scf.if %is_whole {{
+  %which = arith.index_cast %rows : i64 to index
 {_switch(gemm, gemm.tiles)}
 }} else {{
-{_switch(gemm, gemm.edges)}
+  %vectors = arith.ceildivui %columns, %lanes : i64
+  %skip = arith.muli %vectors, %base : i64
+  %number = arith.addi %skip, %rows : i64
+  %which = arith.index_cast %number : i64 to index
+{_switch(gemm, gemm.edge_tiles)}
 }}
 llvm.return
 }}"""
@@ -241,10 +256,11 @@ llvm.return
 
 def _switch(gemm: Gemm, tiles: Sequence[Tile]) -> str:
     arguments = "%a, %lda, %b, %depth, %init, %ldi, %c, %ldc, %columns"
-    cases = [
-        f"case {t.rows} {{\nllvm.call @{gemm.tile_name(t)}({arguments}) : {TILE_TYPES}\nscf.yield\n}}"
-        for t in tiles
-    ]
+    cases = []
+    for t in tiles:
+        number = t.rows + (t.vectors * (gemm.form.rows + 1) if t.masked else 0)
+        call = f"llvm.call @{gemm.tile_name(t)}({arguments}) : {TILE_TYPES}"
+        cases.append(f"case {number} {{\n{call}\nscf.yield\n}}")
     return "\n".join(["scf.index_switch %which", *cases, "default {", "}"])
 
 

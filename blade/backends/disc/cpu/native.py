@@ -12,7 +12,7 @@ import torch
 from torch.utils._sympy.functions import FloorDiv
 
 from blade.backends.disc.constants import parts_of
-from blade.backends.disc.cpu import attention_kernel, gemm
+from blade.backends.disc.cpu import attention_kernel, gemm, matmul
 from blade.backends.disc.cpu.attention import attention_call
 from blade.backends.disc.cpu.conv_plan import plan
 from blade.backends.disc.cpu.micro_kernel import Form, form
@@ -90,8 +90,16 @@ def _conv(value: Value, target: Target) -> Native | None:
     return None if found is None else Native(*found)
 
 
+def _matmul(value: Value, target: Target) -> Native | None:
+    """A product of two computed matrices."""
+    call = matmul.matmul_call(value, target)
+    product = matmul.matmul(value.shape[-1], form(target))
+    return None if call is None else Native(call, ((product.name, matmul.matmul_text(product)),))
+
+
 _RULES: Mapping[str, Callable[[Value, Target], Native | None]] = {
     "linear": _linear,
+    "matmul": _matmul,
     "attention": _attention,
     "conv": _conv,
 }

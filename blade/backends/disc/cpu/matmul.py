@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The generated product of two computed matrices, batch by batch: the GEMM with B packed as it goes.
+
+    matmul(ptrs = A, B, C, scratch; ints = ARGUMENTS), units = batches x panels x row groups
+
+A panel of B is copied into scratch, in the micro-kernel's layout, and then meets its rows of A. A's rows
+are read in place, so their elements must be adjacent; B may have any strides.
+"""
+
+from dataclasses import replace
+
+import sympy
+import torch
+from torch.utils._sympy.functions import FloorDiv
+
+from blade.backends.disc.cpu import code
+from blade.backends.disc.cpu.attention_tiles import clamped_rows, transposed
+from blade.backends.disc.cpu.function import ENTRY, Function
+from blade.backends.disc.cpu.gemm import BLOCK_NUMBERS, BLOCK_POINTERS, Gemm, gemm_for, product_text
+from blade.backends.disc.cpu.micro_kernel import Form, form
+from blade.backends.disc.cpu.target import Target
+from blade.backends.disc.ir import Value, numel, plain
+from blade.backends.disc.kernel import Dim
+from blade.backends.disc.program import NativeCall
+from blade.backends.disc.views import row_distance, view_of
+
+GROUP_ROWS = 192  # rows of a unit: what packing a panel once more costs is then little
+ARGUMENTS = (
+    "m n k a_batch lda b_batch b_row b_column".split()
+)  # and strides of A and B, in elements
+
+
+def matmul(columns: Dim, tiles: Form) -> Gemm:
+    """The code for so many columns; where they are not known, every edge has its tiles."""
+    if isinstance(columns, int):
+        return replace(gemm_for(columns, tiles), kind="matmul")
+    return Gemm(tiles, tuple(range(1, tiles.vectors + 1)), "matmul")
+
+
+def matmul_call(value: Value, target: Target) -> NativeCall | None:
+    """The call that computes a ``matmul`` of the IR, or ``None`` where ATen does."""
+    a, b = value.args
+    if any(v.dtype != torch.float32 for v in (a, b, value)) or a.shape[-2] == 1:
+        return None
+    a_strides, b_strides = _matrix_strides(a), _matrix_strides(b)
+    if a_strides[-1] != 1:
+        return None
+    tiles, (m, n), k = form(target), value.shape[-2:], a.shape[-1]
+    groups = FloorDiv(sympy.sympify(m) + GROUP_ROWS - 1, GROUP_ROWS)
+    panels = FloorDiv(sympy.sympify(n) + tiles.width - 1, tiles.width)
+    rows = sympy.Min(m, GROUP_ROWS)
+    return NativeCall(
+        matmul(n, tiles).name,
+        plain(numel(value.shape[:-2]) * groups * panels),
+        plain((rows + tiles.lanes) * k * tiles.vectors),
+        plain((sympy.sympify(k) + 1) * tiles.width * tiles.bytes),
+        (a, b, value),
+        (m, n, k, *a_strides[:2], *b_strides),
+    )
+
+
+def _matrix_strides(x: Value) -> tuple[Dim, Dim, Dim]:
+    """Of the merged leading axes, of a row, of a column; an axis of size 1 has an adjacent element."""
+    view = view_of(x)
+    assert view is not None, x
+    row, column = (1 if d == 1 else s for d, s in zip(x.shape[-2:], view.strides[-2:], strict=True))
+    return row_distance(x, len(x.shape) - 2), row, column
+
+
+def matmul_text(gemm: Gemm) -> str:
+    pack = _pack(gemm)
+    return "\n".join([product_text(gemm), pack.text(), _driver(gemm, pack).text(False)]) + "\n"
+
+
+def _pack(gemm: Gemm) -> Function:
+    """``to[row][column] = b[row * b_row + column * b_column]``, any number beyond the columns."""
+    tiles = gemm.form
+    f = Function(
+        f"{gemm.name}_pack",
+        "b:ptr b_row:i64 b_column:i64 rows:i64 columns:i64 to:ptr",
+        tiles.lanes,
+    )
+    with f.when(f.compare("eq", f["b_column"], f.number(1))):
+        _copy_rows(f, tiles)
+        f.branch()
+        with f.when(f.compare("eq", f["b_row"], f.number(1))):
+            _transpose(f, tiles)
+            f.branch()
+            _gather(f, tiles, f.number(0))
+    return f
+
+
+def _copy_rows(f: Function, tiles: Form) -> None:
+    """B's rows lie as a panel's do: vector by vector."""
+    offsets = [v * tiles.lanes for v in range(tiles.vectors)]
+    with f.when(f.compare("eq", f["columns"], f.number(tiles.width))):
+        with f.loop(f.number(0), f["rows"], 1) as i:
+            row, to = _row(f, tiles, i)
+            for offset in offsets:
+                f.store(f.load(f.at(row, offset), tiles.lanes), f.at(to, offset))
+        f.branch()
+        masks = [f.first_lanes(f.sub(f["columns"], f.number(offset))) for offset in offsets]
+        with f.loop(f.number(0), f["rows"], 1) as i:
+            row, to = _row(f, tiles, i)
+            for offset, mask in zip(offsets, masks, strict=True):
+                f.store(f.load_masked(f.at(row, offset), mask), f.at(to, offset))
+
+
+def _row(f: Function, tiles: Form, i: code.Value) -> tuple[code.Value, code.Value]:
+    return f.at(f["b"], f.mul(i, f["b_row"])), f.at(f["to"], f.mul(i, f.number(tiles.width)))
+
+
+def _transpose(f: Function, tiles: Form) -> None:
+    """B's columns are adjacent elements: squares of vectors are transposed in registers."""
+    whole = f.floor_to(f["rows"], tiles.lanes)
+    for v in range(tiles.vectors):
+        first = f.number(v * tiles.lanes)
+        column = f.at(f["b"], f.mul(_existing(f, first), f["b_column"]))
+        left = f.most(f.sub(f["columns"], first), f.number(1))
+        starts = clamped_rows(f, column, f["b_column"], left, tiles.lanes)
+        with f.loop(f.number(0), whole, tiles.lanes) as i:
+            rows = transposed(f, [f.load(f.at(start, i), tiles.lanes) for start in starts])
+            to = f.at(f.at(f["to"], f.mul(i, f.number(tiles.width))), v * tiles.lanes)
+            for k, row in enumerate(rows):
+                f.store(row, f.at(to, k * tiles.width))
+    _gather(f, tiles, whole)
+
+
+def _gather(f: Function, tiles: Form, low: code.Value) -> None:
+    """Rows from ``low`` on, element by element."""
+    with f.loop(low, f["rows"], 1) as i:
+        row, to = _row(f, tiles, i)
+        with f.loop(f.number(0), f.number(tiles.width), 1) as j:
+            f.store(f.load(f.at(row, f.mul(_existing(f, j), f["b_column"]))), f.at(to, j))
+
+
+def _existing(f: Function, column: code.Value) -> code.Value:
+    """``column``, or the last one that there is."""
+    return f.least(column, f.sub(f["columns"], f.number(1)))
+
+
+def _driver(gemm: Gemm, pack: Function) -> Function:
+    tiles = gemm.form
+    f = Function(gemm.name, ENTRY, tiles.lanes)
+    a, b, c, scratch = (f.load(f.at(f["ptrs"], k, "ptr"), 1, "ptr") for k in range(4))
+    n = {w: f.load(f.at(f["ints"], k, "i64"), 1, "i64") for k, w in enumerate(ARGUMENTS)}
+    zero, one, width = f.number(0), f.number(1), f.number(tiles.width)
+    panel = f.at(scratch, tiles.width)
+    for v in range(tiles.vectors):
+        f.store(f.constant(0.0, "f32", tiles.lanes), f.at(scratch, v * tiles.lanes))
+    panels, groups = f.ceildiv(n["n"], tiles.width), f.ceildiv(n["m"], GROUP_ROWS)
+    block = Function(f"{gemm.name}_block", _BLOCK, tiles.lanes)  # product_text has its body
+    with f.loop(f["begin"], f["end"], 1) as unit:
+        group = f.apply("arith.remui", unit, groups)
+        place = f.apply("arith.divui", unit, groups)
+        batch = f.apply("arith.divui", place, panels)
+        first = f.mul(f.apply("arith.remui", place, panels), width)
+        columns = f.least(f.sub(n["n"], first), width)
+        begins = f.compare("eq", unit, f["begin"])
+        with f.when(f.apply("arith.ori", begins, f.compare("eq", group, zero))):
+            from_batch = f.at(b, f.mul(batch, n["b_batch"]))
+            f.run(
+                pack,
+                b=f.at(from_batch, f.mul(first, n["b_column"])),
+                b_row=n["b_row"],
+                b_column=n["b_column"],
+                rows=n["k"],
+                columns=columns,
+                to=panel,
+            )
+        f.run(
+            block,
+            a=f.at(a, f.mul(batch, n["a_batch"])),
+            b=panel,
+            bias=scratch,
+            c=f.at(c, f.add(f.mul(f.mul(batch, n["m"]), n["n"]), first)),
+            n=columns,
+            k=n["k"],
+            lda=n["lda"],
+            ldc=n["n"],
+            p0=zero,
+            p1=one,
+            r0=f.apply("arith.divui", f.mul(group, n["m"]), groups),
+            r1=f.apply("arith.divui", f.mul(f.add(group, one), n["m"]), groups),
+        )
+    return f
+
+
+_BLOCK = " ".join([*(f"{p}:ptr" for p in BLOCK_POINTERS), *(f"{i}:i64" for i in BLOCK_NUMBERS)])
