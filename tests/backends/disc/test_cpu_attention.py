@@ -12,7 +12,7 @@ from disc_programs import S0, S1, S2, add_input, compile_to_engine, finish, new_
 
 from blade.backends.disc.attention import attend, grouped
 from blade.backends.disc.cpu.attention_block import BLOCK_KEYS
-from blade.backends.disc.cpu.attention_kernel import FEW
+from blade.backends.disc.cpu.attention_kernel import FEW, PACKED_KEYS
 from blade.backends.disc.cpu.target import Target, host
 from blade.backends.disc.interpret_ir import interpret
 from blade.backends.disc.ir import Builder, Graph, Value
@@ -28,6 +28,8 @@ SIZES = [  # batch, heads, queries, keys
     (1, 2, 17, 33),
     (2, 1, 49, 50),
     (1, 1, 33, BLOCK_KEYS + 1),
+    (2, 1, 70, PACKED_KEYS[0]),
+    (1, 1, 34, PACKED_KEYS[1] + 1),
     (1, 2, FEW, 2 * BLOCK_KEYS),
     (1, 1, FEW + 1, 3),
     (0, 1, 2, 3),
@@ -102,20 +104,22 @@ def run(engine: Engine, given: list[torch.Tensor]) -> torch.Tensor:
     return found
 
 
+CASES = [
+    Case(64, 64),
+    Case(32, 32, "keys"),
+    Case(128, 16, causal=True),
+    Case(33, 40, "full", causal=True),
+    Case(80, 80, "heads"),
+    Case(7, 5, "full"),
+]
+
+
 @pytest.mark.parametrize(
-    "case",
-    [
-        Case(64, 64),
-        Case(32, 32, "keys"),
-        Case(33, 40, "full", causal=True),
-        Case(80, 80, "heads"),
-        Case(7, 5, "full"),
-        Case(128, 16, causal=True),
-    ],
+    ("lanes", "case"),
+    [(host().lanes, c) for c in CASES] + [(n, c) for n in (4, 8, 16) for c in CASES[3:]],
     ids=str,
 )
-@pytest.mark.parametrize("lanes", [4, 8, 16])
-def test_against_float64(case: Case, lanes: int) -> None:
+def test_against_float64(lanes: int, case: Case) -> None:
     torch.manual_seed(case.depth + lanes)
     engine = compile_to_engine(graph_of(case), Target(host().isa, lanes))
     assert "kernel attention_f32 " in engine.program() and "call " not in engine.program()

@@ -51,7 +51,7 @@ def attention_call(value: Value, target: Target) -> NativeCall:
         kernel.NAME,
         plain(numel(lead) * FloorDiv(sympy.sympify(queries) + size - 1, size)),
         plain(FloorDiv(work, 16) + 1),
-        _scratch(keys, depth, columns, target),
+        _scratch(queries, keys, depth, columns, target),
         (q, k, v, q if bias is None else bias, value),
         tuple(numbers[name] for name in kernel.ARGUMENTS),
     )
@@ -75,10 +75,13 @@ def _padded(name: str, dims: Shape, missing: int) -> dict[str, Dim]:
     return {f"{name}{k}": d for k, d in enumerate(full)}
 
 
-def _scratch(keys: Dim, depth: Dim, columns: Dim, target: Target) -> Dim:
+def _scratch(queries: Dim, keys: Dim, depth: Dim, columns: Dim, target: Target) -> Dim:
     """Bytes for either way: blocks of scores, sums and queries, or one row of scores."""
     lanes, width = target.lanes, kernel.block_queries(target)
     rows = sympy.Min(keys, BLOCK_KEYS) + key_rows(target)[0]
     padded = FloorDiv(sympy.sympify(columns) + lanes - 1, lanes) * lanes
     block = (rows + depth + padded + 4) * width
-    return plain(4 * sympy.Max(block, sympy.sympify(keys) + 2 * lanes + 16))
+    # a second block of queries finds the head's keys and values copied
+    again = sympy.Min(1, FloorDiv(sympy.sympify(queries) + width - 1, width) - 1)
+    copied = sympy.Min(keys, kernel.PACKED_KEYS[1]) * (depth + columns) * sympy.Max(0, again)
+    return plain(4 * sympy.Max(block + copied, sympy.sympify(keys) + 2 * lanes + 16))

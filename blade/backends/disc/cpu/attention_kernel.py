@@ -6,14 +6,21 @@
 A unit is one head's block of queries: its scores against up to ``BLOCK_KEYS`` keys stay in scratch (L1 or
 L2), then their exponentials times V are summed in registers. More keys are walked block by block with a
 running maximum and sum. With few queries (decoding) each is served by itself. Tensors are read where
-they lie, by strides; keys and values are not packed.
+they lie, by strides. The many keys and values of a head with several units are first copied together:
+rows a whole projection apart fall into few sets of the caches.
 """
 
 import functools
 
 from blade.backends.disc.cpu import attention_few as few
 from blade.backends.disc.cpu import attention_tiles as tiles
-from blade.backends.disc.cpu.attention_block import UNIT, Part, block_unit, values_product
+from blade.backends.disc.cpu.attention_block import (
+    BLOCK_KEYS,
+    UNIT,
+    Part,
+    block_unit,
+    values_product,
+)
 from blade.backends.disc.cpu.code import Value
 from blade.backends.disc.cpu.function import ENTRY, Function
 from blade.backends.disc.cpu.target import Target
@@ -21,7 +28,8 @@ from blade.backends.disc.cpu.target import Target
 NAME = "attention_f32"
 LEAD = 4  # axes before the queries', at most; there may be fewer, of size 1
 REPLACES = 2  # the kind of a bias that stands in a score's place; 1 is added, 0 none
-FEW = 4  # queries that are served one by one
+FEW = 3  # queries that are served one by one
+PACKED_KEYS = (256, 4096)  # between so many, a head's keys and values are copied together
 
 _TENSORS = ("q", "k", "v", "bias", "o")
 ARGUMENTS = (
@@ -49,8 +57,9 @@ def attention_text(target: Target) -> str:
     multiply = part(values_product(target, part))
     units = {v: part(block_unit(target, v, multiply, part)) for v in range(1, tiles.VECTORS + 1)}
     small = part(_few(target, multiply, part))
+    copy = part(tiles.copy_rows(target))
     text = [f.text() for f in parts.values()]
-    return "\n".join([*text, _entry(target, units, small).text(internal=False)]) + "\n"
+    return "\n".join([*text, _entry(target, units, small, copy).text(internal=False)]) + "\n"
 
 
 def _few(target: Target, multiply: Function, part: Part) -> Function:
@@ -98,7 +107,7 @@ def _few(target: Target, multiply: Function, part: Part) -> Function:
     return f
 
 
-def _entry(target: Target, units: dict[int, Function], small: Function) -> Function:
+def _entry(target: Target, units: dict[int, Function], small: Function, copy: Function) -> Function:
     """The loop over units: which head, which queries, and what serves them."""
     f = Function(NAME, ENTRY, target.lanes)
     pointers = {n: f.load(f.at(f["ptrs"], k, "ptr"), 1, "ptr") for k, n in enumerate(_TENSORS)}
@@ -113,16 +122,31 @@ def _entry(target: Target, units: dict[int, Function], small: Function) -> Funct
     )
     empty = f.select(undefined, f.constant(float("nan"), "f32"), f.constant(0.0, "f32"))
     blocks = f.most(f.ceildiv(a["queries"], size), one)
+    some, many = f.number(PACKED_KEYS[0]), f.number(PACKED_KEYS[1])
+    in_range = f.apply(
+        "arith.andi", f.compare("sge", a["keys"], some), f.compare("sle", a["keys"], many)
+    )
+    packs = f.apply("arith.andi", in_range, f.compare("sgt", blocks, one))
+    packed = f.at(scratch, _block_room(f, target, a))
+    packed_values = f.at(packed, f.mul(a["keys"], a["depth"]))
     with f.loop(f["begin"], f["end"], 1) as unit:
         at = _heads(f, pointers, a, f.apply("arith.divui", unit, blocks))
         first = f.mul(f.apply("arith.remui", unit, blocks), f.number(size))
+        starts = f.compare("eq", f.apply("arith.muli", first, f.sub(unit, f["begin"])), zero)
+        with f.when(f.apply("arith.andi", packs, starts)):
+            same = {"rows": a["keys"]}
+            k, v = {"x": at["k"], "distance": a["k_row"]}, {"x": at["v"], "distance": a["v_row"]}
+            f.run(copy, **k, **same, columns=a["depth"], to=packed)
+            f.run(copy, **v, **same, columns=a["columns"], to=packed_values)
         count = f.least(f.sub(a["queries"], first), f.number(size))
         seen = f.least(a["keys"], f.add(first, count))
-        names = "depth columns q_row k_row v_row o_row bias_query bias_key".split()
+        names = "depth columns q_row o_row bias_query bias_key".split()
         arguments = {n: a[n] for n in names} | {
             "q": f.at(at["q"], f.mul(first, a["q_row"])),
-            "k": at["k"],
-            "v": at["v"],
+            "k": f.either(packs, packed, at["k"]),
+            "v": f.either(packs, packed_values, at["v"]),
+            "k_row": f.select(packs, a["depth"], a["k_row"]),
+            "v_row": f.select(packs, a["columns"], a["v_row"]),
             "o": f.at(at["o"], f.mul(first, a["o_row"])),
             "bias": f.at(at["bias"], f.mul(first, a["bias_query"])),
             "scratch": scratch,
@@ -144,6 +168,15 @@ def _entry(target: Target, units: dict[int, Function], small: Function) -> Funct
                 f.branch()
                 f.run(units[2], **arguments)
     return f
+
+
+def _block_room(f: Function, target: Target, a: dict[str, Value]) -> Value:
+    """Floats of scratch that one unit works in (``block_unit`` lays them out)."""
+    rows = f.least(a["keys"], f.number(BLOCK_KEYS))
+    padded = f.mul(f.ceildiv(a["columns"], target.lanes), f.number(target.lanes))
+    extra = tiles.key_rows(target)[0] + 4
+    total = f.add(f.add(rows, a["depth"]), f.add(padded, f.number(extra)))
+    return f.mul(total, f.number(block_queries(target)))
 
 
 def _heads(

@@ -25,8 +25,8 @@ def key_rows(target: Target) -> tuple[int, int]:
 def value_tiles(target: Target) -> dict[int, tuple[int, ...]]:
     """Vectors of a value row -> queries per tile, largest first; the sums fit the registers."""
     if target.registers == 32:
-        return {4: (4, 2, 1), 2: (8, 4, 2, 1), 1: (8, 4, 2, 1)}
-    return {2: (4, 2, 1), 1: (6, 4, 2, 1)}
+        return {4: (4, 1), 2: (8, 2, 1), 1: (8, 2, 1)}
+    return {2: (4, 1), 1: (6, 2, 1)}
 
 
 def transposed(f: Function, rows: Sequence[Value]) -> list[Value]:
@@ -160,3 +160,17 @@ def value_tile(target: Target, rows: int, vectors: int, masked: bool = False) ->
 
 def _part(f: Function, address: Value, mask: Value | None) -> Value:
     return f.load(address, f.lanes) if mask is None else f.load_masked(address, mask)
+
+
+def copy_rows(target: Target) -> Function:
+    """``to[r, c] = from[r, c]``, the rows of ``to`` side by side."""
+    lanes = target.lanes
+    f = Function("attention_f32_copy", "x:ptr distance:i64 rows:i64 columns:i64 to:ptr", lanes)
+    whole = f.floor_to(f["columns"], lanes)
+    with f.loop(f.number(0), f["rows"], 1) as r:
+        x, to = f.at(f["x"], f.mul(r, f["distance"])), f.at(f["to"], f.mul(r, f["columns"]))
+        with f.loop(f.number(0), whole, lanes) as c:
+            f.store(f.load(f.at(x, c), lanes), f.at(to, c))
+        with f.loop(whole, f["columns"], 1) as c:
+            f.store(f.load(f.at(x, c)), f.at(to, c))
+    return f

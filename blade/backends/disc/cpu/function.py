@@ -43,7 +43,9 @@ class Function(Code):
     def text(self, internal: bool = True) -> str:
         """The function as MLIR."""
         pairs = ", ".join(f"{v.name}: {_type(v.element)}" for v in self.arguments.values())
-        head = f"llvm.func {'internal ' if internal else ''}@{self.name}({pairs}) {{"
+        # One copy of each: what is inlined into several callers is compiled several times.
+        apart = ' attributes {passthrough = ["noinline"]}' if internal else ""
+        head = f"llvm.func {'internal ' if internal else ''}@{self.name}({pairs}){apart} {{"
         constants = [f"    {c} = arith.constant {text}" for text, c in self.constants.items()]
         return "\n".join([head, *constants, *self.lines, "    llvm.return", "}"])
 
