@@ -110,6 +110,20 @@ def repeats(v: Value) -> Dim | None:
     return wide.shape[place] if repeats and wide.shape[: place - 1] == v.shape[:-3] else None
 
 
+def unrepeated(x: Value) -> Value | None:
+    """[.., H, S, D] where ``x`` is that with every head repeated in place, [.., H * group, S, D]."""
+    if x.op != "reshape" or x.args[0].op != "broadcast":
+        return None
+    wide, rank = x.args[0], len(x.shape)
+    few, group = wide.shape[rank - 3 : rank - 1]
+    axes = (*range(rank - 2), rank - 1, rank)
+    known = isinstance(few, int) and isinstance(group, int)
+    if not known or wide.attrs["axes"] != axes or len(wide.shape) != rank + 1:
+        return None
+    whole = (*wide.shape[: rank - 3], few * group, *wide.shape[-2:])
+    return wide.args[0] if whole == x.shape else None
+
+
 def _split_heads(b: Builder, bias: Value, few: Dim, group: Dim) -> Value:
     """A bias [.., H, L, S] over (few, group) heads; where it is the same for every head it stays so."""
     shape = (*bias.shape[:-3], few, group, *bias.shape[-2:])

@@ -21,7 +21,7 @@ from blade.backends.disc.kernels import GroupKernel, build_copy, build_kernel
 from blade.backends.disc.legalize import absorbed
 from blade.backends.disc.lower import lower
 from blade.backends.disc.passes import PASSES
-from blade.backends.disc.places import starts
+from blade.backends.disc.places import home, starts
 from blade.backends.disc.program import KernelCall, NativeCall, Step, write_program
 from blade.backends.disc.views import view_of
 from blade.cache import Cache, digest
@@ -125,7 +125,7 @@ def _steps(unit: Group | Value, fused: Fused, kernels: _Kernels) -> list[Step]:
     for part, start in zip(unit.args, starts(unit), strict=True):
         view = view_of(part)
         if view is None or view.base.id not in fused.placed:
-            copy = build_copy(part, unit, unit.attrs["axis"], start)
+            copy = build_copy(part, home(unit, fused.placed), unit.attrs["axis"], start)
             copies.append(kernels.call(copy, "copy"))
     return copies
 

@@ -42,16 +42,16 @@ def build_kernel(group: Group, fused: Fused) -> GroupKernel:
     return built.finish()
 
 
-def build_copy(part: Value, whole: Value, axis: int, start: Dim) -> GroupKernel:
+def build_copy(part: Value, whole: View, axis: int, start: Dim) -> GroupKernel:
     """The kernel that writes ``part`` into ``whole`` from ``start`` along ``axis``."""
     view = view_of(part)
     assert view is not None, part
-    strides = contiguous_strides(whole.shape)
     load = Load(Access(0, view.strides, view.offset), part.dtype)
-    store = Store(Access(1, strides, plain(sympify(start) * strides[axis])), 0)
+    offset = plain(whole.offset + sympify(start) * whole.strides[axis])
+    store = Store(Access(1, whole.strides, offset), 0)
     outer, inner, body = _space(part.shape, [load, store], False, set())
-    args = (Arg(part.dtype, False), Arg(whole.dtype, True))
-    return GroupKernel(Kernel(outer, inner, args, tuple(body)), (view.base, whole))
+    args = (Arg(part.dtype, False), Arg(part.dtype, True))
+    return GroupKernel(Kernel(outer, inner, args, tuple(body)), (view.base, whole.base))
 
 
 class _KernelBuilder:

@@ -3,6 +3,8 @@
 
 %3 = add %1 %2                  the kernel that adds writes [.., 0:8] of %5's memory,
 %5 = concat %3 %4 {axis=1}      and no copy of %3 is made
+
+A concatenation that only another one reads has its place there too, and so have its parts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +19,7 @@ from blade.backends.disc.views import View, reshape_strides, view_of
 def places(
     graph: Graph, reads: Sequence[tuple[Value, Value]], made: Mapping[int, object]
 ) -> dict[int, View]:
-    """Id of a value -> the part of a concatenation it is stored in.
+    """Id of a value (a kernel's result, a concatenation) -> the part of a concatenation it is stored in.
 
     ``reads``: (reader, operand) wherever memory is read; ``made``: the values that kernels make.
     """
@@ -28,12 +30,20 @@ def places(
             readers.setdefault(view.base.id, []).append((reader, operand))
     returned = {view.base.id for view in map(view_of, graph.outputs) if view is not None}
     found: dict[int, View] = {}
-    for base, each in readers.items():
-        if base in made and base not in returned and len(each) == 1 and each[0][0].op == "concat":
-            place = _part(*each[0])
+    for value in reversed(graph.values):  # the outer concatenation before the inner one
+        each = readers.get(value.id, [])
+        if value.id in returned or len(each) != 1 or each[0][0].op != "concat":
+            continue
+        if value.id in made or value.op == "concat":
+            place = _part(*each[0], found)
             if place is not None:
-                found[base] = place
+                found[value.id] = place
     return found
+
+
+def home(concat: Value, placed: Mapping[int, View]) -> View:
+    """Where ``concat`` lies: in its own buffer or in another's."""
+    return placed.get(concat.id) or View(concat, contiguous_strides(concat.shape))
 
 
 def starts(concat: Value) -> list[Dim]:
@@ -45,18 +55,19 @@ def starts(concat: Value) -> list[Dim]:
     return found
 
 
-def _part(concat: Value, operand: Value) -> View | None:
+def _part(concat: Value, operand: Value, placed: Mapping[int, View]) -> View | None:
     """The place of ``operand``'s base in ``concat``, if its elements are all there, in some order."""
-    strides = contiguous_strides(concat.shape)
+    whole = home(concat, placed)
+    strides = whole.strides
     position = next(k for k, a in enumerate(concat.args) if a is operand)
-    offset = sympy.sympify(starts(concat)[position]) * strides[concat.attrs["axis"]]
+    first = sympy.sympify(starts(concat)[position]) * strides[concat.attrs["axis"]]
     at = operand
     while at.is_layout:
         inner = _undone(at, strides)
         if inner is None:
             return None
         at, strides = at.args[0], inner
-    return View(concat, strides, plain(offset))
+    return View(whole.base, strides, plain(first + whole.offset))
 
 
 def _undone(layout: Value, strides: Shape) -> Shape | None:

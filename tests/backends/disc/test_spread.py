@@ -64,6 +64,25 @@ def test_a_cache_gets_its_new_rows_without_a_copy_of_them() -> None:
         check(graph, (s0, 2, s1, 8), (s0, 1, 2, 8))
 
 
+def test_a_rotated_key_goes_straight_into_the_cache() -> None:
+    b = new_builder()
+    past = add_input(b, (S0, S1, 8))
+    x, cos, sin = (add_input(b, shape) for shape in [(S0, 1, 8), (1, 8), (1, 8)])
+    graph = finish(b, concat(b, 1, past, rotary(b, x, cos, sin)))
+    assert sorted(kernels(graph)) == ["copy", "loop"]
+    for s0, s1 in [(1, 1), (3, 5), (2, 0)]:
+        check(graph, (s0, s1, 8), (s0, 1, 8), (1, 8), (1, 8))
+
+
+def test_a_copied_part_of_an_inner_concatenation_goes_to_the_outer_one() -> None:
+    b = new_builder()
+    x, y, z = (add_input(b, (S0, size)) for size in (3, 4, 5))
+    inner = concat(b, 1, x, b.pointwise("tanh", y))
+    graph = finish(b, concat(b, 1, z, inner))
+    assert sorted(kernels(graph)) == ["copy", "copy", "loop"]
+    check(graph, (2, 3), (2, 4), (2, 5))
+
+
 def test_what_others_read_too_is_stored_by_itself() -> None:
     b = new_builder()
     x = add_input(b, (S0, 8))

@@ -9,7 +9,7 @@ import math
 
 import torch
 
-from blade.backends.disc.attention import attend, grouped, why_not
+from blade.backends.disc.attention import attend, grouped, unrepeated, why_not
 from blade.backends.disc.ir import Value
 from blade.backends.disc.ops.table import Lowering, lowers
 
@@ -46,6 +46,11 @@ def attention(
     shape = (*lead, q.shape[-2], k.shape[-2])
     wide = None if bias is None else lo.b.broadcast(bias, shape)
     q = lo.b.broadcast(q, (*lead, *q.shape[-2:]))
+    repeated = unrepeated(k), unrepeated(v)
+    if repeated[0] is not None and repeated[1] is not None and len(lead) < 4:
+        k, v = repeated[0], repeated[1]
+        if k.shape[:-2] == v.shape[:-2] and k.shape[:-3] == lead[:-1]:
+            return grouped(lo.b, q, k, v, wide, factor, is_causal)
     if enable_gqa and k.shape[-3] != q.shape[-3]:
         if not (isinstance(k.shape[-3], int) and isinstance(q.shape[-3], int)) or len(lead) == 4:
             return _called(lo, q, k, v, bias, is_causal, scale, enable_gqa)
