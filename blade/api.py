@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from blade.backends.base import Backend
+from blade.cache import open_cache
 from blade.capture.captured import Captured
 from blade.capture.compare import find_differences
 from blade.capture.torchscript import capture
@@ -29,6 +30,7 @@ from blade.errors import BackendError, ConfigError
 from blade.fallback.attempt import attempt
 from blade.fallback.compile import Built, compile_clusters
 from blade.fallback.select import Decision, select
+from blade.fallback.stored import keep
 from blade.fallback.support import kind_of, resolve, support
 from blade.graph.splice import splice
 from blade.graph.view import GraphView, view
@@ -118,8 +120,12 @@ def _torch_state_kept() -> Iterator[None]:
 def _choose(built: Built, config: Config) -> _Choice:
     if built.extracted is None or not built.candidates:
         return _Choice(built, Decision(None, ()))
-    cluster, fallback = built.extracted.cluster, built.extracted.fallback
-    return _Choice(built, select(built.name, fallback, built.candidates, cluster.samples, config))
+    fallback, samples = built.extracted.fallback, built.extracted.samples
+    decision = select(built.name, fallback, built.candidates, samples, config)
+    if (cache := open_cache(config.cache)) is not None:
+        for candidate in decision.tried:
+            keep(cache, candidate)
+    return _Choice(built, decision)
 
 
 def _splice(

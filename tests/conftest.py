@@ -8,6 +8,7 @@ BLADE_REQUIRE=runtime,minilm pytest       # ... but failed if the missing one is
 import importlib
 import importlib.util
 import os
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -81,6 +82,22 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
                 pytest.fail(f"required by BLADE_REQUIRE: {why}", pytrace=False)
             if why:
                 pytest.skip(why)
+
+
+@pytest.fixture
+def cluster_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of this test alone, in which whole clusters are kept, too: without it tests compile."""
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("BLADE_CACHE_DIR", str(folder))
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _clusters_are_compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Verified anew in every test that does not ask for ``cluster_cache``."""
+    if "cluster_cache" not in request.fixturenames and "blade.fallback.stored" in sys.modules:
+        stored = sys.modules["blade.fallback.stored"]
+        monkeypatch.setattr("blade.fallback.compile.look_up", lambda *inputs: stored.NOTHING)
 
 
 @pytest.fixture(scope="session")

@@ -71,7 +71,8 @@ class Backend(Protocol):
     It is pickled into the process that converts, unless it has ``in_process = True``, which says that
     its conversions cannot hang or crash. The runner of its engines (``runtime.engine.register_runner``)
     is registered where its module is imported. ``precisions``, if it has it, names the reduced
-    precisions it can compute in ("fp16", "int8").
+    precisions it can compute in ("fp16", "int8"). ``version``, if it has it, is a text that differs wherever its
+    engines for the same cluster and config may differ: then engines, verdicts and timings are kept on disk.
     """
 
     name: str

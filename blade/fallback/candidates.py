@@ -7,6 +7,7 @@ Nothing here is timed; ``select`` does that. What a backend throws stays in here
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -17,6 +18,7 @@ from blade.fallback.attempt import attempt
 from blade.fallback.cluster_module import cluster_module
 from blade.fallback.isolate import convert_isolated
 from blade.fallback.select import Candidate
+from blade.fallback.stored import NOTHING, Stored
 from blade.fallback.verify import verify
 from blade.graph.extract import Extracted
 from blade.reason import Reason, Stage
@@ -24,20 +26,25 @@ from blade.report import Verdict
 
 
 def build(
-    extracted: Extracted, backends: Sequence[Backend], config: Config
+    extracted: Extracted,
+    backends: Sequence[Backend],
+    config: Config,
+    stored: Stored = NOTHING,
 ) -> tuple[tuple[Candidate, ...], tuple[Reason, ...]]:
     """Convert and verify with each of ``backends``; unmeasured (``timing=False``), the first is enough.
+
+    Candidates that are ``stored`` need neither any more.
 
     With ``config.strict`` raises what a backend raised, and ``BackendError`` for an engine that is wrong.
     """
     candidates: list[Candidate] = []
     reasons: list[Reason] = []
     for backend in backends:
-        found = _candidate(extracted, backend, config)
+        found = stored.candidates.get(backend.name) or _candidate(extracted, backend, config)
         if isinstance(found, Reason):
             reasons.append(found)
             continue
-        candidates.append(found)
+        candidates.append(replace(found, key=stored.keys.get(backend.name)))
         if not config.timing:
             break
     return tuple(candidates), tuple(reasons)

@@ -22,8 +22,9 @@ from blade.fallback.bisect import find_culprit
 from blade.fallback.candidates import build
 from blade.fallback.reproducer import write
 from blade.fallback.select import Candidate
+from blade.fallback.stored import Stored, look_up
 from blade.graph.boundary import find_boundary
-from blade.graph.extract import Extracted, extract
+from blade.graph.extract import Extracted, outline
 from blade.graph.group import group
 from blade.graph.samples import Samples
 from blade.graph.view import GraphView
@@ -118,18 +119,24 @@ def _build_new(job: _Job, groups: Sequence[Group], known: dict[Group, Built]) ->
 def _build(
     job: _Job, name: str, nodes: Sequence[int], takers: Sequence[Backend], group: Group
 ) -> Built:
-    extracted = attempt(
-        Stage.CONVERT, None, name, lambda: _extract(job, name, nodes), job.config.strict
-    )
-    if isinstance(extracted, Reason):
-        reasons = tuple(replace(extracted, backend=b.name) for b in takers)
+    def extracted() -> tuple[Extracted, Stored]:
+        found = _extract(job, name, nodes)
+        stored = look_up(found, takers, job.config)
+        if len(stored.candidates) < len(takers):
+            _ = found.cluster  # what has no form in FX raises here
+        return found, stored
+
+    result = attempt(Stage.CONVERT, None, name, extracted, job.config.strict)
+    if isinstance(result, Reason):
+        reasons = tuple(replace(result, backend=b.name) for b in takers)
         return Built(name, group, None, (), reasons)
-    return Built(name, group, extracted, *build(extracted, takers, job.config))
+    found, stored = result
+    return Built(name, group, found, *build(found, takers, job.config, stored))
 
 
 def _extract(job: _Job, name: str, nodes: Sequence[int]) -> Extracted:
-    [extracted] = extract(job.captured, job.view, [nodes], fixed=job.is_fixed, samples=job.samples)
-    return replace(extracted, cluster=replace(extracted.cluster, name=name))
+    [extracted] = outline(job.captured, job.view, [nodes], fixed=job.is_fixed, samples=job.samples)
+    return replace(extracted, name=name)
 
 
 def _blame(job: _Job, failed: Built) -> tuple[int, Reason]:

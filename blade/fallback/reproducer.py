@@ -54,7 +54,7 @@ def write(
     parent: Path, extracted: Extracted, backend: Backend, reason: Reason, config: Config
 ) -> None:
     """A folder under ``parent``, named by cluster, backend and code. Never raises: it is not worth it."""
-    name = "".join(c if c.isalnum() else "_" for c in extracted.cluster.name).rstrip("_")
+    name = "".join(c if c.isalnum() else "_" for c in extracted.name).rstrip("_")
     folder = parent / f"{name}_{backend.name}_{reason.code.value}"
     wrote = attempt(
         Stage.CONVERT, None, str(folder), lambda: _write(folder, extracted, backend, reason, config)

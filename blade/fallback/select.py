@@ -8,7 +8,7 @@ the per-round ratios and its standard error decide (Georges et al., OOPSLA 2007,
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import exp, log, sqrt
 from statistics import median
 from time import perf_counter
@@ -37,6 +37,8 @@ class Candidate:
     module: torch.jit.ScriptModule
     verdict: Verdict
     timings: tuple[Timing, ...] = ()
+    key: str | None = None  # what it is stored under (``stored``)
+    recalled: bool = False  # it was stored, with the timings that speak for it
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,7 @@ class Decision:
 
     chosen: Candidate | None
     reasons: tuple[Reason, ...]
+    tried: tuple[Candidate, ...] = ()  # with their timings
 
 
 def select(
@@ -56,11 +59,13 @@ def select(
 ) -> Decision:
     """The fastest of ``candidates`` if it beats ``original``; unmeasured, the first one."""
     if not config.timing:
-        return Decision(candidates[0] if candidates else None, ())
+        return Decision(candidates[0] if candidates else None, (), tuple(candidates))
+    tried: list[Candidate] = []
     reasons: list[Reason] = []
     best: Candidate | None = None
     for candidate in candidates:
         timed = _timed(candidate, original, samples, config.timing_repeats)
+        tried.append(timed)
         if sentence := why_slower(timed.timings):
             reasons.append(_reason(timed, name, sentence))
         elif best is None or _geomean(timed.timings) > _geomean(best.timings):
@@ -68,7 +73,7 @@ def select(
             best = timed
         else:
             reasons.append(_lost(timed, best, name))
-    return Decision(best, tuple(reasons))
+    return Decision(best, tuple(reasons), tuple(tried))
 
 
 def measure(
@@ -124,10 +129,10 @@ def why_slower(timings: Sequence[Timing]) -> str | None:
 def _timed(
     candidate: Candidate, original: Callable[..., Any], samples: Sequence[Inputs], rounds: int
 ) -> Candidate:
+    if candidate.recalled:
+        return candidate
     timings = tuple(measure(candidate.module, original, one, rounds) for one in samples)
-    return Candidate(
-        candidate.backend, candidate.engine, candidate.module, candidate.verdict, timings
-    )
+    return replace(candidate, timings=timings)
 
 
 def _warm(fn: Callable[..., Any], inputs: Inputs, clock: Callable[[], float]) -> float:

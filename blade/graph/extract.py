@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -23,7 +24,7 @@ from blade.graph.boundary import Boundary, find_boundary
 from blade.graph.copier import Copier
 from blade.graph.crossing import as_tensor, number_dtype
 from blade.graph.program import TENSOR
-from blade.graph.samples import Samples
+from blade.graph.samples import Inputs, Samples
 from blade.graph.to_fx import to_fx
 from blade.graph.view import GraphView
 from blade.reason import Code
@@ -37,15 +38,56 @@ class Extracted:
     """A group, self-contained.
 
     ``nodes`` index ``view``; ``inputs`` and ``outputs`` are values of its program, in the order in which
-    ``cluster.gm`` and ``fallback`` take and return them.
+    ``cluster.gm`` and ``fallback`` take and return them. ``varied``: whether several runs reached it.
     """
 
-    cluster: Cluster
+    name: str
     fallback: torch.jit.ScriptModule
-    nodes: tuple[int, ...]
-    inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
+    boundary: Boundary
     view: GraphView
+    samples: tuple[Inputs, ...]
+    probes: tuple[Inputs, ...]
+    varied: bool
+    fixed: Fixed | None
+
+    @property
+    def nodes(self) -> tuple[int, ...]:
+        return self.boundary.nodes
+
+    @property
+    def inputs(self) -> tuple[int, ...]:
+        return self.boundary.inputs
+
+    @property
+    def outputs(self) -> tuple[int, ...]:
+        return self.boundary.outputs
+
+    @cached_property
+    def cluster(self) -> Cluster:
+        """For backends: made when first asked for. Raises ``Refused`` as ``extract`` does."""
+        examples = [*self.probes, *self.samples]
+        gm, shape_env = to_fx(self.view, self.boundary, examples, self.fixed, self.varied)
+        return Cluster(
+            name=self.name,
+            gm=gm,
+            shape_env=shape_env,
+            inputs=tuple(_info(self.view, v) for v in self.inputs),
+            ops=tuple(str(self.view.nodes[i].target) for i in self.nodes),
+            samples=self.samples,
+            probes=self.probes,
+        )
+
+    def declared(self) -> tuple[object, ...]:
+        """What ``cluster`` is made of besides the graph of ``fallback`` and the inputs seen."""
+        names = [self.view.program.values[v].debugName() for v in self.inputs]
+        axes = {k: range(t.dim()) for k, t in enumerate((*self.samples, *self.probes)[0])}
+        fixed = [
+            (k, axis)
+            for k, name in enumerate(names)
+            for axis in axes[k]
+            if self.fixed is not None and self.fixed(name, axis)
+        ]
+        return (self.varied, fixed, [_info(self.view, v) for v in self.inputs])
 
 
 _READERS = {"IntType": "aten::Int", "FloatType": "aten::Float", "BoolType": "aten::Bool"}
@@ -68,6 +110,20 @@ def extract(
     Raises ``Refused(CONVERSION_FAILED)`` naming the node whose shapes cannot be expressed in FX, or
     the nodes of a group whose results nobody reads.
     """
+    every = outline(captured, view, groups, fixed, samples)
+    for one in every:
+        _ = one.cluster  # what cannot be expressed raises here
+    return every
+
+
+def outline(
+    captured: Captured,
+    view: GraphView,
+    groups: Sequence[Sequence[int]],
+    fixed: Fixed | None = None,
+    samples: Samples | None = None,
+) -> list[Extracted]:
+    """``extract`` without making FX of the groups yet: whether that can be is not known then."""
     boundaries = [find_boundary(view, group) for group in groups]
     for boundary in boundaries:
         assert len({view.program.lines[i].block for i in boundary.lines}) == 1, boundary.nodes
@@ -86,21 +142,18 @@ def _extract_one(
     name: str, view: GraphView, boundary: Boundary, samples: Samples, fixed: Fixed | None
 ) -> Extracted:
     at_samples, at_probes = samples.of(boundary)
-    examples = [*at_probes, *at_samples]
-    if not examples:
+    if not at_probes and not at_samples:
         raise Refused(Code.UNKNOWN_TYPE, f"No sample reaches {view.nodes[boundary.nodes[0]].name}.")
-    gm, shape_env = to_fx(view, boundary, examples, fixed, samples.varied(boundary))
-    cluster = Cluster(
+    return Extracted(
         name=name,
-        gm=gm,
-        shape_env=shape_env,
-        inputs=tuple(_info(view, v) for v in boundary.inputs),
-        ops=tuple(str(view.nodes[i].target) for i in boundary.nodes),
+        fallback=_to_script(view, boundary),
+        boundary=boundary,
+        view=view,
         samples=tuple(at_samples),
         probes=tuple(at_probes),
+        varied=samples.varied(boundary),
+        fixed=fixed,
     )
-    fallback = _to_script(view, boundary)
-    return Extracted(cluster, fallback, boundary.nodes, boundary.inputs, boundary.outputs, view)
 
 
 def _info(view: GraphView, value: int) -> ValueInfo:

@@ -43,7 +43,7 @@ def splice(
     seen = clusters[0][0].view if clusters else view(captured)
     module = _clone(captured.module)
     for extracted, script in clusters:
-        name = extracted.cluster.name
+        name = extracted.name
         assert not module.hasattr(name), name
         module._register_attribute(name, script._c._type(), script._c)
     shared = _Shared(module, [extracted for extracted, _ in clusters])
@@ -136,7 +136,7 @@ def _call(copier: Copier, extracted: Extracted, script: torch.jit.ScriptModule) 
     graph = copier.target
     this = next(iter(graph.inputs()))
     inputs = [_as_tensor(copier, v) for v in extracted.inputs]
-    cluster = get_attribute(graph, this, extracted.cluster.name, script._c._type())
+    cluster = get_attribute(graph, this, extracted.name, script._c._type())
     node = graph.create("prim::CallMethod", [cluster, *inputs], 1)
     node.s_("name", "forward")
     graph.insertNode(node)

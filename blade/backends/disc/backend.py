@@ -23,6 +23,10 @@ class DiscBackend:
     name = "disc"
     in_process = True  # what could crash is ours, and a process apart costs more than compiling
 
+    @property
+    def version(self) -> str:
+        return cpu.compiler()
+
     def why_unavailable(self) -> str | None:
         return cpu.why_unavailable()
 

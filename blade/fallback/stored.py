@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Verified, measured candidates on disk: what was optimized once is neither compiled nor judged again.
+
+    stored = look_up(extracted, backends, config)   # keys and candidates by backend
+    keep(cache, candidate)                          # for the next time, once it was measured
+
+A key covers all that conversion and verdict depend on, except what values the samples had:
+
+* the subgraph, every weight's bytes and layout, how its inputs and outputs are declared;
+* dtypes, sizes and strides of every sample and probe, the values of inputs that are plain numbers;
+* the ``Config``, but for the fields that only say how to report (``_SILENT``);
+* blade's code, torch's version and numerical settings, the number of threads, the machine, and what the
+  backend says it depends on besides (``Backend.version``; a backend without one is not stored).
+
+The optimized module as a whole is compared with the original at the samples' real values in every call.
+"""
+
+import hashlib
+import json
+import logging
+import platform
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from typing import Any, cast
+
+import torch
+
+from blade.backends.base import Backend
+from blade.cache import Cache, code_version, digest, open_cache
+from blade.config import Config
+from blade.fallback.attempt import attempt
+from blade.fallback.cluster_module import cluster_module
+from blade.fallback.select import Candidate, why_slower
+from blade.graph.extract import Extracted
+from blade.reason import Reason, Stage
+from blade.report import Timing, Verdict, cpu_name
+from blade.runtime.engine import make_engine
+
+log = logging.getLogger(__name__)
+
+KIND = "cluster"
+_SILENT = ("cache", "customize_jit_passes", "dump_dir", "strict")  # passes show in the graph
+# Which scope a node came from, and the number that makes a class of TorchScript another one.
+_PASSING = re.compile(r', scope: [^"\n]*$|\.___torch_mangle_\d+', re.MULTILINE)
+_LARGEST = 64 << 20  # bytes of constants of an engine's own (quantized weights, say) worth keeping
+
+
+@dataclass(frozen=True)
+class Stored:
+    """By backend: the key of its candidate, and the candidate if it was stored."""
+
+    keys: Mapping[str, str] = field(default_factory=dict)
+    candidates: Mapping[str, Candidate] = field(default_factory=dict)
+
+
+NOTHING = Stored()
+
+
+def look_up(extracted: Extracted, backends: Sequence[Backend], config: Config) -> Stored:
+    """What is stored of ``extracted``. Nothing with ``dump_dir``: what is dumped has to be made."""
+    cache = open_cache(config.cache)
+    versions = {b.name: v for b in backends if (v := getattr(b, "version", None)) is not None}
+    if cache is None or config.dump_dir is not None or not versions:
+        return NOTHING
+    base = _base(extracted, config)
+    if base is None:
+        return NOTHING
+    keys = {name: digest([base, name, str(version)]) for name, version in versions.items()}
+    found = {name: recall(cache, key, extracted, name) for name, key in keys.items()}
+    return Stored(keys, {name: one for name, one in found.items() if one is not None})
+
+
+def recall(cache: Cache, key: str, extracted: Extracted, backend: str) -> Candidate | None:
+    """The candidate kept under ``key``, over the weights of ``extracted``; ``None`` if there is none."""
+    data = cache.get(KIND, key)
+    if data is None:
+        return None
+    found = attempt(
+        Stage.CONVERT, backend, extracted.name, lambda: _restore(data, extracted, backend)
+    )
+    if isinstance(found, Reason):
+        log.info("%s: what the cache has is not used: %s", extracted.name, found.detail)
+        return None
+    log.info("%s: %s from the cache", extracted.name, backend)
+    return found
+
+
+def keep(cache: Cache, candidate: Candidate) -> None:
+    """Store ``candidate``, once it was measured, for the next time."""
+    if candidate.key is None or candidate.recalled:
+        return
+    _, words, numbers, tensors = candidate.engine._get_method("__getstate__")()
+    payload, *held = tensors
+    names = {_identity(t): name for name, t in candidate.module.fallback.named_buffers()}
+    refs: list[Any] = []
+    blobs = [payload.numpy().tobytes()]
+    for tensor in held:
+        name = names.get(_identity(tensor))
+        if name is None:
+            blobs.append(_bytes(tensor))
+        refs.append(name or [str(tensor.dtype).removeprefix("torch."), list(tensor.shape)])
+    if sum(map(len, blobs[1:])) > _LARGEST:
+        return
+    head = {
+        "program": words[2],
+        "limits": {name: value for name, value in numbers.items() if name != "checksum"},
+        "constants": refs,
+        "blobs": [len(blob) for blob in blobs],
+        "verdict": asdict(candidate.verdict),
+        "timings": [asdict(t) for t in candidate.timings],
+    }
+    text = json.dumps(head).encode()
+    cache.put(KIND, candidate.key, b"".join([len(text).to_bytes(8, "little"), text, *blobs]))
+
+
+def _restore(data: bytes, extracted: Extracted, backend: str) -> Candidate:
+    size = int.from_bytes(data[:8], "little")
+    head = json.loads(data[8 : 8 + size])
+    blobs = _split(memoryview(data)[8 + size :], head["blobs"])
+    payload = bytes(next(blobs))
+    weights = dict(extracted.fallback.named_buffers())
+    held = [
+        weights[ref] if isinstance(ref, str) else _tensor(next(blobs), *ref)
+        for ref in head["constants"]
+    ]
+    engine = make_engine(extracted.name, backend, head["program"], payload, held, head["limits"])
+    timings = tuple(
+        Timing(**{**one, "shapes": tuple(map(tuple, one["shapes"]))}) for one in head["timings"]
+    )
+    module = cluster_module(extracted, engine)
+    verdict = Verdict(**head["verdict"])
+    # A loss may have been a busy moment of the machine's, and would be one for ever: measured again.
+    if why_slower(timings) and timings:
+        return Candidate(backend, engine, module, verdict)
+    return Candidate(backend, engine, module, verdict, timings, recalled=True)
+
+
+def _split(data: memoryview, sizes: Sequence[int]) -> Iterator[memoryview]:
+    start = 0
+    for size in sizes:
+        yield data[start : start + size]
+        start += size
+
+
+def _base(extracted: Extracted, config: Config) -> str | None:
+    """What the keys of all backends share; ``None`` if something has a value that cannot be told."""
+    graph = _text(extracted.fallback.graph)
+    if "<Tensor>" in graph:  # a constant that is not among the weights
+        return None
+    settings = [f"{k}={getattr(config, k)!r}" for k in Config.model_fields if k not in _SILENT]
+    return digest(
+        [
+            *_environment(),
+            *settings,
+            graph,
+            *_weights(extracted.fallback),
+            *map(repr, extracted.declared()),
+            *(_form(one) for one in extracted.samples),
+            "probes",
+            *(_form(one) for one in extracted.probes),
+        ]
+    )
+
+
+def _text(graph: torch.Graph) -> str:
+    """The graph without what differs from one capture of a model to the next."""
+    same = torch._C._jit_pass_canonicalize(cast(Any, graph))  # numbers the values
+    return _PASSING.sub("", str(cast(Any, same).str(False)))
+
+
+def _environment() -> list[str]:
+    """What results depend on besides the cluster: code, versions, machine, torch's global settings."""
+    return [
+        code_version(),
+        f"{torch.__version__} {platform.python_version()} {platform.machine()} {cpu_name()}",
+        f"{torch.get_num_threads()} threads, default {torch.get_default_dtype()}",
+        f"{torch.get_float32_matmul_precision()} {torch.backends.mkldnn.enabled}",
+        f"{torch.are_deterministic_algorithms_enabled()} {torch.is_autocast_enabled('cpu')}",
+    ]
+
+
+def _weights(module: torch.jit.ScriptModule) -> list[str]:
+    """Name, form and content of every buffer."""
+    buffers = dict(module.named_buffers())
+    with ThreadPoolExecutor(max(1, torch.get_num_threads())) as pool:  # hashing lets go of the lock
+        contents = pool.map(_content, buffers.values())
+        return [
+            f"{name} {_form((tensor,))} {content}"
+            for (name, tensor), content in zip(buffers.items(), contents, strict=True)
+        ]
+
+
+def _content(tensor: torch.Tensor) -> str:
+    return hashlib.sha256(_bytes(tensor)).hexdigest()
+
+
+def _bytes(tensor: torch.Tensor) -> Any:
+    """The elements in row-major order; a view of the memory where that is how they lie."""
+    flat = tensor.detach().cpu().contiguous().view(-1)
+    return memoryview(cast(Any, flat.view(torch.uint8).numpy())) if flat.numel() else b""
+
+
+def _tensor(data: memoryview, dtype: str, shape: Sequence[int]) -> torch.Tensor:
+    made = torch.empty(list(shape), dtype=getattr(torch, dtype))
+    if made.numel():
+        raw = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        made.view(-1).view(torch.uint8).copy_(raw)
+    return made
+
+
+def _form(inputs: Sequence[torch.Tensor]) -> str:
+    return " ".join(
+        f"{t.dtype} {t.device} {tuple(t.shape)} {t.stride()}"
+        + (f" {t.item()}" if t.dim() == 0 else "")
+        for t in inputs
+    )
+
+
+def _identity(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype
