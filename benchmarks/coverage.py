@@ -38,7 +38,7 @@ from rich.table import Table
 from zoo.model import Model, Tensors
 
 FUSED = ("loop", "row", "stitch", "copy")  # what the kernels of fusion groups are called
-SHOWN = 5  # reasons per model
+SHOWN, LONGEST = 5, 400  # reasons per model, characters of each
 QUIET = ("tracer_warning", "script_failed")  # codes that come last among them
 
 
@@ -176,8 +176,8 @@ def _describe(row: Row, optimized: Any) -> None:
     row.instructions = dict(instructions(programs))
     row.calls = dict(calls(programs).most_common())
     # what the capture stage tried and gave up is of interest where nothing else is
-    told = sorted(report.all_reasons(), key=lambda r: r.code in QUIET)
-    texts = [f"{r.stage.value}/{r.code.value} {r.subject}: {r.detail}" for r in told]
+    told = sorted(report.all_reasons(), key=lambda r: (r.code in QUIET, r.stage.value == "capture"))
+    texts = [f"{r.stage.value}/{r.code.value} {r.subject}: {r.detail}"[:LONGEST] for r in told]
     row.reasons = list(dict.fromkeys(texts))[:SHOWN]
 
 

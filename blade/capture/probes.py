@@ -67,8 +67,8 @@ def find_varied(
 ) -> list[Varied]:
     """The classes of dimensions that ``accepts`` (the first sample, so resized, runs) lets vary.
 
-    ``ranges`` bounds sizes, both ends included; a dimension with one size only stays. The classes in
-    ``together`` are not tried apart.
+    ``ranges`` bounds sizes, both ends included; a dimension with one size only stays. Dimensions
+    in one of ``together`` are not tried apart.
     """
     sizes = axes_of(samples[0])
     used = {size for size in sizes.values() if size > 1}
@@ -83,8 +83,12 @@ def find_varied(
 
     for one_class in _classes(samples, ranges):
         whole = vary(one_class)
-        parts = [] if one_class in together else by_position(one_class)
+        parts = _parts(one_class, together)
         apart = [one for part in parts if (one := vary(part))] if len(parts) > 1 else []
+        if len(apart) > 1 and whole is None:
+            # Some other size equals theirs: they were not seen to vary with each other yet, which is
+            # all that a trace may be right at.
+            vary(frozenset().union(*(one.axes for one in apart)))
         if apart and (whole is None or len(apart) == len(parts)):
             found += apart
         elif whole is not None:
@@ -102,6 +106,11 @@ def _classes(
         if low < high and every[0][axis] > 0:
             groups.setdefault(tuple(sizes[axis] for sizes in every), []).append(axis)
     return [frozenset(group) for group in groups.values()]
+
+
+def _parts(axes: frozenset[Axis], together: Collection[frozenset[Axis]]) -> list[frozenset[Axis]]:
+    whole = [one for one in together if one <= axes]
+    return whole + by_position(axes.difference(*whole))
 
 
 def by_position(axes: frozenset[Axis]) -> list[frozenset[Axis]]:

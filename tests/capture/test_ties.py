@@ -61,6 +61,17 @@ def test_elsewhere_it_raises(mask: int) -> None:
         captured.module(*_inputs(3, 7, mask=mask))
 
 
+def test_a_size_that_cannot_vary_may_equal_theirs() -> None:
+    class Wide(Masked):
+        def forward(self, states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+            return super().forward(states, mask) * torch.arange(7)  # the width is 7
+
+    captured = capture(Wide().eval(), _inputs(3, 7, width=7), Config())
+    assert captured.ties == (Tie((1, 1), (0, 2)),)
+    inputs = _inputs(2, 9, width=7)
+    torch.testing.assert_close(captured.module(*inputs), Wide()(*inputs))
+
+
 def test_probes_keep_to_it() -> None:
     for states, mask in _captured(Masked()).probes:
         assert states.shape[2] == mask.shape[1]
