@@ -7,7 +7,8 @@
 
 Shapes have a size per axis of the model, batch first; each model has its own. "blade" is always among
 the peers where it is installed. The ratio is blade's median over that of the fastest other peer at
-that shape: below 1, blade is faster.
+that shape: below 1, blade is faster. The floor is explained in floor.py. Memory is what the peer's
+process holds after compiling, its eager model dropped, and the most that calls take on top of it.
 """
 
 import argparse
@@ -15,14 +16,18 @@ import datetime
 import importlib.metadata
 import importlib.util
 import json
+import multiprocessing as mp
 import platform
 import statistics
 import time
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from floor import Machine, Work, floor_s, measure_machine
 from models import MODELS
 from peers import PEERS
 from rich.console import Console
@@ -43,6 +48,7 @@ class Result:
     errors: dict[str, float] = field(default_factory=dict)
     times: dict[str, list[float]] = field(default_factory=dict)
     stream: dict[str, float] = field(default_factory=dict)
+    memory: dict[str, float] = field(default_factory=dict)
     failed: str = ""
 
     def median_ms(self, shape: str) -> float | None:
@@ -55,16 +61,36 @@ def main() -> None:
     console = Console(width=140)
     if args.json:
         args.json.write_text("")
+    machine = _alone(measure_machine, args.threads)
+    console.print(machine.how, markup=False)
     for model in args.models:
+        floors = _floors(model, args, machine)
         results = measure(model, args, console)
-        console.print(times_table(model, results))
+        console.print(times_table(model, results, floors))
         if args.random:
             console.print(stream_table(model, args.random, results))
         for result in filter(lambda r: r.failed, results):
             console.print(f"{result.peer}: {result.failed}", style="yellow", markup=False)
         if args.json:
             with args.json.open("a") as out:
-                out.writelines(json.dumps(line) + "\n" for line in json_lines(model, args, results))
+                lines = json_lines(model, args, results, floors, machine)
+                out.writelines(json.dumps(line) + "\n" for line in lines)
+
+
+def _alone(function: Callable[..., Any], *args: Any) -> Any:
+    """``function(*args)`` in a process of its own."""
+    with ProcessPoolExecutor(1, mp_context=mp.get_context("spawn")) as pool:
+        return pool.submit(function, *args).result()
+
+
+def _floors(model: str, args: argparse.Namespace, machine: Machine) -> dict[str, float]:
+    """Seconds that each shape takes at least."""
+    worker = Worker(model, "eager", args.threads, args.shapes)
+    try:
+        work: dict[str, Work] = worker.ask("work")
+    finally:
+        worker.close()
+    return {shape: floor_s(one, machine) for shape, one in work.items()}
 
 
 def _arguments() -> argparse.Namespace:
@@ -131,7 +157,9 @@ def measure(model: str, args: argparse.Namespace, console: Console) -> list[Resu
         start = number % max(1, len(running))
         for worker, result in running[start:] + running[:start]:
             _time_round(worker, result, args.seconds)
-    for worker, _ in running:
+    for worker, result in running:
+        if not result.failed:
+            result.memory = worker.ask("memory")
         worker.close()
     return results
 
@@ -165,20 +193,26 @@ def ratio(results: list[Result], shape: str) -> float | None:
     return own / min(others) if own and others else None
 
 
-def times_table(model: str, results: list[Result]) -> Table:
+def times_table(model: str, results: list[Result], floors: dict[str, float]) -> Table:
     table = Table(title=f"{model}, fp32, {cpu()}: median ms")
     table.add_column("shape")
     shown = [r for r in results if r.times]
     for result in shown:
         table.add_column(result.peer, justify="right")
-    table.add_column("blade / best peer", justify="right")
+    for column in ("blade / best peer", "floor", "blade / floor"):
+        table.add_column(column, justify="right")
     for shape in dict.fromkeys(shape for r in shown for shape in r.times):
         cells = [f"{r.median_ms(shape):.2f}" for r in shown]
         value = ratio(results, shape)
-        table.add_row(shape, *cells, "-" if value is None else f"{value:.2f}")
+        own, floor = shown[0].median_ms(shape), 1e3 * floors[shape]
+        above = f"{own / floor:.2f}" if own and shown[0].peer == "blade" else "-"
+        ours = "-" if value is None else f"{value:.2f}"
+        table.add_row(shape, *cells, ours, f"{floor:.2f}", above)
     table.add_section()
-    table.add_row("compile, s", *(f"{r.compile_s:.1f}" for r in shown), "")
-    table.add_row("largest error", *(f"{max(r.errors.values()):.0e}" for r in shown), "")
+    table.add_row("compile, s", *(f"{r.compile_s:.1f}" for r in shown))
+    table.add_row("largest error", *(f"{max(r.errors.values()):.0e}" for r in shown))
+    for key, title in (("resident_mb", "resident, MiB"), ("peak_mb", "peak of calls, MiB")):
+        table.add_row(title, *(f"{r.memory.get(key, float('nan')):.0f}" for r in shown))
     return table
 
 
@@ -192,7 +226,13 @@ def stream_table(model: str, count: int, results: list[Result]) -> Table:
     return table
 
 
-def json_lines(model: str, args: argparse.Namespace, results: list[Result]) -> list[dict[str, Any]]:
+def json_lines(
+    model: str,
+    args: argparse.Namespace,
+    results: list[Result],
+    floors: dict[str, float],
+    machine: Machine,
+) -> list[dict[str, Any]]:
     """One line per peer and shape; a failed peer has one line that says why."""
     lines = []
     now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
@@ -209,6 +249,8 @@ def json_lines(model: str, args: argparse.Namespace, results: list[Result]) -> l
             "failed": result.failed or None,
             "compile_s": round(result.compile_s, 3),
             "stream": result.stream or None,
+            "memory": result.memory or None,
+            "machine": asdict(machine),
         }
         lines += [
             {
@@ -220,6 +262,7 @@ def json_lines(model: str, args: argparse.Namespace, results: list[Result]) -> l
                 "ms_min": round(min(times) * 1e3, 4),
                 "ms_p90": round(sorted(times)[int(0.9 * (len(times) - 1))] * 1e3, 4),
                 "error": result.errors[shape],
+                "ms_floor": round(floors[shape] * 1e3, 4),
                 "ratio_to_best_peer": ratio(results, shape) if result.peer == "blade" else None,
             }
             for shape, times in result.times.items()

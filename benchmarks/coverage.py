@@ -35,7 +35,8 @@ import torch
 from models import MODELS
 from rich.console import Console
 from rich.table import Table
-from zoo.model import Model, Tensors
+from zoo.compare import error
+from zoo.model import Model
 
 FUSED = ("loop", "row", "stitch", "copy")  # what the kernels of fusion groups are called
 SHOWN, LONGEST = 5, 400  # reasons per model, characters of each
@@ -245,23 +246,6 @@ def _double(model: Model) -> torch.nn.Module | None:
     except RuntimeError:
         return None
     return module
-
-
-def error(got: Tensors, want: Tensors) -> float:
-    """Largest difference relative to the largest value; infinite if shapes, NaNs or whole numbers differ."""
-    got = (got,) if isinstance(got, torch.Tensor) else got
-    return max((_error(g, w) for g, w in zip(got, want, strict=True)), default=0.0)
-
-
-def _error(got: torch.Tensor, want: torch.Tensor) -> float:
-    if got.shape != want.shape or got.isnan().any() != want.isnan().any():
-        return float("inf")
-    if want.numel() == 0:
-        return 0.0
-    if not want.is_floating_point():
-        return 0.0 if torch.equal(got, want) else float("inf")
-    scale = want.double().abs().max().clamp_min(1e-30)
-    return float((got.double() - want.double()).abs().max() / scale)
 
 
 COLUMNS = (

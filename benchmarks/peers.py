@@ -7,11 +7,13 @@
 Every peer gets fp32, the same number of threads, and must serve every shape of the model.
 """
 
+import inspect
 import os
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from zoo.model import Model, Tensors
@@ -57,22 +59,35 @@ def onnxruntime(model: Model, samples: Sequence[Tensors], threads: int) -> Run:
         path = export_onnx(model, Path(folder))
         session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
 
+    taken = [one.name for one in session.get_inputs()]  # an input that nothing reads is gone
+
     def run(*inputs: torch.Tensor) -> Tensors:
-        feed = {name: tensor.numpy() for name, tensor in zip(model.names, inputs)}
+        given = dict(zip(model.names, inputs, strict=True))
+        feed = {name: given[name].numpy() for name in taken}
         return tuple(map(torch.from_numpy, session.run(None, feed)))
 
     return run
 
 
 def export_onnx(model: Model, folder: Path) -> Path:
-    sample = _example(model)
-    dynamic = tuple(dict.fromkeys(axes, torch.export.Dim.DYNAMIC) for axes in model.dynamic_axes())
     program = torch.onnx.export(
-        model.module, sample, dynamo=True, dynamic_shapes=dynamic, input_names=list(model.names)
+        model.module,
+        _example(model),
+        dynamo=True,
+        dynamic_shapes=_dynamic_shapes(model),
+        input_names=list(model.names),
     )
     assert program is not None
     program.save(folder / "model.onnx", external_data=True)
     return folder / "model.onnx"
+
+
+def _dynamic_shapes(model: Model) -> tuple[Any, ...]:
+    """Per parameter of forward, the axes that vary; those of ``*past`` are one parameter's."""
+    each = [dict.fromkeys(axes, torch.export.Dim.DYNAMIC) for axes in model.dynamic_axes()]
+    kinds = [p.kind for p in inspect.signature(model.module.forward).parameters.values()]
+    plain = sum(kind is not inspect.Parameter.VAR_POSITIONAL for kind in kinds)
+    return tuple(each) if plain == len(kinds) else (*each[:plain], tuple(each[plain:]))
 
 
 def _example(model: Model) -> Tensors:
@@ -108,14 +123,16 @@ def openvino(model: Model, samples: Sequence[Tensors], threads: int) -> Run:
 def blade(model: Model, samples: Sequence[Tensors], threads: int) -> Run:
     import blade
 
-    return blade.optimize(model.module, list(samples))
+    config = blade.Config(dynamic_shapes=model.declared or None)
+    return blade.optimize(model.module, list(samples), config)
 
 
 def blade_untimed(model: Model, samples: Sequence[Tensors], threads: int) -> Run:
     """Without timing candidates: what compiling alone costs."""
     import blade
 
-    return blade.optimize(model.module, list(samples), blade.Config(timing=False))
+    config = blade.Config(dynamic_shapes=model.declared or None, timing=False)
+    return blade.optimize(model.module, list(samples), config)
 
 
 PEERS: dict[str, Peer] = {

@@ -7,9 +7,13 @@ so each lives alone, and the parent lets one at a time run.
     worker = Worker("minilm", "openvino", threads=2, shapes=[(1, 16), (8, 64)])
     worker.ask("prepare")                   # {"compile_s": 4.1, "errors": {"1x16": 3e-7, ...}}
     worker.ask("time", seconds=0.2)         # {"1x16": [0.0071, ...], "8x64": [...]}
+    worker.ask("memory")                    # {"resident_mb": 310.2, "peak_mb": 42.1}
+    worker.ask("work")                      # FLOPs and bytes per shape, of the eager model
 """
 
 import contextlib
+import ctypes
+import gc
 import multiprocessing as mp
 import os
 import random
@@ -18,11 +22,14 @@ import time
 import warnings
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import torch
+from floor import Work, count_work
 from models import MODELS
 from peers import PEERS
+from zoo.compare import error
 from zoo.model import Shape, Tensors, label
 
 # Largest error against eager, relative to the largest value of the output.
@@ -86,6 +93,7 @@ class _Served:
     """The commands, in the worker process."""
 
     def __init__(self, model: str, peer: str, threads: int, shapes: Sequence[Shape] | None) -> None:
+        self._before = _memory_mb("VmRSS")
         self._model = MODELS[model]()
         self._peer, self._threads = PEERS[peer], threads
         shapes = self._model.fixed if shapes is None else shapes
@@ -103,7 +111,7 @@ class _Served:
                 self._run(*sample)
         again = {key: self._run(*sample) for key, sample in self._samples.items()}
         errors = {
-            key: max(_error(first[key], want), _error(again[key], want))
+            key: max(error(first[key], want), error(again[key], want))
             for key, want in expected.items()
         }
         if max(errors.values()) > MAX_ERROR:
@@ -138,16 +146,40 @@ class _Served:
             got = run(*sample)
             slowest = max(slowest, time.perf_counter() - before)
             if sample is inputs[0] or sample is inputs[-1]:
-                worst = max(worst, _error(got, self._model.module(*sample)))
+                worst = max(worst, error(got, self._model.module(*sample)))
         total = time.perf_counter() - start
         if worst > MAX_ERROR:
             raise PeerFailed(f"wrong values in the stream: {worst:.1e}")
         return {"compile_s": compiled - start, "total_s": total, "slowest_call_s": slowest}
 
+    def work(self) -> dict[str, Work]:
+        """What one call has to do, per shape."""
+        module = self._model.module
+        return {key: count_work(module, sample) for key, sample in self._samples.items()}
 
-def _error(got: Tensors, want: Tensors) -> float:
-    if [tuple(g.shape) for g in got] != [tuple(w.shape) for w in want]:
-        return float("inf")
-    errors = [float((g - w).abs().max() / w.abs().max()) for g, w in zip(got, want)]
-    # max() would lose a NaN.
-    return float("inf") if any(e != e for e in errors) else max(errors)
+    def memory(self) -> dict[str, float]:
+        """MiB that compiling and the weights left in this process, and what calls need on top of it.
+
+        Ends the process's use: the eager model is dropped, which only its own peer keeps.
+        """
+        run, samples = self._run, list(self._samples.values())
+        started = self._before
+        self.__dict__.clear()
+        _settle()
+        resident = _memory_mb("VmRSS")
+        for sample in samples:
+            run(*sample)
+        return {"resident_mb": resident - started, "peak_mb": _memory_mb("VmHWM") - resident}
+
+
+def _memory_mb(field: str) -> float:
+    """VmRSS (now) or VmHWM (the most so far) of this process, MiB."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(field + ":"))
+
+
+def _settle() -> None:
+    """Give back what is free, and forget the most so far."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")

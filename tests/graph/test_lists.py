@@ -63,6 +63,27 @@ def test_indices_that_are_weights_are_compiled() -> None:
     torch.testing.assert_close(optimized(x), model(x))
 
 
+class Enlarged(torch.nn.Module):
+    """The size is an optional list of ints, which are sizes of another tensor."""
+
+    def forward(self, x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.interpolate(x * 2, size=like.shape[-2:]) + like
+
+
+@pytest.mark.needs("runtime", "torch_mlir")
+def test_an_optional_list_of_sizes_is_compiled() -> None:
+    def sample(batch: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.randn(batch, 2, 5, 4), torch.randn(batch, 2, size, size + 1)
+
+    model = Enlarged().eval()
+    optimized = blade.optimize(model, sample(2, 7), CONFIG)
+    report = blade.report(optimized)
+    assert [c.backend for c in report.clusters] == ["disc"]
+    assert not report.outside
+    inputs = sample(3, 9)
+    torch.testing.assert_close(optimized(*inputs), model(*inputs))
+
+
 @pytest.mark.needs("runtime", "torch_mlir")
 @pytest.mark.parametrize("kind", [torch.nn.LSTM, torch.nn.GRU, torch.nn.RNN])
 def test_a_recurrent_layer_is_one_cluster_at_any_length(kind: type[torch.nn.Module]) -> None:

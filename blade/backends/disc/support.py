@@ -82,9 +82,9 @@ def _draws_nothing(node: OpNode) -> bool:
 
 
 def _callable(kind: str) -> bool:
-    while kind.startswith(("Optional[", "List[")):
-        kind = kind.removeprefix("Optional[").removeprefix("List[").removesuffix("]")
-    return kind in CALLABLE
+    for wrapper in ("Optional[", "List["):
+        kind = kind.replace(wrapper, "")
+    return kind.rstrip("]") in CALLABLE
 
 
 def _is_absent(node: OpNode, argument: Any) -> bool:
