@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The benchmarks' models: sizes, names and weights are what ``zoo.model`` promises, on the small ones."""
+"""The benchmarks' models are what ``zoo.model`` promises; what is counted of them is counted right."""
 
 import random
 import sys
@@ -9,7 +9,10 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+from coverage import calls, instructions
+from floor import Machine, Work, count_work, floor_s
 from models import MODELS
+from zoo.compare import error
 from zoo.model import Axis, Model, label
 
 SMALL = ("dlrm", "lstm_tagger")
@@ -48,3 +51,42 @@ def test_models_are_the_same_in_every_run_and_answer_tuples(name: str) -> None:
         got, again = first.module(*inputs), second.module(*inputs)
     assert isinstance(got, tuple)
     assert all(torch.equal(a, b) and a.isfinite().all() for a, b in zip(got, again, strict=True))
+
+
+def test_work_is_products_and_what_they_exchange() -> None:
+    layer = torch.nn.Linear(8, 16).requires_grad_(False)
+    work = count_work(layer, (torch.randn(4, 8),))
+    assert work == Work(2 * 4 * 8 * 16, exchanged=4 * (4 * 8 + 4 * 16), weights=4 * (8 * 16 + 16))
+
+
+def test_work_of_attention_is_without_its_scores() -> None:
+    class Attention(torch.nn.Module):
+        def forward(self, q: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.scaled_dot_product_attention(q, q, q)
+
+    work = count_work(Attention(), (torch.randn(1, 2, 5, 4),))
+    assert work.flops == 4 * 2 * 5 * 5 * 4
+    assert work.exchanged < 4 * 6 * 2 * 5 * 4
+
+
+def test_the_floor_is_work_or_weights() -> None:
+    machine = Machine(flops=100.0, bytes=10.0, how="")
+    assert floor_s(Work(100, exchanged=20, weights=20), machine) == 3.0
+    assert floor_s(Work(100, exchanged=20, weights=90), machine) == 9.0
+
+
+def test_errors_are_relative_and_misplaced_values_infinite() -> None:
+    one = torch.tensor([1.0, -4.0])
+    assert error((one + 0.5,), (one,)) == 0.125
+    assert error((torch.tensor([1]),), (torch.tensor([2]),)) == float("inf")
+    assert error((torch.tensor([1.0, torch.nan]),), (torch.tensor([torch.nan, 1.0]),)) == float(
+        "inf"
+    )
+    assert error((one, one), (one,)) == float("inf")
+
+
+def test_instructions_are_counted_by_kind() -> None:
+    lines = ["kernel loop_0 1", "kernel gemm_f32 1", "call aten::pad 2", "call aten::pad 2"]
+    program = "\n".join(["slots 0", "instructions 4", *lines, "outputs 0", "end"])
+    assert instructions([program]) == {"kernel": 1, "native": 1, "call": 2}
+    assert calls([program]) == {"aten::pad": 2}
