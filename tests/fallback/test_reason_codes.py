@@ -66,7 +66,7 @@ class Positive(nn.Module):
 class Accumulate(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = x * 2
-        y.add_(x)
+        x.add_(y)  # the caller's tensor
         return y
 
 
