@@ -210,7 +210,9 @@ def _stored(b: Builder, v: Value) -> Value:
 
 def is_packed(v: Value) -> bool:
     """Does ``v`` multiply by constants that can be laid out for the generated GEMM, once?"""
-    if v.op != "linear" or any(a.dtype != torch.float32 for a in v.args):
+    if v.op != "linear" or v.dtype not in (torch.float32, torch.float64):
+        return False
+    if any(a.dtype != v.dtype for a in v.args):
         return False
     return all(parts_of(a) is not None for a in v.args[1:])
 

@@ -21,13 +21,13 @@ def linear_engine(
 ) -> Engine:
     """x [s0, s1, k] -> x @ weight.T + bias."""
     b = new_builder()
-    x = add_input(b, (S0, S1, weight.shape[1]))
+    x = add_input(b, (S0, S1, weight.shape[1]), weight.dtype)
     constants = [weight] if bias is None else [weight, bias]
     operands: list[Value] = [
         b.make("const", (), c.shape, c.dtype, tuple(c.stride()), index=k)
         for k, c in enumerate(constants)
     ]
-    y = b.make("linear", (x, *operands), (S0, S1, weight.shape[0]), torch.float32)
+    y = b.make("linear", (x, *operands), (S0, S1, weight.shape[0]), weight.dtype)
     return compile_to_engine(finish(b, y, constants=constants), target)
 
 
@@ -35,18 +35,25 @@ def check(engine: Engine, weight: torch.Tensor, bias: torch.Tensor | None, rows:
     """Every element within the bound of Higham, "Accuracy and Stability", section 3.1.
 
     A sum of k fused products in parts of at most d is off by at most gamma(d + parts) times the sum of
-    the magnitudes, gamma(j) = j u / (1 - j u), in whatever order each part is summed.
+    the magnitudes, gamma(j) = j u / (1 - j u), in whatever order each part is summed. The reference, in
+    fp64, is off by gamma(k + 1) of its own.
     """
     generator = torch.Generator().manual_seed(rows)
-    x = torch.randn(1, rows, weight.shape[1], generator=generator)
+    x = torch.randn(1, rows, weight.shape[1], generator=generator, dtype=weight.dtype)
     [found] = engine.try_execute([x]) or pytest.fail(engine.last_error())
     given_bias = torch.zeros(len(weight)) if bias is None else bias
     exact = x.double() @ weight.double().t() + given_bias
     magnitude = x.double().abs() @ weight.double().abs().t() + given_bias.abs()
     depth = weight.shape[1]
-    roundings = (min(depth, BLOCK_DEPTH) + -(-depth // BLOCK_DEPTH) + 1) * 2.0**-24
-    assert found.shape == exact.shape
-    assert bool(((found - exact).abs() <= roundings / (1 - roundings) * magnitude).all())
+    parts = min(depth, BLOCK_DEPTH) + -(-depth // BLOCK_DEPTH) + 1
+    allowed = gamma(parts, weight.dtype) + gamma(depth + 1, torch.float64)
+    assert found.shape == exact.shape and found.dtype == weight.dtype
+    assert bool(((found - exact).abs() <= allowed * magnitude).all())
+
+
+def gamma(roundings: int, dtype: torch.dtype) -> float:
+    error = roundings * torch.finfo(dtype).eps / 2
+    return error / (1 - error)
 
 
 ROWS = (0, 1, 2, 3, 4, 5, 6, 7, 11, 12, 13, 47, 48, 49, 97, 191, 193, 400)
@@ -78,6 +85,17 @@ def test_every_tile(lanes: int, rest: int) -> None:
     weight, bias = torch.randn(columns, 33), torch.randn(columns)
     engine = linear_engine(weight, bias, Target(host().isa, lanes))
     for rows in range(1, 14):
+        check(engine, weight, bias, rows)
+
+
+@pytest.mark.parametrize("lanes", [4, 8, 16])
+def test_double(lanes: int) -> None:
+    torch.manual_seed(lanes)
+    weight = torch.randn(83, 500, dtype=torch.float64)
+    bias = torch.randn(83, dtype=torch.float64)
+    engine = linear_engine(weight, bias, Target(host().isa, lanes))
+    assert "kernel gemm_f64" in engine.program()
+    for rows in (0, 1, 2, 5, 12, 100):
         check(engine, weight, bias, rows)
 
 

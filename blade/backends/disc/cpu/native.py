@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import sympy
-import torch
 from torch.utils._sympy.functions import FloorDiv
 
 from blade.backends.disc.constants import parts_of
@@ -17,7 +16,7 @@ from blade.backends.disc.cpu.attention import attention_call
 from blade.backends.disc.cpu.conv_plan import plan
 from blade.backends.disc.cpu.micro_kernel import Form, form
 from blade.backends.disc.cpu.target import Target
-from blade.backends.disc.ir import Value, numel, plain
+from blade.backends.disc.ir import DTYPES, Value, numel, plain
 from blade.backends.disc.legalize import is_packed
 from blade.backends.disc.program import Fill, NativeCall, Packed
 from blade.backends.disc.views import row_distance
@@ -43,7 +42,7 @@ def _linear(value: Value, target: Target) -> Native | None:
         return None
     x, weight = value.args[:2]
     columns, depth = (int(d) for d in weight.shape)
-    tiles = form(target)
+    tiles = form(target, DTYPES[value.dtype])
     product = gemm.gemm_for(columns, tiles)
     bias = value.args[2] if len(value.args) == 3 else None
     packed = _packed(weight, depth, tiles)
@@ -54,7 +53,7 @@ def _linear(value: Value, target: Target) -> Native | None:
         plain(sympy.sympify(groups) * gemm.panels(columns, tiles)),
         plain(sympy.Min(rows, gemm.GROUP_ROWS) * depth * tiles.vectors),
         0,
-        (x, packed, _packed_bias(bias, columns, tiles), value),
+        (x, packed, _packed_bias(bias, value, tiles), value),
         (rows, columns, depth, row_distance(x, len(x.shape) - 1), columns),
     )
     pack = (gemm.pack_name(tiles), gemm.pack_text(tiles))
@@ -70,13 +69,13 @@ def _packed(weight: Value, depth: int, tiles: Form) -> Packed:
     return Packed(gemm.pack_name(tiles), weight.dtype, numel, tuple(fills))
 
 
-def _packed_bias(bias: Value | None, columns: int, tiles: Form) -> Packed:
+def _packed_bias(bias: Value | None, product: Value, tiles: Form) -> Packed:
     """``bias`` (or zeros) in whole panels: a matrix of depth 1."""
-    numel = gemm.panels(columns, tiles) * tiles.width
+    numel = gemm.panels(int(product.shape[-1]), tiles) * tiles.width
     parts = parts_of(bias) if bias is not None else ()
     assert parts is not None, bias
     fills = (Fill(p.constant, p.size, (p.offset, 1, *p.strides, 1, p.first)) for p in parts)
-    return Packed(gemm.pack_name(tiles), torch.float32, numel, tuple(fills))
+    return Packed(gemm.pack_name(tiles), product.dtype, numel, tuple(fills))
 
 
 def _attention(value: Value, target: Target) -> Native:
