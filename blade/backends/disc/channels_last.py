@@ -7,7 +7,7 @@ gives a result laid out the same way. One spatial axis becomes two, which is whe
 
 from typing import TYPE_CHECKING
 
-from blade.backends.disc.convolution import ACTIVATIONS, operands, to_channels_first
+from blade.backends.disc.convolution import CLAMPS, operands, to_channels_first
 from blade.backends.disc.ir import DTYPES, Shape, Value, contiguous_strides
 from blade.backends.disc.views import View, view_of
 
@@ -37,8 +37,9 @@ def write_conv(writer: "Writer", value: Value) -> None:
         added = _channels_first(writer, given.residual)
         writer.instructions.append(f"call aten::add.out 4 t:{result} t:{added} i:1 t:{result} 0")
     if a["activation"] is not None:
-        name = ACTIVATIONS[a["activation"]].default._schema.name
-        writer.instructions.append(f"call {name}.out 2 t:{result} t:{result} 0")
+        low, high = CLAMPS[a["activation"]]
+        end = "n" if high is None else f"i:{high}"
+        writer.instructions.append(f"call aten::clamp.out 4 t:{result} i:{low} {end} t:{result} 0")
 
 
 def _ints(values: list[int]) -> str:

@@ -16,8 +16,8 @@ import torch
 
 from blade.backends.disc.ir import Value
 
-ACTIVATIONS: Mapping[str, Any] = {"relu": torch.ops.aten.relu}
-"""What ``activation`` may name beside ``None``."""
+CLAMPS: Mapping[str, tuple[int, int | None]] = {"relu": (0, None), "relu6": (0, 6)}
+"""What ``activation`` may name beside ``None``: the range results are kept in."""
 
 
 @dataclass(frozen=True)
@@ -64,4 +64,4 @@ def reference(value: Value, tensors: Sequence[Any]) -> torch.Tensor:
     ).permute(to_channels_last(rank))
     if given.residual is not None:
         y = y + named[given.residual.id]
-    return ACTIVATIONS[a["activation"]](y) if a["activation"] is not None else y
+    return y if a["activation"] is None else torch.clamp(y, *CLAMPS[a["activation"]])

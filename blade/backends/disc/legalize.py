@@ -17,7 +17,7 @@ from blade.backends.disc.views import reshape_strides, same, view_of
 Step = Callable[[Builder, Value, list[Value]], Value | None]
 
 
-def _rebuild(graph: Graph, step: Step) -> Graph:
+def rebuild(graph: Graph, step: Step) -> Graph:
     """Copy ``graph``; ``step`` may make another value from one and its new operands."""
     return _rebuilt(graph, step)[1]
 
@@ -57,7 +57,7 @@ def rows(graph: Graph) -> Graph:
         x = b.reshape(x, (*(v.args[0].shape[k] for k in rest), row))
         return b.reshape(b.reduce(v.attrs["kind"], x, [len(rest)]), v.shape)
 
-    return _rebuild(graph, step)
+    return rebuild(graph, step)
 
 
 def bias_to_consumers(graph: Graph) -> Graph:
@@ -73,7 +73,7 @@ def bias_to_consumers(graph: Graph) -> Graph:
         product = b.make("linear", args[:2], v.shape, v.dtype)
         return b.pointwise("add", product, b.broadcast(args[2], v.shape))
 
-    return _rebuild(graph, step)
+    return rebuild(graph, step)
 
 
 def addressable(graph: Graph) -> Graph:
@@ -83,7 +83,7 @@ def addressable(graph: Graph) -> Graph:
     def step(b: Builder, v: Value, args: list[Value]) -> Value | None:
         return None if v.id in packed else _copy_before_layouts(b, v, args)
 
-    return _rebuild(graph, step)
+    return rebuild(graph, step)
 
 
 def _copy_before_layouts(b: Builder, v: Value, args: list[Value]) -> Value | None:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from blade.backends.disc import legalize
 from blade.backends.disc.attention_pattern import find_attention
+from blade.backends.disc.conv_epilogue import absorb
 from blade.backends.disc.horizontal import merge_linears
 from blade.backends.disc.ir import Graph
 from blade.backends.disc.layouts import propagate
@@ -15,6 +16,7 @@ PASSES: tuple[tuple[str, Callable[[Graph], Graph]], ...] = (
     ("normalize", normalize),
     ("find_attention", find_attention),
     ("layouts", propagate),
+    ("conv_epilogue", absorb),
     ("spread", spread),
     ("rows", legalize.rows),
     ("bias_to_consumers", legalize.bias_to_consumers),
