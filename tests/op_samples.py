@@ -1948,7 +1948,6 @@ row(
     "max_pool2d",
     lambda x: (F.max_pool2d(x, 2), F.max_pool2d(x, 3, 2, 1)),
     f32("a 3 c d"),
-    called=True,
     c=8,
     d=9,
 )
@@ -1957,7 +1956,6 @@ row(
     "avg_pool2d",
     lambda x: (F.avg_pool2d(x, 2), F.avg_pool2d(x, 3, 1, 1, False, False)),
     f32("a 3 c d"),
-    called=True,
     c=8,
     d=9,
 )
@@ -1965,7 +1963,6 @@ row(
     "adaptive_avg_pool2d",
     lambda x: (F.adaptive_avg_pool2d(x, 1), F.adaptive_avg_pool2d(x, (2, 3))),
     f32("a 3 c d"),
-    called=True,
     c=8,
     d=9,
 )
@@ -1974,7 +1971,6 @@ row(
     "upsample_nearest2d",
     lambda x: (F.interpolate(x, scale_factor=2.0), F.interpolate(x, size=(5, 7))),
     f32("a 3 c d"),
-    called=True,
 )
 row(
     "upsample_bilinear",

@@ -42,6 +42,12 @@ def write_conv(writer: "Writer", value: Value) -> None:
         writer.instructions.append(f"call aten::clamp.out 4 t:{result} i:{low} {end} t:{result} 0")
 
 
+def write_spatial(writer: "Writer", value: Value) -> None:
+    """The ATen op that ``value`` names."""
+    tensors = [_channels_first(writer, a) for a in value.args]
+    writer.dispatch(value, tensors, [_result(writer, value)])
+
+
 def _ints(values: list[int]) -> str:
     return "li:" + ",".join(map(str, values))
 

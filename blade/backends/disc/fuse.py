@@ -86,7 +86,16 @@ def is_fusible(value: Value) -> bool:
 
 def is_instruction(value: Value) -> bool:
     """Does ``value`` run by itself: a library call or a concatenation?"""
-    return value.op in ("linear", "matmul", "conv", "attention", "call", "item", "concat")
+    return value.op in (
+        "linear",
+        "matmul",
+        "conv",
+        "spatial",
+        "attention",
+        "call",
+        "item",
+        "concat",
+    )
 
 
 def row_source(value: Value) -> Value | None:

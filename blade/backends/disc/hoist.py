@@ -116,7 +116,7 @@ def _copies(user: Value, operand: Value) -> bool:
     """Will ``user`` have ``operand``, a permutation, copied before it reads it?"""
     if operand.op != "permute":
         return False
-    if user.op == "conv":
+    if user.op in ("conv", "spatial"):
         return True
     if user.op == "linear":
         return operand is user.args[0] and not has_rows(operand)

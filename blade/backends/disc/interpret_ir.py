@@ -180,11 +180,22 @@ def _structural(
         return torch.matmul(*args)
     if v.op == "conv":
         return convolution.reference(v, args)
+    if v.op == "spatial":
+        return _spatial(v, args, sizes)
     if v.op == "attention":
         return attention.reference(v, *args)
     if v.op == "item":
         return args[0][a["index"]]
     raise AssertionError(str(v))
+
+
+def _spatial(v: Value, args: list[Any], sizes: Mapping[sympy.Basic, int]) -> torch.Tensor:
+    rank = len(v.shape)
+    images = [x.permute(convolution.to_channels_first(rank)) for x in args]
+    y: torch.Tensor = _call(
+        v.attrs["target"], [_argument(t, images, sizes) for t in v.attrs["template"]]
+    )
+    return y.permute(convolution.to_channels_last(rank))
 
 
 def _window(

@@ -19,6 +19,7 @@
     attention q k v bias? {scale, causal, undefined, replaces, heads}
                                           softmax(scale * q @ k.T + bias) @ v over equal leading axes, of which
                                           the last `heads` come after the queries' axis in the result
+    spatial x {target, template}          an ATen op of images, on channels-last data like a conv's
     call ... {target, args}               any other ATen op, through the dispatcher
     item a {index}                        one result of a call with several
 

@@ -93,15 +93,16 @@ def sink_slice(b: Builder, v: Value) -> Value | None:
 
 def sink_reshape(b: Builder, v: Value) -> Value | None:
     """A reshape that splits and merges axes which lie side by side before the permutation too."""
-    inner = v.args[0]
-    if inner.op != "permute":
+    found = _unpermuted(b, v.args[0])
+    if found is None:
         return None
-    pairs = blocks(inner.shape, v.shape)
+    source, perm = found
+    old = v.args[0].shape
+    pairs = blocks(old, v.shape)
     if not pairs:
         return None
-    perm, source = inner.attrs["perm"], inner.args[0]
     present = [k for k, d in enumerate(source.shape) if d != 1]
-    runs = [[present.index(perm[k]) for k in old if inner.shape[k] != 1] for old, _ in pairs]
+    runs = [[present.index(perm[k]) for k in axes if old[k] != 1] for axes, _ in pairs]
     if any(run != list(range(run[0], run[0] + len(run))) for run in runs):
         return None
     order = sorted(range(len(pairs)), key=lambda k: runs[k][0])
@@ -109,6 +110,24 @@ def sink_reshape(b: Builder, v: Value) -> Value | None:
         axis for k in order for axis in pairs[k][1]
     ]  # the result's axes as they lie in memory
     return b.permute(b.reshape(source, [v.shape[a] for a in stored]), inverse(stored))
+
+
+def _unpermuted(b: Builder, v: Value) -> tuple[Value, Sequence[int]] | None:
+    """A value and the permutation of it that ``v`` is.
+
+    Axes that a broadcast adds go where the axis before them goes: a pixel and its repetitions.
+    """
+    if v.op == "permute":
+        return v.args[0], v.attrs["perm"]
+    if v.op != "broadcast" or v.args[0].op != "permute":
+        return None
+    core, axes = v.args[0], v.attrs["axes"]
+    ends = [*axes[1:], len(v.shape)]
+    order = inverse(core.attrs["perm"])
+    stored = [*range(axes[0]), *(a for k in order for a in range(axes[k], ends[k]))]
+    places = tuple(stored.index(axes[k]) for k in order)
+    shape = [v.shape[a] for a in stored]
+    return b.make("broadcast", core.args, shape, v.dtype, axes=places), inverse(stored)
 
 
 def _leading(operands: Sequence[Value]) -> Sequence[int] | None:

@@ -102,7 +102,7 @@ def _copy_before_layouts(b: Builder, v: Value, args: list[Value]) -> Value | Non
         args = [_addressed(b, a) for a in args]
         args = [a if has_batch(a) else copy(b, a) for a in args]
         return b.make(v.op, args, v.shape, v.dtype)
-    if v.op == "conv":
+    if v.op in ("conv", "spatial"):
         args = [_addressed(b, a) if a.op == "const" else _stored(b, a) for a in args]
         return b.make(v.op, args, v.shape, v.dtype, **v.attrs)
     if v.op == "attention":

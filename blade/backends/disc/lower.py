@@ -12,8 +12,9 @@ import sympy
 import torch
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils._sympy.functions import Max
 
-from blade.backends.disc.ir import Builder, Graph, Value, live, plain
+from blade.backends.disc.ir import Builder, Graph, Shape, Value, live, plain
 from blade.backends.disc.ops import (
     activation,
     assemble,
@@ -26,6 +27,7 @@ from blade.backends.disc.ops import (
     library,
     norm,
     pointwise,
+    pooling,
     reduction,
     windows,
 )
@@ -48,6 +50,7 @@ FAMILIES = (
     library,
     norm,
     pointwise,
+    pooling,
     reduction,
     windows,
 )
@@ -155,7 +158,7 @@ class _Lowerer:
         returned = node.args[0]
         assert isinstance(returned, (list, tuple)), returned
         self.outputs = tuple(self.env[n] for n in returned)  # type: ignore[index]
-        self.output_strides = tuple(self.results(n)[0].strides for n in returned)  # type: ignore[arg-type]
+        self.output_strides = tuple(_dense(self.results(n)[0].strides) for n in returned)  # type: ignore[arg-type]
         owners: dict[int, int] = {}  # storage -> the first input or output that has it
         given = [n for n in self.gm.graph.nodes if n.op == "placeholder"]
         for k, n in enumerate([*given, *returned]):
@@ -193,6 +196,22 @@ class _Lowerer:
 
 def _is_not_one(relation: Any) -> bool:
     return isinstance(relation, sympy.Ne) and relation.rhs == 1 and relation.lhs.is_symbol
+
+
+def _dense(strides: Shape) -> Shape:
+    """Without torch's care for sizes of 0: where one is 0, no stride matters."""
+    return tuple(
+        plain(s.replace(_is_at_least_one, _other_than_one)) if isinstance(s, sympy.Expr) else s
+        for s in strides
+    )
+
+
+def _is_at_least_one(expr: sympy.Basic) -> bool:
+    return isinstance(expr, sympy.Max | Max) and len(expr.args) == 2 and 1 in expr.args
+
+
+def _other_than_one(expr: sympy.Basic) -> sympy.Basic:
+    return next(a for a in expr.args if a != 1)
 
 
 def _chose_a_layout(guard: Any) -> bool:

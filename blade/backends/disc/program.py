@@ -8,7 +8,7 @@ from typing import Any
 import sympy
 import torch
 
-from blade.backends.disc.channels_last import write_conv
+from blade.backends.disc.channels_last import write_conv, write_spatial
 from blade.backends.disc.fuse import Fused
 from blade.backends.disc.ir import DTYPES, Shape, Value, contiguous_strides, numel
 from blade.backends.disc.kernel import Dim
@@ -190,6 +190,8 @@ class Writer:
             self.linear(step)
         elif step.op == "conv":
             write_conv(self, step)
+        elif step.op == "spatial":
+            write_spatial(self, step)
         elif step.op == "matmul":
             out, a, b = (self.matrix(v, 2) for v in (step, *step.args))
             self.instructions.append(f"call aten::bmm.out 3 t:{a} t:{b} t:{out} 0")
@@ -235,16 +237,19 @@ class Writer:
         return self.slot_of[packed]
 
     def call(self, value: Value) -> None:
-        target = value.attrs["target"]
         tensors = [self.seen(a) for a in value.args]
+        self.dispatch(value, tensors, [self.slot(v) for v in self.results(value)])
+
+    def dispatch(self, value: Value, tensors: Sequence[int], results: Sequence[int]) -> None:
+        """The ATen op of ``value``, from and to these slots."""
+        target = value.attrs["target"]
         types = [a.type for a in target._schema.arguments]
         words = [
             _Arguments(self, tensors).word(t, kind)
             for t, kind in zip(value.attrs["template"], types, strict=True)
         ]
         name = f"{target._schema.name}.{target._overloadname}".removesuffix(".default")
-        outs = [str(self.slot(v)) for v in self.results(value)]
-        words = ["call", name, str(len(words)), *words, str(len(outs)), *outs]
+        words = ["call", name, str(len(words)), *words, str(len(results)), *map(str, results)]
         self.instructions.append(" ".join(words))
 
     def results(self, call: Value) -> list[Value]:

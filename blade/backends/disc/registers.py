@@ -12,6 +12,8 @@ from torch.utils._sympy.functions import (
     Mod,
     ModularIndexing,
     PythonMod,
+    ToFloat,
+    TruncToInt,
 )
 
 from blade.backends.disc.kernel import Dim
@@ -82,6 +84,8 @@ class Registers:
             return self.of(Mod(FloorDiv(base, divisor), modulus))
         if isinstance(expr, FloorToInt | CeilToInt) and expr.args[0].is_integer:
             return self.of(expr.args[0])
+        if isinstance(expr, TruncToInt | FloorToInt) and (scaled := _scaled(expr.args[0])):
+            return self.of(scaled)
         if type(expr) in _BINARY:
             a, b = (self.of(x) for x in expr.args)
             return self._line(f"{_BINARY[type(expr)]} {a} {b}")
@@ -115,3 +119,15 @@ class Registers:
 
 def _is_inverse(factor: sympy.Basic) -> bool:
     return isinstance(factor, sympy.Pow) and bool(factor.exp.is_negative)
+
+
+def _scaled(expr: sympy.Basic) -> sympy.Basic | None:
+    """The whole part of a size times a number such as 1.5, in integers: what a scale factor makes.
+
+    The product is exact in float64 too, where the number is a fraction of a small power of two.
+    """
+    number, rest = expr.as_coeff_Mul()
+    if not isinstance(rest, ToFloat) or not number.is_Float or number <= 0:
+        return None
+    above, below = float(number).as_integer_ratio()
+    return FloorDiv(above * rest.args[0], below) if max(above, below) <= 1 << 16 else None

@@ -69,6 +69,7 @@ def images(channels: int) -> list[list[torch.Tensor]]:
 
 
 W3, W3B, W1 = weights(8, 4, 3, 3), weights(8, 8, 3, 3), weights(8, 8, 1, 1)
+W2 = weights(8, 16, 1, 1)
 DEPTH, SCALE, SHIFT = weights(8, 1, 3, 3), weights(8), weights(8) + 1
 
 
@@ -224,3 +225,29 @@ def test_operands_in_different_orders(perms: Sequence[Sequence[int] | None]) -> 
     got = engine.try_execute(tensors)
     assert got is not None, engine.last_error()
     torch.testing.assert_close(got[0].double(), want, rtol=1e-5, atol=1e-5)
+
+
+def stem(x: torch.Tensor) -> torch.Tensor:
+    x = F.max_pool2d(F.conv2d(x, W3, padding=1).relu(), 3, 2, 1)
+    x = F.avg_pool2d(F.conv2d(x, W3B, padding=1), 2)
+    return F.adaptive_avg_pool2d(F.conv2d(x, W1), 1).flatten(1)
+
+
+def up_and_down(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """A diffusion model's blocks: group norm, activation, convolution; skip connections; upsampling."""
+    x = F.conv2d(x, W3, padding=1)
+    y = F.conv2d(F.silu(F.group_norm(x, 2, SCALE, SHIFT)), W3B, padding=1, stride=2)
+    y = F.interpolate(F.conv2d(y, W1), scale_factor=2.0)
+    z = F.interpolate(y, scale_factor=1.5, mode="bilinear")
+    return F.conv2d(torch.cat([y, F.avg_pool2d(x, 1)], 1), W2), F.conv2d(z, W1)
+
+
+@pytest.mark.parametrize("function", [stem, up_and_down])
+def test_pooling_norms_and_resampling_keep_the_order(
+    function: Callable[[torch.Tensor], object],
+) -> None:
+    runs = [[torch.randn(b, 4, h, w)] for b, h, w in ((2, 8, 12), (1, 16, 10), (3, 6, 8))]
+    graph = propagate(check(function, IMAGE, *runs))
+    assert not [v for v in graph.values if v.op == "call"], graph
+    moved = [v for v in graph.values if v.op == "permute" and v not in graph.outputs]
+    assert [v.args[0].op for v in moved] == ["input"], graph

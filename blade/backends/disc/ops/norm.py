@@ -127,14 +127,53 @@ def group_norm(
     eps: float = 1e-5,
     *_: Any,
 ) -> Value:
-    batch, channels = x.shape[:2]
+    channels = x.shape[1]
     if not isinstance(channels, int) or channels % groups:
         raise lo.otherwise()
-    row = plain(sympy.sympify(numel(x.shape[2:])) * (channels // groups))
-    grouped = lo.b.reshape(x, (batch, groups, row))
-    centred, spread = moments(lo, grouped, (2,))
-    y = lo.b.reshape(_scaled(lo, centred, spread, row, None, None, eps, x.dtype), x.shape)
-    return _per_channel(lo, y, weight, bias)
+    half = x.dtype in (torch.bfloat16, torch.float16)  # sums of halves are not rounded on the way
+    x = lo.b.cast(x, torch.float32) if half else x
+    total = _over_groups(lo, x, groups)
+    count = lo.number(plain(sympy.sympify(numel(x.shape[2:])) * (channels // groups)), total)
+    centred = lo.b.pointwise("sub", x, _each_pixel(lo, lo.b.pointwise("div", total, count), x))
+    squares = _over_groups(lo, lo.b.pointwise("mul", centred, centred), groups)
+    variance = lo.b.pointwise("div", squares, count)
+    scale = lo.b.pointwise("add", variance, lo.number(eps, variance))
+    scale = _each_channel(lo, lo.b.pointwise("rsqrt", scale), channels)
+    if weight is not None:
+        scale = lo.b.pointwise("mul", scale, lo.value(weight, x.dtype, scale.shape))
+    scale = lo.b.make("broadcast", (scale,), x.shape, x.dtype, axes=(0, 1))
+    if bias is None:
+        return lo.b.cast(lo.b.pointwise("mul", centred, scale), lo.dtype)
+    shift = lo.b.cast(bias, x.dtype)
+    shift = lo.b.make("broadcast", (shift,), x.shape, x.dtype, axes=(1,))
+    return lo.b.cast(lo.b.pointwise("fma", centred, scale, shift), lo.dtype)
+
+
+def _over_groups(lo: Lowering, x: Value, groups: int) -> Value:
+    """The sum of each group of channels, [N, groups]: first over pixels, in whatever order they lie."""
+    batch, channels = x.shape[:2]
+    pixels = range(2, len(x.shape))
+    total = lo.b.reshape(lo.b.reduce("sum", x, pixels) if pixels else x, (batch, channels))
+    if groups == channels:
+        return total
+    assert isinstance(channels, int), x
+    total = lo.b.reshape(total, (batch, groups, channels // groups))
+    return lo.b.reshape(lo.b.reduce("sum", total, (2,)), (batch, groups))
+
+
+def _each_pixel(lo: Lowering, per_group: Value, x: Value) -> Value:
+    per_channel = _each_channel(lo, per_group, x.shape[1])
+    return lo.b.make("broadcast", (per_channel,), x.shape, x.dtype, axes=(0, 1))
+
+
+def _each_channel(lo: Lowering, per_group: Value, channels: Any) -> Value:
+    """[N, groups] -> [N, channels]"""
+    batch, groups = per_group.shape
+    if groups == channels:
+        return per_group
+    shape = (batch, groups, channels // groups)
+    wide = lo.b.make("broadcast", (per_group,), shape, per_group.dtype, axes=(0, 1))
+    return lo.b.reshape(wide, (batch, channels))
 
 
 def _per_channel(lo: Lowering, y: Value, weight: Value | None, bias: Value | None) -> Value:
@@ -165,6 +204,11 @@ def instance_norm(
     if not use_input_stats or running_mean is not None or not isinstance(x.shape[1], int):
         raise lo.otherwise()
     lo.at_least(x.shape[0], 1, "instance_norm of at least one sample")
+    pixels = numel(x.shape[2:])
+    if pixels == 1:
+        raise lo.otherwise()
+    if not isinstance(pixels, int):
+        lo.b.require(sympy.Ne(pixels, 1, evaluate=False), "instance_norm of more than one pixel")
     return group_norm(lo, x, x.shape[1], weight, bias, eps)
 
 

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of pooling and resampling of images: `spatial` on channels-last data, between two permutations.
+
+Averages over whole images are reductions, and pixels repeated a whole number of times are layout. The
+rest is ATen's, which has kernels for channels-last memory.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import sympy
+import torch
+
+from blade.backends.disc.convolution import to_channels_first, to_channels_last
+from blade.backends.disc.ir import Value, numel
+from blade.backends.disc.ops.table import Lowering, Slot, lowers
+from blade.backends.disc.views import equal
+
+aten = torch.ops.aten
+
+
+@lowers(aten.max_pool2d.default)
+def max_pool2d(
+    lo: Lowering,
+    x: Value,
+    kernel: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+) -> Value:
+    args = (kernel, stride, padding, dilation, ceil_mode)
+    return _spatial(lo, aten.max_pool2d.default, x, args)
+
+
+@lowers(aten.avg_pool2d.default)
+def avg_pool2d(
+    lo: Lowering,
+    x: Value,
+    kernel: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Any = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> Value:
+    args = (kernel, stride, padding, ceil_mode, count_include_pad, divisor_override)
+    return _spatial(lo, aten.avg_pool2d.default, x, args)
+
+
+@lowers(
+    aten.adaptive_avg_pool1d.default,
+    aten.adaptive_avg_pool2d.default,
+    aten.adaptive_avg_pool3d.default,
+)
+def adaptive_avg_pool(lo: Lowering, x: Value, size: Any) -> Value:
+    """To one pixel it is the mean."""
+    sizes = list(size) if isinstance(size, (list, tuple)) else [size]
+    if x.dtype not in (torch.float32, torch.float64):
+        raise lo.otherwise()
+    axes = tuple(range(len(x.shape) - len(sizes), len(x.shape)))
+    if any(s != 1 for s in sizes):
+        if len(sizes) != 2:
+            raise lo.otherwise()
+        return _spatial(lo, aten.adaptive_avg_pool2d.default, x, (size,))
+    for axis in axes:
+        lo.at_least(x.shape[axis], 1, "an average of at least one pixel")
+    total = lo.b.reduce("sum", x, axes)
+    count = lo.number(numel([x.shape[a] for a in axes]), total)
+    return lo.b.pointwise("div", total, count)
+
+
+@lowers(aten.upsample_nearest2d.vec)
+def upsample_nearest2d(lo: Lowering, x: Value, size: Any, scales: Any) -> Value:
+    return _nearest(lo, x) or _spatial(lo, aten.upsample_nearest2d.vec, x, (size, scales))
+
+
+@lowers(aten.upsample_nearest2d.default)
+def upsample_nearest2d_scaled(
+    lo: Lowering, x: Value, size: Any, scales_h: float | None = None, scales_w: float | None = None
+) -> Value:
+    args = (size, scales_h, scales_w)
+    return _nearest(lo, x) or _spatial(lo, aten.upsample_nearest2d.default, x, args)
+
+
+@lowers(aten.upsample_bilinear2d.vec)
+def upsample_bilinear2d(lo: Lowering, x: Value, size: Any, corners: bool, scales: Any) -> Value:
+    return _spatial(lo, aten.upsample_bilinear2d.vec, x, (size, corners, scales))
+
+
+@lowers(aten.upsample_bilinear2d.default)
+def upsample_bilinear2d_scaled(
+    lo: Lowering,
+    x: Value,
+    size: Any,
+    corners: bool,
+    scales_h: float | None = None,
+    scales_w: float | None = None,
+) -> Value:
+    args = (size, corners, scales_h, scales_w)
+    return _spatial(lo, aten.upsample_bilinear2d.default, x, args)
+
+
+def _spatial(lo: Lowering, target: torch._ops.OpOverload, x: Value, args: Sequence[Any]) -> Value:
+    """``target`` of one batch of images and plain arguments, on channels-last memory."""
+    if len(x.shape) != 4 or x.dtype not in (torch.float32, torch.float64):
+        raise lo.otherwise()
+    order = to_channels_last(4)
+    types = [str(a.type) for a in target._schema.arguments[1:]]
+    template = (Slot(0), *(_argument(a, t) for a, t in zip(args, types, strict=True)))
+    last = lo.b.make(
+        "spatial",
+        [lo.b.permute(x, order)],
+        [lo.shape[k] for k in order],
+        lo.dtype,
+        target=target,
+        template=template,
+    )
+    return lo.b.permute(last, to_channels_first(4))
+
+
+def _argument(given: Any, kind: str) -> Any:
+    """A plain argument of schema type ``kind``; one number stands for both axes."""
+    if isinstance(given, (list, tuple)):
+        return tuple(given)
+    return (given, given) if given is not None and "List" in kind else given
+
+
+def _nearest(lo: Lowering, x: Value) -> Value | None:
+    """Every pixel repeated along height and width, if both grow by whole factors."""
+    if len(x.shape) != 4:
+        return None
+    factors = [_factor(a, b) for a, b in zip(x.shape[2:], lo.shape[2:], strict=True)]
+    if any(f is None for f in factors):
+        return None
+    for size in x.shape[1:]:
+        lo.at_least(size, 1, "pixels to repeat")
+    batch, channels, height, width = x.shape
+    wide = (batch, channels, height, factors[0], width, factors[1])
+    repeated = lo.b.make("broadcast", (x,), wide, x.dtype, axes=(0, 1, 2, 4))
+    return lo.b.reshape(repeated, lo.shape)
+
+
+def _factor(size: Any, wide: Any) -> int | None:
+    return next((f for f in range(1, 9) if equal(f * sympy.sympify(size), wide)), None)
