@@ -253,6 +253,11 @@ class Config(BaseModel):
         description="Keep compiled code and verdicts in the folder BLADE_CACHE_DIR (~/.cache/blade), so that what "
         "was optimized once is not compiled and measured again.",
     )
+    memory: Literal["normal", "low"] = Field(
+        default="normal",
+        description='"low": DISC reads every weight where it is. "normal": it may keep one copy of each, packed '
+        "for its own products and convolutions, which are faster.",
+    )
     dump_dir: Annotated[Path | None, BeforeValidator(_path)] = Field(
         default=None,
         description="Folder for the intermediate representations of every cluster and pass, and for a "

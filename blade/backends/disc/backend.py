@@ -35,8 +35,14 @@ class DiscBackend:
 
     def convert(self, cluster: Cluster, config: Config) -> torch.ScriptObject:
         folder = None if config.dump_dir is None else Path(config.dump_dir) / cluster.name
-        cache = open_cache(config.cache)
-        compiled = compile_graph(cluster.gm, cluster.shape_env, host(), folder, cache)
+        compiled = compile_graph(
+            cluster.gm,
+            cluster.shape_env,
+            host(),
+            folder,
+            open_cache(config.cache),
+            single=config.memory == "low",
+        )
         code = torch.from_numpy(numpy.frombuffer(compiled.object, dtype=numpy.uint8).copy())
         limits = {"max_failures": config.max_failures}
         return make_engine(

@@ -46,9 +46,13 @@ def compile_graph(
     target: Target,
     dump_dir: Path | None = None,
     cache: Cache | None = None,
+    single: bool = False,
 ) -> Compiled:
-    """Compile a straight-line FX graph; raises ``Refused`` for what has no form in DISC."""
-    return compile_ir(lower(gm, shape_env), target, dump_dir, cache)
+    """Compile a straight-line FX graph; raises ``Refused`` for what has no form in DISC.
+
+    ``single``: weights are read as they are, never packed, so that there is no second copy of one.
+    """
+    return compile_ir(lower(gm, shape_env, single), target, dump_dir, cache)
 
 
 def compile_ir(

@@ -48,6 +48,8 @@ def _part(piece: Value, first: int, size: int) -> Part | None:
     view = view_of(piece)
     if view is None or view.base.op != "const" or not isinstance(view.offset, int):
         return None
+    if view.base.attrs.get("single", False):  # is to be in memory once
+        return None
     strides = tuple(s for s in view.strides if isinstance(s, int))
     if len(strides) != len(piece.shape):
         return None

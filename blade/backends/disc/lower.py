@@ -6,6 +6,7 @@ the sizes of the inputs (``node.meta["val"]``), and every assumption a guard of 
 """
 
 import operator
+from collections.abc import Mapping
 from typing import Any
 
 import sympy
@@ -56,17 +57,23 @@ FAMILIES = (
 )
 
 
-def lower(gm: GraphModule, shape_env: ShapeEnv) -> Graph:
-    """IR of ``gm``; raises ``Refused`` naming the node that has no form in it."""
-    lowerer = _Lowerer(gm, shape_env)
+def lower(gm: GraphModule, shape_env: ShapeEnv, single: bool = False) -> Graph:
+    """IR of ``gm``; raises ``Refused`` naming the node that has no form in it.
+
+    ``single``: no constant may be laid out a second time, for whoever would like it otherwise.
+    """
+    lowerer = _Lowerer(gm, shape_env, {"single": True} if single else {})
     for node in gm.graph.nodes:
         lowerer.step(node)
     return lowerer.finish()
 
 
 class _Lowerer:
-    def __init__(self, gm: GraphModule, shape_env: ShapeEnv) -> None:
+    def __init__(
+        self, gm: GraphModule, shape_env: ShapeEnv, of_constants: Mapping[str, Any]
+    ) -> None:
         self.gm = gm
+        self.of_constants = of_constants
         self.shape_env = shape_env
         self.b = Builder(RULES)
         self.env: dict[Node, Any] = {}
@@ -99,7 +106,8 @@ class _Lowerer:
             return self.b.fill(tensor.item(), tensor.shape, tensor.dtype)
         # Constants may be laid out in any way; the strides are part of what is known of them.
         strides = tuple(tensor.stride())
-        return self.b.make("const", (), tensor.shape, tensor.dtype, strides, index=index)
+        attrs = {"index": index, **self.of_constants}
+        return self.b.make("const", (), tensor.shape, tensor.dtype, strides, **attrs)
 
     def operation(self, node: Node) -> Any:
         meta = node.meta["val"]
