@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from blade.backends.disc import legalize
 from blade.backends.disc.attention_pattern import find_attention
+from blade.backends.disc.columns import compute_in_rows
 from blade.backends.disc.conv_epilogue import absorb
 from blade.backends.disc.horizontal import merge_linears
 from blade.backends.disc.ir import Graph
@@ -18,6 +19,7 @@ PASSES: tuple[tuple[str, Callable[[Graph], Graph]], ...] = (
     ("layouts", propagate),
     ("conv_epilogue", absorb),
     ("spread", spread),
+    ("compute_in_rows", compute_in_rows),
     ("rows", legalize.rows),
     ("bias_to_consumers", legalize.bias_to_consumers),
     ("merge_linears", merge_linears),
