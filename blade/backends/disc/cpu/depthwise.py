@@ -90,7 +90,7 @@ def _driver(taps: Taps, target: Target) -> str:
     c, in_w, out_w = size["c"], size["in_w"], size["out_w"]
     runs = f.above(c, RUN * lanes)
     panel = f.product(size["kernel_h"], taps.count * lanes)
-    pixels = _pixels(f, out_w)
+    pixels = tile_pixels(f, out_w)
     reach = f.sum(f.product(f.minus(pixels, 1), taps.stride), (taps.count - 1) * taps.gap)
     with f.loop(f["begin"], f["end"]) as unit:
         row, c0 = f.over(unit, runs), f.product(f.rest(unit, runs), RUN * lanes)
@@ -139,11 +139,11 @@ def _driver(taps: Taps, target: Target) -> str:
     return f.text()
 
 
-def _pixels(f: Routine, out_w: Value) -> Value:
+def tile_pixels(f: Routine, out_w: Value) -> Value:
     """The tile's pixels: of those that fit a row, what computes the fewest twice."""
     best, waste = f.number(1), f.product(out_w, 4)
     for pixels in PIXELS[:-1]:
-        extra = f.minus(f.product(f.above(out_w, pixels), pixels + 1), 0)
+        extra = f.product(f.above(out_w, pixels), pixels + 1)
         better = f.apply("arith.andi", f.test("sge", out_w, pixels), f.test("slt", extra, waste))
         best, waste = f.pick(better, pixels, best), f.pick(better, extra, waste)
     return best
@@ -196,14 +196,14 @@ def _tile(taps: Taps, pixels: int, edge: bool, target: Target) -> str:
             source = _pixel(f, row, column, edge)
             for v in range(width):
                 x = _read(f, source, v * lanes, masks[v], lanes)
-                for p, j in _meets(taps, pixels, column):
+                for p, j in meets(taps, pixels, column):
                     of[p, v] = f.fma(x, weights[j, v], of[p, v])
         sums = f.carried(list(of.values()))
         _finish(f, dict(zip(cells, sums, strict=True)), at, masks, lanes)
     return f.text()
 
 
-def _meets(taps: Taps, pixels: int, column: int) -> list[tuple[int, int]]:
+def meets(taps: Taps, pixels: int, column: int) -> list[tuple[int, int]]:
     """(pixel, tap) pairs that see ``column``."""
     every = ((p, j) for p in range(pixels) for j in range(taps.count))
     return [(p, j) for p, j in every if p * taps.stride + j * taps.gap == column]

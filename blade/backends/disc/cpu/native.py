@@ -15,6 +15,7 @@ from blade.backends.disc.cpu import attention_kernel, gemm, matmul
 from blade.backends.disc.cpu.attention import attention_call
 from blade.backends.disc.cpu.conv_plan import plan
 from blade.backends.disc.cpu.micro_kernel import Form, form
+from blade.backends.disc.cpu.pool_plan import pool_call
 from blade.backends.disc.cpu.target import Target
 from blade.backends.disc.ir import DTYPES, Value, numel, plain
 from blade.backends.disc.legalize import is_packed
@@ -96,9 +97,16 @@ def _matmul(value: Value, target: Target) -> Native | None:
     return None if call is None else Native(call, ((product.name, matmul.matmul_text(product)),))
 
 
+def _spatial(value: Value, target: Target) -> Native | None:
+    """Pooling of images."""
+    found = pool_call(value, target)
+    return None if found is None else Native(*found)
+
+
 _RULES: Mapping[str, Callable[[Value, Target], Native | None]] = {
     "linear": _linear,
     "matmul": _matmul,
     "attention": _attention,
     "conv": _conv,
+    "spatial": _spatial,
 }

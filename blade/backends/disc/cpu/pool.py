@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The generated maximum pooling over channels-last images, in f32: vectors run along the channels.
+
+A tile is some neighbouring pixels of one result row, made for extent and stride of the window along w,
+as in depthwise.py. Rows outside the image are left out; a column outside stands for the border column,
+which every window that reaches outside holds as well. NaN is larger than all, as in torch.
+
+    max_pool_f32_k3s2(ptrs = x, result; ints = SIZES), units = result rows x runs of channels, runs fastest
+"""
+
+import functools
+
+from blade.backends.disc.cpu.code import Value
+from blade.backends.disc.cpu.depthwise import PIXELS, RUN, Taps, meets, tile_pixels
+from blade.backends.disc.cpu.routine import POINTER, Call, Routine
+from blade.backends.disc.cpu.target import Target
+
+SIZES = "c in_h in_w out_h out_w kernel_h stride_h pad_h pad_w".split()
+_TILE = (
+    ("x", POINTER),  # the first row of the window inside the image, at the image's left border
+    ("row", "i64"),  # from row to row
+    ("rows", "i64"),
+    ("left", "i64"),  # the tile's first column in the image
+    ("in_w", "i64"),
+    ("c", "i64"),  # from pixel to pixel
+    ("count", "i64"),  # of channels
+    ("result", POINTER),
+)
+
+
+def name(taps: Taps) -> str:
+    return f"max_pool_f32_k{taps.count}s{taps.stride}"
+
+
+def _tile_name(taps: Taps, pixels: int, cut: bool) -> str:
+    return f"{name(taps)}_{'cut' if cut else 'whole'}_{pixels}"
+
+
+@functools.cache
+def pool_text(taps: Taps, target: Target) -> str:
+    """MLIR of the driver and its tiles."""
+    parts = [_tile(taps, n, cut, target.lanes) for n in PIXELS for cut in (False, True)]
+    return "".join([*parts, _driver(taps, target.lanes)])
+
+
+def _driver(taps: Taps, lanes: int) -> str:
+    """Loops over result rows, runs of channels and tiles."""
+    f = Routine(name(taps))
+    p = f.unpack(f["ptrs"], ("x", "result"), POINTER)
+    size = f.unpack(f["ints"], SIZES, "i64")
+    c, in_w, out_w = size["c"], size["in_w"], size["out_w"]
+    runs = f.above(c, RUN * lanes)
+    pixels = tile_pixels(f, out_w)
+    with f.loop(f["begin"], f["end"]) as unit:
+        row, c0 = f.over(unit, runs), f.product(f.rest(unit, runs), RUN * lanes)
+        image, y = f.over(row, size["out_h"]), f.rest(row, size["out_h"])
+        count = f.least(f.minus(c, c0), RUN * lanes)
+        top = f.minus(f.product(y, size["stride_h"]), size["pad_h"])
+        low = f.most(top, 0)
+        high = f.least(f.sum(top, size["kernel_h"]), size["in_h"])
+        first = f.sum(f.product(image, size["in_h"]), low)
+        whole = f.product(f.over(count, lanes), lanes)
+        with f.loop(0, f.above(out_w, pixels)) as tile:
+            x = f.least(f.product(tile, pixels), f.minus(out_w, pixels))
+            at = f.sum(f.product(row, out_w), x)
+            given = {
+                "x": f.at(p["x"], f.sum(f.product(first, in_w, c), c0)),
+                "row": f.product(in_w, c),
+                "rows": f.minus(high, low),
+                "left": f.minus(f.product(x, taps.stride), size["pad_w"]),
+                "in_w": in_w,
+                "c": c,
+                "count": whole,
+                "result": f.at(p["result"], f.sum(f.product(at, c), c0)),
+            }
+            _call(f, taps, pixels, False, given)
+            with f.when(f.test("slt", whole, count)):
+                moved = {n: f.at(given[n], whole) for n in ("x", "result")}
+                rest = {"count": f.minus(count, whole)}
+                _call(f, taps, pixels, True, given | moved | rest)
+    return f.text()
+
+
+def _call(f: Routine, taps: Taps, pixels: Value, cut: bool, given: dict[str, Value]) -> None:
+    arguments = [given[n] for n, _ in _TILE]
+    cases: dict[int, Call] = {n: (_tile_name(taps, n, cut), arguments) for n in PIXELS}
+    f.switch(pixels, cases)
+
+
+def _tile(taps: Taps, pixels: int, cut: bool, lanes: int) -> str:
+    """One tile along ``count`` channels; ``cut``: fewer than a vector of them."""
+    f = Routine(_tile_name(taps, pixels, cut), _TILE, internal=True)
+    columns = sorted({p * taps.stride + j for p in range(pixels) for j in range(taps.count)})
+    last = f.minus(f["in_w"], 1)
+    places = {
+        column: f.product(f.most(f.least(f.sum(f["left"], column), last), 0), f["c"])
+        for column in columns
+    }
+    lowest = f.constant(float("-inf"), "f32", lanes)
+    mask = f.lanes_below(f["count"], lanes) if cut else None
+    with f.loop(0, f["count"], lanes) as at:
+        k, best = f.carry(0, f["rows"], 1, [lowest] * pixels)
+        row = f.at(f["x"], f.sum(f.product(k, f["row"]), at))
+        for column in columns:
+            if mask is None:
+                x = f.load(row, places[column], lanes=lanes)
+            else:
+                x = f.masked_load(row, places[column], mask)
+            for pixel, _ in meets(taps, pixels, column):
+                best[pixel] = f.apply("arith.maximumf", best[pixel], x)
+        for pixel, value in enumerate(f.carried(best)):
+            to = f.sum(f.product(f["c"], pixel), at)
+            if mask is None:
+                f.store(value, f["result"], to)
+            else:
+                f.masked_store(value, f["result"], to, mask)
+    return f.text()
