@@ -16,8 +16,9 @@ from collections.abc import Sequence
 
 from blade.backends.disc.cpu import conv_rows, winograd
 from blade.backends.disc.cpu.code import Value
-from blade.backends.disc.cpu.conv_tile import ARGUMENTS, heights, micro_kernel, tiles, widths
-from blade.backends.disc.cpu.routine import POINTER, Call, Routine
+from blade.backends.disc.cpu.conv_tile import heights, micro_kernel, signature, tiles, widths
+from blade.backends.disc.cpu.function import Function
+from blade.backends.disc.cpu.routine import POINTER, Routine
 from blade.backends.disc.cpu.target import Target
 
 NAME = "conv_f32"
@@ -52,7 +53,7 @@ def _tiles_of(
     target: Target, f: Routine, rows: Value, panels: Value, given: dict[str, Value]
 ) -> None:
     """A GEMM on the micro-kernels, rows and panels from the first on."""
-    _block(f, target, f.number(0), rows, f.number(0), panels, given)
+    _block(f, target, f.whole(0), rows, f.whole(0), panels, given)
 
 
 @functools.cache
@@ -69,25 +70,25 @@ def pack_text(target: Target) -> str:
     panels = f.above(columns, target.lanes)
     taps = f.product(size["taps_d"], size["taps_h"], size["taps_w"])
     length = f.product(taps, size["depth"], target.lanes)
-    with f.loop(f["begin"], f["end"]) as j:
+    with f.range(f["begin"], f["end"]) as j:
         source = f.at(f.at(w, size["offset"]), f.product(j, size["step_o"]))
         column = f.sum(j, size["first"])
         group, place = f.over(column, columns), f.rest(column, columns)
         panel = f.sum(f.product(group, panels), f.over(place, target.lanes))
         to = f.at(f.at(packed, f.product(panel, length)), f.rest(place, target.lanes))
         with (
-            f.loop(0, size["taps_d"]) as a,
-            f.loop(0, size["taps_h"]) as b,
-            f.loop(0, size["taps_w"]) as c,
+            f.range(0, size["taps_d"]) as a,
+            f.range(0, size["taps_h"]) as b,
+            f.range(0, size["taps_w"]) as c,
         ):
             steps = zip((a, b, c), "dhw", strict=True)
             start = f.sum(*(f.product(t, size[f"step_{axis}"]) for t, axis in steps))
             tap = f.sum(f.product(f.sum(f.product(a, size["taps_h"]), b), size["taps_w"]), c)
             row = f.product(tap, size["depth"])
-            with f.loop(0, size["depth"]) as k:
-                x = f.load(source, f.sum(start, f.product(k, size["step_c"])))
-                f.store(x, to, f.product(f.sum(row, k), target.lanes))
-    return f.text()
+            with f.range(0, size["depth"]) as k:
+                x = f.get(source, f.sum(start, f.product(k, size["step_c"])))
+                f.put(x, to, f.product(f.sum(row, k), target.lanes))
+    return f.text(internal=False)
 
 
 def _driver(target: Target) -> str:
@@ -97,7 +98,7 @@ def _driver(target: Target) -> str:
     names = ("x", "packed", "bias", "zeros", "residual", "result", "scratch")
     p = f.unpack(f["ptrs"], names, POINTER)
     size = f.unpack(f["ints"], SIZES, "i64")
-    bounds = [f.load(f["ints"], 2 * SIZES.index(n)) for n in ("low", "high")]
+    bounds = [f.get(f["ints"], 2 * SIZES.index(n)) for n in ("low", "high")]
     taps = f.product(size["taps_d"], size["taps_h"], size["taps_w"])
     columns, depth = f.over(size["o"], size["groups"]), size["depth"]
     panels = f.above(columns, lanes)
@@ -107,27 +108,28 @@ def _driver(target: Target) -> str:
     blocks = f.above(size["m"], size["block"])
     step = f.product(f.above(f.above(size["m"], blocks), full), full)
     table = f.at(p["scratch"], f.product(size["pitch"], conv_rows.ARRAYS), POINTER)
-    with f.loop(f.over(f["begin"], per_block), f.above(f["end"], per_block)) as block:
+    with f.range(f.over(f["begin"], per_block), f.above(f["end"], per_block)) as block:
         r0 = f.product(block, step)
         rows = f.most(f.minus(f.least(f.sum(r0, step), size["m"]), r0), 0)
-        f.invoke(conv_rows.NAME, [p["x"], p["zeros"], p["scratch"], f["ints"], r0, rows])
+        known = {n: p[n] for n in ("x", "zeros", "scratch")}
+        f.run(conv_rows.signature(), **known, ints=f["ints"], first=r0, count=rows)
         base = f.product(block, per_block)
         j0 = f.most(f.minus(f["begin"], base), 0)
         j1 = f.least(f.minus(f["end"], base), per_block)
-        with f.loop(j0, j1) as j:
+        with f.range(j0, j1) as j:
             group, run = f.over(j, runs), f.product(f.rest(j, runs), RUN)
             count = f.least(f.minus(panels, run), RUN)
             weights = f.at(p["packed"], f.product(f.sum(f.product(group, panels), run), panel))
             column = f.sum(f.product(group, columns), f.product(run, lanes))
             left = f.minus(columns, f.product(run, lanes))
             with (
-                f.loop(0, taps, size["pass_taps"]) as t0,
-                f.loop(0, depth, size["pass_depth"]) as k0,
+                f.range(0, taps, size["pass_taps"]) as t0,
+                f.range(0, depth, size["pass_depth"]) as k0,
             ):
                 t1 = f.least(f.sum(t0, size["pass_taps"]), taps)
                 k1 = f.least(f.sum(k0, size["pass_depth"]), depth)
                 first = f.test("eq", f.sum(t0, k0), 0)
-                last = f.apply("arith.andi", f.test("eq", t1, taps), f.test("eq", k1, depth))
+                last = f.both(f.test("eq", t1, taps), f.test("eq", k1, depth))
                 nothing = [f.constant(x, "f32") for x in (-math.inf, math.inf)]
                 low, high = (f.select(last, b, n) for b, n in zip(bounds, nothing, strict=True))
                 given = {
@@ -138,19 +140,19 @@ def _driver(target: Target) -> str:
                     "depth": f.minus(k1, k0),
                     "b": f.at(weights, f.product(f.sum(f.product(t0, depth), k0), lanes)),
                     "panel": panel,
-                    "init": f.select(first, p["bias"], p["result"]),
+                    "init": f.either(first, p["bias"], p["result"]),
                     "ldi": f.pick(first, 0, size["o"]),
                     "c": p["result"],
                     "ldc": size["o"],
                     "columns": left,
                     "last": f.pick(last, 1, 0),
-                    "residual": f.select(last, p["residual"], p["zeros"]),
+                    "residual": f.either(last, p["residual"], p["zeros"]),
                     "ldr": f.pick(last, size["residual_row"], 0),
                     "low": low,
                     "high": high,
                 }
                 _block(f, target, r0, rows, column, count, given)
-    return f.text()
+    return f.text(internal=False)
 
 
 def _block(
@@ -164,17 +166,18 @@ def _block(
 ) -> None:
     """The tiles of one pass, of falling height."""
     tops = heights(target)
-    steps, rest = f.number(0), rows
+    steps, rest = f.whole(0), rows
     for top in tops:
         steps, rest = f.sum(steps, f.over(rest, top)), f.rest(rest, top)
-    _, (at,) = f.carry(0, steps, 1, [f.number(0)])
-    height = _largest(f, f.minus(rows, at), tops)
-    row, moved = f.sum(first, at), dict(given)
-    moved["table"] = f.at(given["table"], at, POINTER)
-    for name, distance in (("init", "ldi"), ("c", "ldc"), ("residual", "ldr")):
-        moved[name] = f.at(given[name], f.sum(f.product(row, given[distance]), column))
-    _strip(f, target, height, count, moved)
-    f.carried([f.sum(at, height)])
+    with f.carrying(f.whole(0), steps, 1, [f.whole(0)]) as tiles_:
+        (at,) = tiles_.values
+        height = _largest(f, f.minus(rows, at), tops)
+        row, moved = f.sum(first, at), dict(given)
+        moved["table"] = f.at(given["table"], at, POINTER)
+        for name, distance in (("init", "ldi"), ("c", "ldc"), ("residual", "ldr")):
+            moved[name] = f.at(given[name], f.sum(f.product(row, given[distance]), column))
+        _strip(f, target, height, count, moved)
+        tiles_.next([f.sum(at, height)])
 
 
 def _strip(
@@ -186,25 +189,24 @@ def _strip(
     wide = f.pick(f.test("sle", height, low[0]), 4, 2)
     rest = f.rest(whole, wide)
     steps = f.sum(f.over(whole, wide), f.over(rest, 2), f.rest(rest, 2), f.minus(count, whole))
-    _, (at,) = f.carry(0, steps, 1, [f.number(0)])
-    left = f.minus(whole, at)
-    narrow = f.pick(f.test("sge", left, 2), 2, 1)
-    vectors = f.pick(f.test("sge", left, wide), wide, narrow)
-    column, moved = f.product(at, lanes), dict(given)
-    moved["b"] = f.at(given["b"], f.product(at, given["panel"]))
-    for name in ("init", "c", "residual"):
-        moved[name] = f.at(given[name], column)
-    moved["columns"] = f.minus(given["columns"], column)
-    cases: dict[int, Call] = {
-        16 * t.vectors + t.rows: (t.name, [moved[n] for n, _ in ARGUMENTS]) for t in tiles(target)
-    }
-    f.switch(f.sum(f.product(vectors, 16), height), cases)
-    f.carried([f.sum(at, vectors)])
+    cases: dict[int, Function] = {16 * t.vectors + t.rows: signature(t) for t in tiles(target)}
+    with f.carrying(f.whole(0), steps, 1, [f.whole(0)]) as strip:
+        (at,) = strip.values
+        left = f.minus(whole, at)
+        narrow = f.pick(f.test("sge", left, 2), 2, 1)
+        vectors = f.pick(f.test("sge", left, wide), wide, narrow)
+        column, moved = f.product(at, lanes), dict(given)
+        moved["b"] = f.at(given["b"], f.product(at, given["panel"]))
+        for name in ("init", "c", "residual"):
+            moved[name] = f.at(given[name], column)
+        moved["columns"] = f.minus(given["columns"], column)
+        f.switch(f.sum(f.product(vectors, 16), height), cases, moved)
+        strip.next([f.sum(at, vectors)])
 
 
 def _largest(f: Routine, left: Value, choices: Sequence[int]) -> Value:
     """The first of falling ``choices`` that is at most ``left``."""
-    found = f.number(choices[-1])
+    found = f.whole(choices[-1])
     for choice in reversed(choices[:-1]):
         found = f.pick(f.test("sge", left, choice), choice, found)
     return found

@@ -39,9 +39,14 @@ partial: 1 where a tap may cover pixels inside and outside.
 """
 
 
+def signature() -> Routine:
+    """The function that fills the table, still empty."""
+    return Routine(NAME, ARGUMENTS)
+
+
 def rows_text(target: Target) -> str:
     """MLIR of the function that fills the table for rows ``first`` to ``first + count``."""
-    f = Routine(NAME, ARGUMENTS, internal=True)
+    f = signature()
     size = f.unpack(f["ints"], SIZES, "i64")
     pitch = size["pitch"]
     arrays = [f.at(f["scratch"], f.product(pitch, k), "i64") for k in range(ARRAYS)]
@@ -67,24 +72,26 @@ def _origins(f: Routine, size: Mapping[str, Value], arrays: list[Value]) -> None
         bound = size[f"out_{axis}"]
         index.insert(0, f.rest(rest, bound))
         rest = f.over(rest, bound)
-    i, (n, *at) = f.carry(0, f["count"], 1, [rest, *index])
-    place = [
-        f.minus(f.product(o, size[f"stride_{a}"]), size[f"pad_{a}"])
-        for o, a in zip(at, AXES, strict=True)
-    ]
-    offset = n
-    for p, axis in zip(place, AXES, strict=True):
-        offset = f.sum(f.product(offset, size[f"in_{axis}"]), p)
-    for array, value in zip(arrays, (f.sum(base, f.product(offset, pixel)), *place), strict=True):
-        f.store(value, array, i)
-    following: list[Value] = []
-    carry = f.number(1)
-    for o, axis in zip(reversed(at), reversed(AXES), strict=True):
-        stepped = f.sum(o, carry)
-        wraps = f.test("eq", stepped, size[f"out_{axis}"])
-        following.insert(0, f.pick(wraps, 0, stepped))
-        carry = f.pick(wraps, 1, 0)
-    f.carried([f.sum(n, carry), *following])
+    with f.carrying(f.whole(0), f["count"], 1, [rest, *index]) as rows:
+        n, *at = rows.values
+        place = [
+            f.minus(f.product(o, size[f"stride_{a}"]), size[f"pad_{a}"])
+            for o, a in zip(at, AXES, strict=True)
+        ]
+        offset = n
+        for p, axis in zip(place, AXES, strict=True):
+            offset = f.sum(f.product(offset, size[f"in_{axis}"]), p)
+        origin = f.sum(base, f.product(offset, pixel))
+        for array, value in zip(arrays, (origin, *place), strict=True):
+            f.put(value, array, rows.index)
+        following: list[Value] = []
+        carry = f.whole(1)
+        for o, axis in zip(reversed(at), reversed(AXES), strict=True):
+            stepped = f.sum(o, carry)
+            wraps = f.test("eq", stepped, size[f"out_{axis}"])
+            following.insert(0, f.pick(wraps, 0, stepped))
+            carry = f.pick(wraps, 1, 0)
+        rows.next([f.sum(n, carry), *following])
 
 
 def _pointers(
@@ -97,27 +104,27 @@ def _pointers(
     # what one tap covers along w is copied afterwards where it lies partly outside
     wide = f.broadcast(f.test("ne", size["width"], 1), lanes)
     with (
-        f.loop(0, size["taps_d"]) as a,
-        f.loop(0, size["taps_h"]) as b,
-        f.loop(0, size["taps_w"]) as c,
+        f.range(0, size["taps_d"]) as a,
+        f.range(0, size["taps_h"]) as b,
+        f.range(0, size["taps_w"]) as c,
     ):
         gone = [f.product(t, size[f"gap_{x}"]) for t, x in zip((a, b, c), AXES, strict=True)]
-        delta, tap = f.number(0), f.number(0)
+        delta, tap = f.whole(0), f.whole(0)
         for t, g, axis in zip((a, b, c), gone, AXES, strict=True):
             delta = f.sum(f.product(delta, size[f"in_{axis}"]), g)
             tap = f.sum(f.product(tap, size[f"taps_{axis}"]), t)
         step = f.broadcast(f.product(delta, pixel), lanes)
         steps = [f.broadcast(g, lanes) for g in gone]
         row = f.at(table, f.product(tap, size["pitch"]), "i64")
-        with f.loop(0, f["count"], lanes) as i:
+        with f.range(0, f["count"], lanes) as i:
             fits = [
-                f.compare("ult", f.add(f.load(array, i, "i64", lanes), by), bound)
+                f.compare("ult", f.add(f.get(array, i, "i64", lanes), by), bound)
                 for array, bound, by in zip(arrays[1:], bounds, steps, strict=True)
             ]
             fits[2] = f.apply("arith.ori", fits[2], wide)
-            inside = f.apply("arith.andi", f.apply("arith.andi", fits[0], fits[1]), fits[2])
-            address = f.add(f.load(arrays[0], i, "i64", lanes), step)
-            f.store(f.select(inside, address, nowhere), row, i)
+            inside = f.both(f.both(fits[0], fits[1]), fits[2])
+            address = f.add(f.get(arrays[0], i, "i64", lanes), step)
+            f.put(f.select(inside, address, nowhere), row, i)
 
 
 def _copy_partial(
@@ -125,24 +132,24 @@ def _copy_partial(
 ) -> None:
     """Where a tap's pixels lie partly outside along w: a copy, zero there."""
     floats = f.product(size["width"], size["c"])
-    with f.loop(0, f["count"]) as i:
-        x = f.load(arrays[3], i, "i64")
+    with f.range(0, f["count"]) as i:
+        x = f.get(arrays[3], i, "i64")
         left, right = f.most(f.minus(0, x), 0), f.minus(size["in_w"], x)
         cut = f.apply("arith.ori", f.test("sgt", left, 0), f.test("slt", right, size["width"]))
-        with f.when(cut), f.loop(0, f.product(size["taps_d"], size["taps_h"])) as tap:
+        with f.when(cut), f.range(0, f.product(size["taps_d"], size["taps_h"])) as tap:
             at = f.sum(f.product(tap, size["pitch"]), i)
-            source = f.load(table, at, POINTER)
+            source = f.get(table, at, POINTER)
             slot = f.at(slots, f.product(at, floats))
             outside = f.compare("eq", f.address(source), f.address(f["zeros"]))
             none = f.pick(outside, 0, size["c"])
             low = f.product(f.least(left, size["width"]), none)
             high = f.product(f.most(f.least(right, size["width"]), 0), none)
             zero = f.constant(0.0, "f32")
-            with f.loop(0, floats) as e:
-                f.store(zero, slot, e)
-            with f.loop(low, high) as e:
-                f.store(f.load(source, e), slot, e)
-            f.store(slot, table, at)
+            with f.range(0, floats) as e:
+                f.put(zero, slot, e)
+            with f.range(low, high) as e:
+                f.put(f.get(source, e), slot, e)
+            f.put(slot, table, at)
 
 
 def _copy_rows(
@@ -150,10 +157,10 @@ def _copy_rows(
 ) -> None:
     """All rows side by side at a distance that is no power of two: theirs share few sets of L1."""
     even = f.product(f.over(size["depth"], lanes), lanes)
-    with f.loop(0, f["count"]) as i:
-        source, slot = f.load(table, i, POINTER), f.at(slots, f.product(i, size["copied"]))
-        with f.loop(0, even, lanes) as e:
-            f.store(f.load(source, e, lanes=lanes), slot, e)
-        with f.loop(even, size["depth"]) as e:
-            f.store(f.load(source, e), slot, e)
-        f.store(slot, table, i)
+    with f.range(0, f["count"]) as i:
+        source, slot = f.get(table, i, POINTER), f.at(slots, f.product(i, size["copied"]))
+        with f.range(0, even, lanes) as e:
+            f.put(f.get(source, e, lanes=lanes), slot, e)
+        with f.range(even, size["depth"]) as e:
+            f.put(f.get(source, e), slot, e)
+        f.put(slot, table, i)

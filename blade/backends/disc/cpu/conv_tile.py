@@ -70,26 +70,33 @@ def tiles(target: Target) -> list[Tile]:
     return [Tile(r, v) for r in heights(target) for v in widths(r, target)]
 
 
+def signature(tile: Tile, lanes: int = 1) -> Routine:
+    """A tile's function, still empty."""
+    return Routine(tile.name, ARGUMENTS, lanes)
+
+
 def micro_kernel(tile: Tile, lanes: int) -> str:
     """MLIR of one tile's function."""
-    f = Routine(tile.name, ARGUMENTS, internal=True)
+    f = signature(tile, lanes)
     cells = tile.rows * tile.vectors
     even = f.product(f.over(f["depth"], UNROLL), UNROLL)
     distance = f.product(f["depth"], lanes)
     for r in range(tile.rows):
         for v in range(tile.vectors):  # stored all at once in the end: have the lines by then
-            f.prefetch(f.at(f["c"], f.product(f["ldc"], r)), v * lanes, write=True)
+            f.prefetch(f.at(f.at(f["c"], f.product(f["ldc"], r)), v * lanes), write=True)
     nothing = f.constant(0.0, "f32", lanes)
-    tap, sums = f.carry(0, f["taps"], 1, [nothing] * cells)
-    entry = f.product(tap, f["pitch"])
-    first = f.at(f["table"], entry, POINTER)
-    rows = [f.at(f.load(first, r, POINTER), f["start"]) for r in range(tile.rows)]
-    b = f.at(f["b"], f.product(tap, distance))
-    panels = [f.at(b, f.product(f["panel"], v)) for v in range(tile.vectors)]
-    for low, high, unroll in ((0, even, UNROLL), (even, f["depth"], 1)):
-        k, sums = f.carry(low, high, unroll, sums)
-        sums = f.carried(_steps(f, k, unroll, rows, panels, sums, lanes))
-    sums = f.carried(sums)
+    with f.carrying(f.whole(0), f["taps"], 1, [nothing] * cells) as taps:
+        first = f.at(f["table"], f.product(taps.index, f["pitch"]), POINTER)
+        rows = [f.at(f.get(first, r, POINTER), f["start"]) for r in range(tile.rows)]
+        b = f.at(f["b"], f.product(taps.index, distance))
+        panels = [f.at(b, f.product(f["panel"], v)) for v in range(tile.vectors)]
+        sums = taps.values
+        for low, high, unroll in ((f.whole(0), even, UNROLL), (even, f["depth"], 1)):
+            with f.carrying(low, high, unroll, sums) as depth:
+                depth.next(_steps(f, depth.index, unroll, rows, panels, depth.values, lanes))
+            sums = depth.results
+        taps.next(sums)
+    sums = taps.results
     _finish(f, tile, sums, lanes)
     return f.text()
 
@@ -109,11 +116,11 @@ def _steps(
     tops, lefts = [f.at(p, at) for p in panels], [f.at(r, k) for r in rows]
     for u in range(unroll):  # before all loads, which LLVM would not move across
         for top in tops:
-            f.prefetch(top, (u + AHEAD) * lanes)
+            f.prefetch(f.at(top, (u + AHEAD) * lanes))
     for u in range(unroll):
-        weights = [f.load(top, u * lanes, lanes=lanes) for top in tops]
+        weights = [f.get(top, u * lanes, lanes=lanes) for top in tops]
         for r, left in enumerate(lefts):
-            x = f.broadcast(f.load(left, u), lanes)
+            x = f.broadcast(f.get(left, u), lanes)
             for v, weight in enumerate(weights):
                 sums[r * count + v] = f.fma(x, weight, sums[r * count + v])
     return sums
@@ -126,14 +133,14 @@ def _finish(f: Routine, tile: Tile, sums: list[Value], lanes: int) -> None:
         return
     with f.when(f.test("sge", f["columns"], lanes)):
         _either(f, tile, sums, lanes)
-    with f.otherwise():
-        _store(f, tile, sums, lanes, f.lanes_below(f["columns"], lanes), True)
+        f.branch()
+        _store(f, tile, sums, lanes, f.first_lanes(f["columns"]), True)
 
 
 def _either(f: Routine, tile: Tile, sums: list[Value], lanes: int) -> None:
     with f.when(f.test("ne", f["last"], 0)):
         _store(f, tile, sums, lanes, None, True)
-    with f.otherwise():
+        f.branch()
         _store(f, tile, sums, lanes, None, False)
 
 
@@ -147,8 +154,8 @@ def _store(
 ) -> None:
     def read(pointer: Value, vector: int) -> Value:
         if mask is None:
-            return f.load(pointer, vector * lanes, lanes=lanes)
-        return f.masked_load(pointer, vector * lanes, mask)
+            return f.get(pointer, vector * lanes, lanes=lanes)
+        return f.load_masked(f.at(pointer, vector * lanes), mask)
 
     low, high = (f.broadcast(f[name], lanes) for name in ("low", "high"))
     for r in range(tile.rows):
@@ -161,9 +168,9 @@ def _store(
             if last:
                 y = clamp(f, f.add(y, read(residual, v)), low, high)
             if mask is None:
-                f.store(y, c, v * lanes)
+                f.put(y, c, v * lanes)
             else:
-                f.masked_store(y, c, v * lanes, mask)
+                f.store_masked(y, f.at(c, v * lanes), mask)
 
 
 def clamp(f: Routine, y: Value, low: Value, high: Value) -> Value:

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 
 from blade.backends.disc.cpu.code import Value
 from blade.backends.disc.cpu.conv_tile import clamp
-from blade.backends.disc.cpu.routine import POINTER, Call, Routine
+from blade.backends.disc.cpu.function import Function
+from blade.backends.disc.cpu.routine import POINTER, Routine
 from blade.backends.disc.cpu.target import Target
 
 RUN = 8  # vectors of channels per unit
@@ -86,13 +87,13 @@ def _driver(taps: Taps, target: Target) -> str:
     f = Routine(taps.name)
     p = f.unpack(f["ptrs"], ("x", "packed", "bias", "zeros", "residual", "result"), POINTER)
     size = f.unpack(f["ints"], SIZES, "i64")
-    low, high = (f.load(f["ints"], 2 * SIZES.index(n)) for n in ("low", "high"))
+    low, high = (f.get(f["ints"], 2 * SIZES.index(n)) for n in ("low", "high"))
     c, in_w, out_w = size["c"], size["in_w"], size["out_w"]
     runs = f.above(c, RUN * lanes)
     panel = f.product(size["kernel_h"], taps.count * lanes)
     pixels = tile_pixels(f, out_w)
     reach = f.sum(f.product(f.minus(pixels, 1), taps.stride), (taps.count - 1) * taps.gap)
-    with f.loop(f["begin"], f["end"]) as unit:
+    with f.range(f["begin"], f["end"]) as unit:
         row, c0 = f.over(unit, runs), f.product(f.rest(unit, runs), RUN * lanes)
         image, y = f.over(row, size["out_h"]), f.rest(row, size["out_h"])
         count = f.least(f.minus(c, c0), RUN * lanes)
@@ -118,7 +119,7 @@ def _driver(taps: Taps, target: Target) -> str:
             "low": low,
             "high": high,
         }
-        with f.loop(0, f.above(out_w, pixels)) as tile:
+        with f.range(0, f.above(out_w, pixels)) as tile:
             x = f.least(f.product(tile, pixels), f.minus(out_w, pixels))
             left = f.minus(f.product(x, taps.stride), size["pad_w"])
             at = f.sum(start, x)
@@ -127,8 +128,7 @@ def _driver(taps: Taps, target: Target) -> str:
                 "residual": f.at(p["residual"], f.sum(f.product(at, size["residual_pixel"]), c0)),
                 "result": f.at(p["result"], f.sum(f.product(at, c), c0)),
             }
-            inside = f.apply(
-                "arith.andi",
+            inside = f.both(
                 f.test("sge", left, 0),
                 f.test("slt", f.sum(left, reach), in_w),
             )
@@ -136,15 +136,15 @@ def _driver(taps: Taps, target: Target) -> str:
             _call(f, taps, pixels, False, moved | {"count": whole})
             with f.when(f.test("slt", whole, count)):
                 _call(f, taps, pixels, True, _from(f, moved, whole, count, panel, lanes))
-    return f.text()
+    return f.text(internal=False)
 
 
 def tile_pixels(f: Routine, out_w: Value) -> Value:
     """The tile's pixels: of those that fit a row, what computes the fewest twice."""
-    best, waste = f.number(1), f.product(out_w, 4)
+    best, waste = f.whole(1), f.product(out_w, 4)
     for pixels in PIXELS[:-1]:
         extra = f.product(f.above(out_w, pixels), pixels + 1)
-        better = f.apply("arith.andi", f.test("sge", out_w, pixels), f.test("slt", extra, waste))
+        better = f.both(f.test("sge", out_w, pixels), f.test("slt", extra, waste))
         best, waste = f.pick(better, pixels, best), f.pick(better, extra, waste)
     return best
 
@@ -162,44 +162,46 @@ def _from(
 
 
 def _call(f: Routine, taps: Taps, pixels: Value, edge: bool, given: dict[str, Value]) -> None:
-    arguments = [given[name] for name, _ in _TILE]
-    cases: dict[int, Call] = {n: (_tile_name(taps, n, edge), arguments) for n in PIXELS}
-    f.switch(pixels, cases)
+    cases: dict[int, Function] = {n: Routine(_tile_name(taps, n, edge), _TILE) for n in PIXELS}
+    f.switch(pixels, cases, given)
 
 
 def _tile(taps: Taps, pixels: int, edge: bool, target: Target) -> str:
     """One tile along ``count`` channels; ``edge``: columns may be outside, channels cut."""
     lanes, width = target.lanes, vectors(taps, target)
-    f = Routine(_tile_name(taps, pixels, edge), _TILE, internal=True)
+    f = Routine(_tile_name(taps, pixels, edge), _TILE, lanes)
     cells = [(p, v) for p in range(pixels) for v in range(width)]
     columns = sorted(
         {p * taps.stride + j * taps.gap for p in range(pixels) for j in range(taps.count)}
     )
-    with f.loop(0, f["count"], width * lanes) as at:
+    with f.range(0, f["count"], width * lanes) as at:
         masks = [
-            f.lanes_below(f.minus(f["count"], f.sum(at, v * lanes)), lanes) if edge else None
+            f.first_lanes(f.minus(f["count"], f.sum(at, v * lanes))) if edge else None
             for v in range(width)
         ]
         bias = [_read(f, f["bias"], f.sum(at, v * lanes), masks[v], lanes) for v in range(width)]
-        k, sums = f.carry(0, f["rows"], 1, [bias[v] for _, v in cells])
-        of = dict(zip(cells, sums, strict=True))
-        top = f.sum(f.product(f.over(at, lanes), f["panel"]), f.product(k, taps.count * lanes))
-        weights = {
-            (j, v): f.load(
-                f.at(f["w"], f.sum(top, f.product(f["panel"], v))), j * lanes, lanes=lanes
+        with f.carrying(f.whole(0), f["rows"], 1, [bias[v] for _, v in cells]) as kernel:
+            of = dict(zip(cells, kernel.values, strict=True))
+            top = f.sum(
+                f.product(f.over(at, lanes), f["panel"]),
+                f.product(kernel.index, taps.count * lanes),
             )
-            for j in range(taps.count)
-            for v in range(width)
-        }
-        row = f.at(f["x"], f.sum(f.product(k, f["row"]), at))
-        for column in columns:
-            source = _pixel(f, row, column, edge)
-            for v in range(width):
-                x = _read(f, source, v * lanes, masks[v], lanes)
-                for p, j in meets(taps, pixels, column):
-                    of[p, v] = f.fma(x, weights[j, v], of[p, v])
-        sums = f.carried(list(of.values()))
-        _finish(f, dict(zip(cells, sums, strict=True)), at, masks, lanes)
+            weights = {
+                (j, v): f.get(
+                    f.at(f["w"], f.sum(top, f.product(f["panel"], v))), j * lanes, lanes=lanes
+                )
+                for j in range(taps.count)
+                for v in range(width)
+            }
+            row = f.at(f["x"], f.sum(f.product(kernel.index, f["row"]), at))
+            for column in columns:
+                source = _pixel(f, row, column, edge)
+                for v in range(width):
+                    x = _read(f, source, v * lanes, masks[v], lanes)
+                    for p, j in meets(taps, pixels, column):
+                        of[p, v] = f.fma(x, weights[j, v], of[p, v])
+            kernel.next(list(of.values()))
+        _finish(f, dict(zip(cells, kernel.results, strict=True)), at, masks, lanes)
     return f.text()
 
 
@@ -212,13 +214,13 @@ def meets(taps: Taps, pixels: int, column: int) -> list[tuple[int, int]]:
 def _pixel(f: Routine, row: Value, column: int, edge: bool) -> Value:
     x = f.sum(f["left"], column)
     address = f.at(row, f.product(x, f["c"]))
-    return f.select(f.compare("ult", x, f["in_w"]), address, f["zeros"]) if edge else address
+    return f.either(f.compare("ult", x, f["in_w"]), address, f["zeros"]) if edge else address
 
 
 def _read(f: Routine, pointer: Value, at: Value | int, mask: Value | None, lanes: int) -> Value:
     if mask is None:
-        return f.load(pointer, at, lanes=lanes)
-    return f.masked_load(pointer, at, mask)
+        return f.get(pointer, at, lanes=lanes)
+    return f.load_masked(f.at(pointer, at), mask)
 
 
 def _finish(
@@ -239,6 +241,6 @@ def _finish(
         to = f.at(f["result"], f.product(f["c"], p))
         mask = masks[v]
         if mask is None:
-            f.store(y, to, offset)
+            f.put(y, to, offset)
         else:
-            f.masked_store(y, to, offset, mask)
+            f.store_masked(y, f.at(to, offset), mask)

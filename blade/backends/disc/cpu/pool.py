@@ -12,7 +12,8 @@ import functools
 
 from blade.backends.disc.cpu.code import Value
 from blade.backends.disc.cpu.depthwise import PIXELS, RUN, Taps, meets, tile_pixels
-from blade.backends.disc.cpu.routine import POINTER, Call, Routine
+from blade.backends.disc.cpu.function import Function
+from blade.backends.disc.cpu.routine import POINTER, Routine
 from blade.backends.disc.cpu.target import Target
 
 SIZES = "c in_h in_w out_h out_w kernel_h stride_h pad_h pad_w".split()
@@ -51,7 +52,7 @@ def _driver(taps: Taps, lanes: int) -> str:
     c, in_w, out_w = size["c"], size["in_w"], size["out_w"]
     runs = f.above(c, RUN * lanes)
     pixels = tile_pixels(f, out_w)
-    with f.loop(f["begin"], f["end"]) as unit:
+    with f.range(f["begin"], f["end"]) as unit:
         row, c0 = f.over(unit, runs), f.product(f.rest(unit, runs), RUN * lanes)
         image, y = f.over(row, size["out_h"]), f.rest(row, size["out_h"])
         count = f.least(f.minus(c, c0), RUN * lanes)
@@ -60,7 +61,7 @@ def _driver(taps: Taps, lanes: int) -> str:
         high = f.least(f.sum(top, size["kernel_h"]), size["in_h"])
         first = f.sum(f.product(image, size["in_h"]), low)
         whole = f.product(f.over(count, lanes), lanes)
-        with f.loop(0, f.above(out_w, pixels)) as tile:
+        with f.range(0, f.above(out_w, pixels)) as tile:
             x = f.least(f.product(tile, pixels), f.minus(out_w, pixels))
             at = f.sum(f.product(row, out_w), x)
             given = {
@@ -78,18 +79,17 @@ def _driver(taps: Taps, lanes: int) -> str:
                 moved = {n: f.at(given[n], whole) for n in ("x", "result")}
                 rest = {"count": f.minus(count, whole)}
                 _call(f, taps, pixels, True, given | moved | rest)
-    return f.text()
+    return f.text(internal=False)
 
 
 def _call(f: Routine, taps: Taps, pixels: Value, cut: bool, given: dict[str, Value]) -> None:
-    arguments = [given[n] for n, _ in _TILE]
-    cases: dict[int, Call] = {n: (_tile_name(taps, n, cut), arguments) for n in PIXELS}
-    f.switch(pixels, cases)
+    cases: dict[int, Function] = {n: Routine(_tile_name(taps, n, cut), _TILE) for n in PIXELS}
+    f.switch(pixels, cases, given)
 
 
 def _tile(taps: Taps, pixels: int, cut: bool, lanes: int) -> str:
     """One tile along ``count`` channels; ``cut``: fewer than a vector of them."""
-    f = Routine(_tile_name(taps, pixels, cut), _TILE, internal=True)
+    f = Routine(_tile_name(taps, pixels, cut), _TILE, lanes)
     columns = sorted({p * taps.stride + j for p in range(pixels) for j in range(taps.count)})
     last = f.minus(f["in_w"], 1)
     places = {
@@ -97,21 +97,23 @@ def _tile(taps: Taps, pixels: int, cut: bool, lanes: int) -> str:
         for column in columns
     }
     lowest = f.constant(float("-inf"), "f32", lanes)
-    mask = f.lanes_below(f["count"], lanes) if cut else None
-    with f.loop(0, f["count"], lanes) as at:
-        k, best = f.carry(0, f["rows"], 1, [lowest] * pixels)
-        row = f.at(f["x"], f.sum(f.product(k, f["row"]), at))
-        for column in columns:
-            if mask is None:
-                x = f.load(row, places[column], lanes=lanes)
-            else:
-                x = f.masked_load(row, places[column], mask)
-            for pixel, _ in meets(taps, pixels, column):
-                best[pixel] = f.apply("arith.maximumf", best[pixel], x)
-        for pixel, value in enumerate(f.carried(best)):
+    mask = f.first_lanes(f["count"]) if cut else None
+    with f.range(0, f["count"], lanes) as at:
+        with f.carrying(f.whole(0), f["rows"], 1, [lowest] * pixels) as window:
+            best = list(window.values)
+            row = f.at(f["x"], f.sum(f.product(window.index, f["row"]), at))
+            for column in columns:
+                if mask is None:
+                    x = f.get(row, places[column], lanes=lanes)
+                else:
+                    x = f.load_masked(f.at(row, places[column]), mask)
+                for pixel, _ in meets(taps, pixels, column):
+                    best[pixel] = f.apply("arith.maximumf", best[pixel], x)
+            window.next(best)
+        for pixel, value in enumerate(window.results):
             to = f.sum(f.product(f["c"], pixel), at)
             if mask is None:
-                f.store(value, f["result"], to)
+                f.put(value, f["result"], to)
             else:
-                f.masked_store(value, f["result"], to, mask)
+                f.store_masked(value, f.at(f["result"], to), mask)
     return f.text()

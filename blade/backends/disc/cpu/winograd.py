@@ -12,7 +12,8 @@ Neural Networks", 2015. The GEMMs run on the convolution's micro-kernels.
     units = blocks of tiles x runs of panels, runs fastest
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from blade.backends.disc.cpu.code import Value
 from blade.backends.disc.cpu.conv_tile import clamp
@@ -42,27 +43,27 @@ def pack_text(target: Target) -> str:
     size = f.unpack(f["ints"], PACK_SIZES, "i64")
     plane = f.product(size["c"], target.lanes)
     half = f.constant(0.5, "f64")
-    with f.loop(f["begin"], f["end"]) as j:
+    with f.range(f["begin"], f["end"]) as j:
         source = f.at(f.at(w, size["offset"]), f.product(j, size["step_o"]))
         column = f.sum(j, size["first"])
         panel = f.product(f.over(column, target.lanes), plane, PLACES)
         to = f.at(f.at(packed, panel), f.rest(column, target.lanes))
-        with f.loop(0, size["c"]) as k:
+        with f.range(0, size["c"]) as k:
             start = f.product(k, size["step_c"])
             taps = [[_wide(f, source, start, size, y, x) for x in range(3)] for y in range(3)]
             rows = _columns([_weight(f, half, column_) for column_ in _columns(taps)])
             places = [_weight(f, half, row) for row in rows]
             for at, value in enumerate(v for row in places for v in row):
                 to_place = f.sum(f.product(plane, at), f.product(k, target.lanes))
-                f.store(f.convert("arith.truncf", value, "f32"), to, to_place)
-    return f.text()
+                f.put(f.convert("arith.truncf", value, "f32"), to, to_place)
+    return f.text(internal=False)
 
 
 def _wide(
     f: Routine, source: Value, start: Value, size: Mapping[str, Value], y: int, x: int
 ) -> Value:
     at = f.sum(start, f.product(size["step_h"], y), f.product(size["step_w"], x))
-    return f.convert("arith.extf", f.load(source, at), "f64")
+    return f.convert("arith.extf", f.get(source, at), "f64")
 
 
 def _columns(rows: Sequence[Sequence[Value]]) -> list[list[Value]]:
@@ -104,18 +105,18 @@ def driver(target: Target, run: int, gemm: Gemm) -> str:
     inputs = f.at(table, f.product(size["block"], PLACES), POINTER)
     sums = f.at(inputs, f.product(size["block"], line, PLACES))
     _table(f, table, inputs, f.product(size["block"], PLACES), line)
-    with f.loop(f.over(f["begin"], runs), f.above(f["end"], runs)) as block:
+    with f.range(f.over(f["begin"], runs), f.above(f["end"], runs)) as block:
         first = f.product(block, share)
         count = f.most(f.minus(f.least(f.sum(first, share), size["tiles"]), first), 0)
         _transform_inputs(f, p, size, inputs, first, count, line, lanes)
         base = f.product(block, runs)
         j0 = f.most(f.minus(f["begin"], base), 0)
         j1 = f.least(f.minus(f["end"], base), runs)
-        with f.loop(j0, j1) as j:
+        with f.range(j0, j1) as j:
             panel = f.product(j, run)
             some = f.least(f.minus(panels, panel), run)
             weights = f.at(p["packed"], f.product(panel, c, PLACES * lanes))
-            with f.loop(0, PLACES) as place, f.loop(0, c, size["pass_depth"]) as k0:
+            with f.range(0, PLACES) as place, f.range(0, c, size["pass_depth"]) as k0:
                 begins = f.test("eq", k0, 0)
                 row = f.product(place, size["block"])
                 m = f.at(sums, f.product(row, run * lanes))
@@ -125,51 +126,50 @@ def driver(target: Target, run: int, gemm: Gemm) -> str:
                     some,
                     {
                         "table": f.at(table, row, POINTER),
-                        "pitch": f.number(0),
-                        "taps": f.number(1),
+                        "pitch": f.whole(0),
+                        "taps": f.whole(1),
                         "start": k0,
                         "depth": f.least(size["pass_depth"], f.minus(c, k0)),
                         "b": f.at(weights, f.product(f.sum(f.product(place, c), k0), lanes)),
                         "panel": f.product(c, PLACES * lanes),
-                        "init": f.select(begins, p["zeros"], m),
+                        "init": f.either(begins, p["zeros"], m),
                         "ldi": f.pick(begins, 0, run * lanes),
                         "c": m,
-                        "ldc": f.number(run * lanes),
+                        "ldc": f.whole(run * lanes),
                         "columns": f.product(some, lanes),
-                        "last": f.number(0),
+                        "last": f.whole(0),
                         "residual": p["zeros"],
-                        "ldr": f.number(0),
+                        "ldr": f.whole(0),
                         "low": f.constant(0.0, "f32"),
                         "high": f.constant(0.0, "f32"),
                     },
                 )
             column = f.product(panel, lanes)
             _transform_results(f, p, size, sums, first, count, column, some, run, lanes)
-    return f.text()
+    return f.text(internal=False)
 
 
 def _table(f: Routine, table: Value, inputs: Value, entries: Value, line: Value) -> None:
     """A pointer to each transformed input row, places slowest."""
-    with f.loop(0, entries) as i:
-        f.store(f.at(inputs, f.product(i, line)), table, i)
+    with f.range(0, entries) as i:
+        f.put(f.at(inputs, f.product(i, line)), table, i)
 
 
+@contextmanager
 def _tiles(
     f: Routine, size: Mapping[str, Value], first: Value, count: Value
-) -> tuple[Value, Value, Value, Value]:
-    """Open a loop over a block's tiles: its index, and the tile's image and place. ``_next`` closes it."""
+) -> Iterator[tuple[Value, Value, Value, Value]]:
+    """A loop over a block's tiles: its index, and the tile's image and place."""
     x, rest = f.rest(first, size["tiles_w"]), f.over(first, size["tiles_w"])
     y, n = f.rest(rest, size["tiles_h"]), f.over(rest, size["tiles_h"])
-    i, (n, y, x) = f.carry(0, count, 1, [n, y, x])
-    return i, n, y, x
-
-
-def _next(f: Routine, size: Mapping[str, Value], n: Value, y: Value, x: Value) -> None:
-    across, down = f.sum(x, 1), f.sum(y, 1)
-    wraps = f.test("eq", across, size["tiles_w"])
-    y = f.select(wraps, down, y)
-    ends = f.test("eq", y, size["tiles_h"])
-    f.carried([f.select(ends, f.sum(n, 1), n), f.pick(ends, 0, y), f.pick(wraps, 0, across)])
+    with f.carrying(f.whole(0), count, 1, [n, y, x]) as tiles:
+        n, y, x = tiles.values
+        yield tiles.index, n, y, x
+        across = f.sum(x, 1)
+        wraps = f.test("eq", across, size["tiles_w"])
+        y = f.pick(wraps, f.sum(y, 1), y)
+        ends = f.test("eq", y, size["tiles_h"])
+        tiles.next([f.pick(ends, f.sum(n, 1), n), f.pick(ends, 0, y), f.pick(wraps, 0, across)])
 
 
 def _transform_inputs(
@@ -183,29 +183,28 @@ def _transform_inputs(
     lanes: int,
 ) -> None:
     """B' d B of every tile, in place-major order; pixels outside the image are zero."""
-    i, n, y, x = _tiles(f, size, first, count)
-    top = f.minus(f.product(y, 2), size["pad_h"])
-    left = f.minus(f.product(x, 2), size["pad_w"])
-    pixels: list[list[Value]] = []
-    for a in range(4):
-        row = f.sum(top, a)
-        in_rows = f.test("ult", row, size["in_h"])
-        start = f.product(f.sum(f.product(n, size["in_h"]), row), size["in_w"])
-        pixels.append([])
-        for b in range(4):
-            column = f.sum(left, b)
-            inside = f.apply("arith.andi", in_rows, f.test("ult", column, size["in_w"]))
-            pixel = f.at(p["x"], f.product(f.sum(start, column), size["c"]))
-            pixels[a].append(f.select(inside, pixel, p["zeros"]))
-    to = f.at(inputs, f.product(i, line))
-    plane = f.product(size["block"], line)
-    with f.loop(0, size["c"], lanes) as k:
-        d = [[f.load(pointer, k, lanes=lanes) for pointer in row] for row in pixels]
-        rows = _columns([_input(f, column) for column in _columns(d)])
-        places = [v for row in rows for v in _input(f, row)]
-        for at, value in enumerate(places):
-            f.store(value, f.at(to, f.product(plane, at)), k)
-    _next(f, size, n, y, x)
+    with _tiles(f, size, first, count) as (i, n, y, x):
+        top = f.minus(f.product(y, 2), size["pad_h"])
+        left = f.minus(f.product(x, 2), size["pad_w"])
+        pixels: list[list[Value]] = []
+        for a in range(4):
+            row = f.sum(top, a)
+            in_rows = f.test("ult", row, size["in_h"])
+            start = f.product(f.sum(f.product(n, size["in_h"]), row), size["in_w"])
+            pixels.append([])
+            for b in range(4):
+                column = f.sum(left, b)
+                inside = f.both(in_rows, f.test("ult", column, size["in_w"]))
+                pixel = f.at(p["x"], f.product(f.sum(start, column), size["c"]))
+                pixels[a].append(f.either(inside, pixel, p["zeros"]))
+        to = f.at(inputs, f.product(i, line))
+        plane = f.product(size["block"], line)
+        with f.range(0, size["c"], lanes) as k:
+            d = [[f.get(pointer, k, lanes=lanes) for pointer in row] for row in pixels]
+            rows = _columns([_input(f, column) for column in _columns(d)])
+            places = [v for row in rows for v in _input(f, row)]
+            for at, value in enumerate(places):
+                f.put(value, f.at(to, f.product(plane, at)), k)
 
 
 def _transform_results(
@@ -221,36 +220,34 @@ def _transform_results(
     lanes: int,
 ) -> None:
     """A' m A of every tile, bias, residual and clamp; pixels beyond the image are left out."""
-    low, high = (f.broadcast(f.load(f["ints"], 2 * SIZES.index(n)), lanes) for n in ("low", "high"))
+    low, high = (f.broadcast(f.get(f["ints"], 2 * SIZES.index(n)), lanes) for n in ("low", "high"))
     plane = f.product(size["block"], run * lanes)
-    i, n, y, x = _tiles(f, size, first, count)
-    top, left = f.product(y, 2), f.product(x, 2)
-    source = f.at(sums, f.product(i, run * lanes))
-    start = f.sum(f.product(f.sum(f.product(n, size["out_h"]), top), size["out_w"]), left)
-    with f.loop(0, f.product(some, lanes), lanes) as k:
-        m = [
-            [f.load(f.at(source, f.product(plane, 4 * a + b)), k, lanes=lanes) for b in range(4)]
-            for a in range(4)
-        ]
-        halves = _columns([_result(f, column_) for column_ in _columns(m)])
-        pixels = [_result(f, row) for row in halves]
-        to = f.sum(column, k)
-        bias = f.load(p["bias"], to, lanes=lanes)
-        for a in range(2):
-            for b in range(2):
-                inside = f.apply(
-                    "arith.andi",
-                    f.test("slt", f.sum(top, a), size["out_h"]),
-                    f.test("slt", f.sum(left, b), size["out_w"]),
-                )
-                with f.when(inside):
-                    pixel = f.sum(start, f.product(size["out_w"], a), b)
-                    more = f.sum(f.product(pixel, size["residual_row"]), to)
-                    total = f.add(pixels[a][b], bias)
-                    total = f.add(total, f.load(p["residual"], more, lanes=lanes))
-                    f.store(
-                        clamp(f, total, low, high),
-                        p["result"],
-                        f.sum(f.product(pixel, size["o"]), to),
+    with _tiles(f, size, first, count) as (i, n, y, x):
+        top, left = f.product(y, 2), f.product(x, 2)
+        source = f.at(sums, f.product(i, run * lanes))
+        start = f.sum(f.product(f.sum(f.product(n, size["out_h"]), top), size["out_w"]), left)
+        with f.range(0, f.product(some, lanes), lanes) as k:
+            m = [
+                [f.get(f.at(source, f.product(plane, 4 * a + b)), k, lanes=lanes) for b in range(4)]
+                for a in range(4)
+            ]
+            halves = _columns([_result(f, column_) for column_ in _columns(m)])
+            pixels = [_result(f, row) for row in halves]
+            to = f.sum(column, k)
+            bias = f.get(p["bias"], to, lanes=lanes)
+            for a in range(2):
+                for b in range(2):
+                    inside = f.both(
+                        f.test("slt", f.sum(top, a), size["out_h"]),
+                        f.test("slt", f.sum(left, b), size["out_w"]),
                     )
-    _next(f, size, n, y, x)
+                    with f.when(inside):
+                        pixel = f.sum(start, f.product(size["out_w"], a), b)
+                        more = f.sum(f.product(pixel, size["residual_row"]), to)
+                        total = f.add(pixels[a][b], bias)
+                        total = f.add(total, f.get(p["residual"], more, lanes=lanes))
+                        f.put(
+                            clamp(f, total, low, high),
+                            p["result"],
+                            f.sum(f.product(pixel, size["o"]), to),
+                        )
