@@ -6,7 +6,6 @@ plan(value, target) -> (NativeCall, code) | None        None: ATen serves it
 
 import math
 import struct
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import sympy
@@ -14,7 +13,7 @@ import torch
 from torch.utils._sympy.functions import FloorDiv
 
 from blade.backends.disc.constants import parts_of
-from blade.backends.disc.convolution import Operands, operands
+from blade.backends.disc.convolution import CLAMPS, Operands, operands
 from blade.backends.disc.cpu import conv, conv_rows, depthwise, winograd
 from blade.backends.disc.cpu.conv_tile import heights
 from blade.backends.disc.cpu.target import Target
@@ -23,13 +22,6 @@ from blade.backends.disc.kernel import Dim
 from blade.backends.disc.program import Fill, NativeCall, Packed
 
 Code = tuple[tuple[str, str], ...]
-
-CLAMPS: Mapping[str | None, tuple[float, float]] = {
-    None: (-math.inf, math.inf),
-    "relu": (0.0, math.inf),
-    "relu6": (0.0, 6.0),
-}
-"""Activations that the kernels apply: the range they keep results in."""
 
 _PAGE = 4096  # rows at multiples of it meet in the same sets of L1
 _WIDEST = 11  # taps along w of a depthwise kernel
@@ -66,7 +58,7 @@ class _Window:
 def plan(value: Value, target: Target) -> tuple[NativeCall, Code] | None:
     """The call for ``value`` and the code it needs."""
     given = operands(value)
-    if any(a.dtype != torch.float32 for a in value.args) or value.attrs["activation"] not in CLAMPS:
+    if any(a.dtype != torch.float32 for a in value.args):
         return None
     if parts_of(given.weight) is None or not isinstance(given.x.shape[-1], int):
         return None
@@ -244,8 +236,9 @@ def _packed(given: Operands, w: _Window, target: Target) -> tuple[Packed, Packed
 
 def _bounds(value: Value) -> tuple[int, int]:
     """The patterns of the two floats the result is kept between, each in the low half of an integer."""
-    low, high = CLAMPS[value.attrs["activation"]]
-    return _bits(low), _bits(high)
+    name = value.attrs["activation"]
+    low, high = (-math.inf, math.inf) if name is None else CLAMPS[name]
+    return _bits(low), _bits(math.inf if high is None else high)
 
 
 def _bits(value: float) -> int:
