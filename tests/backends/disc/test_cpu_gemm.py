@@ -7,7 +7,7 @@ import torch
 from disc_programs import S0, S1, add_input, compile_to_engine, finish, new_builder
 from hypothesis import given, settings
 
-from blade.backends.disc.cpu.gemm import BLOCK_DEPTH
+from blade.backends.disc.cpu.gemm import BLOCK_DEPTH, MANY_ROWS
 from blade.backends.disc.cpu.micro_kernel import form
 from blade.backends.disc.cpu.target import Target, host
 from blade.backends.disc.ir import Value
@@ -108,7 +108,8 @@ def test_a_run_of_units_is_any_run() -> None:
     try:
         for count in (1, 2, 3, 5):
             torch.set_num_threads(count)
-            check(engine, weight, bias, 331)
+            check(engine, weight, bias, MANY_ROWS - 9)
+            check(engine, weight, bias, MANY_ROWS + 75)
     finally:
         torch.set_num_threads(threads)
 

@@ -6,10 +6,11 @@ engine in panels of ``width`` columns, ``panel[p][k][j] = B[k, p * width + j]``,
 structure is Goto and van de Geijn's ("Anatomy of High-Performance Matrix Multiplication", 2008), without
 packing A: its rows are read in place, one broadcast per element, while a block of B stays in L2.
 
-    gemm(ptrs = A, B, bias, C; ints = m, n, k, lda, ldc), units = panels x row groups, groups fastest
+    gemm(ptrs = A, B, bias, C; ints = m, n, k, lda, ldc), units = panels x row groups
 
-A run of units is whole panels, over all rows, but for its ends: threads share few rows by columns, and
-no thread waits for long for the others.
+With few rows, row groups are counted fastest: a thread's run of units is columns, and it alone reads
+their weights, in every call the same. With many, panels are: a thread then has the rows that it also has
+in the kernels before and after, which split by rows.
 """
 
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 from blade.backends.disc.cpu.micro_kernel import TILE_TYPES, Form, Tile, micro_kernel
 
 GROUP_ROWS = 48  # rows of a unit, at most
+MANY_ROWS = 256  # from here on threads share by rows, as all else does, not by columns
 BLOCK_DEPTH = 384  # k per pass over C: what a pass reads of a panel takes 96 KiB of L2
 BLOCK_SIZE = 128 * 1024  # elements of A that stay in L2 while panels pass by: 512 KiB
 BLOCK_ROWS = 192  # rows of such a block, at most, and GROUP_ROWS at least
@@ -113,38 +115,47 @@ llvm.return
 
 
 def _driver(gemm: Gemm) -> str:
-    """A run of units as rectangles: the end of a panel's groups, whole panels, the start of a panel."""
+    """A run of units as rectangles: the end of one row of units, whole rows, the start of one."""
     return f"""llvm.func @{gemm.name}(%ptrs: !llvm.ptr, %ints: !llvm.ptr, %begin: i64, %end: i64) {{
 %one = arith.constant 1 : i64
 %zero = arith.constant 0 : i64
 %limit = arith.constant {GROUP_ROWS} : i64
+%width = arith.constant {gemm.form.width} : i64
+%many = arith.constant {MANY_ROWS} : i64
 {_arguments(("a", "b", "bias", "c"), ("m", "n", "k", "lda", "ldc"))}
 %groups = arith.ceildivui %m, %limit : i64
+%panels = arith.ceildivui %n, %width : i64
+%by_rows = arith.cmpi sge, %m, %many : i64
+%fast = arith.select %by_rows, %panels, %groups : i64
 scf.while (%at = %begin) : (i64) -> i64 {{
   %more = arith.cmpi slt, %at, %end : i64
   scf.condition(%more) %at : i64
 }} do {{
 ^bb0(%at: i64):
-  %p0 = arith.divui %at, %groups : i64
-  %g0 = arith.remui %at, %groups : i64
+  %s0 = arith.divui %at, %fast : i64
+  %f0 = arith.remui %at, %fast : i64
   %left = arith.subi %end, %at : i64
-  %whole = arith.divui %left, %groups : i64
-  %starts = arith.cmpi eq, %g0, %zero : i64
+  %whole = arith.divui %left, %fast : i64
+  %starts = arith.cmpi eq, %f0, %zero : i64
   %some = arith.cmpi sge, %whole, %one : i64
   %is_whole = arith.andi %starts, %some : i1
-  %rest = arith.subi %groups, %g0 : i64
+  %rest = arith.subi %fast, %f0 : i64
   %part = arith.minsi %rest, %left : i64
-  %np = arith.select %is_whole, %whole, %one : i64
-  %ng = arith.select %is_whole, %groups, %part : i64
-  %p1 = arith.addi %p0, %np : i64
-  %g1 = arith.addi %g0, %ng : i64
+  %ns = arith.select %is_whole, %whole, %one : i64
+  %nf = arith.select %is_whole, %fast, %part : i64
+  %s1 = arith.addi %s0, %ns : i64
+  %f1 = arith.addi %f0, %nf : i64
+  %p0 = arith.select %by_rows, %f0, %s0 : i64
+  %p1 = arith.select %by_rows, %f1, %s1 : i64
+  %g0 = arith.select %by_rows, %s0, %f0 : i64
+  %g1 = arith.select %by_rows, %s1, %f1 : i64
   %low = arith.muli %g0, %m : i64
   %r0 = arith.divui %low, %groups : i64
   %high = arith.muli %g1, %m : i64
   %r1 = arith.divui %high, %groups : i64
   llvm.call @{gemm.name}_block(%a, %b, %bias, %c, %n, %k, %lda, %ldc, %p0, %p1, %r0, %r1)
     : (!llvm.ptr, !llvm.ptr, !llvm.ptr, !llvm.ptr, i64, i64, i64, i64, i64, i64, i64, i64) -> ()
-  %units = arith.muli %np, %ng : i64
+  %units = arith.muli %ns, %nf : i64
   %next = arith.addi %at, %units : i64
   scf.yield %next : i64
 }}
