@@ -250,6 +250,10 @@ class _Builder:
         return self._emit(torch.ops.aten.sym_numel.default, (tensor,), {}, line)
 
     def _arithmetic(self, line: Line, inputs: list[Any]) -> Any:
+        if line.kind == "aten::rsub":
+            own, other, *alpha = inputs
+            inputs = [other, self._scaled(line, own, alpha[0] if alpha else 1)]
+            return self._apply(FUNCTIONS["aten::sub"], inputs, line)
         function = FUNCTIONS.get(line.kind)
         if function is None:
             raise NotImplementedError(f"{line.kind} of a size has no FX form")

@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cutting into windows, padded by arithmetic on sizes, as shifted-window models do it."""
+
+import pytest
+import torch
+
+import blade
+
+pytestmark = pytest.mark.needs("runtime", "torch_mlir")
+
+
+class Windows(torch.nn.Module):
+    """(batch, length, width) to rows of 7, each position's together in memory."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        missing = (7 - x.shape[1] % 7) % 7
+        y = torch.nn.functional.pad(x * 2, (0, 0, 0, missing))
+        y = y.view(x.shape[0], (x.shape[1] + missing) // 7, 7, x.shape[2])
+        return y.transpose(1, 2).contiguous() + 1
+
+
+def test_is_one_cluster_at_every_length() -> None:
+    model = Windows().eval()
+    config = blade.Config(timing=False, min_cluster_size=1)
+    optimized = blade.optimize(model, torch.randn(2, 15, 6), config)
+    report = blade.report(optimized)
+    assert [c.backend for c in report.clusters] == ["disc"]
+    assert not report.outside, report
+    lengths = (14, 1, 20, 29)
+    for length in lengths:
+        x = torch.randn(3, length, 6)
+        got, want = optimized(x), model(x)
+        torch.testing.assert_close(got, want)
+        assert got.is_contiguous() and want.is_contiguous()
+    [counters] = blade.stats(optimized).values()
+    assert counters["engine_runs"] == len(lengths)
