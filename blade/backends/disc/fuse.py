@@ -76,8 +76,18 @@ def fuse(graph: Graph) -> Fused:
         if is_fusible(value):
             fuser.place(value)
     fuser.join_siblings()
-    placed = places(graph, list(fuser.reads()), fuser.group_of)
-    return Fused(graph, fuser.ordered(), fuser.group_of, fuser.stored(), placed)
+    made = {member.id: group.row for group in fuser.groups for member in group.members}
+    copies = {g.members[0].id for g in fuser.groups if is_copy(g)}
+    placed = places(graph, list(fuser.reads()), made, copies)
+    done = copies & {reader.id for reader, a in fuser.reads() if _base(a) & placed.keys()}
+    units = [u for u in fuser.ordered() if isinstance(u, Value) or u.members[0].id not in done]
+    return Fused(graph, tuple(units), fuser.group_of, fuser.stored(), placed)
+
+
+def is_copy(group: Group) -> bool:
+    """Does ``group`` only bring elements into another order?"""
+    (only, *more) = group.members
+    return not more and only.op == "cast" and only.dtype == only.args[0].dtype
 
 
 def is_fusible(value: Value) -> bool:

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where kernels store what only a concatenation reads: straight into its part of the whole.
+"""Where kernels store what only a concatenation or a copy reads: straight into its place there.
 
 %3 = add %1 %2                  the kernel that adds writes [.., 0:8] of %5's memory,
 %5 = concat %3 %4 {axis=1}      and no copy of %3 is made
 
-A concatenation that only another one reads has its place there too, and so have its parts.
+A concatenation that only another one reads has its place there too, and so have its parts. A copy that
+only puts axes in another order (windows of an image, heads of an output) is made by the kernel before it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 import sympy
 
@@ -17,11 +18,15 @@ from blade.backends.disc.views import View, reshape_strides, view_of
 
 
 def places(
-    graph: Graph, reads: Sequence[tuple[Value, Value]], made: Mapping[int, object]
+    graph: Graph,
+    reads: Sequence[tuple[Value, Value]],
+    made: Mapping[int, bool],
+    copies: Container[int],
 ) -> dict[int, View]:
-    """Id of a value (a kernel's result, a concatenation) -> the part of a concatenation it is stored in.
+    """Id of a value (a kernel's result, a concatenation) -> the part of another buffer it is stored in.
 
-    ``reads``: (reader, operand) wherever memory is read; ``made``: the values that kernels make.
+    ``reads``: (reader, operand) wherever memory is read; ``made``: the values that kernels make, and
+    whether that kernel walks rows; ``copies``: ids of the values that only copy.
     """
     readers: dict[int, list[tuple[Value, Value]]] = {}
     for reader, operand in reads:
@@ -32,17 +37,19 @@ def places(
     found: dict[int, View] = {}
     for value in reversed(graph.values):  # the outer concatenation before the inner one
         each = readers.get(value.id, [])
-        if value.id in returned or len(each) != 1 or each[0][0].op != "concat":
+        if value.id in returned or len(each) != 1:
             continue
-        if value.id in made or value.op == "concat":
+        into = each[0][0].op == "concat" or (each[0][0].id in copies and value.id in made)
+        if into and (value.id in made or value.op == "concat"):
             place = _part(*each[0], found)
-            if place is not None:
+            rows = made.get(value.id, False)
+            if place is not None and not (rows and place.strides[-1] != 1):
                 found[value.id] = place
     return found
 
 
 def home(concat: Value, placed: Mapping[int, View]) -> View:
-    """Where ``concat`` lies: in its own buffer or in another's."""
+    """Where ``concat`` (or a copy) lies: in its own buffer or in another's."""
     return placed.get(concat.id) or View(concat, contiguous_strides(concat.shape))
 
 
@@ -59,8 +66,10 @@ def _part(concat: Value, operand: Value, placed: Mapping[int, View]) -> View | N
     """The place of ``operand``'s base in ``concat``, if its elements are all there, in some order."""
     whole = home(concat, placed)
     strides = whole.strides
-    position = next(k for k, a in enumerate(concat.args) if a is operand)
-    first = sympy.sympify(starts(concat)[position]) * strides[concat.attrs["axis"]]
+    first = sympy.Integer(0)
+    if concat.op == "concat":
+        position = next(k for k, a in enumerate(concat.args) if a is operand)
+        first = sympy.sympify(starts(concat)[position]) * strides[concat.attrs["axis"]]
     at = operand
     while at.is_layout:
         inner = _undone(at, strides)

@@ -83,6 +83,28 @@ def test_a_copied_part_of_an_inner_concatenation_goes_to_the_outer_one() -> None
     check(graph, (2, 3), (2, 4), (2, 5))
 
 
+def test_heads_are_merged_by_the_kernel_before() -> None:
+    b = new_builder()
+    x, w = add_input(b, (S0, 3, S1, 8)), add_input(b, (5, 24))
+    rows = b.permute(b.pointwise("tanh", x), (0, 2, 1, 3))
+    product = b.make("linear", (b.reshape(rows, (S0, S1, 24)), w), (S0, S1, 5), x.dtype)
+    graph = finish(b, product)
+    assert kernels(graph) == ["loop"]
+    for s0, s1 in [(1, 1), (3, 5), (2, 17)]:
+        check(graph, (s0, 3, s1, 8), (5, 24))
+
+
+def test_a_row_is_not_scattered() -> None:
+    """Turning the result of a row kernel is a kernel of its own, in tiles."""
+    b = new_builder()
+    x = add_input(b, (S0, S1))
+    total = b.broadcast(b.reduce("sum", x, [1]), x.shape)
+    turned = b.permute(b.pointwise("div", x, total), (1, 0))
+    graph = finish(b, b.make("cast", (turned,), turned.shape, x.dtype, output=0))
+    assert kernels(graph) == ["row", "loop"]
+    check(graph, (5, 7))
+
+
 def test_what_others_read_too_is_stored_by_itself() -> None:
     b = new_builder()
     x = add_input(b, (S0, 8))
