@@ -8,8 +8,7 @@
 
 Sound, not complete: a "no" means "not shown". Sizes are whole and at least 0; that torch's symbols claim to
 be positive is not used. In a normal form a fraction such as ``s0*s1/4`` is a whole number by the facts, each
-term of a sum by itself; a quotient by a size that is 0 is 0, and then not the size it stands for,
-which a program finds out because it compares every input's sizes with its expressions.
+term of a sum by itself. Nothing is divided by a size, which may be 0.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -210,7 +209,7 @@ def _solution(difference: sympy.Expr, symbol: sympy.Symbol) -> sympy.Expr | None
         return None
     if difference.is_polynomial(symbol) and sympy.degree(difference, symbol) == 1:
         factor, rest = difference.coeff(symbol, 1), difference.coeff(symbol, 0)
-        if rest == 0 or len(sympy.Add.make_args(factor)) > 1:
+        if rest == 0 or not factor.is_number:
             return None
         solution = sympy.expand(-rest / factor)
         terms = sympy.Add.make_args(solution)
@@ -224,7 +223,7 @@ _POLYNOMIAL = (sympy.Add, sympy.Mul, sympy.Pow)
 
 def _effort(difference: sympy.Expr, symbol: sympy.Symbol) -> int:
     factor = difference.coeff(symbol, 1)
-    return 0 if factor in (1, -1) else 1 if factor.is_number else 2
+    return 0 if factor in (1, -1) else 1
 
 
 def _divides(number: int, expr: sympy.Expr) -> bool:

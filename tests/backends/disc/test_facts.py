@@ -60,11 +60,6 @@ def grids(facts: list[sympy.Basic]) -> list[dict[sympy.Symbol, int]]:
     return [s for s in sizes if all(f.xreplace(s) == sympy.true for f in facts)]
 
 
-def is_shown_exactly(normal: Dim, sizes: dict[sympy.Symbol, int]) -> bool:
-    """Quotients by a size of 0 stand for nothing (an input's guard finds that out)."""
-    return all(value(p.base, sizes) != 0 for p in sympy.sympify(normal).atoms(sympy.Pow))
-
-
 @given(st.lists(relations(), max_size=3), expressions(), expressions(), relations(), NUMBERS)
 @settings(max_examples=60, deadline=None)
 def test_what_is_shown_holds(
@@ -79,16 +74,13 @@ def test_what_is_shown_holds(
     low, high = facts.bounds(a)
     divides, implied = facts.divides(number, a), facts.implies(relation)
     for sizes in grids(given_facts):
-        if not is_shown_exactly(normal, sizes):
-            continue
         exact = value(a, sizes)
         assert value(normal, sizes) == exact, (given_facts, a, normal, sizes)
         assert low is None or low <= exact
         assert high is None or exact <= high
         assert not divides or exact % number == 0, (given_facts, a, number, sizes)
-        if all(s > 0 for s in sizes.values()):
-            assert not shown_equal or exact == value(b, sizes), (given_facts, a, b, sizes)
-            assert not implied or relation.xreplace(sizes) == sympy.true, (relation, sizes)
+        assert not shown_equal or exact == value(b, sizes), (given_facts, a, b, sizes)
+        assert not implied or relation.xreplace(sizes) == sympy.true, (relation, sizes)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +93,6 @@ def test_what_is_shown_holds(
         ([Le(S0, 512, evaluate=False)], Min(S0, sympy.Integer(512)), S0),
         ([], Min(S0, S0 + S1), S0),
         ([Ge(S0, 3, evaluate=False)], Max(S0, sympy.Integer(2)), S0),
-        ([Eq(S0 * S1, S1 * S2 * 2)], S0, 2 * S2),
     ],
 )
 def test_what_must_be_shown(given_facts: list[sympy.Basic], a: Dim, b: Dim) -> None:
