@@ -1350,10 +1350,16 @@ row(
 row("normalize", lambda x: (F.normalize(x, dim=-1), F.normalize(x, p=1, dim=0)), f32("a b"))
 row(
     "cosine_similarity",
-    lambda x, y: F.cosine_similarity(x, y, -1),
+    lambda x, y: (F.cosine_similarity(x, y, -1), F.cosine_similarity(x, y[0], 0)),
     f32("a b"),
     f32("a b"),
-    called=True,
+    refuses=0,
+)
+row(
+    "cosine_similarity of all",
+    lambda x, y: F.cosine_similarity(x[:, None], y[None], -1, 1e-6),
+    f32("a b"),
+    f32("c b"),
 )
 row(
     "logsumexp",
@@ -1673,10 +1679,37 @@ row(
         torch.einsum("abc,adc->abd", x, y),
         torch.einsum("abc->ac", x),
         torch.einsum("abc,adc->abdc", x, y),
+        torch.einsum("abc, adc -> bd", x, y),
+        torch.einsum("a...c,adc->a...d", x, y),
+        torch.einsum("...c,c->...", x, y[0, 0]),
+        torch.einsum("abc,adc", x, y),
+        torch.einsum("ab,ad->abd", x[..., 0], y[..., 0]),
+        torch.einsum("abc,dc->dab", x, y[0]),
+        torch.einsum("abc,adc->cadb", x, y),
+        torch.einsum("xyz->zx", x) * 2,
     ),
     f32("a b c"),
     f32("a d c"),
-    called=True,
+    refuses=0,
+)
+row(
+    "einsum of three",
+    lambda x, y, w: (
+        torch.einsum("abc,adc,de->abe", x, y, w),
+        torch.einsum("abc,adc,de->ae", x, y, w),
+        torch.einsum("...bc,...dc->...bd", x[:, None], y[None]),
+    ),
+    f32("a b c", 0.1, 2),
+    f32("a d c", 0.1, 2),
+    f32("d 3", 0.1, 2),
+)
+row("einsum diagonal", lambda x: torch.einsum("aii->ai", x) + 1, f32("a 4 4"), called=True)
+row("einsum ints", lambda i: torch.einsum("ab,ab->a", i, i), i64("a b"), called=True)
+row(
+    "einsum halves",
+    lambda x, y: torch.einsum("ab,cb->ac", x, y),
+    spec("a b", torch.bfloat16),
+    spec("c b", torch.bfloat16),
 )
 row(
     "bilinear",

@@ -74,7 +74,7 @@ row(
     ),
     f32("a 8"),
 )
-row("view_copy", lambda x: aten.view_copy(x, [x.shape[0] * 2, 4]), f32("a 8"))
+row("view_copy", lambda x: torch.view_copy(x, [x.shape[0] * 2, 4]), f32("a 8"))
 row(
     "meshgrid of one",
     lambda x: (*torch.meshgrid(x, indexing="ij"), *torch.meshgrid(x, indexing="xy")),

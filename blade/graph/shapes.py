@@ -101,6 +101,31 @@ def _recurrent_packed(
     )
 
 
+def _embedding_bag(
+    weight: torch.Tensor,
+    indices: torch.Tensor,
+    offsets: torch.Tensor,
+    scale_grad_by_freq: bool = False,
+    mode: int = 0,
+    sparse: bool = False,
+    per_sample_weights: torch.Tensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int | None = None,
+) -> tuple[torch.Tensor, ...]:
+    bags = offsets.shape[0] - (1 if include_last_offset else 0)
+    # Then come notes for the backward pass, whose sizes nobody relies on.
+    notes = (offsets.new_empty([0]) for _ in range(3))
+    return weight.new_empty([bags, weight.shape[1]]), *notes
+
+
+def _affine_grid(theta: torch.Tensor, size: Sequence[int], align_corners: bool) -> torch.Tensor:
+    return theta.new_empty([size[0], *size[2:], len(size) - 2])
+
+
+def _like(x: torch.Tensor, *_: Any) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
 def _encoder_layer(src: torch.Tensor, *_: Any) -> torch.Tensor:
     return src.new_empty(src.shape)
 
@@ -140,6 +165,12 @@ RULES: dict[Any, Rule] = {
     aten.gru.data: _recurrent_packed,
     aten.rnn_tanh.data: _recurrent_packed,
     aten.rnn_relu.data: _recurrent_packed,
+    aten.embedding_bag.default: _embedding_bag,
+    aten.embedding_bag.padding_idx: _embedding_bag,
+    aten.affine_grid_generator.default: _affine_grid,
+    aten.fake_quantize_per_tensor_affine.default: _like,
+    aten.fake_quantize_per_tensor_affine.tensor_qparams: _like,
+    aten.fake_quantize_per_channel_affine.default: _like,
     aten._transformer_encoder_layer_fwd.default: _encoder_layer,
     aten._native_multi_head_attention.default: _native_attention,
 }

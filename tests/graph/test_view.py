@@ -4,6 +4,7 @@
 import torch
 from cutting import cut, ops, pins, script, trace
 
+import blade
 from blade.backends.base import ValueInfo
 from blade.graph.view import view
 from blade.reason import Code
@@ -188,3 +189,19 @@ def test_control_flow_is_a_node_nobody_takes() -> None:
     assert seen.blocks == ((0, 1, 3, 5), (2,), (), (4,))
     assert {kinds[i] for i in seen.pinned} == {"prim::If", "prim::Loop"}
     assert [(a, b) for a, b, _ in seen.edges] == [(0, 1), (1, 3), (3, 5)]
+
+
+def test_a_result_that_is_left_undefined_is_no_obstacle() -> None:
+    class Mixed(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mix = torch.nn.MultiheadAttention(8, 2, batch_first=True)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            mixed: torch.Tensor = self.mix(x, x, x, need_weights=False)[0]
+            return mixed * 2
+
+    model, x = Mixed().eval(), torch.randn(3, 5, 8)
+    optimized = blade.optimize(model, x, blade.Config(timing=False, min_cluster_size=1))
+    with torch.no_grad():
+        torch.testing.assert_close(optimized(x), model(x))

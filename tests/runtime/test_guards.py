@@ -134,3 +134,21 @@ def test_register_operations(op, a, b, value):
     w.call("aten::relu.out", f"t:{w.slot(f'input {x}')}", f"t:{y}")
     w.outputs = [y]
     assert w.engine().try_execute([torch.tensor(2.0)]) is not None
+
+
+SCALE_CASES = [
+    (7, "1.7", 11), (10, "0.6", 6), (5, "0.0", 0), (3, "0.3333333333333333", 1), (-7, "1.5", -10),
+    (4, "1e300", 0), (2, "inf", 0), (2, "nan", 0),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("size", "factor", "value"), SCALE_CASES)
+def test_a_size_times_a_float(size, factor, value):
+    w = Writer()
+    x = w.input("f32", 0)
+    result = w.reg(f"scale {w.const(size)} {factor}")
+    w.guard(w.reg(f"eq {result} {w.const(value)}"), f"{size} * {factor} == {value}")
+    y = w.tensor("output", [])
+    w.call("aten::relu.out", f"t:{w.slot(f'input {x}')}", f"t:{y}")
+    w.outputs = [y]
+    assert w.engine().try_execute([torch.tensor(2.0)]) is not None

@@ -21,6 +21,7 @@ from blade.backends.disc.ops import (
     assemble,
     attention,
     convolution,
+    einsum,
     factory,
     functions,
     gather,
@@ -30,6 +31,7 @@ from blade.backends.disc.ops import (
     pointwise,
     pooling,
     reduction,
+    transformer,
     windows,
 )
 from blade.backends.disc.ops.table import TABLE, Lowering, NotLowered, Result
@@ -43,6 +45,7 @@ FAMILIES = (
     activation,
     assemble,
     convolution,
+    einsum,
     attention,
     factory,
     functions,
@@ -53,6 +56,7 @@ FAMILIES = (
     pointwise,
     pooling,
     reduction,
+    transformer,
     windows,
 )
 

@@ -86,10 +86,19 @@ class Registers:
             return self.of(expr.args[0])
         if isinstance(expr, TruncToInt | FloorToInt) and (scaled := _scaled(expr.args[0])):
             return self.of(scaled)
+        if isinstance(expr, FloorToInt | TruncToInt):
+            return self._times_float(expr)
         if type(expr) in _BINARY:
             a, b = (self.of(x) for x in expr.args)
             return self._line(f"{_BINARY[type(expr)]} {a} {b}")
         raise Refused(Code.CONVERSION_FAILED, f"The size {expr} has no form in registers.")
+
+    def _times_float(self, expr: sympy.Basic) -> int:
+        """A size times a float, cut to a whole number (of positive ones, the floor is the same)."""
+        factor, rest = expr.args[0].as_coeff_Mul()
+        if not isinstance(rest, ToFloat) or not factor.is_Float or factor < 0:
+            raise Refused(Code.CONVERSION_FAILED, f"The size {expr} has no form in registers.")
+        return self._line(f"scale {self.of(rest.args[0])} {float(factor)!r}")
 
     def _product(self, expr: sympy.Mul) -> int:
         """A product of sizes; a rational factor divides the rest exactly, because sizes are whole."""

@@ -9,6 +9,7 @@ functions are asked again, node by node, and must give the sizes the symbolic on
 differ; the program's are as good. (Where the answer decided about a broadcast or a rank, they do not agree.)
 """
 
+import logging
 from collections.abc import Iterator, Mapping
 from itertools import combinations, islice
 from typing import Any
@@ -25,10 +26,20 @@ from blade.graph.shapes import result_of
 
 Assignment = Mapping[sympy.Basic, sympy.Integer]
 _RELATIONS = (sympy.Ne, sympy.Lt, sympy.Gt, sympy.Le, sympy.Ge)
-_CANNOT = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError, AssertionError)
+_CANNOT = (
+    *(RuntimeError, TypeError, ValueError, IndexError),
+    *(NotImplementedError, AssertionError, ZeroDivisionError),
+)
 _SMALL = range(9)
 _TRIED = 4
 """Sizes one dimension is given, and how many sets of sizes a relation is tested at."""
+
+_LOG = logging.getLogger("torch._subclasses.fake_tensor")
+
+
+def _nothing(record: logging.LogRecord) -> bool:
+    """torch logs a shape function that raises as an error; here it is an answer."""
+    return False
 
 
 class UnitSizes:
@@ -38,14 +49,20 @@ class UnitSizes:
         self.nodes = [n for n in gm.graph.nodes if isinstance(n.target, torch._ops.OpOverload)]
         self.shape_env = shape_env
         self.hints = {k: sympy.Integer(int(v)) for k, v in shape_env.backed_var_to_val.items()}
-        self.known: dict[tuple[Any, ...], bool] = {}
+        self.known: dict[tuple[Any, ...], bool | None] = {}
 
     def only_chose_strides(self, relation: sympy.Basic) -> bool:
         """Whether sizes of 1 that violate ``relation`` are served all the same."""
         if not isinstance(relation, _RELATIONS) or relation.is_number:
             return False
         tried = list(islice(self._violations(relation), _TRIED))
-        return bool(tried) and all(self._agrees(one) for one in tried)
+        verdicts = [(self._agrees(one), self._is_empty(one)) for one in tried]
+        # Shape functions may fail on empty tensors that the op itself takes; that says nothing.
+        known = all(agrees or (agrees is None and empty) for agrees, empty in verdicts)
+        return known and any(agrees for agrees, _ in verdicts)
+
+    def _is_empty(self, sizes: Assignment) -> bool:
+        return any(size == 0 != self.hints[symbol] for symbol, size in sizes.items())
 
     def _violations(self, relation: sympy.Basic) -> Iterator[Assignment]:
         symbols = sorted(relation.free_symbols, key=str)
@@ -76,17 +93,19 @@ class UnitSizes:
             if isinstance(k, (sympy.Eq, sympy.Or))
         )
 
-    def _agrees(self, sizes: Assignment) -> bool:
+    def _agrees(self, sizes: Assignment) -> bool | None:
+        """``None`` where torch's shape functions raise."""
         key = tuple(sorted((str(k), int(v)) for k, v in sizes.items()))
         if key not in self.known:
             concrete = _Concrete(self.shape_env, sizes)
+            _LOG.addFilter(_nothing)
             try:
                 with concrete.mode, enable_python_dispatcher(), torch.no_grad():
                     self.known[key] = all(map(concrete.agrees, self.nodes))
-            except (
-                _CANNOT
-            ):  # what torch does not do at these sizes needs no answer, but has a guard
-                self.known[key] = False
+            except _CANNOT:
+                self.known[key] = None
+            finally:
+                _LOG.removeFilter(_nothing)
         return self.known[key]
 
 

@@ -172,6 +172,9 @@ class Parser {
       program_.regs.push_back({RegOp::kDim, input, axis});
     } else if (op == "const") {
       program_.regs.push_back({RegOp::kConst, number(), 0});
+    } else if (op == "scale") {
+      const int64_t a = reg();
+      program_.regs.push_back({RegOp::kScale, a, 0, to_double(word())});
     } else {
       const auto found = kRegOps.find(op);
       if (found == kRegOps.end()) fail("unknown register operation '" + op + "'");

@@ -45,6 +45,12 @@ int64_t apply(RegOp op, int64_t a, int64_t b) {
   }
 }
 
+// A size times a float, its fraction cut off; what no int64 holds is no size.
+int64_t scale(int64_t a, double factor) {
+  const double value = static_cast<double>(a) * factor;
+  return value > -0x1p63 && value < 0x1p63 ? static_cast<int64_t>(value) : 0;
+}
+
 }  // namespace
 
 void eval_registers(const Program& program, const std::vector<at::Tensor>& inputs, std::vector<int64_t>& values) {
@@ -54,6 +60,7 @@ void eval_registers(const Program& program, const std::vector<at::Tensor>& input
     switch (reg.op) {
       case RegOp::kDim: values.push_back(inputs[reg.a].sizes()[reg.b]); break;
       case RegOp::kConst: values.push_back(reg.a); break;
+      case RegOp::kScale: values.push_back(scale(values[reg.a], reg.factor)); break;
       default: values.push_back(apply(reg.op, values[reg.a], values[reg.b]));
     }
   }

@@ -21,14 +21,16 @@ struct InputSpec {
 };
 
 enum class RegOp : uint8_t {
-  kDim, kConst, kAdd, kSub, kMul, kFloorDiv, kMod, kMin, kMax, kEq, kNe, kLt, kLe, kGt, kGe, kAnd, kOr
+  kDim, kConst, kAdd, kSub, kMul, kFloorDiv, kMod, kMin, kMax, kEq, kNe, kLt, kLe, kGt, kGe, kAnd, kOr,
+  kScale
 };
 
-// kDim: input a, axis b. kConst: value a. Otherwise registers a and b.
+// kDim: input a, axis b. kConst: value a. kScale: register a times factor. Otherwise registers a and b.
 struct Reg {
   RegOp op;
   int64_t a = 0;
   int64_t b = 0;
+  double factor = 0;
 };
 
 struct Guard {

@@ -127,6 +127,24 @@ def _norm(lo: Lowering, x: Value, ord: Any, dim: Any) -> Value:
     return lo.b.pointwise("pow", total, lo.number(1 / ord, total))
 
 
+@lowers(aten.cosine_similarity.default)
+def cosine_similarity(lo: Lowering, x: Value, y: Value, dim: int = 1, eps: float = 1e-8) -> Value:
+    """Both scaled to length 1 (or ``eps``, if that is more), then multiplied: torch's order."""
+    rank = max(len(x.shape), len(y.shape))
+    tall, wide = ((1,) * (rank - len(v.shape)) + v.shape for v in (x, y))
+    shape = [b if a == 1 else a for a, b in zip(tall, wide, strict=True)]
+    parts = [_unit(lo, lo.value(v, lo.dtype, shape), dim, eps) for v in (x, y)]
+    return _reduce(lo, "sum", lo.b.pointwise("mul", *parts), dim)
+
+
+def _unit(lo: Lowering, x: Value, dim: int, eps: float) -> Value:
+    wide = lo.b.cast(x, torch.float64 if x.dtype == torch.float32 else x.dtype)
+    length = lo.b.reduce("sum", lo.b.pointwise("mul", wide, wide), axes_of(x, dim))
+    length = lo.b.cast(lo.b.pointwise("sqrt", length), x.dtype)
+    length = lo.b.pointwise("maximum", length, lo.number(eps, length))
+    return lo.b.pointwise("div", x, lo.b.broadcast(length, x.shape))
+
+
 @lowers(aten.logsumexp.default)
 def logsumexp(lo: Lowering, x: Value, dim: Any, keepdim: bool = False) -> Value:
     x = lo.b.cast(x, lo.dtype)
