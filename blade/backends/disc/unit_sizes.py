@@ -17,6 +17,7 @@ from typing import Any
 import sympy
 import torch
 from torch._dispatch.python import enable_python_dispatcher
+from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -34,7 +35,7 @@ _SMALL = range(9)
 _TRIED = 4
 """Sizes one dimension is given, and how many sets of sizes a relation is tested at."""
 
-_LOG = logging.getLogger("torch._subclasses.fake_tensor")
+_LOG: logging.Logger = fake_tensor.log
 
 
 def _nothing(record: logging.LogRecord) -> bool:
