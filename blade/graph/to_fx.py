@@ -26,6 +26,7 @@ from torch.fx.experimental.symbolic_shapes import (
 from blade.errors import Refused
 from blade.graph.bind import resolve, split_arguments, to_python, trim_defaults
 from blade.graph.boundary import Boundary
+from blade.graph.cheap import CHAIN, FROM_CHAIN
 from blade.graph.crossing import tensor_form
 from blade.graph.describe import source
 from blade.graph.program import Line
@@ -202,7 +203,7 @@ class _Builder:
             numbers = tensors in ("IntType", "FloatType", "BoolType", "NumberType")
             read = self._evaluate if numbers else self._argument
             return [read(v) for v in line.inputs]
-        inputs = [self._evaluate(v) for v in line.inputs]
+        inputs = [self._number(line, v) for v in line.inputs]
         if line.kind in PASS_THROUGH:
             return inputs[0]
         if line.kind == "aten::size":
@@ -218,6 +219,13 @@ class _Builder:
         if line.kind in _OF_TENSOR:
             return _OF_TENSOR[line.kind](_val(inputs[0]))
         return self._arithmetic(line, inputs)
+
+    def _number(self, line: Line, value: int) -> Any:
+        """``value`` as ``line`` wants it: in arithmetic on sizes a constant 0-d tensor is its number."""
+        held = self.view.program.tensor_constant(value)
+        if held is not None and held.dim() == 0 and line.kind in CHAIN | FROM_CHAIN:
+            return held.item()
+        return self._evaluate(value)
 
     def _constant(self, value: int) -> Any:
         if self.view.program.tensor_constant(value) is None:

@@ -12,15 +12,20 @@ pytestmark = pytest.mark.needs("runtime", "torch_mlir")
 class Windows(torch.nn.Module):
     """(batch, length, width) to rows of 7, each position's together in memory."""
 
+    def __init__(self, size: int | torch.Tensor) -> None:
+        super().__init__()
+        self.size = size
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        missing = (7 - x.shape[1] % 7) % 7
+        missing = (self.size - x.shape[1] % self.size) % self.size
         y = torch.nn.functional.pad(x * 2, (0, 0, 0, missing))
-        y = y.view(x.shape[0], (x.shape[1] + missing) // 7, 7, x.shape[2])
+        y = y.view(x.shape[0], (x.shape[1] + missing) // self.size, self.size, x.shape[2])
         return y.transpose(1, 2).contiguous() + 1
 
 
-def test_is_one_cluster_at_every_length() -> None:
-    model = Windows().eval()
+@pytest.mark.parametrize("size", [7, torch.tensor(7)])
+def test_is_one_cluster_at_every_length(size: int | torch.Tensor) -> None:
+    model = Windows(size).eval()
     config = blade.Config(timing=False, min_cluster_size=1)
     optimized = blade.optimize(model, torch.randn(2, 15, 6), config)
     report = blade.report(optimized)
