@@ -48,7 +48,8 @@ def find_attention(graph: Graph) -> Graph:
     new: dict[int, Value] = {}
     for v in values:
         found = _match(v, readers) if v.op == "matmul" else None
-        made = None if found is None else _build(b, v, found, new)
+        heads = 0 if -1 in readers[v.id] else 1  # what is returned has the product's own strides
+        made = None if found is None else _build(b, v, found, new, heads)
         if made is None:
             args = [new[a.id] for a in v.args]
             made = b.make(v.op, args, v.shape, v.dtype, v.strides, **v.attrs)
@@ -179,7 +180,9 @@ _STEPS: dict[str, Callable[[Value, set[int]], _Scores | None]] = {
 }
 
 
-def _build(b: Builder, v: Value, scores: _Scores, new: dict[int, Value]) -> Value | None:
+def _build(
+    b: Builder, v: Value, scores: _Scores, new: dict[int, Value], heads: int
+) -> Value | None:
     """The attention in the place of the product ``v``."""
     q, kt = (new[a.id] for a in scores.product.args)
     rank = len(kt.shape)
@@ -208,7 +211,9 @@ def _build(b: Builder, v: Value, scores: _Scores, new: dict[int, Value]) -> Valu
         bias = _seen_as(b, b.pointwise("where", conditions[0], *order), shape)
     if why_not(q, k, value, bias) is not None:
         return None
-    made = attend(b, q, k, value, bias, scale, undefined=True, replaces=bool(conditions))
+    made = attend(
+        b, q, k, value, bias, scale, undefined=True, heads=heads, replaces=bool(conditions)
+    )
     return b.reshape(made, v.shape)
 
 

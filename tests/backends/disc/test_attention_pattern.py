@@ -130,6 +130,23 @@ def test_found(function: Function) -> None:
     check(function, given, graph)
 
 
+def test_returned_as_it_is() -> None:
+    """With torch's strides, and nothing copied."""
+
+    def function(q, k, v):
+        return (heads(q) @ heads(k).mT).softmax(-1) @ heads(v)
+
+    given = qkv()
+    graph = lowered(function, given)
+    assert "attention" in ops(graph) and "cast" not in ops(graph)
+    compiled = compile_ir(graph, host())
+    engine = make_engine("test", "disc", compiled.program, compiled.object, compiled.constants)
+    [found] = engine.try_execute(given) or pytest.fail(engine.last_error())
+    want = function(*given)
+    assert found.stride() == want.stride()
+    torch.testing.assert_close(found, want, rtol=1e-5, atol=1e-5)
+
+
 def test_windows_divide_the_batch_in_another_way() -> None:
     """Swin: a bias per head, and a mask per window of the image."""
     windows = 4
