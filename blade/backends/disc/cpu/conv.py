@@ -183,18 +183,17 @@ def _block(
 def _strip(
     f: Routine, target: Target, height: Value, count: Value, given: dict[str, Value]
 ) -> None:
-    """One tile of rows along ``count`` panels, the widest tiles first; a cut panel is alone."""
+    """One tile of rows along ``count`` panels, the widest tiles first; only narrow ones take a cut panel."""
     lanes, low = target.lanes, [h for h in heights(target) if 4 in widths(h, target)]
     whole = f.least(count, f.over(given["columns"], lanes))
     wide = f.pick(f.test("sle", height, low[0]), 4, 2)
-    rest = f.rest(whole, wide)
-    steps = f.sum(f.over(whole, wide), f.over(rest, 2), f.rest(rest, 2), f.minus(count, whole))
+    rest = f.minus(count, f.product(f.over(whole, wide), wide))
+    steps = f.sum(f.over(whole, wide), f.over(rest, 2), f.rest(rest, 2))
     cases: dict[int, Function] = {16 * t.vectors + t.rows: signature(t) for t in tiles(target)}
     with f.carrying(f.whole(0), steps, 1, [f.whole(0)]) as strip:
         (at,) = strip.values
-        left = f.minus(whole, at)
-        narrow = f.pick(f.test("sge", left, 2), 2, 1)
-        vectors = f.pick(f.test("sge", left, wide), wide, narrow)
+        narrow = f.pick(f.test("sge", f.minus(count, at), 2), 2, 1)
+        vectors = f.pick(f.test("sge", f.minus(whole, at), wide), wide, narrow)
         column, moved = f.product(at, lanes), dict(given)
         moved["b"] = f.at(given["b"], f.product(at, given["panel"]))
         for name in ("init", "c", "residual"):

@@ -8,7 +8,7 @@ read from a table, one pointer per tap and row, so that borders, strides and dil
     C = init + sum over taps t, depth k of table[t][row][start + k] * panel[vector][t][k]
     last: C = clamp(C + residual, low, high)
 
-Where columns are cut (one vector only), low and high are infinite in all passes but the last, and the
+Where columns are cut (by tiles of two vectors or one), low and high are infinite in all passes but the last, and the
 residual is zeros.
 """
 
@@ -18,6 +18,7 @@ from blade.backends.disc.cpu.code import Value
 from blade.backends.disc.cpu.routine import POINTER, Routine
 from blade.backends.disc.cpu.target import Target
 
+MOST_CUT = 2  # vectors of the widest tile that can store fewer columns than it has
 UNROLL = 4  # steps of depth per turn of the inner loop
 AHEAD = 24  # steps of depth that weights are asked for early: what L3 takes, at a tile of 14 x 2
 
@@ -46,7 +47,7 @@ ARGUMENTS = (
     ("ldi", "i64"),
     ("c", POINTER),
     ("ldc", "i64"),
-    ("columns", "i64"),  # that exist from `c` on; a tile of one vector may have fewer
+    ("columns", "i64"),  # that exist from `c` on; tiles of MOST_CUT vectors may have fewer
     ("last", "i64"),
     ("residual", POINTER),
     ("ldr", "i64"),
@@ -128,13 +129,14 @@ def _steps(
 
 def _finish(f: Routine, tile: Tile, sums: list[Value], lanes: int) -> None:
     """Add what was there and store: plainly, with the epilogue, or cut to the columns that exist."""
-    if tile.vectors > 1:
+    if tile.vectors > MOST_CUT:
         _either(f, tile, sums, lanes)
         return
-    with f.when(f.test("sge", f["columns"], lanes)):
+    with f.when(f.test("sge", f["columns"], tile.vectors * lanes)):
         _either(f, tile, sums, lanes)
         f.branch()
-        _store(f, tile, sums, lanes, f.first_lanes(f["columns"]), True)
+        left = [f.minus(f["columns"], v * lanes) for v in range(tile.vectors)]
+        _store(f, tile, sums, lanes, [f.first_lanes(n) for n in left], True)
 
 
 def _either(f: Routine, tile: Tile, sums: list[Value], lanes: int) -> None:
@@ -149,13 +151,13 @@ def _store(
     tile: Tile,
     sums: list[Value],
     lanes: int,
-    mask: Value | None,
+    masks: list[Value] | None,
     last: bool,
 ) -> None:
     def read(pointer: Value, vector: int) -> Value:
-        if mask is None:
+        if masks is None:
             return f.get(pointer, vector * lanes, lanes=lanes)
-        return f.load_masked(f.at(pointer, vector * lanes), mask)
+        return f.load_masked(f.at(pointer, vector * lanes), masks[vector])
 
     low, high = (f.broadcast(f[name], lanes) for name in ("low", "high"))
     for r in range(tile.rows):
@@ -167,10 +169,10 @@ def _store(
             y = f.add(sums[r * tile.vectors + v], read(init, v))
             if last:
                 y = clamp(f, f.add(y, read(residual, v)), low, high)
-            if mask is None:
+            if masks is None:
                 f.put(y, c, v * lanes)
             else:
-                f.store_masked(y, f.at(c, v * lanes), mask)
+                f.store_masked(y, f.at(c, v * lanes), masks[v])
 
 
 def clamp(f: Routine, y: Value, low: Value, high: Value) -> Value:
