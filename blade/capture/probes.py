@@ -14,6 +14,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from blade.capture.inputs import Sample
+from blade.graph.memory_order import in_order, order_of
 
 Axis = tuple[int, int]  # (index of the tensor among the leaves of a sample, dimension)
 Sizes = Mapping[Axis, int]
@@ -46,14 +47,14 @@ def axes_of(sample: Sample) -> dict[Axis, int]:
 
 
 def resized(sample: Sample, sizes: Sizes) -> Sample:
-    """``sample`` with the given dimensions repeated or cut to other sizes."""
+    """``sample`` with the given dimensions repeated or cut to other sizes, its axes lying as before."""
     leaves, spec = pytree.tree_flatten(sample)
     for (index, axis), size in sizes.items():
         leaf = leaves[index]
         if leaf.shape[axis] == size:
             continue
         where = torch.arange(size, device=leaf.device) % leaf.shape[axis]
-        leaves[index] = leaf.index_select(axis, where)
+        leaves[index] = in_order(leaf.index_select(axis, where), order_of(leaf))
     result = pytree.tree_unflatten(leaves, spec)
     assert isinstance(result, tuple), result
     return result

@@ -9,9 +9,11 @@ the model; whoever runs a case asks the original first.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
+
+from blade.graph.memory_order import in_order, order_of
 
 Inputs = tuple[torch.Tensor, ...]
 # Factors of the first sample's floats: where exponentials overflow, squares vanish, and signs of zero
@@ -36,6 +38,15 @@ def cases(samples: Sequence[Inputs], probes: Sequence[Inputs]) -> Iterator[Case]
     yield from (Case("probe", f"probe {i}", one) for i, one in enumerate(probes))
     if not samples:
         return
+    orders = [order_of(t) for t in samples[0]]
+    for case in _derived(samples, probes):
+        if case.kind != "layout":  # laid out as the sample is: the original's results follow that
+            laid_out = [in_order(t, o) for t, o in zip(case.inputs, orders, strict=True)]
+            case = replace(case, inputs=tuple(laid_out))
+        yield case
+
+
+def _derived(samples: Sequence[Inputs], probes: Sequence[Inputs]) -> Iterator[Case]:
     generator = torch.Generator().manual_seed(0)
     yield from _other_sizes(samples, probes)
     first = samples[0]

@@ -29,6 +29,7 @@ from blade.graph.boundary import Boundary
 from blade.graph.cheap import CHAIN, FROM_CHAIN
 from blade.graph.crossing import tensor_form
 from blade.graph.describe import source
+from blade.graph.memory_order import in_order, order_of
 from blade.graph.program import Line
 from blade.graph.scalars import FUNCTIONS, PASS_THROUGH, is_symbolic
 from blade.graph.shapes import result_of
@@ -319,11 +320,16 @@ def _is_settled(sizes: Sequence[int], varied: bool) -> bool:
 
 
 def _stand_in(seen: Sequence[torch.Tensor]) -> torch.Tensor:
-    """A tensor like ``seen[0]`` whose sizes are, axis by axis, the first that is neither 0 nor 1."""
+    """A tensor like ``seen[0]`` whose sizes are, axis by axis, the first that is neither 0 nor 1.
+
+    Its axes lie as those of all of ``seen`` do: results of most ops follow the order of the operands.
+    """
     first = seen[0]
     same_rank = [t for t in seen if t.dim() == first.dim()]
     sizes = [
         next((t.shape[d] for t in same_rank if t.shape[d] > 1), first.shape[d])
         for d in range(first.dim())
     ]
-    return torch.empty(sizes, dtype=first.dtype, device=first.device)
+    orders = {order_of(t) for t in same_rank}
+    made = torch.empty(sizes, dtype=first.dtype, device=first.device)
+    return made if len(orders) > 1 else in_order(made, orders.pop())
