@@ -9,7 +9,7 @@ import sympy
 import torch
 
 from blade.backends.disc.ir import Value, numel, plain
-from blade.backends.disc.ops.reduction import axes_of, count_of, moments
+from blade.backends.disc.ops.reduction import axes_of, count_of, moments, sum_by_axis
 from blade.backends.disc.ops.table import Lowering, float_dtype, lowers
 
 aten = torch.ops.aten
@@ -153,7 +153,7 @@ def _over_groups(lo: Lowering, x: Value, groups: int) -> Value:
     """The sum of each group of channels, [N, groups]: first over pixels, in whatever order they lie."""
     batch, channels = x.shape[:2]
     pixels = range(2, len(x.shape))
-    total = lo.b.reshape(lo.b.reduce("sum", x, pixels) if pixels else x, (batch, channels))
+    total = lo.b.reshape(sum_by_axis(lo, x, pixels), (batch, channels))
     if groups == channels:
         return total
     assert isinstance(channels, int), x
@@ -204,11 +204,6 @@ def instance_norm(
     if not use_input_stats or running_mean is not None or not isinstance(x.shape[1], int):
         raise lo.otherwise()
     lo.at_least(x.shape[0], 1, "instance_norm of at least one sample")
-    pixels = numel(x.shape[2:])
-    if pixels == 1:
-        raise lo.otherwise()
-    if not isinstance(pixels, int):
-        lo.b.require(sympy.Ne(pixels, 1, evaluate=False), "instance_norm of more than one pixel")
     return group_norm(lo, x, x.shape[1], weight, bias, eps)
 
 

@@ -13,6 +13,7 @@ import torch
 
 from blade.backends.disc.convolution import to_channels_first, to_channels_last
 from blade.backends.disc.ir import Value, numel
+from blade.backends.disc.ops.reduction import sum_by_axis
 from blade.backends.disc.ops.table import Lowering, Slot, lowers
 from blade.backends.disc.views import equal
 
@@ -65,7 +66,7 @@ def adaptive_avg_pool(lo: Lowering, x: Value, size: Any) -> Value:
         return _spatial(lo, aten.adaptive_avg_pool2d.default, x, (size,))
     for axis in axes:
         lo.at_least(x.shape[axis], 1, "an average of at least one pixel")
-    total = lo.b.reduce("sum", x, axes)
+    total = sum_by_axis(lo, x, axes)
     count = lo.number(numel([x.shape[a] for a in axes]), total)
     return lo.b.pointwise("div", total, count)
 

@@ -28,6 +28,17 @@ def _reduce(lo: Lowering, kind: str, x: Value, dim: Any) -> Value:
     return lo.b.reshape(lo.b.reduce(kind, x, axes) if axes else x, lo.shape)
 
 
+def sum_by_axis(lo: Lowering, x: Value, axes: Sequence[int]) -> Value:
+    """The sum over ``axes``, the last one first.
+
+    Of an image's rows and then of them: more of it in parallel than all pixels in one go, and, as the
+    partial sums are shorter, closer to the exact one.
+    """
+    for axis in sorted(axes, reverse=True):
+        x = lo.b.reduce("sum", x, (axis,))
+    return x
+
+
 def count_of(x: Value, axes: Sequence[int]) -> Any:
     return plain(sympy.sympify(numel([x.shape[a] for a in axes])))
 
