@@ -94,6 +94,45 @@ def test_buffers_that_do_not_live_together_share_bytes():
     assert grown < 100, f"{grown:.0f} MiB for two buffers of 16 MiB and an output"
 
 
+def test_a_reused_slot_is_the_other_ones_memory():
+    """The second slot is read before anything was written to it: what is there is the first one."""
+    w = Writer()
+    x = w.input("f32", 1)
+    sizes = w.dims(x, 1)
+    h, y = w.tensor("arena", sizes), w.tensor("output", sizes)
+    again = w.slot(f"arena f32 1 {sizes[0]} reuse {h}")
+    w.call("aten::neg.out", f"t:{w.slot(f'input {x}')}", f"t:{h}")
+    w.call("aten::add.out", f"t:{h}", f"t:{again}", "i:1", f"t:{again}")
+    other = w.tensor("arena", sizes)  # is in nobody's way while the second lives
+    w.call("aten::neg.out", f"t:{again}", f"t:{other}")
+    w.call("aten::mul.out", f"t:{again}", f"t:{other}", f"t:{y}")
+    w.outputs = [y]
+    engine = w.engine()
+    for n in (1, 5, 100, 0):
+        x = torch.randn(n)
+        torch.testing.assert_close(engine.try_execute([x])[0], -4 * x * x, rtol=0, atol=0)
+
+
+def test_slots_of_other_sizes_share_nothing():
+    """A column that a sum with a row broadcasts: only where the row has one element is it as large."""
+    w = Writer()
+    x, y = w.input("f32", 1), w.input("f32", 1)
+    (rows,), (columns,), one = w.dims(x, 1), w.dims(y, 1), w.const(1)
+    a, b = w.slot(f"input {x}"), w.slot(f"input {y}")
+    h = w.tensor("arena", [rows, one])
+    both = w.slot(f"arena f32 2 {rows} {columns} reuse {h}")
+    column = w.view(a, [rows, one], [one, one], w.const(0))
+    out = w.tensor("output", [rows, columns])
+    w.call("aten::neg.out", f"t:{column}", f"t:{h}")
+    w.call("aten::add.out", f"t:{h}", f"t:{b}", "i:1", f"t:{both}")
+    w.call("aten::neg.out", f"t:{both}", f"t:{out}")
+    w.outputs = [out]
+    engine = w.engine()
+    for n, m in ((5, 1), (40, 30), (1, 1), (3, 7)):
+        x, y = torch.randn(n), torch.randn(m)
+        assert torch.equal(engine.try_execute([x, y])[0], x[:, None] - y)
+
+
 def test_memory_does_not_grow_over_random_shapes():
     engine = chain(12).engine(limits={"max_shapes": 16})
     rng = random.Random(0)

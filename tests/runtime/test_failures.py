@@ -68,6 +68,42 @@ def test_programs_that_do_not_parse(text, why):
     assert engine.stats()["corrupt_payload"] == 1
 
 
+@pytest.mark.parametrize(
+    ("base", "again", "why"),
+    [
+        ("output", "reuse 1", "only an arena slot can be reused"),
+        ("arena", "reuse 7", "slot 7 is not defined"),
+        ("arena", "over 1", "unexpected 'over'"),
+        ("arena", "reuse 1 1", "unexpected '1'"),
+        ("arena", "reuse 1", "does not begin where slot 1"),
+    ],
+)
+def test_slots_that_cannot_be_reused(base, again, why):
+    """The first buffer is still read where the second is."""
+    w = Writer()
+    x = w.input("f32", 1)
+    (n,) = w.dims(x, 1)
+    a, h = w.slot(f"input {x}"), w.tensor(base, [n])
+    second, y = w.slot(f"arena f32 1 {n} {again}"), w.tensor("output", [n])
+    w.call("aten::neg.out", f"t:{a}", f"t:{h}")
+    w.call("aten::neg.out", f"t:{h}", f"t:{second}")
+    w.call("aten::add.out", f"t:{h}", f"t:{second}", "i:1", f"t:{y}")
+    w.outputs = [y]
+    assert why in w.engine().why_unavailable()
+
+
+def test_a_slot_is_reused_once():
+    w = Writer()
+    x = w.input("f32", 1)
+    (n,) = w.dims(x, 1)
+    a, h = w.slot(f"input {x}"), w.tensor("arena", [n])
+    first, second = (w.slot(f"arena f32 1 {n} reuse {h}") for _ in range(2))
+    w.call("aten::neg.out", f"t:{a}", f"t:{h}")
+    w.call("aten::neg.out", f"t:{h}", f"t:{first}")
+    w.outputs = [first, second]
+    assert "reused twice" in w.engine().why_unavailable()
+
+
 def test_kernels_without_code():
     w = Writer()
     x = w.input("f32", 1)

@@ -15,6 +15,7 @@ from blade.backends.disc.cpu.emit import Emitted, emit
 from blade.backends.disc.cpu.native import native
 from blade.backends.disc.cpu.target import Target
 from blade.backends.disc.fuse import Fused, Group, fuse
+from blade.backends.disc.inplace import overwritable
 from blade.backends.disc.ir import Graph, Value
 from blade.backends.disc.kernel import Kernel
 from blade.backends.disc.kernels import GroupKernel, build_copy, build_kernel
@@ -96,7 +97,13 @@ class _Kernels:
             self.emitted[kernel] = self._emit(kernel, kind)
         name, emitted = self.emitted[kernel]
         return KernelCall(
-            name, emitted.extent, emitted.cost, emitted.scratch, built.buffers, kernel.sizes()
+            name,
+            emitted.extent,
+            emitted.cost,
+            emitted.scratch,
+            built.buffers,
+            kernel.sizes(),
+            overwritable(kernel, built.buffers),
         )
 
     def _emit(self, kernel: Kernel, kind: str) -> tuple[str, Emitted]:

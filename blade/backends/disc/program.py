@@ -10,6 +10,7 @@ import torch
 
 from blade.backends.disc.channels_last import write_conv, write_spatial
 from blade.backends.disc.fuse import Fused
+from blade.backends.disc.inplace import Lives
 from blade.backends.disc.ir import DTYPES, Shape, Value, contiguous_strides, numel
 from blade.backends.disc.kernel import Dim
 from blade.backends.disc.ops.table import Slot
@@ -23,7 +24,10 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class KernelCall:
-    """Run native code ``name`` on the buffers of ``buffers``, with ``ints`` as its sizes."""
+    """Run native code ``name`` on the buffers of ``buffers``, with ``ints`` as its sizes.
+
+    ``over``: pairs (read, written) of which the second may lie in the bytes of the first (inplace.py).
+    """
 
     name: str
     extent: Dim
@@ -31,6 +35,7 @@ class KernelCall:
     scratch: Dim
     buffers: tuple[Value, ...]
     ints: tuple[sympy.Expr, ...]
+    over: tuple[tuple[Value, Value], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -93,6 +98,7 @@ class Writer:
         self.slots: list[str] = []
         self.instructions: list[str] = []
         self.slot_of: dict[object, int] = {}
+        self.lives = Lives()
         self.returned = {view_of(v).base.id for v in self.graph.outputs}  # type: ignore[union-attr]
         for value, device in zip(self.graph.inputs, devices, strict=True):
             self.input(value, device)
@@ -125,9 +131,10 @@ class Writer:
         self.guards.append(f"guard {register} {text.strip()}")
 
     def slot(self, value: Value) -> int:
-        """The slot of ``value``'s own buffer."""
+        """The slot of ``value``'s own buffer, for the instruction that is being written."""
         if value.id not in self.slot_of:
             self.slot_of[value.id] = self.add_slot(self.buffer(value))
+        self.lives.touch(self.slot_of[value.id], len(self.instructions))
         return self.slot_of[value.id]
 
     def buffer(self, value: Value) -> str:
@@ -144,6 +151,9 @@ class Writer:
     def add_slot(self, text: str) -> int:
         self.slots.append(f"slot {len(self.slots)} {text}")
         return len(self.slots) - 1
+
+    def in_arena(self, slot: int) -> bool:
+        return self.slots[slot].startswith(f"slot {slot} arena ")
 
     def numbers(self, dims: Sequence[Dim]) -> list[str]:
         return [str(self.registers.of(d)) for d in dims]
@@ -204,6 +214,10 @@ class Writer:
         words = ["kernel", call.name, *self.numbers((call.extent, call.cost, call.scratch))]
         words += [str(len(call.buffers)), *(str(self.slot(v)) for v in call.buffers)]
         words += [str(len(call.ints)), *self.numbers(call.ints)]
+        for pair in call.over:
+            read, written = map(self.slot, pair)
+            if self.in_arena(read) and self.in_arena(written):
+                self.lives.offer(read, written, len(self.instructions))
         self.instructions.append(" ".join(words))
 
     def linear(self, value: Value) -> None:
@@ -272,6 +286,8 @@ class Writer:
 
     def text(self, isa: Sequence[str]) -> str:
         outputs = [self.seen(v) for v in self.graph.outputs]
+        for slot, other in self.lives.reused().items():
+            self.slots[slot] += f" reuse {other}"
         registers = [f"reg {k} {line}" for k, line in enumerate(self.registers.lines)]
         lines = [f"blade.disc {VERSION}", " ".join(["isa", *isa])]
         for name, items in (

@@ -125,15 +125,23 @@ void Frame::prepare_view(size_t id) {
 
 void Frame::plan_arena() {
   std::vector<Buffer> buffers;
-  std::vector<size_t> ids;
+  std::vector<std::pair<size_t, size_t>> homes;  // slot, its buffer
+  std::vector<size_t> buffer_of(slots_.size());
   for (size_t id = 0; id < slots_.size(); ++id) {
-    if (program_.slots[id].kind != SlotKind::kArena) continue;
+    const Slot& slot = program_.slots[id];
+    if (slot.kind != SlotKind::kArena) continue;
     const auto bytes = static_cast<size_t>(slots_[id].span) * c10::elementSize(slots_[id].dtype);
-    buffers.push_back({program_.first[id], program_.last[id], bytes});
-    ids.push_back(id);
+    if (slot.reuse >= 0 && buffers[buffer_of[slot.reuse]].bytes == bytes) {
+      buffer_of[id] = buffer_of[slot.reuse];
+      buffers[buffer_of[id]].last = program_.last[id];
+    } else {
+      buffer_of[id] = buffers.size();
+      buffers.push_back({program_.first[id], program_.last[id], bytes});
+    }
+    homes.emplace_back(id, buffer_of[id]);
   }
   arena_bytes_ = plan_memory(buffers);
-  for (size_t i = 0; i < ids.size(); ++i) slots_[ids[i]].arena_offset = buffers[i].offset;
+  for (const auto& [id, buffer] : homes) slots_[id].arena_offset = buffers[buffer].offset;
 }
 
 at::Tensor Frame::view_of(const at::Tensor& root, const SlotState& slot) const {

@@ -240,10 +240,20 @@ class Parser {
       const int64_t rank = count();
       s.sizes = regs_of(rank);
       if (s.kind == SlotKind::kDyn) s.strides = regs_of(rank);
+      if (s.kind == SlotKind::kArena && next_ < words_.size()) s.reuse = parse_reuse();
     } else {
       fail("unknown slot kind '" + kind + "'");
     }
     program_.slots.push_back(std::move(s));
+  }
+
+  int64_t parse_reuse() {
+    if (const auto found = word(); found != "reuse") fail("unexpected '" + found + "'");
+    const int64_t id = slot();
+    if (program_.slots[id].kind != SlotKind::kArena) fail("only an arena slot can be reused");
+    const auto takes_it = [id](const Slot& other) { return other.reuse == id; };
+    if (std::any_of(program_.slots.begin(), program_.slots.end(), takes_it)) fail("a slot is reused twice");
+    return id;
   }
 
   void parse_instr() {
@@ -420,6 +430,10 @@ class Parser {
       if (root.kind == SlotKind::kInput && s.kind == SlotKind::kView) p.aliased[root.index] = true;
     }
     for (size_t id = 0; id < p.slots.size(); ++id) {
+      const int64_t reuse = p.slots[id].reuse;
+      if (reuse >= 0 && p.first[id] != p.last[reuse]) {
+        fail("slot " + std::to_string(id) + " does not begin where slot " + std::to_string(reuse) + ", which it reuses, ends");
+      }
       const int64_t last = p.last[id];
       if (p.slots[id].kind == SlotKind::kDyn && last >= 0 && last < end) p.instrs[last].last_use.push_back(id);
     }

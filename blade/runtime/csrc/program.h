@@ -48,6 +48,7 @@ struct Slot {
   std::vector<int64_t> sizes;    // registers
   std::vector<int64_t> strides;  // registers: kDyn, kView
   int64_t offset = -1;           // register: kView
+  int64_t reuse = -1;            // kArena: the slot whose bytes it takes where they are as many, or -1
   bool as_tensor = false;        // a call reads it or the engine returns it: needs an at::Tensor
 };
 
