@@ -206,7 +206,6 @@ row(
     "avg_pool2d divisor",
     lambda x: (F.avg_pool2d(x, (2, 3), ceil_mode=True), F.avg_pool2d(x, 2, divisor_override=3)),
     f32("a 3 c d"),
-    called=True,
     c=8,
     d=9,
 )
@@ -246,6 +245,7 @@ row(
 
 # Convolution
 
+_FLAGS = (False, False, True)  # cuDNN's benchmark and determinism, then whether it may be used
 row(
     "conv2d same",
     lambda x, w: (
@@ -289,6 +289,35 @@ row(
     f32("a 2 b c d"),
     f32("3 2 3 3 3"),
     f32("3"),
+)
+row(
+    "convolution as torch.jit writes it",
+    lambda x, w, b: (
+        torch.convolution(x, w, b, [2, 1], [1, 0], [1, 2], False, [0, 0], 2),
+        torch._convolution(x, w, b, [1, 1], [1, 1], [1, 1], False, [0, 0], 2, *_FLAGS, True),
+        torch._convolution(x, w, None, [1, 1], [0, 2], [1, 1], False, [0, 0], 2, *_FLAGS),
+    ),
+    f32("a 4 c d"),
+    f32("6 2 3 3"),
+    f32("6"),
+    c=8,
+    d=9,
+)
+row(
+    "convolution padded by name",
+    lambda x, w, v, y, u: (
+        torch._convolution_mode(x, w, None, [1, 1], "same", [1, 2], 1),
+        torch._convolution_mode(x, v, None, [1, 1], "same", [1, 1], 4),
+        torch._convolution_mode(x, w, None, [2, 1], "valid", [1, 1], 1),
+        torch._convolution_mode(y, u, None, [1], "same", [1], 1),
+    ),
+    f32("a 4 c d"),
+    f32("6 4 3 3"),
+    f32("8 1 2 4"),
+    f32("a 4 b"),
+    f32("6 4 5"),
+    c=8,
+    d=9,
 )
 row(
     "conv_transpose1d",
@@ -336,6 +365,16 @@ row(
     ),
     f32("a 3 c d"),
     called=True,
+)
+row(
+    "upsample by sizes alone",
+    lambda x: (
+        aten.upsample_nearest2d(x, [x.shape[2] * 2, x.shape[3] * 2]),
+        aten.upsample_nearest2d(x, [5, 7]),
+        aten.upsample_bilinear2d(x, [5, x.shape[3] + 1], True),
+        aten.upsample_bilinear2d(x, [9, 7], False, 1.5, 2.0),
+    ),
+    f32("a 3 c d"),
 )
 row(
     "upsample scales",

@@ -20,6 +20,7 @@ row(
     f32("a b c"),
     refuses=0,
 )
+row("diagonal_copy", lambda x: torch.diagonal_copy(x, 1, 1, 2) * 2, f32("a b c"), refuses=0)
 row("diagonal far", lambda x: (x.diagonal(3) * 2, x.diagonal(-3) + 1), f32("4 4"))
 row("trace by hand", lambda x: (x @ x).diagonal(dim1=-2, dim2=-1).sum(-1), f32("a b b"))
 row("linalg.diagonal", lambda x: torch.linalg.diagonal(x, offset=1) * 2, f32("a b b"), refuses=0)
@@ -28,6 +29,7 @@ row(
     lambda x: (
         (x + 1).as_strided((x.shape[0], 4), (8, 2)),
         (x * 2).as_strided((x.shape[0], 3, 3), (8, 2, 1), 1),
+        torch.as_strided_copy(x - 1, (x.shape[0], 5), (8, 1), 3),
     ),
     f32("a 8"),
     refuses=0,
@@ -45,10 +47,9 @@ row(
         x.mH,
         x.adjoint(),
         x[0].H,
-        aten.mT.a(x),
-        aten.mH.a(x),
-        aten.numpy_T.a(x[0]),
-        aten.matrix_H.a(x[0]),
+        x.mT,
+        aten.numpy_T(x[0]),
+        aten.matrix_H(x[0]),
     ),
     f32("a b 4"),
 )
@@ -70,7 +71,7 @@ row(
         *aten.split_with_sizes_copy(x, [3, 5], 1),
         *aten.unbind_copy.int(x[:, :2], 1),
         *aten.split(x, 3, 1),
-        *aten.split.default(x, [3, 5], 1),
+        *x.split([3, 5], 1),
     ),
     f32("a 8"),
 )

@@ -103,20 +103,12 @@ def transpose(lo: Lowering, x: Value, a: int, b: int) -> Value:
     return lo.b.permute(x, perm)
 
 
-@lowers(aten.t.default, aten.numpy_T.default, aten.numpy_T.a)
+@lowers(aten.t.default, aten.numpy_T.default)
 def transposed(lo: Lowering, x: Value) -> Value:
     return lo.b.permute(x, range(len(x.shape))[::-1])
 
 
-@lowers(
-    aten.mT.default,
-    aten.mT.a,
-    aten.mH.default,
-    aten.mH.a,
-    aten.adjoint.default,
-    aten.matrix_H.default,
-    aten.matrix_H.a,
-)
+@lowers(aten.mT.default, aten.mH.default, aten.adjoint.default, aten.matrix_H.default)
 def matrix_transposed(lo: Lowering, x: Value) -> Value:
     return transpose(lo, x, -2, -1)
 
@@ -205,7 +197,6 @@ def _clamped(start: Any, size: Dim) -> Dim:
     aten.split.Tensor,
     aten.split_with_sizes.default,
     aten.split.sizes,
-    aten.split.default,
     aten.chunk.default,
     aten.tensor_split.sections,
     aten.tensor_split.indices,
