@@ -19,8 +19,8 @@ from blade.capture.compare import reference
 from blade.capture.declared import Range, declared_ranges, tuning_samples
 from blade.capture.inputs import Call, Sample, describe, normalize
 from blade.capture.model import device_of, signature_of
-from blade.capture.original import MODEL_ERRORS, Original
-from blade.capture.outputs import is_plain
+from blade.capture.original import MODEL_ERRORS, Answer, Original, seeded
+from blade.capture.outputs import NotTensors, is_plain
 from blade.capture.probes import Axis, Varied, find_varied, resized
 from blade.config import Config
 from blade.errors import ConfigError, InputError
@@ -59,12 +59,12 @@ def observe(
     call, samples = normalize(signature_of(model), inputs, bake)
     _check_devices(model, call, samples[0])
     original = Original(model, call, flatten=bake)
-    outputs = [_first_run(original, call, sample, index) for index, sample in enumerate(samples)]
+    first = [_first_run(original, call, sample, index) for index, sample in enumerate(samples)]
     ranges = declared_ranges(config, call, samples)
     tuning = tuning_samples(config, call, samples[0])
     seen = _Seen(original, together)
     for index, sample in enumerate(samples):
-        seen.require(sample, f"sample {index}", call)
+        seen.require(sample, f"sample {index}", call, first[index][1])
     for sample in tuning:
         seen.require(sample, "a shape of dynamic_tuning_shapes", call)
     probes = tuple(seen.vary(samples, ranges))
@@ -73,7 +73,7 @@ def observe(
     if ranges:
         list(seen.vary(samples, {}))
     seen.vary_values(samples[0])
-    plain = bake and not call.baked and all(map(is_plain, outputs))
+    plain = bake and not call.baked and all(is_plain(output) for output, _ in first)
     everything = (*samples, *tuning)
     return Observed(call, original, everything, probes, tuple(seen.references), ranges, plain)
 
@@ -85,8 +85,11 @@ class _Seen:
         self._original, self._together = original, together
         self.references: list[Reference] = []
 
-    def require(self, sample: Sample, what: str, call: Call) -> None:
-        if not self._add(sample, frozenset(), what):
+    def require(self, sample: Sample, what: str, call: Call, answer: Answer | None = None) -> None:
+        """Add ``sample``; ``answer`` is what its first run gave, all there is to know without a state."""
+        if answer is not None and not self._original.is_stateful:
+            self.references.append(Reference(sample, (answer,), frozenset(), what))
+        elif not self._add(sample, frozenset(), what):
             shown = describe(call.names, sample)
             raise ConfigError(f"dynamic_tuning_shapes: the model does not run at {what} ({shown}).")
 
@@ -175,9 +178,11 @@ def _reversed(value: torch.Tensor) -> torch.Tensor:
     )
 
 
-def _first_run(original: Original, call: Call, sample: Sample, index: int) -> Any:
+def _first_run(original: Original, call: Call, sample: Sample, index: int) -> tuple[Any, Answer]:
     try:
-        return original.raw(sample)
+        return seeded(lambda: original.first(sample))
+    except NotTensors:
+        raise  # the model does run
     except MODEL_ERRORS as error:
         raise InputError(
             f"inputs: the model does not run on sample {index} ({describe(call.names, sample)}): "

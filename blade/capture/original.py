@@ -115,12 +115,15 @@ class Original:
         """Put the module's state back; for after others ran it, as tracing does."""
         self._state.restore()
 
-    def raw(self, sample: Sample) -> Any:
-        """The output as the user's model returns it."""
-        args, kwargs = self._call.bind(copy_of(sample))
+    def first(self, sample: Sample) -> tuple[Any, Answer]:
+        """The output as the user's model returns it, and the answer it amounts to."""
+        arguments = copy_of(sample)
+        args, kwargs = self._call.bind(arguments)
         try:
             with torch.no_grad():
-                return self._model(*args, **kwargs)
+                output = self._model(*args, **kwargs)
+            flat = tensors_of(output) if self._flatten else output
+            return output, (copy_of(flat), arguments)
         finally:
             self.is_stateful |= self._state.restore()
 

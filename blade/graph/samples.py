@@ -11,7 +11,9 @@ group costs nothing.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 
@@ -36,19 +38,42 @@ class Samples:
         self._known: set[Key] = set()
 
     def record(self, boundaries: Iterable[Boundary]) -> None:
-        """Run every sample and probe once, unless all these boundaries' inputs are known already."""
+        """Run every sample and probe once, unless all these boundaries' inputs are known already.
+
+        What the caller gives is known without a run.
+        """
         fresh = {key: None for b in boundaries for key in _keys(b) if key not in self._known}
         if not fresh:
             return
+        given = [key for key in fresh if self._is_given(*key)]
         wanted: dict[int, list[tuple[int, bool]]] = {}
         for line, value in fresh:
-            copies = self._view.aliases.may_be_written(value)
-            wanted.setdefault(line, []).append((value, copies))
+            if (line, value) not in given:
+                copies = self._view.aliases.may_be_written(value)
+                wanted.setdefault(line, []).append((value, copies))
         program, module = self._view.program, self._captured.module
         runs = (*self._captured.samples, *self._captured.probes)
         for run, seen in zip(runs, self._seen, strict=True):
-            seen.update(observe_tensors(program, module, run, wanted))
+            if wanted:
+                seen.update(observe_tensors(program, module, run, wanted))
+            seen.update(self._given(run, given))
         self._known.update(fresh)
+
+    def _is_given(self, line: int, value: int) -> bool:
+        """Whether ``line``, which runs once in every run, reads a tensor as the caller gave it."""
+        program = self._view.program
+        return (
+            value in program.inputs
+            and program.values[value].type().kind() == "TensorType"
+            and program.lines[line].block == 0
+            and not self._view.aliases.may_be_written(value)
+        )
+
+    def _given(self, run: tuple[Any, ...], keys: Sequence[Key]) -> dict[Key, list[torch.Tensor]]:
+        """Copies with the same strides: nothing done to them may reach the caller."""
+        _, *inputs = self._view.program.inputs
+        copies = {value: copy.deepcopy(run[inputs.index(value)]) for _, value in keys}
+        return {(line, value): [copies[value].detach()] for line, value in keys}
 
     def of(self, boundary: Boundary) -> tuple[list[Inputs], list[Inputs]]:
         """Inputs of the group at the samples and at the probes.

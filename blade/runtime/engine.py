@@ -40,6 +40,9 @@ class Engine(Protocol):
     def rearm(self) -> None:
         """Closes the circuit breaker again and lets a runner that failed to load try once more."""
 
+    def renew(self) -> None:
+        """Forgets its calls: counts, failures and the buffers of sizes seen. Must not overlap a call."""
+
     def last_error(self) -> str:
         """The text of the last exception inside the engine; empty if there was none."""
 
@@ -95,9 +98,8 @@ def register_runner(backend: str, load: LoadRunner) -> None:
 
 def renew(engine: torch.ScriptObject) -> None:
     """Start ``engine`` afresh, in place, wherever it is held: no counts, no failures, and no buffers
-    of the sizes it was tried at. Its tensors stay the same ones."""
-    state = engine._get_method("__getstate__")()
-    engine._get_method("__setstate__")(state)
+    of the sizes it was tried at. What it loaded and packed stays."""
+    cast(Engine, engine).renew()
 
 
 def isa_features() -> frozenset[str]:

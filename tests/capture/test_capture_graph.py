@@ -292,3 +292,42 @@ def test_the_ends_of_declared_ranges_are_probes() -> None:
     assert {(2, 2, 4), (40, 9, 4)} <= shapes
     huge = Config(dynamic_shapes={0: {0: (1, 10**9)}})
     assert all(p[0].shape[0] < 100 for p in capture(model, torch.randn(3, 5, 4), huge).probes)
+
+
+_calls: list[torch.Tensor] = []
+
+
+class Noted(nn.Module):
+    """Notes its inputs outside of itself: capture runs a copy."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        _calls.append(x.clone())
+        return torch.softmax(x, -1)
+
+
+class NotedWithState(Noted):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls.add_(1)
+        return super().forward(x) + self.calls
+
+
+@pytest.mark.parametrize(("model", "runs"), [(Noted(), 1), (NotedWithState(), 3)])
+def test_the_model_runs_once_per_input_and_again_only_if_it_has_a_state(
+    model: nn.Module, runs: int
+) -> None:
+    """Each sample once for its reference, twice more in a row where calls change the model; the first
+    once more to be traced."""
+    samples = [random(3, 5), random(3, 5, seed=1)]
+    _calls.clear()
+    captured = capture(model.eval(), [(x,) for x in samples], Config())
+    assert captured.how == "trace"
+    counts = [sum(torch.equal(x, one) for one in _calls) for x in samples]
+    assert counts == [runs + 1, runs]
+    first = captured.references[0]
+    assert len(first.answers) == (1 if runs == 1 else 2)
+    with torch.no_grad():
+        torch.testing.assert_close(first.answers[0][0], copy.deepcopy(model)(samples[0]))

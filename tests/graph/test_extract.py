@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """A group as FX and as TorchScript: same values, same weights, symbolic shapes."""
 
+from typing import Any
+
 import pytest
 import torch
-from cutting import assert_fx_same, cut, ops, script, trace
+from cutting import assert_fx_same, cut, groups_of, ops, script, trace
 
 from blade.errors import Refused
 from blade.graph.extract import extract
+from blade.graph.observe import observe_tensors
 from blade.graph.view import view
 from blade.reason import Code
 
@@ -197,3 +200,36 @@ def test_arithmetic_on_a_size_that_is_known_is_a_number() -> None:
     captured = trace(Heads(), (torch.randn(2, 5, 8),), (torch.randn(3, 7, 8),))
     [extracted] = cut(captured)
     assert_fx_same([extracted])
+
+
+def test_what_the_caller_gives_needs_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One cluster over the whole graph: its inputs are the samples, copied with their strides."""
+    sample, probe = (torch.randn(4, 6).t(),), (torch.randn(5, 3),)
+    captured = trace(lambda x: torch.relu(x) * 2 + x, sample, probe)
+    seen = view(captured)
+
+    def never(*args: object) -> None:
+        raise AssertionError("a run that shows nothing new")
+
+    monkeypatch.setattr("blade.graph.samples.observe_tensors", never)
+    [extracted] = extract(captured, seen, groups_of(seen))
+    for (found,), (given,) in zip((*extracted.samples, *extracted.probes), (sample, probe)):
+        assert torch.equal(found, given) and found.stride() == given.stride()
+        assert found.data_ptr() != given.data_ptr()
+
+
+def test_only_what_is_made_inside_is_observed(monkeypatch: pytest.MonkeyPatch) -> None:
+    captured = trace(lambda x, y: torch.relu(x.sin()) + y, (torch.randn(3), torch.randn(3)))
+    seen = view(captured)
+    asked: list[int] = []
+
+    def noted(program: Any, module: Any, sample: Any, wanted: Any) -> Any:
+        asked.extend(value for line in wanted.values() for value, _ in line)
+        return observe_tensors(program, module, sample, wanted)
+
+    monkeypatch.setattr("blade.graph.samples.observe_tensors", noted)
+    [extracted] = extract(captured, seen, [range(1, len(seen.nodes))])
+    x, y = captured.samples[0]
+    assert [seen.program.lines[seen.program.producer[v]].kind for v in asked] == ["aten::sin"]
+    inside, given = extracted.samples[0]
+    assert torch.equal(inside, x.sin()) and torch.equal(given, y)

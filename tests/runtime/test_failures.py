@@ -5,7 +5,7 @@ import pytest
 import torch
 from programs import Writer, matrix_times_itself, relu_program
 
-from blade.runtime.engine import make_engine
+from blade.runtime.engine import make_engine, renew
 
 
 def test_the_circuit_opens_after_failures_in_a_row_and_can_be_rearmed():
@@ -19,6 +19,18 @@ def test_the_circuit_opens_after_failures_in_a_row_and_can_be_rearmed():
     }  # fmt: skip
     assert "mat1 and mat2" in engine.last_error()
     engine.rearm()
+    assert torch.allclose(engine.try_execute([good])[0], good @ good)
+
+
+def test_a_renewed_engine_has_no_past():
+    engine = matrix_times_itself().engine(limits={"max_failures": 1})
+    good, bad = torch.randn(3, 3), torch.randn(3, 4)
+    assert engine.try_execute([good]) is not None
+    assert engine.try_execute([bad]) is None
+    engine.set_enabled(False)
+    renew(engine)
+    assert engine.stats() == {"calls": 0, "engine_runs": 0, "fallbacks": 0}
+    assert engine.last_error() == ""
     assert torch.allclose(engine.try_execute([good])[0], good @ good)
 
 

@@ -146,6 +146,17 @@ void Engine::rearm() {
   if (runner_) runner_->forget();
 }
 
+void Engine::renew() {
+  rearm();
+  enabled_ = true;
+  calls_ = 0;
+  engine_runs_ = 0;
+  for (auto& reason : reasons_) reason = 0;
+  if (executor_) executor_->forget_sizes();
+  const std::lock_guard<std::mutex> lock(error_mutex_);
+  last_error_.clear();
+}
+
 std::string Engine::last_error() const {
   const std::lock_guard<std::mutex> lock(error_mutex_);
   return last_error_;

@@ -45,6 +45,8 @@ class Engine : public torch::CustomClassHolder {
   c10::Dict<std::string, int64_t> stats() const;
   void set_enabled(bool enabled) { enabled_ = enabled; }
   void rearm();
+  // As if nothing was run yet: counts, failures and buffers go, what was loaded and packed stays.
+  void renew();
   std::string last_error() const;
   std::string why_unavailable() const;
   const std::string& name() const { return name_; }

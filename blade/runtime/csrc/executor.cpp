@@ -204,6 +204,12 @@ void Executor::give_lane(std::unique_ptr<Lane> lane) {
   idle_.push_back(std::move(lane));
 }
 
+void Executor::forget_sizes() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  idle_.clear();
+  idle_bytes_ = 0;
+}
+
 std::optional<std::vector<at::Tensor>> Executor::run_in_lane(
     const std::vector<at::Tensor>& inputs, std::vector<double>* seconds) {
   const BelowAutograd guards;

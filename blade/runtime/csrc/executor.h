@@ -32,6 +32,9 @@ class Executor {
   // Packs constants again if the user wrote to one of them since (in place, as an optimizer does).
   void refresh_packs(const std::vector<at::Tensor>& constants);
 
+  // Drops the buffers and frames of all sizes seen; what was packed stays.
+  void forget_sizes();
+
   const Program& program() const { return loaded_.program; }
 
  private:

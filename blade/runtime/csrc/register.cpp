@@ -23,6 +23,7 @@ TORCH_LIBRARY(blade, m) {
       .def("stats", &Engine::stats)
       .def("set_enabled", &Engine::set_enabled)
       .def("rearm", &Engine::rearm)
+      .def("renew", &Engine::renew)
       .def("last_error", &Engine::last_error)
       .def("why_unavailable", &Engine::why_unavailable)
       .def("name", [](const c10::intrusive_ptr<Engine>& self) { return self->name(); })
