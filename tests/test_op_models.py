@@ -21,14 +21,13 @@ pytestmark = [pytest.mark.needs("runtime"), pytest.mark.needs("torch_mlir")]
 CONFIG = blade.Config(timing=False, min_cluster_size=1)
 
 # What cannot be captured, and why: torch's tracer fails an assertion of its own on plain numbers as first
-# operand; the number of results follows a size; eager reads beyond its statistics instead of raising.
+# operand; the number of results follows a size.
 REFUSED = {
     "Scalar overloads of bits": "neither traced nor scripted",
     "bit operators": "neither traced nor scripted",
     "full": "neither traced nor scripted",
     "chunk": "differs from the model at other sizes",
     "unbind": "differs from the model at other sizes",
-    "_native_batch_norm_legit_no_training": "differs from the model at other sizes",
 }
 
 

@@ -101,6 +101,14 @@ def _recurrent_packed(
     )
 
 
+def _convolution(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *rest: Any
+) -> torch.Tensor:
+    # Before torch 2.12 the op that torch.jit writes has no function of shapes; the one it calls has.
+    made: torch.Tensor = aten.convolution.default(x, weight, bias, *rest[:6])
+    return made
+
+
 def _embedding_bag(
     weight: torch.Tensor,
     indices: torch.Tensor,
@@ -165,6 +173,8 @@ RULES: dict[Any, Rule] = {
     aten.gru.data: _recurrent_packed,
     aten.rnn_tanh.data: _recurrent_packed,
     aten.rnn_relu.data: _recurrent_packed,
+    aten._convolution.default: _convolution,
+    aten._convolution.deprecated: _convolution,
     aten.embedding_bag.default: _embedding_bag,
     aten.embedding_bag.padding_idx: _embedding_bag,
     aten.affine_grid_generator.default: _affine_grid,

@@ -70,7 +70,7 @@ class UnitSizes:
         if not all(s in self.hints for s in symbols):
             return
         for one in self._candidates(symbols):
-            if relation.xreplace(dict(one)) == sympy.false and self._is_possible(one):
+            if _at(relation, one) == sympy.false and self._is_possible(one):
                 yield one
 
     def _candidates(self, symbols: list[sympy.Basic]) -> Iterator[Assignment]:
@@ -88,11 +88,8 @@ class UnitSizes:
     def _is_possible(self, sizes: Assignment) -> bool:
         """Whether what else is known of the sizes (equal ones, multiples) holds."""
         known = (self.shape_env.replace(g.expr) for g in self.shape_env.guards)
-        return all(
-            k.xreplace(dict(sizes)) != sympy.false
-            for k in known
-            if isinstance(k, (sympy.Eq, sympy.Or))
-        )
+        found = [_at(k, sizes) for k in known if isinstance(k, (sympy.Eq, sympy.Or))]
+        return None not in found and sympy.false not in found
 
     def _agrees(self, sizes: Assignment) -> bool | None:
         """``None`` where torch's shape functions raise."""
@@ -148,6 +145,18 @@ class _Concrete:
 
     def expression(self, size: torch.SymInt | torch.SymFloat) -> sympy.Basic:
         return self.shape_env.replace(size.node.expr).xreplace(self.sizes)
+
+
+def _at(relation: sympy.Basic, sizes: Assignment) -> sympy.Basic | None:
+    """``relation`` at ``sizes``; ``None`` where it has no value.
+
+    (It divides by a size that is 0, or takes the remainder of a negative number, which torch's ``Mod``
+    asserts not to meet: the sizes are none that torch would come to ask about.)
+    """
+    try:
+        return relation.xreplace(dict(sizes))
+    except (ZeroDivisionError, AssertionError):
+        return None
 
 
 def _tensors(results: Any) -> list[torch.Tensor]:

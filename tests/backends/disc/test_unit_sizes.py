@@ -8,6 +8,7 @@ import pytest
 import sympy
 import torch
 from op_trace import trace
+from torch.utils._sympy.functions import FloorDiv, Mod
 
 from blade.backends.disc.lower import lower
 from blade.backends.disc.unit_sizes import UnitSizes
@@ -61,3 +62,16 @@ def test_sizes_are_compared_where_the_answer_would_be_the_other(
 def test_what_torch_does_not_do_is_guarded() -> None:
     found = facts(lambda x: torch.nn.functional.pad(x, (1, 2), mode="reflect"), (3, 5))
     assert len(found) == 1 and "> 2" in found[0]
+
+
+def test_sizes_at_which_a_relation_has_no_value_say_nothing() -> None:
+    """Division by a size of 0; the remainder of a size too small for a window."""
+    gm, shape_env = trace(lambda x: x.t().reshape(-1), [torch.randn(3, 5)], [[True, True]])
+    a, b = (s.node.expr for s in next(iter(gm.graph.nodes)).meta["val"].shape)
+    for relation in (
+        sympy.Ne(FloorDiv(8 * b, a), 8 * b),
+        sympy.Ne(FloorDiv(8 * b, a - 1), 8 * b),
+        sympy.Ne(Mod(a - 2, 2), 0),
+    ):
+        assert UnitSizes(gm, shape_env).only_chose_strides(relation)
+    assert not UnitSizes(gm, shape_env).only_chose_strides(sympy.Ne(Mod(a - 2, 2) + a, 1))
