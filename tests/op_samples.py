@@ -2011,6 +2011,9 @@ row(
 )
 row("adaptive_avg_pool1d", lambda x: F.adaptive_avg_pool1d(x, 2), f32("a 3 b"), called=True)
 row(
+    "adaptive_avg_pool1d to one", lambda x: F.adaptive_avg_pool1d(x.mT, 1).squeeze(-1), f32("a b c")
+)
+row(
     "upsample_nearest2d",
     lambda x: (F.interpolate(x, scale_factor=2.0), F.interpolate(x, size=(5, 7))),
     f32("a 3 c d"),
