@@ -55,7 +55,7 @@ def avg_pool2d(
     aten.adaptive_avg_pool3d.default,
 )
 def adaptive_avg_pool(lo: Lowering, x: Value, size: Any) -> Value:
-    """To one pixel it is the mean."""
+    """To one pixel it is the mean, NaN of none."""
     sizes = list(size) if isinstance(size, (list, tuple)) else [size]
     if x.dtype not in (torch.float32, torch.float64):
         raise lo.otherwise()
@@ -64,8 +64,6 @@ def adaptive_avg_pool(lo: Lowering, x: Value, size: Any) -> Value:
         if len(sizes) != 2:
             raise lo.otherwise()
         return _spatial(lo, aten.adaptive_avg_pool2d.default, x, (size,))
-    for axis in axes:
-        lo.at_least(x.shape[axis], 1, "an average of at least one pixel")
     total = sum_by_axis(lo, x, axes)
     count = lo.number(numel([x.shape[a] for a in axes]), total)
     return lo.b.pointwise("div", total, count)
