@@ -72,6 +72,7 @@ NEEDS: dict[str, Callable[[], str | None]] = {
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    torch.manual_seed(0)  # weights and inputs are the same whichever tests ran before
     required = set(filter(None, os.environ.get("BLADE_REQUIRE", "").split(",")))
     if unknown := required - set(NEEDS):
         pytest.fail(f"BLADE_REQUIRE names {sorted(unknown)}; known: {sorted(NEEDS)}", pytrace=False)

@@ -30,6 +30,7 @@ REFUSED = {
     "chunk": "differs from the model at other sizes",
     "unbind": "differs from the model at other sizes",
     "roll by one size": "differs from the model at other sizes",
+    "upsample by sizes alone": "differs from the model at other sizes",
 }
 
 
