@@ -111,12 +111,11 @@ class Function(Code):
     # --- control ---
 
     @contextmanager
-    def loop(self, low: Value, high: Value, step: int) -> Iterator[Value]:
+    def loop(self, low: Value, high: Value, step: Value | int) -> Iterator[Value]:
         """``for index in range(low, high, step)``."""
         index = self.fresh()
-        self.open(
-            f"scf.for {index} = {low.name} to {high.name} step {self.number(step).name} : i64"
-        )
+        by = self.number(step) if isinstance(step, int) else step
+        self.open(f"scf.for {index} = {low.name} to {high.name} step {by.name} : i64")
         yield Value(index, "i64", 1)
         self.close()
 

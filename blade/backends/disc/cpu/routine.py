@@ -9,15 +9,14 @@
 Pointers point to f32 unless said otherwise.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 
 from blade.backends.disc.cpu.code import Value
-from blade.backends.disc.cpu.function import Function
+from blade.backends.disc.cpu.function import ENTRY, Function
 
 POINTER = "ptr"
-KERNEL = (("ptrs", POINTER), ("ints", POINTER), ("begin", "i64"), ("end", "i64"))
-"""The arguments of what the executor calls (FORMAT.md)."""
+KERNEL = tuple((name, kind) for name, kind in (word.split(":") for word in ENTRY.split()))
 
 Int = Value | int
 
@@ -78,14 +77,9 @@ class Routine(Function):
 
     # --- control ---
 
-    @contextmanager
-    def range(self, low: Int, high: Int, step: Int = 1) -> Iterator[Value]:
+    def range(self, low: Int, high: Int, step: Int = 1) -> AbstractContextManager[Value]:
         """``for index in range(low, high, step)``."""
-        index = self.fresh()
-        low, high, step = self.whole(low), self.whole(high), self.whole(step)
-        self.open(f"scf.for {index} = {low.name} to {high.name} step {step.name} : i64")
-        yield Value(index, "i64", 1)
-        self.close()
+        return self.loop(self.whole(low), self.whole(high), step)
 
     def switch(self, which: Value, cases: Mapping[int, Function], given: dict[str, Value]) -> None:
         """Run the function that belongs to ``which`` with ``given``; no other number may occur."""
