@@ -25,7 +25,7 @@ LAYERS: list[set[str]] = [
     {"__init__"},
     {"api"},
     {"capture", "fallback"},
-    {"graph", "backends"},
+    {"graph", "backends", "exchange"},
     {"clustering", "runtime"},
     {"cache", "config", "reason", "report", "errors", "version"},
 ]
