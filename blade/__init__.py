@@ -20,6 +20,7 @@ from blade.config import Config
 from blade.errors import BackendError, BladeError, ConfigError, InputError
 from blade.reason import Code, Reason, Stage
 from blade.report import Report, rearm, report, stats
+from blade.runtime.runners import announce_runners
 from blade.version import __version__
 
 if TYPE_CHECKING:
@@ -70,3 +71,4 @@ def _set_up_logging(level: str) -> None:
 
 
 _set_up_logging(os.environ.get("BLADE_LOG", ""))
+announce_runners()
