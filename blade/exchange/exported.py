@@ -63,7 +63,7 @@ def output_orders(cluster: Cluster) -> list[tuple[int, ...] | None]:
     """Per output its axes as they lie in memory, outermost first; ``None`` where that is row-major."""
     returned = cluster.gm.graph.output_node().args[0]
     assert isinstance(returned, (list, tuple)), returned
-    return [_order(k, node.meta["val"]) for k, node in enumerate(returned)]  # type: ignore[union-attr]
+    return [_order(k, node.meta["val"]) for k, node in enumerate(returned)]
 
 
 class _Lifted:
