@@ -24,6 +24,7 @@ from rich.text import Text
 
 from blade.errors import InputError
 from blade.reason import Code, Reason, Stage
+from blade.report_graph import InputReport, NodeReport, inputs_from, nodes_from
 
 # The attribute of an optimized module that holds its report as JSON text.
 ATTRIBUTE = "blade_report"
@@ -76,7 +77,10 @@ class ClusterReport:
 
 @dataclass(frozen=True)
 class Report:
-    """``reasons`` are those that concern no cluster; ``seconds`` are per stage of ``optimize``."""
+    """``reasons`` are those that concern no cluster; ``seconds`` are per stage of ``optimize``.
+
+    ``nodes`` are the ops of the whole model, in program order; ``inputs`` is what each sample looked like.
+    """
 
     clusters: tuple[ClusterReport, ...] = ()
     reasons: tuple[Reason, ...] = ()
@@ -84,6 +88,8 @@ class Report:
     versions: Mapping[str, str] = field(default_factory=dict)
     cpu: str = ""
     seconds: Mapping[str, float] = field(default_factory=dict)
+    nodes: tuple[NodeReport, ...] = ()
+    inputs: tuple[tuple[InputReport, ...], ...] = ()
 
     def all_reasons(self) -> tuple[Reason, ...]:
         """Those of the model and those of every cluster."""
@@ -98,7 +104,9 @@ class Report:
         try:
             data = json.loads(text)
             clusters = tuple(_cluster(one) for one in data.pop("clusters"))
-            return Report(clusters, _reasons(data.pop("reasons")), **data)
+            nodes, inputs = nodes_from(data.pop("nodes", ())), inputs_from(data.pop("inputs", ()))
+            reasons = _reasons(data.pop("reasons"))
+            return Report(clusters, reasons, **data, nodes=nodes, inputs=inputs)
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"not a report of blade: {error!r}") from error
 

@@ -22,12 +22,23 @@ SOURCES = sorted(
 # parts of one layer may import each other, except that backends may not.
 LAYERS: list[set[str]] = [
     {"__main__"},
+    {"cli"},
     {"__init__"},
     {"api"},
     {"capture", "fallback"},
     {"graph", "backends", "exchange"},
     {"clustering", "runtime"},
-    {"cache", "config", "reason", "report", "errors", "version"},
+    {
+        "cache",
+        "config",
+        "reason",
+        "report",
+        "report_graph",
+        "report_page",
+        "progress",
+        "errors",
+        "version",
+    },
 ]
 
 # Plain data that stages hand down lives with the stage that makes it, and counts as this layer.
