@@ -110,6 +110,12 @@ class Report:
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"not a report of blade: {error!r}") from error
 
+    def to_html(self) -> str:
+        """One self-contained page: the graph by backend, times, speed-up by size, every reason."""
+        from blade.report_page import render  # for few callers, and it needs this module
+
+        return render(self)
+
     def __str__(self) -> str:
         return _render(self)
 
@@ -196,7 +202,7 @@ def _render(shown: Report) -> str:
     if any(c.timings or c.verdict for c in shown.clusters):
         out.print(_cluster_table(shown.clusters))
     if reasons := shown.all_reasons():
-        out.print(_reason_table(reasons))
+        out.print(reason_table(reasons))
     out.print(Text(_footer(shown)))
     assert isinstance(out.file, io.StringIO)
     return "\n".join(line.rstrip() for line in out.file.getvalue().splitlines())
@@ -245,8 +251,8 @@ def _counts(ops: Mapping[str, int], most: int = 8) -> str:
     return f"{sum(ops.values())} ops: {text}" + (f", {rest} others" if rest else "")
 
 
-def _reason_table(reasons: Iterable[Reason]) -> Table:
-    """Equal decisions are one row, with the number of times."""
+def reason_table(reasons: Iterable[Reason]) -> Table:
+    """For printing. Equal decisions are one row, with the number of times."""
     table = Table(
         title="Why not otherwise",
         title_justify="left",
