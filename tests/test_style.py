@@ -42,7 +42,7 @@ LAYERS: list[set[str]] = [
 ]
 
 # Plain data that stages hand down lives with the stage that makes it, and counts as this layer.
-CONTRACTS = {"blade.capture.captured": 4}
+CONTRACTS = {"blade.capture.captured": 5}
 
 # A table may be long, logic may not.
 MAX_LINES = 400

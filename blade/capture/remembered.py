@@ -14,7 +14,8 @@ def remember(
 ) -> tuple[tuple[InputReport, ...], ...]:
     """Every argument of every sample; nothing if one of them is more than a tensor.
 
-    ``names`` are those of the graph's inputs, in the order of a sample's entries.
+    ``names`` are those of the graph's inputs, in the order of a sample's entries; the numbers that
+    torch.jit appends to keep its names apart ("mask.1") are dropped.
     """
     if not all(isinstance(entry, torch.Tensor) for sample in samples for entry in sample):
         return ()
@@ -27,7 +28,7 @@ def remember(
 def _describe(name: str, tensor: torch.Tensor) -> InputReport:
     dtype = str(tensor.dtype).removeprefix("torch.")
     low, high = _range(tensor)
-    return InputReport(name, dtype, tuple(tensor.shape), low, high)
+    return InputReport(name.partition(".")[0], dtype, tuple(tensor.shape), low, high)
 
 
 def _range(tensor: torch.Tensor) -> tuple[float | None, float | None]:

@@ -119,7 +119,7 @@ function drawBuilt() {
   }));
   const key = el('div', { class: 'legend' }, stages.map(([name, s], i) => el('span', { class: `chip chip-${i % 6}` }, `${name} ${seconds(s)}`)));
   const facts = [['Machine', report.cpu || 'unknown'], ...Object.entries(report.versions), ...report.inputs.map((row, i) => [
-    `Sample ${i}`, row.map((input) => `${input.name}: ${input.dtype}[${input.shape.join(', ')}]`).join('   ')])];
+    `Sample ${i}`, row.map((input) => `${input.name}: ${input.dtype}[${input.shape.join(', ')}]`).join(', ')])];
   $('built').replaceChildren(
     ...(stages.length ? [el('p', { class: 'muted' }, `optimize took ${seconds(total)}`), track, key] : []),
     el('dl', {}, facts.slice(0, 40).map(([name, value]) => [el('dt', {}, name), el('dd', {}, value)])));

@@ -37,7 +37,7 @@ def test_samples_are_remembered_with_what_their_values_may_be() -> None:
     ids = torch.tensor([[7, 2], [30, 5]])
     scores = torch.tensor([0.5, -torch.inf, 3.0])
     mask = torch.tensor([True, False])
-    [seen] = remember(["ids", "scores", "mask"], [(ids, scores, mask)])
+    [seen] = remember(["ids", "scores", "mask.1"], [(ids, scores, mask)])
     assert seen == (
         InputReport("ids", "int64", (2, 2), 2.0, 30.0),
         InputReport("scores", "float32", (3,), 0.5, 3.0),
