@@ -18,7 +18,7 @@ from torch.utils import cpp_extension
 CSRC = Path("blade/runtime/csrc")
 # Files compiled as one: reading torch's headers costs ten times what our own code does.
 UNITS = {
-    "executor": ("parse", "program", "arena", "frame", "execute", "executor"),
+    "executor": ("parse", "program", "pages", "arena", "frame", "execute", "executor"),
     "engine": ("runner", "engine", "register"),
     "native": ("cpu", "externals", "object", "library", "relocate"),
 }
@@ -76,10 +76,7 @@ def runtime() -> Extension:
 setup(
     name="blade",
     packages=find_packages(include=["blade", "blade.*"]),
-    package_data={
-        "blade": ["*.so", "py.typed", "backends/disc/FORMAT.md"],
-        "blade.report_page": ["*.html", "*.css", "*.js"],
-    },
+    package_data={"blade": ["*.so", "py.typed", "backends/disc/FORMAT.md"]},
     ext_modules=[runtime()],
     cmdclass={"build_ext": BuildRuntime},
 )

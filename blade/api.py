@@ -20,10 +20,10 @@ from typing import Any
 
 import torch
 
+from blade.backends.base import Backend
 from blade.cache import open_cache
 from blade.capture.captured import Captured
 from blade.capture.compare import find_differences
-from blade.capture.remembered import remember
 from blade.capture.torchscript import capture
 from blade.config import Config
 from blade.errors import BackendError, ConfigError
@@ -31,11 +31,9 @@ from blade.fallback.attempt import attempt
 from blade.fallback.compile import Built, compile_clusters
 from blade.fallback.select import Decision, select
 from blade.fallback.stored import keep
-from blade.fallback.support import resolve, support
-from blade.graph.listing import kind_of, list_nodes
+from blade.fallback.support import kind_of, resolve, support
 from blade.graph.splice import splice
 from blade.graph.view import GraphView, view
-from blade.progress import announce
 from blade.reason import Code, Reason, Stage
 from blade.report import ATTRIBUTE, ORIGINAL, ClusterReport, Report, cpu_name
 from blade.runtime.engine import renew
@@ -80,11 +78,11 @@ def optimize(
         with clock.stage("convert"):
             built, failed = compile_clusters(captured, graph, plan.labels, backends, config)
         with clock.stage("select"):
-            choices = [_choose(one, config) for one in _announced("select", built)]
+            choices = [_choose(one, config) for one in built]
         with clock.stage("splice"):
             optimized, choices, wrong = _splice(captured, choices, config)
         reasons = (*captured.reasons, *against, *plan.reasons, *failed, *wrong)
-        report = _report(captured, graph, choices, reasons, clock.seconds)
+        report = _report(graph, choices, reasons, backends, clock.seconds)
     if config.dump_dir is not None:
         _dump(config.dump_dir, captured, graph, optimized, report)
     optimized._c._register_attribute(ATTRIBUTE, torch._C.StringType.get(), report.to_json())
@@ -101,7 +99,6 @@ class _Clock:
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        announce(name)
         start = perf_counter()
         yield
         self.seconds[name] = self.seconds.get(name, 0.0) + perf_counter() - start
@@ -118,12 +115,6 @@ def _torch_state_kept() -> Iterator[None]:
         finally:
             if torch.get_num_threads() != threads:
                 torch.set_num_threads(threads)
-
-
-def _announced(stage: str, clusters: Sequence[Built]) -> Iterator[Built]:
-    for done, one in enumerate(clusters):
-        announce(stage, done, len(clusters), one.name)
-        yield one
 
 
 def _choose(built: Built, config: Config) -> _Choice:
@@ -178,10 +169,10 @@ def _why_different(captured: Captured, module: torch.jit.ScriptModule) -> str | 
 
 
 def _report(
-    captured: Captured,
     graph: GraphView,
     choices: Sequence[_Choice],
     reasons: Sequence[Reason],
+    backends: Sequence[Backend],
     seconds: Mapping[str, float],
 ) -> Report:
     inside = {node for choice in choices for node in choice.built.group.nodes}
@@ -197,14 +188,7 @@ def _report(
         },
         cpu=cpu_name(),
         seconds=dict(seconds),
-        nodes=list_nodes(graph, {c.built.name: c.built.group.nodes for c in choices}),
-        inputs=remember(_names(captured), captured.samples),
     )
-
-
-def _names(captured: Captured) -> list[str]:
-    """Of the graph's inputs: one per entry of a sample."""
-    return [v.debugName() for v in captured.module.graph.inputs()][1:]
 
 
 def _cluster_report(graph: GraphView, choice: _Choice) -> ClusterReport:

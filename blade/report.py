@@ -24,7 +24,6 @@ from rich.text import Text
 
 from blade.errors import InputError
 from blade.reason import Code, Reason, Stage
-from blade.report_graph import InputReport, NodeReport, inputs_from, nodes_from
 
 # The attribute of an optimized module that holds its report as JSON text.
 ATTRIBUTE = "blade_report"
@@ -77,10 +76,7 @@ class ClusterReport:
 
 @dataclass(frozen=True)
 class Report:
-    """``reasons`` are those that concern no cluster; ``seconds`` are per stage of ``optimize``.
-
-    ``nodes`` are the ops of the whole model, in program order; ``inputs`` is what each sample looked like.
-    """
+    """``reasons`` are those that concern no cluster; ``seconds`` are per stage of ``optimize``."""
 
     clusters: tuple[ClusterReport, ...] = ()
     reasons: tuple[Reason, ...] = ()
@@ -88,8 +84,6 @@ class Report:
     versions: Mapping[str, str] = field(default_factory=dict)
     cpu: str = ""
     seconds: Mapping[str, float] = field(default_factory=dict)
-    nodes: tuple[NodeReport, ...] = ()
-    inputs: tuple[tuple[InputReport, ...], ...] = ()
 
     def all_reasons(self) -> tuple[Reason, ...]:
         """Those of the model and those of every cluster."""
@@ -104,17 +98,9 @@ class Report:
         try:
             data = json.loads(text)
             clusters = tuple(_cluster(one) for one in data.pop("clusters"))
-            nodes, inputs = nodes_from(data.pop("nodes", ())), inputs_from(data.pop("inputs", ()))
-            reasons = _reasons(data.pop("reasons"))
-            return Report(clusters, reasons, **data, nodes=nodes, inputs=inputs)
+            return Report(clusters, _reasons(data.pop("reasons")), **data)
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"not a report of blade: {error!r}") from error
-
-    def to_html(self) -> str:
-        """One self-contained page: the graph by backend, times, speed-up by size, every reason."""
-        from blade.report_page import render  # for few callers, and it needs this module
-
-        return render(self)
 
     def __str__(self) -> str:
         return _render(self)
@@ -202,7 +188,7 @@ def _render(shown: Report) -> str:
     if any(c.timings or c.verdict for c in shown.clusters):
         out.print(_cluster_table(shown.clusters))
     if reasons := shown.all_reasons():
-        out.print(reason_table(reasons))
+        out.print(_reason_table(reasons))
     out.print(Text(_footer(shown)))
     assert isinstance(out.file, io.StringIO)
     return "\n".join(line.rstrip() for line in out.file.getvalue().splitlines())
@@ -251,8 +237,8 @@ def _counts(ops: Mapping[str, int], most: int = 8) -> str:
     return f"{sum(ops.values())} ops: {text}" + (f", {rest} others" if rest else "")
 
 
-def reason_table(reasons: Iterable[Reason]) -> Table:
-    """For printing. Equal decisions are one row, with the number of times."""
+def _reason_table(reasons: Iterable[Reason]) -> Table:
+    """Equal decisions are one row, with the number of times."""
     table = Table(
         title="Why not otherwise",
         title_justify="left",

@@ -28,7 +28,6 @@ from blade.graph.extract import Extracted, outline
 from blade.graph.group import group
 from blade.graph.samples import Samples
 from blade.graph.view import GraphView
-from blade.progress import announce
 from blade.reason import Code, Reason, Stage
 
 log = logging.getLogger(__name__)
@@ -109,10 +108,9 @@ def _cluster(job: _Job, labels: Sequence[frozenset[str]]) -> Clustering:
 def _build_new(job: _Job, groups: Sequence[Group], known: dict[Group, Built]) -> list[Built]:
     # One run for all of them; a part of a group, when bisecting, needs no other inputs than the whole.
     job.samples.record(find_boundary(job.view, g.nodes) for g in groups if g not in known)
-    for done, one in enumerate(groups):
+    for one in groups:
         if one not in known:
             name = f"cluster_{len(known)}"
-            announce("convert", done, len(groups), name)
             known[one] = _build(job, name, one.nodes, job.takers(one.label), one)
             _log(known[one])
     return [known[one] for one in groups]

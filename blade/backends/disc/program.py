@@ -11,13 +11,12 @@ import torch
 from blade.backends.disc.channels_last import write_conv, write_spatial
 from blade.backends.disc.fuse import Fused
 from blade.backends.disc.inplace import Lives
-from blade.backends.disc.ir import Shape, Value, contiguous_strides, numel
+from blade.backends.disc.ir import DTYPES, Shape, Value, contiguous_strides, numel
 from blade.backends.disc.kernel import Dim
 from blade.backends.disc.ops.table import Slot
+from blade.backends.disc.registers import Registers
 from blade.backends.disc.views import View, row_distance, same, view_of
 from blade.errors import Refused
-from blade.exchange.dtypes import DTYPES
-from blade.exchange.registers import Registers
 from blade.reason import Code
 
 VERSION = 1
@@ -66,6 +65,7 @@ class NativeCall:
     """Run library code we generate (cpu/native.py): a pointer per operand, ``ints`` as its sizes.
 
     A value's pointer is to its first element, wherever that lies; its strides go into ``ints``.
+    ``over``: positions (read, written) of operands of which the second may lie in the bytes of the first.
     """
 
     name: str
@@ -74,6 +74,7 @@ class NativeCall:
     scratch: Dim
     operands: tuple[Value | Packed, ...]
     ints: tuple[Dim, ...]
+    over: tuple[tuple[int, int], ...] = ()
 
 
 Step = KernelCall | NativeCall | Value
@@ -238,6 +239,10 @@ class Writer:
         slots = [self.pack(o) if isinstance(o, Packed) else self.seen(o) for o in call.operands]
         words = ["kernel", call.name, *self.numbers((call.extent, call.cost, call.scratch))]
         words += [str(len(slots)), *map(str, slots), str(len(call.ints)), *self.numbers(call.ints)]
+        for read, written in call.over:
+            once = list(map(_base, call.operands)).count(_base(call.operands[read])) == 1
+            if once and self.in_arena(slots[read]) and self.in_arena(slots[written]):
+                self.lives.offer(slots[read], slots[written], len(self.instructions))
         self.instructions.append(" ".join(words))
 
     def pack(self, packed: Packed) -> int:
@@ -303,6 +308,12 @@ class Writer:
                 lines += [f"{name} {len(items)}", *items]
         lines += [" ".join(["outputs", str(len(outputs)), *map(str, outputs)]), "end"]
         return "\n".join(lines) + "\n"
+
+
+def _base(operand: Value | Packed) -> Value | None:
+    """Whose memory ``operand`` lies in; ``None``: a pack."""
+    view = None if isinstance(operand, Packed) else view_of(operand)
+    return None if view is None else view.base
 
 
 class _Arguments:

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <c10/core/CPUAllocator.h>
-
 #include <algorithm>
 #include <limits>
 #include <numeric>
 
 #include "frame.h"
+#include "pages.h"
 
 namespace blade {
 namespace {
@@ -17,7 +16,7 @@ constexpr size_t kAlign = 64;
 Arena::Arena() { allocate(kAlign); }
 
 void Arena::allocate(size_t bytes) {
-  auto memory = c10::GetCPUAllocator()->allocate(bytes);
+  auto memory = allocate_pages(bytes);
   data_ = static_cast<char*>(memory.get());
   capacity_ = bytes;
   if (!storage_) {

@@ -14,6 +14,7 @@
 #include <thread>
 
 #include "cpu.h"
+#include "pages.h"
 
 namespace blade {
 
@@ -52,6 +53,30 @@ std::vector<at::Tensor> aliases_of(const std::vector<at::Tensor>& constants) {
     aliases.push_back(std::move(alias));
   }
   return aliases;
+}
+
+// One tensor per pack, side by side in one allocation.
+std::vector<at::Tensor> empty_packs(const std::vector<Pack>& packs) {
+  constexpr size_t kAlign = 64;
+  std::vector<size_t> starts;
+  size_t bytes = 0;
+  for (const auto& pack : packs) {
+    starts.push_back(bytes);
+    const size_t own = static_cast<size_t>(pack.numel) * c10::elementSize(pack.dtype);
+    bytes += (own + kAlign - 1) / kAlign * kAlign;
+  }
+  const c10::Storage storage(
+      c10::Storage::use_byte_size_t(), bytes, allocate_pages(bytes), /*allocator=*/nullptr, /*resizable=*/false);
+  std::vector<at::Tensor> tensors;
+  for (size_t i = 0; i < packs.size(); ++i) {
+    auto tensor = at::detail::make_tensor<c10::TensorImpl>(
+        c10::Storage(storage), c10::DispatchKeySet(c10::DispatchKey::CPU), c10::scalarTypeToTypeMeta(packs[i].dtype));
+    const auto start = static_cast<int64_t>(starts[i] / c10::elementSize(packs[i].dtype));
+    const c10::SmallVector<int64_t, 1> sizes{packs[i].numel}, strides{1};
+    tensor.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides, start);
+    tensors.push_back(std::move(tensor));
+  }
+  return tensors;
 }
 
 int64_t version_of(const at::Tensor& tensor) {
@@ -149,11 +174,11 @@ Executor::Executor(
   for (const auto& pack : loaded_.program.packs) {
     if (!loaded_.library) throw Unavailable(Code::kCorruptPayload, "The engine packs constants but has no native code.");
     pack_kernels_.push_back(loaded_.library->find(pack.kernel));
-    loaded_.constants.push_back(at::Tensor(at::detail::empty_cpu({pack.numel}, pack.dtype)));
     for (const auto& fill : pack.fills) {
       packed_from_.push_back({fill.constant, version_of(constants[fill.constant])});
     }
   }
+  for (auto& packed : empty_packs(loaded_.program.packs)) loaded_.constants.push_back(std::move(packed));
   pack_constants();
 }
 

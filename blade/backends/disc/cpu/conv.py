@@ -132,14 +132,18 @@ def _driver(target: Target) -> str:
                 last = f.both(f.test("eq", t1, taps), f.test("eq", k1, depth))
                 nothing = [f.constant(x, "f32") for x in (-math.inf, math.inf)]
                 low, high = (f.select(last, b, n) for b, n in zip(bounds, nothing, strict=True))
+                b = f.at(weights, f.product(f.sum(f.product(t0, depth), k0), lanes))
+                read = f.product(f.minus(t1, t0), f.minus(k1, k0), lanes)
+                following = f.at(weights, f.product(count, panel))  # the next run's
                 given = {
                     "table": f.at(table, f.product(t0, size["pitch"]), POINTER),
                     "pitch": size["pitch"],
                     "taps": f.minus(t1, t0),
                     "start": f.sum(f.product(group, depth), k0),
                     "depth": f.minus(k1, k0),
-                    "b": f.at(weights, f.product(f.sum(f.product(t0, depth), k0), lanes)),
+                    "b": b,
                     "panel": panel,
+                    "ahead": f.either(last, following, f.at(b, read)),
                     "init": f.either(first, p["bias"], p["result"]),
                     "ldi": f.pick(first, 0, size["o"]),
                     "c": p["result"],
@@ -174,6 +178,8 @@ def _block(
         height = _largest(f, f.minus(rows, at), tops)
         row, moved = f.sum(first, at), dict(given)
         moved["table"] = f.at(given["table"], at, POINTER)
+        half = f.product(given["taps"], f.over(given["depth"], 2), target.lanes)
+        moved["ahead"] = f.at(given["ahead"], f.product(f.rest(tiles_.index, 2), half))
         for name, distance in (("init", "ldi"), ("c", "ldc"), ("residual", "ldr")):
             moved[name] = f.at(given[name], f.sum(f.product(row, given[distance]), column))
         _strip(f, target, height, count, moved)
@@ -195,7 +201,8 @@ def _strip(
         narrow = f.pick(f.test("sge", f.minus(count, at), 2), 2, 1)
         vectors = f.pick(f.test("sge", f.minus(whole, at), wide), wide, narrow)
         column, moved = f.product(at, lanes), dict(given)
-        moved["b"] = f.at(given["b"], f.product(at, given["panel"]))
+        for name in ("b", "ahead"):
+            moved[name] = f.at(given[name], f.product(at, given["panel"]))
         for name in ("init", "c", "residual"):
             moved[name] = f.at(given[name], column)
         moved["columns"] = f.minus(given["columns"], column)

@@ -122,6 +122,8 @@ def _general(value: Value, given: Operands, w: _Window, target: Target) -> tuple
         scratch,
         (given.x, packed, given.bias or zeros, zeros, given.residual or zeros, value),
         ints,
+        # sums of a pass wait in the result
+        _over(given) if pass_taps >= math.prod(taps) and pass_depth >= depth else (),
     )
     code = ((conv.NAME, conv.conv_text(target)), (conv.PACK, conv.pack_text(target)))
     return call, code
@@ -198,6 +200,7 @@ def _winograd(value: Value, given: Operands, w: _Window, target: Target) -> tupl
         block * winograd.PLACES * 8 + floats * 4,
         (given.x, packed, given.bias or zeros, zeros, given.residual or zeros, value),
         ints,
+        _over(given),
     )
     code = (
         (conv.NAME, conv.conv_text(target)),
@@ -205,6 +208,11 @@ def _winograd(value: Value, given: Operands, w: _Window, target: Target) -> tupl
         (conv.PACK, conv.pack_text(target)),
     )
     return call, code
+
+
+def _over(given: Operands) -> tuple[tuple[int, int], ...]:
+    """The residual is read where the result is stored, just before: one may lie in the other's bytes."""
+    return ((4, 5),) if given.residual else ()
 
 
 def _passes(taps: int, depth: int) -> tuple[int, int]:

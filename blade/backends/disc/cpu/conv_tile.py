@@ -10,6 +10,9 @@ read from a table, one pointer per tap and row, so that borders, strides and dil
 
 Where columns are cut (by tiles of two vectors or one), low and high are infinite in all passes but the last, and the
 residual is zeros.
+
+While it computes, a tile asks for weights that come after those it reads (``ahead``): the first two tiles of
+a pass together have what the next pass needs in L2 when it starts.
 """
 
 from dataclasses import dataclass
@@ -20,6 +23,7 @@ from blade.backends.disc.cpu.target import Target
 
 MOST_CUT = 2  # vectors of the widest tile that can store fewer columns than it has
 UNROLL = 4  # steps of depth per turn of the inner loop
+LINE = 16  # floats of a cache line
 AHEAD = 24  # steps of depth that weights are asked for early: what L3 takes, at a tile of 14 x 2
 
 
@@ -43,6 +47,7 @@ ARGUMENTS = (
     ("depth", "i64"),
     ("b", POINTER),
     ("panel", "i64"),  # from panel to panel
+    ("ahead", POINTER),  # the weights to ask for, half as many as this tile reads
     ("init", POINTER),
     ("ldi", "i64"),
     ("c", POINTER),
@@ -91,15 +96,27 @@ def micro_kernel(tile: Tile, lanes: int) -> str:
         rows = [f.at(f.get(first, r, POINTER), f["start"]) for r in range(tile.rows)]
         b = f.at(f["b"], f.product(taps.index, distance))
         panels = [f.at(b, f.product(f["panel"], v)) for v in range(tile.vectors)]
+        soon = f.at(f["ahead"], f.product(taps.index, f.product(f.over(f["depth"], 2), lanes)))
+        soons = [f.at(soon, f.product(f["panel"], v)) for v in range(tile.vectors)]
         sums = taps.values
         for low, high, unroll in ((f.whole(0), even, UNROLL), (even, f["depth"], 1)):
             with f.carrying(low, high, unroll, sums) as depth:
+                if unroll > 1:
+                    _fetch(f, depth.index, soons, lanes)
                 depth.next(_steps(f, depth.index, unroll, rows, panels, depth.values, lanes))
             sums = depth.results
         taps.next(sums)
     sums = taps.results
     _finish(f, tile, sums, lanes)
     return f.text()
+
+
+def _fetch(f: Routine, k: Value, soons: list[Value], lanes: int) -> None:
+    """Ask for half as many steps of weights as a turn computes."""
+    at = f.product(f.over(k, 2), lanes)
+    for soon in soons:
+        for u in range(0, UNROLL // 2 * lanes, LINE):
+            f.prefetch(f.at(f.at(soon, at), u), level=2)
 
 
 def _steps(

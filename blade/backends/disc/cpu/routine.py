@@ -110,9 +110,9 @@ class Routine(Function):
         """The pointer as a number."""
         return self.op(f"llvm.ptrtoint {pointer.name} : !llvm.ptr to i64", "i64", 1)
 
-    def prefetch(self, pointer: Value, write: bool = False) -> None:
-        """Ask for a cache line, into L1."""
-        how = f"<{{cache = 1 : i32, hint = 3 : i32, rw = {int(write)} : i32}}>"
+    def prefetch(self, pointer: Value, write: bool = False, level: int = 1) -> None:
+        """Ask for a cache line, into L1 or L2."""
+        how = f"<{{cache = 1 : i32, hint = {4 - level} : i32, rw = {int(write)} : i32}}>"
         self.line(f'"llvm.intr.prefetch"({pointer.name}) {how} : (!llvm.ptr) -> ()')
 
     def unpack(self, base: Value, names: Sequence[str], element: str) -> dict[str, Value]:

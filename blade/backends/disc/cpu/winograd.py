@@ -120,6 +120,10 @@ def driver(target: Target, run: int, gemm: Gemm) -> str:
                 begins = f.test("eq", k0, 0)
                 row = f.product(place, size["block"])
                 m = f.at(sums, f.product(row, run * lanes))
+                b = f.at(weights, f.product(f.sum(f.product(place, c), k0), lanes))
+                depth = f.least(size["pass_depth"], f.minus(c, k0))
+                ends = f.both(f.test("eq", place, PLACES - 1), f.test("eq", f.sum(k0, depth), c))
+                after = f.at(weights, f.product(some, c, PLACES * lanes))
                 gemm(
                     f,
                     count,
@@ -129,9 +133,10 @@ def driver(target: Target, run: int, gemm: Gemm) -> str:
                         "pitch": f.whole(0),
                         "taps": f.whole(1),
                         "start": k0,
-                        "depth": f.least(size["pass_depth"], f.minus(c, k0)),
-                        "b": f.at(weights, f.product(f.sum(f.product(place, c), k0), lanes)),
+                        "depth": depth,
+                        "b": b,
                         "panel": f.product(c, PLACES * lanes),
+                        "ahead": f.either(ends, after, f.at(b, f.product(depth, lanes))),
                         "init": f.either(begins, p["zeros"], m),
                         "ldi": f.pick(begins, 0, run * lanes),
                         "c": m,

@@ -1,2 +1,0 @@
-# SPDX-License-Identifier: Apache-2.0
-"""``python -m blade``: one module per command, each a function from arguments to a ``Result``."""
