@@ -13,41 +13,29 @@ import platform
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import torch
 
-from blade.backends.base import Backend
 from blade.cache import open_cache
 from blade.capture.captured import Captured
-from blade.capture.compare import find_differences
 from blade.capture.torchscript import capture
 from blade.config import Config
-from blade.errors import BackendError, ConfigError
-from blade.fallback.attempt import attempt
-from blade.fallback.compile import Built, compile_clusters
-from blade.fallback.select import Decision, select
+from blade.errors import ConfigError
+from blade.fallback.compile import Built, Partition, compile_clusters
+from blade.fallback.compose import Choice, Confirmed, confirm, propose
+from blade.fallback.select import Decision, select, weights_of
 from blade.fallback.stored import keep
 from blade.fallback.support import kind_of, resolve, support
-from blade.graph.splice import splice
+from blade.fallback.time_budget import TimeBudget
 from blade.graph.view import GraphView, view
-from blade.reason import Code, Reason, Stage
-from blade.report import ATTRIBUTE, ORIGINAL, ClusterReport, Report, cpu_name
-from blade.runtime.engine import renew
+from blade.reason import Reason
+from blade.report import ATTRIBUTE, ORIGINAL, ClusterReport, Report, Tried, cpu_name
 from blade.version import __version__
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class _Choice:
-    """A cluster and who serves it."""
-
-    built: Built
-    decision: Decision
 
 
 def optimize(
@@ -67,28 +55,35 @@ def optimize(
     if not isinstance(config, Config):
         raise ConfigError(f"config: a blade.Config is expected, got {type(config).__name__}")
     clock = _Clock()
+    budget = TimeBudget(config.time_budget)
     with _torch_state_kept():
         with clock.stage("support"):
             backends, against = resolve(config)
         with clock.stage("capture"):
             captured = capture(model, inputs, config)
+            _check_weights(captured, config)
         with clock.stage("support"):
             graph = view(captured)
             plan = support(graph.nodes, graph.pinned, backends, config)
         with clock.stage("convert"):
-            built, failed = compile_clusters(captured, graph, plan.labels, backends, config)
+            partitions, failed = compile_clusters(
+                captured, graph, plan.labels, backends, config, budget
+            )
         with clock.stage("select"):
-            choices = [_choose(one, config) for one in built]
+            decisions = _decide(partitions, config, budget)
         with clock.stage("splice"):
-            optimized, choices, wrong = _splice(captured, choices, config)
-        reasons = (*captured.reasons, *against, *plan.reasons, *failed, *wrong)
-        report = _report(graph, choices, reasons, backends, clock.seconds)
+            names = [b.name for b in backends]
+            compositions = propose(partitions, decisions, names)
+            ranks = {name: i for i, name in enumerate(names)}
+            made = confirm(captured, compositions, ranks, config, budget)
+        reasons = (*captured.reasons, *against, *plan.reasons, *failed, *made.reasons)
+        report = _report(graph, made, decisions, reasons, clock.seconds)
     if config.dump_dir is not None:
-        _dump(config.dump_dir, captured, graph, optimized, report)
-    optimized._c._register_attribute(ATTRIBUTE, torch._C.StringType.get(), report.to_json())
-    for choice in choices:
-        _log(choice)
-    return optimized
+        _dump(config.dump_dir, captured, graph, made.module, report)
+    made.module._c._register_attribute(ATTRIBUTE, torch._C.StringType.get(), report.to_json())
+    for one in report.clusters:
+        _log(one)
+    return made.module
 
 
 class _Clock:
@@ -117,69 +112,49 @@ def _torch_state_kept() -> Iterator[None]:
                 torch.set_num_threads(threads)
 
 
-def _choose(built: Built, config: Config) -> _Choice:
+def _check_weights(captured: Captured, config: Config) -> None:
+    given, count = config.sample_weights, len(captured.samples)
+    if given is not None and len(given) != count:
+        tuning = " and shapes of dynamic_tuning_shapes" if config.dynamic_tuning_shapes else ""
+        raise ConfigError(
+            f"Config.sample_weights has {len(given)} entries; there are {count} samples{tuning}."
+        )
+
+
+def _decide(
+    partitions: Sequence[Partition], config: Config, budget: TimeBudget
+) -> dict[str, Decision]:
+    """By cluster, of all partitions."""
+    cache = open_cache(config.cache)
+    decisions: dict[str, Decision] = {}
+    for built in (one for p in partitions for one in p.built if one.name not in decisions):
+        decisions[built.name] = decision = _decide_one(built, config, budget)
+        if cache is not None:
+            for candidate in decision.tried:
+                keep(cache, candidate)
+    return decisions
+
+
+def _decide_one(built: Built, config: Config, budget: TimeBudget) -> Decision:
     if built.extracted is None or not built.candidates:
-        return _Choice(built, Decision(None, ()))
-    fallback, samples = built.extracted.fallback, built.extracted.samples
-    decision = select(built.name, fallback, built.candidates, samples, config)
-    if (cache := open_cache(config.cache)) is not None:
-        for candidate in decision.tried:
-            keep(cache, candidate)
-    return _Choice(built, decision)
-
-
-def _splice(
-    captured: Captured, choices: list[_Choice], config: Config
-) -> tuple[torch.jit.ScriptModule, list[_Choice], tuple[Reason, ...]]:
-    """The whole module, if it answers as the user's model does; else the captured one as it was."""
-    placed = [
-        (choice.built.extracted, choice.decision.chosen.module)
-        for choice in choices
-        if choice.built.extracted is not None and choice.decision.chosen is not None
-    ]
-    if not placed:
-        return captured.module, choices, ()
-
-    def whole() -> torch.jit.ScriptModule:
-        module = splice(captured, placed)
-        if (sentence := _why_different(captured, module)) is not None:
-            raise BackendError(sentence)
-        for choice in choices:
-            if choice.decision.chosen is not None:
-                renew(choice.decision.chosen.engine)
-        return module
-
-    result = attempt(
-        Stage.VERIFY, None, "the whole module", whole, config.strict, Code.WRONG_VALUES
-    )
-    if not isinstance(result, Reason):
-        return result, choices, ()
-    log.warning("the optimized module is not used: %s", result.detail)
-    return captured.module, [replace(c, decision=Decision(None, ())) for c in choices], (result,)
-
-
-def _why_different(captured: Captured, module: torch.jit.ScriptModule) -> str | None:
-    """How ``module`` differs from the user's model at any sizes it was run at, ``None`` if nowhere.
-
-    The clusters were verified far more tightly; this is about how they were put together.
-    """
-    for one, why in find_differences(module, captured.references):
-        return f"put together, at {one.what} the module differs from the original: {why}"
-    return None
+        return Decision(None, ())
+    cut, weights = built.extracted, weights_of(built.extracted, config)
+    return select(built.name, cut.fallback, built.candidates, cut.samples, config, weights, budget)
 
 
 def _report(
     graph: GraphView,
-    choices: Sequence[_Choice],
+    made: Confirmed,
+    decisions: Mapping[str, Decision],
     reasons: Sequence[Reason],
-    backends: Sequence[Backend],
     seconds: Mapping[str, float],
 ) -> Report:
+    choices = made.composition.choices
     inside = {node for choice in choices for node in choice.built.group.nodes}
     outside = [n for i, n in enumerate(graph.nodes) if i not in inside]
     return Report(
-        clusters=tuple(_cluster_report(graph, choice) for choice in choices),
-        reasons=tuple(reasons),
+        clusters=tuple(_cluster_report(graph, c, decisions[c.built.name]) for c in choices),
+        reasons=(*reasons, *made.composition.reasons),
         outside=dict(Counter(map(kind_of, outside))),
         versions={
             "blade": __version__,
@@ -188,27 +163,46 @@ def _report(
         },
         cpu=cpu_name(),
         seconds=dict(seconds),
+        compositions=made.tried,
     )
 
 
-def _cluster_report(graph: GraphView, choice: _Choice) -> ClusterReport:
-    built, chosen = choice.built, choice.decision.chosen
+def _cluster_report(graph: GraphView, choice: Choice, decision: Decision) -> ClusterReport:
+    built, chosen = choice.built, choice.chosen
+    reasons = (*built.reasons, *decision.reasons)
     return ClusterReport(
         name=built.name,
         ops=dict(Counter(kind_of(graph.nodes[n]) for n in built.group.nodes)),
         backend=chosen.backend if chosen else ORIGINAL,
         timings=chosen.timings if chosen else (),
         verdict=chosen.verdict if chosen else None,
-        reasons=(*built.reasons, *choice.decision.reasons),
+        reasons=reasons,
+        tried=_tried(built, decision, chosen.backend if chosen else None, reasons),
     )
 
 
-def _log(choice: _Choice) -> None:
-    name, chosen = choice.built.name, choice.decision.chosen
-    speed = ", ".join(f"{t.speedup:.2f}x" for t in chosen.timings) if chosen else ""
-    log.info("%s: %s %s", name, chosen.backend if chosen else ORIGINAL, speed or "(not measured)")
-    for reason in choice.decision.reasons:
-        log.info("%s: not %s: %s", name, reason.backend, reason.detail)
+def _tried(
+    built: Built, decision: Decision, chosen: str | None, reasons: Sequence[Reason]
+) -> tuple[Tried, ...]:
+    """Every backend that takes the cluster, in their order; unmeasured, those after the first that
+    serves are not tried."""
+    candidates = {c.backend: c for c in decision.tried}
+    against = {r.backend: r for r in reasons}
+    found = []
+    for name in built.takers:
+        one, reason = candidates.get(name), against.get(name)
+        if one is not None:
+            found.append(Tried(name, name == chosen, one.timings, one.verdict, reason))
+        elif reason is not None:
+            found.append(Tried(name, False, reason=reason))
+    return tuple(found)
+
+
+def _log(one: ClusterReport) -> None:
+    speed = ", ".join(f"{t.speedup:.2f}x" for t in one.timings)
+    log.info("%s: %s %s", one.name, one.backend, speed or "(not measured)")
+    for reason in one.reasons:
+        log.info("%s: not %s: %s", one.name, reason.backend, reason.detail)
 
 
 def _dump(

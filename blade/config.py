@@ -13,165 +13,29 @@ passed as an argument.
 """
 
 import difflib
-import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import torch
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from typing_extensions import Self
 
+from blade.config_fields import (
+    DynamicShapes,
+    Folder,
+    JitPasses,
+    Names,
+    OpKinds,
+    Pipeline,
+    Seconds,
+    Tracing,
+    Tuning,
+    TuningShapes,
+    Weights,
+)
 from blade.errors import ConfigError
 
-# One dimension: True or "auto" (any size), an int (fixed at it), or (min, max), both included.
-Dim = bool | str | int | tuple[int, int]
-Shape = tuple[int, ...]
-JitPass = Callable[[torch.Graph], None]
-
-_OP_KIND = re.compile(r"[A-Za-z_]\w*::[A-Za-z_]\w*(@-?\d+)?")
-
-
-@dataclass(frozen=True)
-class TuningShapes:
-    """``Config.dynamic_tuning_shapes``, checked; each entry holds one shape per input."""
-
-    min: tuple[Shape, ...]
-    opts: tuple[tuple[Shape, ...], ...]
-    max: tuple[Shape, ...]
-
-
-def _pipeline(value: object) -> object:
-    if isinstance(value, str) and not value.strip():
-        raise ValueError('the name of a pipeline is expected, for example "auto" or "DISC"')
-    return value.strip() if isinstance(value, str) else value
-
-
-def _names(value: object) -> tuple[str, ...]:
-    """A list of strings as a tuple; a lone string is refused, or it would count as its letters."""
-    if isinstance(value, str) or not isinstance(value, Iterable):
-        raise ValueError("a list of strings is expected")
-    names = tuple(value)
-    if bad := [name for name in names if not isinstance(name, str) or not name]:
-        raise ValueError(f"a list of non-empty strings is expected, and {bad[0]!r} is not one")
-    return names
-
-
-def _op_kinds(value: object) -> tuple[str, ...]:
-    kinds = _names(value)
-    if bad := [kind for kind in kinds if not _OP_KIND.fullmatch(kind)]:
-        raise ValueError(
-            f'each entry is an op kind like "aten::add", or one occurrence of it, "aten::add@3"; '
-            f"{bad[0]!r} is neither"
-        )
-    return kinds
-
-
-def _tracing(value: object) -> object:
-    if value is None or value is True:
-        return value
-    if value is False or isinstance(value, str) or not isinstance(value, Iterable):
-        raise ValueError("None, True or a list of submodule names is expected")
-    return _names(value)
-
-
-def _path(value: object) -> object:
-    return Path(value) if isinstance(value, str) and value else value
-
-
-def _passes(value: object) -> tuple[Any, ...]:
-    if not isinstance(value, Iterable):
-        raise ValueError("a list of functions taking a torch.Graph is expected")
-    passes = tuple(value)
-    if bad := [p for p in passes if not callable(p)]:
-        raise ValueError(
-            f"each entry is a function taking a torch.Graph; {bad[0]!r} is not callable"
-        )
-    return passes
-
-
-def _is_size(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def _dim(value: object) -> Dim:
-    """One entry of ``dynamic_shapes``, normalized."""
-    if value is True or value == "auto" or _is_size(value):
-        return value  # type: ignore[return-value]
-    if isinstance(value, (tuple, list)) and [*map(_is_size, value)] == [True, True]:
-        low, high = value
-        if low <= high:
-            return (low, high)
-    raise ValueError(
-        f'a dimension is True, "auto", a fixed size >= 0 or (min, max), min <= max; got {value!r}'
-    )
-
-
-def _dynamic_shapes(value: object) -> object:
-    if value is None:
-        return None
-    if not isinstance(value, Mapping):
-        raise ValueError('a mapping like {"input_ids": {0: (1, 8), 1: True}} is expected')
-    return {_input_key(key): _axes(key, axes) for key, axes in value.items()}
-
-
-def _input_key(key: object) -> object:
-    if (isinstance(key, str) and key) or _is_size(key):
-        return key
-    raise ValueError(f"an input is named by its position (0, 1, ...) or its name; got {key!r}")
-
-
-def _axes(key: object, axes: object) -> dict[int, Dim]:
-    if not isinstance(axes, Mapping):
-        raise ValueError(f"input {key!r} needs a mapping from axis to size; got {axes!r}")
-    for axis in axes:
-        if not isinstance(axis, int) or isinstance(axis, bool):
-            raise ValueError(f"input {key!r}: an axis is an int; got {axis!r}")
-    return {axis: _dim(dim) for axis, dim in axes.items()}
-
-
-def _shapes(where: str, value: object) -> tuple[Shape, ...]:
-    """``[[1, 3, 224, 224], ...]``, one shape per input."""
-    if not isinstance(value, (list, tuple)) or not value:
-        raise ValueError(f"{where!r} is a list with one shape per input; got {value!r}")
-    for shape in value:
-        if not isinstance(shape, (list, tuple)) or not all(map(_is_size, shape)):
-            raise ValueError(f"{where!r}: a shape is a list of sizes >= 0; got {shape!r}")
-    return tuple(tuple(shape) for shape in value)
-
-
-def _tuning_shapes(value: object) -> object:
-    if value is None or isinstance(value, TuningShapes):
-        return value
-    if not isinstance(value, Mapping) or set(value) != {"min", "opts", "max"}:
-        raise ValueError('a mapping with exactly the keys "min", "opts" and "max" is expected')
-    if not isinstance(value["opts"], (list, tuple)):
-        raise ValueError(f'"opts" is a list of lists of shapes; got {value["opts"]!r}')
-    low, high = _shapes("min", value["min"]), _shapes("max", value["max"])
-    opts = tuple(_shapes("opts", one) for one in value["opts"])
-    for one in (*opts, high):
-        _check_between(low, one, high)
-    return TuningShapes(low, opts, high)
-
-
-def _check_between(low: tuple[Shape, ...], one: tuple[Shape, ...], high: tuple[Shape, ...]) -> None:
-    ranks = [len(shape) for shape in low]
-    if [len(shape) for shape in one] != ranks:
-        raise ValueError(
-            f'"min", "max" and each of "opts" need the same number of shapes and the same ranks; '
-            f'{list(one)} differs from "min" {list(low)}'
-        )
-    for small, mid, big in zip(low, one, high):
-        if not all(a <= b <= c for a, b, c in zip(small, mid, big)):
-            raise ValueError(f'shape {mid} does not lie between "min" {small} and "max" {big}')
-
-
-Names = Annotated[tuple[str, ...], BeforeValidator(_names)]
-OpKinds = Annotated[tuple[str, ...], BeforeValidator(_op_kinds)]
-Tracing = Annotated[Literal[True] | tuple[str, ...] | None, BeforeValidator(_tracing)]
-DynamicShapes = Annotated[dict[int | str, dict[int, Dim]] | None, BeforeValidator(_dynamic_shapes)]
+__all__ = ["Config", "TuningShapes"]
 
 
 class Config(BaseModel):
@@ -184,7 +48,7 @@ class Config(BaseModel):
         frozen=True, extra="forbid", strict=True, arbitrary_types_allowed=True
     )
 
-    optimization_pipeline: Annotated[str, BeforeValidator(_pipeline)] = Field(
+    optimization_pipeline: Pipeline = Field(
         default="auto",
         description='The backend to use, case-insensitive ("DISC"), or "auto": whichever measures '
         "fastest.",
@@ -210,7 +74,7 @@ class Config(BaseModel):
         'or "auto" (any size, the default of every axis not named), an int (fixed), or (min, max). '
         "Other sizes still work: they run the original.",
     )
-    dynamic_tuning_shapes: Annotated[TuningShapes | None, BeforeValidator(_tuning_shapes)] = Field(
+    dynamic_tuning_shapes: Tuning = Field(
         default=None,
         description='{"min": [shape per input], "opts": [[shape per input], ...], "max": [...]}: '
         "the range of sizes to serve, and the shapes to verify and measure at besides the samples.",
@@ -224,7 +88,7 @@ class Config(BaseModel):
         default=(),
         description="Op kinds, written as in the white list, that must stay TorchScript.",
     )
-    customize_jit_passes: Annotated[tuple[JitPass, ...], BeforeValidator(_passes)] = Field(
+    customize_jit_passes: JitPasses = Field(
         default=(),
         description="Functions run on the captured, frozen graph, in order, before clustering.",
     )
@@ -244,6 +108,16 @@ class Config(BaseModel):
     timing_repeats: int = Field(
         default=15, ge=1, description="Interleaved rounds per candidate and shape, at most."
     )
+    time_budget: Seconds = Field(
+        default=30.0,
+        description="Seconds one optimize may look for something better, conversions and timing; what is best "
+        "by then is taken. The first backend of each cluster is always tried. None: no limit.",
+    )
+    sample_weights: Weights = Field(
+        default=None,
+        description="How much each sample counts when speeds are compared: one number > 0 per sample, and then "
+        "one per shape of dynamic_tuning_shapes (min, opts, max), if given. None: all count alike.",
+    )
     strict: bool = Field(
         default=False,
         description="Raise the error that would otherwise have become a fallback and a Reason.",
@@ -258,7 +132,7 @@ class Config(BaseModel):
         description='"low": DISC reads every weight where it is. "normal": it may keep one copy of each, packed '
         "for its own products and convolutions, which are faster.",
     )
-    dump_dir: Annotated[Path | None, BeforeValidator(_path)] = Field(
+    dump_dir: Folder = Field(
         default=None,
         description="Folder for the intermediate representations of every cluster and pass, and for a "
         "script per failed conversion that reproduces it.",

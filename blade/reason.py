@@ -50,6 +50,7 @@ class Code(str, Enum):
     CONVERSION_FAILED = "conversion_failed"
     CONVERSION_CRASHED = "conversion_crashed"
     CONVERSION_TIMEOUT = "conversion_timeout"
+    TIME_BUDGET = "time_budget"
     # verify, select
     WRONG_VALUES = "wrong_values"
     SLOWER = "slower"

@@ -63,6 +63,17 @@ class Verdict:
 
 
 @dataclass(frozen=True)
+class Tried:
+    """One backend at one cluster: how far it came. ``reason`` is what speaks against it, if anything."""
+
+    backend: str
+    chosen: bool
+    timings: tuple[Timing, ...] = ()
+    verdict: Verdict | None = None
+    reason: Reason | None = None
+
+
+@dataclass(frozen=True)
 class ClusterReport:
     """One cluster: what it holds, who runs it, how fast, how exact, and why nobody else does."""
 
@@ -72,11 +83,24 @@ class ClusterReport:
     timings: tuple[Timing, ...] = ()
     verdict: Verdict | None = None
     reasons: tuple[Reason, ...] = ()
+    tried: tuple[Tried, ...] = ()
+
+
+@dataclass(frozen=True)
+class Composed:
+    """One way to put the module together: which engine serves which cluster (by name), and its timings
+    as a whole against the original, one per sample of the user."""
+
+    name: str
+    engines: Mapping[str, str]
+    timings: tuple[Timing, ...]
+    chosen: bool
 
 
 @dataclass(frozen=True)
 class Report:
-    """``reasons`` are those that concern no cluster; ``seconds`` are per stage of ``optimize``."""
+    """``reasons`` are those that concern no cluster; ``seconds`` are per stage of ``optimize``;
+    ``compositions`` are all that were measured as a whole."""
 
     clusters: tuple[ClusterReport, ...] = ()
     reasons: tuple[Reason, ...] = ()
@@ -84,6 +108,12 @@ class Report:
     versions: Mapping[str, str] = field(default_factory=dict)
     cpu: str = ""
     seconds: Mapping[str, float] = field(default_factory=dict)
+    compositions: tuple[Composed, ...] = ()
+
+    @property
+    def timings(self) -> tuple[Timing, ...]:
+        """Those of the whole module, as it was handed out; empty if none were taken."""
+        return next((one.timings for one in self.compositions if one.chosen), ())
 
     def all_reasons(self) -> tuple[Reason, ...]:
         """Those of the model and those of every cluster."""
@@ -98,7 +128,13 @@ class Report:
         try:
             data = json.loads(text)
             clusters = tuple(_cluster(one) for one in data.pop("clusters"))
-            return Report(clusters, _reasons(data.pop("reasons")), **data)
+            compositions = tuple(
+                Composed(**{**one, "timings": _timings(one["timings"])})
+                for one in data.pop("compositions", ())
+            )
+            return Report(
+                clusters, _reasons(data.pop("reasons")), **data, compositions=compositions
+            )
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"not a report of blade: {error!r}") from error
 
@@ -156,20 +192,31 @@ def cpu_name() -> str:
 
 
 def _cluster(data: dict[str, Any]) -> ClusterReport:
-    timings = tuple(
-        Timing(tuple(tuple(shape) for shape in one.pop("shapes")), **one)
-        for one in data.pop("timings")
+    tried = tuple(
+        Tried(**{**one, **_measured(one), "reason": next(iter(_reasons([one["reason"]])), None)})
+        for one in data.pop("tried", ())  # files of before have none
     )
-    verdict = data.pop("verdict")
     reasons = _reasons(data.pop("reasons"))
-    return ClusterReport(
-        **data, timings=timings, verdict=verdict and Verdict(**verdict), reasons=reasons
+    return ClusterReport(**{**data, **_measured(data)}, reasons=reasons, tried=tried)
+
+
+def _measured(data: dict[str, Any]) -> dict[str, Any]:
+    """``timings`` and ``verdict`` of ``data``."""
+    verdict = data["verdict"]
+    return {"timings": _timings(data["timings"]), "verdict": verdict and Verdict(**verdict)}
+
+
+def _timings(data: list[dict[str, Any]]) -> tuple[Timing, ...]:
+    return tuple(
+        Timing(**{**one, "shapes": tuple(tuple(shape) for shape in one["shapes"])}) for one in data
     )
 
 
-def _reasons(data: list[dict[str, Any]]) -> tuple[Reason, ...]:
+def _reasons(data: list[dict[str, Any] | None]) -> tuple[Reason, ...]:
     return tuple(
-        Reason(**{**one, "stage": Stage(one["stage"]), "code": Code(one["code"])}) for one in data
+        Reason(**{**one, "stage": Stage(one["stage"]), "code": Code(one["code"])})
+        for one in data
+        if one is not None
     )
 
 

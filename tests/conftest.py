@@ -27,6 +27,8 @@ def pytest_configure(config: pytest.Config) -> None:
         made = tempfile.TemporaryDirectory(prefix="blade-test-cache-")
         config.add_cleanup(made.cleanup)
         os.environ["BLADE_CACHE_DIR"] = made.name
+    # "auto" looks at DISC alone in every test that does not say otherwise
+    os.environ["BLADE_BACKENDS"] = "disc"
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     torch.set_num_threads(max(2, (os.cpu_count() or 2) // workers))
 

@@ -11,6 +11,7 @@ functions of a module, such as this one, and its engines carry what they compute
 
 import copy
 import ctypes
+import functools
 import itertools
 import os
 import pickle
@@ -18,6 +19,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import sympy
@@ -123,6 +125,17 @@ def exits_converting(cluster: Cluster) -> None:
     sys.exit(3)
 
 
+def meets_another_converting(cluster: Cluster) -> None:
+    """Goes on once two conversions are here at the same time; raises if nobody comes."""
+    folder = Path(os.environ["BLADE_CACHE_DIR"])
+    (folder / f"meeting-{os.getpid()}").touch()
+    for _ in range(600):
+        if len(list(folder.glob("meeting-*"))) > 1:
+            return
+        time.sleep(0.1)
+    raise TimeoutError("nobody else converts")
+
+
 def hangs_converting(cluster: Cluster) -> None:
     time.sleep(600)
 
@@ -200,8 +213,12 @@ class Fake:
         even_only: bool = False,
         load: Callable[[], None] = nothing,
         in_process: bool = True,
+        lossy: bool = False,
+        estimate_s: float | None = None,
     ) -> None:
-        self.name, self.in_process = name, in_process
+        self.name, self.in_process, self.lossy = name, in_process, lossy
+        if estimate_s is not None:
+            self.estimate_s = functools.partial(_takes, estimate_s)
         self.unavailable = unavailable
         self.refuses, self.chokes_on, self.spoils = refuses, chokes_on, spoils
         self.on_convert, self.run, self.on_load = convert, run, load
@@ -273,6 +290,10 @@ class Fake:
             return fault(list(gm(*inputs)), inputs, next(calls))  # from several threads at once
 
         return run
+
+
+def _takes(seconds: float, cluster: Cluster) -> float:
+    return seconds
 
 
 _keys = itertools.count()

@@ -221,6 +221,7 @@ def test_the_next_backend_gets_its_chance() -> None:
         from blade.backends import registry
 
         patch.setattr(registry, "_BUILT_IN", {})
+        patch.delenv("BLADE_BACKENDS")
         with registered(first, second, third):
             optimized = blade.optimize(mlp(), X, blade.Config(timing=False))
     [cluster] = blade.report(optimized).clusters
@@ -235,14 +236,14 @@ def test_the_next_backend_gets_its_chance() -> None:
 def test_a_module_that_is_wrong_as_a_whole_is_not_handed_out(
     fake: Callable[..., Fake], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from blade import api
+    from blade.fallback import compose
 
     def wrong_splice(captured: Any, placed: Any) -> torch.jit.ScriptModule:
         return torch.jit.freeze(torch.jit.trace(nn.Linear(16, 8).eval(), X))
 
     fake()
     model = mlp()
-    monkeypatch.setattr(api, "splice", wrong_splice)
+    monkeypatch.setattr(compose, "splice", wrong_splice)
     with caplog.at_level(logging.WARNING, "blade"):
         optimized = blade.optimize(model, X, config())
     assert "the optimized module is not used" in caplog.text

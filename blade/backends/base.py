@@ -73,6 +73,9 @@ class Backend(Protocol):
     is registered where its module is imported. ``precisions``, if it has it, names the reduced
     precisions it can compute in ("fp16", "int8"). ``version``, if it has it, is a text that differs wherever its
     engines for the same cluster and config may differ: then engines, verdicts and timings are kept on disk.
+    ``estimate_s(cluster)``, if it has it, is about how many seconds a conversion takes: one that does not fit
+    into the rest of ``Config.time_budget`` is not begun. ``lossy = True`` says that its engines answer less
+    exactly than the original on purpose; "auto" looks at it only where the config allows that.
     """
 
     name: str

@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Turn a cluster into verified engines, one per backend that manages, and a Reason per other.
+"""Turn clusters into verified engines, one per backend that manages, and a Reason per other.
 
-    candidates, reasons = build(extracted, backends, config)
+    [(candidates, reasons)] = build([Wanted(extracted, backends)], config)
 
-Nothing here is timed; ``select`` does that. What a backend throws stays in here.
+Nothing here is timed; ``select`` does that. What a backend throws stays in here. Conversions in processes
+apart run beside each other and beside those in this process; the results do not depend on who is first.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
@@ -16,65 +19,128 @@ from blade.config import Config
 from blade.errors import BackendError
 from blade.fallback.attempt import attempt
 from blade.fallback.cluster_module import cluster_module
-from blade.fallback.isolate import convert_isolated
+from blade.fallback.isolate import convert_isolated, raise_if_strict, several_workers
+from blade.fallback.pool import Pool, size_of_pool
 from blade.fallback.select import Candidate
 from blade.fallback.stored import NOTHING, Stored
+from blade.fallback.time_budget import UNLIMITED, TimeBudget
+from blade.fallback.turns import TURNS
 from blade.fallback.verify import verify
 from blade.graph.extract import Extracted
-from blade.reason import Reason, Stage
+from blade.reason import Code, Reason, Stage
 from blade.report import Verdict
 
+Engine = torch.ScriptObject
+Found = tuple[tuple[Candidate, ...], tuple[Reason, ...]]
 
-def build(
-    extracted: Extracted,
-    backends: Sequence[Backend],
-    config: Config,
-    stored: Stored = NOTHING,
-) -> tuple[tuple[Candidate, ...], tuple[Reason, ...]]:
-    """Convert and verify with each of ``backends``; unmeasured (``timing=False``), the first is enough.
 
-    Candidates that are ``stored`` need neither any more.
+@dataclass(frozen=True)
+class Wanted:
+    """A cluster and who is to try it, in this order; what is ``stored`` needs no trying any more."""
 
-    With ``config.strict`` raises what a backend raised, and ``BackendError`` for an engine that is wrong.
+    extracted: Extracted
+    backends: Sequence[Backend]
+    stored: Stored = NOTHING
+
+
+def build(wanted: Sequence[Wanted], config: Config, budget: TimeBudget = UNLIMITED) -> list[Found]:
+    """Convert and verify each cluster with each of its backends, as far as ``budget`` goes.
+
+    The first backend of a cluster is always tried. Unmeasured (``timing=False``), the first that serves is
+    enough. With ``config.strict`` raises what a backend raised, and ``BackendError`` for a wrong engine.
     """
-    candidates: list[Candidate] = []
-    reasons: list[Reason] = []
-    for backend in backends:
-        found = stored.candidates.get(backend.name) or _candidate(extracted, backend, config)
-        if isinstance(found, Reason):
-            reasons.append(found)
-            continue
-        candidates.append(replace(found, key=stored.keys.get(backend.name)))
-        if not config.timing:
-            break
-    return tuple(candidates), tuple(reasons)
+    if not config.timing:
+        return [_build_first(one, config) for one in wanted]
+    several = {i: dict[str, Candidate | Reason]() for i in range(len(wanted))}
+    size = min(size_of_pool(config), sum(map(_conversions_apart, wanted)))
+    with several_workers(max(1, size)), Pool[Engine | Reason](max(1, size)) as pool:
+        here: list[_Task] = []
+        apart: list[tuple[_Task, Future[Engine | Reason]]] = []
+        for task in _tasks(wanted):
+            _, one, backend, is_first = task
+            if _is_stored(one, backend) or _is_in_process(backend):
+                here.append(task)
+            else:
+                convert = partial(_convert_in_time, one.extracted.cluster, backend, config)
+                apart.append((task, pool.submit(convert, budget, is_first)))
+        for i, one, backend, is_first in here:
+            several[i][backend.name] = _candidate(one, backend, config, budget, is_first)
+        for (i, one, backend, _), future in apart:
+            engine = raise_if_strict(future.result(), config)
+            several[i][backend.name] = _judge(one.extracted, backend, engine, config)
+    return [_sort(one, several[i]) for i, one in enumerate(wanted)]
 
 
 def convert_and_verify(
     cluster: Cluster, original: torch.jit.ScriptModule, backend: Backend, config: Config
-) -> tuple[torch.ScriptObject, Verdict] | Reason:
+) -> tuple[Engine, Verdict] | Reason:
     """An engine that was seen to be right, or the Reason why ``backend`` gives none."""
     engine = _convert(cluster, backend, config)
     if isinstance(engine, Reason):
         return engine
-    verdict = verify(cluster, engine, original, backend.name, config.strict)
-    if not isinstance(verdict, Reason):
-        return engine, verdict
-    if config.strict:
-        raise BackendError(f"{cluster.name} in {backend.name}: {verdict.detail}")
-    return verdict
+    return _verify(cluster, original, backend, engine, config)
 
 
-def _candidate(extracted: Extracted, backend: Backend, config: Config) -> Candidate | Reason:
-    cluster = extracted.cluster
-    found = convert_and_verify(cluster, extracted.fallback, backend, config)
+_Task = tuple[int, Wanted, Backend, bool]  # number of the cluster, whether the backend is its first
+
+
+def _tasks(wanted: Sequence[Wanted]) -> list[_Task]:
+    """Every conversion: those by the first backend of each cluster, then by the second ..."""
+    ranked = [
+        (rank, i, backend)
+        for i, one in enumerate(wanted)
+        for rank, backend in enumerate(one.backends)
+    ]
+    ranked.sort(key=lambda r: r[:2])
+    return [(i, wanted[i], backend, rank == 0) for rank, i, backend in ranked]
+
+
+def _build_first(one: Wanted, config: Config) -> Found:
+    """The first backend that serves, and the reasons of those before it."""
+    found: dict[str, Candidate | Reason] = {}
+    for backend in one.backends:
+        found[backend.name] = _candidate(one, backend, config, UNLIMITED, is_first=True)
+        if isinstance(found[backend.name], Candidate):
+            break
+    return _sort(one, found)
+
+
+def _sort(one: Wanted, found: dict[str, Candidate | Reason]) -> Found:
+    """Candidates and reasons, in the order of the backends."""
+    results = [found[b.name] for b in one.backends if b.name in found]
+    return (
+        tuple(
+            replace(r, key=one.stored.keys.get(r.backend))
+            for r in results
+            if isinstance(r, Candidate)
+        ),
+        tuple(r for r in results if isinstance(r, Reason)),
+    )
+
+
+def _candidate(
+    one: Wanted, backend: Backend, config: Config, budget: TimeBudget, is_first: bool
+) -> Candidate | Reason:
+    if (stored := one.stored.candidates.get(backend.name)) is not None:
+        return stored
+    engine = _convert_in_time(one.extracted.cluster, backend, config, budget, is_first)
+    return _judge(one.extracted, backend, engine, config)
+
+
+def _judge(
+    extracted: Extracted, backend: Backend, engine: Engine | Reason, config: Config
+) -> Candidate | Reason:
+    """The verified candidate, or the Reason against it."""
+    if isinstance(engine, Reason):
+        return replace(engine, backend=backend.name, subject=extracted.name)
+    found = _verify(extracted.cluster, extracted.fallback, backend, engine, config)
     if isinstance(found, Reason):
         return found
-    engine, verdict = found
+    _, verdict = found
     module = attempt(
         Stage.CONVERT,
         backend.name,
-        cluster.name,
+        extracted.name,
         lambda: cluster_module(extracted, engine),
         config.strict,
     )
@@ -83,14 +149,74 @@ def _candidate(extracted: Extracted, backend: Backend, config: Config) -> Candid
     return Candidate(backend.name, engine, module, verdict)
 
 
-def _convert(cluster: Cluster, backend: Backend, config: Config) -> torch.ScriptObject | Reason:
-    """In a process apart unless the backend says that it needs none (``in_process``)."""
-    if not getattr(backend, "in_process", False):
-        return convert_isolated(backend, cluster, config)
-    return attempt(
-        Stage.CONVERT,
-        backend.name,
-        cluster.name,
-        lambda: backend.convert(cluster, config),
-        config.strict,
+def _verify(
+    cluster: Cluster,
+    original: torch.jit.ScriptModule,
+    backend: Backend,
+    engine: Engine,
+    config: Config,
+) -> tuple[Engine, Verdict] | Reason:
+    with TURNS.converting():
+        verdict = verify(cluster, engine, original, backend.name, config.strict)
+    if not isinstance(verdict, Reason):
+        return engine, verdict
+    if config.strict:
+        raise BackendError(f"{cluster.name} in {backend.name}: {verdict.detail}")
+    return verdict
+
+
+def _convert_in_time(
+    cluster: Cluster, backend: Backend, config: Config, budget: TimeBudget, is_first: bool
+) -> Engine | Reason:
+    """A conversion that fits into the budget and is ended where it turns out not to; the first always fits."""
+    if is_first and not budget.is_cancelled:
+        return _convert(cluster, backend, config)
+    estimate = attempt(
+        Stage.CONVERT, backend.name, cluster.name, lambda: _estimate_s(backend, cluster)
     )
+    if isinstance(estimate, Reason):
+        return estimate
+    if (why := budget.why_not(estimate)) is not None:
+        return _out_of_time(backend, cluster, why)
+    left = budget.left_to_convert()
+    if left >= config.conversion_deadline_s:
+        return _convert(cluster, backend, config)
+    found = _convert(cluster, backend, config.evolve(conversion_deadline_s=left))
+    if isinstance(found, Reason) and found.code is Code.CONVERSION_TIMEOUT:
+        return _out_of_time(backend, cluster, budget.why_ended("it was converted"))
+    return found
+
+
+def _out_of_time(backend: Backend, cluster: Cluster, why: str) -> Reason:
+    return Reason(Stage.CONVERT, Code.TIME_BUDGET, backend.name, cluster.name, why)
+
+
+def _estimate_s(backend: Backend, cluster: Cluster) -> float:
+    estimate = getattr(backend, "estimate_s", None)
+    return 0.0 if estimate is None else float(estimate(cluster))
+
+
+def _convert(cluster: Cluster, backend: Backend, config: Config) -> Engine | Reason:
+    """In a process apart unless the backend says that it needs none (``in_process``)."""
+    with TURNS.converting():
+        if not _is_in_process(backend):
+            return convert_isolated(backend, cluster, config)
+        return attempt(
+            Stage.CONVERT,
+            backend.name,
+            cluster.name,
+            lambda: backend.convert(cluster, config),
+            config.strict,
+        )
+
+
+def _is_in_process(backend: Backend) -> bool:
+    return bool(getattr(backend, "in_process", False))
+
+
+def _is_stored(one: Wanted, backend: Backend) -> bool:
+    return backend.name in one.stored.candidates
+
+
+def _conversions_apart(one: Wanted) -> int:
+    return sum(not _is_in_process(b) and not _is_stored(one, b) for b in one.backends)

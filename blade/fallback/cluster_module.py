@@ -2,8 +2,17 @@
 """A cluster as a ScriptModule anyone can read: try the engine, else run the original subgraph.
 
 Its ``.code`` is ``outs = self.engine.try_execute([x0, x1])``, then ``outs[0]`` where that is not ``None``,
-else ``self.fallback(x0, x1)``.
+else ``self.fallback(x0, x1)``. With several engines, a test of a size comes first that says which is tried:
+
+    size = x0.size(1)
+    if size <= 40:
+        outs = self.engine.try_execute([x0])
+    else:
+        outs = self.engine_1.try_execute([x0])
 """
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -14,39 +23,71 @@ class Cluster(torch.nn.Module):
     """Names the TorchScript class."""
 
 
+@dataclass(frozen=True)
+class Dispatch:
+    """Which engine is tried at which size: ``serving[i]`` (``None``: no one) up to ``bounds[i]``, the last
+    one beyond. ``size`` is a TorchScript expression over x0, x1, ..."""
+
+    size: str
+    bounds: tuple[int, ...]
+    serving: tuple[torch.ScriptObject | None, ...]
+
+
 def cluster_module(
-    extracted: Extracted, engine: torch.ScriptObject | None
+    extracted: Extracted, engine: torch.ScriptObject | Dispatch | None
 ) -> torch.jit.ScriptModule:
     """The module that takes the cluster's place in the optimized model.
 
-    ``engine`` is a ``torch.classes.blade.Engine``, or ``None`` for the original alone. The arity is the
-    cluster's: one output is returned as a tensor, several as a tuple.
+    ``engine`` is a ``torch.classes.blade.Engine``, several by size, or ``None`` for the original alone. The
+    arity is the cluster's: one output is returned as a tensor, several as a tuple.
     """
     holder = Cluster().eval()
     holder.fallback = extracted.fallback
-    if engine is not None:
-        holder.engine = engine  # type: ignore[assignment]
+    serving = engine.serving if isinstance(engine, Dispatch) else (engine,)
+    names: list[str | None] = []
+    held: list[torch.ScriptObject] = []
+    for one in serving:
+        if one is not None and not any(one is other for other in held):
+            held.append(one)
+            setattr(holder, attribute_of(len(held) - 1), one)
+        names.append(None if one is None else attribute_of([o is one for o in held].index(True)))
     # Equal modules share one TorchScript class by default; each cluster needs its own forward.
     script = torch.jit._recursive.create_script_module(holder, lambda module: (), share_types=False)
-    count = len(extracted.inputs), len(extracted.outputs)
-    script.define(_source(*count, with_engine=engine is not None))
+    sizes = (engine.size, engine.bounds) if isinstance(engine, Dispatch) else ("", ())
+    script.define(_source(len(extracted.inputs), len(extracted.outputs), names, *sizes))
     assert isinstance(script, torch.jit.ScriptModule)
     return script
 
 
-def _source(inputs: int, outputs: int, *, with_engine: bool) -> str:
+def attribute_of(index: int) -> str:
+    """The name of the n-th engine: "engine", "engine_1", ..."""
+    return f"engine_{index}" if index else "engine"
+
+
+def _source(
+    inputs: int, outputs: int, engines: Sequence[str | None], size: str, bounds: Sequence[int]
+) -> str:
     names = ", ".join(f"x{i}" for i in range(inputs))
     parameters = "".join(f", x{i}: Tensor" for i in range(inputs))
     single = outputs == 1
     result = "Tensor" if single else f"Tuple[{', '.join(['Tensor'] * outputs)}]"
+    given = f"[{names}]" if inputs else "torch.jit.annotate(List[Tensor], [])"
+    calls = [
+        f"outs = self.{name}.try_execute({given})" if name else "outs = nobody" for name in engines
+    ]
     lines = [f"def forward(self{parameters}) -> {result}:"]
-    if with_engine:
-        given = f"[{names}]" if inputs else "torch.jit.annotate(List[Tensor], [])"
+    if None in engines and bounds:
+        lines.append("    nobody = torch.jit.annotate(Optional[List[Tensor]], None)")
+    if bounds:
+        tests = [f"if size <= {bound}:" for bound in bounds]
+        tests = [tests[0], *(f"el{test}" for test in tests[1:]), "else:"]
+        lines.append(f"    size = {size}")
+        for test, call in zip(tests, calls, strict=True):
+            lines += [f"    {test}", f"        {call}"]
+    elif engines != [None]:
+        lines += [f"    {calls[0]}"]
+    if any(engines):
         answer = ", ".join(f"outs[{i}]" for i in range(outputs))
-        lines += [
-            f"    outs = self.engine.try_execute({given})",
-            "    if outs is not None:",
-            f"        return {answer}",
-        ]
+        lines += ["    if outs is not None:", f"        return {answer}"]
     lines.append(f"    return self.fallback({names})")
     return "\n".join(lines) + "\n"

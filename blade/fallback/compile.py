@@ -1,16 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """From labels to clusters with verified engines: cluster, extract, build; where that fails, bisect.
 
-    built, reasons = compile_clusters(captured, graph_view, plan.labels, backends, config)
+    partitions, reasons = compile_clusters(captured, graph_view, plan.labels, backends, config, budget)
+
+Which clusters are best depends on who serves them, so there are several partitions of the graph: the
+mixture, in which a cluster is what somebody takes, and one per backend, in which all that this backend
+takes is clustered for it first. Groups that come out of several are built once.
 
 A group that no backend manages is searched for the node that makes it fail. That node loses the
 backend's label and goes back to TorchScript with its Reason; clustering runs again over the rest.
-Groups that come out as before are not built twice.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from time import monotonic
 
 from blade.backends.base import Backend
@@ -19,10 +23,11 @@ from blade.clustering.problem import Clustering, Group
 from blade.config import Config
 from blade.fallback.attempt import attempt
 from blade.fallback.bisect import find_culprit
-from blade.fallback.candidates import build
+from blade.fallback.candidates import Wanted, build
 from blade.fallback.reproducer import write
 from blade.fallback.select import Candidate
-from blade.fallback.stored import Stored, look_up
+from blade.fallback.stored import look_up
+from blade.fallback.time_budget import UNLIMITED, TimeBudget
 from blade.graph.boundary import find_boundary
 from blade.graph.extract import Extracted, outline
 from blade.graph.group import group
@@ -34,19 +39,37 @@ log = logging.getLogger(__name__)
 
 MAX_CULPRITS = 4  # rounds of bisecting, one culprit per failing group each
 BISECT_S = 60.0  # no new round after this many seconds of bisecting
+MIXTURE = "mixture"
+_FAULTS = (Code.CONVERSION_FAILED, Code.WRONG_VALUES, Code.ENGINE_RAISED)  # that one node may cause
+
+Labels = list[frozenset[str]]
 
 
 @dataclass(frozen=True)
 class Built:
     """What became of one group: who may serve, in the order of trying, and the reasons of the others.
 
-    ``extracted`` is ``None`` where the group cannot even be expressed for a backend.
+    ``extracted`` is ``None`` where the group cannot even be expressed for a backend. ``takers`` are the
+    backends that took all of its nodes when it was first built.
     """
 
     name: str
     group: Group
     extracted: Extracted | None
     candidates: tuple[Candidate, ...]
+    reasons: tuple[Reason, ...]
+    takers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Partition:
+    """One way to cut the graph: its clusters in program order, and what was too small for one.
+
+    ``name`` is the backend it was made for, or ``MIXTURE``.
+    """
+
+    name: str
+    built: tuple[Built, ...]
     reasons: tuple[Reason, ...]
 
 
@@ -58,15 +81,13 @@ class _Job:
     view: GraphView
     backends: Sequence[Backend]
     config: Config
+    budget: TimeBudget
     samples: Samples
 
     def is_fixed(self, name: str, axis: int) -> bool:
         """Whether the user declared one size for this axis of the graph's input ``name``."""
         _, *inputs = (v.debugName() for v in self.captured.module.graph.inputs())
         return name in inputs and (inputs.index(name), axis) in self.captured.fixed
-
-    def takers(self, label: frozenset[str]) -> list[Backend]:
-        return [b for b in self.backends if b.name.lower() in label]
 
 
 def compile_clusters(
@@ -75,73 +96,145 @@ def compile_clusters(
     labels: Sequence[frozenset[str]],
     backends: Sequence[Backend],
     config: Config,
-) -> tuple[list[Built], list[Reason]]:
-    """Every cluster in program order, and the reasons of nodes and groups that are in none."""
-    job = _Job(captured, view, backends, config, Samples(captured, view))
+    budget: TimeBudget = UNLIMITED,
+) -> tuple[list[Partition], list[Reason]]:
+    """The partitions, the mixture first, and the reasons of nodes that were found to fail."""
+    job = _Job(captured, view, backends, config, budget, Samples(captured, view))
     left = list(labels)
-    known: dict[Group, Built] = {}
+    known: dict[tuple[object, ...], Built] = {}
     culprits: list[Reason] = []
     spent = 0.0
     for _ in range(MAX_CULPRITS + 1):
-        clustering = _cluster(job, left)
-        built = _build_new(job, clustering.groups, known)
-        failed = [b for b in built if not b.candidates and b.reasons]
-        if not failed or spent > BISECT_S or len(culprits) >= MAX_CULPRITS:
+        partitions = _build_partitions(job, left, known)
+        every = list({one.name: one for p in partitions for one in p.built}.values())
+        failed = [(one, why) for one in every if (why := _why_bisect(job, one)) is not None]
+        if not failed or spent > BISECT_S or len(culprits) >= MAX_CULPRITS or not budget.left():
             break
         start = monotonic()
-        for one in failed:
-            node, reason = _blame(job, one)
+        for one, why in failed:
+            node, reason = _blame(job, one, why)
             left[node] -= {str(reason.backend).lower()}
             culprits.append(reason)
         spent += monotonic() - start
-    for one in built:
+    for one in every:
         for reason in one.reasons:
             _write_reproducer(job, one, reason)
-    return built, culprits + _dissolved(view, clustering)
+    return partitions, culprits
 
 
-def _cluster(job: _Job, labels: Sequence[frozenset[str]]) -> Clustering:
-    size = job.config.min_cluster_size
-    return group(job.view, labels, min_size=size)
+def _build_partitions(
+    job: _Job, labels: Labels, known: dict[tuple[object, ...], Built]
+) -> list[Partition]:
+    """Different ones only; unmeasured, nothing could choose between them: the mixture alone."""
+    ways: dict[tuple[tuple[int, ...], ...], tuple[str, Clustering]] = {}
+    for name, own in _ways(labels, job.backends if job.config.timing else ()):
+        clustering = group(job.view, own, min_size=job.config.min_cluster_size)
+        ways.setdefault(tuple(g.nodes for g in clustering.groups), (name, clustering))
+    wanted = {g.nodes: labels for _, c in ways.values() for g in c.groups}
+    built = _build_new(job, [_with_takers(nodes, labels) for nodes in wanted], known)
+    return [
+        Partition(
+            name,
+            tuple(built[g.nodes] for g in clustering.groups),
+            tuple(_dissolved(job.view, clustering)),
+        )
+        for name, clustering in ways.values()
+    ]
 
 
-def _build_new(job: _Job, groups: Sequence[Group], known: dict[Group, Built]) -> list[Built]:
+def _ways(labels: Labels, backends: Sequence[Backend]) -> Iterable[tuple[str, Labels]]:
+    yield MIXTURE, labels
+    for name in (b.name.lower() for b in backends):
+        alone = frozenset({name})
+        yield name, [alone if name in label else label for label in labels]
+
+
+def _with_takers(nodes: tuple[int, ...], labels: Labels) -> Group:
+    """A group with all that take it, not only those that it was clustered for."""
+    return Group(nodes, frozenset.intersection(*(labels[n] for n in nodes)))
+
+
+def _build_new(
+    job: _Job, groups: Sequence[Group], known: dict[tuple[object, ...], Built]
+) -> dict[tuple[int, ...], Built]:
+    """By nodes. What was built before, for as many takers, is not built again."""
+    for wanted in groups:
+        if job.config.timing and (more := _of_more_takers(known, wanted)) is not None:
+            known.setdefault((wanted.nodes, wanted.label), more)
+    fresh = [g for g in groups if (g.nodes, g.label) not in known]
     # One run for all of them; a part of a group, when bisecting, needs no other inputs than the whole.
-    job.samples.record(find_boundary(job.view, g.nodes) for g in groups if g not in known)
-    for one in groups:
-        if one not in known:
-            name = f"cluster_{len(known)}"
-            known[one] = _build(job, name, one.nodes, job.takers(one.label), one)
-            _log(known[one])
-    return [known[one] for one in groups]
+    job.samples.record(find_boundary(job.view, g.nodes) for g in fresh)
+    parts = [(f"cluster_{len(known) + i}", g.nodes, g) for i, g in enumerate(fresh)]
+    for built in _build(job, parts, [_takers(job, g) for g in fresh]):
+        known[built.group.nodes, built.group.label] = built
+        _log(built)
+    return {g.nodes: known[g.nodes, g.label] for g in groups}
+
+
+def _of_more_takers(known: dict[tuple[object, ...], Built], wanted: Group) -> Built | None:
+    """What is known of the very nodes from when more backends took them; the reasons why these do not
+    stay."""
+    for one in known.values():
+        if one.group.nodes == wanted.nodes and one.group.label > wanted.label:
+            return replace(
+                one,
+                group=wanted,
+                candidates=tuple(c for c in one.candidates if c.backend.lower() in wanted.label),
+            )
+    return None
+
+
+def _takers(job: _Job, one: Group) -> list[Backend]:
+    return [b for b in job.backends if b.name.lower() in one.label]
 
 
 def _build(
-    job: _Job, name: str, nodes: Sequence[int], takers: Sequence[Backend], group: Group
-) -> Built:
-    def extracted() -> tuple[Extracted, Stored]:
-        found = _extract(job, name, nodes)
-        stored = look_up(found, takers, job.config)
-        if len(stored.candidates) < len(takers):
-            _ = found.cluster  # what has no form in FX raises here
-        return found, stored
+    job: _Job,
+    parts: Sequence[tuple[str, Sequence[int], Group]],
+    takers: Sequence[Sequence[Backend]],
+) -> list[Built]:
+    """Each part (name, nodes, the group it is of) with its takers."""
+    found = []
+    for (name, nodes, _), who in zip(parts, takers, strict=True):
+        prepare = partial(_prepare, job, name, nodes, who)
+        found.append(attempt(Stage.CONVERT, None, name, prepare, job.config.strict))
+    wanted = [one for one in found if isinstance(one, Wanted)]
+    results = iter(build(wanted, job.config, job.budget))
+    built = []
+    for (name, _, whole), who, one in zip(parts, takers, found, strict=True):
+        names = tuple(b.name for b in who)
+        if isinstance(one, Reason):
+            reasons = tuple(replace(one, backend=b) for b in names)
+            built.append(Built(name, whole, None, (), reasons, names))
+        else:
+            built.append(Built(name, whole, one.extracted, *next(results), names))
+    return built
 
-    result = attempt(Stage.CONVERT, None, name, extracted, job.config.strict)
-    if isinstance(result, Reason):
-        reasons = tuple(replace(result, backend=b.name) for b in takers)
-        return Built(name, group, None, (), reasons)
-    found, stored = result
-    return Built(name, group, found, *build(found, takers, job.config, stored))
 
-
-def _extract(job: _Job, name: str, nodes: Sequence[int]) -> Extracted:
+def _prepare(job: _Job, name: str, nodes: Sequence[int], takers: Sequence[Backend]) -> Wanted:
     [extracted] = outline(job.captured, job.view, [nodes], fixed=job.is_fixed, samples=job.samples)
-    return replace(extracted, name=name)
+    extracted = replace(extracted, name=name)
+    stored = look_up(extracted, takers, job.config)
+    if len(stored.candidates) < len(takers):
+        _ = extracted.cluster  # what has no form in FX raises here
+    return Wanted(extracted, takers, stored)
 
 
-def _blame(job: _Job, failed: Built) -> tuple[int, Reason]:
-    """The node that makes ``failed`` fail in the first backend that was tried, with its Reason."""
-    reason = failed.reasons[0]
+def _why_bisect(job: _Job, one: Built) -> Reason | None:
+    """The failure whose cause is worth looking for: nobody serves the group, or DISC, say, whose
+    conversions take no process of their own, fails where others do not."""
+    failed = [r for r in one.reasons if str(r.backend).lower() in one.group.label]
+    if not one.candidates:
+        return next(iter(failed), None)
+    cheap = {b.name for b in job.backends if getattr(b, "in_process", False)}
+    if not job.config.timing or not job.budget.left_to_convert():
+        return None
+    faults = (r for r in failed if r.backend in cheap and r.code in _FAULTS)
+    return next(faults, None)
+
+
+def _blame(job: _Job, failed: Built, reason: Reason) -> tuple[int, Reason]:
+    """The node that makes ``failed`` fail as ``reason`` says, with the Reason it fails for."""
     takers = [b for b in job.backends if b.name == reason.backend]
     # what hangs would take as often as long; a part that only seems to hang costs a node, no answer
     deadline = min(job.config.conversion_deadline_s, BISECT_S)
@@ -151,7 +244,7 @@ def _blame(job: _Job, failed: Built) -> tuple[int, Reason]:
     def why_fails(nodes: Sequence[int]) -> Reason | None:
         nonlocal smallest
         name = f"{failed.name}[:{len(nodes)}]"
-        part = _build(brief, name, nodes, takers, failed.group)
+        [part] = _build(brief, [(name, nodes, failed.group)], [takers])
         if part.candidates:
             return None
         smallest = part

@@ -24,7 +24,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from multiprocessing import Pipe
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -38,6 +38,7 @@ from blade.reason import Code, Reason, Stage
 from blade.runtime.engine import make_engine
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 START_S = 120.0  # importing torch from a cold disk, on a busy machine
 OUTPUT_CHARACTERS = 2000  # of what a process wrote before it died
@@ -60,15 +61,45 @@ def convert_isolated(
         lambda: _convert(backend, cluster, config),
         config.strict,
     )
+    return raise_if_strict(found, config)
+
+
+def raise_if_strict(found: T | Reason, config: Config) -> T | Reason:
+    """``found``; raises ``BackendError`` under ``config.strict`` if it is an accident, not a refusal."""
     if isinstance(found, Reason) and config.strict and found.error is not None:
         raise BackendError(f"{found.detail}\n{found.error}")
     return found
 
 
 def close_workers() -> None:
-    """End the processes that wait for work. Done at exit; the next conversion starts a new one."""
+    """End the processes that wait for work; the next conversion starts a new one."""
     while _idle:
         _idle.pop().close()
+
+
+def end_conversions() -> None:
+    """Done at exit: also those that convert, for threads that nobody will wait for."""
+    with _lock:
+        busy = list(_busy)
+    for worker in busy:
+        worker.kill()
+    close_workers()
+
+
+@contextmanager
+def several_workers(count: int) -> Iterator[None]:
+    """As many processes may wait for work inside the block; one does after it."""
+    global _room
+    with _lock:
+        _room += count - 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _room -= count - 1
+            surplus = [_idle.pop() for _ in range(len(_idle) - _room)]
+        for worker in surplus:
+            worker.close()
 
 
 def _convert(backend: Backend, cluster: Cluster, config: Config) -> torch.ScriptObject | Reason:
@@ -167,9 +198,13 @@ class _Worker:
         """Ends the server, its child and whatever the child has started."""
         self.usable = False
         self._connection.close()
+        self.kill()
+        self._process.wait()
+
+    def kill(self) -> None:
+        """From any thread: whoever waits for an answer sees the connection end."""
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
 
     def _await_ready(self) -> None:
         """Also takes note of a child that died while nobody asked it anything."""
@@ -204,21 +239,26 @@ def _how(status: int) -> str:
 
 
 _idle: list[_Worker] = []
+_busy: set[_Worker] = set()
+_room = 1  # for idle ones
 _lock = threading.Lock()
 
 
 @contextmanager
 def _borrow() -> Iterator[_Worker]:
-    """A worker for one conversion; of several at a time, one is kept for later."""
+    """A worker for one conversion; kept for later if there is room."""
     with _lock:
         worker = _idle.pop() if _idle else None
     if worker is None or not worker.is_alive():
         worker = _Worker()
+    with _lock:
+        _busy.add(worker)
     try:
         yield worker
     finally:
         with _lock:
-            keep = worker.usable and not _idle
+            _busy.discard(worker)
+            keep = worker.usable and len(_idle) < _room
             if keep:
                 _idle.append(worker)
         if not keep:
@@ -228,7 +268,8 @@ def _borrow() -> Iterator[_Worker]:
 def _forget_workers() -> None:
     """In a forked copy of this process, they belong to the original."""
     _idle.clear()
+    _busy.clear()
 
 
-atexit.register(close_workers)
+atexit.register(end_conversions)
 os.register_at_fork(after_in_child=_forget_workers)

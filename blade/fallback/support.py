@@ -6,6 +6,7 @@ plan = support(graph_view.nodes, graph_view.pinned, backends, config)
 plan.labels[7]                                       # frozenset({"disc"})
 """
 
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from functools import partial
 from blade.backends import registry
 from blade.backends.base import Backend, OpNode
 from blade.config import Config
-from blade.errors import BackendError, ConfigError
+from blade.errors import BackendError, ConfigError, Refused
 from blade.fallback.attempt import attempt
 from blade.reason import Code, Reason, Stage
 
@@ -32,6 +33,8 @@ class Support:
 def resolve(config: Config) -> tuple[tuple[Backend, ...], tuple[Reason, ...]]:
     """The backends ``config.optimization_pipeline`` asks for that work in this process.
 
+    BLADE_BACKENDS in the environment restricts "auto": ``BLADE_BACKENDS="disc,onnxruntime"``.
+
     Raises ``BackendError`` if one that was named does not; of those behind "auto" each one that does
     not becomes a ``Reason``.
     """
@@ -43,12 +46,12 @@ def resolve(config: Config) -> tuple[tuple[Backend, ...], tuple[Reason, ...]]:
         return (backend,), _check_precision((backend,), config, named=True)
     usable: list[Backend] = []
     reasons: list[Reason] = []
-    for name in registry.names():
+    for name in _considered():
         found = attempt(
             Stage.SUPPORT,
             name,
             name,
-            partial(_usable, name),
+            partial(_usable, name, config),
             code=Code.BACKEND_UNAVAILABLE,
         )
         if isinstance(found, Reason):
@@ -103,8 +106,30 @@ def kind_of(node: OpNode) -> str:
     return kind if "::" in kind else str(node.target._schema.name)
 
 
-def _usable(name: str) -> Backend:
+def _considered() -> list[str]:
+    """What "auto" looks at: all backends, or those that the environment names, in the registry's order.
+
+    Raises ``ConfigError`` for a name that no backend has.
+    """
+    known = list(registry.names())
+    given = os.environ.get("BLADE_BACKENDS")
+    if given is None:
+        return known
+    named = [name.strip().lower() for name in given.split(",") if name.strip()]
+    if unknown := [name for name in named if name not in known]:
+        raise ConfigError(
+            f"BLADE_BACKENDS={given!r}: there is no backend {unknown[0]!r}. Known are: {', '.join(known)}"
+        )
+    return [name for name in known if name in named]
+
+
+def _usable(name: str, config: Config) -> Backend:
     backend = registry.load(name)
+    if getattr(backend, "lossy", False) and not config.enable_int8:
+        raise Refused(
+            Code.BACKEND_UNAVAILABLE,
+            f"{name} computes less exactly than the original, which Config(enable_int8=True) allows.",
+        )
     if (why := backend.why_unavailable()) is not None:
         raise BackendError(why)
     return backend

@@ -49,6 +49,7 @@ class Extracted:
     probes: tuple[Inputs, ...]
     varied: bool
     fixed: Fixed | None
+    origins: tuple[int, ...] = ()  # of each of ``samples``: the captured sample it comes from
 
     @property
     def nodes(self) -> tuple[int, ...]:
@@ -153,6 +154,7 @@ def _extract_one(
         probes=tuple(at_probes),
         varied=samples.varied(boundary),
         fixed=fixed,
+        origins=tuple(samples.origins(boundary)),
     )
 
 

@@ -81,20 +81,30 @@ class Samples:
         A group in a loop has several per run: those of the sizes seen first count as samples, the
         others as probes. A group that only probes reached has the first of these as its sample.
         """
+        samples, probes, _ = self._split(boundary)
+        return samples, probes
+
+    def origins(self, boundary: Boundary) -> list[int]:
+        """The position among the captured samples that each of the group's samples comes from."""
+        return self._split(boundary)[2]
+
+    def _split(self, boundary: Boundary) -> tuple[list[Inputs], list[Inputs], list[int]]:
         self.record([boundary])
         count = len(self._captured.samples)
         samples: list[Inputs] = []
         probes: list[Inputs] = []
+        origins: list[int] = []
         for index, seen in enumerate(self._seen):
             shapes: set[object] = set()
             for inputs in self._executions(boundary, seen):
                 shape = tuple(t.shape for t in inputs)
                 first = index < count and shape not in shapes
                 (samples if first else probes).append(inputs)
+                origins += [index] if first else []
                 shapes.add(shape)
         if not samples:
-            samples, probes = probes[:1], probes[1:]
-        return samples, probes
+            samples, probes, origins = probes[:1], probes[1:], [0]
+        return samples, probes, origins
 
     def varied(self, boundary: Boundary) -> bool:
         """Whether more than one run reached the group."""

@@ -101,6 +101,13 @@ class _Writer:
         return self._seen.program.lines[self._seen.units[node].lines[0]].block
 
 
+def clone(module: torch.jit.ScriptModule) -> torch.jit.ScriptModule:
+    """A copy with its own class and graphs, to be run without leaving a trace in ``module``; tensors are
+    shared."""
+    copied: torch.jit.ScriptModule = torch.jit._recursive.wrap_cpp_module(_clone(module))
+    return copied
+
+
 def _clone(module: torch.jit.ScriptModule) -> Native:
     """A copy with its own class and graphs; tensors are shared, not copied.
 

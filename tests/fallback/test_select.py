@@ -9,7 +9,8 @@ import torch
 
 from blade.config import Config
 from blade.fallback import select as module
-from blade.fallback.select import Candidate, measure, select, why_slower
+from blade.fallback.measure import MIN_ROUNDS, measure, measure_all, why_slower
+from blade.fallback.select import Candidate, select
 from blade.reason import Code, Stage
 from blade.report import Timing, Verdict
 
@@ -69,7 +70,7 @@ def test_short_calls_are_repeated_and_long_ones_bounded() -> None:
     assert len(calls) > 15 * 100
     clock = Clock()
     measure(clock.costs(1.0), clock.costs(1.0), X, 15, clock)
-    assert clock.now <= 2 * (4 + module.MIN_ROUNDS) + 1
+    assert clock.now <= 2 * (4 + MIN_ROUNDS) + 1
 
 
 @pytest.mark.parametrize(
@@ -126,6 +127,15 @@ def test_without_timing_the_first_is_taken_unmeasured() -> None:
     assert select("cluster_0", None, [], [X], Config(timing=False)).chosen is None  # type: ignore[arg-type]
 
 
+def test_what_is_hopeless_is_called_twice_and_several_are_timed_together() -> None:
+    clock = Clock()
+    hopeless, fast = clock.costs(3.0), clock.costs(0.05)
+    slow, good = measure_all([hopeless, fast], clock.costs(0.1), [X] * 3, 15, clock)
+    assert (slow.speedup, slow.spread) == (pytest.approx(1 / 30), 0)
+    assert good.speedup == pytest.approx(2)
+    assert clock.now < 2 * 3.0 + (4 + 15) * 0.15 + 0.01
+
+
 def test_measuring_ends_as_soon_as_the_speed_up_is_known() -> None:
     clock = Clock()
     measure(clock.costs(0.010), clock.costs(0.030), X, 15, clock)
@@ -133,5 +143,5 @@ def test_measuring_ends_as_soon_as_the_speed_up_is_known() -> None:
     clock = Clock()
     measure(clock.costs(0.010), clock.costs(0.010), X, 15, clock)  # never clear which is faster
     # the same warm-up, then a round of 40 ms as often as needed, and one of 20 ms in all 15
-    assert steady == pytest.approx((4 + module.MIN_ROUNDS) * 0.04)
+    assert steady == pytest.approx((4 + MIN_ROUNDS) * 0.04)
     assert clock.now == pytest.approx((4 + 15) * 0.02)

@@ -111,6 +111,7 @@ def test_a_backend_that_raises_when_asked_refuses() -> None:
 @pytest.fixture
 def only_fakes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(registry, "_BUILT_IN", {})
+    monkeypatch.delenv("BLADE_BACKENDS")
     with registered(Fake("good"), Fake("gone", unavailable="gone needs a licence file.")):
         yield
 

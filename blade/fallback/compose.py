@@ -1,0 +1,277 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which clusters with which engines make the whole module fastest: what is fast alone may not be together.
+
+    compositions = propose(partitions, decisions, backends)     # the likeliest first
+    confirmed = confirm(captured, compositions, config)         # a module, and what speaks for it
+
+Each partition's winners are one composition, and so are those of the best single backend. They are put
+together, timed as a whole in turns with the original and each other, and compared with what the user's
+model answered. One that is slower than the original does not serve.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from blade.capture.captured import Captured
+from blade.capture.compare import find_differences
+from blade.capture.original import State, copy_of
+from blade.config import Config
+from blade.errors import BackendError
+from blade.fallback.attempt import attempt
+from blade.fallback.compile import Built, Partition
+from blade.fallback.measure import (
+    MIN_ROUNDS,
+    is_faster,
+    measure_all,
+    speed,
+    why_clearly_slower,
+)
+from blade.fallback.select import Candidate, Decision, fastest
+from blade.fallback.time_budget import UNLIMITED, TimeBudget
+from blade.fallback.turns import TURNS
+from blade.graph.splice import clone, splice
+from blade.reason import Code, Reason, Stage
+from blade.report import Composed, Timing
+from blade.runtime.engine import renew
+
+log = logging.getLogger(__name__)
+
+WHOLE = "the whole module"
+Weights = Sequence[float] | None
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A cluster and who serves it; ``None`` is the original."""
+
+    built: Built
+    chosen: Candidate | None
+
+
+@dataclass(frozen=True)
+class Composition:
+    """A partition with a choice for each of its clusters."""
+
+    name: str
+    choices: tuple[Choice, ...]
+    reasons: tuple[Reason, ...] = ()
+
+    @property
+    def engines(self) -> dict[str, str]:
+        """Cluster -> backend, of those that have one."""
+        return {c.built.name: c.chosen.backend for c in self.choices if c.chosen is not None}
+
+    def gain_ms(self) -> float:
+        """What its engines save by their own timings, over all samples."""
+        timings = [t for c in self.choices if c.chosen is not None for t in c.chosen.timings]
+        return sum(t.original_ms - t.engine_ms for t in timings)
+
+    def without_engines(self) -> "Composition":
+        return Composition(
+            self.name, tuple(Choice(c.built, None) for c in self.choices), self.reasons
+        )
+
+
+@dataclass(frozen=True)
+class Confirmed:
+    """The module to hand out; ``tried`` and ``reasons`` tell of all compositions."""
+
+    module: torch.jit.ScriptModule
+    composition: Composition
+    tried: tuple[Composed, ...] = ()
+    reasons: tuple[Reason, ...] = ()
+
+
+def propose(
+    partitions: Sequence[Partition], decisions: Mapping[str, Decision], backends: Sequence[str]
+) -> list[Composition]:
+    """Different compositions with at least one engine, by what their clusters' timings promise.
+
+    ``decisions`` are by cluster, ``backends`` in the order of the registry. The first of the result may
+    be one without engines if there is no other.
+    """
+    best = [
+        Composition(p.name, tuple(Choice(b, decisions[b.name].chosen) for b in p.built), p.reasons)
+        for p in partitions
+    ]
+    alone = [_of_one_backend(p, decisions, name) for name in backends for p in partitions]
+    different: dict[object, Composition] = {}
+    for one in (*best, max(alone, key=Composition.gain_ms, default=best[0])):
+        if one.engines:
+            different.setdefault(frozenset(one.engines.items()), one)
+    return sorted(different.values(), key=lambda c: -c.gain_ms()) or best[:1]
+
+
+def confirm(
+    captured: Captured,
+    compositions: Sequence[Composition],
+    ranks: Mapping[str, int],
+    config: Config,
+    budget: TimeBudget = UNLIMITED,
+) -> Confirmed:
+    """The fastest composition as a module that was seen to answer as the user's model does.
+
+    The original if none of ``compositions`` is right and no slower. Of those as fast as the fastest
+    the one of fewest engines, then of the earliest backends (``ranks``). Out of time, only the first is
+    measured.
+    """
+    first = compositions[0]
+    if not first.engines:
+        return Confirmed(captured.module, first)
+    timings: list[tuple[Timing, ...]] = [()] * len(compositions)
+    reasons: list[Reason] = []
+    if config.timing:
+        compositions = compositions if budget.left() else compositions[:1]
+        found = _time(captured, compositions, config)
+        if isinstance(found, Reason):
+            return Confirmed(captured.module, first.without_engines(), (), (found,))
+        timings = found
+    order = _rank(compositions, timings, ranks, config.sample_weights)
+    for i in order:
+        module = _whole(captured, compositions[i], config)
+        if isinstance(module, Reason):
+            log.warning("the optimized module is not used: %s", module.detail)
+            reasons.append(module)
+            continue
+        reasons += _against(compositions, timings, i, config.sample_weights)
+        return Confirmed(module, compositions[i], _tried(compositions, timings, i), tuple(reasons))
+    reasons += _against(compositions, timings, None, config.sample_weights)
+    tried = _tried(compositions, timings, None)
+    return Confirmed(captured.module, first.without_engines(), tried, tuple(reasons))
+
+
+def _of_one_backend(
+    partition: Partition, decisions: Mapping[str, Decision], backend: str
+) -> Composition:
+    def chosen(built: Built) -> Candidate | None:
+        return fastest([c for c in decisions[built.name].winners if c.backend == backend])
+
+    choices = tuple(Choice(b, chosen(b)) for b in partition.built)
+    return Composition(f"{backend} alone", choices, partition.reasons)
+
+
+def _splice(captured: Captured, composition: Composition) -> torch.jit.ScriptModule:
+    placed = [
+        (choice.built.extracted, choice.chosen.module)
+        for choice in composition.choices
+        if choice.built.extracted is not None and choice.chosen is not None
+    ]
+    return splice(captured, placed)
+
+
+def _time(
+    captured: Captured, compositions: Sequence[Composition], config: Config
+) -> list[tuple[Timing, ...]] | Reason:
+    """Of each composition at each sample. What is measured is thrown away: it would keep the sizes
+    that it was specialized for."""
+
+    def timed() -> list[tuple[Timing, ...]]:
+        original = clone(captured.module)
+        modules = [_splice(captured, one) for one in compositions]
+        # One composition of measured engines only has to be confirmed.
+        rounds = config.timing_repeats if len(modules) > 1 else MIN_ROUNDS
+        state = State(captured.module)
+        per_sample = []
+        with TURNS.timing():
+            for sample in captured.samples:
+                inputs: list[Any] = [copy_of(sample) for _ in range(len(modules) + 1)]
+                per_sample.append(measure_all(modules, original, inputs, rounds))
+        state.restore()
+        return [tuple(timings) for timings in zip(*per_sample, strict=True)]
+
+    return attempt(Stage.SELECT, None, WHOLE, timed, config.strict, Code.ENGINE_RAISED)
+
+
+def _rank(
+    compositions: Sequence[Composition],
+    timings: Sequence[tuple[Timing, ...]],
+    ranks: Mapping[str, int],
+    weights: Weights,
+) -> list[int]:
+    """Those that may serve, best first."""
+    left = [i for i, one in enumerate(compositions) if _why_not(timings[i], weights) is None]
+    if not timings[0]:
+        return left
+    speeds = [speed(one, weights) for one in timings]
+
+    def simplicity(i: int) -> tuple[int, int, int]:
+        used = compositions[i].engines.values()
+        return len(used), sum(ranks[name] for name in used), i
+
+    order = []
+    while left:
+        top = max(speeds[i] for i in left)
+        best = min((i for i in left if not is_faster(top, speeds[i])), key=simplicity)
+        order.append(best)
+        left.remove(best)
+    return order
+
+
+def _why_not(timings: Sequence[Timing], weights: Weights) -> str | None:
+    """Its clusters won by more than noise; here they only must not lose that again."""
+    if not timings:
+        return None
+    if (sentence := why_clearly_slower(timings)) is not None:
+        return sentence
+    mean, noise = speed(timings, weights)
+    if mean * (1 + noise) < 1:
+        return f"its speed is {mean:.2f}x the original's on the geometric mean (noise {noise:.1%})."
+    return None
+
+
+def _whole(
+    captured: Captured, composition: Composition, config: Config
+) -> torch.jit.ScriptModule | Reason:
+    """Put together for good, if it answers as the user's model does."""
+
+    def made() -> torch.jit.ScriptModule:
+        module = _splice(captured, composition)
+        # The clusters were verified far more tightly; this is about how they were put together.
+        for one, why in find_differences(module, captured.references):
+            raise BackendError(
+                f"put together, at {one.what} the module differs from the original: {why}"
+            )
+        for choice in composition.choices:
+            if choice.chosen is not None:
+                renew(choice.chosen.engine)
+        return module
+
+    return attempt(Stage.VERIFY, None, WHOLE, made, config.strict, Code.WRONG_VALUES)
+
+
+def _against(
+    compositions: Sequence[Composition],
+    timings: Sequence[tuple[Timing, ...]],
+    chosen: int | None,
+    weights: Weights,
+) -> list[Reason]:
+    """Why not the compositions that are slower than the original, or than the one that was ``chosen``."""
+    reasons = []
+    for i, (one, mine) in enumerate(zip(compositions, timings, strict=False)):
+        sentence = _why_not(mine, weights)
+        if sentence is None and (i == chosen or chosen is None or not mine):
+            continue
+        if sentence is None:
+            assert chosen is not None
+            (this, _), (best, _) = speed(mine, weights), speed(timings[chosen], weights)
+            sentence = f"it is {this:.2f}x the original's speed, {compositions[chosen].name} is {best:.2f}x."
+        detail = f"Put together as {one.name!r} ({_served(one)}), {sentence}"
+        reasons.append(Reason(Stage.SELECT, Code.SLOWER, None, WHOLE, detail))
+    return reasons
+
+
+def _served(one: Composition) -> str:
+    return ", ".join(f"{cluster}: {backend}" for cluster, backend in one.engines.items())
+
+
+def _tried(
+    compositions: Sequence[Composition], timings: Sequence[tuple[Timing, ...]], chosen: int | None
+) -> tuple[Composed, ...]:
+    return tuple(
+        Composed(one.name, one.engines, timings[i], i == chosen)
+        for i, one in enumerate(compositions)
+    )

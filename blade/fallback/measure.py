@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Time functions on the same inputs in turns, so that a machine that slows down slows all of them.
+
+    timing = measure(engine, original, inputs, rounds=15)      # Timing: medians, ratio, its noise
+    why_slower([timing], weights) is None                       # whether that is a win
+
+The median of the per-round ratios and its standard error decide (Georges et al., OOPSLA 2007, argue for
+as much).
+"""
+
+from collections.abc import Callable, Sequence
+from math import exp, log, sqrt
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from blade.report import Timing, shape_text
+
+BUDGET_S = 2.0  # per sample and candidate; never fewer than MIN_ROUNDS rounds
+MIN_ROUNDS = 5
+PRECISION = 0.02  # noise of a speed-up at which no further rounds are needed
+ROUND_S = 0.002  # what one side of a round takes at least: short calls are repeated
+CLEARLY = 0.95  # a speed-up below this, noise included, is a loss at that sample
+HOPELESS = 10.0  # times the original's: then one call that took HOPELESS_S tells enough
+HOPELESS_S = 0.2
+
+Inputs = Sequence[Any]
+Clock = Callable[[], float]
+Fn = Callable[..., Any]
+
+
+def measure(
+    engine: Fn, original: Fn, inputs: Inputs, rounds: int, clock: Clock = perf_counter
+) -> Timing:
+    """Median time of both on ``inputs``, in interleaved rounds."""
+    [timing] = measure_all([engine], original, [inputs] * 2, rounds, clock)
+    return timing
+
+
+def measure_all(
+    engines: Sequence[Fn],
+    original: Fn,
+    inputs: Sequence[Inputs],
+    rounds: int,
+    clock: Clock = perf_counter,
+) -> list[Timing]:
+    """The same of several; ``inputs`` are equal ones, for the original and then for each engine."""
+    with torch.no_grad():
+        fns = [original, *engines]
+        first = _warm(original, inputs[0], clock)
+        once = [
+            first,
+            *(_warm(f, x, clock, first) for f, x in zip(engines, inputs[1:], strict=True)),
+        ]
+        racing = [i for i, t in enumerate(once) if i == 0 or not _is_hopeless(t, first)]
+        repeats = [max(1, int(ROUND_S / max(t, 1e-7))) for t in once]
+        per_round = sum(max(once[i], ROUND_S) for i in racing)
+        rounds = max(
+            min(rounds, MIN_ROUNDS), min(rounds, int(BUDGET_S / per_round * len(racing) / 2))
+        )
+        seconds: list[list[float]] = [[] for _ in fns]
+        for i in range(rounds if len(racing) > 1 else 0):
+            for k in racing if i % 2 else racing[::-1]:
+                seconds[k].append(_time(fns[k], repeats[k], inputs[k], clock))
+            enough = i + 1 >= MIN_ROUNDS
+            if enough and all(
+                _is_clear(_timing(inputs[0], seconds[0], seconds[k])) for k in racing[1:]
+            ):
+                break
+    return [
+        _timing(inputs[0], seconds[0], seconds[k])
+        if k in racing
+        else _timing(inputs[0], [first], [once[k]])
+        for k in range(1, len(fns))
+    ]
+
+
+def why_slower(timings: Sequence[Timing], weights: Sequence[float] | None = None) -> str | None:
+    """``None`` if these timings are a win: faster on the geometric mean by more than the noise of
+    measuring it, and clearly slower nowhere."""
+    if not timings:
+        return "it could not be measured: there is no sample."
+    if (sentence := why_clearly_slower(timings)) is not None:
+        return sentence
+    mean, noise = speed(timings, weights)
+    if mean <= 1 + noise:
+        return (
+            f"over {len(timings)} sample(s) its speed is {mean:.2f}x the original's on the geometric "
+            f"mean, which is no more than 1 + the noise of measuring it ({noise:.1%})."
+        )
+    return None
+
+
+def why_clearly_slower(timings: Sequence[Timing]) -> str | None:
+    """A sentence on the first sample at which the engine loses whatever the noise."""
+    for t in timings:
+        if t.speedup * (1 + t.spread) < CLEARLY:
+            return (
+                f"at {shape_text(t.shapes)} it takes {t.engine_ms:.3f} ms and the original {t.original_ms:.3f} ms "
+                f"({t.speedup:.2f}x, noise {t.spread:.0%})."
+            )
+    return None
+
+
+def speed(timings: Sequence[Timing], weights: Sequence[float] | None = None) -> tuple[float, float]:
+    """Weighted geometric mean of the speed-ups, and the noise of measuring it."""
+    each = [1.0] * len(timings) if weights is None else list(weights)
+    pairs = list(zip(timings, each, strict=True))
+    mean = exp(sum(w * log(t.speedup) for t, w in pairs) / sum(each))
+    return mean, sqrt(sum((w * t.spread) ** 2 for t, w in pairs)) / sum(each)
+
+
+def is_faster(one: tuple[float, float], other: tuple[float, float]) -> bool:
+    """Whether ``one`` (speed, noise) beats ``other`` by more than their noise and what is worth telling."""
+    noise = max(PRECISION, sqrt(one[1] ** 2 + other[1] ** 2))
+    return one[0] > other[0] * (1 + noise)
+
+
+def _is_clear(timing: Timing) -> bool:
+    """Known well enough, and no more rounds of such noise would turn a win into a loss."""
+    return timing.spread <= PRECISION and abs(log(timing.speedup)) > 2 * timing.spread
+
+
+def _is_hopeless(seconds: float, original: float) -> bool:
+    return seconds > HOPELESS_S and seconds > HOPELESS * original
+
+
+def _warm(fn: Fn, inputs: Inputs, clock: Clock, original: float | None = None) -> float:
+    """Seconds of one call, after those in which TorchScript profiles and specializes.
+
+    What is far slower than ``original`` in its second call is not called again.
+    """
+    fn(*inputs)  # loads what is loaded late
+    again = _time(fn, 1, inputs, clock)
+    if original is not None and _is_hopeless(again, original):
+        return again
+    fn(*inputs)
+    return _time(fn, 1, inputs, clock)
+
+
+def _time(fn: Fn, repeats: int, inputs: Inputs, clock: Clock) -> float:
+    _synchronize(inputs)
+    start = clock()
+    for _ in range(repeats):
+        fn(*inputs)
+    _synchronize(inputs)
+    return (clock() - start) / repeats
+
+
+def _tensors(inputs: Inputs) -> list[torch.Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(tuple(inputs)) if isinstance(leaf, torch.Tensor)]
+
+
+def _synchronize(inputs: Inputs) -> None:
+    if torch.cuda.is_initialized() and any(t.is_cuda for t in _tensors(inputs)):
+        torch.cuda.synchronize()
+
+
+def _timing(inputs: Inputs, original: Sequence[float], engine: Sequence[float]) -> Timing:
+    """From seconds per round of both; ``spread`` is two standard errors of the median ratio."""
+    ratios = [a / b for a, b in zip(original, engine, strict=True)]
+    middle = median(ratios)
+    deviation = 1.4826 * median(abs(r - middle) for r in ratios) / middle
+    milliseconds = 1e3 * median(engine)
+    return Timing(
+        shapes=tuple(tuple(t.shape) for t in _tensors(inputs)),
+        original_ms=milliseconds * middle,
+        engine_ms=milliseconds,
+        spread=2 * 1.2533 * deviation / sqrt(len(ratios)),
+    )

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How long ``optimize`` may go on looking for something better: ``Config.time_budget``.
+
+    budget = TimeBudget(config.time_budget)          # the clock runs from here
+    if (sentence := budget.why_not(backend.estimate_s(cluster))) is not None: ...
+
+The first backend of a cluster is never asked. Part of the budget is kept for timing what was converted:
+an engine that was not measured cannot be chosen.
+"""
+
+import math
+from collections.abc import Callable
+from time import monotonic
+
+FOR_TIMING = 0.25  # of the budget
+
+
+class TimeBudget:
+    """Seconds that are left, from any thread; ``seconds=None`` is no limit."""
+
+    def __init__(self, seconds: float | None, clock: Callable[[], float] = monotonic) -> None:
+        self.seconds = seconds
+        self._clock = clock
+        self._start = clock()
+        self._cancelled = False
+
+    def cancel(self) -> None:
+        """Nothing is left from now on."""
+        self._cancelled = True
+
+    @property
+    def is_cancelled(self) -> bool:
+        return self._cancelled
+
+    def left(self) -> float:
+        """Seconds, at least 0; infinite without a limit."""
+        return self._until(1.0)
+
+    def left_to_convert(self) -> float:
+        """The same, without what is kept for timing."""
+        return self._until(1.0 - FOR_TIMING)
+
+    def why_not(self, estimate_s: float) -> str | None:
+        """``None`` if a conversion of about ``estimate_s`` seconds fits, else a sentence with the numbers."""
+        left = self.left_to_convert()
+        if left > 0 and estimate_s <= left:
+            return None
+        if self._cancelled:
+            return "the search was ended before its conversion began."
+        return (
+            f"converting takes it about {estimate_s:.0f} s and {left:.0f} s of Config.time_budget="
+            f"{self.seconds:g} are left for that: {self._enough(estimate_s)}"
+        )
+
+    def why_ended(self, what: str) -> str:
+        """The sentence on something that was begun, or next, when the time had come."""
+        if self._cancelled:
+            return f"the search was ended before {what}."
+        return f"Config.time_budget={self.seconds:g} s ended before {what}: {self._enough(0.0)}"
+
+    def _enough(self, estimate_s: float) -> str:
+        needed = (self._clock() - self._start + estimate_s) / (1.0 - FOR_TIMING)
+        return f"time_budget={math.ceil(needed)} or more, or None, would let it."
+
+    def _until(self, part: float) -> float:
+        if self._cancelled:
+            return 0.0
+        if self.seconds is None:
+            return math.inf
+        return max(0.0, self._start + part * self.seconds - self._clock())
+
+
+UNLIMITED = TimeBudget(None)

@@ -1,0 +1,329 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``auto``: every backend is a candidate, what is measured decides, and nothing is slower than the original."""
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import fake_backends as fakes
+import pytest
+import torch
+from fake_backends import Fake, produces, registered
+from torch import nn
+
+import blade
+from blade.backends import registry
+from blade.errors import BackendError, ConfigError
+from blade.fallback import candidates, compose, select
+from blade.reason import Code, Reason, Stage
+from blade.report import ORIGINAL, Report, Timing
+
+pytestmark = pytest.mark.needs("runtime")
+X = torch.randn(4, 16, generator=torch.Generator().manual_seed(0))
+
+
+CALL_MS = 0.1
+
+
+class Race:
+    """Instead of clocks: how much faster than the original (1 ms an op) each backend is.
+
+    Put together, an engine costs ``call_ms`` besides. ``at`` may give speeds by the rows of the input.
+    """
+
+    def __init__(self, speeds: Mapping[str, float], call_ms: Mapping[str, float] | None = None):
+        self.speeds, self.call_ms = speeds, call_ms or {}
+        self.at: Callable[[str, int], float] | None = None
+        self.raced: list[list[tuple[str, int]]] = []
+
+    def speed(self, backend: str, inputs: Sequence[Any]) -> float:
+        return self.speeds[backend] if self.at is None else self.at(backend, inputs[0].shape[0])
+
+    def measure(self, module: Any, original: Any, inputs: Any, rounds: int) -> Timing:
+        [(engine, ops)] = engines_of(module)
+        return Timing(shapes_of(inputs), ops, ops / self.speed(engine, inputs), 0.0)
+
+    def measure_all(self, modules: Any, original: Any, inputs: Any, rounds: int) -> list[Timing]:
+        self.raced = [engines_of(module) for module in modules]
+        whole = 10.0  # what is around the clusters included
+        saved = [
+            sum(
+                ops * (1 - 1 / self.speed(e, inputs[0])) - self.call_ms.get(e, CALL_MS)
+                for e, ops in engines
+            )
+            for engines in self.raced
+        ]
+        return [Timing(shapes_of(inputs[0]), whole, whole - s, 0.0) for s in saved]
+
+
+def engines_of(module: Any) -> list[tuple[str, int]]:
+    """Backend, and number of ops, of each cluster that has an engine."""
+    parts = [part for part in module.modules() if hasattr(part, "engine")]
+    return [(p.engine.backend(), str(p.fallback.graph).count(" = aten::")) for p in parts]
+
+
+def shapes_of(inputs: Sequence[Any]) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(t.shape) for t in inputs)
+
+
+@pytest.fixture
+def race(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Race]:
+    def start(speeds: Mapping[str, float], **more: Any) -> Race:
+        made = Race(speeds, **more)
+        monkeypatch.setattr(select, "measure", made.measure)
+        monkeypatch.setattr(compose, "measure_all", made.measure_all)
+        return made
+
+    return start
+
+
+@pytest.fixture(autouse=True)
+def only_fakes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.delenv("BLADE_BACKENDS")
+    monkeypatch.setattr(registry, "_BUILT_IN", {})
+    yield
+
+
+def mlp() -> nn.Module:
+    torch.manual_seed(0)
+    layers = (nn.Linear(16, 32), nn.GELU(), nn.LayerNorm(32), nn.Linear(32, 8), nn.Softmax(-1))
+    return nn.Sequential(*layers).eval()
+
+
+def optimize(*backends: Fake, inputs: Any = X, **fields: Any) -> tuple[nn.Module, Report]:
+    """With these backends alone, and compared with the original."""
+    model = mlp()
+    with registered(*backends):
+        optimized = blade.optimize(model, inputs, blade.Config(min_cluster_size=1, **fields))
+        with torch.no_grad():
+            for rows in (4, 1, 7):
+                x = torch.randn(rows, 16)
+                torch.testing.assert_close(optimized(x), model(x))
+    return optimized, blade.report(optimized)
+
+
+def served(report: Report) -> list[str]:
+    return [c.backend for c in report.clusters]
+
+
+def reasons(report: Report, code: Code) -> list[Reason]:
+    return [r for r in report.all_reasons() if r.code is code]
+
+
+@produces(Code.SLOWER)
+def test_the_fastest_of_all_serves_and_the_report_lists_every_one(
+    race: Callable[..., Race],
+) -> None:
+    race({"a": 1.5, "b": 3.0, "c": 0.5})
+    _, report = optimize(Fake("a"), Fake("b"), Fake("c"), Fake("d", run=fakes.wrong_values))
+    [cluster] = report.clusters
+    assert cluster.backend == "b"
+    tried = {one.backend: one for one in cluster.tried}
+    assert list(tried) == ["a", "b", "c", "d"]
+    assert [one.chosen for one in tried.values()] == [False, True, False, False]
+    assert [one.timings[0].speedup for one in cluster.tried[:3]] == [1.5, 3.0, 0.5]
+    assert tried["d"].timings == ()
+    codes = {name: one.reason and one.reason.code for name, one in tried.items()}
+    assert codes == {"a": Code.SLOWER, "b": None, "c": Code.SLOWER, "d": Code.WRONG_VALUES}
+    assert tried["b"].verdict == cluster.verdict
+    assert tried["d"].verdict is None
+    assert Report.from_json(report.to_json()) == report
+    assert report.timings[0].speedup == pytest.approx(10 / (10 - 5 * 2 / 3 + CALL_MS))
+
+
+def test_as_fast_as_another_the_earlier_one_serves(race: Callable[..., Race]) -> None:
+    race({"a": 2.0, "b": 2.01})
+    assert served(optimize(Fake("a"), Fake("b"))[1]) == ["a"]
+    assert served(optimize(Fake("b"), Fake("a"))[1]) == ["b"]
+
+
+@pytest.mark.parametrize(
+    ("variable", "serves"), [("a, B", "b"), ("a", "a"), ("c,a", "c"), ("", ORIGINAL)]
+)
+def test_the_environment_restricts_auto(
+    race: Callable[..., Race], monkeypatch: pytest.MonkeyPatch, variable: str, serves: str
+) -> None:
+    race({"a": 2.0, "b": 3.0, "c": 4.0})
+    monkeypatch.setenv("BLADE_BACKENDS", variable)
+    _, report = optimize(Fake("a"), Fake("b"), Fake("c"))
+    assert served(report) == ([serves] if variable else [])
+
+
+def test_the_environment_names_what_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BLADE_BACKENDS", "a,tensorflow")
+    with pytest.raises(ConfigError, match=r"no backend 'tensorflow'\. Known are: a"):
+        optimize(Fake("a"))
+
+
+def test_a_named_backend_is_alone_and_must_be_there(race: Callable[..., Race]) -> None:
+    race({"a": 2.0, "b": 3.0})
+    faster = Fake("b")
+    _, report = optimize(Fake("a"), faster, optimization_pipeline="A")
+    assert served(report) == ["a"]
+    assert faster.converted == []
+    with pytest.raises(BackendError, match="It is not installed"):
+        optimize(Fake("a", unavailable="It is not installed."), optimization_pipeline="a")
+
+
+@produces(Code.BACKEND_UNAVAILABLE)
+def test_lossy_backends_are_looked_at_where_that_is_allowed(race: Callable[..., Race]) -> None:
+    race({"a": 2.0, "int8": 9.0})
+    lossy = Fake("int8", lossy=True)
+    lossy.precisions = ("int8",)  # type: ignore[attr-defined]
+    _, report = optimize(Fake("a"), lossy)
+    assert served(report) == ["a"]
+    [reason] = reasons(report, Code.BACKEND_UNAVAILABLE)
+    assert "which Config(enable_int8=True) allows" in reason.detail
+    assert served(optimize(Fake("a"), lossy, enable_int8=True)[1]) == ["int8"]
+
+
+def test_partitions_and_what_they_share_is_built_once(race: Callable[..., Race]) -> None:
+    """a takes all but the norm, b all but the last product, c everything."""
+    made = race({"a": 1.5, "b": 1.4, "c": 1.2}, call_ms={"a": 0.01})
+    several = [
+        Fake("a", refuses=["aten::layer_norm"]),
+        Fake("b", refuses=["aten::softmax"]),
+        Fake("c"),
+    ]
+    _, report = optimize(*several)
+    converted = {fake.name: fake.converted for fake in several}
+    assert all(len(set(kinds)) == len(kinds) for kinds in converted.values())
+    assert ("aten::linear", "aten::gelu") in map(tuple, converted["a"])
+    assert max(map(len, converted["c"])) == 5
+    assert {one.name for one in report.compositions} >= {"mixture", "a"}
+    [chosen] = [one for one in report.compositions if one.chosen]
+    assert chosen.timings == report.timings
+    speeds = [one.timings[0].speedup for one in report.compositions]
+    assert max(speeds) <= chosen.timings[0].speedup * 1.02  # a simpler one that is as fast
+    assert len(made.raced) == len(report.compositions)
+    assert sorted(chosen.engines.values()) == sorted(c.backend for c in report.clusters)
+
+
+@produces(Code.SLOWER)
+def test_fast_alone_and_slow_together_does_not_serve(race: Callable[..., Race]) -> None:
+    race({"a": 2.0}, call_ms={"a": 9.0})
+    optimized, report = optimize(Fake("a"))
+    assert served(report) == [ORIGINAL]
+    [reason] = reasons(report, Code.SLOWER)
+    assert (reason.subject, reason.backend) == ("the whole module", None)
+    assert "Put together as 'mixture' (cluster_0: a), " in reason.detail
+    assert blade.stats(optimized) == {}
+    [composed] = report.compositions
+    assert not composed.chosen
+    assert report.timings == ()
+
+
+def test_a_single_backend_may_beat_the_mixture_of_winners(race: Callable[..., Race]) -> None:
+    """b wins its clusters, but costs so much beside its work that a alone is faster as a whole."""
+    race({"a": 2.0, "b": 2.2}, call_ms={"b": 0.8})
+    several = Fake("a"), Fake("b", refuses=["aten::layer_norm", "aten::gelu"])
+    _, report = optimize(*several)
+    assert set(served(report)) == {"a"}
+
+
+def test_never_slower_whatever_the_backends_do() -> None:
+    """With the real clock: sleepers, liars, and those that break when loaded or run."""
+    several = [
+        Fake("sleeps", run=fakes.is_slow),
+        Fake("lies", run=fakes.wrong_values),
+        Fake("shape", run=fakes.wrong_shape),
+        Fake("raises", run=fakes.raises),
+        Fake("chokes", convert=fakes.fails_to_convert),
+        Fake("breaks", in_process=False, run=fakes.crashes),
+    ]
+    optimized, report = optimize(*several, timing_repeats=3)
+    assert set(served(report)) == {ORIGINAL}
+    assert blade.stats(optimized) == {}
+    against = {one.backend: one.reason for one in report.clusters[0].tried}
+    assert list(against) == [fake.name for fake in several]
+    assert against["breaks"] is not None
+    assert against["breaks"].code is Code.CONVERSION_CRASHED
+    assert against["sleeps"] is not None
+    assert against["sleeps"].code is Code.SLOWER
+
+
+@produces(Code.TIME_BUDGET)
+def test_what_does_not_fit_the_budget_is_not_begun(race: Callable[..., Race]) -> None:
+    race({"a": 2.0, "b": 3.0, "c": 4.0})
+    first, second, third = (
+        Fake("a", estimate_s=900),
+        Fake("b", estimate_s=900),
+        Fake("c", estimate_s=0.1),
+    )
+    _, report = optimize(first, second, third, time_budget=60)
+    assert served(report) == ["c"]
+    assert first.converted  # the first one always is
+    assert second.converted == []
+    [reason] = reasons(report, Code.TIME_BUDGET)
+    assert (reason.stage, reason.backend, reason.subject) == (Stage.CONVERT, "b", "cluster_0")
+    assert "about 900 s" in reason.detail
+    assert "Config.time_budget=60 are left" in reason.detail
+    assert re.search(r"time_budget=1[2-9]\d\d or more, or None, would let it", reason.detail)
+    assert served(optimize(first, second, time_budget=None)[1]) == ["b"]
+
+
+@produces(Code.TIME_BUDGET)
+def test_a_conversion_that_outlasts_the_budget_is_ended(race: Callable[..., Race]) -> None:
+    race({"a": 2.0, "b": 3.0})
+    hangs = Fake("b", convert=fakes.hangs_converting, in_process=False)
+    _, report = optimize(Fake("a"), hangs, time_budget=4)
+    assert served(report) == ["a"]
+    [reason] = reasons(report, Code.TIME_BUDGET)
+    assert "Config.time_budget=4 s ended before it was converted" in reason.detail
+
+
+@produces(Code.TIME_BUDGET)
+def test_without_time_left_the_first_is_measured_and_the_others_are_not(
+    race: Callable[..., Race], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    race({"a": 2.0, "b": 3.0})
+    from blade.fallback.time_budget import TimeBudget
+
+    monkeypatch.setattr(TimeBudget, "left", lambda self: 0.0 if self.seconds else math.inf)
+    _, report = optimize(Fake("a"), Fake("b"), time_budget=5)
+    assert served(report) == ["a"]
+    [reason] = reasons(report, Code.TIME_BUDGET)
+    assert reason.stage is Stage.SELECT
+    assert "ended before it was measured" in reason.detail
+
+
+def test_conversions_in_processes_apart_run_at_once(
+    race: Callable[..., Race], monkeypatch: pytest.MonkeyPatch, cluster_cache: Any
+) -> None:
+    cluster_cache.mkdir()
+    monkeypatch.setattr(candidates, "size_of_pool", lambda config: 2)
+    race({"a": 2.0, "b": 3.0})
+    several = [
+        Fake(name, convert=fakes.meets_another_converting, in_process=False) for name in "ab"
+    ]
+    _, report = optimize(*several, time_budget=None)
+    assert served(report) == ["b"]
+    assert len(report.clusters[0].tried[0].timings) == 1
+
+
+@pytest.mark.parametrize(("weights", "serves"), [([9, 1], "few"), ([1, 9], "many"), (None, "few")])
+def test_weights_say_which_sample_counts(
+    race: Callable[..., Race], weights: Any, serves: str
+) -> None:
+    race({}).at = lambda backend, rows: {("few", 2): 4.0, ("many", 64): 3.0}.get(
+        (backend, rows), 1.0
+    )
+    samples = [torch.randn(2, 16), torch.randn(64, 16)]
+    _, report = optimize(Fake("few"), Fake("many"), inputs=samples, sample_weights=weights)
+    assert served(report) == [serves]
+
+
+def test_as_many_weights_as_samples() -> None:
+    with pytest.raises(ConfigError, match="sample_weights has 2 entries; there are 1 samples"):
+        optimize(Fake("a"), sample_weights=[1, 2])
+
+
+def test_in_process_failures_are_bisected_although_others_serve(race: Callable[..., Race]) -> None:
+    """A node that the compiler cannot take does not cost it the rest."""
+    race({"a": 3.0, "b": 1.5})
+    chokes = Fake("a", chokes_on=["aten::layer_norm"])
+    _, report = optimize(chokes, Fake("b"))
+    [blamed] = [r for r in reasons(report, Code.CONVERSION_FAILED) if "bisecting" in r.detail]
+    assert "aten::layer_norm" in blamed.subject
+    assert "a" in served(report)
