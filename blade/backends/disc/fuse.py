@@ -98,6 +98,8 @@ def is_instruction(value: Value) -> bool:
     """Does ``value`` run by itself: a library call or a concatenation?"""
     return value.op in (
         "linear",
+        "int8_linear",
+        "weight_only_linear",
         "matmul",
         "conv",
         "spatial",

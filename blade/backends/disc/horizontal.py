@@ -11,7 +11,7 @@ between them) are merged, so that no result waits long for its readers, and only
 takes the slice as a strided view.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import sympy
@@ -19,7 +19,13 @@ import torch
 
 from blade.backends.disc.ir import Builder, Graph, Shape, Value, contiguous_strides, live, plain
 from blade.backends.disc.kernel import Dim
-from blade.backends.disc.legalize import has_dense_rows, has_rows, is_packed
+from blade.backends.disc.legalize import (
+    QUANTIZED,
+    has_dense_rows,
+    has_rows,
+    is_packed,
+    packed_operands,
+)
 from blade.backends.disc.views import View, reshape_strides, view_of, viewed
 
 _ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
@@ -49,20 +55,35 @@ def merge_linears(graph: Graph) -> Graph:
 def _merge(b: Builder, run: Sequence[Value], new: dict[int, Value]) -> dict[int, Value]:
     """One product for ``run``, whose other operands are constants; value id -> its slice."""
     first, columns = run[0], _columns(run)
-    weights = [_constant(b, v.args[1], new) for v in run]
-    depth = weights[0].shape[1]
     operands = [new[first.args[0].id]]
-    operands.append(b.make("concat", weights, (columns, depth), first.dtype, axis=0))
-    if any(len(v.args) == 3 for v in run):
-        biases = [_bias(b, v, new) for v in run]
-        operands.append(b.make("concat", biases, (columns,), first.dtype, axis=0))
-    whole = b.make("linear", operands, (*first.shape[:-1], columns), first.dtype)
+    for parts in _side_by_side(b, run, new):
+        shape = (columns, *parts[0].shape[1:])
+        operands.append(b.make("concat", parts, shape, parts[0].dtype, axis=0))
+    operands += [new[a.id] for a in first.args[4:]]
+    whole = b.make(first.op, operands, (*first.shape[:-1], columns), first.dtype, **first.attrs)
     slices: dict[int, Value] = {}
     start: Dim = 0
     for v in run:
         slices[v.id] = b.slice(whole, len(v.shape) - 1, start, 1, v.shape[-1])
         start = start + v.shape[-1]
     return slices
+
+
+def _side_by_side(b: Builder, run: Sequence[Value], new: dict[int, Value]) -> Iterator[list[Value]]:
+    """Constants of the products, operand by operand."""
+    if run[0].op in QUANTIZED:
+        yield from ([_constant(b, v.args[k], new) for v in run] for k in packed_operands(run[0]))
+        return
+    yield [_constant(b, v.args[1], new) for v in run]
+    if any(len(v.args) == 3 for v in run):
+        yield [_bias(b, v, new) for v in run]
+
+
+def _shared(v: Value) -> tuple[object, ...]:
+    """What products that become one have in common."""
+    rows = v.args[4:] if v.op in QUANTIZED else ()
+    groups = v.args[2].shape[1:] if v.op in QUANTIZED else ()
+    return (v.op, repr(v.attrs), groups, v.args[0], *rows)
 
 
 def _bias(b: Builder, v: Value, new: dict[int, Value]) -> Value:
@@ -87,10 +108,10 @@ def _runs(graph: Graph) -> list[list[Value]]:
     returned = {v.id for v in graph.outputs}
     runs: list[list[Value]] = [[]]
     for v in live(graph):
-        if v.op in ("linear", "matmul", "conv", "attention", "call"):
+        if v.op in ("linear", *QUANTIZED, "matmul", "conv", "attention", "call"):
             if not is_packed(v):
                 runs.append([])
-            elif runs[-1] and runs[-1][0].args[0] is v.args[0]:
+            elif runs[-1] and _shared(runs[-1][0]) == _shared(v):
                 runs[-1].append(v)
             else:
                 runs.append([v])
@@ -122,7 +143,7 @@ def _is_readable(v: Value, view: View, users: dict[int, list[Value]], returned: 
 
 def _reads(user: Value, v: Value, strides: Shape) -> bool:
     """Does ``user`` take its operand ``v`` with these ``strides`` as it would take it by itself?"""
-    if user.op == "linear":
+    if user.op in ("linear", "weight_only_linear"):
         if user.args[0] is not v:
             return False
         return not has_rows(v) or (strides[-1] == 1 and _merges(v.shape[:-1], strides[:-1]))

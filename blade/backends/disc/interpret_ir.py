@@ -176,6 +176,14 @@ def _structural(
         return torch.cat(args, a["axis"])
     if v.op == "linear":
         return torch.nn.functional.linear(*args)
+    if v.op == "int8_linear":
+        return _int8_linear(v, *args)
+    if v.op == "weight_only_linear":
+        x, w, scales, bias = args
+        size = w.shape[1] // scales.shape[1]
+        return torch.nn.functional.linear(x, w * scales.repeat_interleave(size, 1), bias)
+    if v.op == "dequantize":
+        return _dequantize(v, *args)
     if v.op == "matmul":
         return torch.matmul(*args)
     if v.op == "conv":
@@ -187,6 +195,34 @@ def _structural(
     if v.op == "item":
         return args[0][a["index"]]
     raise AssertionError(str(v))
+
+
+def _int8_linear(
+    v: Value,
+    x: torch.Tensor,
+    w: torch.Tensor,
+    scales: torch.Tensor,
+    bias: torch.Tensor,
+    *rows: torch.Tensor,
+) -> torch.Tensor:
+    zero = rows[1].long() if len(rows) > 1 else v.attrs["zero"]
+    exact = ((x.long() - zero) @ w.long().t()).double() * scales * v.attrs["scale"]
+    return (exact * (rows[0] if rows else 1.0) + bias).to(v.dtype)
+
+
+def _dequantize(v: Value, x: torch.Tensor, *parameters: torch.Tensor) -> torch.Tensor:
+    kind = v.attrs["kind"]
+    if kind == "tensor":
+        y: torch.Tensor = (x.to(v.dtype) - v.attrs["zero"]) * v.attrs["scale"]
+        return y
+    if kind == "column":
+        shape = [-1 if k == v.attrs["axis"] else 1 for k in range(x.dim())]
+        parameters = tuple(p.reshape(shape) for p in parameters)
+    if kind == "group":
+        size = x.shape[1] // parameters[0].shape[1]
+        parameters = tuple(p.repeat_interleave(size, 1) for p in parameters)
+    scale, *zero = parameters
+    return ((x - zero[0] if zero else x) * scale).to(v.dtype)
 
 
 def _spatial(v: Value, args: list[Any], sizes: Mapping[sympy.Basic, int]) -> torch.Tensor:

@@ -13,6 +13,12 @@
                                           i has the result's shape and is in bounds once the check t has run
     reduce a {kind, axes}                 keeps reduced axes with size 1
     linear x w bias?                      x @ w.T + bias over the last axis of x
+    dequantize x scale? zero? {kind}      (x - zero) * scale: `tensor` numbers scale and zero, one of each for
+                                          each `row`, along `axis` (`column`), for each `group` of a row
+    int8_linear x w ws bias s? z? {scale, zero}
+                                          (x - zero - z) @ w.T * (ws * scale * s) + bias; x unsigned bytes, w
+                                          signed ones; ws and bias one for each column, s and z for each row
+    weight_only_linear x w ws bias {bits} x @ (w * ws).T + bias; ws one for each of the groups of a row of w
     matmul a b                            batched over equal leading axes
     conv x w bias? residual? {stride, padding, dilation, groups, activation}
                                           channels last: x [N, *spatial, C], w [O, C/groups, *kernel]

@@ -14,6 +14,9 @@ from blade.backends.disc.constants import parts_of
 from blade.backends.disc.ir import Builder, Graph, Shape, Value, contiguous_strides, live, numel
 from blade.backends.disc.views import reshape_strides, same, view_of
 
+QUANTIZED = ("int8_linear", "weight_only_linear")
+"""Products with constant weights of few bits: operands 1 to 3 are laid out once."""
+
 Step = Callable[[Builder, Value, list[Value]], Value | None]
 
 
@@ -93,11 +96,14 @@ def _copy_before_layouts(b: Builder, v: Value, args: list[Value]) -> Value | Non
         if view_of(made) is not None:
             return made
         return b.make(v.op, [copy(b, inner)], v.shape, v.dtype, **v.attrs)
-    if v.op == "linear":
-        args = [a if k and is_packed(v) else _addressed(b, a) for k, a in enumerate(args)]
+    if v.op in ("linear", *QUANTIZED):
+        constants = packed_operands(v)
+        args = [a if k in constants else _addressed(b, a) for k, a in enumerate(args)]
         if not has_rows(args[0]):
             args[0] = copy(b, args[0])
-        return b.make(v.op, args, v.shape, v.dtype)
+        rows = constants.stop if v.op in QUANTIZED else len(args)
+        args[rows:] = [_stored(b, a) for a in args[rows:]]
+        return b.make(v.op, args, v.shape, v.dtype, **v.attrs)
     if v.op == "matmul":
         args = [_addressed(b, a) for a in args]
         args = [a if has_batch(a) else copy(b, a) for a in args]
@@ -208,8 +214,17 @@ def _stored(b: Builder, v: Value) -> Value:
     return copy(b, v)
 
 
+def packed_operands(v: Value) -> range:
+    """Which operands are constants that the generated GEMM has laid out, once."""
+    if v.op in QUANTIZED:
+        return range(1, 4)
+    return range(1, len(v.args)) if is_packed(v) else range(0)
+
+
 def is_packed(v: Value) -> bool:
     """Does ``v`` multiply by constants that can be laid out for the generated GEMM, once?"""
+    if v.op in QUANTIZED:
+        return True
     if v.op != "linear" or v.dtype not in (torch.float32, torch.float64):
         return False
     if any(a.dtype != v.dtype for a in v.args):
@@ -223,10 +238,13 @@ def absorbed(graph: Graph) -> set[int]:
     return {
         v.id
         for v in graph.values
-        if users[v.id]
-        and v.id not in returned
-        and all(is_packed(u) and v is not u.args[0] for u in users[v.id])
+        if users[v.id] and v.id not in returned and all(_only_packs(u, v) for u in users[v.id])
     }
+
+
+def _only_packs(user: Value, v: Value) -> bool:
+    constants = packed_operands(user)
+    return all(k in constants for k, a in enumerate(user.args) if a is v)
 
 
 def has_rows(x: Value) -> bool:

@@ -30,11 +30,12 @@ from blade.backends.disc.ops import (
     norm,
     pointwise,
     pooling,
+    quantize,
     reduction,
     transformer,
     windows,
 )
-from blade.backends.disc.ops.table import TABLE, Lowering, NotLowered, Result
+from blade.backends.disc.ops.table import Lowering, NotLowered, Result, rule_for
 from blade.backends.disc.simplify import RULES
 from blade.backends.disc.unit_sizes import UnitSizes
 from blade.errors import Refused
@@ -55,6 +56,7 @@ FAMILIES = (
     norm,
     pointwise,
     pooling,
+    quantize,
     reduction,
     transformer,
     windows,
@@ -124,7 +126,7 @@ class _Lowerer:
         if not isinstance(node.target, torch._ops.OpOverload):
             return self.python(node, args)
         lo = Lowering(self.b, self.results(node))
-        rule = TABLE.get(node.target)
+        rule = rule_for(node.target)
         if rule is not None:
             try:
                 return rule(lo, *args, **kwargs)

@@ -8,6 +8,7 @@ from blade.backends.disc.attention_pattern import find_attention
 from blade.backends.disc.columns import compute_in_rows
 from blade.backends.disc.conv_epilogue import absorb
 from blade.backends.disc.horizontal import merge_linears
+from blade.backends.disc.int8 import lower_int8
 from blade.backends.disc.ir import Graph
 from blade.backends.disc.layouts import propagate
 from blade.backends.disc.shapes import normalize
@@ -15,6 +16,7 @@ from blade.backends.disc.spread import spread
 
 PASSES: tuple[tuple[str, Callable[[Graph], Graph]], ...] = (
     ("normalize", normalize),
+    ("int8", lower_int8),
     ("find_attention", find_attention),
     ("layouts", propagate),
     ("conv_epilogue", absorb),

@@ -9,7 +9,7 @@ import torch
 from blade.backends.base import OpNode, ValueInfo
 from blade.backends.disc import lower
 from blade.backends.disc.ir import DTYPES
-from blade.backends.disc.ops.table import TABLE
+from blade.backends.disc.ops.table import rule_for
 from blade.reason import Code, Reason, Stage
 
 NAME = "disc"
@@ -52,7 +52,7 @@ def _why_not_target(node: OpNode) -> Reason | None:
     dynamic = torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags
     if dynamic and not _has_known_sizes(node):
         return _reason(Code.DATA_DEPENDENT, node, "its result's shape depends on values")
-    if node.target in TABLE:
+    if rule_for(node.target) is not None:
         return None
     if any(r.alias_info is not None for r in schema.returns):
         return _reason(Code.ALIASES, node, "its result is a view, for which DISC has no rule")

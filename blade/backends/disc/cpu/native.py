@@ -14,9 +14,11 @@ from blade.backends.disc.constants import parts_of
 from blade.backends.disc.cpu import attention_kernel, gemm, matmul
 from blade.backends.disc.cpu.attention import attention_call
 from blade.backends.disc.cpu.conv_plan import plan
+from blade.backends.disc.cpu.int8_plan import int8_plan
 from blade.backends.disc.cpu.micro_kernel import Form, form
 from blade.backends.disc.cpu.pool_plan import pool_call
 from blade.backends.disc.cpu.target import Target
+from blade.backends.disc.cpu.widen_plan import widen_plan
 from blade.backends.disc.ir import DTYPES, Value, numel, plain
 from blade.backends.disc.legalize import is_packed
 from blade.backends.disc.program import Fill, NativeCall, Packed
@@ -59,6 +61,16 @@ def _linear(value: Value, target: Target) -> Native | None:
     )
     pack = (gemm.pack_name(tiles), gemm.pack_text(tiles))
     return Native(call, ((product.name, gemm.gemm_text(product)), pack))
+
+
+def _int8_linear(value: Value, target: Target) -> Native:
+    """A product of bytes with constant ones."""
+    return Native(*int8_plan(value, target))
+
+
+def _weight_only_linear(value: Value, target: Target) -> Native:
+    """A product of floats with constant bytes, or with halves of bytes."""
+    return Native(*widen_plan(value, target))
 
 
 def _packed(weight: Value, depth: int, tiles: Form) -> Packed:
@@ -105,6 +117,8 @@ def _spatial(value: Value, target: Target) -> Native | None:
 
 _RULES: Mapping[str, Callable[[Value, Target], Native | None]] = {
     "linear": _linear,
+    "int8_linear": _int8_linear,
+    "weight_only_linear": _weight_only_linear,
     "matmul": _matmul,
     "attention": _attention,
     "conv": _conv,

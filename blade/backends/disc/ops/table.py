@@ -22,6 +22,8 @@ from blade.backends.disc.ir import Builder, Shape, Value, plain
 LoweringRule = Callable[..., Any]
 RuleT = TypeVar("RuleT", bound=LoweringRule)
 TABLE: dict[torch._ops.OpOverload, LoweringRule] = {}
+NAMED: dict[str, LoweringRule] = {}
+"""Rows of ops that exist only once the library that defines them is imported, by qualified name."""
 
 
 def lowers(*targets: torch._ops.OpOverload) -> Callable[[RuleT], RuleT]:
@@ -34,6 +36,23 @@ def lowers(*targets: torch._ops.OpOverload) -> Callable[[RuleT], RuleT]:
         return rule
 
     return register
+
+
+def lowers_named(*names: str) -> Callable[[RuleT], RuleT]:
+    """Register a row for overloads by name, such as ``library.op.default``."""
+
+    def register(rule: RuleT) -> RuleT:
+        for name in names:
+            assert name not in NAMED, name
+            NAMED[name] = rule
+        return rule
+
+    return register
+
+
+def rule_for(target: Any) -> LoweringRule | None:
+    """The row of ``target``, if it has one."""
+    return TABLE.get(target) or NAMED.get(str(target))
 
 
 class NotLowered(Exception):

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What generated products share around their micro-kernels: units, rectangles, blocks of rows, tiles.
+
+A unit is one panel of columns times one group of rows, numbered as gemm.py says. A run of units is cut
+into rectangles, a rectangle into blocks of rows that stay in L2, and those into tiles.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from blade.backends.disc.cpu.code import Value
+from blade.backends.disc.cpu.function import Function
+from blade.backends.disc.cpu.gemm import BLOCK_ROWS, BLOCK_SIZE, GROUP_ROWS, MANY_ROWS
+from blade.backends.disc.cpu.micro_kernel import Tile
+from blade.backends.disc.cpu.routine import POINTER, Routine
+
+RECTANGLE = ("p0", "p1", "r0", "r1")
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """Tiles of ``rows`` by ``vectors`` of ``lanes``; ``edges``: numbers of vectors of a last, narrower panel."""
+
+    rows: int
+    vectors: int
+    lanes: int
+    edges: tuple[int, ...] = ()
+
+    @property
+    def width(self) -> int:
+        return self.lanes * self.vectors
+
+    def tiles(self) -> dict[int, Tile]:
+        """The tiles by number."""
+        shapes = [(self.vectors, False), *((e, True) for e in self.edges)]
+        found = [Tile(r, v, masked) for v, masked in shapes for r in range(1, self.rows + 1)]
+        return {t.rows + t.vectors * t.masked * (self.rows + 1): t for t in found}
+
+    def number(self, f: Routine, columns: Value) -> Value:
+        """What the number of rows is added to, for a panel of so many columns."""
+        vectors = f.above(columns, self.lanes)
+        is_whole = f.test("eq", columns, self.width)
+        return f.pick(is_whole, 0, f.product(vectors, self.rows + 1))
+
+
+def tiling(columns: int, rows: int, vectors: int, lanes: int) -> Tiling:
+    """For so many columns in all."""
+    rest = columns % (lanes * vectors)
+    return Tiling(rows, vectors, lanes, (-(-rest // lanes),) if rest else ())
+
+
+def driver(
+    name: str, pointers: Sequence[str], numbers: Sequence[str], tiles: Tiling, block: Function
+) -> Routine:
+    """``name(ptrs, ints = m, *numbers; units)``: a run of units as at most three rectangles.
+
+    They are the end of a row of units, whole rows, and a start. ``block`` takes the pointers, the numbers
+    (``n`` among them) and ``RECTANGLE``.
+    """
+    f = Routine(name, lanes=tiles.lanes)
+    given = f.unpack(f["ptrs"], pointers, POINTER) | f.unpack(f["ints"], ["m", *numbers], "i64")
+    m = given.pop("m")
+    groups, panels = f.above(m, GROUP_ROWS), f.above(given["n"], tiles.width)
+    by_rows = f.test("sge", m, MANY_ROWS)
+    fast = f.pick(by_rows, panels, groups)
+    with f.carrying(f.whole(0), f.whole(3), 1, [f["begin"]]) as piece:
+        (at,) = piece.values
+        left = f.minus(f["end"], at)
+        s0, f0 = f.over(at, fast), f.rest(at, fast)
+        is_whole = f.both(f.test("eq", f0, 0), f.test("sge", left, fast))
+        ns = f.pick(is_whole, f.over(left, fast), 1)
+        nf = f.pick(is_whole, fast, f.least(f.minus(fast, f0), left))
+        s1, f1 = f.sum(s0, ns), f.sum(f0, nf)
+        g0, g1 = f.pick(by_rows, s0, f0), f.pick(by_rows, s1, f1)
+        with f.when(f.test("sgt", left, 0)):
+            f.run(
+                block,
+                **given,
+                p0=f.pick(by_rows, f0, s0),
+                p1=f.pick(by_rows, f1, s1),
+                r0=f.over(f.product(g0, m), groups),
+                r1=f.over(f.product(g1, m), groups),
+            )
+        piece.next([f.sum(at, f.product(ns, nf))])
+    return f
+
+
+def blocks(f: Routine, panel: Callable[[Value, Value, Value], None]) -> None:
+    """``panel(panel, first row, rows)`` for each panel of each block of the rectangle of ``f``."""
+    depth = f.most(f["k"], 1)
+    fit = f.most(f.least(f.over(BLOCK_SIZE, depth), BLOCK_ROWS), GROUP_ROWS)
+    rows = f.minus(f["r1"], f["r0"])
+    share = f.above(rows, f.above(rows, fit))
+    with f.loop(f["r0"], f["r1"], share) as start:
+        height = f.minus(f.least(f.sum(start, share), f["r1"]), start)
+        with f.loop(f["p0"], f["p1"], 1) as at:
+            panel(at, start, height)
+
+
+def tiles_of_rows(
+    f: Routine,
+    tiles: Tiling,
+    kernels: Mapping[int, Function],
+    columns: Value,
+    rows: tuple[Value, Value],
+    arguments: Callable[[Value], dict[str, Value]],
+) -> None:
+    """Run the tiles of one panel: ``arguments(row)`` of the one that starts at ``row``.
+
+    Tiles of (first row, rows) differ by at most one row: 16 rows are 6 + 5 + 5.
+    """
+    start, height = rows
+    base = tiles.number(f, columns)
+    count = f.above(height, tiles.rows)
+    least, larger = f.over(height, count), f.rest(height, count)
+    with f.carrying(f.whole(0), count, 1, [start]) as tile:
+        (r,) = tile.values
+        here = f.sum(least, f.pick(f.test("slt", tile.index, larger), 1, 0))
+        f.switch(f.sum(base, here), dict(kernels), arguments(r))
+        tile.next([f.sum(r, here)])

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The generated int8 GEMM: bytes times packed signed bytes, with a float for each element of the result.
+
+    int8_gemm(ptrs = A, B, sums, scales, bias[, scale[, zero]], C; ints = m, n, k, lda, ldc)
+
+Units, their order and the blocks of rows are those of the fp32 GEMM (gemm.py). A pass is the whole depth: a
+panel's bytes are a quarter of the floats', and sums of a part would have to be kept as integers.
+
+    pack(ptrs = weights, B; ints = offset, k, distance of columns, of rows, first)
+    sums(ptrs = weights, sums; the same and a factor)     sums[first + j] = factor * sum_k weights[k, j]
+    row(ptrs = floats, to; ints = offset, distance, first, bits of a float factor)
+"""
+
+from collections.abc import Mapping
+
+from blade.backends.disc.cpu.code import Value
+from blade.backends.disc.cpu.dot import QUAD, Dot
+from blade.backends.disc.cpu.gemm_driver import RECTANGLE, blocks, driver, tiles_of_rows
+from blade.backends.disc.cpu.int8_kernel import Int8Form, micro_kernel
+from blade.backends.disc.cpu.routine import POINTER, Routine
+
+SUMS, ROW = "int8_gemm_sums", "int8_gemm_row"
+_NUMBERS = "n k lda ldc".split()
+
+
+def pack_name(dot: Dot) -> str:
+    return f"int8_gemm_pack{dot.width}"
+
+
+def gemm_text(form: Int8Form) -> str:
+    """MLIR of the driver and its micro-kernels."""
+    kernels = {
+        number: micro_kernel(form, tile, f"{form.name}_tile{number}")
+        for number, tile in form.tiles.tiles().items()
+    }
+    block = _block(form, kernels)
+    drive = driver(form.name, form.pointers, _NUMBERS, form.tiles, block)
+    functions = [*kernels.values(), block]
+    return "\n".join([*(f.text() for f in functions), drive.text(False)]) + "\n"
+
+
+def _block(form: Int8Form, kernels: Mapping[int, Routine]) -> Routine:
+    """Panels p0..p1 of rows r0..r1."""
+    numbers = [(n, "i64") for n in (*_NUMBERS, *RECTANGLE)]
+    arguments = [*((p, POINTER) for p in form.pointers), *numbers]
+    f, tiles = Routine(f"{form.name}_block", arguments, form.dot.lanes), form.tiles
+
+    def panel(at: Value, start: Value, height: Value) -> None:
+        first = f.product(at, tiles.width)
+        columns = f.least(f.minus(f["n"], first), tiles.width)
+        given = {n: f.at(f[n], first, "i32") for n in ("sums", "scales", "bias")}
+        given |= {n: f[n] for n in ("lda", "k", "ldc")}
+        given |= {"b": f.at(f["b"], f.product(first, f.above(f["k"], QUAD)), "i32")}
+
+        def tile(row: Value) -> dict[str, Value]:
+            return {
+                **given,
+                **{p: f.at(f[p], row, "i32") for p in form.row_pointers},
+                "a": f.at(f["a"], f.product(row, f["lda"]), "i8"),
+                "c": f.at(f.at(f["c"], f.product(row, f["ldc"])), first),
+                "columns": columns,
+            }
+
+        tiles_of_rows(f, tiles, kernels, columns, (start, height), tile)
+
+    blocks(f, panel)
+    return f
+
+
+# --- what is computed once per loaded engine ---
+
+
+def pack_text(dot: Dot) -> str:
+    """Columns of signed bytes into panels of quads."""
+    f = Routine(pack_name(dot))
+    n = f.unpack(f["ints"], "offset k dn dk first".split(), "i64")
+    source, to = f.get(f["ptrs"], 0, POINTER), f.get(f["ptrs"], 1, POINTER)
+    quads = f.above(n["k"], QUAD)
+    with f.range(f["begin"], f["end"]) as j:
+        column = f.sum(n["first"], j)
+        panel = f.product(f.over(column, dot.width), quads, dot.width)
+        lane = f.rest(column, dot.width)
+        with f.range(0, n["k"]) as k:
+            at = f.sum(n["offset"], f.product(j, n["dn"]), f.product(k, n["dk"]))
+            quad = f.sum(panel, f.product(f.over(k, QUAD), dot.width), lane)
+            place = f.sum(f.product(quad, QUAD), f.rest(k, QUAD))
+            f.put(f.get(source, at, "i8"), to, place)
+    return f.text(False) + "\n"
+
+
+def sums_text() -> str:
+    """The sum of each column, times a factor."""
+    f = Routine(SUMS)
+    n = f.unpack(f["ints"], "offset k dn dk first factor".split(), "i64")
+    source, to = f.get(f["ptrs"], 0, POINTER), f.get(f["ptrs"], 1, POINTER)
+    with f.range(f["begin"], f["end"]) as j:
+        start = f.sum(n["offset"], f.product(j, n["dn"]))
+        with f.carrying(f.whole(0), n["k"], 1, [f.whole(0)]) as loop:
+            byte = f.get(source, f.sum(start, f.product(loop.index, n["dk"])), "i8")
+            loop.next([f.add(loop.values[0], f.convert("arith.extsi", byte, "i64"))])
+        total = f.convert("arith.trunci", f.mul(loop.results[0], n["factor"]), "i32")
+        f.put(total, to, f.sum(n["first"], j))
+    return f.text(False) + "\n"
+
+
+def row_text() -> str:
+    """A row of floats one after the other, times a factor."""
+    f = Routine(ROW)
+    n = f.unpack(f["ints"], "offset distance first bits".split(), "i64")
+    source, to = f.get(f["ptrs"], 0, POINTER), f.get(f["ptrs"], 1, POINTER)
+    factor = f.from_bits(f.convert("arith.trunci", n["bits"], "i32"))
+    with f.range(f["begin"], f["end"]) as j:
+        x = f.get(source, f.sum(n["offset"], f.product(j, n["distance"])))
+        f.put(f.mul(x, factor), to, f.sum(n["first"], j))
+    return f.text(False) + "\n"

@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Products of quantized operands become products of bytes; every other `dequantize` is written out.
+
+    %3 = dequantize %q %s %z {row}                  %4 = int8_linear %q %w %ws %b %s
+    %4 = dequantize %w %ws {column, axis=0}   ->
+    %5 = linear %3 %4 %b
+
+The activation may have one scale and zero point (known numbers) or some for each row; weights are
+constant signed bytes, symmetric, with a scale for each output channel. Signed activations are read as
+unsigned ones, 128 more, with a zero point that is 128 more.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from blade.backends.disc.constants import parts_of
+from blade.backends.disc.ir import Builder, Graph, Value, live
+from blade.backends.disc.simplify import RULES
+
+DEEPEST = (1 << 31) // (255 * 128) - 1
+"""Products of bytes whose sum fits into 32 bits, whatever they are."""
+
+
+def lower_int8(graph: Graph) -> Graph:
+    """``graph`` without `dequantize`."""
+    if not any(v.op == "dequantize" for v in graph.values):
+        return graph
+    lowerer = _Lowerer(graph)
+    for v in live(graph):
+        lowerer.step(v)
+    outputs = tuple(lowerer.value(v) for v in graph.outputs)
+    inputs = tuple(lowerer.value(v) for v in graph.inputs)
+    made = replace(graph, values=lowerer.b.values, outputs=outputs, inputs=inputs)
+    made.values = live(made)
+    return made
+
+
+@dataclass(frozen=True)
+class _Quantized:
+    """Bytes with their parameters; ``written`` makes the floats. ``axis``: that of a column's scales."""
+
+    kind: str
+    bytes: Value
+    parameters: tuple[Value, ...]
+    axis: int
+    number: tuple[float, int]
+    limits: tuple[int, int]
+    written: Callable[[], Value]
+
+
+class _Lowerer:
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.b = Builder(RULES)
+        for fact in graph.facts:
+            self.b.facts.setdefault(fact.relation, fact)
+        self.new: dict[int, Value] = {}
+        self.quantized: dict[int, _Quantized] = {}
+
+    def value(self, v: Value) -> Value:
+        """``v`` in the new graph; what is dequantized is computed only where somebody reads it so."""
+        if v.id not in self.new:
+            self.new[v.id] = self.quantized[v.id].written()
+        return self.new[v.id]
+
+    def step(self, v: Value) -> None:
+        if v.op == "dequantize":
+            self.quantized[v.id] = self.of_dequantize(v)
+            return
+        if v.is_layout and v.args[0].id in self.quantized:
+            moved = self.of_layout(v, self.quantized[v.args[0].id])
+            if moved is not None:
+                self.quantized[v.id] = moved
+                return
+        made = self.product(v) if v.op == "linear" else None
+        if made is None:
+            args = [self.value(a) for a in v.args]
+            made = self.b.make(v.op, args, v.shape, v.dtype, v.strides, **v.attrs)
+        self.new[v.id] = made
+
+    def of_dequantize(self, v: Value) -> _Quantized:
+        x, *parameters = (self.value(a) for a in v.args)
+        attrs = v.attrs
+        number = (attrs.get("scale", 1.0), attrs.get("zero", 0))
+        return _Quantized(
+            attrs["kind"],
+            x,
+            tuple(parameters),
+            attrs.get("axis", -1),
+            number,
+            (attrs.get("low", -128), attrs.get("high", 255)),
+            lambda: dequantized(self.b, x, parameters, v),
+        )
+
+    def of_layout(self, v: Value, x: _Quantized) -> _Quantized | None:
+        """The same elements in another order, where parameters can follow."""
+        moved = self.b.make(v.op, (x.bytes,), v.shape, x.bytes.dtype, **v.attrs)
+        written = self.layout_of_floats(v)
+        rank = len(x.bytes.shape)
+        if x.kind == "tensor":
+            return replace(x, bytes=moved, written=written)
+        if x.kind == "column" and v.op == "permute":
+            axis = v.attrs["perm"].index(x.axis)
+            return replace(x, bytes=moved, axis=axis, written=written)
+        if x.kind == "row" and v.op == "reshape" and v.shape and v.shape[-1] == x.bytes.shape[-1]:
+            rows = tuple(self.b.reshape(p, (*v.shape[:-1], 1)) for p in x.parameters)
+            return replace(x, bytes=moved, parameters=rows, written=written)
+        if x.kind == "row" and v.op == "permute" and v.attrs["perm"][-1] == rank - 1:
+            rows = tuple(self.b.permute(p, v.attrs["perm"]) for p in x.parameters)
+            return replace(x, bytes=moved, parameters=rows, written=written)
+        return None
+
+    def layout_of_floats(self, v: Value) -> Callable[[], Value]:
+        return lambda: self.b.make(v.op, (self.value(v.args[0]),), v.shape, v.dtype, **v.attrs)
+
+    # --- products ---
+
+    def product(self, v: Value) -> Value | None:
+        x, w = (self.quantized.get(a.id) for a in v.args[:2])
+        if w is None or v.dtype != torch.float32 or not self.is_weight(w):
+            return None
+        zeros = self.b.fill(0, v.shape[-1:], torch.float32)
+        bias = self.value(v.args[2]) if len(v.args) == 3 else zeros
+        known = parts_of(bias) is not None
+        constant = bias if known else zeros
+        if w.kind == "column" and x is not None and x.kind in ("tensor", "row"):
+            given, rows, attrs = self.activation(x)
+            operands = (given, w.bytes, w.parameters[0], constant, *rows)
+            y = self.b.make("int8_linear", operands, v.shape, v.dtype, **attrs)
+        else:
+            scales, bits = w.parameters[0], self.bits(w)
+            scales = scales if w.kind == "group" else self.b.reshape(scales, (*scales.shape, 1))
+            operands = (self.value(v.args[0]), w.bytes, scales, constant)
+            y = self.b.make("weight_only_linear", operands, v.shape, v.dtype, bits=bits)
+        return y if known else self.b.pointwise("add", y, self.b.broadcast(bias, v.shape))
+
+    def is_weight(self, w: _Quantized) -> bool:
+        """Constant signed bytes with float scales for rows or groups of rows and no zero points?"""
+        by_rows = w.kind == "column" and w.axis == 0
+        if not (by_rows or w.kind == "group") or len(w.bytes.shape) != 2:
+            return False
+        depth, (scales, *zeros) = w.bytes.shape[1], w.parameters
+        return (
+            w.bytes.dtype == torch.int8
+            and isinstance(depth, int)
+            and depth <= DEEPEST
+            and scales.dtype == torch.float32
+            and parts_of(w.bytes) is not None
+            and parts_of(scales) is not None
+            and all(self.is_zero(z) for z in zeros)
+        )
+
+    def bits(self, w: _Quantized) -> int:
+        """4, where all weights are and stay as small as that and pairs of rows have the same scale."""
+        depth, scales = w.bytes.shape[1], w.parameters[0]
+        size = depth // scales.shape[1] if w.kind == "group" else depth
+        parts = parts_of(w.bytes)
+        assert parts is not None and isinstance(size, int), w
+        low, high = zip(*(self.graph.constants[p.constant].aminmax() for p in parts), strict=True)
+        least, most = min(*low, w.limits[0]), max(*high, w.limits[1])
+        return 4 if size % 2 == 0 and least >= -8 and most <= 7 else 8
+
+    def activation(self, x: _Quantized) -> tuple[Value, tuple[Value, ...], dict[str, Any]]:
+        """Unsigned bytes, what each row has of its own, and what all have."""
+        shift = 128 if x.bytes.dtype == torch.int8 else 0
+        given = self.unsigned(x.bytes)
+        if x.kind == "tensor":
+            scale, zero = x.number
+            return given, (), {"scale": scale, "zero": zero + shift}
+        scales, zeros = x.parameters
+        rows = (self.b.cast(scales, torch.float32),)
+        attrs = {"scale": 1.0, "zero": shift}
+        if self.is_zero(zeros):
+            return given, rows, attrs
+        zero = self.b.cast(zeros, torch.int32)
+        if shift:
+            zero = self.b.pointwise("add", zero, self.b.fill(shift, zero.shape, zero.dtype))
+        return given, (*rows, zero), {"scale": 1.0, "zero": 0}
+
+    def unsigned(self, x: Value) -> Value:
+        if x.dtype == torch.uint8:
+            return x
+        turned = self.b.pointwise("bitwise_xor", x, self.b.fill(-128, x.shape, x.dtype))
+        return self.b.cast(turned, torch.uint8)
+
+    def is_zero(self, v: Value) -> bool:
+        """Is ``v`` known to be zero everywhere?"""
+        if v.op == "fill":
+            return bool(v.attrs["value"] == 0)
+        if v.is_layout:
+            return self.is_zero(v.args[0])
+        return v.op == "const" and not bool(self.graph.constants[v.attrs["index"]].any())
+
+
+def dequantized(b: Builder, x: Value, parameters: list[Value], like: Value) -> Value:
+    """``(x - zero) * scale`` as torch computes it, step by step with its type promotion."""
+    attrs, shape = like.attrs, like.shape
+    if attrs["kind"] == "tensor":
+        zero: Value | None = b.fill(attrs["zero"], shape, like.dtype)
+        scale, x = b.fill(attrs["scale"], shape, like.dtype), b.cast(x, like.dtype)
+    else:
+        scale, *rest = (_spread(b, p, like) for p in parameters)
+        zero = rest[0] if rest else None
+    if zero is not None:
+        x = _promoted(b, "sub", x, zero)
+    return b.cast(_promoted(b, "mul", x, scale), like.dtype)
+
+
+def _promoted(b: Builder, op: str, x: Value, y: Value) -> Value:
+    dtype = torch.promote_types(x.dtype, y.dtype)
+    return b.pointwise(op, b.cast(x, dtype), b.cast(y, dtype))
+
+
+def _spread(b: Builder, parameter: Value, like: Value) -> Value:
+    """A parameter at every element that it belongs to."""
+    attrs, shape = like.attrs, like.shape
+    if attrs["kind"] == "row":
+        return b.broadcast(parameter, shape)
+    if attrs["kind"] == "column":
+        axes = (attrs["axis"],)
+        return b.make("broadcast", (parameter,), shape, parameter.dtype, axes=axes)
+    rows, groups = parameter.shape  # a group's share of a row
+    wide = (rows, groups, shape[1] // groups)
+    each = b.make("broadcast", (parameter,), wide, parameter.dtype, axes=(0, 1))
+    return b.reshape(each, shape)
