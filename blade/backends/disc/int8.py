@@ -159,8 +159,9 @@ class _Lowerer:
         size = depth // scales.shape[1] if w.kind == "group" else depth
         parts = parts_of(w.bytes)
         assert parts is not None and isinstance(size, int), w
-        low, high = zip(*(self.graph.constants[p.constant].aminmax() for p in parts), strict=True)
-        least, most = min(*low, w.limits[0]), max(*high, w.limits[1])
+        held = [self.graph.constants[p.constant] for p in parts]
+        least = min(w.limits[0], *(int(c.min()) for c in held))
+        most = max(w.limits[1], *(int(c.max()) for c in held))
         return 4 if size % 2 == 0 and least >= -8 and most <= 7 else 8
 
     def activation(self, x: _Quantized) -> tuple[Value, tuple[Value, ...], dict[str, Any]]:
@@ -175,10 +176,10 @@ class _Lowerer:
         attrs = {"scale": 1.0, "zero": shift}
         if self.is_zero(zeros):
             return given, rows, attrs
-        zero = self.b.cast(zeros, torch.int32)
+        points = self.b.cast(zeros, torch.int32)
         if shift:
-            zero = self.b.pointwise("add", zero, self.b.fill(shift, zero.shape, zero.dtype))
-        return given, (*rows, zero), {"scale": 1.0, "zero": 0}
+            points = self.b.pointwise("add", points, self.b.fill(shift, points.shape, points.dtype))
+        return given, (*rows, points), {"scale": 1.0, "zero": 0}
 
     def unsigned(self, x: Value) -> Value:
         if x.dtype == torch.uint8:

@@ -207,7 +207,8 @@ def _int8_linear(
 ) -> torch.Tensor:
     zero = rows[1].long() if len(rows) > 1 else v.attrs["zero"]
     exact = ((x.long() - zero) @ w.long().t()).double() * scales * v.attrs["scale"]
-    return (exact * (rows[0] if rows else 1.0) + bias).to(v.dtype)
+    scaled: torch.Tensor = exact * (rows[0] if rows else 1.0) + bias
+    return scaled.to(v.dtype)
 
 
 def _dequantize(v: Value, x: torch.Tensor, *parameters: torch.Tensor) -> torch.Tensor:

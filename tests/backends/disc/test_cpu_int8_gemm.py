@@ -26,6 +26,13 @@ WITH_VNNI = {
     "vnni8": Target(("avx2", "fma", "avx_vnni"), 8),
     "vnni16": Target(("avx512f", "avx512bw", "avx512_vnni"), 16),
 }
+
+
+def _targets() -> dict[str, Target]:
+    has_vnni = {"avx512_vnni", "avx_vnni"} & set(host().isa)
+    return {**TARGETS, **(WITH_VNNI if has_vnni else {})}
+
+
 ROWS = (0, 1, 2, 3, 4, 5, 6, 7, 11, 13, GROUP_ROWS - 1, GROUP_ROWS + 1, 97)
 
 
@@ -87,18 +94,13 @@ def plain_engine(weight: torch.Tensor, target: Target | None = None, zero: int =
     zero=st.sampled_from([0, 1, 128, 255]),
     transposed=st.booleans(),
 )
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 def test_any_size(columns: int, depth: int, zero: int, transposed: bool) -> None:
     weight = bytes_of(columns, depth, dtype=torch.int8, seed=columns * 1000 + depth)
     weight = weight.t().contiguous().t() if transposed else weight
     engine = plain_engine(weight, zero=zero)
     for rows in ROWS:
         check_integers(engine, weight, rows, zero)
-
-
-def _targets() -> dict[str, Target]:
-    has_vnni = {"avx512_vnni", "avx_vnni"} & set(host().isa)
-    return {**TARGETS, **(WITH_VNNI if has_vnni else {})}
 
 
 @pytest.mark.parametrize("name", TARGETS.keys() | WITH_VNNI.keys())
@@ -109,24 +111,22 @@ def test_every_instruction_and_tile(name: str) -> None:
     tiles = dot(target)
     assert f"{tiles.how}{tiles.lanes}" == name
     for rest in range(tiles.vectors + 1):
-        columns = 2 * tiles.width + max(0, rest * tiles.lanes - 1)
-        for depth in (1, 35, 64):
-            weight = bytes_of(columns, depth, dtype=torch.int8, seed=rest)
-            engine = plain_engine(weight, target, zero=128)
-            for rows in range(1, 2 * tiles.rows + 2):
-                check_integers(engine, weight, rows, 128)
+        columns, depth = 2 * tiles.width + max(0, rest * tiles.lanes - 1), (35, 64, 1)[rest % 3]
+        weight = bytes_of(columns, depth, dtype=torch.int8, seed=rest)
+        engine = plain_engine(weight, target, zero=128)
+        for rows in range(1, 2 * tiles.rows + 2):
+            check_integers(engine, weight, rows, 128)
 
 
-@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("name", _targets())
 def test_the_ends_of_the_range_do_not_saturate(name: str) -> None:
     """255 * -128 everywhere, to the greatest depth that a product may have."""
     depth = 65_000
     weight = torch.full((17, depth), -128, dtype=torch.int8)
     weight[1], weight[2, ::2] = 127, 127
     x = torch.full((1, 3, depth), 255, dtype=torch.uint8)
-    for target in (TARGETS[name], host()):
-        found = run(plain_engine(weight, target), x)
-        assert torch.equal(found, (x.long() @ weight.long().t()).float())
+    found = run(plain_engine(weight, _targets()[name]), x)
+    assert torch.equal(found, (x.long() @ weight.long().t()).float())
 
 
 @pytest.mark.parametrize("lanes", [4, 8, 16])

@@ -7,18 +7,19 @@ ride in whatever kernel produces the row. Dequantizing stays one op until produc
 (int8.py). The library is not imported here: the rows go by name.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from blade.backends.disc.ir import Value
-from blade.backends.disc.ops.table import Lowering, lowers_named
+from blade.backends.disc.ops.table import Lowering, RuleT, lowers_named
 
 _LIBRARY = "quantized_decomposed"
 _BYTES = (torch.int8, torch.uint8)
 
 
-def _named(*overloads: str) -> Any:
+def _named(*overloads: str) -> Callable[[RuleT], RuleT]:
     return lowers_named(*(f"{_LIBRARY}.{o}" for o in overloads))
 
 
@@ -109,7 +110,7 @@ def dequantize_per_tensor(
     lo: Lowering, x: Value, scale: Any, zero: Any, *_: Any, out_dtype: Any = None
 ) -> Value:
     _check_bytes(lo, x)
-    numbers = {"scale": float(_number(lo, scale)), "zero": int(_number(lo, zero))}
+    numbers: dict[str, Any] = {"scale": float(_number(lo, scale)), "zero": int(_number(lo, zero))}
     return lo.b.make("dequantize", (x,), x.shape, lo.dtype, kind="tensor", **numbers)
 
 
@@ -127,7 +128,12 @@ def dequantize_per_channel(
 ) -> Value:
     _check_bytes(lo, x)
     operands = (x, scales) if zeros is None else (x, scales, zeros)
-    attrs = {"kind": "column", "axis": axis % len(x.shape), "low": low, "high": high}
+    attrs: dict[str, Any] = {
+        "kind": "column",
+        "axis": axis % len(x.shape),
+        "low": low,
+        "high": high,
+    }
     return lo.b.make("dequantize", operands, x.shape, lo.dtype, **attrs)
 
 
@@ -158,7 +164,7 @@ def dequantize_per_channel_group(
     if not isinstance(depth, int) or depth % size or scales.shape != (rows, depth // size):
         raise lo.otherwise()
     operands = (x, scales) if zeros is None else (x, scales, zeros)
-    attrs = {"kind": "group", "low": low, "high": high}
+    attrs: dict[str, Any] = {"kind": "group", "low": low, "high": high}
     return lo.b.make("dequantize", operands, x.shape, lo.dtype, **attrs)
 
 
