@@ -76,7 +76,10 @@ def runtime() -> Extension:
 setup(
     name="blade",
     packages=find_packages(include=["blade", "blade.*"]),
-    package_data={"blade": ["*.so", "py.typed", "backends/disc/FORMAT.md"]},
+    package_data={
+        "blade": ["*.so", "py.typed", "backends/disc/FORMAT.md"],
+        "blade.report_page": ["*.html", "*.css", "*.js"],
+    },
     ext_modules=[runtime()],
     cmdclass={"build_ext": BuildRuntime},
 )

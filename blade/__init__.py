@@ -13,17 +13,26 @@ environment prints one line per decision to stderr.
 
 import logging
 import os
+import sys
 from typing import TYPE_CHECKING, Any
 
-from blade import runtime as runtime
 from blade.config import Config
 from blade.errors import BackendError, BladeError, ConfigError, InputError
 from blade.reason import Code, Reason, Stage
 from blade.report import Report, rearm, report, stats
+from blade.runtime.runners import announce_runners
 from blade.version import __version__
 
 if TYPE_CHECKING:
     from blade.api import optimize
+
+try:
+    from blade import runtime as runtime
+except BackendError:
+    # While ``python -m blade`` looks for its module, Python puts this in argv: ``doctor`` has to be able
+    # to say what is wrong with the runtime.
+    if sys.argv[:1] != ["-m"]:
+        raise
 
 __all__ = [
     "BackendError",
@@ -70,3 +79,4 @@ def _set_up_logging(level: str) -> None:
 
 
 _set_up_logging(os.environ.get("BLADE_LOG", ""))
+announce_runners()

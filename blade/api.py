@@ -21,6 +21,7 @@ import torch
 
 from blade.cache import open_cache
 from blade.capture.captured import Captured
+from blade.capture.remembered import remember
 from blade.capture.torchscript import capture
 from blade.config import Config
 from blade.errors import ConfigError
@@ -28,9 +29,11 @@ from blade.fallback.compile import Built, Partition, compile_clusters
 from blade.fallback.compose import Choice, Confirmed, confirm, propose
 from blade.fallback.select import Decision, select, weights_of
 from blade.fallback.stored import keep
-from blade.fallback.support import kind_of, resolve, support
+from blade.fallback.support import resolve, support
 from blade.fallback.time_budget import TimeBudget
+from blade.graph.listing import kind_of, list_nodes
 from blade.graph.view import GraphView, view
+from blade.progress import announce
 from blade.reason import Reason
 from blade.report import ATTRIBUTE, ORIGINAL, ClusterReport, Report, Tried, cpu_name
 from blade.version import __version__
@@ -77,7 +80,7 @@ def optimize(
             ranks = {name: i for i, name in enumerate(names)}
             made = confirm(captured, compositions, ranks, config, budget)
         reasons = (*captured.reasons, *against, *plan.reasons, *failed, *made.reasons)
-        report = _report(graph, made, decisions, reasons, clock.seconds)
+        report = _report(captured, graph, made, decisions, reasons, clock.seconds)
     if config.dump_dir is not None:
         _dump(config.dump_dir, captured, graph, made.module, report)
     made.module._c._register_attribute(ATTRIBUTE, torch._C.StringType.get(), report.to_json())
@@ -94,6 +97,7 @@ class _Clock:
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
+        announce(name)
         start = perf_counter()
         yield
         self.seconds[name] = self.seconds.get(name, 0.0) + perf_counter() - start
@@ -127,7 +131,9 @@ def _decide(
     """By cluster, of all partitions."""
     cache = open_cache(config.cache)
     decisions: dict[str, Decision] = {}
-    for built in (one for p in partitions for one in p.built if one.name not in decisions):
+    every = {one.name: one for p in partitions for one in p.built}
+    for done, built in enumerate(every.values()):
+        announce("select", done, len(every), built.name)
         decisions[built.name] = decision = _decide_one(built, config, budget)
         if cache is not None:
             for candidate in decision.tried:
@@ -143,6 +149,7 @@ def _decide_one(built: Built, config: Config, budget: TimeBudget) -> Decision:
 
 
 def _report(
+    captured: Captured,
     graph: GraphView,
     made: Confirmed,
     decisions: Mapping[str, Decision],
@@ -163,8 +170,15 @@ def _report(
         },
         cpu=cpu_name(),
         seconds=dict(seconds),
+        nodes=list_nodes(graph, {c.built.name: c.built.group.nodes for c in choices}),
+        inputs=remember(_names(captured), captured.samples),
         compositions=made.tried,
     )
+
+
+def _names(captured: Captured) -> list[str]:
+    """Of the graph's inputs: one per entry of a sample."""
+    return [v.debugName() for v in captured.module.graph.inputs()][1:]
 
 
 def _cluster_report(graph: GraphView, choice: Choice, decision: Decision) -> ClusterReport:

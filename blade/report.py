@@ -24,6 +24,7 @@ from rich.text import Text
 
 from blade.errors import InputError
 from blade.reason import Code, Reason, Stage
+from blade.report_graph import InputReport, NodeReport, inputs_from, nodes_from
 
 # The attribute of an optimized module that holds its report as JSON text.
 ATTRIBUTE = "blade_report"
@@ -99,8 +100,11 @@ class Composed:
 
 @dataclass(frozen=True)
 class Report:
-    """``reasons`` are those that concern no cluster; ``seconds`` are per stage of ``optimize``;
-    ``compositions`` are all that were measured as a whole."""
+    """``reasons`` are those that concern no cluster; ``seconds`` are per stage of ``optimize``.
+
+    ``nodes`` are the ops of the whole model, in program order; ``inputs`` is what each sample looked like;
+    ``compositions`` are all ways to put the module together that were measured as a whole.
+    """
 
     clusters: tuple[ClusterReport, ...] = ()
     reasons: tuple[Reason, ...] = ()
@@ -108,6 +112,8 @@ class Report:
     versions: Mapping[str, str] = field(default_factory=dict)
     cpu: str = ""
     seconds: Mapping[str, float] = field(default_factory=dict)
+    nodes: tuple[NodeReport, ...] = ()
+    inputs: tuple[tuple[InputReport, ...], ...] = ()
     compositions: tuple[Composed, ...] = ()
 
     @property
@@ -128,15 +134,18 @@ class Report:
         try:
             data = json.loads(text)
             clusters = tuple(_cluster(one) for one in data.pop("clusters"))
-            compositions = tuple(
-                Composed(**{**one, "timings": _timings(one["timings"])})
-                for one in data.pop("compositions", ())
-            )
-            return Report(
-                clusters, _reasons(data.pop("reasons")), **data, compositions=compositions
-            )
+            nodes, inputs = nodes_from(data.pop("nodes", ())), inputs_from(data.pop("inputs", ()))
+            whole = _compositions(data.pop("compositions", ()))
+            reasons = _reasons(data.pop("reasons"))
+            return Report(clusters, reasons, **data, nodes=nodes, inputs=inputs, compositions=whole)
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"not a report of blade: {error!r}") from error
+
+    def to_html(self) -> str:
+        """One self-contained page: the graph by backend, times, speed-up by size, every reason."""
+        from blade.report_page import render  # for few callers, and it needs this module
+
+        return render(self)
 
     def __str__(self) -> str:
         return _render(self)
@@ -206,6 +215,10 @@ def _measured(data: dict[str, Any]) -> dict[str, Any]:
     return {"timings": _timings(data["timings"]), "verdict": verdict and Verdict(**verdict)}
 
 
+def _compositions(data: Iterable[dict[str, Any]]) -> tuple[Composed, ...]:
+    return tuple(Composed(**{**one, "timings": _timings(one["timings"])}) for one in data)
+
+
 def _timings(data: list[dict[str, Any]]) -> tuple[Timing, ...]:
     return tuple(
         Timing(**{**one, "shapes": tuple(tuple(shape) for shape in one["shapes"])}) for one in data
@@ -235,7 +248,7 @@ def _render(shown: Report) -> str:
     if any(c.timings or c.verdict for c in shown.clusters):
         out.print(_cluster_table(shown.clusters))
     if reasons := shown.all_reasons():
-        out.print(_reason_table(reasons))
+        out.print(reason_table(reasons))
     out.print(Text(_footer(shown)))
     assert isinstance(out.file, io.StringIO)
     return "\n".join(line.rstrip() for line in out.file.getvalue().splitlines())
@@ -284,8 +297,8 @@ def _counts(ops: Mapping[str, int], most: int = 8) -> str:
     return f"{sum(ops.values())} ops: {text}" + (f", {rest} others" if rest else "")
 
 
-def _reason_table(reasons: Iterable[Reason]) -> Table:
-    """Equal decisions are one row, with the number of times."""
+def reason_table(reasons: Iterable[Reason]) -> Table:
+    """For printing. Equal decisions are one row, with the number of times."""
     table = Table(
         title="Why not otherwise",
         title_justify="left",

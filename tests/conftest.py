@@ -63,9 +63,17 @@ def _minilm_folder() -> Path | None:
     return Path(spec.origin).parent / "model" if spec and spec.origin else None
 
 
+def _why_no(*names: str) -> Callable[[], str | None]:
+    """For what needs several modules."""
+    return lambda: next((why for n in names if (why := _why_no_module(n)())), None)
+
+
 NEEDS: dict[str, Callable[[], str | None]] = {
     "cuda": _why_no_cuda,
     "minilm": _why_no_minilm,
+    "onnx": _why_no("onnx", "onnxscript"),
+    "onnxruntime": _why_no("onnx", "onnxscript", "onnxruntime"),
+    "openvino": _why_no("onnx", "onnxscript", "openvino"),
     "runtime": _why_no_runtime,
     "torch_mlir": _why_no_module("torch_mlir"),
     "transformers": _why_no_module("transformers"),

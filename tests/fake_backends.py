@@ -311,7 +311,7 @@ _DTYPES = {
 
 def _program(cluster: Cluster, even_only: bool) -> str:
     """Guards and outputs, as FORMAT.md has them, for an engine that is a Python function."""
-    from blade.backends.disc.registers import Registers
+    from blade.exchange.registers import Registers
 
     registers = Registers()
     for i, node in enumerate(n for n in cluster.gm.graph.nodes if n.op == "placeholder"):

@@ -2,6 +2,7 @@
 """Report: prints everything it holds, and is the same after JSON."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ import torch
 from blade.errors import InputError
 from blade.reason import Code, Reason, Stage
 from blade.report import ORIGINAL, ClusterReport, Report, Timing, Verdict, report, stats
+from blade.report_graph import InputReport, NodeReport
 
 REASONS = tuple(
     Reason(Stage.SUPPORT, code, "disc" if i % 2 else None, f"aten::op_{i}", f"op {i} is odd.", "E")
@@ -32,6 +34,11 @@ FULL = Report(
     versions={"blade": "0.1.0", "torch": "2.13.0"},
     cpu="Some CPU x2",
     seconds={"capture": 1.25, "total": 3.5},
+    nodes=(
+        NodeReport("%h = aten::linear", "aten::linear", "cluster_0", (), "encoder model.py:3"),
+        NodeReport("prim::Print#2", "prim::Print", None, (0, 0)),
+    ),
+    inputs=((InputReport("x", "float32", (1, 16), -2.5, 3.0), InputReport("n", "int64", ())),),
 )
 
 
@@ -43,10 +50,18 @@ def test_json_round_trip() -> None:
     )
 
 
+def test_a_report_of_before_there_were_nodes_loads() -> None:
+    data = json.loads(FULL.to_json())
+    del data["nodes"], data["inputs"]
+    assert Report.from_json(json.dumps(data)) == replace(FULL, nodes=(), inputs=())
+
+
 @pytest.mark.parametrize(
     "text",
     ["", "[]", "3", '{"clusters": 3}', '{"clusters": [], "reasons": []']
-    + ['{"clusters": [], "reasons": [], "more": 1}'],
+    + ['{"clusters": [], "reasons": [], "more": 1}']
+    + ['{"clusters": [], "reasons": [], "nodes": [{"name": "x"}]}']
+    + ['{"clusters": [], "reasons": [], "inputs": [[3]]}'],
 )
 def test_other_json_is_refused(text: str) -> None:
     with pytest.raises(ValueError):

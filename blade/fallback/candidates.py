@@ -27,6 +27,7 @@ from blade.fallback.time_budget import UNLIMITED, TimeBudget
 from blade.fallback.turns import TURNS
 from blade.fallback.verify import verify
 from blade.graph.extract import Extracted
+from blade.progress import announce
 from blade.reason import Code, Reason, Stage
 from blade.report import Verdict
 
@@ -50,7 +51,7 @@ def build(wanted: Sequence[Wanted], config: Config, budget: TimeBudget = UNLIMIT
     enough. With ``config.strict`` raises what a backend raised, and ``BackendError`` for a wrong engine.
     """
     if not config.timing:
-        return [_build_first(one, config) for one in wanted]
+        return [_build_first(done, len(wanted), one, config) for done, one in enumerate(wanted)]
     several = {i: dict[str, Candidate | Reason]() for i in range(len(wanted))}
     size = min(size_of_pool(config), sum(map(_conversions_apart, wanted)))
     with several_workers(max(1, size)), Pool[Engine | Reason](max(1, size)) as pool:
@@ -63,9 +64,12 @@ def build(wanted: Sequence[Wanted], config: Config, budget: TimeBudget = UNLIMIT
             else:
                 convert = partial(_convert_in_time, one.extracted.cluster, backend, config)
                 apart.append((task, pool.submit(convert, budget, is_first)))
-        for i, one, backend, is_first in here:
+        total = len(here) + len(apart)
+        for done, (i, one, backend, is_first) in enumerate(here):
+            announce("convert", done, total, f"{one.extracted.name}, {backend.name}")
             several[i][backend.name] = _candidate(one, backend, config, budget, is_first)
-        for (i, one, backend, _), future in apart:
+        for done, ((i, one, backend, _), future) in enumerate(apart, len(here)):
+            announce("convert", done, total, f"{one.extracted.name}, {backend.name}")
             engine = raise_if_strict(future.result(), config)
             several[i][backend.name] = _judge(one.extracted, backend, engine, config)
     return [_sort(one, several[i]) for i, one in enumerate(wanted)]
@@ -95,8 +99,9 @@ def _tasks(wanted: Sequence[Wanted]) -> list[_Task]:
     return [(i, wanted[i], backend, rank == 0) for rank, i, backend in ranked]
 
 
-def _build_first(one: Wanted, config: Config) -> Found:
+def _build_first(done: int, total: int, one: Wanted, config: Config) -> Found:
     """The first backend that serves, and the reasons of those before it."""
+    announce("convert", done, total, one.extracted.name)
     found: dict[str, Candidate | Reason] = {}
     for backend in one.backends:
         found[backend.name] = _candidate(one, backend, config, UNLIMITED, is_first=True)

@@ -17,6 +17,7 @@ from blade.backends.base import Backend, OpNode
 from blade.config import Config
 from blade.errors import BackendError, ConfigError, Refused
 from blade.fallback.attempt import attempt
+from blade.graph.listing import kind_of
 from blade.reason import Code, Reason, Stage
 
 AUTO = "auto"
@@ -94,16 +95,6 @@ def support(
         labels.append(frozenset(takers))
         reasons += against
     return Support(tuple(labels), tuple(reasons))
-
-
-def kind_of(node: OpNode) -> str:
-    """The op kind as the lists and reports name it: "aten::add".
-
-    Taken from the node's name, which the graph gives it ("%y = aten::add", "prim::Print#7"): the
-    target of what is no ATen op is a stand-in.
-    """
-    kind = node.name.rpartition(" = ")[2].partition("#")[0]
-    return kind if "::" in kind else str(node.target._schema.name)
 
 
 def _considered() -> list[str]:

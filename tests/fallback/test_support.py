@@ -12,7 +12,8 @@ from blade.backends import registry
 from blade.backends.base import OpNode, ValueInfo
 from blade.config import Config
 from blade.errors import BackendError, ConfigError
-from blade.fallback.support import kind_of, resolve, support
+from blade.fallback.support import resolve, support
+from blade.graph.listing import kind_of
 from blade.reason import Code, Reason, Stage
 
 aten = torch.ops.aten

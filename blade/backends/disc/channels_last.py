@@ -8,8 +8,9 @@ gives a result laid out the same way. One spatial axis becomes two, which is whe
 from typing import TYPE_CHECKING
 
 from blade.backends.disc.convolution import CLAMPS, operands, to_channels_first
-from blade.backends.disc.ir import DTYPES, Shape, Value, contiguous_strides
+from blade.backends.disc.ir import Shape, Value, contiguous_strides
 from blade.backends.disc.views import View, view_of
+from blade.exchange.dtypes import DTYPES
 
 if TYPE_CHECKING:
     from blade.backends.disc.program import Writer

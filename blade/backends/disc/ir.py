@@ -43,6 +43,7 @@ import sympy
 import torch
 
 from blade.backends.disc.kernel import POINTWISE, Dim
+from blade.exchange.dtypes import DTYPES
 
 Shape = tuple[Dim, ...]
 LAYOUT = ("broadcast", "permute", "reshape", "slice", "window")
@@ -297,19 +298,3 @@ def _text(value: Any) -> str:
 
 def _dtype(dtype: torch.dtype) -> str:
     return DTYPES[dtype]
-
-
-DTYPES: dict[torch.dtype, str] = {
-    torch.float32: "f32",
-    torch.float64: "f64",
-    torch.float16: "f16",
-    torch.bfloat16: "bf16",
-    torch.int64: "i64",
-    torch.int32: "i32",
-    torch.int16: "i16",
-    torch.int8: "i8",
-    torch.uint8: "u8",
-    torch.bool: "bool",
-    torch.complex64: "c64",
-    torch.complex128: "c128",
-}

@@ -37,8 +37,8 @@ from blade.backends.disc.ops import (
 )
 from blade.backends.disc.ops.table import Lowering, NotLowered, Result, rule_for
 from blade.backends.disc.simplify import RULES
-from blade.backends.disc.unit_sizes import UnitSizes
 from blade.errors import Refused
+from blade.exchange.relations import relied_on
 from blade.reason import Code
 
 # importing them fills the table
@@ -179,22 +179,9 @@ class _Lowerer:
             owners.setdefault(n.meta["val"].untyped_storage()._cdata, k)
         self.storages = tuple(owners[n.meta["val"].untyped_storage()._cdata] for n in returned)  # type: ignore[union-attr]
 
-    def ranks_are_fixed(self) -> bool:
-        """Is no size of 1 dropped on the way? Then "is this 1?" was only asked to choose strides.
-
-        (Where a broadcast depends on the answer, torch also records which sizes are equal.)
-        """
-        return not any(str(n.target).startswith("aten.squeeze.") for n in self.gm.graph.nodes)
-
     def finish(self) -> Graph:
-        units = UnitSizes(self.gm, self.shape_env)
-        for guard in self.shape_env.guards:
-            if _chose_a_layout(guard):
-                continue
-            relation = self.shape_env.replace(guard.expr)
-            known = _is_not_one(relation) and self.ranks_are_fixed()
-            if not known and not units.only_chose_strides(relation):
-                self.b.require(relation, _where(guard))
+        for relation, where in relied_on(self.gm, self.shape_env):
+            self.b.require(relation, where)
         graph = Graph(
             self.b.values,
             self.outputs,
@@ -206,10 +193,6 @@ class _Lowerer:
         )
         graph.values = live(graph)
         return graph
-
-
-def _is_not_one(relation: Any) -> bool:
-    return isinstance(relation, sympy.Ne) and relation.rhs == 1 and relation.lhs.is_symbol
 
 
 def _dense(strides: Shape) -> Shape:
@@ -226,17 +209,6 @@ def _is_at_least_one(expr: sympy.Basic) -> bool:
 
 def _other_than_one(expr: sympy.Basic) -> sympy.Basic:
     return next(a for a in expr.args if a != 1)
-
-
-def _chose_a_layout(guard: Any) -> bool:
-    """Was it asked by torch's choice of a convolution's backend? That decides only the strides."""
-    frame = guard.sloc.framework_loc
-    return getattr(frame, "name", "") == "conv" and frame.filename.endswith("fake_impls.py")
-
-
-def _where(guard: Any) -> str:
-    frame = guard.sloc.framework_loc
-    return f"{frame.name}" if hasattr(frame, "name") else ""
 
 
 def bound(target: Any, args: Any, kwargs: Any) -> list[Any]:

@@ -11,12 +11,13 @@ import torch
 from blade.backends.disc.channels_last import write_conv, write_spatial
 from blade.backends.disc.fuse import Fused
 from blade.backends.disc.inplace import Lives
-from blade.backends.disc.ir import DTYPES, Shape, Value, contiguous_strides, numel
+from blade.backends.disc.ir import Shape, Value, contiguous_strides, numel
 from blade.backends.disc.kernel import Dim
 from blade.backends.disc.ops.table import Slot
-from blade.backends.disc.registers import Registers
 from blade.backends.disc.views import View, row_distance, same, view_of
 from blade.errors import Refused
+from blade.exchange.dtypes import DTYPES
+from blade.exchange.registers import Registers
 from blade.reason import Code
 
 VERSION = 1

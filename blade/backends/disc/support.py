@@ -8,8 +8,8 @@ import torch
 
 from blade.backends.base import OpNode, ValueInfo
 from blade.backends.disc import lower
-from blade.backends.disc.ir import DTYPES
 from blade.backends.disc.ops.table import rule_for
+from blade.exchange.dtypes import DTYPES
 from blade.reason import Code, Reason, Stage
 
 NAME = "disc"

@@ -1,9 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // What Python and TorchScript see of this library.
 #include <torch/library.h>
+#include <torch/version.h>
 
 #include "cpu.h"
 #include "engine.h"
+
+// For whoever reads this file without being able to load it: `python -m blade doctor`.
+extern "C" __attribute__((used, visibility("default"))) const char blade_built_with[] =
+    "blade-built-with-torch=" TORCH_VERSION;
 
 namespace blade {
 namespace {

@@ -68,7 +68,7 @@ def compile_kernels(kernels: Kernels, target: Target, cache: Cache | None = None
 @functools.lru_cache(maxsize=1)
 def compiler() -> str:
     """The version of the compiler and the very CPU it generates code for."""
-    return f"torch-mlir {importlib.metadata.version('torch-mlir')} {_cpu()}"
+    return f"torch-mlir {importlib.metadata.version('torch-mlir')}\n{_cpu()}"
 
 
 def _cpu() -> str:

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Size expressions -> the program's integer registers, each expression once."""
 
+from typing import Union
+
 import sympy
 from torch.utils._sympy.functions import (
     CeilToInt,
@@ -16,9 +18,10 @@ from torch.utils._sympy.functions import (
     TruncToInt,
 )
 
-from blade.backends.disc.kernel import Dim
 from blade.errors import Refused
 from blade.reason import Code
+
+Dim = Union[int, sympy.Expr]
 
 _BINARY = {
     FloorDiv: "floordiv",

@@ -11,7 +11,7 @@ from op_trace import trace
 from torch.utils._sympy.functions import FloorDiv, Mod
 
 from blade.backends.disc.lower import lower
-from blade.backends.disc.unit_sizes import UnitSizes
+from blade.exchange.unit_sizes import UnitSizes
 
 
 def facts(function: Callable[..., Any], *shapes: tuple[int, ...]) -> list[str]:

@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``python -m blade doctor``: what works on this machine, and the command that fixes what does not."""
+
+import argparse
+import difflib
+import os
+from collections.abc import Mapping, Sequence
+from functools import partial
+from time import perf_counter
+from typing import Any
+
+from blade.cli import machine
+from blade.cli.options import Commands, add_command
+from blade.cli.progress_bar import progress_bar
+from blade.cli.result import Exit, Result, add_row, plain_table, to_text
+from blade.errors import BackendError
+from blade.fallback.attempt import attempt
+from blade.progress import announce
+from blade.reason import Code, Reason, Stage
+
+TEXT = """Say what works here and what to do about the rest.
+
+Every backend with its version, or why it cannot be used; CPU, GPUs, compilers, versions, cache and
+environment. DISC is tried on a small model; --try tries every other backend that is available, too.
+Exit code 1 if DISC does not work."""
+
+VARIABLES = ("BLADE_LOG", "BLADE_CACHE_DIR", "BLADE_BACKENDS")
+
+
+def add(commands: Commands, shared: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    parser = add_command(commands, shared, "doctor", TEXT)
+    parser.add_argument(
+        "--try", dest="all", action="store_true", help="build an engine with every backend"
+    )
+    return parser
+
+
+def run(args: argparse.Namespace) -> Result:
+    with progress_bar("doctor"):
+        runtime = machine.runtime()
+        backends = _backends(every=args.all, works=runtime["why_not"] is None)
+    disc = next((b for b in backends if b["name"] == "disc"), None)
+    healthy = disc is not None and disc["why_not"] is None
+    data = {
+        "healthy": healthy,
+        "versions": machine.versions(),
+        "runtime": runtime,
+        "backends": backends,
+        "cpu": machine.cpu(),
+        "gpus": machine.gpus(),
+        "compilers": machine.compilers(),
+        "cache": machine.cache(),
+        "environment": environment(os.environ),
+    }
+    return Result(data, _render(data), Exit.OK if healthy else Exit.FOUND)
+
+
+def environment(variables: Mapping[str, str]) -> list[dict[str, str | None]]:
+    """Every BLADE_* variable that is set; ``note`` where blade reads none of that name."""
+    found = []
+    for name in sorted(name for name in variables if name.startswith("BLADE_")):
+        near = difflib.get_close_matches(name, VARIABLES, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        note = None if name in VARIABLES else f"not read by blade{hint}"
+        found.append({"name": name, "value": variables[name], "note": note})
+    return found
+
+
+def _backends(*, every: bool, works: bool) -> list[dict[str, Any]]:
+    """``why_not`` is ``None`` where a backend works; ``seconds`` is what trying it took."""
+    from blade.backends import registry
+
+    names = registry.names()
+    found = []
+    for done, name in enumerate(names):
+        announce("backends", done, len(names), name)
+        # A broken library may raise anything where it is imported.
+        asked = attempt(
+            Stage.SUPPORT, name, name, partial(_ask, name), code=Code.BACKEND_UNAVAILABLE
+        )
+        version, why = (None, _sentence(asked)) if isinstance(asked, Reason) else asked
+        seconds = None
+        if why is None and works and (every or name == "disc"):
+            start = perf_counter()
+            tried = attempt(Stage.CONVERT, name, name, partial(_try, name))
+            seconds = round(perf_counter() - start, 2)
+            if isinstance(tried, Reason):
+                why = f"it is installed but does not work: {_sentence(tried)}"
+        found.append({"name": name, "version": version, "why_not": why, "seconds": seconds})
+    return found
+
+
+def _sentence(reason: Reason) -> str:
+    """Errors that blade raises on purpose are sentences already."""
+    text = (reason.error or "").partition("\n  at ")[0]
+    kind, _, message = text.partition(": ")
+    return message if kind.endswith(BackendError.__name__) and message else reason.detail
+
+
+def _ask(name: str) -> tuple[str | None, str | None]:
+    """Version and why unavailable; a version is only asked of what is available."""
+    from blade.backends import registry
+
+    backend = registry.load(name)
+    if (why := backend.why_unavailable()) is not None:
+        return None, why
+    version = getattr(backend, "version", None)
+    return (None if version is None else str(version)), None
+
+
+def _try(name: str) -> None:
+    """Optimize a small model with one backend alone, and compare; raises if it does not serve."""
+    import torch
+
+    from blade.api import optimize
+    from blade.config import Config
+    from blade.report import stats
+
+    torch_model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.GELU())
+    sample, other = torch.randn(3, 16), torch.randn(5, 16)
+    config = Config(
+        optimization_pipeline=name, timing=False, cache=False, strict=True, min_cluster_size=1
+    )
+    optimized = optimize(torch_model.eval(), sample, config)
+    with torch.no_grad():
+        for x in (sample, other):
+            torch.testing.assert_close(optimized(x), torch_model(x), rtol=1e-3, atol=1e-3)
+    ran = sum(one["engine_runs"] for one in stats(optimized).values())
+    if not ran:
+        raise BackendError(f"no engine of {name} answered any call on a model of two layers")
+
+
+def _render(data: Mapping[str, Any]) -> str:
+    backends = plain_table("backend", "status", "version or reason")
+    for one in data["backends"]:
+        tried = f" ({one['seconds']:.1f} s)" if one["seconds"] is not None else ""
+        status = ("works" if tried else "available") + tried if not one["why_not"] else "no"
+        add_row(backends, one["name"], status, one["why_not"] or one["version"] or "")
+    facts = plain_table("", "")
+    facts.show_header = False
+    for name, value in _facts(data):
+        add_row(facts, name, value)
+    verdict = "DISC works here." if data["healthy"] else "DISC does not work here; see above."
+    return to_text(backends, facts, verdict)
+
+
+def _facts(data: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
+    cpu, cache, runtime, versions = data["cpu"], data["cache"], data["runtime"], data["versions"]
+    quota = f", limited to {cpu['quota_cores']} at a time" if cpu["quota_cores"] else ""
+    sizes = ", ".join(f"{level} {_size(kib * 1024)}" for level, kib in cpu["caches_kib"].items())
+    built = runtime["built_with_torch"] or "an unknown version"
+    rows = [
+        ("versions", ", ".join(f"{k} {v}" for k, v in versions.items() if v and k != "system")),
+        ("system", versions["system"]),
+        ("C++ runtime", runtime["why_not"] or f"loaded, built with torch {built}"),
+        ("CPU", cpu["name"] or cpu["machine"]),
+        (
+            "",
+            f"{cpu['usable_cores']} of {cpu['logical_cores']} cores usable{quota}, "
+            f"{cpu['torch_threads']} threads in torch, {cpu['memory_gib']} GiB",
+        ),
+        ("", f"{cpu['float_lanes']} floats per vector; {sizes or 'caches unknown'}"),
+        ("", " ".join(cpu["features"]) or "no vector features known"),
+        *[
+            ("GPU", f"{g['name']}, sm {g['compute_capability']}, {g['memory_gib']} GiB")
+            for g in data["gpus"]
+        ],
+        *([] if data["gpus"] else [("GPU", f"none: {machine.why_no_gpu()}")]),
+        *[(f"compiler {name}", text) for name, text in data["compilers"].items()],
+    ]
+    if not data["compilers"]:
+        rows.append(("compiler", "no c++, g++ or clang++ on the path (inductor needs one)"))
+    where = cache["folder"] or "none: no home folder; set BLADE_CACHE_DIR"
+    used = f"{cache['entries']} entries, {_size(cache['bytes'])} of {_size(cache['limit_bytes'])}"
+    readonly = ", not writable" if cache.get("writable") is False else ""
+    rows.append(("cache", f"{where}: {used}{readonly}"))
+    for one in data["environment"]:
+        rows.append((one["name"], one["value"] + (f" ({one['note']})" if one["note"] else "")))
+    return rows
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}"
+        count /= 1024
+    return f"{count:.1f} GiB"

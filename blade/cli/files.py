@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files in and out: models, samples, optimized modules; each thing wrong with one is an ``InputError``.
+
+model = read_model(Path("MODEL.pt"), allow_pickle=False)
+samples = read_samples(Path("SAMPLES.pt"), allow_pickle=False)
+write(Path("OUT.pt"), lambda path: torch.jit.save(optimized, path), force=False)
+"""
+
+import os
+import pickle
+import tempfile
+import zipfile
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from blade.errors import InputError
+from blade.fallback.attempt import attempt
+from blade.reason import Code, Reason, Stage
+from blade.report import ATTRIBUTE, Report, report
+
+SAMPLES = (
+    "a torch.save of a tensor, a tuple of positional arguments, a dict of keyword arguments, or a "
+    "list of such samples"
+)
+
+
+def read_model(path: Path, *, allow_pickle: bool, to_eval: bool = False) -> torch.nn.Module:
+    """The model in ``path``, on this machine's devices."""
+    kind = kind_of(path)
+    model: torch.nn.Module
+    if kind == "torchscript":
+        model = read_torchscript(path)
+    elif kind == "pickle":
+        model = _read_pickled(path, allow_pickle)
+    else:
+        raise InputError(
+            f"{path}: {kind}; a TorchScript file (torch.jit.save of a traced or scripted model) or, with "
+            "--allow-pickle, a torch.save of an nn.Module is expected"
+        )
+    return model.eval() if to_eval else model
+
+
+def read_torchscript(path: Path) -> torch.jit.ScriptModule:
+    """A TorchScript file; its tensors go to the CPU where they were saved from a device that is not here."""
+    device = None if torch.cuda.is_available() else "cpu"
+    found = _tried(path, lambda: torch.jit.load(str(path), map_location=device))
+    if isinstance(found, Reason):
+        raise InputError(f"{path}: this TorchScript file cannot be loaded: {_why(found)}")
+    assert isinstance(found, torch.jit.ScriptModule)
+    return found
+
+
+def read_optimized(path: Path) -> tuple[torch.jit.ScriptModule, Report]:
+    """A file that ``optimize`` wrote, and its report."""
+    if kind_of(path) != "torchscript":
+        raise InputError(f"{path}: {_not_optimized}")
+    module = read_torchscript(path)
+    if not isinstance(getattr(module, ATTRIBUTE, None), str):
+        raise InputError(f"{path}: {_not_optimized}")
+    try:
+        return module, report(module)
+    except ValueError as error:
+        raise InputError(
+            f"{path}: its report cannot be read ({error}); it was written by another version of blade, "
+            "so optimize the model again"
+        ) from error
+
+
+_not_optimized = (
+    "a file written by `python -m blade optimize` (or torch.jit.save of what blade.optimize returned) is "
+    "expected, and this one carries no report of blade"
+)
+
+
+def read_samples(path: Path, *, allow_pickle: bool) -> Any:
+    """Samples as ``blade.optimize`` takes them."""
+    check_readable(path)
+    found = _tried(path, lambda: _load(path, weights_only=not allow_pickle))
+    if isinstance(found, Reason):
+        hint = "" if allow_pickle else "; objects of other classes need --allow-pickle"
+        raise InputError(f"{path}: {SAMPLES} is expected{hint} ({_why(found)})")
+    for one in found if isinstance(found, list) else [found]:
+        if not isinstance(one, (torch.Tensor, tuple, Mapping)):
+            what = "a list with a" if isinstance(found, list) else "a"
+            raise InputError(
+                f"{path}: {SAMPLES} is expected, and it holds {what} {type(one).__name__}"
+            )
+    if found == []:
+        raise InputError(f"{path}: it holds an empty list; give at least one sample")
+    return found
+
+
+def check_output(path: Path, *, force: bool) -> None:
+    """Raises before any work where the result could not be written."""
+    if path.is_dir():
+        raise InputError(f"{path}: this is a folder; name the file to write")
+    if path.exists() and not force:
+        raise InputError(f"{path}: the file exists; give another name, or --force to overwrite it")
+    folder = path.resolve().parent
+    if not folder.is_dir():
+        raise InputError(f"{path}: there is no folder {folder}; create it first")
+    if not os.access(folder, os.W_OK):
+        raise InputError(f"{path}: the folder {folder} is not writable")
+
+
+def write(path: Path, save: Callable[[Path], object], *, force: bool) -> None:
+    """``save`` to another name in the same folder, then rename: a reader never sees half a file."""
+    check_output(path, force=force)
+    target = path.resolve()
+    handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+    os.close(handle)
+    try:
+        save(Path(name))
+        os.chmod(name, 0o666 & ~_umask())
+        check_output(path, force=force)  # it may have appeared meanwhile
+        os.replace(name, target)
+    except OSError as error:
+        raise InputError(f"{path}: it cannot be written: {error}") from error
+    finally:
+        with suppress(OSError):
+            os.unlink(name)
+
+
+def check_readable(path: Path) -> None:
+    if path.is_dir():
+        raise InputError(f"{path}: this is a folder, not a file")
+    if not path.exists():
+        raise InputError(f"{path}: there is no such file")
+    if not os.access(path, os.R_OK):
+        raise InputError(f"{path}: the file is not readable by this user")
+
+
+def kind_of(path: Path) -> str:
+    """``"torchscript"``, ``"pickle"`` (torch.save), or a phrase that says what the file is instead."""
+    check_readable(path)
+    if not zipfile.is_zipfile(path):
+        with path.open("rb") as file:
+            head = file.read(16)
+        if head[:1] == b"\x80":  # torch.save before 1.6
+            return "pickle"
+        if path.suffix == ".safetensors" or head[8:9] == b"{":
+            return "this file holds only weights (safetensors)"
+        return "this file is neither TorchScript nor written by torch.save"
+    with zipfile.ZipFile(path) as archive:
+        names = archive.namelist()
+    if any("/code/" in name for name in names) and any(n.endswith("constants.pkl") for n in names):
+        return "torchscript"
+    if any("archive_format" in name or "exported_program" in name for name in names):
+        return "this is a program of torch.export"
+    if any(name.endswith("data.pkl") for name in names):
+        return "pickle"
+    return "this archive is neither TorchScript nor written by torch.save"
+
+
+def _read_pickled(path: Path, allow_pickle: bool) -> torch.nn.Module:
+    plain = _tried(path, lambda: _load(path, weights_only=True))
+    if not isinstance(plain, Reason):
+        what = "only weights" if isinstance(plain, Mapping) else f"a {type(plain).__name__}"
+        raise InputError(
+            f"{path}: the file holds {what}, not a model; load them into the model in Python and save "
+            "torch.jit.trace(model.eval(), sample) or torch.jit.script(model.eval())"
+        )
+    if not allow_pickle:
+        raise InputError(
+            f"{path}: this is a pickled object, and reading it would run code that the file contains; "
+            "add --allow-pickle if you trust it, or save the model as TorchScript"
+        )
+    found = _tried(path, lambda: _load(path, weights_only=False))
+    if isinstance(found, Reason):
+        raise InputError(
+            f"{path}: the pickled model cannot be read: {_why(found)}; the module that defines its class "
+            "has to be importable (PYTHONPATH) under the name it was saved with"
+        )
+    if not isinstance(found, torch.nn.Module):
+        raise InputError(
+            f"{path}: the file holds a {type(found).__name__}, not a torch.nn.Module; save the model itself"
+        )
+    return found
+
+
+def _load(path: Path, *, weights_only: bool) -> Any:
+    device = None if torch.cuda.is_available() else "cpu"
+    return torch.load(path, map_location=device, weights_only=weights_only)
+
+
+def _tried(path: Path, fn: Callable[[], Any]) -> Any:
+    """Reading runs whatever the file says, so anything may be raised."""
+    return attempt(Stage.LOAD, None, str(path), fn, code=Code.CORRUPT_PAYLOAD)
+
+
+def _why(reason: Reason) -> str:
+    """The error itself, in one line."""
+    text = (reason.error or reason.detail).partition("\n  at ")[0]
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[0][:300] if lines else pickle.UnpicklingError.__name__
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

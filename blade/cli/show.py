@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``python -m blade report OUT.pt [--html FILE]``: what runs where, how fast, and why not elsewhere."""
+
+import argparse
+import json
+from pathlib import Path
+
+from blade.cli.files import check_output, read_optimized, write
+from blade.cli.options import Commands, add_command
+from blade.cli.result import Result
+from blade.errors import InputError
+from blade.report import Report
+
+TEXT = """Print the report that an optimized file carries, or write it as a page.
+
+The page is one file that needs nothing else and no network: the graph by backend, times per cluster,
+speed-up by size, and every reason against an alternative."""
+
+PAGES = (".html", ".htm")
+
+
+def add(commands: Commands, shared: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    parser = add_command(commands, shared, "report", TEXT)
+    parser.add_argument("file", metavar="OUT.pt", help="a file that optimize wrote")
+    parser.add_argument("--html", metavar="FILE", help="write the page to FILE")
+    parser.add_argument("--force", action="store_true", help="overwrite FILE if it is no page")
+    return parser
+
+
+def run(args: argparse.Namespace) -> Result:
+    page = None if args.html is None else Path(args.html)
+    if page is not None:
+        check_page(page, force=args.force)
+    _, shown = read_optimized(Path(args.file))
+    data = json.loads(shown.to_json())
+    if page is None:
+        return Result(data, str(shown))
+    write_page(shown, page, force=args.force)
+    return Result({**data, "html": str(page)}, f"{page}: {page.stat().st_size / 1e3:.0f} kB")
+
+
+def check_page(path: Path, *, force: bool) -> None:
+    """An earlier page may be overwritten; anything else, a model above all, only with ``force``."""
+    if path.exists() and path.suffix.lower() not in PAGES and not force:
+        raise InputError(
+            f"{path}: the file exists and is not named like a page ({', '.join(PAGES)}); give another "
+            "name, or --force to overwrite it"
+        )
+    check_output(path, force=True)
+
+
+def write_page(shown: Report, path: Path, *, force: bool) -> None:
+    check_page(path, force=force)
+    write(path, lambda place: place.write_text(shown.to_html(), encoding="utf-8"), force=True)

@@ -1,0 +1,19 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a program text (``backends/disc/FORMAT.md``) names dtypes."""
+
+import torch
+
+DTYPES: dict[torch.dtype, str] = {
+    torch.float32: "f32",
+    torch.float64: "f64",
+    torch.float16: "f16",
+    torch.bfloat16: "bf16",
+    torch.int64: "i64",
+    torch.int32: "i32",
+    torch.int16: "i16",
+    torch.int8: "i8",
+    torch.uint8: "u8",
+    torch.bool: "bool",
+    torch.complex64: "c64",
+    torch.complex128: "c128",
+}

@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A cluster as an ONNX model without its weights: for every backend that reads ONNX.
+
+    model = to_onnx(cluster, config)
+    model.data                      # a valid ModelProto whose weights are inputs: {"const_0": ...}
+    external_weights(model)         # ... are initializers that somebody else brings (onnxruntime)
+    inner_weights(model, tensors)   # ... are inside (what can read only whole files)
+
+Weights are in the engine's constants, that is: once in a saved file. What is small (a shape, a scalar, an
+epsilon) is in ``data``, where it can be folded. Exports are kept in the cache, so that several backends,
+and the next process, share one.
+"""
+
+import json
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from operator import attrgetter
+from typing import Any
+
+import torch
+
+from blade.backends.base import Cluster
+from blade.cache import code_version, digest, open_cache
+from blade.config import Config
+from blade.exchange.exported import output_orders, to_exported
+from blade.exchange.guards import guard_program
+
+KIND = "onnx"
+OPSET = 18  # what the exporter's functions are written in; another one would be a conversion
+INLINE_BYTES = 1024  # constants up to this size are part of the model
+Order = tuple[int, ...] | None
+
+
+@dataclass(frozen=True)
+class OnnxModel:
+    """``data`` is the model. Its inputs are ``inputs``, in the cluster's order, then the ``weights``.
+
+    ``weights``: name in the model -> name of the cluster's constant. ``orders[k]``, if it is set, says that
+    output k is returned permuted: ``results.restore`` undoes that. ``program`` has the guards, those of the
+    exporter among them.
+    """
+
+    data: bytes
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    weights: Mapping[str, str]
+    orders: tuple[Order, ...]
+    program: str
+
+
+def to_onnx(cluster: Cluster, config: Config) -> OnnxModel:
+    """``cluster`` in ONNX, from the cache if it was exported before.
+
+    Raises ``Refused`` for what has no form in ONNX or in a program, and what the exporter raises.
+    """
+    cache = open_cache(config.cache)
+    key = _key(cluster) if cache is not None else ""
+    if cache is not None and (data := cache.get(KIND, key)) is not None:
+        return _from_bytes(data)
+    model = _export(cluster)
+    if cache is not None:
+        cache.put(KIND, key, _to_bytes(model))
+    return model
+
+
+def why_no_onnx() -> str | None:
+    """``None`` where clusters can be exported, else a sentence with the fix."""
+    from importlib.util import find_spec
+
+    missing = [name for name in ("onnx", "onnxscript") if find_spec(name) is None]
+    if not missing:
+        return None
+    names = " and ".join(missing)
+    return f"ONNX models are made with {names}, not installed here: pip install {' '.join(missing)}"
+
+
+def exporter_version() -> str:
+    """What an export depends on besides the cluster."""
+    parts = [f"{name} {version(name)}" for name in ("onnx", "onnxscript")]
+    return ", ".join([f"torch {torch.__version__}", *parts, f"opset {OPSET}"])
+
+
+def external_weights(model: OnnxModel) -> bytes:
+    """The model with its weights as initializers whose contents are in no file: they have to be given."""
+    import onnx
+
+    proto = onnx.load_from_string(model.data)
+    for value in _take_weights(proto.graph, model):
+        tensor = proto.graph.initializer.add()
+        _declare(tensor, value)
+        tensor.data_location = onnx.TensorProto.EXTERNAL
+        entry = tensor.external_data.add()
+        entry.key, entry.value = "location", value.name
+    data: bytes = proto.SerializeToString()
+    return data
+
+
+def inner_weights(model: OnnxModel, tensors: Mapping[str, torch.Tensor]) -> bytes:
+    """The model with its weights inside; ``tensors`` are the cluster's constants by name. At most 2 GiB."""
+    import onnx
+
+    proto = onnx.load_from_string(model.data)
+    for value in _take_weights(proto.graph, model):
+        tensor = proto.graph.initializer.add()
+        _declare(tensor, value)
+        held = tensors[model.weights[value.name]].detach().cpu().contiguous().flatten()
+        tensor.raw_data = held.view(torch.uint8).numpy().tobytes()
+    data: bytes = proto.SerializeToString()
+    return data
+
+
+def _take_weights(graph: Any, model: OnnxModel) -> list[Any]:
+    """The weights' entries, removed from the inputs."""
+    found = [value for value in graph.input if value.name in model.weights]
+    for value in found:
+        graph.input.remove(value)
+    return found
+
+
+def _declare(tensor: Any, value: Any) -> None:
+    kind = value.type.tensor_type
+    tensor.name, tensor.data_type = value.name, kind.elem_type
+    tensor.dims.extend(dim.dim_value for dim in kind.shape.dim)
+
+
+def _export(cluster: Cluster) -> OnnxModel:
+    import onnx_ir
+    from onnxscript import optimizer
+
+    graph = _translate(cluster)
+    weights = _free_weights(graph, cluster)
+    optimizer.optimize_ir(graph, output_size_limit=INLINE_BYTES)
+    _drop_notes(graph)
+    used = [value for value in graph.graph.inputs if value.name in weights and value.uses()]
+    inputs = [value for value in graph.graph.inputs if value.name not in weights]
+    graph.graph.inputs[:] = [*inputs, *used]
+    return OnnxModel(
+        data=onnx_ir.serde.serialize_model(graph).SerializeToString(),
+        inputs=tuple(str(value.name) for value in inputs),
+        outputs=tuple(str(value.name) for value in graph.graph.outputs),
+        weights={str(value.name): str(value.name) for value in used},
+        orders=tuple(output_orders(cluster)),
+        program=guard_program(cluster),  # last: the exporter adds guards
+    )
+
+
+def _translate(cluster: Cluster) -> Any:
+    """The exporter's model, not yet simplified."""
+    program = to_exported(cluster, row_major=True)
+    names = [f"y{k}" for k in range(len(program.graph_signature.user_outputs))]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        made = torch.onnx.export(
+            program,
+            dynamo=True,
+            optimize=False,
+            verbose=False,
+            opset_version=OPSET,
+            output_names=names,
+        )
+    assert made is not None
+    return made.model
+
+
+def _free_weights(model: Any, cluster: Cluster) -> set[str]:
+    """Large constants become inputs: nobody may fold them, so nobody copies them."""
+    free = set()
+    for name, value in list(model.graph.initializers.items()):
+        tensor = _constant(cluster, name)
+        if tensor is None or tensor.numel() * tensor.element_size() <= INLINE_BYTES:
+            continue
+        del model.graph.initializers[name]
+        value.const_value = None
+        model.graph.inputs.append(value)
+        free.add(name)
+    return free
+
+
+def _constant(cluster: Cluster, name: str) -> torch.Tensor | None:
+    known = {str(n.target) for n in cluster.gm.graph.nodes if n.op == "get_attr"}
+    return attrgetter(name)(cluster.gm) if name in known else None
+
+
+def _drop_notes(model: Any) -> None:
+    """Where nodes come from: file names of this machine, and half of the model's size."""
+    model.graph.metadata_props.clear()
+    for node in model.graph.all_nodes():
+        node.metadata_props.clear()
+        node.doc_string = None
+        for value in node.outputs:
+            value.metadata_props.clear()
+    for value in [*model.graph.inputs, *model.graph.initializers.values()]:
+        value.metadata_props.clear()
+
+
+def _key(cluster: Cluster) -> str:
+    """Of everything that the export is made of: large constants count by their form alone."""
+    nodes = list(cluster.gm.graph.nodes)
+    given = [_form(n.meta["val"]) for n in nodes if n.op == "placeholder"]
+    held = {
+        str(n.target): attrgetter(str(n.target))(cluster.gm) for n in nodes if n.op == "get_attr"
+    }
+    return digest(
+        [
+            code_version(),
+            exporter_version(),
+            "\n".join(str(n.format_node()) for n in nodes),
+            *given,
+            *(part for name, tensor in held.items() for part in (name, *_contents(tensor))),
+            *(str(guard.expr) for guard in cluster.shape_env.guards),
+        ]
+    )
+
+
+def _form(fake: torch.Tensor) -> str:
+    hints = [
+        n if isinstance(n, int) else f"{n}={n.node.hint}" for n in (*fake.shape, *fake.stride())
+    ]
+    return f"{fake.dtype} {fake.device} {hints}"
+
+
+def _contents(tensor: torch.Tensor) -> Sequence[str | bytes]:
+    form = f"{tensor.dtype} {list(tensor.shape)}"
+    if tensor.numel() * tensor.element_size() > INLINE_BYTES:
+        return (form,)
+    return form, tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+
+
+def _to_bytes(model: OnnxModel) -> bytes:
+    head = asdict(model)
+    del head["data"]
+    text = json.dumps(head).encode()
+    return b"".join([len(text).to_bytes(8, "little"), text, model.data])
+
+
+def _from_bytes(data: bytes) -> OnnxModel:
+    size = int.from_bytes(data[:8], "little")
+    head = json.loads(data[8 : 8 + size])
+    return OnnxModel(
+        data=data[8 + size :],
+        inputs=tuple(head["inputs"]),
+        outputs=tuple(head["outputs"]),
+        weights=head["weights"],
+        orders=tuple(None if one is None else tuple(one) for one in head["orders"]),
+        program=head["program"],
+    )

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The relations between sizes on which a cluster's shapes rely, each with where it was asked.
+
+    for relation, where in relied_on(cluster.gm, cluster.shape_env): ...    # Eq(s0, s1), "broadcast_shapes"
+
+torch asks far more than its answers matter for; what only chose strides is left out. Exporters trace
+the graph again in the same ``ShapeEnv``, and what they settle on the way (they decompose ops) is no
+matter of strides: ``end_of_own`` says where the cluster's own guards end, and all others count.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import sympy
+from torch.fx import GraphModule
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from blade.exchange.unit_sizes import UnitSizes
+
+
+def relied_on(gm: GraphModule, shape_env: ShapeEnv) -> Iterator[tuple[sympy.Basic, str]]:
+    """Every relation that sizes other than the sample's have to satisfy, in the order of asking."""
+    units = UnitSizes(gm, shape_env)
+    fixed = _ranks_are_fixed(gm)
+    own = getattr(shape_env, _OWN, len(shape_env.guards))
+    for position, guard in enumerate(shape_env.guards):
+        relation = shape_env.replace(guard.expr)
+        if position < own:
+            known = _chose_a_layout(guard) or (fixed and _is_not_one(relation))
+            if known or units.only_chose_strides(relation):
+                continue
+        yield relation, _where(guard)
+
+
+def end_of_own(shape_env: ShapeEnv) -> None:
+    """From now on guards come from an exporter. (Once said, it stays: a cluster may be exported twice.)"""
+    if not hasattr(shape_env, _OWN):
+        setattr(shape_env, _OWN, len(shape_env.guards))
+
+
+_OWN = "_blade_own_guards"
+
+
+def _ranks_are_fixed(gm: GraphModule) -> bool:
+    """Is no size of 1 dropped on the way? Then "is this 1?" was only asked to choose strides.
+
+    (Where a broadcast depends on the answer, torch also records which sizes are equal.)
+    """
+    return not any(str(n.target).startswith("aten.squeeze.") for n in gm.graph.nodes)
+
+
+def _is_not_one(relation: Any) -> bool:
+    return isinstance(relation, sympy.Ne) and relation.rhs == 1 and relation.lhs.is_symbol
+
+
+def _chose_a_layout(guard: Any) -> bool:
+    """Was it asked by torch's choice of a convolution's backend? That decides only the strides."""
+    frame = guard.sloc.framework_loc
+    return getattr(frame, "name", "") == "conv" and frame.filename.endswith("fake_impls.py")
+
+
+def _where(guard: Any) -> str:
+    frame = guard.sloc.framework_loc
+    return f"{frame.name}" if hasattr(frame, "name") else ""
