@@ -4,11 +4,13 @@
     python benchmarks/bench_models.py --models minilm --peers eager,inductor,onnxruntime
     python benchmarks/bench_models.py --models bert --shapes 1x16,8x64 --rounds 5 --json out.jsonl
     python benchmarks/bench_models.py --random 200          # also a stream of random shapes
+    python benchmarks/bench_models.py --peers blade_auto,blade_onnxruntime,blade_openvino
 
-Shapes have a size per axis of the model, batch first; each model has its own. "blade" is always among
-the peers where it is installed. The ratio is blade's median over that of the fastest other peer at
-that shape: below 1, blade is faster. The floor is explained in floor.py. Memory is what the peer's
-process holds after compiling, its eager model dropped, and the most that calls take on top of it.
+Shapes have a size per axis of the model, batch first; each model has its own. "blade", which is DISC
+alone, is always among the peers; blade_NAME is another of its backends alone, blade_auto their choice
+by measurement. The ratio is blade's median over that of the fastest other peer at that shape: below
+1, blade is faster. The floor is explained in floor.py. Memory is what the peer's process holds after
+compiling, its eager model dropped, and the most that calls take on top of it.
 """
 
 import argparse
@@ -97,7 +99,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--models", type=_list(MODELS), default=["minilm"])
     parser.add_argument(
-        "--peers", type=_list(PEERS), default=[p for p in PEERS if p != "blade_untimed"]
+        "--peers", type=_list(PEERS), default=[p for p in PEERS if not p.startswith("blade_")]
     )
     parser.add_argument("--shapes", type=_shapes, help="instead of the models' own: 1x16,8x64")
     parser.add_argument("--rounds", type=int, default=11)
@@ -186,11 +188,19 @@ def _ask_alone(model: str, result: Result, args: argparse.Namespace) -> None:
 
 
 def ratio(results: list[Result], shape: str) -> float | None:
-    """blade's median over the best other peer's."""
+    """blade's (DISC's) median over the best other peer's."""
     medians = {r.peer: r.median_ms(shape) for r in results}
     own = medians.get("blade")
     others = [ms for peer, ms in medians.items() if ms and not peer.startswith("blade")]
     return own / min(others) if own and others else None
+
+
+def auto_ratio(results: list[Result], shape: str) -> float | None:
+    """The automatic choice's median over that of the best backend alone: 1 is what is wanted."""
+    medians = {r.peer: r.median_ms(shape) for r in results if r.peer.startswith("blade")}
+    own = medians.pop("blade_auto", None)
+    alone = [ms for peer, ms in medians.items() if ms and peer != "blade_untimed"]
+    return own / min(alone) if own and alone else None
 
 
 def times_table(model: str, results: list[Result], floors: dict[str, float]) -> Table:
@@ -199,15 +209,16 @@ def times_table(model: str, results: list[Result], floors: dict[str, float]) -> 
     shown = [r for r in results if r.times]
     for result in shown:
         table.add_column(result.peer, justify="right")
-    for column in ("blade / best peer", "floor", "blade / floor"):
+    for column in ("blade / best peer", "floor", "blade / floor", "auto / best alone"):
         table.add_column(column, justify="right")
     for shape in dict.fromkeys(shape for r in shown for shape in r.times):
         cells = [f"{r.median_ms(shape):.2f}" for r in shown]
-        value = ratio(results, shape)
+        value, auto = ratio(results, shape), auto_ratio(results, shape)
         own, floor = shown[0].median_ms(shape), 1e3 * floors[shape]
         above = f"{own / floor:.2f}" if own and shown[0].peer == "blade" else "-"
         ours = "-" if value is None else f"{value:.2f}"
-        table.add_row(shape, *cells, ours, f"{floor:.2f}", above)
+        chosen = "-" if auto is None else f"{auto:.2f}"
+        table.add_row(shape, *cells, ours, f"{floor:.2f}", above, chosen)
     table.add_section()
     table.add_row("compile, s", *(f"{r.compile_s:.1f}" for r in shown))
     table.add_row("largest error", *(f"{max(r.errors.values()):.0e}" for r in shown))
@@ -264,6 +275,9 @@ def json_lines(
                 "error": result.errors[shape],
                 "ms_floor": round(floors[shape] * 1e3, 4),
                 "ratio_to_best_peer": ratio(results, shape) if result.peer == "blade" else None,
+                "auto_to_best_alone": auto_ratio(results, shape)
+                if result.peer == "blade_auto"
+                else None,
             }
             for shape, times in result.times.items()
         ] or [common]

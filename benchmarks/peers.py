@@ -12,6 +12,7 @@ import os
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -121,23 +122,45 @@ def openvino(model: Model, samples: Sequence[Tensors], threads: int) -> Run:
 
 
 def blade(model: Model, samples: Sequence[Tensors], threads: int) -> Run:
-    import blade
-
-    config = blade.Config(dynamic_shapes=model.declared or None)
-    return blade.optimize(model.module, list(samples), config)
+    """DISC alone, whatever other backends are installed."""
+    return _optimized(model, samples, optimization_pipeline="DISC")
 
 
 def blade_untimed(model: Model, samples: Sequence[Tensors], threads: int) -> Run:
     """Without timing candidates: what compiling alone costs."""
+    return _optimized(model, samples, optimization_pipeline="DISC", timing=False)
+
+
+def blade_auto(model: Model, samples: Sequence[Tensors], threads: int) -> Run:
+    """Every backend that is installed, chosen per cluster by measurement, without a limit of time."""
+    return _optimized(model, samples, time_budget=None)
+
+
+def _alone(backend: str) -> Callable[[Model, Sequence[Tensors], int], Run]:
+    """One backend under blade, as "auto" has it among its candidates."""
+    return partial(_optimized_by, backend)
+
+
+def _optimized_by(backend: str, model: Model, samples: Sequence[Tensors], threads: int) -> Run:
+    return _optimized(model, samples, optimization_pipeline=backend)
+
+
+def _optimized(model: Model, samples: Sequence[Tensors], **config: Any) -> Run:
     import blade
 
-    config = blade.Config(dynamic_shapes=model.declared or None, timing=False)
-    return blade.optimize(model.module, list(samples), config)
+    os.environ["BLADE_CACHE_DIR"] = tempfile.mkdtemp(prefix="blade")  # compiling is measured
+    made = blade.Config(dynamic_shapes=model.declared or None, **config)
+    return blade.optimize(model.module, list(samples), made)
 
 
 PEERS: dict[str, Peer] = {
     "blade": Peer(blade, ("torch", "blade")),
     "blade_untimed": Peer(blade_untimed, ("torch", "blade")),
+    "blade_auto": Peer(blade_auto, ("torch", "blade")),
+    "blade_onnxruntime": Peer(_alone("onnxruntime"), ("torch", "blade", "onnx", "onnxruntime")),
+    "blade_openvino": Peer(_alone("openvino"), ("torch", "blade", "onnx", "openvino")),
+    "blade_inductor": Peer(_alone("inductor"), ("torch", "blade")),
+    "blade_tvm": Peer(_alone("tvm"), ("torch", "blade", "tvm")),
     "eager": Peer(eager),
     "torchscript": Peer(torchscript),
     "inductor": Peer(inductor),
