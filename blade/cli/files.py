@@ -38,7 +38,7 @@ def read_model(path: Path, *, allow_pickle: bool, to_eval: bool = False) -> torc
         model = _read_pickled(path, allow_pickle)
     else:
         raise InputError(
-            f"{path}: {kind}; a TorchScript file (torch.jit.save of a traced or scripted model) or, with "
+            f"{path}: this is {kind}; a TorchScript file (torch.jit.save of a traced or scripted model) or, with "
             "--allow-pickle, a torch.save of an nn.Module is expected"
         )
     return model.eval() if to_eval else model
@@ -78,7 +78,9 @@ _not_optimized = (
 
 def read_samples(path: Path, *, allow_pickle: bool) -> Any:
     """Samples as ``blade.optimize`` takes them."""
-    check_readable(path)
+    if (kind := kind_of(path)) != "pickle":
+        what = "a model in TorchScript" if kind == "torchscript" else kind
+        raise InputError(f"{path}: {SAMPLES} is expected, and this is {what}")
     found = _tried(path, lambda: _load(path, weights_only=not allow_pickle))
     if isinstance(found, Reason):
         hint = "" if allow_pickle else "; objects of other classes need --allow-pickle"
@@ -143,17 +145,17 @@ def kind_of(path: Path) -> str:
         if head[:1] == b"\x80":  # torch.save before 1.6
             return "pickle"
         if path.suffix == ".safetensors" or head[8:9] == b"{":
-            return "this file holds only weights (safetensors)"
-        return "this file is neither TorchScript nor written by torch.save"
+            return "a file of weights alone (safetensors)"
+        return "neither TorchScript nor written by torch.save"
     with zipfile.ZipFile(path) as archive:
         names = archive.namelist()
     if any("/code/" in name for name in names) and any(n.endswith("constants.pkl") for n in names):
         return "torchscript"
     if any("archive_format" in name or "exported_program" in name for name in names):
-        return "this is a program of torch.export"
+        return "a program of torch.export"
     if any(name.endswith("data.pkl") for name in names):
         return "pickle"
-    return "this archive is neither TorchScript nor written by torch.save"
+    return "an archive that is neither TorchScript nor written by torch.save"
 
 
 def _read_pickled(path: Path, allow_pickle: bool) -> torch.nn.Module:
