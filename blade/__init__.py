@@ -20,7 +20,6 @@ from blade.config import Config
 from blade.errors import BackendError, BladeError, ConfigError, InputError
 from blade.reason import Code, Reason, Stage
 from blade.report import Report, rearm, report, stats
-from blade.runtime.runners import announce_runners
 from blade.version import __version__
 
 if TYPE_CHECKING:
@@ -28,11 +27,14 @@ if TYPE_CHECKING:
 
 try:
     from blade import runtime as runtime
+    from blade.runtime.runners import announce_runners
 except BackendError:
     # While ``python -m blade`` looks for its module, Python puts this in argv: ``doctor`` has to be able
     # to say what is wrong with the runtime.
     if sys.argv[:1] != ["-m"]:
         raise
+else:
+    announce_runners()
 
 __all__ = [
     "BackendError",
@@ -79,4 +81,3 @@ def _set_up_logging(level: str) -> None:
 
 
 _set_up_logging(os.environ.get("BLADE_LOG", ""))
-announce_runners()
