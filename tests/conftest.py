@@ -8,6 +8,7 @@ BLADE_REQUIRE=runtime,minilm pytest       # ... but failed if the missing one is
 import importlib
 import importlib.util
 import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable
@@ -68,7 +69,13 @@ def _why_no(*names: str) -> Callable[[], str | None]:
     return lambda: next((why for n in names if (why := _why_no_module(n)())), None)
 
 
+def _why_no_chromium() -> str | None:
+    found = any(map(shutil.which, ("chromium", "chromium-browser", "google-chrome")))
+    return None if found else "no chromium on the path"
+
+
 NEEDS: dict[str, Callable[[], str | None]] = {
+    "chromium": _why_no_chromium,
     "cuda": _why_no_cuda,
     "minilm": _why_no_minilm,
     "onnx": _why_no("onnx", "onnxscript"),

@@ -3,11 +3,11 @@ const MOST_BARS = 12;
 
 // One block per cluster at the chosen sample; where that is little, at every sample.
 function drawBars(sample, all) {
-  const every = clusters.length * samples <= MOST_BARS && !report.clusters.some((c) => (c.tried || []).length > 3);
+  const every = (clusters.length + (whole ? 1 : 0)) * samples <= MOST_BARS / 2;
   const chosen = every ? totals.map((_, i) => i) : [sample];
   $('sample').hidden = every || samples < 2;
-  const rows = chosen.flatMap((i) => clusters.filter((cluster) => i < cluster.original.length)
-    .sort((a, b) => b.original[i] - a.original[i]).map((cluster) => ({ cluster, sample: i })));
+  const rows = chosen.flatMap((i) => [...(whole ? [whole] : []), ...[...clusters].sort((a, b) => b.original[i] - a.original[i])]
+    .filter((one) => i < one.original.length).map((cluster) => ({ cluster, sample: i })));
   const shown = all || every ? rows : rows.slice(0, MOST_BARS);
   const most = new Map(chosen.map((i) => [i, Math.max(0, ...rows.filter((row) => row.sample === i)
     .flatMap(({ cluster }) => [cluster.original[i], ...cluster.candidates.map((one) => engineAt(one, i)).filter(Number.isFinite)]))]));
@@ -17,12 +17,14 @@ function drawBars(sample, all) {
 }
 
 function barsOf(cluster, sample, most, named) {
-  const name = el('button', { class: 'plain name', type: 'button', onclick: () => select(groups.find((g) => g.cluster === cluster)) }, cluster.name);
+  const found = groups.find((g) => g.cluster === cluster);
+  const name = found ? el('button', { class: 'plain name', type: 'button', onclick: () => select(found) }, cluster.name) : el('strong', {}, cluster.name);
   const original = bar('TorchScript', ORIGINAL, cluster.original[sample], most, cluster.backend === ORIGINAL, [`${cluster.name}: the original`, milliseconds(cluster.original[sample])]);
   const engines = cluster.candidates.filter((one) => Number.isFinite(engineAt(one, sample))).map((one) => {
     const t = one.timings[sample];
-    const lines = [`${cluster.name}: ${nameOf(one.backend)}`, `${milliseconds(t.engine_ms)} against ${milliseconds(t.original_ms)}: ${times(t.original_ms / t.engine_ms)} ± ${(t.spread * 100).toFixed(0)}%`, shapes(t.shapes)];
-    return bar(nameOf(one.backend), one.backend, t.engine_ms, most, one.backend === cluster.backend, lines);
+    const label = one.label || nameOf(one.backend);
+    const lines = [`${cluster.name}: ${label}`, `${milliseconds(t.engine_ms)} against ${milliseconds(t.original_ms)}: ${times(t.original_ms / t.engine_ms)} ± ${(t.spread * 100).toFixed(0)}%`, shapes(t.shapes)];
+    return bar(label, one.backend, t.engine_ms, most, one.wins || one.backend === cluster.backend, lines);
   });
   return el('div', { class: 'cluster-bars' }, el('div', { class: 'head' }, name, named ? el('span', { class: 'muted' }, sampleName(sample)) : null), original, engines);
 }
@@ -30,7 +32,7 @@ function barsOf(cluster, sample, most, named) {
 const engineAt = (candidate, sample) => (candidate.timings[sample] || { engine_ms: NaN }).engine_ms;
 
 function bar(label, backend, ms, most, wins, lines) {
-  const fill = el('span', { class: wins ? 'fill wins' : 'fill', color: colorOf(backend) });
+  const fill = el('span', { class: wins ? 'fill wins' : 'fill', color: backend ? colorOf(backend) : 'var(--accent)' });
   fill.style.width = `${most > 0 ? Math.max(0.4, (100 * ms) / most) : 0}%`;
   return el('div', { class: wins ? 'bar wins' : 'bar', ...tips(lines) },
     el('span', { class: 'label' }, label), el('span', { class: 'track' }, fill), el('span', { class: 'value' }, milliseconds(ms)));
@@ -50,19 +52,19 @@ const MOST_LINES = 6;
 
 function drawPlot() {
   const measured = clusters.filter((cluster) => cluster.chosen);
-  if (!measured.length) {
+  if (!measured.length || !totals.length) {
     $('plot').replaceChildren(el('p', { class: 'muted' }, 'No engine serves, so there is no speed-up to show.'));
     return;
   }
   const order = sizeAxis.values.map((_, i) => i).filter((i) => i < totals.length).sort((a, b) => sizeAxis.values[a] - sizeAxis.values[b]);
-  const series = measured.length < 2 ? [] : [...measured].sort((a, b) => b.original[0] - a.original[0]).slice(0, MOST_LINES).map((cluster) => ({
+  const series = measured.length < 2 && !whole ? [] : [...measured].sort((a, b) => (b.original[0] || 0) - (a.original[0] || 0)).slice(0, MOST_LINES).map((cluster) => ({
     name: cluster.name, color: colorOf(cluster.backend), thin: true,
     points: order.filter((i) => i < cluster.chosen.timings.length).map((i) => pointAt(i, cluster.chosen.timings[i])),
   }));
-  const only = measured.length === 1 && clusters.length === 1;
+  const only = !whole && measured.length === 1 && clusters.length === 1;
   series.push({
-    name: only ? measured[0].name : 'all clusters', color: only ? colorOf(measured[0].backend) : 'var(--accent)', thin: false,
-    points: order.map((i) => pointAt(i, only ? measured[0].chosen.timings[i] : { original_ms: totals[i].before, engine_ms: totals[i].now, spread: 0 })),
+    name: only ? measured[0].name : whole ? 'whole model' : 'all clusters', color: only ? colorOf(measured[0].backend) : 'var(--accent)', thin: false,
+    points: order.map((i) => pointAt(i, only ? measured[0].chosen.timings[i] : { original_ms: totals[i].before, engine_ms: totals[i].now, spread: totals[i].spread })),
   });
   $('plot').replaceChildren(...present([plot(series), el('p', { class: 'axis-label' }, sizeAxis.label), legendOf(series)]));
 }

@@ -170,7 +170,7 @@ function drawClosed(item) {
   if (!cluster) return;
   text(clip(nameOf(group.backend), 18), item.x + 14, item.y + 42, FONT.op, 'var(--muted)', 'left');
   if (cluster.speedup !== null) text(times(cluster.speedup), item.x + item.w - 14, item.y + 42, FONT.title, 'var(--ink)', 'right');
-  const share = totals.length && cluster.original.length ? cluster.original[0] / totals[0].before : 0;
+  const share = totals.length && cluster.original.length ? Math.min(1, cluster.original[0] / totals[0].before) : 0;
   context.fillStyle = color;
   context.fillRect(item.x + 14, item.y + item.h - 8, (item.w - 28) * share, 3);
 }

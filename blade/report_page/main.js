@@ -11,7 +11,7 @@ function drawSummary() {
   const took = sum(Object.values(report.seconds));
   const range = spreadOf.length > 1 ? `${times(Math.min(...spreadOf))} to ${times(Math.max(...spreadOf))} over ${spreadOf.length} samples` : 'at the sample';
   $('summary').replaceChildren(
-    tile('Speed-up of what was measured', speed === null ? '–' : times(speed), speed === null ? 'nothing was measured' : range, 'big'),
+    tile(whole ? 'Speed-up of the whole model' : 'Speed-up of what was measured', speed === null ? '–' : times(speed), speed === null ? 'nothing was measured' : range, 'big'),
     tile('Ops in engines', all ? `${Math.round((100 * inside) / all)}%` : '–', `${inside.toLocaleString('en')} of ${count(all, 'op')}`),
     tile('Clusters in engines', `${engines.length} of ${clusters.length}`, backendsUsed(engines)),
     tile('Largest error', engines.length ? error(worst) : '–', fp64.length ? `${error(Math.max(...fp64))} from fp64, ${count(checked, 'check')}` : count(checked, 'check')),

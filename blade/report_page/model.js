@@ -46,14 +46,29 @@ const clusters = report.clusters.map((cluster, index) => {
   };
 });
 const clusterNamed = new Map(clusters.map((cluster) => [cluster.name, cluster]));
-const samples = Math.max(0, ...clusters.map((cluster) => cluster.original.length));
 
-// All measured clusters together, per sample: what their ops took before, and what they take now.
-const totals = Array.from({ length: samples }, (_, i) => {
+// The ways to put the whole module together that were measured; `null` where none was.
+const whole = (() => {
+  const measured = (report.compositions || []).filter((one) => one.timings.length);
+  if (!measured.length) return null;
+  const chosen = measured.find((one) => one.chosen) || null;
+  const original = (chosen || measured[0]).timings.map((t) => t.original_ms);
+  const candidates = measured.map((one) => {
+    const backends = [...new Set(Object.values(one.engines))];
+    return { label: nameOf(one.name), backend: backends.length === 1 ? backends[0] : null, timings: one.timings, wins: one.chosen };
+  });
+  return { name: 'whole model', backend: chosen ? null : ORIGINAL, original, candidates, chosen, now: chosen ? chosen.timings.map((t) => t.engine_ms) : original };
+})();
+const samples = Math.max(0, ...clusters.map((cluster) => cluster.original.length), whole ? whole.original.length : 0);
+
+// Per sample: the whole model before and now, or, where it was not measured as a whole, all its measured clusters.
+const totals = whole ? whole.original.map((before, i) => ({
+  before, now: whole.now[i], speedup: before / whole.now[i], spread: whole.chosen ? whole.chosen.timings[i].spread : 0,
+})) : Array.from({ length: samples }, (_, i) => {
   const measured = clusters.filter((cluster) => i < cluster.original.length);
   const before = sum(measured.map((cluster) => cluster.original[i]));
   const now = sum(measured.map((cluster) => cluster.now[i]));
-  return { before, now, speedup: now > 0 ? before / now : 1 };
+  return { before, now, speedup: now > 0 ? before / now : 1, spread: 0 };
 });
 
 // How a sample is called: by the shapes of the model's inputs, without repeating equal ones.
