@@ -50,7 +50,7 @@ def _derived(samples: Sequence[Inputs], probes: Sequence[Inputs]) -> Iterator[Ca
     generator = torch.Generator().manual_seed(0)
     yield from _other_sizes(samples, probes)
     first = samples[0]
-    yield Case("contents", "random contents", tuple(_random(t, generator) for t in first))
+    yield Case("contents", "random contents", tuple(random_contents(t, generator) for t in first))
     yield Case("contents", "shuffled contents", tuple(_shuffled(t, generator) for t in first))
     if any(t.is_floating_point() for t in first):
         for name, scale in _SCALES.items():
@@ -100,7 +100,7 @@ def _cut(inputs: Inputs, sizes: dict[Signature, int], every: Sequence[Inputs]) -
     return tuple(out)
 
 
-def _random(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+def random_contents(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """Contents within the range of the sample, so that indices and probabilities stay legal."""
     if not tensor.numel() or tensor.is_complex():
         return tensor

@@ -25,6 +25,7 @@ from blade.fallback import compare
 from blade.fallback.attempt import attempt
 from blade.fallback.cases import Case, cases
 from blade.fallback.fp64 import Fp64
+from blade.fallback.redraw import is_luck
 from blade.reason import Code, Reason, Stage
 from blade.report import Verdict, shape_text
 
@@ -76,17 +77,30 @@ def _verify(cluster: Cluster, engine: Any, original: Callable[..., Any]) -> Verd
             declined += 1
             _check_declined(case, engine, before)
             continue
-        # Engines read inputs as if contiguous, and their outputs' strides follow: fine for a layout
-        # the model was not sampled with.
-        strides = case.kind != "layout"
-        if compare.form(got, want, strides=strides):
-            truths = _call(case, truth)
-            if sentence := compare.form(got, want, strides=strides, truths=truths):
-                raise Refused(Code.WRONG_VALUES, f"at {_at(case)} {sentence}.")
+        _check_form(case, got, want, truth)
         answers += _measure(case, got, want, truth, known)
         known = known or _known(answers)
-    _check_errors(answers)
+
+    def answer_at(case: Case) -> list[Answer] | None:
+        want = _call(case, original)
+        got = None if want is None else _try(engine, case)
+        if want is None or got is None:
+            return None
+        _check_form(case, got, want, truth)
+        return _measure(case, got, want, truth, ())
+
+    _check_errors(answers, answer_at)
     return _verdict(answers, tried - declined, declined)
+
+
+def _check_form(case: Case, got: Tensors, want: Tensors, truth: Fp64) -> None:
+    # Engines read inputs as if contiguous, and their outputs' strides follow: fine for a layout
+    # the model was not sampled with.
+    strides = case.kind != "layout"
+    if compare.form(got, want, strides=strides):
+        truths = _call(case, truth)
+        if sentence := compare.form(got, want, strides=strides, truths=truths):
+            raise Refused(Code.WRONG_VALUES, f"at {_at(case)} {sentence}.")
 
 
 def _call(case: Case, fn: Callable[..., Any]) -> Tensors | None:
@@ -176,35 +190,55 @@ def _known(answers: Sequence[Answer]) -> list[float]:
     return [e or 0.0 for e in own]
 
 
-def _check_errors(answers: Sequence[Answer]) -> None:
+def _check_errors(
+    answers: Sequence[Answer], answer_at: Callable[[Case], Sequence[Answer] | None]
+) -> None:
     """Each error against what is allowed there.
 
     The original's own error at one case may be small by luck (few elements): where it is below the
-    median over all cases, that median is what twice is allowed of.
+    median over all cases, that median is what twice is allowed of, and an error beyond that is looked at
+    with other contents (``answer_at``) before it counts.
     """
     for one in answers:
-        own = one.errors.original_fp64
         if one.is_near:
             continue
-        if own is None:
-            seen = one.errors.error
-            limit, what = compare.allowed(one.dtype, None), "the original"
-        else:
-            assert one.errors.error_fp64 is not None
-            peers = [a.errors.original_fp64 for a in answers if a.output == one.output]
-            own = max(own, median(p for p in peers if p is not None))
-            seen, limit, what = (
-                one.errors.error_fp64,
-                compare.allowed(one.dtype, own),
-                "an fp64 run",
-            )
-        if not seen <= limit:
-            raise Refused(
-                Code.WRONG_VALUES,
-                f"at {_at(one.case)} output {one.output} is {seen:.1e} from {what} (relative to its "
-                f"largest magnitude); {limit:.1e} is allowed, the original's own error being "
-                f"{'unknown' if own is None else f'{own:.1e}'}.",
-            )
+        peers = [a.errors.original_fp64 for a in answers if a.output == one.output]
+        usual = median([p for p in peers if p is not None] or [0.0])
+
+        def ratio_at(case: Case, output: int = one.output, usual: float = usual) -> float | None:
+            again = answer_at(case)
+            return None if again is None else _over(again[output], usual)
+
+        ratio = _over(one, usual)
+        if not ratio <= 1 and not (
+            one.errors.original_fp64 is not None and is_luck(ratio, one.case, ratio_at)
+        ):
+            raise Refused(Code.WRONG_VALUES, f"at {_at(one.case)} {_sentence(one, usual)}")
+
+
+def _over(one: Answer, usual: float) -> float:
+    """The error over the allowed one; infinite where none is allowed and there is one."""
+    seen, limit, _ = _bound(one, usual)
+    return seen / limit if limit else (float("inf") if seen else 0.0)
+
+
+def _bound(one: Answer, usual: float) -> tuple[float, float, float | None]:
+    """The error, what is allowed, and the original's own if that is known (``usual``: at other cases)."""
+    own = one.errors.original_fp64
+    if own is None:
+        return one.errors.error, compare.allowed(one.dtype, None), None
+    assert one.errors.error_fp64 is not None
+    own = max(own, usual)
+    return one.errors.error_fp64, compare.allowed(one.dtype, own), own
+
+
+def _sentence(one: Answer, usual: float) -> str:
+    seen, limit, own = _bound(one, usual)
+    return (
+        f"output {one.output} is {seen:.1e} from {'the original' if own is None else 'an fp64 run'} (relative "
+        f"to its largest magnitude); {limit:.1e} is allowed, the original's own error being "
+        f"{'unknown' if own is None else f'{own:.1e}'}."
+    )
 
 
 def _verdict(answers: Sequence[Answer], checked: int, refused: int) -> Verdict:

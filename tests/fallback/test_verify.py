@@ -282,3 +282,49 @@ def test_fp64_runs_at_the_first_case_and_where_the_original_is_not_met(
     assert isinstance(verdict, Verdict) is runs_once
     if isinstance(verdict, Verdict):
         assert verdict.checked > 1
+
+
+class Dot(torch.nn.Module):
+    """One sum of 4,096 numbers a row: how exact it comes out is luck, and one row has little of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.const_0 = torch.randn(4096, generator=torch.Generator().manual_seed(1))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:
+        return (aten.sum.dim_IntList(aten.mul.Tensor(x, self.const_0), [-1]),)
+
+
+def in_another_order(outputs: list[torch.Tensor], inputs: Any, call: int) -> list[torch.Tensor]:
+    products = inputs[0] * torch.randn(4096, generator=torch.Generator().manual_seed(1))
+    return [products.unflatten(-1, (64, 64)).sum(-2).sum(-1)]
+
+
+def a_little_off(outputs: list[torch.Tensor], inputs: Any, call: int) -> list[torch.Tensor]:
+    return [o * (1 + 3e-6) for o in outputs]
+
+
+@pytest.mark.parametrize("seed", [11, 33, 62])
+def test_an_error_that_looks_large_beside_a_lucky_original_is_drawn_again(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = torch.Generator().manual_seed(seed)
+    of = cluster(
+        Dot(), [torch.randn(1, 4096, generator=rng)], [torch.randn(2, 4096, generator=rng)]
+    )
+    assert isinstance(run(of, run=in_another_order), Verdict)
+    wrong = run(of, run=a_little_off)  # about twice what is allowed, in every draw
+    assert isinstance(wrong, Reason)
+    assert "is allowed, the original's own error being" in wrong.detail
+    monkeypatch.setattr("blade.fallback.redraw.DRAWS", 0)
+    once = run(of, run=in_another_order)
+    assert isinstance(once, Reason)
+    assert once.code is Code.WRONG_VALUES
+
+
+def test_what_is_far_off_is_not_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*args: Any) -> Any:
+        raise AssertionError("drawn again")
+
+    monkeypatch.setattr("blade.fallback.redraw.random_contents", never)
+    assert isinstance(run(FLOATS, run=wrong_values), Reason)
