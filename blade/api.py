@@ -182,21 +182,25 @@ def _names(captured: Captured) -> list[str]:
 
 
 def _cluster_report(graph: GraphView, choice: Choice, decision: Decision) -> ClusterReport:
-    built, chosen = choice.built, choice.chosen
-    reasons = (*built.reasons, *decision.reasons)
+    built, served = choice.built, choice.served
+    serving = served.backend.split("+") if served else []
+    # of several by size, each is slower than another one somewhere
+    lost = [r for r in decision.reasons if r.backend not in serving]
+    reasons = (*built.reasons, *lost)
     return ClusterReport(
         name=built.name,
         ops=dict(Counter(kind_of(graph.nodes[n]) for n in built.group.nodes)),
-        backend=chosen.backend if chosen else ORIGINAL,
-        timings=chosen.timings if chosen else (),
-        verdict=chosen.verdict if chosen else None,
+        backend=served.backend if served else ORIGINAL,
+        timings=served.timings if served else (),
+        verdict=served.verdict if served else None,
         reasons=reasons,
-        tried=_tried(built, decision, chosen.backend if chosen else None, reasons),
+        tried=_tried(built, decision, serving, reasons),
+        sizes=str(choice.table) if choice.table else "",
     )
 
 
 def _tried(
-    built: Built, decision: Decision, chosen: str | None, reasons: Sequence[Reason]
+    built: Built, decision: Decision, chosen: Sequence[str], reasons: Sequence[Reason]
 ) -> tuple[Tried, ...]:
     """Every backend that takes the cluster, in their order; unmeasured, those after the first that
     serves are not tried."""
@@ -206,7 +210,7 @@ def _tried(
     for name in built.takers:
         one, reason = candidates.get(name), against.get(name)
         if one is not None:
-            found.append(Tried(name, name == chosen, one.timings, one.verdict, reason))
+            found.append(Tried(name, name in chosen, one.timings, one.verdict, reason))
         elif reason is not None:
             found.append(Tried(name, False, reason=reason))
     return tuple(found)

@@ -28,6 +28,11 @@ from blade.report_graph import InputReport, NodeReport, inputs_from, nodes_from
 
 # The attribute of an optimized module that holds its report as JSON text.
 ATTRIBUTE = "blade_report"
+ENGINES = (
+    "engine",
+    "engine_1",
+    "engine_2",
+)  # attributes of a cluster: one per engine, in this order
 ORIGINAL = "torchscript"  # the name of the base case wherever a backend's name is expected
 
 Shape = tuple[int, ...]
@@ -85,6 +90,7 @@ class ClusterReport:
     verdict: Verdict | None = None
     reasons: tuple[Reason, ...] = ()
     tried: tuple[Tried, ...] = ()
+    sizes: str = ""  # which of several backends serves which sizes
 
 
 @dataclass(frozen=True)
@@ -184,12 +190,14 @@ def rearm(optimized: torch.nn.Module) -> None:
 
 
 def _engines(optimized: torch.nn.Module) -> Iterator[tuple[str, Any]]:
-    """Name and engine of each cluster that has one."""
+    """Name and engine of each cluster that has one; a second one by size is "cluster_0/onnxruntime"."""
     report(optimized)
     for name, module in optimized.named_modules():
-        engine = getattr(module, "engine", None)
-        if isinstance(engine, torch.ScriptObject):
-            yield name, engine
+        for attribute in ENGINES:
+            found = getattr(module, attribute, None)
+            if isinstance(found, torch.ScriptObject):
+                engine: Any = found
+                yield name if attribute == ENGINES[0] else f"{name}/{engine.backend()}", engine
 
 
 def cpu_name() -> str:
@@ -241,7 +249,7 @@ def _render(shown: Report) -> str:
     lines = [
         f"{len(engines)} of {len(shown.clusters)} clusters run in engines: {inside} of {total} ops"
     ]
-    lines += [f"  {c.name} ({c.backend}): {_counts(c.ops)}" for c in shown.clusters]
+    lines += [f"  {c.name} ({c.sizes or c.backend}): {_counts(c.ops)}" for c in shown.clusters]
     if shown.outside:
         lines.append(f"  outside ({ORIGINAL}): {_counts(shown.outside)}")
     out.print(Text("\n".join(lines)))

@@ -17,7 +17,7 @@ from blade.backends import registry
 from blade.errors import BackendError, ConfigError
 from blade.fallback import candidates, compose, select
 from blade.reason import Code, Reason, Stage
-from blade.report import ORIGINAL, Report, Timing
+from blade.report import ENGINES, ORIGINAL, Report, Timing
 
 pytestmark = pytest.mark.needs("runtime")
 X = torch.randn(4, 16, generator=torch.Generator().manual_seed(0))
@@ -37,8 +37,11 @@ class Race:
         self.at: Callable[[str, int], float] | None = None
         self.raced: list[list[tuple[str, int]]] = []
 
-    def speed(self, backend: str, inputs: Sequence[Any]) -> float:
-        return self.speeds[backend] if self.at is None else self.at(backend, inputs[0].shape[0])
+    def speed(self, backends: str, inputs: Sequence[Any]) -> float:
+        """Of several by size, the one that is right here serves."""
+        every = backends.split("+")
+        rows = inputs[0].shape[0]
+        return max(self.speeds[b] if self.at is None else self.at(b, rows) for b in every)
 
     def measure(self, module: Any, original: Any, inputs: Any, rounds: int) -> Timing:
         [(engine, ops)] = engines_of(module)
@@ -58,9 +61,13 @@ class Race:
 
 
 def engines_of(module: Any) -> list[tuple[str, int]]:
-    """Backend, and number of ops, of each cluster that has an engine."""
+    """Backends, and number of ops, of each cluster that has an engine."""
     parts = [part for part in module.modules() if hasattr(part, "engine")]
-    return [(p.engine.backend(), str(p.fallback.graph).count(" = aten::")) for p in parts]
+    found = []
+    for part in parts:
+        held = [getattr(part, name).backend() for name in ENGINES if hasattr(part, name)]
+        found.append(("+".join(held), str(part.fallback.graph).count(" = aten::")))
+    return found
 
 
 def shapes_of(inputs: Sequence[Any]) -> tuple[tuple[int, ...], ...]:
@@ -300,6 +307,36 @@ def test_conversions_in_processes_apart_run_at_once(
     _, report = optimize(*several, time_budget=None)
     assert served(report) == ["b"]
     assert len(report.clusters[0].tried[0].timings) == 1
+
+
+def test_different_winners_at_different_sizes_share_a_cluster(
+    race: Callable[..., Race], tmp_path: Any
+) -> None:
+    race({}).at = lambda backend, rows: 4.0 if (backend == "few") == (rows <= 8) else 0.5
+    few, many = Fake("few", in_process=False), Fake("many", in_process=False)
+    samples = [torch.randn(2, 16), torch.randn(64, 16)]
+    model = mlp()
+    with registered(few, many):
+        optimized = blade.optimize(model, samples, blade.Config(min_cluster_size=1))
+        [cluster] = blade.report(optimized).clusters
+        assert cluster.backend == "few+many"
+        assert cluster.sizes == "x0.size(0) <= 11: few, else many"
+        assert [one.chosen for one in cluster.tried] == [True, True]
+        assert "if torch.le(size, 11):" in optimized.cluster_0.code
+        torch.jit.save(optimized, tmp_path / "model.pt")
+        for module in (optimized, torch.jit.load(tmp_path / "model.pt")):
+            with torch.no_grad():
+                for rows in (1, 11, 12, 80, 3):
+                    x = torch.randn(rows, 16)
+                    torch.testing.assert_close(module(x), model(x))
+                torch.testing.assert_close(module(X[0]), model(X[0]))  # of another rank
+            blade.rearm(module)
+            found = blade.stats(module)
+            assert [found[name]["engine_runs"] for name in ("cluster_0", "cluster_0/many")] == [
+                3,
+                2,
+            ]
+        assert Report.from_json(blade.report(optimized).to_json()) == blade.report(optimized)
 
 
 @pytest.mark.parametrize(("weights", "serves"), [([9, 1], "few"), ([1, 9], "many"), (None, "few")])

@@ -18,10 +18,10 @@ from blade.backends.base import Backend, Cluster
 from blade.config import Config
 from blade.errors import BackendError
 from blade.fallback.attempt import attempt
+from blade.fallback.candidate import Candidate
 from blade.fallback.cluster_module import cluster_module
 from blade.fallback.isolate import convert_isolated, raise_if_strict, several_workers
 from blade.fallback.pool import Pool, size_of_pool
-from blade.fallback.select import Candidate
 from blade.fallback.stored import NOTHING, Stored
 from blade.fallback.time_budget import UNLIMITED, TimeBudget
 from blade.fallback.turns import TURNS

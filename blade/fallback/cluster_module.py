@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import torch
 
 from blade.graph.extract import Extracted
+from blade.report import ENGINES
 
 
 class Cluster(torch.nn.Module):
@@ -49,19 +50,14 @@ def cluster_module(
     for one in serving:
         if one is not None and not any(one is other for other in held):
             held.append(one)
-            setattr(holder, attribute_of(len(held) - 1), one)
-        names.append(None if one is None else attribute_of([o is one for o in held].index(True)))
+            setattr(holder, ENGINES[len(held) - 1], one)
+        names.append(None if one is None else ENGINES[[o is one for o in held].index(True)])
     # Equal modules share one TorchScript class by default; each cluster needs its own forward.
     script = torch.jit._recursive.create_script_module(holder, lambda module: (), share_types=False)
     sizes = (engine.size, engine.bounds) if isinstance(engine, Dispatch) else ("", ())
     script.define(_source(len(extracted.inputs), len(extracted.outputs), names, *sizes))
     assert isinstance(script, torch.jit.ScriptModule)
     return script
-
-
-def attribute_of(index: int) -> str:
-    """The name of the n-th engine: "engine", "engine_1", ..."""
-    return f"engine_{index}" if index else "engine"
 
 
 def _source(

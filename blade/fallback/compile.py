@@ -23,9 +23,9 @@ from blade.clustering.problem import Clustering, Group
 from blade.config import Config
 from blade.fallback.attempt import attempt
 from blade.fallback.bisect import find_culprit
+from blade.fallback.candidate import Candidate
 from blade.fallback.candidates import Wanted, build
 from blade.fallback.reproducer import write
-from blade.fallback.select import Candidate
 from blade.fallback.stored import look_up
 from blade.fallback.time_budget import UNLIMITED, TimeBudget
 from blade.graph.boundary import find_boundary

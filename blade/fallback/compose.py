@@ -11,7 +11,7 @@ model answered. One that is slower than the original does not serve.
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,6 +22,8 @@ from blade.capture.original import State, copy_of
 from blade.config import Config
 from blade.errors import BackendError
 from blade.fallback.attempt import attempt
+from blade.fallback.candidate import Candidate, Weights
+from blade.fallback.cluster_module import cluster_module
 from blade.fallback.compile import Built, Partition
 from blade.fallback.measure import (
     MIN_ROUNDS,
@@ -30,7 +32,8 @@ from blade.fallback.measure import (
     speed,
     why_clearly_slower,
 )
-from blade.fallback.select import Candidate, Decision, fastest
+from blade.fallback.select import Decision, fastest
+from blade.fallback.table import Table
 from blade.fallback.time_budget import UNLIMITED, TimeBudget
 from blade.fallback.turns import TURNS
 from blade.graph.splice import clone, splice
@@ -41,15 +44,26 @@ from blade.runtime.engine import renew
 log = logging.getLogger(__name__)
 
 WHOLE = "the whole module"
-Weights = Sequence[float] | None
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A cluster and who serves it; ``None`` is the original."""
+    """A cluster and who serves it, by size if there is a ``table``; ``None`` is the original."""
 
     built: Built
     chosen: Candidate | None
+    table: Table | None = None
+
+    @property
+    def served(self) -> Candidate | Table | None:
+        return self.table or self.chosen
+
+    def module(self) -> torch.jit.ScriptModule:
+        assert self.built.extracted is not None
+        if self.table is not None:
+            return cluster_module(self.built.extracted, self.table.dispatch())
+        assert self.chosen is not None
+        return self.chosen.module
 
 
 @dataclass(frozen=True)
@@ -62,12 +76,12 @@ class Composition:
 
     @property
     def engines(self) -> dict[str, str]:
-        """Cluster -> backend, of those that have one."""
-        return {c.built.name: c.chosen.backend for c in self.choices if c.chosen is not None}
+        """Cluster -> backend, or several ("disc+onnxruntime"), of those that have one."""
+        return {c.built.name: c.served.backend for c in self.choices if c.served is not None}
 
     def gain_ms(self) -> float:
         """What its engines save by their own timings, over all samples."""
-        timings = [t for c in self.choices if c.chosen is not None for t in c.chosen.timings]
+        timings = [t for c in self.choices if c.served is not None for t in c.served.timings]
         return sum(t.original_ms - t.engine_ms for t in timings)
 
     def without_engines(self) -> "Composition":
@@ -98,9 +112,10 @@ def propose(
         Composition(p.name, tuple(Choice(b, decisions[b.name].chosen) for b in p.built), p.reasons)
         for p in partitions
     ]
+    by_size = [_with_tables(one, decisions) for one in best]
     alone = [_of_one_backend(p, decisions, name) for name in backends for p in partitions]
     different: dict[object, Composition] = {}
-    for one in (*best, max(alone, key=Composition.gain_ms, default=best[0])):
+    for one in (*best, *by_size, max(alone, key=Composition.gain_ms, default=best[0])):
         if one.engines:
             different.setdefault(frozenset(one.engines.items()), one)
     return sorted(different.values(), key=lambda c: -c.gain_ms()) or best[:1]
@@ -154,11 +169,16 @@ def _of_one_backend(
     return Composition(f"{backend} alone", choices, partition.reasons)
 
 
+def _with_tables(one: Composition, decisions: Mapping[str, Decision]) -> Composition:
+    choices = tuple(replace(c, table=decisions[c.built.name].table) for c in one.choices)
+    return replace(one, name=f"{one.name}, by size", choices=choices)
+
+
 def _splice(captured: Captured, composition: Composition) -> torch.jit.ScriptModule:
     placed = [
-        (choice.built.extracted, choice.chosen.module)
+        (choice.built.extracted, choice.module())
         for choice in composition.choices
-        if choice.built.extracted is not None and choice.chosen is not None
+        if choice.built.extracted is not None and choice.served is not None
     ]
     return splice(captured, placed)
 
@@ -199,8 +219,8 @@ def _rank(
     speeds = [speed(one, weights) for one in timings]
 
     def simplicity(i: int) -> tuple[int, int, int]:
-        used = compositions[i].engines.values()
-        return len(used), sum(ranks[name] for name in used), i
+        used = [name for one in compositions[i].engines.values() for name in one.split("+")]
+        return len(used), sum(ranks.get(name, 0) for name in used), i
 
     order = []
     while left:
@@ -236,8 +256,8 @@ def _whole(
                 f"put together, at {one.what} the module differs from the original: {why}"
             )
         for choice in composition.choices:
-            if choice.chosen is not None:
-                renew(choice.chosen.engine)
+            for engine in choice.served.engines if choice.served is not None else ():
+                renew(engine)
         return module
 
     return attempt(Stage.VERIFY, None, WHOLE, made, config.strict, Code.WRONG_VALUES)

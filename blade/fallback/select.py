@@ -11,32 +11,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-
 from blade.config import Config
 from blade.fallback.attempt import attempt
+from blade.fallback.candidate import Candidate, Weights
 from blade.fallback.cases import Inputs
 from blade.fallback.measure import is_faster, measure, speed, why_slower
+from blade.fallback.table import Table, find_table
 from blade.fallback.time_budget import UNLIMITED, TimeBudget
 from blade.fallback.turns import TURNS
 from blade.graph.extract import Extracted
 from blade.reason import Code, Reason, Stage
-from blade.report import Timing, Verdict
-
-Weights = Sequence[float] | None
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A verified engine and the module that calls it, with the original inside as its fallback."""
-
-    backend: str
-    engine: torch.ScriptObject
-    module: torch.jit.ScriptModule
-    verdict: Verdict
-    timings: tuple[Timing, ...] = ()
-    key: str | None = None  # what it is stored under (``stored``)
-    recalled: bool = False  # it was stored, with the timings that speak for it
 
 
 @dataclass(frozen=True)
@@ -44,13 +28,14 @@ class Decision:
     """``chosen`` is ``None`` where the original stays; ``reasons`` are those against the others.
 
     ``tried`` are all, with their timings, in the order of the backends; ``winners`` those among them that
-    are faster than the original.
+    are faster than the original. ``table`` is what several of them would make by size, if that pays.
     """
 
     chosen: Candidate | None
     reasons: tuple[Reason, ...]
     tried: tuple[Candidate, ...] = ()
     winners: tuple[Candidate, ...] = ()
+    table: Table | None = None
 
 
 def select(
@@ -83,7 +68,8 @@ def select(
             winners.append(timed)
     best = fastest(winners, weights)
     reasons += [_lost(one, best, name, weights) for one in winners if best and one is not best]
-    return Decision(best, tuple(reasons), tuple(tried), tuple(winners))
+    table = find_table(tried, samples, weights)
+    return Decision(best, tuple(reasons), tuple(tried), tuple(winners), table)
 
 
 def fastest(candidates: Sequence[Candidate], weights: Weights = None) -> Candidate | None:

@@ -31,9 +31,9 @@ from blade.backends.base import Backend
 from blade.cache import Cache, code_version, digest, open_cache
 from blade.config import Config
 from blade.fallback.attempt import attempt
+from blade.fallback.candidate import Candidate
 from blade.fallback.cluster_module import cluster_module
 from blade.fallback.measure import why_slower
-from blade.fallback.select import Candidate
 from blade.graph.extract import Extracted
 from blade.reason import Reason, Stage
 from blade.report import Timing, Verdict, cpu_name

@@ -9,8 +9,9 @@ import torch
 
 from blade.config import Config
 from blade.fallback import select as module
+from blade.fallback.candidate import Candidate
 from blade.fallback.measure import MIN_ROUNDS, measure, measure_all, why_slower
-from blade.fallback.select import Candidate, select
+from blade.fallback.select import select
 from blade.reason import Code, Stage
 from blade.report import Timing, Verdict
 
