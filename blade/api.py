@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -27,15 +27,18 @@ from blade.config import Config
 from blade.errors import ConfigError
 from blade.fallback.compile import Built, Partition, compile_clusters
 from blade.fallback.compose import Choice, Confirmed, confirm, propose
+from blade.fallback.metric import meet
 from blade.fallback.select import Decision, select, weights_of
 from blade.fallback.stored import keep
 from blade.fallback.support import resolve, support
 from blade.fallback.time_budget import TimeBudget
 from blade.graph.listing import kind_of, list_nodes
 from blade.graph.view import GraphView, view
+from blade.precision import precision_of
 from blade.progress import announce
 from blade.reason import Reason
-from blade.report import ATTRIBUTE, ORIGINAL, ClusterReport, Report, Tried, cpu_name
+from blade.report import ATTRIBUTE, ORIGINAL, ClusterReport, LayerPrecision, Report, Tried, cpu_name
+from blade.runtime.engine import Engine
 from blade.version import __version__
 
 log = logging.getLogger(__name__)
@@ -48,8 +51,9 @@ def optimize(
 
     ``model`` is a module in eval mode; it is copied, not changed. ``inputs`` is a tensor, a tuple of
     positional arguments, a dict of keyword arguments, or a list of such samples: where to measure.
-    Other sizes work as well and need no recompilation. ``config`` defaults to the innermost active
-    ``with Config(...)``, or to all defaults.
+    Other sizes work as well and need no recompilation. With ``Config(enable_int8=True)`` it may be any
+    iterable of samples; of those of equal sizes the first is measured and the others calibrate.
+    ``config`` defaults to the innermost active ``with Config(...)``, or to all defaults.
 
     Raises ``InputError`` for a model or inputs that cannot be used, ``ConfigError`` for a config that
     contradicts itself or the model, and ``BackendError`` if a backend named in the config cannot serve.
@@ -57,6 +61,15 @@ def optimize(
     config = Config.current() if config is None else config
     if not isinstance(config, Config):
         raise ConfigError(f"config: a blade.Config is expected, got {type(config).__name__}")
+    if config.enable_int8 and config.accuracy_budget.kind == "metric":
+        return meet(config, lambda within, reasons: _optimize(model, inputs, within, reasons))
+    return _optimize(model, inputs, config)
+
+
+def _optimize(
+    model: torch.nn.Module, inputs: Any, config: Config, known: Sequence[Reason] = ()
+) -> torch.jit.ScriptModule:
+    """The stages; ``known`` reasons are those of earlier attempts."""
     clock = _Clock()
     budget = TimeBudget(config.time_budget)
     with _torch_state_kept():
@@ -79,7 +92,7 @@ def optimize(
             compositions = propose(partitions, decisions, names)
             ranks = {name: i for i, name in enumerate(names)}
             made = confirm(captured, compositions, ranks, config, budget)
-        reasons = (*captured.reasons, *against, *plan.reasons, *failed, *made.reasons)
+        reasons = (*known, *captured.reasons, *against, *plan.reasons, *failed, *made.reasons)
         report = _report(captured, graph, made, decisions, reasons, clock.seconds)
     if config.dump_dir is not None:
         _dump(config.dump_dir, captured, graph, made.module, report)
@@ -196,6 +209,7 @@ def _cluster_report(graph: GraphView, choice: Choice, decision: Decision) -> Clu
         reasons=reasons,
         tried=_tried(built, decision, serving, reasons),
         sizes=str(choice.table) if choice.table else "",
+        precision=_precision(served.engines if served else ()),
     )
 
 
@@ -214,6 +228,10 @@ def _tried(
         elif reason is not None:
             found.append(Tried(name, False, reason=reason))
     return tuple(found)
+
+
+def _precision(engines: Sequence[torch.ScriptObject]) -> tuple[LayerPrecision, ...]:
+    return tuple(one for e in engines for one in precision_of(cast(Engine, e).program()))
 
 
 def _log(one: ClusterReport) -> None:

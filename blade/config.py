@@ -20,7 +20,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from typing_extensions import Self
 
+from blade.budget import DEFAULT
 from blade.config_fields import (
+    Budget,
     DynamicShapes,
     Folder,
     JitPasses,
@@ -58,6 +60,36 @@ class Config(BaseModel):
     )
     enable_int8: bool = Field(
         default=False, description="Allow engines that compute in quantized int8."
+    )
+    quantization_type: Literal["auto", "static", "dynamic", "weight_only"] = Field(
+        default="auto",
+        description='With enable_int8. "static": activations have one calibrated scale. "dynamic": each row has its '
+        'own, chosen as it is computed. "weight_only": activations stay float. "auto": what measures fastest.',
+    )
+    accuracy_budget: Budget = Field(
+        default=DEFAULT,
+        validate_default=True,
+        description="With enable_int8: how far outputs may be from the original's at the samples. A relative error "
+        '(0.1 by default), {"cosine": 0.99}, {"snr_db": 30}, or {"metric": fn, "samples": [(inputs, label), ...], '
+        '"drop": 0.01}, where fn(outputs, labels) is a number, the higher the better.',
+    )
+    calibration_method: Literal["min_max", "moving_average", "entropy", "percentile"] = Field(
+        default="min_max",
+        description="With static quantization: how the range of an activation follows from what was seen of it.",
+    )
+    calibration_samples: int = Field(
+        default=128,
+        ge=1,
+        description="With enable_int8: how many of the samples are used, at most, to calibrate.",
+    )
+    symmetric_activations: bool | None = Field(
+        default=None,
+        description="With enable_int8: whether activations are quantized with equal reach on both sides of zero. "
+        "None: where that costs little, if the scale is each row's own, and not where it is calibrated.",
+    )
+    weight_bits: Literal[8, 4] = Field(
+        default=8,
+        description="With weight_only: the bits of a weight; 4 have a scale per group of 128 inputs or fewer.",
     )
     preserved_attributes: Names = Field(
         default=(),

@@ -14,6 +14,8 @@ from typing import Annotated, Any, Literal, TypeGuard
 import torch
 from pydantic import BeforeValidator
 
+from blade.budget import AccuracyBudget, parse
+
 # One dimension: True or "auto" (any size), an int (fixed at it), or (min, max), both included.
 Dim = bool | str | int | tuple[int, int]
 Shape = tuple[int, ...]
@@ -187,6 +189,7 @@ OpKinds = Annotated[tuple[str, ...], BeforeValidator(_op_kinds)]
 Tracing = Annotated[Literal[True] | tuple[str, ...] | None, BeforeValidator(_tracing)]
 DynamicShapes = Annotated[dict[int | str, dict[int, Dim]] | None, BeforeValidator(_dynamic_shapes)]
 Weights = Annotated[tuple[float, ...] | None, BeforeValidator(_weights)]
+Budget = Annotated[AccuracyBudget, BeforeValidator(parse)]
 Seconds = Annotated[float | None, BeforeValidator(_seconds)]
 Pipeline = Annotated[str, BeforeValidator(_pipeline)]
 Tuning = Annotated[TuningShapes | None, BeforeValidator(_tuning_shapes)]

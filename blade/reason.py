@@ -51,6 +51,8 @@ class Code(str, Enum):
     CONVERSION_CRASHED = "conversion_crashed"
     CONVERSION_TIMEOUT = "conversion_timeout"
     TIME_BUDGET = "time_budget"
+    CALIBRATION = "calibration"
+    ACCURACY = "accuracy"
     # verify, select
     WRONG_VALUES = "wrong_values"
     SLOWER = "slower"

@@ -80,6 +80,22 @@ class Tried:
 
 
 @dataclass(frozen=True)
+class LayerPrecision:
+    """One layer of a quantized cluster: what it computes in, and why.
+
+    ``error`` is the relative error of the cluster's outputs if only this layer is quantized, ``saved_ms`` the
+    time that it saves at the first sample; ``None`` where that was not measured. ``why``: why not in int8.
+    """
+
+    layer: str
+    op: str
+    precision: str
+    error: float | None = None
+    saved_ms: float | None = None
+    why: str = ""
+
+
+@dataclass(frozen=True)
 class ClusterReport:
     """One cluster: what it holds, who runs it, how fast, how exact, and why nobody else does."""
 
@@ -91,6 +107,7 @@ class ClusterReport:
     reasons: tuple[Reason, ...] = ()
     tried: tuple[Tried, ...] = ()
     sizes: str = ""  # which of several backends serves which sizes
+    precision: tuple[LayerPrecision, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -214,7 +231,10 @@ def _cluster(data: dict[str, Any]) -> ClusterReport:
         for one in data.pop("tried", ())  # files of before have none
     )
     reasons = _reasons(data.pop("reasons"))
-    return ClusterReport(**{**data, **_measured(data)}, reasons=reasons, tried=tried)
+    precision = tuple(LayerPrecision(**one) for one in data.pop("precision", ()))
+    return ClusterReport(
+        **{**data, **_measured(data)}, reasons=reasons, tried=tried, precision=precision
+    )
 
 
 def _measured(data: dict[str, Any]) -> dict[str, Any]:
@@ -255,6 +275,9 @@ def _render(shown: Report) -> str:
     out.print(Text("\n".join(lines)))
     if any(c.timings or c.verdict for c in shown.clusters):
         out.print(_cluster_table(shown.clusters))
+    for c in shown.clusters:
+        if c.precision:
+            out.print(_precision_table(c))
     if reasons := shown.all_reasons():
         out.print(reason_table(reasons))
     out.print(Text(_footer(shown)))
@@ -296,6 +319,29 @@ def _verdict_cells(verdict: Verdict | None) -> tuple[str, str, str]:
         return f"{verdict.error:.1e}", "no fp64 run", tried
     both = f"{verdict.error_fp64:.1e} ({verdict.original_error_fp64:.1e})"
     return f"{verdict.error:.1e}", both, tried
+
+
+def _precision_table(cluster: ClusterReport) -> Table:
+    """One row per layer that could be quantized."""
+    quantized = sum(p.precision != "fp32" for p in cluster.precision)
+    table = Table(
+        title=f"Precision of {cluster.name}: {quantized} of {len(cluster.precision)} layers quantized",
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+        collapse_padding=True,
+    )
+    table.add_column("layer", overflow="fold")
+    for name in ("op", "precision"):
+        table.add_column(name, no_wrap=True)
+    for name in ("error alone", "saved ms"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("why", ratio=1)
+    for p in cluster.precision:
+        error = "" if p.error is None else f"{p.error:.1e}"
+        saved = "" if p.saved_ms is None else f"{p.saved_ms:.3f}"
+        table.add_row(*map(Text, (p.layer, p.op, p.precision, error, saved, p.why)))
+    return table
 
 
 def _counts(ops: Mapping[str, int], most: int = 8) -> str:

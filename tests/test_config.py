@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from blade.budget import AccuracyBudget
 from blade.config import Config, TuningShapes
 from blade.errors import BladeError, ConfigError
 
@@ -28,6 +29,13 @@ ACCEPTED: list[tuple[str, Any, Any]] = [
     ("optimization_pipeline", " DISC ", "DISC"),
     ("enable_fp16", True, True),
     ("enable_int8", True, True),
+    ("quantization_type", "weight_only", "weight_only"),
+    ("accuracy_budget", 0.05, AccuracyBudget("relative", 0.05)),
+    ("accuracy_budget", {"snr_db": 30}, AccuracyBudget("snr_db", 30.0)),
+    ("calibration_method", "entropy", "entropy"),
+    ("calibration_samples", 1, 1),
+    ("symmetric_activations", False, False),
+    ("weight_bits", 4, 4),
     ("preserved_attributes", ["head", "encode"], ("head", "encode")),
     ("allow_tracing", None, None),
     ("allow_tracing", True, True),
@@ -72,6 +80,13 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("optimization_pipeline", 3, "valid string"),
     ("enable_fp16", 1, "valid boolean"),
     ("enable_int8", "yes", "valid boolean"),
+    ("quantization_type", "int8", "'auto', 'static', 'dynamic' or 'weight_only'"),
+    ("accuracy_budget", 2, "a relative error lies between 0 and 1"),
+    ("accuracy_budget", {"snr": 30}, '{"snr_db": 30}'),
+    ("calibration_method", "mse", "'min_max', 'moving_average', 'entropy' or 'percentile'"),
+    ("calibration_samples", 0, "greater than or equal to 1"),
+    ("symmetric_activations", "yes", "valid boolean"),
+    ("weight_bits", 2, "8 or 4"),
     ("preserved_attributes", "head", "list of strings"),
     ("preserved_attributes", ["head", 3], "3 is not one"),
     ("allow_tracing", False, "None, True or a list"),
@@ -168,7 +183,7 @@ def test_every_field_is_read_outside_this_module() -> None:
 def test_unknown_field_names_the_nearest_one() -> None:
     with pytest.raises(ConfigError, match=r"no field 'enable_pf16'.*did you mean 'enable_fp16'"):
         Config(enable_pf16=True)  # type: ignore[call-arg]
-    with pytest.raises(ConfigError, match=r"no field 'zzz' \(given 1\): The fields are: allow_"):
+    with pytest.raises(ConfigError, match=r"no field 'zzz' \(given 1\): The fields are: accuracy_"):
         Config(zzz=1)  # type: ignore[call-arg]
 
 

@@ -29,6 +29,7 @@ LAYERS: list[set[str]] = [
     {"graph", "backends", "exchange"},
     {"clustering", "runtime"},
     {
+        "budget",
         "cache",
         "config",
         "config_fields",
@@ -37,6 +38,7 @@ LAYERS: list[set[str]] = [
         "report_graph",
         "report_page",
         "progress",
+        "precision",
         "errors",
         "version",
     },

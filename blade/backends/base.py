@@ -6,7 +6,7 @@ A backend says whether it can work here at all (``why_unavailable``), which node
 as FX over ATen ops with symbolic shapes; it never sees TorchScript.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -53,7 +53,8 @@ class Cluster:
     very tensors (no copy) the fallback uses. ``node.meta["val"]`` of every node holds a fake tensor, or a
     SymInt, made under ``shape_env``; ``shape_env.guards`` are the facts the shapes rely on.
     ``samples`` are real inputs, one tuple per sample of the user; ``probes`` the same for the shapes
-    capture derived from them (all checked to run on the user's model).
+    capture derived from them (all checked to run on the user's model). ``calibration`` are the inputs at further
+    samples, of which only values are of interest: each time it is gone through, the model runs again.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Cluster:
     ops: tuple[str, ...]
     samples: Sequence[tuple[torch.Tensor, ...]] = field(default=())
     probes: Sequence[tuple[torch.Tensor, ...]] = field(default=())
+    calibration: Iterable[tuple[torch.Tensor, ...]] = field(default=())
 
 
 class Backend(Protocol):
@@ -75,7 +77,8 @@ class Backend(Protocol):
     engines for the same cluster and config may differ: then engines, verdicts and timings are kept on disk.
     ``estimate_s(cluster)``, if it has it, is about how many seconds a conversion takes: one that does not fit
     into the rest of ``Config.time_budget`` is not begun. ``lossy = True`` says that its engines answer less
-    exactly than the original on purpose; "auto" looks at it only where the config allows that.
+    exactly than the original on purpose: it is used only where the config allows that, and verified against
+    ``Config.accuracy_budget``.
     """
 
     name: str

@@ -20,6 +20,7 @@ ENTRY_POINTS = "blade.backends"
 # In the order in which they are tried.
 _BUILT_IN = {
     "disc": "blade.backends.disc.backend:DiscBackend",
+    "quant": "blade.backends.quant.backend:QuantBackend",
 }
 _registered: dict[str, Backend] = {}
 

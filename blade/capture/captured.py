@@ -56,7 +56,8 @@ class Captured:
     because it is a trace that was seen to be wrong there, ``ties`` those at which it raises unless
     they are equal. ``fixed`` are the (input of the graph, axis)
     that the user declared to have one size only. ``references`` are what ``original`` answered at the
-    samples and at other sizes within ``limits``, kept so that nothing has to be run twice.
+    samples and at other sizes within ``limits``, kept so that nothing has to be run twice. ``calibration`` are
+    further samples of the user's, of the same sizes as ``samples``, at which nothing was run yet.
     """
 
     module: torch.jit.ScriptModule
@@ -69,3 +70,4 @@ class Captured:
     ties: tuple[Tie, ...] = ()
     fixed: frozenset[tuple[int, int]] = frozenset()
     references: tuple[Reference, ...] = ()
+    calibration: tuple[tuple[Any, ...], ...] = ()

@@ -9,6 +9,7 @@ import torch
 from torch.jit._fuser import optimized_execution
 from torch.utils import _pytree as pytree
 
+from blade.budget import ELSEWHERE, AccuracyBudget, output_error
 from blade.capture.captured import Reference
 from blade.capture.inputs import Sample
 from blade.capture.original import Answer, Original, State, answer_of, seeded
@@ -45,15 +46,22 @@ def reference(
 
 
 def find_differences(
-    module: torch.jit.ScriptModule, references: Sequence[Reference]
+    module: torch.jit.ScriptModule,
+    references: Sequence[Reference],
+    budget: AccuracyBudget | None = None,
 ) -> list[tuple[Reference, str]]:
-    """Every reference that ``module`` does not meet, with a sentence saying how."""
+    """Every reference that ``module`` does not meet, with a sentence saying how.
+
+    ``budget``: parts of ``module`` are lossy, and this is what its outputs may lose.
+    """
     state = State(module)
-    every = ((one, _why_different(module, state, one)) for one in references)
+    every = ((one, _why_different(module, state, one, budget)) for one in references)
     return [(one, why) for one, why in every if why is not None]
 
 
-def _why_different(module: torch.jit.ScriptModule, state: State, one: Reference) -> str | None:
+def _why_different(
+    module: torch.jit.ScriptModule, state: State, one: Reference, budget: AccuracyBudget | None
+) -> str | None:
     def answers() -> list[Answer]:
         # Without the profiling executor, which would specialize anew at every size.
         with torch.no_grad(), optimized_execution(False):
@@ -65,15 +73,16 @@ def _why_different(module: torch.jit.ScriptModule, state: State, one: Reference)
     state.restore()
     if isinstance(result, Reason):
         return result.detail
+    here = budget if budget is None or not one.axes else budget.scaled(ELSEWHERE)
     for (output, arguments), (actual, left) in zip(one.answers, result):
-        if (why := _why_values(output, actual)) is not None:
+        if (why := _why_values(output, actual, here)) is not None:
             return why
         if (why := _why_values(arguments, left)) is not None:
             return f"arguments were written to differently: {why.replace('output', 'argument')}"
     return None
 
 
-def _why_values(expected: Any, actual: Any) -> str | None:
+def _why_values(expected: Any, actual: Any, budget: AccuracyBudget | None = None) -> str | None:
     want, got = pytree.tree_leaves(expected), pytree.tree_leaves(actual)
     if len(want) != len(got):
         return f"it returned {len(got)} values instead of {len(want)}"
@@ -82,7 +91,7 @@ def _why_values(expected: Any, actual: Any) -> str | None:
             if type(x) is not type(y) or not _is_same_plain(x, y):
                 return f"output {index} is {y!r} instead of {x!r}"
             continue
-        if (why := _why_tensor(x, y)) is not None:
+        if (why := _why_tensor(x, y, budget)) is not None:
             return f"output {index} {why}"
     return None
 
@@ -95,13 +104,17 @@ def _is_same_plain(want: Any, got: Any) -> bool:
     return bool(want == got)
 
 
-def _why_tensor(want: torch.Tensor, got: torch.Tensor) -> str | None:
+def _why_tensor(want: torch.Tensor, got: torch.Tensor, budget: AccuracyBudget | None) -> str | None:
     if want.shape != got.shape:
         return f"has shape {list(got.shape)} instead of {list(want.shape)}"
     if want.dtype != got.dtype:
         return f"has dtype {got.dtype} instead of {want.dtype}"
     if want.numel() == 0 or torch.equal(want, got):
         return None
+    if budget is not None:
+        error = output_error(got, want)
+        seen = f"has a relative error of {error.relative:.2g} (cosine {error.cosine:.4f})"
+        return None if budget.allows(error) else f"{seen}; allowed is {budget}"
     if want.dtype not in _TOLERANCE:
         return "has other values"
     finite = torch.isfinite(want)
@@ -111,6 +124,6 @@ def _why_tensor(want: torch.Tensor, got: torch.Tensor) -> str | None:
     expected, actual = want.to(wide)[finite], got.to(wide)[finite]
     if expected.numel() == 0:
         return None
-    error = float((expected - actual).abs().max())
+    off = float((expected - actual).abs().max())
     allowed = _TOLERANCE[want.dtype] * float(expected.abs().max())
-    return f"is off by up to {error:.3g}; {allowed:.3g} is allowed" if error > allowed else None
+    return f"is off by up to {off:.3g}; {allowed:.3g} is allowed" if off > allowed else None

@@ -11,6 +11,7 @@ arguments, a tensor the only argument. The order of a positional tuple is the fo
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import torch
@@ -20,6 +21,9 @@ from blade.errors import InputError
 
 Sample = tuple[Any, ...]
 Argument = tuple[str, bool, Any]  # name, passed by position, value
+
+
+MEASURED = 8  # samples of different sizes that are verified and measured where others calibrate
 
 
 @dataclass(frozen=True)
@@ -83,6 +87,32 @@ def normalize(
             "inputs: no tensor among the arguments; a sample needs at least one tensor."
         )
     return call, samples
+
+
+def gathered(inputs: Any, most: int) -> Any:
+    """``inputs``, or the first ``most`` samples of an iterable (a generator, a loader) that gives them."""
+    if isinstance(inputs, (torch.Tensor, tuple, list, Mapping, str)) or not isinstance(
+        inputs, Iterable
+    ):
+        return inputs
+    return list(islice(inputs, most))
+
+
+def to_calibrate(inputs: Any, most: int) -> tuple[Any, list[Any]]:
+    """A list of samples as the first ones of each size, and the rest of the first ``most``."""
+    if not isinstance(inputs, list):
+        return inputs, []
+    first: dict[object, Any] = {}
+    rest = []
+    for one in inputs:
+        leaves, spec = pytree.tree_flatten(one)
+        sizes = (spec, *(tuple(x.shape) for x in leaves if isinstance(x, torch.Tensor)))
+        fresh = repr(sizes) not in first and len(first) < MEASURED
+        if fresh:
+            first[repr(sizes)] = one
+        else:
+            rest.append(one)
+    return list(first.values()), rest[: max(0, most - len(first))]
 
 
 def call_from(arguments: Sequence[Argument], bake: bool) -> tuple[Call, Sample]:

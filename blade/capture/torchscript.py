@@ -22,8 +22,8 @@ from blade.capture.captured import Captured, Limit, Tie
 from blade.capture.clean import clean, freeze
 from blade.capture.compare import find_differences
 from blade.capture.explain import Differences, failed, limited, neither, no_graph, specialized, tied
-from blade.capture.inputs import Sample
-from blade.capture.model import private_copy
+from blade.capture.inputs import Sample, gathered, normalize, to_calibrate
+from blade.capture.model import private_copy, signature_of
 from blade.capture.observe import OTHER_VALUES, Observed, observe
 from blade.capture.outputs import NotTensors
 from blade.capture.probes import Axis, axes_of
@@ -62,6 +62,11 @@ def capture(model: nn.Module, inputs: Any, config: Config) -> Captured:
     """
     own = private_copy(model)
     reasons: list[Reason] = []
+    further: list[Any] = []
+    if config.enable_int8:
+        inputs, further = to_calibrate(
+            gathered(inputs, config.calibration_samples), config.calibration_samples
+        )
     if isinstance(own, torch.jit.ScriptModule):
         graph = _compared(own, observe(own, inputs, config, bake=False), "script", config)
     elif isinstance(config.allow_tracing, tuple):
@@ -91,7 +96,20 @@ def capture(model: nn.Module, inputs: Any, config: Config) -> Captured:
             for one in graph.seen.references
             if one.what != OTHER_VALUES and _is_within(one.sample, graph.limits)
         ),
+        calibration=_normalized(own, graph, inputs, further),
     )
+
+
+def _normalized(
+    model: nn.Module, graph: _Graph, inputs: Any, further: list[Any]
+) -> tuple[Sample, ...]:
+    """``further`` samples in the form of those that ``graph`` was made from."""
+    if not further:
+        return ()
+    known = inputs if isinstance(inputs, list) else [inputs]
+    bake = graph.how == "trace"
+    _, samples = normalize(signature_of(model), [*known, *further], bake)
+    return samples[len(known) :]
 
 
 def _fixed(seen: Observed) -> frozenset[Axis]:

@@ -21,6 +21,7 @@ from blade.fallback.attempt import attempt
 from blade.fallback.candidate import Candidate
 from blade.fallback.cluster_module import cluster_module
 from blade.fallback.isolate import convert_isolated, raise_if_strict, several_workers
+from blade.fallback.lossy import budget_of
 from blade.fallback.pool import Pool, size_of_pool
 from blade.fallback.stored import NOTHING, Stored
 from blade.fallback.time_budget import UNLIMITED, TimeBudget
@@ -161,8 +162,9 @@ def _verify(
     engine: Engine,
     config: Config,
 ) -> tuple[Engine, Verdict] | Reason:
+    budget = budget_of(backend, config.accuracy_budget)
     with TURNS.converting():
-        verdict = verify(cluster, engine, original, backend.name, config.strict)
+        verdict = verify(cluster, engine, original, backend.name, config.strict, budget)
     if not isinstance(verdict, Reason):
         return engine, verdict
     if config.strict:

@@ -40,6 +40,8 @@ log = logging.getLogger(__name__)
 MAX_CULPRITS = 4  # rounds of bisecting, one culprit per failing group each
 BISECT_S = 60.0  # no new round after this many seconds of bisecting
 MIXTURE = "mixture"
+# Of a backend about the whole: a part would fare no better.
+_DECISIONS = (Code.CALIBRATION, Code.ACCURACY, Code.SLOWER)
 _FAULTS = (Code.CONVERSION_FAILED, Code.WRONG_VALUES, Code.ENGINE_RAISED)  # that one node may cause
 
 Labels = list[frozenset[str]]
@@ -225,7 +227,7 @@ def _why_bisect(job: _Job, one: Built) -> Reason | None:
     conversions take no process of their own, fails where others do not."""
     failed = [r for r in one.reasons if str(r.backend).lower() in one.group.label]
     if not one.candidates:
-        return next(iter(failed), None)
+        return next((r for r in failed if r.code not in _DECISIONS), None)
     cheap = {b.name for b in job.backends if getattr(b, "in_process", False)}
     if not job.config.timing or not job.budget.left_to_convert():
         return None

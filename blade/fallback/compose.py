@@ -20,11 +20,12 @@ from blade.capture.captured import Captured
 from blade.capture.compare import find_differences
 from blade.capture.original import State, copy_of
 from blade.config import Config
-from blade.errors import BackendError
+from blade.errors import BackendError, Refused
 from blade.fallback.attempt import attempt
 from blade.fallback.candidate import Candidate, Weights
 from blade.fallback.cluster_module import cluster_module
 from blade.fallback.compile import Built, Partition
+from blade.fallback.lossy import is_lossy
 from blade.fallback.measure import (
     MIN_ROUNDS,
     is_faster,
@@ -114,8 +115,9 @@ def propose(
     ]
     by_size = [_with_tables(one, decisions) for one in best]
     alone = [_of_one_backend(p, decisions, name) for name in backends for p in partitions]
+    exact = [_exact(p, decisions) for p in partitions if any(map(is_lossy, backends))]
     different: dict[object, Composition] = {}
-    for one in (*best, *by_size, max(alone, key=Composition.gain_ms, default=best[0])):
+    for one in (*best, *by_size, max(alone, key=Composition.gain_ms, default=best[0]), *exact):
         if one.engines:
             different.setdefault(frozenset(one.engines.items()), one)
     return sorted(different.values(), key=lambda c: -c.gain_ms()) or best[:1]
@@ -172,6 +174,16 @@ def _of_one_backend(
 def _with_tables(one: Composition, decisions: Mapping[str, Decision]) -> Composition:
     choices = tuple(replace(c, table=decisions[c.built.name].table) for c in one.choices)
     return replace(one, name=f"{one.name}, by size", choices=choices)
+
+
+def _exact(partition: Partition, decisions: Mapping[str, Decision]) -> Composition:
+    """Without lossy engines, for where these together lose more than each of them alone."""
+
+    def chosen(built: Built) -> Candidate | None:
+        return fastest([c for c in decisions[built.name].winners if not is_lossy(c.backend)])
+
+    choices = tuple(Choice(b, chosen(b)) for b in partition.built)
+    return Composition(f"{partition.name}, exact", choices, partition.reasons)
 
 
 def _splice(captured: Captured, composition: Composition) -> torch.jit.ScriptModule:
@@ -251,10 +263,11 @@ def _whole(
     def made() -> torch.jit.ScriptModule:
         module = _splice(captured, composition)
         # The clusters were verified far more tightly; this is about how they were put together.
-        for one, why in find_differences(module, captured.references):
-            raise BackendError(
-                f"put together, at {one.what} the module differs from the original: {why}"
-            )
+        lossy = any(map(is_lossy, composition.engines.values()))
+        budget = config.accuracy_budget if lossy else None
+        for one, why in find_differences(module, captured.references, budget):
+            sentence = f"put together, at {one.what} the module differs from the original: {why}"
+            raise Refused(Code.ACCURACY, sentence) if lossy else BackendError(sentence)
         for choice in composition.choices:
             for engine in choice.served.engines if choice.served is not None else ():
                 renew(engine)

@@ -105,6 +105,7 @@ def keep(cache: Cache, candidate: Candidate) -> None:
     if sum(map(len, blobs[1:])) > _LARGEST:
         return
     head = {
+        "runner": words[1],  # a backend's engines may be another's: quant's are those of disc
         "program": words[2],
         "limits": {name: value for name, value in numbers.items() if name != "checksum"},
         "constants": refs,
@@ -126,7 +127,8 @@ def _restore(data: bytes, extracted: Extracted, backend: str) -> Candidate:
         weights[ref] if isinstance(ref, str) else _tensor(next(blobs), *ref)
         for ref in head["constants"]
     ]
-    engine = make_engine(extracted.name, backend, head["program"], payload, held, head["limits"])
+    runner, program = head["runner"], head["program"]
+    engine = make_engine(extracted.name, runner, program, payload, held, head["limits"])
     timings = tuple(
         Timing(**{**one, "shapes": tuple(map(tuple, one["shapes"]))}) for one in head["timings"]
     )

@@ -42,6 +42,11 @@ def resolve(config: Config) -> tuple[tuple[Backend, ...], tuple[Reason, ...]]:
     pipeline = config.optimization_pipeline
     if pipeline.lower() != AUTO:
         backend = registry.load(pipeline)
+        if not is_allowed(backend, config):
+            raise ConfigError(
+                f"Config.optimization_pipeline={pipeline!r}: it computes in reduced precision only; "
+                "allow that with enable_int8=True."
+            )
         if (why := backend.why_unavailable()) is not None:
             raise BackendError(f"Config.optimization_pipeline={pipeline!r}: {why}")
         return (backend,), _check_precision((backend,), config, named=True)
@@ -114,9 +119,14 @@ def _considered() -> list[str]:
     return [name for name in known if name in named]
 
 
+def is_allowed(backend: Backend, config: Config) -> bool:
+    """A backend whose engines are lossy needs the permission to reduce precision."""
+    return config.enable_int8 or not getattr(backend, "lossy", False)
+
+
 def _usable(name: str, config: Config) -> Backend:
     backend = registry.load(name)
-    if getattr(backend, "lossy", False) and not config.enable_int8:
+    if not is_allowed(backend, config):
         raise Refused(
             Code.BACKEND_UNAVAILABLE,
             f"{name} computes less exactly than the original, which Config(enable_int8=True) allows.",

@@ -5,13 +5,14 @@
 
 An engine passes if at every case it answers with the original's dtypes, shapes, layout, NaNs and
 infinities, exact ints and bools, and floats about as close to an fp64 run as the original's are
-(``compare.allowed``). It may decline a case (its guard says no, the original serves) except the
-user's own samples. It must not change its inputs, and must not answer where the original raises.
+(``compare.allowed``); of a lossy engine, values are held to a budget instead (``lossy``). It may decline a
+case (its guard says no, the original serves) except the user's own samples. It must not change its inputs,
+and must not answer where the original raises.
 """
 
 import copy
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -20,8 +21,9 @@ import torch
 from torch.jit._fuser import optimized_execution
 
 from blade.backends.base import Cluster
+from blade.budget import AccuracyBudget
 from blade.errors import Refused
-from blade.fallback import compare
+from blade.fallback import compare, lossy
 from blade.fallback.attempt import attempt
 from blade.fallback.cases import Case, cases
 from blade.fallback.fp64 import Fp64
@@ -52,15 +54,25 @@ def verify(
     original: Callable[..., Any],
     backend: str,
     strict: bool = False,
+    budget: AccuracyBudget | None = None,
 ) -> Verdict | Reason:
-    """The verdict on ``engine``; ``original`` is the subgraph on the same inputs, in TorchScript."""
+    """The verdict on ``engine``; ``original`` is the subgraph on the same inputs, in TorchScript.
+
+    ``budget``: the engine is lossy, and this is what it may lose.
+    """
     with torch.no_grad():
         return attempt(
-            Stage.VERIFY, backend, cluster.name, lambda: _verify(cluster, engine, original), strict
+            Stage.VERIFY,
+            backend,
+            cluster.name,
+            lambda: _verify(cluster, engine, original, budget),
+            strict,
         )
 
 
-def _verify(cluster: Cluster, engine: Any, original: Callable[..., Any]) -> Verdict:
+def _verify(
+    cluster: Cluster, engine: Any, original: Callable[..., Any], budget: AccuracyBudget | None
+) -> Verdict:
     answers: list[Answer] = []
     known: list[float] = []
     truth = Fp64(cluster.gm)
@@ -76,6 +88,9 @@ def _verify(cluster: Cluster, engine: Any, original: Callable[..., Any]) -> Verd
         if got is None:
             declined += 1
             _check_declined(case, engine, before)
+            continue
+        if budget is not None:
+            answers += _within(budget, case, got, want)
             continue
         _check_form(case, got, want, truth)
         answers += _measure(case, got, want, truth, known)
@@ -179,6 +194,15 @@ def _measure(
     truths: Sequence[torch.Tensor | None] = _call(case, truth) or [None] * len(want)
     triples = enumerate(zip(got, want, truths, strict=True))
     return [Answer(case, i, b.dtype, compare.errors(a, b, t)) for i, (a, b, t) in triples]
+
+
+def _within(budget: AccuracyBudget, case: Case, got: Tensors, want: Tensors) -> Iterator[Answer]:
+    """The errors of a lossy engine at ``case``; raises where they exceed what may be lost there."""
+    if sentence := lossy.why_not(budget, case, got, want):
+        raise Refused(lossy.code_of(case, got, want), f"at {_at(case)} {sentence}.")
+    for i, (a, b) in enumerate(zip(got, want, strict=True)):
+        if lossy.is_judged(case):
+            yield Answer(case, i, b.dtype, compare.errors(a, b, None), is_near=True)
 
 
 def _known(answers: Sequence[Answer]) -> list[float]:

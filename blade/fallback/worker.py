@@ -24,6 +24,7 @@ from blade.backends.base import Backend, Cluster
 from blade.config import Config
 from blade.errors import ConfigError, InputError
 from blade.fallback.attempt import attempt
+from blade.fallback.lossy import budget_of
 from blade.fallback.parcel import constants, unpack
 from blade.fallback.verify import verify
 from blade.reason import Reason, Stage
@@ -118,7 +119,8 @@ def _convert(request: Request) -> Parts:
     engine: Any = backend.convert(cluster, request.config)
     # Loaded and run here first, on all that it will be verified on: what crashes, crashes here. The
     # verdict is the caller's to make, against the TorchScript original.
-    verify(cluster, engine, cluster.gm, backend.name)
+    budget = budget_of(backend, request.config.accuracy_budget)
+    verify(cluster, engine, cluster.gm, backend.name, budget=budget)
     return _take_apart(engine, cluster)
 
 

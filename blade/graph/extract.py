@@ -11,7 +11,7 @@ attributes ``const_k`` and the very tensors of ``cluster.gm``'s ``const_k``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -50,6 +50,7 @@ class Extracted:
     varied: bool
     fixed: Fixed | None
     origins: tuple[int, ...] = ()  # of each of ``samples``: the captured sample it comes from
+    calibration: Iterable[Inputs] = ()
 
     @property
     def nodes(self) -> tuple[int, ...]:
@@ -76,6 +77,7 @@ class Extracted:
             ops=tuple(str(self.view.nodes[i].target) for i in self.nodes),
             samples=self.samples,
             probes=self.probes,
+            calibration=self.calibration,
         )
 
     def declared(self) -> tuple[object, ...]:
@@ -89,6 +91,17 @@ class Extracted:
             if self.fixed is not None and self.fixed(name, axis)
         ]
         return (self.varied, fixed, [_info(self.view, v) for v in self.inputs])
+
+
+@dataclass(frozen=True)
+class _Further:
+    """The inputs of a group at the samples for calibration: run anew whenever somebody goes through them."""
+
+    samples: Samples
+    boundary: Boundary
+
+    def __iter__(self) -> Iterator[Inputs]:
+        return self.samples.further(self.boundary)
 
 
 _READERS = {"IntType": "aten::Int", "FloatType": "aten::Float", "BoolType": "aten::Bool"}
@@ -155,6 +168,7 @@ def _extract_one(
         varied=samples.varied(boundary),
         fixed=fixed,
         origins=tuple(samples.origins(boundary)),
+        calibration=_Further(samples, boundary),
     )
 
 

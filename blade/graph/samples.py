@@ -12,7 +12,7 @@ group costs nothing.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -105,6 +105,21 @@ class Samples:
         if not samples:
             samples, probes, origins = probes[:1], probes[1:], [0]
         return samples, probes, origins
+
+    def further(self, boundary: Boundary) -> Iterator[Inputs]:
+        """The inputs of the group at the samples for calibration, one run of the module after the other."""
+        keys = _keys(boundary)
+        given = [key for key in keys if self._is_given(*key)]
+        wanted: dict[int, list[tuple[int, bool]]] = {}
+        for line, value in keys:
+            if (line, value) not in given:
+                copies = self._view.aliases.may_be_written(value)
+                wanted.setdefault(line, []).append((value, copies))
+        for run in self._captured.calibration:
+            seen = self._given(run, given)
+            if wanted:
+                seen |= observe_tensors(self._view.program, self._captured.module, run, wanted)
+            yield from self._executions(boundary, seen)
 
     def varied(self, boundary: Boundary) -> bool:
         """Whether more than one run reached the group."""

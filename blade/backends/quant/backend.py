@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Quantization as a backend: a cluster is calibrated, its layers put into int8, and DISC compiles it.
+
+It takes the nodes DISC takes, so that clusters stay whole. Its engines are DISC's: a saved file needs
+nothing of this package, and the fp32 original stays behind them.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from blade.backends import registry
+from blade.backends.base import Backend, Cluster, OpNode
+from blade.config import Config
+from blade.precision import annotated
+from blade.reason import Reason
+from blade.report import LayerPrecision
+from blade.runtime.engine import make_engine
+
+_COMPILER = "disc"
+
+
+class QuantBackend:
+    """int8 layers chosen by measured speed and measured accuracy; only with ``Config(enable_int8=True)``."""
+
+    name = "quant"
+    in_process = True  # like DISC: what could crash is ours
+    precisions = ("int8",)
+    lossy = True
+
+    @property
+    def version(self) -> str | None:
+        compiler = getattr(registry.load(_COMPILER), "version", None)
+        return None if compiler is None else f"{compiler} quant 1"
+
+    def why_unavailable(self) -> str | None:
+        return registry.available(_COMPILER)
+
+    def why_not(self, node: OpNode, config: Config) -> Reason | None:
+        reason = registry.load(_COMPILER).why_not(node, config)
+        return None if reason is None else replace(reason, backend=self.name)
+
+    def convert(self, cluster: Cluster, config: Config) -> torch.ScriptObject:
+        """Raises ``Refused`` where no layer can be quantized, or none should be."""
+        # torch.ao takes a second to import: not before something is to be quantized
+        from blade.backends.quant.quantize import quantize
+
+        compiler = registry.load(_COMPILER)
+        trials = config.evolve(dump_dir=None)
+        engine, layers = quantize(cluster, config, _compile_with(compiler, trials))
+        return _with_notes(engine, layers)
+
+
+def _compile_with(compiler: Backend, config: Config) -> Callable[[Cluster], Any]:
+    return lambda cluster: compiler.convert(cluster, config)
+
+
+def _with_notes(engine: Any, layers: tuple[LayerPrecision, ...]) -> torch.ScriptObject:
+    """The same engine, whose program says what was decided of each layer."""
+    _, (name, backend, program), numbers, tensors = engine._get_method("__getstate__")()
+    limits = {key: value for key, value in numbers.items() if key != "checksum"}
+    payload, *constants = tensors
+    return make_engine(name, backend, annotated(program, layers), payload, constants, limits)

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the samples show of the activations that layers read: their ranges, and some of their rows.
+
+    seen = calibrate(gm, layers, samples, "entropy")
+    seen.ranges["layer_norm_1"]            # (-3.1, 4.2)
+    seen.against["relu_7"]                 # why it cannot be quantized: NaN among its values, or always zero
+
+The cluster's own graph runs, node by node, on every sample; nothing of it is kept but what is listed here.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import Progress
+from torch.fx import GraphModule, Node
+
+from blade.backends.quant.layers import Layer
+from blade.backends.quant.observers import Observer, Range, make_observer
+from blade.backends.quant.simulate import Inputs, Simulation
+from blade.errors import Refused
+from blade.reason import Code
+
+ROWS = 256  # of each activation that are kept, spread over the samples
+LONG = 8  # samples from which on a progress bar is shown
+
+
+@dataclass(frozen=True)
+class Seen:
+    """By the name of the activation's node; ``rows`` [n, features] and ``peaks`` [features] (the largest
+    magnitudes) are of those that products read, whose features are the last axis."""
+
+    ranges: dict[str, Range] = field(default_factory=dict)
+    rows: dict[str, torch.Tensor] = field(default_factory=dict)
+    peaks: dict[str, torch.Tensor] = field(default_factory=dict)
+    against: dict[str, str] = field(default_factory=dict)
+    samples: int = 0
+
+
+def calibrate(
+    gm: GraphModule, layers: Sequence[Layer], samples: Iterable[Inputs], method: str
+) -> Seen:
+    """Run ``gm`` on all ``samples``, twice for a method that needs histograms.
+
+    Raises ``Refused(CALIBRATION)`` where there is no sample.
+    """
+    run = _Calibration(gm, layers, method)
+    every = list(samples)
+    if not every:
+        raise Refused(
+            Code.CALIBRATION, "There is no sample to calibrate on: give some in `inputs`."
+        )
+    passes = max((o.passes for o in run.observers.values()), default=1)
+    console = Console(stderr=True)
+    quiet = len(every) < LONG or not console.is_terminal
+    with Progress(console=console, transient=True, disable=quiet) as bar:
+        task = bar.add_task("calibrating", total=passes * len(every))
+        for number in range(passes):
+            for inputs in every:
+                run.see(inputs, first=number == 0)
+                bar.advance(task)
+            for observer in run.observers.values():
+                observer.end_of_pass()
+    return run.seen(len(every))
+
+
+class _Calibration:
+    def __init__(self, gm: GraphModule, layers: Sequence[Layer], method: str) -> None:
+        self._simulation = Simulation(gm, layers, [])
+        self._products = {layer.x.name for layer in layers if layer.kind == "linear"}
+        self.observers: dict[str, Observer] = {
+            layer.x.name: make_observer(method) for layer in layers
+        }
+        self._rows: dict[str, list[torch.Tensor]] = {}
+        self._peaks: dict[str, torch.Tensor] = {}
+        self._against: dict[str, str] = {}
+        self._first = True
+
+    def see(self, inputs: Inputs, first: bool) -> None:
+        self._first = first
+        self._simulation.run(inputs, {}, self._watch)
+
+    def _watch(self, node: Node, made: Any, alive: Any) -> None:
+        name = node.name
+        if name not in self.observers or name in self._against:
+            return
+        if not bool(torch.isfinite(made).all()):
+            self._against[name] = "it reads a NaN or an infinity in at least one sample"
+            return
+        self.observers[name].see(made)
+        if self._first and name in self._products and made.numel():
+            rows = made.reshape(-1, made.shape[-1])
+            peaks = rows.abs().amax(0)
+            known = self._peaks.get(name)
+            self._peaks[name] = peaks if known is None else torch.maximum(known, peaks)
+            self._rows.setdefault(name, []).append(_some(rows, ROWS).clone())
+
+    def seen(self, samples: int) -> Seen:
+        ranges = {}
+        for name, observer in self.observers.items():
+            if name in self._against:
+                continue
+            low, high = observer.range()
+            if low > high:
+                self._against[name] = "it reads a tensor without elements in every sample"
+            elif low == high:
+                self._against[name] = f"what it reads is the constant {low:.4g} in every sample"
+            else:
+                ranges[name] = low, high
+        kept = {n: _some(torch.cat(r), ROWS) for n, r in self._rows.items() if n in ranges}
+        return Seen(ranges, kept, self._peaks, self._against, samples)
+
+
+def _some(rows: torch.Tensor, count: int) -> torch.Tensor:
+    """At most ``count`` of them, evenly spread."""
+    if len(rows) <= count:
+        return rows
+    return rows[torch.linspace(0, len(rows) - 1, count).long()]

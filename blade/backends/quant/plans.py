@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ways in which a cluster's layers could be quantized, before anyone asked what they cost or save.
+
+    for plan in make_plans(prepared, config): plan.schemes, plan.against
+
+"auto" proposes per-token scales for products and calibrated ones for convolutions, then calibrated ones
+everywhere, then, where few rows are computed at a time, weights alone.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch.fx import GraphModule
+
+from blade.backends.quant.calibrate import Seen
+from blade.backends.quant.equalize import correct_bias
+from blade.backends.quant.layers import Layer
+from blade.backends.quant.numbers import (
+    Weight,
+    affine_of,
+    group_of,
+    quantize_weight,
+    token_round_trip,
+)
+from blade.backends.quant.simulate import Scheme, Simulation
+from blade.config import Config
+
+GROUP = 128  # inputs that share a scale of 4 bits
+UNEVEN = 0.8  # of the squared error that a zero point has to leave, at most, to be worth it
+FEW_ROWS = 16  # of an activation, up to which reading weights is what takes the time
+
+
+@dataclass(frozen=True)
+class Plan:
+    """``against``: the layers without a scheme, and why they have none."""
+
+    name: str
+    schemes: dict[str, Scheme]
+    against: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A cluster's graph, scales moved where that helps, and what calibration saw of it.
+
+    ``simulation`` compares with the graph as it was.
+    """
+
+    gm: GraphModule
+    layers: tuple[Layer, ...]
+    seen: Seen
+    simulation: Simulation
+
+
+def make_plans(prepared: Prepared, config: Config) -> Iterator[Plan]:
+    """The most promising first; those in which no layer has a scheme are left out."""
+    maker = _Maker(prepared, config)
+    wanted = config.quantization_type
+    if wanted != "auto":
+        plans = [maker.plan(wanted, {"linear": wanted, "conv": wanted})]
+    else:
+        plans = [maker.plan("mixed", {"linear": "dynamic", "conv": "static"})]
+        if maker.has("linear"):
+            plans.append(maker.plan("static", {"linear": "static", "conv": "static"}))
+            if _rows(prepared.layers) <= FEW_ROWS:
+                plans.append(
+                    maker.plan("weight_only", dict.fromkeys(("linear", "conv"), "weight_only"))
+                )
+    for plan in plans:
+        if plan.schemes or wanted != "auto":
+            yield maker.corrected(plan)
+
+
+class _Maker:
+    def __init__(self, prepared: Prepared, config: Config) -> None:
+        self.prepared, self.config = prepared, config
+        self._weights: dict[tuple[int, int, int], tuple[torch.Tensor, Weight]] = {}
+
+    def has(self, kind: str) -> bool:
+        return any(layer.kind == kind for layer in self.prepared.layers)
+
+    def plan(self, name: str, kinds: dict[str, str]) -> Plan:
+        """Each kind of layer quantized in its way."""
+        schemes, against = {}, {}
+        for layer in self.prepared.layers:
+            found = self._scheme(layer, kinds[layer.kind])
+            if isinstance(found, Scheme):
+                schemes[layer.name] = found
+            else:
+                against[layer.name] = found
+        return Plan(name, schemes, against)
+
+    def corrected(self, plan: Plan) -> Plan:
+        """With corrected biases, if these bring the outputs nearer to the original's."""
+        calibrated = {n: s for n, s in plan.schemes.items() if s.kind == "static"}
+        if not calibrated:
+            return plan
+        by_name = {layer.name: layer for layer in self.prepared.layers}
+        simulation = self.prepared.simulation
+        schemes = {**plan.schemes, **correct_bias(simulation, by_name, calibrated)}
+        before, after = simulation.error(plan.schemes), simulation.error(schemes)
+        better = after.relative < before.relative
+        return Plan(plan.name, schemes, plan.against) if better else plan
+
+    def _scheme(self, layer: Layer, kind: str) -> Scheme | str:
+        if (why := self.prepared.seen.against.get(layer.x.name)) is not None:
+            return why
+        if layer.kind == "conv" and kind != "static":
+            return f"a convolution's activations have no rows for {kind} quantization"
+        symmetric = self.config.symmetric_activations
+        if kind == "weight_only":
+            return Scheme(kind, self._weight(layer, self.config.weight_bits))
+        weight = self._weight(layer, 8)
+        if kind == "dynamic":
+            even = _is_even(self.prepared.seen.rows.get(layer.x.name))
+            return Scheme(kind, weight, symmetric=even if symmetric is None else symmetric)
+        low, high = self.prepared.seen.ranges[layer.x.name]
+        return Scheme(kind, weight, affine_of(low, high, symmetric is True))
+
+    def _weight(self, layer: Layer, bits: int) -> Weight:
+        """Of a weight that layers share, the same for all of them."""
+        group = group_of(layer.weight.shape[1], GROUP) if bits == 4 else 0
+        key = layer.weight.data_ptr(), layer.weight.stride(0), bits
+        if key not in self._weights:
+            made = quantize_weight(layer.weight, bits, group)
+            self._weights[key] = layer.weight, made
+        return self._weights[key][1]
+
+
+def _is_even(rows: torch.Tensor | None) -> bool:
+    """Whether ``rows`` [n, features] reach about as far on both sides of zero, so that a zero point is no use."""
+    if rows is None or not rows.numel():
+        return True
+    errors = [float((token_round_trip(rows, s) - rows).square().sum()) for s in (True, False)]
+    return errors[1] > UNEVEN * errors[0]
+
+
+def _rows(layers: Sequence[Layer]) -> int:
+    """Of the activations that products read, at the sizes of the example; the fewest."""
+    shapes = [layer.x.meta["val"].shape[:-1] for layer in layers if layer.kind == "linear"]
+    return min((prod(map(_hint, shape)) for shape in shapes), default=0)
+
+
+def _hint(size: int | torch.SymInt) -> int:
+    return int(size.node.hint) if isinstance(size, torch.SymInt) else size

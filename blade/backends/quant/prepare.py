@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A cluster made ready: its layers found, scales moved where that is exact and helps, samples seen.
+
+prepared = prepare(cluster, config)
+"""
+
+import logging
+from collections.abc import Sequence
+from itertools import chain, islice
+
+import torch
+
+from blade.backends.base import Cluster
+from blade.backends.quant.calibrate import calibrate
+from blade.backends.quant.equalize import equalize
+from blade.backends.quant.layers import find_layers
+from blade.backends.quant.plans import Prepared
+from blade.backends.quant.simulate import Inputs, Simulation
+from blade.backends.quant.smooth import smooth
+from blade.config import Config
+from blade.errors import Refused
+from blade.reason import Code
+
+log = logging.getLogger(__name__)
+JUDGED = 8  # samples on which accuracy is measured while searching
+
+
+def prepare(cluster: Cluster, config: Config) -> Prepared:
+    """Raises ``Refused`` where there is no layer to quantize, no sample, or none that can be calibrated."""
+    gm = cluster.gm
+    layers = find_layers(gm)
+    if not layers:
+        raise Refused(
+            Code.UNSUPPORTED_OP,
+            "It has no layer to quantize: no product and no convolution of a float32 activation with a "
+            "constant float32 weight.",
+        )
+    every = list(islice(chain(cluster.samples, cluster.calibration), config.calibration_samples))
+    method = config.calibration_method if config.quantization_type != "dynamic" else "min_max"
+    if any(layer.kind == "conv" for layer in layers):
+        gm, pairs = equalize(gm, layers)
+        layers = find_layers(gm)
+        log.info("%s: %d pairs of convolutions equalized", cluster.name, pairs)
+    seen = calibrate(gm, layers, every, method)
+    if len(seen.against) == len({layer.x.name for layer in layers}):
+        name, why = next(iter(seen.against.items()))
+        raise Refused(
+            Code.CALIBRATION,
+            f"None of its {len(layers)} layers can be calibrated on {len(every)} sample(s): {why} ({name}).",
+        )
+    if config.quantization_type != "weight_only":
+        smoothed, moved = smooth(gm, layers, seen, config.quantization_type != "static")
+        if moved:
+            gm, layers = smoothed, find_layers(smoothed)
+            seen = calibrate(gm, layers, every, method)
+            log.info("%s: scales moved at %s", cluster.name, ", ".join(moved))
+    simulation = Simulation(gm, layers, _judged(every))
+    original = Simulation(cluster.gm, [], simulation.samples)
+    simulation.wanted = original.wanted
+    return Prepared(gm, tuple(layers), seen, simulation)
+
+
+def _judged(samples: Sequence[Inputs]) -> list[Inputs]:
+    """The first of every shape, then others, up to ``JUDGED``."""
+    first: dict[tuple[torch.Size, ...], Inputs] = {}
+    for inputs in samples:
+        first.setdefault(tuple(t.shape for t in inputs), inputs)
+    known = {id(inputs) for inputs in first.values()}
+    rest = [inputs for inputs in samples if id(inputs) not in known]
+    return [*first.values(), *rest][:JUDGED]

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A cluster computed with some of its layers quantized, in eager float32: what int8 will cost in accuracy.
+
+simulation = Simulation(gm, layers, samples)
+simulation.error({"linear_3": scheme})          # the worst OutputError over all samples and outputs
+"""
+
+import copy
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Interpreter, Node
+
+from blade.backends.quant.layers import Layer
+from blade.backends.quant.numbers import Affine, Weight, token_round_trip
+from blade.budget import OutputError, output_error, worst
+
+Inputs = tuple[torch.Tensor, ...]
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """How one layer is quantized.
+
+    ``kind``: "static" (``activation`` says how), "dynamic" (per token, ``symmetric`` or not) or "weight_only".
+    ``bias``, if it is not ``None``, takes the place of the layer's own: corrected.
+    """
+
+    kind: str
+    weight: Weight
+    activation: Affine | None = None
+    symmetric: bool = True
+    bias: torch.Tensor | None = None
+
+    @property
+    def precision(self) -> str:
+        """For the report: "int8 static", "int4 weight-only"."""
+        return f"int{self.weight.bits} {self.kind.replace('_', '-')}"
+
+    def seen(self, x: torch.Tensor) -> torch.Tensor:
+        """``x`` as the quantized layer sees it."""
+        if self.activation is not None:
+            return self.activation.round_trip(x)
+        return token_round_trip(x, self.symmetric) if self.kind == "dynamic" else x
+
+    def corrected(self, bias: torch.Tensor) -> "Scheme":
+        return replace(self, bias=bias)
+
+
+Schemes = Mapping[str, Scheme]
+
+
+class Simulation:
+    """Runs of one cluster; what the original answers is computed once."""
+
+    def __init__(self, gm: GraphModule, layers: Iterable[Layer], samples: Sequence[Inputs]) -> None:
+        self.gm, self.samples = gm, samples
+        self._layers = {layer.name: layer for layer in layers}
+        self._weights: dict[int, tuple[Weight, torch.Tensor]] = {}
+        self.wanted = [self.run(inputs, {}) for inputs in samples]
+
+    def run(self, inputs: Inputs, schemes: Schemes, watch: "Watch | None" = None) -> Inputs:
+        """The cluster's outputs with ``schemes`` by name of layer; ``watch`` sees every value made."""
+        runner = _Runner(self, schemes, watch)
+        with torch.no_grad():
+            return tuple(runner.run(*inputs, enable_io_processing=False))
+
+    def error(self, schemes: Schemes) -> OutputError:
+        """The worst over all samples and outputs."""
+        return worst(
+            output_error(got, want)
+            for inputs, every in zip(self.samples, self.wanted, strict=True)
+            for got, want in zip(self.run(inputs, schemes), every, strict=True)
+        )
+
+    def with_samples(self, count: int) -> "Simulation":
+        """On the first ``count`` samples only."""
+        fewer = copy.copy(self)
+        fewer.samples, fewer.wanted = self.samples[:count], self.wanted[:count]
+        return fewer
+
+    def layer(self, name: str) -> Layer | None:
+        return self._layers.get(name)
+
+    def dequantized(self, weight: Weight) -> torch.Tensor:
+        """Made once; the weight is kept, so that no other has its id."""
+        if id(weight) not in self._weights:
+            self._weights[id(weight)] = weight, weight.dequantize()
+        return self._weights[id(weight)][1]
+
+
+Watch = Callable[[Node, Any, Mapping[Node, Any]], None]
+"""Called with a node, what it made, and the values alive then."""
+
+
+class _Runner(Interpreter):
+    def __init__(self, of: Simulation, schemes: Schemes, watch: Watch | None) -> None:
+        super().__init__(of.gm, garbage_collect_values=True)
+        self._of, self._schemes, self._watch = of, schemes, watch
+
+    def run_node(self, n: Node) -> Any:
+        scheme = self._schemes.get(n.name)
+        made = super().run_node(n) if scheme is None else self._quantized(n, scheme)
+        if self._watch is not None:
+            self._watch(n, made, self.env)
+        return made
+
+    def _quantized(self, node: Node, scheme: Scheme) -> torch.Tensor:
+        layer = self._of.layer(node.name)
+        assert layer is not None, node
+        x = scheme.seen(self.env[layer.x])
+        bias = scheme.bias
+        if bias is None and layer.bias is not None:
+            bias = self.env[layer.bias]
+        made: torch.Tensor = layer.run(x, self._of.dequantized(scheme.weight), bias)
+        return made

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an engine with reduced precision is held to: form as strictly as any, values to the user's budget.
+
+    sentence = why_not(budget, case, got, want)       # None, or in which way it is too far from the original
+
+At the user's samples the budget holds as it is. At inputs derived from them, whose ranges nobody calibrated,
+the error may be ``budget.ELSEWHERE`` times larger. Where contents are scaled out of all ranges, or are not
+finite, only the form is compared: what int8 makes of an infinity is no defect.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from blade.backends import registry
+from blade.budget import ELSEWHERE, AccuracyBudget, output_error
+from blade.fallback import compare
+from blade.fallback.cases import Case
+from blade.reason import Code
+
+Tensors = Sequence[torch.Tensor]
+# Of the cases with other contents, those that stay within the ranges of the sample.
+_IN_RANGE = ("random contents", "shuffled contents")
+
+
+def is_judged(case: Case) -> bool:
+    """Whether values at ``case`` count."""
+    return case.kind != "contents" or case.name in _IN_RANGE
+
+
+def why_not(budget: AccuracyBudget, case: Case, got: Tensors, want: Tensors) -> str | None:
+    """``None`` if ``got`` has the form of ``want`` and is as near to it as ``budget`` asks at ``case``."""
+    strides = case.kind != "layout"
+    sentence = compare.form(got, want, strides=strides, places=is_judged(case))
+    if sentence or not is_judged(case):
+        return sentence
+    here = budget if case.kind == "sample" else budget.scaled(ELSEWHERE)
+    for i, (a, b) in enumerate(zip(got, want, strict=True)):
+        error = output_error(a, b)
+        if not here.allows(error):
+            return (
+                f"output {i} has a relative error of {error.relative:.2g} (cosine {error.cosine:.4f}, "
+                f"{error.snr_db:.1f} dB); allowed is {here}"
+            )
+    return None
+
+
+def code_of(case: Case, got: Tensors, want: Tensors) -> Code:
+    """Of the sentence: values beyond the budget are a matter of accuracy, everything else is a defect."""
+    strides = case.kind != "layout"
+    form = compare.form(got, want, strides=strides, places=is_judged(case))
+    return Code.WRONG_VALUES if form else Code.ACCURACY
+
+
+def budget_of(backend: object, budget: AccuracyBudget) -> AccuracyBudget | None:
+    """``budget`` if ``backend`` makes lossy engines, which only ``Config(enable_int8=True)`` lets it."""
+    return budget if getattr(backend, "lossy", False) else None
+
+
+def is_lossy(backends: str) -> bool:
+    """Whether engines of the backend of this name are, or of one of several ("disc+quant")."""
+    return any(getattr(registry.load(name), "lossy", False) for name in backends.split("+"))

@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small models with layers that differ in how well they take int8, and their clusters."""
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from torch import nn
+
+from blade.backends.base import Cluster
+from blade.capture.torchscript import capture
+from blade.config import Config
+from blade.graph.extract import extract
+from blade.graph.view import view
+
+Make = Callable[..., Cluster]
+
+
+@pytest.fixture
+def cluster_of() -> Make:
+    """``cluster_of(model, samples)``: the whole model as one cluster."""
+
+    def make(
+        model: nn.Module, samples: Sequence[torch.Tensor | tuple[torch.Tensor, ...]]
+    ) -> Cluster:
+        captured = capture(model.eval(), list(samples), Config(enable_int8=True))
+        graph = view(captured)
+        [extracted] = extract(captured, graph, [range(len(graph.nodes))])
+        return extracted.cluster
+
+    return make

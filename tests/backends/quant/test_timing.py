@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is kept for its speed, with a clock that tells the time engines claim to take."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from torch import nn
+
+from blade.backends.base import Cluster
+from blade.backends.quant import choose as module
+from blade.backends.quant.choose import Chosen, choose
+from blade.backends.quant.plans import make_plans
+from blade.backends.quant.prepare import prepare
+from blade.backends.quant.timing import Gain, gain, is_worth_it, race
+from blade.config import Config
+from blade.errors import Refused
+from blade.reason import Code
+
+Make = Callable[..., Cluster]
+X = (torch.ones(1),)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass
+class Engine:
+    """Takes ``seconds`` by its clock."""
+
+    seconds: float
+    clock: Clock
+    outputs: list[torch.Tensor] = field(default_factory=list)
+
+    def try_execute(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        self.clock.now += self.seconds
+        return self.outputs
+
+
+def test_a_race_runs_all_of_them_equally_often() -> None:
+    clock = Clock()
+    engines = [Engine(s, clock) for s in (0.25, 0.5)]
+    times = race([lambda x, e=e: e.try_execute(x) for e in engines], X, clock, rounds=5)  # type: ignore[misc]
+    assert times == [[0.25] * 5, [0.5] * 5]
+
+
+def test_a_gain_counts_if_it_exceeds_its_noise() -> None:
+    assert gain([3.0, 3.0, 3.0], [1.0, 1.0, 1.0]) == Gain(2.0, 0.0)
+    noisy = gain([3.0, 1.0, 3.2, 0.9, 1.1], [2.0, 2.0, 2.0, 2.0, 2.0])
+    assert not noisy.is_one
+    assert is_worth_it([Gain(2.0, 0.1), Gain(0.0, 0.1)])
+    assert not is_worth_it([Gain(2.0, 0.1), Gain(-1.0, 0.1)])
+    assert not is_worth_it([Gain(0.1, 0.1)])
+    assert not is_worth_it([])
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide, self.narrow = nn.Linear(32, 256), nn.Linear(256, 32)
+        self.conv = nn.Conv1d(4, 4, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.conv(self.narrow(torch.relu(self.wide(x))))
+
+
+def chosen(cluster_of: Make, costs: dict[str, float], **fields: object) -> tuple[Chosen, list[int]]:
+    """By what each quantized weight adds to 1 ms, by shape; with the number of them per compilation."""
+    cluster = cluster_of(Model(), [torch.randn(2, 4, 32)])
+    config = Config(enable_int8=True, accuracy_budget=0.5, **fields)  # type: ignore[arg-type]
+    clock, compiled = Clock(), []
+
+    def compile_(quantized: Cluster) -> Engine:
+        gm = quantized.gm
+        shapes = [str(tuple(b.shape)) for b in gm.buffers() if b.dtype == torch.int8]
+        kinds = {
+            str(n.target).split(".")[1] for n in gm.graph.nodes if "decomposed" in str(n.target)
+        }
+        compiled.append(len(shapes))
+        ms = 1.0 + sum(costs[s] for s in shapes) + sum(costs.get(k, 0.0) for k in kinds)
+        return Engine(1e-3 * ms, clock)
+
+    prepared = prepare(cluster, config)
+    plans = make_plans(prepared, config)
+    return choose(cluster, prepared, plans, config, compile_, clock), compiled
+
+
+WIDE, NARROW, CONV = "(256, 32)", "(32, 256)", "(4, 4, 1)"
+
+
+def test_a_layer_that_wins_no_time_is_not_quantized(cluster_of: Make) -> None:
+    costs = {WIDE: -0.3, NARROW: 0.1, CONV: 0.02}
+    found, _ = chosen(cluster_of, costs, quantization_type="static")
+    by_name = {layer.layer: layer for layer in found.layers}
+    assert {n: layer.precision for n, layer in by_name.items()} == {
+        "wide": "int8 static",
+        "narrow": "fp32",
+        "conv": "fp32",
+    }
+    assert by_name["wide"].saved_ms == pytest.approx(0.3)
+    assert by_name["narrow"].why.startswith("int8 saves the 1 layers of its form -0.1000 ms")
+    assert found.engine.seconds == pytest.approx(0.7e-3)
+
+
+def test_where_nothing_wins_nothing_is_quantized(cluster_of: Make) -> None:
+    with pytest.raises(Refused, match="None of its 3 layers is faster in int8") as caught:
+        chosen(cluster_of, {WIDE: 0.1, NARROW: 0.1, CONV: 0.1}, quantization_type="static")
+    assert caught.value.code == Code.SLOWER
+
+
+@pytest.mark.parametrize(
+    ("slow", "kind"), [("quantize_per_token", "static"), ("quantize_per_tensor", "dynamic")]
+)
+def test_auto_takes_what_is_faster(cluster_of: Make, slow: str, kind: str) -> None:
+    costs = {WIDE: -0.2, NARROW: -0.2, CONV: -0.01, slow: 0.3}
+    found, _ = chosen(cluster_of, costs)
+    kinds = {layer.layer: layer.precision for layer in found.layers}
+    if kind == "static":
+        assert kinds["wide"] == kinds["narrow"] == "int8 static"
+    else:  # the convolution has no other way, and is not worth it
+        assert found.engine.seconds == pytest.approx(0.6e-3)
+        assert (kinds["wide"], kinds["conv"]) == ("int8 dynamic", "fp32")
+
+
+def test_no_time_left_means_no_more_compilations(
+    cluster_of: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SEARCH_S", 0.0)
+    found, compiled = chosen(cluster_of, {WIDE: -0.3, NARROW: 0.1, CONV: 0.02})
+    assert len(compiled) == 1
+    assert all(layer.precision != "fp32" for layer in found.layers)
+
+
+def test_unmeasured_the_first_plan_is_taken(cluster_of: Make) -> None:
+    found, compiled = chosen(cluster_of, {WIDE: 9.0, NARROW: 9.0, CONV: 9.0}, timing=False)
+    assert len(compiled) == 1
+    assert all(layer.saved_ms is None for layer in found.layers)

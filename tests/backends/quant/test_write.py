@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Q/DQ written into the graph computes what the simulation does, and the given cluster stays as it was."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from blade.backends.base import Cluster
+from blade.backends.quant.layers import find_layers
+from blade.backends.quant.plans import make_plans
+from blade.backends.quant.prepare import prepare
+from blade.backends.quant.write import write
+from blade.budget import output_error
+from blade.config import Config
+
+Make = Callable[..., Cluster]
+
+
+class Block(nn.Module):
+    """Two products read one activation; another activation is a function of both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(32)
+        self.q, self.k, self.o = nn.Linear(32, 64), nn.Linear(32, 64, bias=False), nn.Linear(64, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.norm(x)
+        return x + self.o(torch.nn.functional.gelu(self.q(y)) * self.k(y))
+
+
+class Image(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, groups=4)
+        self.c = nn.Linear(8, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.c(torch.sigmoid(self.b(torch.relu(self.a(x)))).mean((2, 3)))
+
+
+class Chain(nn.Module):
+    """Each layer reads what another makes, nothing between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(32, 64), nn.Linear(64, 16), nn.Conv1d(7, 7, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.c(self.b(self.a(x)))
+
+
+def targets(cluster: Cluster) -> list[str]:
+    found = [str(n.target) for n in cluster.gm.graph.nodes if n.op == "call_function"]
+    return [t.partition(".")[2].partition(".")[0] for t in found if "quantized_decomposed" in t]
+
+
+CASES: list[tuple[type[nn.Module], tuple[int, ...], dict[str, Any]]] = [
+    (Block, (3, 7, 32), {"quantization_type": "dynamic", "symmetric_activations": True}),
+    (Block, (3, 7, 32), {"quantization_type": "dynamic", "symmetric_activations": False}),
+    (Block, (3, 7, 32), {"quantization_type": "static"}),
+    (Block, (3, 7, 32), {"quantization_type": "static", "symmetric_activations": True}),
+    (Block, (3, 7, 32), {"quantization_type": "weight_only"}),
+    (Block, (3, 7, 32), {"quantization_type": "weight_only", "weight_bits": 4}),
+    (Image, (2, 3, 9, 9), {"quantization_type": "static"}),
+    (Image, (2, 3, 9, 9), {}),
+    (Chain, (3, 7, 32), {}),
+    (Chain, (3, 7, 32), {"quantization_type": "static"}),
+]
+
+
+@pytest.mark.parametrize(("model", "shape", "fields"), CASES)
+def test_the_graph_computes_what_was_simulated(
+    cluster_of: Make, model: type[nn.Module], shape: tuple[int, ...], fields: dict[str, Any]
+) -> None:
+    cluster = cluster_of(model(), [torch.randn(shape) for _ in range(3)])
+    assert {layer.weight.dtype for layer in find_layers(cluster.gm)} == {torch.float32}
+    before = str(cluster.gm.graph), [id(b) for b in cluster.gm.buffers()]
+    config = Config(enable_int8=True, **fields)
+    prepared = prepare(cluster, config)
+    plan = next(iter(make_plans(prepared, config)))
+    assert set(plan.schemes) == {layer.name for layer in prepared.layers}
+    made = write(replace(cluster, gm=prepared.gm), prepared.layers, plan.schemes)
+    for inputs in prepared.simulation.samples:
+        [got], [want] = made.gm(*inputs), prepared.simulation.run(inputs, plan.schemes)
+        assert output_error(got, want).relative < 5e-3  # a value between two ints may go either way
+        [original] = cluster.gm(*inputs)
+        assert 0 < output_error(got, original).relative < 0.2
+    assert find_layers(made.gm) == []  # none is left in float
+    assert (str(cluster.gm.graph), [id(b) for b in cluster.gm.buffers()]) == before
+    for node in made.gm.graph.nodes:
+        assert node.op == "output" or "val" in node.meta
+    assert len(made.shape_env.guards) == len(cluster.shape_env.guards)
+
+
+def test_readers_of_one_activation_share_its_quantization(cluster_of: Make) -> None:
+    cluster = cluster_of(Block(), [torch.randn(3, 7, 32)])
+    config = Config(enable_int8=True, quantization_type="dynamic", symmetric_activations=True)
+    prepared = prepare(cluster, config)
+    plan = next(iter(make_plans(prepared, config)))
+    made = write(replace(cluster, gm=prepared.gm), prepared.layers, plan.schemes)
+    found = targets(made)
+    assert found.count("choose_qparams_per_token") == 2  # of the norm, and of the product of both
+    assert found.count("dequantize_per_channel") == 3
+    floats = [b for b in made.gm.buffers() if b.dtype == torch.float32 and b.dim() == 2]
+    assert floats == []  # no weight is kept twice
+
+
+def test_only_the_layers_with_a_scheme_change(cluster_of: Make) -> None:
+    cluster = cluster_of(Block(), [torch.randn(3, 7, 32)])
+    config = Config(enable_int8=True, quantization_type="static")
+    prepared = prepare(cluster, config)
+    plan = next(iter(make_plans(prepared, config)))
+    some = dict(list(plan.schemes.items())[2:])
+    made = write(replace(cluster, gm=prepared.gm), prepared.layers, some)
+    assert targets(made) == [
+        "quantize_per_tensor",
+        "dequantize_per_tensor",
+        "dequantize_per_channel",
+    ]
+
+
+@pytest.mark.parametrize("method", ["min_max", "moving_average", "percentile", "entropy"])
+def test_every_method_calibrates(cluster_of: Make, method: str) -> None:
+    samples = [torch.randn(3, 7, 32) for _ in range(4)]
+    samples[3] = samples[3] * 3
+    cluster = cluster_of(Block(), samples)
+    config = Config(enable_int8=True, quantization_type="static", calibration_method=method)  # type: ignore[arg-type]
+    prepared = prepare(cluster, config)
+    assert prepared.seen.samples == 4
+    plan = next(iter(make_plans(prepared, config)))
+    assert prepared.simulation.error(plan.schemes).relative < 0.1
+
+
+def test_no_more_samples_than_asked_for_calibrate(cluster_of: Make) -> None:
+    cluster = cluster_of(Block(), [torch.randn(3, 7, 32) for _ in range(6)])
+    assert (len(cluster.samples), len(list(cluster.calibration))) == (1, 5)
+    prepared = prepare(cluster, Config(enable_int8=True, calibration_samples=4))
+    assert prepared.seen.samples == 4
