@@ -65,3 +65,22 @@ def reference(value: Value, tensors: Sequence[Any]) -> torch.Tensor:
     if given.residual is not None:
         y = y + named[given.residual.id]
     return y if a["activation"] is None else torch.clamp(y, *CLAMPS[a["activation"]])
+
+
+def int8_reference(
+    value: Value, x: torch.Tensor, w: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor
+) -> torch.Tensor:
+    """An `int8_conv`, its sums exact in float64."""
+    a, rank = value.attrs, len(value.shape)
+    y: torch.Tensor = torch.ops.aten.convolution(
+        (x.double() - a["zero"]).permute(to_channels_first(rank)),
+        w.double(),
+        None,
+        a["stride"],
+        a["padding"],
+        a["dilation"],
+        False,
+        [0] * (rank - 2),
+        1,
+    ).permute(to_channels_last(rank))
+    return (y * (scales.double() * a["scale"]) + bias).to(value.dtype)

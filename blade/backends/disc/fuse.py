@@ -99,6 +99,7 @@ def is_instruction(value: Value) -> bool:
     return value.op in (
         "linear",
         "int8_linear",
+        "int8_conv",
         "weight_only_linear",
         "matmul",
         "conv",

@@ -116,7 +116,7 @@ def _copies(user: Value, operand: Value) -> bool:
     """Will ``user`` have ``operand``, a permutation, copied before it reads it?"""
     if operand.op != "permute":
         return False
-    if user.op in ("conv", "spatial"):
+    if user.op in ("conv", "int8_conv", "spatial"):
         return True
     if user.op in ("linear", "int8_linear", "weight_only_linear"):
         return operand is user.args[0] and not has_rows(operand)

@@ -109,7 +109,7 @@ def _runs(graph: Graph) -> list[list[Value]]:
     runs: list[list[Value]] = [[]]
     for v in live(graph):
         if v.op in ("linear", *QUANTIZED, "matmul", "conv", "attention", "call"):
-            if not is_packed(v):
+            if not is_packed(v) or v.op == "int8_conv":
                 runs.append([])
             elif runs[-1] and _shared(runs[-1][0]) == _shared(v):
                 runs[-1].append(v)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from blade.backends.disc.constants import parts_of
-from blade.backends.disc.ir import Builder, Graph, Value, live
+from blade.backends.disc.ir import Builder, Graph, Value, live, numel
 from blade.backends.disc.simplify import RULES
 
 DEEPEST = (1 << 31) // (255 * 128) - 1
@@ -75,7 +75,9 @@ class _Lowerer:
             if moved is not None:
                 self.quantized[v.id] = moved
                 return
-        made = self.product(v) if v.op == "linear" else None
+        made = None
+        if v.op in ("linear", "conv"):
+            made = self.product(v) if v.op == "linear" else self.convolution(v)
         if made is None:
             args = [self.value(a) for a in v.args]
             made = self.b.make(v.op, args, v.shape, v.dtype, v.strides, **v.attrs)
@@ -137,12 +139,33 @@ class _Lowerer:
             y = self.b.make("weight_only_linear", operands, v.shape, v.dtype, bits=bits)
         return y if known else self.b.pointwise("add", y, self.b.broadcast(bias, v.shape))
 
+    def convolution(self, v: Value) -> Value | None:
+        """Of pixels with one scale; a kernel of one pixel is a product."""
+        x, w = (self.quantized.get(a.id) for a in v.args[:2])
+        if x is None or w is None or x.kind != "tensor" or not self.is_weight(w):
+            return None
+        channels, kernel, attrs = x.bytes.shape[-1], w.bytes.shape[1:], dict(v.attrs)
+        if attrs.pop("groups") != 1 or attrs.pop("activation") is not None or len(v.args) > 3:
+            return None
+        bias = self.value(v.args[2]) if len(v.args) == 3 else self.b.fill(0, v.shape[-1:], v.dtype)
+        if parts_of(bias) is None:
+            return None
+        given, _, numbers = self.activation(x)
+        operands = [given, w.bytes, w.parameters[0], bias]
+        plain = [*attrs["stride"], *(p + 1 for p in attrs["padding"])]
+        if all(n == 1 for n in (*kernel[1:], *plain)):
+            operands[1] = self.b.reshape(w.bytes, w.bytes.shape[:2])
+            return self.b.make("int8_linear", operands, v.shape, v.dtype, **numbers)
+        if channels != kernel[0] or not isinstance(channels, int) or channels % 4:
+            return None  # pieces of quads
+        return self.b.make("int8_conv", operands, v.shape, v.dtype, **numbers, **attrs)
+
     def is_weight(self, w: _Quantized) -> bool:
         """Constant signed bytes with float scales for rows or groups of rows and no zero points?"""
         by_rows = w.kind == "column" and w.axis == 0
-        if not (by_rows or w.kind == "group") or len(w.bytes.shape) != 2:
+        if not (by_rows or w.kind == "group"):
             return False
-        depth, (scales, *zeros) = w.bytes.shape[1], w.parameters
+        depth, (scales, *zeros) = numel(w.bytes.shape[1:]), w.parameters
         return (
             w.bytes.dtype == torch.int8
             and isinstance(depth, int)

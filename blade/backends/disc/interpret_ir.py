@@ -178,6 +178,8 @@ def _structural(
         return torch.nn.functional.linear(*args)
     if v.op == "int8_linear":
         return _int8_linear(v, *args)
+    if v.op == "int8_conv":
+        return convolution.int8_reference(v, *args)
     if v.op == "weight_only_linear":
         x, w, scales, bias = args
         size = w.shape[1] // scales.shape[1]

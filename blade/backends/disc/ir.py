@@ -18,6 +18,8 @@
     int8_linear x w ws bias s? z? {scale, zero}
                                           (x - zero - z) @ w.T * (ws * scale * s) + bias; x unsigned bytes, w
                                           signed ones; ws and bias one for each column, s and z for each row
+    int8_conv x w ws bias {scale, zero, stride, padding, dilation}
+                                          the same of a `conv` of one group; beyond the border x is `zero`
     weight_only_linear x w ws bias {bits} x @ (w * ws).T + bias; ws one for each of the groups of a row of w
     matmul a b                            batched over equal leading axes
     conv x w bias? residual? {stride, padding, dilation, groups, activation}

@@ -14,7 +14,7 @@ from blade.backends.disc.constants import parts_of
 from blade.backends.disc.ir import Builder, Graph, Shape, Value, contiguous_strides, live, numel
 from blade.backends.disc.views import reshape_strides, same, view_of
 
-QUANTIZED = ("int8_linear", "weight_only_linear")
+QUANTIZED = ("int8_linear", "int8_conv", "weight_only_linear")
 """Products with constant weights of few bits: operands 1 to 3 are laid out once."""
 
 Step = Callable[[Builder, Value, list[Value]], Value | None]
@@ -99,7 +99,9 @@ def _copy_before_layouts(b: Builder, v: Value, args: list[Value]) -> Value | Non
     if v.op in ("linear", *QUANTIZED):
         constants = packed_operands(v)
         args = [a if k in constants else _addressed(b, a) for k, a in enumerate(args)]
-        if not has_rows(args[0]):
+        if v.op == "int8_conv":
+            args[0] = _stored(b, args[0])
+        elif not has_rows(args[0]):
             args[0] = copy(b, args[0])
         rows = constants.stop if v.op in QUANTIZED else len(args)
         args[rows:] = [_stored(b, a) for a in args[rows:]]

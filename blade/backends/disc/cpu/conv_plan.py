@@ -73,17 +73,17 @@ def plan(value: Value, target: Target) -> tuple[NativeCall, Code] | None:
 def _window(value: Value, given: Operands) -> _Window:
     a, kernel = value.attrs, given.weight.shape[2:]
     return _Window(
-        tuple(int(k) for k in _three(kernel, 1)),
-        _three(a["stride"], 1),
-        _three(a["padding"], 0),
-        _three(a["dilation"], 1),
+        tuple(int(k) for k in three(kernel, 1)),
+        three(a["stride"], 1),
+        three(a["padding"], 0),
+        three(a["dilation"], 1),
         a["groups"],
         int(given.x.shape[-1]),
         int(given.weight.shape[0]),
     )
 
 
-def _three(values: tuple[Dim, ...], missing: int) -> tuple[Dim, ...]:
+def three(values: tuple[Dim, ...], missing: int) -> tuple[Dim, ...]:
     """One value for each of d, h, w."""
     return (missing,) * (3 - len(values)) + tuple(values)
 
@@ -100,7 +100,7 @@ def _general(value: Value, given: Operands, w: _Window, target: Target) -> tuple
     pitch = -(-block // 16) * 16
     pass_taps, pass_depth = _passes(math.prod(taps), depth)
     rows = numel(value.shape[:-1])
-    inputs, results = (_three(v.shape[1:-1], 1) for v in (given.x, value))
+    inputs, results = (three(v.shape[1:-1], 1) for v in (given.x, value))
     geometry = (*inputs, *results, *taps, *w.stride, *w.padding, *w.dilation)
     ints = (
         *(rows, pitch, w.channels, depth, width, copied, int(partial)),
@@ -136,7 +136,7 @@ def _depthwise(
     if w.kernel[0] > 1 or w.stride[0] > 1 or w.padding[0] or w.kernel[2] > _WIDEST:
         return None
     taps = depthwise.Taps(w.kernel[2], w.stride[2], w.dilation[2])
-    inputs, results = (_three(v.shape[1:-1], 1) for v in (given.x, value))
+    inputs, results = (three(v.shape[1:-1], 1) for v in (given.x, value))
     if len(value.shape) == 5:
         return None
     ints = (
@@ -232,7 +232,7 @@ def _packed(given: Operands, w: _Window, target: Target) -> tuple[Packed, Packed
     groups = 1 if w.is_depthwise else w.groups  # there, channels are columns
     fills = []
     for p in parts:
-        steps = (*p.strides[:2], *_three(p.strides[2:], 0))
+        steps = (*p.strides[:2], *three(p.strides[2:], 0))
         sizes = (w.columns, p.first, p.offset, w.depth, *w.kernel, *steps, groups)
         fills.append(Fill(p.constant, p.size, sizes))
     panels = groups * -(-(w.columns // groups) // target.lanes)

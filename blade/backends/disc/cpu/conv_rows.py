@@ -39,9 +39,20 @@ partial: 1 where a tap may cover pixels inside and outside.
 """
 
 
-def signature() -> Routine:
+def signature(name: str = NAME) -> Routine:
     """The function that fills the table, still empty."""
-    return Routine(NAME, ARGUMENTS)
+    return Routine(name, ARGUMENTS)
+
+
+def byte_rows_text(name: str, target: Target) -> str:
+    """The same for data of bytes, where no tap is partly outside and no row is copied."""
+    f = signature(name)
+    size = f.unpack(f["ints"], SIZES, "i64")
+    arrays = [f.at(f["scratch"], f.product(size["pitch"], k), "i64") for k in range(ARRAYS)]
+    table = f.at(f["scratch"], f.product(size["pitch"], ARRAYS), "i64")
+    _origins(f, size, arrays, 1)
+    _pointers(f, size, arrays, table, max(2, target.lanes // 2), 1)
+    return f.text()
 
 
 def rows_text(target: Target) -> str:
@@ -53,8 +64,8 @@ def rows_text(target: Target) -> str:
     table = f.at(f["scratch"], f.product(pitch, ARRAYS), "i64")
     taps = f.product(*(size[f"taps_{a}"] for a in AXES))
     slots = f.at(table, f.product(pitch, taps), "i64")
-    _origins(f, size, arrays)
-    _pointers(f, size, arrays, table, max(2, target.lanes // 2))
+    _origins(f, size, arrays, 4)
+    _pointers(f, size, arrays, table, max(2, target.lanes // 2), 4)
     with f.when(f.test("ne", size["partial"], 0)):
         _copy_partial(f, size, arrays, table, slots)
     with f.when(f.test("ne", size["copied"], 0)):
@@ -62,10 +73,10 @@ def rows_text(target: Target) -> str:
     return f.text()
 
 
-def _origins(f: Routine, size: Mapping[str, Value], arrays: list[Value]) -> None:
+def _origins(f: Routine, size: Mapping[str, Value], arrays: list[Value], bytes: int) -> None:
     """Address and place of every row's first input, counted on from row to row."""
     base = f.address(f["x"])
-    pixel = f.product(size["c"], 4)
+    pixel = f.product(size["c"], bytes)
     index: list[Value] = []
     rest = f["first"]
     for axis in reversed(AXES):
@@ -95,11 +106,16 @@ def _origins(f: Routine, size: Mapping[str, Value], arrays: list[Value]) -> None
 
 
 def _pointers(
-    f: Routine, size: Mapping[str, Value], arrays: list[Value], table: Value, lanes: int
+    f: Routine,
+    size: Mapping[str, Value],
+    arrays: list[Value],
+    table: Value,
+    lanes: int,
+    bytes: int,
 ) -> None:
     """Per tap and row: the input's address, or that of the zeros."""
     nowhere = f.broadcast(f.address(f["zeros"]), lanes)
-    pixel = f.product(size["c"], 4)
+    pixel = f.product(size["c"], bytes)
     bounds = [f.broadcast(size[f"in_{a}"], lanes) for a in AXES]
     # what one tap covers along w is copied afterwards where it lies partly outside
     wide = f.broadcast(f.test("ne", size["width"], 1), lanes)

@@ -6,8 +6,8 @@
 Units, their order and the blocks of rows are those of the fp32 GEMM (gemm.py). A pass is the whole depth: a
 panel's bytes are a quarter of the floats', and sums of a part would have to be kept as integers.
 
-    pack(ptrs = weights, B; ints = offset, k, distance of columns, of rows, first)
-    sums(ptrs = weights, sums; the same and a factor)     sums[first + j] = factor * sum_k weights[k, j]
+    pack(ptrs = weights, B; ints = offset, k, distance of columns, of rows, first, start, depth)
+    sums(ptrs = weights, sums; ints = .. first, factor)   sums[first + j] += factor * sum_k weights[k, j]
     row(ptrs = floats, to; ints = offset, distance, first, bits of a float factor)
 """
 
@@ -71,25 +71,26 @@ def _block(form: Int8Form, kernels: Mapping[int, Routine]) -> Routine:
 
 
 def pack_text(dot: Dot) -> str:
-    """Columns of signed bytes into panels of quads."""
+    """Columns of signed bytes into panels of quads, as rows ``start`` to ``start + k`` of ``depth``."""
     f = Routine(pack_name(dot))
-    n = f.unpack(f["ints"], "offset k dn dk first".split(), "i64")
+    n = f.unpack(f["ints"], "offset k dn dk first start depth".split(), "i64")
     source, to = f.get(f["ptrs"], 0, POINTER), f.get(f["ptrs"], 1, POINTER)
-    quads = f.above(n["k"], QUAD)
+    quads = f.above(n["depth"], QUAD)
     with f.range(f["begin"], f["end"]) as j:
         column = f.sum(n["first"], j)
         panel = f.product(f.over(column, dot.width), quads, dot.width)
         lane = f.rest(column, dot.width)
         with f.range(0, n["k"]) as k:
             at = f.sum(n["offset"], f.product(j, n["dn"]), f.product(k, n["dk"]))
-            quad = f.sum(panel, f.product(f.over(k, QUAD), dot.width), lane)
-            place = f.sum(f.product(quad, QUAD), f.rest(k, QUAD))
+            row = f.sum(n["start"], k)
+            quad = f.sum(panel, f.product(f.over(row, QUAD), dot.width), lane)
+            place = f.sum(f.product(quad, QUAD), f.rest(row, QUAD))
             f.put(f.get(source, at, "i8"), to, place)
     return f.text(False) + "\n"
 
 
 def sums_text() -> str:
-    """The sum of each column, times a factor."""
+    """Adds the sum of each column, times a factor."""
     f = Routine(SUMS)
     n = f.unpack(f["ints"], "offset k dn dk first factor".split(), "i64")
     source, to = f.get(f["ptrs"], 0, POINTER), f.get(f["ptrs"], 1, POINTER)
@@ -99,7 +100,8 @@ def sums_text() -> str:
             byte = f.get(source, f.sum(start, f.product(loop.index, n["dk"])), "i8")
             loop.next([f.add(loop.values[0], f.convert("arith.extsi", byte, "i64"))])
         total = f.convert("arith.trunci", f.mul(loop.results[0], n["factor"]), "i32")
-        f.put(total, to, f.sum(n["first"], j))
+        column = f.sum(n["first"], j)
+        f.put(f.add(f.get(to, column, "i32"), total), to, column)
     return f.text(False) + "\n"
 
 

@@ -5,6 +5,9 @@
 
 A is unsigned bytes, its rows read in place, four bytes (one broadcast) at a time; B comes from a packed
 panel with four rows interleaved, ``panel[k / 4][j][k % 4]``, zero beyond k and n. The sums are exact.
+
+A convolution's rows lie in pieces, one for each tap of its kernel, of k bytes each, a multiple of four; a
+table of pointers, ``table[tap][r]``, says where (conv_rows.py). The panel has all taps one after the other.
 """
 
 from dataclasses import dataclass
@@ -27,11 +30,15 @@ ROW_FACTORS = ("none", "scale", "scale_zero")
 
 @dataclass(frozen=True)
 class Int8Form:
-    """The code of products: the target's instructions, its tiles, what rows have of their own."""
+    """The code of products: the target's instructions, its tiles, what rows have of their own.
+
+    ``in_taps``: rows lie in pieces, as a convolution's do.
+    """
 
     dot: Dot
     tiles: Tiling
     rows: str
+    in_taps: bool = False
 
     @property
     def row_pointers(self) -> tuple[str, ...]:
@@ -39,13 +46,20 @@ class Int8Form:
 
     @property
     def name(self) -> str:
-        name = f"int8_gemm_{self.dot.how}{self.dot.lanes}_{self.rows}"
+        kind = "conv" if self.in_taps else "gemm"
+        name = f"int8_{kind}_{self.dot.how}{self.dot.lanes}_{self.rows}"
         return name + "".join(f"_edge{e}" for e in self.tiles.edges)
 
     @property
     def pointers(self) -> tuple[str, ...]:
-        """Of the whole and of a tile."""
-        return ("a", "b", "sums", "scales", "bias", *self.row_pointers, "c")
+        """Of a tile, and of a whole product."""
+        rows = "table" if self.in_taps else "a"
+        return (rows, "b", "sums", "scales", "bias", *self.row_pointers, "c")
+
+    @property
+    def numbers(self) -> tuple[str, ...]:
+        """Of a tile. ``pitch``: from tap to tap of the table."""
+        return (*(("pitch", "taps") if self.in_taps else ("lda",)), "k", "ldc", "columns")
 
 
 def micro_kernel(form: Int8Form, tile: Tile, name: str) -> Routine:
@@ -56,7 +70,7 @@ def micro_kernel(form: Int8Form, tile: Tile, name: str) -> Routine:
 class _MicroKernel:
     def __init__(self, form: Int8Form, tile: Tile, name: str) -> None:
         self.form, self.dot, self.tile = form, form.dot, tile
-        numbers = ((n, "i64") for n in ("lda", "k", "ldc", "columns"))
+        numbers = ((n, "i64") for n in form.numbers)
         arguments = [*((p, POINTER) for p in form.pointers), *numbers]
         self.f = Routine(name, arguments, form.dot.lanes)
         self.cells = [(r, v) for r in range(tile.rows) for v in range(tile.vectors)]
@@ -64,27 +78,44 @@ class _MicroKernel:
     def emit(self) -> Routine:
         f, count = self.f, len(self.cells)
         chains = 1 << (-(-_CHAINS // count) - 1).bit_length()
-        steps = chains * max(1, _BODY // (chains * count))
-        self.rows = [f.at(f["a"], f.product(f["lda"], r), "i8") for r in range(self.tile.rows)]
-        whole, quads = f.over(f["k"], QUAD), f.above(f["k"], QUAD)
-        even = f.floor_to(whole, steps)
-        start = [f.constant(0, "i32", self.dot.lanes)] * (chains * count)
-        with f.carrying(f.whole(0), even, steps, start) as loop:
-            self._prefetch(loop.index, steps)
-            self._steps(loop, steps)
-        sums = self._joined(loop.results)
-        with f.carrying(even, whole, 1, sums) as loop:
-            self._steps(loop, 1)
-        with f.carrying(whole, quads, 1, loop.results) as loop:  # once, where k is no multiple of 4
-            self._steps(loop, 1, at_end=True)
-        self._finish(loop.results)
+        values = [f.constant(0, "i32", self.dot.lanes)] * (chains * count)
+        heights = range(self.tile.rows)
+        if self.form.in_taps:
+            piece = f.product(f.over(f["k"], QUAD), self.dot.width)
+            with f.carrying(f.whole(0), f["taps"], 1, values) as taps:
+                row = f.at(f["table"], f.product(taps.index, f["pitch"]), POINTER)
+                self.rows = [f.get(row, r, POINTER) for r in heights]
+                panel = f.at(f["b"], f.product(taps.index, piece), "i32")
+                taps.next(self._depth(panel, taps.values))
+            values = taps.results
+        else:
+            self.rows = [f.at(f["a"], f.product(f["lda"], r), "i8") for r in heights]
+            values = self._depth(f["b"], values)
+        self._finish(self._joined(values))
         return f
 
-    def _steps(self, loop: Carry, steps: int, at_end: bool = False) -> None:
+    def _depth(self, panel: Value, values: list[Value]) -> list[Value]:
+        """``values`` plus all products of a piece."""
+        f, count = self.f, len(self.cells)
+        chains = len(values) // count
+        steps = chains * max(1, _BODY // (chains * count))
+        whole, quads = f.over(f["k"], QUAD), f.above(f["k"], QUAD)
+        even = f.floor_to(whole, steps)
+        with f.carrying(f.whole(0), even, steps, values) as loop:
+            self._prefetch(panel, loop.index, steps)
+            self._steps(loop, panel, steps)
+        with f.carrying(even, whole, 1, loop.results) as loop:
+            self._steps(loop, panel, 1)
+        if not self.form.in_taps:
+            with f.carrying(whole, quads, 1, loop.results) as loop:  # once, or not at all
+                self._steps(loop, panel, 1, at_end=True)
+        return loop.results
+
+    def _steps(self, loop: Carry, start: Value, steps: int, at_end: bool = False) -> None:
         """``steps`` quads of k from the loop's index on; sums of step u go to chain u."""
         f, dot, count = self.f, self.dot, len(self.cells)
         values, chains = list(loop.values), len(loop.values) // count
-        panel = f.at(f["b"], f.product(loop.index, dot.width), "i32")
+        panel = f.at(start, f.product(loop.index, dot.width), "i32")
         for u in range(steps):
             b = [
                 dot.widened(f, f.get(panel, u * dot.width + v * dot.lanes, "i32", dot.lanes))
@@ -111,10 +142,10 @@ class _MicroKernel:
             total = f.apply("arith.ori", total, f.apply("arith.shli", byte, by))
         return total
 
-    def _prefetch(self, quad: Value, steps: int) -> None:
+    def _prefetch(self, start: Value, quad: Value, steps: int) -> None:
         """The part of the panel that is read ``_AHEAD`` steps later; behind a panel lies the next."""
         f, width = self.f, self.dot.width
-        panel = f.at(f["b"], f.product(quad, width), "i32")
+        panel = f.at(start, f.product(quad, width), "i32")
         for offset in range(0, steps * width, 16):
             f.prefetch(f.at(panel, _AHEAD * width + offset, "i32"))
 

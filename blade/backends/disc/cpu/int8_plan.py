@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How an ``int8_linear`` of the IR runs: which code, and which constants laid out how."""
+"""How an ``int8_linear`` or an ``int8_conv`` runs: which code, and which constants laid out how."""
 
+import itertools
+import math
 import struct
+from collections.abc import Iterator
 
 import sympy
 import torch
 from torch.utils._sympy.functions import FloorDiv
 
 from blade.backends.disc.constants import Part, parts_of
-from blade.backends.disc.cpu import int8_gemm
+from blade.backends.disc.cpu import conv_rows, int8_conv, int8_gemm
+from blade.backends.disc.cpu.conv_plan import three
 from blade.backends.disc.cpu.dot import QUAD, Dot, dot
 from blade.backends.disc.cpu.gemm import GROUP_ROWS
 from blade.backends.disc.cpu.gemm_driver import tiling
@@ -31,9 +35,11 @@ def int8_plan(value: Value, target: Target) -> tuple[NativeCall, Code]:
     count = numel(x.shape[:-1])
     groups = FloorDiv(sympy.sympify(count) + GROUP_ROWS - 1, GROUP_ROWS)
     panels = -(-columns // tiles.width)
+    # rows with zero points of their own multiply by these themselves
+    factor = 1 if len(rows) == 2 else value.attrs["zero"] - tiles.offset
     constants = (
-        _weights(weight, tiles),
-        _sums(value, weight, tiles),
+        packed_weights(weight, tiles),
+        packed_sums(weight, factor, tiles),
         packed_row(scales, value.attrs["scale"], panels * tiles.width),
         packed_row(bias, 1.0, panels * tiles.width),
     )
@@ -45,36 +51,93 @@ def int8_plan(value: Value, target: Target) -> tuple[NativeCall, Code]:
         (x, *constants, *rows, value),
         (count, columns, depth, row_distance(x, len(x.shape) - 1), columns),
     )
-    code = (
-        (form.name, int8_gemm.gemm_text(form)),
+    return call, ((form.name, int8_gemm.gemm_text(form)), *packing(tiles))
+
+
+def int8_conv_plan(value: Value, target: Target) -> tuple[NativeCall, Code]:
+    """The same for an ``int8_conv``."""
+    x, weight, scales, bias = value.args
+    columns, channels = (int(d) for d in weight.shape[:2])
+    tiles = dot(target)
+    shape = tiling(columns, tiles.rows, tiles.vectors, tiles.lanes)
+    form = Int8Form(tiles, shape, "none", in_taps=True)
+    kernel = three(weight.shape[2:], 1)
+    taps = math.prod(int(k) for k in kernel)
+    rows, block = numel(value.shape[:-1]), int8_conv.BLOCK_TILES * tiles.rows
+    pitch = -(-block // 16) * 16
+    inputs, results = (three(v.shape[1:-1], 1) for v in (x, value))
+    steps = (three(value.attrs[a], k) for a, k in (("stride", 1), ("padding", 0), ("dilation", 1)))
+    ints = (
+        *(rows, pitch, channels, channels, 1, 0, 0),
+        *(*inputs, *results, *kernel, *itertools.chain(*steps)),
+        *(columns, block),
+    )
+    assert len(ints) == len(int8_conv.SIZES), (ints, int8_conv.SIZES)
+    panels = -(-columns // tiles.width)
+    blocks = FloorDiv(sympy.sympify(rows) + block - 1, block)
+    constants = (
+        packed_weights(weight, tiles),
+        packed_sums(weight, value.attrs["zero"] - tiles.offset, tiles),
+        packed_row(scales, value.attrs["scale"], panels * tiles.width),
+        packed_row(bias, 1.0, panels * tiles.width),
+        _border(weight, value.attrs["zero"]),
+    )
+    call = NativeCall(
+        form.name,
+        plain(sympy.sympify(blocks) * panels),
+        plain(FloorDiv(sympy.Min(rows, block) * taps * channels * tiles.vectors, QUAD) + 1),
+        pitch * (conv_rows.ARRAYS + taps) * 8,
+        (x, *constants, value),
+        ints,
+    )
+    own = (form.name, int8_conv.conv_text(form, target))
+    return call, (own, *packing(tiles), (int8_conv.FILL, int8_conv.fill_text()))
+
+
+def packing(tiles: Dot) -> Code:
+    """What lays out the constants of a product."""
+    return (
         (int8_gemm.pack_name(tiles), int8_gemm.pack_text(tiles)),
         (int8_gemm.SUMS, int8_gemm.sums_text()),
         (int8_gemm.ROW, int8_gemm.row_text()),
     )
-    return call, code
 
 
-def _weights(weight: Value, tiles: Dot) -> Packed:
-    """``weight`` [n, depth] in panels of quads."""
-    depth = int(weight.shape[1])
+def _border(weight: Value, zero: int) -> Packed:
+    """The zero point as often as there are channels: a pixel beyond the border."""
+    channels = int(weight.shape[1])
+    fill = Fill(_parts(weight)[0].constant, channels, (zero,))  # reads nothing of the constant
+    return Packed(int8_conv.FILL, torch.int8, channels, (fill,))
+
+
+def _geometry(weight: Value) -> Iterator[tuple[int, Part, int, tuple[int, int]]]:
+    """Runs of ``weight`` [n, c, *kernel] with one tap: its number, part, offset, strides of n and c."""
+    kernel = [range(int(d)) for d in weight.shape[2:]]
+    for part in _parts(weight):
+        for tap, place in enumerate(itertools.product(*kernel)):
+            steps = zip(place, part.strides[2:], strict=True)
+            offset = part.offset + sum(at * step for at, step in steps)
+            yield tap, part, offset, part.strides[:2]
+
+
+def packed_weights(weight: Value, tiles: Dot) -> Packed:
+    """``weight`` [n, c, *kernel] in panels of quads, tap by tap."""
+    channels, taps = int(weight.shape[1]), math.prod(int(d) for d in weight.shape[2:])
+    depth = channels * taps
     fills = [
-        Fill(p.constant, p.size, (p.offset, depth, *p.strides, p.first)) for p in _parts(weight)
+        Fill(p.constant, p.size, (offset, channels, *strides, p.first, tap * channels, depth))
+        for tap, p, offset, strides in _geometry(weight)
     ]
     size = _padded(weight, tiles) * -(-depth // QUAD) * QUAD
     return Packed(int8_gemm.pack_name(tiles), torch.int8, size, tuple(fills))
 
 
-def _sums(value: Value, weight: Value, tiles: Dot) -> Packed:
-    """What a column's sum of bytes is too large by: zero point times the sum of its weights.
-
-    Rows with zero points of their own multiply by these themselves.
-    """
-    has_zeros = ROW_FACTORS[len(value.args) - 4] == "scale_zero"
-    factor = 1 if has_zeros else value.attrs["zero"] - tiles.offset
-    depth = int(weight.shape[1])
+def packed_sums(weight: Value, factor: int, tiles: Dot) -> Packed:
+    """What a column's sum of bytes is too large by: ``factor``, the zero point, times its weights' sum."""
+    channels = int(weight.shape[1])
     fills = [
-        Fill(p.constant, p.size, (p.offset, depth, *p.strides, p.first, factor))
-        for p in _parts(weight)
+        Fill(p.constant, p.size, (offset, channels, *strides, p.first, factor))
+        for _, p, offset, strides in _geometry(weight)
     ]
     return Packed(int8_gemm.SUMS, torch.int32, _padded(weight, tiles), tuple(fills))
 

@@ -14,7 +14,7 @@ from blade.backends.disc.constants import parts_of
 from blade.backends.disc.cpu import attention_kernel, gemm, matmul
 from blade.backends.disc.cpu.attention import attention_call
 from blade.backends.disc.cpu.conv_plan import plan
-from blade.backends.disc.cpu.int8_plan import int8_plan
+from blade.backends.disc.cpu.int8_plan import int8_conv_plan, int8_plan
 from blade.backends.disc.cpu.micro_kernel import Form, form
 from blade.backends.disc.cpu.pool_plan import pool_call
 from blade.backends.disc.cpu.target import Target
@@ -69,6 +69,11 @@ def _int8_linear(value: Value, target: Target) -> Native:
     return Native(*int8_plan(value, target))
 
 
+def _int8_conv(value: Value, target: Target) -> Native:
+    """A convolution of bytes with constant ones."""
+    return Native(*int8_conv_plan(value, target))
+
+
 def _weight_only_linear(value: Value, target: Target) -> Native:
     """A product of floats with constant bytes, or with halves of bytes."""
     return Native(*widen_plan(value, target))
@@ -119,6 +124,7 @@ def _spatial(value: Value, target: Target) -> Native | None:
 _RULES: Mapping[str, Callable[[Value, Target], Native | None]] = {
     "linear": _linear,
     "int8_linear": _int8_linear,
+    "int8_conv": _int8_conv,
     "weight_only_linear": _weight_only_linear,
     "matmul": _matmul,
     "attention": _attention,

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Generated int8 convolutions through whole programs: exact integers, and models with explicit quantization."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from disc_programs import S0, S1, S2, add_input, compile_to_engine, finish, new_builder
+from test_cpu_int8_gemm import TARGETS, bytes_of, run
+from test_int8 import U8, Weight, build, check, count, per_tensor
+from torch.utils._sympy.functions import FloorDiv
+
+from blade.backends.disc.convolution import int8_reference
+from blade.backends.disc.cpu.target import Target
+from blade.runtime.engine import Engine
+
+pytestmark = [pytest.mark.needs("runtime"), pytest.mark.needs("torch_mlir")]
+
+
+def conv_engine(
+    weight: torch.Tensor,
+    stride: int = 1,
+    padding: int = 0,
+    dilation: int = 1,
+    zero: int = 0,
+    target: Target | None = None,
+) -> tuple[Engine, Callable[[torch.Tensor], torch.Tensor]]:
+    """x [s0, s1, s2, c] of unsigned bytes, scales of 1: an engine and what it should give."""
+    b = new_builder()
+    x = add_input(b, (S0, S1, S2, weight.shape[1]), torch.uint8)
+    constants = [weight, torch.ones(len(weight)), torch.zeros(len(weight))]
+    held = [
+        b.make("const", (), c.shape, c.dtype, tuple(c.stride()), index=k)
+        for k, c in enumerate(constants)
+    ]
+    reach = [dilation * (k - 1) for k in weight.shape[2:]]
+    out = [
+        FloorDiv(d + 2 * padding - r - 1, stride) + 1 for d, r in zip((S1, S2), reach, strict=True)
+    ]
+    names = ("stride", "padding", "dilation")
+    geometry = {n: (k, k) for n, k in zip(names, (stride, padding, dilation), strict=True)}
+    y = b.make(
+        "int8_conv",
+        [x, *held],
+        (S0, *out, len(weight)),
+        torch.float32,
+        scale=1.0,
+        zero=zero,
+        **geometry,
+    )
+    engine = compile_to_engine(finish(b, y, constants=constants), target)
+    return engine, lambda x: int8_reference(y, x, *constants)
+
+
+def check_sizes(
+    engine: Engine, meant: Callable[[torch.Tensor], torch.Tensor], channels: int
+) -> None:
+    for sizes in ((1, 7, 7), (2, 9, 5), (3, 12, 31), (0, 8, 8)):
+        x = bytes_of(*sizes, channels, dtype=torch.uint8, seed=sum(sizes))
+        assert torch.equal(run(engine, x), meant(x))
+
+
+@pytest.mark.parametrize(("stride", "padding", "dilation"), [(1, 1, 1), (2, 3, 1), (1, 2, 3)])
+@pytest.mark.parametrize(("columns", "channels"), [(1, 4), (64, 8), (70, 36)])
+def test_any_geometry(
+    stride: int, padding: int, dilation: int, columns: int, channels: int
+) -> None:
+    weight = bytes_of(columns, channels, 3, 2, dtype=torch.int8, seed=columns)
+    engine, meant = conv_engine(weight, stride, padding, dilation, zero=77)
+    check_sizes(engine, meant, channels)
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_every_instruction(name: str) -> None:
+    weight = bytes_of(40, 8, 3, 3, dtype=torch.int8).contiguous(memory_format=torch.channels_last)
+    engine, meant = conv_engine(weight, padding=1, zero=255, target=TARGETS[name])
+    check_sizes(engine, meant, 8)
+
+
+class Conv(Weight):
+    """A random kernel [n, c, k, k]."""
+
+    def __init__(self, n: int, c: int, k: int) -> None:
+        super().__init__(n, c * k * k)
+        self.bytes = self.bytes.reshape(n, c, k, k)
+
+
+def test_a_chain_of_convolutions() -> None:
+    """Kernels of 3x3 and of one pixel; what is between them is one kernel, and nothing is transposed."""
+    first, second, third = Conv(32, 8, 3), Conv(16, 32, 1), Conv(24, 16, 3)
+    quantized, positive = per_tensor(U8, zero=128), per_tensor(U8, zero=0)
+
+    def function(x):
+        y = F.relu(F.conv2d(quantized(x), first.floats(), first.bias, padding=1))
+        y = F.relu(F.conv2d(positive(y), second.floats()))
+        return F.conv2d(positive(y), third.floats(), third.bias, stride=2)
+
+    x = torch.randn(2, 8, 12, 9).contiguous(memory_format=torch.channels_last)
+    engine, graph = build(function, [x])
+    assert count(graph, "int8_conv") == 2 and count(graph, "int8_linear") == 1
+    for sizes in ((2, 12, 9), (1, 31, 9)):
+        check(function, engine, graph, torch.randn(sizes[0], 8, *sizes[1:]))
+
+
+def test_what_stays_a_convolution_of_floats() -> None:
+    """Groups, and channels that make no quads."""
+    grouped, odd = Conv(8, 4, 3), Conv(8, 3, 3)
+    quantized = per_tensor(U8, zero=128)
+
+    def function(x):
+        y = F.conv2d(quantized(x), grouped.floats(), grouped.bias, groups=2)
+        return F.conv2d(quantized(y[:, :3]), odd.floats(), odd.bias)
+
+    engine, graph = build(function, [torch.randn(2, 8, 12, 9)])
+    assert count(graph, "int8_conv") == 0 and count(graph, "conv") == 2
+    check(function, engine, graph, torch.randn(3, 8, 12, 9))
