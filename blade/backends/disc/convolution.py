@@ -83,4 +83,5 @@ def int8_reference(
         [0] * (rank - 2),
         1,
     ).permute(to_channels_last(rank))
-    return (y * (scales.double() * a["scale"]) + bias).to(value.dtype)
+    scaled: torch.Tensor = y * (scales.double() * a["scale"]) + bias
+    return scaled.to(value.dtype)

@@ -110,7 +110,7 @@ def _border(weight: Value, zero: int) -> Packed:
     return Packed(int8_conv.FILL, torch.int8, channels, (fill,))
 
 
-def _geometry(weight: Value) -> Iterator[tuple[int, Part, int, tuple[int, int]]]:
+def _geometry(weight: Value) -> Iterator[tuple[int, Part, int, tuple[int, ...]]]:
     """Runs of ``weight`` [n, c, *kernel] with one tap: its number, part, offset, strides of n and c."""
     kernel = [range(int(d)) for d in weight.shape[2:]]
     for part in _parts(weight):
