@@ -38,6 +38,10 @@ def _why_no_module(name: str) -> Callable[[], str | None]:
     return lambda: None if importlib.util.find_spec(name) else f"{name} is not installed"
 
 
+def _why_no_program(name: str) -> Callable[[], str | None]:
+    return lambda: None if shutil.which(name) else f"there is no {name} on the PATH"
+
+
 def _why_no_runtime() -> str | None:
     """The C++ runtime: built by ``pip install --no-build-isolation -e .``"""
     try:
@@ -77,12 +81,14 @@ def _why_no_chromium() -> str | None:
 NEEDS: dict[str, Callable[[], str | None]] = {
     "chromium": _why_no_chromium,
     "cuda": _why_no_cuda,
+    "g++": _why_no_program("g++"),
     "minilm": _why_no_minilm,
     "onnx": _why_no("onnx", "onnxscript"),
     "onnxruntime": _why_no("onnx", "onnxscript", "onnxruntime"),
     "openvino": _why_no("onnx", "onnxscript", "openvino"),
     "runtime": _why_no_runtime,
     "torch_mlir": _why_no_module("torch_mlir"),
+    "tvm": _why_no_module("tvm"),
     "transformers": _why_no_module("transformers"),
     "hypothesis": _why_no_module("hypothesis"),
 }

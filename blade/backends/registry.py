@@ -21,6 +21,8 @@ ENTRY_POINTS = "blade.backends"
 _BUILT_IN = {
     "disc": "blade.backends.disc.backend:DiscBackend",
     "quant": "blade.backends.quant.backend:QuantBackend",
+    "inductor": "blade.backends.inductor.backend:InductorBackend",
+    "tvm": "blade.backends.tvm.backend:TvmBackend",
 }
 _registered: dict[str, Backend] = {}
 

@@ -29,6 +29,8 @@ def relied_on(gm: GraphModule, shape_env: ShapeEnv) -> Iterator[tuple[sympy.Basi
             known = _chose_a_layout(guard) or (fixed and _is_not_one(relation))
             if known or units.only_chose_strides(relation):
                 continue
+        elif _ordered_strides(guard):
+            continue
         yield relation, _where(guard)
 
 
@@ -57,6 +59,27 @@ def _chose_a_layout(guard: Any) -> bool:
     """Was it asked by torch's choice of a convolution's backend? That decides only the strides."""
     frame = guard.sloc.framework_loc
     return getattr(frame, "name", "") == "conv" and frame.filename.endswith("fake_impls.py")
+
+
+_ORDERING = {"_compute_stride": "fake_impls.py", "evaluate": "_inductor/utils.py"}
+"""What asks whether a size is 1 to find the strides of a view, or to sort axes by their strides."""
+
+
+def _ordered_strides(guard: Any) -> bool:
+    """Was it only asked how axes lie? An axis of size 1 lies anywhere: what was found for more holds too."""
+    frame = guard.sloc.framework_loc
+    file = _ORDERING.get(getattr(frame, "name", ""))
+    return file is not None and frame.filename.endswith(file) and _holds_beyond_one(guard.expr)
+
+
+def _holds_beyond_one(relation: Any) -> bool:
+    """It can fail for sizes of 1 alone, as far as a few others tell."""
+    symbols = sorted(relation.free_symbols, key=str)
+    return all(
+        relation.subs({s: size + step * k for k, s in enumerate(symbols)}) == sympy.true
+        for size in (2, 3, 64)
+        for step in (0, 1, 5)
+    )
 
 
 def _where(guard: Any) -> str:

@@ -13,7 +13,10 @@ import torch
 
 from blade.runtime.engine import LoadRunner, register_runner
 
-RUNNERS: dict[str, str] = {}
+RUNNERS: dict[str, str] = {
+    "inductor": "blade.backends.inductor.run",
+    "tvm": "blade.backends.tvm.run",
+}
 
 
 def announce_runners() -> None:

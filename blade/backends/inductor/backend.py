@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""AOTInductor as a backend: a shared library of Inductor's C++ code in the engine, weights beside it."""
+
+import shutil
+import subprocess
+from functools import cache
+
+import torch
+
+from blade.backends.base import Cluster, OpNode
+from blade.backends.inductor.compile import compile_cluster
+from blade.backends.inductor.ops import NAME, OPS
+from blade.backends.inductor.run import load
+from blade.backends.native_code import for_this_cpu
+from blade.config import Config
+from blade.exchange.guards import guard_program
+from blade.reason import Reason
+from blade.runtime.engine import make_engine, register_runner
+
+START_S, OP_S = 15.0, 0.1  # of a conversion on two idle cores of 2024: mostly g++
+
+
+class InductorBackend:
+    """PyTorch's ahead-of-time compiler. CPU: needs a C++ compiler where it optimizes, none where it runs."""
+
+    name = NAME
+
+    @property
+    def version(self) -> str:
+        return f"{torch.__version__} {_compiler_version(_compiler() or '')}"
+
+    def why_unavailable(self) -> str | None:
+        if _compiler() is not None:
+            return None
+        return (
+            f"AOTInductor compiles C++, and there is no {' or '.join(_asked_for())} on the PATH: "
+            "`apt-get install g++`, or name a compiler in the environment variable CXX."
+        )
+
+    def why_not(self, node: OpNode, config: Config) -> Reason | None:
+        return OPS.why_not(node, config.cache)
+
+    def estimate_s(self, cluster: Cluster) -> float:
+        return START_S + OP_S * len(cluster.ops)
+
+    def convert(self, cluster: Cluster, config: Config) -> torch.ScriptObject:
+        compiled = compile_cluster(cluster)
+        return make_engine(
+            cluster.name,
+            self.name,
+            for_this_cpu(guard_program(cluster)),  # after compiling, which adds guards
+            compiled.package.to_bytes(),
+            compiled.constants,
+            {"max_failures": config.max_failures},
+        )
+
+
+def _asked_for() -> list[str]:
+    """The compilers Inductor would use, in its order; ``None`` among them is a download it never does."""
+    from torch._inductor import config
+
+    return [one for one in config.cpp.cxx if one is not None]
+
+
+def _compiler() -> str | None:
+    return next(filter(None, map(shutil.which, _asked_for())), None)
+
+
+@cache
+def _compiler_version(path: str) -> str:
+    done = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
+    return done.stdout.partition("\n")[0]
+
+
+register_runner(NAME, load)

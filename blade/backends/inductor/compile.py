@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A cluster compiled ahead of time by Inductor: C++, a shared library, and which weights it reads.
+
+    compiled = compile_cluster(cluster)
+    compiled.package, compiled.constants
+
+Weights stay out of the library: it is given those of the engine when it is loaded. Facts about sizes
+that Inductor relies on become guards of ``cluster.shape_env``, as in ``torch.compile``.
+"""
+
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.fx.experimental._config as symbolic_config
+
+from blade.backends.base import Cluster
+from blade.backends.inductor.folding import Recipes, ingredients, needed_for, recorded
+from blade.backends.inductor.package import CALLS, LIBRARY, Package
+from blade.errors import Refused
+from blade.exchange.exported import to_exported
+from blade.graph.memory_order import order_of
+from blade.reason import Code
+
+_OPTIONS: dict[str, Any] = {
+    "aot_inductor.package": True,  # tells all files it made
+    "aot_inductor.package_constants_in_so": False,
+    "cpp.dynamic_threads": True,  # torch.set_num_threads keeps its meaning
+    "freezing": True,  # weights are constants, and packed
+    "compile_threads": 1,  # no processes of its own
+}
+_UNGUARDED = "ignored_backward_guard"
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """``constants``: those of the cluster that the code reads, or that others are computed from."""
+
+    package: Package
+    constants: tuple[torch.Tensor, ...]
+
+
+def compile_cluster(cluster: Cluster) -> Compiled:
+    """Raises what Inductor raises, and ``Refused`` where it relies on what cannot be checked."""
+    from torch._inductor import aot_compile
+
+    program = to_exported(cluster)
+    for node in program.graph.find_nodes(op="placeholder"):
+        node.meta[
+            "val"
+        ].fake_mode.allow_non_fake_inputs = True  # as in the programs of torch.export
+    unguarded = cluster.shape_env.counter[_UNGUARDED]
+    # a size whose hint is 2 may be 1 all the same
+    oblivious = symbolic_config.patch(backed_size_oblivious=True)  # type: ignore[attr-defined]
+    folders = tempfile.TemporaryDirectory(prefix="blade-inductor-")
+    with oblivious, folders as folder, recorded() as recipes, torch.no_grad():
+        options = {**_OPTIONS, "aot_inductor.output_path": folder}
+        made: Any = aot_compile(
+            program.module(check_guards=False), cluster.samples[0], options=options
+        )
+        library = next(Path(f) for f in made if isinstance(f, str) and f.endswith(".so"))
+        files = {LIBRARY: _stripped(library)}
+        if (calls := library.with_suffix(".json")).exists():
+            files[CALLS] = calls.read_bytes()
+        names = _names(library)
+    if cluster.shape_env.counter[_UNGUARDED] != unguarded:
+        detail = "Inductor relies on facts about sizes that it left no guard for."
+        raise Refused(Code.CONVERSION_FAILED, detail)
+    return _assemble(cluster, files, names, recipes)
+
+
+def _stripped(library: Path) -> bytes:
+    """Without symbols and line numbers, which are most of it. Whoever has a compiler has ``strip``."""
+    stripped = library.with_suffix(".stripped")
+    subprocess.run(["strip", "--strip-unneeded", "-o", stripped, library], check=True)
+    return stripped.read_bytes()
+
+
+def _names(library: Path) -> dict[str, str]:
+    """What the code calls each constant -> what the graph called it."""
+    runner = torch._C._aoti.AOTIModelContainerRunnerCpu(str(library), 1)
+    return runner.get_constant_names_to_original_fqns()
+
+
+def _assemble(
+    cluster: Cluster,
+    files: Mapping[str, bytes],
+    names: Mapping[str, str],
+    recipes: Recipes,
+) -> Compiled:
+    own = {str(n.target) for n in cluster.gm.graph.nodes if n.op == "get_attr"}
+    recipes = needed_for(set(names.values()), recipes)
+    read = (ingredients(recipes) | set(names.values())) - set(recipes)
+    if unknown := read - own:
+        detail = f"Inductor made constants whose origin is unknown: {', '.join(sorted(unknown))}."
+        raise Refused(Code.CONVERSION_FAILED, detail)
+    constants = {name: attrgetter(name)(cluster.gm) for name in sorted(read)}
+    inputs = [n.meta["val"] for n in cluster.gm.graph.nodes if n.op == "placeholder"]
+    orders = tuple(map(_order, inputs))
+    package = Package(orders, names, tuple(constants), recipes, files)
+    return Compiled(package, tuple(constants.values()))
+
+
+def _order(fake: torch.Tensor) -> tuple[int, ...] | None:
+    shape, stride = ([_hint(n) for n in sizes] for sizes in (fake.shape, fake.stride()))
+    return order_of(torch.empty_strided(shape, stride, device="meta"))
+
+
+def _hint(size: int | torch.SymInt) -> int:
+    return int(size.node.hint) if isinstance(size, torch.SymInt) else size

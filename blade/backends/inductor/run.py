@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Load a package of AOTInductor and call it, from many threads at once.
+
+    run = load("cluster_0", payload, constants, program)
+    outputs = run([x, y])
+
+The library is unpacked into a private folder, which is gone as soon as it is mapped. Weights are the
+engine's constants, read where they are.
+"""
+
+import os
+import tempfile
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from blade.backends.inductor.folding import cook, ingredients
+from blade.backends.inductor.package import LIBRARY, Package, read_package
+from blade.errors import BackendError
+from blade.exchange.watch import Watch
+from blade.graph.memory_order import in_order, order_of
+
+LEAST_CALLS = 8  # that may run at the same time; more of them wait for each other
+
+
+def load(name: str, payload: torch.Tensor, constants: list[torch.Tensor], program: str) -> "Model":
+    """Raises ``BackendError`` where the package does not suit this process."""
+    package = read_package(payload.numpy().tobytes())
+    return Model(package, constants)
+
+
+class Model:
+    """One loaded library over one set of weights."""
+
+    def __init__(self, package: Package, constants: Sequence[torch.Tensor]) -> None:
+        self._orders = package.orders
+        held = dict(zip(package.constants, constants, strict=True))
+        read = ingredients(package.recipes)
+        self._written = Watch([held[name] for name in read])
+        values = {**held, **cook(package.recipes, held)}
+        given = {name: _alias(values[original]) for name, original in package.names.items()}
+        self._runner = _open(package)
+        if given:
+            self._runner.update_constant_buffer(given, False, True, True)
+        # these keep the weights alive, which the library does not
+        weakref.finalize(self, _let_go, list(given.values())).atexit = False
+
+    def __call__(self, inputs: list[torch.Tensor]) -> Sequence[torch.Tensor]:
+        if self._written.since():
+            raise BackendError("a weight of which there is a packed copy was written in place.")
+        given = [
+            tensor.contiguous() if order is None else _laid_out(tensor, order)
+            for tensor, order in zip(inputs, self._orders, strict=True)
+        ]
+        outputs: Sequence[torch.Tensor] = self._runner.run(given)
+        return outputs
+
+
+def _open(package: Package) -> Any:
+    calls = max(LEAST_CALLS, os.cpu_count() or 1)
+    with tempfile.TemporaryDirectory(prefix="blade-inductor-") as folder:
+        for name, data in package.files.items():
+            Path(folder, name).write_bytes(data)
+        try:
+            return torch._C._aoti.AOTIModelContainerRunnerCpu(str(Path(folder, LIBRARY)), calls)
+        except RuntimeError as error:
+            first = str(error).strip().partition("\n")[0]
+            raise BackendError(f"AOTInductor's library cannot be loaded: {first}") from error
+
+
+def _alias(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor of its own on the same memory."""
+    return tensor.detach()
+
+
+def _let_go(given: Sequence[torch.Tensor]) -> None:
+    """The library never lets go of the tensors it was given, so these let go of their memory."""
+    for tensor in given:
+        nothing = torch.zeros(1, dtype=tensor.dtype)
+        tensor.data = nothing.to_mkldnn() if tensor.is_mkldnn else nothing
+
+
+def _laid_out(tensor: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
+    return tensor if order_of(tensor) == tuple(order) else in_order(tensor.contiguous(), order)

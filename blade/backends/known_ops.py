@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which nodes a library takes, when the library itself can name its ops.
+
+    OPS = KnownOps("inductor", "Inductor", dtypes, version, ask)
+    OPS.why_not(node, keep=True)        # None, or the Reason
+
+Asking may mean to import a compiler, which takes seconds, so the answer is kept on disk.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from blade.backends.base import OpNode, ValueInfo
+from blade.cache import digest, open_cache
+from blade.reason import Code, Reason, Stage
+
+_KIND = "ops"
+
+
+@dataclass(frozen=True)
+class KnownOps:
+    """``ask`` gives the ops as ``str(overload)`` has them, "aten.add.Tensor"; ``version`` is what the answer
+    depends on. ``dtypes``: of the tensors it can be given, on the CPU."""
+
+    backend: str
+    library: str
+    dtypes: frozenset[torch.dtype]
+    version: Callable[[], str]
+    ask: Callable[[], Iterable[str]]
+
+    def why_not(self, node: OpNode, keep: bool) -> Reason | None:
+        """``None`` if the library takes ``node``. ``keep``: its answer may be kept on disk."""
+        for value in _tensors((*node.args, *node.kwargs.values(), *node.outputs)):
+            if value.dtype not in self.dtypes:
+                why = f"it is given no tensors of {value.dtype}"
+                return self._reason(Code.UNSUPPORTED_DTYPE, node, why)
+            if value.device is None or value.device.type != "cpu":
+                why = f"it compiles for the CPU, not for {value.device}"
+                return self._reason(Code.UNSUPPORTED_DEVICE, node, why)
+        if str(node.target) in _names(self, keep) or _is_composite(node.target):
+            return None
+        return self._reason(Code.UNSUPPORTED_OP, node, "it has no rule for this op")
+
+    def _reason(self, code: Code, node: OpNode, why: str) -> Reason:
+        detail = f"{node.target} does not go to {self.library}: {why}."
+        return Reason(Stage.SUPPORT, code, self.backend, node.name, detail)
+
+
+@lru_cache(maxsize=16)
+def _names(ops: KnownOps, keep: bool) -> frozenset[str]:
+    cache = open_cache(keep)
+    key = digest([ops.backend, ops.version(), torch.__version__])
+    kept = None if cache is None else cache.get(_KIND, key)
+    if kept is not None:
+        return frozenset(kept.decode().split())
+    names = sorted(set(ops.ask()))
+    if cache is not None:
+        cache.put(_KIND, key, " ".join(names).encode())
+    return frozenset(names)
+
+
+def _is_composite(target: torch._ops.OpOverload) -> bool:
+    """Made of other ops, into which exporting takes it apart."""
+    key = "CompositeImplicitAutograd"
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), key))
+
+
+def _tensors(values: Any) -> Iterator[ValueInfo]:
+    for value in values:
+        if isinstance(value, ValueInfo) and value.kind == "tensor":
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _tensors(value)

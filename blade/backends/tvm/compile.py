@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A cluster compiled by TVM: exported program -> Relax -> schedules -> one shared library.
+
+    compiled = compile_cluster(cluster)
+    compiled.library, compiled.weights
+
+Weights are parameters of the compiled function, not part of it. Small constants are, so that TVM can
+compute with them.
+"""
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.fx.experimental._config as symbolic_config
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
+
+from blade.backends.base import Cluster
+from blade.backends.tvm.schedule import schedules
+from blade.exchange.exported import to_exported
+
+SMALL = 1024  # bytes of a constant up to which it goes into the code
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """``weights`` are the function's parameters after the inputs; ``folded`` constants are in the code."""
+
+    library: bytes
+    weights: tuple[torch.Tensor, ...]
+    folded: tuple[torch.Tensor, ...]
+
+
+def compile_cluster(cluster: Cluster) -> Compiled:
+    """Raises what TVM raises for ops and shapes its converter does not know."""
+    from tvm.relax.frontend.torch import from_exported_program
+
+    # a size whose hint is 2 may be 1 all the same
+    with symbolic_config.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]
+        program = to_exported(cluster, row_major=True).run_decompositions(_foreign())
+    _settle_sizes(program)
+    names = _lift_weights(program)
+    module = from_exported_program(
+        program, keep_params_as_input=True, run_ep_decomposition=False, no_bind_return_tuple=False
+    )
+    held = dict(program.state_dict)
+    weights = tuple(held.pop(name) for name in names)
+    return Compiled(_build(module), weights, tuple(held.values()))
+
+
+def _foreign() -> Any:
+    """How to decompose the ops that TVM's converter does not know."""
+    from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
+
+    known = ExportedProgramImporter().create_convert_map()
+    table = torch.export.default_decompositions()
+    for op in list(table):
+        if str(op).removeprefix("aten.") in known:
+            del table[op]
+    return table
+
+
+def _settle_sizes(program: ExportedProgram) -> None:
+    """Sizes that were found to be numbers become numbers: TVM takes any other for a variable."""
+    for node in program.graph.find_nodes(op="placeholder"):
+        fake = node.meta["val"]
+        node.meta.pop("tensor_meta", None)  # would be read first
+        with fake.fake_mode:
+            sizes = [_settled(size) for size in fake.shape]
+            node.meta["val"] = torch.empty(sizes, dtype=fake.dtype, device=fake.device)
+
+
+def _settled(size: int | torch.SymInt) -> int | torch.SymInt:
+    if isinstance(size, int):
+        return size
+    number = size.node.shape_env.simplify(size.node.expr)
+    return int(number) if number.is_Integer else size
+
+
+def _lift_weights(program: ExportedProgram) -> list[str]:
+    """The large buffers become parameters, which the converter can leave outside; in their order."""
+    names = []
+    for spec in program.graph_signature.input_specs:
+        if spec.kind is not InputKind.BUFFER or spec.target is None:
+            continue
+        if program.state_dict[spec.target].nbytes > SMALL:
+            spec.kind, spec.persistent = InputKind.PARAMETER, None
+            names.append(spec.target)
+    return names
+
+
+def _build(module: Any) -> bytes:
+    import tvm
+
+    target = host_target()
+    with target:
+        executable = tvm.compile(module, target=target, relax_pipeline=_pipeline(target))
+    with tempfile.TemporaryDirectory(prefix="blade-tvm-") as folder:
+        path = Path(folder, "model.so")
+        executable.export_library(str(path))
+        return path.read_bytes()
+
+
+def host_target() -> Any:
+    """This machine, as TVM's code generator names it."""
+    import tvm
+    from tvm.target.codegen import llvm_get_system_cpu
+
+    return tvm.target.Target({"kind": "llvm", "mcpu": str(llvm_get_system_cpu())})
+
+
+def _pipeline(target: Any) -> Any:
+    """TVM's own for CPUs, with a schedule for every function between fusing and lowering."""
+    import tvm
+    from tvm.relax.backend.cpu_generic import pipeline
+
+    @tvm.transform.module_pass(opt_level=0)  # type: ignore[untyped-decorator]
+    def run(module: Any, context: Any) -> Any:
+        passes = [
+            *pipeline.library_dispatch_passes(target),
+            *pipeline.legalize_passes(target),
+            schedules(),
+            *pipeline.dataflow_lower_passes(target),
+            *pipeline.finalize_passes(target),
+        ]
+        return tvm.transform.Sequential(passes)(module)
+
+    return run
