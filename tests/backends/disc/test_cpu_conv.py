@@ -9,6 +9,8 @@ import torch
 from disc_programs import add_input, compile_to_engine, finish, new_builder
 from torch.utils._sympy.functions import FloorDiv
 
+from blade.backends.disc.cpu.conv import RUN
+from blade.backends.disc.cpu.conv_plan import runs_per_group
 from blade.backends.disc.cpu.target import Target, host
 from blade.backends.disc.ir import Builder, Value
 from blade.runtime.engine import Engine
@@ -292,3 +294,14 @@ def test_wide_depthwise_kernels_are_asked_of_torch() -> None:
     engine = engine_of(given)
     assert "aten::convolution" in engine.program()
     check_all(engine, [given])
+
+
+def test_runs_of_panels_share_out_evenly() -> None:
+    """No run is longer than it should be, none is empty, and two threads get as many where that can be."""
+    for blocks in range(1, 9):
+        for panels in range(1, 40):
+            runs = runs_per_group(sympy.Integer(blocks), panels)
+            bounds = [k * panels // runs for k in range(runs + 1)]
+            counts = [b - a for a, b in zip(bounds, bounds[1:], strict=False)]
+            assert 1 <= min(counts) and max(counts) <= RUN
+            assert blocks * runs % 2 == 0 or panels < 2 * runs

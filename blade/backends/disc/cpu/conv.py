@@ -23,14 +23,14 @@ from blade.backends.disc.cpu.target import Target
 
 NAME = "conv_f32"
 PACK = "conv_f32_pack"
-RUN = 4  # panels per unit
+RUN = 4  # panels per unit, at most
 BLOCK_TILES = 16  # tiles per row block, at most
 BLOCK_DEPTH = 256  # depth of one pass, about: a run of panels of it stays in L2, two panels in L1
 SIZES = (
     *conv_rows.SIZES,
-    *"o groups pass_taps pass_depth block residual_row low high".split(),
+    *"o groups runs pass_taps pass_depth block residual_row low high".split(),
 )
-"""low, high: bits of the floats the result is clamped to; residual_row: o, or 0 without a residual."""
+"""runs: per group; residual_row: o, or 0 without a residual; low, high: bits of the results' bounds."""
 PACK_SIZES = (
     "o first offset depth taps_d taps_h taps_w step_o step_c step_d step_h step_w groups".split()
 )
@@ -103,7 +103,7 @@ def _driver(target: Target) -> str:
     columns, depth = f.over(size["o"], size["groups"]), size["depth"]
     panels = f.above(columns, lanes)
     panel = f.product(taps, depth, lanes)
-    runs = f.above(panels, RUN)
+    runs = size["runs"]
     per_block = f.product(runs, size["groups"])
     blocks = f.above(size["m"], size["block"])
     step = f.product(f.above(f.above(size["m"], blocks), full), full)
@@ -117,8 +117,9 @@ def _driver(target: Target) -> str:
         j0 = f.most(f.minus(f["begin"], base), 0)
         j1 = f.least(f.minus(f["end"], base), per_block)
         with f.range(j0, j1) as j:
-            group, run = f.over(j, runs), f.product(f.rest(j, runs), RUN)
-            count = f.least(f.minus(panels, run), RUN)
+            group, number = f.over(j, runs), f.rest(j, runs)
+            run = f.over(f.product(number, panels), runs)
+            count = f.minus(f.over(f.product(f.sum(number, 1), panels), runs), run)
             weights = f.at(p["packed"], f.product(f.sum(f.product(group, panels), run), panel))
             column = f.sum(f.product(group, columns), f.product(run, lanes))
             left = f.minus(columns, f.product(run, lanes))
@@ -190,11 +191,13 @@ def _strip(
     f: Routine, target: Target, height: Value, count: Value, given: dict[str, Value]
 ) -> None:
     """One tile of rows along ``count`` panels, the widest tiles first; only narrow ones take a cut panel."""
-    lanes, low = target.lanes, [h for h in heights(target) if 4 in widths(h, target)]
+    lanes, tallest = target.lanes, max(h for h in heights(target) if 4 in widths(h, target))
     whole = f.least(count, f.over(given["columns"], lanes))
-    wide = f.pick(f.test("sle", height, low[0]), 4, 2)
-    rest = f.minus(count, f.product(f.over(whole, wide), wide))
-    steps = f.sum(f.over(whole, wide), f.over(rest, 2), f.rest(rest, 2))
+    low = f.test("sle", height, tallest)
+    wide = f.pick(low, 4, 2)
+    fits = f.pick(low, f.over(whole, 4), f.over(whole, 2))  # shifts: dividing by `wide` is slow
+    rest = f.minus(count, f.product(fits, wide))
+    steps = f.sum(fits, f.over(rest, 2), f.rest(rest, 2))
     cases: dict[int, Function] = {16 * t.vectors + t.rows: signature(t) for t in tiles(target)}
     with f.carrying(f.whole(0), steps, 1, [f.whole(0)]) as strip:
         (at,) = strip.values

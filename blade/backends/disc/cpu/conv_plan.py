@@ -100,24 +100,23 @@ def _general(value: Value, given: Operands, w: _Window, target: Target) -> tuple
     pitch = -(-block // 16) * 16
     pass_taps, pass_depth = _passes(math.prod(taps), depth)
     rows = numel(value.shape[:-1])
+    blocks = FloorDiv(sympy.sympify(rows) + block - 1, block)
+    runs = runs_per_group(blocks, -(-(w.columns // w.groups) // target.lanes))
     inputs, results = (three(v.shape[1:-1], 1) for v in (given.x, value))
     geometry = (*inputs, *results, *taps, *w.stride, *w.padding, *w.dilation)
     ints = (
         *(rows, pitch, w.channels, depth, width, copied, int(partial)),
         *geometry,
-        *(w.columns, w.groups, pass_taps, pass_depth, block),
+        *(w.columns, w.groups, runs, pass_taps, pass_depth, block),
         *(w.columns if given.residual else 0, *_bounds(value)),
     )
     assert len(ints) == len(conv.SIZES), (ints, conv.SIZES)
-    panels = -(-(w.columns // w.groups) // target.lanes)
-    runs = -(-panels // conv.RUN) * w.groups
-    blocks = FloorDiv(sympy.sympify(rows) + block - 1, block)
     slots = pitch * math.prod(taps) * depth * partial + pitch * copied
     scratch = pitch * (conv_rows.ARRAYS + math.prod(taps)) * 8 + slots * 4
     packed, zeros = _packed(given, w, target)
     call = NativeCall(
         conv.NAME,
-        plain(sympy.sympify(blocks) * runs),
+        plain(blocks * runs * w.groups),
         plain(sympy.Min(rows, block) * w.taps * w.depth * conv.RUN),
         scratch,
         (given.x, packed, given.bias or zeros, zeros, given.residual or zeros, value),
@@ -127,6 +126,12 @@ def _general(value: Value, given: Operands, w: _Window, target: Target) -> tuple
     )
     code = ((conv.NAME, conv.conv_text(target)), (conv.PACK, conv.pack_text(target)))
     return call, code
+
+
+def runs_per_group(blocks: sympy.Expr, panels: int) -> Dim:
+    """Runs of panels per group: more where blocks are odd in number, or threads would get unequal shares."""
+    few = -(-panels // conv.RUN)
+    return plain(few * (1 + sympy.Mod(blocks, 2))) if 2 * few <= panels else few
 
 
 def _depthwise(

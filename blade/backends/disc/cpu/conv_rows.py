@@ -64,13 +64,37 @@ def rows_text(target: Target) -> str:
     table = f.at(f["scratch"], f.product(pitch, ARRAYS), "i64")
     taps = f.product(*(size[f"taps_{a}"] for a in AXES))
     slots = f.at(table, f.product(pitch, taps), "i64")
-    _origins(f, size, arrays, 4)
-    _pointers(f, size, arrays, table, max(2, target.lanes // 2), 4)
+    lanes = max(2, target.lanes // 2)
+    with f.when(_is_identity(f, size, taps)):
+        _follow(f, size, table, lanes)
+        f.branch()
+        _origins(f, size, arrays, 4)
+        _pointers(f, size, arrays, table, lanes, 4)
     with f.when(f.test("ne", size["partial"], 0)):
         _copy_partial(f, size, arrays, table, slots)
     with f.when(f.test("ne", size["copied"], 0)):
         _copy_rows(f, size, table, slots, target.lanes)
     return f.text()
+
+
+def _is_identity(f: Routine, size: Mapping[str, Value], taps: Value) -> Value:
+    """Does result pixel r read input pixel r and nothing else?"""
+    found = f.both(f.test("eq", taps, 1), f.test("eq", size["width"], 1))
+    for axis in AXES:
+        found = f.both(found, f.test("eq", size[f"in_{axis}"], size[f"out_{axis}"]))
+        found = f.both(found, f.test("eq", size[f"stride_{axis}"], 1))
+        found = f.both(found, f.test("eq", size[f"pad_{axis}"], 0))
+    return found
+
+
+def _follow(f: Routine, size: Mapping[str, Value], table: Value, lanes: int) -> None:
+    """Pixels one after the other."""
+    pixel = f.product(size["c"], 4)
+    start = f.sum(f.address(f["x"]), f.product(f["first"], pixel))
+    steps = f.mul(f.iota("i64", lanes), f.broadcast(pixel, lanes))
+    with f.range(0, f["count"], lanes) as i:
+        here = f.broadcast(f.sum(start, f.product(i, pixel)), lanes)
+        f.put(f.add(here, steps), table, i)
 
 
 def _origins(f: Routine, size: Mapping[str, Value], arrays: list[Value], bytes: int) -> None:
