@@ -170,7 +170,8 @@ BLOCK_NUMBERS = "n k lda ldc p0 p1 r0 r1".split()
 def _block(gemm: Gemm) -> str:
     """Panels p0..p1 of rows r0..r1: loops over row blocks, panels, passes over k and tiles.
 
-    Without any k there still is a pass, which writes the bias.
+    Without any k there still is a pass, which writes the bias. Behind what a pass reads of B lies what the
+    next one will, but for panels packed as they are met (matmul.py).
 
     Tiles of a block differ by at most one row: 16 rows are 6 + 5 + 5.
     """
@@ -186,6 +187,8 @@ def _block(gemm: Gemm) -> str:
 %fewest = arith.constant {GROUP_ROWS} : i64
 %size = arith.constant {BLOCK_SIZE} : i64
 %deep = arith.constant {BLOCK_DEPTH} : i64
+%line = arith.constant {form.line} : i64
+%parts = arith.constant {max(1, form.width // form.line)} : i64
 %panel = arith.muli %k, %width : i64
 %k_end = arith.maxsi %k, %one : i64
 %passes = arith.ceildivui %k_end, %deep : i64
@@ -219,6 +222,9 @@ scf.for %rb = %r0 to %r1 step %share : i64 {{
       %ak = llvm.getelementptr %a[%k0] : (!llvm.ptr, i64) -> !llvm.ptr, {element}
       %bd = arith.muli %k0, %width : i64
       %bt = llvm.getelementptr %bp[%bd] : (!llvm.ptr, i64) -> !llvm.ptr, {element}
+      %read = arith.muli %depth, %{"width" if gemm.kind == "gemm" else "zero"} : i64
+      %after = llvm.getelementptr %bt[%read] : (!llvm.ptr, i64) -> !llvm.ptr, {element}
+      %part = arith.muli %depth, %line : i64
       scf.for %t = %zero to %tiles step %one iter_args(%r = %rb) -> (i64) : i64 {{
         %is_larger = arith.cmpi slt, %t, %larger : i64
         %extra = arith.extui %is_larger : i1 to i64
@@ -228,10 +234,13 @@ scf.for %rb = %r0 to %r1 step %share : i64 {{
         %co = arith.muli %r, %ldc : i64
         %cr = llvm.getelementptr %cj[%co] : (!llvm.ptr, i64) -> !llvm.ptr, {element}
         %init = arith.select %is_first, %biasj, %cr : !llvm.ptr
-        llvm.call @{gemm.name}_tile(%count, %columns, %ar, %lda, %bt, %depth, %init, %ldi, %cr, %ldc)
-          : (i64, i64, !llvm.ptr, i64, !llvm.ptr, i64, !llvm.ptr, i64, !llvm.ptr, i64) -> ()
-        %after = arith.addi %r, %count : i64
-        scf.yield %after : i64
+        %which = arith.remui %t, %parts : i64
+        %so = arith.muli %which, %part : i64
+        %soon = llvm.getelementptr %after[%so] : (!llvm.ptr, i64) -> !llvm.ptr, {element}
+        llvm.call @{gemm.name}_tile(%count, %columns, %ar, %lda, %bt, %depth, %init, %ldi, %cr, %ldc, %soon)
+          : (i64, i64, !llvm.ptr, i64, !llvm.ptr, i64, !llvm.ptr, i64, !llvm.ptr, i64, !llvm.ptr) -> ()
+        %below = arith.addi %r, %count : i64
+        scf.yield %below : i64
       }}
     }}
   }}
@@ -244,7 +253,7 @@ def _choice(gemm: Gemm) -> str:
     """The micro-kernel for so many rows, and for the columns of a whole panel or of the last one."""
     signature = (
         "%rows: i64, %columns: i64, %a: !llvm.ptr, %lda: i64, %b: !llvm.ptr, "
-        "%depth: i64, %init: !llvm.ptr, %ldi: i64, %c: !llvm.ptr, %ldc: i64"
+        "%depth: i64, %init: !llvm.ptr, %ldi: i64, %c: !llvm.ptr, %ldc: i64, %soon: !llvm.ptr"
     )
     return f"""llvm.func internal @{gemm.name}_tile({signature}) {{
 %lanes = arith.constant {gemm.form.lanes} : i64
@@ -266,7 +275,7 @@ llvm.return
 
 
 def _switch(gemm: Gemm, tiles: Sequence[Tile]) -> str:
-    arguments = "%a, %lda, %b, %depth, %init, %ldi, %c, %ldc, %columns"
+    arguments = "%a, %lda, %b, %depth, %init, %ldi, %c, %ldc, %columns, %soon"
     cases = []
     for t in tiles:
         number = t.rows + (t.vectors * (gemm.form.rows + 1) if t.masked else 0)

@@ -39,6 +39,11 @@ class Form:
         return int(self.element[1:]) // 8
 
     @property
+    def line(self) -> int:
+        """Elements of a cache line."""
+        return 64 // self.bytes
+
+    @property
     def vector(self) -> str:
         return f"vector<{self.lanes}x{self.element}>"
 
@@ -61,15 +66,17 @@ def form(target: Target, element: str = "f32") -> Form:
 
 _ARGUMENTS = (
     "%a: !llvm.ptr, %lda: i64, %b: !llvm.ptr, %depth: i64, "
-    "%init: !llvm.ptr, %ldi: i64, %c: !llvm.ptr, %ldc: i64, %columns: i64"
+    "%init: !llvm.ptr, %ldi: i64, %c: !llvm.ptr, %ldc: i64, %columns: i64, %soon: !llvm.ptr"
 )
-TILE_TYPES = "(!llvm.ptr, i64, !llvm.ptr, i64, !llvm.ptr, i64, !llvm.ptr, i64, i64) -> ()"
+TILE_TYPES = (
+    "(!llvm.ptr, i64, !llvm.ptr, i64, !llvm.ptr, i64, !llvm.ptr, i64, i64, !llvm.ptr) -> ()"
+)
 
 
 def micro_kernel(tile: Tile, form: Form, name: str) -> str:
     """C tile = init tile + A rows * B panel over ``depth``, as an internal function ``name`` of ``TILE_TYPES``.
 
-    ``columns``: how many a masked tile has.
+    ``columns``: how many a masked tile has; ``soon``: what to ask for meanwhile.
     """
     cells = [(r, v) for r in range(tile.rows) for v in range(tile.vectors)]
     chains = 1 << (-(-_CHAINS // len(cells)) - 1).bit_length()
@@ -139,7 +146,7 @@ def _loop(
             f"%ak{r} = llvm.getelementptr %a{r}[%k] : (!llvm.ptr, i64) -> !llvm.ptr, {element}"
         )
     if name == "s":
-        lines += _fetch_ahead(form, unroll)
+        lines += _fetch_ahead(form, unroll) + _fetch_soon(form, unroll)
     for u in range(unroll):
         for v in range(tile.vectors):
             lines += _at(form, f"bp{u}_{v}", "%bk", u * form.width + v * form.lanes)
@@ -165,6 +172,24 @@ def _fetch_ahead(form: Form, steps: int) -> list[str]:
         lines += _at(form, f"next{k}", "%bk", (_AHEAD * step + offset) // form.bytes)
         kind = "<{rw = 0 : i32, hint = 3 : i32, cache = 1 : i32}> : (!llvm.ptr) -> ()"
         lines.append(f'"llvm.intr.prefetch"(%next{k}) {kind}')
+    return lines
+
+
+def _fetch_soon(form: Form, steps: int) -> list[str]:
+    """Ask for one line per step of ``soon``, into L2: what the next pass reads, shared out to tiles of this one.
+
+    A pass's first tile reads its panel faster than memory gives it; the others leave memory idle.
+    """
+    line = form.line
+    lines = [
+        f"%line = arith.constant {line} : i64",
+        "%soon_at = arith.muli %k, %line : i64",
+        f"%soon_k = llvm.getelementptr %soon[%soon_at] : (!llvm.ptr, i64) -> !llvm.ptr, {form.element}",
+    ]
+    for u in range(steps):
+        lines += _at(form, f"soon{u}", "%soon_k", u * line)
+        kind = "<{rw = 0 : i32, hint = 2 : i32, cache = 1 : i32}> : (!llvm.ptr) -> ()"
+        lines.append(f'"llvm.intr.prefetch"(%soon{u}) {kind}')
     return lines
 
 
