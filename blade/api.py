@@ -15,30 +15,26 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
-from typing import Any, cast
+from typing import Any
 
 import torch
 
-from blade.cache import open_cache
 from blade.capture.captured import Captured
 from blade.capture.remembered import remember
 from blade.capture.torchscript import capture
 from blade.config import Config
 from blade.errors import ConfigError
-from blade.fallback.compile import Built, Partition, compile_clusters
-from blade.fallback.compose import Choice, Confirmed, confirm, propose
+from blade.fallback.decided import Decided, decided_before, keep_decision, key_of
 from blade.fallback.metric import meet
-from blade.fallback.select import Decision, select, weights_of
-from blade.fallback.stored import keep
+from blade.fallback.search import Task, search
+from blade.fallback.stored import Contents
 from blade.fallback.support import resolve, support
 from blade.fallback.time_budget import TimeBudget
 from blade.graph.listing import kind_of, list_nodes
 from blade.graph.view import GraphView, view
-from blade.precision import precision_of
 from blade.progress import announce
 from blade.reason import Reason
-from blade.report import ATTRIBUTE, ORIGINAL, ClusterReport, LayerPrecision, Report, Tried, cpu_name
-from blade.runtime.engine import Engine
+from blade.report import ATTRIBUTE, ClusterReport, Report, cpu_name
 from blade.version import __version__
 
 log = logging.getLogger(__name__)
@@ -82,24 +78,22 @@ def _optimize(
             graph = view(captured)
             plan = support(graph.nodes, graph.pinned, backends, config)
         with clock.stage("convert"):
-            partitions, failed = compile_clusters(
-                captured, graph, plan.labels, backends, config, budget
-            )
-        with clock.stage("select"):
-            decisions = _decide(partitions, config, budget)
-        with clock.stage("splice"):
-            names = [b.name for b in backends]
-            compositions = propose(partitions, decisions, names)
-            ranks = {name: i for i, name in enumerate(names)}
-            made = confirm(captured, compositions, ranks, config, budget)
-        reasons = (*known, *captured.reasons, *against, *plan.reasons, *failed, *made.reasons)
-        report = _report(captured, graph, made, decisions, reasons, clock.seconds)
+            contents = Contents()
+            key = key_of(captured, graph, backends, config, contents)
+            decided = decided_before(key, captured, graph, config)
+        if decided is None:
+            task = Task(captured, graph, plan.labels, backends, config, budget, contents)
+            decided = search(task, clock.stage)
+            keep_decision(key, decided, config)
+        reasons = (*known, *captured.reasons, *against, *plan.reasons, *decided.reasons)
+        report = _report(captured, graph, decided, reasons, clock.seconds)
+        module = decided.confirmed.module
     if config.dump_dir is not None:
-        _dump(config.dump_dir, captured, graph, made.module, report)
-    made.module._c._register_attribute(ATTRIBUTE, torch._C.StringType.get(), report.to_json())
+        _dump(config.dump_dir, captured, graph, module, report)
+    module._c._register_attribute(ATTRIBUTE, torch._C.StringType.get(), report.to_json())
     for one in report.clusters:
         _log(one)
-    return made.module
+    return module
 
 
 class _Clock:
@@ -138,43 +132,19 @@ def _check_weights(captured: Captured, config: Config) -> None:
         )
 
 
-def _decide(
-    partitions: Sequence[Partition], config: Config, budget: TimeBudget
-) -> dict[str, Decision]:
-    """By cluster, of all partitions."""
-    cache = open_cache(config.cache)
-    decisions: dict[str, Decision] = {}
-    every = {one.name: one for p in partitions for one in p.built}
-    for done, built in enumerate(every.values()):
-        announce("select", done, len(every), built.name)
-        decisions[built.name] = decision = _decide_one(built, config, budget)
-        if cache is not None:
-            for candidate in decision.tried:
-                keep(cache, candidate)
-    return decisions
-
-
-def _decide_one(built: Built, config: Config, budget: TimeBudget) -> Decision:
-    if built.extracted is None or not built.candidates:
-        return Decision(None, ())
-    cut, weights = built.extracted, weights_of(built.extracted, config)
-    return select(built.name, cut.fallback, built.candidates, cut.samples, config, weights, budget)
-
-
 def _report(
     captured: Captured,
     graph: GraphView,
-    made: Confirmed,
-    decisions: Mapping[str, Decision],
+    decided: Decided,
     reasons: Sequence[Reason],
     seconds: Mapping[str, float],
 ) -> Report:
-    choices = made.composition.choices
-    inside = {node for choice in choices for node in choice.built.group.nodes}
+    members = {c.built.name: c.built.group.nodes for c in decided.confirmed.composition.choices}
+    inside = {node for nodes in members.values() for node in nodes}
     outside = [n for i, n in enumerate(graph.nodes) if i not in inside]
     return Report(
-        clusters=tuple(_cluster_report(graph, c, decisions[c.built.name]) for c in choices),
-        reasons=(*reasons, *made.composition.reasons),
+        clusters=decided.clusters,
+        reasons=tuple(reasons),
         outside=dict(Counter(map(kind_of, outside))),
         versions={
             "blade": __version__,
@@ -183,55 +153,15 @@ def _report(
         },
         cpu=cpu_name(),
         seconds=dict(seconds),
-        nodes=list_nodes(graph, {c.built.name: c.built.group.nodes for c in choices}),
+        nodes=list_nodes(graph, members),
         inputs=remember(_names(captured), captured.samples),
-        compositions=made.tried,
+        compositions=decided.confirmed.tried,
     )
 
 
 def _names(captured: Captured) -> list[str]:
     """Of the graph's inputs: one per entry of a sample."""
     return [v.debugName() for v in captured.module.graph.inputs()][1:]
-
-
-def _cluster_report(graph: GraphView, choice: Choice, decision: Decision) -> ClusterReport:
-    built, served = choice.built, choice.served
-    serving = served.backend.split("+") if served else []
-    # of several by size, each is slower than another one somewhere
-    lost = [r for r in decision.reasons if r.backend not in serving]
-    reasons = (*built.reasons, *lost)
-    return ClusterReport(
-        name=built.name,
-        ops=dict(Counter(kind_of(graph.nodes[n]) for n in built.group.nodes)),
-        backend=served.backend if served else ORIGINAL,
-        timings=served.timings if served else (),
-        verdict=served.verdict if served else None,
-        reasons=reasons,
-        tried=_tried(built, decision, serving, reasons),
-        sizes=str(choice.table) if choice.table else "",
-        precision=_precision(served.engines if served else ()),
-    )
-
-
-def _tried(
-    built: Built, decision: Decision, chosen: Sequence[str], reasons: Sequence[Reason]
-) -> tuple[Tried, ...]:
-    """Every backend that takes the cluster, in their order; unmeasured, those after the first that
-    serves are not tried."""
-    candidates = {c.backend: c for c in decision.tried}
-    against = {r.backend: r for r in reasons}
-    found = []
-    for name in built.takers:
-        one, reason = candidates.get(name), against.get(name)
-        if one is not None:
-            found.append(Tried(name, name in chosen, one.timings, one.verdict, reason))
-        elif reason is not None:
-            found.append(Tried(name, False, reason=reason))
-    return tuple(found)
-
-
-def _precision(engines: Sequence[torch.ScriptObject]) -> tuple[LayerPrecision, ...]:
-    return tuple(one for e in engines for one in precision_of(cast(Engine, e).program()))
 
 
 def _log(one: ClusterReport) -> None:

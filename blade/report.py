@@ -253,12 +253,13 @@ def _timings(data: list[dict[str, Any]]) -> tuple[Timing, ...]:
     )
 
 
-def _reasons(data: list[dict[str, Any] | None]) -> tuple[Reason, ...]:
-    return tuple(
-        Reason(**{**one, "stage": Stage(one["stage"]), "code": Code(one["code"])})
-        for one in data
-        if one is not None
-    )
+def reason_from(data: Mapping[str, Any]) -> Reason:
+    """A Reason from the form it has in JSON."""
+    return Reason(**{**data, "stage": Stage(data["stage"]), "code": Code(data["code"])})
+
+
+def _reasons(data: Iterable[dict[str, Any] | None]) -> tuple[Reason, ...]:
+    return tuple(reason_from(one) for one in data if one is not None)
 
 
 def _render(shown: Report) -> str:

@@ -122,6 +122,7 @@ def _clusters_are_compiled(request: pytest.FixtureRequest, monkeypatch: pytest.M
     if "cluster_cache" not in request.fixturenames and "blade.fallback.stored" in sys.modules:
         stored = sys.modules["blade.fallback.stored"]
         monkeypatch.setattr("blade.fallback.compile.look_up", lambda *inputs: stored.NOTHING)
+        monkeypatch.setattr("blade.api.decided_before", lambda *inputs: None)
 
 
 @pytest.fixture(scope="session")

@@ -215,8 +215,10 @@ class Fake:
         in_process: bool = True,
         lossy: bool = False,
         estimate_s: float | None = None,
+        version: str | None = None,
     ) -> None:
         self.name, self.in_process, self.lossy = name, in_process, lossy
+        self.version = version
         if estimate_s is not None:
             self.estimate_s = functools.partial(_takes, estimate_s)
         self.unavailable = unavailable

@@ -127,7 +127,7 @@ def _sort(one: Wanted, found: dict[str, Candidate | Reason]) -> Found:
 def _candidate(
     one: Wanted, backend: Backend, config: Config, budget: TimeBudget, is_first: bool
 ) -> Candidate | Reason:
-    if (stored := one.stored.candidates.get(backend.name)) is not None:
+    if (stored := one.stored.found(backend.name)) is not None:
         return stored
     engine = _convert_in_time(one.extracted.cluster, backend, config, budget, is_first)
     return _judge(one.extracted, backend, engine, config)
@@ -222,7 +222,7 @@ def _is_in_process(backend: Backend) -> bool:
 
 
 def _is_stored(one: Wanted, backend: Backend) -> bool:
-    return backend.name in one.stored.candidates
+    return one.stored.found(backend.name) is not None
 
 
 def _conversions_apart(one: Wanted) -> int:

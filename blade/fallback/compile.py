@@ -26,7 +26,7 @@ from blade.fallback.bisect import find_culprit
 from blade.fallback.candidate import Candidate
 from blade.fallback.candidates import Wanted, build
 from blade.fallback.reproducer import write
-from blade.fallback.stored import look_up
+from blade.fallback.stored import Contents, keep_refusal, look_up
 from blade.fallback.time_budget import UNLIMITED, TimeBudget
 from blade.graph.boundary import find_boundary
 from blade.graph.extract import Extracted, outline
@@ -85,6 +85,7 @@ class _Job:
     config: Config
     budget: TimeBudget
     samples: Samples
+    contents: Contents
 
     def is_fixed(self, name: str, axis: int) -> bool:
         """Whether the user declared one size for this axis of the graph's input ``name``."""
@@ -99,9 +100,11 @@ def compile_clusters(
     backends: Sequence[Backend],
     config: Config,
     budget: TimeBudget = UNLIMITED,
+    contents: Contents | None = None,
 ) -> tuple[list[Partition], list[Reason]]:
     """The partitions, the mixture first, and the reasons of nodes that were found to fail."""
-    job = _Job(captured, view, backends, config, budget, Samples(captured, view))
+    samples = Samples(captured, view)
+    job = _Job(captured, view, backends, config, budget, samples, contents or Contents())
     left = list(labels)
     known: dict[tuple[object, ...], Built] = {}
     culprits: list[Reason] = []
@@ -209,15 +212,18 @@ def _build(
             reasons = tuple(replace(one, backend=b) for b in names)
             built.append(Built(name, whole, None, (), reasons, names))
         else:
-            built.append(Built(name, whole, one.extracted, *next(results), names))
+            candidates, reasons = next(results)
+            for reason in reasons:
+                keep_refusal(job.config, one.stored.keys.get(str(reason.backend)), reason)
+            built.append(Built(name, whole, one.extracted, candidates, reasons, names))
     return built
 
 
 def _prepare(job: _Job, name: str, nodes: Sequence[int], takers: Sequence[Backend]) -> Wanted:
     [extracted] = outline(job.captured, job.view, [nodes], fixed=job.is_fixed, samples=job.samples)
     extracted = replace(extracted, name=name)
-    stored = look_up(extracted, takers, job.config)
-    if len(stored.candidates) < len(takers):
+    stored = look_up(extracted, takers, job.config, job.contents)
+    if any(stored.found(b.name) is None for b in takers):
         _ = extracted.cluster  # what has no form in FX raises here
     return Wanted(extracted, takers, stored)
 

@@ -126,17 +126,18 @@ def propose(
 def confirm(
     captured: Captured,
     compositions: Sequence[Composition],
-    ranks: Mapping[str, int],
+    backends: Sequence[str],
     config: Config,
     budget: TimeBudget = UNLIMITED,
 ) -> Confirmed:
     """The fastest composition as a module that was seen to answer as the user's model does.
 
     The original if none of ``compositions`` is right and no slower. Of those as fast as the fastest
-    the one of fewest engines, then of the earliest backends (``ranks``). Out of time, only the first is
+    the one of fewest engines, then of the earliest ``backends``. Out of time, only the first is
     measured.
     """
     first = compositions[0]
+    ranks = {name: i for i, name in enumerate(backends)}
     if not first.engines:
         return Confirmed(captured.module, first)
     timings: list[tuple[Timing, ...]] = [()] * len(compositions)
@@ -149,7 +150,7 @@ def confirm(
         timings = found
     order = _rank(compositions, timings, ranks, config.sample_weights)
     for i in order:
-        module = _whole(captured, compositions[i], config)
+        module = put_together(captured, compositions[i], config)
         if isinstance(module, Reason):
             log.warning("the optimized module is not used: %s", module.detail)
             reasons.append(module)
@@ -255,7 +256,7 @@ def _why_not(timings: Sequence[Timing], weights: Weights) -> str | None:
     return None
 
 
-def _whole(
+def put_together(
     captured: Captured, composition: Composition, config: Config
 ) -> torch.jit.ScriptModule | Reason:
     """Put together for good, if it answers as the user's model does."""

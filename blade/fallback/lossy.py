@@ -17,6 +17,7 @@ from blade.budget import ELSEWHERE, AccuracyBudget, output_error
 from blade.fallback import compare
 from blade.fallback.cases import Case
 from blade.reason import Code
+from blade.report import ORIGINAL
 
 Tensors = Sequence[torch.Tensor]
 # Of the cases with other contents, those that stay within the ranges of the sample.
@@ -59,4 +60,5 @@ def budget_of(backend: object, budget: AccuracyBudget) -> AccuracyBudget | None:
 
 def is_lossy(backends: str) -> bool:
     """Whether engines of the backend of this name are, or of one of several ("disc+quant")."""
-    return any(getattr(registry.load(name), "lossy", False) for name in backends.split("+"))
+    names = [name for name in backends.split("+") if name != ORIGINAL]
+    return any(getattr(registry.load(name), "lossy", False) for name in names)

@@ -20,9 +20,9 @@ import json
 import logging
 import platform
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, cast
 
 import torch
@@ -35,14 +35,29 @@ from blade.fallback.candidate import Candidate
 from blade.fallback.cluster_module import cluster_module
 from blade.fallback.measure import why_slower
 from blade.graph.extract import Extracted
-from blade.reason import Reason, Stage
-from blade.report import Timing, Verdict, cpu_name
+from blade.reason import Code, Reason, Stage
+from blade.report import Timing, Verdict, cpu_name, reason_from
 from blade.runtime.engine import make_engine
 
 log = logging.getLogger(__name__)
 
 KIND = "cluster"
-_SILENT = ("cache", "customize_jit_passes", "dump_dir", "strict")  # passes show in the graph
+REFUSED = "refused"
+# What engines do not depend on: passes show in the graph, weights and budgets decide between engines.
+_SILENT = (
+    "background",
+    "cache",
+    "customize_jit_passes",
+    "dump_dir",
+    "sample_weights",
+    "strict",
+    "time_budget",
+)
+_PASSES = (
+    Code.TIME_BUDGET,
+    Code.CONVERSION_TIMEOUT,
+    Code.BACKEND_UNAVAILABLE,
+)  # another time, perhaps
 # Which scope a node came from, and the number that makes a class of TorchScript another one.
 _PASSING = re.compile(r', scope: [^"\n]*$|\.___torch_mangle_\d+', re.MULTILINE)
 _LARGEST = 64 << 20  # bytes of constants of an engine's own (quantized weights, say) worth keeping
@@ -50,27 +65,74 @@ _LARGEST = 64 << 20  # bytes of constants of an engine's own (quantized weights,
 
 @dataclass(frozen=True)
 class Stored:
-    """By backend: the key of its candidate, and the candidate if it was stored."""
+    """By backend: the key of its candidate, and the candidate, or the Reason against it, if it was stored."""
 
     keys: Mapping[str, str] = field(default_factory=dict)
     candidates: Mapping[str, Candidate] = field(default_factory=dict)
+    refused: Mapping[str, Reason] = field(default_factory=dict)
+
+    def found(self, backend: str) -> Candidate | Reason | None:
+        return self.candidates.get(backend) or self.refused.get(backend)
 
 
 NOTHING = Stored()
 
 
-def look_up(extracted: Extracted, backends: Sequence[Backend], config: Config) -> Stored:
-    """What is stored of ``extracted``. Nothing with ``dump_dir``: what is dumped has to be made."""
+class Contents:
+    """Digests of weights: those of one ``optimize``, each of which is read once."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[Any, ...], tuple[torch.Tensor, str]] = {}
+
+    def of(self, named: Iterable[tuple[str, torch.Tensor]]) -> list[str]:
+        """Name, form and content of each."""
+        every = list(named)
+        fresh = {_identity(t): t for _, t in every if _identity(t) not in self._known}
+        with ThreadPoolExecutor(
+            max(1, torch.get_num_threads())
+        ) as pool:  # hashing lets go of the lock
+            for (key, tensor), content in zip(
+                fresh.items(), pool.map(_content, fresh.values()), strict=True
+            ):
+                self._known[key] = tensor, content  # kept alive: its address stays its own
+        return [f"{name} {form_of((t,))} {self._known[_identity(t)][1]}" for name, t in every]
+
+
+def look_up(
+    extracted: Extracted, backends: Sequence[Backend], config: Config, contents: Contents
+) -> Stored:
+    """What is stored of ``extracted``. Nothing with ``dump_dir``: what is dumped has to be made.
+
+    Refusals do not count under ``strict``: there they have to raise.
+    """
     cache = open_cache(config.cache)
     versions = {b.name: v for b in backends if (v := getattr(b, "version", None)) is not None}
     if cache is None or config.dump_dir is not None or not versions:
         return NOTHING
-    base = _base(extracted, config)
+    base = _base(extracted, config, contents)
     if base is None:
         return NOTHING
     keys = {name: digest([base, name, str(version)]) for name, version in versions.items()}
     found = {name: recall(cache, key, extracted, name) for name, key in keys.items()}
-    return Stored(keys, {name: one for name, one in found.items() if one is not None})
+    candidates = {name: one for name, one in found.items() if one is not None}
+    others = {} if config.strict else {n: key for n, key in keys.items() if n not in candidates}
+    refused = {name: _recall_refusal(cache, key, extracted) for name, key in others.items()}
+    return Stored(keys, candidates, {name: one for name, one in refused.items() if one is not None})
+
+
+def keep_refusal(config: Config, key: str | None, reason: Reason) -> None:
+    """Store that there is no engine, and why; not what may well be otherwise the next time."""
+    cache = open_cache(config.cache)
+    if cache is not None and key is not None and reason.code not in _PASSES:
+        cache.put(REFUSED, key, json.dumps(asdict(reason)).encode())
+
+
+def _recall_refusal(cache: Cache, key: str, extracted: Extracted) -> Reason | None:
+    data = cache.get(REFUSED, key)
+    if data is None:
+        return None
+    found = attempt(Stage.CONVERT, None, extracted.name, lambda: reason_from(json.loads(data)))
+    return replace(found, subject=extracted.name) if found.backend is not None else None
 
 
 def recall(cache: Cache, key: str, extracted: Extracted, backend: str) -> Candidate | None:
@@ -147,33 +209,37 @@ def _split(data: memoryview, sizes: Sequence[int]) -> Iterator[memoryview]:
         start += size
 
 
-def _base(extracted: Extracted, config: Config) -> str | None:
+def _base(extracted: Extracted, config: Config, contents: Contents) -> str | None:
     """What the keys of all backends share; ``None`` if something has a value that cannot be told."""
-    graph = _text(extracted.fallback.graph)
+    graph = text_of(extracted.fallback.graph)
     if "<Tensor>" in graph:  # a constant that is not among the weights
         return None
-    settings = [f"{k}={getattr(config, k)!r}" for k in Config.model_fields if k not in _SILENT]
     return digest(
         [
-            *_environment(),
-            *settings,
+            *environment(),
+            *settings_of(config),
             graph,
-            *_weights(extracted.fallback),
+            *contents.of(extracted.fallback.named_buffers()),
             *map(repr, extracted.declared()),
-            *(_form(one) for one in extracted.samples),
+            *(form_of(one) for one in extracted.samples),
             "probes",
-            *(_form(one) for one in extracted.probes),
+            *(form_of(one) for one in extracted.probes),
         ]
     )
 
 
-def _text(graph: torch.Graph) -> str:
+def settings_of(config: Config) -> list[str]:
+    """What of ``config`` engines depend on."""
+    return [f"{k}={getattr(config, k)!r}" for k in Config.model_fields if k not in _SILENT]
+
+
+def text_of(graph: torch.Graph) -> str:
     """The graph without what differs from one capture of a model to the next."""
     same = torch._C._jit_pass_canonicalize(cast(Any, graph))  # numbers the values
     return _PASSING.sub("", str(cast(Any, same).str(False)))
 
 
-def _environment() -> list[str]:
+def environment() -> list[str]:
     """What results depend on besides the cluster: code, versions, machine, torch's global settings."""
     return [
         code_version(),
@@ -182,17 +248,6 @@ def _environment() -> list[str]:
         f"{torch.get_float32_matmul_precision()} {torch.backends.mkldnn.enabled}",
         f"{torch.are_deterministic_algorithms_enabled()} {torch.is_autocast_enabled('cpu')}",
     ]
-
-
-def _weights(module: torch.jit.ScriptModule) -> list[str]:
-    """Name, form and content of every buffer."""
-    buffers = dict(module.named_buffers())
-    with ThreadPoolExecutor(max(1, torch.get_num_threads())) as pool:  # hashing lets go of the lock
-        contents = pool.map(_content, buffers.values())
-        return [
-            f"{name} {_form((tensor,))} {content}"
-            for (name, tensor), content in zip(buffers.items(), contents, strict=True)
-        ]
 
 
 def _content(tensor: torch.Tensor) -> str:
@@ -213,7 +268,7 @@ def _tensor(data: memoryview, dtype: str, shape: Sequence[int]) -> torch.Tensor:
     return made
 
 
-def _form(inputs: Sequence[torch.Tensor]) -> str:
+def form_of(inputs: Sequence[torch.Tensor]) -> str:
     return " ".join(
         f"{t.dtype} {t.device} {tuple(t.shape)} {t.stride()}"
         + (f" {t.item()}" if t.dim() == 0 else "")

@@ -152,6 +152,12 @@ def outline(
     ]
 
 
+def outline_bare(view: GraphView, name: str, group: Sequence[int]) -> Extracted:
+    """A group whose engines are made already: without inputs to try them on."""
+    boundary = find_boundary(view, group)
+    return Extracted(name, _to_script(view, boundary), boundary, view, (), (), False, None)
+
+
 def _extract_one(
     name: str, view: GraphView, boundary: Boundary, samples: Samples, fixed: Fixed | None
 ) -> Extracted:

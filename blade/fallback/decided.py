@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What was chosen for a whole module, on disk: the second ``optimize`` only loads it.
+
+    decided = decided_before(captured, graph_view, backends, config)     # None: find out
+    keep_decision(key, confirmed, clusters, reasons)
+
+The key covers what a cluster's does (``stored``), for the module as a whole, and every usable backend with
+its version. The engines are those that ``stored`` keeps. Nothing is kept of a search that ran out of time, or
+that ended with the original: both are worth another try. What the module answers is compared with the
+user's model in every ``optimize``.
+"""
+
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from torch.utils import _pytree as pytree
+
+from blade.backends.base import Backend
+from blade.cache import digest, open_cache
+from blade.capture.attributes import attributes_of
+from blade.capture.captured import Captured
+from blade.clustering.problem import Group
+from blade.config import Config
+from blade.fallback.attempt import attempt
+from blade.fallback.candidate import Candidate
+from blade.fallback.compile import Built
+from blade.fallback.compose import WHOLE, Choice, Composition, Confirmed, put_together
+from blade.fallback.stored import Contents, environment, form_of, recall, settings_of, text_of
+from blade.fallback.table import Size, Table
+from blade.graph.extract import outline_bare
+from blade.graph.view import GraphView
+from blade.reason import Code, Reason, Stage
+from blade.report import ClusterReport, Report
+
+log = logging.getLogger(__name__)
+
+KIND = "decision"
+_UNSETTLED = (Code.TIME_BUDGET, Code.CONVERSION_TIMEOUT)
+
+
+@dataclass(frozen=True)
+class Decided:
+    """The module again; the report says what it said when it was chosen."""
+
+    confirmed: Confirmed
+    clusters: tuple[ClusterReport, ...]
+    reasons: tuple[Reason, ...]
+
+
+def key_of(
+    captured: Captured,
+    view: GraphView,
+    backends: Sequence[Backend],
+    config: Config,
+    contents: Contents,
+) -> str | None:
+    """``None`` if nothing can be kept: no cache, or something without a version or a value that tells."""
+    found = attempt(
+        Stage.SELECT, None, WHOLE, lambda: _key(captured, view, backends, config, contents)
+    )
+    return None if isinstance(found, Reason) else found
+
+
+def _key(
+    captured: Captured,
+    view: GraphView,
+    backends: Sequence[Backend],
+    config: Config,
+    contents: Contents,
+) -> str | None:
+    versions = [(b.name, getattr(b, "version", None)) for b in backends]
+    usable = open_cache(config.cache) is not None and config.dump_dir is None and backends
+    if not usable or any(version is None for _, version in versions):
+        return None
+    program = view.program
+    text = text_of(captured.module.graph)
+    if "prim::fork" in text or "prim::Closure" in text:  # may hold tensors that are not seen here
+        return None
+    held = [program.tensor_constant(v) for line in program.lines for v in line.outputs[:1]]
+    attributes = [(a.name, a.get()) for a in attributes_of(captured.module)]
+    runs = [*captured.samples, *captured.probes]
+    leaves = [leaf for run in runs for leaf in pytree.tree_leaves(run)]
+    tensors = [leaf for leaf in leaves if hasattr(leaf, "stride")]
+    parts: list[str] = [
+        *environment(),
+        *settings_of(config),
+        repr(config.sample_weights),
+        *map(repr, versions),
+        text,
+        *contents.of([("", t) for t in held if t is not None]),
+        *contents.of([(n, t) for n, t in attributes if hasattr(t, "stride")]),
+        *(f"{n} {v!r}" for n, v in attributes if not hasattr(v, "stride")),
+        f"{len(captured.samples)} samples {pytree.tree_structure(runs)}",
+        *(form_of((t,)) for t in tensors),
+        *(repr(leaf) for leaf in leaves if not hasattr(leaf, "stride")),
+        repr((sorted(captured.fixed), captured.limits, captured.ties)),
+    ]
+    # Values decide what runs, and how often, where there is control flow; and lossy engines are fitted to them.
+    if len(program.blocks) > 1 or config.enable_int8:
+        more = [x for x in pytree.tree_leaves(captured.calibration) if hasattr(x, "stride")]
+        parts += contents.of([("", t) for t in (*tensors, *more)])
+    return digest(parts)
+
+
+def decided_before(
+    key: str | None, captured: Captured, view: GraphView, config: Config
+) -> Decided | None:
+    """What was chosen for such a module; ``None`` if that is not known, or does not work any more."""
+    cache = open_cache(config.cache)
+    data = cache.get(KIND, key) if cache is not None and key is not None else None
+    if data is None:
+        return None
+    found = attempt(Stage.SELECT, None, WHOLE, lambda: _restore(data, captured, view, config))
+    if isinstance(found, Reason):
+        log.info("what the cache has of the whole module is not used: %s", found.detail)
+        return None
+    return found
+
+
+def keep_decision(key: str | None, decided: Decided, config: Config) -> None:
+    """Store ``decided`` for the next time, if it is settled."""
+    cache = open_cache(config.cache)
+    composition = decided.confirmed.composition
+    told = Report(decided.clusters, decided.reasons, compositions=decided.confirmed.tried)
+    settled = composition.engines and not any(r.code in _UNSETTLED for r in told.all_reasons())
+    if cache is None or key is None or not settled:
+        return
+    clusters = [_cluster(choice) for choice in composition.choices]
+    if any(None in keys for keys in (one["keys"].values() for one in clusters)):
+        return
+    head = {"name": composition.name, "clusters": clusters, "report": told.to_json()}
+    cache.put(KIND, key, json.dumps(head).encode())
+
+
+def _cluster(choice: Choice) -> dict[str, Any]:
+    table = choice.table
+    serving = [choice.chosen] if table is None else table.serving
+    return {
+        "name": choice.built.name,
+        "nodes": choice.built.group.nodes,
+        "keys": {c.backend: c.key for c in serving if c is not None},
+        "serving": [c.backend if c is not None else None for c in serving],
+        "size": None if table is None else asdict(table.size),
+        "bounds": () if table is None else table.bounds,
+    }
+
+
+def _restore(data: bytes, captured: Captured, view: GraphView, config: Config) -> Decided | None:
+    head = json.loads(data)
+    told = Report.from_json(head["report"])
+    choices = [_choice(view, one, config) for one in head["clusters"]]
+    if any(choice is None for choice in choices):
+        return None  # an engine was evicted
+    composition = Composition(head["name"], tuple(c for c in choices if c is not None))
+    module = put_together(captured, composition, config.evolve(strict=False))
+    if isinstance(module, Reason):
+        log.info("what the cache has of the whole module is not used: %s", module.detail)
+        return None
+    return Decided(Confirmed(module, composition, told.compositions), told.clusters, told.reasons)
+
+
+def _choice(view: GraphView, one: dict[str, Any], config: Config) -> Choice | None:
+    """``None`` if one of the engines is not there."""
+    cache, group = open_cache(config.cache), Group(tuple(one["nodes"]), frozenset())
+    if not one["keys"]:
+        return Choice(Built(one["name"], group, None, (), ()), None)
+    extracted = outline_bare(view, one["name"], group.nodes)
+    assert cache is not None
+    found: dict[str, Candidate] = {}
+    for backend, key in one["keys"].items():
+        candidate = recall(cache, key, extracted, backend)
+        if candidate is None or candidate.engine.why_unavailable():  # type: ignore[attr-defined]
+            return None
+        found[backend] = replace(candidate, key=key)
+    built = Built(one["name"], group, extracted, tuple(found.values()), ())
+    serving = tuple(None if name is None else found[name] for name in one["serving"])
+    if one["size"] is None:
+        return Choice(built, serving[0])
+    axis = one["size"]["axis"]
+    size = Size(None if axis is None else (axis[0], axis[1]), one["size"]["inputs"])
+    return Choice(built, None, Table(size, tuple(one["bounds"]), serving, ()))

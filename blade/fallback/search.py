@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The search for the fastest engines: build what may serve, measure it, put the best together.
+
+decided = search(Task(captured, graph_view, plan.labels, backends, config, budget), clock.stage)
+decided.confirmed.module, decided.clusters
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import cast
+
+import torch
+
+from blade.backends.base import Backend
+from blade.cache import open_cache
+from blade.capture.captured import Captured
+from blade.config import Config
+from blade.fallback.compile import Built, Partition, compile_clusters
+from blade.fallback.compose import Choice, confirm, propose
+from blade.fallback.decided import Decided
+from blade.fallback.select import Decision, select, weights_of
+from blade.fallback.stored import Contents, keep
+from blade.fallback.time_budget import TimeBudget
+from blade.graph.listing import kind_of
+from blade.graph.view import GraphView
+from blade.precision import precision_of
+from blade.progress import announce
+from blade.reason import Reason
+from blade.report import ORIGINAL, ClusterReport, LayerPrecision, Tried
+from blade.runtime.engine import Engine
+
+Stage = Callable[[str], AbstractContextManager[None]]
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is to be optimized, with what, and for how long; ``labels`` say who takes which node."""
+
+    captured: Captured
+    graph: GraphView
+    labels: Sequence[frozenset[str]]
+    backends: Sequence[Backend]
+    config: Config
+    budget: TimeBudget
+    contents: Contents = field(default_factory=Contents)
+
+
+def search(task: Task, stage: Stage) -> Decided:
+    """The best that was found, and the reports on its clusters; ``stage`` measures "convert", "select"
+    and "splice"."""
+    captured, config, budget = task.captured, task.config, task.budget
+    with stage("convert"):
+        partitions, failed = compile_clusters(
+            captured, task.graph, task.labels, task.backends, config, budget, task.contents
+        )
+    with stage("select"):
+        decisions = _decide(task, partitions)
+    with stage("splice"):
+        names = [b.name for b in task.backends]
+        compositions = propose(partitions, decisions, names)
+        made = confirm(captured, compositions, names, config, budget)
+    return Decided(
+        confirmed=made,
+        clusters=tuple(
+            _cluster_report(task.graph, c, decisions[c.built.name])
+            for c in made.composition.choices
+        ),
+        reasons=(*failed, *made.reasons, *made.composition.reasons),
+    )
+
+
+def _decide(task: Task, partitions: Sequence[Partition]) -> dict[str, Decision]:
+    """By cluster, of all partitions."""
+    cache = open_cache(task.config.cache)
+    decisions: dict[str, Decision] = {}
+    every = {one.name: one for p in partitions for one in p.built}
+    for done, built in enumerate(every.values()):
+        announce("select", done, len(every), built.name)
+        decisions[built.name] = decision = _decide_one(built, task.config, task.budget)
+        if cache is not None:
+            for candidate in decision.tried:
+                keep(cache, candidate)
+    return decisions
+
+
+def _decide_one(built: Built, config: Config, budget: TimeBudget) -> Decision:
+    if built.extracted is None or not built.candidates:
+        return Decision(None, ())
+    cut, weights = built.extracted, weights_of(built.extracted, config)
+    return select(built.name, cut.fallback, built.candidates, cut.samples, config, weights, budget)
+
+
+def _cluster_report(graph: GraphView, choice: Choice, decision: Decision) -> ClusterReport:
+    built, served = choice.built, choice.served
+    serving = served.backend.split("+") if served else []
+    # of several by size, each is slower than another one somewhere
+    lost = [r for r in decision.reasons if r.backend not in serving]
+    reasons = (*built.reasons, *lost)
+    return ClusterReport(
+        name=built.name,
+        ops=dict(Counter(kind_of(graph.nodes[n]) for n in built.group.nodes)),
+        backend=served.backend if served else ORIGINAL,
+        timings=served.timings if served else (),
+        verdict=served.verdict if served else None,
+        reasons=reasons,
+        tried=_tried(built, decision, serving, reasons),
+        sizes=str(choice.table) if choice.table else "",
+        precision=_precision(served.engines if served else ()),
+    )
+
+
+def _tried(
+    built: Built, decision: Decision, chosen: Sequence[str], reasons: Sequence[Reason]
+) -> tuple[Tried, ...]:
+    """Every backend that takes the cluster, in their order; unmeasured, those after the first that
+    serves are not tried."""
+    candidates = {c.backend: c for c in decision.tried}
+    against = {r.backend: r for r in reasons}
+    found = []
+    for name in built.takers:
+        one, reason = candidates.get(name), against.get(name)
+        if one is not None:
+            found.append(Tried(name, name in chosen, one.timings, one.verdict, reason))
+        elif reason is not None:
+            found.append(Tried(name, False, reason=reason))
+    return tuple(found)
+
+
+def _precision(engines: Sequence[torch.ScriptObject]) -> tuple[LayerPrecision, ...]:
+    return tuple(one for e in engines for one in precision_of(cast(Engine, e).program()))
