@@ -40,7 +40,9 @@ setup: .venv/.installed
 	@touch $@
 
 demo: .venv/.installed
-	$(BIN)/python examples/01_quickstart.py
+	$(BIN)/python -m blade doctor
+	@mkdir -p build
+	cd build && ../$(BIN)/python ../examples/01_quickstart.py
 
 lint: .venv/.installed
 	$(BIN)/ruff format --check .

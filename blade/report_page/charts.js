@@ -1,9 +1,9 @@
 // Bars of time per cluster, the plot of speed-up against size, and the stages of optimize.
-const MOST_BARS = 12;
+const MOST_BARS = 6;
 
 // One block per cluster at the chosen sample; where that is little, at every sample.
 function drawBars(sample, all) {
-  const every = (clusters.length + (whole ? 1 : 0)) * samples <= MOST_BARS / 2;
+  const every = (clusters.length + (whole ? 1 : 0)) * samples <= MOST_BARS;
   const chosen = every ? totals.map((_, i) => i) : [sample];
   $('sample').hidden = every || samples < 2;
   const rows = chosen.flatMap((i) => [...(whole ? [whole] : []), ...[...clusters].sort((a, b) => b.original[i] - a.original[i])]

@@ -37,17 +37,22 @@ function rebuild(fitted) {
 
 function resize() {
   const ratio = devicePixelRatio || 1;
-  canvas.width = Math.round(canvas.clientWidth * ratio);
-  canvas.height = Math.round(canvas.clientHeight * ratio);
+  const [width, height] = [canvas.clientWidth, canvas.clientHeight].map((length) => Math.round(length * ratio));
+  if (scene && canvas.width === width && canvas.height === height) return;
+  canvas.width = width;
+  canvas.height = height;
   rebuild(!view.touched);
+  draw(); // at once: setting the size has cleared it
 }
 
 function fit() {
   const { clientWidth: w, clientHeight: h } = canvas;
-  const scale = Math.min((w - 40) / scene.width, (h - 40) / scene.height);
+  // Above are the buttons, below is the hint; lines run a little outside of the boxes.
+  const [side, top, bottom] = [28, 60, 44];
+  const scale = Math.min((w - 2 * side) / scene.width, (h - top - bottom) / scene.height);
   view.scale = Math.max(0.01, Math.min(1.25, scale));
   view.x = (w - scene.width * view.scale) / 2;
-  view.y = (h - scene.height * view.scale) / 2;
+  view.y = top + (h - top - bottom - scene.height * view.scale) / 2;
   view.touched = false;
 }
 
@@ -142,11 +147,9 @@ function drawOpen(item) {
   context.strokeStyle = color;
   context.lineWidth = Math.max(1.2, 0.8 / view.scale);
   context.stroke();
-  const { cluster } = item.group;
-  const speed = cluster && cluster.speedup !== null ? `   ${times(cluster.speedup)}` : '';
-  const title = cluster ? `${item.group.title}   ${nameOf(item.group.backend)}${speed}` : `${item.group.title}, ${count(item.group.size, 'op')}`;
+  const title = titleOf(item.group);
   // Readable from afar: the title grows where the picture is small.
-  const grown = Math.min(2.4, Math.max(1, 0.75 / view.scale));
+  const grown = Math.min(2.4, Math.max(1, 0.75 / view.scale), (item.w - 24) / titleWidth(item.group));
   context.save();
   context.translate(item.x + 14, item.y + HEADER / 2 + 3);
   context.scale(grown, grown);

@@ -160,10 +160,9 @@ function start() {
     rebuild(true);
   });
   canvas.setAttribute('aria-label', `Graph of ${count(ops, 'op')} in ${count(groups.length, 'box', 'boxes')}`);
-  new ResizeObserver(resize).observe(canvas);
   resize();
+  new ResizeObserver(resize).observe(canvas);
   listen();
-  draw();
   document.documentElement.dataset.ready = String(groups.length);
 }
 

@@ -33,6 +33,13 @@ const widthOf = (() => {
 const opSize = (node) => ({ w: Math.ceil(Math.max(44, widthOf(clip(kindOf(node))) + 18)), h: 24 });
 const clip = (text, most = 26) => (text.length > most ? text.slice(0, most - 1) + '…' : text);
 
+// What stands above the ops of an open group.
+function titleOf({ cluster, title, backend, size }) {
+  if (!cluster) return `${title}, ${count(size, 'op')}`;
+  return `${clip(title)}   ${clip(nameOf(backend))}` + (cluster.speedup === null ? '' : `   ${times(cluster.speedup)}`);
+}
+const titleWidth = (group) => widthOf(titleOf(group)) * 1.35; // measured in the font of ops
+
 // The ops of a group among themselves; kept, since it only depends on the shape of the window.
 function insideOf(group, aspect) {
   if (group.inside && group.inside.aspect === aspect) return group.inside;
@@ -50,9 +57,9 @@ function insideOf(group, aspect) {
 
 function sizeOf(group, open, aspect) {
   if (isOp(group)) return opSize(group.nodes[0]);
-  if (!open) return { w: group.cluster ? 190 : 150, h: group.cluster ? 62 : 44 };
+  if (!open) return { w: group.cluster ? 190 : 168, h: group.cluster ? 62 : 44 };
   const { layout } = insideOf(group, aspect);
-  return { w: Math.max(190, layout.width + 2 * PADDING + 24), h: layout.height + HEADER + 2 * PADDING };
+  return { w: Math.max(titleWidth(group) + 28, layout.width + 2 * PADDING + 24), h: layout.height + HEADER + 2 * PADDING };
 }
 
 // {groups: [{group, x, y, w, h, open, ops: [{node, x, y, w, h}]}], path, inner, width, height}
