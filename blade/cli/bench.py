@@ -19,7 +19,7 @@ from blade.cli.result import Exit, Result, add_row, plain_table, to_text
 from blade.errors import InputError
 from blade.progress import announce
 from blade.reason import Reason
-from blade.report import Report, Timing, rearm, shape_text, stats
+from blade.report import ENGINES, Report, Timing, rearm, shape_text, stats
 from blade.report_graph import InputReport
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> Result:
     else:
         samples = given(read_samples(Path(args.inputs), allow_pickle=args.allow_pickle))
     original = read_torchscript(path)  # its own copy, so that nothing is switched between calls
-    _switch_off(original)
+    switch_off(original)
     with progress_bar("bench"), torch.no_grad():
         _check(optimized, samples, args.inputs)
         rows = []
@@ -155,11 +155,13 @@ def _wanted(args: argparse.Namespace) -> tuple[str, ...]:
     return names
 
 
-def _switch_off(module: torch.jit.ScriptModule) -> None:
+def switch_off(module: torch.jit.ScriptModule) -> None:
+    """Every call of ``module`` runs the original from now on."""
     for _, part in module.named_modules():
-        engine = getattr(part, "engine", None)
-        if isinstance(engine, torch.ScriptObject):
-            cast("Engine", engine).set_enabled(False)
+        for attribute in ENGINES:
+            engine = getattr(part, attribute, None)
+            if isinstance(engine, torch.ScriptObject):
+                cast("Engine", engine).set_enabled(False)
 
 
 def _check(

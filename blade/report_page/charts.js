@@ -83,7 +83,7 @@ function plot(series) {
   const logarithmic = Math.min(...xs) > 0 && Math.max(...xs) / Math.min(...xs) > 8;
   const scaled = logarithmic ? Math.log : (v) => v;
   const [lowX, highX] = [scaled(Math.min(...xs)), scaled(Math.max(...xs))];
-  const highY = Math.max(1.25, ...points.map((p) => p.y * (1 + p.spread))) * 1.06;
+  const highY = Math.max(1.25, ...points.map((p) => p.y * (1 + Math.min(p.spread, 0.25)))) * 1.06;
   const lowY = Math.min(...points.map((p) => p.y)) < 0.6 ? 0 : 0.5;
   const X = (x) => (highX > lowX ? left + 14 + ((scaled(x) - lowX) / (highX - lowX)) * (width - left - right - 28) : (left + width - right) / 2);
   const Y = (y) => height - bottom - ((y - lowY) / (highY - lowY)) * (height - top - bottom);
@@ -104,7 +104,7 @@ function plot(series) {
     made.append(svg('path', { class: one.thin ? 'line thin' : 'line', color: one.color, d: line }));
     for (const p of one.points) {
       const lines = [`${one.name}: ${times(p.y)}`, sampleName(p.sample), `${milliseconds(p.ms[0])} → ${milliseconds(p.ms[1])}`];
-      if (p.spread) made.append(svg('line', { class: 'spread', color: one.color, x1: X(p.x), x2: X(p.x), y1: Y(p.y * (1 - p.spread)), y2: Y(p.y * (1 + p.spread)) }));
+      if (p.spread) made.append(svg('line', { class: 'spread', color: one.color, x1: X(p.x), x2: X(p.x), y1: Y(Math.max(lowY, p.y * (1 - p.spread))), y2: Y(Math.min(highY, p.y * (1 + p.spread))) }));
       made.append(svg('circle', { class: 'dot', color: one.color, cx: X(p.x), cy: Y(p.y), r: one.thin ? 3 : 4.5, ...tips(lines) }));
     }
   }

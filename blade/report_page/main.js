@@ -56,6 +56,7 @@ function aboutCluster(cluster) {
   const verdict = cluster.verdict;
   const facts = [el('h3', {}, cluster.name), el('span', { class: 'chip', color: colorOf(cluster.backend) }, nameOf(cluster.backend)),
     el('p', {}, ops.slice(0, 10).map(([kind, n]) => `${n} ${kind.replace(/^aten::/, '')}`).join(', ') + (ops.length > 10 ? `, ${ops.length - 10} other kinds` : ''))];
+  if (cluster.sizes) facts.push(el('p', {}, `By size: ${cluster.sizes}.`));
   if (cluster.candidates.length) facts.push(timingTable(cluster));
   if (verdict) facts.push(el('p', { class: 'muted' }, `Checked at ${count(verdict.checked, 'input')}` + (verdict.refused ? `, declined ${verdict.refused}` : '') + `. Largest error ${error(verdict.error)}` + (verdict.error_fp64 === null ? '.' : `; from fp64 ${error(verdict.error_fp64)}, the original ${error(verdict.original_error_fp64)}.`)));
   if (cluster.reasons.length) facts.push(el('ul', { class: 'reasons' }, cluster.reasons.map((r) => el('li', {}, el('strong', {}, `${r.backend ? nameOf(r.backend) : 'blade'}: ${r.code}. `), r.detail))));

@@ -9,17 +9,19 @@ const report = JSON.parse($('report').textContent);
 report.nodes = report.nodes || [];
 report.inputs = report.inputs || [];
 
-const nameOf = (backend) => (Object.hasOwn(NAMES, backend) ? NAMES[backend] : backend);
+// Several engines by size are one backend here: "disc+onnxruntime", in the colour of the first.
+const nameOf = (backend) => backend.split('+').map((one) => (Object.hasOwn(NAMES, one) ? NAMES[one] : one)).join(' + ');
 
 // A backend keeps its colour in every report; those of other packages share what is left.
 const colorOf = (() => {
   const others = new Map();
   return (backend) => {
     if (backend === ORIGINAL || !backend) return 'var(--original)';
-    const known = BACKENDS.indexOf(backend);
+    const first = backend.split('+')[0];
+    const known = BACKENDS.indexOf(first);
     if (known >= 0) return `var(--backend-${known})`;
-    if (!others.has(backend)) others.set(backend, others.size % 3);
-    return `var(--other-${others.get(backend)})`;
+    if (!others.has(first)) others.set(first, others.size % 3);
+    return `var(--other-${others.get(first)})`;
   };
 })();
 
@@ -38,7 +40,7 @@ const clusters = report.clusters.map((cluster, index) => {
   const original = measured ? measured.timings.map((t) => t.original_ms) : [];
   return {
     index, name: cluster.name, backend: cluster.backend, ops: cluster.ops, reasons: cluster.reasons,
-    verdict: cluster.verdict, candidates, chosen, original,
+    verdict: cluster.verdict, sizes: cluster.sizes || '', candidates, chosen, original,
     shapes: measured ? measured.timings.map((t) => t.shapes) : [],
     now: chosen ? chosen.timings.map((t) => t.engine_ms) : original,
     size: sum(Object.values(cluster.ops)),

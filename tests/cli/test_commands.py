@@ -13,7 +13,7 @@ from command_line import Command, Files
 from fake_backends import Fake, puts_nan, registered, wrong_values
 
 import blade
-from blade.cli.bench import make
+from blade.cli.bench import make, switch_off
 from blade.report_graph import InputReport
 
 pytestmark = pytest.mark.needs("runtime", "torch_mlir")
@@ -100,6 +100,18 @@ def test_bench_measures_at_the_sizes_the_file_remembers(blade_cli: Command, file
     assert all(one["original_ms"] > 0 and one["engine_ms"] > 0 for one in done.data["samples"])
     counters = done.data["engines"]
     assert all(one["calls"] == one["engine_runs"] > 0 for one in counters.values()), counters
+
+
+def test_what_bench_calls_the_original_runs_no_engine(files: Files) -> None:
+    module = torch.jit.load(files.optimized)
+    x = torch.randn(3, 8)
+    want = module(x)
+    before = blade.stats(module)
+    switch_off(module)
+    torch.testing.assert_close(module(x), want)
+    after = blade.stats(module)
+    assert all(after[name]["engine_runs"] == before[name]["engine_runs"] == 1 for name in after)
+    assert all(one["disabled"] == 1 for one in after.values())
 
 
 def test_bench_takes_samples_and_can_demand_a_speed(

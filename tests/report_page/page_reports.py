@@ -25,7 +25,7 @@ def timing(original: float, engine: float, *sizes: int) -> Timing:
 def mixed(ops: int = 70, clusters: int = 7, seed: int = 0) -> Report:
     """A model of ``ops`` ops in ``clusters`` clusters of various backends, TorchScript between them."""
     rng = random.Random(seed)
-    backends = ["disc", "onnxruntime", "openvino", "tensorrt", "inductor", ORIGINAL, "acme"]
+    backends = ["disc", "onnxruntime", "openvino", "tensorrt", "inductor", ORIGINAL, "acme+disc"]
     kinds = ["aten::linear", "aten::gelu", "aten::add", "aten::layer_norm", "aten::softmax"]
     size = max(1, ops // (clusters * 2))
     nodes = []
@@ -69,6 +69,7 @@ def mixed(ops: int = 70, clusters: int = 7, seed: int = 0) -> Report:
                 winner.verdict if winner else None,
                 tuple(lost),
                 tuple(tried),
+                "disc up to 64 rows, then acme" if "+" in chosen else "",
             )
         )
     outside = Counter(n.kind for n in nodes if n.cluster is None)

@@ -133,7 +133,7 @@ def test_a_browser_draws_every_part(tmp_path: Path) -> None:
     for words in (
         "ONNX Runtime",
         "TensorRT",
-        "acme",
+        "acme + DISC",
         "2.25×",
         "whole model",
         "disc has no rule for",
