@@ -188,8 +188,10 @@ def test_doctor_reports_every_backend_and_the_machine(blade_cli: Command) -> Non
 
 def test_doctor_tries_what_is_installed(blade_cli: Command) -> None:
     with registered(Fake("fake", run=puts_nan)):
-        text = blade_cli("doctor", "--try").out
-    assert re.search(r"fake\s+no\s+it is installed but does not work", text), text
+        text = blade_cli("doctor", "--try", "fake").out
+    assert re.search(r"fake\s+no\s+it is installed but does not work: on a model of two", text), (
+        text
+    )
 
 
 def test_the_doctor_can_speak_where_the_runtime_cannot(tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ def prepare(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("argv", "code", "words"),
     [
+        ("doctor --try dsic", 4, "did you mean 'disc'?"),
         ("report {f}/missing.pt", 3, "there is no such file"),
         ("report {f}", 3, "this is a folder"),
         ("report {f}/text.txt", 3, "carries no report of blade"),
