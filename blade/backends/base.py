@@ -19,12 +19,18 @@ from blade.reason import Reason
 
 @dataclass(frozen=True)
 class ValueInfo:
-    """What is known of one value from running the samples; ``None`` means unknown."""
+    """What is known of one value from running the samples; ``None`` means unknown.
+
+    ``shape`` is an example, the sizes at the first sample: other calls have other sizes. A ``constant`` tensor
+    is one of the model's own.
+    """
 
     kind: str  # "tensor", "int", "float", "bool", "list", "str", "none", "other"
     dtype: torch.dtype | None = None
     device: torch.device | None = None
     rank: int | None = None
+    shape: tuple[int, ...] | None = field(default=None, compare=False)
+    constant: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True)
@@ -72,13 +78,14 @@ class Backend(Protocol):
 
     It is pickled into the process that converts, unless it has ``in_process = True``, which says that
     its conversions cannot hang or crash. The runner of its engines (``runtime.engine.register_runner``)
-    is registered where its module is imported. ``precisions``, if it has it, names the reduced
-    precisions it can compute in ("fp16", "int8"). ``version``, if it has it, is a text that differs wherever its
-    engines for the same cluster and config may differ: then engines, verdicts and timings are kept on disk.
-    ``estimate_s(cluster)``, if it has it, is about how many seconds a conversion takes: one that does not fit
-    into the rest of ``Config.time_budget`` is not begun. ``lossy = True`` says that its engines answer less
-    exactly than the original on purpose: it is used only where the config allows that, and verified against
-    ``Config.accuracy_budget``.
+    is registered where its module is imported. ``survey(nodes, config)``, if it has it, is told all nodes of a
+    graph before ``why_not`` is asked about each: for what a library answers about many ops at once. ``precisions``,
+    if it has it, names the reduced precisions it can compute in ("fp16", "int8"). ``version``, if it has it, is
+    a text that differs wherever its engines for the same cluster and config may differ: then engines, verdicts and
+    timings are kept on disk. ``estimate_s(cluster)``, if it has it, is about how many seconds a conversion takes:
+    one that does not fit into the rest of ``Config.time_budget`` is not begun. ``lossy = True`` says that its
+    engines answer less exactly than the original on purpose: it is used only where the config allows that, and
+    verified against ``Config.accuracy_budget``.
     """
 
     name: str

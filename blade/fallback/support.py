@@ -82,6 +82,9 @@ def support(
     white = _listed(nodes, config.customize_op_white_list)
     labels: list[frozenset[str]] = []
     reasons: list[Reason] = []
+    free = [n for i, n in enumerate(nodes) if i not in pinned and i not in black]
+    for backend in backends:
+        _survey(backend, free, config)
     for i, node in enumerate(nodes):
         against: list[Reason] = []
         takers: list[str] = []
@@ -134,6 +137,14 @@ def _usable(name: str, config: Config) -> Backend:
     if (why := backend.why_unavailable()) is not None:
         raise BackendError(why)
     return backend
+
+
+def _survey(backend: Backend, nodes: Sequence[OpNode], config: Config) -> None:
+    """What goes wrong here shows again, node by node, when ``why_not`` is asked."""
+    if (survey := getattr(backend, "survey", None)) is not None:
+        attempt(
+            Stage.SUPPORT, backend.name, backend.name, lambda: survey(nodes, config), config.strict
+        )
 
 
 def _why_not(backend: Backend, node: OpNode, config: Config) -> Reason | None:

@@ -37,7 +37,8 @@ class Facts:
     def info(self, value: int) -> ValueInfo:
         constant = self.program.tensor_constant(value)
         if constant is not None:
-            return ValueInfo("tensor", constant.dtype, constant.device, constant.dim())
+            form = constant.dtype, constant.device, constant.dim(), tuple(constant.shape)
+            return ValueInfo("tensor", *form, constant=True)
         kind = self.program.values[value].type()
         if not is_tensor_type(kind):
             return ValueInfo(_KINDS.get(kind.kind(), "other"))
@@ -49,6 +50,7 @@ class Facts:
             _agreed([f.dtype for f in seen]),
             _agreed([f.device for f in seen]),
             _agreed([len(f.sizes) for f in seen]),
+            seen[0].sizes,
         )
 
 

@@ -130,6 +130,7 @@ def _load_runner(
             # an alias: a runner that holds its payload must not keep the engine's tensor alive
             runner = _loaders[backend](name, payload.detach(), constants, program)
         except BackendError as error:
+            logger.warning("engine %s is not used; the original runs instead: %s", name, error)
             return str(error)
         cast(Any, payload)._blade_runner = runner
     logger.info("loaded engine %s of backend %s", name, backend)

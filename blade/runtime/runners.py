@@ -14,6 +14,7 @@ import torch
 from blade.runtime.engine import LoadRunner, register_runner
 
 RUNNERS: dict[str, str] = {
+    "tensorrt": "blade.backends.tensorrt.runner",
     "inductor": "blade.backends.inductor.run",
     "tvm": "blade.backends.tvm.run",
 }

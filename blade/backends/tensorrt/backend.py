@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TensorRT as a backend: engines for clusters on CUDA devices.
+
+    Config(optimization_pipeline="TensorRT")      # or "auto": one candidate among others
+
+An engine is verified and timed where it serves, so ``optimize`` needs the GPU. What works without one is to
+build (with TensorRT-RTX): ``build.build_engine(cluster, config)`` parses, builds, and fills the cache, in which
+``optimize`` on the machine with the GPU finds the plan.
+"""
+
+from collections.abc import Sequence
+from operator import attrgetter
+
+import torch
+
+from blade.backends.base import Cluster, OpNode
+from blade.backends.tensorrt import library, parser
+from blade.backends.tensorrt.build import build_engine
+from blade.config import Config
+from blade.errors import BackendError
+from blade.exchange.onnx_model import exporter_version, why_no_onnx
+from blade.reason import Reason
+from blade.runtime.engine import make_engine
+
+NAME = "tensorrt"
+BUILD_ONLY = (
+    "To build engines here for another machine, use blade.backends.tensorrt.build.build_engine: with the same "
+    "BLADE_CACHE_DIR, optimize finds them there."
+)
+
+
+class TensorRTBackend:
+    """NVIDIA's TensorRT (10 and later) or TensorRT-RTX, whichever is installed."""
+
+    name = NAME
+    precisions = ("fp16",)
+
+    @property
+    def version(self) -> str:
+        return f"{library.find_library().stamp}, {exporter_version()}"
+
+    def why_unavailable(self) -> str | None:
+        if (why := why_no_onnx()) is not None:
+            return why
+        try:
+            found = library.find_library()
+        except BackendError as error:
+            return str(error)
+        if (why := library.why_no_device()) is not None:
+            return f"{found.stamp} is installed, but its engines run on CUDA devices, and {why}. {BUILD_ONLY}"
+        return library.why_not_device(found)
+
+    def survey(self, nodes: Sequence[OpNode], config: Config) -> None:
+        parser.survey(nodes, config)
+
+    def why_not(self, node: OpNode, config: Config) -> Reason | None:
+        return parser.why_not(node, config)
+
+    def estimate_s(self, cluster: Cluster) -> float:
+        """Export and build, seconds: BERT-base takes about ten."""
+        return 3.0 + 0.03 * len(cluster.ops)
+
+    def convert(self, cluster: Cluster, config: Config) -> torch.ScriptObject:
+        built = build_engine(cluster, config)
+        held = [attrgetter(name)(cluster.gm) for name in built.constants]
+        limits = {"max_failures": config.max_failures}
+        return make_engine(cluster.name, self.name, built.program, built.payload(), held, limits)

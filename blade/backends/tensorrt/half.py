@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A cluster that computes its products in 16 bits: casts in its graph, as strongly typed networks want.
+
+    halved = to_half(cluster, torch.float16)    # same inputs, outputs and constants, casts in between
+
+Networks are strongly typed: TensorRT computes every op in the types the graph says, and there is no
+flag that lets it choose. So the graph says what autocast would: products and convolutions in 16 bits,
+what sums or exponentiates in float32, everything else as its operands come (the wider of two). Outputs are cast
+back. float16 is taken unless a sample shows magnitudes it cannot hold; then it is bfloat16.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from math import inf
+from typing import Any
+
+import torch
+from torch._dispatch.python import enable_python_dispatcher
+from torch.fx import Graph, GraphModule, Interpreter, Node
+
+from blade.backends.base import Cluster
+from blade.graph.shapes import result_of
+
+# Op names (without overload). The two lists are autocast's for CUDA (torch, aten/src/ATen/autocast_mode.h).
+NARROW = frozenset(
+    "mm addmm bmm baddbmm matmul linear addbmm addmv mv chain_matmul linalg_multi_dot einsum conv1d conv2d conv3d "
+    "convolution _convolution conv_transpose1d conv_transpose2d conv_transpose3d prelu "
+    "scaled_dot_product_attention".split()
+)
+WIDE = frozenset(
+    "softmax _softmax log_softmax _log_softmax layer_norm native_layer_norm group_norm native_group_norm "
+    "batch_norm _native_batch_norm_legit_no_training instance_norm rms_norm norm linalg_vector_norm sum mean prod "
+    "cumsum cumprod var std var_mean std_mean logsumexp exp expm1 log log2 log10 log1p pow rsqrt reciprocal acos asin "
+    "cosh erfinv sinh tan softplus renorm cosine_similarity dist cdist square "
+    "quantize_per_tensor quantize_per_channel dequantize_per_tensor dequantize_per_channel "
+    "fake_quantize_per_tensor_affine fake_quantize_per_channel_affine".split()
+)
+HEADROOM = 4.0  # how far below float16's largest number the magnitudes of samples have to stay
+
+
+def to_half(cluster: Cluster, dtype: torch.dtype | None = None) -> Cluster:
+    """``cluster`` with casts. ``dtype`` is float16 or bfloat16; by default what ``choose`` says."""
+    # Same ops at same sizes as before: whatever is asked about sizes once more is known.
+    with cluster.shape_env.suppress_guards():
+        return replace(cluster, gm=_Caster(cluster, dtype or choose(cluster)).run())
+
+
+def choose(cluster: Cluster) -> torch.dtype:
+    """float16, or bfloat16 where values at the first sample come near to what float16 can hold."""
+    if not cluster.samples:
+        return torch.float16
+    seen = _Largest(cluster.gm)
+    with torch.no_grad():
+        seen.run(*cluster.samples[0])
+    fits = seen.largest * HEADROOM <= torch.finfo(torch.float16).max
+    return torch.float16 if fits else torch.bfloat16
+
+
+class _Largest(Interpreter):
+    """Remembers the largest finite magnitude that enters or leaves an op in ``NARROW``."""
+
+    def __init__(self, gm: GraphModule) -> None:
+        super().__init__(gm)
+        self.largest = 0.0
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        result = super().call_function(target, args, kwargs)
+        if _name(target) in NARROW:
+            for tensor in _tensors((args, kwargs, result)):
+                finite = tensor[tensor.isfinite()].abs()
+                self.largest = max(self.largest, float(finite.max()) if finite.numel() else 0.0)
+        return result
+
+
+class _Caster:
+    """Copies a graph; ``forms[node][dtype]`` is that node's copy, cast to ``dtype``."""
+
+    def __init__(self, cluster: Cluster, dtype: torch.dtype) -> None:
+        self.gm, self.dtype = cluster.gm, dtype
+        self.graph = Graph()
+        self.forms: dict[Node, dict[torch.dtype | None, Node]] = {}
+        first = next(iter(cluster.gm.graph.nodes)).meta["val"]
+        self.mode = first.fake_mode
+
+    def run(self) -> GraphModule:
+        for node in self.gm.graph.nodes:
+            if node.op == "output":
+                self._output(node)
+            elif node.op == "call_function":
+                self._call(node)
+            else:
+                copied = self.graph.node_copy(node)
+                copied.meta = dict(node.meta)
+                self.forms[node] = {None: copied}
+        self.graph.lint()
+        return GraphModule(self.gm, self.graph)
+
+    def _call(self, node: Node) -> None:
+        name = _name(node.target)
+        if name in NARROW:
+            want: torch.dtype | None = self.dtype
+        elif name in WIDE or self._is_mixed(node) or self._is_large(node):
+            want = torch.float32
+        else:
+            want = None
+        copied = self.graph.node_copy(node, lambda n: self._as(n, want))
+        copied.meta = {**node.meta, "val": self._value(copied)}
+        self.forms[node] = {None: copied}
+
+    def _is_mixed(self, node: Node) -> bool:
+        """Whether some operands are in 16 bits now and others are not."""
+        dtypes = {_dtype(self.forms[n][None]) for n in node.all_input_nodes}
+        return self.dtype in dtypes and torch.float32 in dtypes
+
+    def _is_large(self, node: Node) -> bool:
+        """Whether a number among the arguments would become infinite: what masks are filled with."""
+        largest = torch.finfo(self.dtype).max
+        numbers = [a for a in (*node.args, *node.kwargs.values()) if isinstance(a, (int, float))]
+        return any(abs(a) > largest for a in numbers if abs(a) != inf)
+
+    def _as(self, node: Node, want: torch.dtype | None) -> Node:
+        """``node``'s copy, as float32 or in 16 bits if it was a float32 value to begin with."""
+        plain = self.forms[node][None]
+        have = _dtype(plain)
+        if want is None or want == have or _dtype(node) != torch.float32 or have is None:
+            return plain
+        if want not in self.forms[node]:
+            self.forms[node][want] = self._cast(plain, want)
+        return self.forms[node][want]
+
+    def _cast(self, node: Node, dtype: torch.dtype) -> Node:
+        cast = self.graph.call_function(torch.ops.aten.to.dtype, (node, dtype))
+        cast.meta = {"val": self._value(cast)}
+        return cast
+
+    def _output(self, node: Node) -> None:
+        (returned,) = node.args
+        assert isinstance(returned, (list, tuple)), returned
+        given = []
+        for one in returned:
+            assert isinstance(one, Node), one
+            dtype = _dtype(one)
+            plain = self.forms[one][None]
+            given.append(plain if _dtype(plain) == dtype or dtype is None else self._as(one, dtype))
+        self.graph.output(tuple(given))
+
+    def _value(self, node: Node) -> Any:
+        args = torch.fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+        with torch.no_grad(), self.mode, enable_python_dispatcher():
+            return result_of(node.target, args[0], args[1])
+
+
+def _name(target: Any) -> str:
+    return str(target).split(".")[1] if isinstance(target, torch._ops.OpOverload) else ""
+
+
+def _dtype(node: Node) -> torch.dtype | None:
+    value = node.meta["val"]
+    return value.dtype if isinstance(value, torch.Tensor) else None
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        if value.is_floating_point():
+            yield value
+    elif isinstance(value, (list, tuple)):
+        for one in value:
+            yield from _tensors(one)
+    elif isinstance(value, dict):
+        yield from _tensors(list(value.values()))

@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which ops TensorRT takes: its parser is asked about all ops of a graph at once, and about each form once.
+
+    survey(nodes, config)              # one export, one run of the parser; the verdicts are kept
+    why_not(nodes[7], config)          # None, or a Reason with the parser's own words
+
+A form is an op with the types and ranks of its tensors and its constant arguments; sizes are not part of it.
+Verdicts are kept in this process and in the cache, so an op that was seen in one model costs nothing in
+the next. An op the parser takes alone may still fail within a cluster: building it will tell.
+"""
+
+import re
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache as memoized
+from typing import Any
+
+import torch
+
+from blade.backends.base import OpNode, ValueInfo
+from blade.backends.tensorrt.dtypes import COMPUTES, NAMES
+from blade.backends.tensorrt.islands import CANNOT, Island, island_of, lay_out
+from blade.backends.tensorrt.library import Library, find_library
+from blade.backends.tensorrt.subgraphs import TAKEN, parsed
+from blade.cache import code_version, digest, open_cache
+from blade.config import Config
+from blade.errors import Refused
+from blade.exchange.onnx_model import exporter_version, to_onnx
+from blade.reason import Code, Reason, Stage
+
+NAME, KIND = "tensorrt", "tensorrt-op"
+BATCH = 256  # ops in one export
+EXPORTS = 24  # of a batch; each op that the exporter fails at takes at least one more
+_QUANTIZED = ("quantized_decomposed::", "aten::fake_quantize", "aten::quantize", "aten::dequantize")
+
+_verdicts: dict[str, str] = {}  # key of a form -> TAKEN, or why not
+_lock = threading.Lock()
+
+
+def why_not(node: OpNode, config: Config) -> Reason | None:
+    """``None`` if TensorRT takes ``node`` on a CUDA device."""
+    for value in _values(node):
+        if value.kind == "tensor" and value.device is not None and value.device.type != "cuda":
+            return _reason(
+                Code.UNSUPPORTED_DEVICE, node, f"TensorRT does not run on {value.device}"
+            )
+    return why_not_built(node, config)
+
+
+def why_not_built(node: OpNode, config: Config) -> Reason | None:
+    """The same without regard to the device: ``None`` if it can be built."""
+    if (reason := _why_not_form(node)) is not None:
+        return reason
+    if _key(node) not in _verdicts:
+        survey([node], config)
+    verdict = _verdicts[_key(node)]
+    return None if verdict == TAKEN else _reason(Code.UNSUPPORTED_OP, node, verdict)
+
+
+def survey(nodes: Sequence[OpNode], config: Config) -> None:
+    """Find the verdicts on ``nodes``: from the cache, the others in as few exports as possible."""
+    library, cache = find_library(), open_cache(config.cache)
+    forms = {_key(node): node for node in nodes if _why_not_form(node) is None}
+    with _lock:
+        unknown = {key: node for key, node in forms.items() if key not in _verdicts}
+        if cache is not None:
+            for key in list(unknown):
+                if (stored := cache.get(KIND, key)) is not None:
+                    _verdicts[key] = stored.decode()
+                    del unknown[key]
+        for key, verdict in _ask(library, unknown, config):
+            _verdicts[key] = verdict
+            if cache is not None:
+                cache.put(KIND, key, verdict.encode())
+
+
+def _ask(
+    library: Library, nodes: Mapping[str, OpNode], config: Config
+) -> Iterator[tuple[str, str]]:
+    islands: dict[str, Island] = {}
+    for key, node in nodes.items():
+        island = island_of(node)
+        if island is None:
+            yield key, TAKEN  # not to be told in advance
+        else:
+            islands[key] = island
+    keys = list(islands)
+    for start in range(0, len(keys), BATCH):
+        batch = keys[start : start + BATCH]
+        yield from zip(batch, _Exports(library, [islands[k] for k in batch], config).verdicts)
+
+
+class _Exports:
+    """The verdicts on a batch of islands, in as few exports as their failures allow."""
+
+    def __init__(self, library: Library, islands: Sequence[Island], config: Config) -> None:
+        self.library, self.islands = library, islands
+        self.config = config.evolve(cache=False)  # nobody exports the same ops together twice
+        self.left = EXPORTS
+        self.verdicts = [
+            f"the ONNX exporter fails at too many ops beside it (after {EXPORTS} tries)"
+        ]
+        self.verdicts *= len(islands)
+        self._settle(range(len(islands)))
+
+    def _settle(self, chosen: Sequence[int]) -> None:
+        """What the exporter fails at is left out, where its message names it, or found by halving."""
+        if not chosen or not self.left:
+            return
+        self.left -= 1
+        islands = [self.islands[k] for k in chosen]
+        try:
+            model = to_onnx(lay_out(islands), self.config)
+        except (Refused, torch.onnx.errors.OnnxExporterError, *CANNOT) as error:
+            wrong = {chosen[n] for n in _named(error, islands)} or set(chosen[: len(chosen) == 1])
+            for k in wrong:
+                self.verdicts[k] = f"it has no form in ONNX ({_last_line(error)})"
+            if wrong:
+                self._settle([k for k in chosen if k not in wrong])
+            else:
+                half = len(chosen) // 2
+                self._settle(chosen[:half])
+                self._settle(chosen[half:])
+        else:
+            for k, verdict in zip(chosen, parsed(self.library, model, islands), strict=True):
+                self.verdicts[k] = verdict
+
+
+def _named(error: BaseException, islands: Sequence[Island]) -> set[int]:
+    """Which of ``islands`` the exporter says it fails at: by their tensors, or by their op."""
+    text = "\n".join(_chain(error))
+    translated = re.search(r"translating node %\S+ : (.*)", text)
+    node = translated[1] if translated else ""
+    inputs = [k for k, one in enumerate(islands) for v in one.leaves if not v.constant]
+    held = [k for k, one in enumerate(islands) for v in one.leaves if v.constant]
+    found = {inputs[int(n)] for n in re.findall(r"%x(\d+)", node)}
+    found |= {held[int(n)] for n in re.findall(r"%b_const_(\d+)", node)}
+    missing = re.search(
+        r"No ONNX function found for <OpOverload\(op='(\S+)', overload='(\S+)'\)>", text
+    )
+    if missing:
+        name = f"{missing[1]}.{missing[2]}"
+        found |= {k for k, one in enumerate(islands) if str(one.target) == name}
+    return found
+
+
+def _chain(error: BaseException | None) -> Iterator[str]:
+    while error is not None:
+        yield str(error)
+        error = error.__cause__
+
+
+def _why_not_form(node: OpNode) -> Reason | None:
+    """What can be told without the parser."""
+    schema, tags = node.target._schema, node.target.tags
+    quantizes = schema.name.startswith(_QUANTIZED)
+    for value in _values(node):
+        if value.kind != "tensor":
+            continue
+        if value.dtype is None or value.rank is None or value.device is None:
+            return _reason(Code.UNKNOWN_TYPE, node, "a tensor of it has no known dtype or rank")
+        if value.dtype not in (NAMES if quantizes else COMPUTES):
+            return _reason(
+                Code.UNSUPPORTED_DTYPE, node, f"TensorRT does not compute in {value.dtype}"
+            )
+    if schema.is_mutable:
+        return _reason(Code.MUTATES, node, "it writes to one of its inputs")
+    if torch.Tag.nondeterministic_seeded in tags and not _draws_nothing(node):
+        return _reason(Code.RANDOM, node, "it draws random numbers")
+    if torch.Tag.data_dependent_output in tags or _has_unknown_sizes(node):
+        return _reason(Code.DATA_DEPENDENT, node, "its result's shape depends on values")
+    if not node.outputs or any(o.kind != "tensor" for o in node.outputs):
+        return _reason(Code.UNSUPPORTED_OP, node, "it returns something other than tensors")
+    return None
+
+
+# Arguments that say how an op behaves that may draw random numbers, and when it draws none.
+_QUIET: dict[str, tuple[object, ...]] = {
+    "train": (False,),
+    "training": (False,),
+    "dropout": (0, 0.0),
+    "dropout_p": (0, 0.0),
+}
+
+
+def _draws_nothing(node: OpNode) -> bool:
+    arguments = [a for a in node.target._schema.arguments if a.name in _QUIET]
+    return any(_argument(node, a) in _QUIET[a.name] for a in arguments)
+
+
+def _argument(node: OpNode, argument: Any) -> Any:
+    """What ``node`` passes for ``argument``, its default where it passes nothing."""
+    position = [a.name for a in node.target._schema.arguments].index(argument.name)
+    if position < len(node.args):
+        return node.args[position]
+    return node.kwargs.get(argument.name, argument.default_value)
+
+
+def _has_unknown_sizes(node: OpNode) -> bool:
+    """``index`` is tagged so for the sake of masks; with positions its sizes are known."""
+    if torch.Tag.dynamic_output_shape not in node.target.tags:
+        return False
+    if node.target is not torch.ops.aten.index.Tensor:
+        return True
+    masks = (torch.bool, torch.uint8)
+    return any(v.dtype in masks for v in _tensors(node.args[1:]))
+
+
+def _key(node: OpNode) -> str:
+    """Of the form of ``node`` and of everything a verdict depends on besides."""
+    return digest([*_environment(), f"{node.target}", _text((node.args, dict(node.kwargs)))])
+
+
+def _text(value: Any) -> str:
+    """An argument without sizes that only a run showed."""
+    if isinstance(value, ValueInfo):
+        return f"{value.kind} {value.dtype} {value.rank} {'constant' if value.constant else ''}"
+    if isinstance(value, dict):
+        return ", ".join(f"{name}={_text(one)}" for name, one in value.items())
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_text, value))}]"
+    return repr(value)
+
+
+@memoized
+def _environment() -> tuple[str, ...]:
+    return code_version(), find_library().stamp, exporter_version()
+
+
+def _last_line(error: BaseException) -> str:
+    """Of the innermost error: the outer ones of the exporter are advice."""
+    text = [part.strip() for part in _chain(error) if part.strip()]
+    return text[-1].split("\n")[0][:200] if text else type(error).__name__
+
+
+def _values(node: OpNode) -> Iterator[ValueInfo]:
+    yield from _tensors((*node.args, *node.kwargs.values()))
+    yield from node.outputs
+
+
+def _tensors(args: Any) -> Iterator[ValueInfo]:
+    for arg in args:
+        if isinstance(arg, ValueInfo):
+            yield arg
+        elif isinstance(arg, (list, tuple)):
+            yield from _tensors(arg)
+
+
+def _reason(code: Code, node: OpNode, why: str) -> Reason:
+    return Reason(Stage.SUPPORT, code, NAME, node.name, f"{node.target} stays TorchScript: {why}.")
