@@ -152,6 +152,7 @@ def why_not_device(library: Library) -> str | None:
 
 def _is_there(name: str) -> bool:
     try:
-        return importlib.util.find_spec(name) is not None
+        spec = importlib.util.find_spec(name)
+        return spec is not None and spec.origin is not None  # a mere folder of that name has none
     except (ImportError, ValueError):  # a parent that cannot be imported, a module without a spec
         return False

@@ -6,6 +6,7 @@ import io
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -54,6 +55,15 @@ def test_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (
         why is not None and "pip install tensorrt_rtx_cu13_libs tensorrt_rtx_cu13_bindings" in why
     )
+
+
+def test_a_folder_of_that_name_is_no_tensorrt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tensorrt_of_mine").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert importlib.util.find_spec("tensorrt_of_mine") is not None
+    assert not library._is_there("tensorrt_of_mine")
 
 
 class _Old:
