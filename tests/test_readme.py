@@ -72,4 +72,8 @@ def test_example_runs(example: Path, tmp_path: Path) -> None:
 # the speed, nor which engine was chosen, which depends on it.
 SHOWN: dict[str, list[tuple[str, float]]] = {
     "01_quickstart": [(r"│\s+(\d\.\d{7}) │", 0.999999)],
+    "02_own_backend": [
+        (r"(\d+) rows: largest difference \d\.\de-0[6-9]", 1),
+        (r"'engine_runs': (\d+)", 3),
+    ],
 }
