@@ -6,7 +6,7 @@
 
 Every plan that keeps the budget is compiled, and the fastest is kept. Then each group of equal layers
 is put back to float in its turn; one that the cluster is no slower without is not quantized. What that
-takes is bounded by ``SEARCH_S``: groups not reached in time stay as they are.
+takes is bounded by ``SEARCH_S`` (``UNHURRIED_S`` with ``Config(time_budget=None)``): groups not reached in time stay as they are.
 """
 
 import logging
@@ -30,7 +30,7 @@ from blade.report import LayerPrecision
 
 logger = logging.getLogger(__name__)
 Compile = Callable[[Cluster], Any]
-SEARCH_S = 30.0
+SEARCH_S, UNHURRIED_S = 30.0, 300.0
 TIMED = 3  # samples: the first, the smallest, the largest
 MARGIN = 0.95  # of the budget: engines round a little differently than the simulation
 
@@ -87,7 +87,7 @@ class _Search:
         self.cluster, self.prepared, self.config = cluster, prepared, config
         self._compile, self._clock = compile_, clock
         self._samples = _few(cluster.samples)
-        self._end = clock() + SEARCH_S
+        self._end = clock() + (UNHURRIED_S if config.time_budget is None else SEARCH_S)
         self._compile_s = 0.0
 
     def variants(self, plans: Iterable[Plan]) -> list[_Variant]:

@@ -14,8 +14,8 @@ import torch
 from torch.fx import GraphModule, Node
 
 from blade.backends.base import Cluster
-from blade.backends.quant.layers import CONVOLUTIONS, PRODUCTS, tensor_of, title_of
-from blade.backends.quant.numbers import Affine
+from blade.backends.quant.layers import CONVOLUTIONS, PRODUCTS, find_layers, tensor_of, title_of
+from blade.backends.quant.numbers import EPSILON, Affine, Weight
 from blade.backends.quant.write import Writer, finish, ops, private
 from blade.report import LayerPrecision
 
@@ -26,6 +26,8 @@ _PER_TENSOR = (
 )
 _PER_CHANNEL = aten.fake_quantize_per_channel_affine.default
 _QUANTIZE = (ops.quantize_per_tensor.default, ops.quantize_per_channel.default)
+
+OFF_GRID = 1e-3  # of a step: what float32 rounds in the multiples of one
 
 _DEQUANTIZE = {
     ops.dequantize_per_tensor.default,
@@ -49,7 +51,42 @@ def accept(cluster: Cluster) -> Cluster | None:
         if new is not None:
             new.meta["source"] = node.meta.get("source", "")
             node.replace_all_uses_with(new)
+    _quantize_weights(writer, finish(gm))
     return replace(cluster, gm=finish(gm))
+
+
+def grid_of(weight: torch.Tensor) -> Weight | None:
+    """``weight`` [out, ...] in int8, if each of its rows holds multiples of one number as float32 has them.
+
+    That is what freezing makes of a fake-quantized weight.
+    """
+    rows = weight.detach().float().flatten(1)
+    peaks = rows.abs().amax(1)
+    scales = torch.zeros_like(peaks)
+    for steps in range(1, 129):  # the fewest in which a row's largest element is
+        tried = (peaks / steps).clamp(min=EPSILON)
+        levels = rows / tried.unsqueeze(1)
+        fits = (levels - levels.round()).abs().amax(1) < OFF_GRID
+        scales = torch.where((scales == 0) & fits, tried, scales)
+    if not bool((scales > 0).all()):
+        return None
+    values = (rows / scales.unsqueeze(1)).round()
+    if values.abs().max() > 127:
+        return None
+    return Weight(values.to(torch.int8).view(weight.shape), scales)
+
+
+def _quantize_weights(writer: Writer, gm: GraphModule) -> None:
+    """Freezing has computed fake-quantized weights: those of layers that read something dequantized."""
+    for layer in find_layers(gm):
+        if layer.x.target not in _DEQUANTIZE:
+            continue
+        weight = grid_of(layer.weight)
+        if weight is None:
+            continue
+        with gm.graph.inserting_before(layer.node):
+            operands = (layer.x, writer.weight(weight), layer.bias)
+        layer.node.target, layer.node.args = layer.target, layer.arguments(*operands)
 
 
 def _rewritten(writer: Writer, node: Node) -> Node | None:

@@ -89,7 +89,7 @@ class Writer:
         old = nodes[layer.name]
         with self.gm.graph.inserting_before(old):
             x = self._activation(nodes[layer.x.name], scheme)
-            weight = self._weight(scheme.weight)
+            weight = self.weight(scheme.weight)
             bias = nodes[layer.bias.name] if layer.bias is not None else None
             if scheme.bias is not None:
                 bias = self.constant(scheme.bias)
@@ -137,7 +137,8 @@ class Writer:
         q = self.call(ops.quantize_per_tensor.default, x, *form)
         return self.call(ops.dequantize_per_tensor.default, q, *form)
 
-    def _weight(self, weight: Weight) -> Node:
+    def weight(self, weight: Weight) -> Node:
+        """``weight`` in int8, dequantized."""
         key = id(weight)
         if key not in self._shared:
             values, scales = self.constant(weight.values), self.constant(weight.scales)

