@@ -32,6 +32,7 @@ import torch
 from floor import Machine, Work, floor_s, measure_machine
 from models import MODELS
 from peers import PEERS
+from peers_int8 import INT8_PEERS
 from rich.console import Console
 from rich.table import Table
 from worker import PeerFailed, Worker
@@ -135,12 +136,13 @@ def _shapes(text: str) -> list[Shape]:
 
 def measure(model: str, args: argparse.Namespace, console: Console) -> list[Result]:
     """Prepare the peers one after the other, then time them in turns, starting with another each round."""
+    known = {**PEERS, **INT8_PEERS}
     wanted = list(dict.fromkeys(["blade", *args.peers]))
     results, running = [], []
     for peer in wanted:
         result = Result(peer)
         results.append(result)
-        if missing := [p for p in PEERS[peer].packages if not importlib.util.find_spec(p)]:
+        if missing := [p for p in known[peer].packages if not importlib.util.find_spec(p)]:
             result.failed = f"skipped: {', '.join(missing)} not installed"
             continue
         console.print(f"{model}: preparing {peer}", style="dim")
@@ -286,7 +288,7 @@ def json_lines(
 
 def _versions(peer: str) -> dict[str, str]:
     found = {}
-    for package in PEERS[peer].packages:
+    for package in {**PEERS, **INT8_PEERS}[peer].packages:
         try:
             found[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:

@@ -15,6 +15,7 @@ from zoo.model import Model
 MODELS: dict[str, Callable[[], Model]] = {
     "minilm": text.minilm,
     "bert": text.bert_base,
+    "bert_mini": text.bert_mini,
     "albert": text.albert,
     "distilbert": text.distilbert,
     "roberta": text.roberta,

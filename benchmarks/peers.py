@@ -4,7 +4,8 @@
     run = PEERS["onnxruntime"].prepare(model, [sample, ...], threads)
     run(*sample)                                    # a tuple of tensors
 
-Every peer gets fp32, the same number of threads, and must serve every shape of the model.
+Every peer gets fp32, the same number of threads, and must serve every shape of the model. Those that are
+allowed int8 are in peers_int8.py.
 """
 
 import inspect
@@ -24,10 +25,18 @@ Run = Callable[..., Tensors]
 
 @dataclass(frozen=True)
 class Peer:
-    """``packages``: what it is made of; missing ones skip it, and their versions are recorded."""
+    """``packages``: what it is made of; missing ones skip it, and their versions are recorded.
+
+    ``max_error``: the largest error against eager, relative to the largest value of the output.
+    """
 
     prepare: Callable[[Model, Sequence[Tensors], int], Run]
     packages: tuple[str, ...] = ("torch",)
+    max_error: float = 1e-4
+
+    @property
+    def is_exact(self) -> bool:
+        return self.max_error <= 1e-4
 
 
 def eager(model: Model, samples: Sequence[Tensors], threads: int) -> Run:
@@ -51,15 +60,18 @@ def inductor(model: Model, samples: Sequence[Tensors], threads: int) -> Run:
 
 
 def onnxruntime(model: Model, samples: Sequence[Tensors], threads: int) -> Run:
+    with tempfile.TemporaryDirectory() as folder:
+        return session_runner(model, export_onnx(model, Path(folder)), threads)
+
+
+def session_runner(model: Model, path: Path, threads: int) -> Run:
+    """ONNX Runtime on the file at ``path``."""
     import onnxruntime as ort
 
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
     options.intra_op_num_threads = threads
-    with tempfile.TemporaryDirectory() as folder:
-        path = export_onnx(model, Path(folder))
-        session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-
+    session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     taken = [one.name for one in session.get_inputs()]  # an input that nothing reads is gone
 
     def run(*inputs: torch.Tensor) -> Tensors:
@@ -100,7 +112,13 @@ def _example(model: Model) -> Tensors:
 def openvino(model: Model, samples: Sequence[Tensors], threads: int) -> Run:
     import openvino as ov
 
-    converted = ov.convert_model(model.module, example_input=_example(model))
+    return openvino_runner(ov.convert_model(model.module, example_input=_example(model)), threads)
+
+
+def openvino_runner(converted: Any, threads: int) -> Run:
+    """OpenVINO's CPU plug-in on a model of its own."""
+    import openvino as ov
+
     compiled = ov.Core().compile_model(
         converted,
         "CPU",

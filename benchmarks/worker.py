@@ -29,11 +29,9 @@ import torch
 from floor import Work, count_work
 from models import MODELS
 from peers import PEERS
+from peers_int8 import INT8_PEERS
 from zoo.compare import error
 from zoo.model import Shape, Tensors, label
-
-# Largest error against eager, relative to the largest value of the output.
-MAX_ERROR = 1e-4
 
 
 class PeerFailed(Exception):
@@ -95,7 +93,7 @@ class _Served:
     def __init__(self, model: str, peer: str, threads: int, shapes: Sequence[Shape] | None) -> None:
         self._before = _memory_mb("VmRSS")
         self._model = MODELS[model]()
-        self._peer, self._threads = PEERS[peer], threads
+        self._peer, self._threads = {**PEERS, **INT8_PEERS}[peer], threads
         shapes = self._model.fixed if shapes is None else shapes
         self._samples = {label(one): self._model.inputs(one, 1) for one in shapes}
 
@@ -114,7 +112,7 @@ class _Served:
             key: max(error(first[key], want), error(again[key], want))
             for key, want in expected.items()
         }
-        if max(errors.values()) > MAX_ERROR:
+        if max(errors.values()) > self._peer.max_error:
             raise PeerFailed(f"wrong values: {errors}")
         return {"compile_s": seconds, "errors": errors}
 
@@ -148,7 +146,7 @@ class _Served:
             if sample is inputs[0] or sample is inputs[-1]:
                 worst = max(worst, error(got, self._model.module(*sample)))
         total = time.perf_counter() - start
-        if worst > MAX_ERROR:
+        if worst > self._peer.max_error:
             raise PeerFailed(f"wrong values in the stream: {worst:.1e}")
         return {"compile_s": compiled - start, "total_s": total, "slowest_call_s": slowest}
 

@@ -82,6 +82,12 @@ def _random(name: str, types: bool, **config: Any) -> Model:
     return _encoder(encoder, settings.vocab_size, types)
 
 
+def bert_mini() -> Model:
+    """4 layers of 256, 11 M parameters."""
+    sizes = {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4}
+    return _random("Bert", types=True, **sizes, intermediate_size=1024)
+
+
 def bert_base() -> Model:
     """12 layers of 768, 110 M parameters."""
     return _random("Bert", types=True)

@@ -14,12 +14,14 @@ import torch
 from blade.backends import registry
 from blade.backends.base import Backend, Cluster, OpNode
 from blade.config import Config
+from blade.errors import Refused
 from blade.precision import annotated
-from blade.reason import Reason
+from blade.reason import Code, Reason
 from blade.report import LayerPrecision
 from blade.runtime.engine import make_engine
 
 _COMPILER = "disc"
+_LIBRARY = "quantized_decomposed"
 
 
 class QuantBackend:
@@ -50,7 +52,22 @@ class QuantBackend:
         compiler = registry.load(_COMPILER)
         trials = config.evolve(dump_dir=None)
         engine, layers = quantize(cluster, config, _compile_with(compiler, trials))
+        check_is_portable(engine.program())
         return _with_notes(engine, layers)
+
+
+def check_is_portable(program: str) -> None:
+    """Raises ``Refused`` for a program that calls an op that exists only once torch.ao is imported.
+
+    A file with such an engine would run its original wherever nobody imports that.
+    """
+    calls = (line.split()[1] for line in program.splitlines() if line.startswith("call "))
+    if missing := sorted({name for name in calls if name.startswith(_LIBRARY)}):
+        raise Refused(
+            Code.UNSUPPORTED_OP,
+            f"DISC has no form for {', '.join(missing)} as it is used here, and a saved file must not need "
+            "torch.ao.",
+        )
 
 
 def _compile_with(compiler: Backend, config: Config) -> Callable[[Cluster], Any]:

@@ -6,7 +6,8 @@
 
 Every plan that keeps the budget is compiled, and the fastest is kept. Then each group of equal layers
 is put back to float in its turn; one that the cluster is no slower without is not quantized. What that
-takes is bounded by ``SEARCH_S`` (``UNHURRIED_S`` with ``Config(time_budget=None)``): groups not reached in time stay as they are.
+takes is bounded by ``SEARCH_S``, or ``UNHURRIED_S`` with ``Config(time_budget=None)``: groups not reached
+in time stay as they are.
 """
 
 import logging

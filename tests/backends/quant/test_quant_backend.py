@@ -13,8 +13,9 @@ from fake_backends import produces
 from torch import nn
 
 import blade
+from blade.backends.quant.backend import check_is_portable
 from blade.budget import output_error
-from blade.errors import ConfigError
+from blade.errors import ConfigError, Refused
 from blade.fallback import lossy
 from blade.precision import annotated, precision_of
 from blade.reason import Code, Reason, Stage
@@ -223,6 +224,15 @@ def test_a_metric_returns_a_number() -> None:
     }
     with pytest.raises(ConfigError, match="return a number"):
         quantized(Block(), samples(), accuracy_budget=budget, optimization_pipeline="auto")
+
+
+def test_an_engine_that_needs_torch_ao_is_refused() -> None:
+    line = (
+        "call quantized_decomposed::quantize_per_tensor.default 6 t:0 f:0.5 i:0 i:0 i:255 dt:u8 1 1"
+    )
+    check_is_portable("blade.disc 1\ncall aten::add.Tensor 3 t:0 t:1 i:1 1 2\nend\n")
+    with pytest.raises(Refused, match=r"no form for quantized_decomposed::quantize_per_tensor"):
+        check_is_portable(f"blade.disc 1\n{line}\nend\n")
 
 
 def test_notes_travel_in_the_program() -> None:
