@@ -21,6 +21,8 @@ ENTRY_POINTS = "blade.backends"
 _BUILT_IN = {
     "disc": "blade.backends.disc.backend:DiscBackend",
     "quant": "blade.backends.quant.backend:QuantBackend",
+    "onnxruntime": "blade.backends.onnxruntime.backend:OnnxRuntimeBackend",
+    "openvino": "blade.backends.openvino.backend:OpenVinoBackend",
     "tensorrt": "blade.backends.tensorrt.backend:TensorRTBackend",
     "inductor": "blade.backends.inductor.backend:InductorBackend",
     "tvm": "blade.backends.tvm.backend:TvmBackend",

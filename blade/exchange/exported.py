@@ -14,6 +14,7 @@ for inputs that dynamo has named. Who needs some sets ``program.example_inputs =
 """
 
 import operator
+from collections.abc import Callable
 from operator import attrgetter
 from typing import Any
 
@@ -39,12 +40,15 @@ from blade.reason import Code
 aten = torch.ops.aten
 
 
-def to_exported(cluster: Cluster, *, row_major: bool = False) -> ExportedProgram:
+def to_exported(
+    cluster: Cluster, *, row_major: bool = False, reduce: Callable[[Graph], None] | None = None
+) -> ExportedProgram:
     """``cluster`` with its constants lifted to buffers.
 
     Every output is a value of its own: one that is an input, a constant or another output is cloned.
     ``row_major``: outputs are permuted into the order in which their axes lie in memory; for formats
     whose results are always row-major (``output_orders`` tells how to permute them back, for free).
+    ``reduce`` may rewrite the graph before it becomes a program.
 
     Raises ``Refused(CONVERSION_FAILED)`` for an output whose elements are not laid out densely.
     """
@@ -54,9 +58,11 @@ def to_exported(cluster: Cluster, *, row_major: bool = False) -> ExportedProgram
         lifted.take(node)
     orders = output_orders(cluster) if row_major else [None] * len(lifted.returned)
     outputs = [lifted.output(*one) for one in zip(lifted.returned, orders, strict=True)]
-    lifted.graph.output(tuple(outputs))
+    returned = lifted.graph.output(tuple(outputs))
+    if reduce is not None:
+        reduce(lifted.graph)
     lifted.graph.lint()
-    return _program(cluster, lifted, outputs)
+    return _program(cluster, lifted, list(returned.args[0]))
 
 
 def output_orders(cluster: Cluster) -> list[tuple[int, ...] | None]:

@@ -25,8 +25,10 @@ def relied_on(gm: GraphModule, shape_env: ShapeEnv) -> Iterator[tuple[sympy.Basi
     own = getattr(shape_env, _OWN, len(shape_env.guards))
     for position, guard in enumerate(shape_env.guards):
         relation = shape_env.replace(guard.expr)
+        if _chose_a_layout(guard):
+            continue
         if position < own:
-            known = _chose_a_layout(guard) or (fixed and _is_not_one(relation))
+            known = fixed and _is_not_one(relation)
             if known or units.only_chose_strides(relation):
                 continue
         elif _ordered_strides(guard):
@@ -56,9 +58,19 @@ def _is_not_one(relation: Any) -> bool:
 
 
 def _chose_a_layout(guard: Any) -> bool:
-    """Was it asked by torch's choice of a convolution's backend? That decides only the strides."""
+    """Was it asked by torch's choice of how to compute something? That decides only the strides."""
     frame = guard.sloc.framework_loc
-    return getattr(frame, "name", "") == "conv" and frame.filename.endswith("fake_impls.py")
+    asked = (getattr(frame, "name", ""), getattr(frame, "filename", "").rpartition("/")[2])
+    return asked in _CHOICES
+
+
+_CHOICES = {
+    ("conv", "fake_impls.py"),  # the library for a convolution
+    (
+        "matmul",
+        "decompositions.py",
+    ),  # whether to fold axes of a product, which exports keep as it is
+}
 
 
 _ORDERING = {"_compute_stride": "fake_impls.py", "evaluate": "_inductor/utils.py"}

@@ -17,6 +17,8 @@ RUNNERS: dict[str, str] = {
     "tensorrt": "blade.backends.tensorrt.runner",
     "inductor": "blade.backends.inductor.run",
     "tvm": "blade.backends.tvm.run",
+    "onnxruntime": "blade.backends.onnxruntime.session",
+    "openvino": "blade.backends.openvino.session",
 }
 
 

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs an ONNX model in OpenVINO on torch's memory: inputs, results and weights are not copied.
+
+Every calling thread has its own infer request of one compiled model. Results are exact fp32: the plugin
+would use bfloat16 where the CPU has it, which no verification passes.
+"""
+
+import threading
+from functools import lru_cache
+from importlib.metadata import version
+from typing import Any
+
+import torch
+
+from blade.errors import BackendError
+from blade.exchange.payload import Head, unpack
+from blade.exchange.results import Results
+from blade.exchange.watch import Watch
+from blade.runtime.engine import Runner
+
+NAME = "openvino"
+
+
+def installed() -> str:
+    """The version of the library; raises ``PackageNotFoundError``."""
+    return version(NAME)
+
+
+def why_not_loadable() -> str | None:
+    """``None`` where the library can be imported, else a sentence with the fix."""
+    try:
+        import openvino
+
+        _ = openvino.Core
+        installed()
+    except ModuleNotFoundError as error:
+        return f"{error.name} is not installed: pip install {NAME}"
+    except (ImportError, OSError, AttributeError) as error:
+        return f"{NAME} is installed and cannot be loaded ({error}): pip install --force-reinstall {NAME}"
+    return None
+
+
+def load(name: str, payload: torch.Tensor, constants: list[torch.Tensor], program: str) -> Runner:
+    """The function behind an engine; ``BackendError`` where the library is missing or another one."""
+    if (why := why_not_loadable()) is not None:
+        raise BackendError(why)
+    head, model = unpack(payload, NAME, installed())
+    return _Model(head, model, constants, Results(program, head.orders))
+
+
+class _Compiled(threading.local):
+    """A compiled model, and the infer request of this thread."""
+
+    def __init__(self, model: Any) -> None:
+        self.inputs = {name for one in model.inputs for name in one.get_names()}
+        self.request = model.create_infer_request()
+
+
+class _Model:
+    """One compiled model per number of threads it was called with."""
+
+    def __init__(
+        self, head: Head, model: bytes, constants: list[torch.Tensor], results: Results
+    ) -> None:
+        self.head = head
+        self.model = model
+        self.constants = constants
+        self.results = results
+        self.lock = threading.Lock()
+        self.compiled: dict[int, _Compiled] = {}
+        self.written = Watch(constants)
+        self.compile(torch.get_num_threads())
+
+    def __call__(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        import openvino
+
+        compiled = self.compile(torch.get_num_threads())
+        request = compiled.request
+        dense = [t.contiguous() for t in inputs]
+        buffers, answers = self.results.allocate(dense)
+        for name, tensor in zip(self.head.inputs, dense, strict=True):
+            if name in compiled.inputs:  # one that nothing reads is gone
+                request.set_tensor(name, openvino.Tensor(tensor.numpy(), shared_memory=True))
+        for k, tensor in enumerate(buffers):
+            request.set_output_tensor(k, openvino.Tensor(tensor.numpy(), shared_memory=True))
+        request.infer()
+        return answers
+
+    def compile(self, threads: int) -> _Compiled:
+        """For ``threads`` threads, over the weights as they are now."""
+        found = self.compiled.get(threads)
+        if found is not None and not self.written.since():
+            return found
+        with self.lock:
+            if self.written.since():  # what was folded or packed of them is stale
+                self.compiled = {}
+                self.written = Watch(self.constants)
+            if threads not in self.compiled:
+                self.compiled[threads] = _Compiled(self._compile(threads))
+            return self.compiled[threads]
+
+    def _compile(self, threads: int) -> Any:
+        core = _core()
+        model = core.read_model(self.model)
+        _give_weights(model, dict(zip(self.head.weights, self.constants, strict=True)))
+        return core.compile_model(
+            model,
+            "CPU",
+            {
+                "PERFORMANCE_HINT": "LATENCY",
+                "INFERENCE_PRECISION_HINT": "f32",
+                "INFERENCE_NUM_THREADS": threads,
+                "ENABLE_CPU_PINNING": False,  # torch's threads want the same cores
+            },
+        )
+
+
+def _give_weights(model: Any, weights: dict[str, torch.Tensor]) -> None:
+    """The parameters that stand for weights become constants over torch's memory."""
+    from openvino import Tensor
+    from openvino.op import Constant
+
+    for parameter in model.get_parameters():
+        tensor = weights.get(parameter.get_friendly_name())
+        if tensor is not None:
+            array = tensor.detach().contiguous().numpy()
+            constant = Constant(Tensor(array, shared_memory=True))
+            parameter.output(0).replace(constant.output(0))
+            model.remove_parameter(parameter)
+    model.validate_nodes_and_infer_types()
+
+
+@lru_cache(maxsize=1)
+def _core() -> Any:
+    from openvino import Core
+
+    return Core()

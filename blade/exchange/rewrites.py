@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ops in terms of others, where torch's own decomposition or translation is missing or gives other values.
+
+``REWRITES`` are decompositions (``decompose``): functions of the op's own arguments.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.fx import Graph
+
+from blade.errors import Refused
+from blade.reason import Code
+
+aten = torch.ops.aten
+
+_INDEX = {
+    aten.embedding.default: 1,
+    aten.gather.default: 2,
+    aten.index_select.default: 2,
+}
+"""Ops whose indices must not be negative, and which argument that is."""
+
+
+def make_negative_indices_invalid(graph: Graph) -> None:
+    """In place. ONNX counts negative indices from the end, where torch raises: without its sign bit, such
+    an index is far too large, so that the library raises and the original is asked."""
+    for node in list(graph.nodes):
+        place = _INDEX.get(node.target)
+        if place is None:
+            continue
+        index = node.args[place]
+        fake = index.meta["val"]
+        with graph.inserting_before(node):
+            largest = torch.iinfo(fake.dtype).max
+            positive = graph.call_function(aten.bitwise_and.Scalar, (index, largest))
+        positive.meta = {"val": fake}
+        node.update_arg(place, positive)
+
+
+def _convolution(x: Any, weight: Any, bias: Any, *rest: Any) -> Any:
+    # torch.jit writes it with flags for cuDNN at the end
+    return aten.convolution.default(x, weight, bias, *rest[:6])
+
+
+def _adaptive_avg_pool2d(x: Any, output_size: Sequence[int]) -> Any:
+    if any(size != 1 for size in output_size):
+        raise Refused(Code.UNSUPPORTED_OP, f"There is no average pooling to {output_size} in ONNX.")
+    return aten.mean.dim(x, [-2, -1], True)
+
+
+def _attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    """Rows that a mask leaves without a key become 0, as in torch, and NaN stays NaN.
+
+    (The exporter makes 0 of every NaN.) The mask is added: it is small, the scores are not.
+    """
+    if enable_gqa:
+        times = query.shape[-3] // key.shape[-3]
+        key, value = (_repeat_heads(t, times) for t in (key, value))
+    factor = scale if scale is not None else query.shape[-1] ** -0.5
+    scores = torch.matmul(query, key.transpose(-2, -1)) * factor
+    mask = attn_mask
+    if is_causal:
+        rows, columns = query.shape[-2], key.shape[-2]
+        mask = torch.ones(rows, columns, dtype=torch.bool, device=query.device).tril()
+    if mask is None:
+        return torch.matmul(torch.softmax(scores, -1), value)
+    if mask.dtype == torch.bool:
+        mask = torch.where(mask, 0.0, float("-inf")).to(query.dtype)
+    mixed = torch.matmul(torch.softmax(scores + mask, -1), value)
+    if is_causal:  # each row has its own key at least
+        return mixed
+    seen = (mask > float("-inf")).any(-1, keepdim=True)
+    return torch.where(seen, mixed, 0.0)
+
+
+def _repeat_heads(x: Any, times: Any) -> Any:
+    wide = x.unsqueeze(-3).expand(*x.shape[:-2], times, *x.shape[-2:])
+    return wide.reshape(*x.shape[:-3], x.shape[-3] * times, *x.shape[-2:])
+
+
+REWRITES: dict[Any, Any] = {
+    aten._convolution.default: _convolution,
+    aten._convolution.deprecated: _convolution,
+    aten.adaptive_avg_pool2d.default: _adaptive_avg_pool2d,
+    aten.scaled_dot_product_attention.default: _attention,
+}
