@@ -46,13 +46,13 @@ def translate(program: ExportedProgram) -> Any:
 
 @lru_cache(maxsize=1)
 def _registry() -> Any:
-    from torch.onnx._internal.exporter._registration import ONNXRegistry
+    from torch.onnx._internal.exporter import _registration
 
-    log = logging.getLogger("torch.onnx._internal.exporter._registration")
+    log: logging.Logger = _registration.logger
     level = log.level
     log.setLevel(logging.ERROR)  # it warns that torchvision is not installed
     try:
-        return ONNXRegistry.from_torchlib(opset_version=OPSET)
+        return _registration.ONNXRegistry.from_torchlib(opset_version=OPSET)
     finally:
         log.setLevel(level)
 
