@@ -84,4 +84,13 @@ def int8_reference(
         1,
     ).permute(to_channels_last(rank))
     scaled: torch.Tensor = y * (scales.double() * a["scale"]) + bias
-    return scaled.to(value.dtype)
+    return requantized(value, scaled)
+
+
+def requantized(value: Value, y: torch.Tensor) -> torch.Tensor:
+    """The result of an int8 product, or the bytes it is to be given as."""
+    a, y = value.attrs, y.float()
+    if value.dtype != torch.uint8:
+        return y
+    steps: torch.Tensor = torch.round(y * a["inverse"]) + a["point"]
+    return steps.clamp(a["low"], a["high"]).to(value.dtype)

@@ -143,7 +143,7 @@ def _is_readable(v: Value, view: View, users: dict[int, list[Value]], returned: 
 
 def _reads(user: Value, v: Value, strides: Shape) -> bool:
     """Does ``user`` take its operand ``v`` with these ``strides`` as it would take it by itself?"""
-    if user.op in ("linear", "weight_only_linear"):
+    if user.op in ("linear", "int8_linear", "weight_only_linear"):
         if user.args[0] is not v:
             return False
         return not has_rows(v) or (strides[-1] == 1 and _merges(v.shape[:-1], strides[:-1]))

@@ -210,7 +210,7 @@ def _int8_linear(
     zero = rows[1].long() if len(rows) > 1 else v.attrs["zero"]
     exact = ((x.long() - zero) @ w.long().t()).double() * scales * v.attrs["scale"]
     scaled: torch.Tensor = exact * (rows[0] if rows else 1.0) + bias
-    return scaled.to(v.dtype)
+    return convolution.requantized(v, scaled)
 
 
 def _dequantize(v: Value, x: torch.Tensor, *parameters: torch.Tensor) -> torch.Tensor:

@@ -17,7 +17,8 @@
                                           each `row`, along `axis` (`column`), for each `group` of a row
     int8_linear x w ws bias s? z? {scale, zero}
                                           (x - zero - z) @ w.T * (ws * scale * s) + bias; x unsigned bytes, w
-                                          signed ones; ws and bias one for each column, s and z for each row
+                                          signed ones; ws and bias one for each column, s and z for each row; as
+                                          bytes clamp(round(y * inverse) + point, low, high), by further attrs
     int8_conv x w ws bias {scale, zero, stride, padding, dilation}
                                           the same of a `conv` of one group; beyond the border x is `zero`
     weight_only_linear x w ws bias {bits} x @ (w * ws).T + bias; ws one for each of the groups of a row of w

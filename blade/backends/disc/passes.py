@@ -11,6 +11,7 @@ from blade.backends.disc.horizontal import merge_linears
 from blade.backends.disc.int8 import lower_int8
 from blade.backends.disc.ir import Graph
 from blade.backends.disc.layouts import propagate
+from blade.backends.disc.requantize import requantize
 from blade.backends.disc.shapes import normalize
 from blade.backends.disc.spread import spread
 
@@ -20,6 +21,7 @@ PASSES: tuple[tuple[str, Callable[[Graph], Graph]], ...] = (
     ("find_attention", find_attention),
     ("layouts", propagate),
     ("conv_epilogue", absorb),
+    ("requantize", requantize),
     ("spread", spread),
     ("compute_in_rows", compute_in_rows),
     ("rows", legalize.rows),

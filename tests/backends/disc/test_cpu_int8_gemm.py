@@ -9,6 +9,9 @@ from hypothesis import given, settings
 
 from blade.backends.disc.cpu.dot import dot
 from blade.backends.disc.cpu.gemm import GROUP_ROWS, MANY_ROWS
+from blade.backends.disc.cpu.gemm_driver import tiling
+from blade.backends.disc.cpu.int8_gemm import gemm_text
+from blade.backends.disc.cpu.int8_kernel import ROW_FACTORS, Int8Form
 from blade.backends.disc.cpu.target import Target, host
 from blade.backends.disc.ir import Value
 from blade.runtime.engine import Engine
@@ -190,3 +193,17 @@ def test_weights_of_several_constants() -> None:
     rows = bytes_of(9, 20, dtype=torch.uint8)
     exact = (rows.long() - 3) @ torch.cat(weights).long().t()
     torch.testing.assert_close(run(engine, rows), exact * torch.cat(constants[3:]))
+
+
+@pytest.mark.parametrize("rows", ROW_FACTORS)
+def test_arms_instruction_is_valid_code(rows: str) -> None:
+    """It cannot run here: signed bytes, the difference made up for in zero points."""
+    from torch_mlir import ir
+    from torch_mlir._mlir_libs import _mlirRegisterEverything  # noqa: F401
+
+    tiles = dot(Target(("asimd", "asimddp"), 4))
+    assert (tiles.how, tiles.offset) == ("sdot", 128)
+    text = gemm_text(Int8Form(tiles, tiling(40, tiles.rows, tiles.vectors, 4), rows))
+    assert "llvm.aarch64.neon.sdot" in text
+    with ir.Context():
+        assert ir.Module.parse(f"module {{\n{text}\n}}\n").operation.verify()

@@ -84,11 +84,11 @@ class Function(Code):
         if element == "ptr":
             return self.op(f"llvm.load {address.name} : !llvm.ptr -> !llvm.ptr", "ptr", 1)
         kind = type_text(element, lanes)
-        align = " {alignment = 4 : i64}" if lanes > 1 else ""
+        align = f" {{alignment = {_align(element)} : i64}}" if lanes > 1 else ""
         return self.op(f"llvm.load {address.name}{align} : !llvm.ptr -> {kind}", element, lanes)
 
     def store(self, x: Value, address: Value) -> None:
-        align = " {alignment = 4 : i64}" if x.lanes > 1 else ""
+        align = f" {{alignment = {_align(x.element)} : i64}}" if x.lanes > 1 else ""
         self.line(f"llvm.store {x.name}, {address.name}{align} : {x.type}, !llvm.ptr")
 
     def first_lanes(self, count: Value) -> Value:
@@ -106,7 +106,7 @@ class Function(Code):
     def store_masked(self, x: Value, address: Value, mask: Value) -> None:
         types = f"{x.type}, {mask.type} into !llvm.ptr"
         words = f"llvm.intr.masked.store {x.name}, {address.name}, {mask.name}"
-        self.line(f"{words} {{alignment = 4 : i32}} : {types}")
+        self.line(f"{words} {{alignment = {_align(x.element)} : i32}} : {types}")
 
     # --- control ---
 
@@ -164,6 +164,10 @@ class Function(Code):
         names = ", ".join(v.name for v in ordered)
         types = ", ".join(_type(v.element) for v in ordered)
         self.line(f"llvm.call @{function.name}({names}) : ({types}) -> ()")
+
+
+def _align(element: str) -> int:
+    return min(4, int(element[1:]) // 8)
 
 
 def _type(element: str) -> str:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The generated int8 convolution: an implicit GEMM over channels-last bytes, on the GEMM's micro-kernels.
 
-    int8_conv(ptrs = x, packed, sums, scales, bias, zeros, result, scratch; ints = SIZES)
+    int8_conv(ptrs = x, packed, sums, scales, bias, zeros, result, scratch; ints = SIZES[, inverse, point, low, high])
     units = row blocks x panels, panels fastest
 
 Where a row's inputs lie is a table of pointers, made for each block of rows (conv_rows.py); ``zeros`` are bytes
@@ -37,7 +37,7 @@ def conv_text(form: Int8Form, target: Target) -> str:
 def _driver(form: Int8Form, kernels: dict[int, Routine], make_table: Routine) -> Routine:
     f, tiles = Routine(form.name, lanes=form.dot.lanes), form.tiles
     p = f.unpack(f["ptrs"], _POINTERS, POINTER)
-    size = f.unpack(f["ints"], SIZES, "i64")
+    size = f.unpack(f["ints"], [*SIZES, *form.bounds], "i64")
     taps = f.product(*(size[f"taps_{a}"] for a in conv_rows.AXES))
     panels, pitch = f.above(size["o"], tiles.width), size["pitch"]
     quads = f.product(taps, f.over(size["depth"], QUAD))
@@ -56,10 +56,11 @@ def _driver(form: Int8Form, kernels: dict[int, Routine], make_table: Routine) ->
             given = {n: f.at(p[n], first, "i32") for n in ("sums", "scales", "bias")}
             given |= {"b": f.at(p["b"], f.product(first, quads), "i32"), "k": size["depth"]}
             given |= {"pitch": pitch, "taps": taps, "ldc": size["o"], "columns": columns}
-            c = f.at(f.at(p["c"], f.product(r0, size["o"])), first)
+            given |= {n: size[n] for n in form.bounds}
+            c = f.at(f.at(p["c"], f.product(r0, size["o"]), form.element), first, form.element)
 
             def tile(row: Value, given: dict[str, Value] = given, c: Value = c) -> dict[str, Value]:
-                here = f.at(c, f.product(row, size["o"]))
+                here = f.at(c, f.product(row, size["o"]), form.element)
                 return {**given, "table": f.at(table, row, POINTER), "c": here}
 
             tiles_of_rows(f, tiles, kernels, columns, (f.whole(0), rows), tile)

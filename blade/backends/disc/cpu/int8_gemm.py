@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The generated int8 GEMM: bytes times packed signed bytes, with a float for each element of the result.
 
-    int8_gemm(ptrs = A, B, sums, scales, bias[, scale[, zero]], C; ints = m, n, k, lda, ldc)
+    int8_gemm(ptrs = A, B, sums, scales, bias[, scale[, zero]], C;
+              ints = m, n, k, lda, ldc[, inverse, point, low, high])
 
 Units, their order and the blocks of rows are those of the fp32 GEMM (gemm.py). A pass is the whole depth: a
 panel's bytes are a quarter of the floats', and sums of a part would have to be kept as integers.
@@ -34,14 +35,14 @@ def gemm_text(form: Int8Form) -> str:
         for number, tile in form.tiles.tiles().items()
     }
     block = _block(form, kernels)
-    drive = driver(form.name, form.pointers, _NUMBERS, form.tiles, block)
+    drive = driver(form.name, form.pointers, [*_NUMBERS, *form.bounds], form.tiles, block)
     functions = [*kernels.values(), block]
     return "\n".join([*(f.text() for f in functions), drive.text(False)]) + "\n"
 
 
 def _block(form: Int8Form, kernels: Mapping[int, Routine]) -> Routine:
     """Panels p0..p1 of rows r0..r1."""
-    numbers = [(n, "i64") for n in (*_NUMBERS, *RECTANGLE)]
+    numbers = [(n, "i64") for n in (*_NUMBERS, *form.bounds, *RECTANGLE)]
     arguments = [*((p, POINTER) for p in form.pointers), *numbers]
     f, tiles = Routine(f"{form.name}_block", arguments, form.dot.lanes), form.tiles
 
@@ -49,7 +50,7 @@ def _block(form: Int8Form, kernels: Mapping[int, Routine]) -> Routine:
         first = f.product(at, tiles.width)
         columns = f.least(f.minus(f["n"], first), tiles.width)
         given = {n: f.at(f[n], first, "i32") for n in ("sums", "scales", "bias")}
-        given |= {n: f[n] for n in ("lda", "k", "ldc")}
+        given |= {n: f[n] for n in ("lda", "k", "ldc", *form.bounds)}
         given |= {"b": f.at(f["b"], f.product(first, f.above(f["k"], QUAD)), "i32")}
 
         def tile(row: Value) -> dict[str, Value]:
@@ -57,7 +58,9 @@ def _block(form: Int8Form, kernels: Mapping[int, Routine]) -> Routine:
                 **given,
                 **{p: f.at(f[p], row, "i32") for p in form.row_pointers},
                 "a": f.at(f["a"], f.product(row, f["lda"]), "i8"),
-                "c": f.at(f.at(f["c"], f.product(row, f["ldc"])), first),
+                "c": f.at(
+                    f.at(f["c"], f.product(row, f["ldc"]), form.element), first, form.element
+                ),
                 "columns": columns,
             }
 

@@ -26,19 +26,22 @@ _AHEAD = 64
 
 ROW_FACTORS = ("none", "scale", "scale_zero")
 """What a row of A has of its own; the rest is in the packed constants."""
+REQUANTIZE = ("inverse", "point", "low", "high")
 
 
 @dataclass(frozen=True)
 class Int8Form:
     """The code of products: the target's instructions, its tiles, what rows have of their own.
 
-    ``in_taps``: rows lie in pieces, as a convolution's do.
+    ``in_taps``: rows lie in pieces, as a convolution's do. ``to_bytes``: C is quantized, ``clamp(round(C *
+    inverse) + point, low, high)``, these four numbers being bits of floats.
     """
 
     dot: Dot
     tiles: Tiling
     rows: str
     in_taps: bool = False
+    to_bytes: bool = False
 
     @property
     def row_pointers(self) -> tuple[str, ...]:
@@ -48,7 +51,13 @@ class Int8Form:
     def name(self) -> str:
         kind = "conv" if self.in_taps else "gemm"
         name = f"int8_{kind}_{self.dot.how}{self.dot.lanes}_{self.rows}"
+        name += "_bytes" * self.to_bytes
         return name + "".join(f"_edge{e}" for e in self.tiles.edges)
+
+    @property
+    def element(self) -> str:
+        """Of C."""
+        return "i8" if self.to_bytes else "f32"
 
     @property
     def pointers(self) -> tuple[str, ...]:
@@ -59,7 +68,12 @@ class Int8Form:
     @property
     def numbers(self) -> tuple[str, ...]:
         """Of a tile. ``pitch``: from tap to tap of the table."""
-        return (*(("pitch", "taps") if self.in_taps else ("lda",)), "k", "ldc", "columns")
+        rows = ("pitch", "taps") if self.in_taps else ("lda",)
+        return (*rows, "k", "ldc", "columns", *self.bounds)
+
+    @property
+    def bounds(self) -> tuple[str, ...]:
+        return REQUANTIZE if self.to_bytes else ()
 
 
 def micro_kernel(form: Int8Form, tile: Tile, name: str) -> Routine:
@@ -162,12 +176,25 @@ class _MicroKernel:
         if self.tile.masked:
             mask = f.first_lanes(f.minus(f["columns"], last * lanes))
         for (r, v), acc in zip(self.cells, sums, strict=True):
-            to = f.at(f.at(f["c"], f.product(f["ldc"], r)), v * lanes)
+            element = self.form.element
+            to = f.at(f.at(f["c"], f.product(f["ldc"], r), element), v * lanes, element)
             value = self._dequantized(r, v * lanes, acc)
+            value = self._quantized(value) if self.form.to_bytes else value
             if mask is not None and v == last:
                 f.store_masked(value, to, mask)
             else:
                 f.store(value, to)
+
+    def _quantized(self, y: Value) -> Value:
+        f, numbers = self.f, []
+        for name in REQUANTIZE:
+            bits = f.convert("arith.trunci", f[name], "i32")
+            numbers.append(f.broadcast(f.from_bits(bits), self.dot.lanes))
+        inverse, point, low, high = numbers
+        y = f.add(f.apply("math.roundeven", f.mul(y, inverse)), point)
+        y = f.select(f.compare("ogt", low, y), low, y)
+        y = f.select(f.compare("olt", high, y), high, y)
+        return f.convert("arith.trunci", f.convert("arith.fptosi", y, "i32"), "i8")
 
     def _dequantized(self, r: int, column: int, acc: Value) -> Value:
         f, lanes = self.f, self.dot.lanes

@@ -31,7 +31,7 @@ def int8_plan(value: Value, target: Target) -> tuple[NativeCall, Code]:
     columns, depth = (int(d) for d in weight.shape)
     tiles = dot(target)
     shape = tiling(columns, tiles.rows, tiles.vectors, tiles.lanes)
-    form = Int8Form(tiles, shape, ROW_FACTORS[len(rows)])
+    form = Int8Form(tiles, shape, ROW_FACTORS[len(rows)], to_bytes=value.dtype == torch.uint8)
     count = numel(x.shape[:-1])
     groups = FloorDiv(sympy.sympify(count) + GROUP_ROWS - 1, GROUP_ROWS)
     panels = -(-columns // tiles.width)
@@ -49,7 +49,7 @@ def int8_plan(value: Value, target: Target) -> tuple[NativeCall, Code]:
         plain(FloorDiv(sympy.Min(count, GROUP_ROWS) * depth * tiles.vectors, QUAD) + 1),
         0,
         (x, *constants, *rows, value),
-        (count, columns, depth, row_distance(x, len(x.shape) - 1), columns),
+        (count, columns, depth, row_distance(x, len(x.shape) - 1), columns, *_bounds(value, form)),
     )
     return call, ((form.name, int8_gemm.gemm_text(form)), *packing(tiles))
 
@@ -60,7 +60,7 @@ def int8_conv_plan(value: Value, target: Target) -> tuple[NativeCall, Code]:
     columns, channels = (int(d) for d in weight.shape[:2])
     tiles = dot(target)
     shape = tiling(columns, tiles.rows, tiles.vectors, tiles.lanes)
-    form = Int8Form(tiles, shape, "none", in_taps=True)
+    form = Int8Form(tiles, shape, "none", True, value.dtype == torch.uint8)
     kernel = three(weight.shape[2:], 1)
     taps = math.prod(int(k) for k in kernel)
     rows, block = numel(value.shape[:-1]), int8_conv.BLOCK_TILES * tiles.rows
@@ -73,6 +73,7 @@ def int8_conv_plan(value: Value, target: Target) -> tuple[NativeCall, Code]:
         *(columns, block),
     )
     assert len(ints) == len(int8_conv.SIZES), (ints, int8_conv.SIZES)
+    ints = (*ints, *_bounds(value, form))
     panels = -(-columns // tiles.width)
     blocks = FloorDiv(sympy.sympify(rows) + block - 1, block)
     constants = (
@@ -142,10 +143,19 @@ def packed_sums(weight: Value, factor: int, tiles: Dot) -> Packed:
     return Packed(int8_gemm.SUMS, torch.int32, _padded(weight, tiles), tuple(fills))
 
 
+def _bounds(value: Value, form: Int8Form) -> list[int]:
+    """The numbers by which the result is quantized."""
+    return [_bits(float(value.attrs[name])) for name in form.bounds]
+
+
+def _bits(number: float) -> int:
+    return int(struct.unpack("<i", struct.pack("<f", number))[0])
+
+
 def packed_row(row: Value, factor: float, padded: int) -> Packed:
     """Floats, one for each of ``padded`` columns, times ``factor``."""
-    (bits,) = struct.unpack("<i", struct.pack("<f", factor))
-    fills = [Fill(p.constant, p.size, (p.offset, *p.strides, p.first, bits)) for p in _parts(row)]
+    rest = (_bits(factor),)
+    fills = [Fill(p.constant, p.size, (p.offset, *p.strides, p.first, *rest)) for p in _parts(row)]
     return Packed(int8_gemm.ROW, torch.float32, padded, tuple(fills))
 
 

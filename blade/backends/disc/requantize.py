@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Quantizing the result of an int8 product, with a clamp before it, goes into the product: bytes in, bytes out.
+
+    %2 = int8_conv ..                               %2 u8 = int8_conv .. {inverse, point, low, high}
+    %3 = maximum %2 0
+    %4 = mul %3 inverse; round; + point     ->
+    %5 = cast (minimum (maximum %4 low) high)
+
+Quantizing is monotonous: a clamp before it is a clamp after it, by what its bounds become.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from blade.backends.disc.ir import Builder, Graph, Value
+from blade.backends.disc.legalize import rebuild
+
+_PRODUCTS = ("int8_linear", "int8_conv")
+
+
+def requantize(graph: Graph) -> Graph:
+    """``graph`` with products that give bytes where all that reads them wants bytes."""
+    if not any(v.op in _PRODUCTS for v in graph.values):
+        return graph
+    users, returned = graph.users(), {v.id for v in graph.outputs}
+
+    def is_free(v: Value) -> bool:
+        return len(users[v.id]) == 1 and v.id not in returned
+
+    def step(b: Builder, v: Value, args: list[Value]) -> Value | None:
+        chain = _Chain(v, is_free)
+        numbers = chain.numbers()
+        if numbers is None or chain.at.op not in _PRODUCTS or "low" in chain.at.attrs:
+            return None
+        product = args[0]
+        for _ in range(chain.steps - 1):
+            product = product.args[0]
+        attrs = {**product.attrs, **numbers}
+        return b.make(product.op, product.args, v.shape, v.dtype, **attrs)
+
+    return rebuild(graph, step)
+
+
+@dataclass
+class _Chain:
+    """A walk from ``at`` along first operands, through values that nothing else reads."""
+
+    at: Value
+    is_free: Callable[[Value], bool]
+    steps: int = 0
+
+    def numbers(self) -> dict[str, float] | None:
+        """What the chain that ends in bytes does: ``clamp(round(y * inverse) + point, low, high)``."""
+        shift = 0
+        if self.at.dtype != torch.uint8 or self.at.op != "cast":
+            return None
+        if self.at.args[0].op == "bitwise_xor":  # signed bytes, made unsigned
+            self.advance()
+            if self.take("bitwise_xor") != -128 or not self.is_free(self.at):
+                return None
+            shift = 128
+        if self.at.op != "cast" or self.at.args[0].dtype != torch.float32:
+            return None
+        self.advance()
+        high, low = self.take("minimum"), self.take("maximum")
+        point = self.take("add") or 0
+        if high is None or low is None or self.at.op != "round" or not self.is_free(self.at):
+            return None
+        self.advance()
+        inverse = self.take("mul")
+        if inverse is None or self.at.dtype != torch.float32:
+            return None
+        most, least = self.take("minimum"), self.take("maximum")
+        high = high if most is None else min(high, _quantized(most, inverse, point))
+        low = low if least is None else max(low, _quantized(least, inverse, point))
+        if low > high or not self.is_free(self.at):
+            return None
+        return {
+            "inverse": inverse,
+            "point": point + shift,
+            "low": low + shift,
+            "high": high + shift,
+        }
+
+    def take(self, op: str) -> float | None:
+        """The number that ``op`` has as its second operand, if it comes next."""
+        v = self.at
+        if v.op != op or v.args[1].op != "fill" or not self.is_free(v):
+            return None
+        self.advance()
+        return float(v.args[1].attrs["value"])
+
+    def advance(self) -> None:
+        self.at, self.steps = self.at.args[0], self.steps + 1
+
+
+def _quantized(bound: float, inverse: float, point: float) -> float:
+    """What a bound becomes, in the arithmetic of its type."""
+    y = torch.tensor(bound, dtype=torch.float32) * torch.tensor(inverse, dtype=torch.float32)
+    return float(torch.round(y) + point)
