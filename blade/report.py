@@ -353,7 +353,7 @@ def _counts(ops: Mapping[str, int], most: int = 8) -> str:
 
 
 def reason_table(reasons: Iterable[Reason]) -> Table:
-    """For printing. Equal decisions are one row, with the number of times."""
+    """For printing. Equal decisions are one row, with the first of what they are about and how many there are."""
     table = Table(
         title="Why not otherwise",
         title_justify="left",
@@ -366,11 +366,15 @@ def reason_table(reasons: Iterable[Reason]) -> Table:
     table.add_column("backend", no_wrap=True)
     table.add_column("subject", max_width=24)
     table.add_column("detail", ratio=1)
-    rows = Counter(
-        (r.stage.value, r.code.value, r.backend or "", r.subject, r.detail) for r in reasons
-    )
-    for (*cells, detail), n in rows.items():
-        table.add_row(*map(Text, (*cells, f"({n} times) {detail}" if n > 1 else detail)))
+    rows: dict[tuple[str, str, str, str], list[str]] = {}
+    for r in reasons:
+        key = (r.stage.value, r.code.value, r.backend or "", r.detail)
+        rows.setdefault(key, []).append(r.subject)
+    for (*cells, detail), subjects in rows.items():
+        n = len(subjects)
+        table.add_row(
+            *map(Text, (*cells, subjects[0], f"({n} times) {detail}" if n > 1 else detail))
+        )
     return table
 
 

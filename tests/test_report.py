@@ -101,6 +101,13 @@ def test_equal_reasons_are_one_row_with_a_count() -> None:
     assert "(7 times) op 0 is odd." in row[0]
 
 
+def test_reasons_about_several_subjects_are_one_row_under_the_first() -> None:
+    same = [Reason(Stage.SUPPORT, Code.RANDOM, "disc", f"op_{i}", "it draws.") for i in range(3)]
+    rows = [line for line in str(Report(reasons=tuple(same))).splitlines() if "it draws." in line]
+    assert len(rows) == 1
+    assert "op_0" in rows[0] and "(3 times)" in rows[0]
+
+
 def test_details_are_not_read_as_markup() -> None:
     detail = "shape [1, 2] and [bold]this[/bold] stay."
     reason = Reason(Stage.SUPPORT, Code.RANDOM, None, "x[0]", detail)
