@@ -33,7 +33,10 @@ def lower_int8(graph: Graph) -> Graph:
         lowerer.step(v)
     outputs = tuple(lowerer.value(v) for v in graph.outputs)
     inputs = tuple(lowerer.value(v) for v in graph.inputs)
-    made = replace(graph, values=lowerer.b.values, outputs=outputs, inputs=inputs)
+    constants = tuple(lowerer.constants)
+    made = replace(
+        graph, values=lowerer.b.values, outputs=outputs, inputs=inputs, constants=constants
+    )
     made.values = live(made)
     return made
 
@@ -57,6 +60,7 @@ class _Lowerer:
         self.b = Builder(RULES)
         for fact in graph.facts:
             self.b.facts.setdefault(fact.relation, fact)
+        self.constants = list(graph.constants)
         self.new: dict[int, Value] = {}
         self.quantized: dict[int, _Quantized] = {}
 
@@ -121,7 +125,7 @@ class _Lowerer:
     # --- products ---
 
     def product(self, v: Value) -> Value | None:
-        x, w = (self.quantized.get(a.id) for a in v.args[:2])
+        x, w = self.quantized.get(v.args[0].id), self.weight(v.args[1])
         if w is None or v.dtype != torch.float32 or not self.is_weight(w):
             return None
         zeros = self.b.fill(0, v.shape[-1:], torch.float32)
@@ -141,7 +145,7 @@ class _Lowerer:
 
     def convolution(self, v: Value) -> Value | None:
         """Of pixels with one scale; a kernel of one pixel is a product."""
-        x, w = (self.quantized.get(a.id) for a in v.args[:2])
+        x, w = self.quantized.get(v.args[0].id), self.weight(v.args[1])
         if x is None or w is None or x.kind != "tensor" or not self.is_weight(w):
             return None
         channels, kernel, attrs = x.bytes.shape[-1], w.bytes.shape[1:], dict(v.attrs)
@@ -159,6 +163,17 @@ class _Lowerer:
         if channels != kernel[0] or not isinstance(channels, int) or channels % 4:
             return None  # pieces of quads
         return self.b.make("int8_conv", operands, v.shape, v.dtype, **numbers, **attrs)
+
+    def weight(self, v: Value) -> _Quantized | None:
+        """What ``v`` was dequantized from; one scale for all is the same scale for each channel."""
+        w = self.quantized.get(v.id)
+        if w is None or w.kind != "tensor" or w.number[1] != 0 or parts_of(w.bytes) is None:
+            return w
+        scales = torch.full((int(w.bytes.shape[0]),), w.number[0], dtype=torch.float32)
+        known = {"index": len(self.constants)}
+        self.constants.append(scales)
+        constant = self.b.make("const", (), tuple(scales.shape), scales.dtype, (1,), **known)
+        return replace(w, kind="column", parameters=(constant,), axis=0)
 
     def is_weight(self, w: _Quantized) -> bool:
         """Constant signed bytes with float scales for rows or groups of rows and no zero points?"""

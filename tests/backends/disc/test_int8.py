@@ -38,6 +38,9 @@ class Weight:
             self.bytes = self.bytes.t().contiguous()
         self.bias = torch.randn(n, generator=generator)
 
+    def floats_of_one_scale(self) -> torch.Tensor:
+        return qd.dequantize_per_tensor(self.bytes, 0.011, 0, -127, 127, I8)
+
     def floats(self, zeros: torch.Tensor | None = None) -> torch.Tensor:
         args = (self.bytes, self.scales, zeros, self.axis, -127, 127, I8)
         return qd.dequantize_per_channel(*args)
@@ -217,6 +220,10 @@ def with_a_computed_bias(x: torch.Tensor, w: Weight) -> torch.Tensor:
     return F.linear(per_token(x), w.floats(), x.sum((0, 1))[:1] + w.bias)
 
 
+def with_one_scale(x: torch.Tensor, w: Weight) -> torch.Tensor:
+    return F.linear(per_token(x), w.floats_of_one_scale(), w.bias)
+
+
 def with_zero_points_of_zero(x: torch.Tensor, w: Weight) -> torch.Tensor:
     return F.linear(per_token(x), w.floats(torch.zeros(len(w.scales), dtype=torch.int64)))
 
@@ -228,6 +235,7 @@ def with_zero_points_of_zero(x: torch.Tensor, w: Weight) -> torch.Tensor:
         (through_matmul, True),
         (with_a_computed_bias, False),
         (with_zero_points_of_zero, False),
+        (with_one_scale, False),
     ],
 )
 def test_ways_to_write_a_product(model: Function, transposed: bool) -> None:
