@@ -133,7 +133,11 @@ def spearman(a: torch.Tensor, b: torch.Tensor) -> float:
 
 def layers(optimized: torch.nn.Module) -> list[str]:
     """How many could be quantized, and how many are."""
-    every = [p for c in blade.report(optimized).clusters for p in c.precision]
+    shown = blade.report(optimized)
+    every = [p for c in shown.clusters for p in c.precision]
+    for reason in shown.all_reasons():
+        if reason.backend == "quant":
+            print(f"{reason.subject}: {reason.detail}")
     return [str(len(every)), str(sum(p.precision != "fp32" for p in every))]
 
 

@@ -4,8 +4,9 @@
     sentence = why_not(budget, case, got, want)       # None, or in which way it is too far from the original
 
 At the user's samples the budget holds as it is. At inputs derived from them, whose ranges nobody calibrated,
-the error may be ``budget.ELSEWHERE`` times larger. Where contents are scaled out of all ranges, or are not
-finite, only the form is compared: what int8 makes of an infinity is no defect.
+the error may be ``budget.ELSEWHERE`` times larger. Where floats are drawn anew, scaled out of all ranges or
+not finite, only the form is compared: what a calibrated scale makes of values twice as large as any that it
+was calibrated on, or of an infinity, is no defect.
 """
 
 from collections.abc import Sequence
@@ -20,13 +21,13 @@ from blade.reason import Code
 from blade.report import ORIGINAL
 
 Tensors = Sequence[torch.Tensor]
-# Of the cases with other contents, those that stay within the ranges of the sample.
-_IN_RANGE = ("random contents", "shuffled contents")
 
 
 def is_judged(case: Case) -> bool:
-    """Whether values at ``case`` count."""
-    return case.kind != "contents" or case.name in _IN_RANGE
+    """Whether values at ``case`` count: those of other contents if these are distributed as the sample's."""
+    if case.kind != "contents" or case.name == "shuffled contents":
+        return True
+    return case.name == "random contents" and not any(t.is_floating_point() for t in case.inputs)
 
 
 def why_not(budget: AccuracyBudget, case: Case, got: Tensors, want: Tensors) -> str | None:

@@ -102,6 +102,22 @@ def test_what_is_out_of_all_ranges_may_saturate() -> None:
     assert isinstance(verdict_on(clips, 0.05), Verdict)
 
 
+def test_floats_drawn_anew_may_leave_every_range_but_not_the_same_ones_shuffled() -> None:
+    def wrong_beyond(limit: float) -> Fault:
+        def fault(outputs: list[torch.Tensor], inputs: Tensors, call: int) -> Tensors:
+            known = torch.equal(inputs[0], SAMPLE) or inputs[0].shape != SAMPLE.shape
+            far = float(inputs[0].std()) > limit
+            return outputs if known or not far else [-o for o in outputs]
+
+        return fault
+
+    spread = float(SAMPLE.std())
+    assert isinstance(verdict_on(wrong_beyond(1.1 * spread), 0.05), Verdict)
+    reason = verdict_on(wrong_beyond(0.9 * spread), 0.05)
+    assert isinstance(reason, Reason)
+    assert "at shuffled contents" in reason.detail
+
+
 def test_without_a_budget_the_same_engine_is_wrong() -> None:
     gm = torch.fx.symbolic_trace(Product())
     info = ValueInfo("tensor", torch.float32, torch.device("cpu"), 2)
