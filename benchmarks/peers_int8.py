@@ -72,11 +72,12 @@ def onnxruntime_static(model: Model, samples: Sequence[Tensors], threads: int) -
 
 
 def _prepared(model: Model, folder: Path) -> Path:
+    import onnx
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
-    source = export_onnx(model, folder)
-    made = folder / "prepared.onnx"
-    quant_pre_process(source, made, skip_symbolic_shape=True)
+    whole, made = folder / "whole.onnx", folder / "prepared.onnx"
+    onnx.save(onnx.load(export_onnx(model, folder)), whole)  # weights inside: it copies one file
+    quant_pre_process(whole, made, skip_symbolic_shape=True)
     return made
 
 
