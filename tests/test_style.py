@@ -268,3 +268,9 @@ def test_loggers_are_named_after_their_module() -> None:
         and [ast.unparse(arg) for arg in node.args] not in (["__name__"], ["'blade'"])
     ]
     assert bad == []
+
+
+def test_test_files_have_names_of_their_own() -> None:
+    """pytest imports them by base name alone: of two that share one, the second cannot be collected."""
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert sorted(set(names)) == sorted(names)

@@ -106,7 +106,7 @@ def test_any_size(columns: int, depth: int, zero: int, transposed: bool) -> None
         check_integers(engine, weight, rows, zero)
 
 
-@pytest.mark.parametrize("name", TARGETS.keys() | WITH_VNNI.keys())
+@pytest.mark.parametrize("name", sorted(TARGETS.keys() | WITH_VNNI.keys()))
 def test_every_instruction_and_tile(name: str) -> None:
     if name not in _targets():
         pytest.skip("this CPU has no VNNI")
