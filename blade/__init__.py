@@ -11,6 +11,7 @@ Importing loads the C++ runtime, which files saved by ``torch.jit.save`` need. `
 environment prints one line per decision to stderr.
 """
 
+import importlib
 import logging
 import os
 import sys
@@ -51,17 +52,18 @@ __all__ = [
     "rearm",
     "report",
     "stats",
+    "wait",
 ]
 
 
 def __getattr__(name: str) -> Any:
     """``optimize`` brings the whole compiler: a process that only runs saved files does without."""
-    if name != "optimize":
+    places = {"optimize": "blade.api", "wait": "blade.fallback.background"}
+    if name not in places:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from blade.api import optimize
-
-    globals()["optimize"] = optimize
-    return optimize
+    found = getattr(importlib.import_module(places[name]), name)
+    globals()[name] = found
+    return found
 
 
 def _set_up_logging(level: str) -> None:

@@ -13,6 +13,7 @@ import platform
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -24,6 +25,8 @@ from blade.capture.remembered import remember
 from blade.capture.torchscript import capture
 from blade.config import Config
 from blade.errors import ConfigError
+from blade.fallback.background import begin, start
+from blade.fallback.compose import WHOLE, Composition, Confirmed
 from blade.fallback.decided import Decided, decided_before, keep_decision, key_of
 from blade.fallback.metric import meet
 from blade.fallback.search import Task, search
@@ -33,8 +36,8 @@ from blade.fallback.time_budget import TimeBudget
 from blade.graph.listing import kind_of, list_nodes
 from blade.graph.view import GraphView, view
 from blade.progress import announce
-from blade.reason import Reason
-from blade.report import ATTRIBUTE, ClusterReport, Report, cpu_name
+from blade.reason import Code, Reason, Stage
+from blade.report import ATTRIBUTE, SEARCHING, ClusterReport, Report, cpu_name
 from blade.version import __version__
 
 log = logging.getLogger(__name__)
@@ -53,6 +56,11 @@ def optimize(
 
     Raises ``InputError`` for a model or inputs that cannot be used, ``ConfigError`` for a config that
     contradicts itself or the model, and ``BackendError`` if a backend named in the config cannot serve.
+
+    With ``Config(background=True)`` it returns after capture and clustering: the module runs the original, and
+    each cluster's engine takes over once it is there (``blade.wait``, ``Report.state``). That search is narrower:
+    one way to cut the graph, one engine a cluster, nothing bisected; and what it chose is not remembered as a
+    whole, its engines are. Calls meanwhile run beside the conversions, and disturb the timing.
     """
     config = Config.current() if config is None else config
     if not isinstance(config, Config):
@@ -81,18 +89,19 @@ def _optimize(
             contents = Contents()
             key = key_of(captured, graph, backends, config, contents)
             decided = decided_before(key, captured, graph, config)
+        known = (*known, *captured.reasons, *against, *plan.reasons)
+        task = Task(captured, graph, plan.labels, backends, config, budget, contents)
+        if decided is None and config.background:
+            if not any(reason.code is Code.RANDOM for reason in plan.reasons):
+                return _in_background(task, known, clock)
+            known = (*known, _FOREGROUND)
         if decided is None:
-            task = Task(captured, graph, plan.labels, backends, config, budget, contents)
             decided = search(task, clock.stage)
             keep_decision(key, decided, config)
-        reasons = (*known, *captured.reasons, *against, *plan.reasons, *decided.reasons)
-        report = _report(captured, graph, decided, reasons, clock.seconds)
-        module = decided.confirmed.module
-    if config.dump_dir is not None:
-        _dump(config.dump_dir, captured, graph, module, report)
+    module = decided.confirmed.module
+    report = _report(task, decided, known, clock.seconds)
     module._c._register_attribute(ATTRIBUTE, torch._C.StringType.get(), report.to_json())
-    for one in report.clusters:
-        _log(one)
+    _tell(task, module, report)
     return module
 
 
@@ -108,6 +117,42 @@ class _Clock:
         start = perf_counter()
         yield
         self.seconds[name] = self.seconds.get(name, 0.0) + perf_counter() - start
+
+
+_FOREGROUND = Reason(
+    Stage.SELECT,
+    Code.RANDOM,
+    None,
+    WHOLE,
+    "Config.background=True has no effect on a model that draws from torch's random generators.",
+)
+
+
+def _in_background(task: Task, known: Sequence[Reason], clock: _Clock) -> torch.jit.ScriptModule:
+    """The original in clusters; the report and what is kept follow when the engines are there."""
+    module, waiting, task = begin(task)
+    first = Decided(Confirmed(module, Composition(WHOLE, ())), (), ())
+    report = replace(_report(task, first, known, clock.seconds), state=SEARCHING)
+    module._c._register_attribute(ATTRIBUTE, torch._C.StringType.get(), report.to_json())
+
+    def finish(found: Decided | Reason) -> None:
+        if isinstance(found, Reason):
+            decided = replace(first, reasons=(found,))
+        else:
+            decided = found
+        report = _report(task, decided, known, clock.seconds)
+        module._c.setattr(ATTRIBUTE, report.to_json())
+        _tell(task, module, report)
+
+    start(module, waiting, task, clock.stage, finish)
+    return module
+
+
+def _tell(task: Task, module: torch.jit.ScriptModule, report: Report) -> None:
+    if task.config.dump_dir is not None:
+        _dump(task.config.dump_dir, task.captured, task.graph, module, report)
+    for one in report.clusters:
+        _log(one)
 
 
 @contextmanager
@@ -133,18 +178,15 @@ def _check_weights(captured: Captured, config: Config) -> None:
 
 
 def _report(
-    captured: Captured,
-    graph: GraphView,
-    decided: Decided,
-    reasons: Sequence[Reason],
-    seconds: Mapping[str, float],
+    task: Task, decided: Decided, known: Sequence[Reason], seconds: Mapping[str, float]
 ) -> Report:
+    captured, graph = task.captured, task.graph
     members = {c.built.name: c.built.group.nodes for c in decided.confirmed.composition.choices}
     inside = {node for nodes in members.values() for node in nodes}
     outside = [n for i, n in enumerate(graph.nodes) if i not in inside]
     return Report(
         clusters=decided.clusters,
-        reasons=tuple(reasons),
+        reasons=(*known, *decided.reasons),
         outside=dict(Counter(map(kind_of, outside))),
         versions={
             "blade": __version__,

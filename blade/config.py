@@ -150,6 +150,11 @@ class Config(BaseModel):
         description="How much each sample counts when speeds are compared: one number > 0 per sample, and then "
         "one per shape of dynamic_tuning_shapes (min, opts, max), if given. None: all count alike.",
     )
+    background: bool = Field(
+        default=False,
+        description="Return at once a module that runs the original, and let engines in as soon as they are ready "
+        "(blade.wait). Its clusters are fixed from the start: one way to cut the graph, one engine per cluster.",
+    )
     strict: bool = Field(
         default=False,
         description="Raise the error that would otherwise have become a fallback and a Reason.",

@@ -69,6 +69,7 @@ class Code(str, Enum):
     ENGINE_RAISED = "engine_raised"
     CIRCUIT_OPEN = "circuit_open"
     DISABLED = "disabled"
+    PENDING = "pending"
 
 
 @dataclass(frozen=True)

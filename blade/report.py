@@ -33,6 +33,7 @@ ENGINES = (
     "engine_1",
     "engine_2",
 )  # attributes of a cluster: one per engine, in this order
+READY, SEARCHING = "ready", "searching"
 ORIGINAL = "torchscript"  # the name of the base case wherever a backend's name is expected
 
 Shape = tuple[int, ...]
@@ -126,7 +127,8 @@ class Report:
     """``reasons`` are those that concern no cluster; ``seconds`` are per stage of ``optimize``.
 
     ``nodes`` are the ops of the whole model, in program order; ``inputs`` is what each sample looked like;
-    ``compositions`` are all ways to put the module together that were measured as a whole.
+    ``compositions`` are all ways to put the module together that were measured as a whole. ``state`` is
+    ``SEARCHING`` while engines are made in the background.
     """
 
     clusters: tuple[ClusterReport, ...] = ()
@@ -138,6 +140,7 @@ class Report:
     nodes: tuple[NodeReport, ...] = ()
     inputs: tuple[tuple[InputReport, ...], ...] = ()
     compositions: tuple[Composed, ...] = ()
+    state: str = READY
 
     @property
     def timings(self) -> tuple[Timing, ...]:

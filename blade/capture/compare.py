@@ -49,18 +49,24 @@ def find_differences(
     module: torch.jit.ScriptModule,
     references: Sequence[Reference],
     budget: AccuracyBudget | None = None,
+    seed: bool = True,
 ) -> list[tuple[Reference, str]]:
     """Every reference that ``module`` does not meet, with a sentence saying how.
 
-    ``budget``: parts of ``module`` are lossy, and this is what its outputs may lose.
+    ``budget``: parts of ``module`` are lossy, and this is what its outputs may lose. ``seed``: from the
+    references' random seed, which nobody else may use meanwhile; a module that draws no numbers needs none.
     """
     state = State(module)
-    every = ((one, _why_different(module, state, one, budget)) for one in references)
+    every = ((one, _why_different(module, state, one, budget, seed)) for one in references)
     return [(one, why) for one, why in every if why is not None]
 
 
 def _why_different(
-    module: torch.jit.ScriptModule, state: State, one: Reference, budget: AccuracyBudget | None
+    module: torch.jit.ScriptModule,
+    state: State,
+    one: Reference,
+    budget: AccuracyBudget | None,
+    seed: bool,
 ) -> str | None:
     def answers() -> list[Answer]:
         # Without the profiling executor, which would specialize anew at every size.
@@ -68,7 +74,11 @@ def _why_different(
             return [answer_of(lambda sample: module(*sample), one.sample) for _ in one.answers]
 
     result = attempt(
-        Stage.CAPTURE, None, one.what, lambda: seeded(answers), code=Code.TRACE_SPECIALIZED
+        Stage.CAPTURE,
+        None,
+        one.what,
+        lambda: seeded(answers) if seed else answers(),
+        code=Code.TRACE_SPECIALIZED,
     )
     state.restore()
     if isinstance(result, Reason):

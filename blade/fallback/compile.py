@@ -86,6 +86,7 @@ class _Job:
     budget: TimeBudget
     samples: Samples
     contents: Contents
+    fixed: bool
 
     def is_fixed(self, name: str, axis: int) -> bool:
         """Whether the user declared one size for this axis of the graph's input ``name``."""
@@ -101,10 +102,15 @@ def compile_clusters(
     config: Config,
     budget: TimeBudget = UNLIMITED,
     contents: Contents | None = None,
+    samples: Samples | None = None,
+    fixed: bool = False,
 ) -> tuple[list[Partition], list[Reason]]:
-    """The partitions, the mixture first, and the reasons of nodes that were found to fail."""
-    samples = Samples(captured, view)
-    job = _Job(captured, view, backends, config, budget, samples, contents or Contents())
+    """The partitions, the mixture first, and the reasons of nodes that were found to fail.
+
+    ``fixed``: the mixture alone, as it is: nothing is bisected.
+    """
+    samples = samples or Samples(captured, view)
+    job = _Job(captured, view, backends, config, budget, samples, contents or Contents(), fixed)
     left = list(labels)
     known: dict[tuple[object, ...], Built] = {}
     culprits: list[Reason] = []
@@ -113,6 +119,7 @@ def compile_clusters(
         partitions = _build_partitions(job, left, known)
         every = list({one.name: one for p in partitions for one in p.built}.values())
         failed = [(one, why) for one in every if (why := _why_bisect(job, one)) is not None]
+        failed = [] if fixed else failed
         if not failed or spent > BISECT_S or len(culprits) >= MAX_CULPRITS or not budget.left():
             break
         start = monotonic()
@@ -132,7 +139,7 @@ def _build_partitions(
 ) -> list[Partition]:
     """Different ones only; unmeasured, nothing could choose between them: the mixture alone."""
     ways: dict[tuple[tuple[int, ...], ...], tuple[str, Clustering]] = {}
-    for name, own in _ways(labels, job.backends if job.config.timing else ()):
+    for name, own in _ways(labels, job.backends if job.config.timing and not job.fixed else ()):
         clustering = group(job.view, own, min_size=job.config.min_cluster_size)
         ways.setdefault(tuple(g.nodes for g in clustering.groups), (name, clustering))
     wanted = {g.nodes: labels for _, c in ways.values() for g in c.groups}

@@ -129,12 +129,13 @@ def confirm(
     backends: Sequence[str],
     config: Config,
     budget: TimeBudget = UNLIMITED,
+    seed: bool = True,
 ) -> Confirmed:
     """The fastest composition as a module that was seen to answer as the user's model does.
 
     The original if none of ``compositions`` is right and no slower. Of those as fast as the fastest
-    the one of fewest engines, then of the earliest ``backends``. Out of time, only the first is
-    measured.
+    the one of fewest engines, then of the earliest ``backends``. Out of time, only the first is measured.
+    ``seed`` as in ``find_differences``.
     """
     first = compositions[0]
     ranks = {name: i for i, name in enumerate(backends)}
@@ -143,6 +144,8 @@ def confirm(
     timings: list[tuple[Timing, ...]] = [()] * len(compositions)
     reasons: list[Reason] = []
     if config.timing:
+        if budget.is_cancelled:
+            return Confirmed(captured.module, first.without_engines())
         compositions = compositions if budget.left() else compositions[:1]
         found = _time(captured, compositions, config)
         if isinstance(found, Reason):
@@ -150,7 +153,7 @@ def confirm(
         timings = found
     order = _rank(compositions, timings, ranks, config.sample_weights)
     for i in order:
-        module = put_together(captured, compositions[i], config)
+        module = put_together(captured, compositions[i], config, seed)
         if isinstance(module, Reason):
             log.warning("the optimized module is not used: %s", module.detail)
             reasons.append(module)
@@ -257,7 +260,7 @@ def _why_not(timings: Sequence[Timing], weights: Weights) -> str | None:
 
 
 def put_together(
-    captured: Captured, composition: Composition, config: Config
+    captured: Captured, composition: Composition, config: Config, seed: bool = True
 ) -> torch.jit.ScriptModule | Reason:
     """Put together for good, if it answers as the user's model does."""
 
@@ -266,7 +269,7 @@ def put_together(
         # The clusters were verified far more tightly; this is about how they were put together.
         lossy = any(map(is_lossy, composition.engines.values()))
         budget = config.accuracy_budget if lossy else None
-        for one, why in find_differences(module, captured.references, budget):
+        for one, why in find_differences(module, captured.references, budget, seed):
             sentence = f"put together, at {one.what} the module differs from the original: {why}"
             raise Refused(Code.ACCURACY, sentence) if lossy else BackendError(sentence)
         for choice in composition.choices:

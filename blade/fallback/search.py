@@ -8,7 +8,7 @@ decided.confirmed.module, decided.clusters
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 import torch
@@ -24,6 +24,7 @@ from blade.fallback.select import Decision, select, weights_of
 from blade.fallback.stored import Contents, keep
 from blade.fallback.time_budget import TimeBudget
 from blade.graph.listing import kind_of
+from blade.graph.samples import Samples
 from blade.graph.view import GraphView
 from blade.precision import precision_of
 from blade.progress import announce
@@ -31,7 +32,7 @@ from blade.reason import Reason
 from blade.report import ORIGINAL, ClusterReport, LayerPrecision, Tried
 from blade.runtime.engine import Engine
 
-Stage = Callable[[str], AbstractContextManager[None]]
+Stages = Callable[[str], AbstractContextManager[None]]
 
 
 @dataclass(frozen=True)
@@ -45,22 +46,34 @@ class Task:
     config: Config
     budget: TimeBudget
     contents: Contents = field(default_factory=Contents)
+    samples: Samples | None = None
+    fixed: bool = False  # the clusters of the mixture, one engine each
 
 
-def search(task: Task, stage: Stage) -> Decided:
+def search(task: Task, stage: Stages) -> Decided:
     """The best that was found, and the reports on its clusters; ``stage`` measures "convert", "select"
     and "splice"."""
     captured, config, budget = task.captured, task.config, task.budget
     with stage("convert"):
         partitions, failed = compile_clusters(
-            captured, task.graph, task.labels, task.backends, config, budget, task.contents
+            captured,
+            task.graph,
+            task.labels,
+            task.backends,
+            config,
+            budget,
+            task.contents,
+            task.samples,
+            task.fixed,
         )
     with stage("select"):
         decisions = _decide(task, partitions)
+        if task.fixed:
+            decisions = {name: replace(one, table=None) for name, one in decisions.items()}
     with stage("splice"):
         names = [b.name for b in task.backends]
         compositions = propose(partitions, decisions, names)
-        made = confirm(captured, compositions, names, config, budget)
+        made = confirm(captured, compositions, names, config, budget, not task.fixed)
     return Decided(
         confirmed=made,
         clusters=tuple(

@@ -56,7 +56,8 @@ def select(
     reasons: list[Reason] = []
     winners: list[Candidate] = []
     for i, candidate in enumerate(candidates):
-        timed = _timed(name, candidate, original, samples, config, budget if i else UNLIMITED)
+        own = budget if i or budget.is_cancelled else UNLIMITED
+        timed = _timed(name, candidate, original, samples, config, own)
         if isinstance(timed, Reason):
             tried.append(candidate)
             reasons.append(timed)

@@ -37,6 +37,9 @@ class Engine(Protocol):
     def set_enabled(self, enabled: bool) -> None:
         """A disabled engine refuses every call."""
 
+    def adopt(self, successor: "Engine") -> bool:
+        """From now on ``successor`` serves in place of a pending engine; ``False`` if one does already."""
+
     def rearm(self) -> None:
         """Closes the circuit breaker again and lets a runner that failed to load try once more."""
 
@@ -79,6 +82,14 @@ def make_engine(
         name, backend, program, payload, list(constants), dict(limits or {})
     )
     return cast(torch.ScriptObject, engine)
+
+
+def make_pending(name: str) -> torch.ScriptObject:
+    """An engine that is still to come: it refuses every call until it adopts the one that was made.
+
+    Saved before that, it is one that never comes; saved after, it is the one it adopted.
+    """
+    return make_engine(name, "pending", "", b"")
 
 
 def register_runner(backend: str, load: LoadRunner) -> None:

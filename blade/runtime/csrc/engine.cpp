@@ -10,6 +10,7 @@ namespace {
 
 constexpr int64_t kStateVersion = 1;
 constexpr const char* kChecksum = "checksum";
+constexpr const char* kPendingBackend = "pending";
 
 // FNV-1a over 8-byte words, the rest byte by byte, lengths included.
 class Checksum {
@@ -76,6 +77,10 @@ void Engine::set_unavailable(Code code, std::string why) {
 void Engine::load() {
   try {
     max_failures_ = limit("max_failures", max_failures_);
+    if (backend_ == kPendingBackend) {
+      set_unavailable(Code::kPending, "The engine is still being made.");
+      return;
+    }
     auto program = parse_program(program_, constants_.size());
     if (backend_ == "disc") {
       ExecutorLimits limits;
@@ -99,7 +104,22 @@ void Engine::warn_if_unavailable() const {
   if (!why.empty()) TORCH_WARN("blade: engine '", name_, "' is not used; the original runs instead. ", why);
 }
 
+bool Engine::adopt(const c10::intrusive_ptr<Engine>& successor) {
+  const std::lock_guard<std::mutex> lock(adopt_mutex_);
+  if (backend_ != kPendingBackend || adopted_ || successor.get() == this) return false;
+  if (!enabled_) successor->set_enabled(false);
+  adopted_ = successor;
+  successor_.store(adopted_.get(), std::memory_order_release);
+  return true;
+}
+
+void Engine::set_enabled(bool enabled) {
+  enabled_ = enabled;
+  if (Engine* next = successor()) next->set_enabled(enabled);
+}
+
 Engine::State Engine::to_state() const {
+  if (const Engine* next = successor()) return next->to_state();
   if (state_) return *state_;
   auto numbers = limits_.copy();
   numbers.insert(kChecksum, checksum_of(program_, object_));
@@ -135,6 +155,9 @@ c10::intrusive_ptr<Engine> Engine::from_state(State state) {
       engine->state_ = std::move(state);
     } else {
       engine->load();
+      if (engine->backend_ == kPendingBackend) {
+        engine->why_unavailable_ = "It was saved before its engine was ready.";
+      }
     }
   }
   engine->warn_if_unavailable();
@@ -142,11 +165,13 @@ c10::intrusive_ptr<Engine> Engine::from_state(State state) {
 }
 
 void Engine::rearm() {
+  if (Engine* next = successor()) next->rearm();
   consecutive_failures_ = 0;
   if (runner_) runner_->forget();
 }
 
 void Engine::renew() {
+  if (Engine* next = successor()) next->renew();
   rearm();
   enabled_ = true;
   calls_ = 0;
@@ -158,11 +183,13 @@ void Engine::renew() {
 }
 
 std::string Engine::last_error() const {
+  if (const Engine* next = successor()) return next->last_error();
   const std::lock_guard<std::mutex> lock(error_mutex_);
   return last_error_;
 }
 
 std::string Engine::why_unavailable() const {
+  if (const Engine* next = successor()) return next->why_unavailable();
   if (unavailable_) return why_unavailable_;
   return runner_ ? runner_->why_unavailable() : "";
 }
@@ -212,6 +239,7 @@ std::optional<Code> Engine::try_run(const std::vector<at::Tensor>& inputs, std::
 }
 
 std::optional<std::vector<at::Tensor>> Engine::try_execute(const std::vector<at::Tensor>& inputs) {
+  if (Engine* next = successor()) return next->try_execute(inputs);
   calls_.fetch_add(1, std::memory_order_relaxed);
   std::vector<at::Tensor> outputs;
   if (const auto code = try_run(inputs, outputs)) {
@@ -224,6 +252,7 @@ std::optional<std::vector<at::Tensor>> Engine::try_execute(const std::vector<at:
 
 std::tuple<std::vector<std::string>, std::vector<double>> Engine::profile(
     const std::vector<at::Tensor>& inputs, int64_t repeats) {
+  if (Engine* next = successor()) return next->profile(inputs, repeats);
   TORCH_CHECK(executor_ != nullptr, "blade: only an available DISC engine can be profiled: ", why_unavailable());
   const auto refused = check_inputs(executor_->program(), inputs);
   TORCH_CHECK(!refused, "blade: the engine does not take these inputs: ", kCodeNames[static_cast<size_t>(*refused)]);
@@ -241,6 +270,12 @@ c10::Dict<std::string, int64_t> Engine::stats() const {
   stats.insert("fallbacks", fallbacks);
   for (size_t i = 0; i < reasons_.size(); ++i) {
     if (const int64_t n = reasons_[i].load(std::memory_order_relaxed)) stats.insert(kCodeNames[i], n);
+  }
+  if (const Engine* next = successor()) {
+    for (const auto& entry : next->stats()) {
+      const auto found = stats.find(entry.key());
+      stats.insert_or_assign(entry.key(), entry.value() + (found == stats.end() ? 0 : found->value()));
+    }
   }
   return stats;
 }

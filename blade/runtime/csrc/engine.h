@@ -42,19 +42,26 @@ class Engine : public torch::CustomClassHolder {
   std::tuple<std::vector<std::string>, std::vector<double>> profile(
       const std::vector<at::Tensor>& inputs, int64_t repeats);
 
+  // An engine of the backend "pending" is still being made: it refuses every call until it adopts the one that
+  // was made, which then serves in its place, from any thread. Once: false if there is one, or nothing is pending.
+  bool adopt(const c10::intrusive_ptr<Engine>& successor);
+
+  // Counts of a pending engine include those of its successor.
   c10::Dict<std::string, int64_t> stats() const;
-  void set_enabled(bool enabled) { enabled_ = enabled; }
+  void set_enabled(bool enabled);
   void rearm();
   // As if nothing was run yet: counts, failures and buffers go, what was loaded and packed stays.
   void renew();
   std::string last_error() const;
   std::string why_unavailable() const;
   const std::string& name() const { return name_; }
-  const std::string& backend() const { return backend_; }
-  const std::string& program() const { return program_; }
+  const std::string& backend() const { return serving()->backend_; }
+  const std::string& program() const { return serving()->program_; }
 
  private:
   Engine() = default;
+  Engine* successor() const { return successor_.load(std::memory_order_acquire); }
+  const Engine* serving() const { return successor() != nullptr ? successor() : this; }
   void load();
   void warn_if_unavailable() const;
   void set_unavailable(Code code, std::string why);
@@ -75,6 +82,10 @@ class Engine : public torch::CustomClassHolder {
   std::optional<State> state_;  // as it was read, if this version cannot use it: saved again unchanged
   std::unique_ptr<Executor> executor_;  // disc
   std::unique_ptr<Runner> runner_;      // every other backend
+
+  std::mutex adopt_mutex_;
+  c10::intrusive_ptr<Engine> adopted_;       // keeps the successor alive
+  std::atomic<Engine*> successor_{nullptr};  // set once
 
   std::atomic<bool> enabled_{true};
   std::atomic<int64_t> consecutive_failures_{0};

@@ -22,12 +22,13 @@ enum class Code : size_t {
   kVersionMismatch,
   kCorruptPayload,
   kBackendUnavailable,
+  kPending,
 };
 
-constexpr std::array<const char*, 12> kCodeNames = {
+constexpr std::array<const char*, 13> kCodeNames = {
     "guard_dtype",  "guard_device", "guard_rank",       "guard_shape",     "guard_grad",
     "engine_raised", "circuit_open", "disabled",        "cpu_mismatch",    "version_mismatch",
-    "corrupt_payload", "backend_unavailable"};
+    "corrupt_payload", "backend_unavailable", "pending"};
 
 // The engine cannot serve any call of this process; the text is a full sentence.
 class Unavailable : public std::runtime_error {

@@ -27,6 +27,7 @@ TORCH_LIBRARY(blade, m) {
       .def("profile", &Engine::profile)
       .def("stats", &Engine::stats)
       .def("set_enabled", &Engine::set_enabled)
+      .def("adopt", &Engine::adopt)
       .def("rearm", &Engine::rearm)
       .def("renew", &Engine::renew)
       .def("last_error", &Engine::last_error)
