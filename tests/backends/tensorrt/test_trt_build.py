@@ -122,7 +122,7 @@ def test_models_of_other_kinds(
 
 
 @pytest.mark.needs("minilm")
-def test_the_real_minilm_in_float32_and_float16(
+def test_the_real_minilm(
     minilm: torch.nn.Module, minilm_inputs: Callable[..., dict[str, torch.Tensor]]
 ) -> None:
     config = Config(
@@ -133,8 +133,6 @@ def test_the_real_minilm_in_float32_and_float16(
     weights = sum(p.numel() * 4 for n, p in minilm.named_parameters() if "pooler" not in n)
     assert len(built.plan) > 0.9 * weights
     assert {p.max for p in built.head.profiles} == {tuple((8, 64) for _ in built.head.inputs)}
-    half = build_engine(cluster, config.evolve(enable_fp16=True))
-    assert len(half.plan) < 0.8 * len(built.plan)
 
 
 def test_a_type_that_tensorrt_has_not_is_refused() -> None:
