@@ -22,11 +22,15 @@ from blade.exchange.rewrites import REWRITES, make_negative_indices_invalid
 OPSET = 20  # has GELU as an op; attention, of 23, few libraries read
 
 
-def reduce(graph: Graph) -> None:
-    """Decompose, in place, what is not translated, or not well."""
+def reduce(graph: Graph, checks_indices: bool = True) -> None:
+    """Decompose, in place, what is not translated, or not well.
+
+    ``checks_indices``: the model is for a library that raises for an index out of range.
+    """
     known = {name for name in _registry().functions if isinstance(name, str)}
     decompose(graph, lambda target: target.name() in known, _table(), REWRITES)
-    make_negative_indices_invalid(graph)
+    if checks_indices:
+        make_negative_indices_invalid(graph)
 
 
 def translate(program: ExportedProgram) -> Any:

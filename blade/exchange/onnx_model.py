@@ -14,6 +14,7 @@ and the next process, share one.
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib.metadata import version
 from operator import attrgetter
 from typing import Any
@@ -49,16 +50,19 @@ class OnnxModel:
     program: str
 
 
-def to_onnx(cluster: Cluster, config: Config) -> OnnxModel:
+def to_onnx(cluster: Cluster, config: Config, *, checks_indices: bool = True) -> OnnxModel:
     """``cluster`` in ONNX, from the cache if it was exported before.
+
+    ``checks_indices``: for a library that raises for an index out of range, as torch does on a CPU; then negative
+    ones, which ONNX allows, are made such.
 
     Raises ``Refused`` for what has no form in ONNX or in a program, and what the exporter raises.
     """
     cache = open_cache(config.cache)
-    key = _key(cluster) if cache is not None else ""
+    key = digest([_key(cluster), str(checks_indices)]) if cache is not None else ""
     if cache is not None and (data := cache.get(KIND, key)) is not None:
         return _from_bytes(data)
-    model = _export(cluster)
+    model = _export(cluster, checks_indices)
     if cache is not None:
         cache.put(KIND, key, _to_bytes(model))
     return model
@@ -129,10 +133,10 @@ def _declare(tensor: Any, value: Any) -> None:
     tensor.dims.extend(dim.dim_value for dim in kind.shape.dim)
 
 
-def _export(cluster: Cluster) -> OnnxModel:
+def _export(cluster: Cluster, checks_indices: bool) -> OnnxModel:
     import onnx_ir
 
-    graph = _translate(cluster)
+    graph = _translate(cluster, checks_indices)
     weights = _free_weights(graph, cluster)
     _simplify(graph)
     _drop_notes(graph)
@@ -149,9 +153,10 @@ def _export(cluster: Cluster) -> OnnxModel:
     )
 
 
-def _translate(cluster: Cluster) -> Any:
+def _translate(cluster: Cluster, checks_indices: bool) -> Any:
     """The exporter's model, not yet simplified."""
-    model = translate(to_exported(cluster, row_major=True, reduce=reduce))
+    reduced = partial(reduce, checks_indices=checks_indices)
+    model = translate(to_exported(cluster, row_major=True, reduce=reduced))
     for k, value in enumerate(model.graph.outputs):
         value.name = f"y{k}"
     return model
