@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.ao.quantization.fx._decomposed  # registers quantized_decomposed
 from trt_clusters import Mlp, Plain, cluster_of
 
 from blade.backends.tensorrt import build, library
@@ -98,6 +99,32 @@ def test_half_precision_is_in_the_graph() -> None:
     assert half.program == full.program
 
 
+CONVS = torch.nn.Sequential(
+    torch.nn.Conv2d(3, 16, 3, padding=1),
+    torch.nn.BatchNorm2d(16),
+    torch.nn.ReLU(),
+    torch.nn.MaxPool2d(2),
+    torch.nn.Conv2d(16, 8, 3, stride=2),
+    torch.nn.AdaptiveAvgPool2d(1),
+    torch.nn.Flatten(),
+)
+
+
+class Quantized(torch.nn.Module):
+    """A linear layer with explicit quantization of its input and of its weight, as PT2E writes it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(512, 512))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        ops = torch.ops.quantized_decomposed
+        form = 0, -128, 127, torch.int8
+        x = ops.dequantize_per_tensor(ops.quantize_per_tensor(x, 0.05, *form), 0.05, *form)
+        w = ops.quantize_per_tensor(self.weight, 0.03, *form)
+        return torch.nn.functional.linear(x, ops.dequantize_per_tensor(w, 0.03, *form)).relu()
+
+
 def windows(x: torch.Tensor) -> torch.Tensor:
     """Exists for multiples of 7 only."""
     return x.reshape(x.shape[0] // 7, 7, 8).softmax(1).transpose(0, 1) + 1
@@ -106,10 +133,12 @@ def windows(x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("model", "sample", "low", "high"),
     [
+        (CONVS, torch.randn(2, 3, 32, 32), None, None),
+        (Quantized(), torch.randn(4, 512), None, None),
         (Plain(windows), torch.randn(21, 8), 7, 42),
         (torch.nn.GRU(8, 16, batch_first=True), torch.randn(2, 5, 8), None, None),
     ],
-    ids=["windows", "recurrent"],
+    ids=["convolutions", "int8", "windows", "recurrent"],
 )
 def test_models_of_other_kinds(
     model: torch.nn.Module, sample: torch.Tensor, low: int | None, high: int | None
