@@ -92,7 +92,7 @@ def test_an_export_is_found_again_whatever_the_large_weights_are(
     other.linear.bias = Net(seed=0).linear.bias  # small ones are in the model
     again = cluster_of(other, net_inputs(3, 5), net_inputs(2, 7))
     with monkeypatch.context() as patch:
-        patch.setattr(onnx_model, "_translate", lambda cluster: pytest.fail("exported again"))
+        patch.setattr(onnx_model, "_translate", lambda *given: pytest.fail("exported again"))
         assert to_onnx(again, blade.Config()) == first
     other.linear.bias = Net(seed=1).linear.bias
     third = cluster_of(other, net_inputs(3, 5), net_inputs(2, 7))
@@ -104,8 +104,8 @@ def test_guards_of_the_exporter_reach_the_program(
 ) -> None:
     translate = onnx_model._translate
 
-    def asks(cluster: Cluster) -> Any:
-        model = translate(cluster)
+    def asks(cluster: Cluster, checks_indices: bool) -> Any:
+        model = translate(cluster, checks_indices)
         [ids, *_] = [n for n in cluster.gm.graph.nodes if n.op == "placeholder"]
         assert ids.meta["val"].shape[1] < 512
         return model
