@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""AOTInductor and TVM on a bad day: no compiler, no library, or code that cannot be loaded.
+
+Nothing is compiled here: stand-ins for the compilers give out code that is damaged.
+"""
+
+import io
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fake_backends import Fake, produces, registered
+from torch import nn
+
+import blade
+from blade.backends import registry
+from blade.backends.archive import Archive
+from blade.backends.base import Cluster, OpNode
+from blade.backends.inductor import run as inductor_run
+from blade.backends.inductor.backend import InductorBackend
+from blade.backends.inductor.package import Package
+from blade.backends.tvm import run as tvm_run
+from blade.backends.tvm.backend import TvmBackend
+from blade.config import Config
+from blade.errors import BackendError
+from blade.exchange.guards import guard_program
+from blade.reason import Code
+from blade.runtime.engine import make_engine, register_runner
+
+pytestmark = pytest.mark.needs("runtime")
+LIBRARY = "model.so"
+LOADERS = {"inductor": inductor_run.load, "tvm": tvm_run.load}
+NATIVE = ["inductor", pytest.param("tvm", marks=pytest.mark.needs("tvm"))]
+X = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Linear(6, 6).eval()
+
+
+def payload(backend: str, library: bytes) -> bytes:
+    """What ``backend`` makes of a ``library`` that needs no weights."""
+    if backend == "inductor":
+        return Package((None, None, None), {}, (), {}, {LIBRARY: library}).to_bytes()
+    facts = {"weights": 0, "orders": [None]}
+    return Archive(tvm_run.stamp(), facts, {LIBRARY: library}).to_bytes()
+
+
+def cut_off() -> bytes:
+    """A library of which the disk took only half: the system's loader dies of it."""
+    [whole] = Path(blade.__file__).parent.glob("_runtime*.so")
+    return whole.read_bytes()[: whole.stat().st_size // 2]
+
+
+@pytest.fixture
+def no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """An empty PATH, and no compiler that CXX names by its place."""
+    from torch._inductor import config
+
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with config.patch({"cpp.cxx": (None, "g++")}):
+        yield
+
+
+@pytest.mark.usefixtures("no_compiler")
+@pytest.mark.parametrize("name", NATIVE)
+def test_without_a_compiler_it_says_how_to_get_one(name: str) -> None:
+    why = registry.available(name)
+    assert why is not None
+    assert "compile" in why
+    assert "`apt-get install g++`" in why
+    with pytest.raises(BackendError, match=r"apt-get install g\+\+"):
+        blade.optimize(model(), X, Config(optimization_pipeline=name))
+
+
+@pytest.mark.parametrize("package", ["tvm", "tvm_ffi"])
+def test_without_tvm_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
+    for name in ("tvm", "tvm_ffi"):
+        found = None if name == package else sys  # None: Python says it is not installed
+        monkeypatch.setitem(sys.modules, name, found)
+    why = registry.available("tvm")
+    assert why == f"TVM is not installed (there is no {package}): `pip install apache-tvm`."
+
+
+@produces(Code.BACKEND_UNAVAILABLE)
+@pytest.mark.usefixtures("no_compiler")
+def test_auto_does_without_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BLADE_BACKENDS", "inductor,tvm")
+    monkeypatch.setitem(sys.modules, "tvm", None)
+    optimized = blade.optimize(model(), X, Config(timing=False, min_cluster_size=1))
+    torch.testing.assert_close(optimized(X), model()(X))
+    found = {r.backend: r for r in blade.report(optimized).all_reasons()}
+    assert found["inductor"].code is found["tvm"].code is Code.BACKEND_UNAVAILABLE
+    assert "CXX" in found["inductor"].detail
+    assert "pip install apache-tvm" in found["tvm"].detail
+
+
+@pytest.fixture
+def broken_tvm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """An installation that is found, but has no libraries and cannot be imported."""
+    (tmp_path / "tvm").mkdir()
+    text = "raise OSError('libLLVM.so.17: cannot open shared object file')\n"
+    (tmp_path / "tvm" / "__init__.py").write_text(text)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "tvm"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.syspath_prepend(tmp_path)
+    tvm_run._load_runtime.cache_clear()
+    yield
+    tvm_run._load_runtime.cache_clear()
+
+
+class TvmHere(TvmBackend):
+    """Converts in this process, where the test has broken the installation."""
+
+    in_process = True
+
+
+@produces(Code.CONVERSION_FAILED)
+@pytest.mark.needs("tvm", "g++")
+@pytest.mark.usefixtures("broken_tvm")
+def test_a_tvm_that_cannot_be_imported_costs_a_reason() -> None:
+    with registered(TvmHere()):
+        config = Config(optimization_pipeline="tvm", timing=False, min_cluster_size=1)
+        optimized = blade.optimize(model(), X, config)
+    torch.testing.assert_close(optimized(X), model()(X))
+    [reason] = [r for r in blade.report(optimized).all_reasons() if r.backend == "tvm"]
+    assert reason.code is Code.CONVERSION_FAILED
+    assert "libLLVM.so.17: cannot open shared object file" in reason.detail
+
+
+@pytest.mark.needs("tvm")
+@pytest.mark.usefixtures("broken_tvm")
+def test_a_tvm_without_its_runtime_is_told_at_load() -> None:
+    data = torch.frombuffer(bytearray(payload("tvm", b"code")), dtype=torch.uint8)
+    with pytest.raises(BackendError, match=r"TVM's runtime cannot be loaded: .*libtvm_runtime\.so"):
+        tvm_run.load("cluster_0", data, [], "")
+
+
+class _Damaged:
+    """Its compiler wrote half a library."""
+
+    name: str
+
+    def why_unavailable(self) -> str | None:
+        return None
+
+    def why_not(self, node: OpNode, config: Config) -> None:
+        return None
+
+    def convert(self, cluster: Cluster, config: Config) -> torch.ScriptObject:
+        program = guard_program(cluster)
+        return make_engine(cluster.name, self.name, program, payload(self.name, cut_off()))
+
+
+class DamagedInductor(_Damaged, InductorBackend): ...
+
+
+class DamagedTvm(_Damaged, TvmBackend): ...
+
+
+@produces(Code.CONVERSION_CRASHED)
+@pytest.mark.parametrize("name", NATIVE)
+def test_a_library_that_kills_whoever_loads_it_costs_a_reason(name: str) -> None:
+    damaged: Any = {"inductor": DamagedInductor, "tvm": DamagedTvm}[name]()
+    registry.register(damaged)
+    try:
+        config = Config(optimization_pipeline=name, timing=False, min_cluster_size=1)
+        optimized = blade.optimize(model(), X, config)
+    finally:
+        registry.unregister(name)
+    torch.testing.assert_close(optimized(X), model()(X))
+    [reason] = [r for r in blade.report(optimized).all_reasons() if r.backend == name]
+    assert reason.code is Code.CONVERSION_CRASHED
+    assert "SIGBUS" in reason.detail
+    assert blade.stats(optimized) == {}
+
+
+OLD = Archive({"torch": "1.0", "apache-tvm": "0.1", "apache-tvm-ffi": "0.1"}).to_bytes()
+
+
+@produces(Code.BACKEND_UNAVAILABLE)
+@pytest.mark.parametrize("name", NATIVE)
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (b"no archive", "compiled is damaged"),
+        (OLD, "optimize the model again"),
+        (None, "library cannot be loaded"),
+    ],
+    ids=["damaged", "other version", "no code"],
+)
+def test_a_file_that_cannot_be_loaded_runs_the_original(
+    name: str, data: bytes | None, why: str
+) -> None:
+    with registered(Fake(name)):
+        config = Config(optimization_pipeline=name, timing=False, min_cluster_size=1)
+        optimized = blade.optimize(model(), X, config)
+    engine = optimized.cluster_0.engine
+    register_runner(name, LOADERS[name])  # again: the stand-in's was in its place
+    data = payload(name, b"no code") if data is None else data
+    made: Any = make_engine("cluster_0", name, engine.program(), data)
+    engine._get_method("__setstate__")(made._get_method("__getstate__")())
+    saved = io.BytesIO()
+    torch.jit.save(optimized, saved)
+    loaded = torch.jit.load(io.BytesIO(saved.getvalue()))
+    with torch.no_grad():
+        for _ in range(2):
+            torch.testing.assert_close(loaded(X), model()(X))
+    [counted] = blade.stats(loaded).values()
+    assert counted[Code.BACKEND_UNAVAILABLE.value] == 2
+    assert counted["engine_runs"] == 0
+    assert why in loaded.cluster_0.engine.why_unavailable()
