@@ -272,8 +272,9 @@ def test_different_winners_at_different_sizes_share_a_cluster(
 
 @pytest.mark.parametrize(("weights", "serves"), [([9, 1], "few"), ([1, 9], "many"), (None, "few")])
 def test_weights_say_which_sample_counts(
-    race: Callable[..., Race], weights: Any, serves: str
+    race: Callable[..., Race], monkeypatch: pytest.MonkeyPatch, weights: Any, serves: str
 ) -> None:
+    monkeypatch.setattr(select, "find_table", lambda *inputs: None)  # one for all sizes
     race({}).at = lambda backend, rows: {("few", 2): 4.0, ("many", 64): 3.0}.get(
         (backend, rows), 1.0
     )
