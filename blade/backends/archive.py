@@ -29,10 +29,10 @@ class Archive:
     def to_bytes(self) -> bytes:
         head = {"stamp": dict(self.stamp), "facts": dict(self.facts)}
         made = io.BytesIO()
-        with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as zipped:
-            zipped.writestr(_HEAD, json.dumps(head))
-            for name, data in self.files.items():
-                zipped.writestr(name, data)
+        with zipfile.ZipFile(made, "w") as zipped:
+            for name, data in {_HEAD: json.dumps(head).encode(), **self.files}.items():
+                # without the time of day: equal contents are equal bytes
+                zipped.writestr(zipfile.ZipInfo(name), data, zipfile.ZIP_DEFLATED)
         return made.getvalue()
 
 

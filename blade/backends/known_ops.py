@@ -7,8 +7,8 @@
 Asking may mean to import a compiler, which takes seconds, so the answer is kept on disk.
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -21,16 +21,30 @@ from blade.reason import Code, Reason, Stage
 _KIND = "ops"
 
 
-@dataclass(frozen=True)
+_LOOKUPS = (
+    "embedding embedding_bag gather index index_add index_copy index_fill index_put index_reduce index_select "
+    "nll_loss nll_loss_nd nll_loss2d cross_entropy_loss one_hot put scatter scatter_add scatter_reduce take "
+    "take_along_dim _unsafe_index _unsafe_index_put _unsafe_masked_index"
+)
+
+
+def lookups(why: str) -> dict[str, str]:
+    """Every op that reads or writes where a tensor of indices says; for ``KnownOps.refused``."""
+    return {f"aten.{name}": why for name in _LOOKUPS.split()}
+
+
+@dataclass(frozen=True, eq=False)
 class KnownOps:
     """``ask`` gives the ops as ``str(overload)`` has them, "aten.add.Tensor"; ``version`` is what the answer
-    depends on. ``dtypes``: of the tensors it can be given, on the CPU."""
+    depends on. ``dtypes``: of the tensors it can be given, on the CPU. ``refused``: ops that are not wanted of it all
+    the same, without overload ("aten.embedding"), and why."""
 
     backend: str
     library: str
     dtypes: frozenset[torch.dtype]
     version: Callable[[], str]
     ask: Callable[[], Iterable[str]]
+    refused: Mapping[str, str] = field(default_factory=dict)
 
     def why_not(self, node: OpNode, keep: bool) -> Reason | None:
         """``None`` if the library takes ``node``. ``keep``: its answer may be kept on disk."""
@@ -41,6 +55,8 @@ class KnownOps:
             if value.device is None or value.device.type != "cpu":
                 why = f"it compiles for the CPU, not for {value.device}"
                 return self._reason(Code.UNSUPPORTED_DEVICE, node, why)
+        if (against := self.refused.get(str(node.target.overloadpacket))) is not None:
+            return self._reason(Code.UNSUPPORTED_OP, node, against)
         if str(node.target) in _names(self, keep) or _is_composite(node.target):
             return None
         return self._reason(Code.UNSUPPORTED_OP, node, "it has no rule for this op")

@@ -17,7 +17,9 @@ def test_it_comes_back_as_it_was() -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [b"", DATA[:-40], b"x" + DATA[30:], DATA.replace(b"engine", b"ignite")]
+    "data",
+    [b"", DATA[:-40], b"x" + DATA[30:], DATA.replace(b"engine", b"ignite")],
+    ids=["empty", "cut", "shifted", "renamed"],
 )
 def test_damage_is_told(data: bytes) -> None:
     with pytest.raises(BackendError, match="what lib compiled is damaged"):

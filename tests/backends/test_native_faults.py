@@ -18,7 +18,7 @@ from torch import nn
 import blade
 from blade.backends import registry
 from blade.backends.archive import Archive
-from blade.backends.base import Cluster, OpNode
+from blade.backends.base import Cluster, OpNode, ValueInfo
 from blade.backends.inductor import run as inductor_run
 from blade.backends.inductor.backend import InductorBackend
 from blade.backends.inductor.package import Package
@@ -214,3 +214,13 @@ def test_a_file_that_cannot_be_loaded_runs_the_original(
     assert counted[Code.BACKEND_UNAVAILABLE.value] == 2
     assert counted["engine_runs"] == 0
     assert why in loaded.cluster_0.engine.why_unavailable()
+
+
+@pytest.mark.parametrize("name", ["inductor", "tvm"])
+def test_nobody_is_given_a_lookup_whose_code_would_not_raise(name: str) -> None:
+    """AOTInductor's ends the process at an index out of range; here such an op stays where it raises."""
+    index = ValueInfo("tensor", torch.int64, torch.device("cpu"), 1)
+    weight = ValueInfo("tensor", torch.float32, torch.device("cpu"), 2)
+    node = OpNode("e", torch.ops.aten.embedding.default, (weight, index), {}, (weight,))
+    why = registry.load(name).why_not(node, blade.Config())
+    assert why is not None and why.code is Code.UNSUPPORTED_OP

@@ -82,6 +82,7 @@ def test_a_failure_that_the_next_backend_makes_good_is_kept_too(
 ) -> None:
     from blade.backends import registry
 
+    monkeypatch.delenv("BLADE_BACKENDS")
     monkeypatch.setattr(registry, "_BUILT_IN", {})
     first, second = Fake("first", convert=fakes.fails_to_convert), Fake("second")
     model = nn.Sequential(nn.Linear(16, 8), nn.GELU(), nn.Softmax(-1)).eval()

@@ -29,7 +29,7 @@ _LAYOUTS = frozenset(
     {
         *(aten.view.default, aten.reshape.default, aten.permute.default, aten.transpose.int),
         *(aten.unsqueeze.default, aten.contiguous.default, aten.clone.default),
-        *(aten.eq.Scalar, aten.ne.Scalar, aten.masked_fill.Scalar, aten.embedding.default),
+        *(aten.eq.Scalar, aten.ne.Scalar, aten.masked_fill.Scalar),
     }
 )
 """Taken for ints and bools too: they move elements, compare or select."""
