@@ -6,7 +6,7 @@ A backend says whether it can work here at all (``why_unavailable``), which node
 as FX over ATen ops with symbolic shapes; it never sees TorchScript.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -48,6 +48,15 @@ class OpNode:
     kwargs: Mapping[str, Any]
     outputs: tuple[ValueInfo, ...]
     source: str = ""
+
+
+def values_in(args: Any) -> Iterator[ValueInfo]:
+    """The values among the arguments of an ``OpNode``, those in lists included; constants are not."""
+    for arg in args:
+        if isinstance(arg, ValueInfo):
+            yield arg
+        elif isinstance(arg, (list, tuple)):
+            yield from values_in(arg)
 
 
 @dataclass(frozen=True)

@@ -7,14 +7,13 @@
 Asking may mean to import a compiler, which takes seconds, so the answer is kept on disk.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
 
 import torch
 
-from blade.backends.base import OpNode, ValueInfo
+from blade.backends.base import OpNode, values_in
 from blade.cache import digest, open_cache
 from blade.reason import Code, Reason, Stage
 
@@ -48,7 +47,9 @@ class KnownOps:
 
     def why_not(self, node: OpNode, keep: bool) -> Reason | None:
         """``None`` if the library takes ``node``. ``keep``: its answer may be kept on disk."""
-        for value in _tensors((*node.args, *node.kwargs.values(), *node.outputs)):
+        for value in values_in((*node.args, *node.kwargs.values(), *node.outputs)):
+            if value.kind != "tensor":
+                continue
             if value.dtype not in self.dtypes:
                 why = f"it is given no tensors of {value.dtype}"
                 return self._reason(Code.UNSUPPORTED_DTYPE, node, why)
@@ -83,11 +84,3 @@ def _is_composite(target: torch._ops.OpOverload) -> bool:
     """Made of other ops, into which exporting takes it apart."""
     key = "CompositeImplicitAutograd"
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), key))
-
-
-def _tensors(values: Any) -> Iterator[ValueInfo]:
-    for value in values:
-        if isinstance(value, ValueInfo) and value.kind == "tensor":
-            yield value
-        elif isinstance(value, (list, tuple)):
-            yield from _tensors(value)

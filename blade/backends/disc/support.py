@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which ops DISC takes: those with a row in the table, and every functional op it can `call`."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 
-from blade.backends.base import OpNode, ValueInfo
+from blade.backends.base import OpNode, values_in
 from blade.backends.disc import lower
 from blade.backends.disc.ops.table import rule_for
 from blade.exchange.dtypes import DTYPES
@@ -31,7 +30,7 @@ def why_not_op(node: OpNode) -> Reason | None:
 
 
 def _why_not_values(node: OpNode) -> Reason | None:
-    for value in (*_tensors((*node.args, *node.kwargs.values())), *node.outputs):
+    for value in (*values_in((*node.args, *node.kwargs.values())), *node.outputs):
         if value.kind != "tensor":
             continue
         if value.dtype is None or value.rank is None or value.device is None:
@@ -72,7 +71,7 @@ def _has_known_sizes(node: OpNode) -> bool:
     if node.target is not torch.ops.aten.index.Tensor:
         return False
     masks = (torch.bool, torch.uint8)
-    return all(i.dtype not in masks for i in _tensors(node.args[1:]))
+    return all(i.dtype not in masks for i in values_in(node.args[1:]))
 
 
 def _draws_nothing(node: OpNode) -> bool:
@@ -97,14 +96,6 @@ def _given(node: OpNode, argument: Any) -> Any:
     if position < len(node.args):
         return node.args[position]
     return node.kwargs.get(argument.name, argument.default_value)
-
-
-def _tensors(args: Any) -> Iterator[ValueInfo]:
-    for arg in args:
-        if isinstance(arg, ValueInfo):
-            yield arg
-        elif isinstance(arg, (list, tuple)):
-            yield from _tensors(arg)
 
 
 def _reason(code: Code, node: OpNode, why: str) -> Reason:

@@ -2,24 +2,22 @@
 """ONNX Runtime as a backend: nodes the exporter translates, a cluster as an ONNX model."""
 
 from importlib.metadata import PackageNotFoundError
-from operator import attrgetter
 
 import torch
 
 from blade.backends.base import Cluster, OpNode
 from blade.backends.onnxruntime import session
 from blade.config import Config
+from blade.exchange.onnx_engine import onnx_engine
 from blade.exchange.onnx_model import (
     export_seconds,
     exporter_version,
     external_weights,
-    to_onnx,
     why_no_onnx,
 )
 from blade.exchange.onnx_support import why_not_onnx
-from blade.exchange.payload import Head, pack
 from blade.reason import Reason
-from blade.runtime.engine import make_engine, register_runner
+from blade.runtime.engine import register_runner
 
 NAME = session.NAME
 DTYPES = (
@@ -52,19 +50,7 @@ class OnnxRuntimeBackend:
         return export_seconds(cluster)
 
     def convert(self, cluster: Cluster, config: Config) -> torch.ScriptObject:
-        model = to_onnx(cluster, config)
-        head = Head(
-            library=NAME,
-            version=session.installed(),
-            weights=tuple(model.weights),
-            inputs=model.inputs,
-            outputs=model.outputs,
-            orders=model.orders,
-        )
-        constants = [attrgetter(name)(cluster.gm) for name in model.weights.values()]
-        payload = pack(head, external_weights(model))
-        limits = {"max_failures": config.max_failures}
-        return make_engine(cluster.name, NAME, model.program, payload, constants, limits)
+        return onnx_engine(cluster, config, NAME, session.installed(), external_weights)
 
 
 register_runner(NAME, session.load)

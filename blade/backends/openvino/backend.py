@@ -2,18 +2,17 @@
 """OpenVINO as a backend: nodes the exporter translates, a cluster as an ONNX model, on the CPU."""
 
 from importlib.metadata import PackageNotFoundError
-from operator import attrgetter
 
 import torch
 
 from blade.backends.base import Cluster, OpNode
 from blade.backends.openvino import session
 from blade.config import Config
-from blade.exchange.onnx_model import export_seconds, exporter_version, to_onnx, why_no_onnx
+from blade.exchange.onnx_engine import onnx_engine
+from blade.exchange.onnx_model import export_seconds, exporter_version, why_no_onnx
 from blade.exchange.onnx_support import why_not_onnx
-from blade.exchange.payload import Head, pack
 from blade.reason import Reason
-from blade.runtime.engine import make_engine, register_runner
+from blade.runtime.engine import register_runner
 
 NAME = session.NAME
 DTYPES = (torch.float32, torch.int32, torch.bool)  # int64 is computed in int32 there, fp64 in fp32
@@ -41,19 +40,7 @@ class OpenVinoBackend:
         return export_seconds(cluster)
 
     def convert(self, cluster: Cluster, config: Config) -> torch.ScriptObject:
-        model = to_onnx(cluster, config)
-        head = Head(
-            library=NAME,
-            version=session.installed(),
-            weights=tuple(model.weights),
-            inputs=model.inputs,
-            outputs=model.outputs,
-            orders=model.orders,
-        )
-        constants = [attrgetter(name)(cluster.gm) for name in model.weights.values()]
-        payload = pack(head, model.data)
-        limits = {"max_failures": config.max_failures}
-        return make_engine(cluster.name, NAME, model.program, payload, constants, limits)
+        return onnx_engine(cluster, config, NAME, session.installed(), lambda model: model.data)
 
 
 register_runner(NAME, session.load)

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from blade.backends.base import OpNode, ValueInfo
+from blade.backends.base import OpNode, ValueInfo, values_in
 from blade.backends.tensorrt.dtypes import COMPUTES, NAMES
 from blade.backends.tensorrt.islands import CANNOT, Island, island_of, lay_out
 from blade.backends.tensorrt.library import Library, find_library
@@ -203,7 +203,7 @@ def _has_unknown_sizes(node: OpNode) -> bool:
     if node.target is not torch.ops.aten.index.Tensor:
         return True
     masks = (torch.bool, torch.uint8)
-    return any(v.dtype in masks for v in _tensors(node.args[1:]))
+    return any(v.dtype in masks for v in values_in(node.args[1:]))
 
 
 def _key(node: OpNode) -> str:
@@ -234,16 +234,8 @@ def _last_line(error: BaseException) -> str:
 
 
 def _values(node: OpNode) -> Iterator[ValueInfo]:
-    yield from _tensors((*node.args, *node.kwargs.values()))
+    yield from values_in((*node.args, *node.kwargs.values()))
     yield from node.outputs
-
-
-def _tensors(args: Any) -> Iterator[ValueInfo]:
-    for arg in args:
-        if isinstance(arg, ValueInfo):
-            yield arg
-        elif isinstance(arg, (list, tuple)):
-            yield from _tensors(arg)
 
 
 def _reason(code: Code, node: OpNode, why: str) -> Reason:

@@ -118,3 +118,11 @@ def tiles_of_rows(
         here = f.sum(least, f.pick(f.test("slt", tile.index, larger), 1, 0))
         f.switch(f.sum(base, here), dict(kernels), arguments(r))
         tile.next([f.sum(r, here)])
+
+
+def joined(f: Routine, values: list[Value], count: int) -> list[Value]:
+    """``count`` sums of ``values``, which are ``count`` times a power of two; pairs lie half the list apart."""
+    while len(values) > count:
+        half = len(values) // 2
+        values = [f.add(a, b) for a, b in zip(values[:half], values[half:], strict=True)]
+    return values

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from blade.backends.disc.cpu.code import Value
 from blade.backends.disc.cpu.dot import QUAD, Dot
 from blade.backends.disc.cpu.function import Carry
-from blade.backends.disc.cpu.gemm_driver import Tiling
+from blade.backends.disc.cpu.gemm_driver import Tiling, joined
 from blade.backends.disc.cpu.micro_kernel import Tile
 from blade.backends.disc.cpu.routine import POINTER, Routine
 
@@ -105,7 +105,7 @@ class _MicroKernel:
         else:
             self.rows = [f.at(f["a"], f.product(f["lda"], r), "i8") for r in heights]
             values = self._depth(f["b"], values)
-        self._finish(self._joined(values))
+        self._finish(joined(self.f, values, len(self.cells)))
         return f
 
     def _depth(self, panel: Value, values: list[Value]) -> list[Value]:
@@ -162,13 +162,6 @@ class _MicroKernel:
         panel = f.at(start, f.product(quad, width), "i32")
         for offset in range(0, steps * width, 16):
             f.prefetch(f.at(panel, _AHEAD * width + offset, "i32"))
-
-    def _joined(self, values: list[Value]) -> list[Value]:
-        while len(values) > len(self.cells):
-            half = len(values) // 2
-            pairs = zip(values[:half], values[half:], strict=True)
-            values = [self.f.add(a, b) for a, b in pairs]
-        return values
 
     def _finish(self, sums: list[Value]) -> None:
         f, lanes, last = self.f, self.dot.lanes, self.tile.vectors - 1

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from blade.backends.disc.cpu.code import Value
 from blade.backends.disc.cpu.function import Carry
-from blade.backends.disc.cpu.gemm_driver import Tiling
+from blade.backends.disc.cpu.gemm_driver import Tiling, joined
 from blade.backends.disc.cpu.micro_kernel import Tile
 from blade.backends.disc.cpu.routine import POINTER, Routine
 
@@ -68,7 +68,7 @@ class _MicroKernel:
         with f.carrying(f.whole(0), even, steps, start) as loop:
             self._prefetch(loop.index, steps)
             self._steps(loop, steps)
-        with f.carrying(even, total, 1, self._joined(loop.results)) as loop:
+        with f.carrying(even, total, 1, joined(f, loop.results, len(self.cells))) as loop:
             self._steps(loop, 1)
         self._finish(loop.results)
         return f
@@ -110,13 +110,6 @@ class _MicroKernel:
         panel = f.at(f["b"], f.product(row, width), "i8")
         for offset in range(0, steps * width, _LINE):
             f.prefetch(f.at(panel, _AHEAD + offset, "i8"))
-
-    def _joined(self, values: list[Value]) -> list[Value]:
-        while len(values) > len(self.cells):
-            half = len(values) // 2
-            pairs = zip(values[:half], values[half:], strict=True)
-            values = [self.f.add(a, b) for a, b in pairs]
-        return values
 
     def _finish(self, sums: list[Value]) -> None:
         f, last = self.f, self.tile.vectors - 1
