@@ -65,7 +65,8 @@ def optimize(
     config = Config.current() if config is None else config
     if not isinstance(config, Config):
         raise ConfigError(f"config: a blade.Config is expected, got {type(config).__name__}")
-    if config.enable_int8 and config.accuracy_budget.kind == "metric":
+    reduces = config.enable_int8 or config.enable_fp16
+    if reduces and config.accuracy_budget.kind == "metric":
         return meet(config, lambda within, reasons: _optimize(model, inputs, within, reasons))
     return _optimize(model, inputs, config)
 

@@ -69,9 +69,9 @@ class Config(BaseModel):
     accuracy_budget: Budget = Field(
         default=DEFAULT,
         validate_default=True,
-        description="With enable_int8: how far outputs may be from the original's at the samples. A relative error "
-        '(0.1 by default), {"cosine": 0.99}, {"snr_db": 30}, or {"metric": fn, "samples": [(inputs, label), ...], '
-        '"drop": 0.01}, where fn(outputs, labels) is a number, the higher the better.',
+        description="With enable_int8 or enable_fp16: how far outputs may be from the original's at the "
+        'samples. A relative error (0.1 by default), {"cosine": 0.99}, {"snr_db": 30}, or {"metric": fn, "samples": '
+        '[(inputs, label), ...], "drop": 0.01}, where fn(outputs, labels) is a number, the higher the better.',
     )
     calibration_method: Literal["min_max", "moving_average", "entropy", "percentile"] = Field(
         default="min_max",

@@ -116,6 +116,37 @@ def test_lossy_backends_are_looked_at_where_that_is_allowed(race: Callable[..., 
     assert served(optimize(Fake("a"), lossy, enable_int8=True)[1]) == ["int8"]
 
 
+def in_half(**fields: Any) -> Report:
+    """Of the one backend "half", whose values are 1e-3 off, as Config(enable_fp16=True) permits."""
+    half = Fake("half", run=fakes.wrong_values)
+    half.precisions, half.lossy_with = ("fp16",), ("enable_fp16",)  # type: ignore[attr-defined]
+    config = blade.Config(min_cluster_size=1, time_budget=None, **fields)
+    with registered(half):
+        return blade.report(blade.optimize(mlp(), X, config))
+
+
+def test_an_exact_backend_may_be_permitted_to_lose_accuracy(race: Callable[..., Race]) -> None:
+    race({"half": 9.0})
+    report = in_half()
+    assert served(report) == [ORIGINAL] and reasons(report, Code.WRONG_VALUES)
+    assert served(in_half(enable_fp16=True)) == ["half"]
+    report = in_half(enable_fp16=True, accuracy_budget=1e-4)
+    assert served(report) == [ORIGINAL] and reasons(report, Code.ACCURACY)
+
+
+@pytest.mark.parametrize(("drop", "serves"), [(1.0, "half"), (1e-5, ORIGINAL)])
+def test_a_metric_judges_whatever_loses_accuracy(
+    race: Callable[..., Race], drop: float, serves: str
+) -> None:
+    race({"half": 9.0})
+
+    def nearness(outputs: list[torch.Tensor], labels: list[torch.Tensor]) -> float:
+        return -float((outputs[0] - labels[0]).norm() / labels[0].norm())
+
+    metric = {"metric": nearness, "samples": [(X, mlp()(X).detach())], "drop": drop}
+    assert served(in_half(enable_fp16=True, accuracy_budget=metric)) == [serves]
+
+
 def test_partitions_and_what_they_share_is_built_once(race: Callable[..., Race]) -> None:
     """a takes all but the norm, b all but the last product, c everything."""
     made = race({"a": 1.5, "b": 1.4, "c": 1.2}, call_ms={"a": 0.01})

@@ -94,7 +94,8 @@ class Backend(Protocol):
     timings are kept on disk. ``estimate_s(cluster)``, if it has it, is about how many seconds a conversion takes:
     one that does not fit into the rest of ``Config.time_budget`` is not begun. ``lossy = True`` says that its
     engines answer less exactly than the original on purpose: it is used only where the config allows that, and
-    verified against ``Config.accuracy_budget``.
+    verified against ``Config.accuracy_budget``. One that is exact unless it is permitted to be less names those
+    permissions in ``lossy_with`` ("enable_fp16").
     """
 
     name: str

@@ -162,7 +162,7 @@ def _verify(
     engine: Engine,
     config: Config,
 ) -> tuple[Engine, Verdict] | Reason:
-    budget = budget_of(backend, config.accuracy_budget)
+    budget = budget_of(backend, config)
     with TURNS.converting():
         verdict = verify(cluster, engine, original, backend.name, config.strict, budget)
     if not isinstance(verdict, Reason):

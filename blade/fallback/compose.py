@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which clusters with which engines make the whole module fastest: what is fast alone may not be together.
 
-    compositions = propose(partitions, decisions, backends)     # the likeliest first
+    compositions = propose(partitions, decisions, backends, config)     # the likeliest first
     confirmed = confirm(captured, compositions, config)         # a module, and what speaks for it
 
 Each partition's winners are one composition, and so are those of the best single backend. They are put
@@ -102,7 +102,10 @@ class Confirmed:
 
 
 def propose(
-    partitions: Sequence[Partition], decisions: Mapping[str, Decision], backends: Sequence[str]
+    partitions: Sequence[Partition],
+    decisions: Mapping[str, Decision],
+    backends: Sequence[str],
+    config: Config,
 ) -> list[Composition]:
     """Different compositions with at least one engine, by what their clusters' timings promise.
 
@@ -115,7 +118,8 @@ def propose(
     ]
     by_size = [_with_tables(one, decisions) for one in best]
     alone = [_of_one_backend(p, decisions, name) for name in backends for p in partitions]
-    exact = [_exact(p, decisions) for p in partitions if any(map(is_lossy, backends))]
+    lossy = [name for name in backends if is_lossy(name, config)]
+    exact = [_exact(p, decisions, config) for p in partitions if lossy]
     different: dict[object, Composition] = {}
     for one in (*best, *by_size, max(alone, key=Composition.gain_ms, default=best[0]), *exact):
         if one.engines:
@@ -186,11 +190,12 @@ def _with_tables(one: Composition, decisions: Mapping[str, Decision]) -> Composi
     return replace(one, name=f"{one.name}, by size", choices=choices)
 
 
-def _exact(partition: Partition, decisions: Mapping[str, Decision]) -> Composition:
+def _exact(partition: Partition, decisions: Mapping[str, Decision], config: Config) -> Composition:
     """Without lossy engines, for where these together lose more than each of them alone."""
 
     def chosen(built: Built) -> Candidate | None:
-        return fastest([c for c in decisions[built.name].winners if not is_lossy(c.backend)])
+        winners = decisions[built.name].winners
+        return fastest([c for c in winners if not is_lossy(c.backend, config)])
 
     choices = tuple(Choice(b, chosen(b)) for b in partition.built)
     return Composition(f"{partition.name}, exact", choices, partition.reasons)
@@ -273,7 +278,7 @@ def put_together(
     def made() -> torch.jit.ScriptModule:
         module = _splice(captured, composition)
         # The clusters were verified far more tightly; this is about how they were put together.
-        lossy = any(map(is_lossy, composition.engines.values()))
+        lossy = any(is_lossy(name, config) for name in composition.engines.values())
         budget = config.accuracy_budget if lossy else None
         for one, why in find_differences(module, captured.references, budget, seed):
             sentence = f"put together, at {one.what} the module differs from the original: {why}"

@@ -15,6 +15,7 @@ import torch
 
 from blade.backends import registry
 from blade.budget import ELSEWHERE, AccuracyBudget, output_error
+from blade.config import Config
 from blade.fallback import compare
 from blade.fallback.cases import Case
 from blade.reason import Code
@@ -54,12 +55,18 @@ def code_of(case: Case, got: Tensors, want: Tensors) -> Code:
     return Code.WRONG_VALUES if form else Code.ACCURACY
 
 
-def budget_of(backend: object, budget: AccuracyBudget) -> AccuracyBudget | None:
-    """``budget`` if ``backend`` makes lossy engines, which only ``Config(enable_int8=True)`` lets it."""
-    return budget if getattr(backend, "lossy", False) else None
+def budget_of(backend: object, config: Config) -> AccuracyBudget | None:
+    """``config.accuracy_budget`` if ``backend`` makes lossy engines under ``config``."""
+    return config.accuracy_budget if _makes_lossy(backend, config) else None
 
 
-def is_lossy(backends: str) -> bool:
+def is_lossy(backends: str, config: Config) -> bool:
     """Whether engines of the backend of this name are, or of one of several ("disc+quant")."""
     names = [name for name in backends.split("+") if name != ORIGINAL]
-    return any(getattr(registry.load(name), "lossy", False) for name in names)
+    return any(_makes_lossy(registry.load(name), config) for name in names)
+
+
+def _makes_lossy(backend: object, config: Config) -> bool:
+    """Always (``lossy``), or where a permission makes the difference (``lossy_with``)."""
+    fields = getattr(backend, "lossy_with", ())
+    return bool(getattr(backend, "lossy", False)) or any(getattr(config, f) for f in fields)

@@ -17,6 +17,7 @@ import torch
 from blade.budget import AccuracyBudget
 from blade.config import Config
 from blade.errors import ConfigError
+from blade.fallback.lossy import is_lossy
 from blade.reason import Code, Reason, Stage
 from blade.report import report
 
@@ -31,13 +32,14 @@ def meet(config: Config, build: Build) -> torch.jit.ScriptModule:
     Raises ``ConfigError`` where the metric does not return a number.
     """
     budget = config.accuracy_budget
-    exact = build(config.evolve(enable_int8=False, accuracy_budget=BOUNDS[0]), ())
+    full = config.evolve(enable_int8=False, enable_fp16=False, accuracy_budget=BOUNDS[0])
+    exact = build(full, ())
     own = score(budget, exact)
     reasons: list[Reason] = []
     for bound in BOUNDS:
         made = build(config.evolve(accuracy_budget=bound), reasons)
-        if not any(c.precision for c in report(made).clusters):
-            return made  # nothing is quantized, and the report says why
+        if not any(is_lossy(c.backend, config) for c in report(made).clusters):
+            return made  # nothing is reduced, and the report says why
         value = score(budget, made)
         log.info("relative error %g: the metric is %g, was %g", bound, value, own)
         if own - value <= budget.bound:
@@ -47,7 +49,7 @@ def meet(config: Config, build: Build) -> torch.jit.ScriptModule:
             f"Config.accuracy_budget allows a drop of {budget.bound:g}."
         )
         reasons.append(Reason(Stage.VERIFY, Code.ACCURACY, None, "the whole module", detail))
-    return build(config.evolve(enable_int8=False, accuracy_budget=BOUNDS[0]), reasons)
+    return build(full, reasons)
 
 
 def score(budget: AccuracyBudget, module: Callable[..., Any]) -> float:

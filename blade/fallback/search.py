@@ -72,7 +72,7 @@ def search(task: Task, stage: Stages) -> Decided:
             decisions = {name: replace(one, table=None) for name, one in decisions.items()}
     with stage("splice"):
         names = [b.name for b in task.backends]
-        compositions = propose(partitions, decisions, names)
+        compositions = propose(partitions, decisions, names, config)
         made = confirm(captured, compositions, names, config, budget, not task.fixed)
     return Decided(
         confirmed=made,

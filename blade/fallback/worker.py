@@ -119,7 +119,7 @@ def _convert(request: Request) -> Parts:
     engine: Any = backend.convert(cluster, request.config)
     # Loaded and run here first, on all that it will be verified on: what crashes, crashes here. The
     # verdict is the caller's to make, against the TorchScript original.
-    budget = budget_of(backend, request.config.accuracy_budget)
+    budget = budget_of(backend, request.config)
     verify(cluster, engine, cluster.gm, backend.name, budget=budget)
     return _take_apart(engine, cluster)
 

@@ -17,8 +17,11 @@ from fake_backends import (
 )
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from blade.backends import registry
 from blade.backends.base import Cluster, ValueInfo
 from blade.budget import ELSEWHERE, parse
+from blade.config import Config
+from blade.fallback.lossy import budget_of, is_lossy
 from blade.fallback.verify import verify
 from blade.reason import Code, Reason
 from blade.report import Verdict
@@ -126,3 +129,14 @@ def test_without_a_budget_the_same_engine_is_wrong() -> None:
     reason = verify(cluster, engine, gm, "fake")
     assert isinstance(reason, Reason)
     assert reason.code is Code.WRONG_VALUES
+
+
+def test_a_permission_makes_an_exact_backend_lossy() -> None:
+    """TensorRT computes products in 16 bits where it is allowed to, and exactly elsewhere."""
+    allowed = Config(enable_fp16=True, accuracy_budget=0.03)
+    for name, lossy in (("tensorrt", True), ("disc", False), ("disc+tensorrt", True)):
+        assert is_lossy(name, allowed) is lossy
+        assert not is_lossy(name, Config(enable_int8=True))
+    backend = registry.load("tensorrt")
+    assert budget_of(backend, allowed) == parse(0.03)
+    assert budget_of(backend, Config()) is None

@@ -34,6 +34,7 @@ class TensorRTBackend:
 
     name = NAME
     precisions = ("fp16",)
+    lossy_with = ("enable_fp16",)
 
     @property
     def version(self) -> str:

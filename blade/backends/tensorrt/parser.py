@@ -20,6 +20,7 @@ import torch
 from blade.backends.base import OpNode, ValueInfo, values_in
 from blade.backends.tensorrt.dtypes import COMPUTES, NAMES
 from blade.backends.tensorrt.islands import CANNOT, Island, island_of, lay_out
+from blade.backends.tensorrt.kernels import device_name
 from blade.backends.tensorrt.library import Library, find_library
 from blade.backends.tensorrt.subgraphs import TAKEN, parsed
 from blade.cache import code_version, digest, open_cache
@@ -224,7 +225,7 @@ def _text(value: Any) -> str:
 
 @memoized
 def _environment() -> tuple[str, ...]:
-    return code_version(), find_library().stamp, exporter_version()
+    return code_version(), find_library().stamp, exporter_version(), device_name()
 
 
 def _last_line(error: BaseException) -> str:

@@ -15,6 +15,7 @@ from torch import nn
 import blade
 from blade.backends.quant.backend import check_is_portable
 from blade.budget import output_error
+from blade.config import Config
 from blade.errors import ConfigError, Refused
 from blade.fallback import lossy
 from blade.precision import annotated, precision_of
@@ -243,5 +244,5 @@ def test_notes_travel_in_the_program() -> None:
     program = "blade.disc 1\noutputs 0\nend\n"
     assert precision_of(annotated(program, layers)) == layers
     assert precision_of(program) == ()
-    assert lossy.is_lossy("quant")
-    assert not lossy.is_lossy("disc")
+    assert lossy.is_lossy("quant", Config())
+    assert not lossy.is_lossy("disc", Config())

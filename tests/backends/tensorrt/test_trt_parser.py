@@ -82,6 +82,19 @@ def test_a_model_is_asked_about_in_one_export_and_only_once(
     assert len(exports) == 1
 
 
+def test_a_machine_without_a_device_answers_for_no_other(
+    exports: list[int], cluster_cache: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TensorRT may take with a device what it does not take without one, and the other way round."""
+    [node, *_] = nodes_of(Mlp(), torch.randn(8, 64))
+    for device in ("none", "NVIDIA A 8.6", "none", "NVIDIA B 8.9"):
+        monkeypatch.setattr(parser, "device_name", lambda device=device: device)
+        parser._environment.cache_clear()
+        survey([node], Config())
+    parser._environment.cache_clear()
+    assert len(exports) == 3
+
+
 def test_where_it_serves() -> None:
     nodes = nodes_of(Mlp(), torch.randn(8, 64))
     assert {why_not(n, UNCACHED).code for n in nodes} == {Code.UNSUPPORTED_DEVICE}  # type: ignore[union-attr]
