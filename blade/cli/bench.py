@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from blade.cli import peers
 from blade.cli.files import read_model, read_optimized, read_samples, read_torchscript
-from blade.cli.options import Commands, add_command, add_inputs, add_pickle
+from blade.cli.options import Commands, UsageError, add_command, add_inputs, add_pickle
 from blade.cli.progress_bar import progress_bar
 from blade.cli.result import Exit, Result, add_row, plain_table, to_text
 from blade.errors import InputError
@@ -146,10 +146,10 @@ def _wanted(args: argparse.Namespace) -> tuple[str, ...]:
     if args.peers is None:
         return tuple(peers.PEERS)
     if args.original is None:
-        raise InputError("--peers: they need the model that was optimized, --original MODEL.pt")
+        raise UsageError("--peers: they need the model that was optimized, --original MODEL.pt")
     names = tuple(name.strip() for name in args.peers.split(",") if name.strip())
     if unknown := [name for name in names if name not in peers.PEERS]:
-        raise InputError(
+        raise UsageError(
             f"--peers: {unknown[0]!r} is not known; known are: {', '.join(peers.PEERS)}"
         )
     return names

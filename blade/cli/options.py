@@ -14,6 +14,10 @@ Commands = Any
 """What ``ArgumentParser.add_subparsers`` returns; argparse does not export its class."""
 
 
+class UsageError(ConfigError):
+    """An option has a value that does not exist, or needs another option."""
+
+
 def add_command(
     commands: Commands, shared: argparse.ArgumentParser, name: str, text: str
 ) -> argparse.ArgumentParser:

@@ -194,6 +194,17 @@ def test_doctor_tries_what_is_installed(blade_cli: Command) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=pytest.mark.needs(n)) for n in ("onnxruntime", "openvino", "tvm")],
+)
+def test_doctor_tries_the_libraries_that_are_installed(blade_cli: Command, name: str) -> None:
+    done = blade_cli("doctor", "--try", name, "--json")
+    [tried] = [one for one in done.data["backends"] if one["name"] == name]
+    assert tried["why_not"] is None and tried["version"] and tried["seconds"] > 0
+    assert done.code == 0
+
+
 def test_the_doctor_can_speak_where_the_runtime_cannot(tmp_path: Path) -> None:
     """The package without its library, as after a checkout: an exit code and the command, no traceback."""
     package = tmp_path / "blade"

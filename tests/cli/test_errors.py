@@ -41,8 +41,8 @@ def prepare(folder: Path) -> None:
         ("report {model}", 3, "carries no report of blade"),
         ("report {weights}", 3, "carries no report of blade"),
         ("bench {model}", 3, "carries no report of blade"),
-        ("bench {optimized} --peers openvino", 3, "--original MODEL.pt"),
-        ("bench {optimized} --original {model} --peers magic", 3, "known are: openvino"),
+        ("bench {optimized} --peers openvino", 2, "--original MODEL.pt"),
+        ("bench {optimized} --original {model} --peers magic", 2, "known are: openvino"),
         ("bench {optimized} --inputs {f}/other_name.pt", 3, "sample 0 does not run on this model"),
         ("partition {f}/missing.pt --inputs {samples}", 3, "there is no such file"),
         (
