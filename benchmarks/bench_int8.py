@@ -2,30 +2,59 @@
 """int8 against fp32 and against other engines' int8, side by side as in bench_models.py.
 
     python benchmarks/bench_int8.py                                   # BERT-mini and MiniLM
-    python benchmarks/bench_int8.py --models bert_mini --peers eager,torch_dynamic --rounds 5
+    python benchmarks/bench_int8.py --models bert_mini --threads 1 --peers torch_dynamic --rounds 5
+    python benchmarks/bench_int8.py --packages FOLDER                 # of torchao and nncf
 
 One process per peer, rounds interleaved, medians. The last columns are eager's median, our own fp32's and
-that of the fastest int8 peer over ours: above 1, ours is faster.
+that of the fastest int8 peer over ours: above 1, ours is faster. Accuracy is that of the engines that were
+timed, at inputs that no peer calibrated on: the relative error of the first output, and of MiniLM the cosine
+of the embeddings of sentences.txt to those of fp32 and Spearman's correlation of their similarities. All
+peers are given the same samples to calibrate on.
 """
 
 import argparse
+import importlib.util
 import json
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
-from bench_models import Result, cpu, measure
+from bench_models import Result, cpu, time_round, versions
 from models import MODELS
 from peers import PEERS
 from peers_int8 import INT8_PEERS
 from rich.console import Console
 from rich.table import Table
+from worker import PeerFailed, Worker
 
 OURS = "blade_int8"
 SHAPES = [(1, 16), (1, 64), (1, 128), (8, 64)]
-EXACT = ["eager", "onnxruntime"]  # and blade, which is measured in any case
+EXACT = ["blade", "eager"]
+KNOWN = {**PEERS, **INT8_PEERS}
 
 
 def main() -> None:
+    args = _arguments()
+    console = Console(width=200)
+    if args.packages:
+        sys.path.append(str(args.packages))  # of find_spec, here and in the workers
+    if args.json:
+        args.json.write_text("")
+    for model in args.models.split(","):
+        results = measure(model, args, console)
+        console.print(table(model, args.threads, results))
+        for result in results:
+            if result.failed:
+                console.print(f"{result.peer}: {result.failed}", style="yellow", markup=False)
+        if args.json:
+            with args.json.open("a") as out:
+                out.write(json.dumps(json_line(model, args, results)) + "\n")
+
+
+def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--models", default="bert_mini,minilm", help=f"of {', '.join(MODELS)}")
     parser.add_argument("--peers", default=",".join([*EXACT, *INT8_PEERS]))
@@ -33,45 +62,107 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.2, help="per peer, shape and round")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--json", type=Path, help="write one line per model here")
+    parser.add_argument("--packages", type=Path, help="a folder of packages that only peers use")
+    parser.add_argument("--jobs", type=int, default=1, help="other peers prepared at a time")
     args = parser.parse_args()
-    args.peers, args.shapes, args.random = args.peers.split(","), SHAPES, 0
-    if unknown := set(args.peers) - {*PEERS, *INT8_PEERS}:
+    args.peers = list(dict.fromkeys([*EXACT, *args.peers.split(",")]))
+    if unknown := set(args.peers) - set(KNOWN):
         parser.error(f"unknown peers: {', '.join(sorted(unknown))}")
-    console = Console(width=180)
-    lines = []
-    for model in args.models.split(","):
-        results = measure(model, args, console)
-        console.print(table(model, results))
-        for result in results:
-            if result.failed:
-                console.print(f"{result.peer}: {result.failed}", style="yellow", markup=False)
-        shown = [{"peer": r.peer, "ms": _medians(r), "failed": r.failed} for r in results]
-        lines.append({"bench": "int8", "model": model, "cpu": cpu(), "peers": shown})
-    if args.json:
-        args.json.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return args
 
 
-def table(model: str, results: list[Result]) -> Table:
-    """A row per shape; errors are the largest, relative to the largest value of the output."""
-    made = Table(title=f"{model}, {cpu()}: median ms")
+def measure(model: str, args: argparse.Namespace, console: Console) -> list[Result]:
+    """Our own, which measure while they compile, are prepared alone, then the others; then all in turns."""
+    results = {peer: Result(peer) for peer in args.peers}
+    workers: dict[str, Worker] = {}
+
+    def prepare(peer: str) -> None:
+        result = results[peer]
+        if missing := [p for p in KNOWN[peer].packages if not importlib.util.find_spec(p)]:
+            result.failed = f"skipped: {', '.join(missing)} not installed"
+            return
+        worker = Worker(model, peer, args.threads, SHAPES, args.packages)
+        try:
+            answer = worker.ask("prepare")
+        except PeerFailed as error:
+            result.failed = str(error)
+            worker.close()
+            return
+        result.compile_s, result.errors = answer["compile_s"], answer["errors"]
+        console.print(f"{model}: {peer} prepared in {result.compile_s:.1f} s", style="dim")
+        workers[peer] = worker
+
+    ours = [p for p in args.peers if "blade" in KNOWN[p].packages]
+    for peer in ours:
+        prepare(peer)
+    with ThreadPoolExecutor(args.jobs) as pool:
+        list(pool.map(prepare, [p for p in args.peers if p not in ours]))
+    running = [(workers[peer], results[peer]) for peer in args.peers if peer in workers]
+    start = time.perf_counter()
+    for number in range(args.rounds):
+        first = number % max(1, len(running))
+        for worker, result in running[first:] + running[:first]:
+            time_round(worker, result, args.seconds)
+    console.print(f"{model}: timed in {time.perf_counter() - start:.1f} s", style="dim")
+    for worker, result in running:
+        if not result.failed:
+            result.quality = worker.ask("quality")
+        worker.close()
+    return list(results.values())
+
+
+def table(model: str, threads: int, results: Sequence[Result]) -> Table:
+    """A row per shape, then what the same engines cost in accuracy."""
+    made = Table(title=f"{model}, {threads} thread(s), {cpu()}: median ms")
     shown = [r for r in results if r.times]
     for name in ("shape", *(r.peer for r in shown), "eager /", "own fp32 /", "best int8 peer /"):
         made.add_column(name)
     for shape in dict.fromkeys(shape for r in shown for shape in r.times):
-        ms = {r.peer: r.median_ms(shape) or 0.0 for r in shown}
-        ours = ms.get(OURS)
-        others = [ms[p] for p in ms if p in INT8_PEERS and p != OURS]
-        bases = (ms.get("eager"), ms.get("blade"), min(others, default=None))
-        ratios = [f"{base / ours:.2f}" if base and ours else "-" for base in bases]
-        made.add_row(shape, *(f"{value:.2f}" for value in ms.values()), *ratios)
+        cells = (f"{value:.3f}" for value in medians(shown, shape).values())
+        made.add_row(shape, *cells, *map(_cell, ratios(shown, shape).values()))
     made.add_section()
-    made.add_row("error", *(f"{max(r.errors.values()):.0e}" for r in shown))
+    for key in ("relative", "cosine", "spearman"):
+        values = [r.quality.get(key) for r in shown]
+        if any(v is not None for v in values):
+            made.add_row(key, *("-" if v is None else f"{v:.4f}" for v in values))
+    made.add_row("int8 layers", *(r.quality.get("layers", "-") for r in shown))
     made.add_row("compile, s", *(f"{r.compile_s:.1f}" for r in shown))
     return made
 
 
-def _medians(result: Result) -> dict[str, float]:
-    return {shape: round(result.median_ms(shape) or 0.0, 4) for shape in result.times}
+def medians(results: Sequence[Result], shape: str) -> dict[str, float]:
+    """Milliseconds by peer."""
+    return {r.peer: r.median_ms(shape) or 0.0 for r in results if r.times}
+
+
+def ratios(results: Sequence[Result], shape: str) -> dict[str, float | None]:
+    """Of eager's time, of our own fp32's and of the fastest int8 peer's over ours."""
+    ms = medians(results, shape)
+    others = [ms[p] for p in ms if p in INT8_PEERS and p != OURS]
+    bases = {"eager": ms.get("eager"), "fp32": ms.get("blade"), "int8": min(others, default=None)}
+    ours = ms.get(OURS)
+    return {name: base / ours if base and ours else None for name, base in bases.items()}
+
+
+def json_line(model: str, args: argparse.Namespace, results: Sequence[Result]) -> dict[str, object]:
+    shapes = dict.fromkeys(shape for r in results for shape in r.times)
+    peers = [
+        {
+            "peer": r.peer,
+            "ms": {shape: round(r.median_ms(shape) or 0.0, 4) for shape in r.times},
+            "quality": r.quality,
+            "compile_s": round(r.compile_s, 1),
+            "versions": versions(r.peer),
+            "failed": r.failed,
+        }
+        for r in results
+    ]
+    head = {"bench": "int8", "model": model, "threads": args.threads, "cpu": cpu()}
+    return {**head, "peers": peers, "ratios": {s: ratios(results, s) for s in shapes}}
+
+
+def _cell(ratio: float | None) -> str:
+    return "-" if ratio is None else f"{ratio:.2f}"
 
 
 if __name__ == "__main__":

@@ -52,6 +52,7 @@ class Result:
     times: dict[str, list[float]] = field(default_factory=dict)
     stream: dict[str, float] = field(default_factory=dict)
     memory: dict[str, float] = field(default_factory=dict)
+    quality: dict[str, Any] = field(default_factory=dict)
     failed: str = ""
 
     def median_ms(self, shape: str) -> float | None:
@@ -160,7 +161,7 @@ def measure(model: str, args: argparse.Namespace, console: Console) -> list[Resu
     for number in range(args.rounds):
         start = number % max(1, len(running))
         for worker, result in running[start:] + running[:start]:
-            _time_round(worker, result, args.seconds)
+            time_round(worker, result, args.seconds)
     for worker, result in running:
         if not result.failed:
             result.memory = worker.ask("memory")
@@ -168,7 +169,8 @@ def measure(model: str, args: argparse.Namespace, console: Console) -> list[Resu
     return results
 
 
-def _time_round(worker: Worker, result: Result, seconds: float) -> None:
+def time_round(worker: Worker, result: Result, seconds: float) -> None:
+    """One round of all shapes, after a pause; a peer that fails is out."""
     if result.failed:
         return
     time.sleep(PAUSE_S)
@@ -258,7 +260,7 @@ def json_lines(
             "cpu": cpu(),
             "threads": args.threads,
             "python": platform.python_version(),
-            "versions": _versions(result.peer),
+            "versions": versions(result.peer),
             "failed": result.failed or None,
             "compile_s": round(result.compile_s, 3),
             "stream": result.stream or None,
@@ -286,7 +288,8 @@ def json_lines(
     return lines
 
 
-def _versions(peer: str) -> dict[str, str]:
+def versions(peer: str) -> dict[str, str]:
+    """Of the packages that it is made of."""
     found = {}
     for package in {**PEERS, **INT8_PEERS}[peer].packages:
         try:

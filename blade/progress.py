@@ -32,6 +32,11 @@ def announce(stage: str, done: int = 0, total: int = 0, what: str = "") -> None:
         watcher(Step(stage, done, total, what))
 
 
+def is_watched() -> bool:
+    """Whether somebody is told, who may be drawing."""
+    return _watcher.get() is not None
+
+
 @contextmanager
 def watched(watcher: Watcher) -> Iterator[None]:
     """``watcher`` is called at every step inside the block, in the thread that does the work."""

@@ -39,6 +39,7 @@ LAYERS: list[set[str]] = [
         "report_page",
         "progress",
         "precision",
+        "turns",
         "errors",
         "version",
     },

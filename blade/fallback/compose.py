@@ -36,11 +36,11 @@ from blade.fallback.measure import (
 from blade.fallback.select import Decision, fastest
 from blade.fallback.table import Table
 from blade.fallback.time_budget import UNLIMITED, TimeBudget
-from blade.fallback.turns import TURNS
 from blade.graph.splice import clone, splice
 from blade.reason import Code, Reason, Stage
 from blade.report import Composed, Timing
 from blade.runtime.engine import renew
+from blade.turns import TURNS
 
 log = logging.getLogger(__name__)
 

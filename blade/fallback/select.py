@@ -18,9 +18,9 @@ from blade.fallback.cases import Inputs
 from blade.fallback.measure import is_faster, measure, speed, why_slower
 from blade.fallback.table import Table, find_table
 from blade.fallback.time_budget import UNLIMITED, TimeBudget
-from blade.fallback.turns import TURNS
 from blade.graph.extract import Extracted
 from blade.reason import Code, Reason, Stage
+from blade.turns import TURNS
 
 
 @dataclass(frozen=True)

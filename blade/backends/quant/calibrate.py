@@ -8,7 +8,8 @@
 The cluster's own graph runs, node by node, on every sample; nothing of it is kept but what is listed here.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,10 +22,11 @@ from blade.backends.quant.layers import Layer
 from blade.backends.quant.observers import Observer, Range, make_observer
 from blade.backends.quant.simulate import Inputs, Simulation
 from blade.errors import Refused
+from blade.progress import announce, is_watched
 from blade.reason import Code
 
 ROWS = 256  # of each activation that are kept, spread over the samples
-LONG = 8  # samples from which on a progress bar is shown
+LONG = 8  # runs from which on a progress bar is shown
 
 
 @dataclass(frozen=True)
@@ -53,17 +55,29 @@ def calibrate(
             Code.CALIBRATION, "There is no sample to calibrate on: give some in `inputs`."
         )
     passes = max((o.passes for o in run.observers.values()), default=1)
-    console = Console(stderr=True)
-    quiet = len(every) < LONG or not console.is_terminal
-    with Progress(console=console, transient=True, disable=quiet) as bar:
-        task = bar.add_task("calibrating", total=passes * len(every))
+    with _progress(passes * len(every)) as advance:
         for number in range(passes):
             for inputs in every:
                 run.see(inputs, first=number == 0)
-                bar.advance(task)
+                advance()
             for observer in run.observers.values():
                 observer.end_of_pass()
     return run.seen(len(every))
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[Callable[[], None]]:
+    """Tells whoever watches ``optimize``; draws a bar of its own where nobody does and ``total`` is large."""
+    if is_watched():
+        done = iter(range(1, total + 1))
+        announce("calibrate", 0, total)
+        yield lambda: announce("calibrate", next(done), total)
+        return
+    console = Console(stderr=True)
+    quiet = total < LONG or not console.is_terminal
+    with Progress(console=console, transient=True, disable=quiet) as bar:
+        task = bar.add_task("calibrating", total=total)
+        yield lambda: bar.advance(task)
 
 
 class _Calibration:

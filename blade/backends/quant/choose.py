@@ -4,10 +4,11 @@
     chosen = choose(cluster, prepared, plans, config, compile_)
     chosen.engine, chosen.layers                    # a LayerPrecision of each layer
 
-Every plan that keeps the budget is compiled, and the fastest is kept. Then each group of equal layers
-is put back to float in its turn; one that the cluster is no slower without is not quantized. What that
-takes is bounded by ``SEARCH_S``, or ``UNHURRIED_S`` with ``Config(time_budget=None)``: groups not reached
-in time stay as they are.
+Every plan that keeps the budget is compiled, and the fastest is kept. Profiles of it and of the float engine
+tell what each layer saves (``worth``). The groups of equal layers that do not clearly win are put back to
+float, all of them first, then one by one; what the cluster is no slower without is not quantized. What
+that takes is bounded by ``SEARCH_S``, or ``UNHURRIED_S`` with ``Config(time_budget=None)``, and by what
+``Config.time_budget`` has left.
 """
 
 import logging
@@ -19,15 +20,19 @@ from time import perf_counter
 from typing import Any
 
 from blade.backends.base import Cluster
+from blade.backends.quant.layers import Layer
 from blade.backends.quant.plans import Plan, Prepared
 from blade.backends.quant.search import Found, groups_of, within_budget
+from blade.backends.quant.shares import layer_seconds
 from blade.backends.quant.simulate import Inputs, Scheme
 from blade.backends.quant.timing import Clock, Gain, Run, is_worth_it, measured_gain, race
+from blade.backends.quant.worth import Profile, Worth, weigh
 from blade.backends.quant.write import write
 from blade.config import Config
 from blade.errors import Refused
 from blade.reason import Code
 from blade.report import LayerPrecision
+from blade.turns import TURNS
 
 logger = logging.getLogger(__name__)
 Compile = Callable[[Cluster], Any]
@@ -61,19 +66,18 @@ def choose(
     config: Config,
     compile_: Compile,
     clock: Clock = perf_counter,
+    profile: Profile = layer_seconds,
 ) -> Chosen:
     """Raises ``Refused``: ACCURACY if no plan keeps the budget, SLOWER if no layer wins time."""
-    search = _Search(cluster, prepared, config, compile_, clock)
+    search = _Search(cluster, prepared, config, compile_, clock, profile)
     variants = search.variants(plans)
-    if not config.timing:
+    if not config.timing or not search.samples or not search.is_time_for(1):
         return search.chosen(variants[0], {}, {})
     best = search.fastest(variants)
-    gains = search.gains(best)
-    slow = {name: why for name, (gain, why) in gains.items() if why}
-    if slow:
-        best = search.without(best, slow)
-    saved = {name: gain for name, (gain, why) in gains.items() if not why}
-    return search.chosen(best, saved, slow)
+    exact = search.compiled({})
+    saved = search.saved(exact, best)
+    best, slow = search.pruned(best, exact, search.doubtful(best, saved))
+    return search.chosen(best, {n: s[0] for n, s in saved.saved.items()}, slow)
 
 
 class _Search:
@@ -84,11 +88,13 @@ class _Search:
         config: Config,
         compile_: Compile,
         clock: Clock,
+        profile: Profile,
     ) -> None:
         self.cluster, self.prepared, self.config = cluster, prepared, config
-        self._compile, self._clock = compile_, clock
-        self._samples = _few(cluster.samples)
-        self._end = clock() + (UNHURRIED_S if config.time_budget is None else SEARCH_S)
+        self._compile, self._clock, self._profile = compile_, clock, profile
+        self.samples = _few(cluster.samples)
+        limit = UNHURRIED_S if config.time_budget is None else SEARCH_S
+        self._end = clock() + min(limit, config.conversion_deadline_s)
         self._compile_s = 0.0
 
     def variants(self, plans: Iterable[Plan]) -> list[_Variant]:
@@ -96,7 +102,7 @@ class _Search:
         made: list[_Variant] = []
         refused: list[Refused] = []
         for plan in plans:
-            if made and (not self.config.timing or not self._is_time_for(1)):
+            if made and (not self.config.timing or not self.is_time_for(1)):
                 break
             try:
                 made.append(self._variant(plan))
@@ -113,27 +119,58 @@ class _Search:
         if len(variants) == 1:
             return variants[0]
         runs = [_run(v.engine) for v in variants]
-        medians = [[median(s) for s in race(runs, inputs, self._clock)] for inputs in self._samples]
+        with TURNS.timing():
+            races = [race(runs, inputs, self._clock) for inputs in self.samples]
+        medians = [[median(seconds) for seconds in one] for one in races]
         logs = [mean(log(times[k]) for times in medians) for k in range(len(variants))]
         for variant, value in zip(variants, logs, strict=True):
             shown = self.cluster.name, variant.plan.name, 1e3 * exp(value)
             logger.info("%s: %s quantization takes %.3f ms", *shown)
         return variants[logs.index(min(logs))]
 
-    def gains(self, best: _Variant) -> dict[str, tuple[Gain, str]]:
-        """By layer: what it saves at the first sample, and why it is not worth it (or "")."""
-        found: dict[str, tuple[Gain, str]] = {}
-        whole = _run(best.engine)
-        for group in groups_of(self.prepared.layers, best.found.schemes):
-            if not self._is_time_for(1) or not self._samples:
-                break
-            names = {layer.name for layer in group}
-            rest = {n: s for n, s in best.found.schemes.items() if n not in names}
-            gains = measured_gain(_run(self._compiled(rest)), whole, self._samples, self._clock)
-            first = Gain(gains[0].seconds / len(group), gains[0].error / len(group))
-            why = "" if is_worth_it(gains) else _no_gain(gains, len(group))
-            found.update(dict.fromkeys(names, (first, why)))
-        return found
+    def saved(self, exact: Any, best: _Variant) -> Worth:
+        """What each layer of ``best`` saves at each sample, by the profiles of both engines."""
+        weights = {n: s.weight.values for n, s in best.found.schemes.items()}
+        with TURNS.timing():
+            return weigh(
+                self.prepared.layers,
+                weights,
+                exact,
+                best.engine,
+                self.prepared.simulation,
+                self.samples,
+                self._profile,
+            )
+
+    def doubtful(self, best: _Variant, saved: Worth) -> list[tuple[Layer, ...]]:
+        """The groups of equal layers whose profile does not show a clear win."""
+        return saved.doubtful(groups_of(self.prepared.layers, best.found.schemes))
+
+    def pruned(
+        self, best: _Variant, exact: Any, doubtful: Sequence[tuple[Layer, ...]]
+    ) -> tuple[_Variant, dict[str, str]]:
+        """``best`` less what wins no time, and why by layer; faster than ``exact``.
+
+        Of several doubtful groups that win something together each one is measured, while there is time.
+        """
+        slow: dict[str, str] = {}
+        if doubtful and (why := self._why_not_worth(best, exact, doubtful)) is not None:
+            slow = why
+        elif len(doubtful) > 1:
+            for group in doubtful:
+                if not self.is_time_for(1):
+                    break
+                slow |= self._why_not_worth(best, exact, [group]) or {}
+        if slow:
+            best = self.without(best, slow)
+        gains = self._gains(exact, best.engine)
+        if not is_worth_it(gains):
+            raise Refused(
+                Code.SLOWER,
+                f"With {len(best.found.schemes)} layers in int8 it is not faster than in float: "
+                f"{_no_gain(gains)}.",
+            )
+        return best, slow
 
     def without(self, best: _Variant, slow: dict[str, str]) -> _Variant:
         """``best`` less the layers that win no time; what these cost in accuracy others may use."""
@@ -145,7 +182,7 @@ class _Search:
             )
         return self._variant(replace(best.plan, schemes=schemes))
 
-    def chosen(self, variant: _Variant, saved: dict[str, Gain], slow: dict[str, str]) -> Chosen:
+    def chosen(self, variant: _Variant, saved: dict[str, float], slow: dict[str, str]) -> Chosen:
         found, against = variant.found, {**variant.plan.against, **slow}
         reverted = dict.fromkeys(
             found.reverted, f"reverted: with it {self.config.accuracy_budget} does not hold"
@@ -160,11 +197,27 @@ class _Search:
                     op=layer.kind,
                     precision="fp32" if scheme is None else scheme.precision,
                     error=alone.relative if alone and isfinite(alone.relative) else None,
-                    saved_ms=1e3 * gain.seconds if gain and scheme else None,
+                    saved_ms=1e3 * gain if gain is not None and scheme else None,
                     why="" if scheme else {**reverted, **against}.get(layer.name, ""),
                 )
             )
         return Chosen(variant.engine, found.schemes, tuple(layers))
+
+    def _why_not_worth(
+        self, best: _Variant, exact: Any, groups: Sequence[tuple[Layer, ...]]
+    ) -> dict[str, str] | None:
+        """By layer of ``groups``, what they cost together; ``None`` if the cluster is slower without them."""
+        names = {layer.name for group in groups for layer in group}
+        rest = {n: s for n, s in best.found.schemes.items() if n not in names}
+        gains = self._gains(self.compiled(rest) if rest else exact, best.engine)
+        if is_worth_it(gains):
+            return None
+        others = f" and {len(names) - 1} layers measured with it" if len(names) > 1 else ""
+        return dict.fromkeys(names, f"int8 saves it{others} {_no_gain(gains)}")
+
+    def _gains(self, without: Any, whole: Any) -> tuple[Gain, ...]:
+        with TURNS.timing():
+            return measured_gain(_run(without), _run(whole), self.samples, self._clock)
 
     def _variant(self, plan: Plan) -> _Variant:
         if not plan.schemes:
@@ -172,16 +225,16 @@ class _Search:
             raise Refused(Code.ACCURACY, f"No layer of it can be quantized: {why}.")
         budget = self.config.accuracy_budget.scaled(MARGIN)
         found = within_budget(self.prepared.simulation, plan.schemes, budget)
-        return _Variant(plan, found, self._compiled(found.schemes))
+        return _Variant(plan, found, self.compiled(found.schemes))
 
-    def _compiled(self, schemes: dict[str, Scheme]) -> Any:
+    def compiled(self, schemes: dict[str, Scheme]) -> Any:
         start = self._clock()
         cluster = replace(self.cluster, gm=self.prepared.gm)
         made = self._compile(write(cluster, self.prepared.layers, schemes))
         self._compile_s = max(self._compile_s, self._clock() - start)
         return made
 
-    def _is_time_for(self, compilations: int) -> bool:
+    def is_time_for(self, compilations: int) -> bool:
         return self._clock() + compilations * self._compile_s < self._end
 
 
@@ -198,6 +251,5 @@ def _run(engine: Any) -> Run:
     return lambda inputs: engine.try_execute(list(inputs))
 
 
-def _no_gain(gains: Sequence[Gain], count: int) -> str:
-    saved = ", ".join(f"{1e3 * g.seconds:+.4f} ms (noise {1e3 * g.error:.4f})" for g in gains)
-    return f"int8 saves the {count} layers of its form {saved}"
+def _no_gain(gains: Sequence[Gain]) -> str:
+    return ", ".join(f"{1e3 * g.seconds:+.4f} ms (noise {1e3 * g.error:.4f})" for g in gains)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is kept for its speed, with a clock that tells the time engines claim to take."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -13,6 +13,8 @@ from blade.backends.quant import choose as module
 from blade.backends.quant.choose import Chosen, choose
 from blade.backends.quant.plans import make_plans
 from blade.backends.quant.prepare import prepare
+from blade.backends.quant.shares import Taken
+from blade.backends.quant.simulate import Inputs
 from blade.backends.quant.timing import Gain, gain, is_worth_it, race
 from blade.config import Config
 from blade.errors import Refused
@@ -86,9 +88,16 @@ def chosen(cluster_of: Make, costs: dict[str, float], **fields: object) -> tuple
         ms = 1.0 + sum(costs[s] for s in shapes) + sum(costs.get(k, 0.0) for k in kinds)
         return Engine(1e-3 * ms, clock)
 
+    def profile(engine: Engine, weights: Mapping[str, torch.Tensor], inputs: Inputs) -> Taken:
+        """A millisecond per layer, and what it costs more or less in int8."""
+        costly = {
+            n: costs[str(tuple(w.shape))] for n, w in weights.items() if w.dtype == torch.int8
+        }
+        return Taken({n: 1e-3 * (1 + costly.get(n, 0.0)) for n in weights}, 0.0)
+
     prepared = prepare(cluster, config)
     plans = make_plans(prepared, config)
-    return choose(cluster, prepared, plans, config, compile_, clock), compiled
+    return choose(cluster, prepared, plans, config, compile_, clock, profile), compiled
 
 
 WIDE, NARROW, CONV = "(256, 32)", "(32, 256)", "(4, 4, 1)"
@@ -96,7 +105,8 @@ WIDE, NARROW, CONV = "(256, 32)", "(32, 256)", "(4, 4, 1)"
 
 def test_a_layer_that_wins_no_time_is_not_quantized(cluster_of: Make) -> None:
     costs = {WIDE: -0.3, NARROW: 0.1, CONV: 0.02}
-    found, _ = chosen(cluster_of, costs, quantization_type="static")
+    found, compiled = chosen(cluster_of, costs, quantization_type="static")
+    assert compiled == [3, 0, 1, 1]  # all, none, the clear one, and that again to keep
     by_name = {layer.layer: layer for layer in found.layers}
     assert {n: layer.precision for n, layer in by_name.items()} == {
         "wide": "int8 static",
@@ -104,7 +114,8 @@ def test_a_layer_that_wins_no_time_is_not_quantized(cluster_of: Make) -> None:
         "conv": "fp32",
     }
     assert by_name["wide"].saved_ms == pytest.approx(0.3)
-    assert by_name["narrow"].why.startswith("int8 saves the 1 layers of its form -0.1000 ms")
+    together = "int8 saves it and 1 layers measured with it -0.1200 ms"
+    assert by_name["narrow"].why.startswith(together)
     assert found.engine.seconds == pytest.approx(0.7e-3)
 
 
@@ -141,3 +152,32 @@ def test_unmeasured_the_first_plan_is_taken(cluster_of: Make) -> None:
     found, compiled = chosen(cluster_of, {WIDE: 9.0, NARROW: 9.0, CONV: 9.0}, timing=False)
     assert len(compiled) == 1
     assert all(layer.saved_ms is None for layer in found.layers)
+
+
+def test_clear_winners_need_no_compilation_of_their_own(cluster_of: Make) -> None:
+    costs = {WIDE: -0.3, NARROW: -0.2, CONV: -0.2}
+    found, compiled = chosen(cluster_of, costs, quantization_type="static")
+    assert compiled == [3, 0]
+    assert [layer.saved_ms for layer in found.layers] == pytest.approx([0.3, 0.2, 0.2])
+
+
+def test_of_doubtful_layers_those_that_win_stay(cluster_of: Make) -> None:
+    """Together they win; looked at one by one, one of them loses."""
+    costs = {WIDE: -0.09, NARROW: -0.09, CONV: 0.05}
+    found, compiled = chosen(cluster_of, costs, quantization_type="static")
+    assert compiled == [
+        3,
+        0,
+        2,
+        2,
+        2,
+        2,
+    ]  # all, none, less each of the three, less the one that loses
+    assert [layer.precision for layer in found.layers] == ["int8 static"] * 2 + ["fp32"]
+
+
+def test_what_wins_by_its_profile_alone_is_refused(cluster_of: Make) -> None:
+    """The whole is what counts: quantizing activations takes more than all layers save."""
+    costs = {WIDE: -0.3, NARROW: -0.2, CONV: -0.2, "quantize_per_tensor": 0.8}
+    with pytest.raises(Refused, match="With 3 layers in int8 it is not faster than in float"):
+        chosen(cluster_of, costs, quantization_type="static")
