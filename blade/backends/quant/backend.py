@@ -20,6 +20,9 @@ from blade.reason import Code, Reason
 from blade.report import LayerPrecision
 from blade.runtime.engine import make_engine
 
+FIXED_S, NODE_S = 2.0, 0.04  # of compiling a handful of variants
+RUNS, MULTIPLICATIONS_PER_S = 30, 5e10  # of simulating
+
 _COMPILER = "disc"
 _LIBRARY = "quantized_decomposed"
 
@@ -43,6 +46,14 @@ class QuantBackend:
     def why_not(self, node: OpNode, config: Config) -> Reason | None:
         reason = registry.load(_COMPILER).why_not(node, config)
         return None if reason is None else replace(reason, backend=self.name)
+
+    def estimate_s(self, cluster: Cluster) -> float:
+        """A few compilations, and runs of the cluster in eager float32 to see what layers cost."""
+        from blade.backends.quant.layers import find_layers
+        from blade.backends.quant.plans import multiplications
+
+        work = sum(multiplications(layer) for layer in find_layers(cluster.gm))
+        return FIXED_S + NODE_S * len(cluster.gm.graph.nodes) + RUNS * work / MULTIPLICATIONS_PER_S
 
     def convert(self, cluster: Cluster, config: Config) -> torch.ScriptObject:
         """Raises ``Refused`` where no layer can be quantized, or none should be."""

@@ -22,7 +22,7 @@ from typing import Any
 from blade.backends.base import Cluster
 from blade.backends.quant.layers import Layer
 from blade.backends.quant.plans import Plan, Prepared
-from blade.backends.quant.search import Found, groups_of, within_budget
+from blade.backends.quant.search import Alone, Found, groups_of, within_budget
 from blade.backends.quant.shares import layer_seconds
 from blade.backends.quant.simulate import Inputs, Scheme
 from blade.backends.quant.timing import Clock, Gain, Run, is_worth_it, measured_gain, race
@@ -96,6 +96,7 @@ class _Search:
         limit = UNHURRIED_S if config.time_budget is None else SEARCH_S
         self._end = clock() + min(limit, config.conversion_deadline_s)
         self._compile_s = 0.0
+        self._alone: Alone = {}
 
     def variants(self, plans: Iterable[Plan]) -> list[_Variant]:
         """One per plan that keeps the budget; with no time left, or unmeasured, the first one only."""
@@ -224,7 +225,7 @@ class _Search:
             why = next(iter(plan.against.values()))
             raise Refused(Code.ACCURACY, f"No layer of it can be quantized: {why}.")
         budget = self.config.accuracy_budget.scaled(MARGIN)
-        found = within_budget(self.prepared.simulation, plan.schemes, budget)
+        found = within_budget(self.prepared.simulation, plan.schemes, budget, self._alone)
         return _Variant(plan, found, self.compiled(found.schemes))
 
     def compiled(self, schemes: dict[str, Scheme]) -> Any:

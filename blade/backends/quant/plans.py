@@ -29,6 +29,8 @@ from blade.config import Config
 
 GROUP = 128  # inputs that share a scale of 4 bits
 UNEVEN = 0.8  # of the squared error that a zero point has to leave, at most, to be worth it
+MATTERS = 0.05  # of the multiplications: products below that have no plan of their own
+FEW = 4  # samples that tell whether biases are better corrected
 FEW_ROWS = 16  # of an activation, up to which reading weights is what takes the time
 
 
@@ -62,7 +64,7 @@ def make_plans(prepared: Prepared, config: Config) -> Iterator[Plan]:
         plans = [maker.plan(wanted, {"linear": wanted, "conv": wanted})]
     else:
         plans = [maker.plan("mixed", {"linear": "dynamic", "conv": "static"})]
-        if maker.has("linear"):
+        if maker.share("linear") > MATTERS:
             plans.append(maker.plan("static", {"linear": "static", "conv": "static"}))
             if _rows(prepared.layers) <= FEW_ROWS:
                 plans.append(
@@ -77,9 +79,14 @@ class _Maker:
     def __init__(self, prepared: Prepared, config: Config) -> None:
         self.prepared, self.config = prepared, config
         self._weights: dict[tuple[int, int, int], tuple[torch.Tensor, Weight]] = {}
+        self._schemes: dict[tuple[str, str], Scheme | str] = {}
+        self._corrected: dict[str, Scheme] = {}
 
-    def has(self, kind: str) -> bool:
-        return any(layer.kind == kind for layer in self.prepared.layers)
+    def share(self, kind: str) -> float:
+        """Of all multiplications, at the sizes of the example."""
+        work = {layer.name: multiplications(layer) for layer in self.prepared.layers}
+        own = sum(work[layer.name] for layer in self.prepared.layers if layer.kind == kind)
+        return own / max(1, sum(work.values()))
 
     def plan(self, name: str, kinds: dict[str, str]) -> Plan:
         """Each kind of layer quantized in its way."""
@@ -98,13 +105,23 @@ class _Maker:
         if not calibrated:
             return plan
         by_name = {layer.name: layer for layer in self.prepared.layers}
-        simulation = self.prepared.simulation
-        schemes = {**plan.schemes, **correct_bias(simulation, by_name, calibrated)}
+        simulation = self.prepared.simulation.with_samples(FEW)
+        fresh = {n: s for n, s in calibrated.items() if n not in self._corrected}
+        self._corrected |= correct_bias(simulation, by_name, fresh)
+        corrected = {n: self._corrected[n] for n in calibrated}
+        schemes = {**plan.schemes, **corrected}
         before, after = simulation.error(plan.schemes), simulation.error(schemes)
         better = after.relative < before.relative
         return Plan(plan.name, schemes, plan.against) if better else plan
 
     def _scheme(self, layer: Layer, kind: str) -> Scheme | str:
+        """The same object whoever asks: plans share what is known of it."""
+        key = layer.name, kind
+        if key not in self._schemes:
+            self._schemes[key] = self._make(layer, kind)
+        return self._schemes[key]
+
+    def _make(self, layer: Layer, kind: str) -> Scheme | str:
         if (why := self.prepared.seen.against.get(layer.x.name)) is not None:
             return why
         if layer.kind == "conv" and kind != "static":
@@ -141,6 +158,13 @@ def _rows(layers: Sequence[Layer]) -> int:
     """Of the activations that products read, at the sizes of the example; the fewest."""
     shapes = [layer.x.meta["val"].shape[:-1] for layer in layers if layer.kind == "linear"]
     return min((prod(map(_hint, shape)) for shape in shapes), default=0)
+
+
+def multiplications(layer: Layer) -> int:
+    """At the sizes of the example."""
+    return prod(map(_hint, layer.node.meta["val"].shape)) * (
+        layer.weight.numel() // len(layer.weight)
+    )
 
 
 def _hint(size: int | torch.SymInt) -> int:

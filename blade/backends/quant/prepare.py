@@ -7,6 +7,7 @@ prepared = prepare(cluster, config)
 import logging
 from collections.abc import Sequence
 from itertools import chain, islice
+from time import perf_counter
 
 import torch
 
@@ -22,7 +23,8 @@ from blade.errors import Refused
 from blade.reason import Code
 
 log = logging.getLogger(__name__)
-JUDGED = 8  # samples on which accuracy is measured while searching
+JUDGED = 8  # samples on which accuracy is measured while searching, at most
+JUDGED_S = 0.5  # for one run over them; one sample of each shape is judged in any case
 
 
 def prepare(cluster: Cluster, config: Config) -> Prepared:
@@ -54,17 +56,24 @@ def prepare(cluster: Cluster, config: Config) -> Prepared:
             gm, layers = smoothed, find_layers(smoothed)
             seen = calibrate(gm, layers, every, method)
             log.info("%s: scales moved at %s", cluster.name, ", ".join(moved))
-    simulation = Simulation(gm, layers, _judged(every))
-    original = Simulation(cluster.gm, [], simulation.samples)
-    simulation.wanted = original.wanted
-    return Prepared(gm, tuple(layers), seen, simulation)
+    judged, wanted = _judged(cluster, every)
+    return Prepared(gm, tuple(layers), seen, Simulation(gm, layers, judged, wanted))
 
 
-def _judged(samples: Sequence[Inputs]) -> list[Inputs]:
-    """The first of every shape, then others, up to ``JUDGED``."""
+def _judged(
+    cluster: Cluster, samples: Sequence[Inputs]
+) -> tuple[Sequence[Inputs], Sequence[Inputs]]:
+    """The first of every shape, then others while that is quick, up to ``JUDGED``; and the answers."""
     first: dict[tuple[torch.Size, ...], Inputs] = {}
     for inputs in samples:
         first.setdefault(tuple(t.shape for t in inputs), inputs)
     known = {id(inputs) for inputs in first.values()}
     rest = [inputs for inputs in samples if id(inputs) not in known]
-    return [*first.values(), *rest][:JUDGED]
+    original, start = Simulation(cluster.gm, [], []), perf_counter()
+    wanted: list[Inputs] = []
+    ordered = [*first.values(), *rest][:JUDGED]
+    for i, inputs in enumerate(ordered):
+        if i >= len(first) and perf_counter() - start > JUDGED_S:
+            break
+        wanted.append(original.run(inputs, {}))
+    return ordered[: len(wanted)], wanted

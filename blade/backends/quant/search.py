@@ -19,7 +19,12 @@ from blade.budget import AccuracyBudget, OutputError
 from blade.errors import Refused
 from blade.reason import Code
 
-SENSITIVITY_S = 20.0  # for running every layer alone; with fewer samples where that does not do
+SENSITIVITY_S = 5.0  # for running every layer alone; with fewer samples where that does not do
+FEW = 2  # samples on which the number of layers to revert is looked for, before all have their say
+
+
+Alone = dict[str, tuple[Scheme, OutputError]]
+"""What a layer with that very scheme costs alone, by name."""
 
 
 @dataclass(frozen=True)
@@ -32,26 +37,37 @@ class Found:
     reverted: tuple[str, ...] = ()
 
 
-def within_budget(simulation: Simulation, schemes: Schemes, budget: AccuracyBudget) -> Found:
+def within_budget(
+    simulation: Simulation, schemes: Schemes, budget: AccuracyBudget, known: Alone | None = None
+) -> Found:
     """The layers of ``schemes`` that together keep ``budget`` on the samples of ``simulation``.
 
+    ``known``: what layers cost alone, of schemes that were looked at before; those of now are added.
     Raises ``Refused(ACCURACY)`` where none does.
     """
     start = perf_counter()
     error = simulation.error(schemes)
     seconds = perf_counter() - start
     if budget.allows(error):  # nothing depends on what a layer costs: one sample tells the report
-        return Found(dict(schemes), error, _alone(simulation.with_samples(1), schemes, seconds))
-    alone = _alone(simulation, schemes, seconds)
+        alone = _alone(simulation.with_samples(1), schemes, seconds, known)
+        return Found(dict(schemes), error, alone)
+    alone = _alone(simulation, schemes, seconds, known)
     order = sorted(schemes, key=lambda name: alone[name].relative, reverse=True)
     tried: dict[int, OutputError] = {0: error}
 
+    def without(count: int, on: Simulation) -> OutputError:
+        """The ``count`` worst reverted."""
+        return on.error({name: schemes[name] for name in order[count:]})
+
     def holds(count: int) -> bool:
-        """With the ``count`` worst reverted."""
-        tried[count] = simulation.error({name: schemes[name] for name in order[count:]})
+        tried[count] = without(count, simulation)
         return budget.allows(tried[count])
 
-    count = first_that_holds(1, len(order) - 1, holds)
+    few = simulation.with_samples(FEW)
+    last = len(order) - 1
+    count = first_that_holds(1, last, lambda count: budget.allows(without(count, few)))
+    if count is not None and not holds(count):
+        count = first_that_holds(count + 1, last, holds)
     if count is None:
         raise Refused(
             Code.ACCURACY,
@@ -90,8 +106,15 @@ def groups_of(layers: Sequence[Layer], schemes: Schemes) -> list[tuple[Layer, ..
     )
 
 
-def _alone(simulation: Simulation, schemes: Schemes, run_s: float) -> dict[str, OutputError]:
+def _alone(
+    simulation: Simulation, schemes: Schemes, run_s: float, known: Alone | None
+) -> dict[str, OutputError]:
+    """``run_s`` is what a run on all samples takes."""
+    known = {} if known is None else known
+    fresh = {n: s for n, s in schemes.items() if n not in known or known[n][0] is not s}
     count = len(simulation.samples)
-    affordable = max(1, int(count * SENSITIVITY_S / max(run_s * len(schemes), 1e-9)))
+    affordable = max(1, int(count * SENSITIVITY_S / max(run_s * len(fresh), 1e-9)))
     few = simulation if affordable >= count else simulation.with_samples(affordable)
-    return {name: few.error({name: scheme}) for name, scheme in schemes.items()}
+    for name, error in few.alone(fresh).items():
+        known[name] = schemes[name], error
+    return {name: known[name][1] for name in schemes}

@@ -8,6 +8,7 @@ simulation.error({"linear_3": scheme})          # the worst OutputError over all
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from blade.backends.quant.numbers import Affine, Weight, token_round_trip
 from blade.budget import OutputError, output_error, worst
 
 Inputs = tuple[torch.Tensor, ...]
+KEPT_BYTES = 1 << 29  # of one sample's values
 
 
 @dataclass(frozen=True)
@@ -53,19 +55,34 @@ Schemes = Mapping[str, Scheme]
 
 
 class Simulation:
-    """Runs of one cluster; what the original answers is computed once."""
+    """Runs of one cluster; what it answers, or ``wanted`` if another one did, is what errors are against."""
 
-    def __init__(self, gm: GraphModule, layers: Iterable[Layer], samples: Sequence[Inputs]) -> None:
+    def __init__(
+        self,
+        gm: GraphModule,
+        layers: Iterable[Layer],
+        samples: Sequence[Inputs],
+        wanted: Sequence[Inputs] | None = None,
+    ) -> None:
         self.gm, self.samples = gm, samples
         self._layers = {layer.name: layer for layer in layers}
         self._weights: dict[int, tuple[Weight, torch.Tensor]] = {}
-        self.wanted = [self.run(inputs, {}) for inputs in samples]
+        self.wanted = [self.run(x, {}) for x in samples] if wanted is None else wanted
 
-    def run(self, inputs: Inputs, schemes: Schemes, watch: "Watch | None" = None) -> Inputs:
-        """The cluster's outputs with ``schemes`` by name of layer; ``watch`` sees every value made."""
+    def run(
+        self,
+        inputs: Inputs,
+        schemes: Schemes,
+        watch: "Watch | None" = None,
+        env: dict[Node, Any] | None = None,
+    ) -> Inputs:
+        """The cluster's outputs with ``schemes`` by name of layer; ``watch`` sees every value made.
+
+        What ``env`` has is not computed.
+        """
         runner = _Runner(self, schemes, watch)
         with torch.no_grad():
-            return tuple(runner.run(*inputs, enable_io_processing=False))
+            return tuple(runner.run(*inputs, initial_env=env, enable_io_processing=False))
 
     def error(self, schemes: Schemes) -> OutputError:
         """The worst over all samples and outputs."""
@@ -74,6 +91,34 @@ class Simulation:
             for inputs, every in zip(self.samples, self.wanted, strict=True)
             for got, want in zip(self.run(inputs, schemes), every, strict=True)
         )
+
+    def alone(self, schemes: Schemes) -> dict[str, OutputError]:
+        """Of each scheme if no other layer has one: what comes before that layer is computed once."""
+        errors: dict[str, list[OutputError]] = {name: [] for name in schemes}
+        for inputs, wanted in zip(self.samples, self.wanted, strict=True) if schemes else ():
+            known = self._values(inputs)
+            for name, scheme in schemes.items():
+                layer = self.layer(name)
+                assert layer is not None, name
+                made = self.run(inputs, {name: scheme}, env=_before(layer.node, known))
+                errors[name] += [output_error(a, b) for a, b in zip(made, wanted, strict=True)]
+        return {name: worst(found) for name, found in errors.items()}
+
+    def _values(self, inputs: Inputs) -> dict[Node, Any]:
+        """What every node makes of ``inputs``; nothing where that would take more than ``KEPT_BYTES``."""
+        if any(_writes(node) for node in self.gm.graph.nodes):
+            return {}
+        made: dict[Node, Any] = {}
+        total = 0
+
+        def watch(node: Node, value: Any, alive: Mapping[Node, Any]) -> None:
+            nonlocal total
+            total += value.nbytes if isinstance(value, torch.Tensor) else 0
+            if total <= KEPT_BYTES:
+                made[node] = value
+
+        self.run(inputs, {}, watch)
+        return made if total <= KEPT_BYTES else {}
 
     def with_samples(self, count: int) -> "Simulation":
         """On the first ``count`` samples only."""
@@ -93,6 +138,17 @@ class Simulation:
 
 Watch = Callable[[Node, Any, Mapping[Node, Any]], None]
 """Called with a node, what it made, and the values alive then."""
+
+
+def _writes(node: Node) -> bool:
+    """Whether it changes an operand in place."""
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and bool(schema.is_mutable)
+
+
+def _before(node: Node, values: Mapping[Node, Any]) -> dict[Node, Any] | None:
+    """Those of ``values`` that are made before ``node``."""
+    return dict(takewhile(lambda item: item[0] is not node, values.items())) or None
 
 
 class _Runner(Interpreter):

@@ -131,6 +131,17 @@ def test_half_the_budget_quantizes_fewer_layers() -> None:
     assert 0 < counts[1] < 8
 
 
+def test_a_search_that_does_not_fit_into_the_time_is_not_begun(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("BLADE_BACKENDS", "disc,quant")
+    model = Block().eval()
+    config = blade.Config(enable_int8=True, time_budget=0.1, cache=False)
+    optimized = blade.optimize(model, samples(), config)
+    [reason] = [r for r in report(optimized).all_reasons() if r.backend == "quant"]
+    assert reason.code is Code.TIME_BUDGET
+
+
 @produces(Code.CALIBRATION)
 def test_what_cannot_be_calibrated_is_left_alone() -> None:
     [reason] = reasons(quantized(Constant(), samples()), Code.CALIBRATION)

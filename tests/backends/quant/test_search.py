@@ -8,9 +8,10 @@ import torch
 from torch import nn
 
 from blade.backends.base import Cluster
+from blade.backends.quant import simulate
 from blade.backends.quant.plans import Plan, Prepared, make_plans
 from blade.backends.quant.prepare import prepare
-from blade.backends.quant.search import first_that_holds, groups_of, within_budget
+from blade.backends.quant.search import FEW, Alone, first_that_holds, groups_of, within_budget
 from blade.budget import AccuracyBudget, parse
 from blade.config import Config
 from blade.errors import Refused
@@ -113,3 +114,74 @@ def test_equal_layers_are_one_group(cluster_of: Make) -> None:
     assert [[layer.title for layer in g] for g in groups] == [["2"], ["0", "1"]] or [
         len(g) for g in groups
     ] == [1, 2]
+
+
+class InPlace(nn.Module):
+    """What comes before the second layer is changed after it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(32, 32), nn.Linear(32, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.a(x)
+        z = self.b(y)
+        return torch.ops.aten.add_(y, z)
+
+
+@pytest.mark.parametrize("model", [Residual, InPlace])
+@pytest.mark.parametrize("kept", [simulate.KEPT_BYTES, 0])
+def test_alone_is_what_a_run_with_that_scheme_says(
+    cluster_of: Make,
+    model: Callable[[], nn.Module],
+    kept: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(simulate, "KEPT_BYTES", kept)
+    torch.manual_seed(0)
+    config = Config(enable_int8=True, quantization_type="dynamic")
+    prepared = prepare(cluster_of(model(), [torch.randn(16, 32) for _ in range(3)]), config)
+    [plan] = make_plans(prepared, config)
+    simulation = prepared.simulation
+    alone = simulation.alone(plan.schemes)
+    assert alone == {n: simulation.error({n: s}) for n, s in plan.schemes.items()}
+    assert all(error.relative > 0 for error in alone.values())
+
+
+def test_what_is_known_of_a_scheme_is_not_asked_again(
+    ready: tuple[Prepared, Plan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared, plan = ready
+    known: Alone = {}
+    first = within_budget(prepared.simulation, plan.schemes, parse(0.5), known)
+    monkeypatch.setattr(simulate.Simulation, "_values", None)  # nothing is run alone any more
+    assert within_budget(prepared.simulation, plan.schemes, parse(0.5), known) == first
+
+
+def test_few_samples_lead_and_all_decide(cluster_of: Make) -> None:
+    """The sample that needs most layers reverted is the last one."""
+    torch.manual_seed(0)
+    samples = [torch.randn(16, 32) for _ in range(3)]
+    samples.append(samples[0] * 20)
+    config = Config(enable_int8=True, quantization_type="static")
+    prepared = prepare(cluster_of(Residual(), samples), config)
+    [plan] = make_plans(prepared, config)
+    whole = prepared.simulation.error(plan.schemes).relative
+    budget = AccuracyBudget("relative", 0.4 * whole)
+    found = within_budget(prepared.simulation, plan.schemes, budget)
+    assert budget.allows(prepared.simulation.error(found.schemes))
+    assert len(prepared.simulation.samples) > FEW
+
+
+def test_products_that_hardly_matter_have_no_plan_of_their_own(cluster_of: Make) -> None:
+    def names(model: nn.Module, shape: tuple[int, ...]) -> list[str]:
+        config = Config(enable_int8=True)
+        prepared = prepare(cluster_of(model, [torch.randn(shape)]), config)
+        return [plan.name for plan in make_plans(prepared, config)]
+
+    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 8)]
+    mostly_convolved = nn.Sequential(nn.Conv2d(8, 16, 3), nn.ReLU(), *head)
+    assert names(mostly_convolved, (32, 8, 8, 8)) == ["mixed"]
+    products = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8))
+    assert names(products, (32, 8)) == ["mixed", "static"]
+    assert names(products, (4, 8)) == ["mixed", "static", "weight_only"]
