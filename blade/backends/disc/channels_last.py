@@ -46,7 +46,7 @@ def write_conv(writer: "Writer", value: Value) -> None:
 def write_spatial(writer: "Writer", value: Value) -> None:
     """The ATen op that ``value`` names."""
     tensors = [_channels_first(writer, a) for a in value.args]
-    writer.dispatch(value, tensors, [_result(writer, value)])
+    writer.dispatch(value, tensors, [str(_result(writer, value))])
 
 
 def _ints(values: list[int]) -> str:

@@ -18,20 +18,26 @@ from torch.utils._sympy.functions import Max
 from blade.backends.disc.ir import Builder, Graph, Shape, Value, live, plain
 from blade.backends.disc.ops import (
     activation,
+    activation_backward,
     assemble,
     attention,
+    batch_norm,
     convolution,
+    convolution_backward,
     einsum,
     factory,
     functions,
     gather,
     layout,
     library,
+    loss,
     norm,
+    norm_backward,
     pointwise,
     pooling,
     quantize,
     reduction,
+    region,
     transformer,
     windows,
 )
@@ -44,20 +50,26 @@ from blade.reason import Code
 # importing them fills the table
 FAMILIES = (
     activation,
+    activation_backward,
     assemble,
-    convolution,
-    einsum,
     attention,
+    batch_norm,
+    convolution,
+    convolution_backward,
+    einsum,
     factory,
     functions,
     gather,
     layout,
     library,
+    loss,
     norm,
+    norm_backward,
     pointwise,
     pooling,
     quantize,
     reduction,
+    region,
     transformer,
     windows,
 )
@@ -125,7 +137,12 @@ class _Lowerer:
         kwargs = {k: self.operand(v) for k, v in node.kwargs.items()}
         if not isinstance(node.target, torch._ops.OpOverload):
             return self.python(node, args)
-        lo = Lowering(self.b, self.results(node))
+        places = (
+            tuple(k for k, m in enumerate(meta) if m is not None)
+            if isinstance(meta, (list, tuple))
+            else None
+        )
+        lo = Lowering(self.b, self.results(node), places)
         rule = rule_for(node.target)
         if rule is not None:
             try:

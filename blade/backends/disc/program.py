@@ -259,9 +259,9 @@ class Writer:
 
     def call(self, value: Value) -> None:
         tensors = [self.seen(a) for a in value.args]
-        self.dispatch(value, tensors, [self.slot(v) for v in self.results(value)])
+        self.dispatch(value, tensors, self.results(value))
 
-    def dispatch(self, value: Value, tensors: Sequence[int], results: Sequence[int]) -> None:
+    def dispatch(self, value: Value, tensors: Sequence[int], results: Sequence[str]) -> None:
         """The ATen op of ``value``, from and to these slots."""
         target = value.attrs["target"]
         types = [a.type for a in target._schema.arguments]
@@ -270,26 +270,23 @@ class Writer:
             for t, kind in zip(value.attrs["template"], types, strict=True)
         ]
         name = f"{target._schema.name}.{target._overloadname}".removesuffix(".default")
-        words = ["call", name, str(len(words)), *words, str(len(results)), *map(str, results)]
+        words = ["call", name, str(len(words)), *words, str(len(results)), *results]
         self.instructions.append(" ".join(words))
 
-    def results(self, call: Value) -> list[Value]:
-        """One value per result of ``call`` up to the last one that is read.
+    def results(self, call: Value) -> list[str]:
+        """A slot per result of ``call`` up to the last one that is read, `-` for those that are not.
 
-        Unread ones before it get a value too; those after it are not looked at (the bookkeeping of
-        embedding_bag has sizes of which torch's shape functions know nothing).
+        An op may leave a result undefined that nobody asked for, and the bookkeeping of embedding_bag has
+        sizes of which torch's shape functions know nothing.
         """
-        results, returns = call.attrs["results"], call.attrs["target"]._schema.returns
+        returns = call.attrs["target"]._schema.returns
         if [str(r.type) for r in returns] == ["Tensor"]:
-            return [call]
+            return [str(self.slot(call))]
         items = {
             v.attrs["index"]: v for v in self.graph.values if v.op == "item" and v.args[0] is call
         }
-        return [
-            items.get(k)
-            or Value(-1 - k, "item", (call,), {"index": k}, r.shape, r.dtype, r.strides)
-            for k, r in enumerate(results[: max(items, default=-1) + 1])
-        ]
+        slots = {k: str(self.slot(items[k])) for k in sorted(items)}
+        return [slots.get(k, "-") for k in range(max(items, default=-1) + 1)]
 
     def text(self, isa: Sequence[str]) -> str:
         outputs = [self.seen(v) for v in self.graph.outputs]

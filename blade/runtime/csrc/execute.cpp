@@ -160,6 +160,7 @@ void Frame::take_results(const Instr& instr) {
       stack_.size() >= instr.results.size(), "blade: ", instr.text, ": returned ", stack_.size(), " values");
   for (size_t i = 0; i < instr.results.size(); ++i) {
     const int64_t id = instr.results[i];
+    if (id < 0) continue;
     at::Tensor result = checked_result(id, stack_[i].toTensor());
     auto* data = static_cast<char*>(const_cast<void*>(result.const_data_ptr()));
     bind_root(id, std::move(result), data);

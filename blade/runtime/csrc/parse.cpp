@@ -305,10 +305,16 @@ class Parser {
         fail(name + " needs an argument '" + params[i].name() + "'");
       }
     }
-    for (int64_t n = count(); n > 0; --n) {
-      instr.results.push_back(slot());
-      if (program_.slots[instr.results.back()].kind != SlotKind::kDyn) fail("a call's result must be a dyn slot");
-    }
+    for (int64_t n = count(); n > 0; --n) instr.results.push_back(result());
+  }
+
+  // -1: nobody reads it
+  int64_t result() {
+    const auto text = word();
+    if (text == "-") return -1;
+    const int64_t id = below(to_number(text), program_.slots.size(), "slot");
+    if (program_.slots[id].kind != SlotKind::kDyn) fail("a call's result must be a dyn slot");
+    return id;
   }
 
   static CallArg static_arg(c10::IValue value) {
@@ -413,7 +419,9 @@ class Parser {
     for (size_t i = 0; i < p.instrs.size(); ++i) {
       const auto at = static_cast<int64_t>(i);
       for (const int64_t id : p.instrs[i].ptrs) touch(id, at);
-      for (const int64_t id : p.instrs[i].results) touch(id, at);
+      for (const int64_t id : p.instrs[i].results) {
+        if (id >= 0) touch(id, at);
+      }
       for (const auto& arg : p.instrs[i].args) {
         if (arg.kind == CallArg::kSlot) touch(arg.id, at);
         for (const int64_t id : arg.slots) {

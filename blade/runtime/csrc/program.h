@@ -72,7 +72,7 @@ struct Instr {
   // call
   std::optional<c10::OperatorHandle> op;
   std::vector<CallArg> args;
-  std::vector<int64_t> results;  // dyn slots
+  std::vector<int64_t> results;  // dyn slots; -1: not looked at
   // dyn slots whose memory nothing needs after this instruction
   std::vector<int64_t> last_use;
 };

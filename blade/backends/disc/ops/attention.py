@@ -6,6 +6,7 @@ every layer, becomes an additive float mask at its own shape, a value shared by 
 """
 
 import math
+from typing import Any
 
 import torch
 
@@ -73,3 +74,16 @@ def _called(
     args = (q, k, v, bias, 0.0, is_causal, scale, enable_gqa)
     result: Value = lo.call(aten.scaled_dot_product_attention.default, args)
     return result
+
+
+@lowers(
+    aten._scaled_dot_product_flash_attention_for_cpu.default,
+    aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
+)
+def flash_attention(lo: Lowering, *tensors: Value | None, **_: Any) -> None:
+    """ATen's, which divides by zero where there is no query or no key."""
+    for x in tensors:
+        if isinstance(x, Value):
+            for size in x.shape:
+                lo.at_least(size, 1, "attention between elements")
+    raise lo.otherwise()

@@ -150,11 +150,3 @@ def _simple_power(lo: Lowering, x: Value, exponent: float) -> Value | None:
 @lowers(aten.float_power.Tensor_Scalar)
 def float_power(lo: Lowering, x: Value, exponent: Any) -> Value:
     return power(lo, x, float(exponent))
-
-
-@lowers(aten.mse_loss.default)
-def mse_loss(lo: Lowering, x: Value, y: Value, reduction: int = 1) -> Value:
-    if reduction != 0:
-        raise lo.otherwise()
-    gap = lo.b.pointwise("sub", lo.value(x, lo.dtype), lo.value(y, lo.dtype))
-    return lo.b.pointwise("mul", gap, gap)

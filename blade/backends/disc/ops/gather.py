@@ -6,12 +6,13 @@ one is out of bounds the engine raises, and the original then raises what torch 
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import sympy
 import torch
 
-from blade.backends.disc.ir import Value, numel
+from blade.backends.disc.ir import Value, contiguous_strides, numel
 from blade.backends.disc.kernel import Dim
 from blade.backends.disc.ops.table import Lowering, Result, Slot, lowers
 
@@ -89,6 +90,17 @@ def _gather(
     return lo.b.make("gather", args, lo.shape, lo.dtype, axis=axis, axes=axes)
 
 
+def select_with_check(
+    lo: Lowering, x: Value, axis: int, index: Value, axes: tuple[int | None, ...]
+) -> Value:
+    """Element ``index`` along ``axis`` of ``x``; its other axes k are the index's axes[k].
+
+    Raises at run time for an index out of bounds.
+    """
+    result = Result(index.shape, x.dtype, contiguous_strides(index.shape))
+    return _gather(replace(lo, results=(result,)), x, axis, index, index, axes)
+
+
 def _one(lo: Lowering, x: Value, axis: int, index: int, axes: tuple[int | None, ...]) -> Value:
     """The same index everywhere: a slice, repeated."""
     size = x.shape[axis]
@@ -121,5 +133,4 @@ def _check(lo: Lowering, index: Value, low: Any, high: Dim) -> Value | None:
         (),
         target=_ASSERT,
         template=(Slot(0), "index_out_of_range", Slot(1)),
-        results=(Result((), torch.bool, ()),),
     )

@@ -148,7 +148,7 @@ def slice_(
     lo: Lowering, x: Value, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
 ) -> Value:
     axis = dim % len(x.shape)
-    first = _clamped(start if start is not None else 0, x.shape[axis])
+    first = clamped(start if start is not None else 0, x.shape[axis])
     size = lo.shape[axis]
     if size != x.shape[axis] and not _holds_for_empty(x.shape[axis], size):
         lo.at_least(x.shape[axis], 1, "slice of a non-empty axis")
@@ -168,7 +168,7 @@ def _holds_for_empty(size: Dim, sliced: Dim) -> bool:
 @lowers(aten.narrow.default)
 def narrow(lo: Lowering, x: Value, dim: int, start: Any, length: Any) -> Value:
     axis = dim % len(x.shape)
-    return lo.b.slice(x, axis, _clamped(start, x.shape[axis]), 1, lo.shape[axis])
+    return lo.b.slice(x, axis, clamped(start, x.shape[axis]), 1, lo.shape[axis])
 
 
 @lowers(aten.select.int)
@@ -179,11 +179,11 @@ def select(lo: Lowering, x: Value, dim: int, index: Any) -> Value:
     elif not isinstance(x.shape[axis], int) or not isinstance(index, int):
         lo.b.require(sympy.Lt(index, x.shape[axis], evaluate=False), "index within bounds")
         lo.b.require(sympy.Ge(index, 0, evaluate=False), "index within bounds")
-    one = lo.b.slice(x, axis, _clamped(index, x.shape[axis]), 1, 1)
+    one = lo.b.slice(x, axis, clamped(index, x.shape[axis]), 1, 1)
     return lo.b.reshape(one, lo.shape)
 
 
-def _clamped(start: Any, size: Dim) -> Dim:
+def clamped(start: Any, size: Dim) -> Dim:
     """torch's rule for a start: negative counts from the end, then clamp to [0, size]."""
     start = plain(start)
     if isinstance(start, int) and start == 0:

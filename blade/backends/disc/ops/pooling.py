@@ -52,6 +52,7 @@ def avg_pool2d(
 @lowers(
     aten.adaptive_avg_pool1d.default,
     aten.adaptive_avg_pool2d.default,
+    aten._adaptive_avg_pool2d.default,
     aten.adaptive_avg_pool3d.default,
 )
 def adaptive_avg_pool(lo: Lowering, x: Value, size: Any) -> Value:
@@ -129,7 +130,7 @@ def _nearest(lo: Lowering, x: Value) -> Value | None:
     """Every pixel repeated along height and width, if both grow by whole factors."""
     if len(x.shape) != 4:
         return None
-    factors = [_factor(a, b) for a, b in zip(x.shape[2:], lo.shape[2:], strict=True)]
+    factors = [factor(a, b) for a, b in zip(x.shape[2:], lo.shape[2:], strict=True)]
     if any(f is None for f in factors):
         return None
     for size in x.shape[1:]:
@@ -140,5 +141,6 @@ def _nearest(lo: Lowering, x: Value) -> Value | None:
     return lo.b.reshape(repeated, lo.shape)
 
 
-def _factor(size: Any, wide: Any) -> int | None:
+def factor(size: Any, wide: Any) -> int | None:
+    """The whole number up to 8 by which ``wide`` is ``size``, if that is known."""
     return next((f for f in range(1, 9) if equal(f * sympy.sympify(size), wide)), None)

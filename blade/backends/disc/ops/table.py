@@ -74,10 +74,14 @@ class Slot(int):
 
 @dataclass(frozen=True)
 class Lowering:
-    """What a row works with: the builder, and the types of the op's results."""
+    """What a row works with: the builder, and the types of the op's results.
+
+    ``places``: which of the op's results these are, where it leaves some undefined.
+    """
 
     b: Builder
     results: tuple[Result, ...]
+    places: tuple[int, ...] | None = None
 
     @property
     def shape(self) -> Shape:
@@ -145,14 +149,14 @@ class Lowering:
             first.strides,
             target=target,
             template=template,
-            results=self.results,
         )
         if [str(r.type) for r in target._schema.returns] == ["Tensor"]:
             return call
-        return [
-            self.b.make("item", (call,), r.shape, r.dtype, r.strides, index=k)
-            for k, r in enumerate(self.results)
-        ]
+        places = range(len(self.results)) if self.places is None else self.places
+        found: list[Value | None] = [None] * (max(places) + 1)
+        for k, r in zip(places, self.results, strict=True):
+            found[k] = self.b.make("item", (call,), r.shape, r.dtype, r.strides, index=k)
+        return found
 
 
 def _template(arg: Any, tensors: list[Value]) -> Any:

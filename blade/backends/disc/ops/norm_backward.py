@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of normalization in training: gradients, and batch norm by the batch's own statistics.
+
+With x' = (x - mean) * rstd over n elements, weight w and gradient g of the result:
+
+    dx = rstd * (g*w - mean(g*w) - x' * mean(g*w * x'))      dw = sum(g * x')      db = sum(g)
+
+Everything is pointwise and `reduce`; one kernel walks rows for dx, another columns for dw and db.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import sympy
+import torch
+
+from blade.backends.disc.ir import Shape, Value, numel, plain
+from blade.backends.disc.kernel import Dim
+from blade.backends.disc.ops.reduction import count_of
+from blade.backends.disc.ops.table import Lowering, lowers
+
+aten = torch.ops.aten
+Gradients = list[Value | None]
+HALVES = (torch.bfloat16, torch.float16)
+
+
+def _mul(lo: Lowering, a: Value, b: Value) -> Value:
+    return lo.b.pointwise("mul", a, b)
+
+
+def _normalized(lo: Lowering, x: Value, mean: Value, rstd: Value) -> Value:
+    """``mean`` and ``rstd``: at the shape of ``x``."""
+    return _mul(lo, lo.b.pointwise("sub", x, mean), rstd)
+
+
+def _over_count(lo: Lowering, total: Value, count: Any) -> Value:
+    return lo.b.pointwise("div", total, lo.number(count, total))
+
+
+def _to_input(lo: Lowering, weighted: Value, parts: tuple[Value, ...]) -> Value:
+    """``parts``: x', rstd and the means of g*w and of g*w*x', all at one shape."""
+    normal, rstd, average, slope = parts
+    rest = lo.b.pointwise("sub", weighted, average)
+    return _mul(lo, lo.b.pointwise("sub", rest, _mul(lo, normal, slope)), rstd)
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.float32 if dtype in HALVES else dtype
+
+
+@lowers(aten.native_layer_norm_backward.default)
+def layer_norm_backward(
+    lo: Lowering,
+    grad: Value,
+    x: Value,
+    normalized_shape: Sequence[Any],
+    mean: Value,
+    rstd: Value,
+    weight: Value | None,
+    bias: Value | None,
+    wanted: Sequence[bool],
+) -> Gradients:
+    rank = len(x.shape)
+    axes = tuple(range(rank - len(normalized_shape), rank))
+    outer = tuple(range(axes[0]))
+    g, x32, mean, rstd = (lo.value(v, _wide(x.dtype), x.shape) for v in (grad, x, mean, rstd))
+    normal = _normalized(lo, x32, mean, rstd)
+    weighted = g if weight is None else _mul(lo, g, lo.value(weight, g.dtype, x.shape))
+    means = [
+        lo.b.broadcast(_over_count(lo, lo.b.reduce("sum", v, axes), count_of(x, axes)), x.shape)
+        for v in (weighted, _mul(lo, weighted, normal))
+    ]
+    found: Gradients = [None, None, None]
+    if wanted[0]:
+        found[0] = _to_input(lo, weighted, (normal, rstd, means[0], means[1]))
+    for k, v in enumerate((_mul(lo, g, normal), g), 1):
+        if wanted[k]:
+            found[k] = _summed(lo, v, outer, x.shape[axes[0] :])
+    return [None if v is None else lo.b.cast(v, x.dtype) for v in found]
+
+
+def _summed(lo: Lowering, x: Value, axes: Sequence[int], shape: Shape) -> Value:
+    return lo.b.reshape(lo.b.reduce("sum", x, axes) if axes else x, shape)
+
+
+# --- group norm: [N, C, pixels], statistics per sample and group of channels ---
+
+
+def _check(lo: Lowering, x: Value, channels: Dim, groups: int) -> None:
+    if not isinstance(channels, int) or channels % groups or len(x.shape) < 2:
+        raise lo.otherwise()
+    for size in x.shape[2:]:
+        lo.at_least(size, 1, "statistics of at least one pixel")
+
+
+@lowers(aten.native_group_norm.default)
+def native_group_norm(
+    lo: Lowering,
+    x: Value,
+    weight: Value | None,
+    bias: Value | None,
+    batch: Dim,
+    channels: Dim,
+    pixels: Dim,
+    groups: int,
+    eps: float,
+) -> list[Value]:
+    _check(lo, x, channels, groups)
+    y = lo.b.cast(x, _wide(x.dtype))
+    count = plain(sympy.sympify(numel(x.shape[2:])) * (channels // groups))
+    mean = _over_count(lo, _by_group(lo, _by_channel(lo, y), groups), count)
+    centred = lo.b.pointwise("sub", y, _each_pixel(lo, mean, y))
+    spread = _by_group(lo, _by_channel(lo, _mul(lo, centred, centred)), groups)
+    spread = _over_count(lo, spread, count)
+    rstd = lo.b.pointwise("rsqrt", lo.b.pointwise("add", spread, lo.number(eps, spread)))
+    scale = _each_channel(lo, rstd, channels)
+    if weight is not None:
+        scale = _mul(lo, scale, lo.value(weight, y.dtype, scale.shape))
+    y = _mul(lo, centred, lo.b.make("broadcast", (scale,), y.shape, y.dtype, axes=(0, 1)))
+    if bias is not None:
+        shift = lo.b.cast(bias, y.dtype)
+        shift = lo.b.make("broadcast", (shift,), y.shape, y.dtype, axes=(1,))
+        y = lo.b.pointwise("add", y, shift)
+    found = (y, lo.b.reshape(mean, (batch, groups)), lo.b.reshape(rstd, (batch, groups)))
+    return [lo.b.cast(v, r.dtype) for v, r in zip(found, lo.results, strict=True)]
+
+
+@lowers(aten.native_group_norm_backward.default)
+def group_norm_backward(
+    lo: Lowering,
+    grad: Value,
+    x: Value,
+    mean: Value,
+    rstd: Value,
+    weight: Value | None,
+    batch: Dim,
+    channels: Dim,
+    pixels: Dim,
+    groups: int,
+    wanted: Sequence[bool],
+) -> Gradients:
+    _check(lo, x, channels, groups)
+    g, wide, mean, rstd = (lo.b.cast(v, _wide(x.dtype)) for v in (grad, x, mean, rstd))
+    each_rstd = _each_pixel(lo, rstd, wide)
+    normal = _normalized(lo, wide, _each_pixel(lo, mean, wide), each_rstd)
+    sums = [_by_channel(lo, v) for v in (_mul(lo, g, normal), g)]  # [N, C]
+    found: Gradients = [None, None, None]
+    if wanted[0]:
+        found[0] = _group_norm_input(lo, g, normal, each_rstd, sums, weight, groups)
+    for k, total in enumerate(sums, 1):
+        if wanted[k]:
+            found[k] = _summed(lo, total, (0,), (channels,))
+    return [None if v is None else lo.b.cast(v, x.dtype) for v in found]
+
+
+def _group_norm_input(
+    lo: Lowering,
+    g: Value,
+    normal: Value,
+    rstd: Value,
+    sums: Sequence[Value],
+    weight: Value | None,
+    groups: int,
+) -> Value:
+    count = plain(sympy.sympify(numel(g.shape[2:])) * (int(g.shape[1]) // groups))
+    if weight is not None:
+        w = lo.b.cast(weight, g.dtype)
+        sums = [_mul(lo, s, lo.b.broadcast(w, s.shape)) for s in sums]
+        g = _mul(lo, g, lo.b.make("broadcast", (w,), g.shape, g.dtype, axes=(1,)))
+    slope, average = (
+        _each_pixel(lo, _over_count(lo, _by_group(lo, s, groups), count), g) for s in sums
+    )
+    return _to_input(lo, g, (normal, rstd, average, slope))
+
+
+def _by_channel(lo: Lowering, x: Value) -> Value:
+    """[N, C, ...] -> [N, C]: the sum over pixels."""
+    pixels = tuple(range(2, len(x.shape)))
+    return lo.b.reshape(lo.b.reduce("sum", x, pixels) if pixels else x, x.shape[:2])
+
+
+def _by_group(lo: Lowering, x: Value, groups: int) -> Value:
+    """[N, C] -> [N, groups]"""
+    batch, channels = x.shape
+    if groups == channels:
+        return x
+    shape = (batch, groups, int(channels) // groups)
+    return lo.b.reshape(lo.b.reduce("sum", lo.b.reshape(x, shape), (2,)), (batch, groups))
+
+
+def _each_channel(lo: Lowering, per_group: Value, channels: int) -> Value:
+    """[N, groups] -> [N, C]"""
+    batch, groups = per_group.shape
+    if groups == channels:
+        return per_group
+    shape = (batch, groups, channels // int(groups))
+    wide = lo.b.make("broadcast", (per_group,), shape, per_group.dtype, axes=(0, 1))
+    return lo.b.reshape(wide, (batch, channels))
+
+
+def _each_pixel(lo: Lowering, per_group: Value, x: Value) -> Value:
+    per_channel = _each_channel(lo, per_group, int(x.shape[1]))
+    return lo.b.make("broadcast", (per_channel,), x.shape, x.dtype, axes=(0, 1))
