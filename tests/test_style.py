@@ -50,7 +50,12 @@ CONTRACTS = {"blade.capture.captured": 5}
 
 # A table may be long, logic may not.
 MAX_LINES = 400
-LONG_TABLES = {"tests/op_samples.py", "tests/op_samples_nn.py", "tests/op_samples_views.py"}
+LONG_TABLES = {
+    "tests/op_samples.py",
+    "tests/op_samples_nn.py",
+    "tests/op_samples_training.py",
+    "tests/op_samples_views.py",
+}
 
 ENVIRONMENT = {"BLADE_BACKENDS", "BLADE_CACHE_DIR", "BLADE_LOG"}
 
