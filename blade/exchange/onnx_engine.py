@@ -1,39 +1,53 @@
 # SPDX-License-Identifier: Apache-2.0
 """An engine of a library that runs ONNX: the model in the payload, the weights among the constants.
 
-engine = onnx_engine(cluster, config, "openvino", installed(), lambda model: model.data)
+engine = onnx_engine(cluster, config, LIBRARY, lambda model: model.data)
 """
 
 from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError
 from operator import attrgetter
 
 import torch
 
 from blade.backends.base import Cluster
 from blade.config import Config
-from blade.exchange.onnx_model import OnnxModel, to_onnx
+from blade.exchange.library import Library
+from blade.exchange.onnx_model import OnnxModel, exporter_version, to_onnx
 from blade.exchange.payload import Head, pack
 from blade.runtime.engine import make_engine
+
+MODEL = "model.onnx"
+
+
+def engine_version(library: Library) -> str:
+    """What engines depend on besides the cluster and the config."""
+    try:
+        return f"{library.name} {library.installed()}, {exporter_version()}"
+    except PackageNotFoundError as missing:
+        return f"without {missing}"
 
 
 def onnx_engine(
     cluster: Cluster,
     config: Config,
-    library: str,
-    version: str,
+    library: Library,
     data_of: Callable[[OnnxModel], bytes],
+    device: str = "cpu",
 ) -> torch.ScriptObject:
-    """``data_of`` gives the model in the form that ``library`` reads. Raises what the exporter refuses."""
+    """``data_of`` gives the model in the form that ``library`` reads, to compute on ``device``.
+
+    Raises what the exporter refuses.
+    """
     model = to_onnx(cluster, config)
     head = Head(
-        library=library,
-        version=version,
         weights=tuple(model.weights),
         inputs=model.inputs,
         outputs=model.outputs,
         orders=model.orders,
+        device=device,
     )
     constants = [attrgetter(name)(cluster.gm) for name in model.weights.values()]
-    payload = pack(head, data_of(model))
+    payload = pack(head, library.stamp(), {MODEL: data_of(model)})
     limits = {"max_failures": config.max_failures}
-    return make_engine(cluster.name, library, model.program, payload, constants, limits)
+    return make_engine(cluster.name, library.name, model.program, payload, constants, limits)

@@ -62,8 +62,13 @@ OPS = frozenset(
 """Overloads of ``aten``."""
 
 
-def why_not_onnx(node: OpNode, backend: str, dtypes: Sequence[torch.dtype]) -> Reason | None:
-    """``None`` if ``node`` can be exported and all its tensors are on the CPU and of ``dtypes``."""
+def why_not_onnx(
+    node: OpNode,
+    backend: str,
+    dtypes: Sequence[torch.dtype],
+    is_served: Callable[[torch.device], bool] = lambda device: device.type == "cpu",
+) -> Reason | None:
+    """``None`` if ``node`` can be exported and all its tensors are of ``dtypes`` and where ``is_served``."""
 
     def no(code: Code, why: str) -> Reason:
         detail = f"{node.target} stays TorchScript: {why}."
@@ -74,7 +79,7 @@ def why_not_onnx(node: OpNode, backend: str, dtypes: Sequence[torch.dtype]) -> R
             return no(Code.UNKNOWN_TYPE, "a tensor of it has no known dtype or rank")
         if value.dtype not in dtypes:
             return no(Code.UNSUPPORTED_DTYPE, f"{backend} is given no {value.dtype}")
-        if value.device.type != "cpu":
+        if not is_served(value.device):
             return no(Code.UNSUPPORTED_DEVICE, f"{backend} is not used on {value.device} here")
     name = str(node.target)
     if not name.startswith("aten.") or name.removeprefix("aten.") not in OPS:

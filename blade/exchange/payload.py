@@ -1,58 +1,43 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an engine of a library carries in a file: a head in JSON, then the library's own bytes.
+"""What an engine of a library carries in a file: the model as the library reads it, and what its names mean.
 
-data = pack(Head("onnxruntime", "1.31.1", weights=("w0",)), model)
-head, model = unpack(payload_tensor, "onnxruntime", "1.31.1")      # BackendError: another version
+data = pack(Head(weights=("w0",)), {"openvino": "2026.4.1"}, {"model.onnx": model})
+head, files = unpack(payload_tensor, {"openvino": "2026.4.1"}, "OpenVINO")     # BackendError: another version
 """
 
-import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 
-from blade.errors import BackendError
-
-FORMAT = 1
+from blade.backends.archive import Archive, read
 
 
 @dataclass(frozen=True)
 class Head:
     """``weights``: the library's names of the engine's constants, in their order. ``orders``: per result
-    the order of its axes in memory (``results.restore``), or ``None``."""
+    the order of its axes in memory (``results.restore``), or ``None``. ``device``: the type of the one that all
+    inputs and results are on."""
 
-    library: str
-    version: str
     weights: tuple[str, ...] = ()
     inputs: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
     orders: Sequence[Sequence[int] | None] = ()
+    device: str = "cpu"
 
 
-def pack(head: Head, data: bytes) -> bytes:
-    """Both as bytes."""
-    text = json.dumps({"format": FORMAT, **asdict(head)}).encode()
-    return b"".join([len(text).to_bytes(8, "little"), text, data])
+def pack(head: Head, stamp: Mapping[str, str], files: Mapping[str, bytes]) -> bytes:
+    """All of it as bytes; ``stamp`` are the versions it was made and verified with."""
+    return Archive(stamp, asdict(head), files).to_bytes()
 
 
-def unpack(payload: torch.Tensor, library: str, version: str) -> tuple[Head, bytes]:
-    """Head and data of an engine made with this ``version`` of ``library``.
-
-    Raises ``BackendError`` for another one: what it would compute was not verified.
-    """
-    raw = payload.numpy()
-    size = int.from_bytes(raw[:8].tobytes(), "little")
-    fields = json.loads(raw[8 : 8 + size].tobytes())
-    if fields.pop("format") != FORMAT:
-        raise BackendError(f"the engine's {library} payload is of another version of blade.")
-    head = Head(**{name: _tuples(value) for name, value in fields.items()})
-    if (head.library, head.version) != (library, version):
-        raise BackendError(
-            f"the engine was made and verified with {head.library} {head.version}, this process has "
-            f"{library} {version}: optimize again, or install {head.library}=={head.version}."
-        )
-    return head, raw[8 + size :].tobytes()
+def unpack(
+    payload: torch.Tensor, here: Mapping[str, str], who: str
+) -> tuple[Head, Mapping[str, bytes]]:
+    """Raises ``BackendError`` where it is damaged or was made with other versions than are ``here``."""
+    archive = read(payload.numpy().tobytes(), here, who)
+    return Head(**{name: _tuples(value) for name, value in archive.facts.items()}), archive.files
 
 
 def _tuples(value: Any) -> Any:

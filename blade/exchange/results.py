@@ -70,11 +70,11 @@ class Results:
         return found
 
     def allocate(
-        self, inputs: Sequence[torch.Tensor]
+        self, inputs: Sequence[torch.Tensor], device: torch.device | None = None
     ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """Fresh row-major buffers, and views of them with the axes in their places."""
+        """Fresh row-major buffers, and views of them with the axes in their places; on the CPU by default."""
         pairs = zip(self.sizes(inputs), self.dtypes, strict=True)
-        buffers = [torch.empty(sizes, dtype=dtype) for sizes, dtype in pairs]
+        buffers = [torch.empty(sizes, dtype=dtype, device=device) for sizes, dtype in pairs]
         return buffers, [restore(b, o) for b, o in zip(buffers, self.orders, strict=True)]
 
     def _compute(self, shapes: Sequence[torch.Size]) -> tuple[Sizes, ...]:

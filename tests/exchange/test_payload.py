@@ -13,19 +13,25 @@ def as_payload(data: bytes) -> torch.Tensor:
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 
-def test_head_and_data_come_back() -> None:
-    head = Head("lib", "1.2", weights=("w",), inputs=("x",), outputs=("y",), orders=(None, (1, 0)))
-    again, data = unpack(as_payload(pack(head, b"model")), "lib", "1.2")
+HERE = {"lib": "1.2"}
+
+
+def test_head_and_files_come_back() -> None:
+    head = Head(weights=("w",), inputs=("x",), outputs=("y",), orders=(None, (1, 0)), device="cuda")
+    again, files = unpack(as_payload(pack(head, HERE, {"model": b"data"})), HERE, "Lib")
     assert again == head
-    assert data == b"model"
+    assert files == {"model": b"data"}
 
 
 def test_another_version_is_no_engine_of_this_process() -> None:
-    payload = as_payload(pack(Head("lib", "1.2"), b"model"))
-    with pytest.raises(
-        BackendError, match=r"with lib 1\.2, this process has lib 1\.3: .*lib==1\.2"
-    ):
-        unpack(payload, "lib", "1.3")
+    payload = as_payload(pack(Head(), HERE, {"model": b"data"}))
+    with pytest.raises(BackendError, match=r"Lib compiled it for lib 1\.2, and this is lib 1\.3"):
+        unpack(payload, {"lib": "1.3"}, "Lib")
+
+
+def test_damage_is_told() -> None:
+    with pytest.raises(BackendError, match="what Lib compiled is damaged"):
+        unpack(as_payload(pack(Head(), HERE, {"model": b"data"})[:-30]), HERE, "Lib")
 
 
 def test_a_weight_written_in_place_is_noticed() -> None:

@@ -1,20 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """OpenVINO as a backend: nodes the exporter translates, a cluster as an ONNX model, on the CPU."""
 
-from importlib.metadata import PackageNotFoundError
-
 import torch
 
 from blade.backends.base import Cluster, OpNode
 from blade.backends.openvino import session
+from blade.backends.openvino.session import LIBRARY
 from blade.config import Config
-from blade.exchange.onnx_engine import onnx_engine
-from blade.exchange.onnx_model import export_seconds, exporter_version, why_no_onnx
+from blade.exchange.onnx_engine import engine_version, onnx_engine
+from blade.exchange.onnx_model import export_seconds, why_no_onnx
 from blade.exchange.onnx_support import why_not_onnx
 from blade.reason import Reason
 from blade.runtime.engine import register_runner
 
-NAME = session.NAME
+NAME = LIBRARY.name
 DTYPES = (torch.float32, torch.int32, torch.bool)  # int64 is computed in int32 there, fp64 in fp32
 
 
@@ -25,13 +24,10 @@ class OpenVinoBackend:
 
     @property
     def version(self) -> str:
-        try:
-            return f"{NAME} {session.installed()}, {exporter_version()}"
-        except PackageNotFoundError as missing:
-            return f"without {missing}"
+        return engine_version(LIBRARY)
 
     def why_unavailable(self) -> str | None:
-        return session.why_not_loadable() or why_no_onnx()
+        return LIBRARY.why_not_loadable() or why_no_onnx()
 
     def why_not(self, node: OpNode, config: Config) -> Reason | None:
         return why_not_onnx(node, NAME, DTYPES)
@@ -40,7 +36,7 @@ class OpenVinoBackend:
         return export_seconds(cluster)
 
     def convert(self, cluster: Cluster, config: Config) -> torch.ScriptObject:
-        return onnx_engine(cluster, config, NAME, session.installed(), lambda model: model.data)
+        return onnx_engine(cluster, config, LIBRARY, lambda model: model.data)
 
 
 register_runner(NAME, session.load)

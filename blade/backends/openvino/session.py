@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs an ONNX model in OpenVINO on torch's memory: inputs, results and weights are not copied.
+"""Runs a model in OpenVINO on torch's memory: inputs, results and weights are not copied.
 
 Every calling thread has its own infer request of one compiled model. Results are exact fp32: the plugin
 would use bfloat16 where the CPU has it, which no verification passes.
@@ -7,45 +7,26 @@ would use bfloat16 where the CPU has it, which no verification passes.
 
 import threading
 from functools import lru_cache
-from importlib.metadata import version
 from typing import Any
 
 import torch
 
 from blade.errors import BackendError
+from blade.exchange.library import Library, Sessions
+from blade.exchange.onnx_engine import MODEL
 from blade.exchange.payload import Head, unpack
 from blade.exchange.results import Results
-from blade.exchange.watch import Watch
 from blade.runtime.engine import Runner
 
-NAME = "openvino"
-
-
-def installed() -> str:
-    """The version of the library; raises ``PackageNotFoundError``."""
-    return version(NAME)
-
-
-def why_not_loadable() -> str | None:
-    """``None`` where the library can be imported, else a sentence with the fix."""
-    try:
-        import openvino
-
-        _ = openvino.Core
-        installed()
-    except ModuleNotFoundError as error:
-        return f"{error.name} is not installed: pip install {NAME}"
-    except (ImportError, OSError, AttributeError) as error:
-        return f"{NAME} is installed and cannot be loaded ({error}): pip install --force-reinstall {NAME}"
-    return None
+LIBRARY = Library("openvino", "Core", ("openvino",))
 
 
 def load(name: str, payload: torch.Tensor, constants: list[torch.Tensor], program: str) -> Runner:
     """The function behind an engine; ``BackendError`` where the library is missing or another one."""
-    if (why := why_not_loadable()) is not None:
+    if (why := LIBRARY.why_not_loadable()) is not None:
         raise BackendError(why)
-    head, model = unpack(payload, NAME, installed())
-    return _Model(head, model, constants, Results(program, head.orders))
+    head, files = unpack(payload, LIBRARY.stamp(), "OpenVINO")
+    return _Model(head, files[MODEL], constants, Results(program, head.orders))
 
 
 class _Compiled(threading.local):
@@ -66,15 +47,13 @@ class _Model:
         self.model = model
         self.constants = constants
         self.results = results
-        self.lock = threading.Lock()
-        self.compiled: dict[int, _Compiled] = {}
-        self.written = Watch(constants)
-        self.compile(torch.get_num_threads())
+        self.sessions = Sessions(constants, self._compile)
+        self.sessions.at(torch.get_num_threads())
 
     def __call__(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
         import openvino
 
-        compiled = self.compile(torch.get_num_threads())
+        compiled = self.sessions.at(torch.get_num_threads())
         request = compiled.request
         dense = [t.contiguous() for t in inputs]
         buffers, answers = self.results.allocate(dense)
@@ -83,36 +62,20 @@ class _Model:
                 request.set_tensor(name, openvino.Tensor(tensor.numpy(), shared_memory=True))
         for k, tensor in enumerate(buffers):
             request.set_output_tensor(k, openvino.Tensor(tensor.numpy(), shared_memory=True))
-        request.infer()
+        request.infer(share_outputs=True)  # not copied to be returned
         return answers
 
-    def compile(self, threads: int) -> _Compiled:
-        """For ``threads`` threads, over the weights as they are now."""
-        found = self.compiled.get(threads)
-        if found is not None and not self.written.since():
-            return found
-        with self.lock:
-            if self.written.since():  # what was folded or packed of them is stale
-                self.compiled = {}
-                self.written = Watch(self.constants)
-            if threads not in self.compiled:
-                self.compiled[threads] = _Compiled(self._compile(threads))
-            return self.compiled[threads]
-
-    def _compile(self, threads: int) -> Any:
+    def _compile(self, threads: int) -> _Compiled:
         core = _core()
         model = core.read_model(self.model)
         _give_weights(model, dict(zip(self.head.weights, self.constants, strict=True)))
-        return core.compile_model(
-            model,
-            "CPU",
-            {
-                "PERFORMANCE_HINT": "LATENCY",
-                "INFERENCE_PRECISION_HINT": "f32",
-                "INFERENCE_NUM_THREADS": threads,
-                "ENABLE_CPU_PINNING": False,  # torch's threads want the same cores
-            },
-        )
+        settings = {
+            "PERFORMANCE_HINT": "LATENCY",
+            "INFERENCE_PRECISION_HINT": "f32",
+            "INFERENCE_NUM_THREADS": threads,
+            "ENABLE_CPU_PINNING": False,  # torch's threads want the same cores
+        }
+        return _Compiled(core.compile_model(model, "CPU", settings))
 
 
 def _give_weights(model: Any, weights: dict[str, torch.Tensor]) -> None:

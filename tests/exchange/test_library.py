@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a library is here, and what is made with it once per key."""
+
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import PackageNotFoundError, version
+from types import ModuleType
+
+import pytest
+import torch
+
+from blade.exchange.library import Library, Sessions
+
+
+def test_the_first_package_that_is_there_has_the_version() -> None:
+    numpy = Library("numpy", "ndarray", ("numpy-that-nobody-made", "numpy"))
+    assert numpy.why_not_loadable() is None
+    assert numpy.stamp() == {"numpy": version("numpy")}
+
+
+def test_what_is_missing_is_named_with_the_fix() -> None:
+    missing = Library("no_such_module", "Core", ("no-such-package",))
+    assert missing.why_not_loadable() == (
+        "no_such_module is not installed: pip install no-such-package"
+    )
+    with pytest.raises(PackageNotFoundError):
+        missing.stamp()
+
+
+def test_a_library_that_is_not_itself_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "hollow", ModuleType("hollow"))
+    why = Library("hollow", "Core", ("numpy",)).why_not_loadable()
+    assert why is not None and "cannot be loaded" in why and "--force-reinstall numpy" in why
+
+
+def test_one_session_per_key_whichever_threads_ask() -> None:
+    made: list[int] = []
+    together = threading.Barrier(4)
+
+    def start(key: int) -> object:
+        made.append(key)
+        return object()
+
+    def ask(key: int) -> object:
+        together.wait()
+        return sessions.at(key)
+
+    sessions = Sessions([], start)
+    with ThreadPoolExecutor(4) as pool:
+        got = list(pool.map(ask, [1, 2, 1, 2]))
+    assert sorted(made) == [1, 2]
+    assert got[0] is got[2] and got[1] is got[3] and got[0] is not got[1]
+
+
+def test_written_weights_make_sessions_stale() -> None:
+    weight = torch.randn(3)
+    sessions = Sessions([weight], lambda key: float(weight[key]))
+    before = sessions.at(0)
+    weight.add_(1)
+    assert sessions.at(0) == pytest.approx(before + 1)
+    assert sessions.at(1) == float(weight[1])
+
+
+def test_a_start_that_fails_is_tried_again() -> None:
+    tries: list[str] = []
+
+    def start(key: str) -> str:
+        tries.append(key)
+        if len(tries) == 1:
+            raise RuntimeError("no memory")
+        return key
+
+    sessions = Sessions([], start)
+    with pytest.raises(RuntimeError, match="no memory"):
+        sessions.at("a")
+    assert sessions.at("a") == "a"
