@@ -10,9 +10,8 @@ What concerns CUDA has run with a stand-in for the library only, never on a GPU.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -22,8 +21,7 @@ _LEGACY_STREAM = 1
 """``cudaStreamLegacy`` names the default stream, whose own handle, 0, the library takes for "none given"."""
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """``threads`` of the CPU; on a GPU also its ``index`` and the ``stream`` of torch that work is put on."""
 
     threads: int
