@@ -22,15 +22,15 @@ _LEGACY_STREAM = 1
 
 
 class Place(NamedTuple):
-    """``threads`` of the CPU; on a GPU also its ``index`` and the ``stream`` of torch that work is put on."""
+    """``threads`` of the CPU; on a CUDA device also its index and the ``stream`` of torch that work is put on."""
 
     threads: int
-    index: int | None = None
+    gpu: int | None = None
     stream: int = 0
 
     @property
     def device(self) -> torch.device:
-        return torch.device("cpu") if self.index is None else torch.device("cuda", self.index)
+        return torch.device("cpu") if self.gpu is None else torch.device("cuda", self.gpu)
 
 
 def place_of(tensors: Iterable[torch.Tensor]) -> Place:
@@ -45,10 +45,10 @@ def place_of(tensors: Iterable[torch.Tensor]) -> Place:
 
 def providers(place: Place) -> list[Any]:
     """What a session of ``place`` computes with: the first one that has a kernel for an op."""
-    if place.index is None:
+    if place.gpu is None:
         return [CPU]
     settings = {
-        "device_id": str(place.index),
+        "device_id": str(place.gpu),
         "user_compute_stream": str(place.stream),
         "do_copy_in_default_stream": "1",  # copies keep their order with the kernels
         "use_tf32": "0",  # fp32 is what is verified
@@ -74,7 +74,7 @@ def options(place: Place) -> Any:
 
 def run_options(place: Place) -> Any | None:
     """On a GPU a call only puts its work on the stream, as torch's own ops do."""
-    return None if place.index is None else _without_waiting()
+    return None if place.gpu is None else _without_waiting()
 
 
 @lru_cache(maxsize=1)

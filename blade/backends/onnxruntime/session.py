@@ -103,12 +103,12 @@ class _Model:
         dense = [c.detach().contiguous() for c in self.constants]
         weights = dict(zip(self.head.weights, dense, strict=True))
         values = []
-        if place.index is None and weights:
+        if place.gpu is None and weights:
             values = [ort.OrtValue.ortvalue_from_numpy(c.numpy()) for c in dense]
             settings.add_external_initializers(list(weights), values)
         session = ort.InferenceSession(self.model, settings, providers=providers(place))
         session.blade_weights = dense, values  # whose memory it reads
-        return _Started(session, weights if place.index is not None else {})
+        return _Started(session, weights if place.gpu is not None else {})
 
 
 def _where(tensor: torch.Tensor) -> tuple[str, int, int, list[int], int]:
