@@ -51,6 +51,7 @@ class Code(str, Enum):
     CONVERSION_CRASHED = "conversion_crashed"
     CONVERSION_TIMEOUT = "conversion_timeout"
     TIME_BUDGET = "time_budget"
+    NOT_TRIED = "not_tried"
     CALIBRATION = "calibration"
     ACCURACY = "accuracy"
     # verify, select

@@ -41,7 +41,8 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Timing:
-    """Medians in milliseconds at one sample of the user; ``spread`` is that of the ratio, 0.05 = 5%."""
+    """Medians in milliseconds at one sample of the user; ``spread`` is how far off their ratio may likely be,
+    0.05 = 5%."""
 
     shapes: tuple[Shape, ...]
     original_ms: float

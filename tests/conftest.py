@@ -122,7 +122,7 @@ def _clusters_are_compiled(request: pytest.FixtureRequest, monkeypatch: pytest.M
     """Verified anew in every test that does not ask for ``cluster_cache``."""
     if "cluster_cache" not in request.fixturenames and "blade.fallback.stored" in sys.modules:
         stored = sys.modules["blade.fallback.stored"]
-        monkeypatch.setattr("blade.fallback.compile.look_up", lambda *inputs: stored.NOTHING)
+        monkeypatch.setattr("blade.fallback.builder.look_up", lambda *inputs: stored.NOTHING)
         monkeypatch.setattr("blade.api.decided_before", lambda *inputs: None)
 
 

@@ -2,7 +2,7 @@
 """A race of backends without clocks: how fast each one is is said by the test.
 
 race = Race({"a": 2.0, "b": 3.0})
-monkeypatch.setattr(select, "measure", race.measure)
+monkeypatch.setattr(select, "measure_all", race.measure_each)
 optimized, report = optimize(Fake("a"), Fake("b"))
 """
 
@@ -30,6 +30,7 @@ class Race:
         self.speeds, self.call_ms = speeds, call_ms or {}
         self.at: Callable[[str, int], float] | None = None
         self.raced: list[list[tuple[str, int]]] = []
+        self.timed: list[tuple[str, int]] = []  # each time a cluster was measured: backend and ops
 
     def speed(self, backends: str, inputs: Sequence[Any]) -> float:
         """Of several by size, the one that is right here serves."""
@@ -37,9 +38,14 @@ class Race:
         rows = inputs[0].shape[0]
         return max(self.speeds[b] if self.at is None else self.at(b, rows) for b in every)
 
-    def measure(self, module: Any, original: Any, inputs: Any, rounds: int) -> Timing:
-        [(engine, ops)] = engines_of(module)
-        return Timing(shapes_of(inputs), ops, ops / self.speed(engine, inputs), 0.0)
+    def measure_each(self, modules: Any, original: Any, inputs: Any, rounds: int) -> list[Timing]:
+        """Of one cluster."""
+        found = []
+        for module, own in zip(modules, inputs[1:], strict=True):
+            [(engine, ops)] = engines_of(module)
+            self.timed.append((engine, ops))
+            found.append(Timing(shapes_of(own), ops, ops / self.speed(engine, own), 0.0))
+        return found
 
     def measure_all(self, modules: Any, original: Any, inputs: Any, rounds: int) -> list[Timing]:
         self.raced = [engines_of(module) for module in modules]

@@ -27,7 +27,7 @@ X = torch.randn(4, 16, generator=torch.Generator().manual_seed(0))
 def race(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Race]:
     def start(speeds: Mapping[str, float], **more: Any) -> Race:
         made = Race(speeds, **more)
-        monkeypatch.setattr(select, "measure", made.measure)
+        monkeypatch.setattr(select, "measure_all", made.measure_each)
         monkeypatch.setattr(compose, "measure_all", made.measure_all)
         return made
 

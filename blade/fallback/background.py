@@ -142,7 +142,8 @@ def _find(background: _Background) -> Decided | Reason:
 def _hand_over(found: Decided, waiting: Waiting) -> None:
     for choice in found.confirmed.composition.choices:
         if choice.chosen is not None:
-            waiting[choice.built.name].adopt(cast(Engine, choice.chosen.engine))
+            [engine] = choice.chosen.engines
+            waiting[choice.built.name].adopt(cast(Engine, engine))
 
 
 def _end() -> None:

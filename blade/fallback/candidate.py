@@ -2,7 +2,7 @@
 """An engine that was seen to be right, and what it takes to call it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -14,16 +14,22 @@ Weights = Sequence[float] | None
 
 @dataclass(frozen=True)
 class Candidate:
-    """A verified engine and the module that calls it, with the original inside as its fallback."""
+    """A verified engine and the module that calls it, with the original inside as its fallback.
+
+    Both are ``None`` once it has lost (``released``): engines hold memory, some a copy of the weights.
+    """
 
     backend: str
-    engine: torch.ScriptObject
-    module: torch.jit.ScriptModule
+    engine: torch.ScriptObject | None
+    module: torch.jit.ScriptModule | None
     verdict: Verdict
     timings: tuple[Timing, ...] = ()
     key: str | None = None  # what it is stored under (``stored``)
-    recalled: bool = False  # it was stored, with the timings that speak for it
+    stored: bool = False  # it is, with the timings that speak for it
 
     @property
     def engines(self) -> tuple[torch.ScriptObject, ...]:
-        return (self.engine,)
+        return () if self.engine is None else (self.engine,)
+
+    def released(self) -> "Candidate":
+        return replace(self, engine=None, module=None)

@@ -38,11 +38,15 @@ Found = tuple[tuple[Candidate, ...], tuple[Reason, ...]]
 
 @dataclass(frozen=True)
 class Wanted:
-    """A cluster and who is to try it, in this order; what is ``stored`` needs no trying any more."""
+    """A cluster and who is to try it, in this order; what is ``stored`` needs no trying any more.
+
+    The backend called ``first`` is tried whatever time is left; of none, the first of them.
+    """
 
     extracted: Extracted
     backends: Sequence[Backend]
     stored: Stored = NOTHING
+    first: str | None = None
 
 
 def build(wanted: Sequence[Wanted], config: Config, budget: TimeBudget = UNLIMITED) -> list[Found]:
@@ -97,7 +101,8 @@ def _tasks(wanted: Sequence[Wanted]) -> list[_Task]:
         for rank, backend in enumerate(one.backends)
     ]
     ranked.sort(key=lambda r: r[:2])
-    return [(i, wanted[i], backend, rank == 0) for rank, i, backend in ranked]
+    firsts = [one.first or next((b.name for b in one.backends), None) for one in wanted]
+    return [(i, wanted[i], backend, backend.name == firsts[i]) for _, i, backend in ranked]
 
 
 def _build_first(done: int, total: int, one: Wanted, config: Config) -> Found:

@@ -22,9 +22,9 @@ from blade.capture.original import State, copy_of
 from blade.config import Config
 from blade.errors import BackendError, Refused
 from blade.fallback.attempt import attempt
+from blade.fallback.built import Built, Partition
 from blade.fallback.candidate import Candidate, Weights
 from blade.fallback.cluster_module import cluster_module
-from blade.fallback.compile import Built, Partition
 from blade.fallback.lossy import is_lossy
 from blade.fallback.measure import (
     MIN_ROUNDS,
@@ -63,7 +63,7 @@ class Choice:
         assert self.built.extracted is not None
         if self.table is not None:
             return cluster_module(self.built.extracted, self.table.dispatch())
-        assert self.chosen is not None
+        assert self.chosen is not None and self.chosen.module is not None
         return self.chosen.module
 
 

@@ -14,7 +14,7 @@ import json
 import logging
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 from torch.utils import _pytree as pytree
 
@@ -25,8 +25,8 @@ from blade.capture.captured import Captured
 from blade.clustering.problem import Group
 from blade.config import Config
 from blade.fallback.attempt import attempt
+from blade.fallback.built import Built
 from blade.fallback.candidate import Candidate
-from blade.fallback.compile import Built
 from blade.fallback.compose import WHOLE, Choice, Composition, Confirmed, put_together
 from blade.fallback.stored import Contents, environment, form_of, recall, settings_of, text_of
 from blade.fallback.table import Size, Table
@@ -34,6 +34,7 @@ from blade.graph.extract import outline_bare
 from blade.graph.view import GraphView
 from blade.reason import Code, Reason, Stage
 from blade.report import ClusterReport, Report
+from blade.runtime.engine import Engine
 
 log = logging.getLogger(__name__)
 
@@ -172,7 +173,7 @@ def _choice(view: GraphView, one: dict[str, Any], config: Config) -> Choice | No
     found: dict[str, Candidate] = {}
     for backend, key in one["keys"].items():
         candidate = recall(cache, key, extracted, backend)
-        if candidate is None or candidate.engine.why_unavailable():  # type: ignore[attr-defined]
+        if candidate is None or any(cast(Engine, e).why_unavailable() for e in candidate.engines):
             return None
         found[backend] = replace(candidate, key=key)
     built = Built(one["name"], group, extracted, tuple(found.values()), ())

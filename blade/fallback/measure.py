@@ -4,12 +4,13 @@
     timing = measure(engine, original, inputs, rounds=15)      # Timing: medians, ratio, its noise
     why_slower([timing], weights) is None                       # whether that is a win
 
-The median of the per-round ratios and its standard error decide (Georges et al., OOPSLA 2007, argue for
-as much).
+The median of the per-round ratios decides, and between which limits it is likely to lie (Georges et al.,
+OOPSLA 2007, argue for intervals).
 """
 
 from collections.abc import Callable, Sequence
-from math import exp, log, sqrt
+from functools import cache
+from math import comb, exp, log, sqrt
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -23,6 +24,7 @@ BUDGET_S = 2.0  # per sample and candidate; never fewer than MIN_ROUNDS rounds
 MIN_ROUNDS = 5
 PRECISION = 0.02  # noise of a speed-up at which no further rounds are needed
 ROUND_S = 0.002  # what one side of a round takes at least: short calls are repeated
+CONFIDENCE = 0.93  # that the median of the ratios lies where it is said to; five rounds have 0.9375
 CLEARLY = 0.95  # a speed-up below this, noise included, is a loss at that sample
 HOPELESS = 10.0  # times the original's: then one call that took HOPELESS_S tells enough
 HOPELESS_S = 0.2
@@ -47,7 +49,10 @@ def measure_all(
     rounds: int,
     clock: Clock = perf_counter,
 ) -> list[Timing]:
-    """The same of several; ``inputs`` are equal ones, for the original and then for each engine."""
+    """The same of several; ``inputs`` are equal ones, for the original and then for each engine.
+
+    Who is seen to be beaten by another engine drops out, so that most rounds are spent where two are close.
+    """
     with torch.no_grad():
         fns = [original, *engines]
         first = _warm(original, inputs[0], clock)
@@ -55,27 +60,38 @@ def measure_all(
             first,
             *(_warm(f, x, clock, first) for f, x in zip(engines, inputs[1:], strict=True)),
         ]
-        racing = [i for i, t in enumerate(once) if i == 0 or not _is_hopeless(t, first)]
+        racing = [i for i, t in enumerate(once) if i and not _is_hopeless(t, first)]
         repeats = [max(1, int(ROUND_S / max(t, 1e-7))) for t in once]
-        per_round = sum(max(once[i], ROUND_S) for i in racing)
-        rounds = max(
-            min(rounds, MIN_ROUNDS), min(rounds, int(BUDGET_S / per_round * len(racing) / 2))
-        )
         seconds: list[list[float]] = [[] for _ in fns]
-        for i in range(rounds if len(racing) > 1 else 0):
-            for k in racing if i % 2 else racing[::-1]:
+        left = BUDGET_S * (1 + len(racing)) / 2
+        while racing and len(seconds[0]) < rounds:
+            turn = [0, *racing]
+            for k in turn if len(seconds[0]) % 2 else turn[::-1]:
                 seconds[k].append(_time(fns[k], repeats[k], inputs[k], clock))
-            enough = i + 1 >= MIN_ROUNDS
-            if enough and all(
-                _is_clear(_timing(inputs[0], seconds[0], seconds[k])) for k in racing[1:]
-            ):
-                break
+                left -= repeats[k] * seconds[k][-1]
+            if len(seconds[0]) >= MIN_ROUNDS:
+                racing = _open(seconds, racing) if left > 0 else []
     return [
         _timing(inputs[0], seconds[0], seconds[k])
-        if k in racing
+        if seconds[k]
         else _timing(inputs[0], [first], [once[k]])
         for k in range(1, len(fns))
     ]
+
+
+def _open(seconds: Sequence[Sequence[float]], racing: Sequence[int]) -> list[int]:
+    """Who needs further rounds, against the original (0) or against each other: none, or all that are not
+    beaten. Beaten is who takes longer than another one in all that is likely of the ratio of their times."""
+    good = [
+        k
+        for k in racing
+        if all(j == k or interval(seconds[k], seconds[j])[2] > 1 - PRECISION for j in racing)
+    ]
+    pairs = [(j, k) for j in good for k in good if j < k]
+    settled = all(_is_clear(_ratio(seconds[0], seconds[k])) for k in good) and all(
+        _ratio(seconds[j], seconds[k])[1] <= PRECISION for j, k in pairs
+    )
+    return [] if settled else good
 
 
 def why_slower(timings: Sequence[Timing], weights: Sequence[float] | None = None) -> str | None:
@@ -119,9 +135,10 @@ def is_faster(one: tuple[float, float], other: tuple[float, float]) -> bool:
     return one[0] > other[0] * (1 + noise)
 
 
-def _is_clear(timing: Timing) -> bool:
+def _is_clear(ratio: tuple[float, float]) -> bool:
     """Known well enough, and no more rounds of such noise would turn a win into a loss."""
-    return timing.spread <= PRECISION and abs(log(timing.speedup)) > 2 * timing.spread
+    middle, spread = ratio
+    return spread <= PRECISION and abs(log(middle)) > 2 * spread
 
 
 def _is_hopeless(seconds: float, original: float) -> bool:
@@ -160,14 +177,44 @@ def _synchronize(inputs: Inputs) -> None:
 
 
 def _timing(inputs: Inputs, original: Sequence[float], engine: Sequence[float]) -> Timing:
-    """From seconds per round of both; ``spread`` is two standard errors of the median ratio."""
-    ratios = [a / b for a, b in zip(original, engine, strict=True)]
-    middle = median(ratios)
-    deviation = 1.4826 * median(abs(r - middle) for r in ratios) / middle
+    """From seconds per round of both, the first rounds being the same ones."""
+    ratio, spread = _ratio(original, engine)
     milliseconds = 1e3 * median(engine)
     return Timing(
         shapes=tuple(tuple(t.shape) for t in _tensors(inputs)),
-        original_ms=milliseconds * middle,
+        original_ms=milliseconds * ratio,
         engine_ms=milliseconds,
-        spread=2 * 1.2533 * deviation / sqrt(len(ratios)),
+        spread=spread,
     )
+
+
+def _ratio(one: Sequence[float], other: Sequence[float]) -> tuple[float, float]:
+    """How many times as long ``one`` takes, and how far off that may be, as a part of it."""
+    low, middle, high = interval(other, one)
+    return middle, max(middle / low, high / middle) - 1
+
+
+def interval(engine: Sequence[float], original: Sequence[float]) -> tuple[float, float, float]:
+    """Median of the ratios (original over engine) round by round, between its limits of confidence.
+
+    These are order statistics, which hold for whatever distribution (Conover, Practical Nonparametric
+    Statistics, 3.2): of five rounds the least and the largest ratio, of fifteen the fourth from either end.
+    """
+    ratios = sorted(a / b for a, b in zip(original, engine, strict=False))
+    rank = _rank(len(ratios))
+    return ratios[rank], median(ratios), ratios[-1 - rank]
+
+
+@cache
+def _rank(count: int) -> int:
+    """The position of the lower limit among ``count`` values: the largest with ``CONFIDENCE``."""
+    below, rank = (
+        1.0,
+        0,
+    )  # how many of 2**count outcomes have at most ``rank`` values below the median
+    while rank < (count - 1) // 2:
+        below += comb(count, rank + 1)
+        if 1 - 2 * below / 2**count < CONFIDENCE:
+            break
+        rank += 1
+    return rank

@@ -17,11 +17,16 @@ from blade.backends.base import Backend
 from blade.cache import open_cache
 from blade.capture.captured import Captured
 from blade.config import Config
-from blade.fallback.compile import Built, Partition, compile_clusters
+from blade.fallback.builder import Builder
+from blade.fallback.built import Built, Partition
+from blade.fallback.candidate import Candidate
+from blade.fallback.compile import compile_clusters
 from blade.fallback.compose import Choice, confirm, propose
 from blade.fallback.decided import Decided
+from blade.fallback.scouts import Losers, find_losers
 from blade.fallback.select import Decision, select, weights_of
 from blade.fallback.stored import Contents, keep
+from blade.fallback.takers import scouts
 from blade.fallback.time_budget import TimeBudget
 from blade.graph.listing import kind_of
 from blade.graph.samples import Samples
@@ -54,22 +59,17 @@ def search(task: Task, stage: Stages) -> Decided:
     """The best that was found, and the reports on its clusters; ``stage`` measures "convert", "select"
     and "splice"."""
     captured, config, budget = task.captured, task.config, task.budget
+    samples = task.samples or Samples(captured, task.graph)
+    builder = Builder(captured, task.graph, task.backends, config, samples, budget, task.contents)
+    losers, against = _look_first(task, builder, stage)
     with stage("convert"):
-        partitions, failed = compile_clusters(
-            captured,
-            task.graph,
-            task.labels,
-            task.backends,
-            config,
-            budget,
-            task.contents,
-            task.samples,
-            task.fixed,
-        )
+        partitions, failed = compile_clusters(builder, task.labels, losers, task.fixed)
     with stage("select"):
-        decisions = _decide(task, partitions)
+        decisions = _decide(task, [one for p in partitions for one in p.built])
         if task.fixed:
             decisions = {name: replace(one, table=None) for name, one in decisions.items()}
+    del builder  # and with it every engine that lost
+    partitions = [_without_candidates(one) for one in partitions]
     with stage("splice"):
         names = [b.name for b in task.backends]
         compositions = propose(partitions, decisions, names, config)
@@ -80,22 +80,53 @@ def search(task: Task, stage: Stages) -> Decided:
             _cluster_report(task.graph, c, decisions[c.built.name])
             for c in made.composition.choices
         ),
-        reasons=(*failed, *made.reasons, *made.composition.reasons),
+        reasons=(*against, *failed, *made.reasons, *made.composition.reasons),
     )
 
 
-def _decide(task: Task, partitions: Sequence[Partition]) -> dict[str, Decision]:
-    """By cluster, of all partitions."""
+def _look_first(task: Task, builder: Builder, stage: Stages) -> tuple[Losers, list[Reason]]:
+    """Every backend at one group, to know which ones are worth trying at the others."""
+    config, backends = task.config, task.backends
+    if len(backends) < 2 or task.fixed or not config.timing:
+        return {}, []
+    with stage("convert"):
+        first = scouts(task.labels, backends, task.graph, config.min_cluster_size)
+        builts = list(builder.build(first).values())
+    with stage("select"):
+        decisions = _decide(task, builts)
+        for one in builts:
+            builder.learn(one.group.nodes, decisions[one.name].tried)
+    return find_losers(builts, decisions, backends)
+
+
+def _decide(task: Task, builts: Sequence[Built]) -> dict[str, Decision]:
+    """By cluster."""
     cache = open_cache(task.config.cache)
     decisions: dict[str, Decision] = {}
-    every = {one.name: one for p in partitions for one in p.built}
+    every = {one.name: one for one in builts}
     for done, built in enumerate(every.values()):
         announce("select", done, len(every), built.name)
-        decisions[built.name] = decision = _decide_one(built, task.config, task.budget)
+        decision = _decide_one(built, task.config, task.budget)
         if cache is not None:
             for candidate in decision.tried:
                 keep(cache, candidate)
+        decisions[built.name] = replace(decision, tried=_without_losers(decision))
     return decisions
+
+
+def _without_candidates(partition: Partition) -> Partition:
+    """Who serves is decided: the decisions have them."""
+    return replace(partition, built=tuple(replace(b, candidates=()) for b in partition.built))
+
+
+def _without_losers(decision: Decision) -> tuple[Candidate, ...]:
+    """What was tried; only what may yet serve keeps its engine."""
+    table = decision.table.serving if decision.table is not None else ()
+    serving = {c.backend for c in (*decision.winners, *table) if c is not None}
+    return tuple(
+        c if not c.timings else replace(c if c.backend in serving else c.released(), stored=True)
+        for c in decision.tried
+    )
 
 
 def _decide_one(built: Built, config: Config, budget: TimeBudget) -> Decision:

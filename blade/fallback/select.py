@@ -15,11 +15,12 @@ from blade.config import Config
 from blade.fallback.attempt import attempt
 from blade.fallback.candidate import Candidate, Weights
 from blade.fallback.cases import Inputs
-from blade.fallback.measure import is_faster, measure, speed, why_slower
+from blade.fallback.measure import is_faster, measure_all, speed, why_slower
 from blade.fallback.table import Table, find_table
 from blade.fallback.time_budget import UNLIMITED, TimeBudget
 from blade.graph.extract import Extracted
 from blade.reason import Code, Reason, Stage
+from blade.report import Timing
 from blade.turns import TURNS
 
 
@@ -52,25 +53,19 @@ def select(
     if not config.timing:
         first = tuple(candidates[:1])
         return Decision(candidates[0] if candidates else None, (), tuple(candidates), first)
-    tried: list[Candidate] = []
-    reasons: list[Reason] = []
+    timed, reasons = _timed(name, candidates, original, samples, config, budget)
     winners: list[Candidate] = []
-    for i, candidate in enumerate(candidates):
-        own = budget if i or budget.is_cancelled else UNLIMITED
-        timed = _timed(name, candidate, original, samples, config, own)
-        if isinstance(timed, Reason):
-            tried.append(candidate)
-            reasons.append(timed)
-            continue
-        tried.append(timed)
-        if sentence := why_slower(timed.timings, weights):
-            reasons.append(_reason(timed, name, sentence))
+    for one in timed:
+        if sentence := why_slower(one.timings, weights):
+            reasons.append(_reason(one, name, sentence))
         else:
-            winners.append(timed)
+            winners.append(one)
     best = fastest(winners, weights)
     reasons += [_lost(one, best, name, weights) for one in winners if best and one is not best]
-    table = find_table(tried, samples, weights)
-    return Decision(best, tuple(reasons), tuple(tried), tuple(winners), table)
+    table = find_table([one for one in timed if one.engine is not None], samples, weights)
+    known = {one.backend: one for one in timed}
+    tried = tuple(known.get(one.backend, one) for one in candidates)
+    return Decision(best, tuple(reasons), tried, tuple(winners), table)
 
 
 def fastest(candidates: Sequence[Candidate], weights: Weights = None) -> Candidate | None:
@@ -92,25 +87,59 @@ def weights_of(extracted: Extracted, config: Config) -> Weights:
 
 def _timed(
     name: str,
-    candidate: Candidate,
+    candidates: Sequence[Candidate],
     original: Callable[..., Any],
     samples: Sequence[Inputs],
     config: Config,
     budget: TimeBudget,
-) -> Candidate | Reason:
-    if candidate.recalled:
-        return candidate
+) -> tuple[list[Candidate], list[Reason]]:
+    """Those with timings, and the reasons of those without. Out of time, the first one is measured alone; what
+    has timings already (from the cache, or from ``scouts``) is not measured again."""
+    fresh = [one for one in candidates if not one.timings and one.module is not None]
+    late: list[Candidate] = []
     if not budget.left():
-        why = budget.why_ended("it was measured")
-        return Reason(Stage.SELECT, Code.TIME_BUDGET, candidate.backend, name, why)
+        count = int(fresh[:1] == list(candidates[:1]) and not budget.is_cancelled)
+        fresh, late = fresh[:count], fresh[count:]
+    found = _race(name, fresh, original, samples, config)
+    why = budget.why_ended("it was measured") if late else ""
+    found |= {
+        one.backend: Reason(Stage.SELECT, Code.TIME_BUDGET, one.backend, name, why) for one in late
+    }
+    results = [found.get(one.backend, one) for one in candidates]
+    reasons = [one for one in results if isinstance(one, Reason)]
+    return [one for one in results if isinstance(one, Candidate)], reasons
 
-    def timed() -> Candidate:
+
+def _race(
+    name: str,
+    candidates: Sequence[Candidate],
+    original: Callable[..., Any],
+    samples: Sequence[Inputs],
+    config: Config,
+) -> dict[str, Candidate | Reason]:
+    """By backend, measured in turns with each other; where one raises, each on its own."""
+    if not candidates:
+        return {}
+    who = candidates[0].backend if len(candidates) == 1 else None
+
+    def timed() -> list[tuple[Timing, ...]]:
+        modules = [one.module for one in candidates if one.module is not None]
         with TURNS.timing():
-            rounds = config.timing_repeats
-            timings = [measure(candidate.module, original, one, rounds) for one in samples]
-        return replace(candidate, timings=tuple(timings))
+            per_sample = [
+                measure_all(modules, original, [x] * (len(modules) + 1), config.timing_repeats)
+                for x in samples
+            ]
+        return list(zip(*per_sample, strict=True))
 
-    return attempt(Stage.SELECT, candidate.backend, name, timed, config.strict, Code.ENGINE_RAISED)
+    alone = who is not None
+    found = attempt(Stage.SELECT, who, name, timed, config.strict and alone, Code.ENGINE_RAISED)
+    if not isinstance(found, Reason):
+        pairs = zip(candidates, found, strict=True)
+        return {one.backend: replace(one, timings=timings) for one, timings in pairs}
+    if alone:
+        return {candidates[0].backend: found}
+    several = [_race(name, [one], original, samples, config) for one in candidates]
+    return {backend: result for one in several for backend, result in one.items()}
 
 
 def _lost(loser: Candidate, winner: Candidate, name: str, weights: Weights) -> Reason:

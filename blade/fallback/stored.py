@@ -152,8 +152,9 @@ def recall(cache: Cache, key: str, extracted: Extracted, backend: str) -> Candid
 
 def keep(cache: Cache, candidate: Candidate) -> None:
     """Store ``candidate``, once it was measured, for the next time."""
-    if candidate.key is None or candidate.recalled:
+    if candidate.key is None or candidate.stored or candidate.engine is None:
         return
+    assert candidate.module is not None
     _, words, numbers, tensors = candidate.engine._get_method("__getstate__")()
     payload, *held = tensors
     names = {_identity(t): name for name, t in candidate.module.fallback.named_buffers()}
@@ -199,7 +200,7 @@ def _restore(data: bytes, extracted: Extracted, backend: str) -> Candidate:
     # A loss may have been a busy moment of the machine's, and would be one for ever: measured again.
     if why_slower(timings) and timings:
         return Candidate(backend, engine, module, verdict)
-    return Candidate(backend, engine, module, verdict, timings, recalled=True)
+    return Candidate(backend, engine, module, verdict, timings, stored=True)
 
 
 def _split(data: memoryview, sizes: Sequence[int]) -> Iterator[memoryview]:

@@ -79,7 +79,7 @@ class Table:
 
     @property
     def engines(self) -> tuple[torch.ScriptObject, ...]:
-        return tuple(c.engine for c in self.candidates)
+        return tuple(engine for c in self.candidates for engine in c.engines)
 
     def dispatch(self) -> Dispatch:
         """For ``cluster_module``."""

@@ -26,7 +26,7 @@ def race(monkeypatch: pytest.MonkeyPatch) -> Race:
     monkeypatch.delenv("BLADE_BACKENDS")
     monkeypatch.setattr(registry, "_BUILT_IN", {})
     made = Race({"a": 2.0, "b": 3.0, "c": 1.5})
-    monkeypatch.setattr(select, "measure", made.measure)
+    monkeypatch.setattr(select, "measure_all", made.measure_each)
     monkeypatch.setattr(compose, "measure_all", made.measure_all)
     return made
 
@@ -40,9 +40,9 @@ def only_loading(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 
     def start() -> None:
         monkeypatch.setattr(verify, "_verify", never)
-        monkeypatch.setattr(select, "measure", never)
+        monkeypatch.setattr(select, "measure_all", never)
         monkeypatch.setattr(compose, "measure_all", never)
-        monkeypatch.setattr("blade.fallback.compile.group", never)
+        monkeypatch.setattr("blade.fallback.takers.group", never)
         monkeypatch.setattr("blade.graph.samples.observe_tensors", never)
 
     return start

@@ -106,10 +106,10 @@ def test_the_fastest_is_chosen_and_the_others_get_a_reason(
 ) -> None:
     times = {"original": 1.0, "slow": 1.25, "good": 0.5, "best": 0.25}
 
-    def fake(engine: str, original: str, inputs: Any, rounds: int) -> Timing:
-        return Timing(((2, 3),), times[original], times[engine], 0.0)
+    def fake(engines: list[str], original: str, inputs: Any, rounds: int) -> list[Timing]:
+        return [Timing(((2, 3),), times[original], times[engine], 0.0) for engine in engines]
 
-    monkeypatch.setattr(module, "measure", fake)
+    monkeypatch.setattr(module, "measure_all", fake)
     several = [candidate(name, name) for name in ("slow", "good", "best")]
     decision = select("cluster_0", "original", several, [X], Config())  # type: ignore[arg-type]
     assert decision.chosen is not None

@@ -65,7 +65,7 @@ def test_the_second_time_nothing_is_compiled_verified_or_measured(
         raise AssertionError("done before")
 
     monkeypatch.setattr(verify, "_verify", never)
-    monkeypatch.setattr(select, "measure", never)
+    monkeypatch.setattr(select, "measure_all", never)
     monkeypatch.setattr("blade.graph.extract.to_fx", never)
     second = blade.optimize(Net().eval(), torch.randn(3, 8), CONFIG.evolve(timing=False))
     assert conversions == ["cluster_0"]
@@ -156,10 +156,10 @@ def test_an_entry_of_another_form_is_no_error(conversions: list[str]) -> None:
 def test_a_win_is_remembered_and_a_loss_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
     speeds = [0.5, 2.0, 1e9]  # of the runs that measure, in turn
 
-    def measured(engine: Any, original: Any, inputs: Any, rounds: int) -> Timing:
-        return Timing(tuple(tuple(t.shape) for t in inputs), speeds.pop(0), 1.0, 0.01)
+    def measured(engines: Any, original: Any, inputs: Any, rounds: int) -> list[Timing]:
+        return [Timing(tuple(tuple(t.shape) for t in inputs[0]), speeds.pop(0), 1.0, 0.01)]
 
-    monkeypatch.setattr(select, "measure", measured)
+    monkeypatch.setattr(select, "measure_all", measured)
     monkeypatch.setattr(
         compose, "measure_all", lambda several, *rest: [Timing((), 2.0, 1.0, 0.0) for _ in several]
     )
