@@ -26,9 +26,10 @@ from blade.capture.torchscript import capture
 from blade.config import Config
 from blade.errors import ConfigError
 from blade.fallback.background import begin, start
-from blade.fallback.compose import WHOLE, Composition, Confirmed
+from blade.fallback.compose import Confirmed
 from blade.fallback.decided import Decided, decided_before, keep_decision, key_of
 from blade.fallback.metric import meet
+from blade.fallback.propose import WHOLE, Composition
 from blade.fallback.search import Task, search
 from blade.fallback.stored import Contents
 from blade.fallback.support import resolve, support

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from blade.graph.alias import STRUCTURE
+
 
 @dataclass(frozen=True)
 class Attribute:
@@ -44,6 +46,27 @@ def attributes_of(module: torch.jit.ScriptModule) -> list[Attribute]:
         elif node.kind() == "prim::GetAttr":
             owners[node.output().debugName()] = (path, value)
     return list(found.values())
+
+
+def may_write(module: torch.jit.ScriptModule) -> bool:
+    """Whether ``module``'s forward has an op that writes to a tensor that it did not just make, or calls what
+    cannot be looked into. Engines do not write (``fallback/verify`` sees to that)."""
+    if not module._c._has_method("forward"):
+        return True
+    return any(map(_may_write, _nodes(module.inlined_graph)))
+
+
+def _may_write(node: Any) -> bool:
+    kind = node.kind()
+    if kind == "prim::CallMethod":
+        return "torch.classes.blade.Engine" not in str(node.inputsAt(0).type())
+    if kind in _LOOKED_INTO:
+        return False
+    schema = node.schema()
+    return "!" in schema if schema != "(no schema)" else kind not in STRUCTURE
+
+
+_LOOKED_INTO = frozenset("prim::If prim::Loop prim::RaiseException prim::Print".split())
 
 
 def _nodes(block: Any) -> Iterator[Any]:

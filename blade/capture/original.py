@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from blade.capture.attributes import attributes_of
+from blade.capture.attributes import attributes_of, may_write
 from blade.capture.inputs import Call, Sample
 from blade.capture.outputs import tensors_of
 
@@ -45,7 +45,10 @@ class State:
         scripts = [module] if isinstance(module, torch.jit.ScriptModule) else []
         self._attributes = [(a, a.get()) for script in scripts for a in attributes_of(script)]
         kept = [value for _, value in self._attributes if isinstance(value, torch.Tensor)]
-        unique = {id(tensor): tensor for tensor in (*module.buffers(), *kept)}
+        held = [*module.buffers(), *kept]
+        if isinstance(module, torch.jit.ScriptModule) and not may_write(module):
+            held = []  # in an optimized module these are the weights, for when an engine does not serve
+        unique = {id(tensor): tensor for tensor in held}
         self._tensors = [(tensor, tensor.detach().clone()) for tensor in unique.values()]
         self._versions = [tensor._version for tensor, _ in self._tensors]
 

@@ -24,9 +24,9 @@ from blade.capture.compare import find_differences
 from blade.errors import BackendError, BladeError, ConfigError, InputError
 from blade.fallback.attempt import attempt
 from blade.fallback.cluster_module import cluster_module
-from blade.fallback.compose import WHOLE
 from blade.fallback.decided import Decided
 from blade.fallback.isolate import end_conversions
+from blade.fallback.propose import WHOLE
 from blade.fallback.search import Stages, Task, search
 from blade.graph.boundary import find_boundary
 from blade.graph.extract import outline_bare

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
+from time import monotonic
 
 import torch
 
@@ -20,6 +21,7 @@ from blade.errors import BackendError
 from blade.fallback.attempt import attempt
 from blade.fallback.candidate import Candidate
 from blade.fallback.cluster_module import cluster_module
+from blade.fallback.estimate import estimate_s, note_s
 from blade.fallback.isolate import convert_isolated, raise_if_strict, several_workers
 from blade.fallback.lossy import budget_of
 from blade.fallback.pool import Pool, size_of_pool
@@ -184,7 +186,7 @@ def _convert_in_time(
     if is_first and not budget.is_cancelled:
         return _convert(cluster, backend, config)
     estimate = attempt(
-        Stage.CONVERT, backend.name, cluster.name, lambda: _estimate_s(backend, cluster)
+        Stage.CONVERT, backend.name, cluster.name, lambda: estimate_s(backend, cluster, config)
     )
     if isinstance(estimate, Reason):
         return estimate
@@ -203,16 +205,16 @@ def _out_of_time(backend: Backend, cluster: Cluster, why: str) -> Reason:
     return Reason(Stage.CONVERT, Code.TIME_BUDGET, backend.name, cluster.name, why)
 
 
-def _estimate_s(backend: Backend, cluster: Cluster) -> float:
-    estimate = getattr(backend, "estimate_s", None)
-    return 0.0 if estimate is None else float(estimate(cluster))
-
-
 def _convert(cluster: Cluster, backend: Backend, config: Config) -> Engine | Reason:
     """In a process apart unless the backend says that it needs none (``in_process``)."""
     with TURNS.converting():
         if not _is_in_process(backend):
-            return convert_isolated(backend, cluster, config)
+            start = monotonic()
+            found = convert_isolated(backend, cluster, config)
+            if not isinstance(found, Reason) or found.code is Code.CONVERSION_TIMEOUT:
+                took = partial(note_s, backend, cluster, monotonic() - start, config)
+                attempt(Stage.CONVERT, backend.name, cluster.name, took)
+            return found
         return attempt(
             Stage.CONVERT,
             backend.name,

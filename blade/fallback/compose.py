@@ -1,17 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which clusters with which engines make the whole module fastest: what is fast alone may not be together.
 
-    compositions = propose(partitions, decisions, backends, config)     # the likeliest first
-    confirmed = confirm(captured, compositions, config)         # a module, and what speaks for it
+    confirmed = confirm(captured, propose(...), backends, config)     # a module, and what speaks for it
 
-Each partition's winners are one composition, and so are those of the best single backend. They are put
-together, timed as a whole in turns with the original and each other, and compared with what the user's
-model answered. One that is slower than the original does not serve.
+Compositions are put together, timed as a whole in turns with the original and each other, and compared with
+what the user's model answered. One that is slower than the original does not serve.
 """
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,9 +20,7 @@ from blade.capture.original import State, copy_of
 from blade.config import Config
 from blade.errors import BackendError, Refused
 from blade.fallback.attempt import attempt
-from blade.fallback.built import Built, Partition
-from blade.fallback.candidate import Candidate, Weights
-from blade.fallback.cluster_module import cluster_module
+from blade.fallback.candidate import Weights
 from blade.fallback.lossy import is_lossy
 from blade.fallback.measure import (
     MIN_ROUNDS,
@@ -33,8 +29,7 @@ from blade.fallback.measure import (
     speed,
     why_clearly_slower,
 )
-from blade.fallback.select import Decision, fastest
-from blade.fallback.table import Table
+from blade.fallback.propose import WHOLE, Composition
 from blade.fallback.time_budget import UNLIMITED, TimeBudget
 from blade.graph.splice import clone, splice
 from blade.reason import Code, Reason, Stage
@@ -43,52 +38,6 @@ from blade.runtime.engine import renew
 from blade.turns import TURNS
 
 log = logging.getLogger(__name__)
-
-WHOLE = "the whole module"
-
-
-@dataclass(frozen=True)
-class Choice:
-    """A cluster and who serves it, by size if there is a ``table``; ``None`` is the original."""
-
-    built: Built
-    chosen: Candidate | None
-    table: Table | None = None
-
-    @property
-    def served(self) -> Candidate | Table | None:
-        return self.table or self.chosen
-
-    def module(self) -> torch.jit.ScriptModule:
-        assert self.built.extracted is not None
-        if self.table is not None:
-            return cluster_module(self.built.extracted, self.table.dispatch())
-        assert self.chosen is not None and self.chosen.module is not None
-        return self.chosen.module
-
-
-@dataclass(frozen=True)
-class Composition:
-    """A partition with a choice for each of its clusters."""
-
-    name: str
-    choices: tuple[Choice, ...]
-    reasons: tuple[Reason, ...] = ()
-
-    @property
-    def engines(self) -> dict[str, str]:
-        """Cluster -> backend, or several ("disc+onnxruntime"), of those that have one."""
-        return {c.built.name: c.served.backend for c in self.choices if c.served is not None}
-
-    def gain_ms(self) -> float:
-        """What its engines save by their own timings, over all samples."""
-        timings = [t for c in self.choices if c.served is not None for t in c.served.timings]
-        return sum(t.original_ms - t.engine_ms for t in timings)
-
-    def without_engines(self) -> "Composition":
-        return Composition(
-            self.name, tuple(Choice(c.built, None) for c in self.choices), self.reasons
-        )
 
 
 @dataclass(frozen=True)
@@ -99,32 +48,6 @@ class Confirmed:
     composition: Composition
     tried: tuple[Composed, ...] = ()
     reasons: tuple[Reason, ...] = ()
-
-
-def propose(
-    partitions: Sequence[Partition],
-    decisions: Mapping[str, Decision],
-    backends: Sequence[str],
-    config: Config,
-) -> list[Composition]:
-    """Different compositions with at least one engine, by what their clusters' timings promise.
-
-    ``decisions`` are by cluster, ``backends`` in the order of the registry. The first of the result may
-    be one without engines if there is no other.
-    """
-    best = [
-        Composition(p.name, tuple(Choice(b, decisions[b.name].chosen) for b in p.built), p.reasons)
-        for p in partitions
-    ]
-    by_size = [_with_tables(one, decisions) for one in best]
-    alone = [_of_one_backend(p, decisions, name) for name in backends for p in partitions]
-    lossy = [name for name in backends if is_lossy(name, config)]
-    exact = [_exact(p, decisions, config) for p in partitions if lossy]
-    different: dict[object, Composition] = {}
-    for one in (*best, *by_size, max(alone, key=Composition.gain_ms, default=best[0]), *exact):
-        if one.engines:
-            different.setdefault(frozenset(one.engines.items()), one)
-    return sorted(different.values(), key=lambda c: -c.gain_ms()) or best[:1]
 
 
 def confirm(
@@ -173,32 +96,6 @@ def _first_and_simplest(compositions: Sequence[Composition]) -> Sequence[Composi
     """What many clusters save by their own timings, one by one, is often lost between them."""
     simplest = min(range(len(compositions)), key=lambda i: (len(compositions[i].engines), i))
     return [compositions[i] for i in sorted({0, simplest})]
-
-
-def _of_one_backend(
-    partition: Partition, decisions: Mapping[str, Decision], backend: str
-) -> Composition:
-    def chosen(built: Built) -> Candidate | None:
-        return fastest([c for c in decisions[built.name].winners if c.backend == backend])
-
-    choices = tuple(Choice(b, chosen(b)) for b in partition.built)
-    return Composition(f"{backend} alone", choices, partition.reasons)
-
-
-def _with_tables(one: Composition, decisions: Mapping[str, Decision]) -> Composition:
-    choices = tuple(replace(c, table=decisions[c.built.name].table) for c in one.choices)
-    return replace(one, name=f"{one.name}, by size", choices=choices)
-
-
-def _exact(partition: Partition, decisions: Mapping[str, Decision], config: Config) -> Composition:
-    """Without lossy engines, for where these together lose more than each of them alone."""
-
-    def chosen(built: Built) -> Candidate | None:
-        winners = decisions[built.name].winners
-        return fastest([c for c in winners if not is_lossy(c.backend, config)])
-
-    choices = tuple(Choice(b, chosen(b)) for b in partition.built)
-    return Composition(f"{partition.name}, exact", choices, partition.reasons)
 
 
 def _splice(captured: Captured, composition: Composition) -> torch.jit.ScriptModule:

@@ -27,7 +27,8 @@ from blade.config import Config
 from blade.fallback.attempt import attempt
 from blade.fallback.built import Built
 from blade.fallback.candidate import Candidate
-from blade.fallback.compose import WHOLE, Choice, Composition, Confirmed, put_together
+from blade.fallback.compose import Confirmed, put_together
+from blade.fallback.propose import WHOLE, Choice, Composition
 from blade.fallback.stored import Contents, environment, form_of, recall, settings_of, text_of
 from blade.fallback.table import Size, Table
 from blade.graph.extract import outline_bare

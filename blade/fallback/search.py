@@ -21,8 +21,9 @@ from blade.fallback.builder import Builder
 from blade.fallback.built import Built, Partition
 from blade.fallback.candidate import Candidate
 from blade.fallback.compile import compile_clusters
-from blade.fallback.compose import Choice, confirm, propose
+from blade.fallback.compose import confirm
 from blade.fallback.decided import Decided
+from blade.fallback.propose import Choice, propose
 from blade.fallback.scouts import Losers, find_losers
 from blade.fallback.select import Decision, select, weights_of
 from blade.fallback.stored import Contents, keep

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """select: what counts as a win, with a clock that is ours."""
 
+import random
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,7 +13,7 @@ import torch
 from blade.config import Config
 from blade.fallback import select as module
 from blade.fallback.candidate import Candidate
-from blade.fallback.measure import MIN_ROUNDS, measure, measure_all, why_slower
+from blade.fallback.measure import MIN_ROUNDS, interval, measure, measure_all, why_slower
 from blade.fallback.select import select
 from blade.reason import Code, Stage
 from blade.report import Timing, Verdict
@@ -146,3 +149,99 @@ def test_measuring_ends_as_soon_as_the_speed_up_is_known() -> None:
     # the same warm-up, then a round of 40 ms as often as needed, and one of 20 ms in all 15
     assert steady == pytest.approx((4 + MIN_ROUNDS) * 0.04)
     assert clock.now == pytest.approx((4 + 15) * 0.02)
+
+
+def test_who_is_beaten_drops_out_and_two_that_are_close_are_measured_further() -> None:
+    clock = Clock()
+    rounds: list[str] = []
+
+    def counted(name: str, *seconds: float) -> Callable[..., None]:
+        costs = clock.costs(*seconds)
+
+        def fn(*inputs: torch.Tensor) -> None:
+            rounds.append(name)
+            costs()
+
+        return fn
+
+    noise = (0.0100, 0.0104, 0.0098, 0.0101, 0.0097, 0.0103)
+    one, two, far = measure_all(
+        [
+            counted("one", *noise),
+            counted("two", *(s * 1.01 for s in noise[::-1])),
+            counted("far", *(s * 1.5 for s in noise)),
+        ],
+        clock.costs(0.05),
+        [X] * 4,
+        15,
+        clock,
+    )
+    assert rounds.count("far") == 4 + MIN_ROUNDS  # those that warm it up, and the fewest
+    assert rounds.count("one") == rounds.count("two") == 4 + 15
+    assert one.speedup == pytest.approx(5, rel=0.04)
+    assert two.speedup == pytest.approx(5, rel=0.04)
+    assert far.speedup == pytest.approx(3.3, rel=0.04)
+
+
+def test_noise_is_an_interval_that_holds() -> None:
+    """Of many measurements of two equally fast functions, nearly all have 1 within their noise."""
+    draw = random.Random(0)
+    held = 0
+    for _ in range(200):
+        engine = [
+            draw.lognormvariate(0, 0.2) * (5 if draw.random() < 0.1 else 1) for _ in range(15)
+        ]
+        original = [draw.lognormvariate(0, 0.2) for _ in range(15)]
+        low, middle, high = interval(engine, original)
+        assert low <= middle <= high
+        held += low <= 1 <= high
+    assert held > 0.85 * 200  # the outliers hit one side only
+    assert interval([2.0] * 5, [1.0, 3.0, 2.0, 4.0, 2.0]) == (0.5, 1.0, 2.0)
+
+
+def test_a_toss_up_goes_to_the_first_whatever_the_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine, where ratios vary by a half, the last of three equal ones is no winner by luck."""
+    draw = random.Random(1)
+    clock = Clock()
+
+    def noisy(*inputs: torch.Tensor) -> None:
+        clock.now += 0.01 * draw.lognormvariate(0, 0.3)
+
+    monkeypatch.setattr(module, "measure_all", partial(measure_all, clock=clock))
+    several = [candidate(name, noisy) for name in ("first", "second", "third")]
+    chosen = []
+    for _ in range(40):
+        decision = select("c", clock.costs(0.05), several, [X], Config())  # type: ignore[arg-type]
+        assert decision.chosen is not None
+        chosen.append(decision.chosen.backend)
+    assert chosen.count("first") >= 32
+
+
+def test_what_has_timings_is_not_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fake(engines: list[str], original: str, inputs: Any, rounds: int) -> list[Timing]:
+        assert engines == ["new"]
+        return [timing(3.0)]
+
+    monkeypatch.setattr(module, "measure_all", fake)
+    lost = replace(candidate("lost", "lost"), timings=(timing(0.5),)).released()
+    known = replace(candidate("known", "known"), timings=(timing(2.0),))
+    decision = select("c", "o", [lost, known, candidate("new", "new")], [X], Config())  # type: ignore[arg-type]
+    assert decision.chosen is not None
+    assert decision.chosen.backend == "new"
+    assert [one.backend for one in decision.tried] == ["lost", "known", "new"]
+    assert [one.backend for one in decision.winners] == ["known", "new"]
+
+
+def test_one_that_raises_costs_the_others_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fake(engines: list[str], original: str, inputs: Any, rounds: int) -> list[Timing]:
+        if "bad" in engines:
+            raise RuntimeError("no")
+        return [timing(2.0) for _ in engines]
+
+    monkeypatch.setattr(module, "measure_all", fake)
+    several = [candidate("bad", "bad"), candidate("good", "good")]
+    decision = select("c", "o", several, [X], Config())  # type: ignore[arg-type]
+    assert decision.chosen is not None
+    assert decision.chosen.backend == "good"
+    [reason] = decision.reasons
+    assert (reason.backend, reason.code) == ("bad", Code.ENGINE_RAISED)
