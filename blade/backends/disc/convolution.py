@@ -65,32 +65,3 @@ def reference(value: Value, tensors: Sequence[Any]) -> torch.Tensor:
     if given.residual is not None:
         y = y + named[given.residual.id]
     return y if a["activation"] is None else torch.clamp(y, *CLAMPS[a["activation"]])
-
-
-def int8_reference(
-    value: Value, x: torch.Tensor, w: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor
-) -> torch.Tensor:
-    """An `int8_conv`, its sums exact in float64."""
-    a, rank = value.attrs, len(value.shape)
-    y: torch.Tensor = torch.ops.aten.convolution(
-        (x.double() - a["zero"]).permute(to_channels_first(rank)),
-        w.double(),
-        None,
-        a["stride"],
-        a["padding"],
-        a["dilation"],
-        False,
-        [0] * (rank - 2),
-        1,
-    ).permute(to_channels_last(rank))
-    scaled: torch.Tensor = y * (scales.double() * a["scale"]) + bias
-    return requantized(value, scaled)
-
-
-def requantized(value: Value, y: torch.Tensor) -> torch.Tensor:
-    """The result of an int8 product, or the bytes it is to be given as."""
-    a, y = value.attrs, y.float()
-    if value.dtype != torch.uint8:
-        return y
-    steps: torch.Tensor = torch.round(y * a["inverse"]) + a["point"]
-    return steps.clamp(a["low"], a["high"]).to(value.dtype)

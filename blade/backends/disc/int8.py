@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from blade.backends.disc.constants import parts_of
+from blade.backends.disc.int8_pixels import Convolution, fit
 from blade.backends.disc.ir import Builder, Graph, Value, live, numel
 from blade.backends.disc.simplify import RULES
 
@@ -98,8 +99,15 @@ class _Lowerer:
             attrs.get("axis", -1),
             number,
             (attrs.get("low", -128), attrs.get("high", 255)),
-            lambda: dequantized(self.b, x, parameters, v),
+            lambda: self.floats(x, parameters, v),
         )
+
+    def floats(self, x: Value, parameters: list[Value], like: Value) -> Value:
+        """``like``, a `dequantize`; of computed bytes the unsigned ones are read, as products read them."""
+        if like.attrs["kind"] == "tensor" and x.dtype == torch.int8 and parts_of(x) is None:
+            shifted = {**like.attrs, "zero": like.attrs["zero"] + 128}
+            return dequantized(self.b, self.unsigned(x), parameters, replace(like, attrs=shifted))
+        return dequantized(self.b, x, parameters, like)
 
     def of_layout(self, v: Value, x: _Quantized) -> _Quantized | None:
         """The same elements in another order, where parameters can follow."""
@@ -148,21 +156,23 @@ class _Lowerer:
         x, w = self.quantized.get(v.args[0].id), self.weight(v.args[1])
         if x is None or w is None or x.kind != "tensor" or not self.is_weight(w):
             return None
-        channels, kernel, attrs = x.bytes.shape[-1], w.bytes.shape[1:], dict(v.attrs)
-        if attrs.pop("groups") != 1 or attrs.pop("activation") is not None or len(v.args) > 3:
+        attrs = dict(v.attrs)
+        if attrs.pop("activation") is not None or len(v.args) > 3:
             return None
         bias = self.value(v.args[2]) if len(v.args) == 3 else self.b.fill(0, v.shape[-1:], v.dtype)
         if parts_of(bias) is None:
             return None
         given, _, numbers = self.activation(x)
-        operands = [given, w.bytes, w.parameters[0], bias]
-        plain = [*attrs["stride"], *(p + 1 for p in attrs["padding"])]
-        if all(n == 1 for n in (*kernel[1:], *plain)):
-            operands[1] = self.b.reshape(w.bytes, w.bytes.shape[:2])
+        plain = [attrs["groups"], *attrs["stride"], *(p + 1 for p in attrs["padding"])]
+        if all(n == 1 for n in (*w.bytes.shape[2:], *plain)):
+            weight = self.b.reshape(w.bytes, w.bytes.shape[:2])
+            operands = (given, weight, w.parameters[0], bias)
             return self.b.make("int8_linear", operands, v.shape, v.dtype, **numbers)
-        if channels != kernel[0] or not isinstance(channels, int) or channels % 4:
-            return None  # pieces of quads
-        return self.b.make("int8_conv", operands, v.shape, v.dtype, **numbers, **attrs)
+        fitted = fit(self.b, self.constants, Convolution(given, w.bytes, numbers["zero"], attrs))
+        if fitted is None:
+            return None
+        operands = (fitted.x, fitted.weight, w.parameters[0], bias)
+        return self.b.make("int8_conv", operands, v.shape, v.dtype, **numbers, **fitted.attrs)
 
     def weight(self, v: Value) -> _Quantized | None:
         """What ``v`` was dequantized from; one scale for all is the same scale for each channel."""

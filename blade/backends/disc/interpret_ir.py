@@ -7,34 +7,18 @@ Slow and plain on purpose; tests compare compiled programs with it, and constant
 """
 
 import math
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import sympy
 import torch
 
-from blade.backends.disc import attention, convolution
+from blade.backends.disc import attention, convolution, int8_reference
 from blade.backends.disc.ir import Graph, Value
 from blade.backends.disc.kernel import Dim
 from blade.backends.disc.ops.table import Slot
+from blade.backends.disc.pointwise_reference import POINTWISE_REFERENCE, cast
 
-_NAMED = (
-    "neg abs sign exp exp2 expm1 log log2 log1p sqrt rsqrt reciprocal sin cos tan tanh sinh cosh asin "
-    "acos atan erf erfc sigmoid floor ceil round trunc logical_not bitwise_not isnan isinf add sub mul "
-    "div remainder fmod pow maximum minimum atan2 eq ne lt le gt ge logical_and logical_or logical_xor "
-    "bitwise_and bitwise_or bitwise_xor where"
-).split()
-POINTWISE_REFERENCE: dict[str, Callable[..., torch.Tensor]] = {
-    name: getattr(torch, name) for name in _NAMED
-}
-POINTWISE_REFERENCE |= {
-    "div_floor": lambda a, b: torch.div(a, b, rounding_mode="floor"),
-    "div_trunc": lambda a, b: torch.div(a, b, rounding_mode="trunc"),
-    "fma": lambda a, b, c: a * b + c,
-    "lshift": operator.lshift,
-    "rshift": operator.rshift,
-}
 REDUCTION_REFERENCE: dict[str, Callable[[torch.Tensor, tuple[int, ...]], torch.Tensor]] = {
     "sum": lambda x, axes: x.sum(dim=axes, keepdim=True, dtype=x.dtype),
     "max": lambda x, axes: _extremum(x, axes, torch.amax, lowest),
@@ -42,11 +26,6 @@ REDUCTION_REFERENCE: dict[str, Callable[[torch.Tensor, tuple[int, ...]], torch.T
     "any": lambda x, axes: torch.any(x, dim=axes, keepdim=True),
     "all": lambda x, axes: torch.all(x, dim=axes, keepdim=True),
 }
-
-
-def cast(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """torch's conversion of elements."""
-    return x.to(dtype)
 
 
 def lowest(dtype: torch.dtype) -> float:
@@ -176,10 +155,8 @@ def _structural(
         return torch.cat(args, a["axis"])
     if v.op == "linear":
         return torch.nn.functional.linear(*args)
-    if v.op == "int8_linear":
-        return _int8_linear(v, *args)
-    if v.op == "int8_conv":
-        return convolution.int8_reference(v, *args)
+    if v.op in ("int8_linear", "int8_conv"):
+        return int8_reference.product(v, args)
     if v.op == "weight_only_linear":
         x, w, scales, bias = args
         size = w.shape[1] // scales.shape[1]
@@ -197,20 +174,6 @@ def _structural(
     if v.op == "item":
         return args[0][a["index"]]
     raise AssertionError(str(v))
-
-
-def _int8_linear(
-    v: Value,
-    x: torch.Tensor,
-    w: torch.Tensor,
-    scales: torch.Tensor,
-    bias: torch.Tensor,
-    *rows: torch.Tensor,
-) -> torch.Tensor:
-    zero = rows[1].long() if len(rows) > 1 else v.attrs["zero"]
-    exact = ((x.long() - zero) @ w.long().t()).double() * scales * v.attrs["scale"]
-    scaled: torch.Tensor = exact * (rows[0] if rows else 1.0) + bias
-    return convolution.requantized(v, scaled)
 
 
 def _dequantize(v: Value, x: torch.Tensor, *parameters: torch.Tensor) -> torch.Tensor:

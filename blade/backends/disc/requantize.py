@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Quantizing the result of an int8 product, with a clamp before it, goes into the product: bytes in, bytes out.
+"""Quantizing the result of an int8 product, and what is computed before it, go into the product: bytes in, bytes out.
 
-    %2 = int8_conv ..                               %2 u8 = int8_conv .. {inverse, point, low, high}
-    %3 = maximum %2 0
-    %4 = mul %3 inverse; round; + point     ->
-    %5 = cast (minimum (maximum %4 low) high)
+    %2 = int8_conv ..                               %2 u8 = int8_conv .. %r {residual, body, inverse, point, low, high}
+    %3 = add %2 (dequantize %r)
+    %4 = maximum %3 0
+    %5 = mul %4 inverse; round; + point     ->
+    %6 = cast (minimum (maximum %5 low) high)
 
-Quantizing is monotonous: a clamp before it is a clamp after it, by what its bounds become.
+Quantizing is monotonous: a clamp before it is a clamp after it, by what its bounds become. Whatever pointwise
+ops come before that, an activation or the sum with a residual, become statements of the product (epilogue.py).
 """
 
 from collections.abc import Callable
@@ -14,33 +16,45 @@ from dataclasses import dataclass
 
 import torch
 
+from blade.backends.disc.epilogue import PRODUCTS, Absorbed, find
 from blade.backends.disc.ir import Builder, Graph, Value
 from blade.backends.disc.legalize import rebuild
-
-_PRODUCTS = ("int8_linear", "int8_conv")
 
 
 def requantize(graph: Graph) -> Graph:
     """``graph`` with products that give bytes where all that reads them wants bytes."""
-    if not any(v.op in _PRODUCTS for v in graph.values):
+    if not any(v.op in PRODUCTS for v in graph.values):
         return graph
     users, returned = graph.users(), {v.id for v in graph.outputs}
+    new: dict[int, Value] = {}
 
     def is_free(v: Value) -> bool:
         return len(users[v.id]) == 1 and v.id not in returned
 
     def step(b: Builder, v: Value, args: list[Value]) -> Value | None:
+        new.update((a.id, made) for a, made in zip(v.args, args, strict=True))
         chain = _Chain(v, is_free)
         numbers = chain.numbers()
-        if numbers is None or chain.at.op not in _PRODUCTS or "low" in chain.at.attrs:
-            return None
-        product = args[0]
-        for _ in range(chain.steps - 1):
-            product = product.args[0]
-        attrs = {**product.attrs, **numbers}
-        return b.make(product.op, product.args, v.shape, v.dtype, **attrs)
+        found = None if numbers is None else find(chain.at, users, returned)
+        return None if found is None or numbers is None else _made(b, v, found, numbers, new)
 
     return rebuild(graph, step)
+
+
+def _made(
+    b: Builder, v: Value, found: Absorbed, numbers: dict[str, float], new: dict[int, Value]
+) -> Value:
+    """The product that gives the bytes ``v``."""
+    product = found.product
+    operands = [new[a.id] for a in product.args]
+    attrs = {**product.attrs, **numbers}
+    if found.body:
+        attrs["body"] = found.body
+    if found.residual is not None:
+        stored, scale, zero = found.residual
+        operands.append(new[stored.id])
+        attrs["residual"] = (scale, zero)
+    return b.make(product.op, operands, v.shape, v.dtype, **attrs)
 
 
 @dataclass

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from blade.backends.disc.interpret_ir import POINTWISE_REFERENCE, cast
 from blade.backends.disc.ir import LEAVES, Builder, Rule, Value, numel
 from blade.backends.disc.kernel import POINTWISE
+from blade.backends.disc.pointwise_reference import POINTWISE_REFERENCE, cast
 
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 

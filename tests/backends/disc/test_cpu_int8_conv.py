@@ -11,11 +11,20 @@ from test_cpu_int8_gemm import TARGETS, bytes_of, run
 from test_int8 import U8, Weight, build, check, count, per_tensor
 from torch.utils._sympy.functions import FloorDiv
 
-from blade.backends.disc.convolution import int8_reference
 from blade.backends.disc.cpu.target import Target
+from blade.backends.disc.int8_reference import product
 from blade.runtime.engine import Engine
 
 pytestmark = [pytest.mark.needs("runtime"), pytest.mark.needs("torch_mlir")]
+
+DEPTHWISE = [
+    ((3, 3), 2, 1, 1),
+    ((5, 5), 1, 2, 1),
+    ((7, 3), 1, 3, 1),
+    ((3, 3), 1, 2, 2),
+    ((11, 11), 2, 5, 1),
+]
+"""Kernel, stride, padding, dilation."""
 
 
 def conv_engine(
@@ -23,12 +32,13 @@ def conv_engine(
     stride: int = 1,
     padding: int = 0,
     dilation: int = 1,
+    groups: int = 1,
     zero: int = 0,
     target: Target | None = None,
 ) -> tuple[Engine, Callable[[torch.Tensor], torch.Tensor]]:
     """x [s0, s1, s2, c] of unsigned bytes, scales of 1: an engine and what it should give."""
     b = new_builder()
-    x = add_input(b, (S0, S1, S2, weight.shape[1]), torch.uint8)
+    x = add_input(b, (S0, S1, S2, weight.shape[1] * groups), torch.uint8)
     constants = [weight, torch.ones(len(weight)), torch.zeros(len(weight))]
     held = [
         b.make("const", (), c.shape, c.dtype, tuple(c.stride()), index=k)
@@ -47,10 +57,11 @@ def conv_engine(
         torch.float32,
         scale=1.0,
         zero=zero,
+        groups=groups,
         **geometry,
     )
     engine = compile_to_engine(finish(b, y, constants=constants), target)
-    return engine, lambda x: int8_reference(y, x, *constants)
+    return engine, lambda x: product(y, [x, *constants])
 
 
 def check_sizes(
@@ -78,6 +89,36 @@ def test_every_instruction(name: str) -> None:
     check_sizes(engine, meant, 8)
 
 
+@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize(
+    ("groups", "columns", "channels"),
+    [(2, 36, 8), (32, 128, 4), (6, 24, 2), (8, 8, 3), (12, 36, 1)],
+)
+def test_groups(name: str, groups: int, columns: int, channels: int) -> None:
+    """A few wide ones, many narrow ones, some that are no quads by themselves."""
+    weight = bytes_of(columns, channels, 3, 3, dtype=torch.int8, seed=groups)
+    how = {"padding": 1, "groups": groups, "zero": 9, "target": TARGETS[name]}
+    check_sizes(*conv_engine(weight, **how), channels * groups)
+
+
+@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("channels", [3, 32, 72, 131])
+def test_depthwise(name: str, channels: int) -> None:
+    weight = bytes_of(channels, 1, 3, 3, dtype=torch.int8, seed=channels)
+    how = {"padding": 1, "groups": channels, "zero": 201, "target": TARGETS[name]}
+    check_sizes(*conv_engine(weight, **how), channels)
+
+
+@pytest.mark.parametrize(("kernel", "stride", "padding", "dilation"), DEPTHWISE)
+def test_any_depthwise_geometry(
+    kernel: tuple[int, int], stride: int, padding: int, dilation: int
+) -> None:
+    """Images smaller than the kernel's reach among them; all weights as large as can be."""
+    weight = torch.full((40, 1, *kernel), -128, dtype=torch.int8)
+    how = {"padding": padding, "groups": 40, "zero": 255}
+    check_sizes(*conv_engine(weight, stride, dilation=dilation, **how), 40)
+
+
 class Conv(Weight):
     """A random kernel [n, c, k, k]."""
 
@@ -103,15 +144,30 @@ def test_a_chain_of_convolutions() -> None:
         check(function, engine, graph, torch.randn(sizes[0], 8, *sizes[1:]))
 
 
-def test_what_stays_a_convolution_of_floats() -> None:
-    """Groups, and channels that make no quads."""
-    grouped, odd = Conv(8, 4, 3), Conv(8, 3, 3)
+def test_an_image_of_three_channels_and_groups() -> None:
+    """Pixels become quads and get a border; the groups lie side by side."""
+    image, grouped, each = Conv(16, 3, 5), Conv(24, 4, 3), Conv(24, 1, 3)
     quantized = per_tensor(U8, zero=128)
 
     def function(x):
-        y = F.conv2d(quantized(x), grouped.floats(), grouped.bias, groups=2)
-        return F.conv2d(quantized(y[:, :3]), odd.floats(), odd.bias)
+        y = F.relu(F.conv2d(quantized(x), image.floats(), image.bias, stride=2, padding=2))
+        y = F.conv2d(quantized(y), grouped.floats(), grouped.bias, groups=4)
+        return F.conv2d(quantized(y), each.floats(), each.bias, padding=1, groups=24)
 
-    engine, graph = build(function, [torch.randn(2, 8, 12, 9)])
-    assert count(graph, "int8_conv") == 0 and count(graph, "conv") == 2
-    check(function, engine, graph, torch.randn(3, 8, 12, 9))
+    engine, graph = build(function, [torch.randn(2, 3, 12, 9)])
+    assert count(graph, "int8_conv") == 3 and count(graph, "conv") == 0
+    for sizes in ((2, 12, 9), (1, 31, 9)):
+        check(function, engine, graph, torch.randn(sizes[0], 3, *sizes[1:]))
+
+
+def test_what_stays_a_convolution_of_floats() -> None:
+    """Groups of channels that are no quads even together."""
+    grouped = Conv(9, 3, 3)
+    quantized = per_tensor(U8, zero=128)
+
+    def function(x):
+        return F.conv2d(quantized(x), grouped.floats(), grouped.bias, groups=3)
+
+    engine, graph = build(function, [torch.randn(2, 9, 12, 9)])
+    assert count(graph, "int8_conv") == 0 and count(graph, "conv") == 1
+    check(function, engine, graph, torch.randn(3, 9, 12, 9))

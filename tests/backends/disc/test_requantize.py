@@ -71,6 +71,68 @@ def test_products_hand_each_other_bytes(dtype: torch.dtype) -> None:
         assert torch.equal(found, function(given))
 
 
+ACTIVATIONS = ("silu", "hardswish", "gelu", "leaky_relu", "sigmoid")
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("dtype", [I8, U8])
+def test_an_activation_is_part_of_the_product(dtype: torch.dtype, activation: str) -> None:
+    w, each = Weight(24, 36), Conv(24, 1, 3)
+    act, quantized = getattr(F, activation), per_tensor(dtype, zero=-97 if dtype == I8 else 31)
+
+    def function(x):
+        y = act(F.linear(per_tensor(U8, zero=128)(x), w.floats(), w.bias)).movedim(-1, 1)
+        y = F.conv2d(quantized(y), each.floats(), each.bias, padding=1, groups=24)
+        return quantize(act(y), 0.05, 130)
+
+    x = torch.randn(2, 5, 7, 36)
+    assert products_of(function, x) == [True, True]
+    check(function, x, 1.0)
+
+
+@pytest.mark.parametrize("kind", ["bytes", "signed", "floats"])
+def test_a_residual_is_part_of_the_product(kind: str) -> None:
+    """One that is read as bytes is dequantized there; one of floats is another product's."""
+    first, second, third = Conv(24, 16, 1), Conv(24, 24, 3), Conv(24, 16, 1)
+    dtype = I8 if kind == "signed" else U8
+    step = per_tensor(dtype, 0.05, zero=-3 if dtype == I8 else 125)
+
+    def function(x):
+        q = per_tensor(U8, zero=128)(x)
+        y = step(F.conv2d(q, first.floats(), first.bias))
+        other = F.conv2d(q, third.floats(), third.bias) if kind == "floats" else y
+        y = F.relu(F.conv2d(y, second.floats(), second.bias, padding=1) + other)
+        return quantize(y, 0.3, 100)
+
+    x = torch.randn(2, 16, 5, 7).contiguous(memory_format=torch.channels_last)
+    assert products_of(function, x) == [True, True] if kind != "floats" else [True, False, True]
+    check(function, x, 1.0)
+
+
+def quantize(y: torch.Tensor, scale: float, zero: int) -> torch.Tensor:
+    return qd.quantize_per_tensor(y, scale, zero, 0, 255, U8)
+
+
+def products_of(function: Callable[..., torch.Tensor], x: torch.Tensor) -> list[bool]:
+    _, graph = build(function, [x])
+    pointwise = [v for v in graph.values if v.is_pointwise and v.dtype == torch.float32]
+    quantizing = [v for v in pointwise if v.op == "round"]
+    assert len(quantizing) == 1  # of the input
+    return bytes_out(graph)
+
+
+def test_a_sum_that_is_also_read_stays() -> None:
+    """Of floats: then the sum is no part of the product, whose floats are stored."""
+    w, v = Weight(24, 24), Weight(24, 24)
+
+    def function(x):
+        y = x + F.linear(per_tensor(U8, zero=128)(x), w.floats(), w.bias)
+        return y, F.linear(per_tensor(U8, zero=128)(y), v.floats(), v.bias)
+
+    _, graph = build(function, [torch.randn(2, 3, 24)])
+    assert bytes_out(graph) == [False, False]
+
+
 def test_floats_that_are_also_read_stay() -> None:
     w, v = Weight(24, 24), Weight(8, 24)
 

@@ -96,17 +96,23 @@ class Function(Code):
         small = self.op(f"arith.trunci {count.name} : i64 to i32", "i32", 1)
         return self.compare("slt", self.iota("i32", self.lanes), self.broadcast(small, self.lanes))
 
-    def load_masked(self, address: Value, mask: Value) -> Value:
+    def load_masked(self, address: Value, mask: Value, element: str = "f32") -> Value:
         """Zeros where the mask says no; nothing is touched there."""
-        zeros = self.constant(0.0, "f32", mask.lanes)
+        zeros = self.constant(0, element, mask.lanes)
         types = f"(!llvm.ptr, {mask.type}, {zeros.type}) -> {zeros.type}"
         words = f"llvm.intr.masked.load {address.name}, {mask.name}, {zeros.name}"
-        return self.op(f"{words} {{alignment = 4 : i32}} : {types}", "f32", mask.lanes)
+        align = f"{{alignment = {_align(element)} : i32}}"
+        return self.op(f"{words} {align} : {types}", element, mask.lanes)
 
     def store_masked(self, x: Value, address: Value, mask: Value) -> None:
         types = f"{x.type}, {mask.type} into !llvm.ptr"
         words = f"llvm.intr.masked.store {x.name}, {address.name}, {mask.name}"
         self.line(f"{words} {{alignment = {_align(x.element)} : i32}} : {types}")
+
+    def stack(self, count: int, element: str = "f32") -> Value:
+        """Room for ``count`` elements while the function runs; not inside of a loop."""
+        text = f"llvm.alloca {self.number(count).name} x {_type(element)} {{alignment = 64 : i64}}"
+        return self.op(f"{text} : (i64) -> !llvm.ptr", "ptr", 1)
 
     # --- control ---
 

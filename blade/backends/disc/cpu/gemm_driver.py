@@ -49,6 +49,45 @@ def tiling(columns: int, rows: int, vectors: int, lanes: int) -> Tiling:
     return Tiling(rows, vectors, lanes, (-(-rest // lanes),) if rest else ())
 
 
+@dataclass(frozen=True)
+class Place:
+    """Rows of one panel: its first column and how many it has, the first row and how many there are."""
+
+    first: Value
+    columns: Value
+    row: Value
+    rows: Value
+
+
+Panel = Callable[[Routine, Mapping[int, Function], Place], None]
+"""Emits the tiles of a place; the functions of the tiles go by number."""
+
+
+def product_text(
+    name: str,
+    pointers: Sequence[str],
+    numbers: Sequence[str],
+    tiles: Tiling,
+    kernel: Callable[[Tile, str], Routine],
+    panel: Panel,
+) -> str:
+    """MLIR of the driver ``name`` and its micro-kernels. ``numbers``: ``n`` and ``k`` among them, not ``m``."""
+    kernels = {n: kernel(tile, f"{name}_tile{n}") for n, tile in tiles.tiles().items()}
+    integers = [(n, "i64") for n in (*numbers, *RECTANGLE)]
+    arguments = [*((p, POINTER) for p in pointers), *integers]
+    block = Routine(f"{name}_block", arguments, tiles.lanes)
+
+    def rows(at: Value, start: Value, height: Value) -> None:
+        first = block.product(at, tiles.width)
+        columns = block.least(block.minus(block["n"], first), tiles.width)
+        panel(block, kernels, Place(first, columns, start, height))
+
+    blocks(block, rows)
+    drive = driver(name, pointers, numbers, tiles, block)
+    functions = [*kernels.values(), block]
+    return "\n".join([*(f.text() for f in functions), drive.text(False)]) + "\n"
+
+
 def driver(
     name: str, pointers: Sequence[str], numbers: Sequence[str], tiles: Tiling, block: Function
 ) -> Routine:
@@ -101,19 +140,17 @@ def tiles_of_rows(
     f: Routine,
     tiles: Tiling,
     kernels: Mapping[int, Function],
-    columns: Value,
-    rows: tuple[Value, Value],
+    place: Place,
     arguments: Callable[[Value], dict[str, Value]],
 ) -> None:
     """Run the tiles of one panel: ``arguments(row)`` of the one that starts at ``row``.
 
-    Tiles of (first row, rows) differ by at most one row: 16 rows are 6 + 5 + 5.
+    Tiles differ by at most one row: 16 rows are 6 + 5 + 5.
     """
-    start, height = rows
-    base = tiles.number(f, columns)
-    count = f.above(height, tiles.rows)
-    least, larger = f.over(height, count), f.rest(height, count)
-    with f.carrying(f.whole(0), count, 1, [start]) as tile:
+    base = tiles.number(f, place.columns)
+    count = f.above(place.rows, tiles.rows)
+    least, larger = f.over(place.rows, count), f.rest(place.rows, count)
+    with f.carrying(f.whole(0), count, 1, [place.row]) as tile:
         (r,) = tile.values
         here = f.sum(least, f.pick(f.test("slt", tile.index, larger), 1, 0))
         f.switch(f.sum(base, here), dict(kernels), arguments(r))

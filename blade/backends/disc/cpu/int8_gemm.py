@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The generated int8 GEMM: bytes times packed signed bytes, with a float for each element of the result.
 
-    int8_gemm(ptrs = A, B, sums, scales, bias[, scale[, zero]], C;
-              ints = m, n, k, lda, ldc[, inverse, point, low, high])
+    int8_gemm(ptrs = A, B, sums, scales, bias[, scale[, zero]][, residual], C;
+              ints = m, n, k, lda, ldc[, numbers of the epilogue])
 
 Units, their order and the blocks of rows are those of the fp32 GEMM (gemm.py). A pass is the whole depth: a
 panel's bytes are a quarter of the floats', and sums of a part would have to be kept as integers.
@@ -12,11 +12,13 @@ panel's bytes are a quarter of the floats', and sums of a part would have to be 
     row(ptrs = floats, to; ints = offset, distance, first, bits of a float factor)
 """
 
+import functools
 from collections.abc import Mapping
 
 from blade.backends.disc.cpu.code import Value
-from blade.backends.disc.cpu.dot import QUAD, Dot
-from blade.backends.disc.cpu.gemm_driver import RECTANGLE, blocks, driver, tiles_of_rows
+from blade.backends.disc.cpu.dot import QUAD
+from blade.backends.disc.cpu.function import Function
+from blade.backends.disc.cpu.gemm_driver import Place, product_text, tiles_of_rows
 from blade.backends.disc.cpu.int8_kernel import Int8Form, micro_kernel
 from blade.backends.disc.cpu.routine import POINTER, Routine
 
@@ -24,69 +26,61 @@ SUMS, ROW = "int8_gemm_sums", "int8_gemm_row"
 _NUMBERS = "n k lda ldc".split()
 
 
-def pack_name(dot: Dot) -> str:
-    return f"int8_gemm_pack{dot.width}"
+def pack_name(width: int) -> str:
+    return f"int8_gemm_pack{width}"
 
 
 def gemm_text(form: Int8Form) -> str:
     """MLIR of the driver and its micro-kernels."""
-    kernels = {
-        number: micro_kernel(form, tile, f"{form.name}_tile{number}")
-        for number, tile in form.tiles.tiles().items()
-    }
-    block = _block(form, kernels)
-    drive = driver(form.name, form.pointers, [*_NUMBERS, *form.bounds], form.tiles, block)
-    functions = [*kernels.values(), block]
-    return "\n".join([*(f.text() for f in functions), drive.text(False)]) + "\n"
+    text = product_text(
+        form.name,
+        form.pointers,
+        [*_NUMBERS, *form.epilogue.numbers],
+        form.tiles,
+        functools.partial(micro_kernel, form),
+        functools.partial(_panel, form),
+    )
+    return form.finish_text() + text
 
 
-def _block(form: Int8Form, kernels: Mapping[int, Routine]) -> Routine:
-    """Panels p0..p1 of rows r0..r1."""
-    numbers = [(n, "i64") for n in (*_NUMBERS, *form.bounds, *RECTANGLE)]
-    arguments = [*((p, POINTER) for p in form.pointers), *numbers]
-    f, tiles = Routine(f"{form.name}_block", arguments, form.dot.lanes), form.tiles
+def _panel(form: Int8Form, f: Routine, kernels: Mapping[int, Function], place: Place) -> None:
+    """The rows of one panel."""
+    element = form.epilogue.element
+    given = {n: f.at(f[n], place.first, "i32") for n in ("sums", "scales", "bias")}
+    given |= {n: f[n] for n in ("lda", "k", "ldc", *form.epilogue.numbers)}
+    given["b"] = f.at(f["b"], f.product(place.first, f.above(f["k"], QUAD)), "i32")
+    given["columns"] = place.columns
 
-    def panel(at: Value, start: Value, height: Value) -> None:
-        first = f.product(at, tiles.width)
-        columns = f.least(f.minus(f["n"], first), tiles.width)
-        given = {n: f.at(f[n], first, "i32") for n in ("sums", "scales", "bias")}
-        given |= {n: f[n] for n in ("lda", "k", "ldc", *form.bounds)}
-        given |= {"b": f.at(f["b"], f.product(first, f.above(f["k"], QUAD)), "i32")}
+    def tile(row: Value) -> dict[str, Value]:
+        at = f.sum(f.product(row, f["ldc"]), place.first)
+        return {
+            **given,
+            **{p: f.at(f[p], row, "i32") for p in form.row_pointers},
+            **{p: f.at(f[p], at, form.epilogue.residual) for p in form.epilogue.pointers},
+            "a": f.at(f["a"], f.product(row, f["lda"]), "i8"),
+            "c": f.at(f["c"], at, element),
+        }
 
-        def tile(row: Value) -> dict[str, Value]:
-            return {
-                **given,
-                **{p: f.at(f[p], row, "i32") for p in form.row_pointers},
-                "a": f.at(f["a"], f.product(row, f["lda"]), "i8"),
-                "c": f.at(
-                    f.at(f["c"], f.product(row, f["ldc"]), form.element), first, form.element
-                ),
-                "columns": columns,
-            }
-
-        tiles_of_rows(f, tiles, kernels, columns, (start, height), tile)
-
-    blocks(f, panel)
-    return f
+    tiles_of_rows(f, form.tiles, kernels, place, tile)
 
 
 # --- what is computed once per loaded engine ---
 
 
-def pack_text(dot: Dot) -> str:
+def pack_text(width: int) -> str:
     """Columns of signed bytes into panels of quads, as rows ``start`` to ``start + k`` of ``depth``."""
-    f = Routine(pack_name(dot))
+    f = Routine(pack_name(width))
     n = f.unpack(f["ints"], "offset k dn dk first start depth".split(), "i64")
     source, to = f.get(f["ptrs"], 0, POINTER), f.get(f["ptrs"], 1, POINTER)
     quads = f.above(n["depth"], QUAD)
     with f.range(f["begin"], f["end"]) as j:
         column = f.sum(n["first"], j)
-        panel = f.product(f.over(column, dot.width), quads, dot.width)
-        lane = f.rest(column, dot.width)
+        panel = f.product(f.over(column, width), quads, width)
+        lane = f.rest(column, width)
         with f.range(0, n["k"]) as k:
             at = f.sum(n["offset"], f.product(j, n["dn"]), f.product(k, n["dk"]))
             row = f.sum(n["start"], k)
-            quad = f.sum(panel, f.product(f.over(row, QUAD), dot.width), lane)
+            quad = f.sum(panel, f.product(f.over(row, QUAD), width), lane)
             place = f.sum(f.product(quad, QUAD), f.rest(row, QUAD))
             f.put(f.get(source, at, "i8"), to, place)
     return f.text(False) + "\n"

@@ -16,6 +16,7 @@ from blade.backends.disc.cpu.code import Value
 from blade.backends.disc.cpu.dot import QUAD, Dot
 from blade.backends.disc.cpu.function import Carry
 from blade.backends.disc.cpu.gemm_driver import Tiling, joined
+from blade.backends.disc.cpu.int8_epilogue import FLOATS, Epilogue, finish_text
 from blade.backends.disc.cpu.micro_kernel import Tile
 from blade.backends.disc.cpu.routine import POINTER, Routine
 
@@ -26,22 +27,20 @@ _AHEAD = 64
 
 ROW_FACTORS = ("none", "scale", "scale_zero")
 """What a row of A has of its own; the rest is in the packed constants."""
-REQUANTIZE = ("inverse", "point", "low", "high")
 
 
 @dataclass(frozen=True)
 class Int8Form:
     """The code of products: the target's instructions, its tiles, what rows have of their own.
 
-    ``in_taps``: rows lie in pieces, as a convolution's do. ``to_bytes``: C is quantized, ``clamp(round(C *
-    inverse) + point, low, high)``, these four numbers being bits of floats.
+    ``in_taps``: rows lie in pieces, as a convolution's do.
     """
 
     dot: Dot
     tiles: Tiling
     rows: str
     in_taps: bool = False
-    to_bytes: bool = False
+    epilogue: Epilogue = FLOATS
 
     @property
     def row_pointers(self) -> tuple[str, ...]:
@@ -51,29 +50,38 @@ class Int8Form:
     def name(self) -> str:
         kind = "conv" if self.in_taps else "gemm"
         name = f"int8_{kind}_{self.dot.how}{self.dot.lanes}_{self.rows}"
-        name += "_bytes" * self.to_bytes
-        return name + "".join(f"_edge{e}" for e in self.tiles.edges)
-
-    @property
-    def element(self) -> str:
-        """Of C."""
-        return "i8" if self.to_bytes else "f32"
+        return name + self.epilogue.name + "".join(f"_edge{e}" for e in self.tiles.edges)
 
     @property
     def pointers(self) -> tuple[str, ...]:
         """Of a tile, and of a whole product."""
         rows = "table" if self.in_taps else "a"
-        return (rows, "b", "sums", "scales", "bias", *self.row_pointers, "c")
+        return (
+            rows,
+            "b",
+            "sums",
+            "scales",
+            "bias",
+            *self.row_pointers,
+            *self.epilogue.pointers,
+            "c",
+        )
 
     @property
     def numbers(self) -> tuple[str, ...]:
-        """Of a tile. ``pitch``: from tap to tap of the table."""
-        rows = ("pitch", "taps") if self.in_taps else ("lda",)
-        return (*rows, "k", "ldc", "columns", *self.bounds)
+        """Of a tile. ``pitch``: from tap to tap of the table; ``start``: of what is read at a pixel."""
+        rows = ("pitch", "taps", "start") if self.in_taps else ("lda",)
+        return (*rows, "k", "ldc", "columns", *self.epilogue.numbers)
 
     @property
-    def bounds(self) -> tuple[str, ...]:
-        return REQUANTIZE if self.to_bytes else ()
+    def finish(self) -> str:
+        """The function that finishes a tile, where that is not done in registers."""
+        return f"{self.name}_finish"
+
+    def finish_text(self) -> str:
+        """MLIR of that function."""
+        plain = self.epilogue.is_plain
+        return "" if plain else finish_text(self.epilogue, self.finish, self.dot.lanes) + "\n"
 
 
 def micro_kernel(form: Int8Form, tile: Tile, name: str) -> Routine:
@@ -91,6 +99,8 @@ class _MicroKernel:
 
     def emit(self) -> Routine:
         f, count = self.f, len(self.cells)
+        if not self.form.epilogue.is_plain:
+            self.stack = f.stack(self.tile.rows * self.dot.width)
         chains = 1 << (-(-_CHAINS // count) - 1).bit_length()
         values = [f.constant(0, "i32", self.dot.lanes)] * (chains * count)
         heights = range(self.tile.rows)
@@ -98,7 +108,7 @@ class _MicroKernel:
             piece = f.product(f.over(f["k"], QUAD), self.dot.width)
             with f.carrying(f.whole(0), f["taps"], 1, values) as taps:
                 row = f.at(f["table"], f.product(taps.index, f["pitch"]), POINTER)
-                self.rows = [f.get(row, r, POINTER) for r in heights]
+                self.rows = [f.at(f.get(row, r, POINTER), f["start"], "i8") for r in heights]
                 panel = f.at(f["b"], f.product(taps.index, piece), "i32")
                 taps.next(self._depth(panel, taps.values))
             values = taps.results
@@ -164,30 +174,36 @@ class _MicroKernel:
             f.prefetch(f.at(panel, _AHEAD * width + offset, "i32"))
 
     def _finish(self, sums: list[Value]) -> None:
+        if not self.form.epilogue.is_plain:
+            self._finish_apart(sums)
+            return
         f, lanes, last = self.f, self.dot.lanes, self.tile.vectors - 1
+        epilogue = self.form.epilogue
+        element = epilogue.element
         mask = None
         if self.tile.masked:
             mask = f.first_lanes(f.minus(f["columns"], last * lanes))
         for (r, v), acc in zip(self.cells, sums, strict=True):
-            element = self.form.element
             to = f.at(f.at(f["c"], f.product(f["ldc"], r), element), v * lanes, element)
             value = self._dequantized(r, v * lanes, acc)
-            value = self._quantized(value) if self.form.to_bytes else value
+            value = epilogue.quantized(f, value) if epilogue.to_bytes else value
             if mask is not None and v == last:
                 f.store_masked(value, to, mask)
             else:
                 f.store(value, to)
 
-    def _quantized(self, y: Value) -> Value:
-        f, numbers = self.f, []
-        for name in REQUANTIZE:
-            bits = f.convert("arith.trunci", f[name], "i32")
-            numbers.append(f.broadcast(f.from_bits(bits), self.dot.lanes))
-        inverse, point, low, high = numbers
-        y = f.add(f.apply("math.roundeven", f.mul(y, inverse)), point)
-        y = f.select(f.compare("ogt", low, y), low, y)
-        y = f.select(f.compare("olt", high, y), high, y)
-        return f.convert("arith.trunci", f.convert("arith.fptosi", y, "i32"), "i8")
+    def _finish_apart(self, sums: list[Value]) -> None:
+        """By one function that all tiles share."""
+        f, lanes, epilogue = self.f, self.dot.lanes, self.form.epilogue
+        assert self.form.rows == "none", self.form
+        for (r, v), acc in zip(self.cells, sums, strict=True):
+            off = f.get(f["sums"], v * lanes, "i32", lanes)
+            exact = f.convert("arith.sitofp", f.sub(acc, off), "f32")
+            f.put(exact, self.stack, r * self.dot.width + v * lanes)
+        given = {n: f[n] for n in ("scales", "bias", "c", "ldc", "columns")}
+        given |= {n: f[n] for n in (*epilogue.pointers, *epilogue.numbers)}
+        given |= {"sums": self.stack, "pitch": f.whole(self.dot.width)}
+        f.run(epilogue.signature(self.form.finish), **given, rows=f.whole(self.tile.rows))
 
     def _dequantized(self, r: int, column: int, acc: Value) -> Value:
         f, lanes = self.f, self.dot.lanes

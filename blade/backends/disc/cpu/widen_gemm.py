@@ -10,10 +10,12 @@ over C, which adds its sums times their scales.
     scales(ptrs = floats, to; ints = offset, groups, distance of columns, of groups, first, next)
 """
 
+import functools
 from collections.abc import Mapping
 
 from blade.backends.disc.cpu.code import Value
-from blade.backends.disc.cpu.gemm_driver import RECTANGLE, Tiling, blocks, driver, tiles_of_rows
+from blade.backends.disc.cpu.function import Function
+from blade.backends.disc.cpu.gemm_driver import Place, Tiling, product_text, tiles_of_rows
 from blade.backends.disc.cpu.routine import POINTER, Routine
 from blade.backends.disc.cpu.widen_kernel import WidenForm, micro_kernel
 
@@ -28,54 +30,39 @@ def pack_name(bits: int, tiles: Tiling) -> str:
 
 def gemm_text(form: WidenForm) -> str:
     """MLIR of the driver and its micro-kernels."""
-    kernels = {
-        number: micro_kernel(form, tile, f"{form.name}_tile{number}")
-        for number, tile in form.tiles.tiles().items()
-    }
-    block = _block(form, kernels)
-    drive = driver(form.name, _POINTERS, _NUMBERS, form.tiles, block)
-    functions = [*kernels.values(), block]
-    return "\n".join([*(f.text() for f in functions), drive.text(False)]) + "\n"
+    kernel, panel = functools.partial(micro_kernel, form), functools.partial(_panel, form)
+    return product_text(form.name, _POINTERS, _NUMBERS, form.tiles, kernel, panel)
 
 
-def _block(form: WidenForm, kernels: Mapping[int, Routine]) -> Routine:
-    """Panels p0..p1 of rows r0..r1."""
-    numbers = [(n, "i64") for n in (*_NUMBERS, *RECTANGLE)]
-    arguments = [*((p, POINTER) for p in _POINTERS), *numbers]
-    f, tiles = Routine(f"{form.name}_block", arguments, form.tiles.lanes), form.tiles
+def _panel(form: WidenForm, f: Routine, kernels: Mapping[int, Function], place: Place) -> None:
+    """The rows of one panel, group by group."""
+    first = place.first
+    rows_of_bytes = f.over(f["k"], form.rows_of_byte)
+    b = f.at(f["b"], f.product(first, rows_of_bytes), "i8")
+    passes = f.most(f.above(f["k"], f["size"]), 1)
+    with f.range(0, passes) as number:
+        k0 = f.product(number, f["size"])
+        is_first = f.test("eq", number, 0)
+        skipped = f.product(f.over(k0, form.rows_of_byte), form.tiles.width)
+        given = {
+            "b": f.at(b, skipped, "i8"),
+            "scales": f.at(f["scales"], f.sum(first, f.product(number, f["next"]))),
+            "k": f.least(f["size"], f.minus(f["k"], k0)),
+            "ldi": f.pick(is_first, 0, f["ldc"]),
+            "columns": place.columns,
+            **{n: f[n] for n in ("lda", "ldc")},
+        }
 
-    def panel(at: Value, start: Value, height: Value) -> None:
-        first = f.product(at, tiles.width)
-        columns = f.least(f.minus(f["n"], first), tiles.width)
-        rows_of_bytes = f.over(f["k"], form.rows_of_byte)
-        b = f.at(f["b"], f.product(first, rows_of_bytes), "i8")
-        passes = f.most(f.above(f["k"], f["size"]), 1)
-        with f.loop(f.whole(0), passes, 1) as number:
-            k0 = f.product(number, f["size"])
-            is_first = f.test("eq", number, 0)
-            skipped = f.product(f.over(k0, form.rows_of_byte), tiles.width)
-            given = {
-                "b": f.at(b, skipped, "i8"),
-                "scales": f.at(f["scales"], f.sum(first, f.product(number, f["next"]))),
-                "k": f.least(f["size"], f.minus(f["k"], k0)),
-                "ldi": f.pick(is_first, 0, f["ldc"]),
-                "columns": columns,
-                **{n: f[n] for n in ("lda", "ldc")},
+        def tile(row: Value) -> dict[str, Value]:
+            c = f.at(f.at(f["c"], f.product(row, f["ldc"])), first)
+            return {
+                **given,
+                "a": f.at(f.at(f["a"], f.product(row, f["lda"])), k0),
+                "init": f.either(is_first, f.at(f["bias"], first), c),
+                "c": c,
             }
 
-            def tile(row: Value) -> dict[str, Value]:
-                c = f.at(f.at(f["c"], f.product(row, f["ldc"])), first)
-                return {
-                    **given,
-                    "a": f.at(f.at(f["a"], f.product(row, f["lda"])), k0),
-                    "init": f.either(is_first, f.at(f["bias"], first), c),
-                    "c": c,
-                }
-
-            tiles_of_rows(f, tiles, kernels, columns, (start, height), tile)
-
-    blocks(f, panel)
-    return f
+        tiles_of_rows(f, form.tiles, kernels, place, tile)
 
 
 # --- what is computed once per loaded engine ---

@@ -5,11 +5,10 @@ import sympy
 import torch
 from torch.utils._sympy.functions import FloorDiv
 
-from blade.backends.disc.constants import Part, parts_of
 from blade.backends.disc.cpu import int8_gemm, widen_gemm
 from blade.backends.disc.cpu.gemm import GROUP_ROWS
 from blade.backends.disc.cpu.gemm_driver import tiling
-from blade.backends.disc.cpu.int8_plan import packed_row
+from blade.backends.disc.cpu.int8_pack import Columns, packed_row, parts
 from blade.backends.disc.cpu.micro_kernel import form
 from blade.backends.disc.cpu.target import Target
 from blade.backends.disc.cpu.widen_kernel import WidenForm
@@ -37,7 +36,13 @@ def widen_plan(value: Value, target: Target) -> tuple[NativeCall, Code]:
         plain(sympy.sympify(groups) * panels),
         plain(sympy.Min(count, GROUP_ROWS) * depth * tiles.vectors),
         0,
-        (x, _weights(weight, code), _scales(scales, padded), packed_row(bias, 1.0, padded), value),
+        (
+            x,
+            _weights(weight, code),
+            _scales(scales, padded),
+            packed_row(bias, 1.0, Columns(tiles.width, columns)),
+            value,
+        ),
         (count, columns, depth, row_distance(x, len(x.shape) - 1), columns, size, padded),
     )
     functions = (
@@ -53,7 +58,7 @@ def _weights(weight: Value, code: WidenForm) -> Packed:
     """``weight`` [n, depth] in panels."""
     columns, depth = (int(d) for d in weight.shape)
     fills = [
-        Fill(p.constant, p.size, (p.offset, depth, *p.strides, p.first)) for p in _parts(weight)
+        Fill(p.constant, p.size, (p.offset, depth, *p.strides, p.first)) for p in parts(weight)
     ]
     size = -(-columns // code.tiles.width) * code.tiles.width * (depth // code.rows_of_byte)
     return Packed(widen_gemm.pack_name(code.bits, code.tiles), torch.int8, size, tuple(fills))
@@ -64,12 +69,6 @@ def _scales(scales: Value, padded: int) -> Packed:
     groups = int(scales.shape[1])
     fills = [
         Fill(p.constant, p.size, (p.offset, groups, *p.strides, p.first, padded))
-        for p in _parts(scales)
+        for p in parts(scales)
     ]
     return Packed(widen_gemm.SCALES, torch.float32, padded * groups, tuple(fills))
-
-
-def _parts(constant: Value) -> tuple[Part, ...]:
-    parts = parts_of(constant)
-    assert parts is not None, constant
-    return parts
