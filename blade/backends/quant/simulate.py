@@ -16,6 +16,7 @@ from torch.fx import GraphModule, Interpreter, Node
 
 from blade.backends.quant.layers import Layer
 from blade.backends.quant.numbers import Affine, Weight, token_round_trip
+from blade.backends.quant.residuals import residuals
 from blade.budget import OutputError, output_error, worst
 
 Inputs = tuple[torch.Tensor, ...]
@@ -126,6 +127,10 @@ class Simulation:
         fewer.samples, fewer.wanted = self.samples[:count], self.wanted[:count]
         return fewer
 
+    def residuals(self, schemes: Schemes) -> dict[str, tuple[int, Scheme]]:
+        """The sums that read an operand in bytes (residuals.py)."""
+        return residuals(self.gm, self._layers.values(), schemes) if schemes else {}
+
     def layer(self, name: str) -> Layer | None:
         return self._layers.get(name)
 
@@ -155,13 +160,23 @@ class _Runner(Interpreter):
     def __init__(self, of: Simulation, schemes: Schemes, watch: Watch | None) -> None:
         super().__init__(of.gm, garbage_collect_values=True)
         self._of, self._schemes, self._watch = of, schemes, watch
+        self._residuals = of.residuals(schemes)
 
     def run_node(self, n: Node) -> Any:
         scheme = self._schemes.get(n.name)
-        made = super().run_node(n) if scheme is None else self._quantized(n, scheme)
+        if n.name in self._residuals:
+            made = self._sum(n, *self._residuals[n.name])
+        else:
+            made = super().run_node(n) if scheme is None else self._quantized(n, scheme)
         if self._watch is not None:
             self._watch(n, made, self.env)
         return made
+
+    def _sum(self, node: Node, place: int, scheme: Scheme) -> Any:
+        """``node`` with operand ``place`` as a layer with ``scheme`` sees it."""
+        args: list[Any] = list(torch.fx.map_arg(node.args, lambda a: self.env[a]))
+        args[place] = scheme.seen(args[place])
+        return node.target(*args)  # type: ignore[operator]
 
     def _quantized(self, node: Node, scheme: Scheme) -> torch.Tensor:
         layer = self._of.layer(node.name)

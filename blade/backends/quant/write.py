@@ -27,6 +27,7 @@ from torch.fx import Graph, GraphModule, Node
 from blade.backends.base import Cluster
 from blade.backends.quant.layers import Layer
 from blade.backends.quant.numbers import Affine, Weight
+from blade.backends.quant.residuals import residuals
 from blade.backends.quant.simulate import Scheme, Schemes
 
 ops = torch.ops.quantized_decomposed
@@ -41,6 +42,8 @@ def write(cluster: Cluster, layers: Sequence[Layer], schemes: Schemes) -> Cluste
     for layer in layers:
         if layer.name in schemes:
             writer.quantize(layer, schemes[layer.name], nodes)
+    for name, (place, scheme) in residuals(cluster.gm, layers, schemes).items():
+        writer.read_quantized(nodes[name], place, scheme)
     return replace(cluster, gm=finish(gm))
 
 
@@ -97,6 +100,15 @@ class Writer:
         new.meta["source"] = old.meta.get("source", "")
         old.replace_all_uses_with(new)
         nodes[layer.name] = new
+
+    def read_quantized(self, node: Node, place: int, scheme: Scheme) -> None:
+        """Operand ``place`` of ``node``, which a layer reads by ``scheme``, is read so by ``node`` too."""
+        args = list(node.args)
+        x = args[place]
+        assert isinstance(x, Node), node
+        with self.gm.graph.inserting_before(node):
+            args[place] = self._activation(x, scheme)
+        node.args = tuple(args)
 
     def reweight(
         self, layer: Layer, weight: torch.Tensor, bias: torch.Tensor | None, nodes: dict[str, Node]

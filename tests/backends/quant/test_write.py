@@ -54,6 +54,20 @@ class Chain(nn.Module):
         return self.c(self.b(self.a(x)))
 
 
+class Bottleneck(nn.Module):
+    """Two blocks with residuals: the first sum and what it adds are read by quantized layers only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.last = nn.Conv2d(4, 8, 1), nn.Conv2d(8, 8, 1)
+        self.a, self.b = (nn.Conv2d(8, 8, 3, padding=1) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.stem(x))
+        y = torch.relu(self.b(torch.relu(self.a(x))) + x)
+        return self.last(y) + y
+
+
 def targets(cluster: Cluster) -> list[str]:
     found = [str(n.target) for n in cluster.gm.graph.nodes if n.op == "call_function"]
     return [t.partition(".")[2].partition(".")[0] for t in found if "quantized_decomposed" in t]
@@ -68,6 +82,7 @@ CASES: list[tuple[type[nn.Module], tuple[int, ...], dict[str, Any]]] = [
     (Block, (3, 7, 32), {"quantization_type": "weight_only", "weight_bits": 4}),
     (Image, (2, 3, 9, 9), {"quantization_type": "static"}),
     (Image, (2, 3, 9, 9), {}),
+    (Bottleneck, (2, 4, 9, 9), {"quantization_type": "static"}),
     (Chain, (3, 7, 32), {}),
     (Chain, (3, 7, 32), {"quantization_type": "static"}),
 ]
@@ -122,6 +137,22 @@ def test_only_the_layers_with_a_scheme_change(cluster_of: Make) -> None:
         "dequantize_per_tensor",
         "dequantize_per_channel",
     ]
+
+
+def test_a_residual_is_read_in_bytes_where_nobody_else_reads_floats(cluster_of: Make) -> None:
+    """Of two sums the first: the last one is returned, and so what it adds stays in float."""
+    cluster = cluster_of(Bottleneck(), [torch.randn(2, 4, 9, 9)])
+    config = Config(enable_int8=True, quantization_type="static")
+    prepared = prepare(cluster, config)
+    plan = next(iter(make_plans(prepared, config)))
+    made = write(replace(cluster, gm=prepared.gm), prepared.layers, plan.schemes)
+    sums = [n for n in made.gm.graph.nodes if n.target is torch.ops.aten.add.Tensor]
+    read = [[str(a.target) for a in n.args if isinstance(a, torch.fx.Node)] for n in sums]
+    dequantized = ["quantized_decomposed.dequantize_per_tensor.default" in each for each in read]
+    assert dequantized == [True, False]
+    assert targets(made).count("quantize_per_tensor") == 4  # nothing is quantized twice
+    first = {n: s for n, s in plan.schemes.items() if n == next(iter(plan.schemes))}
+    assert prepared.simulation.residuals(first) == {}
 
 
 @pytest.mark.parametrize("method", ["min_max", "moving_average", "percentile", "entropy"])
