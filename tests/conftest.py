@@ -87,6 +87,7 @@ NEEDS: dict[str, Callable[[], str | None]] = {
     "onnxruntime": _why_no("onnx", "onnxscript", "onnxruntime"),
     "openvino": _why_no("onnx", "onnxscript", "openvino"),
     "runtime": _why_no_runtime,
+    "torchao": _why_no_module("torchao"),
     "tensorrt_rtx": _why_no("onnx", "onnxscript", "tensorrt_rtx_bindings", "tensorrt_rtx_libs"),
     "torch_mlir": _why_no_module("torch_mlir"),
     "tvm": _why_no_module("tvm"),

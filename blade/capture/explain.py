@@ -3,6 +3,9 @@
 
 from collections.abc import Sequence
 
+from torch import nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
 from blade.capture.captured import Limit, Reference, Tie
 from blade.capture.inputs import Call, Sample, describe, name_of_leaf
 from blade.capture.probes import axes_of
@@ -95,12 +98,25 @@ def no_graph(how: str, call: Call, differences: Differences, reasons: Sequence[R
     return text + "."
 
 
-def neither(subject: str, methods: Sequence[str], reasons: Sequence[Reason]) -> str:
+def neither(model: nn.Module, methods: Sequence[str], reasons: Sequence[Reason]) -> str:
     """The text of the ``InputError`` when there is no graph at all."""
+    subject = type(model).__name__
     details = " ".join(f"[{one.code.value}] {one.detail}" for one in reasons)
     if methods:
         return (
             f"preserved_attributes: {methods[0]!r} is a method, and tracing keeps only forward; {subject} "
             f"has to be scriptable (with @torch.jit.export on {methods[0]!r}), and it is not. {details}"
         )
-    return f"model: {subject} can be neither traced nor scripted. {details}"
+    return f"model: {subject} can be neither traced nor scripted. {details}{_wrapped(model)}"
+
+
+def _wrapped(model: nn.Module) -> str:
+    """What to do about parameters that are tensors of somebody's own class; empty without any."""
+    for name, parameter in model.named_parameters():
+        if is_traceable_wrapper_subclass(parameter):
+            return (
+                f" Its parameter {name!r} is a {type(parameter).__name__}, whose operations TorchScript cannot record. "
+                "Give the model as it was before its weights were wrapped (int8 is what Config(enable_int8=True) is "
+                "for), or one that says explicitly how it is quantized, as torchao's convert_pt2e returns it."
+            )
+    return ""

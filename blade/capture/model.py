@@ -4,10 +4,12 @@
 import copy
 import inspect
 import io
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import nn
+from torch.fx import GraphModule
 
 from blade.errors import InputError
 
@@ -36,6 +38,11 @@ def private_copy(model: Any) -> nn.Module:
         raise InputError(
             f"model: {type(model).__name__} cannot be deep-copied ({error}); optimize works on a copy."
         ) from error
+    for module in own.modules():
+        if getattr(
+            module, "training", False
+        ):  # it has no mode (_with_a_mode); freezing asks all the same
+            module.training = False
     return own
 
 
@@ -92,7 +99,7 @@ def _check_training(model: nn.Module) -> None:
     # A frozen ScriptModule has no such attribute any more: it was in eval mode.
     names = [
         name or type(model).__name__
-        for name, module in model.named_modules()
+        for name, module in _with_a_mode(model)
         if getattr(module, "training", False)
     ]
     if names:
@@ -101,6 +108,23 @@ def _check_training(model: nn.Module) -> None:
             f"model: {len(names)} module(s) are in training mode ({shown}); call model.eval() first. "
             "Only inference is optimized here."
         )
+
+
+def _with_a_mode(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """Module and submodules that may do something else in training mode.
+
+    What a ``GraphModule`` does is written in its graph, whatever mode it is in, and an exported one cannot be put
+    into eval mode; only the modules that the graph calls have a mode, but for the check of export's guards.
+    """
+    if isinstance(module, GraphModule):
+        called = {str(node.target) for node in module.graph.nodes if node.op == "call_module"}
+        children = [(target, module.get_submodule(target)) for target in sorted(called)]
+    else:
+        yield name, module
+        children = list(module.named_children())
+    for child, submodule in children:
+        if not type(submodule).__module__.startswith("torch.export"):
+            yield from _with_a_mode(submodule, f"{name}.{child}" if name else child)
 
 
 def _copy(model: nn.Module) -> nn.Module:

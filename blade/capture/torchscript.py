@@ -135,7 +135,7 @@ def _trace_or_script(own: nn.Module, inputs: Any, config: Config, reasons: list[
         if scripted is not None:
             return scripted
     if traced is None or methods:
-        raise InputError(neither(type(own).__name__, methods, reasons))
+        raise InputError(neither(own, methods, reasons))
     reasons += traced.warnings
     if not traced.differences:
         return traced

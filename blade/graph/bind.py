@@ -49,6 +49,9 @@ MEMORY_FORMATS: dict[int, torch.memory_format] = {
 
 LAYOUTS: dict[int, torch.layout] = {0: torch.strided}
 
+# Explicit quantization, as torchao's PT2E writes it, is functional like ATen and has meta functions.
+LIBRARIES = ("aten", "quantized_decomposed")
+
 _ENUMS: dict[str, dict[int, Any]] = {
     "ScalarTypeType": SCALAR_TYPES,
     "MemoryFormatType": MEMORY_FORMATS,
@@ -57,18 +60,19 @@ _ENUMS: dict[str, dict[int, Any]] = {
 
 
 def resolve(node: torch._C.Node) -> torch._ops.OpOverload | None:
-    """The overload ``node`` calls if the ATen dispatcher has it, else ``None``.
+    """The overload ``node`` calls if it is of one of ``LIBRARIES`` and the dispatcher has it, else ``None``.
 
     Operators that live only in the TorchScript interpreter (``aten::Int``, ``prim::*``) and other
     libraries give ``None``.
     """
     schema = schema_of(node)
-    if schema is None or not schema.name.startswith("aten::"):
+    library, _, name = ("", "", "") if schema is None else schema.name.partition("::")
+    if schema is None or library not in LIBRARIES:
         return None
     full = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
     if not torch._C._dispatch_has_kernel(full):
         return None
-    packet = getattr(torch.ops.aten, schema.name.removeprefix("aten::"))
+    packet = getattr(getattr(torch.ops, library), name)
     overload = getattr(packet, schema.overload_name or "default")
     assert isinstance(overload, torch._ops.OpOverload), overload
     return overload

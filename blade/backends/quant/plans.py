@@ -16,6 +16,7 @@ from torch.fx import GraphModule
 
 from blade.backends.quant.calibrate import Seen
 from blade.backends.quant.equalize import correct_bias
+from blade.backends.quant.existing import grid_of
 from blade.backends.quant.layers import Layer
 from blade.backends.quant.numbers import (
     Weight,
@@ -141,9 +142,16 @@ class _Maker:
         group = group_of(layer.weight.shape[1], GROUP) if bits == 4 else 0
         key = layer.weight.data_ptr(), layer.weight.stride(0), bits
         if key not in self._weights:
-            made = quantize_weight(layer.weight, bits, group)
+            made = _given(layer.weight, bits) or quantize_weight(layer.weight, bits, group)
             self._weights[key] = layer.weight, made
         return self._weights[key][1]
+
+
+def _given(weight: torch.Tensor, bits: int) -> Weight | None:
+    """Of a weight that was int8 before somebody dequantized it, that int8."""
+    if bits != 8 or grid_of(weight[:1]) is None:  # one row tells of most weights that they were not
+        return None
+    return grid_of(weight)
 
 
 def _is_even(rows: torch.Tensor | None) -> bool:

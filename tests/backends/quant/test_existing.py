@@ -12,7 +12,12 @@ from torch import nn
 import blade
 from blade.backends.base import Cluster
 from blade.backends.quant.existing import accept, given_layers, grid_of
+from blade.backends.quant.plans import make_plans
+from blade.backends.quant.prepare import prepare
+from blade.backends.quant.write import ops
 from blade.budget import output_error
+from blade.config import Config
+from blade.errors import InputError
 
 Make = Callable[..., Cluster]
 pytestmark = pytest.mark.needs("runtime", "torch_mlir")
@@ -83,6 +88,151 @@ def test_a_fake_quantized_model_is_served(int8: bool) -> None:
     assert cluster.backend == ("quant" if int8 else "disc")
     assert [p.precision for p in cluster.precision] == ["int8 as given"] * 2 * int8
     assert output_error(optimized(x), model(x)).relative < 1e-2
+
+
+class Explicit(nn.Module):
+    """The calls that torchao's convert_pt2e leaves of two layers and what lies between them."""
+
+    def __init__(self, conv: bool) -> None:
+        super().__init__()
+        rng = torch.Generator().manual_seed(0)
+        self.call = torch.conv2d if conv else nn.functional.linear
+        shapes = [(16, 8, 3, 3), (8, 16, 3, 3)] if conv else [(64, 32), (8, 64)]
+        for i, shape in enumerate(shapes):
+            self.register_buffer(
+                f"weight_{i}", torch.randint(-127, 128, shape, generator=rng, dtype=torch.int8)
+            )
+            self.register_buffer(f"scale_{i}", 0.01 * torch.rand(shape[0], generator=rng) + 1e-3)
+            self.register_buffer(f"zero_{i}", torch.zeros(shape[0], dtype=torch.int64))
+            self.register_buffer(f"bias_{i}", torch.randn(shape[0], generator=rng))
+
+    def layer(self, i: int, x: torch.Tensor, scale: float, zero: int) -> torch.Tensor:
+        form = (scale, zero, 0, 255, torch.uint8)
+        x = ops.dequantize_per_tensor.default(ops.quantize_per_tensor.default(x, *form), *form)
+        held = (getattr(self, f"{name}_{i}") for name in ("weight", "scale", "zero"))
+        w = ops.dequantize_per_channel.default(*held, 0, -128, 127, torch.int8)
+        return self.call(x, w, getattr(self, f"bias_{i}"))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(self.layer(1, torch.relu(self.layer(0, x, 0.03, 111)), 0.05, 0), -1)
+
+
+@pytest.mark.parametrize("int8", [True, False])
+@pytest.mark.parametrize(("conv", "shape"), [(False, (6, 32)), (True, (2, 8, 12, 12))])
+def test_explicit_quantization_is_taken_at_its_word(
+    conv: bool, shape: tuple[int, ...], int8: bool
+) -> None:
+    """Nothing is rounded that the model does not round: int8 engines answer as its own ops do."""
+    torch.manual_seed(0)
+    model, x = Explicit(conv).eval(), torch.randn(shape)
+    named = {"optimization_pipeline": "quant"} if int8 else {}
+    optimized = blade.optimize(model, x, blade.Config(enable_int8=int8, timing=False, **named))  # type: ignore[arg-type]
+    [cluster] = blade.report(optimized).clusters
+    assert cluster.backend == ("quant" if int8 else "disc")
+    assert [p.precision for p in cluster.precision] == ["int8 as given"] * 2 * int8
+    [engine] = _engines(optimized)
+    kernels = [line for line in engine.program().splitlines() if line.startswith("kernel int8_")]
+    assert (
+        len(kernels) == 2 * int8
+    )  # without the permission freezing has made floats of the weights
+    for y in (x, torch.randn(1, *shape[1:])):
+        assert output_error(optimized(y), model(y)).relative < 1e-5
+
+
+@pytest.mark.parametrize("mode", [True, False])
+def test_an_exported_graph_has_no_mode(mode: bool) -> None:
+    """What convert_pt2e returns says that it is in training mode, and cannot be told otherwise."""
+    x = torch.randn(6, 32)
+    exported = torch.export.export(Explicit(conv=False).eval(), (x,)).module()
+    for module in exported.modules():
+        module.training = mode
+    optimized = blade.optimize(exported, x, blade.Config(timing=False))
+    assert [c.backend for c in blade.report(optimized).clusters] == ["disc"]
+    assert output_error(optimized(x), exported(x)).relative < 1e-5
+    assert all(module.training == mode for module in exported.modules())
+
+
+class Stubbed(nn.Module):
+    """For torch.ao's static quantization, whose modules compute in quantized tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        ao: Any = torch.ao.quantization
+        self.quant, self.dequant = ao.QuantStub(), ao.DeQuantStub()
+        self.a, self.relu, self.b = nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.dequant(self.b(self.relu(self.a(self.quant(x)))))
+        return torch.softmax(y.exp() * 2 + 1, -1)
+
+
+@pytest.mark.parametrize("int8", [True, False])
+def test_quantized_tensors_stay_with_the_original(int8: bool) -> None:
+    x = torch.randn(6, 32)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        ao: Any = torch.ao.quantization
+        model = Stubbed().eval()
+        model.qconfig = ao.get_default_qconfig("fbgemm")
+        observed = ao.prepare(model)
+        observed(x)
+        model = ao.convert(observed).eval()
+    optimized = blade.optimize(model, x, blade.Config(enable_int8=int8, timing=False))
+    found = blade.report(optimized)
+    assert found.outside["quantized::linear"] == 2
+    why = [r.detail for r in found.all_reasons() if "quantized::linear" in r.subject]
+    assert why and all("quantized::linear is not an ATen operator" in one for one in why)
+    for y in (x, torch.randn(3, 32)):
+        torch.testing.assert_close(optimized(y), model(y))
+
+
+def test_weights_that_were_int8_are_int8_again(cluster_of: Make) -> None:
+    """torchao's weight-only modules dequantize a constant, which freezing does once."""
+    rng = torch.Generator().manual_seed(0)
+    model = nn.Linear(48, 16)
+    levels = torch.randint(-110, 111, (16, 48), generator=rng)
+    levels[:, :2] = torch.tensor([110, 1])
+    model.weight.data = levels * (torch.rand(16, 1, generator=rng) + 0.1)
+    config = Config(enable_int8=True, quantization_type="dynamic")
+    prepared = prepare(cluster_of(model, [torch.randn(6, 48)]), config)
+    [plan] = make_plans(prepared, config)
+    [scheme] = plan.schemes.values()
+    torch.testing.assert_close(scheme.weight.dequantize(), model.weight.data)
+    assert torch.equal(scheme.weight.values, levels.to(torch.int8))
+
+
+@pytest.mark.needs("torchao")
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_what_torchao_converts_is_served(dynamic: bool) -> None:
+    from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+    from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer as x86
+
+    x = torch.randn(6, 32)
+    exported = torch.export.export(Dense().eval(), (x,)).module()
+    quantizer = x86.X86InductorQuantizer()
+    quantizer.set_global(x86.get_default_x86_inductor_quantization_config(is_dynamic=dynamic))
+    observed = prepare_pt2e(exported, quantizer)
+    observed(x)
+    model = convert_pt2e(observed)
+    optimized = blade.optimize(model, x, blade.Config(enable_int8=True, timing=False))
+    assert [c.backend for c in blade.report(optimized).clusters] == ["disc"]
+    assert output_error(optimized(x), model(x)).relative < 1e-5
+
+
+@pytest.mark.needs("torchao")
+def test_wrapped_weights_are_told_what_to_do() -> None:
+    from torchao.quantization import Int8DynamicActivationInt8WeightConfig, quantize_
+
+    model = Dense().eval()
+    quantize_(model, Int8DynamicActivationInt8WeightConfig())
+    with pytest.raises(
+        InputError, match=r"'a.weight' is a \w+, whose operations TorchScript cannot"
+    ):
+        blade.optimize(model, torch.randn(6, 32))
+
+
+def _engines(module: torch.nn.Module) -> list[Any]:
+    return [child.engine for child in module.children() if hasattr(child, "engine")]
 
 
 class Dense(nn.Module):
