@@ -102,7 +102,8 @@ def torchao_inductor(model: Model, samples: Sequence[Tensors], threads: int) -> 
     import torch._inductor.config as inductor_config
     from torchao.quantization import Int8DynamicActivationInt8WeightConfig, quantize_
 
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp(prefix="inductor")
+    # compiling takes minutes: whoever names a folder lets it be done before
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", tempfile.mkdtemp(prefix="inductor"))
     inductor_config.freezing = True
     module = copy.deepcopy(model.module)
     quantize_(module, Int8DynamicActivationInt8WeightConfig())
