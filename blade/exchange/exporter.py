@@ -17,20 +17,20 @@ from torch.export import ExportedProgram
 from torch.fx import Graph
 
 from blade.exchange.decompose import decompose
-from blade.exchange.rewrites import REWRITES, make_negative_indices_invalid
+from blade.exchange.indices import Indices, flag, make_negative_invalid
+from blade.exchange.rewrites import REWRITES
 
 OPSET = 20  # has GELU as an op; attention, of 23, few libraries read
 
 
-def reduce(graph: Graph, checks_indices: bool = True) -> None:
-    """Decompose, in place, what is not translated, or not well.
-
-    ``checks_indices``: the model is for a library that raises for an index out of range.
-    """
+def reduce(graph: Graph, indices: Indices = "raised") -> None:
+    """Decompose, in place, what is not translated, or not well; ``indices`` out of range as ``to_onnx`` says."""
     known = {name for name in _registry().functions if isinstance(name, str)}
     decompose(graph, lambda target: target.name() in known, _table(), REWRITES)
-    if checks_indices:
-        make_negative_indices_invalid(graph)
+    if indices == "raised":
+        make_negative_invalid(graph)
+    elif indices == "flagged":
+        flag(graph)
 
 
 def translate(program: ExportedProgram) -> Any:

@@ -12,6 +12,7 @@ import torch
 
 from blade.backends.base import Cluster
 from blade.config import Config
+from blade.exchange.indices import Indices
 from blade.exchange.library import Library
 from blade.exchange.onnx_model import OnnxModel, exporter_version, to_onnx
 from blade.exchange.payload import Head, pack
@@ -33,13 +34,16 @@ def onnx_engine(
     config: Config,
     library: Library,
     data_of: Callable[[OnnxModel], bytes],
+    *,
     device: str = "cpu",
+    indices: Indices = "raised",
 ) -> torch.ScriptObject:
-    """``data_of`` gives the model in the form that ``library`` reads, to compute on ``device``.
+    """``data_of`` gives the model in the form that ``library`` reads, to compute on ``device``. ``indices``:
+    what it does with those out of range (``to_onnx``).
 
     Raises what the exporter refuses.
     """
-    model = to_onnx(cluster, config)
+    model = to_onnx(cluster, config, indices=indices)
     head = Head(
         weights=tuple(model.weights),
         inputs=model.inputs,

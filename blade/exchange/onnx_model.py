@@ -27,6 +27,7 @@ from blade.config import Config
 from blade.exchange.exported import output_orders, to_exported
 from blade.exchange.exporter import OPSET, reduce, translate
 from blade.exchange.guards import guard_program
+from blade.exchange.indices import Indices
 
 KIND = "onnx"
 INLINE_BYTES = 1024  # constants up to this size are part of the model
@@ -37,9 +38,9 @@ Order = tuple[int, ...] | None
 class OnnxModel:
     """``data`` is the model. Its inputs are ``inputs``, in the cluster's order, then the ``weights``.
 
-    ``weights``: name in the model -> name of the cluster's constant. ``orders[k]``, if it is set, says that
-    output k is returned permuted: ``results.restore`` undoes that. ``program`` has the guards, those of the
-    exporter among them.
+    ``outputs`` are the cluster's, and the flag of its indices if they are flagged. ``weights``: name in the
+    model -> name of the cluster's constant. ``orders[k]``, if it is set, says that output k is returned permuted:
+    ``results.restore`` undoes that. ``program`` has the guards, those of the exporter among them.
     """
 
     data: bytes
@@ -50,19 +51,20 @@ class OnnxModel:
     program: str
 
 
-def to_onnx(cluster: Cluster, config: Config, *, checks_indices: bool = True) -> OnnxModel:
+def to_onnx(cluster: Cluster, config: Config, *, indices: Indices = "raised") -> OnnxModel:
     """``cluster`` in ONNX, from the cache if it was exported before.
 
-    ``checks_indices``: for a library that raises for an index out of range, as torch does on a CPU; then negative
-    ones, which ONNX allows, are made such.
+    ``indices`` out of range, for which torch raises on a CPU, are "raised" by the library for which the model is;
+    then negative ones, which ONNX allows, are made such. Or they are "flagged": one more output, the last one, says
+    whether there are none (if anything is looked up at all). Or it is "trusted" that there are none.
 
     Raises ``Refused`` for what has no form in ONNX or in a program, and what the exporter raises.
     """
     cache = open_cache(config.cache)
-    key = digest([_key(cluster), str(checks_indices)]) if cache is not None else ""
+    key = digest([_key(cluster), indices]) if cache is not None else ""
     if cache is not None and (data := cache.get(KIND, key)) is not None:
         return _from_bytes(data)
-    model = _export(cluster, checks_indices)
+    model = _export(cluster, indices)
     if cache is not None:
         cache.put(KIND, key, _to_bytes(model))
     return model
@@ -133,10 +135,10 @@ def _declare(tensor: Any, value: Any) -> None:
     tensor.dims.extend(dim.dim_value for dim in kind.shape.dim)
 
 
-def _export(cluster: Cluster, checks_indices: bool) -> OnnxModel:
+def _export(cluster: Cluster, indices: Indices) -> OnnxModel:
     import onnx_ir
 
-    graph = _translate(cluster, checks_indices)
+    graph = _translate(cluster, indices)
     weights = _free_weights(graph, cluster)
     _simplify(graph)
     _drop_notes(graph)
@@ -153,9 +155,9 @@ def _export(cluster: Cluster, checks_indices: bool) -> OnnxModel:
     )
 
 
-def _translate(cluster: Cluster, checks_indices: bool) -> Any:
+def _translate(cluster: Cluster, indices: Indices) -> Any:
     """The exporter's model, not yet simplified."""
-    reduced = partial(reduce, checks_indices=checks_indices)
+    reduced = partial(reduce, indices=indices)
     model = translate(to_exported(cluster, row_major=True, reduce=reduced))
     for k, value in enumerate(model.graph.outputs):
         value.name = f"y{k}"

@@ -16,7 +16,8 @@ from blade.backends.archive import Archive, read
 
 @dataclass(frozen=True)
 class Head:
-    """``weights``: the library's names of the engine's constants, in their order. ``orders``: per result
+    """``weights``: the library's names of the engine's constants, in their order. ``outputs``: of the results,
+    then of the flag that all indices are in range, if there is one. ``orders``: per result
     the order of its axes in memory (``results.restore``), or ``None``. ``device``: the type of the one that all
     inputs and results are on."""
 
@@ -25,6 +26,11 @@ class Head:
     outputs: tuple[str, ...] = ()
     orders: Sequence[Sequence[int] | None] = ()
     device: str = "cpu"
+
+    @property
+    def is_flagged(self) -> bool:
+        """Whether the last output is a boolean that says if all indices are in range."""
+        return len(self.outputs) > len(self.orders)
 
 
 def pack(head: Head, stamp: Mapping[str, str], files: Mapping[str, bytes]) -> bytes:

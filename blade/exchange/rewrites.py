@@ -8,35 +8,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.fx import Graph
 
 from blade.errors import Refused
 from blade.reason import Code
 
 aten = torch.ops.aten
-
-_INDEX = {
-    aten.embedding.default: 1,
-    aten.gather.default: 2,
-    aten.index_select.default: 2,
-}
-"""Ops whose indices must not be negative, and which argument that is."""
-
-
-def make_negative_indices_invalid(graph: Graph) -> None:
-    """In place. ONNX counts negative indices from the end, where torch raises: without its sign bit, such
-    an index is far too large, so that the library raises and the original is asked."""
-    for node in list(graph.nodes):
-        place = _INDEX.get(node.target)
-        if place is None:
-            continue
-        index = node.args[place]
-        fake = index.meta["val"]
-        with graph.inserting_before(node):
-            largest = torch.iinfo(fake.dtype).max
-            positive = graph.call_function(aten.bitwise_and.Scalar, (index, largest))
-        positive.meta = {"val": fake}
-        node.update_arg(place, positive)
 
 
 def _convolution(x: Any, weight: Any, bias: Any, *rest: Any) -> Any:

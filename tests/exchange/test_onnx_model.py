@@ -104,8 +104,8 @@ def test_guards_of_the_exporter_reach_the_program(
 ) -> None:
     translate = onnx_model._translate
 
-    def asks(cluster: Cluster, checks_indices: bool) -> Any:
-        model = translate(cluster, checks_indices)
+    def asks(cluster: Cluster, indices: Any) -> Any:
+        model = translate(cluster, indices)
         [ids, *_] = [n for n in cluster.gm.graph.nodes if n.op == "placeholder"]
         assert ids.meta["val"].shape[1] < 512
         return model

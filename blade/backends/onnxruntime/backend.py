@@ -53,7 +53,7 @@ class OnnxRuntimeBackend:
 
     def convert(self, cluster: Cluster, config: Config) -> torch.ScriptObject:
         device = _device_of(cluster)
-        return onnx_engine(cluster, config, LIBRARY, _FORMS[device.type], device.type)
+        return onnx_engine(cluster, config, LIBRARY, _FORMS[device.type], device=device.type)
 
 
 def _is_served(device: torch.device) -> bool:

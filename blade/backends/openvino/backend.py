@@ -1,20 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """OpenVINO as a backend: nodes the exporter translates, a cluster as an ONNX model, on the CPU."""
 
+from operator import attrgetter
+
 import torch
 
 from blade.backends.base import Cluster, OpNode
-from blade.backends.openvino import session
+from blade.backends.openvino import integers, session
 from blade.backends.openvino.session import LIBRARY
 from blade.config import Config
 from blade.exchange.onnx_engine import engine_version, onnx_engine
 from blade.exchange.onnx_model import export_seconds, why_no_onnx
 from blade.exchange.onnx_support import why_not_onnx
-from blade.reason import Reason
+from blade.reason import Code, Reason, Stage
 from blade.runtime.engine import register_runner
 
 NAME = LIBRARY.name
-DTYPES = (torch.float32, torch.int32, torch.bool)  # int64 is computed in int32 there, fp64 in fp32
+DTYPES = (torch.float32, torch.int64, torch.int32, torch.bool)  # fp64 is computed in fp32 there
+_WRITES = frozenset({"aten.index_add.default", "aten.index_put.default"})
 
 
 class OpenVinoBackend:
@@ -30,13 +33,17 @@ class OpenVinoBackend:
         return LIBRARY.why_not_loadable() or why_no_onnx()
 
     def why_not(self, node: OpNode, config: Config) -> Reason | None:
-        return why_not_onnx(node, NAME, DTYPES)
+        if str(node.target) in _WRITES:
+            detail = f"{node.target} stays TorchScript: OpenVINO writes to no index out of range and says nothing."
+            return Reason(Stage.SUPPORT, Code.UNSUPPORTED_OP, NAME, node.name, detail)
+        return why_not_onnx(node, NAME, DTYPES) or integers.why_not(node, NAME)
 
     def estimate_s(self, cluster: Cluster) -> float:
         return export_seconds(cluster)
 
     def convert(self, cluster: Cluster, config: Config) -> torch.ScriptObject:
-        return onnx_engine(cluster, config, LIBRARY, lambda model: model.data)
+        integers.check_bounds(cluster)
+        return onnx_engine(cluster, config, LIBRARY, attrgetter("data"), indices="flagged")
 
 
 register_runner(NAME, session.load)

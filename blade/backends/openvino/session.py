@@ -2,7 +2,9 @@
 """Runs a model in OpenVINO on torch's memory: inputs, results and weights are not copied.
 
 Every calling thread has its own infer request of one compiled model. Results are exact fp32: the plugin
-would use bfloat16 where the CPU has it, which no verification passes.
+would use bfloat16 where the CPU has it, which no verification passes. The plugin answers where torch raises,
+for an index out of range, and computes int64 in int32; calls in which that matters are refused, so that
+the original serves them.
 """
 
 import threading
@@ -11,6 +13,7 @@ from typing import Any
 
 import torch
 
+from blade.backends.openvino.integers import is_within
 from blade.errors import BackendError
 from blade.exchange.library import Library, Sessions
 from blade.exchange.onnx_engine import MODEL
@@ -58,11 +61,17 @@ class _Model:
         dense = [t.contiguous() for t in inputs]
         buffers, answers = self.results.allocate(dense)
         for name, tensor in zip(self.head.inputs, dense, strict=True):
+            if tensor.dtype is torch.int64 and not is_within(tensor):
+                raise BackendError(
+                    f"{name} has integers that OpenVINO, with 32 bits, might get wrong."
+                )
             if name in compiled.inputs:  # one that nothing reads is gone
                 request.set_tensor(name, openvino.Tensor(tensor.numpy(), shared_memory=True))
         for k, tensor in enumerate(buffers):
             request.set_output_tensor(k, openvino.Tensor(tensor.numpy(), shared_memory=True))
         request.infer(share_outputs=True)  # not copied to be returned
+        if self.head.is_flagged and not request.get_output_tensor(len(buffers)).data.item():
+            raise BackendError("an index is out of range.")  # the original says which
         return answers
 
     def _compile(self, threads: int) -> _Compiled:

@@ -70,7 +70,7 @@ def build_engine(cluster: Cluster, config: Config) -> Built:
     library = find_library()
     ranges = find_profiles(cluster, config)
     halved = to_half(cluster) if config.enable_fp16 else cluster
-    model = to_onnx(halved, config, checks_indices=False)  # nor does torch on CUDA, it aborts
+    model = to_onnx(halved, config, indices="trusted")  # nor does torch on CUDA, it aborts
     weights = {name: attrgetter(held)(cluster.gm) for name, held in model.weights.items()}
     cache = open_cache(config.cache)
     job = _Job(library, external_weights(model), weights, config.enable_fp16, cache)

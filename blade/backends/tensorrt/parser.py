@@ -111,7 +111,7 @@ class _Exports:
         self.left -= 1
         islands = [self.islands[k] for k in chosen]
         try:
-            model = to_onnx(lay_out(islands), self.config, checks_indices=False)
+            model = to_onnx(lay_out(islands), self.config, indices="trusted")
         except (Refused, torch.onnx.errors.OnnxExporterError, *CANNOT) as error:
             wrong = {chosen[n] for n in _named(error, islands)} or set(chosen[: len(chosen) == 1])
             for k in wrong:
