@@ -13,6 +13,7 @@ from contextlib import nullcontext
 from typing import Any, Literal
 
 import torch
+import torch.fx.experimental._config as symbolic_config
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Graph, Node
 
@@ -100,6 +101,10 @@ def _call(target: Any, *args: Any) -> Node:
     made = nodes[0].graph.call_function(target, args)
     values = [one.meta["val"] if isinstance(one, Node) else one for one in args]
     fakes = [one for one in values if isinstance(one, FakeTensor)]
-    with fakes[0].fake_mode if fakes else nullcontext():
+    oblivious = symbolic_config.patch(backed_size_oblivious=True)  # type: ignore[attr-defined]
+    with (
+        oblivious,
+        fakes[0].fake_mode if fakes else nullcontext(),
+    ):  # guards nothing, not even a size of 1
         made.meta = {"val": target(*values)}
     return made

@@ -57,3 +57,12 @@ def test_without_lookups_there_is_no_flag() -> None:
     [extracted] = cut(trace(lambda x: x.exp() + 1, (torch.randn(3, 6),)))
     program = to_exported(extracted.cluster, reduce=flag)
     assert len(program.graph.output_node().args[0]) == 1
+
+
+def test_the_flag_adds_no_guards() -> None:
+    [extracted] = cut(
+        trace(lambda i, x: x.gather(1, i) + 1, (torch.ones(3, 2).long(), torch.ones(3, 6)))
+    )
+    before = list(extracted.cluster.shape_env.guards)
+    to_exported(extracted.cluster, reduce=flag)
+    assert list(extracted.cluster.shape_env.guards) == before
