@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 
 from blade.report import Timing, shape_text
 
-BUDGET_S = 2.0  # per sample and candidate; never fewer than MIN_ROUNDS rounds
+BUDGET_S = 1.0  # per sample and candidate; never fewer than MIN_ROUNDS rounds
 MIN_ROUNDS = 5
 PRECISION = 0.02  # noise of a speed-up at which no further rounds are needed
 ROUND_S = 0.002  # what one side of a round takes at least: short calls are repeated

@@ -5,8 +5,8 @@
     attempts = assign(ways, labels, backends, graph_view, losers)
 
 The graph is cut in several ways. The mixture's groups are for all; those of a graph that was cut for one
-backend are for that one, and for backends that convert in this process, which is quick. Of groups that are
-nearly the same, each backend tries one.
+backend are for that one, and what it does not take of it for backends that convert in this process, which is
+quick. Of groups that are nearly the same, each backend tries one.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -127,7 +127,9 @@ def _with_takers(nodes: tuple[int, ...], labels: Sequence[frozenset[str]]) -> Gr
 
 
 def _willing(group: Group, made_for: Sequence[str], quick: Collection[str]) -> frozenset[str]:
-    return group.label if MIXTURE in made_for else group.label & {*made_for, *quick}
+    if MIXTURE in made_for:
+        return group.label
+    return group.label & frozenset(made_for) or group.label & frozenset(quick)
 
 
 def _preference(
