@@ -30,7 +30,9 @@ _CHEAP = ("add", "sub", "mul", "neg", "abs", "cast", "fma", "maximum", "minimum"
 def compute_in_rows(graph: Graph) -> Graph:
     """``graph`` with the operands of reductions over several or leading axes computed row by row."""
     users, returned = graph.users(), {v.id for v in graph.outputs}
-    once = frozenset(v.id for v in graph.values if len(users[v.id]) == 1 and v.id not in returned)
+    once = frozenset(
+        v.id for v in graph.values if len({u.id for u in users[v.id]}) == 1 and v.id not in returned
+    )
     b = Builder(RULES)
     new: dict[int, Value] = {}
     for v in live(graph):

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from blade.backends.disc.facts import Facts
-from blade.backends.disc.ir import Graph, Shape, Value
+from blade.backends.disc.ir import LEAVES, Graph, Shape, Value
 from blade.backends.disc.places import places
 from blade.backends.disc.views import View, view_of
 
@@ -75,6 +75,7 @@ def fuse(graph: Graph) -> Fused:
     for value in graph.values:
         if is_fusible(value):
             fuser.place(value)
+    fuser.join_reductions()
     fuser.join_siblings()
     made = {member.id: group.row for group in fuser.groups for member in group.members}
     copies = {g.members[0].id for g in fuser.groups if is_copy(g)}
@@ -229,6 +230,23 @@ class _Fuser:
                 yield from ((v, a) for a in self.outside(v, group))
             elif is_instruction(v):
                 yield from ((v, a) for a in v.args)
+
+    def join_reductions(self) -> None:
+        """Groups that reduce rows of one tensor become one, which reads it once."""
+        readers: dict[
+            tuple[Shape, int], Value
+        ] = {}  # (shape of rows, what is read) -> who reads it
+        for v in self.graph.values:
+            group = self.group_of.get(v.id)
+            if group is None or not group.row:
+                continue
+            for a in v.args:
+                outside = a.shape == group.shape and not self.within(a, group)
+                if outside and a.op not in (*LEAVES, "broadcast"):
+                    twin = self.group_of[readers.setdefault((a.shape, a.id), v).id]
+                    if twin is not group and self.can_merge(twin, group):
+                        self.merge(twin, group)
+                        group = twin
 
     def join_siblings(self) -> None:
         """Groups over one shape whose results one concatenation puts together become one."""

@@ -13,6 +13,7 @@ from blade.backends.disc.ir import Graph
 from blade.backends.disc.layouts import propagate
 from blade.backends.disc.requantize import requantize
 from blade.backends.disc.shapes import normalize
+from blade.backends.disc.split_sums import split_sums
 from blade.backends.disc.spread import spread
 
 PASSES: tuple[tuple[str, Callable[[Graph], Graph]], ...] = (
@@ -23,6 +24,7 @@ PASSES: tuple[tuple[str, Callable[[Graph], Graph]], ...] = (
     ("conv_epilogue", absorb),
     ("requantize", requantize),
     ("spread", spread),
+    ("split_sums", split_sums),
     ("compute_in_rows", compute_in_rows),
     ("rows", legalize.rows),
     ("bias_to_consumers", legalize.bias_to_consumers),

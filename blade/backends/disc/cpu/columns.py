@@ -48,8 +48,11 @@ def side_by_side(kernel: Kernel) -> int | None:
     accesses = [s.access for s in kernel.body if isinstance(s, (Load, Store))]
     walked = [a for a in accesses if number(a.strides[-1]) != 0]
     for k in reversed(range(len(kernel.outer))):
-        beside = sum(number(a.strides[k]) == 1 for a in walked)
-        along = sum(number(a.strides[-1]) == 1 for a in walked)
+        both = [
+            a for a in walked if number(a.strides[k]) != 0
+        ]  # others are one number for all lanes
+        beside = sum(number(a.strides[k]) == 1 for a in both)
+        along = sum(number(a.strides[-1]) == 1 for a in both)
         few = number(kernel.outer[k])
         if beside > along and (few is None or few >= 4):
             return k

@@ -27,6 +27,8 @@ from blade.reason import Code as Because
 
 # What is left of a kernel that transposes is walked in pieces of this length.
 _BLOCK_COLUMNS = 64
+# Blocks of columns are all that threads can share where only leading axes are reduced: at least so many.
+_FEW_BLOCKS = 4
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,11 @@ def _emit_columns(kernel: Kernel, name: str, sizes: Sizes, target: Target) -> Em
     steps = plan(kernel, axis=-2)
     work = sum(cost(s, -2) for s in kernel.body)
     vectors = 2 if work > 10 or any(p.keep for p in steps.passes) else 4
+    columns = number(kernel.outer[-1])
+    while vectors > 1 and len(kernel.outer) == 1 and columns is not None:
+        if columns >= _FEW_BLOCKS * vectors * target.lanes:
+            break
+        vectors //= 2
     width = vectors * target.lanes
     row = Row(kernel, steps, sizes, target.lanes, width)
     code = row.code
