@@ -164,7 +164,8 @@ def _structural(
     if v.op == "dequantize":
         return _dequantize(v, *args)
     if v.op == "matmul":
-        return torch.matmul(*args)
+        product = torch.matmul(*args[:2])
+        return product + args[2] if len(args) == 3 else product
     if v.op == "conv":
         return convolution.reference(v, args)
     if v.op == "spatial":

@@ -22,7 +22,7 @@
     int8_conv x w ws bias {scale, zero, stride, padding, dilation}
                                           the same of a `conv` of one group; beyond the border x is `zero`
     weight_only_linear x w ws bias {bits} x @ (w * ws).T + bias; ws one for each of the groups of a row of w
-    matmul a b                            batched over equal leading axes
+    matmul a b bias?                      batched over equal leading axes; bias: one for each column
     conv x w bias? residual? {stride, padding, dilation, groups, activation}
                                           channels last: x [N, *spatial, C], w [O, C/groups, *kernel]
     attention q k v bias? {scale, causal, undefined, replaces, heads}

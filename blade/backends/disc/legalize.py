@@ -108,7 +108,10 @@ def _copy_before_layouts(b: Builder, v: Value, args: list[Value]) -> Value | Non
         return b.make(v.op, args, v.shape, v.dtype, **v.attrs)
     if v.op == "matmul":
         args = [_addressed(b, a) for a in args]
-        args = [a if has_batch(a) else copy(b, a) for a in args]
+        args[:2] = [a if has_batch(a) else copy(b, a) for a in args[:2]]
+        if v.dtype == torch.float32 and v.shape[-2] != 1 and not has_dense_rows(args[0]):
+            args[0] = copy(b, args[0])
+        args[2:] = [_stored(b, a) for a in args[2:]]
         return b.make(v.op, args, v.shape, v.dtype)
     if v.op in ("conv", "spatial"):
         args = [_addressed(b, a) if a.op == "const" else _stored(b, a) for a in args]

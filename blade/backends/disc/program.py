@@ -206,6 +206,7 @@ class Writer:
         elif step.op == "spatial":
             write_spatial(self, step)
         elif step.op == "matmul":
+            assert len(step.args) == 2, step  # generated code serves those with a bias
             out, a, b = (self.matrix(v, 2) for v in (step, *step.args))
             self.instructions.append(f"call aten::bmm.out 3 t:{a} t:{b} t:{out} 0")
         elif step.op == "call":

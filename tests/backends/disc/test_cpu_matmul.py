@@ -58,14 +58,41 @@ def test_any_size_and_layout(layout: tuple[int, ...], lanes: int) -> None:
         assert bool(((found - a.double() @ b.double()).abs() <= bound).all()), (batch, m, k, n)
 
 
-def test_rows_that_are_not_adjacent_are_left_to_aten() -> None:
+def test_rows_that_are_not_adjacent_are_copied_first() -> None:
     builder = new_builder()
     a = add_input(builder, (S0, S2, S1))
     b = add_input(builder, (S0, S2, S3))
     left = builder.permute(a, (0, 2, 1))
     y = builder.make("matmul", (left, b), (S0, S1, S3), torch.float32)
     engine = compile_to_engine(finish(builder, y))
-    assert "aten::bmm.out" in engine.program()
-    x, w = torch.randn(2, 5, 3), torch.randn(2, 5, 4)
-    [found] = engine.try_execute([x, w]) or pytest.fail(engine.last_error())
-    torch.testing.assert_close(found, x.transpose(1, 2) @ w)
+    assert "aten::" not in engine.program()
+    for sizes in [(2, 5, 3, 4), (1, 300, 70, 1), (3, 1, 1, 65), (2, 0, 3, 4)]:
+        batch, k, m, n = sizes
+        x, w = torch.randn(batch, k, m), torch.randn(batch, k, n)
+        [found] = engine.try_execute([x, w]) or pytest.fail(engine.last_error())
+        torch.testing.assert_close(found, x.transpose(1, 2) @ w, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("lanes", [8, 16])
+@pytest.mark.parametrize(("columns", "biased"), [(1, True), (64, True), (70, True), (150, False)])
+def test_linear_with_weights_that_are_not_constant(columns: int, biased: bool, lanes: int) -> None:
+    builder = new_builder()
+    x, w = add_input(builder, (S0, S1, 20)), add_input(builder, (columns, 20))
+    operands = [x, w, add_input(builder, (columns,))] if biased else [x, w]
+    y = builder.make("linear", operands, (S0, S1, columns), torch.float32)
+    engine = compile_to_engine(finish(builder, y), Target(host().isa, lanes))
+    assert "aten::" not in engine.program()
+    for batch, rows in [(1, 1), (2, 3), (5, 97), (0, 3), (3, 0)]:
+        given = [torch.randn(batch, rows, 20), torch.randn(columns, 20), torch.randn(columns)]
+        given = given[: len(operands)]
+        [found] = engine.try_execute(given) or pytest.fail(engine.last_error())
+        torch.testing.assert_close(found, torch.nn.functional.linear(*given), rtol=1e-5, atol=1e-5)
+
+
+def test_a_single_row_is_left_to_aten() -> None:
+    builder = new_builder()
+    x, w, bias = add_input(builder, (20,)), add_input(builder, (7, 20)), add_input(builder, (7,))
+    x = builder.reshape(x, (1, 20))
+    y = builder.make("linear", (x, w, bias), (1, 7), torch.float32)
+    engine = compile_to_engine(finish(builder, y))
+    assert "aten::addmm.out" in engine.program()

@@ -53,7 +53,7 @@ def test_no_group_waits_for_itself() -> None:
     before = b.pointwise("add", x, b.fill(1, x.shape, x.dtype))
     product = b.make("linear", (before, w), x.shape, x.dtype)
     graph = finish(b, b.pointwise("mul", product, before))
-    assert kinds(graph) == ["loop", "linear", "loop"]
+    assert kinds(graph) == ["loop", "matmul", "loop"]
 
 
 def test_reductions_over_other_rows_are_other_groups() -> None:

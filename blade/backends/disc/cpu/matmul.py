@@ -2,6 +2,7 @@
 """The generated product of two computed matrices, batch by batch: the GEMM with B packed as it goes.
 
     matmul(ptrs = A, B, C, scratch; ints = ARGUMENTS), units = batches x panels x row groups
+    matmul_bias(ptrs = A, B, bias, C, scratch; ...)
 
 A panel of B is copied into scratch, in the micro-kernel's layout, and then meets its rows of A. A's rows
 are read in place, so their elements must be adjacent; B may have any strides.
@@ -30,17 +31,18 @@ ARGUMENTS = (
 )  # and strides of A and B, in elements
 
 
-def matmul(columns: Dim, tiles: Form) -> Gemm:
+def matmul(columns: Dim, tiles: Form, biased: bool = False) -> Gemm:
     """The code for so many columns; where they are not known, every edge has its tiles."""
+    kind = "matmul_bias" if biased else "matmul"
     if isinstance(columns, int):
-        return replace(gemm_for(columns, tiles), kind="matmul")
-    return Gemm(tiles, tuple(range(1, tiles.vectors + 1)), "matmul")
+        return replace(gemm_for(columns, tiles), kind=kind)
+    return Gemm(tiles, tuple(range(1, tiles.vectors + 1)), kind)
 
 
 def matmul_call(value: Value, target: Target) -> NativeCall | None:
     """The call that computes a ``matmul`` of the IR, or ``None`` where ATen does."""
-    a, b = value.args
-    if any(v.dtype != torch.float32 for v in (a, b, value)) or a.shape[-2] == 1:
+    a, b, *bias = value.args
+    if any(v.dtype != torch.float32 for v in (*value.args, value)) or a.shape[-2] == 1:
         return None
     a_strides, b_strides = _matrix_strides(a), _matrix_strides(b)
     if a_strides[-1] != 1:
@@ -50,11 +52,11 @@ def matmul_call(value: Value, target: Target) -> NativeCall | None:
     panels = FloorDiv(sympy.sympify(n) + tiles.width - 1, tiles.width)
     rows = sympy.Min(m, GROUP_ROWS)
     return NativeCall(
-        matmul(n, tiles).name,
+        matmul(n, tiles, bool(bias)).name,
         plain(numel(value.shape[:-2]) * groups * panels),
         plain((rows + tiles.lanes) * k * tiles.vectors),
         plain((sympy.sympify(k) + 1) * tiles.width * tiles.bytes),
-        (a, b, value),
+        (a, b, *bias, value),
         (m, n, k, *a_strides[:2], *b_strides),
     )
 
@@ -115,14 +117,15 @@ def _transpose(f: Function, tiles: Form) -> None:
     whole = f.floor_to(f["rows"], tiles.lanes)
     for v in range(tiles.vectors):
         first = f.number(v * tiles.lanes)
-        column = f.at(f["b"], f.mul(_existing(f, first), f["b_column"]))
-        left = f.most(f.sub(f["columns"], first), f.number(1))
-        starts = clamped_rows(f, column, f["b_column"], left, tiles.lanes)
-        with f.loop(f.number(0), whole, tiles.lanes) as i:
-            rows = transposed(f, [f.load(f.at(start, i), tiles.lanes) for start in starts])
-            to = f.at(f.at(f["to"], f.mul(i, f.number(tiles.width))), v * tiles.lanes)
-            for k, row in enumerate(rows):
-                f.store(row, f.at(to, k * tiles.width))
+        left = f.sub(f["columns"], first)
+        with f.when(f.compare("sgt", left, f.number(0))):
+            column = f.at(f["b"], f.mul(first, f["b_column"]))
+            starts = clamped_rows(f, column, f["b_column"], left, tiles.lanes)
+            with f.loop(f.number(0), whole, tiles.lanes) as i:
+                rows = transposed(f, [f.load(f.at(start, i), tiles.lanes) for start in starts])
+                to = f.at(f.at(f["to"], f.mul(i, f.number(tiles.width))), v * tiles.lanes)
+                for k, row in enumerate(rows):
+                    f.store(row, f.at(to, k * tiles.width))
     _gather(f, tiles, whole)
 
 
@@ -142,7 +145,9 @@ def _existing(f: Function, column: code.Value) -> code.Value:
 def _driver(gemm: Gemm, pack: Function) -> Function:
     tiles = gemm.form
     f = Function(gemm.name, ENTRY, tiles.lanes)
-    a, b, c, scratch = (f.load(f.at(f["ptrs"], k, "ptr"), 1, "ptr") for k in range(4))
+    biased = gemm.kind == "matmul_bias"
+    pointers = [f.load(f.at(f["ptrs"], k, "ptr"), 1, "ptr") for k in range(4 + biased)]
+    a, b, c, scratch = *pointers[:2], *pointers[-2:]
     n = {w: f.load(f.at(f["ints"], k, "i64"), 1, "i64") for k, w in enumerate(ARGUMENTS)}
     zero, one, width = f.number(0), f.number(1), f.number(tiles.width)
     panel = f.at(scratch, tiles.width)
@@ -172,7 +177,7 @@ def _driver(gemm: Gemm, pack: Function) -> Function:
             block,
             a=f.at(a, f.mul(batch, n["a_batch"])),
             b=panel,
-            bias=scratch,
+            bias=f.at(pointers[2], first) if biased else scratch,
             c=f.at(c, f.add(f.mul(f.mul(batch, n["m"]), n["n"]), first)),
             n=columns,
             k=n["k"],

@@ -111,7 +111,7 @@ def _conv(value: Value, target: Target) -> Native | None:
 def _matmul(value: Value, target: Target) -> Native | None:
     """A product of two computed matrices."""
     call = matmul.matmul_call(value, target)
-    product = matmul.matmul(value.shape[-1], form(target))
+    product = matmul.matmul(value.shape[-1], form(target), len(value.args) == 3)
     return None if call is None else Native(call, ((product.name, matmul.matmul_text(product)),))
 
 

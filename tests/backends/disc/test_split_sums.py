@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sums over several axes, and reductions that read one tensor: how many kernels, and their values."""
+
+from collections.abc import Sequence
+
+import pytest
+import sympy
+import torch
+from disc_programs import S0, S1, S2, add_input, compile_to_engine, finish, new_builder
+
+from blade.backends.disc.cpu.columns import side_by_side
+from blade.backends.disc.cpu.space import coalesce
+from blade.backends.disc.fuse import Group, fuse
+from blade.backends.disc.ir import Graph
+from blade.backends.disc.kernels import build_kernel
+from blade.backends.disc.passes import PASSES
+
+Shape = Sequence[int | sympy.Expr]
+
+
+def sum_graph(shape: Shape, axes: Sequence[int]) -> Graph:
+    b = new_builder()
+    return finish(b, b.reduce("sum", add_input(b, shape), axes))
+
+
+def spaces(graph: Graph) -> list[list[str]]:
+    """The shapes that the kernels walk, one after the other."""
+    for _, run_pass in PASSES:
+        graph = run_pass(graph)
+    return [[str(d) for d in u.shape] for u in fuse(graph).units if isinstance(u, Group)]
+
+
+SUMS = [
+    ((S0, 64, S1, S2), (0, 2, 3), [["s0", "64", "s1*s2"], ["64", "1", "1", "s0"]]),
+    ((S0, S1, S2, 64), (0, 1, 2), [["s0", "s1", "64", "s2"], ["1", "64", "s0*s1"]]),
+    ((S0, 7, 7, 1024), (0, 1, 2), [["1024", "49*s0"]]),
+    ((S0, S1, 768), (0, 1), [["768", "s0*s1"]]),
+    ((S0, 64), (0, 1), [["s0", "64"], ["1", "s0"]]),
+    ((S0, 3), (0, 1), [["3*s0"]]),
+    ((S0, 6, S1, S2), (2, 3), [["s0", "6", "s1*s2"]]),
+    ((S0, 1, S1), (0, 2), [["s0", "1", "s1"], ["1", "1", "s0"]]),
+]
+
+
+@pytest.mark.parametrize(("shape", "axes", "expected"), SUMS, ids=str)
+def test_steps(shape: Shape, axes: Sequence[int], expected: list[list[str]]) -> None:
+    assert spaces(sum_graph(shape, axes)) == expected
+
+
+@pytest.mark.needs("runtime", "torch_mlir")
+@pytest.mark.parametrize(("shape", "axes"), [s[:2] for s in SUMS], ids=str)
+def test_values(shape: Shape, axes: Sequence[int]) -> None:
+    engine = compile_to_engine(sum_graph(shape, axes))
+    for sizes in [(3, 5, 18), (1, 1, 1), (40, 33, 17), (2, 0, 3), (0, 2, 2)]:
+        known = dict(zip((S0, S1, S2), sizes, strict=True))
+        x = torch.rand([int(sympy.sympify(d).subs(known)) for d in shape])
+        [found] = engine.try_execute([x]) or pytest.fail(engine.last_error())
+        torch.testing.assert_close(found, x.sum(tuple(axes), keepdim=True))
+
+
+def test_reductions_of_one_tensor_are_one_kernel() -> None:
+    """The gradients of layer norm's weight and bias read the incoming gradient once."""
+    b = new_builder()
+    g, x = add_input(b, (S0, 96)), add_input(b, (S0, 96))
+    both = [b.reduce("sum", v, [0]) for v in (b.pointwise("mul", g, x), g)]
+    assert spaces(finish(b, *both)) == [["96", "s0"]]
+
+
+def test_numbers_of_a_row_do_not_keep_columns_out_of_lanes() -> None:
+    """What is one number for a whole row is broadcast; the columns lie side by side all the same."""
+    b = new_builder()
+    x, mean, scale = (add_input(b, (S0, d)) for d in (96, 1, 1))
+    y = b.pointwise(
+        "mul", b.pointwise("sub", x, b.broadcast(mean, x.shape)), b.broadcast(scale, x.shape)
+    )
+    graph = finish(b, b.reduce("sum", y, [0]))
+    for _, run_pass in PASSES:
+        graph = run_pass(graph)
+    fused = fuse(graph)
+    [group] = [u for u in fused.units if isinstance(u, Group)]
+    assert side_by_side(coalesce(build_kernel(group, fused).kernel)) == 0
