@@ -26,7 +26,7 @@ def block_unit(target: Target, vectors: int, multiply: Function, part: Part) -> 
     main, rest = tiles.key_rows(target)
     parts = {rows: part(tiles.score_tile(target, vectors, rows)) for rows in (main, rest)}
     room = f.add(f.least(f["all_keys"], f.number(BLOCK_KEYS)), f.number(main))
-    padded = f.mul(f.ceildiv(f["columns"], lanes), f.number(lanes))
+    padded = f.mul(f.above(f["columns"], lanes), f.number(lanes))
     blocks = f["scratch"]
     p = f.at(blocks, f.mul(f["depth"], f.number(width)))
     maxima = f.at(p, f.mul(room, f.number(width)))

@@ -121,7 +121,7 @@ def _entry(target: Target, units: dict[int, Function], small: Function, copy: Fu
         "arith.andi", f.compare("ne", a["undefined"], zero), f.compare("ne", a["keys"], zero)
     )
     empty = f.select(undefined, f.constant(float("nan"), "f32"), f.constant(0.0, "f32"))
-    blocks = f.most(f.ceildiv(a["queries"], size), one)
+    blocks = f.most(f.above(a["queries"], size), one)
     some, many = f.number(PACKED_KEYS[0]), f.number(PACKED_KEYS[1])
     in_range = f.apply(
         "arith.andi", f.compare("sge", a["keys"], some), f.compare("sle", a["keys"], many)
@@ -173,7 +173,7 @@ def _entry(target: Target, units: dict[int, Function], small: Function, copy: Fu
 def _block_room(f: Function, target: Target, a: dict[str, Value]) -> Value:
     """Floats of scratch that one unit works in (``block_unit`` lays them out)."""
     rows = f.least(a["keys"], f.number(BLOCK_KEYS))
-    padded = f.mul(f.ceildiv(a["columns"], target.lanes), f.number(target.lanes))
+    padded = f.mul(f.above(a["columns"], target.lanes), f.number(target.lanes))
     extra = tiles.key_rows(target)[0] + 4
     total = f.add(f.add(rows, a["depth"]), f.add(padded, f.number(extra)))
     return f.mul(total, f.number(block_queries(target)))

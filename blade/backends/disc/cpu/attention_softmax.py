@@ -6,7 +6,7 @@ normalizer calculation for softmax", 2018; Dao et al., "FlashAttention", 2022).
 """
 
 from blade.backends.disc.cpu import math
-from blade.backends.disc.cpu.attention_tiles import clamped_rows, transposed
+from blade.backends.disc.cpu.attention_tiles import Matrix, clamped_rows, turn
 from blade.backends.disc.cpu.code import Value
 from blade.backends.disc.cpu.function import Function
 from blade.backends.disc.cpu.target import Target
@@ -48,19 +48,12 @@ def add_bias(target: Target, vectors: int) -> Function:
     pointers = clamped_rows(f, f["bias"], f["query_distance"], f["count"], width)
     adjacent = f.compare("eq", f["distance"], f.number(1))
     whole = f.select(adjacent, f.floor_to(f["keys"], lanes), f.number(0))
-    for v in range(vectors):
-        rows = pointers[v * lanes : (v + 1) * lanes]
-        with f.loop(f.number(0), whole, lanes) as s:
-            columns = transposed(f, [f.load(f.at(p, s), lanes) for p in rows])
-            at = f.at(f.at(f["p"], f.mul(s, f.number(width))), v * lanes)
-            for k, column in enumerate(columns):
-                to = f.at(at, k * width)
-                f.store(biased(f, f.load(to, lanes), column), to)
-        with f.loop(whole, f["keys"], 1) as s:
-            offset = f.mul(s, f["distance"])
-            column = f.from_lanes([f.load(f.at(p, offset)) for p in rows])
-            to = f.at(f.at(f["p"], f.mul(s, f.number(width))), v * lanes)
-            f.store(biased(f, f.load(to, lanes), column), to)
+    turn(
+        f,
+        Matrix(pointers, f["distance"], whole, f["keys"]),
+        f["p"],
+        lambda column, to: f.store(biased(f, f.load(to, lanes), column), to),
+    )
     return f
 
 

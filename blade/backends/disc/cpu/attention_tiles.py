@@ -8,7 +8,8 @@ values are read where they are, row by row:
     values    O[query, e] = sum_s P[s][query] * V[s, e]      a probability is broadcast
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from blade.backends.disc.cpu.code import Value
 from blade.backends.disc.cpu.function import Function
@@ -62,19 +63,43 @@ def load_queries(target: Target, vectors: int) -> Function:
     )
     pointers = clamped_rows(f, f["q"], f["distance"], f["count"], width)
     scale = f.broadcast(f["scale"], lanes)
-    whole = f.floor_to(f["depth"], lanes)
-    for v in range(vectors):
-        rows = pointers[v * lanes : (v + 1) * lanes]
-        with f.loop(f.number(0), whole, lanes) as d:
-            columns = transposed(f, [f.load(f.at(p, d), lanes) for p in rows])
-            to = f.at(f.at(f["blocks"], f.mul(d, f.number(width))), v * lanes)
-            for k, column in enumerate(columns):
-                f.store(f.mul(column, scale), f.at(to, k * width))
-        with f.loop(whole, f["depth"], 1) as d:
-            column = f.from_lanes([f.load(f.at(p, d)) for p in rows])
-            to = f.at(f.at(f["blocks"], f.mul(d, f.number(width))), v * lanes)
-            f.store(f.mul(column, scale), to)
+    whole, one = f.floor_to(f["depth"], lanes), f.number(1)
+    turn(
+        f,
+        Matrix(pointers, one, whole, f["depth"]),
+        f["blocks"],
+        lambda column, to: f.store(f.mul(column, scale), to),
+    )
     return f
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """Addresses of ``rows`` of ``length`` elements, ``distance`` apart; the first ``whole`` lie side by side."""
+
+    rows: Sequence[Value]
+    distance: Value
+    whole: Value
+    length: Value
+
+
+def turn(f: Function, matrix: Matrix, base: Value, put: Callable[[Value, Value], None]) -> None:
+    """``put(column, address)`` for every vector of each column, stored one after the other from ``base`` on.
+
+    Squares of what lies side by side are transposed in registers.
+    """
+    lanes, width = f.lanes, len(matrix.rows)
+    for first in range(0, width, lanes):
+        rows = matrix.rows[first : first + lanes]
+        with f.loop(f.number(0), matrix.whole, lanes) as i:
+            columns = transposed(f, [f.load(f.at(p, i), lanes) for p in rows])
+            at = f.at(f.at(base, f.mul(i, f.number(width))), first)
+            for k, column in enumerate(columns):
+                put(column, f.at(at, k * width))
+        with f.loop(matrix.whole, matrix.length, 1) as i:
+            offset = f.mul(i, matrix.distance)
+            column = f.from_lanes([f.load(f.at(p, offset)) for p in rows])
+            put(column, f.at(f.at(base, f.mul(i, f.number(width))), first))
 
 
 def score_tile(target: Target, vectors: int, rows: int) -> Function:

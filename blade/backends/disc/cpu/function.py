@@ -58,8 +58,11 @@ class Function(Code):
     def most(self, a: Value, b: Value) -> Value:
         return self.apply("arith.maxsi", a, b)
 
-    def ceildiv(self, a: Value, b: int) -> Value:
-        return self.apply("arith.divui", self.add(a, self.number(b - 1)), self.number(b))
+    def above(self, a: Value, b: Value | int) -> Value:
+        """Ceiling of a / b, for a >= 0 and b > 0."""
+        by = self.number(b) if isinstance(b, int) else b
+        more = self.number(b - 1) if isinstance(b, int) else self.sub(b, self.number(1))
+        return self.apply("arith.divui", self.add(a, more), by)
 
     def floor_to(self, a: Value, step: int) -> Value:
         """The largest multiple of ``step`` up to ``a``, which is not negative."""

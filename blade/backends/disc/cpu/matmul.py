@@ -153,7 +153,7 @@ def _driver(gemm: Gemm, pack: Function) -> Function:
     panel = f.at(scratch, tiles.width)
     for v in range(tiles.vectors):
         f.store(f.constant(0.0, "f32", tiles.lanes), f.at(scratch, v * tiles.lanes))
-    panels, groups = f.ceildiv(n["n"], tiles.width), f.ceildiv(n["m"], GROUP_ROWS)
+    panels, groups = f.above(n["n"], tiles.width), f.above(n["m"], GROUP_ROWS)
     block = Function(f"{gemm.name}_block", _BLOCK, tiles.lanes)  # product_text has its body
     with f.loop(f["begin"], f["end"], 1) as unit:
         group = f.apply("arith.remui", unit, groups)

@@ -19,15 +19,6 @@ _OP = {
 _WIDE_BOOL = torch.int32
 
 
-def supports_reduction(kind: str, dtype: torch.dtype) -> bool:
-    """Whether ``kind`` over values of ``dtype`` can be generated."""
-    if dtype not in memory.MEMORY:
-        return False
-    if dtype == torch.bool:
-        return kind in ("any", "all", "max", "min")
-    return kind in ("sum", "prod", "max", "min")
-
-
 def identity(code: Code, reduce: Reduce, lanes: int) -> Value:
     """What an empty row gives."""
     dtype = _working(reduce)

@@ -59,10 +59,6 @@ class Routine(Function):
         """Floor of a / b, for a >= 0 and b > 0."""
         return self.apply("arith.divui", self.whole(a), self.whole(b))
 
-    def above(self, a: Int, b: Int) -> Value:
-        """Ceiling of a / b, for a >= 0 and b > 0."""
-        return self.over(self.minus(self.sum(a, b), 1), b)
-
     def rest(self, a: Int, b: Int) -> Value:
         return self.apply("arith.remui", self.whole(a), self.whole(b))
 
