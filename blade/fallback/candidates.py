@@ -15,6 +15,7 @@ from time import monotonic
 
 import torch
 
+from blade.backends import registry
 from blade.backends.base import Backend, Cluster
 from blade.config import Config
 from blade.errors import BackendError
@@ -96,15 +97,13 @@ _Task = tuple[int, Wanted, Backend, bool]  # number of the cluster, whether the 
 
 
 def _tasks(wanted: Sequence[Wanted]) -> list[_Task]:
-    """Every conversion: those by the first backend of each cluster, then by the second ..."""
-    ranked = [
-        (rank, i, backend)
-        for i, one in enumerate(wanted)
-        for rank, backend in enumerate(one.backends)
-    ]
-    ranked.sort(key=lambda r: r[:2])
-    firsts = [one.first or next((b.name for b in one.backends), None) for one in wanted]
-    return [(i, wanted[i], backend, backend.name == firsts[i]) for _, i, backend in ranked]
+    """Every conversion: those by the first backend of each cluster, then backend by backend."""
+    place = {name: i for i, name in enumerate(registry.names())}
+    tasks: list[_Task] = []
+    for i, one in enumerate(wanted):
+        first = one.first or next((b.name for b in one.backends), None)
+        tasks += [(i, one, backend, backend.name == first) for backend in one.backends]
+    return sorted(tasks, key=lambda t: (not t[3], place.get(t[2].name.lower(), len(place))))
 
 
 def _build_first(done: int, total: int, one: Wanted, config: Config) -> Found:
