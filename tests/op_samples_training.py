@@ -349,6 +349,15 @@ row(
     f32("", 3, 9),
 )
 
+row(
+    "convert_element_type",
+    lambda x: (
+        torch.ops.prims.convert_element_type(x, torch.float64),
+        torch.ops.prims.convert_element_type(x * 5, torch.int64),
+    ),
+    f32("a b"),
+)
+
 # Functional writes into a part, gradients of views
 
 row(

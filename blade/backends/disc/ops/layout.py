@@ -90,6 +90,7 @@ def dropout(lo: Lowering, x: Value, p: float, train: bool) -> Value:
     aten.to.other,
     aten._to_copy.default,
     aten.type_as.default,
+    torch.ops.prims.convert_element_type.default,
 )
 def to(lo: Lowering, x: Value, *_: Any, **__: Any) -> Value:
     return lo.b.cast(x, lo.dtype)
