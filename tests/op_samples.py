@@ -1891,7 +1891,6 @@ row(
     lambda x, y: (x.select_scatter(y, 1, 2), x.slice_scatter(y[:, None], 1, 3, 4)),
     f32("a 8"),
     f32("a"),
-    called=True,
 )
 row(
     "embedding",

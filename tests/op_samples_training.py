@@ -398,7 +398,7 @@ row(
     f32("a c"),
 )
 row(
-    "select_scatter",
+    "select_scatter at places",
     lambda x, y: (aten.select_scatter(x, y, 1, 3) + 1, aten.select_scatter(x, y, 1, -1)),
     f32("a 5 c"),
     f32("a c"),
@@ -421,7 +421,7 @@ row(
     called=True,
 )
 row(
-    "index_add",
+    "index_add to rows",
     lambda x, i, y: x.index_add(0, i, y),
     f32("6 b"),
     index("a", 6),
