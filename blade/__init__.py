@@ -18,6 +18,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from blade.config import Config
+from blade.dynamo.announce import announce as _announce
 from blade.errors import BackendError, BladeError, ConfigError, InputError
 from blade.reason import Code, Reason, Stage
 from blade.report import Report, rearm, report, stats
@@ -83,3 +84,4 @@ def _set_up_logging(level: str) -> None:
 
 
 _set_up_logging(os.environ.get("BLADE_LOG", ""))
+_announce()

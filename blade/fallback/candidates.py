@@ -87,7 +87,7 @@ def convert_and_verify(
     cluster: Cluster, original: torch.jit.ScriptModule, backend: Backend, config: Config
 ) -> tuple[Engine, Verdict] | Reason:
     """An engine that was seen to be right, or the Reason why ``backend`` gives none."""
-    engine = _convert(cluster, backend, config)
+    engine = convert(cluster, backend, config)
     if isinstance(engine, Reason):
         return engine
     return _verify(cluster, original, backend, engine, config)
@@ -183,7 +183,7 @@ def _convert_in_time(
 ) -> Engine | Reason:
     """A conversion that fits into the budget and is ended where it turns out not to; the first always fits."""
     if is_first and not budget.is_cancelled:
-        return _convert(cluster, backend, config)
+        return convert(cluster, backend, config)
     estimate = attempt(
         Stage.CONVERT, backend.name, cluster.name, lambda: estimate_s(backend, cluster, config)
     )
@@ -193,8 +193,8 @@ def _convert_in_time(
         return _out_of_time(backend, cluster, why)
     left = budget.left_to_convert()
     if left >= config.conversion_deadline_s:
-        return _convert(cluster, backend, config)
-    found = _convert(cluster, backend, config.evolve(conversion_deadline_s=left))
+        return convert(cluster, backend, config)
+    found = convert(cluster, backend, config.evolve(conversion_deadline_s=left))
     if isinstance(found, Reason) and found.code is Code.CONVERSION_TIMEOUT:
         return _out_of_time(backend, cluster, budget.why_ended("it was converted"))
     return found
@@ -204,7 +204,7 @@ def _out_of_time(backend: Backend, cluster: Cluster, why: str) -> Reason:
     return Reason(Stage.CONVERT, Code.TIME_BUDGET, backend.name, cluster.name, why)
 
 
-def _convert(cluster: Cluster, backend: Backend, config: Config) -> Engine | Reason:
+def convert(cluster: Cluster, backend: Backend, config: Config) -> Engine | Reason:
     """In a process apart unless the backend says that it needs none (``in_process``)."""
     with TURNS.converting():
         if not _is_in_process(backend):

@@ -13,15 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch.fx.experimental._config as symbolic_config
-from torch._dispatch.python import enable_python_dispatcher
-from torch._dynamo.source import ConstantSource
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import (
-    DimDynamic,
-    ShapeEnv,
-    StatelessSymbolicContext,
-)
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
 from blade.errors import Refused
 from blade.graph.bind import resolve, split_arguments, to_python, trim_defaults
@@ -29,18 +21,12 @@ from blade.graph.boundary import Boundary
 from blade.graph.cheap import CHAIN, FROM_CHAIN
 from blade.graph.crossing import tensor_form
 from blade.graph.describe import source
+from blade.graph.fx_writer import CANNOT, Writer, value_of, writing
 from blade.graph.memory_order import in_order, order_of
 from blade.graph.program import Line
 from blade.graph.scalars import FUNCTIONS, PASS_THROUGH, is_symbolic
-from blade.graph.shapes import result_of
 from blade.graph.view import GraphView
 from blade.reason import Code
-
-_CANNOT = (
-    *(RuntimeError, TypeError, ValueError, NotImplementedError, AssertionError, KeyError),
-    ZeroDivisionError,
-)
-"""What torch's shape functions raise for shapes they cannot express."""
 
 _DISGUISED_DTYPE = torch.int64
 """``prim::NumToTensor`` of an int, and integer arithmetic on it."""
@@ -60,9 +46,7 @@ def to_fx(
     there are several), so that a size that could vary did. Raises ``Refused`` naming the line that cannot be expressed.
     """
     assert examples, boundary
-    # A size whose hint is 1 must not be taken for a broadcast axis.
-    oblivious = symbolic_config.patch(backed_size_oblivious=True)  # type: ignore[attr-defined]
-    with oblivious, torch.no_grad():
+    with writing():
         varied = len(examples) > 1 if varied is None else varied
         return _Builder(view, boundary, examples, fixed, varied).build()
 
@@ -81,16 +65,11 @@ class _Builder:
         self.view = view
         self.varied = varied
         self.boundary = boundary
-        self.shape_env = ShapeEnv(specialize_zero_one=False, duck_shape=False)
-        self.mode = FakeTensorMode(shape_env=self.shape_env)
-        self.graph = torch.fx.Graph()
-        self.root = torch.nn.Module()
+        self.writer = Writer()
         self.nodes: dict[int, Any] = {}
         self.slots: dict[int, torch.fx.Node] = {}
         self.tensors: dict[int, torch.fx.Node] = {}
         self._place_inputs(examples, fixed)
-        for k, tensor in enumerate(boundary.tensors):
-            self.root.register_buffer(f"const_{k}", tensor)
 
     def build(self) -> tuple[torch.fx.GraphModule, ShapeEnv]:
         program = self.view.program
@@ -101,14 +80,13 @@ class _Builder:
             line = program.lines[index]
             try:
                 self._call(line, self.view.units[by_head[index]].picks, by_head[index])
-            except _CANNOT as error:
+            except CANNOT as error:
                 name = self.view.nodes[by_head[index]].name
                 first = str(error).strip().split("\n")[0]
                 detail = f"{name} cannot be expressed with symbolic shapes: {first}"
                 raise Refused(Code.CONVERSION_FAILED, detail) from error
-        self.graph.output(tuple(self.nodes[v] for v in self.boundary.outputs))
-        self.graph.lint()
-        return torch.fx.GraphModule(self.root, self.graph), self.shape_env
+        gm = self.writer.finish([self.nodes[v] for v in self.boundary.outputs])
+        return gm, self.writer.shape_env
 
     def _place_inputs(
         self,
@@ -126,14 +104,7 @@ class _Builder:
                 else DimDynamic.DYNAMIC
                 for d in range(seen[0].dim())
             ]
-            node = self.graph.placeholder(f"x{i}")
-            node.meta["val"] = self.mode.from_tensor(
-                _stand_in(seen),
-                source=ConstantSource(f"x{i}"),
-                symbolic_context=StatelessSymbolicContext(dynamic_sizes=dynamic),
-            )
-            node.meta["source"] = f"%{name}"
-            self.nodes[value] = node
+            self.nodes[value] = self.writer.place(f"x{i}", _stand_in(seen), dynamic, f"%{name}")
 
     def _call(self, line: Line, picks: tuple[int, ...], unit: int) -> None:
         overload = resolve(line.node)
@@ -156,16 +127,7 @@ class _Builder:
     def _emit(
         self, target: Callable[..., Any], args: Any, kwargs: dict[str, Any], line: Line
     ) -> torch.fx.Node:
-        fake_args = torch.fx.map_arg(args, _val)
-        fake_kwargs = torch.fx.map_arg(kwargs, _val)
-        # Without the Python dispatcher, ops that decompose in C++ (pad, upsample) take the sample's
-        # sizes for constants, and some shape functions fail on symbols.
-        with self.mode, enable_python_dispatcher():
-            made = result_of(target, fake_args, fake_kwargs)
-        node = self.graph.call_function(target, tuple(args), kwargs)
-        node.meta["val"] = made
-        node.meta["source"] = source(line)
-        return node
+        return self.writer.emit(target, args, kwargs, source(line))
 
     def _argument(self, value: int) -> Any:
         """What FX passes for ``value``: a node, a plain Python value, or a list of them.
@@ -218,7 +180,7 @@ class _Builder:
         if line.kind == "prim::ListUnpack":
             return inputs[0][line.outputs.index(value)]
         if line.kind in _OF_TENSOR:
-            return _OF_TENSOR[line.kind](_val(inputs[0]))
+            return _OF_TENSOR[line.kind](value_of(inputs[0]))
         return self._arithmetic(line, inputs)
 
     def _number(self, line: Line, value: int) -> Any:
@@ -233,11 +195,8 @@ class _Builder:
             return self.view.program.held(value)
         slot = self.boundary.slots[self.boundary.constants.index(value)]
         if slot not in self.slots:
-            node = self.graph.get_attr(f"const_{slot}")
-            held = self.boundary.tensors[slot]
-            node.meta["val"] = self.mode.from_tensor(held, static_shapes=True)
-            node.meta["source"] = f"%{self.view.program.values[value].debugName()}"
-            self.slots[slot] = node
+            name = self.view.program.values[value].debugName()
+            self.slots[slot] = self.writer.hold(slot, self.boundary.tensors[slot], f"%{name}")
         return self.slots[slot]
 
     def _sizes(self, line: Line, tensor: torch.fx.Node, axis: int | None = None) -> Any:
@@ -247,10 +206,7 @@ class _Builder:
         return [self._size(line, tensor, d) for d in range(rank)]
 
     def _size(self, line: Line, tensor: torch.fx.Node, axis: int) -> Any:
-        size = tensor.meta["val"].shape[axis]
-        if not is_symbolic(size):
-            return size
-        return self._emit(torch.ops.aten.sym_size.int, (tensor, axis), {}, line)
+        return self.writer.size(tensor, axis, source(line))
 
     def _numel(self, line: Line, tensor: torch.fx.Node) -> Any:
         count = tensor.meta["val"].numel()
@@ -276,24 +232,7 @@ class _Builder:
         return self._apply(FUNCTIONS["aten::mul"], [number, alpha], line)
 
     def _apply(self, function: Callable[..., Any], inputs: list[Any], line: Line) -> Any:
-        if any(isinstance(i, torch.fx.Node) and is_symbolic(_val(i)) for i in inputs):
-            node = self._emit(function, tuple(inputs), {}, line)
-            made = node.meta["val"]
-            same = next((i for i in inputs if _same_number(_val(i), made)), None)
-            if is_symbolic(made) and same is None:
-                return node
-            self.graph.erase_node(node)
-            return made if same is None else same
-        return function(*map(_val, inputs))
-
-
-def _val(node: Any) -> Any:
-    return node.meta["val"] if isinstance(node, torch.fx.Node) else node
-
-
-def _same_number(a: Any, b: Any) -> bool:
-    """Whether a and b are one symbolic expression (``size + 0``, ``int(size)``)."""
-    return is_symbolic(a) and type(a) is type(b) and bool(a.node.expr == b.node.expr)
+        return self.writer.number(function, inputs, source(line))
 
 
 _OF_TENSOR: dict[str, Callable[[torch.Tensor], Any]] = {

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The backends ``disc`` and ``aot_disc`` of torch.compile.
+
+Both go through AOTAutograd, which makes Dynamo's graph functional: in-place ops, views and aliases become
+values, and what has to be written is written at the end. Where no gradient is needed there is one graph, else a
+forward and a backward one. ``disc`` is for inference: it takes the model's parameters for constants, which it
+lays out as its kernels like them. ``aot_disc`` is for training, where they change with every step.
+"""
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from functorch.compile import make_boxed_func
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._guards import tracing
+from torch.fx import GraphModule
+from torch.utils._python_dispatch import _disable_current_modes
+
+from blade.config import Config
+from blade.dynamo.decompositions import decompositions
+from blade.dynamo.graph import compile_fx
+from blade.dynamo.kept import add
+from blade.dynamo.options import config_of
+
+Compiler = Callable[..., Any]
+_numbers = itertools.count()
+
+
+def disc(
+    gm: GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Callable[..., Any]:
+    """Compile a graph of Dynamo's for inference; a graph that needs gradients is compiled as by ``aot_disc``."""
+    return _compile(gm, example_inputs, config_of(mode, options), binds=True)
+
+
+def aot_disc(
+    gm: GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Callable[..., Any]:
+    """Compile a graph of Dynamo's for training: forward and backward."""
+    return _compile(gm, example_inputs, config_of(mode, options), binds=False)
+
+
+def _compile(
+    gm: GraphModule, example_inputs: Sequence[Any], config: Config, binds: bool
+) -> Callable[..., Any]:
+    number = next(_numbers)
+
+    def compiler(kind: str) -> Compiler:
+        def compile_one(graph: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+            name = f"graph_{number}{kind}"
+            # AOTAutograd calls under the fake mode it traces with; engines are made of real tensors
+            with _disable_current_modes(), tracing(None):
+                made = compile_fx(graph, config, name, constants={})
+            add(made.report)
+            return make_boxed_func(made.run.forward)  # type: ignore[no-any-return]
+
+        return compile_one
+
+    through = aot_autograd(
+        fw_compiler=compiler(".forward"),
+        bw_compiler=compiler(".backward"),
+        inference_compiler=compiler(""),
+        decompositions=decompositions(),
+        partition_fn=min_cut_rematerialization_partition,
+        keep_inference_input_mutations=True,
+    )
+    return through(gm, example_inputs)  # type: ignore[no-any-return]

@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A functional FX graph to one that runs its clusters in engines: support, cluster, convert, put together.
+
+compiled = compile_fx(gm, config, "graph_0", constants={})
+compiled.run(*inputs), compiled.report()
+"""
+
+import platform
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from blade.backends.base import Backend
+from blade.clustering.cluster import cluster, schedule
+from blade.clustering.problem import Clustering
+from blade.config import Config
+from blade.dynamo.prepare import prepare
+from blade.dynamo.served import Served
+from blade.fallback.attempt import attempt
+from blade.fallback.bisect import find_culprit
+from blade.fallback.candidates import convert
+from blade.fallback.support import resolve, support
+from blade.graph.fx_extract import FxExtracted, extract_fx
+from blade.graph.fx_view import FxView, is_number, view_fx
+from blade.graph.listing import kind_of
+from blade.reason import Reason, Stage
+from blade.report import ORIGINAL, ClusterReport, Report, cpu_name
+from blade.version import __version__
+
+MAX_CULPRITS = 4
+Labels = list[frozenset[str]]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A group and who serves it, if somebody does."""
+
+    cut: FxExtracted | None
+    group: tuple[int, ...]
+    served: Served | None
+    reasons: tuple[Reason, ...]
+
+
+@dataclass(frozen=True)
+class CompiledGraph:
+    """``run`` takes and returns what the graph did."""
+
+    name: str
+    run: GraphModule
+    view: FxView
+    parts: tuple[Part, ...]
+    reasons: tuple[Reason, ...]
+    seconds: Mapping[str, float]
+
+    def report(self) -> Report:
+        """As of now: before the first call nothing is verified."""
+        inside = {i for part in self.parts if part.served is not None for i in part.group}
+        outside = [n for i, n in enumerate(self.view.nodes) if i not in inside]
+        return Report(
+            clusters=tuple(self._cluster(part) for part in self.parts),
+            reasons=self.reasons,
+            outside=dict(Counter(map(kind_of, outside))),
+            versions={
+                "blade": __version__,
+                "torch": torch.__version__,
+                "python": platform.python_version(),
+            },
+            cpu=cpu_name(),
+            seconds=dict(self.seconds),
+        )
+
+    def _cluster(self, part: Part) -> ClusterReport:
+        served = part.served
+        found = () if served is None or served.reason is None else (served.reason,)
+        return ClusterReport(
+            name=self.name if part.cut is None else part.cut.name,
+            ops=dict(Counter(kind_of(self.view.nodes[i]) for i in part.group)),
+            backend=ORIGINAL if served is None else served.serving,
+            timings=() if served is None else served.timings,
+            verdict=None if served is None else served.verdict,
+            reasons=(*part.reasons, *found),
+        )
+
+
+def compile_fx(
+    gm: GraphModule, config: Config, name: str, constants: Mapping[Node, torch.Tensor]
+) -> CompiledGraph:
+    """``gm`` is functional but for writes to its inputs; ``constants`` are inputs with a fixed tensor."""
+    start = perf_counter()
+    prepare(gm.graph)
+    graph = view_fx(gm.graph)
+    backends, against = resolve(config)
+    plan = support(graph.nodes, graph.pinned, backends, config)
+    supported = perf_counter()
+    clustering, parts, culprits = _serve(
+        graph, list(plan.labels), backends, config, name, constants
+    )
+    run = _put_together(gm, graph, clustering, parts)
+    return CompiledGraph(
+        name=name,
+        run=run,
+        view=graph,
+        parts=tuple(parts),
+        reasons=(*against, *plan.reasons, *culprits),
+        seconds={"support": supported - start, "convert": perf_counter() - supported},
+    )
+
+
+def _serve(
+    graph: FxView,
+    labels: Labels,
+    backends: Sequence[Backend],
+    config: Config,
+    name: str,
+    constants: Mapping[Node, torch.Tensor],
+) -> tuple[Clustering, list[Part], list[Reason]]:
+    """Cluster and convert; a node that makes a group fail loses its label, and the rest is tried again."""
+    culprits: list[Reason] = []
+    known: dict[tuple[int, ...], Part] = {}
+
+    def build(group: Sequence[int], part_name: str) -> Part:
+        return _build(graph, group, labels, backends, config, part_name, constants)
+
+    while True:
+        clustering = cluster(graph.problem(labels, config.min_cluster_size))
+        for one in clustering.groups:
+            if one.nodes not in known:
+                known[one.nodes] = build(one.nodes, f"{name}.cluster_{len(known)}")
+        parts = [known[one.nodes] for one in clustering.groups]
+        failed = [part for part in parts if part.served is None and part.reasons]
+        if not failed or len(culprits) >= MAX_CULPRITS:
+            return clustering, parts, culprits
+        for part in failed:
+
+            def why_fails(nodes: Sequence[int]) -> Reason | None:
+                shorter = build(nodes, f"{name}.part")
+                return shorter.reasons[0] if shorter.served is None else None
+
+            node, why = find_culprit(part.group, part.reasons[0], why_fails)
+            labels[node] -= {str(why.backend).lower()} if why.backend else labels[node]
+            detail = f"{why.detail} (Found by bisecting {len(part.group)} ops.)"
+            culprits.append(replace(why, subject=graph.nodes[node].name, detail=detail))
+
+
+def _build(
+    graph: FxView,
+    group: Sequence[int],
+    labels: Labels,
+    backends: Sequence[Backend],
+    config: Config,
+    name: str,
+    constants: Mapping[Node, torch.Tensor],
+) -> Part:
+    """The first backend that converts it serves."""
+    cut = attempt(
+        Stage.CONVERT,
+        None,
+        name,
+        lambda: _extract(name, graph, group, constants),
+        config.strict,
+    )
+    if isinstance(cut, Reason):
+        return Part(None, tuple(group), None, (cut,))
+    takers = frozenset.intersection(*(labels[i] for i in group))
+    reasons: list[Reason] = []
+    for backend in (b for b in backends if b.name.lower() in takers):
+        engine = convert(cut.cluster, backend, config)
+        if not isinstance(engine, Reason):
+            served = Served(cut, engine, backend.name, config)
+            return Part(cut, cut.group, served, tuple(reasons))
+        reasons.append(engine)
+    return Part(cut, cut.group, None, tuple(reasons))
+
+
+def _extract(
+    name: str, graph: FxView, group: Sequence[int], constants: Mapping[Node, torch.Tensor]
+) -> FxExtracted:
+    cut = extract_fx(name, graph, group, constants)
+    _ = cut.cluster  # what cannot be expressed raises here
+    return cut
+
+
+def _put_together(
+    gm: GraphModule, graph: FxView, clustering: Clustering, parts: Sequence[Part]
+) -> GraphModule:
+    """``gm`` with a call per served part; ops in an order that suits both."""
+    groups = [part.group for part in parts if part.served is not None]
+    serving = {part.group[0]: part for part in parts if part.served is not None}
+    made = torch.fx.Graph()
+    env: dict[Node, Any] = {}
+    root: dict[str, Any] = {}
+
+    def read(node: Node) -> Any:
+        if node not in env:
+            assert node.op == "get_attr" or is_number(node), node
+            if node.op == "get_attr":
+                root[str(node.target)] = _held(gm, str(node.target))
+            env[node] = made.node_copy(node, read)
+        return env[node]
+
+    for node in graph.graph.nodes:
+        if node.op == "placeholder":
+            env[node] = made.node_copy(node)
+    for unit in schedule(graph.problem([frozenset()] * len(graph.nodes)), groups):
+        part = serving.get(unit[0])
+        if part is None or part.cut is None or part.group != unit:
+            for i in unit:
+                for node in graph.units[i]:
+                    env[node] = made.node_copy(node, read)
+            continue
+        key = part.cut.name.replace(".", "_")
+        root[key] = part.served
+        called = made.call_module(key, tuple(read(n) for n in part.cut.inputs))
+        for k, node in enumerate(part.cut.outputs):
+            env[node] = made.call_function(_item, (called, k))
+    output = next(n for n in graph.graph.nodes if n.op == "output")
+    made.node_copy(output, read)
+    made.lint()
+    return GraphModule(root, made)
+
+
+def _item(values: Sequence[Any], index: int) -> Any:
+    return values[index]
+
+
+def _held(gm: GraphModule, path: str) -> Any:
+    owner: Any = gm
+    for part in path.split("."):
+        owner = getattr(owner, part)
+    return owner

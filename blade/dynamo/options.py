@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What users say to ``torch.compile`` as a ``Config``."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from blade.config import Config
+from blade.errors import ConfigError
+
+MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+# What a graph of torch.compile has no place for.
+_ABOUT_CAPTURE = (
+    *("allow_tracing", "preserved_attributes", "freeze_module", "customize_jit_passes"),
+    *("dynamic_shapes", "dynamic_tuning_shapes", "sample_weights", "background"),
+    *("enable_int8", "quantization_type", "accuracy_budget", "calibration_method"),
+    *("calibration_samples", "symmetric_activations", "weight_bits"),
+)
+
+
+def config_of(mode: str | None, options: Mapping[str, Any] | None) -> Config:
+    """The innermost active ``with Config(...)`` with ``options`` on top; the backend is DISC unless they name one.
+
+    All modes do the same: no engine is tuned per size, and there is no overhead that a mode could take
+    away. Raises ``ConfigError`` for an option that is no field of ``Config``, or one about what
+    ``torch.compile`` decides (capture, sizes).
+    """
+    if mode is not None and mode not in MODES:
+        raise ConfigError(f"torch.compile(mode={mode!r}): one of {', '.join(MODES)} is expected")
+    given = dict(options or {})
+    if wrong := [name for name in given if name in _ABOUT_CAPTURE]:
+        raise ConfigError(
+            f"options={{{wrong[0]!r}: ...}} has no meaning for torch.compile, which captures the model itself "
+            "and says which sizes vary (dynamic=..., mark_dynamic); use blade.optimize for it"
+        )
+    return Config.current().evolve(**{"optimization_pipeline": "DISC", **given})

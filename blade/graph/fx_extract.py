@@ -1,0 +1,322 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cut groups of nodes out of an FX graph: each as a cluster for backends and as FX to fall back on.
+
+    cut = extract_fx("cluster_0", fx_view, (0, 1, 2), keep={...})
+    cut.cluster.gm, cut.fallback, cut.inputs, cut.outputs
+
+The counterpart of ``extract`` for a graph that comes from torch.compile. A size that no tensor at the
+boundary has crosses as an int; an engine takes tensors only, so to it an int ``n`` is a tensor of ``n``
+elements that takes no memory (``carrier``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import DimDynamic
+
+from blade.backends.base import Cluster, ValueInfo
+from blade.errors import Refused
+from blade.graph.fx_view import FxView, hint, is_number, tensors_of
+from blade.graph.fx_writer import CANNOT, Writer, value_of, writing
+from blade.graph.memory_order import in_order, order_of
+from blade.reason import Code
+
+
+@dataclass(frozen=True)
+class FxExtracted:
+    """A group, self-contained. ``inputs`` are tensors, then numbers; ``outputs`` are tensors.
+
+    ``fallback`` takes and returns them in this order. ``constants`` are tensors that the caller bound.
+    """
+
+    name: str
+    view: FxView
+    group: tuple[int, ...]
+    inputs: tuple[Node, ...]
+    outputs: tuple[Node, ...]
+    constants: Mapping[Node, torch.Tensor]
+    fallback: GraphModule
+
+    @property
+    def num_tensors(self) -> int:
+        return sum(not is_number(node) for node in self.inputs)
+
+    @cached_property
+    def cluster(self) -> Cluster:
+        """For backends. Raises ``Refused`` naming a node whose shapes cannot be expressed."""
+        with writing():
+            return _Builder(self).build()
+
+
+def extract_fx(
+    name: str, view: FxView, group: Sequence[int], constants: Mapping[Node, torch.Tensor]
+) -> FxExtracted:
+    """``group`` as a unit; what anybody outside reads of it is an output."""
+    inside = {node for i in group for node in view.units[i]}
+    order = {node: k for k, node in enumerate(view.graph.nodes)}
+    outputs = [n for n in inside if tensors_of(n) and _is_read_outside(n, inside)]
+    if not outputs:
+        names = ", ".join(view.nodes[i].name for i in group)
+        raise Refused(Code.CONVERSION_FAILED, f"Nothing reads a result of {names}.")
+    inputs = _find_inputs(view, group, inside, constants)
+    outputs.sort(key=order.__getitem__)
+    return FxExtracted(
+        name=name,
+        view=view,
+        group=tuple(group),
+        inputs=inputs,
+        outputs=tuple(outputs),
+        constants=constants,
+        fallback=_fallback(view, group, inputs, outputs, constants),
+    )
+
+
+def carrier(number: int) -> torch.Tensor:
+    """A tensor of ``number`` elements in the memory of one."""
+    return torch.empty_strided((number,), (0,), dtype=torch.uint8)
+
+
+def _is_read_outside(node: Node, inside: Set[Node]) -> bool:
+    """Through numbers too: a size of ``node`` is read from ``node``."""
+    for user in node.users:
+        if is_number(user):
+            if _is_read_outside(user, inside):
+                return True
+        elif user not in inside:
+            return True
+    return False
+
+
+def _find_inputs(
+    view: FxView, group: Sequence[int], inside: Set[Node], constants: Mapping[Node, torch.Tensor]
+) -> tuple[Node, ...]:
+    tensors: dict[Node, None] = {}
+    numbers: dict[Node, None] = {}
+    for i in group:
+        for node in view.units[i][0].all_input_nodes:
+            if is_number(node):
+                numbers[node] = None
+            elif node not in inside and node not in constants and node.op != "get_attr":
+                tensors[node] = None
+    sizes = _sizes(tensors)
+    leaves = (leaf for n in numbers for leaf in _leaves(n, inside, sizes))
+    crossing = [leaf for leaf in dict.fromkeys(leaves) if leaf not in inside]
+    return (*tensors, *crossing)
+
+
+def _sizes(tensors: Sequence[Node] | dict[Node, None]) -> dict[Any, tuple[Node, int]]:
+    """Symbolic size -> where to read it."""
+    found: dict[Any, tuple[Node, int]] = {}
+    for node in tensors:
+        for tensor in tensors_of(node):
+            for axis, size in enumerate(tensor.shape):
+                if isinstance(size, torch.SymInt):
+                    found.setdefault(size.node.expr, (node, axis))
+    return found
+
+
+def _leaves(node: Node, inside: Set[Node], sizes: Mapping[Any, tuple[Node, int]]) -> Iterator[Node]:
+    """The numbers that ``node`` has to be computed from and that no size gives."""
+    value = node.meta["val"]
+    if _known(value) is not None or (isinstance(value, torch.SymInt) and value.node.expr in sizes):
+        return
+    if node.op == "placeholder" or not node.all_input_nodes:
+        yield node
+        return
+    for operand in node.all_input_nodes:
+        if is_number(operand):
+            yield from _leaves(operand, inside, sizes)
+        elif operand not in inside:  # the size of a tensor that is not ours
+            yield node
+
+
+def _known(value: Any) -> int | float | bool | None:
+    """A number that is the same whatever the sizes are."""
+    if isinstance(value, (int, float, bool)):
+        return value
+    expr = value.node.expr
+    if not expr.is_number:
+        return None
+    kind = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}[type(value)]
+    return kind(expr)
+
+
+def _fallback(
+    view: FxView,
+    group: Sequence[int],
+    inputs: Sequence[Node],
+    outputs: Sequence[Node],
+    constants: Mapping[Node, torch.Tensor],
+) -> GraphModule:
+    """The ops as they are."""
+    root = torch.nn.Module()
+    graph = torch.fx.Graph()
+    env: dict[Node, Node] = {}
+    by_size: dict[Any, tuple[Node, int]] = {}
+    for k, node in enumerate(inputs):
+        env[node] = graph.placeholder(f"x{k}")
+    by_size = _sizes([n for n in inputs if not is_number(n)])
+    held: dict[int, str] = {}
+
+    def read(node: Node) -> Any:
+        if node in env:
+            return env[node]
+        if node.op == "get_attr" or node in constants:
+            tensor = constants.get(node)
+            tensor = _attribute(view, node) if tensor is None else tensor
+            name = held.setdefault(id(tensor), f"const_{len(held)}")
+            root.register_buffer(name, tensor)
+            env[node] = graph.get_attr(name)
+            return env[node]
+        assert is_number(node), node
+        value = node.meta["val"]
+        if (known := _known(value)) is not None:
+            return known
+        if isinstance(value, torch.SymInt) and value.node.expr in by_size:
+            tensor, axis = by_size[value.node.expr]
+            env[node] = graph.call_function(torch.ops.aten.sym_size.int, (env[tensor], axis))
+        else:
+            env[node] = graph.node_copy(node, read)
+        return env[node]
+
+    for i in group:
+        for node in view.units[i]:
+            args = torch.fx.map_arg(node.args, read)
+            kwargs = torch.fx.map_arg(node.kwargs, read)
+            env[node] = graph.call_function(node.target, args, kwargs)  # type: ignore[arg-type]
+    graph.output(tuple(env[n] for n in outputs))
+    graph.lint()
+    return GraphModule(root, graph)
+
+
+def _attribute(view: FxView, node: Node) -> torch.Tensor:
+    owner: Any = view.graph.owning_module
+    for part in str(node.target).split("."):
+        owner = getattr(owner, part)
+    assert isinstance(owner, torch.Tensor), node
+    return owner
+
+
+class _Builder:
+    """The group once more, over sizes of its own."""
+
+    def __init__(self, cut: FxExtracted) -> None:
+        self.cut = cut
+        self.writer = Writer()
+        self.env: dict[Node, Any] = {}
+        self.slots: dict[int, Node] = {}
+        tensors = [n for n in cut.inputs if not is_number(n)]
+        self.sizes = _sizes(tensors)
+        for k, node in enumerate(cut.inputs):
+            self.env[node] = self._number(k, node) if is_number(node) else self._tensor(k, node)
+        self._tie(tensors)
+
+    def build(self) -> Cluster:
+        cut = self.cut
+        for i in cut.group:
+            head, *parts = cut.view.units[i]
+            try:
+                for node in (head, *parts):
+                    self._call(node)
+            except CANNOT as error:
+                first = str(error).strip().split("\n")[0]
+                name = cut.view.nodes[i].name
+                detail = f"{name} cannot be expressed with symbolic shapes: {first}"
+                raise Refused(Code.CONVERSION_FAILED, detail) from error
+        gm = self.writer.finish([self.env[n] for n in cut.outputs])
+        return Cluster(
+            name=cut.name,
+            gm=gm,
+            shape_env=self.writer.shape_env,
+            inputs=tuple(map(_info, cut.inputs)),
+            ops=tuple(str(cut.view.nodes[i].target) for i in cut.group),
+        )
+
+    def _tensor(self, k: int, node: Node) -> Node:
+        fake = node.meta["val"]
+        sizes = [
+            DimDynamic.DYNAMIC
+            if isinstance(s, torch.SymInt) and _known(s) is None
+            else DimDynamic.STATIC
+            for s in fake.shape
+        ]
+        return self.writer.place(f"x{k}", _stand_in(fake), sizes, f"%{node.name}")
+
+    def _number(self, k: int, node: Node) -> Any:
+        value = node.meta["val"]
+        if not isinstance(value, (int, torch.SymInt)) or isinstance(value, bool):
+            raise Refused(Code.CONVERSION_FAILED, f"%{node.name}, no int, would have to cross.")
+        like = carrier(hint(value))
+        placed = self.writer.place(f"x{k}", like, [DimDynamic.DYNAMIC], f"%{node.name}")
+        return self.writer.size(placed, 0, f"%{node.name}")
+
+    def _tie(self, tensors: Sequence[Node]) -> None:
+        """Sizes that torch.compile holds to be equal are equal here."""
+        for node in tensors:
+            for axis, size in enumerate(node.meta["val"].shape):
+                if isinstance(size, torch.SymInt) and _known(size) is None:
+                    first, other = self.sizes[size.node.expr]
+                    one = value_of(self.env[first]).shape[other]
+                    torch._check(value_of(self.env[node]).shape[axis] == one)
+
+    def _call(self, node: Node) -> None:
+        args = torch.fx.map_arg(node.args, self._read)
+        kwargs = torch.fx.map_arg(node.kwargs, self._read)
+        assert callable(node.target), node
+        self.env[node] = self.writer.emit(node.target, args, kwargs, self._source(node))
+
+    def _read(self, node: Node) -> Any:
+        if node in self.env:
+            return self.env[node]
+        constant = self.cut.constants.get(node)
+        if constant is not None or node.op == "get_attr":
+            self.env[node] = self._constant(node, constant)
+        else:
+            self.env[node] = self._compute(node)
+        return self.env[node]
+
+    def _constant(self, node: Node, bound: torch.Tensor | None) -> Node:
+        tensor = _attribute(self.cut.view, node) if bound is None else bound
+        if id(tensor) not in self.slots:
+            self.slots[id(tensor)] = self.writer.hold(len(self.slots), tensor, f"%{node.name}")
+        return self.slots[id(tensor)]
+
+    def _compute(self, node: Node) -> Any:
+        """A number."""
+        assert is_number(node), node
+        value, source = node.meta["val"], self._source(node)
+        if (known := _known(value)) is not None:
+            return known
+        if isinstance(value, torch.SymInt) and value.node.expr in self.sizes:
+            tensor, axis = self.sizes[value.node.expr]
+            return self.writer.size(self.env[tensor], axis, source)
+        if node.target is torch.ops.aten.sym_size.int:
+            tensor, axis = node.args  # type: ignore[misc]
+            return self.writer.size(self._read(tensor), axis, source)  # type: ignore[arg-type]
+        inputs = [self._read(a) if isinstance(a, Node) else a for a in node.args]
+        return self.writer.number(node.target, inputs, source)  # type: ignore[arg-type]
+
+    def _source(self, node: Node) -> str:
+        unit = self.cut.view.unit_of.get(node)
+        return f"%{node.name}" if unit is None else self.cut.view.nodes[unit].source
+
+
+def _info(node: Node) -> ValueInfo:
+    if is_number(node):
+        return ValueInfo("tensor", torch.uint8, torch.device("cpu"), 1, (hint(node.meta["val"]),))
+    fake = node.meta["val"]
+    return ValueInfo("tensor", fake.dtype, fake.device, fake.dim(), tuple(map(hint, fake.shape)))
+
+
+def _stand_in(fake: torch.Tensor) -> torch.Tensor:
+    """A real tensor like ``fake`` at the sizes it was made for; its axes lie in the same order."""
+    sizes, strides = tuple(map(hint, fake.shape)), tuple(map(hint, fake.stride()))
+    laid_out = torch.empty_strided(sizes, strides, device="meta")
+    made = torch.empty(sizes, dtype=fake.dtype, device=fake.device)
+    return in_order(made, order_of(laid_out))
