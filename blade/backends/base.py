@@ -70,6 +70,7 @@ class Cluster:
     ``samples`` are real inputs, one tuple per sample of the user; ``probes`` the same for the shapes
     capture derived from them (all checked to run on the user's model). ``calibration`` are the inputs at further
     samples, of which only values are of interest: each time it is gone through, the model runs again.
+    ``live``: the constants stay the caller's, who may write to them at any time, also behind autograd's back.
     """
 
     name: str
@@ -80,6 +81,7 @@ class Cluster:
     samples: Sequence[tuple[torch.Tensor, ...]] = field(default=())
     probes: Sequence[tuple[torch.Tensor, ...]] = field(default=())
     calibration: Iterable[tuple[torch.Tensor, ...]] = field(default=())
+    live: bool = False
 
 
 class Backend(Protocol):

@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from functorch.compile import make_boxed_func
+from functorch.compile import make_boxed_func  # type: ignore[import-untyped]
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import tracing
@@ -19,6 +19,7 @@ from torch.fx import GraphModule
 from torch.utils._python_dispatch import _disable_current_modes
 
 from blade.config import Config
+from blade.dynamo.bound import Bound
 from blade.dynamo.decompositions import decompositions
 from blade.dynamo.graph import compile_fx
 from blade.dynamo.kept import add
@@ -60,9 +61,11 @@ def _compile(
             name = f"graph_{number}{kind}"
             # AOTAutograd calls under the fake mode it traces with; engines are made of real tensors
             with _disable_current_modes(), tracing(None):
-                made = compile_fx(graph, config, name, constants={})
-            add(made.report)
-            return make_boxed_func(made.run.forward)  # type: ignore[no-any-return]
+                if kind or not binds:
+                    made = compile_fx(graph, config, name, {}, training=bool(kind))
+                    add(made.report)
+                    return make_boxed_func(made.run.forward)  # type: ignore[no-any-return]
+                return make_boxed_func(Bound(graph, example_inputs, config, name))  # type: ignore[no-any-return]
 
         return compile_one
 
@@ -74,4 +77,4 @@ def _compile(
         partition_fn=min_cut_rematerialization_partition,
         keep_inference_input_mutations=True,
     )
-    return through(gm, example_inputs)  # type: ignore[no-any-return]
+    return through(gm, example_inputs)

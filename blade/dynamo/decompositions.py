@@ -11,4 +11,4 @@ aten = torch.ops.aten
 
 
 def decompositions() -> dict[Any, Callable[..., Any]]:
-    return get_decompositions([aten.native_layer_norm_backward])  # type: ignore[no-any-return]
+    return get_decompositions([aten.native_layer_norm_backward])

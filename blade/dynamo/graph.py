@@ -17,7 +17,6 @@ from torch.fx import GraphModule, Node
 
 from blade.backends.base import Backend
 from blade.clustering.cluster import cluster, schedule
-from blade.clustering.problem import Clustering
 from blade.config import Config
 from blade.dynamo.prepare import prepare
 from blade.dynamo.served import Served
@@ -42,6 +41,7 @@ class Part:
 
     cut: FxExtracted | None
     group: tuple[int, ...]
+    label: frozenset[str]
     served: Served | None
     reasons: tuple[Reason, ...]
 
@@ -88,19 +88,25 @@ class CompiledGraph:
 
 
 def compile_fx(
-    gm: GraphModule, config: Config, name: str, constants: Mapping[Node, torch.Tensor]
+    gm: GraphModule,
+    config: Config,
+    name: str,
+    constants: Mapping[Node, torch.Tensor],
+    training: bool = False,
 ) -> CompiledGraph:
-    """``gm`` is functional but for writes to its inputs; ``constants`` are inputs with a fixed tensor."""
+    """``gm`` is functional but for writes to its inputs; ``constants`` are inputs with a fixed tensor.
+
+    ``training``: it is a forward graph that saves something for a backward one, or that one.
+    """
     start = perf_counter()
     prepare(gm.graph)
     graph = view_fx(gm.graph)
     backends, against = resolve(config)
     plan = support(graph.nodes, graph.pinned, backends, config)
     supported = perf_counter()
-    clustering, parts, culprits = _serve(
-        graph, list(plan.labels), backends, config, name, constants
-    )
-    run = _put_together(gm, graph, clustering, parts)
+    job = _Job(graph, backends, config, name, constants, training)
+    parts, culprits = _serve(job, list(plan.labels))
+    run = _put_together(gm, graph, parts)
     return CompiledGraph(
         name=name,
         run=run,
@@ -111,70 +117,69 @@ def compile_fx(
     )
 
 
-def _serve(
-    graph: FxView,
-    labels: Labels,
-    backends: Sequence[Backend],
-    config: Config,
-    name: str,
-    constants: Mapping[Node, torch.Tensor],
-) -> tuple[Clustering, list[Part], list[Reason]]:
+@dataclass(frozen=True)
+class _Job:
+    """What every step needs."""
+
+    graph: FxView
+    backends: Sequence[Backend]
+    config: Config
+    name: str
+    constants: Mapping[Node, torch.Tensor]
+    training: bool
+
+
+def _serve(job: _Job, labels: Labels) -> tuple[list[Part], list[Reason]]:
     """Cluster and convert; a node that makes a group fail loses its label, and the rest is tried again."""
     culprits: list[Reason] = []
     known: dict[tuple[int, ...], Part] = {}
-
-    def build(group: Sequence[int], part_name: str) -> Part:
-        return _build(graph, group, labels, backends, config, part_name, constants)
-
     while True:
-        clustering = cluster(graph.problem(labels, config.min_cluster_size))
+        clustering = cluster(job.graph.problem(labels, job.config.min_cluster_size))
         for one in clustering.groups:
             if one.nodes not in known:
-                known[one.nodes] = build(one.nodes, f"{name}.cluster_{len(known)}")
+                name = f"{job.name}.cluster_{len(known)}"
+                known[one.nodes] = _build(job, name, one.nodes, one.label)
         parts = [known[one.nodes] for one in clustering.groups]
-        failed = [part for part in parts if part.served is None and part.reasons]
+        failed = [part for part in parts if part.served is None]
         if not failed or len(culprits) >= MAX_CULPRITS:
-            return clustering, parts, culprits
+            return parts, culprits
         for part in failed:
-
-            def why_fails(nodes: Sequence[int]) -> Reason | None:
-                shorter = build(nodes, f"{name}.part")
-                return shorter.reasons[0] if shorter.served is None else None
-
-            node, why = find_culprit(part.group, part.reasons[0], why_fails)
-            labels[node] -= {str(why.backend).lower()} if why.backend else labels[node]
-            detail = f"{why.detail} (Found by bisecting {len(part.group)} ops.)"
-            culprits.append(replace(why, subject=graph.nodes[node].name, detail=detail))
+            node, why = _blame(job, part)
+            labels[node] -= part.label if why.backend is None else {why.backend.lower()}
+            culprits.append(why)
 
 
-def _build(
-    graph: FxView,
-    group: Sequence[int],
-    labels: Labels,
-    backends: Sequence[Backend],
-    config: Config,
-    name: str,
-    constants: Mapping[Node, torch.Tensor],
-) -> Part:
+def _blame(job: _Job, failed: Part) -> tuple[int, Reason]:
+    """The node that makes ``failed`` fail, and why."""
+
+    def why_fails(nodes: Sequence[int]) -> Reason | None:
+        shorter = _build(job, f"{job.name}.part", nodes, failed.label)
+        return shorter.reasons[0] if shorter.served is None else None
+
+    node, why = find_culprit(failed.group, failed.reasons[0], why_fails)
+    detail = f"{why.detail} (Found by bisecting {len(failed.group)} ops.)"
+    return node, replace(why, subject=job.graph.nodes[node].name, detail=detail)
+
+
+def _build(job: _Job, name: str, group: Sequence[int], label: frozenset[str]) -> Part:
     """The first backend that converts it serves."""
     cut = attempt(
         Stage.CONVERT,
         None,
         name,
-        lambda: _extract(name, graph, group, constants),
-        config.strict,
+        lambda: _extract(name, job.graph, group, job.constants),
+        job.config.strict,
     )
     if isinstance(cut, Reason):
-        return Part(None, tuple(group), None, (cut,))
-    takers = frozenset.intersection(*(labels[i] for i in group))
+        return Part(None, tuple(group), label, None, (cut,))
     reasons: list[Reason] = []
-    for backend in (b for b in backends if b.name.lower() in takers):
-        engine = convert(cut.cluster, backend, config)
+    for backend in (b for b in job.backends if b.name.lower() in label):
+        engine = convert(cut.cluster, backend, job.config)
         if not isinstance(engine, Reason):
-            served = Served(cut, engine, backend.name, config)
-            return Part(cut, cut.group, served, tuple(reasons))
+            served = Served(cut, engine, backend.name, job.config, derived=not job.training)
+            return Part(cut, cut.group, label, served, tuple(reasons))
         reasons.append(engine)
-    return Part(cut, cut.group, None, tuple(reasons))
+    return Part(cut, cut.group, label, None, tuple(reasons))
 
 
 def _extract(
@@ -185,9 +190,7 @@ def _extract(
     return cut
 
 
-def _put_together(
-    gm: GraphModule, graph: FxView, clustering: Clustering, parts: Sequence[Part]
-) -> GraphModule:
+def _put_together(gm: GraphModule, graph: FxView, parts: Sequence[Part]) -> GraphModule:
     """``gm`` with a call per served part; ops in an order that suits both."""
     groups = [part.group for part in parts if part.served is not None]
     serving = {part.group[0]: part for part in parts if part.served is not None}

@@ -65,4 +65,42 @@ def _numbers(graph: Graph, before: Node, sizes: Sequence[Any]) -> list[Any] | No
     return found
 
 
-_REWRITES: dict[Any, Callable[[Graph, Node], None]] = {aten.empty_like.default: _empty}
+def _native_dropout(graph: Graph, node: Node) -> None:
+    """``native_dropout(x, p)`` -> the draw it makes, and the arithmetic."""
+    x, p, train = node.args
+    fake = x.meta["val"]  # type: ignore[union-attr]
+    numbers = _numbers(graph, node, (*fake.shape, *fake.stride()))
+    if numbers is None or not train or not isinstance(p, float) or not 0 < p < 1:
+        return
+    parts = {user.args[1]: user for user in node.users}
+    values = node.meta["val"]
+    rank = fake.dim()
+    with graph.inserting_before(node):
+        blank = _made(
+            graph,
+            aten.empty_strided.default,
+            (numbers[:rank], numbers[rank:]),
+            values[1],
+            dtype=torch.bool,
+            device=fake.device,
+        )
+        mask = _made(graph, aten.bernoulli.p, (blank, 1 - p), values[1])
+        kept = _made(graph, aten.mul.Tensor, (x, mask), values[0])
+        scaled = _made(graph, aten.mul.Tensor, (kept, 1 / (1 - p)), values[0])
+    for k, made in enumerate((scaled, mask)):
+        if k in parts:
+            parts[k].replace_all_uses_with(made)
+            graph.erase_node(parts[k])
+    graph.erase_node(node)
+
+
+def _made(graph: Graph, target: Any, args: tuple[Any, ...], value: Any, **kwargs: Any) -> Node:
+    node = graph.call_function(target, args, kwargs)
+    node.meta["val"] = value
+    return node
+
+
+_REWRITES: dict[Any, Callable[[Graph, Node], None]] = {
+    aten.empty_like.default: _empty,
+    aten.native_dropout.default: _native_dropout,
+}

@@ -2,7 +2,8 @@
 """A cluster of a compiled graph: try the engine, else run the original FX subgraph.
 
 The first call verifies: the engine's answers on the very inputs of that call, and on inputs derived from
-them, are held against the original's, and both are timed. What is wrong or slower is not used.
+them, are held against the original's, and both are timed. What is wrong or slower is not used. In training
+nothing is derived: what a forward graph saved for its backward one fits together only as it is.
 """
 
 import logging
@@ -30,7 +31,12 @@ class Served(torch.nn.Module):
     """Takes the inputs of ``cut`` and returns its outputs, in a list or tuple."""
 
     def __init__(
-        self, cut: FxExtracted, engine: torch.ScriptObject, backend: str, config: Config
+        self,
+        cut: FxExtracted,
+        engine: torch.ScriptObject,
+        backend: str,
+        config: Config,
+        derived: bool,
     ) -> None:
         super().__init__()
         self.name, self.backend = cut.name, backend
@@ -41,6 +47,7 @@ class Served(torch.nn.Module):
         self._engine: Any = engine
         self._tensors = cut.num_tensors
         self._config = config
+        self._derived = derived
         self._unproven: Cluster | None = cut.cluster
         self._first = threading.Lock()
         self._serves = True
@@ -89,7 +96,10 @@ class Served(torch.nn.Module):
             log.info("%s: the original serves: %s", self.name, self.reason.detail)
 
     def _why_not(self, cluster: Cluster, given: tuple[torch.Tensor, ...]) -> Reason | None:
-        verdict = verify(cluster, self._engine, self._original, self.backend, self._config.strict)
+        strict = self._config.strict
+        verdict = verify(
+            cluster, self._engine, self._original, self.backend, strict, derived=self._derived
+        )
         if isinstance(verdict, Reason):
             return verdict
         self.verdict = verdict

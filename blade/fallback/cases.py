@@ -32,11 +32,13 @@ class Case:
     inputs: Inputs
 
 
-def cases(samples: Sequence[Inputs], probes: Sequence[Inputs]) -> Iterator[Case]:
-    """Every case, the most telling first; deterministic."""
+def cases(
+    samples: Sequence[Inputs], probes: Sequence[Inputs], derived: bool = True
+) -> Iterator[Case]:
+    """Every case, the most telling first; deterministic. ``derived=False``: nothing that was not given."""
     yield from (Case("sample", f"sample {i}", one) for i, one in enumerate(samples))
     yield from (Case("probe", f"probe {i}", one) for i, one in enumerate(probes))
-    if not samples:
+    if not samples or not derived:
         return
     orders = [order_of(t) for t in samples[0]]
     for case in _derived(samples, probes):

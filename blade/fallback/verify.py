@@ -55,29 +55,35 @@ def verify(
     backend: str,
     strict: bool = False,
     budget: AccuracyBudget | None = None,
+    derived: bool = True,
 ) -> Verdict | Reason:
-    """The verdict on ``engine``; ``original`` is the subgraph on the same inputs, in TorchScript.
+    """The verdict on ``engine``; ``original`` is the subgraph on the same inputs, in TorchScript or FX.
 
-    ``budget``: the engine is lossy, and this is what it may lose.
+    ``budget``: the engine is lossy, and this is what it may lose. ``derived=False``: at the samples and probes
+    alone, where other contents would contradict each other.
     """
     with torch.no_grad():
         return attempt(
             Stage.VERIFY,
             backend,
             cluster.name,
-            lambda: _verify(cluster, engine, original, budget),
+            lambda: _verify(cluster, engine, original, budget, derived),
             strict,
         )
 
 
 def _verify(
-    cluster: Cluster, engine: Any, original: Callable[..., Any], budget: AccuracyBudget | None
+    cluster: Cluster,
+    engine: Any,
+    original: Callable[..., Any],
+    budget: AccuracyBudget | None,
+    derived: bool,
 ) -> Verdict:
     answers: list[Answer] = []
     known: list[float] = []
     truth = Fp64(cluster.gm)
     tried = declined = 0
-    for case in cases(cluster.samples, cluster.probes):
+    for case in cases(cluster.samples, cluster.probes, derived):
         want = _call(case, original)
         if want is None:
             _check_raises(case, engine)

@@ -136,15 +136,14 @@ def _leaves(node: Node, inside: Set[Node], sizes: Mapping[Any, tuple[Node, int]]
             yield node
 
 
-def _known(value: Any) -> int | float | bool | None:
+def _known(value: Any) -> int | float | None:
     """A number that is the same whatever the sizes are."""
-    if isinstance(value, (int, float, bool)):
+    if isinstance(value, (int, float)):
         return value
-    expr = value.node.expr
-    if not expr.is_number:
+    if isinstance(value, torch.SymBool) or not value.node.expr.is_number:
         return None
-    kind = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}[type(value)]
-    return kind(expr)
+    expr = value.node.expr
+    return int(expr) if isinstance(value, torch.SymInt) else float(expr)
 
 
 def _fallback(
@@ -168,10 +167,10 @@ def _fallback(
         if node in env:
             return env[node]
         if node.op == "get_attr" or node in constants:
-            tensor = constants.get(node)
-            tensor = _attribute(view, node) if tensor is None else tensor
-            name = held.setdefault(id(tensor), f"const_{len(held)}")
-            root.register_buffer(name, tensor)
+            bound = constants.get(node)
+            constant = _attribute(view, node) if bound is None else bound
+            name = held.setdefault(id(constant), f"const_{len(held)}")
+            root.register_buffer(name, constant)
             env[node] = graph.get_attr(name)
             return env[node]
         assert is_number(node), node
@@ -236,6 +235,7 @@ class _Builder:
             shape_env=self.writer.shape_env,
             inputs=tuple(map(_info, cut.inputs)),
             ops=tuple(str(cut.view.nodes[i].target) for i in cut.group),
+            live=bool(cut.constants),
         )
 
     def _tensor(self, k: int, node: Node) -> Node:
@@ -297,8 +297,8 @@ class _Builder:
             tensor, axis = self.sizes[value.node.expr]
             return self.writer.size(self.env[tensor], axis, source)
         if node.target is torch.ops.aten.sym_size.int:
-            tensor, axis = node.args  # type: ignore[misc]
-            return self.writer.size(self._read(tensor), axis, source)  # type: ignore[arg-type]
+            measured: Any = node.args
+            return self.writer.size(self._read(measured[0]), measured[1], source)
         inputs = [self._read(a) if isinstance(a, Node) else a for a in node.args]
         return self.writer.number(node.target, inputs, source)  # type: ignore[arg-type]
 

@@ -26,6 +26,7 @@ from blade.graph.pins import is_random
 from blade.graph.view import SCALAR_BYTES
 from blade.reason import Code, Reason, Stage
 
+_BLANK = ("aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty")
 NUMBERS = (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
@@ -273,6 +274,8 @@ def _find_pins(
             why = Code.UNSUPPORTED_OP, "it is not an ATen op"
         elif target._schema.is_mutable:
             why = Code.MUTATES, "it writes to one of its inputs"
+        elif target._schema.name in _BLANK:
+            why = Code.RANDOM, "what is in its result nobody knows"
         elif not tensors_of(unit[0]):
             why = Code.DATA_DEPENDENT, "its result is no tensor"
         elif any(t.layout is not torch.strided for t in _touched(unit)):

@@ -75,7 +75,8 @@ def make_engine(
     ``object`` is native code (DISC) or whatever the backend's ``LoadRunner`` reads. ``constants``
     should be the very tensors the fallback module holds: a saved file then stores them once.
     ``limits``: ``max_failures`` in a row that open the circuit breaker (3), ``max_shapes`` prepared
-    at a time (64), ``max_idle_bytes`` of buffers kept between calls (512 MiB).
+    at a time (64), ``max_idle_bytes`` of buffers kept between calls (512 MiB), ``watch_constants`` (1: a sample
+    of the elements of what was packed is looked at in every call, for writes that no version counter tells of).
     """
     payload = _to_tensor(object) if isinstance(object, bytes) else object
     engine = torch.classes.blade.Engine(

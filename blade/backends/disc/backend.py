@@ -44,7 +44,7 @@ class DiscBackend:
             single=config.memory == "low",
         )
         code = torch.from_numpy(numpy.frombuffer(compiled.object, dtype=numpy.uint8).copy())
-        limits = {"max_failures": config.max_failures}
+        limits = {"max_failures": config.max_failures, "watch_constants": int(cluster.live)}
         return make_engine(
             cluster.name, self.name, compiled.program, code, list(compiled.constants), limits
         )

@@ -86,6 +86,7 @@ void Engine::load() {
       ExecutorLimits limits;
       limits.max_shapes = static_cast<size_t>(std::max<int64_t>(1, limit("max_shapes", 64)));
       limits.max_idle_bytes = static_cast<size_t>(limit("max_idle_bytes", int64_t{1} << 29));
+      limits.watch_constants = limit("watch_constants", 0) != 0;
       executor_ = std::make_unique<Executor>(std::move(program), object_, constants_, limits);
     } else {
       runner_ = std::make_unique<Runner>(backend_, name_, std::move(program), object_, constants_, program_);

@@ -15,6 +15,7 @@ namespace blade {
 struct ExecutorLimits {
   size_t max_shapes = 64;                  // frames kept per lane
   size_t max_idle_bytes = size_t{1} << 29;  // arenas kept while nobody calls (one is always kept)
+  bool watch_constants = false;             // their versions do not tell of all writes: look at some elements
 };
 
 class Executor {
@@ -40,9 +41,10 @@ class Executor {
  private:
   class Lane;  // an arena and the frames over it: what one call at a time uses
 
-  // A constant that packs were made from, and its version then.
+  // A constant that packs were made from, and how it was then.
   struct PackedFrom {
     int64_t constant, version;
+    uint64_t sum;  // of some of its elements, if constants are watched
   };
 
   std::unique_ptr<Lane> take_lane();
@@ -51,6 +53,7 @@ class Executor {
       const std::vector<at::Tensor>& inputs, std::vector<double>* seconds);
 
   void pack_constants();
+  PackedFrom look_at(int64_t constant, const at::Tensor& given) const;
 
   Loaded loaded_;
   std::vector<KernelFn> pack_kernels_;

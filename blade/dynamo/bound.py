@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An inference graph with the parameters it was compiled with as constants.
+
+Dynamo lifts parameters to inputs, and its guards admit other ones of the same form: another instance of the
+module, an assignment to ``.data``. So each call compares where they are; for others there is a second version
+of the graph that takes them as inputs, made when first needed. What is written to the same memory is seen by the
+engine (``Cluster.live``).
+"""
+
+import copy
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from blade.config import Config
+from blade.dynamo.graph import CompiledGraph, compile_fx
+from blade.dynamo.kept import add
+
+
+class Bound:
+    """Takes and returns what ``graph`` does. ``given`` are the real inputs of Dynamo's graph."""
+
+    def __init__(self, graph: GraphModule, given: Sequence[Any], config: Config, name: str) -> None:
+        self._config, self._name = config, name
+        self._lock = threading.Lock()
+        self._places = _bindable(graph, given)
+        held = {i: given[i].detach() for i in self._places}
+        self._pointers = [held[i].data_ptr() for i in self._places]
+        self._unbound_graph = copy.deepcopy(graph) if held else None
+        placeholders = [node for node in graph.graph.nodes if node.op == "placeholder"]
+        constants = {placeholders[i]: tensor for i, tensor in held.items()}
+        self._bound = compile_fx(graph, config, name, constants)
+        self._unbound: CompiledGraph | None = None
+        add(self._bound.report)
+
+    def __call__(self, *args: Any) -> Any:
+        pointers = [args[i].data_ptr() for i in self._places]
+        if pointers == self._pointers:
+            return self._bound.run.forward(*args)
+        return self._for_others().run.forward(*args)
+
+    def _for_others(self) -> CompiledGraph:
+        with self._lock:
+            if self._unbound is None:
+                assert self._unbound_graph is not None
+                name = f"{self._name}.unbound"
+                self._unbound = compile_fx(self._unbound_graph, self._config, name, {})
+                add(self._unbound.report)
+            return self._unbound
+
+
+def _bindable(graph: GraphModule, given: Sequence[Any]) -> list[int]:
+    """Which inputs are parameters or buffers that the graph only reads."""
+    placeholders = [node for node in graph.graph.nodes if node.op == "placeholder"]
+    if len(placeholders) != len(given):  # AOTAutograd took subclasses or aliases apart
+        return []
+    pairs = enumerate(zip(placeholders, given, strict=True))
+    return [i for i, (node, tensor) in pairs if _is_static(tensor) and _fits(node, tensor)]
+
+
+def _is_static(tensor: Any) -> bool:
+    if not isinstance(tensor, torch.Tensor) or type(tensor.data) is not torch.Tensor:
+        return False
+    marked = getattr(tensor, "_dynamo_static_input_type", None) is not None
+    # DISC takes a constant of one element for a number, which nobody could change any more
+    return (marked or isinstance(tensor, torch.nn.Parameter)) and tensor.numel() != 1
+
+
+def _fits(node: Node, tensor: torch.Tensor) -> bool:
+    fake = node.meta["val"]
+    written = any(
+        user.target is torch.ops.aten.copy_.default and user.args[0] is node for user in node.users
+    )
+    return (
+        isinstance(fake, torch.Tensor)
+        and not written
+        and tensor.layout is torch.strided
+        and (fake.dtype, fake.device) == (tensor.dtype, tensor.device)
+        and tuple(fake.shape) == tuple(tensor.shape)
+    )
