@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from blade.dynamo.backends import aot_disc, disc
-    from blade.dynamo.kept import reports
+    from blade.dynamo.kept import reports, stats
 
-__all__ = ["aot_disc", "disc", "reports"]
+__all__ = ["aot_disc", "disc", "reports", "stats"]
 
-_PLACES = {"disc": "backends", "aot_disc": "backends", "reports": "kept"}
+_PLACES = {"disc": "backends", "aot_disc": "backends", "reports": "kept", "stats": "kept"}
 
 
 def __getattr__(name: str) -> Any:

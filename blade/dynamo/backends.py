@@ -22,7 +22,6 @@ from blade.config import Config
 from blade.dynamo.bound import Bound
 from blade.dynamo.decompositions import decompositions
 from blade.dynamo.graph import compile_fx
-from blade.dynamo.kept import add
 from blade.dynamo.options import config_of
 
 Compiler = Callable[..., Any]
@@ -63,8 +62,7 @@ def _compile(
             with _disable_current_modes(), tracing(None):
                 if kind or not binds:
                     made = compile_fx(graph, config, name, {}, training=bool(kind))
-                    add(made.report)
-                    return make_boxed_func(made.run.forward)  # type: ignore[no-any-return]
+                    return make_boxed_func(made)  # type: ignore[no-any-return]
                 return make_boxed_func(Bound(graph, example_inputs, config, name))  # type: ignore[no-any-return]
 
         return compile_one

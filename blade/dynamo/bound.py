@@ -17,7 +17,6 @@ from torch.fx import GraphModule, Node
 
 from blade.config import Config
 from blade.dynamo.graph import CompiledGraph, compile_fx
-from blade.dynamo.kept import add
 
 
 class Bound:
@@ -34,13 +33,12 @@ class Bound:
         constants = {placeholders[i]: tensor for i, tensor in held.items()}
         self._bound = compile_fx(graph, config, name, constants)
         self._unbound: CompiledGraph | None = None
-        add(self._bound.report)
 
     def __call__(self, *args: Any) -> Any:
         pointers = [args[i].data_ptr() for i in self._places]
         if pointers == self._pointers:
-            return self._bound.run.forward(*args)
-        return self._for_others().run.forward(*args)
+            return self._bound(*args)
+        return self._for_others()(*args)
 
     def _for_others(self) -> CompiledGraph:
         with self._lock:
@@ -48,7 +46,6 @@ class Bound:
                 assert self._unbound_graph is not None
                 name = f"{self._name}.unbound"
                 self._unbound = compile_fx(self._unbound_graph, self._config, name, {})
-                add(self._unbound.report)
             return self._unbound
 
 

@@ -18,6 +18,7 @@ from torch.fx import GraphModule, Node
 from blade.backends.base import Backend
 from blade.clustering.cluster import cluster, schedule
 from blade.config import Config
+from blade.dynamo.kept import keep
 from blade.dynamo.prepare import prepare
 from blade.dynamo.served import Served
 from blade.fallback.attempt import attempt
@@ -46,9 +47,9 @@ class Part:
     reasons: tuple[Reason, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class CompiledGraph:
-    """``run`` takes and returns what the graph did."""
+    """Takes and returns what the graph did."""
 
     name: str
     run: GraphModule
@@ -56,6 +57,14 @@ class CompiledGraph:
     parts: tuple[Part, ...]
     reasons: tuple[Reason, ...]
     seconds: Mapping[str, float]
+
+    def __call__(self, *args: Any) -> Any:
+        return self.run.forward(*args)
+
+    def stats(self) -> dict[str, dict[str, int]]:
+        """Counters per engine."""
+        served = [part.served for part in self.parts if part.served is not None]
+        return {one.name: dict(one.engine().stats()) for one in served}
 
     def report(self) -> Report:
         """As of now: before the first call nothing is verified."""
@@ -107,7 +116,7 @@ def compile_fx(
     job = _Job(graph, backends, config, name, constants, training)
     parts, culprits = _serve(job, list(plan.labels))
     run = _put_together(gm, graph, parts)
-    return CompiledGraph(
+    compiled = CompiledGraph(
         name=name,
         run=run,
         view=graph,
@@ -115,6 +124,8 @@ def compile_fx(
         reasons=(*against, *plan.reasons, *culprits),
         seconds={"support": supported - start, "convert": perf_counter() - supported},
     )
+    keep(compiled)
+    return compiled
 
 
 @dataclass(frozen=True)

@@ -1,28 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The reports of the graphs that were compiled in this process, oldest first."""
+"""The graphs that ``torch.compile`` handed to blade and that are still in use, oldest first."""
 
 import threading
-from collections import deque
-from collections.abc import Callable
+import weakref
+from typing import TYPE_CHECKING
 
 from blade.report import Report
 
-KEPT = 256
+if TYPE_CHECKING:
+    from blade.dynamo.graph import CompiledGraph
 
 _lock = threading.Lock()
-_made: deque[Callable[[], Report]] = deque(maxlen=KEPT)
+_made: list["weakref.ref[CompiledGraph]"] = []
 
 
 def reports() -> list[Report]:
-    """One per graph that ``torch.compile`` handed to blade: forward and backward are two. The last 256 are kept.
+    """One per graph: forward and backward are two.
 
     What a graph's engines do is known after its first call: until then they are not verified.
     """
-    with _lock:
-        made = list(_made)
-    return [make() for make in made]
+    return [graph.report() for graph in _alive()]
 
 
-def add(make: Callable[[], Report]) -> None:
+def stats() -> dict[str, dict[str, int]]:
+    """Run-time counters per engine, as ``blade.stats`` tells them of an optimized module."""
+    return {name: counts for graph in _alive() for name, counts in graph.stats().items()}
+
+
+def keep(graph: "CompiledGraph") -> None:
+    """Remember ``graph`` as long as somebody can call it."""
     with _lock:
-        _made.append(make)
+        _made.append(weakref.ref(graph, _made.remove))
+
+
+def _alive() -> list["CompiledGraph"]:
+    with _lock:
+        found = [ref() for ref in _made]
+    return [graph for graph in found if graph is not None]

@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``torch.compile(backend="disc")``: what runs in engines, what stays FX, what changes under its feet."""
+
+import gc
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch.nn import functional
+
+import blade
+
+TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
+
+
+class Block(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = torch.nn.Linear(16, 32)
+        self.down = torch.nn.Linear(32, 16)
+        self.norm = torch.nn.LayerNorm(16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(x + self.down(functional.gelu(self.up(x))))
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    torch._dynamo.reset()
+    gc.collect()  # graphs of other tests are in use until then
+    torch.manual_seed(0)
+    with torch.no_grad():
+        yield
+
+
+def compiled(model: Any, dynamic: bool | None = None, **options: Any) -> Any:
+    return torch.compile(model, backend="disc", dynamic=dynamic, options=options or None)
+
+
+def served() -> dict[str, str]:
+    return {c.name: c.backend for r in blade.dynamo.reports() for c in r.clusters}
+
+
+def test_it_answers_as_eager_does_and_is_one_engine() -> None:
+    model = Block().eval()
+    x = torch.randn(3, 5, 16)
+    torch.testing.assert_close(compiled(model, timing=False)(x), model(x), **TOLERANCE)
+    [report] = blade.dynamo.reports()
+    assert list(served().values()) == ["disc"] and not report.outside
+    assert report.clusters[0].verdict is not None and report.clusters[0].verdict.checked > 1
+
+
+def test_fifty_shapes_are_one_graph() -> None:
+    model = Block().eval()
+    counter = CompileCounterWithBackend("disc")
+    fn = torch.compile(model, backend=counter, dynamic=True)
+    fn(torch.randn(4, 2, 16))
+    frames = counter.frame_count
+    for n in range(2, 52):
+        x = torch.randn(2 + n % 7, n, 16)
+        torch.testing.assert_close(fn(x), model(x), **TOLERANCE)
+    assert counter.frame_count == frames
+    [report] = blade.dynamo.reports()
+    assert [c.backend for c in report.clusters] == ["disc"]
+
+
+def test_no_call_goes_to_the_original_at_other_sizes() -> None:
+    model = Block().eval()
+    fn = compiled(model, dynamic=True, timing=False)
+    fn(torch.randn(2, 3, 16))
+    [before] = blade.dynamo.stats().values()
+    for n in (2, 9, 17):
+        fn(torch.randn(4, n, 16))
+    [after] = blade.dynamo.stats().values()
+    assert after["engine_runs"] == before["engine_runs"] + 3
+
+
+def test_a_number_that_no_tensor_has_crosses_as_a_size() -> None:
+    def fn(x: torch.Tensor, n: int) -> torch.Tensor:
+        return (torch.relu(x) + 1).repeat(n, 1) * 2
+
+    x = torch.randn(4, 8)
+    run = torch.compile(fn, backend="disc", dynamic=True)
+    for n in (3, 5, 7):
+        torch.testing.assert_close(run(x, n), fn(x, n))
+    assert set(served().values()) == {"disc"}
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: (x.relu() + 1).cumsum(0).sin() * 2,
+        lambda x: torch.fft.fft(x.relu() + 1).abs() * 2 + 1,
+        lambda x: (x.relu() * 2 + 1)[x.sum(1) > 0].exp() * 2 + 1,
+        lambda x: (x + x.mean().item()).relu() * 2 + 1,
+        lambda x: torch.svd(x @ x.T + 2 * torch.eye(x.shape[0]))[1].log() * 2 + 1,
+    ],
+)
+def test_what_disc_does_not_take_stays_fx(fn: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    x = torch.randn(6, 8)
+    run = torch.compile(fn, backend="disc")
+    torch.testing.assert_close(run(x), fn(x), **TOLERANCE)
+
+
+def test_random_numbers_are_those_of_eager() -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        y = functional.dropout(x.relu() + 1, 0.5)
+        return functional.dropout(y * 2, 0.3) + torch.rand_like(x)
+
+    x = torch.randn(6, 8)
+    run = torch.compile(fn, backend="disc")
+    run(x)
+    torch.manual_seed(3)
+    want = fn(x)
+    torch.manual_seed(3)
+    torch.testing.assert_close(run(x), want)
+    assert set(served().values()) == {"disc"}
+
+
+def test_inputs_and_buffers_are_written_where_they_are() -> None:
+    class Counting(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("seen", torch.zeros(8))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.seen.mul_(0.9).add_(x.mean(0))
+            x.add_(1)
+            return (x * self.seen).relu() + 1
+
+    one, other = Counting(), Counting()
+    run = compiled(one)
+    for _ in range(3):
+        x = torch.randn(4, 8)
+        y, place = x.clone(), one.seen.data_ptr()
+        torch.testing.assert_close(run(x), other(y))
+        torch.testing.assert_close(x, y)
+        torch.testing.assert_close(one.seen, other.seen)
+        assert one.seen.data_ptr() == place
+
+
+def test_views_of_inputs_stay_views() -> None:
+    def fn(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = (x.relu() + 1) * 2
+        return x[1:].transpose(0, 1), y
+
+    x = torch.randn(4, 8)
+    view, _ = torch.compile(fn, backend="disc")(x)
+    view.zero_()
+    assert not x[1:].any() and x[0].any()
+
+
+@pytest.mark.parametrize("write", ["in_place", "data", "assigned", "other_module"])
+def test_parameters_are_read_as_they_are_now(write: str) -> None:
+    model = Block().eval()
+    run = compiled(model, timing=False)
+    x = torch.randn(3, 5, 16)
+    run(x)
+    fresh = torch.randn(32, 16)
+    if write == "in_place":
+        model.up.weight.copy_(fresh)
+    elif write == "data":
+        model.up.weight.data.copy_(fresh)  # no version counter tells of this
+    elif write == "assigned":
+        model.up.weight.data = fresh
+    else:
+        model.up = torch.nn.Linear(16, 32)
+    torch.testing.assert_close(run(x), model(x), **TOLERANCE)
+
+
+def test_plain_functions_full_graphs_and_modes() -> None:
+    def fn(x: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"sum": (x + y).relu() * 2, "max": (x * y).amax(-1)}
+
+    x, y = torch.randn(4, 8), torch.randn(8)
+    for mode in ("default", "reduce-overhead", "max-autotune"):
+        torch._dynamo.reset()
+        run = torch.compile(fn, backend="disc", fullgraph=True, mode=mode)
+        torch.testing.assert_close(run(x, y), fn(x, y))
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"min_cluster_sise": 5}, "did you mean 'min_cluster_size'"),
+        ({"min_cluster_size": 0}, "min_cluster_size"),
+        ({"dynamic_shapes": {0: {0: True}}}, "use blade.optimize"),
+    ],
+)
+def test_options_are_checked(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(Exception, match=text):
+        torch.compile(Block().eval(), backend="disc", options=options)(torch.randn(2, 3, 16))
+
+
+def test_options_are_fields_of_config() -> None:
+    run = compiled(Block().eval(), customize_op_black_list=["aten::gelu"])
+    run(torch.randn(2, 3, 16))
+    [report] = blade.dynamo.reports()
+    assert report.outside == {"aten::gelu": 1}
+    assert any(r.code is blade.Code.BLACK_LISTED for r in report.reasons)
+
+
+@pytest.mark.parametrize("first", ["", "import blade"])
+def test_the_name_is_known(first: str) -> None:
+    script = f"""{first}
+import torch
+assert {{"disc", "aot_disc"}} <= set(torch.compiler.list_backends(None)), torch.compiler.list_backends(None)
+"""
+    if not first and not _is_installed():
+        pytest.skip("blade is imported from a folder: it has no entry points")
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
+
+
+def _is_installed() -> bool:
+    from importlib.metadata import entry_points
+
+    return any(p.name == "disc" for p in entry_points(group="torch_dynamo_backends"))
