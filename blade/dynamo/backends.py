@@ -18,9 +18,9 @@ from torch._guards import tracing
 from torch.fx import GraphModule
 from torch.utils._python_dispatch import _disable_current_modes
 
+from blade.backends.disc.decompositions import DECOMPOSITIONS, resampling_kept_whole
 from blade.config import Config
 from blade.dynamo.bound import Bound
-from blade.dynamo.decompositions import decompositions
 from blade.dynamo.graph import compile_fx
 from blade.dynamo.options import config_of
 
@@ -71,8 +71,9 @@ def _compile(
         fw_compiler=compiler(".forward"),
         bw_compiler=compiler(".backward"),
         inference_compiler=compiler(""),
-        decompositions=decompositions(),
+        decompositions=dict(DECOMPOSITIONS),
         partition_fn=min_cut_rematerialization_partition,
         keep_inference_input_mutations=True,
     )
-    return through(gm, example_inputs)
+    with resampling_kept_whole():
+        return through(gm, example_inputs)
