@@ -8,7 +8,7 @@
 
 A ``Config`` is also a context manager. The active ones are kept per thread and per asyncio task
 (``contextvars``), never on the instance, so one instance may be entered twice, nested, or from many
-threads and tasks at once. Only ``blade/api.py`` calls ``Config.current()``; below it the value is
+threads and tasks at once. Only ``blade/api.py`` and ``blade/dynamo`` call ``Config.current()``; below them the value is
 passed as an argument.
 """
 
