@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every sample of the op table as a model of its own: optimized, saved, loaded, compared with eager.
+"""Every sample of the op table as a model of its own, through every entrance, compared with eager.
 
 Sizes other than the sample's go through the same file (a guard that does not hold runs the original,
 so an answer is owed wherever eager has one). What is not served by an engine has a Reason.
 """
 
-import io
 from typing import Any
 
 import pytest
 import torch
+from entrances import CONFIG, ENTRANCES
 from op_compare import different, eager, exact, sizes_of
 from op_samples import Sample, inputs
 from op_table import SAMPLES
@@ -18,7 +18,6 @@ from torch.utils._pytree import tree_leaves
 import blade
 
 pytestmark = [pytest.mark.needs("runtime"), pytest.mark.needs("torch_mlir")]
-CONFIG = blade.Config(timing=False, min_cluster_size=1)
 
 # What cannot be captured, and why: torch's tracer fails an assertion of its own on plain numbers as first
 # operand; the number of results follows a size; it keeps the size of the sample where a list of sizes is
@@ -45,13 +44,6 @@ class OneOp(torch.nn.Module):
         return self.sample.function(*[t.clone() for t in tensors])
 
 
-def reloaded(optimized: torch.jit.ScriptModule) -> torch.jit.ScriptModule:
-    file = io.BytesIO()
-    torch.jit.save(optimized, file)
-    file.seek(0)
-    return torch.jit.load(file)
-
-
 @pytest.mark.parametrize("name", sorted(REFUSED))
 def test_what_cannot_be_captured_is_said(name: str) -> None:
     [sample] = [s for s in SAMPLES if s.name == name]
@@ -60,27 +52,31 @@ def test_what_cannot_be_captured_is_said(name: str) -> None:
         blade.optimize(OneOp(sample).eval(), given, CONFIG)
 
 
-@pytest.mark.parametrize(
-    "sample", [s for s in SAMPLES if s.name not in REFUSED], ids=lambda s: s.name
-)
-def test_one_op_model(sample: Sample) -> None:
+THROUGH = [
+    pytest.param(sample, entrance, id=f"{sample.name}-{entrance}")
+    for sample in SAMPLES
+    for entrance in ENTRANCES
+    if entrance == "compile" or sample.name not in REFUSED
+]
+
+
+@pytest.mark.parametrize(("sample", "entrance"), THROUGH)
+def test_one_op_model(sample: Sample, entrance: str) -> None:
     sizes = list(sizes_of(sample))[:3]
-    given = tuple(inputs(sample, sizes[0]))
-    optimized = reloaded(blade.optimize(OneOp(sample).eval(), given, CONFIG))
-    report = blade.report(optimized)
-    reasons = [r for c in report.clusters for r in c.reasons] + list(report.reasons)
-    served = [c for c in report.clusters if c.backend == "disc"]
-    assert served or reasons, "nothing serves it, and nothing says why"
+    if entrance == "compile":  # Dynamo compiles anew where a size is 0 or 1
+        sizes = sizes[:1] + [size for size in sizes[1:] if min(size.values(), default=2) > 1][:1]
+    model = OneOp(sample).eval()
+    run = ENTRANCES[entrance](model, inputs(sample, sizes[0]))
+    served = run.served()
+    assert served or run.reasons(), "nothing serves it, and nothing says why"
     for size in sizes:
         tensors = inputs(sample, size)
         want = eager(sample, tensors)
         if want is None:
             continue  # what eager raises, tests of whole calls compare
-        with torch.no_grad():
-            got = [t for t in tree_leaves(optimized(*tensors)) if isinstance(t, torch.Tensor)]
+        got = [t for t in tree_leaves(run(*tensors)) if isinstance(t, torch.Tensor)]
         assert not (text := different(got, want, exact(sample, tensors))), f"{size}: {text}"
-    runs = sum(counters.get("engine_runs", 0) for counters in blade.stats(optimized).values())
-    assert bool(runs) == bool(served)
+    assert bool(run.engine_runs()) == bool(served)
 
 
 @pytest.mark.parametrize(

@@ -19,12 +19,12 @@ def reports() -> list[Report]:
 
     What a graph's engines do is known after its first call: until then they are not verified.
     """
-    return [graph.report() for graph in _alive()]
+    return [graph.report() for graph in alive()]
 
 
 def stats() -> dict[str, dict[str, int]]:
     """Run-time counters per engine, as ``blade.stats`` tells them of an optimized module."""
-    return {name: counts for graph in _alive() for name, counts in graph.stats().items()}
+    return {name: counts for graph in alive() for name, counts in graph.stats().items()}
 
 
 def keep(graph: "CompiledGraph") -> None:
@@ -33,7 +33,8 @@ def keep(graph: "CompiledGraph") -> None:
         _made.append(weakref.ref(graph, _made.remove))
 
 
-def _alive() -> list["CompiledGraph"]:
+def alive() -> list["CompiledGraph"]:
+    """Those that somebody can still call."""
     with _lock:
         found = [ref() for ref in _made]
     return [graph for graph in found if graph is not None]

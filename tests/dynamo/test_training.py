@@ -17,6 +17,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import blade
+from blade.dynamo import kept
 
 
 @pytest.fixture(autouse=True)
@@ -248,18 +249,12 @@ def test_an_engine_that_fails_later_loses_nothing() -> None:
     model, other, run = pair(Net())
     x = torch.randn(4, 8)
     both(model, other, run, lambda f: _backward(f(x)))
-    for graph in _graphs():
+    for graph in kept.alive():
         for part in graph.parts:
             if part.served is not None:
                 part.served.engine().set_enabled(False)
     both(model, other, run, lambda f: _backward(f(x)))
     assert any(counts.get("disabled") for counts in blade.dynamo.stats().values())
-
-
-def _graphs() -> list[Any]:
-    from blade.dynamo import kept
-
-    return kept._alive()
 
 
 class Normed(nn.Module):
