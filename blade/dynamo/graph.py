@@ -25,7 +25,7 @@ from blade.fallback.attempt import attempt
 from blade.fallback.bisect import find_culprit
 from blade.fallback.candidates import convert
 from blade.fallback.support import resolve, support
-from blade.graph.fx_extract import FxExtracted, extract_fx
+from blade.graph.fx_extract import FxExtracted, extract_fx, is_loose_view
 from blade.graph.fx_view import FxView, is_number, view_fx
 from blade.graph.listing import kind_of
 from blade.reason import Reason, Stage
@@ -211,7 +211,7 @@ def _put_together(gm: GraphModule, graph: FxView, parts: Sequence[Part]) -> Grap
 
     def read(node: Node) -> Any:
         if node not in env:
-            assert node.op == "get_attr" or is_number(node), node
+            assert node.op == "get_attr" or is_number(node) or is_loose_view(node), node
             if node.op == "get_attr":
                 root[str(node.target)] = _held(gm, str(node.target))
             env[node] = made.node_copy(node, read)

@@ -100,10 +100,10 @@ class Served(torch.nn.Module):
         verdict = verify(
             cluster, self._engine, self._original, self.backend, strict, derived=self._derived
         )
+        self.engine().renew()
         if isinstance(verdict, Reason):
             return verdict
         self.verdict = verdict
-        self.engine().renew()
         if not self._config.timing:
             return None
         rounds = self._config.timing_repeats

@@ -57,10 +57,14 @@ class FxExtracted:
 def extract_fx(
     name: str, view: FxView, group: Sequence[int], constants: Mapping[Node, torch.Tensor]
 ) -> FxExtracted:
-    """``group`` as a unit; what anybody outside reads of it is an output."""
+    """``group`` as a unit; what anybody outside reads of it is an output.
+
+    Engines return dense tensors. Of a slice of one, say, the output is what it is a slice of: it is sliced outside.
+    """
     inside = {node for i in group for node in view.units[i]}
     order = {node: k for k, node in enumerate(view.graph.nodes)}
-    outputs = [n for n in inside if tensors_of(n) and _is_read_outside(n, inside)]
+    read = [n for n in inside if tensors_of(n) and _is_read_outside(n, inside)]
+    outputs = [n for n in dict.fromkeys(map(_made_whole, read)) if n in inside]
     if not outputs:
         names = ", ".join(view.nodes[i].name for i in group)
         raise Refused(Code.CONVERSION_FAILED, f"Nothing reads a result of {names}.")
@@ -80,6 +84,26 @@ def extract_fx(
 def carrier(number: int) -> torch.Tensor:
     """A tensor of ``number`` elements in the memory of one."""
     return torch.empty_strided((number,), (0,), dtype=torch.uint8)
+
+
+def is_loose_view(node: Node) -> bool:
+    """Whether ``node`` is a view with gaps or overlaps in its memory."""
+    target, fake = node.target, node.meta.get("val")
+    if not isinstance(target, torch._ops.OpOverload) or not isinstance(fake, torch.Tensor):
+        return False
+    returned = target._schema.returns[0].alias_info
+    if returned is None or returned.is_write or target._schema.arguments[0].alias_info is None:
+        return False
+    laid_out = _laid_out(fake)
+    return not laid_out.is_contiguous() and order_of(laid_out) is None
+
+
+def _made_whole(node: Node) -> Node:
+    while is_loose_view(node):
+        base = node.args[0]
+        assert isinstance(base, Node)
+        node = base
+    return node
 
 
 def _is_read_outside(node: Node, inside: Set[Node]) -> bool:
@@ -316,7 +340,12 @@ def _info(node: Node) -> ValueInfo:
 
 def _stand_in(fake: torch.Tensor) -> torch.Tensor:
     """A real tensor like ``fake`` at the sizes it was made for; its axes lie in the same order."""
-    sizes, strides = tuple(map(hint, fake.shape)), tuple(map(hint, fake.stride()))
-    laid_out = torch.empty_strided(sizes, strides, device="meta")
-    made = torch.empty(sizes, dtype=fake.dtype, device=fake.device)
+    laid_out = _laid_out(fake)
+    made = torch.empty(laid_out.shape, dtype=fake.dtype, device=fake.device)
     return in_order(made, order_of(laid_out))
+
+
+def _laid_out(fake: torch.Tensor) -> torch.Tensor:
+    """Sizes and strides of ``fake`` at the sizes it was made for."""
+    sizes, strides = tuple(map(hint, fake.shape)), tuple(map(hint, fake.stride()))
+    return torch.empty_strided(sizes, strides, device="meta")
