@@ -35,9 +35,11 @@ def _run(folder: Path, *command: str) -> str:
 
 
 def test_readme_has_each_way_in_in_one_block() -> None:
-    assert len(BLOCKS) == 2
+    optimizing, compiling = BLOCKS
     for name in ("optimize", "report", "stats", "Config"):
-        assert f"blade.{name}(" in BLOCKS[0]
+        assert f"blade.{name}(" in optimizing
+    for name in ("disc", "aot_disc"):
+        assert f'backend="{name}"' in compiling
 
 
 @pytest.mark.needs("runtime", "torch_mlir")
