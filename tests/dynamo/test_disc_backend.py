@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """``torch.compile(backend="disc")``: what runs in engines, what stays FX, what changes under its feet."""
 
-import gc
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import graphs
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
@@ -29,10 +29,7 @@ class Block(torch.nn.Module):
 
 
 @pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    torch._dynamo.reset()
-    gc.collect()  # graphs of other tests are in use until then
-    torch.manual_seed(0)
+def _no_grad() -> Iterator[None]:
     with torch.no_grad():
         yield
 
@@ -41,16 +38,12 @@ def compiled(model: Any, dynamic: bool | None = None, **options: Any) -> Any:
     return torch.compile(model, backend="disc", dynamic=dynamic, options=options or None)
 
 
-def served() -> dict[str, str]:
-    return {c.name: c.backend for r in blade.dynamo.reports() for c in r.clusters}
-
-
 def test_it_answers_as_eager_does_and_is_one_engine() -> None:
     model = Block().eval()
     x = torch.randn(3, 5, 16)
     torch.testing.assert_close(compiled(model, timing=False)(x), model(x), **TOLERANCE)
-    [report] = blade.dynamo.reports()
-    assert list(served().values()) == ["disc"] and not report.outside
+    [report] = graphs.reports()
+    assert list(graphs.served().values()) == ["disc"] and not report.outside
     assert report.clusters[0].verdict is not None and report.clusters[0].verdict.checked > 1
 
 
@@ -64,7 +57,7 @@ def test_fifty_shapes_are_one_graph() -> None:
         x = torch.randn(2 + n % 7, n, 16)
         torch.testing.assert_close(fn(x), model(x), **TOLERANCE)
     assert counter.frame_count == frames
-    [report] = blade.dynamo.reports()
+    [report] = graphs.reports()
     assert [c.backend for c in report.clusters] == ["disc"]
 
 
@@ -72,10 +65,10 @@ def test_no_call_goes_to_the_original_at_other_sizes() -> None:
     model = Block().eval()
     fn = compiled(model, dynamic=True, timing=False)
     fn(torch.randn(2, 3, 16))
-    [before] = blade.dynamo.stats().values()
+    [before] = graphs.stats().values()
     for n in (2, 9, 17):
         fn(torch.randn(4, n, 16))
-    [after] = blade.dynamo.stats().values()
+    [after] = graphs.stats().values()
     assert after["engine_runs"] == before["engine_runs"] + 3
 
 
@@ -87,7 +80,7 @@ def test_a_number_that_no_tensor_has_crosses_as_a_size() -> None:
     run = torch.compile(fn, backend="disc", dynamic=True)
     for n in (3, 5, 7):
         torch.testing.assert_close(run(x, n), fn(x, n))
-    assert set(served().values()) == {"disc"}
+    assert set(graphs.served().values()) == {"disc"}
 
 
 @pytest.mark.parametrize(
@@ -118,7 +111,7 @@ def test_random_numbers_are_those_of_eager() -> None:
     want = fn(x)
     torch.manual_seed(3)
     torch.testing.assert_close(run(x), want)
-    assert set(served().values()) == {"disc"}
+    assert set(graphs.served().values()) == {"disc"}
 
 
 def test_inputs_and_buffers_are_written_where_they_are() -> None:
@@ -199,7 +192,7 @@ def test_options_are_checked(options: dict[str, Any], text: str) -> None:
 def test_options_are_fields_of_config() -> None:
     run = compiled(Block().eval(), customize_op_black_list=["aten::gelu"])
     run(torch.randn(2, 3, 16))
-    report = blade.dynamo.reports()[-1]
+    [report] = graphs.reports()
     assert report.outside == {"aten::gelu": 1}
     assert any(r.code is blade.Code.BLACK_LISTED for r in report.reasons)
 

@@ -2,14 +2,14 @@
 """``aot_disc``: what a training loop does besides forward and backward, held against eager."""
 
 import copy
-import gc
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import graphs
 import pytest
 import torch
 from torch import nn
@@ -17,15 +17,6 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import blade
-from blade.dynamo import kept
-
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    torch._dynamo.reset()
-    gc.collect()
-    torch.manual_seed(0)
-    yield
 
 
 class Net(nn.Module):
@@ -68,16 +59,12 @@ def both(model: nn.Module, other: nn.Module, run: Any, step: Callable[[Any], Any
     same_state(model, other)
 
 
-def served() -> list[str]:
-    return [c.backend for r in blade.dynamo.reports() for c in r.clusters]
-
-
 def test_a_step_leaves_what_eager_leaves() -> None:
     model, other, run = pair(Net())
     for size in (4, 4, 6, 9):
         x = torch.randn(size, 8)
         both(model, other, run, lambda f, x=x: _backward(f(x)))
-    assert "disc" in served()
+    assert "disc" in graphs.served().values()
 
 
 def _backward(out: torch.Tensor) -> torch.Tensor:
@@ -209,7 +196,7 @@ def test_gradients_in_fp64(name: str) -> None:
     run = torch.compile(FUNCTIONS[name], backend="aot_disc", options={"min_cluster_size": 1})
     x, w = torch.randn(6, 6, dtype=torch.float64), torch.randn(6, 4, dtype=torch.float64)
     torch.autograd.gradcheck(run, (x.requires_grad_(), w.requires_grad_()), fast_mode=True)
-    assert "disc" in served()
+    assert "disc" in graphs.served().values()
 
 
 def test_a_backward_that_nobody_can_convert_is_eager(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,8 +209,8 @@ def test_a_backward_that_nobody_can_convert_is_eager(monkeypatch: pytest.MonkeyP
     model, other, run = pair(Net())
     x = torch.randn(4, 8)
     both(model, other, run, lambda f: _backward(f(x)))
-    assert "disc" not in served()
-    assert any("no" in r.detail for one in blade.dynamo.reports() for r in one.all_reasons())
+    assert "disc" not in graphs.served().values()
+    assert any("no" in r.detail for one in graphs.reports() for r in one.all_reasons())
 
 
 def test_an_engine_that_answers_wrong_does_not_serve(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,7 +228,7 @@ def test_an_engine_that_answers_wrong_does_not_serve(monkeypatch: pytest.MonkeyP
     model, other, run = pair(Net())
     x = torch.randn(4, 8)
     both(model, other, run, lambda f: _backward(f(x)))
-    codes = [r.code for one in blade.dynamo.reports() for r in one.all_reasons()]
+    codes = [r.code for one in graphs.reports() for r in one.all_reasons()]
     assert blade.Code.WRONG_VALUES in codes
 
 
@@ -249,12 +236,12 @@ def test_an_engine_that_fails_later_loses_nothing() -> None:
     model, other, run = pair(Net())
     x = torch.randn(4, 8)
     both(model, other, run, lambda f: _backward(f(x)))
-    for graph in kept.alive():
+    for graph in graphs.made():
         for part in graph.parts:
             if part.served is not None:
                 part.served.engine().set_enabled(False)
     both(model, other, run, lambda f: _backward(f(x)))
-    assert any(counts.get("disabled") for counts in blade.dynamo.stats().values())
+    assert any(counts.get("disabled") for counts in graphs.stats().values())
 
 
 class Normed(nn.Module):
@@ -285,7 +272,7 @@ def _train_together(rank: int, port: int, folder: str) -> None:
             for p, q in zip(model.parameters(), plain.parameters(), strict=True):
                 torch.testing.assert_close(p.grad, q.grad, rtol=1e-4, atol=1e-5)
                 p.grad = q.grad = None
-        backends = {c.backend for r in blade.dynamo.reports() for c in r.clusters}
+        backends = {c.backend for r in graphs.reports() for c in r.clusters}
         Path(folder, str(rank)).write_text(" ".join(sorted(backends)))
     finally:
         torch.distributed.destroy_process_group()
@@ -322,7 +309,7 @@ def test_nothing_is_verified_twice_and_threads_may_share() -> None:
     for thread in threads:
         thread.join()
     assert not wrong
-    [counts] = blade.dynamo.stats().values()
+    [counts] = graphs.stats().values()
     assert counts["engine_runs"] >= 120
 
 

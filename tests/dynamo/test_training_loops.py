@@ -2,26 +2,15 @@
 """``torch.compile(backend="aot_disc")``: real loops whose losses follow eager's at each of 200 steps."""
 
 import copy
-import gc
 import importlib.util
-from collections.abc import Iterator
 from dataclasses import replace
 
+import graphs
 import pytest
 import torch
 from small_models import TASKS, Task, losses
 
-import blade
-
 STEPS = 200
-
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    torch._dynamo.reset()
-    gc.collect()
-    torch.manual_seed(0)
-    yield
 
 
 def make(name: str) -> Task:
@@ -29,10 +18,6 @@ def make(name: str) -> Task:
     if package is not None and importlib.util.find_spec(package) is None:
         pytest.skip(f"{package} is not installed")
     return TASKS[name]()
-
-
-def engines() -> dict[str, str]:
-    return {c.name: c.backend for r in blade.dynamo.reports() for c in r.clusters}
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -47,7 +32,7 @@ def test_losses_follow_eager(name: str) -> None:
     torch.testing.assert_close(got[:20], want[:20], rtol=1e-3, atol=1e-4)
     torch.testing.assert_close(got, want, rtol=2e-2, atol=2e-2)
     assert sum(want[-50:]) < sum(want[:50])
-    found = engines()
+    found = graphs.served()
     for kind in ("forward", "backward"):
         mine = {k: v for k, v in found.items() if kind in k}
         assert "disc" in mine.values(), found
