@@ -32,6 +32,8 @@ from rich.table import Table
 from training import TASKS
 from zoo.compare import error
 
+import blade  # noqa: F401 - registers its backends
+
 PAUSE_S = 0.25  # pools of threads spin this long, at most, after their last work
 Step = Callable[[], float]
 
@@ -63,7 +65,7 @@ def measure(args: argparse.Namespace, subject: str, batch: int | None) -> dict[s
         try:
             results[peer] = here.recv()
             alive[peer] = (here, process)
-        except EOFError:
+        except (EOFError, ConnectionResetError):
             results[peer] = {"failed": "its process died"}
     for turn in range(args.rounds):
         names = list(alive)

@@ -24,9 +24,11 @@ TOLERANCE = {
     torch.bfloat16: torch.finfo(torch.bfloat16).eps,
 }
 FP32_TOLERANCE = 1e-6
-# A run in fp64 from which the original is further than this is none of the same function: no truth.
+# A run in fp64 from which the original is further than this is none of the same function: no truth. What is
+# small beside the other outputs may be rounding alone (the gradient of a bias that cancels out).
 NO_TRUTH = {torch.float16: 0.5, torch.bfloat16: 0.5}
 FP32_NO_TRUTH = 0.05
+ROUNDING = 1e-5
 _PART = 1 << 18  # elements compared at a time, so that what that takes stays in cache
 # Without an fp64 run the original's own error is unknown; these are torch.testing's defaults for rtol.
 BLIND_TOLERANCE = {torch.float16: 1e-3, torch.bfloat16: 1.6e-2, torch.float64: 1e-7}
@@ -68,15 +70,21 @@ def form(
     return None
 
 
-def errors(got: torch.Tensor, want: torch.Tensor, truth: torch.Tensor | None) -> Errors:
-    """Of tensors of equal form; those of ints and bools are 0 where equal, else infinite."""
+def errors(
+    got: torch.Tensor, want: torch.Tensor, truth: torch.Tensor | None, scale: float = 0.0
+) -> Errors:
+    """Of tensors of equal form; those of ints and bools are 0 where equal, else infinite.
+
+    ``scale`` is the largest magnitude among all outputs.
+    """
     if not (want.is_floating_point() or want.is_complex()):
         exact = 0.0 if torch.equal(got, want) else float("inf")
         return Errors(exact, None, None)
     if truth is None or truth.shape != want.shape:
         return Errors(distance(got, want), None, None)
     own = distance(want, truth)
-    if not own <= NO_TRUTH.get(want.dtype, FP32_NO_TRUTH):
+    is_far = not own <= NO_TRUTH.get(want.dtype, FP32_NO_TRUTH)
+    if is_far and not own * magnitude(truth) <= ROUNDING * scale:
         return Errors(distance(got, want), None, None)
     return Errors(distance(got, want), distance(got, truth), own)
 
@@ -85,15 +93,22 @@ def distance(got: torch.Tensor, reference: torch.Tensor) -> float:
     """The relative error described above; 0 for empty tensors."""
     parts = zip(got.flatten().split(_PART), reference.flatten().split(_PART), strict=True)
     every = [_difference(_wide(a), _wide(b)) for a, b in parts]
-    difference, magnitude = (max(values, default=0.0) for values in zip(*every, strict=True))
-    return difference / (magnitude or 1.0)
+    difference, largest = (max(values, default=0.0) for values in zip(*every, strict=True))
+    return difference / (largest or 1.0)
+
+
+def magnitude(tensor: torch.Tensor) -> float:
+    """The largest finite one."""
+    wide = _wide(tensor)
+    largest = _largest(wide)
+    return largest if isfinite(largest) else _largest(wide[torch.isfinite(wide)])
 
 
 def _difference(a: torch.Tensor, b: torch.Tensor) -> tuple[float, float]:
     """The largest difference and the largest magnitude of ``b`` among the elements finite in both."""
-    difference, magnitude = _largest(a - b), _largest(b)
-    if isfinite(difference) and isfinite(magnitude):
-        return difference, magnitude
+    difference, largest = _largest(a - b), _largest(b)
+    if isfinite(difference) and isfinite(largest):
+        return difference, largest
     both = torch.isfinite(a) & torch.isfinite(b)
     return _largest(a[both] - b[both]), _largest(b[both])
 

@@ -199,7 +199,8 @@ def _measure(
             return [Answer(case, i, b.dtype, e, is_near=True) for i, (b, e) in pairs]
     truths: Sequence[torch.Tensor | None] = _call(case, truth) or [None] * len(want)
     triples = enumerate(zip(got, want, truths, strict=True))
-    return [Answer(case, i, b.dtype, compare.errors(a, b, t)) for i, (a, b, t) in triples]
+    scale = max((compare.magnitude(b) for b in want if b.is_floating_point()), default=0.0)
+    return [Answer(case, i, b.dtype, compare.errors(a, b, t, scale)) for i, (a, b, t) in triples]
 
 
 def _within(budget: AccuracyBudget, case: Case, got: Tensors, want: Tensors) -> Iterator[Answer]:

@@ -91,9 +91,9 @@ def test_distance_is_computed_wider_than_its_operands() -> None:
 
 def test_errors_against_both() -> None:
     truth = torch.tensor([2.0], dtype=torch.float64)
-    one = errors(torch.tensor([2.5]), torch.tensor([2.25]), truth)
-    assert (one.error_fp64, one.original_fp64) == (0.25, 0.125)
-    assert one.error == pytest.approx(0.25 / 2.25)
+    one = errors(torch.tensor([2.125]), torch.tensor([2.0625]), truth)
+    assert (one.error_fp64, one.original_fp64) == (0.0625, 0.03125)
+    assert one.error == pytest.approx(0.0625 / 2.0625)
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.uint8])
@@ -110,3 +110,12 @@ def test_what_is_allowed() -> None:
     assert allowed(torch.float64, 0.0) == 1e-12
     assert allowed(torch.bfloat16, 0.0) == torch.finfo(torch.bfloat16).eps
     assert allowed(torch.float32, None) == 1.3e-6
+
+
+def test_a_run_in_fp64_that_is_far_from_the_original_is_no_truth() -> None:
+    one = errors(torch.tensor([2.0]), torch.tensor([1.0]), torch.tensor([2.0]).double())
+    assert one.error == 1.0 and one.error_fp64 is None and one.original_fp64 is None
+    half = errors(
+        torch.tensor([1.2]).half(), torch.tensor([1.0]).half(), torch.tensor([1.2]).double()
+    )
+    assert half.original_fp64 is not None
