@@ -7,6 +7,7 @@ memory.
 
 import copy
 import io
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -80,6 +81,8 @@ def assert_same(got: Any, want: Any) -> None:
         assert isinstance(got, list) == isinstance(want, list)
         for a, b in zip(got, want, strict=True):
             assert_same(a, b)
+    elif isinstance(want, float):  # read out of a tensor, which is as close
+        assert type(got) is float and math.isclose(got, want, rel_tol=1e-5)
     else:
         assert type(got) is type(want) and got == want
 

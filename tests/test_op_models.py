@@ -33,6 +33,10 @@ REFUSED = {
 }
 
 
+# What torch.compile answers wrong whatever the backend ("aot_eager" too): its indices are those of other sizes.
+BROKEN = ("upsample by sizes alone",)
+
+
 class OneOp(torch.nn.Module):
     """The sample of copies of its inputs: a view of the caller's tensor would stay with the original."""
 
@@ -56,7 +60,7 @@ THROUGH = [
     pytest.param(sample, entrance, id=f"{sample.name}-{entrance}")
     for sample in SAMPLES
     for entrance in ENTRANCES
-    if entrance == "compile" or sample.name not in REFUSED
+    if sample.name not in (REFUSED if entrance == "optimize" else BROKEN)
 ]
 
 

@@ -35,6 +35,8 @@ log = logging.getLogger(__name__)
 Tensors = Sequence[torch.Tensor]
 # Why a call went to the original; the counters of these in ``engine.stats()`` tell which it was.
 _DECLINED = tuple(c for c in Code if c.value.startswith("guard_")) + (Code.ENGINE_RAISED,)
+# Ops that read and write wherever their integers say: other contents than the user's may end the process.
+_UNCHECKED = ("aten.embedding_bag", "aten._embedding_bag")
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,8 @@ def _verify(
     known: list[float] = []
     truth = Fp64(cluster.gm)
     tried = declined = 0
-    for case in cases(cluster.samples, cluster.probes, derived):
+    is_checked = not any(name in op for op in cluster.ops for name in _UNCHECKED)
+    for case in cases(cluster.samples, cluster.probes, derived and is_checked):
         want = _call(case, original)
         if want is None:
             _check_raises(case, engine)
@@ -103,7 +106,7 @@ def _verify(
         known = known or _known(answers)
 
     def answer_at(case: Case) -> list[Answer] | None:
-        want = _call(case, original)
+        want = _call(case, original) if is_checked else None
         got = None if want is None else _try(engine, case)
         if want is None or got is None:
             return None
