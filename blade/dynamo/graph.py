@@ -9,6 +9,7 @@ import platform
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from time import perf_counter
 from typing import Any
 
@@ -213,7 +214,7 @@ def _put_together(gm: GraphModule, graph: FxView, parts: Sequence[Part]) -> Grap
         if node not in env:
             assert node.op == "get_attr" or is_number(node) or is_loose_view(node), node
             if node.op == "get_attr":
-                root[str(node.target)] = _held(gm, str(node.target))
+                root[str(node.target)] = attrgetter(str(node.target))(gm)
             env[node] = made.node_copy(node, read)
         return env[node]
 
@@ -240,10 +241,3 @@ def _put_together(gm: GraphModule, graph: FxView, parts: Sequence[Part]) -> Grap
 
 def _item(values: Sequence[Any], index: int) -> Any:
     return values[index]
-
-
-def _held(gm: GraphModule, path: str) -> Any:
-    owner: Any = gm
-    for part in path.split("."):
-        owner = getattr(owner, part)
-    return owner

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -181,7 +182,6 @@ def _fallback(
     root = torch.nn.Module()
     graph = torch.fx.Graph()
     env: dict[Node, Node] = {}
-    by_size: dict[Any, tuple[Node, int]] = {}
     for k, node in enumerate(inputs):
         env[node] = graph.placeholder(f"x{k}")
     by_size = _sizes([n for n in inputs if not is_number(n)])
@@ -219,11 +219,9 @@ def _fallback(
 
 
 def _attribute(view: FxView, node: Node) -> torch.Tensor:
-    owner: Any = view.graph.owning_module
-    for part in str(node.target).split("."):
-        owner = getattr(owner, part)
-    assert isinstance(owner, torch.Tensor), node
-    return owner
+    held = attrgetter(str(node.target))(view.graph.owning_module)
+    assert isinstance(held, torch.Tensor), node
+    return held
 
 
 class _Builder:
