@@ -9,7 +9,6 @@ everything decided against is a ``Reason`` in ``report(optimized)``.
 """
 
 import logging
-import platform
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -38,8 +37,7 @@ from blade.graph.listing import kind_of, list_nodes
 from blade.graph.view import GraphView, view
 from blade.progress import announce
 from blade.reason import Code, Reason, Stage
-from blade.report import ATTRIBUTE, SEARCHING, ClusterReport, Report, cpu_name
-from blade.version import __version__
+from blade.report import ATTRIBUTE, SEARCHING, ClusterReport, Report, cpu_name, versions
 
 log = logging.getLogger(__name__)
 
@@ -190,11 +188,7 @@ def _report(
         clusters=decided.clusters,
         reasons=(*known, *decided.reasons),
         outside=dict(Counter(map(kind_of, outside))),
-        versions={
-            "blade": __version__,
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-        },
+        versions=versions(),
         cpu=cpu_name(),
         seconds=dict(seconds),
         nodes=list_nodes(graph, members),

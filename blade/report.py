@@ -25,6 +25,7 @@ from rich.text import Text
 from blade.errors import InputError
 from blade.reason import Code, Reason, Stage
 from blade.report_graph import InputReport, NodeReport, inputs_from, nodes_from
+from blade.version import __version__
 
 # The attribute of an optimized module that holds its report as JSON text.
 ATTRIBUTE = "blade_report"
@@ -227,6 +228,15 @@ def cpu_name() -> str:
     lines = info.read_text().splitlines() if info.exists() else []
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     return f"{names[0]} x{len(names)}" if names else platform.processor()
+
+
+def versions() -> dict[str, str]:
+    """What a report says it was made with."""
+    return {
+        "blade": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
 
 
 def _cluster(data: dict[str, Any]) -> ClusterReport:

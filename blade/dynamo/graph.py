@@ -5,7 +5,6 @@ compiled = compile_fx(gm, config, "graph_0", constants={})
 compiled.run(*inputs), compiled.report()
 """
 
-import platform
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -30,8 +29,7 @@ from blade.graph.fx_extract import FxExtracted, extract_fx, is_loose_view
 from blade.graph.fx_view import FxView, is_number, view_fx
 from blade.graph.listing import kind_of
 from blade.reason import Reason, Stage
-from blade.report import ORIGINAL, ClusterReport, Report, cpu_name
-from blade.version import __version__
+from blade.report import ORIGINAL, ClusterReport, Report, cpu_name, versions
 
 MAX_CULPRITS = 4
 Labels = list[frozenset[str]]
@@ -75,11 +73,7 @@ class CompiledGraph:
             clusters=tuple(self._cluster(part) for part in self.parts),
             reasons=self.reasons,
             outside=dict(Counter(map(kind_of, outside))),
-            versions={
-                "blade": __version__,
-                "torch": torch.__version__,
-                "python": platform.python_version(),
-            },
+            versions=versions(),
             cpu=cpu_name(),
             seconds=dict(self.seconds),
         )
