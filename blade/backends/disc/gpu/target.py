@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The GPU that kernels are generated for: its architecture and what launches are sized by."""
+
+from dataclasses import dataclass
+
+import torch
+
+WARP = 32  # threads
+
+
+@dataclass(frozen=True)
+class GpuTarget:
+    """``arch``: compute capability as in sm_90; ``shared``: bytes of shared memory a block can have."""
+
+    arch: int = 90
+    multiprocessors: int = 132
+    shared: int = 227 * 1024
+
+    @property
+    def isa(self) -> tuple[str, ...]:
+        """What a device must be for the code to run on it."""
+        return (f"sm_{self.arch}",)
+
+
+def target_of(device: torch.device | None = None) -> GpuTarget:
+    """The CUDA device ``device`` (the current one); raises what torch raises where there is none."""
+    found = torch.cuda.get_device_properties(device)
+    return GpuTarget(
+        10 * found.major + found.minor,
+        found.multi_processor_count,
+        getattr(found, "shared_memory_per_block_optin", found.shared_memory_per_block),
+    )
