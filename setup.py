@@ -18,7 +18,7 @@ from torch.utils import cpp_extension
 CSRC = Path("blade/runtime/csrc")
 # Files compiled as one: reading torch's headers costs ten times what our own code does.
 UNITS = {
-    "executor": ("parse", "program", "pages", "arena", "frame", "execute", "executor"),
+    "executor": ("parse", "program", "pages", "arena", "frame", "execute", "updates", "executor"),
     "engine": ("runner", "engine", "register"),
     "native": ("cpu", "externals", "object", "library", "relocate"),
 }

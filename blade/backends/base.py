@@ -70,6 +70,8 @@ class Cluster:
     ``samples`` are real inputs, one tuple per sample of the user; ``probes`` the same for the shapes
     capture derived from them (all checked to run on the user's model). ``calibration`` are the inputs at further
     samples, of which only values are of interest: each time it is gone through, the model runs again.
+    ``updates``: indices of inputs that are written to: the last results of ``gm`` are not returned but are the new
+    contents of these, in order. Nodes of ``aten.copy_`` tell a backend of them.
     ``live``: the constants stay the caller's, who may write to them at any time, also behind autograd's back.
     """
 
@@ -82,6 +84,7 @@ class Cluster:
     probes: Sequence[tuple[torch.Tensor, ...]] = field(default=())
     calibration: Iterable[tuple[torch.Tensor, ...]] = field(default=())
     live: bool = False
+    updates: tuple[int, ...] = ()
 
 
 class Backend(Protocol):

@@ -13,7 +13,6 @@ from typing import Any
 
 from functorch.compile import make_boxed_func  # type: ignore[import-untyped]
 from torch._dynamo.backends.common import aot_autograd
-from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import tracing
 from torch.fx import GraphModule
 from torch.utils._python_dispatch import _disable_current_modes
@@ -23,6 +22,7 @@ from blade.config import Config
 from blade.dynamo.bound import Bound
 from blade.dynamo.graph import compile_fx
 from blade.dynamo.options import config_of
+from blade.dynamo.partition import partition
 
 Compiler = Callable[..., Any]
 _numbers = itertools.count()
@@ -72,7 +72,7 @@ def _compile(
         bw_compiler=compiler(".backward"),
         inference_compiler=compiler(""),
         decompositions=dict(DECOMPOSITIONS),
-        partition_fn=min_cut_rematerialization_partition,
+        partition_fn=partition,
         keep_inference_input_mutations=True,
     )
     with resampling_kept_whole():

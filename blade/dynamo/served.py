@@ -89,6 +89,9 @@ class Served(torch.nn.Module):
                 return
             with torch.no_grad():
                 given = tuple(t.detach() for t in self._given(args))
+                given = tuple(  # what the trials write to is not the caller's
+                    t.clone() if i in cluster.updates else t for i, t in enumerate(given)
+                )
                 self.reason = self._why_not(replace(cluster, samples=(given,)), given)
             self._serves = self.reason is None
             self._unproven = None

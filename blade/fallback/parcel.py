@@ -70,6 +70,7 @@ class _Parcel:
     examples: tuple[_Input, ...]
     inputs: tuple[ValueInfo, ...]
     ops: tuple[str, ...]
+    updates: tuple[int, ...]
 
 
 def pack(cluster: Cluster) -> bytes:
@@ -82,6 +83,7 @@ def pack(cluster: Cluster) -> bytes:
             examples=tuple(_example(n.meta["val"]) for n in nodes if n.op == "placeholder"),
             inputs=cluster.inputs,
             ops=cluster.ops,
+            updates=cluster.updates,
         )
     )
 
@@ -122,6 +124,7 @@ def unpack(data: bytes, path: Path, known: Callable[[str], torch.Tensor] | None 
         ops=parcel.ops,
         samples=tensors["samples"],
         probes=tensors["probes"],
+        updates=parcel.updates,
     )
 
 

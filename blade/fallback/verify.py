@@ -6,8 +6,8 @@
 An engine passes if at every case it answers with the original's dtypes, shapes, layout, NaNs and
 infinities, exact ints and bools, and floats about as close to an fp64 run as the original's are
 (``compare.allowed``); of a lossy engine, values are held to a budget instead (``lossy``). It may decline a
-case (its guard says no, the original serves) except the user's own samples. It must not change its inputs,
-and must not answer where the original raises.
+case (its guard says no, the original serves) except the user's own samples. It must change none of its inputs but
+those of ``cluster.updates``, whose new contents count as answers, and must not answer where the original raises.
 """
 
 import copy
@@ -87,13 +87,13 @@ def _verify(
     tried = declined = 0
     is_checked = not any(name in op for op in cluster.ops for name in _UNCHECKED)
     for case in cases(cluster.samples, cluster.probes, derived and is_checked):
-        want = _call(case, original)
+        want = _call(case, original, cluster.updates)
         if want is None:
-            _check_raises(case, engine)
+            _check_raises(case, engine, cluster.updates)
             continue
         tried += 1
         before = engine.stats()
-        got = _try(engine, case)
+        got = _try(engine, case, cluster.updates)
         if got is None:
             declined += 1
             _check_declined(case, engine, before)
@@ -106,8 +106,8 @@ def _verify(
         known = known or _known(answers)
 
     def answer_at(case: Case) -> list[Answer] | None:
-        want = _call(case, original) if is_checked else None
-        got = None if want is None else _try(engine, case)
+        want = _call(case, original, cluster.updates) if is_checked else None
+        got = None if want is None else _try(engine, case, cluster.updates)
         if want is None or got is None:
             return None
         _check_form(case, got, want, truth)
@@ -127,8 +127,8 @@ def _check_form(case: Case, got: Tensors, want: Tensors, truth: Fp64) -> None:
             raise Refused(Code.WRONG_VALUES, f"at {_at(case)} {sentence}.")
 
 
-def _call(case: Case, fn: Callable[..., Any]) -> Tensors | None:
-    """What ``fn`` answers on a copy of the inputs, ``None`` if it raises."""
+def _call(case: Case, fn: Callable[..., Any], updates: Sequence[int] = ()) -> Tensors | None:
+    """What ``fn`` answers on a copy of the inputs, then its ``updates`` of them; ``None`` if it raises."""
     copies = tuple(t.clone() for t in case.inputs)
     # not the profiling executor, which would specialize anew at the sizes of every case
     with optimized_execution(False):
@@ -140,17 +140,21 @@ def _call(case: Case, fn: Callable[..., Any]) -> Tensors | None:
         )
     if isinstance(result, Reason):
         return None
-    return (result,) if isinstance(result, torch.Tensor) else tuple(result)
+    answer = (result,) if isinstance(result, torch.Tensor) else tuple(result)
+    return *answer, *(copies[i] for i in updates)
 
 
-def _try(engine: Any, case: Case) -> Tensors | None:
+def _try(engine: Any, case: Case, updates: Sequence[int]) -> Tensors | None:
+    """The same of the engine; ``None`` if it declines, and then it has changed nothing."""
     given = [_copy(t) for t in case.inputs]
     engine.rearm()
     got: Tensors | None = engine.try_execute(given)
     for i, (before, after) in enumerate(zip(case.inputs, given, strict=True)):
+        if got is not None and i in updates:
+            continue
         if compare.form([after], [before]) or not _same(after, before):
             raise Refused(Code.WRONG_VALUES, f"at {_at(case)} it changed its input {i}.")
-    return got
+    return None if got is None else (*got, *(given[i] for i in updates))
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
@@ -162,13 +166,13 @@ def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
     return torch.equal(a, b) or bool(((a == b) | ((a != a) & (b != b))).all())
 
 
-def _check_raises(case: Case, engine: Any) -> None:
+def _check_raises(case: Case, engine: Any, updates: Sequence[int]) -> None:
     """Where sizes make the original raise, the engine must decline, so that the user sees it raise.
 
     Not tried with other contents: an index out of range is nothing to give to an untested engine. Nor
     in another layout: there it is ``view`` that raises, and what it would have shown is no wrong answer.
     """
-    if case.kind not in ("contents", "layout") and _try(engine, case) is not None:
+    if case.kind not in ("contents", "layout") and _try(engine, case, updates) is not None:
         raise Refused(
             Code.WRONG_VALUES, f"at {_at(case)} it gave an answer where the original raises."
         )

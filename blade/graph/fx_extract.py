@@ -34,6 +34,7 @@ class FxExtracted:
     """A group, self-contained. ``inputs`` are tensors, then numbers; ``outputs`` are tensors.
 
     ``fallback`` takes and returns them in this order. ``constants`` are tensors that the caller bound.
+    ``updates``: (input, value) for each input that is given other contents.
     """
 
     name: str
@@ -43,6 +44,7 @@ class FxExtracted:
     outputs: tuple[Node, ...]
     constants: Mapping[Node, torch.Tensor]
     fallback: GraphModule
+    updates: tuple[tuple[Node, Node], ...] = ()
 
     @property
     def num_tensors(self) -> int:
@@ -66,7 +68,10 @@ def extract_fx(
     order = {node: k for k, node in enumerate(view.graph.nodes)}
     read = [n for n in inside if tensors_of(n) and _is_read_outside(n, inside)]
     outputs = [n for n in dict.fromkeys(map(_made_whole, read)) if n in inside]
-    if not outputs:
+    updates = tuple(
+        (view.units[i][0].args[0], view.units[i][0].args[1]) for i in group if i in view.updates
+    )
+    if not outputs and not updates:
         names = ", ".join(view.nodes[i].name for i in group)
         raise Refused(Code.CONVERSION_FAILED, f"Nothing reads a result of {names}.")
     inputs = _find_inputs(view, group, inside, constants)
@@ -79,6 +84,7 @@ def extract_fx(
         outputs=tuple(outputs),
         constants=constants,
         fallback=_fallback(view, group, inputs, outputs, constants),
+        updates=updates,  # type: ignore[arg-type]
     )
 
 
@@ -241,6 +247,8 @@ class _Builder:
     def build(self) -> Cluster:
         cut = self.cut
         for i in cut.group:
+            if i in cut.view.updates:
+                continue
             head, *parts = cut.view.units[i]
             try:
                 for node in (head, *parts):
@@ -250,7 +258,8 @@ class _Builder:
                 name = cut.view.nodes[i].name
                 detail = f"{name} cannot be expressed with symbolic shapes: {first}"
                 raise Refused(Code.CONVERSION_FAILED, detail) from error
-        gm = self.writer.finish([self.env[n] for n in cut.outputs])
+        new = [self._read(value) for _, value in cut.updates]
+        gm = self.writer.finish([*(self.env[n] for n in cut.outputs), *new])
         return Cluster(
             name=cut.name,
             gm=gm,
@@ -258,6 +267,7 @@ class _Builder:
             inputs=tuple(map(_info, cut.inputs)),
             ops=tuple(str(cut.view.nodes[i].target) for i in cut.group),
             live=bool(cut.constants),
+            updates=tuple(cut.inputs.index(into) for into, _ in cut.updates),
         )
 
     def _tensor(self, k: int, node: Node) -> Node:

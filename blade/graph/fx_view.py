@@ -10,7 +10,7 @@ them) are none: whoever needs one gets a copy.
 """
 
 import operator
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -32,7 +32,10 @@ NUMBERS = (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool)
 
 @dataclass(frozen=True)
 class FxView:
-    """``units[i]`` are the FX nodes of node i, the op first; the other fields are as in ``GraphView``."""
+    """``units[i]`` are the FX nodes of node i, the op first; the other fields are as in ``GraphView``.
+
+    ``updates``: nodes that give an input of the graph other contents, which nobody reads any more.
+    """
 
     graph: Graph
     units: tuple[tuple[Node, ...], ...]
@@ -40,6 +43,7 @@ class FxView:
     edges: tuple[tuple[int, int, int], ...]
     effects: tuple[tuple[int, int], ...]
     pinned: dict[int, Reason]
+    updates: frozenset[int]
 
     def problem(self, labels: Sequence[frozenset[str]], min_size: int = 1) -> Problem:
         return Problem(labels, self.edges, self.effects, min_size=min_size)
@@ -54,13 +58,15 @@ def view_fx(graph: Graph) -> FxView:
     units = tuple(_find_units(graph))
     unit_of = {node: i for i, unit in enumerate(units) for node in unit}
     nodes = tuple(map(_describe, units))
+    updates = frozenset(_find_updates(graph, units))
     return FxView(
         graph=graph,
         units=units,
         nodes=nodes,
         edges=_find_edges(units, unit_of),
         effects=tuple(dict.fromkeys(_find_effects(units, unit_of, nodes))),
-        pinned=dict(_find_pins(units, nodes)),
+        pinned=dict(_find_pins(units, nodes, updates)),
+        updates=updates,
     )
 
 
@@ -265,14 +271,48 @@ def _nodes_in(value: Any) -> Iterable[Node]:
     return []
 
 
+def _find_updates(graph: Graph, units: Sequence[Sequence[Node]]) -> Iterator[int]:
+    """The writes at the end of a functional graph: ``copy_(input, value)``, one an input.
+
+    A view of the input that is returned would be read afterwards; the input itself is the caller's anyway.
+    """
+    order = {node: k for k, node in enumerate(graph.nodes)}
+    seen: set[Node] = set()
+    for i, (node, *_) in enumerate(units):
+        if node.target is not torch.ops.aten.copy_.default or node.users or len(node.args) != 2:
+            continue
+        into, new = node.args
+        if not isinstance(into, Node) or not isinstance(new, Node) or into.op != "placeholder":
+            continue
+        a, b = into.meta["val"], new.meta["val"]
+        same = (a.dtype, a.shape, a.device) == (b.dtype, b.shape, b.device)
+        writers = [user for user in into.users if into in _written(user)]
+        read = [u for u in _readers(into) if not (u.op == "output" and u in into.users)]
+        if same and writers == [node] and all(order[u] <= order[node] for u in read):
+            seen.add(into)
+            yield i
+
+
+def _readers(node: Node) -> Iterator[Node]:
+    """Who reads the memory of ``node``, through views of it too."""
+    for user in node.users:
+        yield user
+        target = user.target
+        viewing = isinstance(target, torch._ops.OpOverload) and any(
+            r.alias_info is not None and not r.alias_info.is_write for r in target._schema.returns
+        )
+        if viewing or target is operator.getitem:
+            yield from _readers(user)
+
+
 def _find_pins(
-    units: Sequence[Sequence[Node]], nodes: Sequence[OpNode]
+    units: Sequence[Sequence[Node]], nodes: Sequence[OpNode], updates: Set[int]
 ) -> Iterator[tuple[int, Reason]]:
     for i, (unit, node) in enumerate(zip(units, nodes, strict=True)):
         target = unit[0].target
         if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
             why = Code.UNSUPPORTED_OP, "it is not an ATen op"
-        elif target._schema.is_mutable:
+        elif target._schema.is_mutable and i not in updates:
             why = Code.MUTATES, "it writes to one of its inputs"
         elif target._schema.name in _BLANK:
             why = Code.RANDOM, "what is in its result nobody knows"

@@ -42,6 +42,7 @@ class DiscBackend:
             folder,
             open_cache(config.cache),
             single=config.memory == "low",
+            updates=cluster.updates,
         )
         code = torch.from_numpy(numpy.frombuffer(compiled.object, dtype=numpy.uint8).copy())
         limits = {"max_failures": config.max_failures, "watch_constants": int(cluster.live)}

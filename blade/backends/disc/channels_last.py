@@ -33,14 +33,14 @@ def write_conv(writer: "Writer", value: Value) -> None:
         _ints(zeros),
         f"i:{a['groups']}",
     ]
-    writer.instructions.append(f"call aten::convolution {len(words)} {' '.join(words)} 1 {result}")
+    writer.emit([f"call aten::convolution {len(words)} {' '.join(words)} 1 {result}"])
     if given.residual is not None:
         added = _channels_first(writer, given.residual)
-        writer.instructions.append(f"call aten::add.out 4 t:{result} t:{added} i:1 t:{result} 0")
+        writer.emit([f"call aten::add.out 4 t:{result} t:{added} i:1 t:{result} 0"])
     if a["activation"] is not None:
         low, high = CLAMPS[a["activation"]]
         end = "n" if high is None else f"i:{high}"
-        writer.instructions.append(f"call aten::clamp.out 4 t:{result} i:{low} {end} t:{result} 0")
+        writer.emit([f"call aten::clamp.out 4 t:{result} i:{low} {end} t:{result} 0"])
 
 
 def write_spatial(writer: "Writer", value: Value) -> None:

@@ -2,7 +2,7 @@
 """The compiler, a flat sequence of named steps: FX graph in, program text and native code out."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from blade.backends.disc.lower import lower
 from blade.backends.disc.passes import PASSES
 from blade.backends.disc.places import home, starts
 from blade.backends.disc.program import KernelCall, NativeCall, Step, write_program
+from blade.backends.disc.updates import updates_last
 from blade.backends.disc.views import view_of
 from blade.cache import Cache, digest
 
@@ -48,12 +49,14 @@ def compile_graph(
     dump_dir: Path | None = None,
     cache: Cache | None = None,
     single: bool = False,
+    updates: Sequence[int] = (),
 ) -> Compiled:
     """Compile a straight-line FX graph; raises ``Refused`` for what has no form in DISC.
 
     ``single``: weights are read as they are, never packed, so that there is no second copy of one.
+    ``updates``: inputs that take the last outputs, which are not returned.
     """
-    return compile_ir(lower(gm, shape_env, single), target, dump_dir, cache)
+    return compile_ir(lower(gm, shape_env, single, updates), target, dump_dir, cache)
 
 
 def compile_ir(
@@ -65,7 +68,7 @@ def compile_ir(
     for name, run_pass in PASSES:
         graph = run_pass(graph)
         dump(name, graph)
-    fused = fuse(graph)
+    fused = updates_last(fuse(graph))
     dump("fuse", fused)
     kernels = _Kernels(target)
     packed = absorbed(graph)

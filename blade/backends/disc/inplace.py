@@ -9,7 +9,7 @@ is no longer needed once the store happens. That is a property of the kernel (``
 nothing else reads the buffer later is one of the program (``Lives``).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from blade.backends.disc.ir import Value, numel
 from blade.backends.disc.kernel import Access, Accessing, Kernel, Load, Store
@@ -62,10 +62,17 @@ class Lives:
         """Instruction ``at`` may write slot ``written`` over slot ``read``."""
         self.offers.append((read, written, at))
 
-    def reused(self) -> dict[int, int]:
+    def may_take(self, slot: int, written: int) -> bool:
+        """Whether nothing needs ``slot`` any more where ``written`` begins."""
+        begins, last = self.first[written], self.last.get(slot, -1)
+        return last < begins or (last == begins and (slot, written, begins) in self.offers)
+
+    def reused(self, in_arena: Callable[[int], bool]) -> dict[int, int]:
         """Slot -> the slot that dies where it begins, whose bytes it takes. Each is taken once."""
         taken: dict[int, int] = {}
         for read, written, at in self.offers:
+            if not (in_arena(read) and in_arena(written)):
+                continue
             dies = self.last[read] == at and read not in taken.values()
             if dies and self.first[written] == at and written not in taken:
                 taken[written] = read

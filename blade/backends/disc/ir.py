@@ -98,6 +98,7 @@ class Graph:
     ``storages[i]`` says whose memory output i may share: that of the input with this index, or, counted
     on from the number of inputs, that of an output. Empty: nobody minds.
     ``origins``: size symbol -> (input, axis) that it is; empty: the inputs' shapes tell.
+    ``updates``: the last outputs are not returned: they are the new contents of the inputs with these indices.
     """
 
     values: list[Value] = field(default_factory=list)
@@ -108,11 +109,23 @@ class Graph:
     facts: tuple[Fact, ...] = ()
     storages: tuple[int, ...] = ()
     origins: Mapping[sympy.Symbol, tuple[int, int]] = field(default_factory=dict)
+    updates: tuple[int, ...] = ()
+
+    @property
+    def returned(self) -> tuple[Value, ...]:
+        return self.outputs[: len(self.outputs) - len(self.updates)]
+
+    @property
+    def updated(self) -> tuple[tuple[Value, Value], ...]:
+        """(new contents, input) for each input that is written to."""
+        new = self.outputs[len(self.outputs) - len(self.updates) :]
+        return tuple((v, self.inputs[i]) for v, i in zip(new, self.updates, strict=True))
 
     def __str__(self) -> str:
         lines = [f"fact {fact.relation}" for fact in self.facts]
         lines += [str(v) for v in self.values]
-        lines.append("return " + " ".join(f"%{v.id}" for v in self.outputs))
+        lines.append("return " + " ".join(f"%{v.id}" for v in self.returned))
+        lines += [f"update %{into.id} %{v.id}" for v, into in self.updated]
         return "\n".join(lines)
 
     def users(self) -> dict[int, list[Value]]:
@@ -249,6 +262,7 @@ def rewrite(graph: Graph, rules: Mapping[str, Sequence[Rule]]) -> Graph:
         tuple(builder.facts.values()),
         graph.storages,
         graph.origins,
+        graph.updates,
     )
     rebuilt.values = live(rebuilt)
     return rebuilt

@@ -141,6 +141,13 @@ def outputs(graph: Graph) -> Graph:
     pairs = zip(graph.outputs, graph.output_strides, storages, strict=True)
     for i, (v, strides, storage) in enumerate(pairs):
         view = view_of(v)
+        if i >= len(
+            graph.returned
+        ):  # written to an input: copied from wherever it lies, but no other input
+            if view is None or view.base.op == "input":
+                v = _own(b, v, i, strides)
+            returned.append(v)
+            continue
         fresh = view is None or view.base.op == "const" or _is_wider(v, view.strides, strides)
         if view is None or fresh or not _may_be(view.base, storage, owner):
             v = _own(b, v, i, strides)

@@ -6,7 +6,8 @@ the sizes of the inputs (``node.meta["val"]``), and every assumption a guard of 
 """
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import sympy
@@ -75,15 +76,18 @@ FAMILIES = (
 )
 
 
-def lower(gm: GraphModule, shape_env: ShapeEnv, single: bool = False) -> Graph:
+def lower(
+    gm: GraphModule, shape_env: ShapeEnv, single: bool = False, updates: Sequence[int] = ()
+) -> Graph:
     """IR of ``gm``; raises ``Refused`` naming the node that has no form in it.
 
     ``single``: no constant may be laid out a second time, for whoever would like it otherwise.
+    ``updates``: inputs that the last outputs are written to (``Graph.updates``).
     """
     lowerer = _Lowerer(gm, shape_env, {"single": True} if single else {})
     for node in gm.graph.nodes:
         lowerer.step(node)
-    return lowerer.finish()
+    return replace(lowerer.finish(), updates=tuple(updates))
 
 
 class _Lowerer:

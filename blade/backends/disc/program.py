@@ -14,6 +14,7 @@ from blade.backends.disc.inplace import Lives
 from blade.backends.disc.ir import Shape, Value, contiguous_strides, numel
 from blade.backends.disc.kernel import Dim
 from blade.backends.disc.ops.table import Slot
+from blade.backends.disc.updates import write_updates
 from blade.backends.disc.views import View, row_distance, same, view_of
 from blade.errors import Refused
 from blade.exchange.dtypes import DTYPES
@@ -102,7 +103,8 @@ class Writer:
         self.instructions: list[str] = []
         self.slot_of: dict[object, int] = {}
         self.lives = Lives()
-        self.returned = {view_of(v).base.id for v in self.graph.outputs}  # type: ignore[union-attr]
+        self.may_fail = -1  # the last instruction so far that may raise
+        self.returned = {view_of(v).base.id for v in self.graph.returned}  # type: ignore[union-attr]
         for value, device in zip(self.graph.inputs, devices, strict=True):
             self.input(value, device)
         self.facts()
@@ -208,7 +210,7 @@ class Writer:
         elif step.op == "matmul":
             assert len(step.args) == 2, step  # generated code serves those with a bias
             out, a, b = (self.matrix(v, 2) for v in (step, *step.args))
-            self.instructions.append(f"call aten::bmm.out 3 t:{a} t:{b} t:{out} 0")
+            self.emit([f"call aten::bmm.out 3 t:{a} t:{b} t:{out} 0"])
         elif step.op == "call":
             self.call(step)
         else:
@@ -220,8 +222,12 @@ class Writer:
         words += [str(len(call.ints)), *self.numbers(call.ints)]
         for pair in call.over:
             read, written = map(self.slot, pair)
-            if self.in_arena(read) and self.in_arena(written):
-                self.lives.offer(read, written, len(self.instructions))
+            self.lives.offer(read, written, len(self.instructions))
+        self.emit(words, may_fail=call.scratch != 0)
+
+    def emit(self, words: Sequence[str], may_fail: bool = True) -> None:
+        if may_fail:
+            self.may_fail = len(self.instructions)
         self.instructions.append(" ".join(words))
 
     def linear(self, value: Value) -> None:
@@ -231,21 +237,20 @@ class Writer:
         transposed = View(weight.base, weight.strides[::-1], weight.offset)
         w = self.view(transposed, value.args[1].shape[::-1])
         if len(value.args) == 2:
-            self.instructions.append(f"call aten::mm.out 3 t:{x} t:{w} t:{out} 0")
+            self.emit([f"call aten::mm.out 3 t:{x} t:{w} t:{out} 0"])
         else:
             bias = self.seen(value.args[2])
             tensors = f"t:{bias} t:{x} t:{w} i:1 i:1 t:{out}"
-            self.instructions.append(f"call aten::addmm.out 6 {tensors} 0")
+            self.emit([f"call aten::addmm.out 6 {tensors} 0"])
 
     def native(self, call: NativeCall) -> None:
         slots = [self.pack(o) if isinstance(o, Packed) else self.seen(o) for o in call.operands]
         words = ["kernel", call.name, *self.numbers((call.extent, call.cost, call.scratch))]
         words += [str(len(slots)), *map(str, slots), str(len(call.ints)), *self.numbers(call.ints)]
         for read, written in call.over:
-            once = list(map(_base, call.operands)).count(_base(call.operands[read])) == 1
-            if once and self.in_arena(slots[read]) and self.in_arena(slots[written]):
+            if list(map(_base, call.operands)).count(_base(call.operands[read])) == 1:
                 self.lives.offer(slots[read], slots[written], len(self.instructions))
-        self.instructions.append(" ".join(words))
+        self.emit(words, may_fail=call.scratch != 0)
 
     def pack(self, packed: Packed) -> int:
         """The slot of a constant computed once per engine."""
@@ -271,8 +276,7 @@ class Writer:
             for t, kind in zip(value.attrs["template"], types, strict=True)
         ]
         name = f"{target._schema.name}.{target._overloadname}".removesuffix(".default")
-        words = ["call", name, str(len(words)), *words, str(len(results)), *results]
-        self.instructions.append(" ".join(words))
+        self.emit(["call", name, str(len(words)), *words, str(len(results)), *results])
 
     def results(self, call: Value) -> list[str]:
         """A slot per result of ``call`` up to the last one that is read, `-` for those that are not.
@@ -290,8 +294,9 @@ class Writer:
         return [slots.get(k, "-") for k in range(max(items, default=-1) + 1)]
 
     def text(self, isa: Sequence[str]) -> str:
-        outputs = [self.seen(v) for v in self.graph.outputs]
-        for slot, other in self.lives.reused().items():
+        outputs = [self.seen(v) for v in self.graph.returned]
+        write_updates(self)
+        for slot, other in self.lives.reused(self.in_arena).items():
             self.slots[slot] += f" reuse {other}"
         registers = [f"reg {k} {line}" for k, line in enumerate(self.registers.lines)]
         lines = [f"blade.disc {VERSION}", " ".join(["isa", *isa])]

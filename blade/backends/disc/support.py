@@ -44,6 +44,8 @@ def _why_not_values(node: OpNode) -> Reason | None:
 
 def _why_not_target(node: OpNode) -> Reason | None:
     schema, tags = node.target._schema, node.target.tags
+    if _is_update(node):
+        return None
     if schema.is_mutable:
         return _reason(Code.MUTATES, node, "it writes to one of its inputs")
     if torch.Tag.nondeterministic_seeded in tags and not _draws_nothing(node):
@@ -62,6 +64,14 @@ def _why_not_target(node: OpNode) -> Reason | None:
     if not schema.returns or any(str(r.type) not in RETURNED for r in schema.returns):
         return _reason(Code.UNSUPPORTED_OP, node, "it returns something other than tensors")
     return None
+
+
+def _is_update(node: OpNode) -> bool:
+    """Whether ``node`` gives a tensor other contents, element by element (``Cluster.updates``)."""
+    if node.target is not torch.ops.aten.copy_.default:
+        return False
+    into, new = values_in(node.args[:2])
+    return (into.dtype, into.shape) == (new.dtype, new.shape)
 
 
 def _has_known_sizes(node: OpNode) -> bool:

@@ -81,7 +81,7 @@ void Frame::bind(const std::vector<at::Tensor>& inputs) {
   refresh_fixed_pointers();
   for (const int64_t id : changing_roots_) {
     const Slot& slot = program_.slots[id];
-    if (slot.kind == SlotKind::kInput) {
+    if (slot.kind == SlotKind::kInput || slot.kind == SlotKind::kUpdate) {
       const auto& input = inputs[slot.index];
       bind_root(id, input, static_cast<char*>(const_cast<void*>(input.const_data_ptr())));
     } else if (slot.kind == SlotKind::kOutput) {

@@ -15,6 +15,7 @@
 
 #include "cpu.h"
 #include "pages.h"
+#include "updates.h"
 
 namespace blade {
 
@@ -260,8 +261,9 @@ void Executor::forget_sizes() {
 
 std::optional<std::vector<at::Tensor>> Executor::run_in_lane(
     const std::vector<at::Tensor>& inputs, std::vector<double>* seconds) {
-  const BelowAutograd guards;
   const auto& program = loaded_.program;
+  if (!may_update(program, inputs, loaded_.constants)) return std::nullopt;
+  const BelowAutograd guards;
   std::vector<at::Tensor> copies;  // filled at the first input that is not contiguous
   for (size_t i = 0; i < inputs.size(); ++i) {
     const auto& input = inputs[i];
@@ -287,6 +289,7 @@ std::optional<std::vector<at::Tensor>> Executor::run_in_lane(
     throw;
   }
   give_lane(std::move(lane));
+  finish_updates(program, inputs, ready);
   for (size_t k = 0; k < outputs.size(); ++k) {  // an input given back is the caller's own tensor
     const auto& slot = program.slots[program.outputs[k]];
     if (slot.kind == SlotKind::kInput) outputs[k] = inputs[slot.index];

@@ -66,7 +66,7 @@ Frame::Frame(const Loaded& loaded, const std::vector<at::Tensor>& inputs, const 
   tensors_.resize(program_.slots.size());
   ptrs_.assign(program_.slots.size(), nullptr);
   for (size_t id = 0; id < slots_.size(); ++id) {
-    if (program_.slots[id].kind == SlotKind::kInput) {
+    if (program_.slots[id].kind == SlotKind::kInput || program_.slots[id].kind == SlotKind::kUpdate) {
       const auto& input = inputs[program_.slots[id].index];
       slots_[id].sizes.assign(input.sizes().begin(), input.sizes().end());
     }
@@ -88,6 +88,7 @@ void Frame::prepare_slot(size_t id) {
       prepare_view(id);
       return;
     case SlotKind::kInput:
+    case SlotKind::kUpdate:
       state.dtype = program_.inputs[slot.index].dtype;
       state.strides = contiguous_strides(state.sizes);
       break;

@@ -223,6 +223,10 @@ class Parser {
     if (kind == "input") {
       s.kind = SlotKind::kInput;
       s.index = below(number(), program_.inputs.size(), "input");
+    } else if (kind == "update") {
+      s.kind = SlotKind::kUpdate;
+      s.index = below(number(), program_.inputs.size(), "input");
+      program_.updated.push_back(s.index);
     } else if (kind == "const") {
       s.kind = SlotKind::kConst;
       s.index = below(number(), num_constants_, "constant");
@@ -436,6 +440,7 @@ class Parser {
       s.as_tensor = true;
       const auto& root = p.slots[s.root];
       if (root.kind == SlotKind::kInput && s.kind == SlotKind::kView) p.aliased[root.index] = true;
+      if (root.kind == SlotKind::kUpdate) fail("slot " + std::to_string(id) + " is an input's memory: it cannot be returned");
     }
     for (size_t id = 0; id < p.slots.size(); ++id) {
       const int64_t reuse = p.slots[id].reuse;
@@ -445,6 +450,37 @@ class Parser {
       const int64_t last = p.last[id];
       if (p.slots[id].kind == SlotKind::kDyn && last >= 0 && last < end) p.instrs[last].last_use.push_back(id);
     }
+    check_updates();
+  }
+
+  // An input is written when nothing reads it any more and nothing can fail any more: whoever has to run
+  // the original instead still has the input as it was.
+  void check_updates() {
+    auto& p = program_;
+    std::sort(p.updated.begin(), p.updated.end());
+    if (std::adjacent_find(p.updated.begin(), p.updated.end()) != p.updated.end()) fail("an input is updated twice");
+    auto written = static_cast<int64_t>(p.instrs.size());
+    for (size_t id = 0; id < p.slots.size(); ++id) {
+      if (p.slots[id].kind != SlotKind::kUpdate) continue;
+      if (p.first[id] < 0) fail("slot " + std::to_string(id) + " is never written");
+      written = std::min(written, p.first[id]);
+      for (size_t other = 0; other < p.slots.size(); ++other) {
+        const auto& s = p.slots[other];
+        if (s.kind == SlotKind::kInput && s.index == p.slots[id].index && p.last[other] > p.first[id]) {
+          fail("input " + std::to_string(s.index) + " is read after it was written");
+        }
+      }
+    }
+    for (auto i = static_cast<size_t>(written); i < p.instrs.size(); ++i) {
+      if (!cannot_fail(p.instrs[i])) fail("'" + p.instrs[i].text + "' may fail after an input was written");
+    }
+  }
+
+  bool cannot_fail(const Instr& instr) const {
+    if (!instr.op) return program_.regs[instr.scratch].op == RegOp::kConst && program_.regs[instr.scratch].a == 0;
+    const auto& into = instr.args[0];
+    return instr.op->schema().name() == "aten::copy_" && into.kind == CallArg::kSlot &&
+           program_.slots[into.id].kind == SlotKind::kUpdate;
   }
 
   std::vector<std::string> lines_;

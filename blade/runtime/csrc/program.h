@@ -38,11 +38,11 @@ struct Guard {
   std::string text;
 };
 
-enum class SlotKind : uint8_t { kInput, kConst, kArena, kOutput, kDyn, kView };
+enum class SlotKind : uint8_t { kInput, kUpdate, kConst, kArena, kOutput, kDyn, kView };
 
 struct Slot {
   SlotKind kind;
-  int64_t index = 0;  // kInput, kConst: which; kView: the base slot
+  int64_t index = 0;  // kInput, kUpdate, kConst: which; kView: the base slot
   int64_t root = 0;   // the slot whose memory this is: itself unless a view
   at::ScalarType dtype = at::ScalarType::Undefined;  // kArena, kOutput, kDyn
   std::vector<int64_t> sizes;    // registers
@@ -105,6 +105,7 @@ struct Program {
   std::vector<int64_t> first, last;
   // Per input: an output is a view of it, so that a contiguous copy would break the aliasing.
   std::vector<bool> aliased;
+  std::vector<int64_t> updated;  // inputs that are written to, in ascending order
 };
 
 // Throws Unavailable for text this library cannot run.

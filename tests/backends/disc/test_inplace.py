@@ -76,7 +76,10 @@ def test_a_slot_is_taken_once_and_only_where_it_ends() -> None:
         lives.touch(slot, at)
     for read, written, at in [(1, 2, 1), (0, 2, 1), (0, 3, 1), (1, 4, 2), (2, 4, 2)]:
         lives.offer(read, written, at)
-    assert lives.reused() == {2: 0, 4: 1}  # slot 1 is read again, slot 0 taken, slot 4 has its own
+    assert lives.reused(lambda slot: True) == {
+        2: 0,
+        4: 1,
+    }  # slot 1 is read again, slot 0 taken, slot 4 has its own
 
 
 def product(b: Builder, *middle: Callable[[Value], Value], again: bool = False) -> Graph:
