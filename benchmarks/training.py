@@ -31,10 +31,27 @@ class _Classifier(nn.Module):
 
 def bert_small(length: int = 128) -> Task:
     """BERT-small (4 layers, hidden 512) with dropout, classifying sequences of 128 tokens."""
+    return _bert(length, 4, 512)
+
+
+def bert_base(length: int = 128) -> Task:
+    """BERT-base (12 layers, hidden 768) with dropout, on sequences of 128 tokens."""
+    return _bert(length, 12, 768)
+
+
+def bert_tiny(length: int = 12) -> Task:
+    """Two layers of 64: for trying a script out."""
+    return _bert(length, 2, 64)
+
+
+def _bert(length: int, layers: int, width: int) -> Task:
     from transformers import BertConfig, BertForSequenceClassification
 
     config = BertConfig(
-        num_hidden_layers=4, hidden_size=512, num_attention_heads=8, intermediate_size=2048
+        num_hidden_layers=layers,
+        hidden_size=width,
+        num_attention_heads=width // (64 if width >= 512 else 16),
+        intermediate_size=4 * width,
     )
 
     def batch(size: int, generator: torch.Generator) -> Batch:
@@ -48,17 +65,18 @@ def bert_small(length: int = 128) -> Task:
 
 
 class _Denoiser(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, channels: tuple[int, ...], layers: int, words: int) -> None:
         from diffusers import UNet2DConditionModel
 
         super().__init__()
+        inner = len(channels) - 1
         self.unet = UNet2DConditionModel(
             sample_size=32,
-            block_out_channels=(64, 128, 128),
-            layers_per_block=1,
-            down_block_types=("CrossAttnDownBlock2D", "CrossAttnDownBlock2D", "DownBlock2D"),
-            up_block_types=("UpBlock2D", "CrossAttnUpBlock2D", "CrossAttnUpBlock2D"),
-            cross_attention_dim=128,
+            block_out_channels=channels,
+            layers_per_block=layers,
+            down_block_types=("CrossAttnDownBlock2D",) * inner + ("DownBlock2D",),
+            up_block_types=("UpBlock2D",) + ("CrossAttnUpBlock2D",) * inner,
+            cross_attention_dim=words,
             attention_head_dim=8,
         )
 
@@ -70,17 +88,31 @@ class _Denoiser(nn.Module):
 
 def unet_small(side: int = 32) -> Task:
     """A UNet of diffusers (64, 128, 128 channels) that is to tell the noise in 4 x 32 x 32."""
+    return _unet((64, 128, 128), 1, 128, 16, side)
 
+
+def unet(side: int = 64) -> Task:
+    """Stable Diffusion's UNet (860 M parameters) on latents of 4 x 64 x 64 and 77 words of 768."""
+    return _unet((320, 640, 1280, 1280), 2, 768, 77, side)
+
+
+def _unet(channels: tuple[int, ...], layers: int, width: int, words: int, side: int) -> Task:
     def batch(size: int, generator: torch.Generator) -> Batch:
         image = (size, 4, side, side)
         return {
             "noisy": torch.randn(image, generator=generator),
             "step": torch.randint(0, 1000, (size,), generator=generator),
-            "words": torch.randn(size, 16, 128, generator=generator),
+            "words": torch.randn(size, words, width, generator=generator),
             "noise": torch.randn(image, generator=generator),
         }
 
-    return Task(_Denoiser().train(), batch)
+    return Task(_Denoiser(channels, layers, width).train(), batch)
 
 
-TASKS: dict[str, Callable[[], Task]] = {"bert_small": bert_small, "unet_small": unet_small}
+TASKS: dict[str, Callable[[], Task]] = {
+    "bert_small": bert_small,
+    "bert_base": bert_base,
+    "bert_tiny": bert_tiny,
+    "unet_small": unet_small,
+    "unet": unet,
+}

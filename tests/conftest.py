@@ -2,6 +2,7 @@
 """What the tests share: the ``needs`` marker, threads, and the real model.
 
 @pytest.mark.needs("cuda", "runtime")     # skipped where one is missing
+@pytest.mark.gpu                          # on a GPU: the same as needs("cuda"), and can be selected: -m gpu
 BLADE_REQUIRE=runtime,minilm pytest       # ... but failed if the missing one is named here
 """
 
@@ -101,13 +102,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     required = set(filter(None, os.environ.get("BLADE_REQUIRE", "").split(",")))
     if unknown := required - set(NEEDS):
         pytest.fail(f"BLADE_REQUIRE names {sorted(unknown)}; known: {sorted(NEEDS)}", pytrace=False)
-    for mark in item.iter_markers("needs"):
-        for name in mark.args:
-            why = NEEDS[name]()
-            if why and name in required:
-                pytest.fail(f"required by BLADE_REQUIRE: {why}", pytrace=False)
-            if why:
-                pytest.skip(why)
+    needed = [name for mark in item.iter_markers("needs") for name in mark.args]
+    needed += ["cuda" for _ in item.iter_markers("gpu")]
+    for name in needed:
+        why = NEEDS[name]()
+        if why and name in required:
+            pytest.fail(f"required by BLADE_REQUIRE: {why}", pytrace=False)
+        if why:
+            pytest.skip(why)
 
 
 @pytest.fixture

@@ -5,12 +5,11 @@ Sizes other than the sample's go through the same file (a guard that does not ho
 so an answer is owed wherever eager has one). What is not served by an engine has a Reason.
 """
 
-from typing import Any
-
 import pytest
 import torch
 from entrances import CONFIG, ENTRANCES
 from op_compare import different, eager, exact, sizes_of
+from op_models import BROKEN, REFUSED, OneOp, through
 from op_samples import Sample, inputs
 from op_table import SAMPLES
 from torch.utils._pytree import tree_leaves
@@ -18,34 +17,6 @@ from torch.utils._pytree import tree_leaves
 import blade
 
 pytestmark = [pytest.mark.needs("runtime"), pytest.mark.needs("torch_mlir")]
-
-# What cannot be captured, and why: torch's tracer fails an assertion of its own on plain numbers as first
-# operand; the number of results follows a size; it keeps the size of the sample where a list of sizes is
-# given as one number.
-REFUSED = {
-    "Scalar overloads of bits": "neither traced nor scripted",
-    "bit operators": "neither traced nor scripted",
-    "full": "neither traced nor scripted",
-    "chunk": "differs from the model at other sizes",
-    "unbind": "differs from the model at other sizes",
-    "roll by one size": "differs from the model at other sizes",
-    "upsample by sizes alone": "differs from the model at other sizes",
-}
-
-
-# What torch.compile answers wrong whatever the backend ("aot_eager" too): its indices are those of other sizes.
-BROKEN = ("upsample by sizes alone",)
-
-
-class OneOp(torch.nn.Module):
-    """The sample of copies of its inputs: a view of the caller's tensor would stay with the original."""
-
-    def __init__(self, sample: Sample) -> None:
-        super().__init__()
-        self.sample = sample
-
-    def forward(self, *tensors: torch.Tensor) -> Any:
-        return self.sample.function(*[t.clone() for t in tensors])
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED))
@@ -69,18 +40,7 @@ def test_one_op_model(sample: Sample, entrance: str) -> None:
     sizes = list(sizes_of(sample))[:3]
     if entrance == "compile":  # Dynamo compiles anew where a size is 0 or 1
         sizes = sizes[:1] + [size for size in sizes[1:] if min(size.values(), default=2) > 1][:1]
-    model = OneOp(sample).eval()
-    run = ENTRANCES[entrance](model, inputs(sample, sizes[0]))
-    served = run.served()
-    assert served or run.reasons(), "nothing serves it, and nothing says why"
-    for size in sizes:
-        tensors = inputs(sample, size)
-        want = eager(sample, tensors)
-        if want is None:
-            continue  # what eager raises, tests of whole calls compare
-        got = [t for t in tree_leaves(run(*tensors)) if isinstance(t, torch.Tensor)]
-        assert not (text := different(got, want, exact(sample, tensors))), f"{size}: {text}"
-    assert bool(run.engine_runs()) == bool(served)
+    through(sample, entrance, sizes)
 
 
 @pytest.mark.parametrize(

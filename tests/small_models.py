@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 Batch = dict[str, torch.Tensor]
+FLOAT = torch.float32
 
 
 @dataclass(frozen=True)
@@ -174,14 +175,21 @@ TASKS: dict[str, Callable[[], Task]] = {
 }
 
 
-def losses(task: Task, run: Any, steps: int, size: int = 4) -> list[float]:
-    """The loss at each of ``steps`` steps of plain SGD; ``run`` is the model, or what is to stand for it."""
+def losses(
+    task: Task, run: Any, steps: int, size: int = 4, device: str = "cpu", dtype: torch.dtype = FLOAT
+) -> list[float]:
+    """The loss at each of ``steps`` steps of plain SGD; ``run`` is the model, or what is to stand for it.
+
+    ``dtype``: what autocast computes in.
+    """
     optimizer = torch.optim.SGD(task.model.parameters(), lr=task.rate)
     generator = torch.Generator().manual_seed(1)
     torch.manual_seed(2)
     found = []
     for _ in range(steps):
-        loss = run(**task.batch(size, generator))
+        batch = {name: one.to(device) for name, one in task.batch(size, generator).items()}
+        with torch.autocast(device, dtype, enabled=dtype != FLOAT):
+            loss = run(**batch)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The device that is measured on: placing models, waiting for it, counting what it was asked to do.
+
+    where = Where("cuda", "float16")
+    model = placed(MODELS["bert"](), where)
+    work = traced(lambda k: model.module(*inputs), where, calls=4)      # kernels per call and their time
+
+On "cpu" all of it works, without kernels to count: for trying the scripts on a machine without a GPU.
+"""
+
+import copy
+import importlib.metadata
+import json
+import platform
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from zoo.model import Model, Shape, Tensors
+
+_DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
+_HOST_CALLS = ("launch", "memcpy", "memset")
+
+
+@dataclass(frozen=True)
+class Where:
+    """``dtype`` by name, of weights and floating-point inputs."""
+
+    device: str = "cuda"
+    dtype: str = "float16"
+    channels_last: bool = False
+
+    @property
+    def is_cuda(self) -> bool:
+        return self.device.startswith("cuda")
+
+    def place(self, tensor: torch.Tensor) -> torch.Tensor:
+        dtype = getattr(torch, self.dtype) if tensor.is_floating_point() else tensor.dtype
+        made = tensor.to(self.device, dtype)
+        images = self.channels_last and made.dim() == 4
+        return made.contiguous(memory_format=torch.channels_last) if images else made
+
+    def wait(self) -> None:
+        if self.is_cuda:
+            torch.cuda.synchronize()
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one call asks of the device: kernels, copies, calls of the host, and microseconds of all of it."""
+
+    kernels: float
+    copies: float
+    host_calls: float
+    device_us: float
+
+
+def placed(model: Model, where: Where) -> Model:
+    """``model`` on the device, its inputs made there."""
+    module = model.module.to(where.device, getattr(torch, where.dtype))
+    if where.channels_last:
+        module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    def inputs(shape: Shape, seed: int) -> Tensors:
+        return tuple(map(where.place, model.inputs(shape, seed)))
+
+    return replace(model, module=module, inputs=inputs)
+
+
+def exact(module: torch.nn.Module) -> Callable[..., Tensors]:
+    """The same weights, computed in float64."""
+    doubled = copy.deepcopy(module).double()
+
+    def run(*inputs: torch.Tensor) -> Tensors:
+        made = doubled(*(t.double() if t.is_floating_point() else t for t in inputs))
+        return made if isinstance(made, tuple) else (made,)
+
+    return run
+
+
+def distance(got: Any, want: Sequence[torch.Tensor]) -> float:
+    """The largest ``|got - want| / |want|`` (2-norms) of the results; infinite for shapes or NaNs."""
+    got = got if isinstance(got, (tuple, list)) else (got,)
+    if [g.shape for g in got] != [w.shape for w in want]:
+        return float("inf")
+    found = [
+        float((g.double() - w.double()).norm() / w.double().norm().clamp_min(1e-30))
+        for g, w in zip(got, want, strict=True)
+        if w.is_floating_point() and w.numel()
+    ]
+    return max((f if f == f else float("inf") for f in found), default=0.0)
+
+
+def traced(call: Callable[[int], Any], where: Where, calls: int) -> Work | None:
+    """``call(0)``, ``call(1)`` ... under torch's profiler; ``None`` where it sees no device work."""
+    if not where.is_cuda:
+        for k in range(calls):
+            call(k)
+        return None
+    where.wait()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+        for k in range(calls):
+            call(k)
+        where.wait()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        profiler.export_chrome_trace(str(path))
+        events = json.loads(path.read_text())["traceEvents"]
+    return work_of(events, calls)
+
+
+def work_of(events: Sequence[dict[str, Any]], calls: int) -> Work | None:
+    """The events of a Chrome trace that ``calls`` calls left."""
+    device = [e for e in events if e.get("cat") in _DEVICE_WORK]
+    host = [e for e in events if e.get("cat") in ("cuda_runtime", "cuda_driver")]
+    kernels = sum(e["cat"] == "kernel" for e in device)
+    asked = sum(any(word in e["name"].lower() for word in _HOST_CALLS) for e in host)
+    if not device:
+        return None
+    microseconds = sum(float(e["dur"]) for e in device)
+    copies = len(device) - kernels
+    return Work(kernels / calls, copies / calls, asked / calls, microseconds / calls)
+
+
+def facts(where: Where) -> dict[str, Any]:
+    """Device, driver's CUDA and versions, for tables and files."""
+    found: dict[str, Any] = {
+        "device": platform.processor() or "cpu",
+        "dtype": where.dtype,
+        "python": platform.python_version(),
+    }
+    if where.is_cuda:
+        found |= {"device": torch.cuda.get_device_name(), "cuda": torch.version.cuda}
+    for package in ("torch", "triton", "transformers", "diffusers", "pydantic"):
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            found[package] = None
+    return found

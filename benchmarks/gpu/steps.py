@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Training steps of one peer, in a process of its own: forward under autocast, backward, AdamW.
+
+    steps = Steps("bert_base", "aot_disc", Where("cuda", "bfloat16"), tiny=False)
+    steps.prepare(batch=1)           # until the first step has ended; then the losses of the first steps
+    steps.time(batch=1, seconds=1.0)
+
+Every peer starts from the same weights and sees the same batches and the same random state.
+"""
+
+import copy
+import itertools
+import time
+from typing import Any
+
+import torch
+
+from gpu.device import Where, traced
+from gpu.tiny import task_named
+
+LOSSES = 20
+BATCHES = 4  # made before, on the device, and used in turns
+
+
+class Steps:
+    def __init__(self, task: str, peer: str, where: Where, tiny: bool) -> None:
+        self._where, self._peer = where, peer
+        torch.manual_seed(0)
+        self._task = task_named(task, tiny)
+        self._weights = copy.deepcopy(self._task.model.state_dict())
+        self._model = self._task.model.to(where.device)
+        self._run = _compiled(self._model, peer)
+        self._optimizers: dict[int, torch.optim.Optimizer] = {}
+        self._batches: dict[int, list[dict[str, torch.Tensor]]] = {}
+
+    def hello(self) -> bool:
+        self._where.wait()
+        return True
+
+    def prepare(self, batch: int) -> dict[str, Any]:
+        rng = torch.Generator().manual_seed(1)
+        made = [self._task.batch(batch, rng) for _ in range(BATCHES)]
+        device = self._where.device
+        self._batches[batch] = [{k: t.to(device) for k, t in one.items()} for one in made]
+        self._model.load_state_dict(self._weights)
+        parameters = self._model.parameters()
+        self._optimizers[batch] = torch.optim.AdamW(parameters, lr=1e-4, fused=True)
+        torch.manual_seed(2)
+        self._where.wait()
+        start = time.perf_counter()
+        turns = itertools.cycle(self._batches[batch])
+        losses = [self._step(batch, next(turns)).clone()]
+        self._where.wait()
+        seconds = time.perf_counter() - start
+        losses += [self._step(batch, next(turns)).clone() for _ in range(LOSSES - 1)]
+        values = [float(loss) for loss in losses]
+        return {"compile_s": seconds, "losses": values, "served": _served(self._peer)}
+
+    def _step(self, batch: int, given: dict[str, torch.Tensor]) -> torch.Tensor:
+        dtype = getattr(torch, self._where.dtype)
+        if "reduce" in self._peer:
+            torch.compiler.cudagraph_mark_step_begin()
+        with torch.autocast(self._where.device, dtype, enabled=dtype != torch.float32):
+            loss = self._run(**given)
+        self._optimizers[batch].zero_grad(set_to_none=True)
+        loss.backward()
+        self._optimizers[batch].step()
+        return loss.detach()
+
+    def time(self, batch: int, seconds: float) -> list[float]:
+        """Seconds per step, steps queued; several stretches."""
+        turns = itertools.cycle(self._batches[batch])
+        self._step(batch, next(turns))
+        self._where.wait()
+        found: list[float] = []
+        begin, number = time.perf_counter(), 1
+        while time.perf_counter() - begin < seconds or len(found) < 2:
+            start = time.perf_counter()
+            for _ in range(number):
+                self._step(batch, next(turns))
+            self._where.wait()
+            took = time.perf_counter() - start
+            if number > 1 or took > seconds / 4:
+                found.append(took / number)
+            number = max(number, min(20, int(seconds / 4 / took)))
+        return found
+
+    def work(self, batch: int) -> dict[str, float] | None:
+        """Kernels, copies and calls of the host in one step."""
+        turns = itertools.cycle(self._batches[batch])
+        made = traced(lambda k: self._step(batch, next(turns)), self._where, 2)
+        return None if made is None else vars(made)
+
+    def memory(self) -> float:
+        return torch.cuda.max_memory_reserved() / 2**20 if self._where.is_cuda else 0.0
+
+
+def _compiled(model: Any, peer: str) -> Any:
+    """The peers of training, by name."""
+    torch._dynamo.config.recompile_limit = 64
+    kinds: dict[str, dict[str, Any]] = {
+        "inductor_dynamic": {"dynamic": True},
+        "inductor_static": {"dynamic": False},
+        "reduce_overhead_static": {"dynamic": False, "mode": "reduce-overhead"},
+        "aot_disc": {"backend": "aot_disc"},
+        "aot_disc_dynamic": {"backend": "aot_disc", "dynamic": True},
+    }
+    if peer == "eager":
+        return model
+    import blade  # noqa: F401 - registers its backends
+
+    return torch.compile(model, **kinds[peer])
+
+
+PEERS = (
+    "eager",
+    "aot_disc",
+    "inductor_static",
+    "inductor_dynamic",
+    "reduce_overhead_static",
+    "aot_disc_dynamic",
+)
+
+
+def _served(peer: str) -> dict[str, Any]:
+    """As ``gpu.peers.served``, of every graph."""
+    if not peer.startswith("aot_disc"):
+        return {}
+    from blade.dynamo.kept import alive
+
+    graphs = alive()
+    counters = [c for one in graphs for c in one.stats().values()]
+    reports = [one.report() for one in graphs]
+    return {
+        "clusters": [
+            f"{c.backend}: {sum(c.ops.values())} ops" for r in reports for c in r.clusters
+        ],
+        "engine_runs": sum(c.get("engine_runs", 0) for c in counters),
+        "counters": counters,
+        "seconds": {},
+        "reasons": [f"{x.code}: {x.detail[:300]}" for r in reports for x in r.all_reasons()][:8],
+    }
