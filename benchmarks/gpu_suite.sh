@@ -7,7 +7,7 @@
 #
 #   WHAT    tests | bench | all (the default), or parts with commas between: build,tests,bert
 #           parts: build tests cpu bert stream kernels vit resnet50 unet gpt2 train1 train8 train32 train_unet
-#   WHEELS  a folder of wheels: the missing ones among them are unpacked into a temporary folder
+#   WHEELS  a folder of wheels: what is missing or older here is unpacked from them into a temporary folder
 #
 #   OUT=build/gpu     logs, results.jsonl and junit.xml; at most four files
 #   LIMIT=3300        seconds for all of it; what there is no time for is said
@@ -37,7 +37,7 @@ left() { echo $((LIMIT - SECONDS)); }
 
 # part NAME LIMIT COMMAND...: within its time, whatever the others did
 part() {
-  local name=$1 limit=$2 begin=$SECONDS status
+  local name=$1 limit=$2 begin=$SECONDS status signal=TERM
   shift 2
   ((limit > PART_LIMIT)) && limit=$PART_LIMIT
   (($(left) < limit)) && limit=$(left)
@@ -46,7 +46,8 @@ part() {
     return 1
   fi
   say "== $name (at most $limit s)"
-  timeout --kill-after=10 "$limit" "$@" 2>&1 | tee -a "$log"
+  [[ $name == tests || $name == cpu ]] && signal=INT # pytest still says what it found
+  timeout --signal=$signal --kill-after=15 "$((limit - 5))" "$@" 2>&1 | tee -a "$log"
   status=${PIPESTATUS[0]}
   case $status in
     0) status=ok ;;
@@ -57,17 +58,21 @@ part() {
   [ "$status" = ok ]
 }
 
-# Every wheel whose package cannot be found here. One at a time: a wheel for another Python stops no other.
+# Every wheel whose package is missing or older here. One at a time: a wheel for another Python stops no other.
 unpack_wheels() {
   [ -n "$wheels" ] || return 0
-  local wheel name
+  local wheel
   mkdir -p "$temporary/site"
   for wheel in "$wheels"/*.whl; do
-    name=$(basename "$wheel" | cut -d- -f1)
-    "$PYTHON" -c 'import sys; from importlib.metadata import version; version(sys.argv[1])' "$name" 2> /dev/null && continue
+    "$PYTHON" - "$wheel" 2> /dev/null <<'PY' && continue
+import importlib.metadata, pathlib, re, sys
+name, wanted = pathlib.Path(sys.argv[1]).name.split("-")[:2]
+order = lambda text: [int(n) for n in re.findall(r"\d+", text)]
+sys.exit(order(importlib.metadata.version(name)) < order(wanted))
+PY
     "$PYTHON" -m pip install -q --disable-pip-version-check --no-index --no-deps --no-compile --no-cache-dir \
-      --target "$temporary/site" "$wheel" > /dev/null 2> "$temporary/pip" && say "unpacked $name" \
-      || say "not unpacked: $name: $(tail -n 1 "$temporary/pip")"
+      --upgrade --target "$temporary/site" "$wheel" > /dev/null 2> "$temporary/pip" && say "unpacked $(basename "$wheel")" \
+      || say "not unpacked: $(basename "$wheel"): $(tail -n 1 "$temporary/pip")"
   done
   export PYTHONPATH=$PYTHONPATH:$temporary/site
 }

@@ -7,6 +7,7 @@
 One process per peer: an illegal access on a GPU ends every later call of its process, and only of that.
 """
 
+import atexit
 import contextlib
 import importlib
 import multiprocessing as mp
@@ -32,6 +33,7 @@ class Remote:
         self._pipe, child = context.Pipe()
         self._process = context.Process(target=_serve, args=(child, module, name, dict(given)))
         self._process.start()
+        atexit.register(self.close)  # not a daemon, which may have no children: compilers have some
         child.close()
 
     def ask(self, command: str, limit: float, **kwargs: Any) -> Any:
@@ -55,6 +57,7 @@ class Remote:
 
     def close(self) -> None:
         """Ends the process, at once."""
+        atexit.unregister(self.close)
         self._pipe.close()
         self._process.terminate()
         self._process.join(5)
