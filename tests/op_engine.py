@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An op sample compiled once by DISC, for any target, and its engine's answers at many shapes against eager.
+
+graph, wrong = check(sample, host())                              # the CPU
+graph, wrong = check(sample, target_of(device), "cuda")
+"""
+
+from typing import Any
+
+import torch
+from op_compare import different, eager, exact, sizes_of
+from op_models import placed
+from op_samples import Sample, inputs
+from op_trace import trace
+
+from blade.backends.disc.compiler import compile_graph
+from blade.backends.disc.interpret_ir import interpret
+from blade.backends.disc.ir import Graph
+from blade.backends.disc.lower import lower
+from blade.runtime.engine import make_engine
+
+SPECIAL = {"a": 11, "b": 13, "c": 3, "d": 2}
+
+
+def check(sample: Sample, target: Any, device: str = "cpu") -> tuple[Graph, list[str]]:
+    """The graph as the CPU's lowering has it, and a line per shape at which the answer is not eager's.
+
+    Where eager raises, the engine gives no answer.
+    """
+    sizes = list(sizes_of(sample))
+    with torch.device(device):  # tensors that a sample makes
+        first = placed(inputs(sample, sizes[0]), device)
+        gm, shape_env = trace(sample.function, first, [s.dynamic() for s in sample.specs])
+    graph = lower(gm, shape_env)
+    compiled = compile_graph(gm, shape_env, target)
+    engine: Any = make_engine(
+        sample.name, "disc", compiled.program, compiled.object, list(compiled.constants), {}
+    )
+    assert not engine.why_unavailable(), engine.why_unavailable()
+    wrong = []
+    runs = [(s, False) for s in sizes]
+    runs += [({**SPECIAL, **s}, True) for s in [sample.sizes or {}] if sample.special]
+    for size, special in runs:
+        tensors = inputs(sample, size, special)
+        there = placed(tensors, device)
+        with torch.device(device):
+            want = eager(sample, there)
+        got = engine.try_execute(there)
+        engine.rearm()
+        if got is None:
+            text = engine.last_error() or str(engine.stats())
+            expected = want is None or min(size.values(), default=2) <= sample.refuses
+            text = "" if expected else f"no answer: {text[:300]}"
+        elif want is None:
+            text = "answers where eager raises"
+        else:
+            got, want, ideal = placed(got, "cpu"), placed(want, "cpu"), exact(sample, tensors)
+            text = different(got, want, ideal)
+            # what the interpreter is right about holds for every target
+            reference = different(interpret(graph, tensors), want, ideal) if device == "cpu" else ""
+            text += f" | interpreter: {reference}" if reference else ""
+        if text:
+            wrong.append(f"{size}{' special' * special}: {text}")
+    return graph, wrong
