@@ -18,6 +18,7 @@ import statistics
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -191,31 +192,43 @@ def _bandwidth_cell(measured: list[dict[str, Any]] | None) -> str:
 
 
 def train(args: argparse.Namespace, console: Console) -> None:
-    for number, task in enumerate(args.tasks):
+    """All peers side by side in turns; ``--alone``: one after the other, where memory is short."""
+    for task in args.tasks:
         clock = Clock(args.seconds / len(args.tasks))
+        groups = [[peer] for peer in args.peers] if args.alone else [args.peers]
+        tried: dict[str, Runner] = {}
+        answers: dict[int, dict[str, Runner]] = {batch: {} for batch in args.batches}
+        for number, peers in enumerate(groups):
+            share = Clock(clock.left() / (len(groups) - number))
+            runners = rounds.started(peers, partial(_steps, args, task), share, console)
+            for done, batch in enumerate(args.batches):
+                limit = Clock(share.left() / (len(args.batches) - done))
+                answers[batch] |= _train_batch(args, console, batch, runners, limit)
+            rounds.close(runners)
+            tried |= runners
+        for batch, found in answers.items():
+            _train_table(args, console, task, batch, found)
+            tables.write(
+                args.json, "train", f"{task} {batch}", found, args.facts, tables.with_medians
+            )
+        tables.remarks(console, tried)
 
-        def make(peer: str, task: str = task) -> Remote:
-            given = {"task": task, "peer": peer, "where": args.where, "tiny": args.tiny}
-            return Remote("gpu.steps", "Steps", given)
 
-        runners = rounds.started(args.peers, make, clock, console)
-        for done, batch in enumerate(args.batches):
-            share = clock.left() / (len(args.batches) - done)
-            _train_batch(args, console, task, batch, runners, Clock(share))
-        if number == len(args.tasks) - 1 or args.json:
-            tables.remarks(console, runners)
-        rounds.close(runners)
+def _steps(args: argparse.Namespace, task: str, peer: str) -> Remote:
+    given = {"task": task, "peer": peer, "where": args.where, "tiny": args.tiny}
+    return Remote("gpu.steps", "Steps", given)
 
 
 def _train_batch(
     args: argparse.Namespace,
     console: Console,
-    task: str,
     batch: int,
     runners: dict[str, Runner],
     clock: Clock,
-) -> None:
-    rounds.prepared(runners, clock, 0.2 * args.seconds, console, batch=batch)
+) -> dict[str, Runner]:
+    """``runners`` with what they did at this batch size."""
+    reserve = min(0.25 * clock.left(), 30.0)
+    rounds.prepared(runners, clock, reserve, console, batch=batch)
     times: dict[str, list[float]] = {}
 
     def turn(runner: Runner, limit: float) -> None:
@@ -227,21 +240,27 @@ def _train_batch(
         runner.answer["work"] = runner.ask("work", max(5.0, clock.left()), batch=batch)
         runner.answer["memory"] = runner.ask("memory", 5.0)
         runner.answer["times"] = {f"batch {batch}": times.get(runner.peer, [])}
-    base = runners["eager"].answer.get("losses") if "eager" in runners else None
+    return {peer: replace(one, answer=dict(one.answer)) for peer, one in runners.items()}
+
+
+def _train_table(
+    args: argparse.Namespace, console: Console, task: str, batch: int, found: dict[str, Runner]
+) -> None:
+    eager = found["eager"].answer.get("losses") if "eager" in found else None
     rows = []
-    for peer, one in runners.items():
-        if not times.get(peer):
+    for peer, one in found.items():
+        times = one.answer["times"][f"batch {batch}"]
+        if not times:
             continue
-        ms = statistics.median(times[peer]) * 1e3
+        ms = statistics.median(times) * 1e3
         work, losses = one.answer["work"], one.answer["losses"]
-        apart = max(abs(a - b) for a, b in zip(losses, base)) if base else float("nan")
-        counted = (work["kernels"], work["host_calls"]) if work else ("-", "-")
+        apart = max(abs(a - b) for a, b in zip(losses, eager)) if eager else float("nan")
+        counted = (f"{work['kernels']:.0f}", f"{work['host_calls']:.0f}") if work else ("-", "-")
         row = (peer, 1e3 / ms, ms, one.answer["compile_s"], *counted, losses[0], losses[-1], apart)
         rows.append((*row, one.answer["memory"] or "-"))
     columns = "peer,steps/s,ms,warm-up s,kernels,host calls,loss 1,loss 20,from eager,MiB"
     title = f"training {task}, batch {batch}, autocast {args.where.dtype}, {args.facts['device']}"
     console.print(tables.plain(title, columns.split(","), rows))
-    tables.write(args.json, "train", f"{task} {batch}", runners, args.facts, tables.with_medians)
 
 
 def _arguments() -> argparse.Namespace:
@@ -260,6 +279,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--slice", type=float, default=0.1, help="seconds per peer, shape, round")
+    parser.add_argument("--alone", action="store_true", help="train: one peer at a time")
     parser.add_argument("--json", type=Path, help="append one line per peer here")
     parser.add_argument("--width", type=int, default=150)
     parser.add_argument("--tiny", action="store_true", help="small models: does all of it work?")

@@ -156,7 +156,7 @@ run_part() {
     vit | resnet50 | unet) bench "$1" models --models "$1" ;;
     gpt2) bench gpt2 models --models gpt2_decode ;;
     train1 | train8 | train32) bench "$1" train --tasks bert_base --batches "${1#train}" ;;
-    train_unet) bench train_unet train --tasks unet --batches 1 ;;
+    train_unet) bench train_unet train --tasks unet --batches 1 --alone ;;
     *) say "no part $1" && summary+=("$1: there is no such part") ;;
   esac
 }
