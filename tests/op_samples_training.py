@@ -521,17 +521,37 @@ row(
 
 
 def _attention_and_gradient(
-    g: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+    g: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    causal: bool = False,
 ) -> tuple[torch.Tensor, ...]:
-    out, lse = aten._scaled_dot_product_flash_attention_for_cpu(_filled(q), k, v, 0.0, True)
+    q = _filled(q)
+    how = {"attn_mask": mask}
+    out, lse = aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, **how)
     back = aten._scaled_dot_product_flash_attention_for_cpu_backward
-    return (out, *back(g, q, k, v, out, lse, 0.0, True))
+    found = back(g, q, k, v, out, lse, 0.0, causal, **how)
+    # with a single key the exact gradient is 0, of sums that round as large ones do
+    return (out, lse, *(x + y for x, y in zip(found, (q, k, v), strict=True)))
 
 
 row(
     "flash attention and its gradient",
+    lambda g, q, k, v: _attention_and_gradient(g, q, k, v, causal=True),
+    *[f32("a 2 b 8", 0.25, 1) for _ in range(4)],
+)
+row(
+    "flash attention with a mask, and its gradient",
     _attention_and_gradient,
-    *[f32("a 2 b 8") for _ in range(4)],
+    *[f32("a 2 b 8", 0.25, 1) for _ in range(4)],
+    f32("b b"),
+)
+row(
+    "flash attention in float64 and its gradient",
+    _attention_and_gradient,
+    *[spec("a 2 b 8", torch.float64) for _ in range(4)],
     called=True,
 )
 

@@ -106,6 +106,8 @@ def is_instruction(value: Value) -> bool:
         "conv",
         "spatial",
         "attention",
+        "flash_attention",
+        "flash_attention_gradient",
         "call",
         "item",
         "concat",

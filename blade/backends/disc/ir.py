@@ -28,6 +28,9 @@
     attention q k v bias? {scale, causal, undefined, replaces, heads}
                                           softmax(scale * q @ k.T + bias) @ v over equal leading axes, of which
                                           the last `heads` come after the queries' axis in the result
+    flash_attention q k v bias? {scale, causal}
+    flash_attention_gradient g q k v logs delta bias? {scale, causal}
+                                          attention and its gradient, as autograd wants them (flash_attention.py)
     spatial x {target, template}          an ATen op of images, on channels-last data like a conv's
     call ... {target, args}               any other ATen op, through the dispatcher
     item a {index}                        one result of a call with several

@@ -120,6 +120,13 @@ def _copy_before_layouts(b: Builder, v: Value, args: list[Value]) -> Value | Non
         args = [_addressed(b, a) for a in args]
         args[:3] = [a if has_dense_rows(a) else copy(b, a) for a in args[:3]]
         return b.make(v.op, args, v.shape, v.dtype, **v.attrs)
+    if v.op in ("flash_attention", "flash_attention_gradient"):
+        args = [_addressed(b, a) for a in args]
+        rows = 3 if v.op == "flash_attention" else 4
+        args[:rows] = [a if has_dense_rows(a) else copy(b, a) for a in args[:rows]]
+        if v.op == "flash_attention_gradient":
+            args[4:6] = [_stored(b, a) for a in args[4:6]]
+        return b.make(v.op, args, v.shape, v.dtype, **v.attrs)
     if v.op == "gather":
         return b.make(v.op, [_addressed(b, args[0]), *args[1:]], v.shape, v.dtype, **v.attrs)
     if v.op in ("call", "concat"):

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from blade.backends.disc.cpu import attention_softmax as softmax
 from blade.backends.disc.cpu import attention_tiles as tiles
+from blade.backends.disc.cpu import math
 from blade.backends.disc.cpu.code import Value
 from blade.backends.disc.cpu.function import Function
 from blade.backends.disc.cpu.target import Target
@@ -17,12 +18,15 @@ UNIT = (
     "columns:i64 causal:i1 empty:f32 scale:f32 has_bias:i1 replaces:i1 "
     "q_row:i64 k_row:i64 v_row:i64 o_row:i64 bias_query:i64 bias_key:i64"
 )
+LOGS = " logs:ptr"
 
 
-def block_unit(target: Target, vectors: int, multiply: Function, part: Part) -> Function:
-    """One unit with up to ``vectors`` vectors of queries."""
+def block_unit(
+    target: Target, vectors: int, multiply: Function, part: Part, logs: bool
+) -> Function:
+    """One unit with up to ``vectors`` vectors of queries; ``logs``: it also writes log(sum(exp(scores)))."""
     lanes, width = target.lanes, vectors * target.lanes
-    f = Function(f"attention_f32_block_{vectors}", UNIT, lanes)
+    f = Function(f"attention_f32_block_{vectors}", UNIT + LOGS * logs, lanes)
     main, rest = tiles.key_rows(target)
     parts = {rows: part(tiles.score_tile(target, vectors, rows)) for rows in (main, rest)}
     room = f.add(f.least(f["all_keys"], f.number(BLOCK_KEYS)), f.number(main))
@@ -44,7 +48,7 @@ def block_unit(target: Target, vectors: int, multiply: Function, part: Part) -> 
         left = f.sub(f["keys"], s0)
         n = f.least(left, f.number(BLOCK_KEYS))
         k = f.at(f["k"], f.mul(s0, f["k_row"]))
-        _scores(f, parts, main, rest, width, blocks=blocks, k=k, keys=n, p=p)
+        score_rows(f, parts, main, rest, width, blocks=blocks, k=k, keys=n, p=p)
         _bias_and_mask(f, target, vectors, part, p=p, s0=s0, keys=n)
         step = part(softmax.exponentials(target, vectors))
         f.run(step, p=p, keys=n, maxima=maxima, totals=totals, factors=factors)
@@ -55,6 +59,8 @@ def block_unit(target: Target, vectors: int, multiply: Function, part: Part) -> 
         is_last = f.compare("sle", left, f.number(BLOCK_KEYS))
         with f.when(is_last):
             _invert(f, vectors, totals, factors)
+            if logs:
+                _logarithms(f, vectors, maxima, totals)
         f.run(
             multiply,
             p=p,
@@ -74,7 +80,7 @@ def block_unit(target: Target, vectors: int, multiply: Function, part: Part) -> 
     return f
 
 
-def _scores(
+def score_rows(
     f: Function,
     parts: dict[int, Function],
     main: int,
@@ -135,6 +141,15 @@ def _invert(f: Function, vectors: int, totals: Value, factors: Value) -> None:
         total = f.load(f.at(totals, v * lanes), lanes)
         factor = f.select(f.compare("oeq", total, zero), empty, f.div(one, total))
         f.store(factor, f.at(factors, v * lanes))
+
+
+def _logarithms(f: Function, vectors: int, maxima: Value, totals: Value) -> None:
+    """log(sum(exp(scores))) of the block's queries; -inf for a row that no key took part in."""
+    lanes = f.lanes
+    for v in range(vectors):
+        top, total = (f.load(f.at(x, v * lanes), lanes) for x in (maxima, totals))
+        mask = f.first_lanes(f.sub(f["count"], f.number(v * lanes)))
+        f.store_masked(f.add(top, math.log(f, total)), f.at(f["logs"], v * lanes), mask)
 
 
 def values_product(target: Target, part: Part) -> Function:

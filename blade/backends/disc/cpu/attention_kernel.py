@@ -26,6 +26,7 @@ from blade.backends.disc.cpu.function import ENTRY, Function
 from blade.backends.disc.cpu.target import Target
 
 NAME = "attention_f32"
+NAME_WITH_LOGS = "attention_f32_logs"
 LEAD = 4  # axes before the queries', at most; there may be fewer, of size 1
 REPLACES = 2  # the kind of a bias that stands in a score's place; 1 is added, 0 none
 FEW = 3  # queries that are served one by one
@@ -39,6 +40,8 @@ ARGUMENTS = (
     *("q_row", "k_row", "v_row", "o_row", "bias_query", "bias_key"),
 )
 """Sizes, flags, the bits of the scale, strides in elements. ``undefined``: a row without keys is NaN, not 0."""
+LOGS_AT = "logs_at"
+"""One more with ``NAME_WITH_LOGS``: how far behind O log(sum(exp(scores))) of every query goes."""
 
 
 def block_queries(target: Target) -> int:
@@ -47,16 +50,17 @@ def block_queries(target: Target) -> int:
 
 
 @functools.lru_cache(maxsize=4)
-def attention_text(target: Target) -> str:
-    """MLIR of ``attention_f32`` and all that it calls."""
+def attention_text(target: Target, logs: bool = False) -> str:
+    """MLIR of ``attention_f32`` (``attention_f32_logs``) and all that it calls."""
     parts: dict[str, Function] = {}
 
     def part(f: Function) -> Function:
         return parts.setdefault(f.name, f)
 
     multiply = part(values_product(target, part))
-    units = {v: part(block_unit(target, v, multiply, part)) for v in range(1, tiles.VECTORS + 1)}
-    small = part(_few(target, multiply, part))
+    widths = range(1, tiles.VECTORS + 1)
+    units = {v: part(block_unit(target, v, multiply, part, logs)) for v in widths}
+    small = None if logs else part(_few(target, multiply, part))
     copy = part(tiles.copy_rows(target))
     text = [f.text() for f in parts.values()]
     return "\n".join([*text, _entry(target, units, small, copy).text(internal=False)]) + "\n"
@@ -107,12 +111,18 @@ def _few(target: Target, multiply: Function, part: Part) -> Function:
     return f
 
 
-def _entry(target: Target, units: dict[int, Function], small: Function, copy: Function) -> Function:
-    """The loop over units: which head, which queries, and what serves them."""
-    f = Function(NAME, ENTRY, target.lanes)
+def _entry(
+    target: Target, units: dict[int, Function], small: Function | None, copy: Function
+) -> Function:
+    """The loop over units: which head, which queries, and what serves them.
+
+    Without ``small``, which serves a few queries, the units write logarithms, too.
+    """
+    names = ARGUMENTS if small is not None else (*ARGUMENTS, LOGS_AT)
+    f = Function(NAME if small is not None else NAME_WITH_LOGS, ENTRY, target.lanes)
     pointers = {n: f.load(f.at(f["ptrs"], k, "ptr"), 1, "ptr") for k, n in enumerate(_TENSORS)}
     scratch = f.load(f.at(f["ptrs"], len(_TENSORS), "ptr"), 1, "ptr")
-    a = {n: f.load(f.at(f["ints"], k, "i64"), 1, "i64") for k, n in enumerate(ARGUMENTS)}
+    a = {n: f.load(f.at(f["ints"], k, "i64"), 1, "i64") for k, n in enumerate(names)}
     zero, one, size = f.number(0), f.number(1), block_queries(target)
     bits = f.op(f"arith.trunci {a['scale'].name} : i64 to i32", "i32", 1)
     scale = f.from_bits(bits)
@@ -130,7 +140,8 @@ def _entry(target: Target, units: dict[int, Function], small: Function, copy: Fu
     packed = f.at(scratch, _block_room(f, target, a))
     packed_values = f.at(packed, f.mul(a["keys"], a["depth"]))
     with f.loop(f["begin"], f["end"], 1) as unit:
-        at = _heads(f, pointers, a, f.apply("arith.divui", unit, blocks))
+        head = f.apply("arith.divui", unit, blocks)
+        at = _heads(f, pointers, a, head)
         first = f.mul(f.apply("arith.remui", unit, blocks), f.number(size))
         starts = f.compare("eq", f.apply("arith.muli", first, f.sub(unit, f["begin"])), zero)
         with f.when(f.apply("arith.andi", packs, starts)):
@@ -160,14 +171,23 @@ def _entry(target: Target, units: dict[int, Function], small: Function, copy: Fu
             "has_bias": has_bias,
             "replaces": f.compare("eq", a["bias_kind"], f.number(REPLACES)),
         }
-        with f.when(f.compare("sle", a["queries"], f.number(FEW))):
-            f.run(small, **arguments)
-            f.branch()
-            with f.when(f.compare("sle", count, f.number(target.lanes))):
-                f.run(units[1], **arguments)
+        if small is None:
+            place = f.add(f.mul(head, a["queries"]), first)
+            arguments["logs"] = f.at(f.at(pointers["o"], a[LOGS_AT]), place)
+            _by_width(f, units, arguments)
+        else:
+            with f.when(f.compare("sle", a["queries"], f.number(FEW))):
+                f.run(small, **arguments)
                 f.branch()
-                f.run(units[2], **arguments)
+                _by_width(f, units, arguments)
     return f
+
+
+def _by_width(f: Function, units: dict[int, Function], arguments: dict[str, Value]) -> None:
+    with f.when(f.compare("sle", arguments["count"], f.number(f.lanes))):
+        f.run(units[1], **arguments)
+        f.branch()
+        f.run(units[2], **arguments)
 
 
 def _block_room(f: Function, target: Target, a: dict[str, Value]) -> Value:

@@ -11,8 +11,8 @@ import sympy
 from torch.utils._sympy.functions import FloorDiv
 
 from blade.backends.disc.constants import parts_of
-from blade.backends.disc.cpu import attention_kernel, gemm, matmul
-from blade.backends.disc.cpu.attention import attention_call
+from blade.backends.disc.cpu import attention_gradient, attention_kernel, gemm, matmul
+from blade.backends.disc.cpu.attention import attention_call, gradient_call
 from blade.backends.disc.cpu.conv_plan import plan
 from blade.backends.disc.cpu.int8_plan import int8_conv_plan, int8_plan
 from blade.backends.disc.cpu.micro_kernel import Form, form
@@ -102,6 +102,17 @@ def _attention(value: Value, target: Target) -> Native:
     return Native(attention_call(value, target), code)
 
 
+def _flash_attention(value: Value, target: Target) -> Native:
+    """Attention that leaves what its gradient needs."""
+    name, text = attention_kernel.NAME_WITH_LOGS, attention_kernel.attention_text(target, logs=True)
+    return Native(attention_call(value, target), ((name, text),))
+
+
+def _flash_attention_gradient(value: Value, target: Target) -> Native:
+    code = ((attention_gradient.NAME, attention_gradient.gradient_text(target)),)
+    return Native(gradient_call(value, target), code)
+
+
 def _conv(value: Value, target: Target) -> Native | None:
     """A convolution with constant weights."""
     found = plan(value, target)
@@ -128,6 +139,8 @@ _RULES: Mapping[str, Callable[[Value, Target], Native | None]] = {
     "weight_only_linear": _weight_only_linear,
     "matmul": _matmul,
     "attention": _attention,
+    "flash_attention": _flash_attention,
+    "flash_attention_gradient": _flash_attention_gradient,
     "conv": _conv,
     "spatial": _spatial,
 }

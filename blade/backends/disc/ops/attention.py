@@ -1,17 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The row of scaled dot-product attention.
+"""Rows of scaled dot-product attention.
 
 What can be prepared once is taken out of the op: a mask of booleans, which torch would convert again in
 every layer, becomes an additive float mask at its own shape, a value shared by all layers.
 """
 
 import math
-from typing import Any
+from dataclasses import dataclass
 
+import sympy
 import torch
 
 from blade.backends.disc.attention import attend, grouped, unrepeated, why_not
-from blade.backends.disc.ir import Value
+from blade.backends.disc.flash_attention import attend_and_sum, attention_gradient
+from blade.backends.disc.flash_attention import why_not as flash_attention_why_not
+from blade.backends.disc.ir import Shape, Value
 from blade.backends.disc.ops.table import Lowering, lowers
 
 aten = torch.ops.aten
@@ -76,14 +79,83 @@ def _called(
     return result
 
 
-@lowers(
-    aten._scaled_dot_product_flash_attention_for_cpu.default,
-    aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
-)
-def flash_attention(lo: Lowering, *tensors: Value | None, **_: Any) -> None:
-    """ATen's, which divides by zero where there is no query or no key."""
-    for x in tensors:
-        if isinstance(x, Value):
-            for size in x.shape:
-                lo.at_least(size, 1, "attention between elements")
-    raise lo.otherwise()
+@lowers(aten._scaled_dot_product_flash_attention_for_cpu.default)
+def flash_attention(
+    lo: Lowering,
+    q: Value,
+    k: Value,
+    v: Value,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    attn_mask: Value | None = None,
+    scale: float | None = None,
+) -> list[Value]:
+    """Attention of which autograd asks the gradient."""
+    case = _case(lo, q, k, v, attn_mask, dropout_p, scale)
+    return list(attend_and_sum(lo.b, *case.operands, case.bias, case.scale, is_causal))
+
+
+@lowers(aten._scaled_dot_product_flash_attention_for_cpu_backward.default)
+def flash_attention_backward(
+    lo: Lowering,
+    grad: Value,
+    q: Value,
+    k: Value,
+    v: Value,
+    out: Value,
+    logs: Value,
+    dropout_p: float,
+    is_causal: bool,
+    *,
+    attn_mask: Value | None = None,
+    scale: float | None = None,
+) -> list[Value]:
+    case = _case(lo, q, k, v, attn_mask, dropout_p, scale)
+    shape = (*q.shape[:3], v.shape[3])
+    grad, out = (_of_shape(lo, x, shape) for x in (grad, out))
+    logs = _of_shape(lo, logs, shape[:3])
+    delta = lo.b.reduce("sum", lo.b.pointwise("mul", grad, out), (3,))
+    delta = lo.b.reshape(delta, logs.shape)
+    how = (case.bias, case.scale, is_causal)
+    return list(attention_gradient(lo.b, grad, case.operands, logs, delta, *how))
+
+
+@dataclass(frozen=True)
+class _Case:
+    """What generated attention takes: q, k and v, a mask at the shape of the scores, the scale."""
+
+    operands: tuple[Value, Value, Value]
+    bias: Value | None
+    scale: float
+
+
+def _case(
+    lo: Lowering,
+    q: Value,
+    k: Value,
+    v: Value,
+    mask: Value | None,
+    dropout_p: float,
+    scale: float | None,
+) -> _Case:
+    """Raises where ATen has to serve. That divides by zero where there is no query or no key."""
+    for size in (*q.shape, *k.shape):
+        lo.at_least(size, 1, "attention between elements")
+    known = isinstance(scale, (int, float)) or (scale is None and isinstance(q.shape[-1], int))
+    if dropout_p != 0.0 or not known or flash_attention_why_not(q, k, v, mask) is not None:
+        raise lo.otherwise()
+    k = _of_shape(lo, k, (*q.shape[:2], k.shape[2], q.shape[3]))
+    v = _of_shape(lo, v, (*k.shape[:3], v.shape[3]))
+    factor = 1 / math.sqrt(int(q.shape[-1])) if scale is None else float(scale)
+    shape = (*q.shape[:3], k.shape[2])
+    return _Case((q, k, v), None if mask is None else lo.b.broadcast(mask, shape), factor)
+
+
+def _of_shape(lo: Lowering, x: Value, shape: Shape) -> Value:
+    """``x``, relying on it that its sizes, whatever they are called, are these."""
+    for axis, (size, wanted) in enumerate(zip(x.shape, shape, strict=True)):
+        if size != wanted:
+            lo.b.require(sympy.Eq(size, wanted), "sizes of attention")
+            x = lo.b.slice(x, axis, 0, 1, wanted)
+    return x
