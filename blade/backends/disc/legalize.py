@@ -110,7 +110,7 @@ def _copy_before_layouts(b: Builder, v: Value, args: list[Value]) -> Value | Non
         args = [_addressed(b, a) for a in args]
         args[:2] = [a if has_batch(a) else copy(b, a) for a in args[:2]]
         if v.dtype == torch.float32 and v.shape[-2] != 1 and not has_dense_rows(args[0]):
-            args[0] = copy(b, args[0])
+            args[0] = _copy_once(b, args[0])
         args[2:] = [_stored(b, a) for a in args[2:]]
         return b.make(v.op, args, v.shape, v.dtype)
     if v.op in ("conv", "spatial"):
@@ -219,6 +219,13 @@ def _orders(rank: int) -> list[tuple[int, ...]]:
 def copy(b: Builder, v: Value) -> Value:
     """The same elements in a buffer of their own, row-major."""
     return b.make("cast", [v], v.shape, v.dtype)
+
+
+def _copy_once(b: Builder, v: Value) -> Value:
+    """``copy``; of what is broadcast, only of what is repeated."""
+    if v.op != "broadcast":
+        return copy(b, v)
+    return b.make("broadcast", [copy(b, v.args[0])], v.shape, v.dtype, **v.attrs)
 
 
 def _addressed(b: Builder, v: Value) -> Value:

@@ -8,6 +8,7 @@ import sympy
 import torch
 from disc_programs import S0, S1, S2, add_input, compile_to_engine, finish, new_builder
 
+from blade.backends.disc.cpu.matmul import PANEL_DEPTH
 from blade.backends.disc.cpu.target import Target, host
 from blade.runtime.engine import Engine
 
@@ -22,6 +23,8 @@ SIZES = [  # batch, m, k, n
     (2, 200, 20, 31),
     (1, 193, 400, 129),
     (5, 6, 48, 100),
+    (1, 200, 2 * PANEL_DEPTH + 5, 33),
+    (2, 14, PANEL_DEPTH, 65),
 ]
 EMPTY = [(0, 3, 4, 5), (2, 0, 4, 5), (2, 3, 0, 5), (2, 3, 4, 0)]
 

@@ -153,8 +153,8 @@ scf.while (%at = %begin) : (i64) -> i64 {{
   %r0 = arith.divui %low, %groups : i64
   %high = arith.muli %g1, %m : i64
   %r1 = arith.divui %high, %groups : i64
-  llvm.call @{gemm.name}_block(%a, %b, %bias, %c, %n, %k, %lda, %ldc, %p0, %p1, %r0, %r1)
-    : (!llvm.ptr, !llvm.ptr, !llvm.ptr, !llvm.ptr, i64, i64, i64, i64, i64, i64, i64, i64) -> ()
+  llvm.call @{gemm.name}_block(%a, %b, %bias, %c, %n, %k, %lda, %ldc, %p0, %p1, %r0, %r1, %zero)
+    : (!llvm.ptr, !llvm.ptr, !llvm.ptr, !llvm.ptr, i64, i64, i64, i64, i64, i64, i64, i64, i64) -> ()
   %units = arith.muli %ns, %nf : i64
   %next = arith.addi %at, %units : i64
   scf.yield %next : i64
@@ -164,14 +164,14 @@ llvm.return
 
 
 BLOCK_POINTERS = "a b bias c".split()
-BLOCK_NUMBERS = "n k lda ldc p0 p1 r0 r1".split()
+BLOCK_NUMBERS = "n k lda ldc p0 p1 r0 r1 before".split()
 
 
 def _block(gemm: Gemm) -> str:
     """Panels p0..p1 of rows r0..r1: loops over row blocks, panels, passes over k and tiles.
 
-    Without any k there still is a pass, which writes the bias. Behind what a pass reads of B lies what the
-    next one will, but for panels packed as they are met (matmul.py).
+    Without any k there still is a pass, which writes the bias; where k's ``before`` came earlier, C is added to.
+    Behind what a pass reads of B lies what the next one will, but for panels packed as they are met (matmul.py).
 
     Tiles of a block differ by at most one row: 16 rows are 6 + 5 + 5.
     """
@@ -217,7 +217,8 @@ scf.for %rb = %r0 to %r1 step %share : i64 {{
     scf.for %k0 = %zero to %k_end step %depth_limit : i64 {{
       %k_left = arith.subi %k, %k0 : i64
       %depth = arith.minsi %k_left, %depth_limit : i64
-      %is_first = arith.cmpi eq, %k0, %zero : i64
+      %earlier = arith.addi %k0, %before : i64
+      %is_first = arith.cmpi eq, %earlier, %zero : i64
       %ldi = arith.select %is_first, %zero, %ldc : i64
       %ak = llvm.getelementptr %a[%k0] : (!llvm.ptr, i64) -> !llvm.ptr, {element}
       %bd = arith.muli %k0, %width : i64

@@ -4,8 +4,9 @@
     matmul(ptrs = A, B, C, scratch; ints = ARGUMENTS), units = batches x panels x row groups
     matmul_bias(ptrs = A, B, bias, C, scratch; ...)
 
-A panel of B is copied into scratch, in the micro-kernel's layout, and then meets its rows of A. A's rows
-are read in place, so their elements must be adjacent; B may have any strides.
+A panel of B is copied into scratch, in the micro-kernel's layout, and then meets its rows of A. Panels longer than
+``PANEL_DEPTH`` are taken part by part, each with all rows of the unit. A's rows are read in place, so their
+elements must be adjacent; B may have any strides.
 """
 
 from dataclasses import replace
@@ -17,7 +18,14 @@ from torch.utils._sympy.functions import FloorDiv
 from blade.backends.disc.cpu import code
 from blade.backends.disc.cpu.attention_tiles import clamped_rows, transposed
 from blade.backends.disc.cpu.function import ENTRY, Function
-from blade.backends.disc.cpu.gemm import BLOCK_NUMBERS, BLOCK_POINTERS, Gemm, gemm_for, product_text
+from blade.backends.disc.cpu.gemm import (
+    BLOCK_DEPTH,
+    BLOCK_NUMBERS,
+    BLOCK_POINTERS,
+    Gemm,
+    gemm_for,
+    product_text,
+)
 from blade.backends.disc.cpu.micro_kernel import Form, form
 from blade.backends.disc.cpu.target import Target
 from blade.backends.disc.ir import Value, numel, plain
@@ -26,6 +34,7 @@ from blade.backends.disc.program import NativeCall
 from blade.backends.disc.views import row_distance, view_of
 
 GROUP_ROWS = 192  # rows of a unit: what packing a panel once more costs is then little
+PANEL_DEPTH = 4 * BLOCK_DEPTH  # a part of a panel takes 384 KiB of L2
 ARGUMENTS = (
     "m n k a_batch lda b_batch b_row b_column".split()
 )  # and strides of A and B, in elements
@@ -55,7 +64,7 @@ def matmul_call(value: Value, target: Target) -> NativeCall | None:
         matmul(n, tiles, bool(bias)).name,
         plain(numel(value.shape[:-2]) * groups * panels),
         plain((rows + tiles.lanes) * k * tiles.vectors),
-        plain((sympy.sympify(k) + 1) * tiles.width * tiles.bytes),
+        plain((sympy.Min(k, PANEL_DEPTH) + 1) * tiles.width * tiles.bytes),
         (a, b, *bias, value),
         (m, n, k, *a_strides[:2], *b_strides),
     )
@@ -150,6 +159,7 @@ def _driver(gemm: Gemm, pack: Function) -> Function:
     a, b, c, scratch = *pointers[:2], *pointers[-2:]
     n = {w: f.load(f.at(f["ints"], k, "i64"), 1, "i64") for k, w in enumerate(ARGUMENTS)}
     zero, one, width = f.number(0), f.number(1), f.number(tiles.width)
+    most = f.number(PANEL_DEPTH)
     panel = f.at(scratch, tiles.width)
     for v in range(tiles.vectors):
         f.store(f.constant(0.0, "f32", tiles.lanes), f.at(scratch, v * tiles.lanes))
@@ -161,33 +171,40 @@ def _driver(gemm: Gemm, pack: Function) -> Function:
         batch = f.apply("arith.divui", place, panels)
         first = f.mul(f.apply("arith.remui", place, panels), width)
         columns = f.least(f.sub(n["n"], first), width)
-        begins = f.compare("eq", unit, f["begin"])
-        with f.when(f.apply("arith.ori", begins, f.compare("eq", group, zero))):
-            from_batch = f.at(b, f.mul(batch, n["b_batch"]))
-            f.run(
-                pack,
-                b=f.at(from_batch, f.mul(first, n["b_column"])),
-                b_row=n["b_row"],
-                b_column=n["b_column"],
-                rows=n["k"],
-                columns=columns,
-                to=panel,
-            )
-        f.run(
-            block,
-            a=f.at(a, f.mul(batch, n["a_batch"])),
-            b=panel,
-            bias=f.at(pointers[2], first) if biased else scratch,
-            c=f.at(c, f.add(f.mul(f.mul(batch, n["m"]), n["n"]), first)),
-            n=columns,
-            k=n["k"],
-            lda=n["lda"],
-            ldc=n["n"],
-            p0=zero,
-            p1=one,
-            r0=f.apply("arith.divui", f.mul(group, n["m"]), groups),
-            r1=f.apply("arith.divui", f.mul(f.add(group, one), n["m"]), groups),
+        from_panel = f.at(f.at(b, f.mul(batch, n["b_batch"])), f.mul(first, n["b_column"]))
+        fresh = f.apply(
+            "arith.ori", f.compare("eq", unit, f["begin"]), f.compare("eq", group, zero)
         )
+        fresh = f.apply("arith.ori", fresh, f.compare("sgt", n["k"], most))
+        # without any k there still is a part, in which the bias is written
+        with f.loop(zero, f.most(n["k"], one), PANEL_DEPTH) as k0:
+            rows = f.least(f.sub(n["k"], k0), most)
+            with f.when(fresh):
+                f.run(
+                    pack,
+                    b=f.at(from_panel, f.mul(k0, n["b_row"])),
+                    b_row=n["b_row"],
+                    b_column=n["b_column"],
+                    rows=rows,
+                    columns=columns,
+                    to=panel,
+                )
+            f.run(
+                block,
+                a=f.at(f.at(a, f.mul(batch, n["a_batch"])), k0),
+                b=panel,
+                bias=f.at(pointers[2], first) if biased else scratch,
+                c=f.at(c, f.add(f.mul(f.mul(batch, n["m"]), n["n"]), first)),
+                n=columns,
+                k=rows,
+                lda=n["lda"],
+                ldc=n["n"],
+                p0=zero,
+                p1=one,
+                r0=f.apply("arith.divui", f.mul(group, n["m"]), groups),
+                r1=f.apply("arith.divui", f.mul(f.add(group, one), n["m"]), groups),
+                before=k0,
+            )
     return f
 
 
