@@ -46,8 +46,7 @@ def attention_gradient(
 ) -> tuple[Value, ...]:
     """The gradients of ``operands`` (q, k, v), each with its operand's shape."""
     shapes = tuple((x.shape[0], x.shape[2], x.shape[1], x.shape[3]) for x in operands)
-    args = (g, *operands, logs, delta)
-    args = args if bias is None else (*args, bias)
+    args = [g, *operands, logs, delta, *([] if bias is None else [bias])]
     found = _parts(b, "flash_attention_gradient", args, shapes, scale, causal)
     return tuple(b.permute(x, (0, 2, 1, 3)) for x in found)
 
@@ -62,11 +61,11 @@ def _parts(
 ) -> list[Value]:
     """The instruction ``op`` and, of its one buffer, the parts of these shapes."""
     sizes = [sympy.sympify(numel(shape)) for shape in shapes]
-    attrs = {"scale": scale, "causal": causal}
-    whole = b.make(op, args, (plain(sum(sizes)),), args[0].dtype, **attrs)
+    shape = (plain(sum(sizes)),)
+    whole = b.make(op, args, shape, args[0].dtype, scale=scale, causal=causal)
     found, start = [], sympy.Integer(0)
-    for shape, size in zip(shapes, sizes, strict=True):
-        found.append(b.reshape(b.slice(whole, 0, plain(start), 1, plain(size)), shape))
+    for part, size in zip(shapes, sizes, strict=True):
+        found.append(b.reshape(b.slice(whole, 0, plain(start), 1, plain(size)), part))
         start = start + size
     return found
 

@@ -141,23 +141,23 @@ def _unit(target: Target, vectors: int, walks: str, multiply: Function, part: Pa
         is_last = f.compare("sle", left, f.number(BLOCK))
         product = {"p_distance": f.number(width), "depth": n, "rows": f["count"]}
         product["fresh"] = f.compare("eq", row, f["start"])
-        results = [(room.d, room.r, "depth", room.depth, room.to, "to", room.scales)]
+        results = [("to", room.d, room.r, "depth", room.depth, room.to, room.scales)]
         if walks == "queries":
-            more = (room.p, room.s, "columns", room.columns, room.other, "other", room.ones)
+            more = ("other", room.p, room.s, "columns", room.columns, room.other, room.ones)
             results.append(more)
-        for p, v, size, padded, sums, to, factors in results:
+        for name, weights, right, size, padded, sums, factors in results:
             f.run(
                 multiply,
                 **product,
-                p=p,
-                v=v,
+                p=weights,
+                v=right,
                 distance=f[size],
                 columns=f[size],
                 sums=sums,
                 sums_distance=padded,
                 factors=f.either(is_last, factors, room.ones),
-                to=f.either(is_last, f[to], sums),
-                to_distance=f.select(is_last, f[f"{to}_row"], padded),
+                to=f.either(is_last, f[name], sums),
+                to_distance=f.select(is_last, f[f"{name}_row"], padded),
             )
     return f
 

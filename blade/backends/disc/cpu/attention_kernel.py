@@ -151,8 +151,8 @@ def _entry(
             f.run(copy, **v, **same, columns=a["columns"], to=packed_values)
         count = f.least(f.sub(a["queries"], first), f.number(size))
         seen = f.least(a["keys"], f.add(first, count))
-        names = "depth columns q_row o_row bias_query bias_key".split()
-        arguments = {n: a[n] for n in names} | {
+        same_names = "depth columns q_row o_row bias_query bias_key".split()
+        arguments = {n: a[n] for n in same_names} | {
             "q": f.at(at["q"], f.mul(first, a["q_row"])),
             "k": f.either(packs, packed, at["k"]),
             "v": f.either(packs, packed_values, at["v"]),
