@@ -74,6 +74,11 @@ def _why_no(*names: str) -> Callable[[], str | None]:
     return lambda: next((why for n in names if (why := _why_no_module(n)())), None)
 
 
+def _why_no_triton_interpreter() -> str | None:
+    """Triton, imported as an interpreter; only tests in a folder that sees to that can ask."""
+    return importlib.import_module("triton_interpreter").why_unavailable()
+
+
 def _why_no_chromium() -> str | None:
     found = any(map(shutil.which, ("chromium", "chromium-browser", "google-chrome")))
     return None if found else "no chromium on the path"
@@ -91,6 +96,8 @@ NEEDS: dict[str, Callable[[], str | None]] = {
     "torchao": _why_no_module("torchao"),
     "tensorrt_rtx": _why_no("onnx", "onnxscript", "tensorrt_rtx_bindings", "tensorrt_rtx_libs"),
     "torch_mlir": _why_no_module("torch_mlir"),
+    "triton": _why_no_module("triton"),
+    "triton_interpreter": _why_no_triton_interpreter,
     "tvm": _why_no_module("tvm"),
     "transformers": _why_no_module("transformers"),
     "hypothesis": _why_no_module("hypothesis"),

@@ -10,7 +10,7 @@ stores all happen in the last pass, because an output may share its memory with 
 passes read again.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from blade.backends.disc.kernel import (
@@ -79,16 +79,31 @@ def cost(stmt: Stmt, axis: int = -1) -> float:
     return 0.0
 
 
-def plan(kernel: Kernel, axis: int = -1) -> Plan:
-    """Split the body; statements that no store needs are dropped. ``axis``: the one in lanes."""
-    return _Planner(kernel, axis).plan()
+def plan(kernel: Kernel, axis: int = -1, scratch: bool = True) -> Plan:
+    """Split the body; statements that no store needs are dropped. ``axis``: the one in lanes.
+
+    Without ``scratch`` nothing is kept from pass to pass: all is computed again.
+    """
+    return _Planner(kernel, axis, scratch).plan()
+
+
+def live(body: Sequence[Stmt]) -> set[int]:
+    """The statements that some store needs, and the stores."""
+    found: set[int] = set()
+    todo = [i for i, s in enumerate(body) if isinstance(s, Store)]
+    while todo:
+        i = todo.pop()
+        if i not in found:
+            found.add(i)
+            todo.extend(operands(body[i]))
+    return found
 
 
 class _Planner:
-    def __init__(self, kernel: Kernel, axis: int) -> None:
+    def __init__(self, kernel: Kernel, axis: int, scratch: bool) -> None:
         self.body = kernel.body
-        self.axis = axis
-        self.live = self._live()
+        self.axis, self.scratch = axis, scratch
+        self.live = live(kernel.body)
         self.uniform: set[int] = set()
         self.stage: dict[int, int] = {}
         for i, stmt in enumerate(self.body):
@@ -129,16 +144,6 @@ class _Planner:
         )
         finals = tuple(i for i in self._uniforms() if self.stage[i] >= count)
         return Plan(passes, finals, self.row_stores, frozenset(self.uniform))
-
-    def _live(self) -> set[int]:
-        live: set[int] = set()
-        todo = [i for i, s in enumerate(self.body) if isinstance(s, Store)]
-        while todo:
-            i = todo.pop()
-            if i not in live:
-                live.add(i)
-                todo.extend(operands(self.body[i]))
-        return live
 
     def _is_uniform(self, stmt: Stmt, inner: int) -> bool:
         if isinstance(stmt, (Const, Size, Reduce)):
@@ -181,7 +186,7 @@ class _Planner:
         return tuple(loads_first), tuple(sorted(reload))
 
     def _from_scratch(self, v: int, p: int) -> bool:
-        earlier = self.first.get(v, p) < p
+        earlier = self.scratch and self.first.get(v, p) < p
         return earlier and (v in self.kept or self._again(v, p, set()) > _KEEP_FROM)
 
     def _again(self, v: int, p: int, seen: set[int]) -> float:

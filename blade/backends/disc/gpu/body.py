@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The statements of a kernel as Triton code over one tile.
+
+A value has the shape its indices need: a scalar, [rows, 1], [1, columns] or [rows, columns]; where a tile
+is one row there are scalars and [columns] only. Offsets of rows are of 64 bits, those within one of 32.
+"""
+
+import torch
+
+from blade.backends.disc.cpu.space import number
+from blade.backends.disc.gpu import pointwise, reduction
+from blade.backends.disc.gpu.shapes import Tile
+from blade.backends.disc.gpu.space import Sizes
+from blade.backends.disc.kernel import (
+    Access,
+    Compute,
+    Const,
+    Dim,
+    Gather,
+    Index,
+    Kernel,
+    Load,
+    Reduce,
+    Size,
+    Stmt,
+    Store,
+)
+
+_INT32 = 1 << 31
+
+
+class Body:
+    """Lines of code, and the names of what they define.
+
+    ``vectors``: the outer dimensions that a tile's rows run along; the others are scalars. Names used here:
+    ``i0``, ``i1``, .. outer indices; ``c`` the columns, counted from ``c0`` on; ``rm`` and ``cm`` masks.
+    """
+
+    def __init__(self, kernel: Kernel, tile: Tile, sizes: Sizes, vectors: frozenset[int]) -> None:
+        self.kernel, self.tile, self.sizes, self.vectors = kernel, tile, sizes, vectors
+        self.head: list[str] = []  # once, before everything
+        self.lines: list[str] = []
+        self.indent = 0
+        self.row_mask = False
+        self.column_mask = False
+        self.tiled = False  # columns begin at c0
+        self.walked = False  # columns are counted in 64 bits, in a loop
+        self.values: dict[int, str] = {}
+        self.rows: dict[int, bool] = {}  # value -> does it differ from row to row (of a tile)?
+        self.columns: dict[int, bool] = {}
+        self.exact: set[int] = set()  # halves that memory holds as they are
+        self.bases: dict[str, str] = {}
+
+    def line(self, text: str) -> None:
+        self.lines.append("    " * self.indent + text)
+
+    def define(self, i: int, text: str) -> None:
+        """Statement ``i``'s value."""
+        self.values[i] = f"v{i}"
+        self.line(f"v{i} = {text}")
+
+    def statement(self, i: int) -> None:
+        """Everything but ``Reduce``."""
+        stmt = self.kernel.body[i]
+        if isinstance(stmt, Load):
+            self.load(i, stmt.access, stmt.dtype, None)
+        elif isinstance(stmt, Gather):
+            self.gather(i, stmt)
+        elif isinstance(stmt, Store):
+            self.store(stmt)
+        elif isinstance(stmt, Compute):
+            self.compute(i, stmt)
+        elif isinstance(stmt, Index):
+            self.index(i, stmt)
+        else:
+            assert isinstance(stmt, (Const, Size)), stmt
+            self.rows[i] = self.columns[i] = False
+            self.define(i, self.scalar(stmt))
+
+    def scalar(self, stmt: Const | Size) -> str:
+        if isinstance(stmt, Const):
+            return pointwise.constant(stmt.value, stmt.dtype)
+        value = number(stmt.value)
+        if value is not None:
+            kind = bool if stmt.dtype == torch.bool else float if stmt.dtype.is_floating_point else int
+            return pointwise.constant(kind(value), stmt.dtype)
+        return self.number(self.sizes.text(stmt.value), stmt.dtype)
+
+    def number(self, text: str, dtype: torch.dtype) -> str:
+        """A whole number as a value; halves are not rounded until they are stored."""
+        dtype = torch.float32 if dtype in pointwise.HALVES else dtype
+        return pointwise.cast(text, torch.int64, dtype, True)
+
+    def index(self, i: int, stmt: Index) -> None:
+        inner = stmt.dim == len(self.kernel.outer)
+        self.rows[i], self.columns[i] = stmt.dim in self.vectors, inner
+        name = f"i{stmt.dim}" if not inner else "(c0 + c)" if self.tiled else "c.to(tl.int64)"
+        self.define(i, self.number(name, stmt.dtype))
+
+    def compute(self, i: int, stmt: Compute) -> None:
+        self.rows[i] = any(self.rows[a] for a in stmt.args)
+        self.columns[i] = any(self.columns[a] for a in stmt.args)
+        source = self.dtype(stmt.args[-1])
+        args = [self.values[a] for a in stmt.args]
+        if stmt.op == "cast":
+            self.exact.add(i)
+            exact = stmt.args[0] in self.exact
+            self.define(i, pointwise.cast(args[0], source, stmt.dtype, exact))
+        else:
+            self.define(i, pointwise.compute(stmt.op, args, source))
+
+    def dtype(self, i: int) -> torch.dtype:
+        stmt = self.kernel.body[i]
+        assert not isinstance(stmt, Store), stmt
+        return stmt.dtype
+
+    # --- memory ---
+
+    def load(self, i: int, access: Access, dtype: torch.dtype, place: str | None) -> None:
+        """``place``: how many elements further."""
+        self.rows[i] = self.rows.get(i, False) or self.differs(access)
+        self.columns[i] = self.columns.get(i, False) or number(access.strides[-1]) != 0
+        self.exact.add(i)
+        pointer = self.pointer(access) + (f" + {place}" if place else "")
+        if self.columns[i] and not self.rows[i] and self.tile.rows > 1:
+            # loaded as [1, columns] it would have another layout, and go through shared memory
+            pointer = f"tl.broadcast_to({pointer}, [{self.tile.rows}, {self.tile.columns}])"
+            self.rows[i] = True
+        text = f"tl.load({pointer}{self.mask(self.rows[i], self.columns[i])})"
+        self.define(i, f"{text}.to(tl.float32)" if dtype in pointwise.HALVES else text)
+
+    def gather(self, i: int, stmt: Gather) -> None:
+        self.rows[i], self.columns[i] = self.rows[stmt.index], self.columns[stmt.index]
+        stride = self.sizes.text(stmt.stride)
+        place = f"{self.values[stmt.index]}.to(tl.int64)" + (f" * {stride}" if stride != "1" else "")
+        self.load(i, stmt.access, stmt.dtype, place)
+
+    def store(self, stmt: Store) -> None:
+        access, value = stmt.access, self.values[stmt.value]
+        rows = self.differs(access)
+        columns = number(access.strides[-1]) != 0 or (
+            self.columns[stmt.value] and number(self.kernel.inner) == 1
+        )
+        dtype = self.kernel.args[access.arg].dtype
+        if dtype in pointwise.HALVES:
+            value = f"{value}.to({pointwise.memory_type(dtype)})"
+        pointer = self.pointer(access)
+        if columns and number(access.strides[-1]) == 0:
+            pointer += " + c * 0"
+        self.line(f"tl.store({pointer}, {value}{self.mask(rows, columns)})")
+
+    def differs(self, access: Access) -> bool:
+        return any(number(access.strides[k]) != 0 for k in self.vectors)
+
+    def mask(self, rows: bool, columns: bool) -> str:
+        names = ["rm"] * (rows and self.row_mask) + ["cm"] * (columns and self.column_mask)
+        return f", mask={' & '.join(names)}" if names else ""
+
+    def pointer(self, access: Access) -> str:
+        """The elements' addresses: those of the rows, named and shared, and the columns."""
+        terms = [
+            self.times(f"i{k}", self.sizes.text(s))
+            for k, s in enumerate(access.strides[:-1])
+            if number(s) != 0
+        ]
+        step = access.strides[-1]
+        if number(access.offset) != 0:
+            terms.append(self.sizes.text(access.offset))
+        if number(step) != 0 and self.tiled:
+            terms.append(self.times("c0", self.sizes.text(step)))
+        base = self.base(" + ".join([f"p{access.arg}", *filter(None, terms)]))
+        if number(step) == 0:
+            return base
+        return f"{base} + {self.column(step)}"
+
+    def column(self, step: Dim) -> str:
+        constant = number(step)
+        if constant == 1:
+            return "c"
+        near = not self.walked and constant is not None and abs(constant) * self.tile.columns < _INT32
+        return f"c * {constant}" if near else f"c.to(tl.int64) * {self.sizes.text(step)}"
+
+    def times(self, index: str, stride: str) -> str:
+        return index if stride == "1" else f"{index} * {stride}"
+
+    def base(self, text: str) -> str:
+        if " " not in text:
+            return text
+        if text not in self.bases:
+            self.bases[text] = f"a{len(self.bases)}"
+            self.head.append(f"{self.bases[text]} = {text}")
+        return self.bases[text]
+
+    # --- reductions ---
+
+    def reduced(self, i: int, stmt: Reduce) -> str:
+        """What a tile gives to reduction ``i``: identities where it has no columns."""
+        x = reduction.prepare(stmt, self.values[stmt.arg], self.dtype(stmt.arg))
+        if self.column_mask or not self.columns[stmt.arg]:
+            x = f"tl.where({'cm' if self.column_mask else 'c >= 0'}, {x}, {reduction.identity(stmt)})"
+        return x
+
+    def finish(self, i: int, stmt: Reduce, x: str) -> None:
+        """Reduction ``i`` from the columns of ``x``."""
+        self.rows[i], self.columns[i] = self.rows[stmt.arg], False
+        self.define(i, reduction.across(stmt, x, self.tile.rows))
+
+    def is_reduce(self, i: int) -> bool:
+        return isinstance(self.kernel.body[i], Reduce)
+
+    def stmt(self, i: int) -> Stmt:
+        return self.kernel.body[i]

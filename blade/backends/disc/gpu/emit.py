@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernel -> Triton functions, one for each class of shapes, and when each of them runs.
+
+for each tile of rows:                      a program; loop kernels are tiled along columns, too
+  statements over the tile                  short rows: they live in registers from the loads to the stores
+  or for each pass, for each tile of columns    long rows (cpu/passes.py), read again in each pass
+"""
+
+from dataclasses import replace
+
+import sympy
+
+from blade.backends.disc.cpu.columns import side_by_side
+from blade.backends.disc.cpu.powers import constant_powers
+from blade.backends.disc.cpu.space import across, coalesce, number
+from blade.backends.disc.gpu import shapes
+from blade.backends.disc.gpu.pointwise import POINTERS
+from blade.backends.disc.gpu.space import Alignment, alignment, ceil_div, known_multiple, product
+from blade.backends.disc.gpu.target import GpuTarget
+from blade.backends.disc.gpu.unit import Choice, named
+from blade.backends.disc.gpu.write import Variant, write
+from blade.backends.disc.kernel import Dim, Kernel, Reduce
+from blade.errors import Refused
+from blade.reason import Code
+
+
+def emit(kernel: Kernel, target: GpuTarget) -> tuple[Choice, ...]:
+    """Exclusive, complete choices. Raises ``Refused`` (unsupported_dtype) for what cannot be generated."""
+    for arg in kernel.args:
+        if arg.dtype not in POINTERS:
+            name = str(arg.dtype).removeprefix("torch.")
+            raise Refused(Code.UNSUPPORTED_DTYPE, f"The GPU emitter has no {name} buffers.")
+    sizes = kernel.sizes()
+    merged = coalesce(constant_powers(kernel))
+    return tuple(
+        _choice(kernel, merged, sizes, when, variant)
+        for when, variant in _variants(merged)
+        if when not in (False, sympy.false)
+    )
+
+
+def _variants(kernel: Kernel) -> list[tuple[sympy.Basic | bool, Variant]]:
+    """Which code for which shapes."""
+    reduces = any(isinstance(s, Reduce) for s in kernel.body)
+    if not reduces and not kernel.outer:
+        length = number(kernel.inner)
+        masked = known_multiple(kernel, kernel.inner, 16) or (
+            length is not None and length <= shapes.FLAT.columns
+        )
+        return [(True, Variant(shapes.FLAT, tiled=True, guarded=not masked))]
+    if reduces:
+        beside = side_by_side(kernel)
+        if beside is not None:
+            return [(True, _column_sums(kernel, beside))]
+        return _rows(kernel)
+    beside = across(kernel)
+    if beside is not None:
+        return [(True, Variant(shapes.TRANSPOSED, tiled=True, beside=beside))]
+    return _points(kernel)
+
+
+def _points(kernel: Kernel) -> list[tuple[sympy.Basic | bool, Variant]]:
+    tile = shapes.pointwise(number(kernel.inner))
+    even = alignment(kernel)
+    return [
+        (when, Variant(tile, tiled=True, even=known)) for when, known in _by_alignment(even)
+    ]
+
+
+def _by_alignment(even: Alignment) -> list[tuple[sympy.Basic, Alignment | None]]:
+    if even.open is None:
+        return [(sympy.true, None)]
+    if not even.open:
+        return [(sympy.true, even)]
+    return [(even.holds, even), (sympy.Not(even.holds), None)]
+
+
+def _column_sums(kernel: Kernel, beside: int) -> Variant:
+    length, rows = number(kernel.inner), number(kernel.outer[beside])
+    tile = shapes.COLUMN_SUMS
+    if rows is not None and rows < tile.rows:
+        tile = replace(tile, rows=shapes.power(rows))
+    if length is not None and length <= tile.columns:
+        return Variant(replace(tile, columns=shapes.power(length)), beside=beside)
+    return Variant(tile, walked=True, beside=beside)
+
+
+def _rows(kernel: Kernel) -> list[tuple[sympy.Basic | bool, Variant]]:
+    """Whole rows in registers by classes of their length; longer ones are walked."""
+    length = number(kernel.inner)
+    found: list[tuple[sympy.Basic | bool, Variant]] = []
+    for aligned, even in _by_alignment(alignment(kernel)):
+        walked = Variant(shapes.walked(even is not None), walked=True, even=even)
+        if length is not None:
+            short = length <= shapes.LONGEST
+            found.append((aligned, Variant(shapes.persistent(length), even=even) if short else walked))
+            continue
+        low: int | None = None
+        for high in shapes.CLASSES if even is not None else shapes.UNALIGNED_CLASSES:
+            variant = Variant(shapes.persistent(high), even=even)
+            found.append((sympy.And(aligned, *_between(kernel.inner, low, high)), variant))
+            low = high
+        found.append((sympy.And(aligned, *_between(kernel.inner, low, None)), walked))
+    return found
+
+
+def _between(dim: Dim, low: int | None, high: int | None) -> list[sympy.Basic]:
+    above = [] if low is None else [sympy.Gt(dim, low)]
+    return above if high is None else [*above, sympy.Le(dim, high)]
+
+
+def _choice(
+    kernel: Kernel,
+    merged: Kernel,
+    sizes: tuple[sympy.Expr, ...],
+    when: sympy.Basic | bool,
+    variant: Variant,
+) -> Choice:
+    text = write(merged, sizes, variant)
+    pointers = tuple((f"p{k}", POINTERS[arg.dtype]) for k, arg in enumerate(kernel.args))
+    ints = tuple((f"n{k}", "i64") for k in range(len(sizes)))
+    kind = "loop" if not any(isinstance(s, Reduce) for s in kernel.body) else "row"
+    unit = named(
+        kind, text, pointers + ints, aligned=tuple(n for n, _ in pointers), warps=variant.tile.warps
+    )
+    return Choice(None if when in (True, sympy.true) else when, unit, (grid(merged, variant), 1, 1))
+
+
+def grid(kernel: Kernel, variant: Variant) -> Dim:
+    """How many programs."""
+    tile, beside = variant.tile, variant.beside
+    rows: Dim = (
+        ceil_div(product(kernel.outer), tile.rows)
+        if beside is None
+        else ceil_div(kernel.outer[beside], tile.rows)
+        * product([d for k, d in enumerate(kernel.outer) if k != beside])
+    )
+    return rows * ceil_div(kernel.inner, tile.columns) if variant.tiled else rows

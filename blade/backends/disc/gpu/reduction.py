@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reductions along a tile's rows: identity, joining two tiles, and joining the columns of one."""
+
+import torch
+
+from blade.backends.disc.gpu.pointwise import register_type
+from blade.backends.disc.kernel import Reduce
+
+_JOIN = {
+    "sum": "{0} + {1}",
+    "prod": "{0} * {1}",
+    "max": "max_nan({0}, {1})",
+    "min": "min_nan({0}, {1})",
+}
+_INT_JOIN = {"max": "tl.maximum({0}, {1})", "min": "tl.minimum({0}, {1})"}
+_ACROSS = {
+    "sum": "tl.sum({0}, {1}{2})",
+    "prod": "tl.reduce({0}, {1}, product{2})",
+    "max": "tl.reduce({0}, {1}, max_nan{2})",
+    "min": "tl.reduce({0}, {1}, min_nan{2})",
+}
+_INT_ACROSS = {"max": "tl.max({0}, {1}{2})", "min": "tl.min({0}, {1}{2})"}
+
+
+def working_type(reduce: Reduce) -> str:
+    """What accumulators hold: 0 and 1 of 32 bits for bool."""
+    return "tl.int32" if reduce.dtype == torch.bool else register_type(reduce.dtype)
+
+
+def identity(reduce: Reduce) -> str:
+    """What an empty row gives."""
+    kind, dtype = _kind(reduce), reduce.dtype
+    if kind in ("sum", "prod"):
+        value = "0" if kind == "sum" else "1"
+    elif dtype == torch.bool:
+        value = "0" if kind == "max" else "1"
+    elif dtype.is_floating_point:
+        value = f'float("{"-" if kind == "max" else ""}inf")'
+    else:
+        info = torch.iinfo(dtype)
+        value = str(info.min if kind == "max" else info.max)
+    return f"tl.full([], {value}, {working_type(reduce)})"
+
+
+def prepare(reduce: Reduce, x: str, dtype: torch.dtype) -> str:
+    """A value of ``dtype`` as accumulators hold it."""
+    if reduce.dtype != torch.bool:
+        return x
+    return f"{x}.to(tl.int32)" if dtype == torch.bool else f"({x} != 0).to(tl.int32)"
+
+
+def join(reduce: Reduce, total: str, x: str) -> str:
+    """Two accumulators as one, element by element."""
+    return _table(reduce, _JOIN, _INT_JOIN).format(total, x)
+
+
+def across(reduce: Reduce, x: str, rows: int) -> str:
+    """The columns of ``x``, a tile of ``rows`` rows, joined, in the result's type."""
+    axis, keep = ("0", "") if rows == 1 else ("1", ", keep_dims=True")
+    text = _table(reduce, _ACROSS, _INT_ACROSS).format(x, axis, keep)
+    if reduce.dtype == torch.bool:
+        return f"{text} != 0"
+    # Triton adds up small integers in 32 bits
+    return text if reduce.dtype.is_floating_point else f"{text}.to({working_type(reduce)})"
+
+
+def _table(reduce: Reduce, floats: dict[str, str], ints: dict[str, str]) -> str:
+    kind = _kind(reduce)
+    return floats[kind] if reduce.dtype.is_floating_point else {**floats, **ints}[kind]
+
+
+def _kind(reduce: Reduce) -> str:
+    return {"any": "max", "all": "min"}.get(reduce.kind, reduce.kind)

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a kernel's iteration space becomes tiles: which dimensions are a tile's rows, and sizes as text.
+
+A tile is ``rows x columns``. Columns run along inner. Rows run over all outer dimensions, merged, or, where
+memory is contiguous along one outer dimension (``beside``), along that one; the others are the program's.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import sympy
+from torch.utils._sympy.functions import FloorDiv, Mod
+
+from blade.backends.disc.cpu.space import number
+from blade.backends.disc.kernel import Accessing, Dim, Kernel
+
+
+class Sizes:
+    """Values of ``Dim`` expressions in the kernel's text: parameters ``n0``, ``n1``, .. and what they make."""
+
+    def __init__(self, known: Sequence[sympy.Expr]) -> None:
+        self.names: dict[sympy.Expr, str] = {e: f"n{k}" for k, e in enumerate(known)}
+
+    def text(self, dim: Dim) -> str:
+        """An expression; a literal for constants."""
+        constant = number(dim)
+        if constant is not None:
+            return str(constant)
+        if dim in self.names:
+            return self.names[dim]
+        assert isinstance(dim, (sympy.Add, sympy.Mul)), dim
+        sign = " + " if isinstance(dim, sympy.Add) else " * "
+        return f"({sign.join(map(self.text, dim.args))})"
+
+    def annotate(self, dim: Dim, multiple: int) -> str | None:
+        """A line that tells the compiler what ``dim`` is a multiple of; ``None`` where it knows."""
+        if number(dim) is not None or multiple == 1:
+            return None
+        name = f"m{sum(n.startswith('m') for n in self.names.values())}"
+        line = f"{name} = tl.multiple_of({self.text(dim)}, {multiple})"
+        self.names[dim] = name
+        return line
+
+
+def product(dims: Sequence[Dim]) -> Dim:
+    total: Dim = 1
+    for dim in dims:
+        total = total * dim
+    return total
+
+
+def ceil_div(dim: Dim, by: int) -> Dim:
+    """How many pieces of ``by``."""
+    if isinstance(dim, int):
+        return -(-dim // by)
+    result: Dim = FloorDiv(dim + (by - 1), by)
+    return result
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """What must hold for every row to begin at a multiple of ``elements``, so that accesses are vectors.
+
+    ``open``: expressions of which that is not known. ``None`` for them: it cannot hold.
+    """
+
+    elements: int
+    open: tuple[sympy.Expr, ...] | None
+
+    @property
+    def holds(self) -> sympy.Basic:
+        """The condition, for a choice at run time."""
+        assert self.open is not None
+        return sympy.And(*(sympy.Eq(Mod(e, self.elements), 0) for e in self.open))
+
+
+def alignment(kernel: Kernel) -> Alignment:
+    """Of the accesses that walk inner in steps of one."""
+    walked = [
+        s.access
+        for s in kernel.body
+        if isinstance(s, Accessing) and number(s.access.strides[-1]) == 1
+    ]
+    smallest = min((kernel.args[a.arg].dtype.itemsize for a in walked), default=16)
+    elements = 16 // smallest
+    open_: dict[sympy.Expr, None] = {}
+    for access in walked:
+        needed = [kernel.inner, *access.strides[:-1], access.offset]
+        unknown = [d for d in needed if not known_multiple(kernel, d, elements)]
+        if any(number(d) is not None for d in unknown):
+            continue  # this access begins anywhere; it must not spoil the others
+        open_.update(dict.fromkeys(d for d in unknown if isinstance(d, sympy.Expr)))
+    if walked and number(kernel.inner) is not None and int(kernel.inner) % elements:
+        return Alignment(elements, None)
+    return Alignment(elements, tuple(open_))
+
+
+def known_multiple(kernel: Kernel, dim: Dim, of: int) -> bool:
+    """Is ``dim`` a multiple of ``of``, by its form and by what is known of inner?"""
+    constant = number(dim)
+    if constant is not None:
+        return constant % of == 0
+    if dim == kernel.inner and kernel.multiple % of == 0:
+        return True
+    if isinstance(dim, sympy.Add):
+        return all(known_multiple(kernel, a, of) for a in dim.args)
+    if any(a.is_Pow or (a.is_Rational and not a.is_Integer) for a in dim.args):
+        return False
+    return isinstance(dim, sympy.Mul) and any(known_multiple(kernel, a, of) for a in dim.args)

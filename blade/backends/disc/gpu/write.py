@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A kernel and how it is tiled -> the text of its Triton function, ``kernel``."""
+
+from dataclasses import dataclass
+
+import sympy
+
+from blade.backends.disc.cpu.passes import live, plan
+from blade.backends.disc.cpu.space import number
+from blade.backends.disc.gpu import helpers, reduction
+from blade.backends.disc.gpu.body import Body
+from blade.backends.disc.gpu.shapes import Tile
+from blade.backends.disc.gpu.space import Alignment, Sizes, product
+from blade.backends.disc.kernel import Access, Dim, Kernel, Load, Reduce, Store
+
+_IMPORTS = "import triton\nimport triton.language as tl\n"
+_LIBDEVICE = "from triton.language.extra.cuda import libdevice\n"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to compute a kernel.
+
+    ``tiled``: a program computes some of a row's columns, for kernels that reduce nothing. ``walked``: a
+    program walks its rows in pieces. Neither: whole rows at once. ``beside``: the outer dimension that a
+    tile's rows run along; ``None``: all of them. ``guarded``: all but the last program go without masks.
+    """
+
+    tile: Tile
+    tiled: bool = False
+    walked: bool = False
+    beside: int | None = None
+    even: Alignment | None = None
+    guarded: bool = False
+
+
+def write(kernel: Kernel, known: tuple[sympy.Expr, ...], variant: Variant) -> str:
+    """The module; ``known``: what the function's parameters ``n0``, ``n1``, .. are."""
+    writer = _Writer(kernel, Sizes(known), variant)
+    writer.run()
+    parameters = [f"p{k}" for k in range(len(kernel.args))] + [f"n{k}" for k in range(len(known))]
+    body = "\n".join(f"    {line}" for line in (*writer.head, *writer.body.head, *writer.body.lines))
+    functions = helpers.sources(helpers.called(body))
+    imports = _IMPORTS + (_LIBDEVICE if "libdevice." in body + functions else "")
+    return f"{imports}\n\n{functions}@triton.jit\ndef kernel({', '.join(parameters)}):\n{body}\n"
+
+
+class _Writer:
+    def __init__(self, kernel: Kernel, sizes: Sizes, variant: Variant) -> None:
+        self.kernel, self.sizes, self.variant, self.tile = kernel, sizes, variant, variant.tile
+        self.head: list[str] = []
+        length = number(kernel.inner)
+        self.one_piece = length is not None and length <= variant.tile.columns
+        beside = variant.beside
+        along = range(len(kernel.outer)) if beside is None else [beside]
+        vectors = frozenset(along if self.tile.rows > 1 else ())
+        self.body = Body(kernel, self.tile, sizes, vectors)
+
+    def run(self) -> None:
+        self.note_multiples()
+        self.rows()
+        body = self.body
+        body.tiled, body.walked = self.variant.tiled and not self.one_piece, self.variant.walked
+        if body.walked:
+            self.walk()
+            return
+        self.columns()
+        if self.variant.guarded:
+            self.guarded()
+        else:
+            self.at_once()
+
+    def note_multiples(self) -> None:
+        """What the compiler must know for accesses to become vectors."""
+        even, inner = self.variant.even, self.kernel.inner
+        multiples = {inner: self.kernel.multiple} if isinstance(inner, sympy.Expr) else {}
+        for expression in even.open or () if even else ():
+            multiples[expression] = max(multiples.get(expression, 1), even.elements)  # type: ignore[union-attr]
+        for expression, multiple in multiples.items():
+            line = self.sizes.annotate(expression, multiple)
+            self.head += [line] if line else []
+
+    # --- where a program is ---
+
+    def rows(self) -> None:
+        """``i0``, ``i1``, ..: the outer indices of the program's rows."""
+        kernel, beside = self.kernel, self.variant.beside
+        self.head.append("t = tl.program_id(0).to(tl.int64)")
+        if self.variant.tiled and not self.one_piece:
+            self.split_columns()
+        if not kernel.outer:
+            return
+        if beside is None:
+            count = product(kernel.outer)
+            self.vector("r", "t", count)
+            self.split("r", list(range(len(kernel.outer))), self.sizes.text(count))
+            return
+        others = [k for k in range(len(kernel.outer)) if k != beside]
+        tile = "t"
+        if others:
+            tiles = self.pieces("row_tiles", kernel.outer[beside], self.tile.rows)
+            self.head += [f"u = {_quotient('t', tiles)}", f"b = t - u * {tiles}"]
+            tile = "b"
+        self.vector(f"i{beside}", tile, kernel.outer[beside])
+        self.split("u", others)
+
+    def vector(self, name: str, tile: str, count: Dim) -> None:
+        """The index of the rows of a tile, and their mask."""
+        if self.tile.rows == 1:
+            self.head.append(f"{name} = {tile}")
+            return
+        self.head.append(f"{name} = {tile} * {self.tile.rows} + tl.arange(0, {self.tile.rows})[:, None]")
+        whole = number(count)
+        if whole is None or whole % self.tile.rows:
+            self.head.append(f"rm = {name} < {self.sizes.text(count)}")
+            self.body.row_mask = True
+
+    def split(self, index: str, dims: list[int], count: str = "0") -> None:
+        """A merged index, of ``count``, as those of ``dims``."""
+        for k in reversed(dims[1:]):
+            size = self.sizes.text(self.kernel.outer[k])
+            self.head += [f"q{k} = {_quotient(index, size, count)}", f"i{k} = {index} - q{k} * {size}"]
+            index = f"q{k}"
+        if dims and index != f"i{dims[0]}":
+            self.head.append(f"i{dims[0]} = {index}")
+
+    def split_columns(self) -> None:
+        """``c0``: where the program's columns begin."""
+        columns = self.tile.columns
+        if not self.kernel.outer:
+            self.head.append(f"c0 = t * {columns}")
+            return
+        pieces = self.pieces("column_tiles", self.kernel.inner, columns)
+        self.head += [f"w = {_quotient('t', pieces)}", f"c0 = (t - w * {pieces}) * {columns}", "t = w"]
+
+    def pieces(self, name: str, dim: Dim, size: int) -> str:
+        """How many pieces of ``size`` there are in ``dim``."""
+        constant = number(dim)
+        if constant is not None:
+            return str(-(-constant // size))
+        self.head.append(f"{name} = ({self.sizes.text(dim)} + {size - 1}) // {size}")
+        return name
+
+    def columns(self) -> None:
+        shape = "" if self.tile.rows == 1 else "[None, :]"
+        self.head.append(f"c = tl.arange(0, {self.tile.columns}){shape}")
+        length = number(self.kernel.inner)
+        if (length is None or length % self.tile.columns) and not self.variant.guarded:
+            self.body.column_mask = True
+            first = "c0 + c" if self.body.tiled else "c"
+            self.head.append(f"cm = {first} < {self.sizes.text(self.kernel.inner)}")
+
+    # --- what it does ---
+
+    def at_once(self) -> None:
+        """Every statement once, over the whole tile."""
+        body = self.body
+        alive = sorted(live(self.kernel.body), key=lambda i: (isinstance(body.stmt(i), Store), i))
+        for i in alive:
+            stmt = body.stmt(i)
+            if isinstance(stmt, Reduce):
+                body.finish(i, stmt, body.reduced(i, stmt))
+            elif isinstance(stmt, Store):
+                self.wait_before(stmt)
+                body.statement(i)
+            else:
+                body.statement(i)
+
+    def guarded(self) -> None:
+        """Whole tiles without masks, which would keep accesses from being vectors; the last with."""
+        body, inner = self.body, self.sizes.text(self.kernel.inner)
+        body.line(f"if c0 + {self.tile.columns} <= {inner}:")
+        body.indent += 1
+        self.at_once()
+        body.indent -= 1
+        body.line("else:")
+        body.indent += 1
+        body.line(f"cm = c0 + c < {inner}")
+        body.column_mask = True
+        self.at_once()
+        body.indent -= 1
+
+    def walk(self) -> None:
+        """Pass by pass; accumulators are tiles, whose columns are joined after each pass."""
+        body, steps = self.body, plan(self.kernel, scratch=False)
+        for step in steps.passes:
+            for i in step.uniforms:
+                body.statement(i)
+            reductions = [(i, s) for i in step.reductions if isinstance(s := body.stmt(i), Reduce)]
+            for i, stmt in reductions:
+                kind = reduction.working_type(stmt)
+                shape = f"[{self.tile.columns}]" if self.tile.rows == 1 else f"[{self.tile.rows}, {self.tile.columns}]"
+                body.line(f"t{i} = tl.zeros({shape}, {kind}) + {reduction.identity(stmt)}")
+            self.loop()
+            for i in step.points:
+                body.statement(i)
+            for i, stmt in reductions:
+                body.line(f"t{i} = {reduction.join(stmt, f't{i}', body.reduced(i, stmt))}")
+            for i in step.stores:
+                body.statement(i)
+            body.indent -= 1
+            for i, stmt in reductions:
+                body.finish(i, stmt, f"t{i}")
+                body.rows[i] = bool(body.vectors)
+        for i in (*steps.finals, *steps.row_stores):
+            stmt = body.stmt(i)
+            if isinstance(stmt, Store):
+                self.wait_before(stmt)
+            body.statement(i)
+
+    def loop(self) -> None:
+        """``c``: the columns of the next piece."""
+        body, columns, inner = self.body, self.tile.columns, self.sizes.text(self.kernel.inner)
+        shape = "" if self.tile.rows == 1 else "[None, :]"
+        body.line(f"for c0 in range(0, {inner}, {columns}):")
+        body.indent += 1
+        body.line(f"c = c0 + tl.arange(0, {columns}){shape}")
+        length = number(self.kernel.inner)
+        body.column_mask = length is None or bool(length % columns)
+        if body.column_mask:
+            body.line(f"cm = c < {inner}")
+
+    def wait_before(self, store: Store) -> None:
+        """A row value may be stored over one that slower warps of the program are yet to load."""
+        if number(store.access.strides[-1]) == 0 and any(
+            isinstance(s, Load) and _same(s.access, store.access) for s in self.kernel.body
+        ):
+            self.body.line("tl.debug_barrier()")
+
+
+def _same(a: Access, b: Access) -> bool:
+    return a.strides == b.strides and a.offset == b.offset
+
+
+def _quotient(index: str, size: str, count: str = "0") -> str:
+    """``index // size``; both are below ``count`` (0: below 2**31, as the number of programs)."""
+    by = "divide_by" if size.isdigit() else "divide"
+    return f"{by}({index}, {size}, {count})"

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Units compiled to cubins for sm_90, on any machine: the object, the cache, the PTX, what fails."""
+
+import pickle
+import re
+import subprocess
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+from cpu_native import pointwise_kernel
+from test_cpu_kernels import F16, F32, layer_norm, softmax
+from test_gpu_emit import chain, masked_softmax
+from triton_interpreter import TARGET
+
+from blade.backends.disc.gpu import compile as compiling
+from blade.backends.disc.gpu import cubin
+from blade.backends.disc.gpu.compile import compile_units, why_unavailable
+from blade.backends.disc.gpu.emit import emit
+from blade.backends.disc.gpu.unit import Unit
+from blade.cache import Cache
+from blade.errors import Refused
+
+pytestmark = pytest.mark.needs("triton")
+
+_PTX = """
+import importlib.util as u, pickle, sys, tempfile, types
+spec = u.spec_from_file_location("cubin", {path!r})
+module = u.module_from_spec(spec); spec.loader.exec_module(module)
+unit = types.SimpleNamespace(**pickle.load(sys.stdin.buffer))
+with tempfile.TemporaryDirectory() as folder:
+    print(module.compile_unit(unit, 90, folder).asm["ptx"])
+"""
+
+
+def ptx(unit: Unit, folder: Path) -> str:
+    """In another process: in this one Triton interprets."""
+    run = subprocess.run(
+        [sys.executable, "-c", _PTX.format(path=cubin.__file__)],
+        input=pickle.dumps(asdict(unit)),
+        stdout=subprocess.PIPE,
+        check=True,
+        env={"TRITON_CACHE_DIR": str(folder), "PATH": "/usr/bin:/bin", "HOME": str(folder)},
+    )
+    return run.stdout.decode()
+
+
+def accesses(text: str, kind: str) -> set[int]:
+    """The bytes of every load or store (``kind``) of global memory."""
+    found = re.findall(rf"{kind}\.global(?:\.[a-z0-9_:]+)*?(?:\.v(\d))?\.[bfsu](\d+) ", text)
+    return {int(count or 1) * int(bits) // 8 for count, bits in found}
+
+
+def test_memory_bound_kernels_access_16_bytes_at_a_time(tmp_path: Path) -> None:
+    for kernel in (chain(), layer_norm(768), masked_softmax()):
+        text = ptx(emit(kernel, TARGET)[0].unit, tmp_path)
+        assert "ld.global.v4.b32" in text and "st.global.v4.b32" in text
+        assert 16 in accesses(text, "ld") and 16 in accesses(text, "st")
+    # the very same without a mask: nothing but whole vectors
+    assert accesses(ptx(emit(layer_norm(1024), TARGET)[0].unit, tmp_path), "ld") == {16}
+
+
+def test_the_object_lists_its_cubins() -> None:
+    units = [c.unit for k in (softmax(F16), layer_norm(768)) for c in emit(k, TARGET)]
+    data = compile_units([*units, units[0]], TARGET)
+    lines = data.split(b"\n", 2 + len(units))
+    assert lines[:2] == [b"blade.cubins 1", str(len(units)).encode()]
+    place = sum(len(line) + 1 for line in lines[: 2 + len(units)])
+    for unit, line in zip(units, lines[2:]):
+        isa, name, threads, _, size = line.decode().split()
+        assert (isa, name, int(threads)) == ("sm_90", unit.name, 32 * unit.warps)
+        code = data[place : place + int(size)]
+        assert code.startswith(b"\x7fELF") and unit.name.encode() in code
+        place += int(size)
+    assert place == len(data)
+
+
+def test_what_was_compiled_once_comes_from_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = Cache(tmp_path)
+    unit = emit(pointwise_kernel("add", [F32, F32], F32), TARGET)[0].unit
+    first = compile_units([unit], TARGET, cache)
+    monkeypatch.setattr(compiling, "_compile", lambda units, target: {} if not units else None)
+    assert compile_units([unit], TARGET, cache) == first
+    assert cache.hits == 1
+
+
+def test_without_units_there_is_still_an_object() -> None:
+    assert compile_units([], TARGET) == b"blade.cubins 1\n0\n"
+
+
+def test_what_triton_cannot_compile_is_refused_with_its_words() -> None:
+    unit = emit(pointwise_kernel("add", [F32, F32], F32), TARGET)[0].unit
+    broken = replace(unit, text=unit.text.replace("tl.load(", "tl.no_such_thing("))
+    with pytest.raises(Refused, match="no_such_thing") as caught:
+        compile_units([broken], TARGET)
+    assert caught.value.code == "conversion_failed"
+
+
+def test_without_triton_the_reason_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert why_unavailable() is None
+    monkeypatch.setattr(compiling.importlib.util, "find_spec", lambda name: None)
+    assert "install the package triton" in str(why_unavailable())
