@@ -82,7 +82,9 @@ class Body:
             return pointwise.constant(stmt.value, stmt.dtype)
         value = number(stmt.value)
         if value is not None:
-            kind = bool if stmt.dtype == torch.bool else float if stmt.dtype.is_floating_point else int
+            kind = (
+                bool if stmt.dtype == torch.bool else float if stmt.dtype.is_floating_point else int
+            )
             return pointwise.constant(kind(value), stmt.dtype)
         return self.number(self.sizes.text(stmt.value), stmt.dtype)
 
@@ -132,7 +134,9 @@ class Body:
     def gather(self, i: int, stmt: Gather) -> None:
         self.rows[i], self.columns[i] = self.rows[stmt.index], self.columns[stmt.index]
         stride = self.sizes.text(stmt.stride)
-        place = f"{self.values[stmt.index]}.to(tl.int64)" + (f" * {stride}" if stride != "1" else "")
+        place = f"{self.values[stmt.index]}.to(tl.int64)" + (
+            f" * {stride}" if stride != "1" else ""
+        )
         self.load(i, stmt.access, stmt.dtype, place)
 
     def store(self, stmt: Store) -> None:
@@ -177,7 +181,9 @@ class Body:
         constant = number(step)
         if constant == 1:
             return "c"
-        near = not self.walked and constant is not None and abs(constant) * self.tile.columns < _INT32
+        near = (
+            not self.walked and constant is not None and abs(constant) * self.tile.columns < _INT32
+        )
         return f"c * {constant}" if near else f"c.to(tl.int64) * {self.sizes.text(step)}"
 
     def times(self, index: str, stride: str) -> str:

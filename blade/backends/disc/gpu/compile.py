@@ -83,7 +83,9 @@ def write_object(cubins: dict[str, Cubin], target: GpuTarget) -> bytes:
     (isa,) = target.isa
     lines = [MAGIC, str(len(cubins))]
     lines += [f"{isa} {n} {c.threads} {c.shared} {len(c.code)}" for n, c in cubins.items()]
-    return "".join(f"{line}\n" for line in lines).encode() + b"".join(c.code for c in cubins.values())
+    return "".join(f"{line}\n" for line in lines).encode() + b"".join(
+        c.code for c in cubins.values()
+    )
 
 
 def _compile(units: Sequence[Unit], target: GpuTarget) -> dict[str, Cubin]:
@@ -126,17 +128,21 @@ class _Process:
             f"sys.path[:] = {sys.path!r}; s = u.spec_from_file_location('cubin', {cubin.__file__!r}); "
             "m = u.module_from_spec(s); s.loader.exec_module(m); m.main()"
         )
+        # what is compiled is kept in blade's cache, not in Triton's
+        self.folder = tempfile.TemporaryDirectory(prefix="blade-")
+        environment = {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": f"{self.folder.name}/cache"}
         # files, as pipes would make one wait for the other; plain data, as it does not know our classes
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by __exit__
         with tempfile.TemporaryFile() as request:
-            pickle.dump(([asdict(unit) for unit in units], target.arch), request)
+            fields = [asdict(unit) for unit in units]
+            pickle.dump((fields, target.arch, self.folder.name), request)
             request.seek(0)
             self.process = subprocess.Popen(
                 [sys.executable, "-c", code],
                 stdin=request,
                 stdout=subprocess.PIPE,
                 stderr=self.errors,
-                env={**os.environ, "TRITON_INTERPRET": "0"},
+                env={**os.environ, **environment},
             )
 
     def __enter__(self) -> "_Process":
@@ -146,6 +152,7 @@ class _Process:
         self.process.kill()  # ended already, unless something raised
         self.process.wait()
         self.errors.close()
+        self.folder.cleanup()
 
     def result(self) -> list[Cubin]:
         assert self.process.stdout is not None

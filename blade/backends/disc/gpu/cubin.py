@@ -8,8 +8,7 @@ import importlib.util
 import os
 import pickle
 import sys
-import tempfile
-from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 
@@ -20,7 +19,9 @@ def compile_unit(unit: Any, arch: int, folder: str) -> Any:
     from triton.compiler import ASTSource
 
     path = os.path.join(folder, f"{unit.name}.py")
-    with open(path, "w", encoding="utf-8") as file:  # Triton reads a function's source from its file
+    with open(
+        path, "w", encoding="utf-8"
+    ) as file:  # Triton reads a function's source from its file
         file.write(unit.text)
     spec = importlib.util.spec_from_file_location(unit.name, path)
     assert spec is not None and spec.loader is not None, path
@@ -46,17 +47,8 @@ def pack(compiled: Any) -> tuple[bytes, int, int]:
 
 
 def main() -> None:
-    """Pickled (units, arch) on stdin; on stdout the list of what ``pack`` makes of each."""
-    units, arch = _read()
-    with tempfile.TemporaryDirectory(prefix="blade-") as folder:
-        # what is compiled is kept in blade's cache, not in Triton's
-        os.environ["TRITON_CACHE_DIR"] = os.path.join(folder, "cache")
-        results = [pack(compile_unit(unit, arch, folder)) for unit in units]
+    """Pickled (fields of units, arch, folder for texts) on stdin; on stdout what ``pack`` makes of each."""
+    fields, arch, folder = pickle.load(sys.stdin.buffer)
+    units = [SimpleNamespace(**one) for one in fields]
+    results = [pack(compile_unit(unit, arch, folder)) for unit in units]
     pickle.dump(results, sys.stdout.buffer)
-
-
-def _read() -> tuple[Sequence[Any], int]:
-    from types import SimpleNamespace
-
-    fields, arch = pickle.load(sys.stdin.buffer)
-    return [SimpleNamespace(**one) for one in fields], arch

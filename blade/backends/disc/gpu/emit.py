@@ -62,9 +62,7 @@ def _variants(kernel: Kernel) -> list[tuple[sympy.Basic | bool, Variant]]:
 def _points(kernel: Kernel) -> list[tuple[sympy.Basic | bool, Variant]]:
     tile = shapes.pointwise(number(kernel.inner))
     even = alignment(kernel)
-    return [
-        (when, Variant(tile, tiled=True, even=known)) for when, known in _by_alignment(even)
-    ]
+    return [(when, Variant(tile, tiled=True, even=known)) for when, known in _by_alignment(even)]
 
 
 def _by_alignment(even: Alignment) -> list[tuple[sympy.Basic, Alignment | None]]:
@@ -93,7 +91,9 @@ def _rows(kernel: Kernel) -> list[tuple[sympy.Basic | bool, Variant]]:
         walked = Variant(shapes.walked(even is not None), walked=True, even=even)
         if length is not None:
             short = length <= shapes.LONGEST
-            found.append((aligned, Variant(shapes.persistent(length), even=even) if short else walked))
+            found.append(
+                (aligned, Variant(shapes.persistent(length), even=even) if short else walked)
+            )
             continue
         low: int | None = None
         for high in shapes.CLASSES if even is not None else shapes.UNALIGNED_CLASSES:

@@ -98,7 +98,11 @@ def constant(value: float, dtype: torch.dtype) -> str:
         return f"tl.full([], {value}, {kind})"
     if value == 0 and math.copysign(1.0, value) < 0:  # Triton takes -0.0 for 0
         return f"tl.full([], 0.0, {kind}) * -1.0"
-    return f"tl.full([], {value!r}, {kind})" if math.isfinite(value) else f'tl.full([], float("{value}"), {kind})'
+    return (
+        f"tl.full([], {value!r}, {kind})"
+        if math.isfinite(value)
+        else f'tl.full([], float("{value}"), {kind})'
+    )
 
 
 def _rule(op: str, kinds: Iterable[str], text: str) -> None:
@@ -109,7 +113,14 @@ def _rule(op: str, kinds: Iterable[str], text: str) -> None:
 def _build() -> None:
     for op, sign in (("add", "+"), ("sub", "-"), ("mul", "*")):
         _rule(op, (*_FLOAT, *_INT), f"{{0}} {sign} {{1}}")
-    for op, sign in (("eq", "=="), ("ne", "!="), ("lt", "<"), ("le", "<="), ("gt", ">"), ("ge", ">=")):
+    for op, sign in (
+        ("eq", "=="),
+        ("ne", "!="),
+        ("lt", "<"),
+        ("le", "<="),
+        ("gt", ">"),
+        ("ge", ">="),
+    ):
         _rule(op, (*_FLOAT, *_INT), f"{{0}} {sign} {{1}}")
         _rule(op, ["bool"], f"{{0}}.to(tl.int32) {sign} {{1}}.to(tl.int32)")
     _rule("add", ["bool"], "{0} | {1}")
@@ -166,7 +177,12 @@ def _build_division() -> None:
     _rule("remainder", _FLOAT, "remainder_float({0}, {1})")
     for op in ("div_trunc", "div_floor", "fmod", "remainder", "lshift", "rshift"):
         _rule(op, ["int"], f"{op}_int({{0}}, {{1}})")
-    for op, function in (("div_trunc", "div"), ("div_floor", "div"), ("fmod", "fmod"), ("remainder", "fmod")):
+    for op, function in (
+        ("div_trunc", "div"),
+        ("div_floor", "div"),
+        ("fmod", "fmod"),
+        ("remainder", "fmod"),
+    ):
         _rule(op, ["uint"], f"{function}_uint({{0}}, {{1}})")
     for op in ("lshift", "rshift"):
         _rule(op, ["uint"], f"{op}_uint({{0}}, {{1}})")

@@ -5,13 +5,14 @@ A tile is ``rows x columns``. Columns run along inner. Rows run over all outer d
 memory is contiguous along one outer dimension (``beside``), along that one; the others are the program's.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import sympy
 from torch.utils._sympy.functions import FloorDiv, Mod
 
 from blade.backends.disc.cpu.space import number
+from blade.backends.disc.gpu.shapes import ACCESS_BYTES
 from blade.backends.disc.kernel import Accessing, Dim, Kernel
 
 
@@ -33,11 +34,14 @@ class Sizes:
         return f"({sign.join(map(self.text, dim.args))})"
 
     def annotate(self, dim: Dim, multiple: int) -> str | None:
-        """A line that tells the compiler what ``dim`` is a multiple of; ``None`` where it knows."""
+        """A line that tells the compiler what ``dim`` is a multiple of; ``None`` where it knows.
+
+        ``tl.multiple_of`` would not do: it has no effect on parameters.
+        """
         if number(dim) is not None or multiple == 1:
             return None
         name = f"m{sum(n.startswith('m') for n in self.names.values())}"
-        line = f"{name} = tl.multiple_of({self.text(dim)}, {multiple})"
+        line = f"{name} = {self.text(dim)} // {multiple} * {multiple}"
         self.names[dim] = name
         return line
 
@@ -71,7 +75,8 @@ class Alignment:
     def holds(self) -> sympy.Basic:
         """The condition, for a choice at run time."""
         assert self.open is not None
-        return sympy.And(*(sympy.Eq(Mod(e, self.elements), 0) for e in self.open))
+        needed = [e for e in self.open if not _follows(e, self.open)]
+        return sympy.And(*(sympy.Eq(Mod(e, self.elements), 0) for e in needed))
 
 
 def alignment(kernel: Kernel) -> Alignment:
@@ -81,8 +86,8 @@ def alignment(kernel: Kernel) -> Alignment:
         for s in kernel.body
         if isinstance(s, Accessing) and number(s.access.strides[-1]) == 1
     ]
-    smallest = min((kernel.args[a.arg].dtype.itemsize for a in walked), default=16)
-    elements = 16 // smallest
+    itemsizes = {kernel.args[a.arg].dtype.itemsize for a in walked}
+    elements = ACCESS_BYTES // min(itemsizes - {1} or itemsizes or {1})  # bytes may go 8 at a time
     open_: dict[sympy.Expr, None] = {}
     for access in walked:
         needed = [kernel.inner, *access.strides[:-1], access.offset]
@@ -95,6 +100,14 @@ def alignment(kernel: Kernel) -> Alignment:
     return Alignment(elements, tuple(open_))
 
 
+def _follows(dim: sympy.Expr, known: Collection[sympy.Expr]) -> bool:
+    """Is ``dim`` a whole multiple of another one of ``known``?"""
+    factors = sympy.Mul.make_args(dim)
+    bases = [f.base if f.is_Pow and f.exp.is_positive else f for f in factors]
+    whole = all(b.is_Integer or b.is_Symbol for b in bases)
+    return whole and any(b in known and b != dim for b in bases)
+
+
 def known_multiple(kernel: Kernel, dim: Dim, of: int) -> bool:
     """Is ``dim`` a multiple of ``of``, by its form and by what is known of inner?"""
     constant = number(dim)
@@ -102,6 +115,7 @@ def known_multiple(kernel: Kernel, dim: Dim, of: int) -> bool:
         return constant % of == 0
     if dim == kernel.inner and kernel.multiple % of == 0:
         return True
+    assert isinstance(dim, sympy.Expr), dim
     if isinstance(dim, sympy.Add):
         return all(known_multiple(kernel, a, of) for a in dim.args)
     if any(a.is_Pow or (a.is_Rational and not a.is_Integer) for a in dim.args):

@@ -7,7 +7,7 @@ import sympy
 
 from blade.backends.disc.cpu.passes import live, plan
 from blade.backends.disc.cpu.space import number
-from blade.backends.disc.gpu import helpers, reduction
+from blade.backends.disc.gpu import device_functions, reduction
 from blade.backends.disc.gpu.body import Body
 from blade.backends.disc.gpu.shapes import Tile
 from blade.backends.disc.gpu.space import Alignment, Sizes, product
@@ -39,8 +39,10 @@ def write(kernel: Kernel, known: tuple[sympy.Expr, ...], variant: Variant) -> st
     writer = _Writer(kernel, Sizes(known), variant)
     writer.run()
     parameters = [f"p{k}" for k in range(len(kernel.args))] + [f"n{k}" for k in range(len(known))]
-    body = "\n".join(f"    {line}" for line in (*writer.head, *writer.body.head, *writer.body.lines))
-    functions = helpers.sources(helpers.called(body))
+    body = "\n".join(
+        f"    {line}" for line in (*writer.head, *writer.body.head, *writer.body.lines)
+    )
+    functions = device_functions.sources(device_functions.called(body))
     imports = _IMPORTS + (_LIBDEVICE if "libdevice." in body + functions else "")
     return f"{imports}\n\n{functions}@triton.jit\ndef kernel({', '.join(parameters)}):\n{body}\n"
 
@@ -109,7 +111,9 @@ class _Writer:
         if self.tile.rows == 1:
             self.head.append(f"{name} = {tile}")
             return
-        self.head.append(f"{name} = {tile} * {self.tile.rows} + tl.arange(0, {self.tile.rows})[:, None]")
+        self.head.append(
+            f"{name} = {tile} * {self.tile.rows} + tl.arange(0, {self.tile.rows})[:, None]"
+        )
         whole = number(count)
         if whole is None or whole % self.tile.rows:
             self.head.append(f"rm = {name} < {self.sizes.text(count)}")
@@ -119,7 +123,10 @@ class _Writer:
         """A merged index, of ``count``, as those of ``dims``."""
         for k in reversed(dims[1:]):
             size = self.sizes.text(self.kernel.outer[k])
-            self.head += [f"q{k} = {_quotient(index, size, count)}", f"i{k} = {index} - q{k} * {size}"]
+            self.head += [
+                f"q{k} = {_quotient(index, size, count)}",
+                f"i{k} = {index} - q{k} * {size}",
+            ]
             index = f"q{k}"
         if dims and index != f"i{dims[0]}":
             self.head.append(f"i{dims[0]} = {index}")
@@ -131,7 +138,11 @@ class _Writer:
             self.head.append(f"c0 = t * {columns}")
             return
         pieces = self.pieces("column_tiles", self.kernel.inner, columns)
-        self.head += [f"w = {_quotient('t', pieces)}", f"c0 = (t - w * {pieces}) * {columns}", "t = w"]
+        self.head += [
+            f"w = {_quotient('t', pieces)}",
+            f"c0 = (t - w * {pieces}) * {columns}",
+            "t = w",
+        ]
 
     def pieces(self, name: str, dim: Dim, size: int) -> str:
         """How many pieces of ``size`` there are in ``dim``."""
@@ -189,7 +200,11 @@ class _Writer:
             reductions = [(i, s) for i in step.reductions if isinstance(s := body.stmt(i), Reduce)]
             for i, stmt in reductions:
                 kind = reduction.working_type(stmt)
-                shape = f"[{self.tile.columns}]" if self.tile.rows == 1 else f"[{self.tile.rows}, {self.tile.columns}]"
+                shape = (
+                    f"[{self.tile.columns}]"
+                    if self.tile.rows == 1
+                    else f"[{self.tile.rows}, {self.tile.columns}]"
+                )
                 body.line(f"t{i} = tl.zeros({shape}, {kind}) + {reduction.identity(stmt)}")
             self.loop()
             for i in step.points:
@@ -203,9 +218,9 @@ class _Writer:
                 body.finish(i, stmt, f"t{i}")
                 body.rows[i] = bool(body.vectors)
         for i in (*steps.finals, *steps.row_stores):
-            stmt = body.stmt(i)
-            if isinstance(stmt, Store):
-                self.wait_before(stmt)
+            last = body.stmt(i)
+            if isinstance(last, Store):
+                self.wait_before(last)
             body.statement(i)
 
     def loop(self) -> None:

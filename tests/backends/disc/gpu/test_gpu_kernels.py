@@ -48,11 +48,11 @@ from blade.backends.disc.kernel import (
 
 pytestmark = pytest.mark.needs("triton_interpreter")
 
-WIDTHS = (0, 1, 3, 8, 100, 255, 256, 257, 1000, 1024, 1025, 4096, 4104, 9001)
+WIDTHS = (0, 1, 8, 100, 256, 257, 1000, 1025, 4096, 4104, 4501)
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("rows", (0, 1, 5))
+@pytest.mark.parametrize("rows", (0, 1, 3))
 def test_symbolic_rows(rows: int, width: int) -> None:
     rng, sizes = torch.Generator().manual_seed(width), {"s0": rows, "s1": width}
     count = rows * width
@@ -63,7 +63,7 @@ def test_symbolic_rows(rows: int, width: int) -> None:
     check(layer_norm(S1), [x, weights[0], residual, *weights[1:], out], sizes)
 
 
-@pytest.mark.parametrize("width", (1, 5, 24, 384, 768, 1000, 3072, 16385))
+@pytest.mark.parametrize("width", (1, 5, 24, 384, 768, 1000, 3072))
 def test_rows_of_a_constant_length(width: int) -> None:
     rng = torch.Generator().manual_seed(width)
     x, residual, *weights = _random(rng, 6 * width, 6 * width, width, width, width)
@@ -186,7 +186,7 @@ def test_index_size_and_mixed_types() -> None:
         Store(Access(3, (S1, 1, 0)), 11),
     )
     kernel = Kernel((S0, S1), S1, _args([BF16], [BF16, BOOL, I64]), body)
-    for s0, s1 in ((2, 1), (2, 9), (1, 32), (3, 13), (1, 1030)):
+    for s0, s1 in ((2, 1), (2, 9), (1, 32), (3, 13), (1, 270)):
         n = s0 * s1 * s1
         x = torch.randn(n, generator=torch.Generator().manual_seed(9)).bfloat16()
         outs = [torch.zeros(n, dtype=d) for d in (BF16, BOOL)]
@@ -208,7 +208,9 @@ def test_every_reduction_and_its_identity(kind: str, dtype: torch.dtype) -> None
             x = samples(dtype, rows * width, torch.Generator().manual_seed(10))
             if kind == "prod" and dtype.is_floating_point:
                 x = x / 4 if width < 50 else x.sign()
-            got, want = both(kernel, [x, torch.zeros(rows, dtype=dtype)], {"s0": rows, "s1": width})[1]
+            got, want = both(
+                kernel, [x, torch.zeros(rows, dtype=dtype)], {"s0": rows, "s1": width}
+            )[1]
             # the order of a sum of thousands is the emitter's
             loose = {"rtol": 1e-4, "atol": 1e-3} if kind == "sum" and dtype == F32 else {}
             torch.testing.assert_close(got, want, equal_nan=True, **loose)

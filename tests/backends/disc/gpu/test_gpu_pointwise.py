@@ -15,9 +15,7 @@ from blade.errors import Refused
 
 pytestmark = pytest.mark.needs("triton_interpreter")
 
-EXACT = set(
-    "eq ne lt le gt ge logical_and logical_or logical_xor logical_not isnan isinf".split()
-)
+EXACT = set("eq ne lt le gt ge logical_and logical_or logical_xor logical_not isnan isinf".split())
 
 
 @pytest.mark.parametrize("op", [op for op in POINTWISE if op != "cast"])

@@ -3,9 +3,9 @@
 
 check(kernel, buffers, {"s0": 3})       # same buffers through interpret() and the choice for these sizes
 
-Triton's interpreter knows no libdevice, cuts where it should round to bfloat16 (and errs at tiny ones), and does not fuse
-multiply-add, and walks reductions with other functions than its own element by element: those parts are replaced by torch's here. It has
-to be told to interpret before Triton is imported; ``AVAILABLE`` says whether that went well.
+Triton's interpreter knows no libdevice, cuts where it should round to bfloat16 (and errs at tiny ones),
+does not fuse a multiply-add, and walks reductions with other functions than its own element by element:
+those parts are replaced by torch's here. It has to be told to interpret before Triton is imported.
 """
 
 import importlib.util

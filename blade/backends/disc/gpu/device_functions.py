@@ -10,7 +10,7 @@ which they are below of, allows; a division in 64 bits takes four times as long.
 import re
 from collections.abc import Iterable
 
-_SOURCES = '''
+_SOURCES = """
 def max_nan(a, b):
     return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
@@ -122,7 +122,7 @@ def divide_by(i, d: tl.constexpr, count):
     else:
         quotient = i // d
     return quotient
-'''
+"""
 
 
 def _parse() -> dict[str, str]:
@@ -143,4 +143,6 @@ def sources(names: Iterable[str]) -> str:
     needed = set(names)
     while more := {f for name in needed for f in called(_FUNCTIONS[name])} - needed:
         needed |= more
-    return "".join(f"@triton.jit\n{text}\n\n\n" for name, text in _FUNCTIONS.items() if name in needed)
+    return "".join(
+        f"@triton.jit\n{text}\n\n\n" for name, text in _FUNCTIONS.items() if name in needed
+    )
