@@ -202,7 +202,10 @@ def train(args: argparse.Namespace, console: Console) -> None:
             share = Clock(clock.left() / (len(groups) - number))
             runners = rounds.started(peers, partial(_steps, args, task), share, console)
             for done, batch in enumerate(args.batches):
-                limit = Clock(share.left() / (len(args.batches) - done))
+                later = (
+                    len(args.batches) - done - 1
+                )  # most of compiling is for the first batch size
+                limit = Clock(share.left() * (1 - 0.2 * min(later, 2)))
                 answers[batch] |= _train_batch(args, console, batch, runners, limit)
             rounds.close(runners)
             tried |= runners

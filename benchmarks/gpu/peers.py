@@ -7,7 +7,7 @@
 ``model`` and samples are on the device already. Every peer serves every shape of the model.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -135,8 +135,14 @@ def served(run: Any) -> dict[str, Any]:
         "engine_runs": sum(c.get("engine_runs", 0) for c in counters),
         "counters": counters,
         "seconds": dict(report.seconds),
-        "reasons": [f"{r.code}: {r.detail[:300]}" for r in report.all_reasons()][:8],
+        "reasons": reasons(report.all_reasons()),
     }
+
+
+def reasons(given: Iterable[Any]) -> list[str]:
+    """The first few different ones."""
+    texts = dict.fromkeys(f"{r.code.value}: {r.detail[:300]}" for r in given)
+    return list(texts)[:8]
 
 
 PEERS: dict[str, Prepare] = {

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from gpu.device import Where, traced
+from gpu.peers import reasons
 from gpu.tiny import task_named
 
 LOSSES = 20
@@ -138,5 +139,5 @@ def _served(peer: str) -> dict[str, Any]:
         "engine_runs": sum(c.get("engine_runs", 0) for c in counters),
         "counters": counters,
         "seconds": {},
-        "reasons": [f"{x.code}: {x.detail[:300]}" for r in reports for x in r.all_reasons()][:8],
+        "reasons": reasons(x for r in reports for x in r.all_reasons()),
     }

@@ -122,5 +122,6 @@ def with_medians(answer: dict[str, Any]) -> dict[str, Any]:
             "calls": len(found),
         }
         for key, found in times.items()
+        if found
     }
     return answer
