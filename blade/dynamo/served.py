@@ -2,8 +2,8 @@
 """A cluster of a compiled graph: try the engine, else run the original FX subgraph.
 
 The first call verifies: the engine's answers on the very inputs of that call, and on inputs derived from
-them, are held against the original's, and both are timed. What is wrong or slower is not used. In training
-nothing is derived: what a forward graph saved for its backward one fits together only as it is.
+them as far as a second goes, are held against the original's, and both are timed. What is wrong or slower is not
+used. In training nothing is derived: what a forward graph saved for its backward one fits together only as it is.
 """
 
 import logging
@@ -24,6 +24,10 @@ from blade.report import ORIGINAL, Timing, Verdict
 from blade.runtime.engine import Engine
 
 log = logging.getLogger(__name__)
+# The user waits for the answer of the first call. Seconds of trying an engine on other inputs than that call's, and
+# seconds after which a clear win is timed no further.
+DERIVED_S = 1.0
+HURRY_S = 0.5
 Tensors = Sequence[torch.Tensor]
 
 
@@ -101,7 +105,13 @@ class Served(torch.nn.Module):
     def _why_not(self, cluster: Cluster, given: tuple[torch.Tensor, ...]) -> Reason | None:
         strict = self._config.strict
         verdict = verify(
-            cluster, self._engine, self._original, self.backend, strict, derived=self._derived
+            cluster,
+            self._engine,
+            self._original,
+            self.backend,
+            strict,
+            derived=self._derived,
+            seconds=DERIVED_S,
         )
         self.engine().renew()
         if isinstance(verdict, Reason):
@@ -110,7 +120,7 @@ class Served(torch.nn.Module):
         if not self._config.timing:
             return None
         rounds = self._config.timing_repeats
-        self.timings = (measure(self._run, self._original, given, rounds),)
+        self.timings = (measure(self._run, self._original, given, rounds, hurry_s=HURRY_S),)
         if (sentence := why_clearly_slower(self.timings)) is not None:
             return Reason(Stage.SELECT, Code.SLOWER, self.backend, self.name, sentence)
         return None

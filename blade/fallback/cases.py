@@ -10,6 +10,8 @@ the model; whoever runs a case asks the original first.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import inf
+from time import perf_counter
 
 import torch
 
@@ -33,19 +35,29 @@ class Case:
 
 
 def cases(
-    samples: Sequence[Inputs], probes: Sequence[Inputs], derived: bool = True
+    samples: Sequence[Inputs], probes: Sequence[Inputs], derived: bool = True, seconds: float = inf
 ) -> Iterator[Case]:
-    """Every case, the most telling first; deterministic. ``derived=False``: nothing that was not given."""
-    yield from (Case("sample", f"sample {i}", one) for i, one in enumerate(samples))
-    yield from (Case("probe", f"probe {i}", one) for i, one in enumerate(probes))
+    """Every case, the most telling first; deterministic. ``derived=False``: nothing that was not given.
+
+    ``seconds``: derived ones only while one that takes whoever runs it as long as the last still fits in.
+    """
+    last = 0.0
+    for kind, several in (("sample", samples), ("probe", probes)):
+        for i, one in enumerate(several):
+            start = perf_counter()
+            yield Case(kind, f"{kind} {i}", one)
+            last = perf_counter() - start
     if not samples or not derived:
         return
     orders = [order_of(t) for t in samples[0]]
-    for case in _derived(samples, probes):
+    end = perf_counter() + seconds
+    further = _derived(samples, probes)
+    while (start := perf_counter()) + last <= end and (case := next(further, None)) is not None:
         if case.kind != "layout":  # laid out as the sample is: the original's results follow that
             laid_out = [in_order(t, o) for t, o in zip(case.inputs, orders, strict=True)]
             case = replace(case, inputs=tuple(laid_out))
         yield case
+        last = perf_counter() - start
 
 
 def _derived(samples: Sequence[Inputs], probes: Sequence[Inputs]) -> Iterator[Case]:

@@ -14,7 +14,7 @@ OOPSLA 2007, argue for intervals).
 
 from collections.abc import Callable, Sequence
 from functools import cache
-from math import comb, exp, log, sqrt
+from math import comb, exp, inf, log, sqrt
 from statistics import median
 from time import perf_counter, process_time, sleep
 from typing import Any
@@ -45,10 +45,18 @@ Fn = Callable[..., Any]
 
 
 def measure(
-    engine: Fn, original: Fn, inputs: Inputs, rounds: int, clock: Clock = perf_counter
+    engine: Fn,
+    original: Fn,
+    inputs: Inputs,
+    rounds: int,
+    clock: Clock = perf_counter,
+    hurry_s: float = inf,
 ) -> Timing:
-    """Median time of both on ``inputs``, in interleaved rounds."""
-    [timing] = measure_all([engine], original, [inputs] * 2, rounds, clock)
+    """Median time of both on ``inputs``, in interleaved rounds.
+
+    ``hurry_s``: after these seconds one round is enough if the engine was faster in every one.
+    """
+    [timing] = measure_all([engine], original, [inputs] * 2, rounds, clock, hurry_s)
     return timing
 
 
@@ -58,6 +66,7 @@ def measure_all(
     inputs: Sequence[Inputs],
     rounds: int,
     clock: Clock = perf_counter,
+    hurry_s: float = inf,
 ) -> list[Timing]:
     """The same of several; ``inputs`` are equal ones, for the original and then for each engine.
 
@@ -65,10 +74,11 @@ def measure_all(
     """
     with torch.no_grad():
         fns = [original, *engines]
-        first = _warm(original, inputs[0], clock)
+        end = clock() + hurry_s
+        first = _warm(original, inputs[0], clock, end=end)
         once = [
             first,
-            *(_warm(f, x, clock, first) for f, x in zip(engines, inputs[1:], strict=True)),
+            *(_warm(f, x, clock, first, end) for f, x in zip(engines, inputs[1:], strict=True)),
         ]
         racing = [i for i, t in enumerate(once) if i and not _is_hopeless(t, first)]
         repeats = [max(1, int(ROUND_S / max(t, 1e-7))) for t in once]
@@ -85,12 +95,18 @@ def measure_all(
                 left -= (untimed[k] + repeats[k]) * seconds[k][-1]
             if len(seconds[0]) >= MIN_ROUNDS:
                 racing = _open(seconds, racing) if left > 0 else []
+            elif clock() > end and all(_always_faster(seconds, k) for k in racing):
+                racing = []
     return [
         _timing(inputs[0], seconds[0], seconds[k])
         if seconds[k]
         else _timing(inputs[0], [first], [once[k]])
         for k in range(1, len(fns))
     ]
+
+
+def _always_faster(seconds: Sequence[Sequence[float]], k: int) -> bool:
+    return all(mine < theirs for theirs, mine in zip(seconds[0], seconds[k], strict=True))
 
 
 def _open(seconds: Sequence[Sequence[float]], racing: Sequence[int]) -> list[int]:
@@ -159,14 +175,18 @@ def _is_hopeless(seconds: float, original: float) -> bool:
     return seconds > HOPELESS_S and seconds > HOPELESS * original
 
 
-def _warm(fn: Fn, inputs: Inputs, clock: Clock, original: float | None = None) -> float:
+def _warm(
+    fn: Fn, inputs: Inputs, clock: Clock, original: float | None = None, end: float = inf
+) -> float:
     """Seconds of one call, after those in which TorchScript profiles and specializes.
 
-    What is far slower than ``original`` in its second call is not called again.
+    What is far slower than ``original`` in its second call is not called again, nor is anything after ``end``.
     """
-    fn(*inputs)  # loads what is loaded late
+    first = _time(fn, 1, inputs, clock)  # loads what is loaded late
+    if clock() > end:
+        return first
     again = _time(fn, 1, inputs, clock)
-    if original is not None and _is_hopeless(again, original):
+    if clock() > end or (original is not None and _is_hopeless(again, original)):
         return again
     fn(*inputs)
     return _time(fn, 1, inputs, clock)

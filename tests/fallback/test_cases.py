@@ -32,6 +32,11 @@ def test_samples_and_probes_come_first_as_they_are() -> None:
     assert all(a is b for a, b in zip(first[0].inputs, SAMPLES[0]))
 
 
+def test_derived_ones_end_with_the_time_and_given_ones_do_not() -> None:
+    assert [c.kind for c in cases(SAMPLES, PROBES, seconds=0.0)] == ["sample", "probe", "probe"]
+    assert len(list(cases(SAMPLES, PROBES, seconds=60.0))) == len(list(cases(SAMPLES, PROBES)))
+
+
 def test_sizes_one_and_odd_move_shared_dimensions_together() -> None:
     named = _by_name(list(cases(SAMPLES, PROBES)))
     assert _shapes(named["size 1"]) == [(1, 1), (1, 1), (1, 1, 4)]

@@ -62,6 +62,17 @@ def test_measure_is_not_fooled_by_an_outlier_and_tells_noise() -> None:
     assert noisy.spread > 0.05
 
 
+def test_in_a_hurry_a_clear_win_needs_one_round_and_no_other_result_does() -> None:
+    slow = 1.0
+    for engine, rounds in ((0.25, 1), (1.25, MIN_ROUNDS)):
+        clock = Clock()
+        t = measure(clock.costs(engine), clock.costs(slow), X, 15, clock, hurry_s=0.5)
+        assert t.speedup == pytest.approx(slow / engine)
+        assert clock.now == pytest.approx(
+            (slow + engine) * (1 + rounds)
+        )  # one call each to warm up
+
+
 def test_short_calls_are_repeated_and_long_ones_bounded() -> None:
     clock = Clock()
     calls = []

@@ -284,6 +284,25 @@ def test_fp64_runs_at_the_first_case_and_where_the_original_is_not_met(
         assert verdict.checked > 1
 
 
+@pytest.mark.parametrize(("fault", "runs"), [(right, 0), (wrong_values, 1)])
+def test_in_a_hurry_fp64_runs_only_where_rounding_does_not_explain_it(
+    fault: Fault, runs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+    plain = Fp64.__call__
+
+    def counted(self: Fp64, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        seen.append(inputs)
+        return plain(self, inputs)
+
+    monkeypatch.setattr(Fp64, "__call__", counted)
+    one = cluster(Softmax(), [torch.randn(3, 16, generator=RNG)])
+    engine = PythonEngine(one.gm, run=fault)
+    found = verify(one, engine, one.gm, "fake", seconds=0.0)  # type: ignore[arg-type]
+    assert isinstance(found, Verdict) is (runs == 0)
+    assert (len(seen) > 0) is (runs > 0)
+
+
 class Dot(torch.nn.Module):
     """One sum of 4,096 numbers a row: how exact it comes out is luck, and one row has little of it."""
 
