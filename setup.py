@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds the C++ runtime (``blade/_runtime*.so``) against the torch that is installed.
+"""Builds the C++ runtime against the torch that is installed.
 
     pip install --no-build-isolation -e .        # or: python setup.py build_ext --inplace
 
-The library registers ``torch.classes.blade.Engine``; it needs neither Python nor ``libtorch_python``,
-so C++ programs can load it too.
+``blade/_runtime*.so`` registers ``torch.classes.blade.Engine``; it needs neither Python nor
+``libtorch_python``, so C++ programs can load it too. ``blade/_cuda*.so`` lets engines run on CUDA
+devices and registers itself with the first; it is built where torch has CUDA and CUDA's headers are
+found, and uses no library of the toolkit: the driver is looked up at run time.
 """
 
 import os
 import re
+import sys
 from pathlib import Path
 
 import torch
@@ -18,10 +21,14 @@ from torch.utils import cpp_extension
 CSRC = Path("blade/runtime/csrc")
 # Files compiled as one: reading torch's headers costs ten times what our own code does.
 UNITS = {
-    "executor": ("parse", "program", "pages", "arena", "frame", "execute", "updates", "executor"),
+    "executor": ("parse", "program", "pages", "arena", "frame", "execute", "recording", "lane"),
+    "device": ("accelerator", "constants", "target", "updates", "executor"),
     "engine": ("runner", "engine", "register"),
     "native": ("cpu", "externals", "object", "library", "relocate"),
 }
+CUDA_UNITS = {"cuda": ("cuda/driver", "cuda/copy", "cuda/capture", "cuda/accelerator")}
+COMPILE = ["-O3", "-g0", "-fvisibility=hidden", "-Wall", "-Wextra"]
+LINK = [f"-Wl,-rpath,{os.path.join(os.path.dirname(torch.__file__), 'lib')}"]
 
 
 class BuildRuntime(cpp_extension.BuildExtension):
@@ -37,40 +44,74 @@ def cxx_standard() -> str:
     return "-std=c++20" if (major, minor) >= (2, 12) else "-std=c++17"
 
 
-def sources() -> list[str]:
+def sources(units: dict[str, tuple[str, ...]], folder: Path) -> list[str]:
     """One generated file per unit, rewritten only if it changed so that builds are incremental."""
-    listed = sorted(name for names in UNITS.values() for name in names)
-    assert listed == sorted(path.stem for path in CSRC.glob("*.cpp")), listed
-    folder = Path("build/units")
-    folder.mkdir(parents=True, exist_ok=True)
-    for unit, names in UNITS.items():
+    listed = sorted(Path(name).name for names in units.values() for name in names)
+    assert listed == sorted(path.stem for path in folder.glob("*.cpp")), listed
+    target = Path("build/units")
+    target.mkdir(parents=True, exist_ok=True)
+    for unit, names in units.items():
         text = "".join(f'#include "{name}.cpp"\n' for name in names)
-        path = folder / f"{unit}_unit.cpp"
+        path = target / f"{unit}_unit.cpp"
         if not path.exists() or path.read_text() != text:
             path.write_text(text)
-    return [str(folder / f"{unit}_unit.cpp") for unit in UNITS]
+    return [str(target / f"{unit}_unit.cpp") for unit in units]
+
+
+def headers() -> list[str]:
+    """What a change in makes everything be compiled again."""
+    return sorted(str(path) for path in CSRC.rglob("*") if path.is_file())
 
 
 def runtime() -> Extension:
     return Extension(
         "blade._runtime",
-        sources=sources(),
-        depends=sorted(str(path) for path in CSRC.iterdir()),
+        sources=sources(UNITS, CSRC),
+        depends=headers(),
         include_dirs=[str(CSRC.resolve()), *cpp_extension.include_paths()],
         library_dirs=cpp_extension.library_paths(),
         libraries=["torch", "torch_cpu", "c10"],
-        extra_compile_args=[
-            "-O3",
-            "-g0",
-            "-fopenmp",
-            "-fvisibility=hidden",
-            "-Wall",
-            "-Wextra",
-            cxx_standard(),
-        ],
-        extra_link_args=[f"-Wl,-rpath,{os.path.join(os.path.dirname(torch.__file__), 'lib')}"],
+        extra_compile_args=[*COMPILE, "-fopenmp", cxx_standard()],
+        extra_link_args=LINK,
         language="c++",
     )
+
+
+def cuda_headers() -> str | None:
+    """The folder of ``cuda.h``: of an installed toolkit, or of NVIDIA's packages beside torch."""
+    homes = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"]
+    folders = [Path(home) / "include" for home in homes if home]
+    folders += sorted(Path(torch.__file__).parent.parent.glob("nvidia/*/include"))
+    needed = ("cuda.h", "cuda_runtime_api.h")
+    for folder in folders:
+        if all((folder / name).is_file() for name in needed):
+            return str(folder)
+    return None
+
+
+def cuda() -> list[Extension]:
+    if torch.version.cuda is None:
+        return []
+    found = cuda_headers()
+    if found is None:
+        print(
+            "blade: engines will not run on CUDA devices: CUDA's headers were not found "
+            "(set CUDA_HOME to a toolkit, or install nvidia-cuda-runtime, and build again)",
+            file=sys.stderr,
+        )
+        return []
+    extension = Extension(
+        "blade._cuda",
+        sources=sources(CUDA_UNITS, CSRC / "cuda"),
+        depends=headers(),
+        include_dirs=[str(CSRC.resolve()), *cpp_extension.include_paths(), found],
+        library_dirs=cpp_extension.library_paths(),
+        libraries=["torch", "torch_cuda", "torch_cpu", "c10_cuda", "c10"],
+        extra_compile_args=[*COMPILE, "-Wno-unused-parameter", cxx_standard()],
+        extra_link_args=LINK,
+        language="c++",
+    )
+    return [extension]
 
 
 setup(
@@ -80,6 +121,6 @@ setup(
         "blade": ["*.so", "py.typed", "backends/disc/FORMAT.md"],
         "blade.report_page": ["*.html", "*.css", "*.js"],
     },
-    ext_modules=[runtime()],
+    ext_modules=[runtime(), *cuda()],
     cmdclass={"build_ext": BuildRuntime},
 )

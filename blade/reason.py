@@ -59,6 +59,7 @@ class Code(str, Enum):
     SLOWER = "slower"
     # load: the engine in a saved file does not suit this process
     CPU_MISMATCH = "cpu_mismatch"
+    DEVICE_MISMATCH = "device_mismatch"
     VERSION_MISMATCH = "version_mismatch"
     CORRUPT_PAYLOAD = "corrupt_payload"
     # run: one call goes to the original

@@ -25,6 +25,7 @@ class Writer:
     inputs: list[str] = field(default_factory=list)
     registers: list[str] = field(default_factory=list)
     guards: list[str] = field(default_factory=list)
+    packs: list[str] = field(default_factory=list)
     slots: list[str] = field(default_factory=list)
     instructions: list[str] = field(default_factory=list)
     outputs: list[int] = field(default_factory=list)
@@ -68,6 +69,14 @@ class Writer:
         tail = join(len(slots), *slots, len(ints), *ints)
         self.instructions.append(f"kernel {head} {tail}")
 
+    def launch(self, name: str, grid: list[int], slots: list[int], ints: list[int]) -> None:
+        tail = join(len(slots), *slots, len(ints), *ints)
+        self.instructions.append(f"launch {name} {join(*grid)} {tail}")
+
+    def when(self, reg: int) -> None:
+        """The last instruction only runs where this register is not 0."""
+        self.instructions[-1] = f"when {reg} {self.instructions[-1]}"
+
     def text(self, version: int = 1) -> str:
         lines = [f"blade.disc {version}", f"isa {self.isa}".rstrip()]
         lines += [f"inputs {len(self.inputs)}"]
@@ -75,6 +84,8 @@ class Writer:
         lines += [f"registers {len(self.registers)}"]
         lines += [f"reg {i} {text}" for i, text in enumerate(self.registers)]
         lines += [f"guards {len(self.guards)}"] + [f"guard {text}" for text in self.guards]
+        if self.packs:
+            lines += [f"packs {len(self.packs)}", *self.packs]
         lines += [f"slots {len(self.slots)}"]
         lines += [f"slot {i} {text}" for i, text in enumerate(self.slots)]
         lines += [f"instructions {len(self.instructions)}"] + self.instructions

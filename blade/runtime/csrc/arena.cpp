@@ -4,7 +4,7 @@
 #include <numeric>
 
 #include "frame.h"
-#include "pages.h"
+#include "memory.h"
 
 namespace blade {
 namespace {
@@ -13,12 +13,13 @@ constexpr size_t kAlign = 64;
 
 }  // namespace
 
-Arena::Arena() { allocate(kAlign); }
+Arena::Arena(c10::DeviceType type) : type_(type) { allocate(kAlign); }
 
 void Arena::allocate(size_t bytes) {
-  auto memory = allocate_pages(bytes);
+  auto memory = allocate_memory(type_, bytes);
   data_ = static_cast<char*>(memory.get());
   capacity_ = bytes;
+  ++moves_;
   if (!storage_) {
     // not resizable: an op that tried to resize a tensor of the arena must raise instead
     storage_ = c10::Storage(
@@ -30,7 +31,9 @@ void Arena::allocate(size_t bytes) {
 }
 
 void Arena::reserve(size_t bytes) {
-  if (bytes > capacity_) allocate(bytes);
+  if (bytes <= capacity_) return;
+  // every move of an accelerator's memory costs the graphs that know its address
+  allocate(type_ == at::kCPU ? bytes : std::max(bytes, capacity_ / 4 * 5));
 }
 
 void Arena::shrink(size_t bytes) {

@@ -87,6 +87,9 @@ void Engine::load() {
       limits.max_shapes = static_cast<size_t>(std::max<int64_t>(1, limit("max_shapes", 64)));
       limits.max_idle_bytes = static_cast<size_t>(limit("max_idle_bytes", int64_t{1} << 29));
       limits.watch_constants = limit("watch_constants", 0) != 0;
+      limits.graphs.enabled = limit("cuda_graphs", 1) != 0;
+      limits.graphs.max_graphs = static_cast<size_t>(std::max<int64_t>(1, limit("max_graphs", 32)));
+      limits.graphs.reuse_outputs = limit("reuse_output_buffers", 0) != 0;
       executor_ = std::make_unique<Executor>(std::move(program), object_, constants_, limits);
     } else {
       runner_ = std::make_unique<Runner>(backend_, name_, std::move(program), object_, constants_, program_);
@@ -143,12 +146,12 @@ c10::intrusive_ptr<Engine> Engine::from_state(State state) {
                                     "; this blade reads format " + std::to_string(kStateVersion) + ".");
     engine->state_ = std::move(state);
   } else if (words.size() != 3 || tensors.empty() || !numbers.contains(kChecksum) ||
-             tensors[0].scalar_type() != at::kByte || !tensors[0].is_contiguous() || !tensors[0].is_cpu()) {
+             tensors[0].scalar_type() != at::kByte || !tensors[0].is_contiguous()) {
     engine->set_unavailable(Code::kCorruptPayload, "The saved engine lacks some of its parts.");
     engine->state_ = std::move(state);
   } else {
     (void)engine->limits_.erase(kChecksum);
-    engine->object_ = tensors[0];
+    engine->object_ = tensors[0].cpu();  // map_location moves it, too
     engine->constants_.assign(tensors.begin() + 1, tensors.end());
     if (numbers.at(kChecksum) != checksum_of(engine->program_, engine->object_)) {
       engine->set_unavailable(
@@ -186,7 +189,8 @@ void Engine::renew() {
 std::string Engine::last_error() const {
   if (const Engine* next = successor()) return next->last_error();
   const std::lock_guard<std::mutex> lock(error_mutex_);
-  return last_error_;
+  const auto* graphs = executor_ ? executor_->graph_counts() : nullptr;
+  return last_error_.empty() && graphs ? graphs->last_failure() : last_error_;
 }
 
 std::string Engine::why_unavailable() const {
@@ -203,6 +207,7 @@ void Engine::failed(const std::string& what) {
 
 std::optional<Code> Engine::run_disc(const std::vector<at::Tensor>& inputs, std::vector<at::Tensor>& outputs) {
   if (const auto code = check_inputs(executor_->program(), inputs)) return code;
+  if (const auto code = executor_->check_device(inputs)) return code;
   executor_->refresh_packs(constants_);
   auto results = executor_->run(inputs);
   if (!results) return Code::kGuardShape;
@@ -229,6 +234,10 @@ std::optional<Code> Engine::try_run(const std::vector<at::Tensor>& inputs, std::
     const auto refused = executor_ ? run_disc(inputs, outputs) : run_runner(inputs, outputs);
     if (!refused && consecutive_failures_ != 0) consecutive_failures_ = 0;
     return refused;
+  } catch (const Unavailable& error) {  // on the device of this call
+    const std::lock_guard<std::mutex> lock(error_mutex_);
+    last_error_ = error.what();
+    return error.code;
   } catch (const c10::Error& error) {
     failed(error.what_without_backtrace());
   } catch (const std::exception& error) {
@@ -255,7 +264,8 @@ std::tuple<std::vector<std::string>, std::vector<double>> Engine::profile(
     const std::vector<at::Tensor>& inputs, int64_t repeats) {
   if (Engine* next = successor()) return next->profile(inputs, repeats);
   TORCH_CHECK(executor_ != nullptr, "blade: only an available DISC engine can be profiled: ", why_unavailable());
-  const auto refused = check_inputs(executor_->program(), inputs);
+  auto refused = check_inputs(executor_->program(), inputs);
+  if (!refused) refused = executor_->check_device(inputs);
   TORCH_CHECK(!refused, "blade: the engine does not take these inputs: ", kCodeNames[static_cast<size_t>(*refused)]);
   std::vector<std::string> texts;
   for (const auto& instr : executor_->program().instrs) texts.push_back(instr.text);
@@ -271,6 +281,11 @@ c10::Dict<std::string, int64_t> Engine::stats() const {
   stats.insert("fallbacks", fallbacks);
   for (size_t i = 0; i < reasons_.size(); ++i) {
     if (const int64_t n = reasons_[i].load(std::memory_order_relaxed)) stats.insert(kCodeNames[i], n);
+  }
+  if (const auto* graphs = executor_ ? executor_->graph_counts() : nullptr) {
+    stats.insert("graph_captures", graphs->captures.load(std::memory_order_relaxed));
+    stats.insert("graph_replays", graphs->replays.load(std::memory_order_relaxed));
+    stats.insert("graph_failures", graphs->failures.load(std::memory_order_relaxed));
   }
   if (const Engine* next = successor()) {
     for (const auto& entry : next->stats()) {

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // One call of a frame. In steady state this allocates outputs and results of calls, nothing else.
-#include <ATen/EmptyTensor.h>
 #include <ATen/Parallel.h>
 #include <c10/core/impl/alloc_cpu.h>
 
@@ -8,6 +7,7 @@
 #include <chrono>
 
 #include "frame.h"
+#include "memory.h"
 
 namespace blade {
 namespace {
@@ -49,21 +49,35 @@ bool same_strides(const at::Tensor& tensor, const Sizes& strides) {
 
 std::vector<at::Tensor> Frame::run(const std::vector<at::Tensor>& inputs, std::vector<double>* seconds) {
   bind(inputs);
-  if (seconds == nullptr) {
+  if (seconds != nullptr) {
+    run_timed(*seconds);
+  } else {
     for (size_t i = 0; i < steps_.size(); ++i) run_step(i);
-    return collect_outputs();
-  }
-  using Clock = std::chrono::steady_clock;
-  for (size_t i = 0; i < steps_.size(); ++i) {
-    const auto start = Clock::now();
-    run_step(i);
-    (*seconds)[i] += std::chrono::duration<double>(Clock::now() - start).count();
   }
   return collect_outputs();
 }
 
-// The arena grows; weights move when the user calls share_memory() or the like.
-void Frame::refresh_fixed_pointers() {
+void Frame::run_timed(std::vector<double>& seconds) {
+  if (loaded_.accelerator == nullptr) {
+    using Clock = std::chrono::steady_clock;
+    for (size_t i = 0; i < steps_.size(); ++i) {
+      const auto start = Clock::now();
+      run_step(i);
+      seconds[i] += std::chrono::duration<double>(Clock::now() - start).count();
+    }
+    return;
+  }
+  std::vector<std::unique_ptr<Event>> marks;
+  for (size_t i = 0; i <= steps_.size(); ++i) {
+    marks.push_back(loaded_.accelerator->make_event());
+    marks.back()->record(stream_);
+    if (i < steps_.size()) run_step(i);
+  }
+  for (size_t i = 0; i < steps_.size(); ++i) seconds[i] += marks[i + 1]->seconds_since(*marks[i]);
+}
+
+// The arena grows; weights move when the user calls share_memory() or the like. True if any did.
+bool Frame::refresh_fixed_pointers() {
   bool moved = false;
   for (auto& [id, seen] : fixed_roots_) {
     const void* data = tensors_[id].storage().data();
@@ -73,11 +87,19 @@ void Frame::refresh_fixed_pointers() {
     auto* start = static_cast<char*>(const_cast<void*>(tensors_[id].const_data_ptr()));
     bind_root(id, tensors_[id], start);
   }
-  if (!moved) return;
+  if (!moved) return false;
   for (const auto& patch : fixed_patches_) table_[patch.entry] = ptrs_[patch.slot];
+  return true;
 }
 
-void Frame::bind(const std::vector<at::Tensor>& inputs) {
+at::Tensor Frame::output_tensor(int64_t id, const Arena* fixed) const {
+  const auto& slot = slots_[id];
+  if (fixed == nullptr) return empty_tensor(place_.device.type(), slot.sizes, slot.dtype);
+  const auto offset = static_cast<int64_t>(slot.arena_offset / c10::elementSize(slot.dtype));
+  return tensor_over(fixed->storage(), slot.dtype, slot.sizes, slot.strides, offset);
+}
+
+void Frame::bind(const std::vector<at::Tensor>& inputs, const Arena* fixed) {
   refresh_fixed_pointers();
   for (const int64_t id : changing_roots_) {
     const Slot& slot = program_.slots[id];
@@ -85,7 +107,7 @@ void Frame::bind(const std::vector<at::Tensor>& inputs) {
       const auto& input = inputs[slot.index];
       bind_root(id, input, static_cast<char*>(const_cast<void*>(input.const_data_ptr())));
     } else if (slot.kind == SlotKind::kOutput) {
-      at::Tensor output(at::detail::empty_cpu(slots_[id].sizes, slot.dtype));
+      at::Tensor output = output_tensor(id, fixed);
       auto* data = static_cast<char*>(output.mutable_data_ptr());
       bind_root(id, std::move(output), data);
     }
@@ -110,7 +132,14 @@ void Frame::release_root(int64_t id) {
 
 void Frame::run_step(size_t i) {
   const Instr& instr = program_.instrs[i];
-  instr.op ? run_call(instr, steps_[i]) : run_kernel(steps_[i]);
+  Step& step = steps_[i];
+  if (instr.op) {
+    if (!step.skip) run_call(instr, step);
+  } else if (step.launch != nullptr) {
+    run_launch(step);
+  } else {
+    run_kernel(step);
+  }
   for (const int64_t id : instr.last_use) release_root(id);
 }
 
@@ -133,6 +162,11 @@ void Frame::run_kernel(const Step& step) {
   } else {
     at::parallel_for(0, step.extent, step.grain, part);
   }
+}
+
+void Frame::run_launch(Step& step) {
+  for (const auto& patch : step.patches) table_[patch.entry] = ptrs_[patch.slot];
+  step.launch->launch(step.grid, step.params.data(), stream_);
 }
 
 void Frame::run_call(const Instr& instr, const Step& step) {
@@ -167,17 +201,22 @@ void Frame::take_results(const Instr& instr) {
   }
 }
 
+bool Frame::is_here(const at::Tensor& tensor) const {
+  const auto device = tensor.device();
+  return device.type() == place_.device.type() && (device.is_cpu() || device.index() == place_.device.index());
+}
+
 at::Tensor Frame::checked_result(int64_t id, const at::Tensor& result) const {
   const SlotState& want = slots_[id];
   TORCH_CHECK(
-      result.defined() && result.scalar_type() == want.dtype && result.is_cpu() && result.layout() == at::kStrided &&
+      result.defined() && result.scalar_type() == want.dtype && is_here(result) && result.layout() == at::kStrided &&
           result.sizes() == c10::IntArrayRef(want.sizes),
       "blade: slot ", id, ": an op returned ", result.toString(), " ",
       result.defined() ? result.sizes() : c10::IntArrayRef(), " where ", want.dtype, " ",
       c10::IntArrayRef(want.sizes), " was expected");
   const bool in_arena = result.storage().unsafeGetStorageImpl() == arena_.storage().unsafeGetStorageImpl();
-  if (!in_arena && same_strides(result, want.strides)) return result;
-  at::Tensor copy(at::detail::empty_strided_cpu(want.sizes, want.strides, want.dtype));
+  if (!in_arena && same_strides(result, want.strides) && (loaded_.accelerator == nullptr || is_aligned(result))) return result;
+  at::Tensor copy = empty_strided_tensor(place_.device.type(), want.sizes, want.strides, want.dtype);
   copy.copy_(result);
   return copy;
 }
@@ -189,8 +228,13 @@ std::vector<at::Tensor> Frame::collect_outputs() {
     const bool in_arena = program_.slots[program_.slots[id].root].kind == SlotKind::kArena;
     outputs.push_back(in_arena ? tensors_[id].clone() : tensors_[id]);
   }
-  for (const int64_t id : changing_roots_) release_root(id);
+  release();
   return outputs;
+}
+
+void Frame::release() {
+  for (const int64_t id : changing_roots_) release_root(id);
+  stack_.clear();
 }
 
 }  // namespace blade

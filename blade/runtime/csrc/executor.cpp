@@ -2,117 +2,26 @@
 #include "executor.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
-#include <ATen/EmptyTensor.h>
 #include <ATen/Parallel.h>
 
 #include <algorithm>
 #include <cstring>
 #include <thread>
 
-#include "cpu.h"
-#include "pages.h"
+#include "memory.h"
 #include "updates.h"
 
 namespace blade {
 
-using Key = c10::SmallVector<int64_t, 24>;  // the sizes of all inputs
-
-struct KeyHash {
-  size_t operator()(const Key& sizes) const {
-    uint64_t hash = 14695981039346656037ull;
-    for (const int64_t size : sizes) hash = (hash ^ static_cast<uint64_t>(size)) * 1099511628211ull;
-    return static_cast<size_t>(hash ^ (hash >> 32));
-  }
-};
-
 namespace {
 
-// How many calls pass before a lane gives back memory that none of them needed.
-constexpr int kShrinkPeriod = 256;
-
-Key key_of(const std::vector<at::Tensor>& inputs) {
-  Key key;
-  for (const auto& input : inputs) key.append(input.sizes().begin(), input.sizes().end());
-  return key;
-}
-
-// An alias keeps pointing at these weights whatever the user does to the module's attributes
-// (`.data = ...` in `module.half()` swaps what a tensor holds).
-std::vector<at::Tensor> aliases_of(const std::vector<at::Tensor>& constants) {
-  std::vector<at::Tensor> aliases;
-  for (const auto& constant : constants) {
-    TORCH_CHECK(constant.defined() && constant.is_cpu() && constant.layout() == at::kStrided,
-                "blade: a constant is not a strided CPU tensor");
-    auto alias = at::detail::make_tensor<c10::TensorImpl>(
-        c10::Storage(constant.storage()), c10::DispatchKeySet(c10::DispatchKey::CPU), constant.dtype());
-    alias.unsafeGetTensorImpl()->set_sizes_and_strides(
-        constant.sizes(), constant.strides(), constant.storage_offset());
-    aliases.push_back(std::move(alias));
-  }
-  return aliases;
-}
-
-// One tensor per pack, side by side in one allocation.
-std::vector<at::Tensor> empty_packs(const std::vector<Pack>& packs) {
-  constexpr size_t kAlign = 64;
-  std::vector<size_t> starts;
-  size_t bytes = 0;
-  for (const auto& pack : packs) {
-    starts.push_back(bytes);
-    const size_t own = static_cast<size_t>(pack.numel) * c10::elementSize(pack.dtype);
-    bytes += (own + kAlign - 1) / kAlign * kAlign;
-  }
-  const c10::Storage storage(
-      c10::Storage::use_byte_size_t(), bytes, allocate_pages(bytes), /*allocator=*/nullptr, /*resizable=*/false);
-  std::vector<at::Tensor> tensors;
-  for (size_t i = 0; i < packs.size(); ++i) {
-    auto tensor = at::detail::make_tensor<c10::TensorImpl>(
-        c10::Storage(storage), c10::DispatchKeySet(c10::DispatchKey::CPU), c10::scalarTypeToTypeMeta(packs[i].dtype));
-    const auto start = static_cast<int64_t>(starts[i] / c10::elementSize(packs[i].dtype));
-    const c10::SmallVector<int64_t, 1> sizes{packs[i].numel}, strides{1};
-    tensor.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides, start);
-    tensors.push_back(std::move(tensor));
-  }
-  return tensors;
-}
-
-int64_t version_of(const at::Tensor& tensor) {
-  return tensor.is_inference() ? 0 : static_cast<int64_t>(tensor._version());
-}
-
-// Of 8 bytes in every 16 KiB, of 64 places at least. A write to all of a tensor does not escape it.
-uint64_t sum_of_samples(const at::Tensor& tensor) {
-  constexpr size_t kFewest = 64, kStep = 16384;
-  const auto* bytes = static_cast<const char*>(tensor.storage().data());
-  const size_t size = tensor.storage().nbytes(), word = sizeof(uint64_t);
-  if (size < word) return 0;
-  const size_t places = std::max(std::min(kFewest, size / word), size / kStep);
-  const size_t step = size / places / word * word;
-  uint64_t sum = 0, sample = 0;
-  for (size_t i = 0; i < places; ++i) {
-    std::memcpy(&sample, bytes + i * step, word);
-    sum = (sum ^ sample) * 0x9E3779B97F4A7C15u + (sum >> 29);
-  }
-  return sum;
-}
-
-void check_cpu(const Program& program) {
-  for (const auto& feature : program.isa) {
-    if (cpu_features().count(feature) == 0) {
-      throw Unavailable(
-          Code::kCpuMismatch, "The engine's native code needs the CPU feature '" + feature + "', which this CPU lacks.");
-    }
-  }
-  for (const auto& input : program.inputs) {
-    if (input.device != at::kCPU) {
-      throw Unavailable(Code::kBackendUnavailable, "This runtime executes DISC programs on CPU only.");
-    }
-  }
-}
+c10::DeviceIndex index_of(c10::Device device) { return std::max<c10::DeviceIndex>(device.index(), 0); }
 
 // Engine code runs as an op would run below autograd, and its results are ordinary tensors even
 // when the caller is in inference mode (prebuilt tensors must serve both kinds of callers).
@@ -125,123 +34,185 @@ struct BelowAutograd {
 
 }  // namespace
 
-class Executor::Lane {
- public:
-  Frame& frame_for(const Loaded& loaded, const std::vector<at::Tensor>& inputs, size_t max_shapes) {
-    Key key = key_of(inputs);
-    if (!frames_.empty() && frames_.front().first == key) return *frames_.front().second;
-    const auto found = index_.find(key);
-    if (found != index_.end()) {
-      frames_.splice(frames_.begin(), frames_, found->second);
-      return *frames_.front().second;
-    }
-    auto frame = std::make_unique<Frame>(loaded, inputs, arena_);
-    if (frames_.size() >= max_shapes) {
-      index_.erase(frames_.back().first);
-      frames_.pop_back();
-    }
-    frames_.emplace_front(key, std::move(frame));
-    index_.emplace(std::move(key), frames_.begin());
-    return *frames_.front().second;
-  }
-
-  // Drops the frame used last.
-  void drop_front() {
-    if (frames_.empty()) return;
-    index_.erase(frames_.front().first);
-    frames_.pop_front();
-  }
-
-  void reserve(size_t bytes) {
-    arena_.reserve(bytes);
-    peak_ = std::max(peak_, bytes);
-    if (++calls_ < kShrinkPeriod) return;
-    if (peak_ < arena_.capacity() / 2) arena_.shrink(peak_);
-    calls_ = 0;
-    peak_ = bytes;
-  }
-
-  size_t bytes() const { return arena_.capacity(); }
-
- private:
-  using Entry = std::pair<Key, std::unique_ptr<Frame>>;
-  Arena arena_;
-  std::list<Entry> frames_;  // most recently used first
-  std::unordered_map<Key, std::list<Entry>::iterator, KeyHash> index_;
-  size_t peak_ = 0;
-  int calls_ = 0;
-};
-
 Executor::Executor(
     Program program, const at::Tensor& object, const std::vector<at::Tensor>& constants, ExecutorLimits limits)
     : limits_(limits) {
-  check_cpu(program);
+  loaded_.accelerator = find_target(program);
+  const auto type = loaded_.accelerator == nullptr ? at::kCPU : loaded_.accelerator->type();
   loaded_.program = std::move(program);
-  loaded_.constants = aliases_of(constants);
+  loaded_.constants = aliases_of(constants, type);
+  num_given_ = constants.size();
+  if (loaded_.accelerator != nullptr) find_device();
+  load_code(object);
+  capturable_ = loaded_.accelerator != nullptr && limits_.graphs.enabled && can_be_captured(loaded_.program, type);
+  const auto& packs = loaded_.program.packs;
+  for (const auto& pack : packs) {
+    for (const auto& fill : pack.fills) {
+      packed_from_.push_back({fill.constant, Seen(constants[fill.constant], limits_.watch_constants)});
+    }
+  }
+  if (packs.empty()) return;
+  if (loaded_.accelerator != nullptr && !device_) device_ = index_of(c10::impl::VirtualGuardImpl(type).getDevice());
+  const auto guard = guard_device();
+  for (auto& packed : empty_packs(packs, type)) loaded_.constants.push_back(std::move(packed));
+  pack_constants();
+  if (loaded_.accelerator != nullptr) loaded_.accelerator->synchronize(place_of({}).stream);
+}
+
+void Executor::load_code(const at::Tensor& object) {
+  const auto& program = loaded_.program;
+  if (loaded_.accelerator != nullptr) {
+    code_ = std::make_unique<DeviceCode>(program, *loaded_.accelerator, object);
+    if (!device_) return;  // where it is called
+    const auto guard = guard_device();
+    place_of({});
+    return;
+  }
   if (object.numel() > 0) {
     loaded_.library = std::make_unique<Library>(static_cast<const uint8_t*>(object.const_data_ptr()), object.numel());
   }
-  for (const auto& instr : loaded_.program.instrs) {
+  for (const auto& instr : program.instrs) {
     if (!instr.op && !loaded_.library) {
       throw Unavailable(Code::kCorruptPayload, "The engine's program has kernels but no native code.");
     }
     loaded_.kernels.push_back(instr.op ? nullptr : loaded_.library->find(instr.kernel));
   }
-  num_given_ = constants.size();
-  for (const auto& pack : loaded_.program.packs) {
+  for (const auto& pack : program.packs) {
     if (!loaded_.library) throw Unavailable(Code::kCorruptPayload, "The engine packs constants but has no native code.");
     pack_kernels_.push_back(loaded_.library->find(pack.kernel));
-    for (const auto& fill : pack.fills) {
-      packed_from_.push_back(look_at(fill.constant, constants[fill.constant]));
+  }
+}
+
+// Constants that launches read are on one device, and aligned as kernels expect.
+void Executor::find_device() {
+  const auto& program = loaded_.program;
+  const auto type = loaded_.accelerator->type();
+  std::vector<bool> read(num_given_, false);
+  for (const auto& instr : program.instrs) {
+    for (const int64_t id : instr.ptrs) {
+      const auto& root = program.slots[program.slots[id].root];
+      if (root.kind == SlotKind::kConst && root.index < static_cast<int64_t>(num_given_)) read[root.index] = true;
     }
   }
-  for (auto& packed : empty_packs(loaded_.program.packs)) loaded_.constants.push_back(std::move(packed));
-  pack_constants();
+  for (const auto& pack : program.packs) {
+    for (const auto& fill : pack.fills) read[fill.constant] = true;
+  }
+  for (size_t k = 0; k < num_given_; ++k) {
+    const auto& constant = loaded_.constants[k];
+    const auto device = constant.device();
+    const bool same = device.type() == type && (!device_ || *device_ == index_of(device));
+    if (!same && (read[k] || device.type() == type)) {
+      throw Unavailable(
+          Code::kDeviceMismatch, "A constant of the engine is on " + device.str() + ", but its kernels need all on one " + program.isa[0] +
+                                     " device: move the whole module to one device before it is saved, or optimize it again.");
+    }
+    if (device.type() == type) device_ = index_of(device);
+    if (read[k] && !is_aligned(constant)) {
+      throw Unavailable(Code::kDeviceMismatch, "A constant of the engine does not begin at a multiple of 16 bytes, as its kernels need.");
+    }
+  }
 }
 
 void Executor::pack_constants() {
-  for (size_t i = 0; i < pack_kernels_.size(); ++i) {
-    const auto& pack = loaded_.program.packs[i];
-    auto& packed = loaded_.constants[num_given_ + i];
-    std::memset(packed.mutable_data_ptr(), 0, packed.nbytes());
-    for (const auto& fill : pack.fills) {
-      auto* source = const_cast<void*>(loaded_.constants[fill.constant].const_data_ptr());
-      void* ptrs[] = {source, packed.mutable_data_ptr(), nullptr};
-      at::parallel_for(0, fill.extent, 1, [&](int64_t begin, int64_t end) {
-        pack_kernels_[i](ptrs, fill.ints.data(), begin, end);
-      });
-    }
+  const auto place = loaded_.accelerator == nullptr ? Place() : place_of({});
+  for (size_t i = 0; i < loaded_.program.packs.size(); ++i) {
+    loaded_.accelerator == nullptr ? pack_on_cpu(i) : pack_on_device(i, place);
   }
 }
 
-Executor::PackedFrom Executor::look_at(int64_t constant, const at::Tensor& given) const {
-  return {constant, version_of(given), limits_.watch_constants ? sum_of_samples(given) : 0};
+void Executor::pack_on_cpu(size_t i) {
+  const auto& pack = loaded_.program.packs[i];
+  auto& packed = loaded_.constants[num_given_ + i];
+  std::memset(packed.mutable_data_ptr(), 0, packed.nbytes());
+  for (const auto& fill : pack.fills) {
+    auto* source = const_cast<void*>(loaded_.constants[fill.constant].const_data_ptr());
+    void* ptrs[] = {source, packed.mutable_data_ptr(), nullptr};
+    at::parallel_for(0, fill.extent, 1, [&](int64_t begin, int64_t end) {
+      pack_kernels_[i](ptrs, fill.ints.data(), begin, end);
+    });
+  }
+}
+
+void Executor::pack_on_device(size_t i, const Place& place) {
+  const auto& pack = loaded_.program.packs[i];
+  auto& packed = loaded_.constants[num_given_ + i];
+  void* target = packed.mutable_data_ptr();
+  loaded_.accelerator->zero(target, packed.nbytes(), place.stream);
+  for (const auto& fill : pack.fills) {
+    if (fill.extent == 0) continue;
+    auto* source = const_cast<void*>(loaded_.constants[fill.constant].const_data_ptr());
+    auto ints = fill.ints;
+    void* none = nullptr;
+    std::vector<void*> params{&source, &target};
+    for (auto& value : ints) params.push_back(&value);
+    params.insert(params.end(), 2, &none);
+    const Grid grid{static_cast<uint32_t>(fill.extent), 1, 1};
+    code_->on(place.device.index()).packs[i]->launch(grid, params.data(), place.stream);
+  }
 }
 
 void Executor::refresh_packs(const std::vector<at::Tensor>& constants) {
   const auto stale = [&](const PackedFrom& from) {
-    const auto& given = constants[from.constant];
-    return version_of(given) != from.version || (limits_.watch_constants && sum_of_samples(given) != from.sum);
+    return !(Seen(constants[from.constant], limits_.watch_constants) == from.seen);
   };
   if (std::none_of(packed_from_.begin(), packed_from_.end(), stale)) return;
   const std::lock_guard<std::mutex> lock(mutex_);
-  for (auto& from : packed_from_) from = look_at(from.constant, constants[from.constant]);
+  for (auto& from : packed_from_) from.seen = Seen(constants[from.constant], limits_.watch_constants);
+  const auto guard = guard_device();
   pack_constants();
+  if (loaded_.accelerator == nullptr) return;
+  const auto place = place_of({});
+  if (loaded_.accelerator->is_capturing(place.stream)) return;  // what is recorded orders itself
+  if (!repacked_) repacked_ = loaded_.accelerator->make_event();
+  repacked_->record(place.stream);
+  repacked_on_ = place.stream;
+}
+
+// Nothing to guard on the CPU, or while no device is known.
+c10::OptionalDeviceGuard Executor::guard_device() const {
+  if (!device_) return c10::OptionalDeviceGuard();
+  return c10::OptionalDeviceGuard(c10::Device(loaded_.accelerator->type(), *device_));
+}
+
+std::optional<Code> Executor::check_device(const std::vector<at::Tensor>& inputs) const {
+  if (loaded_.accelerator == nullptr) return std::nullopt;
+  auto device = device_;
+  for (const auto& input : inputs) {
+    if (input.device().type() != loaded_.accelerator->type()) continue;
+    const auto index = index_of(input.device());
+    if (device && *device != index) return Code::kGuardDevice;
+    device = index;
+  }
+  return std::nullopt;
+}
+
+// Makes nothing current: guard_device or the caller did.
+Place Executor::place_of(const std::vector<at::Tensor>& inputs) {
+  const auto type = loaded_.accelerator->type();
+  auto device = device_;
+  for (size_t i = 0; i < inputs.size() && !device; ++i) {
+    if (inputs[i].device().type() == type) device = index_of(inputs[i].device());
+  }
+  if (!device) device = index_of(c10::impl::VirtualGuardImpl(type).getDevice());
+  loaded_.accelerator->enter(*device);
+  return {{type, *device}, loaded_.accelerator->current_stream(*device), &code_->on(*device).launches};
 }
 
 Executor::~Executor() = default;
 
-std::unique_ptr<Executor::Lane> Executor::take_lane() {
+std::unique_ptr<Lane> Executor::take_lane(const Place& place) {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (!idle_.empty()) {
-      auto lane = std::move(idle_.back());
-      idle_.pop_back();
+    if (repacked_ && repacked_on_ != place.stream) repacked_->block(place.stream);
+    for (size_t i = idle_.size(); i-- > 0;) {
+      if (!idle_[i]->is_at(place)) continue;
+      auto lane = std::move(idle_[i]);
+      idle_.erase(idle_.begin() + static_cast<int64_t>(i));
       idle_bytes_ -= lane->bytes();
       return lane;
     }
   }
-  return std::make_unique<Lane>();
+  return std::make_unique<Lane>(place);
 }
 
 void Executor::give_lane(std::unique_ptr<Lane> lane) {
@@ -254,41 +225,58 @@ void Executor::give_lane(std::unique_ptr<Lane> lane) {
 }
 
 void Executor::forget_sizes() {
+  graph_counts_.clear();
   const std::lock_guard<std::mutex> lock(mutex_);
   idle_.clear();
   idle_bytes_ = 0;
 }
 
+bool Executor::is_ready(const at::Tensor& input, size_t i) const {
+  if (!input.is_contiguous() || input.is_conj() || input.is_neg()) return false;
+  return !loaded_.program.launched[i] || is_aligned(input);
+}
+
 std::optional<std::vector<at::Tensor>> Executor::run_in_lane(
     const std::vector<at::Tensor>& inputs, std::vector<double>* seconds) {
-  const auto& program = loaded_.program;
-  if (!may_update(program, inputs, loaded_.constants)) return std::nullopt;
+  if (!may_update(loaded_.program, inputs, loaded_.constants)) return std::nullopt;
   const BelowAutograd guards;
-  std::vector<at::Tensor> copies;  // filled at the first input that is not contiguous
+  if (loaded_.accelerator == nullptr) return run_at(Place(), inputs, seconds);
+  c10::OptionalDeviceGuard guard = guard_device();
+  for (size_t i = 0; i < inputs.size() && !device_; ++i) {
+    if (inputs[i].device().type() == loaded_.accelerator->type()) guard.reset_device(inputs[i].device());
+  }
+  return run_at(place_of(inputs), inputs, seconds);
+}
+
+std::optional<std::vector<at::Tensor>> Executor::run_at(
+    const Place& place, const std::vector<at::Tensor>& inputs, std::vector<double>* seconds) {
+  const auto& program = loaded_.program;
+  std::vector<at::Tensor> copies;  // filled at the first input that is not as kernels need it
   for (size_t i = 0; i < inputs.size(); ++i) {
-    const auto& input = inputs[i];
-    if (input.is_contiguous() && !input.is_conj() && !input.is_neg()) continue;
+    if (is_ready(inputs[i], i)) continue;
     if (program.aliased[i]) return std::nullopt;
     if (copies.empty()) copies = inputs;
-    copies[i] = input.resolve_conj().resolve_neg().contiguous();
+    copies[i] = inputs[i].resolve_conj().resolve_neg().contiguous();
+    if (program.launched[i] && !is_aligned(copies[i])) copies[i] = copies[i].clone();
   }
   const auto& ready = copies.empty() ? inputs : copies;
-  auto lane = take_lane();
-  Frame& frame = lane->frame_for(loaded_, ready, limits_.max_shapes);
-  if (frame.failed() != nullptr) {
-    give_lane(std::move(lane));
+  // What somebody records is replayed whenever they like: its memory is theirs.
+  const bool recorded = loaded_.accelerator != nullptr && loaded_.accelerator->is_capturing(place.stream);
+  auto lane = recorded ? std::make_unique<Lane>(place) : take_lane(place);
+  if (lane->shape_for(loaded_, ready, limits_.max_shapes).frame.failed() != nullptr) {
+    if (!recorded) give_lane(std::move(lane));
     return std::nullopt;
   }
   std::vector<at::Tensor> outputs;
   try {
-    lane->reserve(frame.arena_bytes());
-    outputs = frame.run(ready, seconds);
+    const bool graphed = capturable_ && !recorded && seconds == nullptr;
+    outputs = graphed ? lane->run_graphed(ready, limits_.graphs, graph_counts_) : lane->run(ready, seconds);
   } catch (...) {
     lane->drop_front();
-    give_lane(std::move(lane));
+    if (!recorded) give_lane(std::move(lane));
     throw;
   }
-  give_lane(std::move(lane));
+  if (!recorded) give_lane(std::move(lane));
   finish_updates(program, inputs, ready);
   for (size_t k = 0; k < outputs.size(); ++k) {  // an input given back is the caller's own tensor
     const auto& slot = program.slots[program.outputs[k]];

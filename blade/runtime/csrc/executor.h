@@ -2,13 +2,16 @@
 // Runs a DISC program: any number of threads at once, no lock held while computing.
 #pragma once
 
-#include <list>
-#include <mutex>
-#include <string>
-#include <unordered_map>
-#include <utility>
+#include <c10/core/DeviceGuard.h>
 
-#include "frame.h"
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "constants.h"
+#include "lane.h"
+#include "target.h"
 
 namespace blade {
 
@@ -16,6 +19,7 @@ struct ExecutorLimits {
   size_t max_shapes = 64;                  // frames kept per lane
   size_t max_idle_bytes = size_t{1} << 29;  // arenas kept while nobody calls (one is always kept)
   bool watch_constants = false;             // their versions do not tell of all writes: look at some elements
+  GraphLimits graphs;
 };
 
 class Executor {
@@ -24,7 +28,11 @@ class Executor {
   Executor(Program program, const at::Tensor& object, const std::vector<at::Tensor>& constants, ExecutorLimits limits);
   ~Executor();
 
-  // Inputs have passed check_inputs. nullopt: a guard over sizes does not hold. Throws what ops throw.
+  // Of inputs that have passed check_inputs: whether they are on one device, the constants'.
+  std::optional<Code> check_device(const std::vector<at::Tensor>& inputs) const;
+
+  // Inputs have passed check_inputs and check_device. nullopt: a guard over sizes does not hold. Throws what ops
+  // throw, and Unavailable for a device the engine has no code for.
   std::optional<std::vector<at::Tensor>> run(const std::vector<at::Tensor>& inputs);
 
   // Average seconds per instruction. Throws if the guards do not hold.
@@ -38,29 +46,44 @@ class Executor {
 
   const Program& program() const { return loaded_.program; }
 
- private:
-  class Lane;  // an arena and the frames over it: what one call at a time uses
+  // nullptr: a program of the CPU.
+  const GraphCounts* graph_counts() const { return loaded_.accelerator == nullptr ? nullptr : &graph_counts_; }
 
+ private:
   // A constant that packs were made from, and how it was then.
   struct PackedFrom {
-    int64_t constant, version;
-    uint64_t sum;  // of some of its elements, if constants are watched
+    int64_t constant;
+    Seen seen;
   };
 
-  std::unique_ptr<Lane> take_lane();
+  c10::OptionalDeviceGuard guard_device() const;
+  Place place_of(const std::vector<at::Tensor>& inputs);
+  std::unique_ptr<Lane> take_lane(const Place& place);
   void give_lane(std::unique_ptr<Lane> lane);
   std::optional<std::vector<at::Tensor>> run_in_lane(
       const std::vector<at::Tensor>& inputs, std::vector<double>* seconds);
+  std::optional<std::vector<at::Tensor>> run_at(
+      const Place& place, const std::vector<at::Tensor>& inputs, std::vector<double>* seconds);
 
+  void load_code(const at::Tensor& object);
+  void find_device();
+  bool is_ready(const at::Tensor& input, size_t i) const;
   void pack_constants();
-  PackedFrom look_at(int64_t constant, const at::Tensor& given) const;
+  void pack_on_cpu(size_t i);
+  void pack_on_device(size_t i, const Place& place);
 
   Loaded loaded_;
+  std::unique_ptr<DeviceCode> code_;           // accelerators
+  std::optional<c10::DeviceIndex> device_;     // of the constants, if they are on one
   std::vector<KernelFn> pack_kernels_;
   std::vector<PackedFrom> packed_from_;
   size_t num_given_ = 0;  // constants before the packed ones
   const ExecutorLimits limits_;
+  bool capturable_ = false;  // the program, and nobody forbids it
+  GraphCounts graph_counts_;
   std::mutex mutex_;
+  std::unique_ptr<Event> repacked_;  // on an accelerator, if constants were packed again
+  Stream repacked_on_ = nullptr;
   std::vector<std::unique_ptr<Lane>> idle_;
   size_t idle_bytes_ = 0;
 };

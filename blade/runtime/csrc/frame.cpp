@@ -5,12 +5,21 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <limits>
+
+#include "memory.h"
 
 namespace blade {
 namespace {
 
 // Elements of work one thread should get at least; less is not worth waking it.
 constexpr int64_t kGrain = 16384;
+
+// What a grid may have along y and z; along x it is any int32.
+constexpr int64_t kMaxGrid = 65535;
+
+// Kernels take two more pointers, to scratch memory that ours do without.
+void* no_memory = nullptr;
 
 Sizes gather(const std::vector<int64_t>& ids, const std::vector<int64_t>& regs) {
   Sizes values;
@@ -57,8 +66,8 @@ int64_t reach(const Sizes& sizes, const Sizes& strides) {
 
 }  // namespace
 
-Frame::Frame(const Loaded& loaded, const std::vector<at::Tensor>& inputs, const Arena& arena)
-    : loaded_(loaded), program_(loaded.program), arena_(arena) {
+Frame::Frame(const Loaded& loaded, const std::vector<at::Tensor>& inputs, const Arena& arena, const Place& place)
+    : loaded_(loaded), program_(loaded.program), arena_(arena), place_(place), stream_(place.stream) {
   eval_registers(program_, inputs, regs_);
   failed_ = failed_guard(program_, regs_);
   if (failed_ != nullptr) return;
@@ -76,8 +85,13 @@ Frame::Frame(const Loaded& loaded, const std::vector<at::Tensor>& inputs, const 
   make_fixed_tensors();
   steps_.resize(program_.instrs.size());
   for (size_t i = 0; i < steps_.size(); ++i) {
-    program_.instrs[i].op ? prepare_call(i) : prepare_kernel(i);
+    const Instr& instr = program_.instrs[i];
+    steps_[i].skip = instr.when >= 0 && reg(instr.when) == 0;
+    if (steps_[i].skip) continue;
+    instr.op ? prepare_call(i) : instr.launch ? prepare_launch(i) : prepare_kernel(i);
   }
+  prepare_params();
+  check_results_are_made();
 }
 
 void Frame::prepare_slot(size_t id) {
@@ -161,12 +175,9 @@ void Frame::make_fixed_tensors() {
     if (slot.kind == SlotKind::kConst) {
       tensors_[id] = loaded_.constants[slot.index];
     } else if (slot.kind == SlotKind::kArena) {
-      tensors_[id] = at::detail::make_tensor<c10::TensorImpl>(
-          c10::Storage(arena_.storage()), c10::DispatchKeySet(c10::DispatchKey::CPU),
-          c10::scalarTypeToTypeMeta(slots_[id].dtype));
       const auto offset = slots_[id].arena_offset / c10::elementSize(slots_[id].dtype);
-      tensors_[id].unsafeGetTensorImpl()->set_sizes_and_strides(
-          slots_[id].sizes, slots_[id].strides, static_cast<int64_t>(offset));
+      tensors_[id] = tensor_over(
+          arena_.storage(), slots_[id].dtype, slots_[id].sizes, slots_[id].strides, static_cast<int64_t>(offset));
     } else {
       if (slot.kind != SlotKind::kView) changing_roots_.push_back(static_cast<int64_t>(id));
       continue;
@@ -191,14 +202,70 @@ void Frame::prepare_kernel(size_t i) {
   step.grain = std::max<int64_t>(1, kGrain / std::max<int64_t>(1, reg(instr.cost)));
   TORCH_CHECK(reg(instr.scratch) >= 0, "blade: a kernel asks for a negative scratch size");
   step.scratch = static_cast<size_t>(reg(instr.scratch));
+  add_pointers(instr, step);
+  table_.push_back(nullptr);  // no scratch
+}
+
+void Frame::add_pointers(const Instr& instr, Step& step) {
   step.table = table_.size();
   step.num_ptrs = instr.ptrs.size();
   for (const int64_t id : instr.ptrs) {
     (is_fixed(id) ? fixed_patches_ : step.patches).push_back({table_.size(), id});
     table_.push_back(nullptr);
   }
-  table_.push_back(nullptr);  // no scratch
   for (const int64_t id : instr.ints) step.ints.push_back(reg(id));
+}
+
+void Frame::prepare_launch(size_t i) {
+  const Instr& instr = program_.instrs[i];
+  const auto axis = [&](size_t k) {
+    const int64_t blocks = reg(instr.grid[k]), most = k == 0 ? std::numeric_limits<int32_t>::max() : kMaxGrid;
+    TORCH_CHECK(blocks >= 0 && blocks <= most, "blade: ", instr.text, ": a grid cannot have ", blocks, " blocks along axis ", k);
+    return static_cast<uint32_t>(blocks);
+  };
+  const Grid grid{axis(0), axis(1), axis(2)};
+  if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
+  Step& step = steps_[i];
+  step.grid = grid;
+  step.launch = (*place_.launches)[i];
+  add_pointers(instr, step);
+}
+
+// When the tables no longer grow.
+void Frame::prepare_params() {
+  for (auto& step : steps_) {
+    if (step.launch == nullptr) continue;
+    for (size_t k = 0; k < step.num_ptrs; ++k) step.params.push_back(&table_[step.table + k]);
+    for (auto& value : step.ints) step.params.push_back(&value);
+    step.params.insert(step.params.end(), 2, &no_memory);
+  }
+}
+
+// Instructions that are skipped make no results: whatever reads one must be skipped, too.
+void Frame::check_results_are_made() const {
+  const auto is_skipped = [](const Step& step) { return step.skip; };
+  if (std::none_of(steps_.begin(), steps_.end(), is_skipped)) return;
+  std::vector<bool> made(slots_.size(), false);
+  const auto check = [&](int64_t id, const std::string& text) {
+    if (id < 0) return;
+    const int64_t root = program_.slots[id].root;
+    TORCH_CHECK(
+        program_.slots[root].kind != SlotKind::kDyn || made[root], "blade: ", text, ": what makes slot ", root,
+        " is skipped at these sizes");
+  };
+  for (size_t i = 0; i < steps_.size(); ++i) {
+    const Instr& instr = program_.instrs[i];
+    if (steps_[i].skip) continue;
+    for (const int64_t id : instr.ptrs) check(id, instr.text);
+    for (const auto& arg : instr.args) {
+      if (arg.kind == CallArg::kSlot) check(arg.id, instr.text);
+      for (const int64_t id : arg.slots) check(id, instr.text);
+    }
+    for (const int64_t id : instr.results) {
+      if (id >= 0) made[id] = true;
+    }
+  }
+  for (const int64_t id : program_.outputs) check(id, "outputs");
 }
 
 bool Frame::is_fixed(const CallArg& arg) const {

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "accelerator.h"
 #include "library.h"
 #include "program.h"
 
@@ -21,21 +22,33 @@ struct Loaded {
   std::vector<KernelFn> kernels;      // per instruction; null for calls
   std::vector<at::Tensor> constants;  // private aliases of the module's tensors
   std::unique_ptr<Library> library;
+  Accelerator* accelerator = nullptr;  // null: the CPU
+};
+
+// Where a frame works: frames of an accelerator belong to one of its streams.
+struct Place {
+  c10::Device device{at::kCPU};
+  Stream stream = nullptr;
+  const std::vector<const Kernel*>* launches = nullptr;  // per instruction, loaded on this device
 };
 
 // Memory for arena slots, with room for the largest frame that used it. Tensors over it see a new
 // allocation by themselves because they share its storage.
 class Arena {
  public:
-  Arena();
+  // On the current device and stream.
+  explicit Arena(c10::DeviceType type);
   void reserve(size_t bytes);  // contents are lost if it grows
   void shrink(size_t bytes);
   char* data() const { return data_; }
   size_t capacity() const { return capacity_; }
   const c10::Storage& storage() const { return storage_; }
+  int64_t moves() const { return moves_; }  // how often its address changed
 
  private:
   void allocate(size_t bytes);
+  const c10::DeviceType type_;
+  int64_t moves_ = 0;
   c10::Storage storage_;
   char* data_ = nullptr;
   size_t capacity_ = 0;
@@ -55,7 +68,7 @@ size_t plan_memory(std::vector<Buffer>& buffers);
 class Frame {
  public:
   // Evaluates registers and guards; prepares the rest only if the guards hold.
-  Frame(const Loaded& loaded, const std::vector<at::Tensor>& inputs, const Arena& arena);
+  Frame(const Loaded& loaded, const std::vector<at::Tensor>& inputs, const Arena& arena, const Place& place);
 
   const Guard* failed() const { return failed_; }
   size_t arena_bytes() const { return arena_bytes_; }
@@ -66,12 +79,14 @@ class Frame {
   std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs, std::vector<double>* seconds = nullptr);
 
  private:
+  friend class Recording;
+
   struct SlotState {
     at::ScalarType dtype = at::ScalarType::Undefined;
     Sizes sizes, strides;
     int64_t offset = 0;          // elements, from the root's start
     int64_t span = 0;            // roots: elements that may be touched
-    size_t arena_offset = 0;     // bytes, from the arena's start
+    size_t arena_offset = 0;     // bytes, from the arena's start; outputs: from the start of a graph's memory
     std::vector<int64_t> views;  // roots: the views on them
   };
   // An entry of the pointer table and the slot it points to.
@@ -80,7 +95,11 @@ class Frame {
     int64_t slot;
   };
   struct Step {
+    bool skip = false;  // its `when` does not hold at these sizes
     KernelFn fn = nullptr;
+    const Kernel* launch = nullptr;  // accelerators, where the grid is not empty
+    Grid grid;
+    std::vector<void*> params;       // of a launch: the address of every argument
     int64_t extent = 0, grain = 0;
     size_t scratch = 0;
     size_t table = 0, num_ptrs = 0;  // its part of the pointer table
@@ -98,27 +117,39 @@ class Frame {
   void plan_arena();
   void make_fixed_tensors();
   void prepare_kernel(size_t i);
+  void prepare_launch(size_t i);
+  void add_pointers(const Instr& instr, Step& step);
+  void prepare_params();
   void prepare_call(size_t i);
+  void check_results_are_made() const;
   bool is_fixed(int64_t id) const;
   bool is_fixed(const CallArg& arg) const;
   c10::IValue make_arg(const CallArg& arg) const;
   at::Tensor view_of(const at::Tensor& root, const SlotState& slot) const;
 
   // execution: execute.cpp
-  void refresh_fixed_pointers();
-  void bind(const std::vector<at::Tensor>& inputs);
+  bool refresh_fixed_pointers();
+  // `fixed`: outputs are there, for a graph, and not fresh memory.
+  void bind(const std::vector<at::Tensor>& inputs, const Arena* fixed = nullptr);
+  at::Tensor output_tensor(int64_t id, const Arena* fixed) const;
   void bind_root(int64_t id, at::Tensor tensor, char* data);
   void release_root(int64_t id);
+  void release();  // all that a call holds
   void run_step(size_t i);
   void run_kernel(const Step& step);
+  void run_launch(Step& step);
+  void run_timed(std::vector<double>& seconds);
   void run_call(const Instr& instr, const Step& step);
   void take_results(const Instr& instr);
+  bool is_here(const at::Tensor& tensor) const;
   at::Tensor checked_result(int64_t id, const at::Tensor& result) const;
   std::vector<at::Tensor> collect_outputs();
 
   const Loaded& loaded_;
   const Program& program_;
   const Arena& arena_;
+  const Place place_;
+  Stream stream_ = nullptr;  // where this call enqueues
   std::vector<int64_t> regs_;
   const Guard* failed_ = nullptr;
   size_t arena_bytes_ = 0;

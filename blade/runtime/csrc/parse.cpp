@@ -9,6 +9,7 @@
 #include <sstream>
 
 #include "program.h"
+#include "reader.h"
 
 namespace blade {
 namespace {
@@ -31,22 +32,10 @@ const std::map<std::string, RegOp> kRegOps = {
     {"ge", RegOp::kGe},   {"and", RegOp::kAnd}, {"or", RegOp::kOr},
 };
 
-std::vector<std::string> split(const std::string& text, char by) {
-  std::vector<std::string> parts;
-  if (text.empty()) return parts;
-  size_t start = 0;
-  for (size_t at = text.find(by); at != std::string::npos; at = text.find(by, start)) {
-    parts.push_back(text.substr(start, at - start));
-    start = at + 1;
-  }
-  parts.push_back(text.substr(start));
-  return parts;
-}
-
-class Parser {
+class Parser : private Reader {
  public:
   Parser(const std::string& text, size_t num_constants)
-      : lines_(split(text, '\n')), num_given_(num_constants), num_constants_(num_constants) {}
+      : Reader(text), num_given_(num_constants), num_constants_(num_constants) {}
 
   Program parse() {
     expect("blade.disc");
@@ -57,11 +46,11 @@ class Parser {
               "; this blade reads version " + std::to_string(kVersion) + ".");
     }
     expect("isa");
-    while (next_ < words_.size()) program_.isa.push_back(word());
+    while (!at_end()) program_.isa.push_back(word());
     section("inputs", [this](int64_t i) { parse_input(i); });
     section("registers", [this](int64_t k) { parse_reg(k); });
     section("guards", [this](int64_t) { parse_guard(); });
-    if (line_ < lines_.size() && lines_[line_].rfind("packs ", 0) == 0) {
+    if (next_begins_with("packs ")) {
       section("packs", [this](int64_t) { parse_pack(); });
     }
     section("slots", [this](int64_t k) { parse_slot(k); });
@@ -75,79 +64,8 @@ class Parser {
   }
 
  private:
-  [[noreturn]] void fail(const std::string& what) const {
-    throw Unavailable(
-        Code::kCorruptPayload,
-        "The engine's program does not parse: line " + std::to_string(line_) + ": " + what + ".");
-  }
-
-  std::string word() {
-    if (next_ >= words_.size()) fail("ends too early");
-    return words_[next_++];
-  }
-
-  int64_t to_number(const std::string& text) const {
-    size_t used = 0;
-    int64_t value = 0;
-    try {
-      value = std::stoll(text, &used);
-    } catch (const std::logic_error&) {
-      used = 0;
-    }
-    if (used == 0 || used != text.size()) fail("'" + text + "' is not an integer");
-    return value;
-  }
-
-  int64_t number() { return to_number(word()); }
-
-  int64_t below(int64_t value, size_t limit, const char* what) const {
-    if (value < 0 || value >= static_cast<int64_t>(limit)) {
-      fail(std::string(what) + " " + std::to_string(value) + " is not defined");
-    }
-    return value;
-  }
-
   int64_t reg() { return below(number(), program_.regs.size(), "register"); }
   int64_t slot() { return below(number(), program_.slots.size(), "slot"); }
-
-  int64_t count() {
-    const int64_t n = number();
-    if (n < 0 || n > 1000000) fail("count " + std::to_string(n) + " is out of range");
-    return n;
-  }
-
-  void end_of_line() const {
-    if (next_ != words_.size()) fail("unexpected '" + words_[next_] + "'");
-  }
-
-  // The next line, whose first word is `keyword`.
-  void expect(const char* keyword) {
-    if (line_ > 0) end_of_line();
-    if (line_ >= lines_.size()) fail(std::string("'") + keyword + "' is missing");
-    words_ = split(lines_[line_++], ' ');
-    next_ = 0;
-    if (const auto found = word(); found != keyword) {
-      fail("'" + found + "' where '" + keyword + "' is due");
-    }
-  }
-
-  template <typename F>
-  void section(const char* name, const F& parse_line) {
-    expect(name);
-    const int64_t n = count();
-    for (int64_t i = 0; i < n; ++i) {
-      end_of_line();
-      if (line_ >= lines_.size()) fail("ends too early");
-      words_ = split(lines_[line_++], ' ');
-      next_ = 0;
-      parse_line(i);
-    }
-  }
-
-  void header(const char* keyword, int64_t index) {
-    if (const auto found = word(); found != keyword) fail("'" + found + "' where '" + keyword + "' is due");
-    if (number() != index) fail("ids must count up from 0");
-  }
 
   at::ScalarType to_dtype(const std::string& name) const {
     const auto found = kDtypes.find(name);
@@ -161,6 +79,7 @@ class Parser {
     const auto device = word();
     if (device != "cpu" && device != "cuda") fail("unknown device '" + device + "'");
     program_.inputs.push_back({dtype, device == "cpu" ? at::kCPU : at::kCUDA, count()});
+    program_.launched.push_back(false);
   }
 
   void parse_reg(int64_t k) {
@@ -186,7 +105,7 @@ class Parser {
   void parse_guard() {
     if (word() != "guard") fail("'guard' is due");
     Guard guard{reg(), ""};
-    while (next_ < words_.size()) guard.text += (guard.text.empty() ? "" : " ") + word();
+    while (!at_end()) guard.text += (guard.text.empty() ? "" : " ") + word();
     program_.guards.push_back(std::move(guard));
   }
 
@@ -244,7 +163,7 @@ class Parser {
       const int64_t rank = count();
       s.sizes = regs_of(rank);
       if (s.kind == SlotKind::kDyn) s.strides = regs_of(rank);
-      if (s.kind == SlotKind::kArena && next_ < words_.size()) s.reuse = parse_reuse();
+      if (s.kind == SlotKind::kArena && !at_end()) s.reuse = parse_reuse();
     } else {
       fail("unknown slot kind '" + kind + "'");
     }
@@ -262,10 +181,16 @@ class Parser {
 
   void parse_instr() {
     Instr instr;
-    instr.text = lines_[line_ - 1];
-    const auto kind = word();
+    instr.text = current_line();
+    auto kind = word();
+    if (kind == "when") {
+      instr.when = reg();
+      kind = word();
+    }
     if (kind == "kernel") {
       parse_kernel(instr);
+    } else if (kind == "launch") {
+      parse_launch(instr);
     } else if (kind == "call") {
       parse_call(instr);
     } else {
@@ -282,6 +207,19 @@ class Parser {
     instr.scratch = reg();
     for (int64_t n = count(); n > 0; --n) instr.ptrs.push_back(slot());
     for (int64_t n = count(); n > 0; --n) instr.ints.push_back(reg());
+  }
+
+  void parse_launch(Instr& instr) {
+    instr.launch = true;
+    instr.kernel = word();
+    if (instr.kernel.empty()) fail("a launch needs a kernel's name");
+    for (auto& axis : instr.grid) axis = reg();
+    for (int64_t n = count(); n > 0; --n) instr.ptrs.push_back(slot());
+    for (int64_t n = count(); n > 0; --n) instr.ints.push_back(reg());
+    for (const int64_t id : instr.ptrs) {
+      const auto& root = program_.slots[program_.slots[id].root];
+      if (root.kind == SlotKind::kInput || root.kind == SlotKind::kUpdate) program_.launched[root.index] = true;
+    }
   }
 
   void parse_call(Instr& instr) {
@@ -477,16 +415,13 @@ class Parser {
   }
 
   bool cannot_fail(const Instr& instr) const {
+    if (instr.launch) return true;  // nothing but the device itself
     if (!instr.op) return program_.regs[instr.scratch].op == RegOp::kConst && program_.regs[instr.scratch].a == 0;
     const auto& into = instr.args[0];
     return instr.op->schema().name() == "aten::copy_" && into.kind == CallArg::kSlot &&
            program_.slots[into.id].kind == SlotKind::kUpdate;
   }
 
-  std::vector<std::string> lines_;
-  std::vector<std::string> words_;
-  size_t line_ = 0;  // lines read so far
-  size_t next_ = 0;  // the next word of the current line
   const size_t num_given_;  // constants that come with the engine
   size_t num_constants_;    // and those packed from them
   Program program_;

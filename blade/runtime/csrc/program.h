@@ -5,6 +5,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -64,9 +65,12 @@ struct CallArg {
 
 struct Instr {
   std::string text;  // its line
-  // kernel
+  int64_t when = -1;  // a register: runs only where that is not 0; -1: always
+  // kernel, launch
   std::string kernel;  // empty: a call
   int64_t extent = 0, cost = 0, scratch = 0;  // registers
+  bool launch = false;                        // of an accelerator's function, over a grid
+  std::array<int64_t, 3> grid{};              // registers
   std::vector<int64_t> ptrs;                  // slots
   std::vector<int64_t> ints;                  // registers
   // call
@@ -106,6 +110,8 @@ struct Program {
   // Per input: an output is a view of it, so that a contiguous copy would break the aliasing.
   std::vector<bool> aliased;
   std::vector<int64_t> updated;  // inputs that are written to, in ascending order
+  // Per input: a launch reads it, so that its address has to be aligned.
+  std::vector<bool> launched;
 };
 
 // Throws Unavailable for text this library cannot run.

@@ -23,12 +23,14 @@ enum class Code : size_t {
   kCorruptPayload,
   kBackendUnavailable,
   kPending,
+  kDeviceMismatch,
 };
 
-constexpr std::array<const char*, 13> kCodeNames = {
+constexpr std::array<const char*, 14> kCodeNames = {
     "guard_dtype",  "guard_device", "guard_rank",       "guard_shape",     "guard_grad",
     "engine_raised", "circuit_open", "disabled",        "cpu_mismatch",    "version_mismatch",
-    "corrupt_payload", "backend_unavailable", "pending"};
+    "corrupt_payload", "backend_unavailable", "pending",
+    "device_mismatch"};
 
 // The engine cannot serve any call of this process; the text is a full sentence.
 class Unavailable : public std::runtime_error {

@@ -3,6 +3,7 @@
 #include <torch/library.h>
 #include <torch/version.h>
 
+#include "accelerator.h"
 #include "cpu.h"
 #include "engine.h"
 
@@ -40,6 +41,11 @@ TORCH_LIBRARY(blade, m) {
           [](Engine::State state) { return Engine::from_state(std::move(state)); });
   m.def("isa_features() -> str[]", &blade::isa_features);
   m.def("announce_runner(str backend) -> ()", [](const std::string& backend) { blade::announce_runner(backend); });
+  // The library of an accelerator calls this when it is loaded (accelerator.h); `pointer` is its Accelerator.
+  m.def("register_accelerator(str name, int abi, int pointer) -> ()", [](std::string name, int64_t abi, int64_t pointer) {
+    blade::register_accelerator(name, abi, reinterpret_cast<blade::Accelerator*>(pointer));
+  });
+  m.def("accelerators() -> str[]", &blade::accelerator_names);
   // Python implements these two (blade/runtime/engine.py). load_runner: "" or why it cannot.
   m.def("load_runner(str backend, str name, Tensor payload, Tensor[] constants, str program) -> str");
   m.def("run_runner(Tensor payload, Tensor[] inputs) -> Tensor[]");

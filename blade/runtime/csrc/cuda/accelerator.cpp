@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+// CUDA as an accelerator of the executor, registered when this library is loaded.
+#include "accelerator.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAStream.h>
+
+#include <mutex>
+
+#include "capture.h"
+#include "copy.h"
+#include "driver.h"
+
+namespace blade::cuda {
+namespace {
+
+constexpr uint32_t kSharedWithoutAsking = 48 << 10;  // bytes a block may have unless its function says more
+
+CUstream native(Stream stream) { return static_cast<CUstream>(stream); }
+
+// What this thread does meanwhile is nothing that a capture elsewhere in the process has to fear.
+class Relaxed {
+ public:
+  Relaxed() { driver().cuThreadExchangeStreamCaptureMode(&mode_); }
+  ~Relaxed() { driver().cuThreadExchangeStreamCaptureMode(&mode_); }
+  Relaxed(const Relaxed&) = delete;
+  Relaxed& operator=(const Relaxed&) = delete;
+
+ private:
+  CUstreamCaptureMode mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;
+};
+
+class CudaKernel final : public Kernel {
+ public:
+  explicit CudaKernel(const Binary& binary) : name_(binary.name), threads_(binary.threads), shared_(binary.shared) {
+    const auto& cu = driver();
+    const Relaxed relaxed;
+    check(cu.cuCtxGetCurrent(&context_), "asking for the context");
+    check(cu.cuModuleLoadData(&module_, std::string(binary.bytes, binary.bytes + binary.size).data()), "loading a kernel");
+    try {
+      check(cu.cuModuleGetFunction(&function_, module_, name_.c_str()), "finding a kernel");
+      if (shared_ > kSharedWithoutAsking) {
+        check(
+            cu.cuFuncSetAttribute(function_, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, static_cast<int>(shared_)),
+            "reserving shared memory");
+      }
+    } catch (...) {
+      cu.cuModuleUnload(module_);
+      throw;
+    }
+  }
+
+  // It may still run. Where that cannot be waited for (somebody is capturing, the process ends) it stays loaded.
+  ~CudaKernel() override {
+    const auto& cu = driver();
+    if (cu.cuCtxPushCurrent(context_) != CUDA_SUCCESS) return;
+    {
+      const Relaxed relaxed;
+      if (cu.cuCtxSynchronize() == CUDA_SUCCESS) cu.cuModuleUnload(module_);
+    }
+    cu.cuCtxPopCurrent(&context_);
+  }
+
+  void launch(const Grid& grid, void** params, Stream stream) const override {
+    const auto result = driver().cuLaunchKernel(
+        function_, grid.x, grid.y, grid.z, threads_, 1, 1, shared_, native(stream), params, nullptr);
+    if (C10_UNLIKELY(result != CUDA_SUCCESS)) check(result, ("launching " + name_).c_str());
+  }
+
+ private:
+  const std::string name_;
+  const uint32_t threads_, shared_;
+  CUcontext context_ = nullptr;
+  CUmodule module_ = nullptr;
+  CUfunction function_ = nullptr;
+};
+
+class CudaEvent final : public Event {
+ public:
+  CudaEvent() { check(driver().cuEventCreate(&event_, CU_EVENT_DEFAULT), "creating an event"); }
+  ~CudaEvent() override { driver().cuEventDestroy(event_); }
+  CudaEvent(const CudaEvent&) = delete;
+  CudaEvent& operator=(const CudaEvent&) = delete;
+
+  void record(Stream stream) override { check(driver().cuEventRecord(event_, native(stream)), "recording an event"); }
+  void block(Stream stream) const override {
+    check(driver().cuStreamWaitEvent(native(stream), event_, 0), "waiting for an event");
+  }
+  double seconds_since(const Event& earlier) const override {
+    float milliseconds = 0;
+    check(driver().cuEventSynchronize(event_), "waiting for an event");
+    check(
+        driver().cuEventElapsedTime(&milliseconds, static_cast<const CudaEvent&>(earlier).event_, event_), "timing");
+    return milliseconds * 1e-3;
+  }
+
+ private:
+  CUevent event_ = nullptr;
+};
+
+class Cuda final : public Accelerator {
+ public:
+  c10::DeviceType type() const override { return c10::kCUDA; }
+
+  c10::DeviceIndex count() const override { return why_no_driver().empty() ? c10::cuda::device_count() : 0; }
+
+  std::string architecture(c10::DeviceIndex device) const override {
+    int major = 0, minor = 0;
+    const CUdevice handle = device_of(device);
+    check(driver().cuDeviceGetAttribute(&major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, handle), "asking a device");
+    check(driver().cuDeviceGetAttribute(&minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, handle), "asking a device");
+    return "sm_" + std::to_string(major) + std::to_string(minor);
+  }
+
+  // A thread that has only allocated so far has no context yet.
+  void enter(c10::DeviceIndex device) override {
+    CUcontext context = nullptr;
+    check(driver().cuCtxGetCurrent(&context), "asking for the context");
+    if (C10_LIKELY(context != nullptr)) return;
+    check(driver().cuCtxSetCurrent(primary_context(device)), "entering a device");
+  }
+
+  Stream current_stream(c10::DeviceIndex device) const override { return c10::cuda::getCurrentCUDAStream(device).stream(); }
+
+  bool is_capturing(Stream stream) const override {
+    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+    const auto result = driver().cuStreamIsCapturing(native(stream), &status);
+    if (result == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT) return true;  // the default stream, while another captures
+    check(result, "asking a stream");
+    return status != CU_STREAM_CAPTURE_STATUS_NONE;
+  }
+
+  std::unique_ptr<Kernel> load(const Binary& binary) override { return std::make_unique<CudaKernel>(binary); }
+  std::unique_ptr<Event> make_event() override { return std::make_unique<CudaEvent>(); }
+  void synchronize(Stream stream) override { check(driver().cuStreamSynchronize(native(stream)), "waiting for a stream"); }
+
+  void zero(void* data, size_t bytes, Stream stream) override {
+    if (bytes == 0) return;
+    check(driver().cuMemsetD8Async(reinterpret_cast<CUdeviceptr>(data), 0, bytes, native(stream)), "clearing memory");
+  }
+
+  void copy(const std::vector<Copy>& copies, Stream stream) override { copy_all(copies, native(stream)); }
+
+  std::unique_ptr<Graph> capture(
+      c10::DeviceIndex device, Stream stream, const std::function<void(Stream)>& work) override {
+    return cuda::capture(device, stream, work);
+  }
+
+ private:
+  static CUdevice device_of(c10::DeviceIndex device) {
+    CUdevice handle = 0;
+    check(driver().cuDeviceGet(&handle, device), "finding a device");
+    return handle;
+  }
+
+  CUcontext primary_context(c10::DeviceIndex device) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (contexts_.size() <= static_cast<size_t>(device)) contexts_.resize(device + 1, nullptr);
+    auto& context = contexts_[device];
+    if (context == nullptr) check(driver().cuDevicePrimaryCtxRetain(&context, device_of(device)), "entering a device");
+    return context;
+  }
+
+  std::mutex mutex_;
+  std::vector<CUcontext> contexts_;
+};
+
+[[maybe_unused]] const bool registered = [] {
+  const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("blade::register_accelerator", "");
+  auto* cuda = new Cuda();  // engines may outlive static objects
+  torch::jit::Stack stack{std::string("cuda"), kAcceleratorAbi, static_cast<int64_t>(reinterpret_cast<intptr_t>(cuda))};
+  op.callBoxed(stack);
+  return true;
+}();
+
+}  // namespace
+}  // namespace blade::cuda

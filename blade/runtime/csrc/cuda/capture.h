@@ -1,0 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
+// CUDA graphs of what an engine enqueues.
+#pragma once
+
+#include "accelerator.h"
+
+namespace blade::cuda {
+
+// Accelerator::capture.
+std::unique_ptr<Graph> capture(c10::DeviceIndex device, Stream stream, const std::function<void(Stream)>& work);
+
+}  // namespace blade::cuda

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "driver.h"
+
+#include <c10/util/Exception.h>
+#include <dlfcn.h>
+
+namespace blade::cuda {
+namespace {
+
+struct Loaded {
+  Driver driver;
+  std::string why_not;
+};
+
+// The headers rename functions to their versions (cuMemsetD8Async to cuMemsetD8Async_ptsz, ...): expand first.
+#define BLADE_TEXT(name) #name
+#define BLADE_SYMBOL(name) BLADE_TEXT(name)
+
+Loaded load() {
+  Loaded loaded;
+  void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);  // never closed
+  if (library == nullptr) {
+    loaded.why_not = std::string("the CUDA driver is not installed (") + dlerror() + ")";
+    return loaded;
+  }
+#define BLADE_FIND(name)                                                                       \
+  loaded.driver.name = reinterpret_cast<decltype(&::name)>(dlsym(library, BLADE_SYMBOL(name))); \
+  if (loaded.driver.name == nullptr) loaded.why_not = "the CUDA driver is too old: it lacks " BLADE_SYMBOL(name);
+  BLADE_CUDA_FUNCTIONS(BLADE_FIND)
+#undef BLADE_FIND
+  if (loaded.why_not.empty() && loaded.driver.cuInit(0) != CUDA_SUCCESS) {
+    loaded.why_not = "the CUDA driver finds no device";
+  }
+  return loaded;
+}
+
+const Loaded& loaded() {
+  static const Loaded once = load();
+  return once;
+}
+
+}  // namespace
+
+const std::string& why_no_driver() { return loaded().why_not; }
+
+const Driver& driver() { return loaded().driver; }
+
+void check(CUresult result, const char* what) {
+  if (C10_LIKELY(result == CUDA_SUCCESS)) return;
+  const char *name = nullptr, *text = nullptr;
+  driver().cuGetErrorName(result, &name);
+  driver().cuGetErrorString(result, &text);
+  TORCH_CHECK(
+      false, "blade: CUDA: ", what, ": ", name == nullptr ? "error" : name, " (", static_cast<int>(result), "): ",
+      text == nullptr ? "unknown to the driver" : text);
+}
+
+}  // namespace blade::cuda

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+// The CUDA driver, found at run time: this library must load where there is none.
+#pragma once
+
+#include <cuda.h>
+
+#include <string>
+
+namespace blade::cuda {
+
+#define BLADE_CUDA_FUNCTIONS(X)                                                                                   \
+  X(cuInit) X(cuGetErrorName) X(cuGetErrorString) X(cuCtxGetCurrent) X(cuCtxSetCurrent) X(cuCtxPushCurrent)       \
+  X(cuCtxPopCurrent) X(cuCtxSynchronize) X(cuDevicePrimaryCtxRetain) X(cuDeviceGet) X(cuDeviceGetAttribute)       \
+  X(cuModuleLoadData) X(cuModuleUnload) X(cuModuleGetFunction) X(cuFuncSetAttribute) X(cuLaunchKernel)            \
+  X(cuStreamCreate) X(cuStreamSynchronize) X(cuStreamWaitEvent) X(cuStreamIsCapturing) X(cuStreamBeginCapture)    \
+  X(cuStreamEndCapture) X(cuThreadExchangeStreamCaptureMode) X(cuGraphInstantiate) X(cuGraphLaunch)               \
+  X(cuGraphDestroy) X(cuGraphExecDestroy) X(cuEventCreate) X(cuEventRecord) X(cuEventDestroy)                     \
+  X(cuEventSynchronize) X(cuEventElapsedTime) X(cuMemcpyDtoDAsync) X(cuMemsetD8Async)
+
+// The functions by their own names, in the versions of the headers this was compiled with.
+struct Driver {
+#define BLADE_DECLARE(name) decltype(&::name) name = nullptr;
+  BLADE_CUDA_FUNCTIONS(BLADE_DECLARE)
+#undef BLADE_DECLARE
+};
+
+// Empty, or why there is no driver to use.
+const std::string& why_no_driver();
+
+// Only where there is one.
+const Driver& driver();
+
+// Throws c10::Error with the driver's own text.
+void check(CUresult result, const char* what);
+
+}  // namespace blade::cuda

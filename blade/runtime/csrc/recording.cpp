@@ -1,0 +1,239 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "recording.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+
+#include "memory.h"
+
+namespace blade {
+namespace {
+
+constexpr size_t kFixedAlign = 256;
+constexpr int64_t kMostUses = 64;  // that a shape evicted again and again needs before it is captured once more
+
+size_t aligned(size_t bytes) { return (bytes + kFixedAlign - 1) / kFixedAlign * kFixedAlign; }
+
+std::vector<const void*> addresses_of(const std::vector<at::Tensor>& tensors) {
+  std::vector<const void*> addresses;
+  addresses.reserve(tensors.size());
+  for (const auto& tensor : tensors) addresses.push_back(tensor.const_data_ptr());
+  return addresses;
+}
+
+}  // namespace
+
+void GraphCounts::failed(const std::string& what) {
+  failures.fetch_add(1, std::memory_order_relaxed);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  last_failure_ = what;
+}
+
+std::string GraphCounts::last_failure() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return last_failure_;
+}
+
+void GraphCounts::clear() {
+  captures = 0;
+  replays = 0;
+  failures = 0;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  last_failure_.clear();
+}
+
+bool can_be_captured(const Program& program, c10::DeviceType type) {
+  const auto is_fine = [&](int64_t id, bool written) {
+    if (id < 0) return true;
+    const Slot& root = program.slots[program.slots[id].root];
+    if (root.kind != SlotKind::kInput && root.kind != SlotKind::kUpdate) return true;
+    const bool as_it_says = !written || root.kind == SlotKind::kUpdate;
+    return as_it_says && program.inputs[root.index].device == type;
+  };
+  for (const auto& instr : program.instrs) {
+    for (const auto& arg : instr.args) {
+      if (arg.kind == CallArg::kSlot && !is_fine(arg.id, arg.written)) return false;
+      if (!std::all_of(arg.slots.begin(), arg.slots.end(), [&](int64_t id) { return is_fine(id, false); })) return false;
+    }
+  }
+  return true;
+}
+
+bool Recording::wants_capture(const std::vector<at::Tensor>& inputs) {
+  if (never_ || graph_) return false;
+  auto addresses = addresses_of(inputs);
+  copied_.resize(inputs.size(), false);
+  if (++uses_ >= needed_) {
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      if (addresses[i] != addresses_[i]) copied_[i] = true;
+    }
+  }
+  addresses_ = std::move(addresses);
+  return uses_ >= needed_;
+}
+
+void Recording::drop() {
+  graph_.reset();
+  results_.clear();
+}
+
+void Recording::evict() {
+  drop();
+  uses_ = 0;
+  needed_ = std::min(2 * needed_, kMostUses);
+}
+
+// Where copied inputs and outputs are, from the start of the fixed memory; returns its size.
+size_t Recording::plan(const std::vector<at::Tensor>& inputs) {
+  size_t bytes = 0;
+  offsets_.assign(inputs.size(), 0);
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (!copied_[i]) continue;
+    offsets_[i] = bytes;
+    bytes += aligned(inputs[i].nbytes());
+  }
+  for (size_t id = 0; id < frame_.slots_.size(); ++id) {
+    if (frame_.program_.slots[id].kind != SlotKind::kOutput) continue;
+    auto& slot = frame_.slots_[id];
+    slot.arena_offset = bytes;
+    bytes += aligned(static_cast<size_t>(slot.span) * c10::elementSize(slot.dtype));
+  }
+  return bytes;
+}
+
+std::vector<at::Tensor> Recording::fixed_inputs(const std::vector<at::Tensor>& inputs, const Arena& fixed) {
+  auto bound = inputs;
+  copies_in_.clear();
+  copied_inputs_.clear();
+  copied_updates_.clear();
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (!copied_[i]) continue;
+    const auto& input = inputs[i];
+    const auto offset = static_cast<int64_t>(offsets_[i] / input.itemsize());
+    bound[i] = tensor_over(fixed.storage(), input.scalar_type(), input.sizes(), input.strides(), offset);
+    copies_in_.push_back({fixed.data() + offsets_[i], nullptr, input.nbytes()});
+    copied_inputs_.push_back(i);
+    const auto& updated = frame_.program_.updated;
+    if (std::binary_search(updated.begin(), updated.end(), static_cast<int64_t>(i))) copied_updates_.push_back(i);
+  }
+  return bound;
+}
+
+void Recording::collect_results() {
+  copies_out_.clear();
+  for (const int64_t id : frame_.program_.outputs) {
+    const int64_t root = frame_.program_.slots[id].root;
+    const auto kind = frame_.program_.slots[root].kind;
+    if (kind != SlotKind::kOutput && kind != SlotKind::kDyn) continue;
+    const auto is_it = [root](const Result& one) { return one.root == root; };
+    if (std::any_of(results_.begin(), results_.end(), is_it)) continue;
+    results_.push_back({root, frame_.ptrs_[root], frame_.tensors_[root]});
+    const auto& slot = frame_.slots_[root];
+    copies_out_.push_back({nullptr, frame_.ptrs_[root], static_cast<size_t>(slot.span) * c10::elementSize(slot.dtype)});
+  }
+}
+
+// After the outputs: what was updated in a copy goes back.
+void Recording::add_updates(const std::vector<at::Tensor>& inputs, const Arena& fixed) {
+  copies_out_.resize(results_.size());
+  for (const size_t i : copied_updates_) {
+    copies_out_.push_back({inputs[i].mutable_data_ptr(), fixed.data() + offsets_[i], inputs[i].nbytes()});
+  }
+}
+
+bool Recording::capture(const std::vector<at::Tensor>& inputs, Arena& fixed, GraphCounts& counts) {
+  fixed.reserve(plan(inputs));
+  const auto bound = fixed_inputs(inputs, fixed);
+  auto& accelerator = *frame_.loaded_.accelerator;
+  try {
+    graph_ = accelerator.capture(frame_.place_.device.index(), frame_.place_.stream, [&](Stream stream) {
+      frame_.bind(bound, &fixed);
+      frame_.stream_ = stream;
+      for (size_t i = 0; i < frame_.steps_.size(); ++i) frame_.run_step(i);
+      collect_results();
+      frame_.release();
+    });
+  } catch (const std::exception& error) {
+    const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
+    counts.failed(std::string("no graph was captured: ") + (torch_error ? torch_error->what_without_backtrace() : error.what()));
+    never_ = true;
+  }
+  frame_.stream_ = frame_.place_.stream;
+  if (graph_) {
+    counts.captures.fetch_add(1, std::memory_order_relaxed);
+    arena_moves_ = frame_.arena_.moves();
+    fixed_moves_ = fixed.moves();
+    return true;
+  }
+  frame_.release();
+  drop();
+  return false;
+}
+
+// An input that is not where it was captured: from now on that one is copied.
+bool Recording::is_input_moved(const std::vector<at::Tensor>& inputs) {
+  bool moved = false;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (copied_[i] || inputs[i].const_data_ptr() == addresses_[i]) continue;
+    copied_[i] = true;
+    moved = true;
+  }
+  return moved;
+}
+
+std::optional<std::vector<at::Tensor>> Recording::replay(
+    const std::vector<at::Tensor>& inputs, const Arena& fixed, const GraphLimits& limits, GraphCounts& counts) {
+  const bool weights_moved = frame_.refresh_fixed_pointers();
+  if (weights_moved || arena_moves_ != frame_.arena_.moves() || fixed_moves_ != fixed.moves() || is_input_moved(inputs)) {
+    drop();  // captured again at the next use
+    return std::nullopt;
+  }
+  auto& accelerator = *frame_.loaded_.accelerator;
+  const Stream stream = frame_.place_.stream;
+  for (size_t k = 0; k < copies_in_.size(); ++k) copies_in_[k].from = inputs[copied_inputs_[k]].const_data_ptr();
+  if (!copies_in_.empty()) accelerator.copy(copies_in_, stream);
+  graph_->launch(stream);
+  counts.replays.fetch_add(1, std::memory_order_relaxed);
+  add_updates(inputs, fixed);
+  return make_outputs(inputs, limits.reuse_outputs);
+}
+
+std::vector<at::Tensor> Recording::make_outputs(const std::vector<at::Tensor>& inputs, bool reuse) {
+  std::vector<at::Tensor> roots;
+  roots.reserve(results_.size());
+  for (size_t k = 0; k < results_.size(); ++k) {
+    const auto& slot = frame_.slots_[results_[k].root];
+    if (reuse) {
+      roots.push_back(frame_.view_of(results_[k].tensor, slot));
+      continue;
+    }
+    roots.push_back(empty_strided_tensor(frame_.place_.device.type(), slot.sizes, slot.strides, slot.dtype));
+    copies_out_[k].to = roots.back().mutable_data_ptr();
+  }
+  if (reuse) copies_out_.erase(copies_out_.begin(), copies_out_.begin() + static_cast<int64_t>(results_.size()));
+  if (!copies_out_.empty()) frame_.loaded_.accelerator->copy(copies_out_, frame_.place_.stream);
+  std::vector<at::Tensor> outputs;
+  outputs.reserve(frame_.program_.outputs.size());
+  for (const int64_t id : frame_.program_.outputs) outputs.push_back(output(id, inputs, roots));
+  return outputs;
+}
+
+at::Tensor Recording::output(int64_t id, const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& roots) const {
+  const int64_t root = frame_.program_.slots[id].root;
+  const Slot& slot = frame_.program_.slots[root];
+  const auto whole_or_part = [&](const at::Tensor& whole) {
+    return id == root ? whole : frame_.view_of(whole, frame_.slots_[id]);
+  };
+  switch (slot.kind) {
+    case SlotKind::kInput: return whole_or_part(inputs[slot.index]);
+    case SlotKind::kArena: return frame_.tensors_[id].clone();
+    case SlotKind::kConst: return frame_.tensors_[id];
+    default: break;
+  }
+  const auto is_it = [root](const Result& one) { return one.root == root; };
+  const auto found = std::find_if(results_.begin(), results_.end(), is_it);
+  return whole_or_part(roots[found - results_.begin()]);
+}
+
+}  // namespace blade

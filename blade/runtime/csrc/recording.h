@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+// A frame as a graph of its accelerator: at the first use of a shape it runs launch by launch, at the second
+// it is captured, from then on one launch does it all.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "frame.h"
+
+namespace blade {
+
+struct GraphLimits {
+  bool enabled = true;
+  size_t max_graphs = 32;       // per lane
+  bool reuse_outputs = false;  // outputs are the graph's own buffers, which later calls overwrite
+};
+
+// Of all lanes of an engine.
+struct GraphCounts {
+  std::atomic<int64_t> captures{0}, replays{0}, failures{0};
+  void failed(const std::string& what);
+  std::string last_failure() const;
+  void clear();
+
+ private:
+  mutable std::mutex mutex_;
+  std::string last_failure_;
+};
+
+class Recording {
+ public:
+  explicit Recording(Frame& frame) : frame_(frame) {}
+
+  bool has_graph() const { return graph_ != nullptr; }
+
+  // Whether this call should capture (after which run() replays what was captured).
+  bool wants_capture(const std::vector<at::Tensor>& inputs);
+
+  // `fixed` holds what graphs of a lane read and write at fixed addresses: copied inputs, and outputs. False: not
+  // captured, run the frame.
+  bool capture(const std::vector<at::Tensor>& inputs, Arena& fixed, GraphCounts& counts);
+
+  // The outputs, or nullopt: run the frame.
+  std::optional<std::vector<at::Tensor>> replay(
+      const std::vector<at::Tensor>& inputs, const Arena& fixed, const GraphLimits& limits, GraphCounts& counts);
+
+  // Another shape needs the room. The next capture comes later than this one did.
+  void evict();
+
+ private:
+  // Memory that a call writes and that the caller gets a copy of: an output slot, or a call's result.
+  struct Result {
+    int64_t root;
+    const void* data;
+    at::Tensor tensor;
+  };
+
+  void drop();
+  size_t plan(const std::vector<at::Tensor>& inputs);
+  bool is_input_moved(const std::vector<at::Tensor>& inputs);
+  std::vector<at::Tensor> fixed_inputs(const std::vector<at::Tensor>& inputs, const Arena& fixed);
+  void collect_results();
+  void add_updates(const std::vector<at::Tensor>& inputs, const Arena& fixed);
+  std::vector<at::Tensor> make_outputs(const std::vector<at::Tensor>& inputs, bool reuse);
+  at::Tensor output(int64_t id, const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& roots) const;
+
+  Frame& frame_;
+  bool never_ = false;  // capture does not work for this program or shape
+  int64_t uses_ = 0, needed_ = 2;
+  std::vector<const void*> addresses_;  // of the inputs, when last looked at
+  std::vector<bool> copied_;            // inputs that come from other addresses every time
+  std::vector<size_t> offsets_;         // per input, in the fixed memory
+  std::unique_ptr<Graph> graph_;
+  int64_t arena_moves_ = 0, fixed_moves_ = 0;
+  std::vector<Copy> copies_in_, copies_out_;
+  std::vector<size_t> copied_inputs_;   // of copies_in_
+  std::vector<size_t> copied_updates_;  // those that the program writes
+  std::vector<Result> results_;
+};
+
+// Programs whose calls read memory of the CPU or write to inputs cannot be captured.
+bool can_be_captured(const Program& program, c10::DeviceType type);
+
+}  // namespace blade

@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+// An accelerator whose memory is the CPU's and whose streams do everything at once: it shows what the executor
+// asks of a device. Its kernels are named in their binaries; graphs record their launches.
+#include <c10/util/Exception.h>
+
+#include <cstring>
+
+#include "accelerator.h"
+
+namespace {
+
+using blade::Grid;
+using blade::Stream;
+
+struct Counts {
+  int64_t launches, copies, bytes_copied, graphs, graph_launches, kernels;
+};
+
+Counts counts{};
+Stream current = nullptr;
+bool others_capture = false, busy = false;
+std::vector<std::function<void()>>* recording = nullptr;
+
+using Body = void (*)(const Grid& grid, void** args);
+
+template <typename T>
+T arg(void** args, int i) {
+  return *static_cast<T*>(args[i]);
+}
+
+// y = -x, n
+void neg(const Grid&, void** args) {
+  auto *x = arg<float*>(args, 0), *y = arg<float*>(args, 1);
+  for (int64_t i = 0; i < arg<int64_t>(args, 2); ++i) y[i] = -x[i];
+}
+
+// z = x + y, n
+void add(const Grid&, void** args) {
+  auto *x = arg<float*>(args, 0), *y = arg<float*>(args, 1), *z = arg<float*>(args, 2);
+  for (int64_t i = 0; i < arg<int64_t>(args, 3); ++i) z[i] = x[i] + y[i];
+}
+
+// y[i] = -x[i] for i in the grid, counted by k
+void pack(const Grid& grid, void** args) {
+  auto *x = arg<float*>(args, 0), *y = arg<float*>(args, 1);
+  for (uint32_t i = 0; i < grid.x; ++i) y[i] = -x[i] * static_cast<float>(arg<int64_t>(args, 2));
+}
+
+void fail(const Grid&, void**) { TORCH_CHECK(false, "the fake device fell over"); }
+
+void fail_in_capture(const Grid& grid, void** args) {
+  TORCH_CHECK(recording == nullptr, "not permitted while capturing");
+  neg(grid, args);
+}
+
+struct Known {
+  const char* name;
+  Body body;
+  int args;
+};
+
+constexpr Known kKnown[] = {
+    {"neg", neg, 3}, {"add", add, 4}, {"pack", pack, 3}, {"fail", fail, 3}, {"fail_in_capture", fail_in_capture, 3}};
+
+class FakeKernel final : public blade::Kernel {
+ public:
+  explicit FakeKernel(const blade::Binary& binary) {
+    const std::string name(binary.bytes, binary.bytes + binary.size);
+    for (const auto& known : kKnown) {
+      if (name == known.name) known_ = &known;
+    }
+    TORCH_CHECK(known_ != nullptr, "the fake device has no kernel ", name);
+    ++counts.kernels;
+  }
+  ~FakeKernel() override { --counts.kernels; }
+
+  void launch(const Grid& grid, void** params, Stream stream) const override {
+    TORCH_CHECK(stream == (recording ? &recording : current), "launched on a stream that is not the current one");
+    TORCH_CHECK(*static_cast<void**>(params[known_->args]) == nullptr, "scratch memory is not null");
+    ++counts.launches;
+    if (recording == nullptr || known_->body == fail || known_->body == fail_in_capture) return known_->body(grid, params);
+    std::vector<int64_t> values;
+    for (int i = 0; i < known_->args; ++i) values.push_back(*static_cast<int64_t*>(params[i]));
+    recording->push_back([grid, values, body = known_->body]() mutable {
+      std::vector<void*> args;
+      for (auto& value : values) args.push_back(&value);
+      body(grid, args.data());
+    });
+  }
+
+ private:
+  const Known* known_ = nullptr;
+};
+
+class FakeEvent final : public blade::Event {
+ public:
+  void record(Stream) override { at_ = counts.launches; }
+  void block(Stream) const override {}
+  double seconds_since(const blade::Event& earlier) const override {
+    return static_cast<double>(at_ - static_cast<const FakeEvent&>(earlier).at_);
+  }
+
+ private:
+  int64_t at_ = 0;
+};
+
+class FakeGraph final : public blade::Graph {
+ public:
+  explicit FakeGraph(std::vector<std::function<void()>> work) : work_(std::move(work)) { ++counts.graphs; }
+  ~FakeGraph() override { --counts.graphs; }
+  void launch(Stream stream) override {
+    TORCH_CHECK(stream == current);
+    ++counts.graph_launches;
+    for (auto& one : work_) one();
+  }
+
+ private:
+  std::vector<std::function<void()>> work_;
+};
+
+class Fake final : public blade::Accelerator {
+ public:
+  c10::DeviceType type() const override { return c10::kCPU; }
+  c10::DeviceIndex count() const override { return 1; }
+  std::string architecture(c10::DeviceIndex) const override { return "fake_1"; }
+  void enter(c10::DeviceIndex) override {}
+  Stream current_stream(c10::DeviceIndex) const override { return current; }
+  bool is_capturing(Stream) const override { return others_capture; }
+  std::unique_ptr<blade::Kernel> load(const blade::Binary& binary) override { return std::make_unique<FakeKernel>(binary); }
+  std::unique_ptr<blade::Event> make_event() override { return std::make_unique<FakeEvent>(); }
+  void synchronize(Stream) override {}
+  void zero(void* data, size_t bytes, Stream) override { std::memset(data, 0, bytes); }
+
+  void copy(const std::vector<blade::Copy>& copies, Stream) override {
+    ++counts.copies;
+    for (const auto& one : copies) {
+      std::memcpy(one.to, one.from, one.bytes);
+      counts.bytes_copied += static_cast<int64_t>(one.bytes);
+    }
+  }
+
+  std::unique_ptr<blade::Graph> capture(
+      c10::DeviceIndex, Stream, const std::function<void(Stream)>& work) override {
+    if (busy) return nullptr;
+    std::vector<std::function<void()>> recorded;
+    recording = &recorded;
+    try {
+      work(&recording);
+    } catch (...) {
+      recording = nullptr;
+      throw;
+    }
+    recording = nullptr;
+    return std::make_unique<FakeGraph>(std::move(recorded));
+  }
+};
+
+}  // namespace
+
+extern "C" {
+void* fake_accelerator() {
+  static auto* fake = new Fake();
+  return static_cast<blade::Accelerator*>(fake);
+}
+int64_t fake_abi() { return blade::kAcceleratorAbi; }
+Counts* fake_counts() { return &counts; }
+void fake_stream(int64_t stream) { current = reinterpret_cast<Stream>(stream); }
+void fake_capturing(bool capturing) { others_capture = capturing; }
+void fake_busy(bool is_busy) { busy = is_busy; }
+}
