@@ -243,7 +243,8 @@ def _render(data: Mapping[str, Any], rows: Sequence[Timing], required: float | N
         if (why := sample["peers"][name].get("why_not"))
     }
     for name, counters in data["engines"].items():
-        if missed := {k: n for k, n in counters.items() if k not in ("calls", "engine_runs") and n}:
+        misses = {k: n for k, n in counters.items() if not k.startswith(("graph_", "calls"))}
+        if missed := {k: n for k, n in misses.items() if k != "engine_runs" and n}:
             told = ", ".join(f"{k} {n}" for k, n in missed.items())
             notes.add(
                 f"{name}: {counters['engine_runs']} of {counters['calls']} calls ran in the "

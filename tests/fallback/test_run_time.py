@@ -224,6 +224,19 @@ def test_a_file_that_does_not_suit_runs_the_original(
     assert counts(loaded)[code.value] == 3
 
 
+@produces(Code.DEVICE_MISMATCH)
+def test_weights_on_another_device_than_the_engine_is_for(served: Served) -> None:
+    """As after ``torch.jit.load(path, map_location=...)``."""
+    from blade.runtime.engine import make_engine
+
+    optimized, _, _ = served
+    state = optimized.cluster_0.engine._get_method("__getstate__")()
+    moved: Any = make_engine("cluster_0", "disc", state[1][2], b"", [X.to("meta")])
+    assert moved.try_execute([X]) is None
+    assert moved.stats()[Code.DEVICE_MISMATCH.value] == 1
+    assert "its weights are on meta" in moved.why_unavailable()
+
+
 @produces(Code.BACKEND_UNAVAILABLE)
 def test_a_file_whose_backend_is_missing_runs_the_original(served: Served, tmp_path: Path) -> None:
     optimized, model, _ = served

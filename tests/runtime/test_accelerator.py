@@ -182,7 +182,9 @@ def test_cuda_where_there_is_none():
 
 def test_launches_in_a_program_of_the_cpu():
     w = two_step(Writer())
-    check_unavailable(w.engine(), Code.CORRUPT_PAYLOAD, "has a launch, but its isa is the CPU's", VECTORS)
+    check_unavailable(
+        w.engine(), Code.CORRUPT_PAYLOAD, "has a launch, but its isa is the CPU's", VECTORS
+    )
 
 
 def test_kernels_in_a_program_of_an_accelerator():
@@ -190,7 +192,9 @@ def test_kernels_in_a_program_of_an_accelerator():
     n = w.const(1)
     w.kernel("neg", n, n, n, [], [])
     engine = w.engine(object=container())
-    check_unavailable(engine, Code.CORRUPT_PAYLOAD, "has a kernel of the CPU, but its isa is fake", [])
+    check_unavailable(
+        engine, Code.CORRUPT_PAYLOAD, "has a kernel of the CPU, but its isa is fake", []
+    )
 
 
 def test_a_program_and_an_input_of_different_devices():
@@ -243,7 +247,15 @@ def test_damaged_programs_with_launches():
     lines = two_step(fake_writer()).text().split("\n")
     place = next(i for i, line in enumerate(lines) if line.startswith("launch"))
     good = lines[place]
-    for bad in ("launch", "launch add", "launch add 0 0", good + " 1", "when", "when 99 " + good, "when 0"):
+    for bad in (
+        "launch",
+        "launch add",
+        "launch add 0 0",
+        good + " 1",
+        "when",
+        "when 99 " + good,
+        "when 0",
+    ):
         text = "\n".join([*lines[:place], bad, *lines[place + 1 :]])
         engine = make_engine("test", "disc", text, container())
         check_unavailable(engine, Code.CORRUPT_PAYLOAD, "does not parse", VECTORS)
