@@ -2,9 +2,7 @@
 """The executor on a CUDA device: programs written by hand, kernels of a few lines, calls of ATen."""
 
 import io
-import sys
 import threading
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,51 +13,8 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
 ]
 if torch.cuda.is_available():
-    sys.path.insert(0, str(Path(__file__).parent.parent / "runtime"))
     from cubins import architecture, container
-    from programs import Writer
-
-BLOCK = 128
-
-
-def writer() -> "Writer":
-    return Writer(isa=f"cuda {architecture()}")
-
-
-def vectors(w: "Writer", count: int) -> tuple[list[int], int, list[int]]:
-    """Slots of ``count`` float vectors of one size, the register of that size, and a grid over it."""
-    inputs = [w.input("f32", 1, "cuda") for _ in range(count)]
-    (n,) = w.dims(inputs[0], 1)
-    for other in inputs[1:]:
-        w.guard(w.reg(f"eq {n} {w.reg(f'dim {other} 0')}"), "equal sizes")
-    one, block = w.const(1), w.const(BLOCK)
-    blocks = w.reg(f"floordiv {w.reg(f'add {n} {w.const(BLOCK - 1)}')} {block}")
-    return [w.slot(f"input {x}") for x in inputs], n, [blocks, one, one]
-
-
-def two_step() -> "Writer":
-    """-(x + y), through the arena."""
-    w = writer()
-    (a, b), n, grid = vectors(w, 2)
-    h, out = w.tensor("arena", [n]), w.tensor("output", [n])
-    w.launch("add", grid, [a, b, h], [n])
-    w.launch("neg", grid, [h, out], [n])
-    w.outputs = [out]
-    return w
-
-
-def plain(w: "Writer", constants=(), **limits: int):
-    return w.engine(constants, object=container(), limits={"cuda_graphs": 0, **limits})
-
-
-def run(engine, *inputs: torch.Tensor) -> list[torch.Tensor]:
-    outputs = engine.try_execute(list(inputs))
-    assert outputs is not None, (engine.last_error(), engine.why_unavailable(), engine.stats())
-    return outputs
-
-
-def randn(*sizes: int, device: str = "cuda") -> torch.Tensor:
-    return torch.randn(*sizes, device=device)
+    from cuda_programs import BLOCK, plain, randn, run, two_step, vectors, writer
 
 
 def test_launches_and_the_arena():
@@ -190,134 +145,6 @@ def test_profile_uses_events():
     texts, seconds = plain(two_step()).profile([randn(1 << 20), randn(1 << 20)], 10)
     assert [text.split()[1] for text in texts] == ["add", "neg"]
     assert all(0 < s < 1 for s in seconds)
-
-
-# graphs
-
-
-def test_a_graph_from_the_second_use_on():
-    engine = two_step().engine(object=container())
-    kept = []
-    for _ in range(6):
-        x, y = randn(300), randn(300)
-        kept.append((run(engine, x, y)[0], -(x + y)))
-    for got, want in kept:  # no later call may have written into them
-        assert torch.equal(got, want)
-    assert torch.unique(torch.tensor([got.data_ptr() for got, _ in kept])).numel() == 6
-    stats = engine.stats()
-    assert stats["graph_failures"] == 0, engine.last_error()
-    assert stats["graph_captures"] >= 1 and stats["graph_replays"] >= 4
-
-
-def test_inputs_that_stay_are_read_where_they_are():
-    engine = two_step().engine(object=container())
-    x, y = randn(300), randn(300)
-    for k in range(5):
-        x.fill_(k)
-        assert torch.equal(run(engine, x, y)[0], -(x + y))
-    assert engine.stats()["graph_captures"] == 1
-    moved = randn(300)  # demoted: launch by launch now, captured again at the next use
-    for _ in range(4):
-        assert torch.equal(run(engine, moved, y)[0], -(moved + y))
-        moved = randn(300)
-    assert engine.stats()["graph_captures"] == 2
-    assert engine.stats()["graph_failures"] == 0
-
-
-def test_many_shapes_and_few_graphs():
-    engine = two_step().engine(object=container(), limits={"max_graphs": 3, "max_shapes": 8})
-    for k in range(120):
-        n = 64 + 16 * ((k // 4) % 12)
-        x, y = randn(n), randn(n)
-        assert torch.equal(run(engine, x, y)[0], -(x + y))
-    stats = engine.stats()
-    assert stats["graph_failures"] == 0 and stats["graph_replays"] > 0
-
-
-def test_an_arena_that_grows_under_graphs():
-    engine = two_step().engine(object=container())
-    for n in (10, 10, 10, 100_000, 10, 10, 10, 100_000, 100_000, 100_000, 10):
-        x, y = randn(n), randn(n)
-        assert torch.equal(run(engine, x, y)[0], -(x + y))
-
-
-def test_outputs_of_the_graph_itself_if_asked():
-    engine = two_step().engine(object=container(), limits={"reuse_output_buffers": 1})
-    outputs = []
-    for _ in range(5):
-        x, y = randn(300), randn(300)
-        outputs.append(run(engine, x, y)[0])
-        assert torch.equal(outputs[-1], -(x + y))
-    assert len({out.data_ptr() for out in outputs[2:]}) == 1
-    state = randn(300)
-    for _ in range(5):  # an output that comes back as an input
-        want = -(state + y)
-        state = run(engine, state, y)[0]
-        assert torch.equal(state, want)
-
-
-def test_what_cannot_be_captured_runs_launch_by_launch():
-    """nonzero's size has to be known on the CPU: a capture forbids it."""
-    w = writer()
-    (a,), n, grid = vectors(w, 1)
-    one = w.const(1)
-    out, where = w.tensor("output", [n]), w.slot(f"dyn i64 2 {n} {one} {one} {one}")
-    w.call("aten::nonzero", f"t:{a}", results=(where,))
-    w.launch("neg", grid, [a, out], [n])
-    w.outputs = [out, where]
-    engine = w.engine(object=container())
-    for _ in range(4):
-        x = randn(300).abs() + 1
-        got, index = run(engine, x)
-        assert torch.equal(got, -x) and torch.equal(index.flatten(), torch.arange(300).cuda())
-    stats = engine.stats()
-    assert stats["graph_failures"] == 1 and stats["graph_captures"] == 0
-    assert "no graph was captured" in engine.last_error()
-    assert torch.cuda.current_stream().query() in (True, False)  # no error was left behind
-    torch.cuda.synchronize()
-    run(two_step().engine(object=container()), randn(5), randn(5))
-
-
-def test_inside_a_capture_of_the_caller():
-    engine = two_step().engine(object=container())
-    x, y = randn(300), randn(300)
-    for _ in range(3):
-        run(engine, x, y)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        (out,) = run(engine, x, y)
-    for _ in range(3):
-        x.normal_()
-        other = run(engine, randn(300), randn(300))[0]  # must not disturb what was recorded
-        graph.replay()
-        assert torch.equal(out, -(x + y))
-    assert other.shape == (300,)
-
-
-def test_off():
-    engine = plain(two_step())
-    x, y = randn(300), randn(300)
-    for _ in range(4):
-        run(engine, x, y)
-    stats = engine.stats()
-    assert stats["graph_captures"] == stats["graph_replays"] == 0
-
-
-def test_memory_does_not_grow():
-    engine = two_step().engine(object=container(), limits={"max_graphs": 4, "max_shapes": 8})
-
-    def calls() -> None:
-        for k in range(100):
-            n = 1000 + 64 * (k * 7 % 20)
-            for _ in range(3):
-                run(engine, randn(n), randn(n))
-
-    calls()
-    torch.cuda.synchronize()
-    before = torch.cuda.memory_allocated()
-    calls()
-    torch.cuda.synchronize()
-    assert torch.cuda.memory_allocated() <= before + (1 << 20)
 
 
 # what goes to the original

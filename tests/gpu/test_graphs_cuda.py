@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CUDA graphs of programs written by hand: captured at the second use of a shape, replayed after it."""
+
+import pytest
+import torch
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+if torch.cuda.is_available():
+    from cubins import container
+    from cuda_programs import plain, randn, run, two_step, vectors, writer
+
+
+def test_a_graph_from_the_second_use_on():
+    engine = two_step().engine(object=container())
+    kept = []
+    for _ in range(6):
+        x, y = randn(300), randn(300)
+        kept.append((run(engine, x, y)[0], -(x + y)))
+    for got, want in kept:  # no later call may have written into them
+        assert torch.equal(got, want)
+    assert torch.unique(torch.tensor([got.data_ptr() for got, _ in kept])).numel() == 6
+    stats = engine.stats()
+    assert stats["graph_failures"] == 0, engine.last_error()
+    assert stats["graph_captures"] >= 1 and stats["graph_replays"] >= 4
+
+
+def test_inputs_that_stay_are_read_where_they_are():
+    engine = two_step().engine(object=container())
+    x, y = randn(300), randn(300)
+    for k in range(5):
+        x.fill_(k)
+        assert torch.equal(run(engine, x, y)[0], -(x + y))
+    assert engine.stats()["graph_captures"] == 1
+    moved = randn(300)  # demoted: launch by launch now, captured again at the next use
+    for _ in range(4):
+        assert torch.equal(run(engine, moved, y)[0], -(moved + y))
+        moved = randn(300)
+    assert engine.stats()["graph_captures"] == 2
+    assert engine.stats()["graph_failures"] == 0
+
+
+def test_many_shapes_and_few_graphs():
+    engine = two_step().engine(object=container(), limits={"max_graphs": 3, "max_shapes": 8})
+    for k in range(120):
+        n = 64 + 16 * ((k // 4) % 12)
+        x, y = randn(n), randn(n)
+        assert torch.equal(run(engine, x, y)[0], -(x + y))
+    stats = engine.stats()
+    assert stats["graph_failures"] == 0 and stats["graph_replays"] > 0
+
+
+def test_an_arena_that_grows_under_graphs():
+    engine = two_step().engine(object=container())
+    for n in (10, 10, 10, 100_000, 10, 10, 10, 100_000, 100_000, 100_000, 10):
+        x, y = randn(n), randn(n)
+        assert torch.equal(run(engine, x, y)[0], -(x + y))
+
+
+def test_outputs_of_the_graph_itself_if_asked():
+    engine = two_step().engine(object=container(), limits={"reuse_output_buffers": 1})
+    outputs = []
+    for _ in range(5):
+        x, y = randn(300), randn(300)
+        outputs.append(run(engine, x, y)[0])
+        assert torch.equal(outputs[-1], -(x + y))
+    assert len({out.data_ptr() for out in outputs[2:]}) == 1
+    state = randn(300)
+    for _ in range(5):  # an output that comes back as an input
+        want = -(state + y)
+        state = run(engine, state, y)[0]
+        assert torch.equal(state, want)
+
+
+def test_what_cannot_be_captured_runs_launch_by_launch():
+    """nonzero's size has to be known on the CPU: a capture forbids it."""
+    w = writer()
+    (a,), n, grid = vectors(w, 1)
+    one = w.const(1)
+    out, where = w.tensor("output", [n]), w.slot(f"dyn i64 2 {n} {one} {one} {one}")
+    w.call("aten::nonzero", f"t:{a}", results=(where,))
+    w.launch("neg", grid, [a, out], [n])
+    w.outputs = [out, where]
+    engine = w.engine(object=container())
+    for _ in range(4):
+        x = randn(300).abs() + 1
+        got, index = run(engine, x)
+        assert torch.equal(got, -x) and torch.equal(index.flatten(), torch.arange(300).cuda())
+    stats = engine.stats()
+    assert stats["graph_failures"] == 1 and stats["graph_captures"] == 0
+    assert "no graph was captured" in engine.last_error()
+    assert torch.cuda.current_stream().query() in (True, False)  # no error was left behind
+    torch.cuda.synchronize()
+    run(two_step().engine(object=container()), randn(5), randn(5))
+
+
+def test_inside_a_capture_of_the_caller():
+    engine = two_step().engine(object=container())
+    x, y = randn(300), randn(300)
+    for _ in range(3):
+        run(engine, x, y)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        (out,) = run(engine, x, y)
+    for _ in range(3):
+        x.normal_()
+        other = run(engine, randn(300), randn(300))[0]  # must not disturb what was recorded
+        graph.replay()
+        assert torch.equal(out, -(x + y))
+    assert other.shape == (300,)
+
+
+def test_off():
+    engine = plain(two_step())
+    x, y = randn(300), randn(300)
+    for _ in range(4):
+        run(engine, x, y)
+    stats = engine.stats()
+    assert stats["graph_captures"] == stats["graph_replays"] == 0
+
+
+def test_memory_does_not_grow():
+    engine = two_step().engine(object=container(), limits={"max_graphs": 4, "max_shapes": 8})
+
+    def calls() -> None:
+        for k in range(100):
+            n = 1000 + 64 * (k * 7 % 20)
+            for _ in range(3):
+                run(engine, randn(n), randn(n))
+
+    calls()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    calls()
+    torch.cuda.synchronize()
+    assert torch.cuda.memory_allocated() <= before + (1 << 20)
