@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "runtime"))
-from cubins import architecture, container  # noqa: E402
-from programs import Writer  # noqa: E402
+from cubins import architecture, container
+from programs import Writer
 
 BLOCK = 128
 
