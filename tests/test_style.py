@@ -256,7 +256,7 @@ UNFINISHED = re.compile(r"\b(TO" + r"DO|FIX" + r"ME|XX" + r"X|HA" + r"CK)\b")
 
 @pytest.mark.parametrize(
     "path",
-    [*SOURCES, *sorted((PACKAGE / "runtime" / "csrc").glob("*"))],
+    [*SOURCES, *sorted((PACKAGE / "runtime" / "csrc").rglob("*.*"))],
     ids=_name,
 )
 def test_nothing_is_left_to_do(path: Path) -> None:
