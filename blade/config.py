@@ -174,6 +174,16 @@ class Config(BaseModel):
         description="Folder for the intermediate representations of every cluster and pass, and for a "
         "script per failed conversion that reproduces it.",
     )
+    cuda_graphs: bool = Field(
+        default=True,
+        description="On a GPU, record what an engine launches at a shape when it is used for the second time, and "
+        "replay that from then on. False: launch kernel by kernel, which takes longer and less memory.",
+    )
+    reuse_output_buffers: bool = Field(
+        default=False,
+        description="With cuda_graphs: return the very buffers that the next call at the same shape overwrites, "
+        "instead of copies of them.",
+    )
     conversion_deadline_s: float = Field(
         default=300.0,
         gt=0,

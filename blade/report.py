@@ -230,12 +230,19 @@ def cpu_name() -> str:
     return f"{names[0]} x{len(names)}" if names else platform.processor()
 
 
+def gpu_name() -> str:
+    """The current GPU, "" where nothing has used one in this process: asking would start the driver."""
+    return torch.cuda.get_device_name() if torch.cuda.is_initialized() else ""
+
+
 def versions() -> dict[str, str]:
     """What a report says it was made with."""
+    gpu = gpu_name()
     return {
         "blade": __version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
+        **({"gpu": gpu} if gpu else {}),
     }
 
 

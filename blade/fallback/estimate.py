@@ -17,7 +17,7 @@ import torch
 from blade.backends.base import Backend, Cluster
 from blade.cache import digest, open_cache
 from blade.config import Config
-from blade.report import cpu_name
+from blade.report import cpu_name, gpu_name
 
 KIND = "seconds"
 LARGEST = 30.0  # correction: beyond, what was seen was an accident
@@ -54,4 +54,5 @@ def _key(backend: Backend) -> str | None:
     version = getattr(backend, "version", None)
     if version is None:
         return None
-    return digest([backend.name, str(version), cpu_name(), f"{torch.get_num_threads()} threads"])
+    machine = [cpu_name(), gpu_name(), f"{torch.get_num_threads()} threads"]
+    return digest([backend.name, str(version), *machine])

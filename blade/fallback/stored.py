@@ -36,7 +36,7 @@ from blade.fallback.cluster_module import cluster_module
 from blade.fallback.measure import why_slower
 from blade.graph.extract import Extracted
 from blade.reason import Code, Reason, Stage
-from blade.report import Timing, Verdict, cpu_name, reason_from
+from blade.report import Timing, Verdict, cpu_name, gpu_name, reason_from
 from blade.runtime.engine import make_engine
 
 log = logging.getLogger(__name__)
@@ -248,6 +248,7 @@ def environment() -> list[str]:
         f"{torch.get_num_threads()} threads, default {torch.get_default_dtype()}",
         f"{torch.get_float32_matmul_precision()} {torch.backends.mkldnn.enabled}",
         f"{torch.are_deterministic_algorithms_enabled()} {torch.is_autocast_enabled('cpu')}",
+        f"{gpu_name()} {torch.backends.cudnn.allow_tf32} {torch.is_autocast_enabled('cuda')}",
     ]
 
 

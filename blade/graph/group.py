@@ -7,23 +7,58 @@ group(graph_view, plan.labels, min_size=3).groups
 from collections.abc import Sequence
 from dataclasses import replace
 
+import torch
+
+from blade.backends.base import OpNode, values_in
 from blade.clustering.cluster import cluster
 from blade.clustering.problem import Clustering, Dissolved, Group, Problem
 from blade.graph.view import GraphView
 
+_AT = "@"  # between a backend's name and a device
+
 
 def group(view: GraphView, labels: Sequence[frozenset[str]], min_size: int = 1) -> Clustering:
-    """Groups and dissolved ones of all blocks, each ordered by smallest node."""
+    """Groups and dissolved ones of all blocks, each ordered by smallest node; none spans devices."""
     groups: list[Group] = []
     dissolved: list[Dissolved] = []
-    for nodes, problem in zip(view.blocks, _problems(view, labels, min_size), strict=True):
+    places = [_device(node) for node in view.nodes]
+    apart = _apart(labels, places)
+    for nodes, problem in zip(view.blocks, _problems(view, apart, min_size), strict=True):
         found = cluster(problem)
-        groups += [replace(g, nodes=tuple(nodes[v] for v in g.nodes)) for g in found.groups]
-        dissolved += [replace(d, nodes=tuple(nodes[v] for v in d.nodes)) for d in found.dissolved]
+        groups += [Group(tuple(nodes[v] for v in g.nodes), _takers(g.label)) for g in found.groups]
+        dissolved += [
+            replace(d, nodes=tuple(nodes[v] for v in d.nodes), label=_takers(d.label))
+            for d in found.dissolved
+        ]
     return Clustering(
         tuple(sorted(groups, key=lambda g: g.nodes)),
         tuple(sorted(dissolved, key=lambda d: d.nodes)),
     )
+
+
+def _apart(
+    labels: Sequence[frozenset[str]], places: Sequence[torch.device | None]
+) -> Sequence[frozenset[str]]:
+    """A backend counts as one per device, where there are several; what computes no tensor fits each."""
+    devices = dict.fromkeys(place for place in places if place is not None)
+    if len(devices) < 2:
+        return labels
+    return [
+        frozenset(
+            f"{name}{_AT}{one}" for name in label for one in (devices if place is None else [place])
+        )
+        for label, place in zip(labels, places, strict=True)
+    ]
+
+
+def _takers(label: frozenset[str]) -> frozenset[str]:
+    return frozenset(name.partition(_AT)[0] for name in label)
+
+
+def _device(node: OpNode) -> torch.device | None:
+    """Where ``node`` computes; what it returns says so, and its operands where that is no tensor."""
+    found = [v.device for v in (*node.outputs, *values_in(node.args)) if v.device is not None]
+    return found[0] if found else None
 
 
 def _problems(view: GraphView, labels: Sequence[frozenset[str]], min_size: int) -> list[Problem]:

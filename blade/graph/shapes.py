@@ -101,6 +101,27 @@ def _recurrent_packed(
     )
 
 
+def _attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """On a GPU torch's function takes the mask to have a row for every head, not one for all."""
+    if query.device.type == "cpu" or query.dim() != 4:
+        made: torch.Tensor = aten.scaled_dot_product_attention.default(
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
+        return made
+    batch, heads, length, _ = query.shape
+    # a query's heads lie side by side, as the fused kernels write them
+    return query.new_empty(batch, length, heads, value.shape[-1]).transpose(1, 2)
+
+
 def _convolution(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *rest: Any
 ) -> torch.Tensor:
@@ -173,6 +194,7 @@ RULES: dict[Any, Rule] = {
     aten.gru.data: _recurrent_packed,
     aten.rnn_tanh.data: _recurrent_packed,
     aten.rnn_relu.data: _recurrent_packed,
+    aten.scaled_dot_product_attention.default: _attention,
     aten._convolution.default: _convolution,
     aten._convolution.deprecated: _convolution,
     aten.embedding_bag.default: _embedding_bag,

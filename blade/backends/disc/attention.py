@@ -11,17 +11,22 @@ import math
 import sympy
 import torch
 
+from blade.backends.disc.forms import CPU, Dtypes
 from blade.backends.disc.ir import Builder, Value, plain
 from blade.backends.disc.kernel import Dim
+from blade.exchange.dtypes import DTYPES
 
 MOST_AXES = 6  # of an operand: the generated code walks four leading axes
 
 
-def why_not(q: Value, k: Value, v: Value, bias: Value | None) -> str | None:
-    """``None`` where these operands can make an ``attention``, else the reason."""
+def why_not(
+    q: Value, k: Value, v: Value, bias: Value | None, dtypes: Dtypes = CPU.attention
+) -> str | None:
+    """``None`` where these operands can make an ``attention`` in one of ``dtypes``, else the reason."""
     operands = [x for x in (q, k, v, bias) if x is not None]
-    if any(x.dtype != torch.float32 for x in operands):
-        return "attention is generated for float32"
+    if q.dtype not in dtypes or any(x.dtype != q.dtype for x in operands):
+        found = ", ".join(sorted({DTYPES[x.dtype] for x in operands}))
+        return f"attention of {found} is not generated"
     if any(len(x.shape) > MOST_AXES for x in operands):
         return f"an operand has more than {MOST_AXES} axes"
     return None

@@ -9,36 +9,43 @@ import torch
 from blade.backends.base import Cluster, OpNode
 from blade.backends.disc.compiler import compile_graph
 from blade.backends.disc.cpu import compile as cpu
-from blade.backends.disc.cpu.target import host
-from blade.backends.disc.support import why_not_op
+from blade.backends.disc.cpu.target import Target, host
+from blade.backends.disc.gpu import available as gpu
+from blade.backends.disc.gpu.target import GpuTarget, target_of
+from blade.backends.disc.support import NAME, why_not_op
 from blade.cache import open_cache
 from blade.config import Config
 from blade.reason import Reason
 from blade.runtime.engine import make_engine
 
+_COMPILERS = {"cpu": cpu.why_unavailable, "cuda": gpu.why_unavailable}
+
 
 class DiscBackend:
-    """The dynamic-shape compiler. CPU: MLIR through LLVM, no compiler needed on the machine."""
+    """The dynamic-shape compiler. CPU: MLIR through LLVM, no compiler needed on the machine; GPU: Triton."""
 
-    name = "disc"
+    name = NAME
     in_process = True  # what could crash is ours, and a process apart costs more than compiling
 
     @property
     def version(self) -> str:
-        return cpu.compiler()
+        return "\n".join([cpu.compiler(), gpu.compiler()])
 
     def why_unavailable(self) -> str | None:
-        return cpu.why_unavailable()
+        """``None`` if it can compile for any device here."""
+        reasons = [why_unavailable() for why_unavailable in _COMPILERS.values()]
+        return None if None in reasons else reasons[0]
 
     def why_not(self, node: OpNode, config: Config) -> Reason | None:
-        return why_not_op(node)
+        return why_not_op(node, _why_not_device)
 
     def convert(self, cluster: Cluster, config: Config) -> torch.ScriptObject:
+        device = device_of(cluster)
         folder = None if config.dump_dir is None else Path(config.dump_dir) / cluster.name
         compiled = compile_graph(
             cluster.gm,
             cluster.shape_env,
-            host(),
+            _target(device),
             folder,
             open_cache(config.cache),
             single=config.memory == "low",
@@ -46,6 +53,28 @@ class DiscBackend:
         )
         code = torch.from_numpy(numpy.frombuffer(compiled.object, dtype=numpy.uint8).copy())
         limits = {"max_failures": config.max_failures, "watch_constants": int(cluster.live)}
+        if device.type == "cuda":
+            limits["cuda_graphs"] = int(config.cuda_graphs)
+            limits["reuse_output_buffers"] = int(config.reuse_output_buffers)
         return make_engine(
             cluster.name, self.name, compiled.program, code, list(compiled.constants), limits
         )
+
+
+def device_of(cluster: Cluster) -> torch.device:
+    """Where the cluster computes: all its ops are on one device."""
+    for node in cluster.gm.graph.nodes:
+        value = node.meta.get("val")
+        if node.op == "call_function" and isinstance(value, torch.Tensor):
+            return value.device
+    return torch.device("cpu")
+
+
+def _target(device: torch.device) -> Target | GpuTarget:
+    return target_of(device) if device.type == "cuda" else host()
+
+
+def _why_not_device(device: torch.device) -> str | None:
+    """``None`` where code for ``device`` can be compiled and run here."""
+    why_unavailable = _COMPILERS.get(device.type)
+    return f"no code generator for {device}" if why_unavailable is None else why_unavailable()

@@ -6,6 +6,7 @@
 Such an operand is laid out once per loaded engine (``program.Packed``), in whatever form a kernel wants.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from blade.backends.disc.ir import Value
@@ -29,7 +30,11 @@ def parts_of(value: Value) -> tuple[Part, ...] | None:
     ``value`` is a view of a constant, or a concatenation of such views and of zeros along axis 0. What
     no part covers is zero.
     """
-    pieces = value.args if value.op == "concat" and value.attrs["axis"] == 0 else (value,)
+    return parts_in(value.args if value.op == "concat" and value.attrs["axis"] == 0 else (value,))
+
+
+def parts_in(pieces: Sequence[Value]) -> tuple[Part, ...] | None:
+    """The same of ``pieces`` along axis 0 of one value."""
     parts, first = [], 0
     for piece in pieces:
         if not all(isinstance(d, int) and d > 0 for d in piece.shape):

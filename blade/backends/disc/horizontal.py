@@ -11,7 +11,7 @@ between them) are merged, so that no result waits long for its readers, and only
 takes the slice as a strided view.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import sympy
@@ -31,9 +31,9 @@ from blade.backends.disc.views import View, reshape_strides, view_of, viewed
 _ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
 
 
-def merge_linears(graph: Graph) -> Graph:
-    """``graph`` with neighbouring packed products of one operand merged."""
-    merged = {v.id: run for run in _runs(graph) for v in run}
+def merge_linears(graph: Graph, known: Callable[[Value], bool] = is_packed) -> Graph:
+    """``graph`` with neighbouring products of one operand merged, of those with ``known`` weights."""
+    merged = {v.id: run for run in _runs(graph, known) for v in run}
     b = Builder()
     new: dict[int, Value] = {}
     for v in live(graph):
@@ -102,14 +102,14 @@ def _columns(run: Sequence[Value]) -> Dim:
     return plain(sum(v.shape[-1] for v in run))
 
 
-def _runs(graph: Graph) -> list[list[Value]]:
+def _runs(graph: Graph, known: Callable[[Value], bool]) -> list[list[Value]]:
     """Products to merge, in order; each run has at least two."""
     users = graph.users()
     returned = {v.id for v in graph.outputs}
     runs: list[list[Value]] = [[]]
     for v in live(graph):
         if v.op in ("linear", *QUANTIZED, "matmul", "conv", "attention", "call"):
-            if not is_packed(v) or v.op == "int8_conv":
+            if not known(v) or v.op == "int8_conv":
                 runs.append([])
             elif runs[-1] and _shared(runs[-1][0]) == _shared(v):
                 runs[-1].append(v)

@@ -25,11 +25,11 @@ DEEPEST = (1 << 31) // (255 * 128) - 1
 """Products of bytes whose sum fits into 32 bits, whatever they are."""
 
 
-def lower_int8(graph: Graph) -> Graph:
-    """``graph`` without `dequantize`."""
+def lower_int8(graph: Graph, products: bool = True) -> Graph:
+    """``graph`` without `dequantize`; without ``products`` of bytes all of them are written out."""
     if not any(v.op == "dequantize" for v in graph.values):
         return graph
-    lowerer = _Lowerer(graph)
+    lowerer = _Lowerer(graph, products)
     for v in live(graph):
         lowerer.step(v)
     outputs = tuple(lowerer.value(v) for v in graph.outputs)
@@ -56,8 +56,9 @@ class _Quantized:
 
 
 class _Lowerer:
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, products: bool) -> None:
         self.graph = graph
+        self.products = products
         self.b = Builder(RULES)
         for fact in graph.facts:
             self.b.facts.setdefault(fact.relation, fact)
@@ -81,7 +82,7 @@ class _Lowerer:
                 self.quantized[v.id] = moved
                 return
         made = None
-        if v.op in ("linear", "conv"):
+        if self.products and v.op in ("linear", "conv"):
             made = self.product(v) if v.op == "linear" else self.convolution(v)
         if made is None:
             args = [self.value(a) for a in v.args]

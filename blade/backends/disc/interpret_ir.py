@@ -153,6 +153,8 @@ def _structural(
         return _gather(args[0], args[1], a["axis"], a["axes"])
     if v.op == "concat":
         return torch.cat(args, a["axis"])
+    if v.op == "packed":
+        return torch.cat(args).to(v.dtype)
     if v.op == "linear":
         return torch.nn.functional.linear(*args)
     if v.op in ("int8_linear", "int8_conv"):

@@ -31,6 +31,8 @@
     flash_attention q k v bias? {scale, causal}
     flash_attention_gradient g q k v logs delta bias? {scale, causal}
                                           attention and its gradient, as autograd wants them (flash_attention.py)
+    packed a b ... {pack}                 copies of constants, in its own dtype, one after the other along axis 0,
+                                          made once per loaded engine
     spatial x {target, template}          an ATen op of images, on channels-last data like a conv's
     call ... {target, args}               any other ATen op, through the dispatcher
     item a {index}                        one result of a call with several

@@ -18,6 +18,8 @@ QUANTIZED = ("int8_linear", "int8_conv", "weight_only_linear")
 """Products with constant weights of few bits: operands 1 to 3 are laid out once."""
 
 Step = Callable[[Builder, Value, list[Value]], Value | None]
+Packed = Callable[[Value], range]
+"""Which operands of a product are constants that are laid out for it once."""
 
 
 def rebuild(graph: Graph, step: Step) -> Graph:
@@ -63,13 +65,14 @@ def rows(graph: Graph) -> Graph:
     return rebuild(graph, step)
 
 
-def bias_to_consumers(graph: Graph) -> Graph:
+def bias_to_consumers(graph: Graph, packed: Packed | None = None) -> Graph:
     """A bias whose sum is only read by fusible ops is added there, not in the GEMM."""
+    constants = packed or packed_operands
     users = graph.users()
     returned = {v.id for v in graph.outputs}
 
     def step(b: Builder, v: Value, args: list[Value]) -> Value | None:
-        if v.op != "linear" or len(args) < 3 or v.id in returned or is_packed(v):
+        if v.op != "linear" or len(args) < 3 or v.id in returned or constants(v):
             return None
         if not users[v.id] or not all(u.is_pointwise for u in users[v.id]):
             return None
@@ -79,17 +82,19 @@ def bias_to_consumers(graph: Graph) -> Graph:
     return rebuild(graph, step)
 
 
-def addressable(graph: Graph) -> Graph:
+def addressable(graph: Graph, packed: Packed | None = None) -> Graph:
     """Whatever is read through memory has strides: a copy goes before every layout that has none."""
-    packed = absorbed(graph)
+    constants = packed or packed_operands
+    inside = absorbed(graph, constants)
 
     def step(b: Builder, v: Value, args: list[Value]) -> Value | None:
-        return None if v.id in packed else _copy_before_layouts(b, v, args)
+        return None if v.id in inside else _copy_before_layouts(b, v, args, constants(v))
 
     return rebuild(graph, step)
 
 
-def _copy_before_layouts(b: Builder, v: Value, args: list[Value]) -> Value | None:
+def _copy_before_layouts(b: Builder, v: Value, args: list[Value], constants: range) -> Value | None:
+    """``constants``: which operands of a product nobody reads as they are."""
     if v.is_layout:
         inner = args[0] if view_of(args[0]) is not None else copy(b, args[0])
         made = b.make(v.op, [inner], v.shape, v.dtype, **v.attrs)
@@ -97,7 +102,6 @@ def _copy_before_layouts(b: Builder, v: Value, args: list[Value]) -> Value | Non
             return made
         return b.make(v.op, [copy(b, inner)], v.shape, v.dtype, **v.attrs)
     if v.op in ("linear", *QUANTIZED):
-        constants = packed_operands(v)
         args = [a if k in constants else _addressed(b, a) for k, a in enumerate(args)]
         if v.op == "int8_conv":
             args[0] = _stored(b, args[0])
@@ -258,18 +262,19 @@ def is_packed(v: Value) -> bool:
     return all(parts_of(a) is not None for a in v.args[1:])
 
 
-def absorbed(graph: Graph) -> set[int]:
+def absorbed(graph: Graph, packed: Packed = packed_operands) -> set[int]:
     """Ids of the values that only packed products read: nothing computes these at run time."""
     users, returned = graph.users(), {v.id for v in graph.outputs}
     return {
         v.id
         for v in graph.values
-        if users[v.id] and v.id not in returned and all(_only_packs(u, v) for u in users[v.id])
+        if users[v.id]
+        and v.id not in returned
+        and all(_only_packs(u, v, packed(u)) for u in users[v.id])
     }
 
 
-def _only_packs(user: Value, v: Value) -> bool:
-    constants = packed_operands(user)
+def _only_packs(user: Value, v: Value, constants: range) -> bool:
     return all(k in constants for k, a in enumerate(user.args) if a is v)
 
 

@@ -16,6 +16,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._sympy.functions import Max
 
+from blade.backends.disc.forms import CPU, Forms
 from blade.backends.disc.ir import Builder, Graph, Shape, Value, live, plain
 from blade.backends.disc.ops import (
     activation,
@@ -77,14 +78,19 @@ FAMILIES = (
 
 
 def lower(
-    gm: GraphModule, shape_env: ShapeEnv, single: bool = False, updates: Sequence[int] = ()
+    gm: GraphModule,
+    shape_env: ShapeEnv,
+    single: bool = False,
+    updates: Sequence[int] = (),
+    forms: Forms = CPU,
 ) -> Graph:
     """IR of ``gm``; raises ``Refused`` naming the node that has no form in it.
 
     ``single``: no constant may be laid out a second time, for whoever would like it otherwise.
-    ``updates``: inputs that the last outputs are written to (``Graph.updates``).
+    ``updates``: inputs that the last outputs are written to (``Graph.updates``). ``forms``: which ops of the
+    IR the target has code for.
     """
-    lowerer = _Lowerer(gm, shape_env, {"single": True} if single else {})
+    lowerer = _Lowerer(gm, shape_env, {"single": True} if single else {}, forms)
     for node in gm.graph.nodes:
         lowerer.step(node)
     return replace(lowerer.finish(), updates=tuple(updates))
@@ -92,9 +98,14 @@ def lower(
 
 class _Lowerer:
     def __init__(
-        self, gm: GraphModule, shape_env: ShapeEnv, of_constants: Mapping[str, Any]
+        self,
+        gm: GraphModule,
+        shape_env: ShapeEnv,
+        of_constants: Mapping[str, Any],
+        forms: Forms,
     ) -> None:
         self.gm = gm
+        self.forms = forms
         self.of_constants = of_constants
         self.shape_env = shape_env
         self.b = Builder(RULES)
@@ -146,7 +157,7 @@ class _Lowerer:
             if isinstance(meta, (list, tuple))
             else None
         )
-        lo = Lowering(self.b, self.results(node), places)
+        lo = Lowering(self.b, self.results(node), places, self.forms)
         rule = rule_for(node.target)
         if rule is not None:
             try:

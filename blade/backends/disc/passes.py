@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The order of the passes between lowering and fusion; each takes a graph and returns a new one."""
+"""The order of the passes between lowering and fusion on CPU; each takes a graph and returns a new one."""
 
 from collections.abc import Callable
 
@@ -17,7 +17,9 @@ from blade.backends.disc.shapes import normalize
 from blade.backends.disc.split_sums import split_sums
 from blade.backends.disc.spread import spread
 
-PASSES: tuple[tuple[str, Callable[[Graph], Graph]], ...] = (
+Pass = Callable[[Graph], Graph]
+
+PASSES: tuple[tuple[str, Pass], ...] = (
     ("normalize", normalize),
     ("int8", lower_int8),
     ("find_attention", find_attention),

@@ -3,23 +3,20 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import sympy
 import torch
 
+from blade.backends.disc.call_words import Arguments
 from blade.backends.disc.channels_last import write_conv, write_spatial
 from blade.backends.disc.fuse import Fused
 from blade.backends.disc.inplace import Lives
 from blade.backends.disc.ir import Shape, Value, contiguous_strides, numel
 from blade.backends.disc.kernel import Dim
-from blade.backends.disc.ops.table import Slot
 from blade.backends.disc.updates import write_updates
 from blade.backends.disc.views import View, row_distance, same, view_of
-from blade.errors import Refused
 from blade.exchange.dtypes import DTYPES
 from blade.exchange.registers import Registers
-from blade.reason import Code
 
 VERSION = 1
 
@@ -79,7 +76,31 @@ class NativeCall:
     over: tuple[tuple[int, int], ...] = ()
 
 
-Step = KernelCall | NativeCall | Value
+@dataclass(frozen=True)
+class Launch:
+    """Launch the GPU function ``name`` over ``grid`` blocks: a pointer per operand, then ``ints``.
+
+    A value's pointer is to its first element, wherever that lies. ``over`` as in a ``NativeCall``.
+    ``when``: the relation between sizes without which it does not run; ``None``: it always does.
+    """
+
+    name: str
+    grid: tuple[Dim, Dim, Dim]
+    operands: tuple[Value | Packed, ...]
+    ints: tuple[Dim, ...]
+    over: tuple[tuple[int, int], ...] = ()
+    when: sympy.Basic | None = None
+
+
+@dataclass(frozen=True)
+class LibraryCall:
+    """ATen's op for ``value``, where ``when`` holds: a launch serves the other sizes."""
+
+    value: Value
+    when: sympy.Basic
+
+
+Step = KernelCall | NativeCall | Launch | LibraryCall | Value
 
 
 def write_program(
@@ -137,6 +158,8 @@ class Writer:
 
     def slot(self, value: Value) -> int:
         """The slot of ``value``'s own buffer, for the instruction that is being written."""
+        if value.op == "packed":
+            return self.pack(value.attrs["pack"])
         if value.id not in self.slot_of:
             self.slot_of[value.id] = self.add_slot(self.buffer(value))
         self.lives.touch(self.slot_of[value.id], len(self.instructions))
@@ -201,6 +224,10 @@ class Writer:
             self.kernel(step)
         elif isinstance(step, NativeCall):
             self.native(step)
+        elif isinstance(step, Launch):
+            self.launch(step)
+        elif isinstance(step, LibraryCall):
+            self.conditional(step)
         elif step.op == "linear":
             self.linear(step)
         elif step.op == "conv":
@@ -247,10 +274,32 @@ class Writer:
         slots = [self.pack(o) if isinstance(o, Packed) else self.seen(o) for o in call.operands]
         words = ["kernel", call.name, *self.numbers((call.extent, call.cost, call.scratch))]
         words += [str(len(slots)), *map(str, slots), str(len(call.ints)), *self.numbers(call.ints)]
+        self.offer(call, slots)
+        self.emit(words, may_fail=call.scratch != 0)
+
+    def launch(self, call: Launch) -> None:
+        slots = [self.pack(o) if isinstance(o, Packed) else self.seen(o) for o in call.operands]
+        words = [*self.condition(call.when), "launch", call.name, *self.numbers(call.grid)]
+        words += [str(len(slots)), *map(str, slots), str(len(call.ints)), *self.numbers(call.ints)]
+        if call.when is None:  # one of several that read and write these: none of them is the last
+            self.offer(call, slots)
+        self.emit(words, may_fail=False)
+
+    def conditional(self, call: LibraryCall) -> None:
+        """The instructions of ``call.value``, each under the condition."""
+        first = len(self.instructions)
+        self.step(call.value)
+        prefix = " ".join(self.condition(call.when))
+        self.instructions[first:] = [f"{prefix} {line}" for line in self.instructions[first:]]
+
+    def condition(self, when: sympy.Basic | None) -> list[str]:
+        return [] if when is None else ["when", str(self.registers.of(when))]
+
+    def offer(self, call: NativeCall | Launch, slots: Sequence[int]) -> None:
+        """Let what ``call`` writes lie where it reads, where that dies."""
         for read, written in call.over:
             if list(map(_base, call.operands)).count(_base(call.operands[read])) == 1:
                 self.lives.offer(slots[read], slots[written], len(self.instructions))
-        self.emit(words, may_fail=call.scratch != 0)
 
     def pack(self, packed: Packed) -> int:
         """The slot of a constant computed once per engine."""
@@ -272,7 +321,7 @@ class Writer:
         target = value.attrs["target"]
         types = [a.type for a in target._schema.arguments]
         words = [
-            _Arguments(self, tensors).word(t, kind)
+            Arguments(self, tensors).word(t, kind)
             for t, kind in zip(value.attrs["template"], types, strict=True)
         ]
         name = f"{target._schema.name}.{target._overloadname}".removesuffix(".default")
@@ -318,55 +367,3 @@ def _base(operand: Value | Packed) -> Value | None:
     """Whose memory ``operand`` lies in; ``None``: a pack."""
     view = None if isinstance(operand, Packed) else view_of(operand)
     return None if view is None else view.base
-
-
-class _Arguments:
-    """Words for the arguments of one `call`."""
-
-    def __init__(self, writer: Writer, tensors: Sequence[int]) -> None:
-        self.writer = writer
-        self.tensors = tensors
-
-    def word(self, arg: Any, kind: Any) -> str:
-        """One argument of schema type ``kind``."""
-        text = str(kind).removeprefix("Optional[").removesuffix("]")
-        if arg is None:
-            return "n"
-        if isinstance(arg, Slot):
-            return f"t:{self.tensors[arg]}"
-        if isinstance(arg, tuple):
-            return self.words(arg, text)
-        return self.scalar(arg, text)
-
-    def scalar(self, arg: Any, kind: str) -> str:
-        if isinstance(arg, bool):
-            return f"b:{int(arg)}"
-        if isinstance(arg, sympy.Expr):
-            return f"r:{self.writer.registers.of(arg)}"
-        if isinstance(arg, int):
-            return f"f:{float(arg)!r}" if kind == "float" else f"i:{arg}"
-        if isinstance(arg, float):
-            return f"f:{arg!r}"
-        if isinstance(arg, str) and arg and " " not in arg:
-            return f"s:{arg}"
-        if isinstance(arg, torch.device):
-            return f"d:{arg}"
-        if isinstance(arg, torch.dtype):
-            return f"dt:{DTYPES[arg]}"
-        raise Refused(Code.CONVERSION_FAILED, f"The argument {arg!r} has no form in a program.")
-
-    def words(self, args: tuple[Any, ...], kind: str) -> str:
-        if any(isinstance(a, Slot) or a is None for a in args):
-            optional = "Optional" in kind
-            words = ["n" if a is None else str(self.tensors[a]) for a in args]
-            return ("lo:" if optional else "lt:") + ",".join(words)
-        if "Tensor" in kind:
-            return "lt:"
-        if any(isinstance(a, bool) for a in args):
-            return "lb:" + ",".join(str(int(a)) for a in args)
-        if any(isinstance(a, float) for a in args) or "float" in kind:
-            return "lf:" + ",".join(repr(float(a)) for a in args)
-        numbers = [
-            f"r{self.writer.registers.of(a)}" if isinstance(a, sympy.Expr) else str(a) for a in args
-        ]
-        return "li:" + ",".join(numbers)

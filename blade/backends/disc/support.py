@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which ops DISC takes: those with a row in the table, and every functional op it can `call`."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -24,12 +25,16 @@ QUIET: dict[str, tuple[object, ...]] = {
 }
 
 
-def why_not_op(node: OpNode) -> Reason | None:
-    """``None`` if DISC takes ``node``."""
-    return _why_not_values(node) or _why_not_target(node)
+WhyNotDevice = Callable[[torch.device], str | None]
 
 
-def _why_not_values(node: OpNode) -> Reason | None:
+def why_not_op(node: OpNode, why_not_device: WhyNotDevice) -> Reason | None:
+    """``None`` if DISC takes ``node``; ``why_not_device`` tells where it can compile."""
+    return _why_not_values(node, why_not_device) or _why_not_target(node)
+
+
+def _why_not_values(node: OpNode, why_not_device: WhyNotDevice) -> Reason | None:
+    devices: dict[torch.device, None] = {}
     for value in (*values_in((*node.args, *node.kwargs.values())), *node.outputs):
         if value.kind != "tensor":
             continue
@@ -37,8 +42,13 @@ def _why_not_values(node: OpNode) -> Reason | None:
             return _reason(Code.UNKNOWN_TYPE, node, "a tensor of it has no known dtype or rank")
         if value.dtype not in DTYPES:
             return _reason(Code.UNSUPPORTED_DTYPE, node, f"{value.dtype} has no form in DISC")
-        if value.device.type != "cpu":
-            return _reason(Code.UNSUPPORTED_DEVICE, node, f"no code generator for {value.device}")
+        devices[value.device] = None
+    if len(devices) > 1:
+        places = " and ".join(map(str, devices))
+        return _reason(Code.UNSUPPORTED_DEVICE, node, f"its tensors are on {places}")
+    for device in devices:
+        if (why := why_not_device(device)) is not None:
+            return _reason(Code.UNSUPPORTED_DEVICE, node, why.rstrip("."))
     return None
 
 

@@ -67,7 +67,9 @@ def compile_kernels(kernels: Kernels, target: Target, cache: Cache | None = None
 
 @functools.lru_cache(maxsize=1)
 def compiler() -> str:
-    """The version of the compiler and the very CPU it generates code for."""
+    """The version of the compiler and the very CPU it generates code for; "" without a compiler."""
+    if why_unavailable() is not None:
+        return ""
     return f"torch-mlir {importlib.metadata.version('torch-mlir')}\n{_cpu()}"
 
 

@@ -2,7 +2,7 @@
 """Rows of convolutions: `conv` on channels-last data, between two permutations.
 
 The permutations are views; where a convolution feeds another they meet and cancel. Convolutions of
-other dtypes than float32 and transposed ones stay calls.
+dtypes that the target has no form for (``forms``) and transposed ones stay calls.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,8 @@ def conv(
     groups: int = 1,
 ) -> Value:
     spatial = len(weight.shape) - 2
-    if not all(isinstance(d, int) and d > 0 for d in weight.shape) or not _is_f32(x, weight, bias):
+    known = all(isinstance(d, int) and d > 0 for d in weight.shape)
+    if not known or not _is_served(lo, x, weight, bias):
         raise lo.otherwise()
     steps, pads, gaps = (_each(lo, v, spatial) for v in (stride, padding, dilation))
     batched = len(x.shape) == spatial + 2
@@ -107,8 +108,10 @@ def convolution(
     return conv(lo, x, weight, bias, stride, padding, dilation, groups)
 
 
-def _is_f32(*tensors: Value | None) -> bool:
-    return all(t is None or t.dtype == torch.float32 for t in tensors)
+def _is_served(lo: Lowering, *tensors: Value | None) -> bool:
+    return lo.dtype in lo.forms.convolution and all(
+        t is None or t.dtype == lo.dtype for t in tensors
+    )
 
 
 def _each(lo: Lowering, given: Any, spatial: int) -> tuple[int, ...]:

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import sympy
 import torch
 
+from blade.backends.disc.forms import CPU, Forms
 from blade.backends.disc.ir import Builder, Shape, Value, plain
 
 LoweringRule = Callable[..., Any]
@@ -76,12 +77,14 @@ class Slot(int):
 class Lowering:
     """What a row works with: the builder, and the types of the op's results.
 
-    ``places``: which of the op's results these are, where it leaves some undefined.
+    ``places``: which of the op's results these are, where it leaves some undefined. ``forms``: what the
+    target has code for.
     """
 
     b: Builder
     results: tuple[Result, ...]
     places: tuple[int, ...] | None = None
+    forms: Forms = CPU
 
     @property
     def shape(self) -> Shape:

@@ -1,0 +1,20 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What lowering may use because a target serves it: dtypes for which an op of the IR has code."""
+
+from dataclasses import dataclass
+
+import torch
+
+Dtypes = tuple[torch.dtype, ...]
+
+
+@dataclass(frozen=True)
+class Forms:
+    """Dtypes of ``attention`` and of ``conv``; with others the op stays ATen's, a `call`."""
+
+    attention: Dtypes
+    convolution: Dtypes
+
+
+CPU = Forms((torch.float32,), (torch.float32,))
+"""Generated kernels are float32's; halves have no product on most CPUs."""

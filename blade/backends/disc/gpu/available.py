@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether this machine can compile for a GPU and run what it compiled, and what an engine depends on."""
+
+import importlib.metadata
+from importlib.util import find_spec
+
+import torch
+
+from blade.backends.disc.gpu.target import target_of
+
+
+def why_unavailable() -> str | None:
+    """``None`` where kernels can be compiled and launched, else a sentence with the fix."""
+    if torch.version.cuda is None:
+        return f"torch {torch.__version__} is a build without CUDA; install one with it."
+    if not torch.cuda.is_available():
+        return "torch sees no GPU: check the driver (nvidia-smi) and CUDA_VISIBLE_DEVICES."
+    if find_spec("triton") is None:
+        return "Triton cannot be imported; install the package triton, which compiles the kernels."
+    return None
+
+
+def compiler() -> str:
+    """The versions of what compiles and of what is called, and the GPU they do it for.
+
+    "" where nothing has used a GPU in this process: then nothing is compiled for one, and asking would
+    start the driver.
+    """
+    if not torch.cuda.is_initialized() or why_unavailable() is not None:
+        return ""
+    triton = importlib.metadata.version("triton")
+    target, cudnn = target_of(), torch.backends.cudnn.version()
+    name = torch.cuda.get_device_name()
+    return f"triton {triton} CUDA {torch.version.cuda} cuDNN {cudnn} {name} {target}"

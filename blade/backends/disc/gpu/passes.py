@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The order of the passes between lowering and fusion on GPU: the CPU's, less what packs its weights.
+
+Products read weights where they lie or from a copy that is made once (constants.py). Convolutions run on
+channels-last data, as on CPU, which is also how tensor cores want halves.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+
+from blade.backends.disc import legalize
+from blade.backends.disc.columns import compute_in_rows
+from blade.backends.disc.forms import Forms
+from blade.backends.disc.gpu.constants import is_known, precompute
+from blade.backends.disc.gpu.convolutions import bias_after, weights_channels_last
+from blade.backends.disc.gpu.half import use_half
+from blade.backends.disc.horizontal import merge_linears
+from blade.backends.disc.int8 import lower_int8
+from blade.backends.disc.ir import Value
+from blade.backends.disc.layouts import propagate
+from blade.backends.disc.passes import Pass
+from blade.backends.disc.shapes import normalize
+from blade.backends.disc.split_sums import split_sums
+from blade.backends.disc.spread import spread
+
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+FORMS = Forms((), FLOATS)
+
+
+def passes(half: torch.dtype | None) -> Sequence[tuple[str, Pass]]:
+    """``half``: what products of float32 are computed in instead."""
+    narrow = () if half is None else (("half", partial(use_half, dtype=half)),)
+    return (
+        ("normalize", normalize),
+        ("int8", partial(lower_int8, products=False)),
+        *narrow,
+        ("layouts", propagate),
+        ("bias_after", bias_after),
+        ("spread", spread),
+        ("split_sums", split_sums),
+        ("compute_in_rows", compute_in_rows),
+        ("rows", legalize.rows),
+        ("bias_to_consumers", partial(legalize.bias_to_consumers, packed=_nothing)),
+        ("merge_linears", partial(merge_linears, known=has_known_weights)),
+        ("weights_channels_last", weights_channels_last),
+        ("addressable", partial(legalize.addressable, packed=_nothing)),
+        ("precompute", precompute),
+        ("outputs", legalize.outputs),
+    )
+
+
+def has_known_weights(v: Value) -> bool:
+    """Whether ``v`` is a product with constants, which can lie side by side with others."""
+    return v.op == "linear" and all(map(is_known, v.args[1:]))
+
+
+def _nothing(_: Value) -> range:
+    """The operands of a product that are laid out for it."""
+    return range(0)
