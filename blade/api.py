@@ -35,9 +35,10 @@ from blade.fallback.support import resolve, support
 from blade.fallback.time_budget import TimeBudget
 from blade.graph.listing import kind_of, list_nodes
 from blade.graph.view import GraphView, view
+from blade.hardware import cpu_name
 from blade.progress import announce
 from blade.reason import Code, Reason, Stage
-from blade.report import ATTRIBUTE, SEARCHING, ClusterReport, Report, cpu_name, versions
+from blade.report import ATTRIBUTE, SEARCHING, ClusterReport, Report, versions
 
 log = logging.getLogger(__name__)
 
@@ -64,8 +65,7 @@ def optimize(
     config = Config.current() if config is None else config
     if not isinstance(config, Config):
         raise ConfigError(f"config: a blade.Config is expected, got {type(config).__name__}")
-    reduces = config.enable_int8 or config.enable_fp16
-    if reduces and config.accuracy_budget.kind == "metric":
+    if config.reduces_precision and config.accuracy_budget.kind == "metric":
         return meet(config, lambda within, reasons: _optimize(model, inputs, within, reasons))
     return _optimize(model, inputs, config)
 

@@ -56,7 +56,13 @@ class Config(BaseModel):
         "fastest.",
     )
     enable_fp16: bool = Field(
-        default=False, description="Allow engines that compute in half precision."
+        default=False,
+        description="Allow engines that compute in half precision: products in float16, or in bfloat16 where a "
+        "sample's values do not fit into that.",
+    )
+    enable_bf16: bool = Field(
+        default=False,
+        description="Allow engines that compute products in bfloat16, which has float32's range.",
     )
     enable_int8: bool = Field(
         default=False, description="Allow engines that compute in quantized int8."
@@ -69,7 +75,7 @@ class Config(BaseModel):
     accuracy_budget: Budget = Field(
         default=DEFAULT,
         validate_default=True,
-        description="With enable_int8 or enable_fp16: how far outputs may be from the original's at the "
+        description="With enable_int8, enable_fp16 or enable_bf16: how far outputs may be from the original's at the "
         'samples. A relative error (0.1 by default), {"cosine": 0.99}, {"snr_db": 30}, or {"metric": fn, "samples": '
         '[(inputs, label), ...], "drop": 0.01}, where fn(outputs, labels) is a number, the higher the better.',
     )
@@ -225,6 +231,11 @@ class Config(BaseModel):
 
         def __setattr__(self, name: str, value: object) -> None:
             raise ConfigError(f"a Config cannot be changed; use config.evolve({name}={value!r})")
+
+    @property
+    def reduces_precision(self) -> bool:
+        """Whether engines may answer less exactly than the original."""
+        return self.enable_int8 or self.enable_fp16 or self.enable_bf16
 
     def evolve(self, **changes: Any) -> "Config":
         """A copy with ``changes``, checked like a new one; raises ``ConfigError``."""

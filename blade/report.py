@@ -13,7 +13,6 @@ import platform
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,6 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from blade.errors import InputError
+from blade.hardware import gpu_name
 from blade.reason import Code, Reason, Stage
 from blade.report_graph import InputReport, NodeReport, inputs_from, nodes_from
 from blade.version import __version__
@@ -220,19 +220,6 @@ def _engines(optimized: torch.nn.Module) -> Iterator[tuple[str, Any]]:
             if isinstance(found, torch.ScriptObject):
                 engine: Any = found
                 yield name if attribute == ENGINES[0] else f"{name}/{engine.backend()}", engine
-
-
-def cpu_name() -> str:
-    """Model name and number of logical CPUs, "" where the system does not tell."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return f"{names[0]} x{len(names)}" if names else platform.processor()
-
-
-def gpu_name() -> str:
-    """The current GPU, "" where nothing has used one in this process: asking would start the driver."""
-    return torch.cuda.get_device_name() if torch.cuda.is_initialized() else ""
 
 
 def versions() -> dict[str, str]:

@@ -41,6 +41,7 @@ LAYERS: list[set[str]] = [
         "precision",
         "turns",
         "errors",
+        "hardware",
         "version",
     },
 ]

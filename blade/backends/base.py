@@ -94,7 +94,7 @@ class Backend(Protocol):
     its conversions cannot hang or crash. The runner of its engines (``runtime.engine.register_runner``)
     is registered where its module is imported. ``survey(nodes, config)``, if it has it, is told all nodes of a
     graph before ``why_not`` is asked about each: for what a library answers about many ops at once. ``precisions``,
-    if it has it, names the reduced precisions it can compute in ("fp16", "int8"). ``version``, if it has it, is
+    if it has it, names the reduced precisions it can compute in ("fp16", "bf16", "int8"). ``version``, if it has it, is
     a text that differs wherever its engines for the same cluster and config may differ: then engines, verdicts and
     timings are kept on disk. ``estimate_s(cluster)``, if it has it, is about how many seconds a conversion takes:
     one that does not fit into the rest of ``Config.time_budget`` is not begun. ``lossy = True`` says that its

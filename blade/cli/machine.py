@@ -20,7 +20,7 @@ import torch
 
 import blade
 from blade.cache import LIMIT_BYTES, folder
-from blade.report import cpu_name
+from blade.hardware import cpu_name
 
 COMPILERS = ("c++", "g++", "clang++")
 # Written into the C++ runtime by register.cpp, so that it can be read where the library cannot be loaded.

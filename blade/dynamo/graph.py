@@ -28,8 +28,9 @@ from blade.fallback.support import resolve, support
 from blade.graph.fx_extract import FxExtracted, extract_fx, is_loose_view
 from blade.graph.fx_view import FxView, is_number, view_fx
 from blade.graph.listing import kind_of
+from blade.hardware import cpu_name
 from blade.reason import Reason, Stage
-from blade.report import ORIGINAL, ClusterReport, Report, cpu_name, versions
+from blade.report import ORIGINAL, ClusterReport, Report, versions
 
 MAX_CULPRITS = 4
 Labels = list[frozenset[str]]

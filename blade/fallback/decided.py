@@ -101,7 +101,7 @@ def _key(
         repr((sorted(captured.fixed), captured.limits, captured.ties)),
     ]
     # Values decide what runs, and how often, where there is control flow; and lossy engines are fitted to them.
-    if len(program.blocks) > 1 or config.enable_int8 or config.enable_fp16:
+    if len(program.blocks) > 1 or config.reduces_precision:
         more = [x for x in pytree.tree_leaves(captured.calibration) if hasattr(x, "stride")]
         parts += contents.of([("", t) for t in (*tensors, *more)])
     return digest(parts)

@@ -17,7 +17,7 @@ import torch
 from blade.backends.base import Backend, Cluster
 from blade.cache import digest, open_cache
 from blade.config import Config
-from blade.report import cpu_name, gpu_name
+from blade.hardware import cpu_name, gpu_name
 
 KIND = "seconds"
 LARGEST = 30.0  # correction: beyond, what was seen was an accident

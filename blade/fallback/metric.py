@@ -32,7 +32,9 @@ def meet(config: Config, build: Build) -> torch.jit.ScriptModule:
     Raises ``ConfigError`` where the metric does not return a number.
     """
     budget = config.accuracy_budget
-    full = config.evolve(enable_int8=False, enable_fp16=False, accuracy_budget=BOUNDS[0])
+    full = config.evolve(
+        enable_int8=False, enable_fp16=False, enable_bf16=False, accuracy_budget=BOUNDS[0]
+    )
     exact = build(full, ())
     own = score(budget, exact)
     reasons: list[Reason] = []

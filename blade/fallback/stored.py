@@ -35,8 +35,9 @@ from blade.fallback.candidate import Candidate
 from blade.fallback.cluster_module import cluster_module
 from blade.fallback.measure import why_slower
 from blade.graph.extract import Extracted
+from blade.hardware import cpu_name, gpu_name
 from blade.reason import Code, Reason, Stage
-from blade.report import Timing, Verdict, cpu_name, gpu_name, reason_from
+from blade.report import Timing, Verdict, reason_from
 from blade.runtime.engine import make_engine
 
 log = logging.getLogger(__name__)

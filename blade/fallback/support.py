@@ -163,8 +163,10 @@ def _check_precision(
 ) -> tuple[Reason, ...]:
     """A permission nobody can use is said aloud; a backend tells in ``precisions`` what it can use."""
     reasons = []
-    for field, allowed in (("fp16", config.enable_fp16), ("int8", config.enable_int8)):
-        if not allowed or any(field in getattr(b, "precisions", ()) for b in backends):
+    for field in ("fp16", "bf16", "int8"):
+        if not getattr(config, f"enable_{field}") or any(
+            field in getattr(b, "precisions", ()) for b in backends
+        ):
             continue
         who = ", ".join(b.name for b in backends) or "none is usable"
         detail = (

@@ -135,7 +135,7 @@ def test_a_named_backend_fails_loudly(only_fakes: None) -> None:
         resolve(Config(optimization_pipeline="goop"))
 
 
-@pytest.mark.parametrize("field", ["fp16", "int8"])
+@pytest.mark.parametrize("field", ["fp16", "bf16", "int8"])
 def test_a_precision_nobody_offers_is_told(only_fakes: None, field: str) -> None:
     allowed: dict[str, Any] = {f"enable_{field}": True}
     _, reasons = resolve(Config(**allowed))

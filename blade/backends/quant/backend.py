@@ -12,11 +12,11 @@ from typing import Any
 import torch
 
 from blade.backends import registry
-from blade.backends.base import Backend, Cluster, OpNode
+from blade.backends.base import Backend, Cluster, OpNode, values_in
 from blade.config import Config
 from blade.errors import Refused
 from blade.precision import annotated
-from blade.reason import Code, Reason
+from blade.reason import Code, Reason, Stage
 from blade.report import LayerPrecision
 from blade.runtime.engine import make_engine
 
@@ -44,6 +44,12 @@ class QuantBackend:
         return registry.available(_COMPILER)
 
     def why_not(self, node: OpNode, config: Config) -> Reason | None:
+        for value in (*values_in((*node.args, *node.kwargs.values())), *node.outputs):
+            if value.device is not None and value.device.type != "cpu":
+                detail = (
+                    f"{node.target} stays as it is: products of bytes are generated for CPUs only."
+                )
+                return Reason(Stage.SUPPORT, Code.UNSUPPORTED_DEVICE, self.name, node.name, detail)
         reason = registry.load(_COMPILER).why_not(node, config)
         return None if reason is None else replace(reason, backend=self.name)
 

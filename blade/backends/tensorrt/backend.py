@@ -33,8 +33,8 @@ class TensorRTBackend:
     """NVIDIA's TensorRT (10 and later) or TensorRT-RTX, whichever is installed."""
 
     name = NAME
-    precisions = ("fp16",)
-    lossy_with = ("enable_fp16",)
+    precisions = ("fp16", "bf16")
+    lossy_with = ("enable_fp16", "enable_bf16")
 
     @property
     def version(self) -> str:

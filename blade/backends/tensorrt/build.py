@@ -35,6 +35,7 @@ from blade.cache import Cache, code_version, digest, open_cache
 from blade.config import Config
 from blade.errors import BackendError, Refused
 from blade.exchange.guards import with_ranges
+from blade.exchange.half import half_of
 from blade.exchange.onnx_model import OnnxModel, external_weights, to_onnx
 from blade.reason import Code
 
@@ -69,11 +70,12 @@ def build_engine(cluster: Cluster, config: Config) -> Built:
     """
     library = find_library()
     ranges = find_profiles(cluster, config)
-    halved = to_half(cluster) if config.enable_fp16 else cluster
+    half = half_of(cluster, config)
+    halved = cluster if half is None else to_half(cluster, half)
     model = to_onnx(halved, config, indices="trusted")  # nor does torch on CUDA, it aborts
     weights = {name: attrgetter(held)(cluster.gm) for name, held in model.weights.items()}
     cache = open_cache(config.cache)
-    job = _Job(library, external_weights(model), weights, config.enable_fp16, cache)
+    job = _Job(library, external_weights(model), weights, half is not None, cache)
     said: list[str] = []
     for profiles in ranges:
         variants = [_Variant(profiles, stripped) for stripped in job.forms()]

@@ -9,24 +9,19 @@ what sums or exponentiates in float32, everything else as its operands come (the
 back. float16 is taken unless a sample shows magnitudes it cannot hold; then it is bfloat16.
 """
 
-from collections.abc import Iterator
 from dataclasses import replace
 from math import inf
 from typing import Any
 
 import torch
 from torch._dispatch.python import enable_python_dispatcher
-from torch.fx import Graph, GraphModule, Interpreter, Node
+from torch.fx import Graph, GraphModule, Node
 
 from blade.backends.base import Cluster
+from blade.exchange.half import NARROW, choose, name_of
 from blade.graph.shapes import result_of
 
-# Op names (without overload). The two lists are autocast's for CUDA (torch, aten/src/ATen/autocast_mode.h).
-NARROW = frozenset(
-    "mm addmm bmm baddbmm matmul linear addbmm addmv mv chain_matmul linalg_multi_dot einsum conv1d conv2d conv3d "
-    "convolution _convolution conv_transpose1d conv_transpose2d conv_transpose3d prelu "
-    "scaled_dot_product_attention".split()
-)
+# What sums or exponentiates, by op names without overload: autocast's list for CUDA.
 WIDE = frozenset(
     "softmax _softmax log_softmax _log_softmax layer_norm native_layer_norm group_norm native_group_norm "
     "batch_norm _native_batch_norm_legit_no_training instance_norm rms_norm norm linalg_vector_norm sum mean prod "
@@ -35,7 +30,6 @@ WIDE = frozenset(
     "quantize_per_tensor quantize_per_channel dequantize_per_tensor dequantize_per_channel "
     "fake_quantize_per_tensor_affine fake_quantize_per_channel_affine".split()
 )
-HEADROOM = 4.0  # how far below float16's largest number the magnitudes of samples have to stay
 
 
 def to_half(cluster: Cluster, dtype: torch.dtype | None = None) -> Cluster:
@@ -43,33 +37,6 @@ def to_half(cluster: Cluster, dtype: torch.dtype | None = None) -> Cluster:
     # Same ops at same sizes as before: whatever is asked about sizes once more is known.
     with cluster.shape_env.suppress_guards():
         return replace(cluster, gm=_Caster(cluster, dtype or choose(cluster)).run())
-
-
-def choose(cluster: Cluster) -> torch.dtype:
-    """float16, or bfloat16 where values at the first sample come near to what float16 can hold."""
-    if not cluster.samples:
-        return torch.float16
-    seen = _Largest(cluster.gm)
-    with torch.no_grad():
-        seen.run(*cluster.samples[0])
-    fits = seen.largest * HEADROOM <= torch.finfo(torch.float16).max
-    return torch.float16 if fits else torch.bfloat16
-
-
-class _Largest(Interpreter):
-    """Remembers the largest finite magnitude that enters or leaves an op in ``NARROW``."""
-
-    def __init__(self, gm: GraphModule) -> None:
-        super().__init__(gm)
-        self.largest = 0.0
-
-    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
-        result = super().call_function(target, args, kwargs)
-        if _name(target) in NARROW:
-            for tensor in _tensors((args, kwargs, result)):
-                finite = tensor[tensor.isfinite()].abs()
-                self.largest = max(self.largest, float(finite.max()) if finite.numel() else 0.0)
-        return result
 
 
 class _Caster:
@@ -96,7 +63,7 @@ class _Caster:
         return GraphModule(self.gm, self.graph)
 
     def _call(self, node: Node) -> None:
-        name = _name(node.target)
+        name = name_of(node.target)
         if name in NARROW:
             want: torch.dtype | None = self.dtype
         elif name in WIDE or self._is_mixed(node) or self._is_large(node):
@@ -150,21 +117,6 @@ class _Caster:
             return result_of(node.target, args[0], args[1])
 
 
-def _name(target: Any) -> str:
-    return str(target).split(".")[1] if isinstance(target, torch._ops.OpOverload) else ""
-
-
 def _dtype(node: Node) -> torch.dtype | None:
     value = node.meta["val"]
     return value.dtype if isinstance(value, torch.Tensor) else None
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        if value.is_floating_point():
-            yield value
-    elif isinstance(value, (list, tuple)):
-        for one in value:
-            yield from _tensors(one)
-    elif isinstance(value, dict):
-        yield from _tensors(list(value.values()))

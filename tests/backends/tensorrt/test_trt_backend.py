@@ -18,6 +18,7 @@ from blade.backends import registry
 from blade.backends.tensorrt import half, library
 from blade.backends.tensorrt.backend import TensorRTBackend
 from blade.config import Config
+from blade.exchange.half import NARROW, choose, name_of
 
 pytestmark = pytest.mark.needs("runtime")
 
@@ -134,9 +135,9 @@ def test_half_precision_casts(case: int, dtype: torch.dtype) -> None:
     halved = half.to_half(cluster, dtype)
     assert len(cluster.shape_env.guards) == guards
     for node in halved.gm.graph.nodes:
-        if half._name(node.target) in half.NARROW:
+        if name_of(node.target) in NARROW:
             assert node.meta["val"].dtype == dtype
-        if half._name(node.target) in half.WIDE:
+        if name_of(node.target) in half.WIDE:
             assert node.meta["val"].dtype == torch.float32
     for inputs in (*cluster.samples, *cluster.probes):
         want, got = cluster.gm(*inputs), halved.gm(*inputs)
@@ -149,4 +150,4 @@ def test_half_precision_casts(case: int, dtype: torch.dtype) -> None:
 def test_bfloat16_where_float16_would_overflow() -> None:
     small = cluster_of(Plain(lambda x: (x @ x).relu() + 1), torch.randn(8, 8))
     large = cluster_of(Plain(lambda x: (x @ x).relu() + 1), torch.randn(8, 8) * 200)
-    assert half.choose(small) == torch.float16 and half.choose(large) == torch.bfloat16
+    assert choose(small) == torch.float16 and choose(large) == torch.bfloat16
