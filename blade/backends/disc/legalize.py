@@ -118,7 +118,7 @@ def _copy_before_layouts(b: Builder, v: Value, args: list[Value], constants: ran
         args[2:] = [_stored(b, a) for a in args[2:]]
         return b.make(v.op, args, v.shape, v.dtype)
     if v.op in ("conv", "spatial"):
-        args = [_addressed(b, a) if a.op == "const" else _stored(b, a) for a in args]
+        args = [_addressed(b, a) if _is_laid_out(a) else _stored(b, a) for a in args]
         return b.make(v.op, args, v.shape, v.dtype, **v.attrs)
     if v.op == "attention":
         args = [_addressed(b, a) for a in args]
@@ -234,6 +234,12 @@ def _copy_once(b: Builder, v: Value) -> Value:
 
 def _addressed(b: Builder, v: Value) -> Value:
     return v if view_of(v) is not None else copy(b, v)
+
+
+def _is_laid_out(v: Value) -> bool:
+    """A constant as it is, or in the order that was chosen for it."""
+    view = view_of(v)
+    return v.op == "const" or (view is not None and view.base.op == "packed")
 
 
 def _stored(b: Builder, v: Value) -> Value:

@@ -135,7 +135,7 @@ class _Lowerer:
         index = known[0] if known else len(self.constants)
         if not known:
             self.constants.append(tensor)
-        if tensor.numel() == 1 and tensor.dtype in _SCALARS:
+        if tensor.numel() == 1 and tensor.dtype in SCALARS:
             return self.b.fill(tensor.item(), tensor.shape, tensor.dtype)
         # Constants may be laid out in any way; the strides are part of what is known of them.
         strides = tuple(tensor.stride())
@@ -266,7 +266,7 @@ def _attribute(gm: GraphModule, path: str) -> torch.Tensor:
     return owner
 
 
-_SCALARS = (
+SCALARS = (
     torch.float32,
     torch.float64,
     torch.int64,

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from blade.backends.base import OpNode, values_in
+from blade.backends.base import OpNode, ValueInfo, values_in
 from blade.backends.disc import lower
 from blade.backends.disc.ops.table import rule_for
 from blade.exchange.dtypes import DTYPES
@@ -42,7 +42,8 @@ def _why_not_values(node: OpNode, why_not_device: WhyNotDevice) -> Reason | None
             return _reason(Code.UNKNOWN_TYPE, node, "a tensor of it has no known dtype or rank")
         if value.dtype not in DTYPES:
             return _reason(Code.UNSUPPORTED_DTYPE, node, f"{value.dtype} has no form in DISC")
-        devices[value.device] = None
+        if not _is_number(value):
+            devices[value.device] = None
     if len(devices) > 1:
         places = " and ".join(map(str, devices))
         return _reason(Code.UNSUPPORTED_DEVICE, node, f"its tensors are on {places}")
@@ -50,6 +51,11 @@ def _why_not_values(node: OpNode, why_not_device: WhyNotDevice) -> Reason | None
         if (why := why_not_device(device)) is not None:
             return _reason(Code.UNSUPPORTED_DEVICE, node, why.rstrip("."))
     return None
+
+
+def _is_number(value: ValueInfo) -> bool:
+    """A constant without axes becomes part of the code, wherever it is; torch computes with one on any device."""
+    return value.constant and value.rank == 0 and value.dtype in lower.SCALARS
 
 
 def _why_not_target(node: OpNode) -> Reason | None:
