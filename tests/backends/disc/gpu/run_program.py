@@ -7,16 +7,13 @@ Plain and slow; what the C++ executor does beyond it is memory and speed. Memory
 as large a number as there is, and what `reuse` says is done, so that a wrong plan shows in the values.
 """
 
-import importlib.util
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import torch
-from libdevice_on_cpu import Libdevice
+from triton_interpreter import launch
 
 from blade.backends.disc import compiler
 from blade.backends.disc.gpu import generator
@@ -213,9 +210,7 @@ class _Run:
         unit = self.units[name]
         names = [n for n, _ in unit.signature]
         assert len(names) == len(pointers) + len(ints), (unit.signature, pointers, ints)
-        if 0 not in grid:
-            given = dict(zip(names, (*pointers, *ints), strict=True))
-            _function(unit)[tuple(grid)](**given, **dict(unit.constants))
+        launch(unit, grid, pointers, ints)
 
     def call(self, name: str, words: Sequence[str]) -> None:
         op, _, overload = name.partition(".")
@@ -272,22 +267,3 @@ def _garbage(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     return torch.full(
         list(shape), True if dtype == torch.bool else torch.iinfo(dtype).max, dtype=dtype
     )
-
-
-_FUNCTIONS: dict[str, Any] = {}
-_FOLDER = tempfile.TemporaryDirectory(prefix="blade_units_")
-
-
-def _function(unit: Unit) -> Any:
-    """The interpreted function; Triton reads its source from a file."""
-    if unit.name not in _FUNCTIONS:
-        path = Path(_FOLDER.name) / f"{unit.name}.py"
-        path.write_text(unit.text, encoding="utf-8")
-        spec = importlib.util.spec_from_file_location(unit.name, path)
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        if hasattr(module, "libdevice"):
-            vars(module)["libdevice"] = Libdevice()
-        _FUNCTIONS[unit.name] = getattr(module, unit.name)
-    return _FUNCTIONS[unit.name]

@@ -11,7 +11,7 @@ from run_program import GuardFailed, compile_to_program
 from blade.backends.disc.gpu.passes import FORMS
 from blade.backends.disc.lower import lower
 
-pytestmark = pytest.mark.needs("triton")
+pytestmark = pytest.mark.needs("triton_interpreter")
 
 
 @pytest.mark.parametrize("sample", EVERY, ids=lambda s: s.name)

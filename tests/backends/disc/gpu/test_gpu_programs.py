@@ -13,7 +13,7 @@ from torch import nn
 from blade.backends.disc.gpu.passes import FORMS
 from blade.backends.disc.lower import lower
 
-pytestmark = pytest.mark.needs("triton")
+pytestmark = pytest.mark.needs("triton_interpreter")
 
 F16, F32 = torch.float16, torch.float32
 WIDTH, HEADS = 64, 4

@@ -151,12 +151,18 @@ def run(
     """Launch what ``choices`` say for ``sizes``."""
     choice = chosen(choices, sizes)
     grid = tuple(evaluate(d, sizes) for d in choice.grid)
+    launch(choice.unit, grid, buffers, [evaluate(d, sizes) for d in kernel.sizes()])
+
+
+def launch(
+    unit: Unit, grid: Sequence[int], pointers: Sequence[torch.Tensor], ints: Sequence[int]
+) -> None:
+    """As the executor launches it: an empty grid is nothing."""
     if 0 in grid:
         return
-    ints = [_int64(evaluate(d, sizes)) for d in kernel.sizes()]
-    function = getattr(load(choice.unit), choice.unit.name)
+    function = getattr(load(unit), unit.name)
     with np.errstate(all="ignore"):
-        function[grid](*buffers, *ints, **dict(choice.unit.constants))
+        function[tuple(grid)](*pointers, *map(_int64, ints), **dict(unit.constants))
 
 
 def _int64(number: int) -> Any:
