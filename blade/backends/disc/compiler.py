@@ -26,7 +26,8 @@ from blade.backends.disc.kernels import GroupKernel, build_copy, build_kernel
 from blade.backends.disc.lower import lower
 from blade.backends.disc.passes import Pass
 from blade.backends.disc.places import home, starts
-from blade.backends.disc.program import Step, write_program
+from blade.backends.disc.program import write_program
+from blade.backends.disc.steps import Step
 from blade.backends.disc.updates import updates_last
 from blade.backends.disc.views import view_of
 from blade.cache import Cache

@@ -2,7 +2,6 @@
 """Fused graph + compiled kernels -> the program text the C++ executor runs (FORMAT.md)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import sympy
 import torch
@@ -13,94 +12,22 @@ from blade.backends.disc.fuse import Fused
 from blade.backends.disc.inplace import Lives
 from blade.backends.disc.ir import Shape, Value, contiguous_strides, numel
 from blade.backends.disc.kernel import Dim
+from blade.backends.disc.steps import (
+    Counters,
+    KernelCall,
+    Launch,
+    LibraryCall,
+    NativeCall,
+    Operand,
+    Packed,
+    Step,
+)
 from blade.backends.disc.updates import write_updates
 from blade.backends.disc.views import View, row_distance, same, view_of
 from blade.exchange.dtypes import DTYPES
 from blade.exchange.registers import Registers
 
 VERSION = 1
-
-
-@dataclass(frozen=True)
-class KernelCall:
-    """Run native code ``name`` on the buffers of ``buffers``, with ``ints`` as its sizes.
-
-    ``over``: pairs (read, written) of which the second may lie in the bytes of the first (inplace.py).
-    """
-
-    name: str
-    extent: Dim
-    cost: Dim
-    scratch: Dim
-    buffers: tuple[Value, ...]
-    ints: tuple[sympy.Expr, ...]
-    over: tuple[tuple[Value, Value], ...] = ()
-
-
-@dataclass(frozen=True)
-class Fill:
-    """One run of a packing kernel: what it writes of the given constant, ``ints`` as its sizes."""
-
-    constant: int
-    extent: int
-    ints: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Packed:
-    """A buffer computed once per loaded engine from constants (FORMAT.md, `packs`).
-
-    It starts as ``numel`` zeros; native code ``kernel`` runs on it once per fill.
-    """
-
-    kernel: str
-    dtype: torch.dtype
-    numel: int
-    fills: tuple[Fill, ...]
-
-
-@dataclass(frozen=True)
-class NativeCall:
-    """Run library code we generate (cpu/native.py): a pointer per operand, ``ints`` as its sizes.
-
-    A value's pointer is to its first element, wherever that lies; its strides go into ``ints``.
-    ``over``: positions (read, written) of operands of which the second may lie in the bytes of the first.
-    """
-
-    name: str
-    extent: Dim
-    cost: Dim
-    scratch: Dim
-    operands: tuple[Value | Packed, ...]
-    ints: tuple[Dim, ...]
-    over: tuple[tuple[int, int], ...] = ()
-
-
-@dataclass(frozen=True)
-class Launch:
-    """Launch the GPU function ``name`` over ``grid`` blocks: a pointer per operand, then ``ints``.
-
-    A value's pointer is to its first element, wherever that lies. ``over`` as in a ``NativeCall``.
-    ``when``: the relation between sizes without which it does not run; ``None``: it always does.
-    """
-
-    name: str
-    grid: tuple[Dim, Dim, Dim]
-    operands: tuple[Value | Packed, ...]
-    ints: tuple[Dim, ...]
-    over: tuple[tuple[int, int], ...] = ()
-    when: sympy.Basic | None = None
-
-
-@dataclass(frozen=True)
-class LibraryCall:
-    """ATen's op for ``value``, where ``when`` holds: a launch serves the other sizes."""
-
-    value: Value
-    when: sympy.Basic
-
-
-Step = KernelCall | NativeCall | Launch | LibraryCall | Value
 
 
 def write_program(
@@ -122,6 +49,7 @@ class Writer:
         self.packs: list[str] = []
         self.slots: list[str] = []
         self.instructions: list[str] = []
+        self.first: list[str] = []  # instructions that run before these
         self.slot_of: dict[object, int] = {}
         self.lives = Lives()
         self.may_fail = -1  # the last instruction so far that may raise
@@ -278,12 +206,27 @@ class Writer:
         self.emit(words, may_fail=call.scratch != 0)
 
     def launch(self, call: Launch) -> None:
-        slots = [self.pack(o) if isinstance(o, Packed) else self.seen(o) for o in call.operands]
+        slots = [self.operand(o) for o in call.operands]
         words = [*self.condition(call.when), "launch", call.name, *self.numbers(call.grid)]
         words += [str(len(slots)), *map(str, slots), str(len(call.ints)), *self.numbers(call.ints)]
         if call.when is None:  # one of several that read and write these: none of them is the last
             self.offer(call, slots)
         self.emit(words, may_fail=False)
+
+    def operand(self, operand: Operand) -> int:
+        if isinstance(operand, Packed):
+            return self.pack(operand)
+        if isinstance(operand, Value):
+            return self.seen(operand)
+        if operand not in self.slot_of:
+            counts = isinstance(operand, Counters)
+            kind = DTYPES[torch.int32 if isinstance(operand, Counters) else operand.dtype]
+            slot = self.add_slot(f"arena {kind} 1 {self.registers.of(operand.numel)}")
+            self.slot_of[operand] = slot
+            if counts:
+                self.first.append(f"call aten::zero_ 1 t:{slot} 0")
+        self.lives.touch(self.slot_of[operand], len(self.instructions))
+        return self.slot_of[operand]
 
     def conditional(self, call: LibraryCall) -> None:
         """The instructions of ``call.value``, each under the condition."""
@@ -355,7 +298,7 @@ class Writer:
             ("guards", self.guards),
             ("packs", self.packs),
             ("slots", self.slots),
-            ("instructions", self.instructions),
+            ("instructions", [*self.first, *self.instructions]),
         ):
             if items or name != "packs":
                 lines += [f"{name} {len(items)}", *items]
@@ -363,7 +306,7 @@ class Writer:
         return "\n".join(lines) + "\n"
 
 
-def _base(operand: Value | Packed) -> Value | None:
-    """Whose memory ``operand`` lies in; ``None``: a pack."""
-    view = None if isinstance(operand, Packed) else view_of(operand)
+def _base(operand: Operand) -> Value | None:
+    """Whose memory ``operand`` lies in; ``None``: no value's."""
+    view = view_of(operand) if isinstance(operand, Value) else None
     return None if view is None else view.base

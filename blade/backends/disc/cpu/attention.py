@@ -13,7 +13,7 @@ from blade.backends.disc.cpu.attention_tiles import key_rows
 from blade.backends.disc.cpu.target import Target
 from blade.backends.disc.ir import Shape, Value, numel, plain
 from blade.backends.disc.kernel import Dim
-from blade.backends.disc.program import NativeCall
+from blade.backends.disc.steps import NativeCall
 from blade.backends.disc.views import view_of
 
 

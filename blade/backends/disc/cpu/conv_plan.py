@@ -19,7 +19,7 @@ from blade.backends.disc.cpu.conv_tile import heights
 from blade.backends.disc.cpu.target import Target
 from blade.backends.disc.ir import Value, numel, plain
 from blade.backends.disc.kernel import Dim
-from blade.backends.disc.program import Fill, NativeCall, Packed
+from blade.backends.disc.steps import Fill, NativeCall, Packed
 
 Code = tuple[tuple[str, str], ...]
 

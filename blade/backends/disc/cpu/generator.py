@@ -16,7 +16,7 @@ from blade.backends.disc.kernel import Kernel
 from blade.backends.disc.kernels import GroupKernel
 from blade.backends.disc.legalize import absorbed
 from blade.backends.disc.passes import PASSES, Pass
-from blade.backends.disc.program import KernelCall, Step
+from blade.backends.disc.steps import KernelCall, Step
 from blade.cache import Cache, digest
 
 

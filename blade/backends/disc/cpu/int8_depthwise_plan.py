@@ -30,7 +30,7 @@ from blade.backends.disc.cpu.int8_pack import (
 from blade.backends.disc.cpu.target import Target
 from blade.backends.disc.epilogue import residual_of
 from blade.backends.disc.ir import Value, plain
-from blade.backends.disc.program import Fill, NativeCall, Packed
+from blade.backends.disc.steps import Fill, NativeCall, Packed
 
 
 def depthwise_plan(

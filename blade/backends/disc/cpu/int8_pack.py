@@ -17,7 +17,7 @@ from blade.backends.disc.constants import Part, parts_of
 from blade.backends.disc.cpu import int8_conv, int8_gemm
 from blade.backends.disc.cpu.dot import QUAD
 from blade.backends.disc.ir import Value
-from blade.backends.disc.program import Fill, Packed
+from blade.backends.disc.steps import Fill, Packed
 
 Code = tuple[tuple[str, str], ...]
 

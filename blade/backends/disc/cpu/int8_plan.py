@@ -31,7 +31,7 @@ from blade.backends.disc.cpu.target import Target
 from blade.backends.disc.epilogue import body_of, residual_of
 from blade.backends.disc.int8_pixels import is_depthwise
 from blade.backends.disc.ir import Value, numel, plain
-from blade.backends.disc.program import NativeCall, Packed
+from blade.backends.disc.steps import NativeCall, Packed
 from blade.backends.disc.views import row_distance
 
 Operands = tuple[Value | Packed, ...]

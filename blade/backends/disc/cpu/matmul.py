@@ -30,7 +30,7 @@ from blade.backends.disc.cpu.micro_kernel import Form, form
 from blade.backends.disc.cpu.target import Target
 from blade.backends.disc.ir import Value, numel, plain
 from blade.backends.disc.kernel import Dim
-from blade.backends.disc.program import NativeCall
+from blade.backends.disc.steps import NativeCall
 from blade.backends.disc.views import row_distance, view_of
 
 GROUP_ROWS = 192  # rows of a unit: what packing a panel once more costs is then little

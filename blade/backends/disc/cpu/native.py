@@ -21,7 +21,7 @@ from blade.backends.disc.cpu.target import Target
 from blade.backends.disc.cpu.widen_plan import widen_plan
 from blade.backends.disc.ir import Value, numel, plain
 from blade.backends.disc.legalize import is_packed
-from blade.backends.disc.program import Fill, NativeCall, Packed
+from blade.backends.disc.steps import Fill, NativeCall, Packed
 from blade.backends.disc.views import row_distance
 from blade.exchange.dtypes import DTYPES
 

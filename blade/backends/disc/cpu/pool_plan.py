@@ -11,7 +11,7 @@ from blade.backends.disc.cpu import pool
 from blade.backends.disc.cpu.depthwise import RUN, Taps
 from blade.backends.disc.cpu.target import Target
 from blade.backends.disc.ir import Value, plain
-from blade.backends.disc.program import NativeCall
+from blade.backends.disc.steps import NativeCall
 
 _WIDEST = 7  # window along w that code is made for
 

@@ -13,7 +13,7 @@ from blade.backends.disc.cpu.micro_kernel import form
 from blade.backends.disc.cpu.target import Target
 from blade.backends.disc.cpu.widen_kernel import WidenForm
 from blade.backends.disc.ir import Value, numel, plain
-from blade.backends.disc.program import Fill, NativeCall, Packed
+from blade.backends.disc.steps import Fill, NativeCall, Packed
 from blade.backends.disc.views import row_distance
 
 Code = tuple[tuple[str, str], ...]

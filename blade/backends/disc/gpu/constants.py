@@ -13,22 +13,15 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from blade.backends.disc.constants import Part, parts_in
+from blade.backends.disc.gpu.pointwise import POINTERS
 from blade.backends.disc.gpu.unit import Unit, named
 from blade.backends.disc.ir import Builder, Graph, Value, numel
 from blade.backends.disc.legalize import rebuild
-from blade.backends.disc.program import Fill, Packed
+from blade.backends.disc.steps import Fill, Packed
 from blade.backends.disc.views import collapse
 
 AXES = 4  # of a piece, after merging
 BLOCK = 1024  # elements of a program
-_POINTERS = {
-    torch.float64: "*fp64",
-    torch.float32: "*fp32",
-    torch.float16: "*fp16",
-    torch.bfloat16: "*bf16",
-    torch.int64: "*i64",
-    torch.int32: "*i32",
-}
 _TEXT = """\
 import triton
 import triton.language as tl
@@ -68,7 +61,7 @@ def packed(b: Builder, pieces: Sequence[Value], like: Value) -> Value | None:
         return None  # rounded twice
     sources = [s for p in pieces for s in (p.args if p.op in ("cast", "packed") else (p,))]
     kinds = {s.dtype for s in sources if s.op != "fill"}
-    if len(kinds) != 1 or not (kinds | {like.dtype}) <= _POINTERS.keys():
+    if len(kinds) != 1 or not (kinds | {like.dtype}) <= POINTERS.keys():
         return None
     parts = parts_in(sources)
     fills = [_fill(part, like) for part in parts or ()]
@@ -95,7 +88,7 @@ def pack_units(graph: Graph) -> Iterator[Unit]:
 
 def pack_unit(source: torch.dtype, result: torch.dtype) -> Unit:
     """Copies up to four axes of ``source``'s elements, converted, to row-major ``result``."""
-    pointers = (("source", _POINTERS[source]), ("result", _POINTERS[result]))
+    pointers = (("source", POINTERS[source]), ("result", POINTERS[result]))
     signature = (*pointers, *((name, "i64") for name in _SIZES))
     return named("pack", _TEXT, signature, (("BLOCK", BLOCK),))
 

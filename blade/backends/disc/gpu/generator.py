@@ -18,7 +18,7 @@ from blade.backends.disc.ir import Graph, Value
 from blade.backends.disc.kernel import Kernel
 from blade.backends.disc.kernels import GroupKernel
 from blade.backends.disc.passes import Pass
-from blade.backends.disc.program import Launch, Step
+from blade.backends.disc.steps import Launch, Step
 from blade.cache import Cache
 
 
