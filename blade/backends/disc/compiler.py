@@ -39,7 +39,7 @@ Dump = Callable[[str, object], None]
 class Generator(Protocol):
     """Everything the compiler has to know of one target; it collects the code of one program."""
 
-    device: str  # of a program's inputs
+    device: str  # where it computes
     language: str  # of the code, for dumps
 
     @property
@@ -105,7 +105,9 @@ def compile_graph(
     """
     generator = _generator(target, half)
     graph = lower(gm, shape_env, single, updates, generator.forms)
-    return _compile(graph, generator, dump_dir, cache)
+    given = [n.meta["val"].device.type for n in gm.graph.nodes if n.op == "placeholder"]
+    devices = given if generator.device in given else [generator.device] * len(given)
+    return _compile(graph, generator, devices, dump_dir, cache)
 
 
 def compile_ir(
@@ -116,7 +118,8 @@ def compile_ir(
     half: torch.dtype | None = None,
 ) -> Compiled:
     """Everything after lowering."""
-    return _compile(graph, _generator(target, half), dump_dir, cache)
+    generator = _generator(target, half)
+    return _compile(graph, generator, [generator.device] * len(graph.inputs), dump_dir, cache)
 
 
 def _generator(target: Target | GpuTarget, half: torch.dtype | None) -> Generator:
@@ -124,8 +127,13 @@ def _generator(target: Target | GpuTarget, half: torch.dtype | None) -> Generato
 
 
 def _compile(
-    graph: Graph, generator: Generator, dump_dir: Path | None, cache: Cache | None
+    graph: Graph,
+    generator: Generator,
+    devices: Sequence[str],
+    dump_dir: Path | None,
+    cache: Cache | None,
 ) -> Compiled:
+    """``devices``: one per input; one on the CPU may have nothing but sizes for a program of a GPU."""
     dump = _dumper(dump_dir)
     dump("lower", graph)
     for name, run_pass in generator.passes:
@@ -143,7 +151,6 @@ def _compile(
     generator.finish(fused)
     dump(generator.language, generator.text())
     code = generator.compile(cache)
-    devices = [generator.device] * len(graph.inputs)
     program = write_program(fused, steps, generator.isa, devices)
     dump("program", program)
     return Compiled(program, code, graph.constants, generator.kernels)

@@ -24,8 +24,10 @@ from blade.backends.disc.steps import (
 )
 from blade.backends.disc.updates import write_updates
 from blade.backends.disc.views import View, row_distance, same, view_of
+from blade.errors import Refused
 from blade.exchange.dtypes import DTYPES
 from blade.exchange.registers import Registers
+from blade.reason import Code
 
 VERSION = 1
 
@@ -43,6 +45,8 @@ def write_program(
 class Writer:
     def __init__(self, fused: Fused, devices: Sequence[str]) -> None:
         self.graph = fused.graph
+        self.devices = devices
+        self.device = next((d for d in devices if d != "cpu"), "cpu")
         self.registers = Registers()
         self.inputs: list[str] = []
         self.guards: list[str] = []
@@ -94,6 +98,9 @@ class Writer:
         return self.slot_of[value.id]
 
     def buffer(self, value: Value) -> str:
+        if value.op == "input" and self.devices[value.attrs["index"]] != self.device:
+            text = f"Input {value.attrs['index']} is on another device than what reads it."
+            raise Refused(Code.UNSUPPORTED_DEVICE, text)
         if value.op in ("input", "const"):
             return f"{value.op} {value.attrs['index']}"
         kind = f"{DTYPES[value.dtype]} {len(value.shape)}"
