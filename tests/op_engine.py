@@ -17,6 +17,7 @@ from blade.backends.disc.compiler import compile_graph
 from blade.backends.disc.interpret_ir import interpret
 from blade.backends.disc.ir import Graph
 from blade.backends.disc.lower import lower
+from blade.cache import open_cache
 from blade.runtime.engine import make_engine
 
 SPECIAL = {"a": 11, "b": 13, "c": 3, "d": 2}
@@ -32,7 +33,8 @@ def check(sample: Sample, target: Any, device: str = "cpu") -> tuple[Graph, list
         first = placed(inputs(sample, sizes[0]), device)
         gm, shape_env = trace(sample.function, first, [s.dynamic() for s in sample.specs])
     graph = lower(gm, shape_env)
-    compiled = compile_graph(gm, shape_env, target)
+    cache = open_cache(device != "cpu")  # of this run: kernels of a GPU take seconds
+    compiled = compile_graph(gm, shape_env, target, cache=cache)
     engine: Any = make_engine(
         sample.name, "disc", compiled.program, compiled.object, list(compiled.constants), {}
     )
