@@ -9,16 +9,31 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+import torch
 from cpu_native import pointwise_kernel
-from test_cpu_kernels import F16, F32, layer_norm, softmax
+from test_cpu_kernels import F16, F32, S0, S1, _args, layer_norm, softmax
+from test_cpu_pointwise import DTYPES
 from test_gpu_emit import chain, masked_softmax
+from test_gpu_pointwise import EXACT
 from triton_interpreter import TARGET
 
 from blade.backends.disc.gpu import compile as compiling
 from blade.backends.disc.gpu import cubin
 from blade.backends.disc.gpu.compile import compile_units, why_unavailable
 from blade.backends.disc.gpu.emit import emit
+from blade.backends.disc.gpu.pointwise import supports
 from blade.backends.disc.gpu.unit import Unit
+from blade.backends.disc.kernel import (
+    POINTWISE,
+    Access,
+    Compute,
+    Const,
+    Kernel,
+    Load,
+    Reduce,
+    Stmt,
+    Store,
+)
 from blade.cache import Cache
 from blade.errors import Refused
 
@@ -103,3 +118,34 @@ def test_without_triton_the_reason_says_what_to_install(monkeypatch: pytest.Monk
     assert why_unavailable() is None
     monkeypatch.setattr(compiling.importlib.util, "find_spec", lambda name: None)
     assert "install the package triton" in str(why_unavailable())
+
+
+def all_ops(dtype: torch.dtype) -> Kernel:
+    """Everything there is for ``dtype``, every cast and every reduction of it, added up to one number a row."""
+    body: list[Stmt] = [Load(Access(k, (S1, 1)), dtype) for k in range(3)]
+    body.append(Compute("ne", (0, 1), torch.bool))
+    results: list[int] = []
+    for op in (op for op in POINTWISE if op != "cast" and supports(op, dtype)):
+        args = (3, 0, 1) if op == "where" else tuple(range(POINTWISE[op]))
+        body.append(Compute(op, args, torch.bool if op in EXACT else dtype))
+        results.append(len(body) - 1)
+    for other in DTYPES:
+        body.append(Compute("cast", (0,), other))
+        results.append(len(body) - 1)
+    for kind in ("any", "all") if dtype == torch.bool else ("sum", "prod", "max", "min"):
+        body.append(Reduce(kind, 1, dtype))
+        results.append(len(body) - 1)
+    body.append(Const(0.0, F32))
+    total = len(body) - 1
+    for i in results:
+        body.append(Compute("cast", (i,), F32))
+        body.append(Compute("add", (total, len(body) - 1), F32))
+        total = len(body) - 1
+    body.append(Store(Access(3, (S1, 1)), total))
+    return Kernel((S0,), S1, _args([dtype] * 3, [F32]), tuple(body))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_op_compiles(dtype: torch.dtype) -> None:
+    choices = emit(all_ops(dtype), TARGET)
+    compile_units([choices[0].unit, choices[-1].unit], TARGET)
