@@ -9,7 +9,7 @@ from functools import partial
 from time import perf_counter
 from typing import Any
 
-from blade.cli import machine
+from blade.cli import gpu, machine
 from blade.cli.options import Commands, add_command
 from blade.cli.progress_bar import progress_bar
 from blade.cli.result import Exit, Result, add_row, plain_table, to_text
@@ -21,8 +21,9 @@ from blade.reason import Code, Reason, Stage
 TEXT = """Say what works here and what to do about the rest.
 
 Every backend with its version, or why it cannot be used; CPU, GPUs, compilers, versions, cache and
-environment. DISC is tried on a small model; --try tries every other backend that is available, too.
-Exit code 1 if DISC does not work."""
+environment. DISC is tried on a small model, on the CPU and on every kind of GPU; --try tries every other
+backend that is available, too.
+Exit code 1 if DISC works neither on the CPU nor on a GPU."""
 
 VARIABLES = ("BLADE_LOG", "BLADE_CACHE_DIR", "BLADE_BACKENDS")
 
@@ -42,16 +43,23 @@ def add(commands: Commands, shared: argparse.ArgumentParser) -> argparse.Argumen
 def run(args: argparse.Namespace) -> Result:
     with progress_bar("doctor"):
         runtime = machine.runtime()
-        backends = _backends(args.tried, works=runtime["why_not"] is None)
+        works = runtime["why_not"] is None
+        backends = _backends(args.tried, works=works)
+        gpus = machine.gpus()
+        on_gpus = gpu.support() if works else None
+        if works:
+            gpus = gpu.trials(gpus, partial(_try, "disc"), _sentence)
     disc = next((b for b in backends if b["name"] == "disc"), None)
-    healthy = disc is not None and disc["why_not"] is None
+    served = [g for g in gpus if "disc" in g and g["disc"]["why_not"] is None]
+    healthy = bool(served) or (disc is not None and disc["why_not"] is None)
     data = {
         "healthy": healthy,
         "versions": machine.versions(),
         "runtime": runtime,
         "backends": backends,
         "cpu": machine.cpu(),
-        "gpus": machine.gpus(),
+        "gpus": gpus,
+        "disc_on_gpus": on_gpus,
         "compilers": machine.compilers(),
         "cache": machine.cache(),
         "environment": environment(os.environ),
@@ -116,7 +124,7 @@ def _ask(name: str) -> tuple[str | None, str | None]:
     return (None if version is None else (str(version).splitlines() or [""])[0]), None
 
 
-def _try(name: str) -> None:
+def _try(name: str, device: str = "cpu") -> None:
     """Optimize a small model with one backend alone, and compare; raises if it does not serve."""
     import torch
 
@@ -126,7 +134,8 @@ def _try(name: str) -> None:
     from blade.report import report, stats
 
     model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.GELU())
-    sample, other = torch.randn(3, 16), torch.randn(5, 16)
+    model, sample = model.to(device), torch.randn(3, 16, device=device)
+    other = torch.randn(5, 16, device=device)
     lossy = bool(getattr(registry.load(name), "lossy", False))
     config = Config(
         optimization_pipeline=name, timing=False, cache=False, min_cluster_size=1, enable_int8=lossy
@@ -152,8 +161,21 @@ def _render(data: Mapping[str, Any]) -> str:
     facts.show_header = False
     for name, value in _facts(data):
         add_row(facts, name, value)
-    verdict = "DISC works here." if data["healthy"] else "DISC does not work here; see above."
-    return to_text(backends, facts, verdict)
+    return to_text(backends, facts, _verdict(data))
+
+
+def _verdict(data: Mapping[str, Any]) -> str:
+    on_cpu = any(b["name"] == "disc" and b["why_not"] is None for b in data["backends"])
+    on_gpu = [g["disc"]["why_not"] is None for g in data["gpus"] if "disc" in g]
+    if not data["healthy"]:
+        return "DISC does not work here; see above."
+    if not on_cpu:
+        return "DISC works here on the GPU, and not on the CPU; see above."
+    return (
+        "DISC works here, but not on every GPU; see above."
+        if not all(on_gpu)
+        else "DISC works here."
+    )
 
 
 def _facts(data: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
@@ -173,11 +195,7 @@ def _facts(data: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
         ),
         ("", f"{cpu['float_lanes']} floats per vector; {sizes or 'caches unknown'}"),
         ("", " ".join(cpu["features"]) or "no vector features known"),
-        *[
-            ("GPU", f"{g['name']}, sm {g['compute_capability']}, {g['memory_gib']} GiB")
-            for g in data["gpus"]
-        ],
-        *([] if data["gpus"] else [("GPU", f"none: {machine.why_no_gpu()}")]),
+        *gpu.facts(data["gpus"], data["disc_on_gpus"]),
         *[(f"compiler {name}", text) for name, text in data["compilers"].items()],
     ]
     if not data["compilers"]:
