@@ -599,4 +599,6 @@ row(
     f32("a c d"),
 )
 
+row("copy", lambda x, y: aten.copy(x, y) * 2, f32("a 6"), f32("6"))
+
 SAMPLES = tuple(TABLE[_BEFORE:])

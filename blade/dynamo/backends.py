@@ -17,7 +17,7 @@ from torch._guards import tracing
 from torch.fx import GraphModule
 from torch.utils._python_dispatch import _disable_current_modes
 
-from blade.backends.disc.decompositions import DECOMPOSITIONS, resampling_kept_whole
+from blade.backends.disc.decompositions import decompositions, resampling_kept_whole
 from blade.config import Config
 from blade.dynamo.bound import Bound
 from blade.dynamo.graph import compile_fx
@@ -71,7 +71,7 @@ def _compile(
         fw_compiler=compiler(".forward"),
         bw_compiler=compiler(".backward"),
         inference_compiler=compiler(""),
-        decompositions=dict(DECOMPOSITIONS),
+        decompositions=decompositions(),
         partition_fn=partition,
         keep_inference_input_mutations=True,
     )

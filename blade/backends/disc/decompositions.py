@@ -2,11 +2,12 @@
 """What AOTAutograd is to take apart for DISC, and what it is to leave whole.
 
     with resampling_kept_whole():
-        aot_autograd(fw_compiler=..., decompositions=DECOMPOSITIONS)
+        aot_autograd(fw_compiler=..., decompositions=decompositions())
 
 The list is short on purpose: an op with a row in the table (ops/) is lowered there, in a form that fuses,
 from a graph a fraction of the size, which is also faster to trace and to partition. Here are only ops that
-draw random numbers beside what they compute, and rare ones that are pointwise when written out.
+draw random numbers beside what they compute, ops over lists of tensors, and rare ones that are pointwise when
+written out.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -17,6 +18,8 @@ import torch
 from torch._C import DispatchKey
 from torch._decomp import decomposition_table as torchs
 from torch._decomp.decompositions import get_scale_value, upsample_compute_output_size
+
+from blade.backends.disc.foreach import FOREACH
 
 aten = torch.ops.aten
 Decomposition = Callable[..., Any]
@@ -39,6 +42,7 @@ def native_dropout(
 
 DECOMPOSITIONS: Mapping[torch._ops.OpOverload, Decomposition] = {
     aten.native_dropout.default: native_dropout,
+    **FOREACH,
     **{
         op: torchs[op]
         for op in (
@@ -65,6 +69,18 @@ DECOMPOSITIONS: Mapping[torch._ops.OpOverload, Decomposition] = {
     },
 }
 """ATen overload -> what it is made of."""
+
+
+def decompositions() -> dict[torch._ops.OpOverload, Decomposition]:
+    """``DECOMPOSITIONS``, and what Dynamo makes of scaled sums in an optimizer, if it has made any so far."""
+    table = dict(DECOMPOSITIONS)
+    if hasattr(torch.ops.prims, "fma"):  # of inductor, on whose import it comes into being
+        table[torch.ops.prims.fma.default] = _fma
+    return table
+
+
+def _fma(a: Any, b: Any, c: Any) -> Any:
+    return a * b + c
 
 
 def _upsample_nearest2d(x: Any, output_size: Any, scale_factors: Any) -> Any:

@@ -96,6 +96,11 @@ def to(lo: Lowering, x: Value, *_: Any, **__: Any) -> Value:
     return lo.b.cast(x, lo.dtype)
 
 
+@lowers(aten.copy.default)
+def copied(lo: Lowering, x: Value, source: Value, non_blocking: bool = False) -> Value:
+    return lo.b.broadcast(lo.b.cast(source, lo.dtype), lo.shape)
+
+
 @lowers(aten.transpose.int, aten.swapaxes.default, aten.swapdims.default)
 def transpose(lo: Lowering, x: Value, a: int, b: int) -> Value:
     perm = list(range(len(x.shape)))
