@@ -22,7 +22,8 @@ _BINARY = "add clamp_max clamp_min div mul pow sub".split()
 
 
 def _norm(x: torch.Tensor, order: Any = 2, dtype: torch.dtype | None = None) -> torch.Tensor:
-    return torch.linalg.vector_norm(x, order, dtype=dtype)
+    length: torch.Tensor = torch.linalg.vector_norm(x, order, dtype=dtype)
+    return length
 
 
 def _addcmul(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, value: Any = 1) -> torch.Tensor:
