@@ -78,6 +78,11 @@ def calls(
         title = f"{model} {args.where.dtype}, {args.facts['device']}, {done} rounds"
         console.print(tables.calls_table(title, runners, seen))
         console.print(tables.device_table(model, runners, seen))
+    for peer in filter(runners.__contains__, args.breakdown):
+        found = runners[peer].ask("breakdown", max(10.0, clock.left()))
+        if found and any(found.values()):
+            runners[peer].answer["breakdown"] = found
+            console.print(tables.breakdown_table(peer, found))
     tables.remarks(console, runners)
     tables.write(args.json, "calls", model, runners, args.facts, tables.with_medians)
     rounds.close(runners)

@@ -17,7 +17,7 @@ BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
 from gpu import rounds  # noqa: E402 - found beside the scripts
-from gpu.device import Work, distance, work_of  # noqa: E402
+from gpu.device import Work, by_kernel, distance, work_of  # noqa: E402
 from gpu.remote import PeerFailed, Remote  # noqa: E402
 from gpu.rounds import Clock, Runner  # noqa: E402
 from rich.console import Console  # noqa: E402
@@ -145,6 +145,16 @@ def test_kernels_copies_and_calls_of_the_host_are_counted_per_call() -> None:
     ]
     assert work_of(one * 3, 3) == Work(kernels=2, copies=1, host_calls=4, device_us=14)
     assert work_of([event("cpu_op", "aten::add")], 1) is None
+
+
+def test_kernels_are_listed_by_name_the_longest_first() -> None:
+    events = [
+        {"cat": "kernel", "name": "short", "dur": 1.0},
+        {"cat": "kernel", "name": "long", "dur": 4.0},
+        {"cat": "kernel", "name": "short", "dur": 2.0},
+        {"cat": "cuda_runtime", "name": "cudaLaunchKernel", "dur": 9.0},
+    ]
+    assert list(by_kernel(events * 2, 2).items()) == [("long", (1, 4.0)), ("short", (2, 3.0))]
 
 
 def test_distance_is_of_all_numbers_and_nan_is_never_near() -> None:

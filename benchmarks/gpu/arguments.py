@@ -37,6 +37,9 @@ def arguments(description: str) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--slice", type=float, default=0.1, help="seconds per peer, shape, round")
+    parser.add_argument(
+        "--breakdown", type=_names, default=[], help="of these peers, every kernel of a call"
+    )
     parser.add_argument("--alone", action="store_true", help="train: one peer at a time")
     parser.add_argument("--json", type=Path, help="append one line per peer here")
     parser.add_argument("--width", type=int, default=150)

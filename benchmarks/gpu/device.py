@@ -96,10 +96,15 @@ def distance(got: Any, want: Sequence[torch.Tensor]) -> float:
 
 def traced(call: Callable[[int], Any], where: Where, calls: int) -> Work | None:
     """``call(0)``, ``call(1)`` ... under torch's profiler; ``None`` where it sees no device work."""
+    return work_of(recorded(call, where, calls), calls)
+
+
+def recorded(call: Callable[[int], Any], where: Where, calls: int) -> list[dict[str, Any]]:
+    """The events of a Chrome trace; none without a GPU."""
     if not where.is_cuda:
         for k in range(calls):
             call(k)
-        return None
+        return []
     where.wait()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
         for k in range(calls):
@@ -108,8 +113,8 @@ def traced(call: Callable[[int], Any], where: Where, calls: int) -> Work | None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         profiler.export_chrome_trace(str(path))
-        events = json.loads(path.read_text())["traceEvents"]
-    return work_of(events, calls)
+        events: list[dict[str, Any]] = json.loads(path.read_text())["traceEvents"]
+    return events
 
 
 def work_of(events: Sequence[dict[str, Any]], calls: int) -> Work | None:
@@ -123,6 +128,16 @@ def work_of(events: Sequence[dict[str, Any]], calls: int) -> Work | None:
     microseconds = sum(float(e["dur"]) for e in device)
     copies = len(device) - kernels
     return Work(kernels / calls, copies / calls, asked / calls, microseconds / calls)
+
+
+def by_kernel(events: Sequence[dict[str, Any]], calls: int) -> dict[str, tuple[float, float]]:
+    """Name -> how often it ran in a call, and microseconds of all of these; the longest first."""
+    found: dict[str, tuple[float, float]] = {}
+    for event in events:
+        if event.get("cat") in _DEVICE_WORK:
+            count, us = found.get(event["name"], (0.0, 0.0))
+            found[event["name"]] = (count + 1 / calls, us + float(event["dur"]) / calls)
+    return dict(sorted(found.items(), key=lambda one: -one[1][1]))
 
 
 def facts(where: Where) -> dict[str, Any]:

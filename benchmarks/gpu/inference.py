@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from zoo.model import Shape, Tensors, label
 
-from gpu.device import Where, distance, exact, placed, traced
+from gpu.device import Where, by_kernel, distance, exact, placed, recorded, traced
 from gpu.peers import PEERS, served
 from gpu.tiny import model_named
 
@@ -121,6 +121,15 @@ class Calls:
         for key, sets in self._sets.items():
             made = traced(lambda k, s=sets: self._run(*s[k % SETS]), self._where, CALLS)
             found[key] = None if made is None else asdict(made)
+        return found
+
+    @torch.no_grad()
+    def breakdown(self) -> dict[str, dict[str, tuple[float, float]]]:
+        """The kernels of a call, at each shape: how often, and microseconds in all."""
+        found = {}
+        for key, sets in self._sets.items():
+            events = recorded(lambda k, s=sets: self._run(*s[k % SETS]), self._where, CALLS)
+            found[key] = by_kernel(events, CALLS)
         return found
 
     def memory(self) -> float:

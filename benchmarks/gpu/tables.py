@@ -66,6 +66,27 @@ def device_table(title: str, runners: Mapping[str, Runner], shapes: Sequence[str
     return table
 
 
+def breakdown_table(peer: str, found: Mapping[str, Mapping[str, Sequence[float]]]) -> Table:
+    """A row per kernel, the longest over all shapes first; per shape how often it runs and for how long."""
+    table = Table(title=f"{peer}: runs of each kernel in a call x microseconds of one")
+    table.add_column("kernel", overflow="fold")
+    for shape in found:
+        table.add_column(shape, justify="right", no_wrap=True)
+    total: dict[str, float] = {}
+    for kernels in found.values():
+        for name, (_, us) in kernels.items():
+            total[name] = total.get(name, 0.0) + us
+    for name in sorted(total, key=lambda n: -total[n])[:30]:
+        cells = [kernels.get(name) for kernels in found.values()]
+        table.add_row(
+            name[:70], *("" if c is None else f"{c[0]:.0f} x {c[1] / c[0]:.1f}" for c in cells)
+        )
+    sums = [sum(us for _, us in kernels.values()) for kernels in found.values()]
+    table.add_section()
+    table.add_row("all of them, us", *(f"{us:.0f}" for us in sums))
+    return table
+
+
 def plain(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Table:
     table = Table(title=title)
     for k, column in enumerate(columns):
