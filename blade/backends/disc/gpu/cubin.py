@@ -16,6 +16,14 @@ def compile_unit(unit: Any, arch: int, folder: str) -> Any:
     """Triton's compiled kernel (``asm``, ``metadata``) of a ``Unit``; ``folder`` takes its text."""
     import triton
     from triton.backends.compiler import GPUTarget
+
+    options = {"num_warps": unit.warps, "num_stages": unit.stages}
+    target = GPUTarget("cuda", arch, 32)
+    return triton.compile(source(unit, folder), target=target, options=options)
+
+
+def source(unit: Any, folder: str) -> Any:
+    """What Triton compiles."""
     from triton.compiler import ASTSource
 
     path = os.path.join(folder, f"{unit.name}.py")
@@ -33,9 +41,7 @@ def compile_unit(unit: Any, arch: int, folder: str) -> Any:
     attributes = {
         (function.arg_names.index(name),): [["tt.divisibility", 16]] for name in unit.aligned
     }
-    source = ASTSource(function, signature, constants, attributes)
-    options = {"num_warps": unit.warps, "num_stages": unit.stages}
-    return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
+    return ASTSource(function, signature, constants, attributes)
 
 
 def pack(compiled: Any) -> tuple[bytes, int, int]:

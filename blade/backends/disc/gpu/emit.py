@@ -60,7 +60,7 @@ def _variants(kernel: Kernel) -> list[tuple[sympy.Basic | bool, Variant]]:
 
 
 def _points(kernel: Kernel) -> list[tuple[sympy.Basic | bool, Variant]]:
-    tile = shapes.pointwise(number(kernel.inner))
+    tile = shapes.pointwise(number(kernel.inner), number(product(kernel.outer)))
     even = alignment(kernel)
     return [(when, Variant(tile, tiled=True, even=known)) for when, known in _by_alignment(even)]
 
@@ -85,19 +85,20 @@ def _column_sums(kernel: Kernel, beside: int) -> Variant:
 
 def _rows(kernel: Kernel) -> list[tuple[sympy.Basic | bool, Variant]]:
     """Whole rows in registers by classes of their length; longer ones are walked."""
-    length = number(kernel.inner)
+    length, count = number(kernel.inner), number(product(kernel.outer))
+    if count == 1 and length is None:  # one program: how it reads its row is not what takes time
+        return [(True, Variant(shapes.walked(False), walked=True))]
     found: list[tuple[sympy.Basic | bool, Variant]] = []
     for aligned, even in _by_alignment(alignment(kernel)):
         walked = Variant(shapes.walked(even is not None), walked=True, even=even)
         if length is not None:
             short = length <= shapes.LONGEST
-            found.append(
-                (aligned, Variant(shapes.persistent(length), even=even) if short else walked)
-            )
+            tile = shapes.persistent(length, count) if short else walked.tile
+            found.append((aligned, Variant(tile, walked=not short, even=even)))
             continue
         low: int | None = None
         for high in shapes.CLASSES if even is not None else shapes.UNALIGNED_CLASSES:
-            variant = Variant(shapes.persistent(high), even=even)
+            variant = Variant(shapes.persistent(high, count), even=even)
             found.append((sympy.And(aligned, *_between(kernel.inner, low, high)), variant))
             low = high
         found.append((sympy.And(aligned, *_between(kernel.inner, low, None)), walked))

@@ -45,11 +45,11 @@ FLAT = Tile(1, 1024, 4)
 _POINTS = 1024  # of a tile of a kernel that reduces nothing
 
 
-def persistent(length: int) -> Tile:
-    """For whole rows of at most ``length``, which is at most ``LONGEST``."""
+def persistent(length: int, count: int | None) -> Tile:
+    """For ``count`` whole rows of at most ``length``, which is at most ``LONGEST``."""
     columns = power(length)
     rows, warps = _PERSISTENT[columns]
-    return Tile(rows, columns, warps)
+    return Tile(rows if count is None else min(rows, power(count)), columns, warps)
 
 
 def walked(aligned: bool) -> Tile:
@@ -57,16 +57,18 @@ def walked(aligned: bool) -> Tile:
     return WALKED if aligned else UNALIGNED_WALKED
 
 
-def pointwise(length: int | None) -> Tile:
-    """For rows of ``length`` (``None``: of some hundred) of which nothing is reduced."""
+def pointwise(length: int | None, count: int | None) -> Tile:
+    """For ``count`` rows of ``length`` (``None``: of some hundred) of which nothing is reduced."""
     if length is None:
-        return Tile(_POINTS // 128, 128, 4)
+        rows = _POINTS // 128
+        return Tile(rows if count is None else min(rows, power(count)), 128, 4)
     columns = min(power(length), _POINTS)
     while columns > 128 and length % columns:  # no mask, rather than the fewest pieces
         columns //= 2
     if length % columns:
         columns = min(power(length), _POINTS)
-    return Tile(_POINTS // columns, columns, 4)
+    rows = _POINTS // columns
+    return Tile(rows if count is None else min(rows, power(count)), columns, 4)
 
 
 def power(number: int) -> int:

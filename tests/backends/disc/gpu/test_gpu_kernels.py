@@ -306,6 +306,25 @@ def test_random_kernels(kernel: Kernel, seed: int) -> None:
             torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4, equal_nan=True)
 
 
+def test_a_whole_tensor_is_reduced_by_one_program() -> None:
+    """A value of no dimensions: there is one row, whatever its length."""
+    body: tuple[Stmt, ...] = (
+        Load(Access(0, (1,)), F32),
+        Reduce("max", 0, F32),
+        Reduce("sum", 0, F32),
+        Compute("sub", (1, 2), F32),
+        Store(Access(1, (0,)), 3),
+    )
+    for inner in (S0, 7, 300, 20000):
+        kernel = Kernel((), inner, _args([F32], [F32]), body)
+        (choice,) = emit(kernel, TARGET)
+        assert choice.grid == (1, 1, 1)
+        for s0 in (0, 1, 300, 5000) if inner is S0 else (1,):
+            count = s0 if inner is S0 else int(inner)
+            x = torch.randn(count, generator=torch.Generator().manual_seed(1)) + 1
+            check(kernel, [x, torch.zeros(1)], {"s0": s0})
+
+
 def test_large_rows_are_counted_in_64_bits() -> None:
     """Offsets of rows go past 2**31 elements: seen in the text, as no test holds so much."""
     kernel = Kernel(

@@ -28,6 +28,7 @@ from blade.backends.disc.interpret import interpret
 from blade.backends.disc.kernel import Kernel
 
 TARGET = GpuTarget()
+ran: dict[str, Unit] = {}  # what was interpreted, by name
 _FOLDER = tempfile.TemporaryDirectory(prefix="blade-interpreted-")
 _DIRECT = (
     "exp exp2 expm1 log log2 log1p sin cos tan tanh sinh cosh asin acos atan erf erfc floor ceil trunc "
@@ -112,6 +113,7 @@ class _Libdevice:
 @cache
 def load(unit: Unit) -> types.ModuleType:
     """The unit's module, for the interpreter."""
+    ran[unit.name] = unit
     path = Path(_FOLDER.name, f"{unit.name}.py")
     path.write_text(unit.text, encoding="utf-8")
     spec = importlib.util.spec_from_file_location(unit.name, path)
