@@ -224,7 +224,8 @@ def test_what_does_not_fit_the_budget_is_not_begun(race: Callable[..., Race]) ->
     assert served(report) == ["c"]
     assert first.converted  # the first one always is
     assert second.converted == []
-    [reason] = reasons(report, Code.TIME_BUDGET)
+    [reason, whole] = reasons(report, Code.TIME_BUDGET)[::-1]
+    assert "cut short by Config.time_budget" in whole.detail
     assert (reason.stage, reason.backend, reason.subject) == (Stage.CONVERT, "b", "cluster_0")
     assert "about 900 s" in reason.detail
     assert "Config.time_budget=60 are left" in reason.detail
@@ -238,7 +239,8 @@ def test_a_conversion_that_outlasts_the_budget_is_ended(race: Callable[..., Race
     hangs = Fake("b", convert=fakes.hangs_converting, in_process=False)
     _, report = optimize(Fake("a"), hangs, time_budget=4)
     assert served(report) == ["a"]
-    [reason] = reasons(report, Code.TIME_BUDGET)
+    [reason, whole] = reasons(report, Code.TIME_BUDGET)[::-1]
+    assert "cut short by Config.time_budget" in whole.detail
     assert "Config.time_budget=4 s ended before it was converted" in reason.detail
 
 
@@ -252,7 +254,8 @@ def test_without_time_left_the_first_is_measured_and_the_others_are_not(
     monkeypatch.setattr(TimeBudget, "left", lambda self: 0.0 if self.seconds else math.inf)
     _, report = optimize(Fake("a"), Fake("b"), time_budget=5)
     assert served(report) == ["a"]
-    [reason] = reasons(report, Code.TIME_BUDGET)
+    [reason, whole] = reasons(report, Code.TIME_BUDGET)[::-1]
+    assert "cut short by Config.time_budget" in whole.detail
     assert reason.stage is Stage.SELECT
     assert "ended before it was measured" in reason.detail
 

@@ -5,9 +5,10 @@
     keep_decision(key, confirmed, clusters, reasons)
 
 The key covers what a cluster's does (``stored``), for the module as a whole, and every usable backend with
-its version. The engines are those that ``stored`` keeps. Nothing is kept of a search that ran out of time, or
-that ended with the original: both are worth another try. What the module answers is compared with the
-user's model in every ``optimize``.
+its version. The engines are those that ``stored`` keeps. Of a search that ran out of time the best it found
+is kept, until somebody gives more time: that search builds and measures only what the first one left out.
+Nothing is kept of one that ended with the original, which is worth another try. What the module answers is
+compared with the user's model in every ``optimize``.
 """
 
 import json
@@ -33,23 +34,24 @@ from blade.fallback.stored import Contents, environment, form_of, recall, settin
 from blade.fallback.table import Size, Table
 from blade.graph.extract import outline_bare
 from blade.graph.view import GraphView
-from blade.reason import Code, Reason, Stage
+from blade.reason import Reason, Stage
 from blade.report import ClusterReport, Report
 from blade.runtime.engine import Engine
 
 log = logging.getLogger(__name__)
 
 KIND = "decision"
-_UNSETTLED = (Code.TIME_BUDGET, Code.CONVERSION_TIMEOUT)
 
 
 @dataclass(frozen=True)
 class Decided:
-    """The module again; the report says what it said when it was chosen."""
+    """The module again; the report says what it said when it was chosen. ``is_cut_short``: more would have been
+    tried with a larger ``Config.time_budget``."""
 
     confirmed: Confirmed
     clusters: tuple[ClusterReport, ...]
     reasons: tuple[Reason, ...]
+    is_cut_short: bool = False
 
 
 def key_of(
@@ -110,7 +112,8 @@ def _key(
 def decided_before(
     key: str | None, captured: Captured, view: GraphView, config: Config
 ) -> Decided | None:
-    """What was chosen for such a module; ``None`` if that is not known, or does not work any more."""
+    """What was chosen for such a module; ``None`` if that is not known, does not work any more, or was chosen
+    in less time than there was to try and is now."""
     cache = open_cache(config.cache)
     data = cache.get(KIND, key) if cache is not None and key is not None else None
     if data is None:
@@ -123,17 +126,21 @@ def decided_before(
 
 
 def keep_decision(key: str | None, decided: Decided, config: Config) -> None:
-    """Store ``decided`` for the next time, if it is settled."""
+    """Store ``decided`` for the next time, unless the original was chosen."""
     cache = open_cache(config.cache)
     composition = decided.confirmed.composition
     told = Report(decided.clusters, decided.reasons, compositions=decided.confirmed.tried)
-    settled = composition.engines and not any(r.code in _UNSETTLED for r in told.all_reasons())
-    if cache is None or key is None or not settled:
+    if cache is None or key is None or not composition.engines:
         return
     clusters = [_cluster(choice) for choice in composition.choices]
     if any(None in keys for keys in (one["keys"].values() for one in clusters)):
         return
-    head = {"name": composition.name, "clusters": clusters, "report": told.to_json()}
+    head = {
+        "name": composition.name,
+        "clusters": clusters,
+        "report": told.to_json(),
+        "cut_short_s": config.time_budget if decided.is_cut_short else None,
+    }
     cache.put(KIND, key, json.dumps(head).encode())
 
 
@@ -152,6 +159,9 @@ def _cluster(choice: Choice) -> dict[str, Any]:
 
 def _restore(data: bytes, captured: Captured, view: GraphView, config: Config) -> Decided | None:
     head = json.loads(data)
+    given_s = head["cut_short_s"]
+    if given_s is not None and (config.time_budget is None or config.time_budget > given_s):
+        return None
     told = Report.from_json(head["report"])
     choices = [_choice(view, one, config) for one in head["clusters"]]
     if any(choice is None for choice in choices):
@@ -161,7 +171,8 @@ def _restore(data: bytes, captured: Captured, view: GraphView, config: Config) -
     if isinstance(module, Reason):
         log.info("what the cache has of the whole module is not used: %s", module.detail)
         return None
-    return Decided(Confirmed(module, composition, told.compositions), told.clusters, told.reasons)
+    confirmed = Confirmed(module, composition, told.compositions)
+    return Decided(confirmed, told.clusters, told.reasons, given_s is not None)
 
 
 def _choice(view: GraphView, one: dict[str, Any], config: Config) -> Choice | None:

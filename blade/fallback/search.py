@@ -6,7 +6,7 @@ decided.confirmed.module, decided.clusters
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import cast
@@ -23,7 +23,7 @@ from blade.fallback.candidate import Candidate
 from blade.fallback.compile import compile_clusters
 from blade.fallback.compose import confirm
 from blade.fallback.decided import Decided
-from blade.fallback.propose import Choice, propose
+from blade.fallback.propose import WHOLE, Choice, propose
 from blade.fallback.scouts import Losers, find_losers
 from blade.fallback.select import Decision, select, weights_of
 from blade.fallback.stored import Contents, keep
@@ -34,7 +34,7 @@ from blade.graph.samples import Samples
 from blade.graph.view import GraphView
 from blade.precision import precision_of
 from blade.progress import announce
-from blade.reason import Reason
+from blade.reason import Code, Reason, Stage
 from blade.report import ORIGINAL, ClusterReport, LayerPrecision, Tried
 from blade.runtime.engine import Engine
 
@@ -69,6 +69,7 @@ def search(task: Task, stage: Stages) -> Decided:
         decisions = _decide(task, [one for p in partitions for one in p.built])
         if task.fixed:
             decisions = {name: replace(one, table=None) for name, one in decisions.items()}
+    cut_short = _cut_short(partitions, decisions, budget)
     del builder  # and with it every engine that lost
     partitions = [_without_candidates(one) for one in partitions]
     with stage("splice"):
@@ -81,7 +82,8 @@ def search(task: Task, stage: Stages) -> Decided:
             _cluster_report(task.graph, c, decisions[c.built.name])
             for c in made.composition.choices
         ),
-        reasons=(*against, *failed, *made.reasons, *made.composition.reasons),
+        reasons=(*against, *failed, *cut_short, *made.reasons, *made.composition.reasons),
+        is_cut_short=bool(cut_short),
     )
 
 
@@ -113,6 +115,22 @@ def _decide(task: Task, builts: Sequence[Built]) -> dict[str, Decision]:
                 keep(cache, candidate)
         decisions[built.name] = replace(decision, tried=_without_losers(decision))
     return decisions
+
+
+def _cut_short(
+    partitions: Sequence[Partition], decisions: Mapping[str, Decision], budget: TimeBudget
+) -> list[Reason]:
+    """That more would have been tried with more time, if so, whether or not that is part of what serves."""
+    every = {one.name: one for p in partitions for one in p.built}
+    late = {
+        (one.name, reason.backend)
+        for one in every.values()
+        for reason in (*one.reasons, *decisions[one.name].reasons)
+        if reason.code is Code.TIME_BUDGET
+    }
+    if not late and budget.left():
+        return []
+    return [Reason(Stage.SELECT, Code.TIME_BUDGET, None, WHOLE, budget.says_cut_short(len(late)))]
 
 
 def _without_candidates(partition: Partition) -> Partition:

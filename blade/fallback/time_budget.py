@@ -58,6 +58,18 @@ class TimeBudget:
             return f"the search was ended before {what}."
         return f"Config.time_budget={self.seconds:g} s ended before {what}: {self._enough(0.0)}"
 
+    def says_cut_short(self, count: int) -> str:
+        """The sentence on a search that left out ``count`` engines, or was over before it compared all it had."""
+        left_out = (
+            f"{count} engines were neither built nor measured" if count else "not all was compared"
+        )
+        if self._cancelled:
+            return f"The search was ended: {left_out}."
+        return (
+            f"The search was cut short by Config.time_budget={self.seconds:g} s: {left_out}. What was best by then "
+            "serves, also in the next optimize; a larger time_budget, or None, searches further."
+        )
+
     def _enough(self, estimate_s: float) -> str:
         needed = (self._clock() - self._start + estimate_s) / (1.0 - FOR_TIMING)
         return f"time_budget={math.ceil(needed)} or more, or None, would let it."

@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The second optimize of a model loads what was chosen, whoever was chosen; what failed is not tried again."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import fake_backends as fakes
 import pytest
 import torch
-from fake_backends import Fake
+from fake_backends import Fake, produces
 from race import Race, optimize
 
 from blade.backends import registry
@@ -31,21 +30,17 @@ def race(monkeypatch: pytest.MonkeyPatch) -> Race:
     return made
 
 
-@pytest.fixture
-def only_loading(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+def only_loading(patch: pytest.MonkeyPatch) -> None:
     """From now on nothing may be compiled, verified, measured or run for its samples."""
 
     def never(*args: Any, **kwargs: Any) -> Any:
         raise AssertionError("done before")
 
-    def start() -> None:
-        monkeypatch.setattr(verify, "_verify", never)
-        monkeypatch.setattr(select, "measure_all", never)
-        monkeypatch.setattr(compose, "measure_all", never)
-        monkeypatch.setattr("blade.fallback.takers.group", never)
-        monkeypatch.setattr("blade.graph.samples.observe_tensors", never)
-
-    return start
+    patch.setattr(verify, "_verify", never)
+    patch.setattr(select, "measure_all", never)
+    patch.setattr(compose, "measure_all", never)
+    patch.setattr("blade.fallback.takers.group", never)
+    patch.setattr("blade.graph.samples.observe_tensors", never)
 
 
 def versioned(name: str, **faults: Any) -> Fake:
@@ -53,7 +48,7 @@ def versioned(name: str, **faults: Any) -> Fake:
 
 
 def test_what_was_chosen_is_loaded_and_the_report_is_the_same(
-    only_loading: Callable[[], None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """One cluster in an engine, one that nobody serves: the original is kept as well."""
     several = [
@@ -63,19 +58,19 @@ def test_what_was_chosen_is_loaded_and_the_report_is_the_same(
     ]
     _, first = optimize(*several)
     count = [len(fake.converted) for fake in several]
-    only_loading()
+    only_loading(monkeypatch)
     _, second = optimize(*several)
     assert [len(fake.converted) for fake in several] == count
     assert replace(second, seconds={}) == replace(first, seconds={})
     assert any(c.backend != ORIGINAL for c in second.clusters)
 
 
-def test_a_table_is_loaded(race: Race, only_loading: Callable[[], None]) -> None:
+def test_a_table_is_loaded(race: Race, monkeypatch: pytest.MonkeyPatch) -> None:
     race.at = lambda backend, rows: 4.0 if (backend == "a") == (rows <= 8) else 0.5
     samples = [torch.randn(2, 16), torch.randn(64, 16)]
     several = versioned("a"), versioned("b")
     _, first = optimize(*several, inputs=samples)
-    only_loading()
+    only_loading(monkeypatch)
     optimized, second = optimize(*several, inputs=samples)
     assert first.clusters[0].sizes == "x0.size(0) <= 11: a, else b"
     assert second.clusters == first.clusters
@@ -117,6 +112,35 @@ def test_a_search_that_ran_out_of_time_goes_on_the_next_time() -> None:
     assert len(first.converted) == 1
     _, report = optimize(first, slow, time_budget=60)  # what is there takes no time
     assert report.clusters[0].backend == "b"
+
+
+@produces(Code.TIME_BUDGET)
+def test_of_a_search_cut_short_the_best_is_loaded_until_there_is_more_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    slow, first = versioned("b", estimate_s=900), versioned("a")
+    _, report = optimize(first, slow, time_budget=60)
+    [told] = [r for r in report.reasons if r.code is Code.TIME_BUDGET]
+    assert "cut short by Config.time_budget=60 s: 1 engines were neither built nor" in told.detail
+    with monkeypatch.context() as patch:
+        only_loading(patch)
+        for seconds in (60, 5):
+            _, again = optimize(first, slow, time_budget=seconds)
+            assert replace(again, seconds={}) == replace(report, seconds={})
+    _, report = optimize(first, slow, time_budget=6000)
+    assert report.clusters[0].backend == "b"
+    assert Code.TIME_BUDGET not in {r.code for r in report.all_reasons()}
+    assert (len(first.converted), len(slow.converted)) == (1, 1)
+
+
+@produces(Code.TIME_BUDGET)
+def test_what_cut_a_search_short_may_be_about_no_cluster_that_was_chosen() -> None:
+    """c was to try other cuts of the graph than the one that serves."""
+    several = versioned("a"), versioned("c", refuses=["aten::gelu"], estimate_s=900)
+    _, report = optimize(*several, time_budget=60)
+    assert [c.backend for c in report.clusters] == ["a"]
+    [told] = [r for r in report.all_reasons() if r.code is Code.TIME_BUDGET]
+    assert "cut short" in told.detail
 
 
 def test_other_weights_decide_anew_over_the_same_engines(race: Race) -> None:
