@@ -86,50 +86,17 @@ def test_without_tvm_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, pack
     assert why == f"TVM is not installed (there is no {package}): `pip install apache-tvm`."
 
 
-@produces(Code.BACKEND_UNAVAILABLE)
-@pytest.mark.usefixtures("no_compiler")
-def test_auto_does_without_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BLADE_BACKENDS", "inductor,tvm")
-    monkeypatch.setitem(sys.modules, "tvm", None)
-    optimized = blade.optimize(model(), X, Config(timing=False, min_cluster_size=1))
-    torch.testing.assert_close(optimized(X), model()(X))
-    found = {r.backend: r for r in blade.report(optimized).all_reasons()}
-    assert found["inductor"].code is found["tvm"].code is Code.BACKEND_UNAVAILABLE
-    assert "CXX" in found["inductor"].detail
-    assert "pip install apache-tvm" in found["tvm"].detail
-
-
 @pytest.fixture
 def broken_tvm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """An installation that is found, but has no libraries and cannot be imported."""
+    """An installation that is found, but has no libraries."""
     (tmp_path / "tvm").mkdir()
-    text = "raise OSError('libLLVM.so.17: cannot open shared object file')\n"
-    (tmp_path / "tvm" / "__init__.py").write_text(text)
+    (tmp_path / "tvm" / "__init__.py").touch()
     for name in [name for name in sys.modules if name.partition(".")[0] == "tvm"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.syspath_prepend(tmp_path)
     tvm_run._load_runtime.cache_clear()
     yield
     tvm_run._load_runtime.cache_clear()
-
-
-class TvmHere(TvmBackend):
-    """Converts in this process, where the test has broken the installation."""
-
-    in_process = True
-
-
-@produces(Code.CONVERSION_FAILED)
-@pytest.mark.needs("tvm", "g++")
-@pytest.mark.usefixtures("broken_tvm")
-def test_a_tvm_that_cannot_be_imported_costs_a_reason() -> None:
-    with registered(TvmHere()):
-        config = Config(optimization_pipeline="tvm", timing=False, min_cluster_size=1)
-        optimized = blade.optimize(model(), X, config)
-    torch.testing.assert_close(optimized(X), model()(X))
-    [reason] = [r for r in blade.report(optimized).all_reasons() if r.backend == "tvm"]
-    assert reason.code is Code.CONVERSION_FAILED
-    assert "libLLVM.so.17: cannot open shared object file" in reason.detail
 
 
 @pytest.mark.needs("tvm")
