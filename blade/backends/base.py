@@ -100,7 +100,7 @@ class Backend(Protocol):
     one that does not fit into the rest of ``Config.time_budget`` is not begun. ``lossy = True`` says that its
     engines answer less exactly than the original on purpose: it is used only where the config allows that, and
     verified against ``Config.accuracy_budget``. One that is exact unless it is permitted to be less names those
-    permissions in ``lossy_with`` ("enable_fp16").
+    permissions in ``lossy_with`` ("enable_fp16"). ``note``, if it has it, is what ``doctor`` tells of it besides.
     """
 
     name: str

@@ -79,7 +79,8 @@ def environment(variables: Mapping[str, str]) -> list[dict[str, str | None]]:
 
 
 def _backends(tried: Sequence[str] | None, *, works: bool) -> list[dict[str, Any]]:
-    """``why_not`` is ``None`` where a backend works; ``seconds`` is what trying it took."""
+    """``why_not`` is ``None`` where a backend works; ``seconds`` is what trying it took, ``note`` what there is
+    to know besides."""
     from blade.backends import registry
 
     names = registry.names()
@@ -101,7 +102,9 @@ def _backends(tried: Sequence[str] | None, *, works: bool) -> list[dict[str, Any
             seconds = round(perf_counter() - start, 2)
             if isinstance(failed, Reason):
                 why = f"it is installed but does not work: {_sentence(failed)}"
-        found.append({"name": name, "version": version, "why_not": why, "seconds": seconds})
+        note = None if why is not None else getattr(registry.load(name), "note", None)
+        one = {"name": name, "version": version, "note": note, "why_not": why, "seconds": seconds}
+        found.append(one)
     return found
 
 
@@ -156,7 +159,8 @@ def _render(data: Mapping[str, Any]) -> str:
     for one in data["backends"]:
         tried = f" ({one['seconds']:.1f} s)" if one["seconds"] is not None else ""
         status = ("works" if tried else "available") + tried if not one["why_not"] else "no"
-        add_row(backends, one["name"], status, one["why_not"] or one["version"] or "")
+        told = ", ".join(filter(None, (one["version"], one["note"])))
+        add_row(backends, one["name"], status, one["why_not"] or told)
     facts = plain_table("", "")
     facts.show_header = False
     for name, value in _facts(data):

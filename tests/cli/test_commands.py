@@ -175,12 +175,16 @@ def test_bisect_finds_the_op(blade_cli: Command, files: Files, tmp_path: Path) -
 
 
 def test_doctor_reports_every_backend_and_the_machine(blade_cli: Command) -> None:
-    with registered(Fake("fake")):
+    noted = Fake("fake")
+    noted.note = "never quick"  # type: ignore[attr-defined]
+    with registered(noted):
         done = blade_cli("doctor", "--json")
+        assert re.search(r"fake\s+available\s+never quick\n", blade_cli("doctor").out)
     assert done.code == 0 and done.data["healthy"]
     status = {one["name"]: one for one in done.data["backends"]}
     assert status["disc"]["why_not"] is None and status["disc"]["seconds"] > 0
     assert status["fake"]["why_not"] is None and status["fake"]["seconds"] is None
+    assert (status["fake"]["note"], status["disc"]["note"]) == ("never quick", None)
     assert done.data["runtime"]["built_with_torch"] == torch.__version__.partition("+")[0]
     assert done.data["cpu"]["float_lanes"] in (4, 8, 16)
     assert done.data["cache"]["limit_bytes"] > 0

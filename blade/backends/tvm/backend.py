@@ -23,13 +23,18 @@ START_S, OP_S = 6.0, 0.1  # of a conversion on two idle cores of 2024: mostly im
 
 
 class TvmBackend:
-    """Apache TVM, with schedules that need no search. CPU: links with a C++ compiler."""
+    """Apache TVM, with schedules that need no search. CPU: links with a C++ compiler.
+
+    It is not tuned, whatever ``Config.time_budget`` is: TVM's searches (MetaSchedule) measure programs of fixed
+    sizes, and a cluster has symbols.
+    """
 
     name = NAME
+    note = "untuned: TVM's searches are for fixed sizes"
 
     @property
     def version(self) -> str:
-        return str(stamp())
+        return ", ".join(f"{name} {version}" for name, version in stamp().items())
 
     def why_unavailable(self) -> str | None:
         for package in ("tvm", "tvm_ffi"):
