@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -27,6 +28,7 @@ from blade.errors import ConfigError
 from blade.fallback.background import begin, start
 from blade.fallback.compose import Confirmed
 from blade.fallback.decided import Decided, decided_before, keep_decision, key_of
+from blade.fallback.known_facts import facts_of
 from blade.fallback.metric import meet
 from blade.fallback.propose import WHOLE, Composition
 from blade.fallback.search import Task, search
@@ -82,11 +84,11 @@ def _optimize(
         with clock.stage("capture"):
             captured = capture(model, inputs, config)
             _check_weights(captured, config)
+        contents = Contents()
         with clock.stage("support"):
-            graph = view(captured)
+            graph = view(captured, partial(facts_of, captured, config, contents))
             plan = support(graph.nodes, graph.pinned, backends, config)
         with clock.stage("convert"):
-            contents = Contents()
             key = key_of(captured, graph, backends, config, contents)
             decided = decided_before(key, captured, graph, config)
         known = (*known, *captured.reasons, *against, *plan.reasons)

@@ -21,7 +21,6 @@ from torch.utils import _pytree as pytree
 
 from blade.backends.base import Backend
 from blade.cache import digest, open_cache
-from blade.capture.attributes import attributes_of
 from blade.capture.captured import Captured
 from blade.clustering.problem import Group
 from blade.config import Config
@@ -29,8 +28,9 @@ from blade.fallback.attempt import attempt
 from blade.fallback.built import Built
 from blade.fallback.candidate import Candidate
 from blade.fallback.compose import Confirmed, put_together
+from blade.fallback.identity import words_for
 from blade.fallback.propose import WHOLE, Choice, Composition
-from blade.fallback.stored import Contents, environment, form_of, recall, settings_of, text_of
+from blade.fallback.stored import Contents, recall, settings_of
 from blade.fallback.table import Size, Table
 from blade.graph.extract import outline_bare
 from blade.graph.view import GraphView
@@ -79,34 +79,22 @@ def _key(
     usable = open_cache(config.cache) is not None and config.dump_dir is None and backends
     if not usable or any(version is None for _, version in versions):
         return None
-    program = view.program
-    text = text_of(captured.module.graph)
-    if "prim::fork" in text or "prim::Closure" in text:  # may hold tensors that are not seen here
-        return None
-    held = [program.tensor_constant(v) for line in program.lines for v in line.outputs[:1]]
-    attributes = [(a.name, a.get()) for a in attributes_of(captured.module)]
-    runs = [*captured.samples, *captured.probes]
-    leaves = [leaf for run in runs for leaf in pytree.tree_leaves(run)]
-    tensors = [leaf for leaf in leaves if hasattr(leaf, "stride")]
-    parts: list[str] = [
-        *environment(),
-        *settings_of(config),
-        repr(config.sample_weights),
-        *map(repr, versions),
-        text,
-        *contents.of([("", t) for t in held if t is not None]),
-        *contents.of([(n, t) for n, t in attributes if hasattr(t, "stride")]),
-        *(f"{n} {v!r}" for n, v in attributes if not hasattr(v, "stride")),
-        f"{len(captured.samples)} samples {pytree.tree_structure(runs)}",
-        *(form_of((t,)) for t in tensors),
-        *(repr(leaf) for leaf in leaves if not hasattr(leaf, "stride")),
-        repr((sorted(captured.fixed), captured.limits, captured.ties)),
-    ]
     # Values decide what runs, and how often, where there is control flow; and lossy engines are fitted to them.
-    if len(program.blocks) > 1 or config.reduces_precision:
-        more = [x for x in pytree.tree_leaves(captured.calibration) if hasattr(x, "stride")]
-        parts += contents.of([("", t) for t in (*tensors, *more)])
-    return digest(parts)
+    by_value = len(view.program.blocks) > 1 or config.reduces_precision
+    words = words_for(captured, view.program, contents, values=by_value)
+    if words is None:
+        return None
+    further = [x for x in pytree.tree_leaves(captured.calibration) if hasattr(x, "stride")]
+    return digest(
+        [
+            *words,
+            *settings_of(config),
+            repr(config.sample_weights),
+            *map(repr, versions),
+            repr((sorted(captured.fixed), captured.limits, captured.ties)),
+            *(contents.of([("", t) for t in further]) if by_value else ()),
+        ]
+    )
 
 
 def decided_before(

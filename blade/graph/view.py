@@ -12,7 +12,7 @@ Nodes are numbered through all blocks. Edges and effects stay within a block: to
 an If or a Loop is one node that reads what its blocks read and does what they do.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
@@ -94,15 +94,17 @@ class GraphView:
         return sources(self.program, self.cheap, value)
 
 
-def view(captured: Captured) -> GraphView:
-    """Read ``captured.module``'s forward and run its samples and probes once each."""
+def view(
+    captured: Captured, observe: Callable[[Program], tuple[Seen, ...]] | None = None
+) -> GraphView:
+    """Read ``captured.module``'s forward, and run its samples and probes once each unless ``observe`` tells what
+    such runs show."""
     program = read(captured.module.graph)
     aliases = find_aliases(program)
     cheap = find_cheap(program, aliases)
     units = _find_units(program, aliases, cheap)
     unit_of = {line: index for index, unit in enumerate(units) for line in unit.lines}
-    runs = (*captured.samples, *captured.probes)
-    facts = tuple(observe_facts(program, captured.module, run) for run in runs)
+    facts = observe_runs(captured, program) if observe is None else observe(program)
     known = Facts(program, facts)
     heads = [program.lines[unit.lines[0]] for unit in units]
     scalars = {head.index: _find_scalars(program, cheap, known, head) for head in heads}
@@ -132,6 +134,12 @@ def view(captured: Captured) -> GraphView:
         scalars={line: values for line, values in scalars.items() if values},
         facts=facts,
     )
+
+
+def observe_runs(captured: Captured, program: Program) -> tuple[Seen, ...]:
+    """The facts of every value of ``program`` at each sample, then at each probe."""
+    runs = (*captured.samples, *captured.probes)
+    return tuple(observe_facts(program, captured.module, run) for run in runs)
 
 
 def sources(program: Program, cheap: frozenset[int], value: int) -> tuple[int, ...]:

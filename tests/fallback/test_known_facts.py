@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a graph's values look like is read from disk the second time, and only if nothing else has changed."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from blade.capture.torchscript import capture
+from blade.config import Config
+from blade.fallback import known_facts
+from blade.fallback.known_facts import facts_of
+from blade.fallback.stored import Contents
+from blade.graph.program import read
+from blade.graph.view import observe_runs
+
+pytestmark = [pytest.mark.needs("runtime"), pytest.mark.usefixtures("cluster_cache")]
+
+
+class Norms(nn.Module):
+    """Sizes that depend on values, and several dtypes."""
+
+    def __init__(self, bias: float = 0.0) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.arange(24.0).view(4, 6))
+        self.bias = bias
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = x @ self.weight + self.bias
+        return y.half(), (y > 0).nonzero()
+
+
+X = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[None]:
+    """Grows by one for each graph that is run."""
+    made: list[None] = []
+
+    def counted(*inputs: Any) -> Any:
+        made.append(None)
+        return observe_runs(*inputs)
+
+    monkeypatch.setattr(known_facts, "observe_runs", counted)
+    return made
+
+
+def facts(model: nn.Module, inputs: Any, **fields: Any) -> Any:
+    config = Config(**fields)
+    captured = capture(model.eval(), inputs, config)
+    program = read(captured.module.graph)
+    found = facts_of(captured, config, Contents(), program)
+    assert found == observe_runs(captured, program)
+    return found
+
+
+def test_the_second_time_nothing_runs(runs: list[None]) -> None:
+    first = facts(Norms(), X)
+    assert len(first) > 1 and {f.dtype for each in first[0].values() for f in each} >= {
+        torch.half,
+        torch.int64,
+        torch.bool,
+    }
+    assert facts(Norms(), X.clone()) == first
+    assert len(runs) == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda: (Norms(), -X),
+        lambda: (Norms(), X.double().float() * 2),
+        lambda: (Norms(), torch.cat([X, X])),
+        lambda: (Norms(bias=1.0), X),
+        lambda: (other_weights(), X),
+    ],
+    ids=["values", "scale", "sizes", "graph", "weights"],
+)
+def test_what_may_change_sizes_is_run(
+    runs: list[None], change: Callable[[], tuple[nn.Module, torch.Tensor]]
+) -> None:
+    facts(Norms(), X)
+    facts(*change())
+    assert len(runs) == 2
+
+
+def other_weights() -> nn.Module:
+    model = Norms()
+    with torch.no_grad():
+        model.weight.neg_()
+    return model
+
+
+class _Double(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+
+class Foreign(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = _Double.apply(x)
+        return made + 1
+
+
+@pytest.mark.parametrize(("model", "fields"), [(Norms, {"cache": False}), (Foreign, {})])
+def test_without_a_cache_and_with_foreign_ops_it_runs(
+    runs: list[None], model: Callable[[], nn.Module], fields: dict[str, bool]
+) -> None:
+    facts(model(), X, **fields)
+    facts(model(), X, **fields)
+    assert len(runs) == 2
+
+
+def test_what_the_cache_has_may_be_damaged(
+    runs: list[None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts(Norms(), X)
+    monkeypatch.setattr(known_facts, "_fact", lambda *fact: fact[3])
+    facts(Norms(), X)
+    assert len(runs) == 2
