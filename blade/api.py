@@ -12,7 +12,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -20,20 +20,22 @@ from typing import Any
 
 import torch
 
+from blade.backends.base import Backend
 from blade.capture.captured import Captured
 from blade.capture.remembered import remember
-from blade.capture.torchscript import capture
+from blade.capture.torchscript import LookUp, capture
 from blade.config import Config
 from blade.errors import ConfigError
 from blade.fallback.background import begin, start
 from blade.fallback.compose import Confirmed
 from blade.fallback.decided import Decided, decided_before, keep_decision, key_of
 from blade.fallback.known_facts import facts_of
+from blade.fallback.known_traces import look_up_trace
 from blade.fallback.metric import meet
 from blade.fallback.propose import WHOLE, Composition
 from blade.fallback.search import Task, search
 from blade.fallback.stored import Contents
-from blade.fallback.support import resolve, support
+from blade.fallback.support import Support, resolve, support
 from blade.fallback.time_budget import TimeBudget
 from blade.graph.listing import kind_of, list_nodes
 from blade.graph.view import GraphView, view
@@ -81,30 +83,64 @@ def _optimize(
     with _torch_state_kept():
         with clock.stage("support"):
             backends, against = resolve(config)
-        with clock.stage("capture"):
-            captured = capture(model, inputs, config)
-            _check_weights(captured, config)
-        contents = Contents()
-        with clock.stage("support"):
-            graph = view(captured, partial(facts_of, captured, config, contents))
-            plan = support(graph.nodes, graph.pinned, backends, config)
-        with clock.stage("convert"):
-            key = key_of(captured, graph, backends, config, contents)
-            decided = decided_before(key, captured, graph, config)
+        seen = _look(model, inputs, config, backends, clock, _look_up(config))
+        if seen.decided is None and not seen.captured.is_compared:
+            seen = _look(model, inputs, config, backends, clock)
+        captured, graph, plan, decided = seen.captured, seen.graph, seen.plan, seen.decided
         known = (*known, *captured.reasons, *against, *plan.reasons)
-        task = Task(captured, graph, plan.labels, backends, config, budget, contents)
+        task = Task(captured, graph, plan.labels, backends, config, budget, seen.contents)
         if decided is None and config.background:
             if not any(reason.code is Code.RANDOM for reason in plan.reasons):
                 return _in_background(task, known, clock)
             known = (*known, _FOREGROUND)
         if decided is None:
             decided = search(task, clock.stage)
-            keep_decision(key, decided, config)
+            keep_decision(seen.key, decided, captured, config)
     module = decided.confirmed.module
     report = _report(task, decided, known, clock.seconds)
     module._c._register_attribute(ATTRIBUTE, torch._C.StringType.get(), report.to_json())
     _tell(task, module, report)
     return module
+
+
+def _look_up(config: Config) -> LookUp | None:
+    """``None`` where what is handed out is held to a budget, which says less of the graph it is made from."""
+    lossy = config.enable_int8 or config.enable_fp16
+    return None if lossy else partial(look_up_trace, config)
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """A model before anything is built, and what the cache has for it."""
+
+    captured: Captured
+    graph: GraphView
+    plan: Support
+    contents: Contents
+    key: str | None
+    decided: Decided | None
+
+
+def _look(
+    model: torch.nn.Module,
+    inputs: Any,
+    config: Config,
+    backends: Sequence[Backend],
+    clock: "_Clock",
+    look_up: LookUp | None = None,
+) -> _Seen:
+    """``look_up`` as ``capture`` takes it."""
+    contents = Contents()
+    with clock.stage("capture"):
+        captured = capture(model, inputs, config, look_up)
+        _check_weights(captured, config)
+    with clock.stage("support"):
+        graph = view(captured, partial(facts_of, captured, config, contents))
+        plan = support(graph.nodes, graph.pinned, backends, config)
+    with clock.stage("convert"):
+        key = key_of(captured, graph, backends, config, contents)
+        decided = decided_before(key, captured, graph, config)
+    return _Seen(captured, graph, plan, contents, key, decided)
 
 
 class _Clock:

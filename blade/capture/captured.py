@@ -57,7 +57,8 @@ class Captured:
     they are equal. ``fixed`` are the (input of the graph, axis)
     that the user declared to have one size only. ``references`` are what ``original`` answered at the
     samples and at other sizes within ``limits``, kept so that nothing has to be run twice. ``calibration`` are
-    further samples of the user's, of the same sizes as ``samples``, at which nothing was run yet.
+    further samples of the user's, of the same sizes as ``samples``, at which nothing was run yet. ``key`` is what
+    ``capture`` was told of its graph, and ``is_compared`` is false where it was told that the graph is known.
     """
 
     module: torch.jit.ScriptModule
@@ -71,3 +72,5 @@ class Captured:
     fixed: frozenset[tuple[int, int]] = frozenset()
     references: tuple[Reference, ...] = ()
     calibration: tuple[tuple[Any, ...], ...] = ()
+    key: str | None = None
+    is_compared: bool = True

@@ -11,7 +11,7 @@ that is wrong at some sizes and cannot be replaced gets checks that raise there.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -37,6 +37,9 @@ from blade.reason import Code, Reason, Stage
 
 _log = logging.getLogger(__name__)
 
+LookUp = Callable[[torch.jit.ScriptModule, Sequence[Sample]], tuple[str, bool]]
+"""(frozen graph, samples) -> a key for it, and whether it was compared with such a model before."""
+
 
 @dataclass(frozen=True)
 class _Graph:
@@ -50,15 +53,20 @@ class _Graph:
     branches_on_values: bool = False
     limits: tuple[Limit, ...] = ()
     ties: tuple[Tie, ...] = ()
+    key: str | None = None
+    is_compared: bool = True
 
 
-def capture(model: nn.Module, inputs: Any, config: Config) -> Captured:
+def capture(
+    model: nn.Module, inputs: Any, config: Config, look_up: LookUp | None = None
+) -> Captured:
     """A frozen, cleaned graph of ``model`` that agrees with it at the samples and at other sizes.
 
     ``inputs`` is a tensor, a tuple of positional arguments, a mapping of keyword arguments, or a list
-    of such samples. Raises ``InputError`` for a model or inputs that cannot be used, and for a model
-    of which no graph is found that computes the same; ``ConfigError`` for declared sizes that do not
-    fit the inputs.
+    of such samples. A trace that ``look_up`` knows is compared at other values only; whatever is made of it
+    has to be compared at all of ``references``. Raises ``InputError`` for a model or inputs that cannot be
+    used, and for a model of which no graph is found that computes the same; ``ConfigError`` for declared
+    sizes that do not fit the inputs.
     """
     own = private_copy(model)
     reasons: list[Reason] = []
@@ -72,7 +80,7 @@ def capture(model: nn.Module, inputs: Any, config: Config) -> Captured:
     elif isinstance(config.allow_tracing, tuple):
         graph = _script_partly(own, inputs, config, config.allow_tracing)
     else:
-        graph = _trace_or_script(own, inputs, config, reasons)
+        graph = _trace_or_script(own, inputs, config, reasons, look_up)
     if graph.differences and not _is_accepted(graph, config):
         raise InputError(no_graph(graph.how, graph.seen.call, graph.differences, reasons))
     reasons += _baked(graph.seen)
@@ -85,7 +93,7 @@ def capture(model: nn.Module, inputs: Any, config: Config) -> Captured:
         module=final,
         original=graph.seen.original,
         samples=graph.seen.samples,
-        probes=graph.seen.probes,
+        probes=tuple(one for one in graph.seen.probes if _is_within(one, graph.limits)),
         reasons=tuple(reasons),
         how=graph.how,
         limits=graph.limits,
@@ -97,6 +105,8 @@ def capture(model: nn.Module, inputs: Any, config: Config) -> Captured:
             if one.what != OTHER_VALUES and _is_within(one.sample, graph.limits)
         ),
         calibration=_normalized(own, graph, inputs, further),
+        key=graph.key,
+        is_compared=graph.is_compared,
     )
 
 
@@ -119,9 +129,11 @@ def _fixed(seen: Observed) -> frozenset[Axis]:
     return frozenset(axis for axis, (low, high) in seen.ranges.items() if low == high)
 
 
-def _trace_or_script(own: nn.Module, inputs: Any, config: Config, reasons: list[Reason]) -> _Graph:
+def _trace_or_script(
+    own: nn.Module, inputs: Any, config: Config, reasons: list[Reason], look_up: LookUp | None
+) -> _Graph:
     """The trace if it is right, else the scripted module if that is, else the trace with limits."""
-    traced = _trace(own, inputs, config, reasons)
+    traced = _trace(own, inputs, config, reasons, look_up)
     methods = [name for name in config.preserved_attributes if _is_method(own, name)]
     if isinstance(traced, _Graph):
         trusted = config.allow_tracing is True or not traced.branches_on_values
@@ -143,7 +155,9 @@ def _trace_or_script(own: nn.Module, inputs: Any, config: Config, reasons: list[
     return _limited(own, traced, config, reasons) if kept is None else kept
 
 
-def _trace(own: nn.Module, inputs: Any, config: Config, reasons: list[Reason]) -> _Graph | None:
+def _trace(
+    own: nn.Module, inputs: Any, config: Config, reasons: list[Reason], look_up: LookUp | None
+) -> _Graph | None:
     """The best trace: at the first sample or, where a size of 1 led it astray, at the widest probe."""
     try:
         seen = observe(own, inputs, config, bake=True)
@@ -152,7 +166,7 @@ def _trace(own: nn.Module, inputs: Any, config: Config, reasons: list[Reason]) -
         return None
     best: _Graph | None = None
     for sample in (seen.samples[0], *seen.probes[-1:]):
-        graph = _trace_at(own, seen, sample, config, reasons)
+        graph = _trace_at(own, seen, sample, config, reasons, look_up=look_up)
         if graph is None:
             break
         best = graph if best is None or not graph.differences else best
@@ -169,6 +183,7 @@ def _trace_at(
     reasons: list[Reason],
     limits: tuple[Limit, ...] = (),
     ties: tuple[Tie, ...] = (),
+    look_up: LookUp | None = None,
 ) -> _Graph | None:
     name = type(own).__name__
     result = attempt(
@@ -184,7 +199,7 @@ def _trace_at(
     if isinstance(result, Reason):
         reasons.append(result)
         return None
-    graph = _compared(result.module, seen, "trace", config, result, limits)
+    graph = _compared(result.module, seen, "trace", config, result, limits, look_up)
     return replace(graph, ties=ties)
 
 
@@ -227,10 +242,17 @@ def _compared(
     config: Config,
     traced: Trace | None = None,
     limits: tuple[Limit, ...] = (),
+    look_up: LookUp | None = None,
 ) -> _Graph:
-    """``module`` frozen as it will be handed on, and compared with every reference within ``limits``."""
+    """``module`` frozen as it will be handed on, and compared with every reference within ``limits``, or, if it
+    is known, with those at other values."""
     frozen = freeze(module, config.preserved_attributes, config.freeze_module)
-    within = [one for one in seen.references if _is_within(one.sample, limits)]
+    key, is_known = (None, False) if look_up is None else look_up(frozen, seen.samples)
+    within = [
+        one
+        for one in seen.references
+        if _is_within(one.sample, limits) and (not is_known or one.what == OTHER_VALUES)
+    ]
     differences = find_differences(frozen, within)
     if traced is None:
         return _Graph(module, seen, how, differences)
@@ -238,7 +260,8 @@ def _compared(
         Reason(Stage.CAPTURE, Code.TRACER_WARNING, None, module.original_name, text)
         for text in traced.warnings
     )
-    return _Graph(module, seen, how, differences, warnings, traced.branches_on_values, limits)
+    found = _Graph(module, seen, how, differences, warnings, traced.branches_on_values, limits)
+    return replace(found, key=key, is_compared=not is_known)
 
 
 def _tied(

@@ -2,7 +2,7 @@
 """What was chosen for a whole module, on disk: the second ``optimize`` only loads it.
 
     decided = decided_before(captured, graph_view, backends, config)     # None: find out
-    keep_decision(key, confirmed, clusters, reasons)
+    keep_decision(key, decided, captured, config)
 
 The key covers what a cluster's does (``stored``), for the module as a whole, and every usable backend with
 its version. The engines are those that ``stored`` keeps. Of a search that ran out of time the best it found
@@ -29,6 +29,7 @@ from blade.fallback.built import Built
 from blade.fallback.candidate import Candidate
 from blade.fallback.compose import Confirmed, put_together
 from blade.fallback.identity import words_for
+from blade.fallback.known_traces import keep_trace
 from blade.fallback.propose import WHOLE, Choice, Composition
 from blade.fallback.stored import Contents, recall, settings_of
 from blade.fallback.table import Size, Table
@@ -113,8 +114,8 @@ def decided_before(
     return found
 
 
-def keep_decision(key: str | None, decided: Decided, config: Config) -> None:
-    """Store ``decided`` for the next time, unless the original was chosen."""
+def keep_decision(key: str | None, decided: Decided, captured: Captured, config: Config) -> None:
+    """Store ``decided`` for the next time that ``captured`` is seen, unless the original was chosen."""
     cache = open_cache(config.cache)
     composition = decided.confirmed.composition
     told = Report(decided.clusters, decided.reasons, compositions=decided.confirmed.tried)
@@ -130,6 +131,7 @@ def keep_decision(key: str | None, decided: Decided, config: Config) -> None:
         "cut_short_s": config.time_budget if decided.is_cut_short else None,
     }
     cache.put(KIND, key, json.dumps(head).encode())
+    keep_trace(config, captured.key)
 
 
 def _cluster(choice: Choice) -> dict[str, Any]:

@@ -112,6 +112,7 @@ def test_a_trace_kept_by_agreement_raises_where_it_is_wrong(
     captured = capture(OnlyPython().eval(), random(3, 6), config)
     assert captured.limits == (Limit(0, 1, low, high),)
     assert Code.TRACE_SPECIALIZED in codes(captured)
+    assert captured.probes and all(low <= probe[0].shape[1] <= high for probe in captured.probes)
     for size in {low, high}:
         for batch in (1, 5):
             x = random(batch, size)
