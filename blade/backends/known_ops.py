@@ -4,9 +4,12 @@
     OPS = KnownOps("inductor", "Inductor", dtypes, version, ask)
     OPS.why_not(node, keep=True)        # None, or the Reason
 
-Asking may mean to import a compiler, which takes seconds, so the answer is kept on disk.
+Asking may mean to import a compiler, which takes seconds and hundreds of MB: another process is asked, and the
+answer is kept on disk.
 """
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -34,9 +37,10 @@ def lookups(why: str) -> dict[str, str]:
 
 @dataclass(frozen=True, eq=False)
 class KnownOps:
-    """``ask`` gives the ops as ``str(overload)`` has them, "aten.add.Tensor"; ``version`` is what the answer
-    depends on. ``dtypes``: of the tensors it can be given, on the CPU. ``refused``: ops that are not wanted of it all
-    the same, without overload ("aten.embedding"), and why."""
+    """``ask`` gives the ops as ``str(overload)`` has them, "aten.add.Tensor"; it is a function of a module, to be
+    called in a process of its own. ``version`` is what the answer depends on. ``dtypes``: of the tensors it can be
+    given, on the CPU. ``refused``: ops that are not wanted of it all the same, without overload
+    ("aten.embedding"), and why."""
 
     backend: str
     library: str
@@ -58,7 +62,10 @@ class KnownOps:
                 return self._reason(Code.UNSUPPORTED_DEVICE, node, why)
         if (against := self.refused.get(str(node.target.overloadpacket))) is not None:
             return self._reason(Code.UNSUPPORTED_OP, node, against)
-        if str(node.target) in _names(self, keep) or _is_composite(node.target):
+        names = _names(self, keep)
+        if isinstance(names, str):
+            return self._reason(Code.UNSUPPORTED_OP, node, names)
+        if str(node.target) in names or _is_composite(node.target):
             return None
         return self._reason(Code.UNSUPPORTED_OP, node, "it has no rule for this op")
 
@@ -68,16 +75,29 @@ class KnownOps:
 
 
 @lru_cache(maxsize=16)
-def _names(ops: KnownOps, keep: bool) -> frozenset[str]:
+def _names(ops: KnownOps, keep: bool) -> frozenset[str] | str:
+    """What ``ops.ask`` gives, or why it does not."""
     cache = open_cache(keep)
     key = digest([ops.backend, ops.version(), torch.__version__])
     kept = None if cache is None else cache.get(_KIND, key)
     if kept is not None:
         return frozenset(kept.decode().split())
-    names = sorted(set(ops.ask()))
-    if cache is not None:
+    names = _ask_elsewhere(ops)
+    if cache is not None and not isinstance(names, str):
         cache.put(_KIND, key, " ".join(names).encode())
-    return frozenset(names)
+    return names if isinstance(names, str) else frozenset(names)
+
+
+def _ask_elsewhere(ops: KnownOps) -> list[str] | str:
+    code = (
+        f"import sys; sys.path[:] = {sys.path!r}; "
+        f"from {ops.ask.__module__} import {ops.ask.__name__} as ask; print(*ask())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["it wrote nothing"])[-1]
+        return f"asking it which ops it takes fails ({last})"
+    return sorted(set(done.stdout.split()))
 
 
 def _is_composite(target: torch._ops.OpOverload) -> bool:

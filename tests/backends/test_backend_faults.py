@@ -46,14 +46,15 @@ Break = Callable[[str], None]
 
 
 @pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
+def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No process that converts has seen the libraries as they were, or sees them as they were here."""
-    from torch._inductor import config
-
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr(
+        library, "why_no_device", lambda: None
+    )  # or TensorRT would not be looked at
     library.find_library.cache_clear()
     close_workers()
-    with config.patch({"cpp.cxx": (None, "g++")}):  # whatever CXX says
-        yield
+    yield
     library.find_library.cache_clear()
     close_workers()
 

@@ -17,7 +17,7 @@ DTYPES = frozenset(
 )
 
 
-def _ask() -> Iterator[str]:
+def ask() -> Iterator[str]:
     from torch._inductor.decomposition import decompositions
     from torch._inductor.lowering import lowerings
 
@@ -28,4 +28,4 @@ def _ask() -> Iterator[str]:
 
 # Its C++ throws inside a parallel region, where nothing can catch it.
 NOT_CAUGHT = "its code ends the process where an index is out of range, and eager raises"
-OPS = KnownOps(NAME, "Inductor", DTYPES, lambda: torch.__version__, _ask, lookups(NOT_CAUGHT))
+OPS = KnownOps(NAME, "Inductor", DTYPES, lambda: torch.__version__, ask, lookups(NOT_CAUGHT))

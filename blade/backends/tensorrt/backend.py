@@ -43,13 +43,15 @@ class TensorRTBackend:
     def why_unavailable(self) -> str | None:
         if (why := why_no_onnx()) is not None:
             return why
+        name, why = library.installed(), library.why_no_device()
+        if name is not None and why is not None:  # then its 100 MB are not worth loading
+            return (
+                f"{name} is installed, but its engines run on CUDA devices, and {why}. {BUILD_ONLY}"
+            )
         try:
-            found = library.find_library()
+            return library.why_not_device(library.find_library())
         except BackendError as error:
             return str(error)
-        if (why := library.why_no_device()) is not None:
-            return f"{found.stamp} is installed, but its engines run on CUDA devices, and {why}. {BUILD_ONLY}"
-        return library.why_not_device(found)
 
     def survey(self, nodes: Sequence[OpNode], config: Config) -> None:
         parser.survey(nodes, config)
