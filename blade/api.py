@@ -105,8 +105,7 @@ def _optimize(
 
 def _look_up(config: Config) -> LookUp | None:
     """``None`` where what is handed out is held to a budget, which says less of the graph it is made from."""
-    lossy = config.enable_int8 or config.enable_fp16
-    return None if lossy else partial(look_up_trace, config)
+    return None if config.reduces_precision else partial(look_up_trace, config)
 
 
 @dataclass(frozen=True)
