@@ -134,6 +134,7 @@ def _clusters_are_compiled(request: pytest.FixtureRequest, monkeypatch: pytest.M
         stored = sys.modules["blade.fallback.stored"]
         monkeypatch.setattr("blade.fallback.builder.look_up", lambda *inputs: stored.NOTHING)
         monkeypatch.setattr("blade.api.decided_before", lambda *inputs: None)
+        monkeypatch.setattr("blade.api.look_up_trace", lambda *inputs: ("", False))
 
 
 @pytest.fixture(scope="session")
