@@ -66,23 +66,6 @@ class Compiled:
         return sum(c.get("engine_runs", 0) for c in counts)
 
 
-class Followed:
-    """``torch.compile`` of a model that is called as its user would: what raises there raises here."""
-
-    def __init__(self, model: torch.nn.Module, **options: Any) -> None:
-        torch._dynamo.reset()
-        self._known = set(map(id, _graphs()))
-        given = {"timing": False, "min_cluster_size": 1, "strict": True, **options}
-        self._run = torch.compile(model, backend="disc", dynamic=True, options=given)
-
-    def __call__(self, *inputs: Any) -> Any:
-        return self._run(*inputs)
-
-    def engine_runs(self) -> int:
-        graphs = [one for one in _graphs() if id(one) not in self._known]
-        return sum(c.get("engine_runs", 0) for one in graphs for c in one.stats().values())
-
-
 def _graphs() -> list[Any]:
     from blade.dynamo.kept import alive
 

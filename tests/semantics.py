@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from entrances import Followed
 from torch import nn
 from torch.utils import _pytree as pytree
 
@@ -99,24 +98,6 @@ def check(
     ``served``: some cluster must have an engine. Else none may fail either, but it may have none.
     """
     loaded = optimized(model, tuple(calls[0]), strict=served, **fields)
-    follow(loaded, model, calls)
-    ran = [one["engine_runs"] for one in blade.stats(loaded).values()]
-    assert not served or any(ran), blade.report(loaded)
-    return loaded
-
-
-def check_each(model: nn.Module, *calls: Sequence[Any], entrance: str) -> None:
-    """The same through one of ``ENTRANCES``."""
-    if entrance == "optimize":
-        check(model, *calls)
-        return
-    run = Followed(copy.deepcopy(model).eval())
-    follow(run, model, calls)
-    assert run.engine_runs()
-
-
-def follow(loaded: Any, model: nn.Module, calls: Sequence[Sequence[Any]]) -> None:
-    """``loaded`` does what a copy of ``model`` does, call by call."""
     own = copy.deepcopy(model)
     for inputs in calls:
         want, got = outcome(own, inputs), outcome(loaded, inputs)
@@ -124,6 +105,9 @@ def follow(loaded: Any, model: nn.Module, calls: Sequence[Sequence[Any]]) -> Non
         assert_same(got.answer, want.answer)
         assert_same(got.inputs, want.inputs)
         assert got.shares == want.shares
+    ran = [one["engine_runs"] for one in blade.stats(loaded).values()]
+    assert not served or any(ran), blade.report(loaded)
+    return loaded
 
 
 class Function(nn.Module):

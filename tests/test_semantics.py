@@ -6,12 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from entrances import ENTRANCES
-from semantics import SCRIPT, Function, assert_same, check, check_each, optimized, rand
+from semantics import SCRIPT, Function, assert_same, check, optimized, rand
 from torch import nn
 
 pytestmark = pytest.mark.needs("runtime", "torch_mlir")
-through_each = pytest.mark.parametrize("entrance", ENTRANCES)
 
 
 def _add_to_input(x: torch.Tensor) -> torch.Tensor:
@@ -46,10 +44,8 @@ def _write_own(x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(
     "model", [_add_to_input, _assign_slice, _assign_mask, _write_then_return_input, _write_own]
 )
-@through_each
-def test_writes(model: Callable[..., Any], entrance: str) -> None:
-    calls = (rand(3, 4),), (rand(5, 7, seed=1),), (rand(1, 3, seed=2),)
-    check_each(Function(model), *calls, entrance=entrance)
+def test_writes(model: Callable[..., Any]) -> None:
+    check(Function(model), (rand(3, 4),), (rand(5, 7, seed=1),), (rand(1, 3, seed=2),))
 
 
 class Cache(nn.Module):
@@ -67,10 +63,9 @@ class Cache(nn.Module):
         return (scores.unsqueeze(-1) * cache).sum(1) + key
 
 
-@through_each
-def test_a_cache_of_the_caller_is_written_in_place(entrance: str) -> None:
+def test_a_cache_of_the_caller_is_written_in_place() -> None:
     calls = [(rand(b, 8), rand(b, 6, 8, seed=1), torch.tensor([5])) for b in (2, 3, 1)]
-    check_each(Cache(), *calls, entrance=entrance)
+    check(Cache(), *calls)
 
 
 class Running(nn.Module):
@@ -93,12 +88,6 @@ def test_buffers_updated_by_forward_over_several_calls() -> None:
     model = Running()
     loaded = check(model, *[(rand(n, 4, seed=n),) for n in (3, 5, 1, 7, 3)])
     assert int(loaded.calls) == 5
-    assert int(model.calls) == 0
-
-
-def test_buffers_updated_through_torch_compile() -> None:
-    model = Running()
-    check_each(model, *[(rand(n, 4, seed=n),) for n in (3, 5, 7, 3)], entrance="compile")
     assert int(model.calls) == 0
 
 
@@ -140,9 +129,8 @@ def _maybe_the_input(x: torch.Tensor) -> Any:
         _maybe_the_input,
     ],
 )
-@through_each
-def test_aliases(model: Callable[..., Any], entrance: str) -> None:
-    check_each(Function(model), (rand(3, 4),), (rand(5, 2, seed=1),), entrance=entrance)
+def test_aliases(model: Callable[..., Any]) -> None:
+    check(Function(model), (rand(3, 4),), (rand(5, 2, seed=1),))
 
 
 def _simplified_to_the_input(x: torch.Tensor) -> Any:
@@ -216,9 +204,8 @@ class Returns(nn.Module):
         )
 
 
-@through_each
-def test_numbers_lists_dicts_and_none(entrance: str) -> None:
-    check_each(Returns(), (rand(3, 4),), (rand(5, 2, seed=1),), entrance=entrance)
+def test_numbers_lists_dicts_and_none() -> None:
+    check(Returns(), (rand(3, 4),), (rand(5, 2, seed=1),))
 
 
 class Optional_(nn.Module):
@@ -246,6 +233,5 @@ class Random(nn.Module):
         return c, torch.randn(x.size(0)) + c.sum(-1)
 
 
-@through_each
-def test_random_ops_draw_the_same_numbers(entrance: str) -> None:
-    check_each(Random(), (rand(3, 4),), (rand(5, 7, seed=1),), entrance=entrance)
+def test_random_ops_draw_the_same_numbers() -> None:
+    check(Random(), (rand(3, 4),), (rand(5, 7, seed=1),))

@@ -10,7 +10,6 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 from coverage import calls, instructions
-from entrances import ENTRANCES
 from floor import Machine, Work, count_work, floor_s
 from models import MODELS
 from zoo.compare import error
@@ -52,21 +51,6 @@ def test_models_are_the_same_in_every_run_and_answer_tuples(name: str) -> None:
         got, again = first.module(*inputs), second.module(*inputs)
     assert isinstance(got, tuple)
     assert all(torch.equal(a, b) and a.isfinite().all() for a, b in zip(got, again, strict=True))
-
-
-@pytest.mark.needs("runtime", "torch_mlir")
-@pytest.mark.parametrize("entrance", ENTRANCES)
-@pytest.mark.parametrize("name", SMALL)
-@torch._dynamo.config.patch(allow_rnn=True)
-def test_small_models_through_each_entrance(name: str, entrance: str) -> None:
-    model = MODELS[name]()
-    rng = random.Random(2)
-    run = ENTRANCES[entrance](model.module, model.random_inputs(rng))
-    assert run.served()
-    for inputs in (model.random_inputs(rng) for _ in range(3)):
-        with torch.no_grad():
-            assert error(run(*inputs), model.module(*inputs)) < 1e-5
-    assert run.engine_runs()
 
 
 def test_work_is_products_and_what_they_exchange() -> None:

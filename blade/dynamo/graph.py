@@ -22,7 +22,7 @@ from blade.dynamo.kept import keep
 from blade.dynamo.prepare import prepare
 from blade.dynamo.served import Served
 from blade.fallback.attempt import attempt
-from blade.fallback.bisect import Labels, find_culprit, without_culprits
+from blade.fallback.bisect import find_culprit
 from blade.fallback.candidates import convert
 from blade.fallback.support import resolve, support
 from blade.graph.fx_extract import FxExtracted, extract_fx, is_loose_view
@@ -31,6 +31,9 @@ from blade.graph.listing import kind_of
 from blade.hardware import cpu_name
 from blade.reason import Reason, Stage
 from blade.report import ORIGINAL, ClusterReport, Report, versions
+
+MAX_CULPRITS = 4
+Labels = list[frozenset[str]]
 
 
 @dataclass(frozen=True)
@@ -135,18 +138,22 @@ class _Job:
 
 def _serve(job: _Job, labels: Labels) -> tuple[list[Part], list[Reason]]:
     """Cluster and convert; a node that makes a group fail loses its label, and the rest is tried again."""
+    culprits: list[Reason] = []
     known: dict[tuple[int, ...], Part] = {}
-
-    def build(left: Labels) -> tuple[list[Part], list[Part]]:
-        clustering = cluster(job.graph.problem(left, job.config.min_cluster_size))
+    while True:
+        clustering = cluster(job.graph.problem(labels, job.config.min_cluster_size))
         for one in clustering.groups:
             if one.nodes not in known:
                 name = f"{job.name}.cluster_{len(known)}"
                 known[one.nodes] = _build(job, name, one.nodes, one.label)
         parts = [known[one.nodes] for one in clustering.groups]
-        return parts, [part for part in parts if part.served is None]
-
-    return without_culprits(labels, build, lambda part: _blame(job, part))
+        failed = [part for part in parts if part.served is None]
+        if not failed or len(culprits) >= MAX_CULPRITS:
+            return parts, culprits
+        for part in failed:
+            node, why = _blame(job, part)
+            labels[node] -= part.label if why.backend is None else {why.backend.lower()}
+            culprits.append(why)
 
 
 def _blame(job: _Job, failed: Part) -> tuple[int, Reason]:

@@ -14,10 +14,11 @@ backend's label and goes back to TorchScript with its Reason; clustering runs ag
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from time import monotonic
 from types import MappingProxyType
 
 from blade.clustering.problem import Clustering
-from blade.fallback.bisect import BISECT_S, Labels, find_culprit, without_culprits
+from blade.fallback.bisect import find_culprit
 from blade.fallback.builder import Builder, Part
 from blade.fallback.built import Built, Partition
 from blade.fallback.candidate import Candidate
@@ -28,10 +29,13 @@ from blade.reason import Code, Reason, Stage
 
 log = logging.getLogger(__name__)
 
+MAX_CULPRITS = 4  # rounds of bisecting, one culprit per failing group each
+BISECT_S = 60.0  # no new round after this many seconds of bisecting
 # Of a backend about the whole: a part would fare no better.
 _DECISIONS = (Code.CALIBRATION, Code.ACCURACY, Code.SLOWER)
 _FAULTS = (Code.CONVERSION_FAILED, Code.WRONG_VALUES, Code.ENGINE_RAISED)  # that one node may cause
 
+Labels = list[frozenset[str]]
 Losers = Mapping[str, tuple[int, ...]]
 _NOBODY: Losers = MappingProxyType({})
 
@@ -46,26 +50,27 @@ def compile_clusters(
 
     ``losers`` as ``takers.assign`` has them. ``fixed``: the mixture alone, as it is: nothing is bisected.
     """
-
-    def build(left: Labels) -> tuple[list[Partition], list[tuple[Built, Reason]]]:
+    left = list(labels)
+    culprits: list[Reason] = []
+    spent = 0.0
+    for _ in range(MAX_CULPRITS + 1):
         partitions = _build_partitions(builder, left, losers, fixed)
-        failed = [(one, _why_bisect(builder, one)) for one in _every(partitions)]
-        return partitions, [(one, why) for one, why in failed if why is not None and not fixed]
-
-    def blame(failure: tuple[Built, Reason]) -> tuple[int, Reason]:
-        return _blame(builder, *failure)
-
-    partitions, culprits = without_culprits(
-        labels, build, blame, lambda: bool(builder.budget.left())
-    )
-    for one in _every(partitions):
+        every = list({one.name: one for p in partitions for one in p.built}.values())
+        failed = [(one, why) for one in every if (why := _why_bisect(builder, one)) is not None]
+        failed = [] if fixed else failed
+        out_of_time = spent > BISECT_S or not builder.budget.left()
+        if not failed or out_of_time or len(culprits) >= MAX_CULPRITS:
+            break
+        start = monotonic()
+        for one, why in failed:
+            node, reason = _blame(builder, one, why)
+            left[node] -= {str(reason.backend).lower()}
+            culprits.append(reason)
+        spent += monotonic() - start
+    for one in every:
         for reason in one.reasons:
             _write_reproducer(builder, one, reason)
     return partitions, culprits
-
-
-def _every(partitions: Sequence[Partition]) -> list[Built]:
-    return list({one.name: one for p in partitions for one in p.built}.values())
 
 
 def _build_partitions(

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 aten = torch.ops.aten
 Rule = Callable[..., Any]
@@ -19,6 +20,16 @@ Rule = Callable[..., Any]
 def result_of(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """What ``target`` returns for fake arguments."""
     return RULES.get(target, target)(*args, **kwargs)
+
+
+def _slice(
+    x: torch.Tensor, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1
+) -> torch.Tensor:
+    """Before torch 2.12 its function makes up a size where the end may lie beyond the tensor."""
+    if isinstance(end, torch.SymInt) and statically_known_true(end >= 0):
+        end = torch.sym_min(end, x.shape[dim])
+    made: torch.Tensor = aten.slice.Tensor(x, dim, start, end, step)
+    return made
 
 
 def _kron(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -181,6 +192,7 @@ def _native_attention(
 
 
 RULES: dict[Any, Rule] = {
+    aten.slice.Tensor: _slice,
     aten.kron.default: _kron,
     aten.take_along_dim.default: _take_along_dim,
     aten.max_pool1d.default: _max_pool1d,

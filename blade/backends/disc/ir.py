@@ -9,8 +9,9 @@
     slice a {starts, steps}               element start + step * i along each axis
     window a {starts, walks}              result axis k moves `step` along axis `a` for each (a, step) of walks[k]
     concat a b ... {axis}
-    gather a i t? {axis, axes}            index i along `axis` of `a`; its other axes k are the result's axes[k];
-                                          i has the result's shape and is in bounds once the check t has run
+    gather a i t? {axis, axes, asserts?}  index i along `axis` of `a`; its other axes k are the result's axes[k];
+                                          i has the result's shape and is in bounds once the check t has run,
+                                          or, with `asserts`, if the kernel did not stop
     reduce a {kind, axes}                 keeps reduced axes with size 1
     linear x w bias?                      x @ w.T + bias over the last axis of x
     dequantize x scale? zero? {kind}      (x - zero) * scale: `tensor` numbers scale and zero, one of each for

@@ -47,12 +47,16 @@ class Load:
 
 @dataclass(frozen=True)
 class Gather:
-    """The element ``stride`` times value ``index`` (an integer) further than ``access``; it exists."""
+    """The element ``stride`` times value ``index`` (an integer) further than ``access``; it exists.
+
+    ``bound``: where that is not known, the kernel asserts that 0 <= index < bound.
+    """
 
     access: Access
     index: int
     stride: Dim
     dtype: torch.dtype
+    bound: Dim | None = None
 
 
 @dataclass(frozen=True)
@@ -169,6 +173,8 @@ class Kernel:
                     _note(dim, seen)
                 if isinstance(stmt, Gather):
                     _note(stmt.stride, seen)
+                    if stmt.bound is not None:
+                        _note(stmt.bound, seen)
             elif isinstance(stmt, Size):
                 _note(stmt.value, seen)
         return tuple(seen)

@@ -99,7 +99,9 @@ class _KernelBuilder:
             if place is not None:
                 strides[place] = stride
         access = self.access(View(view.base, tuple(strides), view.offset), v.shape)
-        return Gather(access, self.operand(v.args[1]), view.strides[v.attrs["axis"]], v.dtype)
+        axis = v.attrs["axis"]
+        bound = v.args[0].shape[axis] if v.attrs.get("asserts") else None
+        return Gather(access, self.operand(v.args[1]), view.strides[axis], v.dtype, bound)
 
     def leaf(self, v: Value) -> Stmt:
         if v.op == "fill":

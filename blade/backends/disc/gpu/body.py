@@ -133,6 +133,11 @@ class Body:
 
     def gather(self, i: int, stmt: Gather) -> None:
         self.rows[i], self.columns[i] = self.rows[stmt.index], self.columns[stmt.index]
+        if stmt.bound is not None:
+            index, bound = self.values[stmt.index], self.sizes.text(stmt.bound)
+            inside = f"({index} >= 0) & ({index} < {bound})"
+            mask = self.mask(self.rows[i], self.columns[i])
+            self.line(f'tl.device_assert({inside}, "index out of bounds"{mask})')
         stride = self.sizes.text(stmt.stride)
         place = f"{self.values[stmt.index]}.to(tl.int64)" + (
             f" * {stride}" if stride != "1" else ""

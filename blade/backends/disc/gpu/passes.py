@@ -15,6 +15,7 @@ from blade.backends.disc.columns import compute_in_rows
 from blade.backends.disc.forms import Forms
 from blade.backends.disc.gpu.constants import is_known, precompute
 from blade.backends.disc.gpu.convolutions import bias_after, weights_channels_last
+from blade.backends.disc.gpu.gathers import assert_in_kernels
 from blade.backends.disc.gpu.half import use_half
 from blade.backends.disc.horizontal import merge_linears
 from blade.backends.disc.int8 import lower_int8
@@ -34,6 +35,7 @@ def passes(half: torch.dtype | None) -> Sequence[tuple[str, Pass]]:
     narrow = () if half is None else (("half", partial(use_half, dtype=half)),)
     return (
         ("normalize", normalize),
+        ("assert_in_kernels", assert_in_kernels),
         ("int8", partial(lower_int8, products=False)),
         *narrow,
         ("layouts", propagate),

@@ -28,6 +28,7 @@ from blade.backends.disc.kernel import (
     Access,
     Compute,
     Const,
+    Gather,
     Kernel,
     Load,
     Reduce,
@@ -74,6 +75,31 @@ def test_memory_bound_kernels_access_16_bytes_at_a_time(tmp_path: Path) -> None:
         assert 16 in accesses(text, "ld") and 16 in accesses(text, "st")
     # the very same without a mask: nothing but whole vectors
     assert accesses(ptx(emit(layer_norm(1024), TARGET)[0].unit, tmp_path), "ld") == {16}
+
+
+def test_indices_are_checked_in_the_kernel_that_uses_them(tmp_path: Path) -> None:
+    def rows(bound: int | None) -> str:
+        body: tuple[Stmt, ...] = (
+            Load(Access(0, (1, 0)), torch.int64),
+            Gather(Access(1, (0, 1)), 0, 768, F16, bound),
+            Store(Access(2, (768, 1)), 1),
+        )
+        kernel = Kernel((S0,), 768, _args([torch.int64, F16], [F16]), body)
+        return ptx(emit(kernel, TARGET)[0].unit, tmp_path)
+
+    checked = rows(30522)
+    assert "__assertfail" in checked and 16 in accesses(checked, "ld")
+    assert "__assertfail" not in rows(None)
+
+
+def test_a_whole_tensor_reduced_to_one_value_compiles() -> None:
+    body: tuple[Stmt, ...] = (
+        Load(Access(0, (1,)), F32),
+        Reduce("sum", 0, F32),
+        Store(Access(1, (0,)), 1),
+    )
+    choices = emit(Kernel((), S0, _args([F32], [F32]), body), TARGET)
+    compile_units([choice.unit for choice in choices], TARGET)
 
 
 def test_the_object_lists_its_cubins() -> None:

@@ -166,3 +166,26 @@ def test_golden_program(update_golden: bool) -> None:
         path.parent.mkdir(exist_ok=True)
         path.write_text(text, encoding="utf-8")
     assert path.read_text(encoding="utf-8") == text, f"{path.name}; --update-golden rewrites it"
+
+
+class Lookup(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(10, WIDTH)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.table(ids) * 2
+
+
+def test_a_lookup_checks_its_indices_itself() -> None:
+    from triton.runtime.errors import InterpreterError
+
+    model = Lookup()
+    ids = torch.randint(0, 10, (2, 7))
+    program = compiled(model, (ids,), [(True, True)])
+    assert launches(program.text) == ["launch"]
+    (found,) = program(ids)
+    assert torch.equal(found, model(ids))
+    ids[1, 3] = 10
+    with pytest.raises(InterpreterError, match="index out of bounds"):
+        program(ids)
