@@ -220,7 +220,7 @@ def test_saved_and_loaded_here_and_on_the_cpu():
     module = Holder(None, randn(300))
     module.engine = w.engine([module.weight], object=container())
     file = io.BytesIO()
-    torch.jit.script(module.eval()).save(file)
+    torch.jit.save(torch.jit.script(module.eval()), file)
     for place in (None, "cuda", "cpu"):
         file.seek(0)
         loaded = torch.jit.load(file, map_location=place)
