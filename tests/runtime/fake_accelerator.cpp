@@ -18,7 +18,7 @@ struct Counts {
 
 Counts counts{};
 Stream current = nullptr;
-bool others_capture = false, busy = false;
+bool others_capture = false, busy = false, records_copies = true;
 std::vector<std::function<void()>>* recording = nullptr;
 
 using Body = void (*)(const Grid& grid, void** args);
@@ -104,10 +104,40 @@ class FakeEvent final : public blade::Event {
   int64_t at_ = 0;
 };
 
+using Copies = std::vector<blade::Copy>;
+
+void copy_all(const Copies& copies) {
+  ++counts.copies;
+  for (const auto& one : copies) {
+    std::memcpy(one.to, one.from, one.bytes);
+    counts.bytes_copied += static_cast<int64_t>(one.bytes);
+  }
+}
+
+class FakeRecorder final : public blade::Recorder {
+ public:
+  Stream stream() const override { return &recording; }
+  bool copy(const Copies& given) override {
+    if (!records_copies) return false;
+    auto own = std::make_shared<Copies>(given);
+    copies.push_back(own);
+    work.push_back([own] { copy_all(*own); });
+    return true;
+  }
+  std::vector<std::function<void()>> work;
+  std::vector<std::shared_ptr<Copies>> copies;
+};
+
 class FakeGraph final : public blade::Graph {
  public:
-  explicit FakeGraph(std::vector<std::function<void()>> work) : work_(std::move(work)) { ++counts.graphs; }
+  explicit FakeGraph(FakeRecorder recorder) : work_(std::move(recorder.work)), copies_(std::move(recorder.copies)) {
+    ++counts.graphs;
+  }
   ~FakeGraph() override { --counts.graphs; }
+  void set_copies(size_t k, const Copies& copies) override {
+    TORCH_CHECK(copies.size() == copies_.at(k)->size());
+    *copies_[k] = copies;
+  }
   void launch(Stream stream) override {
     TORCH_CHECK(stream == current);
     ++counts.graph_launches;
@@ -116,6 +146,7 @@ class FakeGraph final : public blade::Graph {
 
  private:
   std::vector<std::function<void()>> work_;
+  std::vector<std::shared_ptr<Copies>> copies_;
 };
 
 class Fake final : public blade::Accelerator {
@@ -131,27 +162,21 @@ class Fake final : public blade::Accelerator {
   void synchronize(Stream) override {}
   void zero(void* data, size_t bytes, Stream) override { std::memset(data, 0, bytes); }
 
-  void copy(const std::vector<blade::Copy>& copies, Stream) override {
-    ++counts.copies;
-    for (const auto& one : copies) {
-      std::memcpy(one.to, one.from, one.bytes);
-      counts.bytes_copied += static_cast<int64_t>(one.bytes);
-    }
-  }
+  void copy(const Copies& copies, Stream) override { copy_all(copies); }
 
   std::unique_ptr<blade::Graph> capture(
-      c10::DeviceIndex, Stream, const std::function<void(Stream)>& work) override {
+      c10::DeviceIndex, Stream, const std::function<void(blade::Recorder&)>& work) override {
     if (busy) return nullptr;
-    std::vector<std::function<void()>> recorded;
-    recording = &recorded;
+    FakeRecorder recorder;
+    recording = &recorder.work;
     try {
-      work(&recording);
+      work(recorder);
     } catch (...) {
       recording = nullptr;
       throw;
     }
     recording = nullptr;
-    return std::make_unique<FakeGraph>(std::move(recorded));
+    return std::make_unique<FakeGraph>(std::move(recorder));
   }
 };
 
@@ -167,4 +192,5 @@ Counts* fake_counts() { return &counts; }
 void fake_stream(int64_t stream) { current = reinterpret_cast<Stream>(stream); }
 void fake_capturing(bool capturing) { others_capture = capturing; }
 void fake_busy(bool is_busy) { busy = is_busy; }
+void fake_records_copies(bool does) { records_copies = does; }
 }

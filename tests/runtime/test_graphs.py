@@ -11,11 +11,13 @@ from fake_device import container, counts, fake, fake_writer, two_step
 pytestmark = pytest.mark.needs("g++")
 
 
-@pytest.fixture(autouse=True)
-def device():
+@pytest.fixture(autouse=True, params=[True, False], ids=["copies within", "copies beside"])
+def device(request: pytest.FixtureRequest):
     library = fake()
     library.fake_stream(0)
+    library.fake_records_copies(request.param)
     yield library
+    library.fake_records_copies(True)
     library.fake_busy(False)
 
 

@@ -16,6 +16,7 @@ namespace {
 
 constexpr int64_t kBinariesVersion = 1;
 constexpr uint32_t kMaxThreads = 1024;
+constexpr std::string_view kEarly = "early";
 
 std::mutex registry_mutex;
 
@@ -100,13 +101,15 @@ std::vector<Binary> read_binaries(const uint8_t* bytes, size_t size) {
   std::vector<Binary> binaries;
   for (uint64_t n = to_number(counted[0], size); n > 0; --n) {
     const auto words = index.line();
-    if (words.size() != 5 || words[1].empty()) damaged_code("a line of its index has not five words");
+    const bool early = words.size() == 6 && words[5] == kEarly;
+    if ((words.size() != 5 && !early) || words[1].empty()) damaged_code("a line of its index has other words than it should");
     Binary binary;
     binary.architecture = words[0];
     binary.name = words[1];
     binary.threads = static_cast<uint32_t>(to_number(words[2], kMaxThreads));
     binary.shared = static_cast<uint32_t>(to_number(words[3], INT32_MAX));
     binary.size = to_number(words[4], size);
+    binary.early = early;
     if (binary.threads == 0) damaged_code("a kernel of no threads");
     binaries.push_back(std::move(binary));
   }

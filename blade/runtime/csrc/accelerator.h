@@ -15,7 +15,7 @@
 namespace blade {
 
 // Changes with every change of what this file declares: both libraries must have been built together.
-constexpr int64_t kAcceleratorAbi = 1;
+constexpr int64_t kAcceleratorAbi = 2;
 
 using Stream = void*;  // the driver's handle; null is the default stream
 
@@ -27,6 +27,7 @@ struct Grid {
 struct Binary {
   std::string architecture, name;
   uint32_t threads = 0, shared = 0;  // per block: threads, bytes of dynamic shared memory
+  bool early = false;  // it may start while what was launched before it ends: it waits for that itself
   const uint8_t* bytes = nullptr;
   size_t size = 0;
 };
@@ -56,10 +57,21 @@ class Event {
   virtual double seconds_since(const Event& earlier) const = 0;  // waits until both are reached
 };
 
+// Work as it is being recorded.
+class Recorder {
+ public:
+  virtual ~Recorder() = default;
+  virtual Stream stream() const = 0;  // what is enqueued there is recorded
+  // Records copies whose addresses may be others at every launch: those given here do not matter, their number and
+  // sizes do. They do not overlap. False: this device cannot, and nothing was recorded.
+  virtual bool copy(const std::vector<Copy>& copies) = 0;
+};
+
 // Recorded work that is enqueued as a whole.
 class Graph {
  public:
   virtual ~Graph() = default;
+  virtual void set_copies(size_t k, const std::vector<Copy>& copies) = 0;  // the k-th that were recorded
   virtual void launch(Stream stream) = 0;
 };
 
@@ -78,11 +90,11 @@ class Accelerator {
   virtual void zero(void* data, size_t bytes, Stream stream) = 0;
   virtual void copy(const std::vector<Copy>& copies, Stream stream) = 0;  // they do not overlap
 
-  // Records what `work` enqueues on the stream it is given, to be launched on `stream`; memory that it takes
-  // meanwhile belongs to a pool for all graphs of that stream. nullptr: not now, another thread is recording.
+  // Records what `work` enqueues, to be launched on `stream`; memory that it takes meanwhile belongs to a
+  // pool for all graphs of that stream. nullptr: not now, another thread is recording.
   // Whatever goes wrong, nothing is being recorded afterwards.
   virtual std::unique_ptr<Graph> capture(
-      c10::DeviceIndex device, Stream stream, const std::function<void(Stream)>& work) = 0;
+      c10::DeviceIndex device, Stream stream, const std::function<void(Recorder&)>& work) = 0;
 };
 
 // The one whose programs begin with `isa NAME`, or nullptr. It is never destroyed.

@@ -92,8 +92,8 @@ std::vector<at::Tensor> Lane::run_graphed(
     if (!fixed_) fixed_ = std::make_unique<Arena>(place_.device.type());
     make_room_for_a_graph(limits.max_graphs);
   }
-  if (recording.has_graph() || (due && recording.capture(inputs, *fixed_, counts))) {
-    if (auto outputs = recording.replay(inputs, *fixed_, limits, counts)) return std::move(*outputs);
+  if (recording.has_graph() || (due && recording.capture(inputs, *fixed_, limits, counts))) {
+    if (auto outputs = recording.replay(inputs, *fixed_, counts)) return std::move(*outputs);
   }
   return frame.run(inputs);
 }

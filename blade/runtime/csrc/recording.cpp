@@ -104,7 +104,7 @@ size_t Recording::plan(const std::vector<at::Tensor>& inputs) {
 
 std::vector<at::Tensor> Recording::fixed_inputs(const std::vector<at::Tensor>& inputs, const Arena& fixed) {
   auto bound = inputs;
-  copies_in_.clear();
+  in_ = Copies();
   copied_inputs_.clear();
   copied_updates_.clear();
   for (size_t i = 0; i < inputs.size(); ++i) {
@@ -112,7 +112,7 @@ std::vector<at::Tensor> Recording::fixed_inputs(const std::vector<at::Tensor>& i
     const auto& input = inputs[i];
     const auto offset = static_cast<int64_t>(offsets_[i] / input.itemsize());
     bound[i] = tensor_over(fixed.storage(), input.scalar_type(), input.sizes(), input.strides(), offset);
-    copies_in_.push_back({fixed.data() + offsets_[i], nullptr, input.nbytes()});
+    in_.all.push_back({fixed.data() + offsets_[i], input.const_data_ptr(), input.nbytes()});
     copied_inputs_.push_back(i);
     const auto& updated = frame_.program_.updated;
     if (std::binary_search(updated.begin(), updated.end(), static_cast<int64_t>(i))) copied_updates_.push_back(i);
@@ -120,39 +120,49 @@ std::vector<at::Tensor> Recording::fixed_inputs(const std::vector<at::Tensor>& i
   return bound;
 }
 
-void Recording::collect_results() {
-  copies_out_.clear();
+// What the caller gets copies of, and inputs that were updated in a copy.
+void Recording::collect_results(const Arena& fixed, bool reuse_outputs) {
+  out_ = Copies();
+  reuse_outputs_ = reuse_outputs;
   for (const int64_t id : frame_.program_.outputs) {
     const int64_t root = frame_.program_.slots[id].root;
     const auto kind = frame_.program_.slots[root].kind;
     if (kind != SlotKind::kOutput && kind != SlotKind::kDyn) continue;
     const auto is_it = [root](const Result& one) { return one.root == root; };
     if (std::any_of(results_.begin(), results_.end(), is_it)) continue;
-    results_.push_back({root, frame_.ptrs_[root], frame_.tensors_[root]});
+    results_.push_back({root, frame_.tensors_[root]});
     const auto& slot = frame_.slots_[root];
-    copies_out_.push_back({nullptr, frame_.ptrs_[root], static_cast<size_t>(slot.span) * c10::elementSize(slot.dtype)});
+    const size_t bytes = static_cast<size_t>(slot.span) * c10::elementSize(slot.dtype);
+    if (!reuse_outputs) out_.all.push_back({frame_.ptrs_[root], frame_.ptrs_[root], bytes});
   }
-}
-
-// After the outputs: what was updated in a copy goes back.
-void Recording::add_updates(const std::vector<at::Tensor>& inputs, const Arena& fixed) {
-  copies_out_.resize(results_.size());
   for (const size_t i : copied_updates_) {
-    copies_out_.push_back({inputs[i].mutable_data_ptr(), fixed.data() + offsets_[i], inputs[i].nbytes()});
+    auto* copy = fixed.data() + offsets_[i];
+    out_.all.push_back({copy, copy, in_.all[std::find(copied_inputs_.begin(), copied_inputs_.end(), i) - copied_inputs_.begin()].bytes});
   }
 }
 
-bool Recording::capture(const std::vector<at::Tensor>& inputs, Arena& fixed, GraphCounts& counts) {
+void Recording::record(const std::vector<at::Tensor>& bound, const Arena& fixed, bool reuse_outputs, Recorder& recorder) {
+  int64_t recorded = 0;
+  const auto record_copies = [&](Copies& copies) {
+    if (!copies.all.empty() && recorder.copy(copies.all)) copies.index = recorded++;
+  };
+  record_copies(in_);
+  frame_.stream_ = recorder.stream();
+  frame_.bind(bound, &fixed);
+  for (size_t i = 0; i < frame_.steps_.size(); ++i) frame_.run_step(i);
+  collect_results(fixed, reuse_outputs);
+  record_copies(out_);
+  frame_.release();
+}
+
+bool Recording::capture(
+    const std::vector<at::Tensor>& inputs, Arena& fixed, const GraphLimits& limits, GraphCounts& counts) {
   fixed.reserve(plan(inputs));
   const auto bound = fixed_inputs(inputs, fixed);
   auto& accelerator = *frame_.loaded_.accelerator;
   try {
-    graph_ = accelerator.capture(frame_.place_.device.index(), frame_.place_.stream, [&](Stream stream) {
-      frame_.bind(bound, &fixed);
-      frame_.stream_ = stream;
-      for (size_t i = 0; i < frame_.steps_.size(); ++i) frame_.run_step(i);
-      collect_results();
-      frame_.release();
+    graph_ = accelerator.capture(frame_.place_.device.index(), frame_.place_.stream, [&](Recorder& recorder) {
+      record(bound, fixed, limits.reuse_outputs, recorder);
     });
   } catch (const std::exception& error) {
     const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
@@ -183,40 +193,48 @@ bool Recording::is_input_moved(const std::vector<at::Tensor>& inputs) {
 }
 
 std::optional<std::vector<at::Tensor>> Recording::replay(
-    const std::vector<at::Tensor>& inputs, const Arena& fixed, const GraphLimits& limits, GraphCounts& counts) {
+    const std::vector<at::Tensor>& inputs, const Arena& fixed, GraphCounts& counts) {
   const bool weights_moved = frame_.refresh_fixed_pointers();
   if (weights_moved || arena_moves_ != frame_.arena_.moves() || fixed_moves_ != fixed.moves() || is_input_moved(inputs)) {
     drop();  // captured again at the next use
     return std::nullopt;
   }
-  auto& accelerator = *frame_.loaded_.accelerator;
-  const Stream stream = frame_.place_.stream;
-  for (size_t k = 0; k < copies_in_.size(); ++k) copies_in_[k].from = inputs[copied_inputs_[k]].const_data_ptr();
-  if (!copies_in_.empty()) accelerator.copy(copies_in_, stream);
-  graph_->launch(stream);
+  for (size_t k = 0; k < in_.all.size(); ++k) in_.all[k].from = inputs[copied_inputs_[k]].const_data_ptr();
+  const auto results = make_results(inputs);
+  launch();
   counts.replays.fetch_add(1, std::memory_order_relaxed);
-  add_updates(inputs, fixed);
-  return make_outputs(inputs, limits.reuse_outputs);
+  std::vector<at::Tensor> outputs;
+  outputs.reserve(frame_.program_.outputs.size());
+  for (const int64_t id : frame_.program_.outputs) outputs.push_back(output(id, inputs, results));
+  return outputs;
 }
 
-std::vector<at::Tensor> Recording::make_outputs(const std::vector<at::Tensor>& inputs, bool reuse) {
+void Recording::launch() {
+  auto& accelerator = *frame_.loaded_.accelerator;
+  const Stream stream = frame_.place_.stream;
+  if (in_.index >= 0) graph_->set_copies(static_cast<size_t>(in_.index), in_.all);
+  if (out_.index >= 0) graph_->set_copies(static_cast<size_t>(out_.index), out_.all);
+  if (in_.index < 0 && !in_.all.empty()) accelerator.copy(in_.all, stream);
+  graph_->launch(stream);
+  if (out_.index < 0 && !out_.all.empty()) accelerator.copy(out_.all, stream);
+}
+
+// A tensor per result: fresh memory that it is going to be copied to, or the graph's own.
+std::vector<at::Tensor> Recording::make_results(const std::vector<at::Tensor>& inputs) {
   std::vector<at::Tensor> roots;
   roots.reserve(results_.size());
   for (size_t k = 0; k < results_.size(); ++k) {
     const auto& slot = frame_.slots_[results_[k].root];
-    if (reuse) {
+    if (reuse_outputs_) {
       roots.push_back(frame_.view_of(results_[k].tensor, slot));
       continue;
     }
     roots.push_back(empty_strided_tensor(frame_.place_.device.type(), slot.sizes, slot.strides, slot.dtype));
-    copies_out_[k].to = roots.back().mutable_data_ptr();
+    out_.all[k].to = roots.back().mutable_data_ptr();
   }
-  if (reuse) copies_out_.erase(copies_out_.begin(), copies_out_.begin() + static_cast<int64_t>(results_.size()));
-  if (!copies_out_.empty()) frame_.loaded_.accelerator->copy(copies_out_, frame_.place_.stream);
-  std::vector<at::Tensor> outputs;
-  outputs.reserve(frame_.program_.outputs.size());
-  for (const int64_t id : frame_.program_.outputs) outputs.push_back(output(id, inputs, roots));
-  return outputs;
+  const size_t first = reuse_outputs_ ? 0 : results_.size();
+  for (size_t k = 0; k < copied_updates_.size(); ++k) out_.all[first + k].to = inputs[copied_updates_[k]].mutable_data_ptr();
+  return roots;
 }
 
 at::Tensor Recording::output(int64_t id, const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& roots) const {

@@ -43,11 +43,11 @@ class Recording {
 
   // `fixed` holds what graphs of a lane read and write at fixed addresses: copied inputs, and outputs. False: not
   // captured, run the frame.
-  bool capture(const std::vector<at::Tensor>& inputs, Arena& fixed, GraphCounts& counts);
+  bool capture(const std::vector<at::Tensor>& inputs, Arena& fixed, const GraphLimits& limits, GraphCounts& counts);
 
   // The outputs, or nullopt: run the frame.
   std::optional<std::vector<at::Tensor>> replay(
-      const std::vector<at::Tensor>& inputs, const Arena& fixed, const GraphLimits& limits, GraphCounts& counts);
+      const std::vector<at::Tensor>& inputs, const Arena& fixed, GraphCounts& counts);
 
   // Another shape needs the room. The next capture comes later than this one did.
   void evict();
@@ -56,17 +56,23 @@ class Recording {
   // Memory that a call writes and that the caller gets a copy of: an output slot, or a call's result.
   struct Result {
     int64_t root;
-    const void* data;
     at::Tensor tensor;
   };
 
+  // Copies before or after all else: within the graph if the device can, at its `index`, else beside it (-1).
+  struct Copies {
+    std::vector<Copy> all;
+    int64_t index = -1;
+  };
+
   void drop();
+  void record(const std::vector<at::Tensor>& bound, const Arena& fixed, bool reuse_outputs, Recorder& recorder);
   size_t plan(const std::vector<at::Tensor>& inputs);
   bool is_input_moved(const std::vector<at::Tensor>& inputs);
   std::vector<at::Tensor> fixed_inputs(const std::vector<at::Tensor>& inputs, const Arena& fixed);
-  void collect_results();
-  void add_updates(const std::vector<at::Tensor>& inputs, const Arena& fixed);
-  std::vector<at::Tensor> make_outputs(const std::vector<at::Tensor>& inputs, bool reuse);
+  void collect_results(const Arena& fixed, bool reuse_outputs);
+  std::vector<at::Tensor> make_results(const std::vector<at::Tensor>& inputs);
+  void launch();
   at::Tensor output(int64_t id, const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& roots) const;
 
   Frame& frame_;
@@ -77,8 +83,9 @@ class Recording {
   std::vector<size_t> offsets_;         // per input, in the fixed memory
   std::unique_ptr<Graph> graph_;
   int64_t arena_moves_ = 0, fixed_moves_ = 0;
-  std::vector<Copy> copies_in_, copies_out_;
-  std::vector<size_t> copied_inputs_;   // of copies_in_
+  bool reuse_outputs_ = false;
+  Copies in_, out_;                     // out_: results first, if they are copied, then updates
+  std::vector<size_t> copied_inputs_;   // of in_
   std::vector<size_t> copied_updates_;  // those that the program writes
   std::vector<Result> results_;
 };

@@ -11,6 +11,7 @@
 #include "capture.h"
 #include "copy.h"
 #include "driver.h"
+#include "relaxed.h"
 
 namespace blade::cuda {
 namespace {
@@ -19,21 +20,10 @@ constexpr uint32_t kSharedWithoutAsking = 48 << 10;  // bytes a block may have u
 
 CUstream native(Stream stream) { return static_cast<CUstream>(stream); }
 
-// What this thread does meanwhile is nothing that a capture elsewhere in the process has to fear.
-class Relaxed {
- public:
-  Relaxed() { driver().cuThreadExchangeStreamCaptureMode(&mode_); }
-  ~Relaxed() { driver().cuThreadExchangeStreamCaptureMode(&mode_); }
-  Relaxed(const Relaxed&) = delete;
-  Relaxed& operator=(const Relaxed&) = delete;
-
- private:
-  CUstreamCaptureMode mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;
-};
-
 class CudaKernel final : public Kernel {
  public:
-  explicit CudaKernel(const Binary& binary) : name_(binary.name), threads_(binary.threads), shared_(binary.shared) {
+  explicit CudaKernel(const Binary& binary)
+      : name_(binary.name), threads_(binary.threads), shared_(binary.shared), early_(binary.early) {
     const auto& cu = driver();
     const Relaxed relaxed;
     check(cu.cuCtxGetCurrent(&context_), "asking for the context");
@@ -63,14 +53,27 @@ class CudaKernel final : public Kernel {
   }
 
   void launch(const Grid& grid, void** params, Stream stream) const override {
-    const auto result = driver().cuLaunchKernel(
-        function_, grid.x, grid.y, grid.z, threads_, 1, 1, shared_, native(stream), params, nullptr);
+    CUlaunchAttribute early{};
+    early.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+    early.value.programmaticStreamSerializationAllowed = 1;
+    CUlaunchConfig config{};
+    config.gridDimX = grid.x;
+    config.gridDimY = grid.y;
+    config.gridDimZ = grid.z;
+    config.blockDimX = threads_;
+    config.blockDimY = config.blockDimZ = 1;
+    config.sharedMemBytes = shared_;
+    config.hStream = native(stream);
+    config.attrs = &early;
+    config.numAttrs = early_ ? 1 : 0;
+    const auto result = driver().cuLaunchKernelEx(&config, function_, params, nullptr);
     if (C10_UNLIKELY(result != CUDA_SUCCESS)) check(result, ("launching " + name_).c_str());
   }
 
  private:
   const std::string name_;
   const uint32_t threads_, shared_;
+  const bool early_;
   CUcontext context_ = nullptr;
   CUmodule module_ = nullptr;
   CUfunction function_ = nullptr;
@@ -143,7 +146,7 @@ class Cuda final : public Accelerator {
   void copy(const std::vector<Copy>& copies, Stream stream) override { copy_all(copies, native(stream)); }
 
   std::unique_ptr<Graph> capture(
-      c10::DeviceIndex device, Stream stream, const std::function<void(Stream)>& work) override {
+      c10::DeviceIndex device, Stream stream, const std::function<void(Recorder&)>& work) override {
     return cuda::capture(device, stream, work);
   }
 

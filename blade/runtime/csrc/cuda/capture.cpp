@@ -8,8 +8,11 @@
 
 #include <map>
 #include <mutex>
+#include <type_traits>
 #include <utility>
+#include <vector>
 
+#include "copy.h"
 #include "driver.h"
 
 // Of torch's CUDA runtime, if it is a shared one.
@@ -21,42 +24,85 @@ namespace {
 namespace allocator = c10::cuda::CUDACachingAllocator;
 using Pool = decltype(at::cuda::graph_pool_handle());
 
+// Where in a graph copies are, and what they were last.
+struct RecordedCopies {
+  std::vector<CopyLaunch> launches;
+  std::vector<CUgraphNode> nodes;
+};
+
 class CudaGraph final : public Graph {
  public:
-  explicit CudaGraph(CUgraph graph) { check(driver().cuGraphInstantiate(&exec_, graph, 0), "instantiating a graph"); }
-  ~CudaGraph() override { driver().cuGraphExecDestroy(exec_); }  // the driver waits where it still runs
+  // Owns the graph: its nodes are how the executable one is changed.
+  CudaGraph(CUgraph graph, std::vector<RecordedCopies> copies) : graph_(graph), copies_(std::move(copies)) {
+    const auto result = driver().cuGraphInstantiate(&exec_, graph_, 0);
+    if (result != CUDA_SUCCESS) driver().cuGraphDestroy(graph_);
+    check(result, "instantiating a graph");
+  }
+  ~CudaGraph() override {
+    driver().cuGraphExecDestroy(exec_);  // the driver waits where it still runs
+    driver().cuGraphDestroy(graph_);
+  }
   CudaGraph(const CudaGraph&) = delete;
   CudaGraph& operator=(const CudaGraph&) = delete;
+
+  // Launches that were enqueued before keep what they were enqueued with.
+  void set_copies(size_t k, const std::vector<Copy>& copies) override {
+    auto& recorded = copies_[k];
+    for (size_t i = 0; i < recorded.nodes.size(); ++i) {
+      if (recorded.launches[i].set(copies)) recorded.launches[i].set_node(exec_, recorded.nodes[i]);
+    }
+  }
 
   void launch(Stream stream) override {
     check(driver().cuGraphLaunch(exec_, static_cast<CUstream>(stream)), "launching a graph");
   }
 
  private:
+  CUgraph graph_;
   CUgraphExec exec_ = nullptr;
+  std::vector<RecordedCopies> copies_;
 };
 
-// Where graphs of one stream are recorded: never on that stream, which may be the default one, and on none that
+// cuStreamGetCaptureInfo of CUDA 12 and of CUDA 13: the node that the stream's next one comes after.
+using Dependencies = const CUgraphNode*;
+[[maybe_unused]] CUresult last_nodes(
+    CUresult (*info)(CUstream, CUstreamCaptureStatus*, cuuint64_t*, CUgraph*, Dependencies*, size_t*), CUstream stream,
+    Dependencies* nodes, size_t* count) {
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+  return info(stream, &status, nullptr, nullptr, nodes, count);
+}
+template <typename EdgeData>
+[[maybe_unused]] CUresult last_nodes(
+    CUresult (*info)(CUstream, CUstreamCaptureStatus*, cuuint64_t*, CUgraph*, Dependencies*, EdgeData, size_t*),
+    CUstream stream, Dependencies* nodes, size_t* count) {
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+  EdgeData edges = nullptr;
+  std::remove_pointer_t<EdgeData> data = nullptr;
+  edges = &data;
+  return info(stream, &status, nullptr, nullptr, nodes, edges, count);
+}
+
+// Where graphs to be launched on one stream are recorded: never on that stream, which may be the default one, and on none that
 // others may use, because libraries keep workspaces by stream and the graphs go on using them. Graphs launched on
 // one stream run one after the other, so they share all memory but their results. Both live as long as the process.
-struct Recorder {
+struct Place {
   CUstream stream = nullptr;
   Pool pool{};
   std::mutex busy;
 };
 
-Recorder& recorder_of(c10::DeviceIndex device, Stream stream) {
+Place& place_of(c10::DeviceIndex device, Stream stream) {
   static std::mutex mutex;
-  static auto* recorders = new std::map<std::pair<c10::DeviceIndex, Stream>, std::unique_ptr<Recorder>>();
+  static auto* places = new std::map<std::pair<c10::DeviceIndex, Stream>, std::unique_ptr<Place>>();
   const std::lock_guard<std::mutex> lock(mutex);
-  auto& recorder = (*recorders)[{device, stream}];
-  if (!recorder) {
-    auto made = std::make_unique<Recorder>();
+  auto& place = (*places)[{device, stream}];
+  if (!place) {
+    auto made = std::make_unique<Place>();
     check(driver().cuStreamCreate(&made->stream, CU_STREAM_NON_BLOCKING), "creating a stream");
     made->pool = at::cuda::graph_pool_handle();
-    recorder = std::move(made);
+    place = std::move(made);
   }
-  return *recorder;
+  return *place;
 }
 
 // torch from 2.13 on wants to know of captures; the functions are missing before.
@@ -68,17 +114,17 @@ template <typename A>
 void mark(A*, c10::DeviceIndex, bool, long) {}
 
 // A capture from begin to end: whatever happens between, it ends.
-class Capture {
+class Capture final : public Recorder {
  public:
-  Capture(c10::DeviceIndex device, const Recorder& recorder) : device_(device), recorder_(recorder) {
-    allocator::beginAllocateToPool(device_, recorder_.pool, [own = recorder_.stream](cudaStream_t stream) { return stream == own; });
-    const auto begun = driver().cuStreamBeginCapture(recorder_.stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
-    if (begun != CUDA_SUCCESS) allocator::endAllocateToPool(device_, recorder_.pool);
+  Capture(c10::DeviceIndex device, const Place& place) : device_(device), place_(place) {
+    allocator::beginAllocateToPool(device_, place_.pool, [own = place_.stream](cudaStream_t stream) { return stream == own; });
+    const auto begun = driver().cuStreamBeginCapture(place_.stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
+    if (begun != CUDA_SUCCESS) allocator::endAllocateToPool(device_, place_.pool);
     check(begun, "beginning to capture");
     mark(allocator::get(), device_, /*begins=*/true, 0);
   }
 
-  ~Capture() {
+  ~Capture() override {
     if (ended_) return;
     CUgraph graph = nullptr;
     end(graph);
@@ -91,33 +137,53 @@ class Capture {
     CUgraph graph = nullptr;
     check(end(graph), "capturing");
     TORCH_CHECK(graph != nullptr, "blade: CUDA: nothing was captured");
-    const std::unique_ptr<CUgraph_st, decltype(driver().cuGraphDestroy)> owner(graph, driver().cuGraphDestroy);
-    return std::make_unique<CudaGraph>(graph);
+    return std::make_unique<CudaGraph>(graph, std::move(copies_));
+  }
+
+  Stream stream() const override { return place_.stream; }
+
+  bool copy(const std::vector<Copy>& copies) override {
+    auto launches = launches_of(copies);
+    if (!launches) return false;
+    RecordedCopies recorded;
+    for (auto& one : *launches) {
+      one.launch(place_.stream);
+      Dependencies nodes = nullptr;
+      size_t count = 0;
+      check(last_nodes(driver().cuStreamGetCaptureInfo, place_.stream, &nodes, &count), "asking a capture");
+      TORCH_CHECK(count == 1, "blade: CUDA: a captured copy has ", count, " nodes");
+      recorded.nodes.push_back(nodes[0]);
+    }
+    recorded.launches = std::move(*launches);
+    copies_.push_back(std::move(recorded));
+    return true;
   }
 
  private:
   CUresult end(CUgraph& graph) {
     ended_ = true;
-    const auto result = driver().cuStreamEndCapture(recorder_.stream, &graph);
+    const auto result = driver().cuStreamEndCapture(place_.stream, &graph);
     mark(allocator::get(), device_, /*begins=*/false, 0);
-    allocator::endAllocateToPool(device_, recorder_.pool);
+    allocator::endAllocateToPool(device_, place_.pool);
     return result;
   }
 
   const c10::DeviceIndex device_;
-  const Recorder& recorder_;
+  const Place& place_;
+  std::vector<RecordedCopies> copies_;
   bool ended_ = false;
 };
 
 }  // namespace
 
-std::unique_ptr<Graph> capture(c10::DeviceIndex device, Stream stream, const std::function<void(Stream)>& work) {
-  Recorder& recorder = recorder_of(device, stream);
-  const std::unique_lock<std::mutex> lock(recorder.busy, std::try_to_lock);
+std::unique_ptr<Graph> capture(
+    c10::DeviceIndex device, Stream stream, const std::function<void(Recorder&)>& work) {
+  Place& place = place_of(device, stream);
+  const std::unique_lock<std::mutex> lock(place.busy, std::try_to_lock);
   if (!lock.owns_lock()) return nullptr;
-  const c10::cuda::CUDAStreamGuard guard(c10::cuda::getStreamFromExternal(recorder.stream, device));
-  Capture capture(device, recorder);
-  work(recorder.stream);
+  const c10::cuda::CUDAStreamGuard guard(c10::cuda::getStreamFromExternal(place.stream, device));
+  Capture capture(device, place);
+  work(capture);
   return capture.finish();
 }
 

@@ -7,6 +7,6 @@
 namespace blade::cuda {
 
 // Accelerator::capture.
-std::unique_ptr<Graph> capture(c10::DeviceIndex device, Stream stream, const std::function<void(Stream)>& work);
+std::unique_ptr<Graph> capture(c10::DeviceIndex device, Stream stream, const std::function<void(Recorder&)>& work);
 
 }  // namespace blade::cuda

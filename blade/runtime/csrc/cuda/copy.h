@@ -4,11 +4,33 @@
 
 #include <cuda.h>
 
+#include <optional>
 #include <vector>
 
 #include "accelerator.h"
 
 namespace blade::cuda {
+
+// A launch of the kernel that copies, for some of a list of copies.
+class CopyLaunch {
+ public:
+  CopyLaunch(CUfunction kernel, size_t capacity, size_t first, const std::vector<Copy>& copies);
+
+  // The addresses of these copies, which are as many and as large as the first ones. False: they are the same.
+  bool set(const std::vector<Copy>& copies);
+
+  void launch(CUstream stream);
+  void set_node(CUgraphExec exec, CUgraphNode node);
+
+ private:
+  CUfunction kernel_;
+  size_t first_, count_;
+  unsigned blocks_ = 1;
+  std::vector<Copy> table_;  // the kernel's parameter: as many entries as it is declared with
+};
+
+// The launches for these copies on the current device; nullopt if the driver could not compile the kernel.
+std::optional<std::vector<CopyLaunch>> launches_of(const std::vector<Copy>& copies);
 
 // Accelerator::copy.
 void copy_all(const std::vector<Copy>& copies, CUstream stream);

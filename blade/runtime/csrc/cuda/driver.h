@@ -11,11 +11,12 @@ namespace blade::cuda {
 #define BLADE_CUDA_FUNCTIONS(X)                                                                                   \
   X(cuInit) X(cuGetErrorName) X(cuGetErrorString) X(cuCtxGetCurrent) X(cuCtxSetCurrent) X(cuCtxPushCurrent)       \
   X(cuCtxPopCurrent) X(cuCtxSynchronize) X(cuDevicePrimaryCtxRetain) X(cuDeviceGet) X(cuDeviceGetAttribute)       \
-  X(cuModuleLoadData) X(cuModuleUnload) X(cuModuleGetFunction) X(cuFuncSetAttribute) X(cuLaunchKernel)            \
+  X(cuModuleLoadData) X(cuModuleUnload) X(cuModuleGetFunction) X(cuFuncSetAttribute) X(cuLaunchKernelEx)          \
   X(cuStreamCreate) X(cuStreamSynchronize) X(cuStreamWaitEvent) X(cuStreamIsCapturing) X(cuStreamBeginCapture)    \
   X(cuStreamEndCapture) X(cuThreadExchangeStreamCaptureMode) X(cuGraphInstantiate) X(cuGraphLaunch)               \
   X(cuGraphDestroy) X(cuGraphExecDestroy) X(cuEventCreate) X(cuEventRecord) X(cuEventDestroy)                     \
-  X(cuEventSynchronize) X(cuEventElapsedTime) X(cuMemcpyDtoDAsync) X(cuMemsetD8Async)
+  X(cuEventSynchronize) X(cuEventElapsedTime) X(cuMemcpyDtoDAsync) X(cuMemsetD8Async) X(cuStreamGetCaptureInfo)      \
+  X(cuGraphExecKernelNodeSetParams)
 
 // The functions by their own names, in the versions of the headers this was compiled with.
 struct Driver {
