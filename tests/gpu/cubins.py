@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
 @triton.jit
@@ -23,20 +24,33 @@ def add(x, y, z, n, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def neg_early(x, y, n, BLOCK: tl.constexpr):
+    """Starts while what was launched before it ends, and lets the next one do so."""
+    gdc_wait()
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(x + i, mask=i < n)
+    gdc_launch_dependents()
+    tl.store(y + i, -value, mask=i < n)
+
+
+@triton.jit
 def double_row(x, y, BLOCK: tl.constexpr):
     """A pack's fill: row i of 4 elements, doubled."""
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     tl.store(y + i, 2 * tl.load(x + i))
 
 
-POINTERS = {"neg": ("x", "y"), "add": ("x", "y", "z"), "double_row": ("x", "y")}
-BLOCKS = {"neg": 128, "add": 128, "double_row": 4}
+FUNCTIONS = {"neg": neg, "add": add, "double_row": double_row}
+if torch.cuda.get_device_capability() >= (9, 0):
+    FUNCTIONS["neg_early"] = neg_early
+POINTERS = {name: ("x", "y", "z")[: 3 if name == "add" else 2] for name in FUNCTIONS}
+BLOCKS = {name: 4 if name == "double_row" else 128 for name in FUNCTIONS}
 
 
 @cache
 def cubin(name: str, capability: int) -> tuple[bytes, int, int]:
     """The binary, its threads per block and its bytes of shared memory."""
-    function = {"neg": neg, "add": add, "double_row": double_row}[name]
+    function = FUNCTIONS[name]
     signature = dict.fromkeys(POINTERS[name], "*fp32")
     if name != "double_row":
         signature["n"] = "i64"
@@ -57,9 +71,10 @@ def architecture() -> str:
 
 
 def container(says: str | None = None) -> bytes:
-    """All three kernels; ``says`` is the architecture the index names instead of this device's."""
+    """All kernels; ``says`` is the architecture the index names instead of this device's."""
     found = {name: cubin(name, capability()) for name in POINTERS}
     lines = ["blade.cubins 1", str(len(found))]
     for name, (code, threads, shared) in found.items():
-        lines.append(f"{says or architecture()} {name} {threads} {shared} {len(code)}")
+        words = f"{says or architecture()} {name} {threads} {shared} {len(code)}"
+        lines.append(words + " early" * name.endswith("_early"))
     return "\n".join(lines).encode() + b"\n" + b"".join(code for code, _, _ in found.values())

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """CUDA graphs of programs written by hand: captured at the second use of a shape, replayed after it."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 
@@ -110,6 +112,39 @@ def test_inside_a_capture_of_the_caller():
         graph.replay()
         assert torch.equal(out, -(x + y))
     assert other.shape == (300,)
+
+
+def test_kernels_that_start_early_wait_for_each_other():
+    if torch.cuda.get_device_capability() < (9, 0):
+        pytest.skip("no programmatic dependent launch before sm_90")
+    w = writer()
+    (a,), n, grid = vectors(w, 1)
+    values = [a, *(w.tensor("arena", [n]) for _ in range(40)), w.tensor("output", [n])]
+    for before, after in pairwise(values):
+        w.launch("neg_early", grid, [before, after], [n])
+    w.outputs = [values[-1]]
+    engine = w.engine(object=container())
+    for _ in range(20):
+        x = randn(1 << 20)
+        assert torch.equal(run(engine, x)[0], -x)
+    assert engine.stats()["graph_replays"] >= 18
+
+
+def test_many_outputs_and_inputs_of_odd_sizes():
+    """More copies than one launch takes; sizes that are no multiples of 16 bytes; addresses that are none either."""
+    w = writer()
+    inputs, n, grid = vectors(w, 150)
+    outputs = [w.tensor("output", [n]) for _ in inputs]
+    for a, out in zip(inputs, outputs, strict=True):
+        w.call("aten::neg.out", f"t:{a}", f"t:{out}")
+    w.launch("neg", grid, [inputs[0], outputs[0]], [n])
+    w.outputs = outputs
+    engine = w.engine(object=container())
+    for k in range(5):
+        given = [randn(37 + k)[k:] for _ in inputs]
+        assert all(torch.equal(got, -x) for got, x in zip(run(engine, *given), given, strict=True))
+    assert engine.stats()["graph_failures"] == 0, engine.last_error()
+    assert engine.stats()["graph_replays"] >= 4
 
 
 def test_off():

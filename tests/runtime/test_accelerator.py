@@ -237,6 +237,13 @@ def test_damaged_device_code_is_refused_and_never_crashes():
     check_unavailable(engine, Code.CORRUPT_PAYLOAD, "more in it than its index says", VECTORS)
 
 
+def test_code_may_be_marked_to_start_early():
+    marked = container().replace(b"neg 128 0 3\n", b"neg 128 0 3 early\n")
+    assert two_step(fake_writer()).engine(object=marked).why_unavailable() == ""
+    engine = two_step(fake_writer()).engine(object=marked.replace(b" early", b" later"))
+    check_unavailable(engine, Code.CORRUPT_PAYLOAD, "other words than it should", VECTORS)
+
+
 def test_libraries_that_were_not_built_together():
     with pytest.raises(RuntimeError, match="build blade again"):
         torch.ops.blade.register_accelerator("other", fake().fake_abi() + 1, 0)

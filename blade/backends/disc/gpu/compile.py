@@ -4,7 +4,8 @@
     data = compile_units([choice.unit for choice in emit(kernel, target)], target, cache)
 
 The object: a line ``blade.cubins 1``, one with the number of cubins, for each of them a line with the
-architecture, the name, the threads of a block, the bytes of shared memory and its size, then the cubins.
+architecture, the name, the threads of a block, the bytes of shared memory and its size (and ``early``,
+see ``Unit``), then the cubins.
 """
 
 import contextlib
@@ -17,7 +18,7 @@ import pickle
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass
 
 from blade.backends.disc.gpu import cubin
@@ -75,14 +76,19 @@ def compile_units(units: Iterable[Unit], target: GpuTarget, cache: Cache | None 
         found[name] = made
         if cache is not None:
             cache.put("cubin", keys[name], made.as_bytes())
-    return write_object({name: found[name] for name in named}, target)
+    early = {name for name, unit in named.items() if unit.early}
+    return write_object({name: found[name] for name in named}, target, early)
 
 
-def write_object(cubins: dict[str, Cubin], target: GpuTarget) -> bytes:
-    """The bytes of the object."""
+def write_object(
+    cubins: dict[str, Cubin], target: GpuTarget, early: Collection[str] = frozenset()
+) -> bytes:
+    """The bytes of the object; ``early``: the names of those that may be started early (``Unit``)."""
     (isa,) = target.isa
     lines = [MAGIC, str(len(cubins))]
-    lines += [f"{isa} {n} {c.threads} {c.shared} {len(c.code)}" for n, c in cubins.items()]
+    for name, one in cubins.items():
+        words = f"{isa} {name} {one.threads} {one.shared} {len(one.code)}"
+        lines.append(words + " early" * (name in early))
     return "".join(f"{line}\n" for line in lines).encode() + b"".join(
         c.code for c in cubins.values()
     )

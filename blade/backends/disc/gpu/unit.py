@@ -21,7 +21,8 @@ class Unit:
 
     ``signature``: parameter -> Triton's type ("*fp32", "*i1", "i64"), in the order of launching: pointers
     first, then the sizes. ``constants``: the constexpr parameters. ``aligned``: pointers at multiples of
-    16 bytes and sizes that are multiples of 16.
+    16 bytes and sizes that are multiples of 16. ``early``: it may be started while what was launched before it
+    still runs (programmatic dependent launch), because it waits (``gdc_wait``) before it reads or writes memory.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Unit:
     aligned: tuple[str, ...] = ()
     warps: int = 4
     stages: int = 3
+    early: bool = False
 
     @property
     def pointers(self) -> int:
@@ -58,10 +60,17 @@ def named(
     aligned: tuple[str, ...] = (),
     warps: int = 4,
     stages: int = 3,
+    early: bool = False,
 ) -> Unit:
     """A unit named by its content: models share the code of equal kernels. ``text`` defines ``kernel``."""
     assert text.count(_PLACEHOLDER) == 1, text
-    parts = [text, repr(signature), repr(constants), repr(aligned), f"{warps} {stages}"]
+    parts = [
+        text,
+        repr(signature),
+        repr(constants),
+        repr(aligned),
+        f"{warps} {stages}" + " early" * early,
+    ]
     name = f"{kind}_{digest(parts)[:12]}"
     text = text.replace(_PLACEHOLDER, f"def {name}(")
-    return Unit(name, text, signature, constants, aligned, warps, stages)
+    return Unit(name, text, signature, constants, aligned, warps, stages, early)

@@ -19,10 +19,15 @@ from triton_interpreter import TARGET
 
 from blade.backends.disc.gpu import compile as compiling
 from blade.backends.disc.gpu import cubin
-from blade.backends.disc.gpu.compile import compile_units, why_unavailable
+from blade.backends.disc.gpu.compile import (
+    Cubin,
+    compile_units,
+    why_unavailable,
+    write_object,
+)
 from blade.backends.disc.gpu.emit import emit
 from blade.backends.disc.gpu.pointwise import supports
-from blade.backends.disc.gpu.unit import Unit
+from blade.backends.disc.gpu.unit import Unit, named
 from blade.backends.disc.kernel import (
     POINTWISE,
     Access,
@@ -115,6 +120,15 @@ def test_the_object_lists_its_cubins() -> None:
         assert code.startswith(b"\x7fELF") and unit.name.encode() in code
         place += int(size)
     assert place == len(data)
+
+
+def test_units_that_may_start_early_are_marked() -> None:
+    code = Cubin(b"code", 128, 0)
+    data = write_object({"plain": code, "waits": code}, TARGET, early={"waits"})
+    assert data.splitlines()[2:4] == [b"sm_90 plain 128 0 4", b"sm_90 waits 128 0 4 early"]
+    text = "def kernel(x):\n    pass\n"
+    units = [named("loop", text, (), early=early) for early in (False, True)]
+    assert [unit.early for unit in units] == [False, True] and units[0].name != units[1].name
 
 
 def test_what_was_compiled_once_comes_from_the_cache(
