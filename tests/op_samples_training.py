@@ -454,7 +454,6 @@ row(
     f32("a 4 c d", 0.1, 2),
     f32("a 3 c d"),
     f32("4 3 3 3"),
-    called=True,
 )
 row(
     "convolution_backward in part",

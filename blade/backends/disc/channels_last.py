@@ -5,10 +5,17 @@ torch takes [N, C, *spatial] with the strides of channels-last memory to its cha
 gives a result laid out the same way. One spatial axis becomes two, which is where torch has them.
 """
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from blade.backends.disc.convolution import CLAMPS, operands, to_channels_first
+from blade.backends.disc.convolution import (
+    CLAMPS,
+    operands,
+    output_padding,
+    to_channels_first,
+)
 from blade.backends.disc.ir import Shape, Value, contiguous_strides
+from blade.backends.disc.kernel import Dim
 from blade.backends.disc.views import View, view_of
 from blade.exchange.dtypes import DTYPES
 
@@ -20,17 +27,19 @@ def write_conv(writer: "Writer", value: Value) -> None:
     """aten::convolution; then the residual and the activation, in place."""
     given, a = operands(value), value.attrs
     flat = len(value.shape) == 3
-    zeros = [0] * (len(a["stride"]) + flat)
+    extra: list[Dim] = [0] * len(a["stride"])
+    if a["transposed"]:
+        extra = output_padding(value, value.shape, given.x.shape)
     result = _result(writer, value)
     words = [
         f"t:{_channels_first(writer, given.x)}",
         f"t:{_kernel(writer, given.weight)}",
         "n" if given.bias is None else f"t:{writer.seen(given.bias)}",
-        _ints([1] * flat + [*a["stride"]]),
-        _ints([0] * flat + [*a["padding"]]),
-        _ints([1] * flat + [*a["dilation"]]),
-        "b:0",
-        _ints(zeros),
+        _ints([1] * flat + [*a["stride"]], writer),
+        _ints([0] * flat + [*a["padding"]], writer),
+        _ints([1] * flat + [*a["dilation"]], writer),
+        f"b:{int(a['transposed'])}",
+        _ints([0] * flat + [*extra], writer),
         f"i:{a['groups']}",
     ]
     writer.emit([f"call aten::convolution {len(words)} {' '.join(words)} 1 {result}"])
@@ -49,8 +58,9 @@ def write_spatial(writer: "Writer", value: Value) -> None:
     writer.dispatch(value, tensors, [str(_result(writer, value))])
 
 
-def _ints(values: list[int]) -> str:
-    return "li:" + ",".join(map(str, values))
+def _ints(values: Sequence[Dim], writer: "Writer") -> str:
+    words = [str(v) if isinstance(v, int) else f"r{writer.registers.of(v)}" for v in values]
+    return "li:" + ",".join(words)
 
 
 def _result(writer: "Writer", value: Value) -> int:

@@ -1,20 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a `conv` of the IR means: its operands by name, and the ATen op it is.
 
-    conv x w bias? residual? {stride, padding, dilation, groups, activation}
+    conv x w bias? residual? {stride, padding, dilation, groups, activation, transposed}
 
 ``x`` is [N, *spatial, C] with 1 to 3 spatial axes, ``w`` [O, C/groups, *kernel] in torch's layout, the
 result [N, *out, O]: channels are the last axis of what goes in and comes out. ``bias`` is [O];
 ``residual`` has the result's shape. result = activation(convolution + bias + residual).
+
+``transposed``: the gradient of such a convolution with respect to its input; ``w`` is [C, O/groups, *kernel]. Of
+several sizes that the result could have, it has that of its shape.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import sympy
 import torch
 
-from blade.backends.disc.ir import Value
+from blade.backends.disc.ir import Value, plain
+from blade.backends.disc.kernel import Dim
 
 CLAMPS: Mapping[str, tuple[int, int | None]] = {"relu": (0, None), "relu6": (0, 6)}
 """What ``activation`` may name beside ``None``: the range results are kept in."""
@@ -47,19 +52,31 @@ def to_channels_last(rank: int) -> list[int]:
     return [0, *range(2, rank), 1]
 
 
-def reference(value: Value, tensors: Sequence[Any]) -> torch.Tensor:
-    """``value`` computed by torch from its operands."""
+def output_padding(value: Value, shape: Sequence[Dim], x: Sequence[Dim]) -> list[Dim]:
+    """How much larger than it has to be a transposed convolution is: ``shape`` from inputs of the shape ``x``."""
+    a, kernel = value.attrs, operands(value).weight.shape[2:]
+    found = []
+    for k, (size, given) in enumerate(zip(shape[1:-1], x[1:-1], strict=True)):
+        reach = a["dilation"][k] * (int(kernel[k]) - 1) + 1
+        least = (sympy.sympify(given) - 1) * a["stride"][k] - 2 * a["padding"][k] + reach
+        found.append(plain(sympy.sympify(size) - least))
+    return found
+
+
+def reference(value: Value, tensors: Sequence[Any], shape: Sequence[int]) -> torch.Tensor:
+    """``value``, of this shape, computed by torch from its operands."""
     named = dict(zip((a.id for a in value.args), tensors, strict=True))
     given, a, rank = operands(value), value.attrs, len(value.shape)
+    x = named[given.x.id]
     y: torch.Tensor = torch.ops.aten.convolution(
-        named[given.x.id].permute(to_channels_first(rank)),
+        x.permute(to_channels_first(rank)),
         named[given.weight.id],
         None if given.bias is None else named[given.bias.id],
         a["stride"],
         a["padding"],
         a["dilation"],
-        False,
-        [0] * (rank - 2),
+        a["transposed"],
+        output_padding(value, shape, x.shape) if a["transposed"] else [0] * (rank - 2),
         a["groups"],
     ).permute(to_channels_last(rank))
     if given.residual is not None:

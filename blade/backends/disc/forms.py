@@ -10,11 +10,15 @@ Dtypes = tuple[torch.dtype, ...]
 
 @dataclass(frozen=True)
 class Forms:
-    """Dtypes of ``attention`` and of ``conv``; with others the op stays ATen's, a `call`."""
+    """Dtypes of ``attention`` and of ``conv``, and of a convolution's gradients as a ``conv`` and a product.
+
+    With others the op stays ATen's, a `call`.
+    """
 
     attention: Dtypes
     convolution: Dtypes
+    gradients: Dtypes = ()
 
 
-CPU = Forms((torch.float32,), (torch.float32,))
+CPU = Forms((torch.float32,), (torch.float32,), (torch.float32,))
 """Generated kernels are float32's; halves have no product on most CPUs."""

@@ -169,7 +169,7 @@ def _structural(
         product = torch.matmul(*args[:2])
         return product + args[2] if len(args) == 3 else product
     if v.op == "conv":
-        return convolution.reference(v, args)
+        return convolution.reference(v, args, shape)
     if v.op == "spatial":
         return _spatial(v, args, sizes)
     if v.op == "attention":

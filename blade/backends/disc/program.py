@@ -206,7 +206,7 @@ class Writer:
             self.emit([f"call aten::addmm.out 6 {tensors} 0"])
 
     def native(self, call: NativeCall) -> None:
-        slots = [self.pack(o) if isinstance(o, Packed) else self.seen(o) for o in call.operands]
+        slots = [self.operand(o) for o in call.operands]
         words = ["kernel", call.name, *self.numbers((call.extent, call.cost, call.scratch))]
         words += [str(len(slots)), *map(str, slots), str(len(call.ints)), *self.numbers(call.ints)]
         self.offer(call, slots)

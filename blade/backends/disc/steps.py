@@ -48,6 +48,14 @@ class Packed:
     fills: tuple[Fill, ...]
 
 
+@dataclass(frozen=True, eq=False)
+class Scratch:
+    """Memory of the arena that only the calls and launches holding this very object use."""
+
+    dtype: torch.dtype
+    numel: Dim
+
+
 @dataclass(frozen=True)
 class NativeCall:
     """Run library code we generate (cpu/native.py): a pointer per operand, ``ints`` as its sizes.
@@ -60,17 +68,9 @@ class NativeCall:
     extent: Dim
     cost: Dim
     scratch: Dim
-    operands: tuple[Value | Packed, ...]
+    operands: tuple[Value | Packed | Scratch, ...]
     ints: tuple[Dim, ...]
     over: tuple[tuple[int, int], ...] = ()
-
-
-@dataclass(frozen=True, eq=False)
-class Scratch:
-    """Memory of the arena that only the launches holding this very object use."""
-
-    dtype: torch.dtype
-    numel: Dim
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,27 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
 """How a `conv` of the IR runs as generated code: operands, sizes and packed weights of the call.
 
-plan(value, target) -> (NativeCall, code) | None        None: ATen serves it
+plan(value, target) -> Plan | None        None: ATen serves it
+
+Constant weights are laid out once per engine, computed ones before each call. A transposed convolution in steps of
+1 is one with its kernel turned around, and its channels with their roles exchanged.
 """
 
 import math
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import sympy
 import torch
 from torch.utils._sympy.functions import FloorDiv
 
-from blade.backends.disc.constants import parts_of
 from blade.backends.disc.convolution import CLAMPS, Operands, operands
 from blade.backends.disc.cpu import conv, conv_rows, depthwise, winograd
 from blade.backends.disc.cpu.conv_tile import heights
+from blade.backends.disc.cpu.conv_weights import Weights, pack_panels, pack_winograd, weights_of
 from blade.backends.disc.cpu.target import Target
 from blade.backends.disc.ir import Value, numel, plain
 from blade.backends.disc.kernel import Dim
-from blade.backends.disc.steps import Fill, NativeCall, Packed
+from blade.backends.disc.steps import NativeCall, Packed, Scratch
 
 Code = tuple[tuple[str, str], ...]
+Plan = tuple[NativeCall, Code, tuple[NativeCall, ...]]
+"""The call, the functions it needs, and the calls before it."""
 
 _PAGE = 4096  # rows at multiples of it meet in the same sets of L1
 _WIDEST = 11  # taps along w of a depthwise kernel
@@ -55,40 +62,48 @@ class _Window:
         return self.groups == self.channels == self.columns and self.groups > 1
 
 
-def plan(value: Value, target: Target) -> tuple[NativeCall, Code] | None:
-    """The call for ``value`` and the code it needs."""
-    given = operands(value)
+def plan(value: Value, target: Target) -> Plan | None:
+    """The call for ``value``, the code it needs, and what lays its weights out before it."""
+    given, transposed = operands(value), value.attrs["transposed"]
     if any(a.dtype != torch.float32 for a in value.args):
         return None
-    if parts_of(given.weight) is None or not isinstance(given.x.shape[-1], int):
+    weights = weights_of(given.weight, transposed)
+    if weights is None or not isinstance(given.x.shape[-1], int):
         return None
     window = _window(value, given)
+    if transposed and (window.stride != (1, 1, 1) or window.groups != 1 or min(window.padding) < 0):
+        return None
     if window.is_depthwise:
-        return _depthwise(value, given, window, target)
+        return _depthwise(value, given, window, weights, target)
     if _is_minimal(value, window, target):
-        return _winograd(value, given, window, target)
-    return _general(value, given, window, target)
+        return _winograd(value, given, window, weights, target)
+    return _general(value, given, window, weights, target)
 
 
 def _window(value: Value, given: Operands) -> _Window:
-    a, kernel = value.attrs, given.weight.shape[2:]
+    a = value.attrs
+    kernel = tuple(int(k) for k in three(given.weight.shape[2:], 1))
+    padding, dilation = three(a["padding"], 0), three(a["dilation"], 1)
+    if a["transposed"]:  # as much as the turned kernel reaches, less what was cut off
+        reach = (g * (k - 1) for g, k in zip(dilation, kernel, strict=True))
+        padding = tuple(r - p for r, p in zip(reach, padding, strict=True))
     return _Window(
-        tuple(int(k) for k in three(kernel, 1)),
+        kernel,
         three(a["stride"], 1),
-        three(a["padding"], 0),
-        three(a["dilation"], 1),
+        padding,
+        dilation,
         a["groups"],
         int(given.x.shape[-1]),
-        int(given.weight.shape[0]),
+        int(value.shape[-1]),
     )
 
 
-def three(values: tuple[Dim, ...], missing: int) -> tuple[Dim, ...]:
+def three(values: Sequence[Any], missing: int) -> tuple[Any, ...]:
     """One value for each of d, h, w."""
     return (missing,) * (3 - len(values)) + tuple(values)
 
 
-def _general(value: Value, given: Operands, w: _Window, target: Target) -> tuple[NativeCall, Code]:
+def _general(value: Value, given: Operands, w: _Window, weights: Weights, target: Target) -> Plan:
     merged = w.groups == 1 and w.dilation[2] == 1 and (w.depth < _FEW or w.padding[2] == 0)
     width = w.kernel[2] if merged else 1
     taps = (*w.kernel[:2], 1) if merged else w.kernel
@@ -113,7 +128,8 @@ def _general(value: Value, given: Operands, w: _Window, target: Target) -> tuple
     assert len(ints) == len(conv.SIZES), (ints, conv.SIZES)
     slots = pitch * math.prod(taps) * depth * partial + pitch * copied
     scratch = pitch * (conv_rows.ARRAYS + math.prod(taps)) * 8 + slots * 4
-    packed, zeros = _packed(given, w, target)
+    packed, code, before = _panels(w, weights, target)
+    zeros = _zeros(w, target)
     call = NativeCall(
         conv.NAME,
         plain(blocks * runs * w.groups),
@@ -124,8 +140,7 @@ def _general(value: Value, given: Operands, w: _Window, target: Target) -> tuple
         # sums of a pass wait in the result
         _over(given) if pass_taps >= math.prod(taps) and pass_depth >= depth else (),
     )
-    code = ((conv.NAME, conv.conv_text(target)), (conv.PACK, conv.pack_text(target)))
-    return call, code
+    return call, ((conv.NAME, conv.conv_text(target)), *code, *_zeros_code(target)), before
 
 
 def runs_per_group(blocks: sympy.Expr, panels: int) -> Dim:
@@ -135,8 +150,8 @@ def runs_per_group(blocks: sympy.Expr, panels: int) -> Dim:
 
 
 def _depthwise(
-    value: Value, given: Operands, w: _Window, target: Target
-) -> tuple[NativeCall, Code] | None:
+    value: Value, given: Operands, w: _Window, weights: Weights, target: Target
+) -> Plan | None:
     """Vectors along the channels; not for volumes, nor for kernels so wide that code would be long."""
     if w.kernel[0] > 1 or w.stride[0] > 1 or w.padding[0] or w.kernel[2] > _WIDEST:
         return None
@@ -151,7 +166,8 @@ def _depthwise(
     )
     assert len(ints) == len(depthwise.SIZES), (ints, depthwise.SIZES)
     runs = -(-w.channels // (depthwise.RUN * target.lanes))
-    packed, zeros = _packed(given, w, target)
+    packed, code, before = _panels(w, weights, target)
+    zeros = _zeros(w, target)
     call = NativeCall(
         taps.name,
         plain(sympy.sympify(value.shape[0]) * results[1] * runs),
@@ -160,11 +176,8 @@ def _depthwise(
         (given.x, packed, given.bias or zeros, zeros, given.residual or zeros, value),
         ints,
     )
-    code = (
-        (taps.name, depthwise.depthwise_text(taps, target)),
-        (conv.PACK, conv.pack_text(target)),
-    )
-    return call, code
+    text = depthwise.depthwise_text(taps, target)
+    return call, ((taps.name, text), *code, *_zeros_code(target)), before
 
 
 def _is_minimal(value: Value, w: _Window, target: Target) -> bool:
@@ -175,7 +188,7 @@ def _is_minimal(value: Value, w: _Window, target: Target) -> bool:
     return applies and even and min(w.channels, w.columns) >= _LEAST
 
 
-def _winograd(value: Value, given: Operands, w: _Window, target: Target) -> tuple[NativeCall, Code]:
+def _winograd(value: Value, given: Operands, w: _Window, weights: Weights, target: Target) -> Plan:
     images, height, width, _ = value.shape
     down, across = (FloorDiv(sympy.sympify(d) + 1, 2) for d in (height, width))
     tiles = plain(sympy.sympify(images) * down * across)
@@ -192,12 +205,8 @@ def _winograd(value: Value, given: Operands, w: _Window, target: Target) -> tupl
     runs = -(-w.columns // run)
     blocks = FloorDiv(sympy.sympify(tiles) + block - 1, block)
     floats = (w.channels + target.lanes + run) * block * winograd.PLACES
-    parts = parts_of(given.weight)
-    assert parts is not None, given.weight
-    fills = (Fill(p.constant, p.size, (p.first, p.offset, w.channels, *p.strides)) for p in parts)
-    numel = winograd.PLACES * w.channels * w.columns
-    packed = Packed(winograd.PACK, torch.float32, numel, tuple(fills))
-    zeros = _packed(given, w, target)[1]
+    packed, code, before = pack_winograd(weights, (w.channels, w.columns), target)
+    zeros = _zeros(w, target)
     call = NativeCall(
         winograd.NAME,
         plain(sympy.sympify(blocks) * runs),
@@ -207,12 +216,7 @@ def _winograd(value: Value, given: Operands, w: _Window, target: Target) -> tupl
         ints,
         _over(given),
     )
-    code = (
-        (conv.NAME, conv.conv_text(target)),
-        (winograd.PACK, winograd.pack_text(target)),
-        (conv.PACK, conv.pack_text(target)),
-    )
-    return call, code
+    return call, ((conv.NAME, conv.conv_text(target)), *code, *_zeros_code(target)), before
 
 
 def _over(given: Operands) -> tuple[tuple[int, int], ...]:
@@ -230,21 +234,21 @@ def _passes(taps: int, depth: int) -> tuple[int, int]:
     return -(-taps // count), depth
 
 
-def _packed(given: Operands, w: _Window, target: Target) -> tuple[Packed, Packed]:
-    """The weights in panels, and as many zeros as anything reads of them."""
-    parts = parts_of(given.weight)
-    assert parts is not None, given.weight
+def _panels(
+    w: _Window, weights: Weights, target: Target
+) -> tuple[Packed | Scratch, Code, tuple[NativeCall, ...]]:
     groups = 1 if w.is_depthwise else w.groups  # there, channels are columns
-    fills = []
-    for p in parts:
-        steps = (*p.strides[:2], *three(p.strides[2:], 0))
-        sizes = (w.columns, p.first, p.offset, w.depth, *w.kernel, *steps, groups)
-        fills.append(Fill(p.constant, p.size, sizes))
-    panels = groups * -(-(w.columns // groups) // target.lanes)
-    numel = panels * w.taps * w.depth * target.lanes
-    packed = Packed(conv.PACK, torch.float32, numel, tuple(fills))
+    return pack_panels(weights, (w.columns, w.depth, *w.kernel), groups, target)
+
+
+def _zeros(w: _Window, target: Target) -> Packed:
+    """As many zeros as anything reads of them."""
     most = max(w.columns, w.channels * w.kernel[2]) + target.lanes
-    return packed, Packed(conv.PACK, torch.float32, most, ())
+    return Packed(conv.PACK, torch.float32, most, ())
+
+
+def _zeros_code(target: Target) -> Code:
+    return ((conv.PACK, conv.pack_text(target)),)
 
 
 def _bounds(value: Value) -> tuple[int, int]:

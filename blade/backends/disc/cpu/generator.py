@@ -74,7 +74,7 @@ class CpuGenerator:
             return [value]
         for name, text in found.code:
             self.libraries.setdefault(name, text)
-        return [found.call]
+        return [*found.before, found.call]
 
     def finish(self, fused: Fused) -> None:
         """Packing kernels come with the calls that read what they pack."""

@@ -28,10 +28,11 @@ from blade.exchange.dtypes import DTYPES
 
 @dataclass(frozen=True)
 class Native:
-    """``call`` and the functions it needs, its packing included: (name, MLIR)."""
+    """``call`` and the functions it needs, its packing included: (name, MLIR); ``before`` it others may run."""
 
     call: NativeCall
     code: tuple[tuple[str, str], ...]
+    before: tuple[NativeCall, ...] = ()
 
 
 def native(value: Value, target: Target) -> Native | None:
@@ -114,7 +115,7 @@ def _flash_attention_gradient(value: Value, target: Target) -> Native:
 
 
 def _conv(value: Value, target: Target) -> Native | None:
-    """A convolution with constant weights."""
+    """A convolution."""
     found = plan(value, target)
     return None if found is None else Native(*found)
 

@@ -42,7 +42,6 @@ def pack_text(target: Target) -> str:
     w, packed = f.unpack(f["ptrs"], ("w", "packed"), POINTER).values()
     size = f.unpack(f["ints"], PACK_SIZES, "i64")
     plane = f.product(size["c"], target.lanes)
-    half = f.constant(0.5, "f64")
     with f.range(f["begin"], f["end"]) as j:
         source = f.at(f.at(w, size["offset"]), f.product(j, size["step_o"]))
         column = f.sum(j, size["first"])
@@ -51,9 +50,7 @@ def pack_text(target: Target) -> str:
         with f.range(0, size["c"]) as k:
             start = f.product(k, size["step_c"])
             taps = [[_wide(f, source, start, size, y, x) for x in range(3)] for y in range(3)]
-            rows = _columns([_weight(f, half, column_) for column_ in _columns(taps)])
-            places = [_weight(f, half, row) for row in rows]
-            for at, value in enumerate(v for row in places for v in row):
+            for at, value in enumerate(transform_weights(f, taps)):
                 to_place = f.sum(f.product(plane, at), f.product(k, target.lanes))
                 f.put(f.convert("arith.truncf", value, "f32"), to, to_place)
     return f.text(internal=False)
@@ -68,6 +65,13 @@ def _wide(
 
 def _columns(rows: Sequence[Sequence[Value]]) -> list[list[Value]]:
     return [list(column) for column in zip(*rows, strict=True)]
+
+
+def transform_weights(f: Routine, taps: Sequence[Sequence[Value]]) -> list[Value]:
+    """G g G' of 3 x 3 numbers or vectors: the 16 places, row by row."""
+    half = f.like(0.5, taps[0][0])
+    rows = _columns([_weight(f, half, column) for column in _columns(taps)])
+    return [value for row in rows for value in _weight(f, half, row)]
 
 
 def _weight(f: Routine, half: Value, g: Sequence[Value]) -> list[Value]:

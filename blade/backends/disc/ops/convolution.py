@@ -56,6 +56,7 @@ def conv(
         dilation=gaps,
         groups=groups,
         activation=None,
+        transposed=False,
     )
     return lo.b.reshape(lo.b.permute(last, to_channels_first(len(shape))), lo.shape)
 

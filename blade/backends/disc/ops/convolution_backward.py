@@ -1,17 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows of gradients of convolutions and of resampling.
 
-The gradients of a convolution with respect to its input and its weight are ATen's; that of its bias is a
-sum, and each pixel's of nearest neighbours the sum of its copies'.
+The gradient of a convolution with respect to its input is a convolution, that with respect to its weight a
+product of two matrices, where it takes all pixels and channels, and that of its bias a sum. Each pixel's of nearest
+neighbours is the sum of its copies'.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
+import sympy
 import torch
 
-from blade.backends.disc.ir import Value, numel
+from blade.backends.disc.convolution import to_channels_first, to_channels_last
+from blade.backends.disc.ir import Value, numel, plain
+from blade.backends.disc.ops.assemble import constant_pad
 from blade.backends.disc.ops.pooling import factor
 from blade.backends.disc.ops.table import Lowering, lowers
 
@@ -25,22 +30,115 @@ def convolution_backward(
     x: Value,
     weight: Value,
     bias_sizes: Sequence[int] | None,
-    *rest: Any,
+    stride: Sequence[Any],
+    padding: Sequence[Any],
+    dilation: Sequence[Any],
+    transposed: bool,
+    output_padding: Sequence[Any],
+    groups: int,
+    wanted: Sequence[bool],
 ) -> list[Value | None]:
-    *how, wanted = rest
+    how = _How(tuple(stride), tuple(padding), tuple(dilation), groups)
+    generated = not transposed and _is_known(lo, how, grad, x, weight)
     found: list[Value | None] = [None, None, None]
+    left = [*wanted[:2], False]
     if wanted[2]:
         if grad.dtype not in (torch.float32, torch.float64):
             raise lo.otherwise()
         axes = (0, *range(2, len(grad.shape)))
         total = lo.b.reduce("sum", grad, axes)
         found[2] = lo.b.reshape(total, (grad.shape[1],))
-    if wanted[0] or wanted[1]:
-        mask = (*wanted[:2], False)
-        args = (grad, x, weight, bias_sizes, *how, mask)
-        called = lo.call(aten.convolution_backward.default, args)
-        found[:2] = (*called[:2], None)[:2]
+    if left[0] and generated:
+        found[0], left[0] = _to_input(lo, grad, x, weight, how), False
+    if left[1] and generated and how.is_dense and len(x.shape) == 4:
+        found[1], left[1] = _to_weight(lo, grad, x, weight, how), False
+    if any(left):
+        rest = (stride, padding, dilation, transposed, output_padding, groups, tuple(left))
+        called = lo.call(aten.convolution_backward.default, (grad, x, weight, bias_sizes, *rest))
+        for k in range(2):
+            found[k] = called[k] if left[k] else found[k]
     return found
+
+
+@dataclass(frozen=True)
+class _How:
+    """How a convolution walks, per spatial axis."""
+
+    stride: tuple[Any, ...]
+    padding: tuple[Any, ...]
+    dilation: tuple[Any, ...]
+    groups: int
+
+    @property
+    def is_dense(self) -> bool:
+        """Every pixel meets every channel of its neighbours."""
+        return self.groups == 1 and {*self.stride, *self.dilation} == {1}
+
+
+def _is_known(lo: Lowering, how: _How, grad: Value, x: Value, weight: Value) -> bool:
+    """Are all of these numbers, one per spatial axis, and is there code for values of this type?"""
+    spatial = len(weight.shape) - 2
+    lists = (how.stride, how.padding, how.dilation)
+    if any(len(v) != spatial or not all(isinstance(n, int) for n in v) for v in lists):
+        return False
+    sizes = (*weight.shape, x.shape[1], grad.shape[1])
+    if len(x.shape) != spatial + 2 or not all(isinstance(d, int) and d > 0 for d in sizes):
+        return False
+    return {x.dtype} == {grad.dtype, weight.dtype} and x.dtype in lo.forms.gradients
+
+
+def _to_input(lo: Lowering, grad: Value, x: Value, weight: Value, how: _How) -> Value:
+    """The convolution of the gradient with the kernel turned around."""
+    last = to_channels_last(len(x.shape))
+    made = lo.b.make(
+        "conv",
+        (lo.b.permute(grad, last), weight),
+        [x.shape[k] for k in last],
+        x.dtype,
+        stride=how.stride,
+        padding=how.padding,
+        dilation=how.dilation,
+        groups=how.groups,
+        activation=None,
+        transposed=True,
+    )
+    return lo.b.permute(made, to_channels_first(len(x.shape)))
+
+
+def _to_weight(lo: Lowering, grad: Value, x: Value, weight: Value, how: _How) -> Value:
+    """Products over all pixels of the gradient and of the input, as far apart as a tap says.
+
+    Both images have borders of zeros, which make them the same size: then that is one distance in memory,
+    wherever a pixel lies, and the taps of a row of the kernel are neighbours. What is beyond the border of
+    a row, or of an image, meets a zero of the gradient.
+    """
+    b, (rows, taps) = lo.b, (int(k) for k in weight.shape[2:])
+    out, depth = int(weight.shape[0]), int(weight.shape[1])
+    for size in (*x.shape[2:], *grad.shape[2:]):
+        lo.at_least(size, 1, "a gradient of at least one pixel")
+    up, left = how.padding
+    images = b.permute(x, to_channels_last(4))
+    images = constant_pad(lo, images, (0, 0, left, left, up, up))
+    slopes = b.permute(grad, to_channels_last(4))
+    slopes = constant_pad(lo, slopes, (0, 0, 0, taps - 1, 0, rows - 1))
+    pixels, width = numel(images.shape[:3]), images.shape[2]
+    line = plain(sympy.sympify(width) * depth)
+    edge = (rows - 1) * sympy.sympify(width) + taps - 1
+    count = plain(sympy.Max(0, sympy.sympify(pixels) - edge))  # without images, none
+    slopes = b.reshape(b.permute(slopes, (3, 0, 1, 2)), (out, pixels))
+    slopes = b.slice(slopes, 1, 0, 1, count)
+    slopes = b.broadcast(b.reshape(slopes, (1, out, count)), (rows, out, count))
+    near = b.make(
+        "window",
+        (b.reshape(images, (numel(images.shape),)),),
+        (rows, count, taps * depth),
+        x.dtype,
+        starts=(0,),
+        walks=(((0, line),), ((0, depth),), ((0, 1),)),
+    )
+    product = b.make("matmul", (slopes, near), (rows, out, taps * depth), x.dtype)
+    product = b.reshape(product, (rows, out, taps, depth))
+    return b.permute(product, (1, 3, 0, 2))
 
 
 @lowers(aten._adaptive_avg_pool2d_backward.default)
