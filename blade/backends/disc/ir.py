@@ -24,7 +24,7 @@
                                           the same of a `conv` of one group; beyond the border x is `zero`
     weight_only_linear x w ws bias {bits} x @ (w * ws).T + bias; ws one for each of the groups of a row of w
     matmul a b bias?                      batched over equal leading axes; bias: one for each column
-    conv x w bias? residual? {stride, padding, dilation, groups, activation}
+    conv x w bias? residual? {stride, padding, dilation, groups, activation, transposed}
                                           channels last: x [N, *spatial, C], w [O, C/groups, *kernel]
     attention q k v bias? {scale, causal, undefined, replaces, heads}
                                           softmax(scale * q @ k.T + bias) @ v over equal leading axes, of which

@@ -47,6 +47,7 @@ def graph_of(
         dilation=(dilation,) * spatial,
         groups=groups,
         activation="relu" if relu else None,
+        transposed=False,
     )
     return finish(b, y, constants=constants)
 

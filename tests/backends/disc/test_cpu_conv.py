@@ -141,6 +141,7 @@ def _add(b: Builder, given: Case, names: list[str], constants: list[torch.Tensor
         dilation=conv.dilation,
         groups=conv.groups,
         activation=given.activation,
+        transposed=False,
     )
 
 

@@ -40,6 +40,7 @@ class Net:
             dilation=(1, 1),
             groups=1,
             activation=None,
+            transposed=False,
         )
 
     def ending_in(self, value: Value) -> Graph:
