@@ -27,10 +27,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from blade.backends.disc.cpu.powers import constant_powers
 from blade.backends.disc.cpu.space import coalesce
-from blade.backends.disc.gpu import emit as emitting
+from blade.backends.disc.gpu import emit
 from blade.backends.disc.gpu.cubin import compile_unit
 from blade.backends.disc.gpu.shapes import Tile
-from blade.backends.disc.gpu.target import target_of
+from blade.backends.disc.gpu.target import GpuTarget, target_of
 from blade.backends.disc.gpu.unit import Choice
 from blade.backends.disc.gpu.write import Variant
 from blade.backends.disc.kernel import (
@@ -207,13 +207,13 @@ CASES: dict[str, Case] = {
 
 def variant(kernel: Kernel) -> Variant:
     """The emitter's own for these sizes."""
-    ((_, found),) = emitting._variants(coalesce(constant_powers(kernel)))
+    ((_, found),) = emit.variants(coalesce(constant_powers(kernel)))
     return found
 
 
 def choice(kernel: Kernel, chosen: Variant, tile: Tile) -> Choice:
     merged = coalesce(constant_powers(kernel))
-    return emitting._choice(kernel, merged, kernel.sizes(), True, replace(chosen, tile=tile))
+    return emit.choice(kernel, merged, GpuTarget(), True, replace(chosen, tile=tile))
 
 
 def tiles(name: str, columns: int, own: Variant) -> list[Tile]:

@@ -30,17 +30,16 @@ def emit(kernel: Kernel, target: GpuTarget) -> tuple[Choice, ...]:
         if arg.dtype not in POINTERS:
             name = str(arg.dtype).removeprefix("torch.")
             raise Refused(Code.UNSUPPORTED_DTYPE, f"The GPU emitter has no {name} buffers.")
-    sizes = kernel.sizes()
     merged = coalesce(constant_powers(kernel))
     return tuple(
-        _choice(kernel, merged, sizes, when, variant)
-        for when, variant in _variants(merged)
+        choice(kernel, merged, target, when, variant)
+        for when, variant in variants(merged)
         if when not in (False, sympy.false)
     )
 
 
-def _variants(kernel: Kernel) -> list[tuple[sympy.Basic | bool, Variant]]:
-    """Which code for which shapes."""
+def variants(kernel: Kernel) -> list[tuple[sympy.Basic | bool, Variant]]:
+    """Which code for which shapes of a kernel with as few dimensions as it can have."""
     reduces = any(isinstance(s, Reduce) for s in kernel.body)
     if not reduces and not kernel.outer:
         length = number(kernel.inner)
@@ -110,19 +109,24 @@ def _between(dim: Dim, low: int | None, high: int | None) -> list[sympy.Basic]:
     return above if high is None else [*above, sympy.Le(dim, high)]
 
 
-def _choice(
+def choice(
     kernel: Kernel,
     merged: Kernel,
-    sizes: tuple[sympy.Expr, ...],
+    target: GpuTarget,
     when: sympy.Basic | bool,
     variant: Variant,
 ) -> Choice:
-    text = write(merged, sizes, variant)
+    """``kernel``, in the form ``merged``, computed as ``variant`` says."""
+    sizes, early = kernel.sizes(), target.starts_early
+    text = write(merged, sizes, variant, early)
     pointers = tuple((f"p{k}", POINTERS[arg.dtype]) for k, arg in enumerate(kernel.args))
     ints = tuple((f"n{k}", "i64") for k in range(len(sizes)))
-    kind = "loop" if not any(isinstance(s, Reduce) for s in kernel.body) else "row"
     unit = named(
-        kind, text, pointers + ints, aligned=tuple(n for n, _ in pointers), warps=variant.tile.warps
+        "row" if any(isinstance(s, Reduce) for s in kernel.body) else "loop",
+        text,
+        pointers + ints,
+        aligned=tuple(name for name, _ in pointers),
+        warps=variant.tile.warps,
     )
     return Choice(None if when in (True, sympy.true) else when, unit, (grid(merged, variant), 1, 1))
 

@@ -21,6 +21,11 @@ class GpuTarget:
         """What a device must be for the code to run on it."""
         return (f"sm_{self.arch}",)
 
+    @property
+    def starts_early(self) -> bool:
+        """Whether a launch can be started before the one it depends on has ended."""
+        return self.arch >= 90
+
 
 def target_of(device: torch.device | None = None) -> GpuTarget:
     """The CUDA device ``device`` (the current one); raises what torch raises where there is none."""

@@ -13,8 +13,10 @@ from blade.backends.disc.gpu.shapes import Tile
 from blade.backends.disc.gpu.space import Alignment, Sizes, product
 from blade.backends.disc.kernel import Access, Dim, Kernel, Load, Reduce, Store
 
+_EARLY_ELEMENTS = 16  # of a thread: with more, what is loaded early does not fit
 _IMPORTS = "import triton\nimport triton.language as tl\n"
 _LIBDEVICE = "from triton.language.extra.cuda import libdevice\n"
+_EARLY = "from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait\n"
 
 
 @dataclass(frozen=True)
@@ -34,16 +36,23 @@ class Variant:
     guarded: bool = False
 
 
-def write(kernel: Kernel, known: tuple[sympy.Expr, ...], variant: Variant) -> str:
-    """The module; ``known``: what the function's parameters ``n0``, ``n1``, .. are."""
+def write(
+    kernel: Kernel, known: tuple[sympy.Expr, ...], variant: Variant, early: bool = False
+) -> str:
+    """The module; ``known``: what the function's parameters ``n0``, ``n1``, .. are.
+
+    ``early``: it may be started while the launch before it still runs, and lets the next one start. Memory is
+    touched after the wait alone, so all that overlaps is the start of a launch, which for few rows is most of it.
+    """
     writer = _Writer(kernel, Sizes(known), variant)
     writer.run()
     parameters = [f"p{k}" for k in range(len(kernel.args))] + [f"n{k}" for k in range(len(known))]
-    body = "\n".join(
-        f"    {line}" for line in (*writer.head, *writer.body.head, *writer.body.lines)
-    )
+    head = [*writer.head, *writer.body.head]
+    if early:
+        head = ["gdc_launch_dependents()", *head, "gdc_wait()"]
+    body = "\n".join(f"    {line}" for line in (*head, *writer.body.lines))
     functions = device_functions.sources(device_functions.called(body))
-    imports = _IMPORTS + (_LIBDEVICE if "libdevice." in body + functions else "")
+    imports = _IMPORTS + _EARLY * early + _LIBDEVICE * ("libdevice." in body + functions)
     return f"{imports}\n\n{functions}@triton.jit\ndef kernel({', '.join(parameters)}):\n{body}\n"
 
 
@@ -166,7 +175,7 @@ class _Writer:
     def at_once(self) -> None:
         """Every statement once, over the whole tile."""
         body = self.body
-        alive = sorted(live(self.kernel.body), key=lambda i: (isinstance(body.stmt(i), Store), i))
+        alive = sorted(live(self.kernel.body), key=self.order)
         for i in alive:
             stmt = body.stmt(i)
             if isinstance(stmt, Reduce):
@@ -176,6 +185,12 @@ class _Writer:
                 body.statement(i)
             else:
                 body.statement(i)
+
+    def order(self, i: int) -> tuple[int, int]:
+        """Loads first, so that no reduction waits for memory again, unless they would fill the registers."""
+        stmt, tile = self.body.stmt(i), self.tile
+        few = tile.rows * tile.columns <= _EARLY_ELEMENTS * 32 * tile.warps
+        return (2 if isinstance(stmt, Store) else 0 if few and isinstance(stmt, Load) else 1), i
 
     def guarded(self) -> None:
         """Whole tiles without masks, which would keep accesses from being vectors; the last with."""

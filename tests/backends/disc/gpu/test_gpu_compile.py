@@ -185,7 +185,6 @@ def all_ops(dtype: torch.dtype) -> Kernel:
     return Kernel((S0,), S1, _args([dtype] * 3, [F32]), tuple(body))
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_every_op_compiles(dtype: torch.dtype) -> None:
-    choices = emit(all_ops(dtype), TARGET)
-    compile_units([choices[0].unit, choices[-1].unit], TARGET)
+def test_every_op_compiles() -> None:
+    """Each type's in one kernel; one of the choices, as they differ in tiles alone."""
+    compile_units([emit(all_ops(dtype), TARGET)[0].unit for dtype in DTYPES], TARGET)
