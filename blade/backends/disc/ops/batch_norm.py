@@ -13,10 +13,10 @@ import torch
 from blade.backends.disc.ir import Value, numel, plain
 from blade.backends.disc.kernel import Dim
 from blade.backends.disc.ops.norm import batch_norm
+from blade.backends.disc.ops.reduction import inverse_deviation, wide
 from blade.backends.disc.ops.table import Lowering, lowers
 
 aten = torch.ops.aten
-HALVES = (torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)
@@ -30,10 +30,6 @@ class _Trained:
     count: Dim
 
 
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.float32 if dtype in HALVES else dtype
-
-
 def _axes(x: Value) -> tuple[int, ...]:
     return (0, *range(2, len(x.shape)))
 
@@ -44,8 +40,8 @@ def _total(lo: Lowering, x: Value) -> Value:
 
 
 def _each(lo: Lowering, per_channel: Value, x: Value) -> Value:
-    wide = lo.b.cast(per_channel, x.dtype)
-    return lo.b.make("broadcast", (wide,), x.shape, x.dtype, axes=(1,))
+    each = lo.b.cast(per_channel, x.dtype)
+    return lo.b.make("broadcast", (each,), x.shape, x.dtype, axes=(1,))
 
 
 def _count(x: Value) -> Dim:
@@ -63,13 +59,13 @@ def _trained(
     if len(x.shape) < 2 or not x.dtype.is_floating_point:
         raise lo.otherwise()
     _not_empty(lo, x)
-    x, count = lo.b.cast(x, _wide(x.dtype)), _count(x)
+    x, count = lo.b.cast(x, wide(x.dtype)), _count(x)
     total = _total(lo, x)
     mean = lo.b.pointwise("div", total, lo.number(count, total))
     centred = lo.b.pointwise("sub", x, _each(lo, mean, x))
     spread = _total(lo, lo.b.pointwise("mul", centred, centred))
     variance = lo.b.pointwise("div", spread, lo.number(count, spread))
-    rstd = lo.b.pointwise("rsqrt", lo.b.pointwise("add", variance, lo.number(eps, variance)))
+    rstd = inverse_deviation(lo, variance, eps)
     scale = rstd
     if weight is not None:
         scale = lo.b.pointwise("mul", rstd, lo.b.cast(weight, rstd.dtype))
@@ -192,9 +188,9 @@ def native_batch_norm_backward(
         raise lo.otherwise()
     _not_empty(lo, x)
     dtype = x.dtype
-    g, x, centre, rstd = (lo.b.cast(v, _wide(dtype)) for v in (grad, x, centre, rstd))
+    g, x, centre, rstd = (lo.b.cast(v, wide(dtype)) for v in (grad, x, centre, rstd))
     if not train:
-        rstd = lo.b.pointwise("rsqrt", lo.b.pointwise("add", rstd, lo.number(eps, rstd)))
+        rstd = inverse_deviation(lo, rstd, eps)
     centred = lo.b.pointwise("sub", x, _each(lo, centre, x))
     slope = lo.b.pointwise("mul", _total(lo, lo.b.pointwise("mul", g, centred)), rstd)
     total = _total(lo, g)

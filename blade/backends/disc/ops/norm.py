@@ -9,7 +9,14 @@ import sympy
 import torch
 
 from blade.backends.disc.ir import Value, numel, plain
-from blade.backends.disc.ops.reduction import axes_of, count_of, moments, sum_by_axis
+from blade.backends.disc.ops.reduction import (
+    axes_of,
+    count_of,
+    inverse_deviation,
+    moments,
+    sum_by_axis,
+    wide,
+)
 from blade.backends.disc.ops.table import Lowering, float_dtype, lowers
 
 aten = torch.ops.aten
@@ -69,8 +76,7 @@ def _scaled(
     dtype: torch.dtype,
 ) -> Value:
     variance = lo.b.pointwise("div", spread, lo.number(count, spread))
-    scale = lo.b.pointwise("add", variance, lo.number(eps, variance))
-    scale = lo.b.pointwise("rsqrt", scale)
+    scale = inverse_deviation(lo, variance, eps)
     y = lo.b.pointwise("mul", centred, lo.b.broadcast(scale, centred.shape))
     if weight is None:
         return y if bias is None else lo.b.pointwise("add", y, lo.value(bias, dtype))
@@ -112,9 +118,8 @@ def native_layer_norm(
     count = lo.number(count_of(x, axes), total)
     _, spread = moments(lo, x, axes)
     variance = lo.b.pointwise("div", spread, count)
-    scale = lo.b.pointwise("add", variance, lo.number(eps, variance))
     y = layer_norm(lo, x, normalized_shape, weight, bias, eps)
-    return [y, lo.b.pointwise("div", total, count), lo.b.pointwise("rsqrt", scale)]
+    return [y, lo.b.pointwise("div", total, count), inverse_deviation(lo, variance, eps)]
 
 
 @lowers(aten.group_norm.default)
@@ -130,15 +135,13 @@ def group_norm(
     channels = x.shape[1]
     if not isinstance(channels, int) or channels % groups:
         raise lo.otherwise()
-    half = x.dtype in (torch.bfloat16, torch.float16)  # sums of halves are not rounded on the way
-    x = lo.b.cast(x, torch.float32) if half else x
+    x = lo.b.cast(x, wide(x.dtype))
     total = _over_groups(lo, x, groups)
     count = lo.number(plain(sympy.sympify(numel(x.shape[2:])) * (channels // groups)), total)
-    centred = lo.b.pointwise("sub", x, _each_pixel(lo, lo.b.pointwise("div", total, count), x))
+    centred = lo.b.pointwise("sub", x, each_pixel(lo, lo.b.pointwise("div", total, count), x))
     squares = _over_groups(lo, lo.b.pointwise("mul", centred, centred), groups)
     variance = lo.b.pointwise("div", squares, count)
-    scale = lo.b.pointwise("add", variance, lo.number(eps, variance))
-    scale = _each_channel(lo, lo.b.pointwise("rsqrt", scale), channels)
+    scale = each_channel(lo, inverse_deviation(lo, variance, eps), channels)
     if weight is not None:
         scale = lo.b.pointwise("mul", scale, lo.value(weight, x.dtype, scale.shape))
     scale = lo.b.make("broadcast", (scale,), x.shape, x.dtype, axes=(0, 1))
@@ -161,19 +164,20 @@ def _over_groups(lo: Lowering, x: Value, groups: int) -> Value:
     return lo.b.reshape(lo.b.reduce("sum", total, (2,)), (batch, groups))
 
 
-def _each_pixel(lo: Lowering, per_group: Value, x: Value) -> Value:
-    per_channel = _each_channel(lo, per_group, x.shape[1])
+def each_pixel(lo: Lowering, per_group: Value, x: Value) -> Value:
+    """[N, groups] -> the shape of ``x``, [N, C, pixels]"""
+    per_channel = each_channel(lo, per_group, x.shape[1])
     return lo.b.make("broadcast", (per_channel,), x.shape, x.dtype, axes=(0, 1))
 
 
-def _each_channel(lo: Lowering, per_group: Value, channels: Any) -> Value:
+def each_channel(lo: Lowering, per_group: Value, channels: Any) -> Value:
     """[N, groups] -> [N, channels]"""
     batch, groups = per_group.shape
     if groups == channels:
         return per_group
     shape = (batch, groups, channels // groups)
-    wide = lo.b.make("broadcast", (per_group,), shape, per_group.dtype, axes=(0, 1))
-    return lo.b.reshape(wide, (batch, channels))
+    repeated = lo.b.make("broadcast", (per_group,), shape, per_group.dtype, axes=(0, 1))
+    return lo.b.reshape(repeated, (batch, channels))
 
 
 def _per_channel(lo: Lowering, y: Value, weight: Value | None, bias: Value | None) -> Value:
@@ -222,8 +226,7 @@ def batch_norm(
 ) -> Value:
     if training or mean is None or var is None:
         raise lo.otherwise()
-    scale = lo.b.pointwise("add", var, lo.number(eps, var))
-    scale = lo.b.pointwise("rsqrt", scale)
+    scale = inverse_deviation(lo, var, eps)
     if weight is not None:
         scale = lo.b.pointwise("mul", scale, lo.b.cast(weight, scale.dtype))
     shift = lo.b.pointwise("neg", lo.b.pointwise("mul", mean, scale))

@@ -16,12 +16,12 @@ import torch
 
 from blade.backends.disc.ir import Shape, Value, numel, plain
 from blade.backends.disc.kernel import Dim
-from blade.backends.disc.ops.reduction import count_of
+from blade.backends.disc.ops.norm import each_channel, each_pixel
+from blade.backends.disc.ops.reduction import count_of, inverse_deviation, wide
 from blade.backends.disc.ops.table import Lowering, lowers
 
 aten = torch.ops.aten
 Gradients = list[Value | None]
-HALVES = (torch.bfloat16, torch.float16)
 
 
 def _mul(lo: Lowering, a: Value, b: Value) -> Value:
@@ -44,10 +44,6 @@ def _to_input(lo: Lowering, weighted: Value, parts: tuple[Value, ...]) -> Value:
     return _mul(lo, lo.b.pointwise("sub", rest, _mul(lo, normal, slope)), rstd)
 
 
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.float32 if dtype in HALVES else dtype
-
-
 @lowers(aten.native_layer_norm_backward.default)
 def layer_norm_backward(
     lo: Lowering,
@@ -63,7 +59,7 @@ def layer_norm_backward(
     rank = len(x.shape)
     axes = tuple(range(rank - len(normalized_shape), rank))
     outer = tuple(range(axes[0]))
-    g, x32, mean, rstd = (lo.value(v, _wide(x.dtype), x.shape) for v in (grad, x, mean, rstd))
+    g, x32, mean, rstd = (lo.value(v, wide(x.dtype), x.shape) for v in (grad, x, mean, rstd))
     normal = _normalized(lo, x32, mean, rstd)
     weighted = g if weight is None else _mul(lo, g, lo.value(weight, g.dtype, x.shape))
     means = [
@@ -106,14 +102,14 @@ def native_group_norm(
     eps: float,
 ) -> list[Value]:
     _check(lo, x, channels, groups)
-    y = lo.b.cast(x, _wide(x.dtype))
+    y = lo.b.cast(x, wide(x.dtype))
     count = plain(sympy.sympify(numel(x.shape[2:])) * (channels // groups))
     mean = _over_count(lo, _by_group(lo, _by_channel(lo, y), groups), count)
-    centred = lo.b.pointwise("sub", y, _each_pixel(lo, mean, y))
+    centred = lo.b.pointwise("sub", y, each_pixel(lo, mean, y))
     spread = _by_group(lo, _by_channel(lo, _mul(lo, centred, centred)), groups)
     spread = _over_count(lo, spread, count)
-    rstd = lo.b.pointwise("rsqrt", lo.b.pointwise("add", spread, lo.number(eps, spread)))
-    scale = _each_channel(lo, rstd, channels)
+    rstd = inverse_deviation(lo, spread, eps)
+    scale = each_channel(lo, rstd, channels)
     if weight is not None:
         scale = _mul(lo, scale, lo.value(weight, y.dtype, scale.shape))
     y = _mul(lo, centred, lo.b.make("broadcast", (scale,), y.shape, y.dtype, axes=(0, 1)))
@@ -140,9 +136,9 @@ def group_norm_backward(
     wanted: Sequence[bool],
 ) -> Gradients:
     _check(lo, x, channels, groups)
-    g, wide, mean, rstd = (lo.b.cast(v, _wide(x.dtype)) for v in (grad, x, mean, rstd))
-    each_rstd = _each_pixel(lo, rstd, wide)
-    normal = _normalized(lo, wide, _each_pixel(lo, mean, wide), each_rstd)
+    g, x32, mean, rstd = (lo.b.cast(v, wide(x.dtype)) for v in (grad, x, mean, rstd))
+    each_rstd = each_pixel(lo, rstd, x32)
+    normal = _normalized(lo, x32, each_pixel(lo, mean, x32), each_rstd)
     sums = [_by_channel(lo, v) for v in (_mul(lo, g, normal), g)]  # [N, C]
     found: Gradients = [None, None, None]
     if wanted[0]:
@@ -168,7 +164,7 @@ def _group_norm_input(
         sums = [_mul(lo, s, lo.b.broadcast(w, s.shape)) for s in sums]
         g = _mul(lo, g, lo.b.make("broadcast", (w,), g.shape, g.dtype, axes=(1,)))
     slope, average = (
-        _each_pixel(lo, _over_count(lo, _by_group(lo, s, groups), count), g) for s in sums
+        each_pixel(lo, _over_count(lo, _by_group(lo, s, groups), count), g) for s in sums
     )
     return _to_input(lo, g, (normal, rstd, average, slope))
 
@@ -186,18 +182,3 @@ def _by_group(lo: Lowering, x: Value, groups: int) -> Value:
         return x
     shape = (batch, groups, int(channels) // groups)
     return lo.b.reshape(lo.b.reduce("sum", lo.b.reshape(x, shape), (2,)), (batch, groups))
-
-
-def _each_channel(lo: Lowering, per_group: Value, channels: int) -> Value:
-    """[N, groups] -> [N, C]"""
-    batch, groups = per_group.shape
-    if groups == channels:
-        return per_group
-    shape = (batch, groups, channels // int(groups))
-    wide = lo.b.make("broadcast", (per_group,), shape, per_group.dtype, axes=(0, 1))
-    return lo.b.reshape(wide, (batch, channels))
-
-
-def _each_pixel(lo: Lowering, per_group: Value, x: Value) -> Value:
-    per_channel = _each_channel(lo, per_group, int(x.shape[1]))
-    return lo.b.make("broadcast", (per_channel,), x.shape, x.dtype, axes=(0, 1))

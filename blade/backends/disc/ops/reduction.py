@@ -169,6 +169,16 @@ def logsumexp(lo: Lowering, x: Value, dim: Any, keepdim: bool = False) -> Value:
     return lo.b.reshape(result, lo.shape)
 
 
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """What sums of ``dtype`` are taken in: halves are not rounded on the way."""
+    return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
+
+
+def inverse_deviation(lo: Lowering, variance: Value, eps: float) -> Value:
+    """1 / sqrt(variance + eps)"""
+    return lo.b.pointwise("rsqrt", lo.b.pointwise("add", variance, lo.number(eps, variance)))
+
+
 def moments(lo: Lowering, x: Value, axes: Sequence[int]) -> tuple[Value, Value]:
     """x minus its mean, and the sum of that squared (axes kept with size 1)."""
     total = lo.b.reduce("sum", x, axes)
