@@ -12,6 +12,8 @@ from blade.capture.original import copy_of
 from blade.errors import InputError
 from blade.graph.lists import spread_lists
 
+_NARROW = (torch.float16, torch.bfloat16)
+
 
 def freeze(
     module: torch.jit.ScriptModule, preserved: Sequence[str], constants: bool
@@ -33,9 +35,11 @@ def freeze(
     )
     if constants:
         methods = [name for name in preserved if frozen._c._has_method(name)]
+        # a batch norm folded into weights of 16 bits would round them anew, which is seen in deep models
+        narrow = any(p.dtype in _NARROW for p in module.parameters())
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            run_frozen_optimizations(frozen, True, methods)
+            run_frozen_optimizations(frozen, not narrow, methods)
     if constants:
         _own_attributes(frozen)
     return frozen

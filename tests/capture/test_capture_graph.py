@@ -98,6 +98,15 @@ def test_batch_norm_is_folded_and_dropout_is_gone() -> None:
     check(captured, random(1, 3, 7, 9), atol=1e-5)
 
 
+def test_batch_norm_of_halves_is_left_to_who_computes_it_in_float() -> None:
+    """Folded, its scale would be rounded with the weights: 4 % of the output of a ResNet-50."""
+    layers = [m for _ in range(4) for m in (nn.Conv2d(3, 3, 3), nn.BatchNorm2d(3))]
+    model = nn.Sequential(*layers).eval().bfloat16()
+    captured = capture(model, torch.randn(1, 3, 12, 12).bfloat16(), Config())
+    kinds = [node.kind() for node in captured.module.graph.nodes()]
+    assert kinds.count("aten::batch_norm") == 4
+
+
 def test_unfrozen_module_keeps_its_parameters() -> None:
     model = conv_net()
     captured = capture(model, random(2, 3, 12, 12), Config(freeze_module=False))
