@@ -13,6 +13,7 @@ their weights, in every call the same. With many, panels are: a thread then has 
 in the kernels before and after, which split by rows.
 """
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -66,6 +67,7 @@ def panels(columns: int, form: Form) -> int:
     return -(-columns // form.width)
 
 
+@functools.lru_cache(maxsize=64)
 def gemm_text(gemm: Gemm) -> str:
     """MLIR of the driver and its micro-kernels."""
     return f"{product_text(gemm)}\n{_driver(gemm)}\n"
@@ -78,6 +80,7 @@ def product_text(gemm: Gemm) -> str:
     return "\n".join([*parts, _choice(gemm), _block(gemm)])
 
 
+@functools.lru_cache(maxsize=64)
 def pack_text(form: Form) -> str:
     """MLIR of the packing: ``n`` columns of a matrix become columns ``first...`` of packed panels.
 

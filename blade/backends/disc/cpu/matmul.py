@@ -9,6 +9,7 @@ A panel of B is copied into scratch, in the micro-kernel's layout, and then meet
 elements must be adjacent; B may have any strides.
 """
 
+import functools
 from dataclasses import replace
 
 import sympy
@@ -78,6 +79,7 @@ def _matrix_strides(x: Value) -> tuple[Dim, Dim, Dim]:
     return row_distance(x, len(x.shape) - 2), row, column
 
 
+@functools.lru_cache(maxsize=64)  # every product of a graph asks for one of few
 def matmul_text(gemm: Gemm) -> str:
     pack = _pack(gemm)
     return "\n".join([product_text(gemm), pack.text(), _driver(gemm, pack).text(False)]) + "\n"
