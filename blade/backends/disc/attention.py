@@ -11,7 +11,7 @@ import math
 import sympy
 import torch
 
-from blade.backends.disc.forms import CPU, Dtypes
+from blade.backends.disc.forms import CPU, Forms
 from blade.backends.disc.ir import Builder, Value, plain
 from blade.backends.disc.kernel import Dim
 from blade.exchange.dtypes import DTYPES
@@ -19,16 +19,18 @@ from blade.exchange.dtypes import DTYPES
 MOST_AXES = 6  # of an operand: the generated code walks four leading axes
 
 
-def why_not(
-    q: Value, k: Value, v: Value, bias: Value | None, dtypes: Dtypes = CPU.attention
-) -> str | None:
-    """``None`` where these operands can make an ``attention`` in one of ``dtypes``, else the reason."""
+def why_not(q: Value, k: Value, v: Value, bias: Value | None, forms: Forms = CPU) -> str | None:
+    """``None`` where these operands can make an ``attention`` of ``forms``, else the reason."""
     operands = [x for x in (q, k, v, bias) if x is not None]
-    if q.dtype not in dtypes or any(x.dtype != q.dtype for x in operands):
+    if q.dtype not in forms.attention or any(x.dtype != q.dtype for x in operands):
         found = ", ".join(sorted({DTYPES[x.dtype] for x in operands}))
         return f"attention of {found} is not generated"
     if any(len(x.shape) > MOST_AXES for x in operands):
         return f"an operand has more than {MOST_AXES} axes"
+    widest = forms.widest_head
+    heads = (q.shape[-1], v.shape[-1])
+    if widest is not None and not all(isinstance(d, int) and 0 < d <= widest for d in heads):
+        return f"heads of {heads[0]} and {heads[1]}, not all known to be at most {widest}"
     return None
 
 

@@ -14,9 +14,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-import torch
-
 from blade.backends.disc.attention import attend, repeats, why_not
+from blade.backends.disc.forms import CPU, Forms
 from blade.backends.disc.ir import Builder, Graph, Shape, Value, live
 from blade.backends.disc.simplify import RULES
 
@@ -35,7 +34,7 @@ class _Scores:
     kept: bool = True
 
 
-def find_attention(graph: Graph) -> Graph:
+def find_attention(graph: Graph, forms: Forms = CPU) -> Graph:
     """``graph`` with every attention that is written out replaced."""
     values = live(graph)
     readers: dict[int, set[int]] = {v.id: set() for v in values}
@@ -49,7 +48,7 @@ def find_attention(graph: Graph) -> Graph:
     for v in values:
         found = _match(v, readers) if v.op == "matmul" else None
         heads = 0 if -1 in readers[v.id] else 1  # what is returned has the product's own strides
-        made = None if found is None else _build(b, v, found, new, heads)
+        made = None if found is None else _build(b, v, found, new, heads, forms)
         if made is None:
             args = [new[a.id] for a in v.args]
             made = b.make(v.op, args, v.shape, v.dtype, v.strides, **v.attrs)
@@ -181,7 +180,7 @@ _STEPS: dict[str, Callable[[Value, set[int]], _Scores | None]] = {
 
 
 def _build(
-    b: Builder, v: Value, scores: _Scores, new: dict[int, Value], heads: int
+    b: Builder, v: Value, scores: _Scores, new: dict[int, Value], heads: int, forms: Forms
 ) -> Value | None:
     """The attention in the place of the product ``v``."""
     q, kt = (new[a.id] for a in scores.product.args)
@@ -205,11 +204,11 @@ def _build(
         x = _seen_as(b, x, shape)
         bias = x if bias is None else _sum(b, bias, x)
     if conditions:
-        keep = b.fill(math.nan, conditions[0].shape, torch.float32)
-        other = b.fill(scores.fill, conditions[0].shape, torch.float32)
+        keep = b.fill(math.nan, conditions[0].shape, v.dtype)
+        other = b.fill(scores.fill, conditions[0].shape, v.dtype)
         order = (keep, other) if scores.kept else (other, keep)
         bias = _seen_as(b, b.pointwise("where", conditions[0], *order), shape)
-    if why_not(q, k, value, bias) is not None:
+    if why_not(q, k, value, bias, forms) is not None:
         return None
     made = attend(
         b, q, k, value, bias, scale, undefined=True, heads=heads, replaces=bool(conditions)

@@ -57,6 +57,12 @@ class Generator(Protocol):
     def absorbed(self, graph: Graph) -> set[int]:
         """Ids of values that exist in packed weights only: nothing computes them at run time."""
 
+    def prepare(self, fused: Fused, cache: Cache | None) -> None:
+        """Asked before any step is made: what has to be decided over the whole program."""
+
+    def product(self, group: Group, built: GroupKernel) -> list[Step] | None:
+        """The steps of a library instruction and the group that follows it, if they are one kernel."""
+
     def group(self, built: GroupKernel, kind: str) -> list[Step]:
         """The steps that run a fusion group; ``kind`` is what to call it."""
 
@@ -141,6 +147,7 @@ def _compile(
         dump(name, graph)
     fused = updates_last(fuse(graph))
     dump("fuse", fused)
+    generator.prepare(fused, cache)
     absorbed = generator.absorbed(graph)
     steps = [
         step
@@ -158,7 +165,9 @@ def _compile(
 
 def _steps(unit: Group | Value, fused: Fused, generator: Generator) -> list[Step]:
     if isinstance(unit, Group):
-        return generator.group(build_kernel(unit, fused), unit.kind)
+        built = build_kernel(unit, fused)
+        steps = generator.product(unit, built)
+        return generator.group(built, unit.kind) if steps is None else steps
     if unit.op != "concat":
         return generator.library(unit)
     copies: list[Step] = []

@@ -18,6 +18,7 @@ class Forms:
     attention: Dtypes
     convolution: Dtypes
     gradients: Dtypes = ()
+    widest_head: int | None = None  # of an attention; None: any
 
 
 CPU = Forms((torch.float32,), (torch.float32,), (torch.float32,))

@@ -9,7 +9,7 @@ from blade.backends.disc.cpu.emit import Emitted, emit
 from blade.backends.disc.cpu.native import native
 from blade.backends.disc.cpu.target import Target
 from blade.backends.disc.forms import CPU, Forms
-from blade.backends.disc.fuse import Fused
+from blade.backends.disc.fuse import Fused, Group
 from blade.backends.disc.inplace import overwritable
 from blade.backends.disc.ir import Graph, Value
 from blade.backends.disc.kernel import Kernel
@@ -49,6 +49,13 @@ class CpuGenerator:
 
     def absorbed(self, graph: Graph) -> set[int]:
         return absorbed(graph)
+
+    def prepare(self, fused: Fused, cache: Cache | None) -> None:
+        """Nothing is decided over a whole program."""
+
+    def product(self, group: Group, built: GroupKernel) -> list[Step] | None:
+        """What follows a product is in it by then (conv_epilogue.py, epilogue.py), or runs by itself."""
+        return None
 
     def group(self, built: GroupKernel, kind: str) -> list[Step]:
         kernel = built.kernel

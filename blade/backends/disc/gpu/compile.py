@@ -20,11 +20,12 @@ import sys
 import tempfile
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass
+from typing import Protocol
 
 from blade.backends.disc.gpu import cubin
 from blade.backends.disc.gpu.target import GpuTarget
 from blade.backends.disc.gpu.unit import Unit
-from blade.cache import Cache, digest
+from blade.cache import digest
 from blade.errors import Refused
 from blade.reason import Code
 
@@ -54,6 +55,27 @@ class Cubin:
         return cls(code, threads, shared)
 
 
+class Kept(Protocol):
+    """What keeps results by kind and key, as a ``Cache`` does."""
+
+    def get(self, kind: str, key: str) -> bytes | None: ...
+
+    def put(self, kind: str, key: str, data: bytes) -> None: ...
+
+
+class Memory:
+    """A store that ends with its owner, where there is no cache."""
+
+    def __init__(self) -> None:
+        self.kept: dict[tuple[str, str], bytes] = {}
+
+    def get(self, kind: str, key: str) -> bytes | None:
+        return self.kept.get((kind, key))
+
+    def put(self, kind: str, key: str, data: bytes) -> None:
+        self.kept[kind, key] = data
+
+
 def why_unavailable() -> str | None:
     """``None`` where units can be compiled, else a sentence with the fix."""
     if importlib.util.find_spec("triton") is None:
@@ -61,7 +83,7 @@ def why_unavailable() -> str | None:
     return None
 
 
-def compile_units(units: Iterable[Unit], target: GpuTarget, cache: Cache | None = None) -> bytes:
+def compile_units(units: Iterable[Unit], target: GpuTarget, cache: Kept | None = None) -> bytes:
     """The object with every unit, each once. Raises ``Refused`` where Triton cannot compile one."""
     named = {unit.name: unit for unit in units}
     version = importlib.metadata.version("triton") if named else ""

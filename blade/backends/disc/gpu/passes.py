@@ -11,8 +11,10 @@ from functools import partial
 import torch
 
 from blade.backends.disc import legalize
+from blade.backends.disc.attention_pattern import find_attention
 from blade.backends.disc.columns import compute_in_rows
 from blade.backends.disc.forms import Forms
+from blade.backends.disc.gpu.attention import LARGEST_HEAD
 from blade.backends.disc.gpu.constants import is_known, precompute
 from blade.backends.disc.gpu.convolutions import bias_after, weights_channels_last
 from blade.backends.disc.gpu.gathers import assert_in_kernels
@@ -27,7 +29,7 @@ from blade.backends.disc.split_sums import split_sums
 from blade.backends.disc.spread import spread
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
-FORMS = Forms((), FLOATS)
+FORMS = Forms(FLOATS, FLOATS, widest_head=LARGEST_HEAD)
 
 
 def passes(half: torch.dtype | None) -> Sequence[tuple[str, Pass]]:
@@ -37,6 +39,7 @@ def passes(half: torch.dtype | None) -> Sequence[tuple[str, Pass]]:
         ("normalize", normalize),
         ("assert_in_kernels", assert_in_kernels),
         ("int8", partial(lower_int8, products=False)),
+        ("find_attention", partial(find_attention, forms=FORMS)),
         *narrow,
         ("layouts", propagate),
         ("bias_after", bias_after),

@@ -193,6 +193,7 @@ def _build_division() -> None:
 def _build_elementary() -> None:
     for op in "expm1 log log2 log1p sin cos tan tanh sinh cosh asin acos atan erf erfc floor ceil trunc".split():
         _rule(op, _FLOAT, f"libdevice.{op}({{0}})")
+    _rule("erf", ["half"], "erf_half({0})")
     for op in ("exp", "exp2"):
         _rule(op, ("f32", "f64"), f"libdevice.{op}({{0}})")
         _rule(op, ["half"], f"tl.{op}({{0}})")

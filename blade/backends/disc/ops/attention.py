@@ -44,7 +44,7 @@ def attention(
         factor = 1 / math.sqrt(max(1, q.shape[-1]))
     else:
         factor = math.nan
-    if math.isnan(factor) or why_not(q, k, v, bias, lo.forms.attention) is not None:
+    if math.isnan(factor) or why_not(q, k, v, bias, lo.forms) is not None:
         return _called(lo, q, k, v, bias, is_causal, scale, enable_gqa)
     lead = lo.shape[:-2]
     shape = (*lead, q.shape[-2], k.shape[-2])

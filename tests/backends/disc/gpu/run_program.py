@@ -57,6 +57,12 @@ class GpuProgram:
     def __call__(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
         return run_program(self.text, self.units, inputs, self.constants)
 
+    def ran(self, *inputs: torch.Tensor) -> list[str]:
+        """What ``inputs`` make it run, in order: the kind of function that is launched, or the ATen op."""
+        run = _Run(self.text, self.units, inputs, self.constants)
+        run.run()
+        return run.ran
+
 
 def compile_to_program(graph: Graph, half: torch.dtype | None = None) -> GpuProgram:
     """``graph`` for an H100."""
@@ -79,13 +85,6 @@ def run_program(
 ) -> list[torch.Tensor]:
     """The outputs of ``program``; raises ``GuardFailed`` where these sizes are not served."""
     return _Run(program, units, inputs, constants).run()
-
-
-def launches(program: str) -> list[str]:
-    """What the program runs, in order: "launch", or the ATen op."""
-    words = (line.split() for line in _section(program.splitlines(), "instructions"))
-    plain = (w[2:] if w[0] == "when" else w for w in words)
-    return ["launch" if w[0] == "launch" else w[1] for w in plain]
 
 
 def _section(lines: Sequence[str], name: str) -> list[str]:
@@ -111,6 +110,7 @@ class _Run:
         self.registers: list[int] = []
         self.slots: list[torch.Tensor | None] = []
         self.kinds: list[list[str]] = []
+        self.ran: list[str] = []
 
     def run(self) -> list[torch.Tensor]:
         for line in _section(self.lines, "registers"):
@@ -188,6 +188,7 @@ class _Run:
             if not self.registers[int(words[1])]:
                 return
             words = words[2:]
+        self.ran.append(words[1] if words[0] == "call" else words[1].rpartition("_")[0])
         if words[0] == "call":
             self.call(words[1], words[2:])
             return

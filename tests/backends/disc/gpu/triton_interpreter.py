@@ -65,7 +65,7 @@ def _interprets() -> bool:
 def _mend(interpreter: Any) -> None:
     builder, ops = interpreter.InterpreterBuilder, interpreter.ReduceOps
     handle, tl = interpreter.TensorHandle, interpreter.tl
-    cast, reduce = builder.cast_impl, ops.apply_impl
+    cast, dot, reduce = builder.cast_impl, builder.create_dot, ops.apply_impl
     only = interpreter.interpreter_builder  # assertions are nothing without `debug`
     only.options = replace(only.options, debug=True, sanitize_overflow=False)
 
@@ -92,7 +92,12 @@ def _mend(interpreter: Any) -> None:
         total = x.data.astype(wide) * y.data + z.data
         return handle(total.astype(z.data.dtype), z.dtype.scalar)
 
+    def create_dot(self: Any, a: Any, b: Any, *rest: Any) -> Any:
+        wide = [cast_impl(self, x, tl.float32) if x.dtype == tl.bfloat16 else x for x in (a, b)]
+        return dot(self, *wide, *rest)  # it would multiply bits
+
     builder.cast_impl, builder.create_fma, ops.apply_impl = cast_impl, create_fma, apply_impl
+    builder.create_dot = create_dot
 
 
 class _Libdevice:

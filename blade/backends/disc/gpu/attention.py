@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How an ``attention`` of the IR runs on a GPU: tiles by lengths and head size, strides as they are.
+
+Queries, keys and values are read where they lie, also inside a merged product; a bias is read with stride 0
+where it is the same. Short sequences want many small blocks of queries, long ones few large ones. Where
+there are fewer blocks than multiprocessors and many keys, several programs share a block's keys (Flash-
+Decoding, Dao et al. 2023), and a second launch combines what they found.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import sympy
+import torch
+from torch.utils._sympy.functions import FloorDiv
+
+from blade.backends.disc.facts import Facts
+from blade.backends.disc.gpu.attention_text import attention_text, combine_text
+from blade.backends.disc.gpu.launch import LibraryLaunch, pointer
+from blade.backends.disc.gpu.numbers import Numbers, split
+from blade.backends.disc.gpu.target import GpuTarget
+from blade.backends.disc.gpu.unit import Choice, named
+from blade.backends.disc.ir import Shape, Value, numel, plain
+from blade.backends.disc.kernel import Dim
+from blade.backends.disc.steps import Scratch
+from blade.backends.disc.views import view_of
+
+LARGEST_HEAD = 256
+FEW_QUERIES = 32
+SPLIT = 8  # programs that share a block's keys
+FEWEST_KEYS = 1024  # of which it pays to share them
+_LOG2E = math.log2(math.e)
+
+
+@dataclass(frozen=True)
+class Tile:
+    """``queries`` x ``keys`` scores at a time."""
+
+    queries: int
+    keys: int
+    warps: int
+    stages: int
+
+
+def serves(value: Value) -> bool:
+    """Is there a kernel for these dtypes and head sizes?"""
+    dtypes = {x.dtype for x in value.args}
+    depth, columns = value.args[0].shape[-1], value.args[2].shape[-1]
+    known = isinstance(depth, int) and isinstance(columns, int)
+    floats = dtypes in ({torch.float16}, {torch.bfloat16}, {torch.float32})
+    return known and floats and 0 < depth <= LARGEST_HEAD and 0 < columns <= LARGEST_HEAD
+
+
+def attention(value: Value, target: GpuTarget, facts: Facts) -> list[LibraryLaunch] | None:
+    """The launches that compute ``value``, ``None`` where none does."""
+    if not serves(value):
+        return None
+    call = _Call(value, target, facts)
+    each = [launch for launches in call.each() for launch in launches]
+    return [launch for launch in each if launch.choice.when != sympy.false]
+
+
+def tiles(depth: int, columns: int, dtype: torch.dtype) -> tuple[Tile, Tile, Tile]:
+    """For few queries, for few blocks of queries, and for many blocks (measured on an H200).
+
+    Accumulators and scores of a tile are in registers, the keys and values of ``stages`` tiles in shared memory.
+    """
+    widest = max(_padded(depth), _padded(columns))
+    if dtype == torch.float32:
+        keys, queries = (32, 64) if widest <= 128 else (16, 32)
+        tall = Tile(queries, keys, 4 if widest <= 64 else 8, 2)
+        return Tile(16, keys, 4, 2), tall, tall
+    if widest <= 64:
+        return Tile(16, 32, 4, 2), Tile(64, 128, 4, 2), Tile(64, 64, 4, 3)
+    if widest <= 128:
+        return Tile(16, 64, 4, 3), Tile(64, 64, 4, 2), Tile(64, 64, 4, 3)
+    return Tile(16, 32, 4, 2), Tile(64, 32, 8, 2), Tile(64, 32, 8, 2)
+
+
+class _Call:
+    def __init__(self, value: Value, target: GpuTarget, facts: Facts) -> None:
+        self.value = value
+        self.target = target
+        self.facts = facts
+        self.q, self.k, self.v = value.args[:3]
+        self.bias = value.args[3] if len(value.args) == 4 else None
+        self.lead = self.q.shape[:-2]
+        self.queries, self.depth = self.q.shape[-2], int(self.q.shape[-1])
+        self.keys, self.columns = self.v.shape[-2], int(self.v.shape[-1])
+
+    def each(self) -> Iterator[list[LibraryLaunch]]:
+        """The launches of every class of lengths."""
+        short, middle, long = tiles(self.depth, self.columns, self.q.dtype)
+        few = _relation(sympy.Le(self.queries, FEW_QUERIES))
+        share = self.shares(short)
+        yield self.launch_shared(short, sympy.And(few, share))
+        yield [self.launch(short, sympy.And(few, sympy.Not(share)))]
+        many = sympy.Gt(self.blocks(middle), 2 * self.target.multiprocessors)
+        many = sympy.false if middle == long else _relation(many)
+        yield [self.launch(middle, sympy.And(sympy.Not(few), sympy.Not(many)))]
+        yield [self.launch(long, sympy.And(sympy.Not(few), many))]
+
+    def shares(self, tile: Tile) -> sympy.Basic:
+        """Where several programs share the keys of a block."""
+        if self.value.attrs["causal"] or self.facts.equal(self.queries, self.keys):
+            return sympy.false
+        few = _relation(sympy.Le(self.blocks(tile) * 2, self.target.multiprocessors))
+        return sympy.And(few, _relation(sympy.Ge(self.keys, FEWEST_KEYS)))
+
+    def blocks(self, tile: Tile) -> sympy.Expr:
+        per_head = FloorDiv(sympy.sympify(self.queries) + tile.queries - 1, tile.queries)
+        return sympy.sympify(numel(self.lead)) * per_head
+
+    def launch(self, tile: Tile, when: sympy.Basic) -> LibraryLaunch:
+        numbers = split({**self.numbers(), **self.out_numbers()}, self.facts)
+        return self.made(tile, when, numbers, (self.value,), 1)
+
+    def launch_shared(self, tile: Tile, when: sympy.Basic) -> list[LibraryLaunch]:
+        rows = plain(sympy.sympify(numel(self.lead)) * self.queries * SPLIT)
+        sums = Scratch(torch.float32, plain(sympy.sympify(rows) * self.columns))
+        totals, tops = Scratch(torch.float32, rows), Scratch(torch.float32, rows)
+        numbers = split(self.numbers(), self.facts)
+        parts = self.made(tile, when, numbers, (sums, totals, tops), SPLIT)
+        return [parts, self.combine(when, (sums, totals, tops))]
+
+    def made(
+        self,
+        tile: Tile,
+        when: sympy.Basic,
+        numbers: Numbers,
+        results: tuple[Value | Scratch, ...],
+        parts: int,
+    ) -> LibraryLaunch:
+        text = attention_text(numbers.names, len(self.lead), parts > 1)
+        operands: tuple[Value | Scratch, ...] = (
+            self.q,
+            self.k,
+            self.v,
+            self.bias or self.q,
+            *results,
+        )
+        names = ("q", "k", "v", "bias", *(("sums", "totals", "tops") if parts > 1 else ("out",)))
+        pointers = tuple((n, pointer(x)) for n, x in zip(names, operands, strict=True))
+        unit = named(
+            "attention",
+            text,
+            (*pointers, *numbers.signature),
+            (*numbers.constants, *self.constants(tile, parts)),
+            (*self.aligned(names, operands), *numbers.aligned),
+            tile.warps,
+            tile.stages,
+        )
+        grid = plain(self.blocks(tile) * parts)
+        return LibraryLaunch(Choice(_or_none(when), unit, (grid, 1, 1)), operands, numbers.values)
+
+    def combine(self, when: sympy.Basic, parts: tuple[Scratch, ...]) -> LibraryLaunch:
+        numbers = split(self.out_numbers() | self.sizes(), self.facts)
+        operands: tuple[Value | Scratch, ...] = (*parts, self.value)
+        names = ("sums", "totals", "tops", "out")
+        pointers = tuple((n, pointer(x)) for n, x in zip(names, operands, strict=True))
+        constants = {
+            "E": self.columns,
+            "BLOCK_E": _padded(self.columns),
+            "UNDEFINED": self.value.attrs["undefined"],
+            "SPLIT": SPLIT,
+        }
+        unit = named(
+            "attention_combine",
+            combine_text(numbers.names, len(self.lead)),
+            (*pointers, *numbers.signature),
+            (*numbers.constants, *constants.items()),
+            (*self.aligned(names, operands), *numbers.aligned),
+        )
+        grid = plain(sympy.sympify(numel(self.lead)) * self.queries)
+        return LibraryLaunch(Choice(_or_none(when), unit, (grid, 1, 1)), operands, numbers.values)
+
+    @property
+    def folded(self) -> bool:
+        return self.bias is None and self.value.attrs["scale"] > 0
+
+    def constants(self, tile: Tile, parts: int) -> Iterator[tuple[str, object]]:
+        attrs, scale = self.value.attrs, self.value.attrs["scale"]
+        yield from {
+            "D": self.depth,
+            "E": self.columns,
+            "BLOCK_D": _padded(self.depth),
+            "BLOCK_E": _padded(self.columns),
+            "BLOCK_L": tile.queries,
+            "BLOCK_S": tile.keys,
+            "SCALE": scale * _LOG2E,
+            "FOLDED": self.folded,
+            "BIAS": 0 if self.bias is None else 2 if attrs["replaces"] else 1,
+            "BIAS_ROWS": self.bias is not None and _strides(self.bias)[-2] != 0,
+            "CAUSAL": attrs["causal"],
+            "UNDEFINED": attrs["undefined"],
+            "PRECISION": "tf32x3" if self.q.dtype == torch.float32 else "tf32",
+            "SPLIT": parts,
+        }.items()
+
+    def sizes(self) -> dict[str, Dim]:
+        """Of the leading axes but the first, and how many queries."""
+        lead = {f"N{k}": n for k, n in enumerate(self.lead) if k}
+        return {**lead, "L": self.queries}
+
+    def numbers(self) -> dict[str, Dim]:
+        found = {**self.sizes(), "S": self.keys}
+        for name, x in (("Q", self.q), ("K", self.k), ("V", self.v)):
+            *lead, row, _ = _strides(x)
+            found |= {f"{name}_ROW": row, **_numbered(name, lead)}
+        strides = (0,) * len(self.q.shape) if self.bias is None else _strides(self.bias)
+        found |= {"BIAS_QUERY": strides[-2], "BIAS_KEY": strides[-1]}
+        return found | _numbered("BIAS", strides[:-2])
+
+    def out_numbers(self) -> dict[str, Dim]:
+        """Of the result: heads lie within a query's row."""
+        strides, heads = _strides(self.value)[:-1], self.value.attrs["heads"]
+        place = len(strides) - 1 - heads
+        lead = (*strides[:place], *strides[place + 1 :])
+        return {"O_ROW": strides[place], **_numbered("OUT", lead)}
+
+    def aligned(
+        self, names: tuple[str, ...], operands: tuple[Value | Scratch, ...]
+    ) -> tuple[str, ...]:
+        """The pointers at multiples of 16 bytes: a buffer is one, a view where its offset is."""
+        return tuple(
+            n
+            for n, x in zip(names, operands, strict=True)
+            if isinstance(x, Scratch) or starts_aligned(x, self.facts)
+        )
+
+
+def starts_aligned(x: Value, facts: Facts) -> bool:
+    """Is the first element of ``x`` at a multiple of 16 bytes, as every buffer's is?"""
+    view = view_of(x)
+    assert view is not None, x
+    return facts.divides(max(1, 16 // x.dtype.itemsize), view.offset)
+
+
+def _strides(x: Value) -> Shape:
+    view = view_of(x)
+    assert view is not None, x
+    return tuple(0 if d == 1 else s for d, s in zip(x.shape, view.strides, strict=True))
+
+
+def _numbered(name: str, dims: Shape | list[Dim]) -> dict[str, Dim]:
+    return {f"{name}_{k}": d for k, d in enumerate(dims)}
+
+
+def _padded(size: int) -> int:
+    """The block that covers ``size``: a power of two that tensor cores take."""
+    return max(16, 1 << (size - 1).bit_length())
+
+
+def _relation(found: sympy.Basic | bool) -> sympy.Basic:
+    """Between numbers it is decided already."""
+    made: sympy.Basic = sympy.sympify(found)
+    return made
+
+
+def _or_none(when: sympy.Basic) -> sympy.Basic | None:
+    return None if when == sympy.true else when

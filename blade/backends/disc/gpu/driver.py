@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compiled units on the GPU of this process, through the CUDA driver: for measuring, not for running programs.
+
+functions = load(compile_units(units, target, cache), {unit.name for unit in units})
+functions["linear_5f3a.."].launch((72, 1, 1), (x, w, out), (32,))      # on torch's current stream
+"""
+
+import ctypes
+from collections.abc import Container, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+
+_SHARED_UNASKED = 48 * 1024  # bytes that every function may have
+_MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+
+
+class DriverError(RuntimeError):
+    """The driver refused; the message has its number."""
+
+
+@dataclass(frozen=True)
+class Function:
+    """One loaded unit. ``module`` keeps it: it is unloaded with the process."""
+
+    handle: Any
+    threads: int
+    shared: int
+
+    def launch(
+        self, grid: tuple[int, int, int], pointers: Sequence[torch.Tensor], ints: Sequence[int]
+    ) -> None:
+        """On torch's current stream; a grid with a 0 is nothing."""
+        if 0 in grid:
+            return
+        values: list[Any] = [ctypes.c_void_p(p.data_ptr()) for p in pointers]
+        values += [ctypes.c_int64(i) for i in ints]
+        values += [
+            ctypes.c_void_p(0),
+            ctypes.c_void_p(0),
+        ]  # Triton's scratch, of which we have none
+        addresses = [ctypes.cast(ctypes.pointer(v), ctypes.c_void_p) for v in values]
+        array = (ctypes.c_void_p * len(values))(*addresses)
+        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+        block = (self.threads, 1, 1)
+        _call("cuLaunchKernel", self.handle, *grid, *block, self.shared, stream, array, None)
+
+
+def load(data: bytes, names: Container[str]) -> dict[str, Function]:
+    """These functions of an object (compile.py), in the current context."""
+    torch.cuda.current_stream()  # torch makes the context current
+    magic, _, rest = data.partition(b"\n")
+    assert magic == b"blade.cubins 1", magic
+    count, _, rest = rest.partition(b"\n")
+    lines: list[list[str]] = []
+    for _ in range(int(count)):
+        line, _, rest = rest.partition(b"\n")
+        lines.append(line.decode().split())
+    found: dict[str, Function] = {}
+    for _isa, name, threads, shared, size in lines:
+        if name in names:
+            found[name] = _function(name, rest[: int(size)], int(threads), int(shared))
+        rest = rest[int(size) :]
+    return found
+
+
+def _function(name: str, code: bytes, threads: int, shared: int) -> Function:
+    module, handle = ctypes.c_void_p(), ctypes.c_void_p()
+    _call("cuModuleLoadData", ctypes.byref(module), code)
+    _call("cuModuleGetFunction", ctypes.byref(handle), module, name.encode())
+    if shared > _SHARED_UNASKED:
+        _call("cuFuncSetAttribute", handle, _MAX_DYNAMIC_SHARED, shared)
+    return Function(handle, threads, shared)
+
+
+def _call(name: str, *args: Any) -> None:
+    code = getattr(_driver(), name)(*args)
+    if code != 0:
+        raise DriverError(f"{name}: CUDA error {code}")
+
+
+@cache
+def _driver() -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        raise DriverError(f"the CUDA driver's library cannot be loaded: {error}") from error

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What follows a product, point by point, as lines of the kernel that computes the product.
+
+    %3 = linear %x %w               v0 = acc
+    %4 = add %3 %bias       ->      v1 = tl.load(a0 + c)
+    %5 = tanh %4                    v2 = v0 + v1 ..; tl.store(a1 + c, v3)
+
+It is a kernel of the IR over the rows and columns of the product, in which the load of the product is the
+accumulator, in f32 and not rounded before. Any pointwise group is one that reads the product at its own point.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from blade.backends.disc.cpu.powers import constant_powers
+from blade.backends.disc.fuse import Fused, Group
+from blade.backends.disc.gpu import shapes
+from blade.backends.disc.gpu.body import Body
+from blade.backends.disc.gpu.space import Sizes
+from blade.backends.disc.ir import Value, contiguous_strides, numel
+from blade.backends.disc.kernel import Access, Arg, Compute, Gather, Kernel, Load, Stmt, Store
+from blade.backends.disc.kernels import build_kernel
+from blade.backends.disc.views import equal, same, view_of
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """``kernel`` over ``buffers``, of which number ``product`` is what is multiplied: it is not read."""
+
+    kernel: Kernel
+    buffers: tuple[Value, ...]
+    product: int
+
+    @property
+    def operands(self) -> tuple[Value, ...]:
+        """Whose memory the lines touch."""
+        return tuple(b for k, b in enumerate(self.buffers) if k != self.product)
+
+    @property
+    def pointers(self) -> tuple[str, ...]:
+        """Their names in the text."""
+        return tuple(f"p{k}" for k in range(len(self.buffers)) if k != self.product)
+
+
+def plain_epilogue(value: Value) -> Epilogue:
+    """Of a ``linear`` by itself: its bias, if it has one, and the store."""
+    rows, columns = numel(value.shape[:-1]), value.shape[-1]
+    strides = (columns, 1)
+    args, buffers = [Arg(value.dtype, False)], [value]
+    body: list[Stmt] = [Load(Access(0, strides), value.dtype)]
+    if len(value.args) == 3:
+        bias = value.args[2]
+        view = view_of(bias)
+        assert view is not None, bias
+        args.append(Arg(bias.dtype, False))
+        buffers.append(view.base)
+        body.append(Load(Access(1, (0, *view.strides), view.offset), bias.dtype))
+        body.append(Compute("add", (0, 1), value.dtype))
+    args.append(Arg(value.dtype, True))
+    buffers.append(value)
+    body.append(Store(Access(len(args) - 1, strides), len(body) - 1))
+    return Epilogue(Kernel((rows,), columns, tuple(args), tuple(body)), tuple(buffers), 0)
+
+
+def group_epilogue(group: Group, product: Value, fused: Fused) -> Epilogue | None:
+    """``group`` as the epilogue of ``product``; ``None`` where it reads another point of it than its own."""
+    if group.row or not group.shape or len(product.args) != 2:
+        return None
+    built = build_kernel(Group(group.shape, group.members, True), fused)  # the last axis stays one
+    kernel = built.kernel
+    if product not in built.buffers or not equal(kernel.inner, product.shape[-1]):
+        return None
+    if not equal(numel(kernel.outer), numel(product.shape[:-1])):
+        return None
+    position, space = built.buffers.index(product), (*kernel.outer, kernel.inner)
+    for stmt in kernel.body:
+        if isinstance(stmt, (Load, Store, Gather)) and stmt.access.arg == position:
+            own = same(space, stmt.access.strides, contiguous_strides(space))
+            if not isinstance(stmt, Load) or not own or stmt.access.offset != 0:
+                return None
+    return Epilogue(kernel, built.buffers, position)
+
+
+def epilogue_text(epilogue: Epilogue, rows: int, columns: int, even: bool, indent: int) -> str:
+    """The lines for blocks of ``rows`` x ``columns``; ``even``: no column of a block is past the end.
+
+    They read ``acc``, ``rows``, ``height``, ``columns``, ``N``, ``block_n`` and the parameters.
+    """
+    kernel, sizes = constant_powers(epilogue.kernel), Sizes(epilogue.kernel.sizes())
+    body = _Body(kernel, epilogue.product, sizes, shapes.Tile(rows, columns, 4))
+    body.row_mask, body.column_mask, body.tiled = True, not even, True
+    for i in range(len(kernel.body)):
+        body.statement(i)
+    lines = [*_indices(kernel, sizes), *body.head, *body.lines]
+    return "".join(f"{' ' * indent}{line}\n" for line in lines)
+
+
+class _Body(Body):
+    """Where the product is, in the accumulator."""
+
+    def __init__(self, kernel: Kernel, product: int, sizes: Sizes, tile: shapes.Tile) -> None:
+        super().__init__(kernel, tile, sizes, frozenset(range(len(kernel.outer))))
+        self.product = product
+
+    def load(self, i: int, access: Access, dtype: torch.dtype, place: str | None) -> None:
+        if access.arg == self.product:
+            self.rows[i] = self.columns[i] = True
+            self.define(i, "acc")
+        else:
+            super().load(i, access, dtype, place)
+
+
+def _indices(kernel: Kernel, sizes: Sizes) -> list[str]:
+    """The index along every outer dimension, [rows, 1], the columns, and masks."""
+    outer = kernel.outer
+    lines = [
+        "c = tl.arange(0, BLOCK_N)[None, :]",
+        "c0 = (block_n * BLOCK_N).to(tl.int64)",
+        "rm = rows[:, None] < height",
+        "cm = columns[None, :] < N",
+        "over = rows[:, None]",
+    ]
+    for k in reversed(range(1, len(outer))):
+        lines.append(f"size = tl.cast({sizes.text(outer[k])}, tl.int32)")
+        lines.append(f"i{k} = (over % size).to(tl.int64)")
+        lines.append("over = over // size")
+    return [*lines, "i0 = over.to(tl.int64)"]

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Products with weights on a GPU: ``linear`` and the pointwise group that follows it, as one kernel.
+
+product = product_of(linear, plain_epilogue(linear), facts)
+launch(product, Tile(32, 32, 128, split=4, warps=4, stages=4), when)
+"""
+
+from dataclasses import dataclass
+
+import sympy
+import torch
+from torch.utils._sympy.functions import FloorDiv
+
+from blade.backends.disc.facts import Facts
+from blade.backends.disc.gpu.attention import starts_aligned
+from blade.backends.disc.gpu.epilogue import Epilogue, epilogue_text
+from blade.backends.disc.gpu.gemm_text import gemm_text
+from blade.backends.disc.gpu.launch import LibraryLaunch, pointer
+from blade.backends.disc.gpu.numbers import split
+from blade.backends.disc.gpu.unit import Choice, named
+from blade.backends.disc.ir import Value, numel, plain
+from blade.backends.disc.kernel import Dim
+from blade.backends.disc.steps import Counters, Scratch
+from blade.backends.disc.views import row_distance, view_of
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+GROUP = 8  # rows of blocks side by side
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A block of the result, m x n, k of the depth at a time; ``split`` programs share the depth."""
+
+    m: int
+    n: int
+    k: int
+    split: int = 1
+    warps: int = 4
+    stages: int = 4
+
+
+@dataclass(frozen=True)
+class Product:
+    """x [rows, depth] @ w [columns, depth].T and then ``epilogue``."""
+
+    x: Value
+    w: Value
+    rows: Dim
+    columns: int
+    depth: int
+    epilogue: Epilogue
+    biased: bool  # by an operand of its own, which ATen's product adds, too
+
+    @property
+    def row(self) -> Dim:
+        """How far apart rows of ``x`` are."""
+        return row_distance(self.x, len(self.x.shape) - 1)
+
+    @property
+    def weight_strides(self) -> tuple[Dim, ...]:
+        view = view_of(self.w)
+        assert view is not None, self.w
+        return view.strides
+
+    @property
+    def key(self) -> str:
+        """Equal for products that run alike, as those of a model's layers do."""
+        sizes = (self.rows, self.columns, self.depth, self.row, self.weight_strides)
+        return repr((self.x.dtype, *sizes, self.epilogue.kernel, self.epilogue.product))
+
+
+def product_of(value: Value, epilogue: Epilogue) -> Product | None:
+    """``value``, a ``linear``, followed by ``epilogue``; ``None`` where there is no kernel for it."""
+    x, w = value.args[:2]
+    columns, depth = w.shape
+    if not (isinstance(columns, int) and isinstance(depth, int)) or depth == 0 or columns == 0:
+        return None
+    if value.dtype not in DTYPES or any(a.dtype != value.dtype for a in value.args[:2]):
+        return None
+    view = view_of(w)
+    if view is None or not all(isinstance(s, int) for s in view.strides):
+        return None
+    return Product(x, w, numel(x.shape[:-1]), columns, depth, epilogue, len(value.args) == 3)
+
+
+def launch(
+    product: Product,
+    tile: Tile,
+    when: sympy.Basic | None,
+    counters: Counters,
+    facts: Facts,
+) -> LibraryLaunch:
+    """``product`` in blocks of ``tile`` where ``when`` holds. ``counters``: the program's, for the blocks."""
+    x, w = product.x, product.w
+    row, step = product.weight_strides
+    sizes = {f"n{k}": size for k, size in enumerate(product.epilogue.kernel.sizes())}
+    numbers = split(
+        {
+            "M": product.rows,
+            "N": product.columns,
+            "K": product.depth,
+            "X_ROW": product.row,
+            "W_N": row,
+            "W_K": step,
+            **sizes,
+        },
+        facts,
+    )
+    blocks = plain(_ceil(product.rows, tile.m) * _ceil(product.columns, tile.n))
+    operands: tuple[Value | Scratch | Counters, ...] = (x, w, *product.epilogue.operands)
+    names = ["x", "w", *product.epilogue.pointers]
+    if tile.split > 1:
+        partial = plain(sympy.sympify(blocks) * (tile.split * tile.m * tile.n))
+        operands += (Scratch(torch.float32, partial), counters)
+        names += ["partial", "counters"]
+    pointers = tuple((n, pointer(o)) for n, o in zip(names, operands, strict=True))
+    aligned = [
+        n for n, o in zip(names, operands, strict=True) if n not in "xw" or _aligned(o, facts)
+    ]
+    constants = {
+        "BLOCK_M": tile.m,
+        "BLOCK_N": tile.n,
+        "BLOCK_K": tile.k,
+        "GROUP": GROUP,
+        "SPLIT": tile.split,
+        "EVEN_N": product.columns % tile.n == 0,
+        "EVEN_K": product.depth % (tile.k * tile.split) == 0,
+        "PRECISION": "tf32x3" if x.dtype == torch.float32 else "tf32",
+    }
+    even, indent = product.columns % tile.n == 0, 8 if tile.split > 1 else 4
+    lines = epilogue_text(product.epilogue, tile.m, tile.n, even, indent)
+    unit = named(
+        "linear",
+        gemm_text([*names, *numbers.names], lines, tile.split > 1),
+        (*pointers, *numbers.signature),
+        (*numbers.constants, *constants.items()),
+        (*aligned, *numbers.aligned),
+        tile.warps,
+        tile.stages,
+    )
+    grid = (blocks, tile.split, 1)
+    return LibraryLaunch(Choice(when, unit, grid), operands, numbers.values)
+
+
+def _aligned(operand: Value | Scratch | Counters, facts: Facts) -> bool:
+    return not isinstance(operand, Value) or starts_aligned(operand, facts)
+
+
+def _ceil(dim: Dim, by: int) -> sympy.Expr:
+    return FloorDiv(sympy.sympify(dim) + (by - 1), by)

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Triton text of a product x @ w.T with what follows it.
+
+A program computes BLOCK_M x BLOCK_N of the result over its share of the depth, BLOCK_K at a time; GROUP rows
+of such blocks run side by side, so that what they read is still in the L2 cache. Rows and columns past the
+end read the last ones again and are not written.
+
+With SPLIT > 1 programs share the depth of one block: each leaves its sums in memory, the one that arrives last
+adds them in order, so that the result does not depend on who that is, and goes on alone (the counter
+is zero again afterwards).
+"""
+
+from blade.backends.disc.gpu.device_functions import called, sources
+
+_IMPORTS = "import triton\nimport triton.language as tl\n"
+_LIBDEVICE = "from triton.language.extra.cuda import libdevice\n"
+_TEXT = """\
+@triton.jit
+def kernel(
+    %(names)s,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
+    SPLIT: tl.constexpr, EVEN_N: tl.constexpr, EVEN_K: tl.constexpr, PRECISION: tl.constexpr,
+):
+    height = tl.cast(M, tl.int32)
+    across = tl.cdiv(height, BLOCK_M)
+    down = tl.cdiv(N, BLOCK_N)
+    tile = tl.program_id(0)
+    part = tl.program_id(1)
+    group = tile // (GROUP * down)
+    within = tile %% (GROUP * down)
+    taken = tl.minimum(across - group * GROUP, GROUP)
+    block_m = group * GROUP + within %% taken
+    block_n = within // taken
+    rows = block_m * BLOCK_M + tl.arange(0, BLOCK_M)
+    columns = block_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    near = tl.minimum(rows, height - 1).to(tl.int64)
+    beside = columns.to(tl.int64)
+    if not EVEN_N:
+        beside = tl.minimum(columns, N - 1).to(tl.int64)
+    steps = tl.cdiv(tl.cdiv(K, BLOCK_K), SPLIT)
+    depth = part * steps * BLOCK_K + tl.arange(0, BLOCK_K)
+    x_at = x + near[:, None] * X_ROW + depth[None, :]
+    w_at = w + beside[None, :] * W_N + depth[:, None].to(tl.int64) * W_K
+    acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for step in range(0, steps):
+        if EVEN_K:
+            a = tl.load(x_at)
+            b = tl.load(w_at)
+        else:
+            left = K - step * BLOCK_K
+            a = tl.load(x_at, mask=depth[None, :] < left, other=0.0)
+            b = tl.load(w_at, mask=depth[:, None] < left, other=0.0)
+        acc = tl.dot(a, b, acc, input_precision=PRECISION)
+        x_at += BLOCK_K
+        w_at += BLOCK_K * W_K
+"""
+
+_SPLIT = """\
+    inside = tl.arange(0, BLOCK_M)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+    sums = partial + tile.to(tl.int64) * (SPLIT * BLOCK_M * BLOCK_N) + inside
+    tl.store(sums + part * (BLOCK_M * BLOCK_N), acc)
+    tl.debug_barrier()
+    arrived = tl.atomic_add(counters + tile, 1, sem="acq_rel", scope="gpu")
+    if arrived == SPLIT - 1:
+        tl.store(counters + tile, 0)
+        acc = tl.load(sums, cache_modifier=".cg")
+        for other in tl.static_range(1, SPLIT):
+            acc += tl.load(sums + other * (BLOCK_M * BLOCK_N), cache_modifier=".cg")
+"""
+
+
+def gemm_text(names: list[str], epilogue: str, split: bool) -> str:
+    """``names``: the pointers, sizes and strides; ``epilogue``: lines, indented to follow."""
+    functions = sources(called(epilogue))
+    imports = _IMPORTS + (_LIBDEVICE if "libdevice." in functions + epilogue else "")
+    body = _TEXT % {"names": ", ".join(names)}
+    return f"{imports}\n\n{functions}{body}{_SPLIT if split else ''}{epilogue}"

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which kernel computes a product at which number of rows: the choices, and those taken without measuring.
+
+Plan(((64, Tile(32, 32, 128)), (None, None)))      # up to 64 rows this tile, beyond them ATen's product
+"""
+
+from dataclasses import dataclass
+
+import sympy
+
+from blade.backends.disc.gpu.gemm import Tile
+from blade.backends.disc.kernel import Dim
+
+CLASSES: tuple[int | None, ...] = (32, 128, 256, 512, None)
+"""The most rows of each class, inclusive; sizes of one class share a choice."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """(most rows, tile) in rising order, the last one without a limit; no tile: ATen's product."""
+
+    ranges: tuple[tuple[int | None, Tile | None], ...]
+
+    def __post_init__(self) -> None:
+        limits = [most for most, _ in self.ranges]
+        assert limits[-1] is None and None not in limits[:-1], self
+
+
+def merged(choices: list[tuple[int | None, Tile | None]]) -> Plan:
+    """A plan of one choice per class; neighbours that agree are one range."""
+    ranges: list[tuple[int | None, Tile | None]] = []
+    for most, tile in choices:
+        if ranges and ranges[-1][1] == tile:
+            ranges.pop()
+        ranges.append((most, tile))
+    return Plan(tuple(ranges))
+
+
+def between(size: Dim, low: int, most: int | None) -> sympy.Basic:
+    """low <= size <= most, sizes being at least 0."""
+    above = sympy.true if low == 0 else sympy.Ge(size, low)
+    return above if most is None else sympy.And(above, sympy.Le(size, most))

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table of products: the block for each number of rows, and where it is taken without measuring.
+
+Few rows: the weights are read once, by as many programs as there are multiprocessors, with all of a program's
+loads under way at once. Many rows: ATen's product keeps the tensor cores busier, and a block of ours pays
+where what follows it saves a launch.
+"""
+
+from dataclasses import replace
+
+import torch
+
+from blade.backends.disc.gpu.gemm import Product, Tile
+from blade.backends.disc.gpu.plan import CLASSES, Plan, merged
+from blade.backends.disc.gpu.target import GpuTarget
+from blade.backends.disc.kernel import Compute
+
+_PROGRAM_DEPTH = 768  # what one program walks before it pays to share the depth
+
+# Most rows -> the block of halves (m, n, k), its warps and stages: the fastest of many on an H200.
+_BLOCKS: dict[int, Tile] = {
+    32: Tile(32, 32, 128, warps=4, stages=4),
+    128: Tile(64, 32, 128, warps=4, stages=4),
+    512: Tile(64, 64, 64, warps=4, stages=4),
+}
+
+
+def candidate(product: Product, most: int | None, target: GpuTarget) -> Tile | None:
+    """The tile for up to ``most`` rows (``None``: any number); ``None`` where ATen's will be faster."""
+    if most is None or (most > 128 and not follows(product)):
+        return None
+    block = next(b for rows, b in _BLOCKS.items() if most <= rows)
+    k = block.k // 2 if product.x.dtype == torch.float32 else block.k
+    programs = -(-most // block.m) * -(-product.columns // block.n)
+    split = _split(product.depth, k, target.multiprocessors // programs)
+    return replace(block, k=k, split=split)
+
+
+def unmeasured(product: Product, target: GpuTarget) -> Plan:
+    """Of halves the candidate where rows are few; else ATen."""
+    least = 256 if follows(product) else 128 if product.depth >= 2 * _PROGRAM_DEPTH else 32
+    most = 0 if product.x.dtype == torch.float32 else least
+    return merged(
+        [
+            (rows, candidate(product, rows, target) if rows is not None and rows <= most else None)
+            for rows in CLASSES
+        ]
+    )
+
+
+def follows(product: Product) -> bool:
+    """Is more computed after the product than a bias added?"""
+    return sum(isinstance(s, Compute) for s in product.epilogue.kernel.body) > 1
+
+
+def _split(depth: int, k: int, most: int) -> int:
+    """How many programs share the depth, evenly; at most ``most``."""
+    shares = [s for s in (8, 6, 4, 3, 2) if s <= most and depth % (s * k) == 0]
+    return next((s for s in shares if depth // s >= _PROGRAM_DEPTH), 1)

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs the launches of library instructions in Triton's interpreter, and compiles them for a real device.
+
+run(launches, {x.id: tensor, out.id: result}, {"s0": 2})      # buffers by the id of the value they belong to
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from cpu_native import evaluate
+from triton_interpreter import _int64, load
+
+from blade.backends.disc.gpu.launch import LibraryLaunch
+from blade.backends.disc.ir import Value
+from blade.backends.disc.steps import Counters, Scratch
+from blade.backends.disc.views import view_of
+
+Operand = Value | Scratch | Counters
+
+
+def run(
+    launches: Sequence[LibraryLaunch], buffers: Mapping[int, torch.Tensor], sizes: Mapping[str, int]
+) -> list[LibraryLaunch]:
+    """Those that ran. Scratch is full of NaN before, counters are zero before and after."""
+    made: dict[int, torch.Tensor] = {}
+
+    def memory(operand: Operand) -> torch.Tensor:
+        if isinstance(operand, Value):
+            view = view_of(operand)
+            assert view is not None, operand
+            return buffers[view.base.id].view(-1)[evaluate(view.offset, sizes) :]
+        if isinstance(operand, Counters):
+            return made.setdefault(id(operand), torch.zeros(operand.numel, dtype=torch.int32))
+        if id(operand) not in made:
+            numel = evaluate(operand.numel, sizes)
+            made[id(operand)] = torch.full((numel,), float("nan"), dtype=operand.dtype)
+        return made[id(operand)]
+
+    ran = [launch for launch in launches if holds(launch, sizes)]
+    for launch in ran:
+        unit, grid = launch.choice.unit, tuple(evaluate(d, sizes) for d in launch.choice.grid)
+        if 0 in grid:
+            continue
+        ints: list[Any] = [_int64(evaluate(d, sizes)) for d in launch.ints]
+        given = zip(unit.signature, [*map(memory, launch.operands), *ints], strict=True)
+        named = {name: value for (name, _), value in given}
+        with np.errstate(all="ignore"):
+            getattr(load(unit), unit.name)[grid](**named, **dict(unit.constants))
+    assert all(not x.any() for x in made.values() if x.dtype == torch.int32)
+    return ran
+
+
+def holds(launch: LibraryLaunch, sizes: Mapping[str, int]) -> bool:
+    when = launch.choice.when
+    if when is None:
+        return True
+    return bool(when.subs({s: sizes[str(s)] for s in when.free_symbols}))

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Generated attention for GPUs: values in Triton's interpreter, against the reference in float64."""
+
+import math
+
+import pytest
+import torch
+from cpu_native import symbol
+from library_launches import run
+
+from blade.backends.disc.attention import attend, grouped, reference
+from blade.backends.disc.facts import Facts
+from blade.backends.disc.gpu.attention import FEWEST_KEYS, attention
+from blade.backends.disc.gpu.target import GpuTarget
+from blade.backends.disc.ir import Builder, Value
+
+pytestmark = pytest.mark.needs("triton_interpreter")
+
+B, L, S = symbol("s0"), symbol("s1"), symbol("s2")
+TARGET = GpuTarget()
+TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+
+
+def merged(b: Builder, heads: int, depth: int, dtype: torch.dtype) -> tuple[Value, list[Value]]:
+    """Queries, keys and values in one product's rows, as strided views of it."""
+    x = b.make("input", (), (B, L, 3 * heads * depth), dtype, index=0)
+
+    def part(k: int) -> Value:
+        y = b.slice(x, 2, k * heads * depth, 1, heads * depth)
+        return b.permute(b.reshape(y, (B, L, heads, depth)), (0, 2, 1, 3))
+
+    return x, [part(k) for k in range(3)]
+
+
+def check(
+    made: Value,
+    tensors: dict[int, torch.Tensor],
+    sizes: dict[str, int],
+    operands: list[torch.Tensor | None],
+) -> int:
+    """Runs ``made``'s launches and compares; how many launches that took."""
+    launches = attention(made, TARGET, Facts())
+    assert launches is not None
+    want = reference(made, *[None if x is None else x.double() for x in operands])
+    got = torch.full(want.shape, math.inf, dtype=made.dtype)
+    ran = run(launches, {**tensors, made.id: got}, sizes)
+    torch.testing.assert_close(
+        got.double(), want, rtol=0, atol=TOLERANCE[made.dtype], equal_nan=True
+    )
+    return len(ran)
+
+
+def source(made: Value) -> Value:
+    return made.args[0] if made.is_layout else made
+
+
+@pytest.mark.parametrize("sizes", [(2, 1), (1, 16), (2, 17), (1, 33), (1, 130)])
+@pytest.mark.parametrize("causal", [False, True])
+def test_strided_out_of_a_merged_product(sizes: tuple[int, int], causal: bool) -> None:
+    torch.manual_seed(0)
+    b, heads, depth = Builder(), 2, 24
+    x, (q, k, v) = merged(b, heads, depth, torch.float32)
+    made = source(attend(b, q, k, v, None, 0.2, causal))
+    given = torch.randn(*sizes, 3 * heads * depth)
+    parts = [p.view(*sizes, heads, depth).transpose(1, 2) for p in given.split(heads * depth, -1)]
+    check(made, {x.id: given}, {"s0": sizes[0], "s1": sizes[1]}, [*parts, None])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("shape", ["row", "matrix", "head"])
+def test_bias_is_read_where_it_repeats(dtype: torch.dtype, shape: str) -> None:
+    torch.manual_seed(1)
+    b, heads, depth, size = Builder(), 2, 16, (2, 40)
+    x, (q, k, v) = merged(b, heads, depth, dtype)
+    kinds = {"row": (B, 1, 1, L), "matrix": (1, 1, L, L), "head": (1, heads, L, L)}
+    m = b.make("input", (), kinds[shape], dtype, index=1)
+    made = source(attend(b, q, k, v, b.broadcast(m, (B, heads, L, L)), 0.25))
+    given = torch.randn(*size, 3 * heads * depth, dtype=dtype)
+    sizes = {"s0": size[0], "s1": size[1]}
+    extents = [int(d) if isinstance(d, int) else sizes[str(d)] for d in kinds[shape]]
+    bias = torch.randn(extents, dtype=dtype)
+    bias[..., 3] = -math.inf
+    parts = [p.view(*size, heads, depth).transpose(1, 2) for p in given.split(heads * depth, -1)]
+    check(made, {x.id: given, m.id: bias}, sizes, [*parts, bias.expand(2, heads, 40, 40)])
+
+
+@pytest.mark.parametrize("undefined", [False, True])
+@pytest.mark.parametrize("lowest", [-math.inf, torch.finfo(torch.float32).min])
+def test_rows_without_any_key(undefined: bool, lowest: float) -> None:
+    """All scores -inf: 0, or NaN where the model wrote the softmax out; all the lowest number: the mean."""
+    torch.manual_seed(2)
+    b, size = Builder(), (1, 20)
+    x, (q, k, v) = merged(b, 1, 16, torch.float32)
+    m = b.make("input", (), (B, 1, L, L), torch.float32, index=1)
+    made = source(attend(b, q, k, v, m, 0.25, undefined=undefined))
+    given, bias = torch.randn(*size, 48), torch.zeros(1, 1, 20, 20)
+    bias[:, :, 4] = lowest
+    parts = [p.view(1, 20, 1, 16).transpose(1, 2) for p in given.split(16, -1)]
+    check(made, {x.id: given, m.id: bias}, {"s0": 1, "s1": 20}, [*parts, bias])
+
+
+def test_bias_in_the_place_of_scores() -> None:
+    torch.manual_seed(3)
+    b = Builder()
+    x, (q, k, v) = merged(b, 1, 16, torch.float32)
+    m = b.make("input", (), (B, 1, L, L), torch.float32, index=1)
+    made = source(attend(b, q, k, v, m, -0.25, undefined=True, replaces=True))
+    given, bias = torch.randn(2, 18, 48), torch.full((2, 1, 18, 18), math.nan)
+    bias[torch.rand_like(bias) < 0.5] = -3.0
+    parts = [p.view(2, 18, 1, 16).transpose(1, 2) for p in given.split(16, -1)]
+    check(made, {x.id: given, m.id: bias}, {"s0": 2, "s1": 18}, [*parts, bias])
+
+
+@pytest.mark.parametrize("scale", [-0.5, 0.0])
+def test_scales_that_are_not_positive(scale: float) -> None:
+    torch.manual_seed(4)
+    b = Builder()
+    x, (q, k, v) = merged(b, 1, 16, torch.float32)
+    made = source(attend(b, q, k, v, None, scale))
+    given = torch.randn(1, 19, 48)
+    parts = [p.view(1, 19, 1, 16).transpose(1, 2) for p in given.split(16, -1)]
+    check(made, {x.id: given}, {"s0": 1, "s1": 19}, [*parts, None])
+
+
+@pytest.mark.parametrize("keys", [0, 1, FEWEST_KEYS - 1, FEWEST_KEYS + 5])
+def test_decoding_shares_many_keys_between_programs(keys: int) -> None:
+    """One query; grouped heads; keys and values of different widths."""
+    torch.manual_seed(5)
+    b = Builder()
+    q = b.make("input", (), (B, 4, 1, 32), torch.float32, index=0)
+    k = b.make("input", (), (B, 2, S, 32), torch.float32, index=1)
+    v = b.make("input", (), (B, 2, S, 20), torch.float32, index=2)
+    m = b.make("input", (), (1, 1, 1, S), torch.float32, index=3)
+    bias = b.broadcast(m, (B, 4, 1, S))
+    made = grouped(b, q, k, v, bias, 0.1)
+    while made.is_layout:
+        made = made.args[0]
+    given = [torch.randn(1, 4, 1, 32), torch.randn(1, 2, keys, 32), torch.randn(1, 2, keys, 20)]
+    mask = torch.randn(1, 1, 1, keys)
+    wide = [given[0].view(1, 2, 2, 1, 32)]
+    wide += [x[:, :, None].expand(1, 2, 2, *x.shape[-2:]) for x in given[1:]]
+    tensors = {q.id: given[0], k.id: given[1], v.id: given[2], m.id: mask}
+    ran = check(made, tensors, {"s0": 1, "s2": keys}, [*wide, mask[None].expand(1, 2, 2, 1, keys)])
+    assert ran == (2 if keys >= FEWEST_KEYS else 1)
+
+
+def test_what_has_no_kernel_is_left_to_the_library() -> None:
+    b = Builder()
+    for depth, dtype in ((512, torch.float16), (64, torch.float64)):
+        _, (q, k, v) = merged(b, 1, depth, dtype)
+        assert attention(source(attend(b, q, k, v, None, 1.0)), TARGET, Facts()) is None

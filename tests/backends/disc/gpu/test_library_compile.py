@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Library kernels compiled for sm_90, on any machine: tensor cores are used, and registers suffice."""
+
+import importlib.util
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from cpu_native import symbol
+from test_attention_gpu import L, merged, source
+from test_gpu_compile import ptx
+
+from blade.backends.disc.attention import attend
+from blade.backends.disc.facts import Facts
+from blade.backends.disc.gpu.attention import attention
+from blade.backends.disc.gpu.compile import compile_units
+from blade.backends.disc.gpu.epilogue import plain_epilogue
+from blade.backends.disc.gpu.gemm import Tile, launch, product_of
+from blade.backends.disc.gpu.launch import LibraryLaunch
+from blade.backends.disc.gpu.target import GpuTarget
+from blade.backends.disc.ir import Builder
+from blade.backends.disc.steps import Counters
+
+pytestmark = pytest.mark.needs("triton")
+S = symbol("s1")
+
+
+def attention_launches(depth: int, dtype: torch.dtype, biased: bool) -> list[LibraryLaunch]:
+    b = Builder()
+    x, (q, k, v) = merged(b, 4, depth, dtype)
+    m = b.make("input", (), (x.shape[0], 1, 1, L), dtype, index=1)
+    bias = b.broadcast(m, (x.shape[0], 4, L, L)) if biased else None
+    launches = attention(source(attend(b, q, k, v, bias, 0.125)), GpuTarget(), Facts())
+    assert launches is not None
+    return launches
+
+
+def product_launch(tile: Tile, dtype: torch.dtype) -> LibraryLaunch:
+    b = Builder()
+    x = b.make("input", (), (S, 768), dtype, index=0)
+    w = b.make("const", (), (768, 768), dtype, index=0)
+    y = b.make("linear", (x, w), (S, 768), dtype)
+    product = product_of(y, plain_epilogue(y))
+    assert product is not None
+    return launch(product, tile, None, Counters(1), Facts())
+
+
+def resources(launches: list[LibraryLaunch], folder: Path) -> list[str]:
+    """What cuobjdump says of registers and memory, for every function."""
+    found = importlib.util.find_spec("triton")
+    assert found is not None and found.origin is not None
+    tool = Path(found.origin).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    units = [one.choice.unit for one in launches]
+    data, lines = compile_units(units, GpuTarget()), []
+    _, count, rest = data.split(b"\n", 2)
+    sizes = []
+    for _ in range(int(count)):
+        line, rest = rest.split(b"\n", 1)
+        sizes.append(int(line.split()[-1]))
+    for size in sizes:
+        (folder / "x.cubin").write_bytes(rest[:size])
+        rest = rest[size:]
+        run = subprocess.run(
+            [tool, "-res-usage", folder / "x.cubin"], capture_output=True, text=True, check=True
+        )
+        lines += [line for line in (run.stdout + run.stderr).splitlines() if "REG:" in line]
+    assert len(lines) == len({u.name for u in units})
+    return lines
+
+
+@pytest.mark.parametrize("biased", [False, True])
+def test_attention_keeps_to_registers_and_tensor_cores(biased: bool, tmp_path: Path) -> None:
+    launches = attention_launches(64, torch.float16, biased)
+    for line in resources(launches, tmp_path):
+        assert "STACK:0" in line and "LOCAL:0" in line, line
+    assert "mma.sync" in ptx(launches[0].choice.unit, tmp_path)
+    text = ptx(launches[-1].choice.unit, tmp_path)
+    assert "wgmma.mma_async" in text
+    assert "cp.async.cg.shared.global" in text  # keys and values, 16 bytes at a time
+
+
+def test_products_keep_to_registers_and_tensor_cores(tmp_path: Path) -> None:
+    few, many = Tile(32, 32, 128, split=2), Tile(128, 128, 64, warps=8, stages=3)
+    launches = [product_launch(tile, torch.float16) for tile in (few, many)]
+    for line in resources(launches, tmp_path):
+        assert "STACK:0" in line and "LOCAL:0" in line, line
+    texts = [ptx(one.choice.unit, tmp_path) for one in launches]
+    assert "mma.sync" in texts[0] and "wgmma.mma_async" in texts[1]
+    assert all("cp.async.cg.shared.global" in text for text in texts)
+    assert "atom.global.gpu.acq_rel.add" in texts[0].replace("@%p1 ", "")
+
+
+def test_the_sums_of_a_split_product_are_there_before_it_is_counted(tmp_path: Path) -> None:
+    """Every thread's stores, a barrier, and then one thread's atomic with release and acquire."""
+    text = ptx(product_launch(Tile(32, 32, 128, split=2), torch.float16).choice.unit, tmp_path)
+    counted = text.index("atom.global.gpu.acq_rel")
+    stored = text.rindex("st.global", 0, counted)
+    assert "bar.sync" in text[stored:counted]
+    assert "ld.global.cg" in text[counted:]
