@@ -32,7 +32,11 @@ class Engine(Protocol):
         """The outputs, or ``None`` where the original has to run; ``stats`` counts the cause."""
 
     def stats(self) -> dict[str, int]:
-        """``calls``, ``engine_runs``, ``fallbacks`` and a count per ``Code`` value that occurred."""
+        """``calls``, ``engine_runs``, ``fallbacks`` and a count per ``Code`` value that occurred.
+
+        On CUDA also ``graph_captures``, ``graph_replays`` (of ``engine_runs``) and ``graph_failures``: shapes
+        that could not be captured and run launch by launch, ``last_error`` says why.
+        """
 
     def set_enabled(self, enabled: bool) -> None:
         """A disabled engine refuses every call."""
@@ -77,6 +81,8 @@ def make_engine(
     ``limits``: ``max_failures`` in a row that open the circuit breaker (3), ``max_shapes`` prepared
     at a time (64), ``max_idle_bytes`` of buffers kept between calls (512 MiB), ``watch_constants`` (1: a sample
     of the elements of what was packed is looked at in every call, for writes that no version counter tells of).
+    On CUDA also ``cuda_graphs`` (1: shapes are captured at their second use), ``max_graphs`` kept per stream (32),
+    ``reuse_output_buffers`` (0; 1: outputs are the graph's own, and the next call overwrites them).
     """
     payload = _to_tensor(object) if isinstance(object, bytes) else object
     engine = torch.classes.blade.Engine(

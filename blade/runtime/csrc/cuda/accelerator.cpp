@@ -41,10 +41,10 @@ class CudaKernel final : public Kernel {
     }
   }
 
-  // It may still run. Where that cannot be waited for (somebody is capturing, the process ends) it stays loaded.
+  // It may still run. Where that cannot be waited for (somebody is capturing, an error was hit) it stays loaded.
   ~CudaKernel() override {
     const auto& cu = driver();
-    if (cu.cuCtxPushCurrent(context_) != CUDA_SUCCESS) return;
+    if (!is_alive() || cu.cuCtxPushCurrent(context_) != CUDA_SUCCESS) return;
     {
       const Relaxed relaxed;
       if (cu.cuCtxSynchronize() == CUDA_SUCCESS) cu.cuModuleUnload(module_);
@@ -82,7 +82,9 @@ class CudaKernel final : public Kernel {
 class CudaEvent final : public Event {
  public:
   CudaEvent() { check(driver().cuEventCreate(&event_, CU_EVENT_DEFAULT), "creating an event"); }
-  ~CudaEvent() override { driver().cuEventDestroy(event_); }
+  ~CudaEvent() override {
+    if (is_alive()) driver().cuEventDestroy(event_);
+  }
   CudaEvent(const CudaEvent&) = delete;
   CudaEvent& operator=(const CudaEvent&) = delete;
 
@@ -106,7 +108,7 @@ class Cuda final : public Accelerator {
  public:
   c10::DeviceType type() const override { return c10::kCUDA; }
 
-  c10::DeviceIndex count() const override { return why_no_driver().empty() ? c10::cuda::device_count() : 0; }
+  c10::DeviceIndex count() const override { return why_no_driver().empty() && is_alive() ? c10::cuda::device_count() : 0; }
 
   std::string architecture(c10::DeviceIndex device) const override {
     int major = 0, minor = 0;

@@ -39,6 +39,7 @@ class CudaGraph final : public Graph {
     check(result, "instantiating a graph");
   }
   ~CudaGraph() override {
+    if (!is_alive()) return;
     driver().cuGraphExecDestroy(exec_);  // the driver waits where it still runs
     driver().cuGraphDestroy(graph_);
   }

@@ -3,9 +3,17 @@
 
 #include <c10/util/Exception.h>
 #include <dlfcn.h>
+#include <pthread.h>
+
+#include <atomic>
+#include <cstdlib>
 
 namespace blade::cuda {
 namespace {
+
+std::atomic<bool> alive{false};
+
+void end() { alive = false; }
 
 struct Loaded {
   Driver driver;
@@ -31,6 +39,11 @@ Loaded load() {
   if (loaded.why_not.empty() && loaded.driver.cuInit(0) != CUDA_SUCCESS) {
     loaded.why_not = "the CUDA driver finds no device";
   }
+  if (loaded.why_not.empty()) {
+    alive = true;
+    std::atexit(end);  // runs before what the driver itself registered, which was earlier
+    pthread_atfork(nullptr, nullptr, end);
+  }
   return loaded;
 }
 
@@ -44,6 +57,8 @@ const Loaded& loaded() {
 const std::string& why_no_driver() { return loaded().why_not; }
 
 const Driver& driver() { return loaded().driver; }
+
+bool is_alive() { return alive; }
 
 void check(CUresult result, const char* what) {
   if (C10_LIKELY(result == CUDA_SUCCESS)) return;

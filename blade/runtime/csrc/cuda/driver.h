@@ -31,6 +31,10 @@ const std::string& why_no_driver();
 // Only where there is one.
 const Driver& driver();
 
+// False when the process ends (the driver may be gone before what it made is) and in a forked child, where it does
+// not work: what is destroyed then is left as it is.
+bool is_alive();
+
 // Throws c10::Error with the driver's own text.
 void check(CUresult result, const char* what);
 
