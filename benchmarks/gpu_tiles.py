@@ -180,8 +180,8 @@ def whole_rows(columns: int) -> Iterator[Tile]:
 
 
 def sums(_: int) -> Iterator[Tile]:
-    for rows, columns, warps in itertools.product((8, 16, 32, 64), (32, 64, 128, 256), (4, 8, 16)):
-        if 4 <= rows * columns // (32 * warps) <= 32:
+    for rows, columns, warps in itertools.product((8, 16, 32, 64), (64, 128, 256, 512), (8, 16)):
+        if 8 <= rows * columns // (32 * warps) <= 32:
             yield Tile(rows, columns, warps)
 
 

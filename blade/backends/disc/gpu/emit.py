@@ -74,7 +74,7 @@ def _by_alignment(even: Alignment) -> list[tuple[sympy.Basic, Alignment | None]]
 
 def _column_sums(kernel: Kernel, beside: int) -> Variant:
     length, rows = number(kernel.inner), number(kernel.outer[beside])
-    tile = shapes.COLUMN_SUMS
+    tile = shapes.column_sums(min(arg.dtype.itemsize for arg in kernel.args))
     if rows is not None and rows < tile.rows:
         tile = replace(tile, rows=shapes.power(rows))
     if length is not None and length <= tile.columns:
@@ -127,6 +127,7 @@ def choice(
         pointers + ints,
         aligned=tuple(name for name, _ in pointers),
         warps=variant.tile.warps,
+        early=early,
     )
     return Choice(None if when in (True, sympy.true) else when, unit, (grid(merged, variant), 1, 1))
 

@@ -39,7 +39,10 @@ _PERSISTENT: dict[int, tuple[int, int]] = {
 }
 WALKED = Tile(1, 4096, 8)
 UNALIGNED_WALKED = Tile(1, 2048, 8)
-COLUMN_SUMS = Tile(64, 32, 4)  # rows side by side in memory
+_SIDE_BY_SIDE_BYTES = (
+    64  # of rows side by side in memory: few, so that there are programs for every processor
+)
+_SIDE_BY_SIDE = 8192  # elements, by 16 warps: what is in flight must cover the way to memory
 TRANSPOSED = Tile(64, 64, 8)
 FLAT = Tile(1, 1024, 4)
 _POINTS = 1024  # of a tile of a kernel that reduces nothing
@@ -55,6 +58,12 @@ def persistent(length: int, count: int | None) -> Tile:
 def walked(aligned: bool) -> Tile:
     """For rows that are walked in pieces."""
     return WALKED if aligned else UNALIGNED_WALKED
+
+
+def column_sums(itemsize: int) -> Tile:
+    """For rows that lie side by side in memory, the narrowest of their elements of ``itemsize`` bytes."""
+    rows = _SIDE_BY_SIDE_BYTES // max(itemsize, 2)
+    return Tile(rows, _SIDE_BY_SIDE // rows, 16)
 
 
 def pointwise(length: int | None, count: int | None) -> Tile:

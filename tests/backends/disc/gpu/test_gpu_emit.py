@@ -12,6 +12,7 @@ from test_cpu_kernels import F16, F32, _args, gelu, layer_norm, softmax
 from triton_interpreter import TARGET, chosen
 
 from blade.backends.disc.gpu.emit import emit
+from blade.backends.disc.gpu.target import GpuTarget
 from blade.backends.disc.kernel import Access, Compute, Const, Kernel, Load, Reduce, Stmt, Store
 
 S0, S1, S2 = symbol("s0"), symbol("s1"), symbol("s2")
@@ -100,6 +101,16 @@ def test_units_say_what_is_passed() -> None:
     pointers, sizes = [("p0", "*fp16"), ("p1", "*fp16")], kernel.sizes()
     assert list(unit.signature) == [*pointers, *((f"n{k}", "i64") for k in range(len(sizes)))]
     assert unit.aligned == ("p0", "p1")
+
+
+def test_what_may_start_early_waits_before_it_touches_memory() -> None:
+    for kernel in GOLDEN.values():
+        for unit in (c.unit for c in emit(kernel, TARGET)):
+            before, _, after = unit.text.partition("gdc_wait()\n")
+            assert unit.early and "tl.load(" in after and "tl.load(" not in before
+            assert "tl.store(" not in before
+    for choice in emit(softmax(), GpuTarget(arch=80)):
+        assert not choice.unit.early and "gdc" not in choice.unit.text
 
 
 def test_equal_kernels_are_one_unit_whatever_their_symbols() -> None:
