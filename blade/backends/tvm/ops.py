@@ -5,6 +5,8 @@ Its converter has rules for many more ops. It has them for one form of each: it 
 ints to ints and computes products in fp32 whatever it is given, so what is not uniformly float stays out.
 """
 
+from collections.abc import Callable
+from math import isfinite
 from typing import Any
 
 import torch
@@ -48,7 +50,50 @@ def why_not_op(node: OpNode) -> Reason | None:
         if value.device is None or value.device.type != "cpu":
             why = f"it compiles for the CPU, not for {value.device}"
             return _reason(Code.UNSUPPORTED_DEVICE, node, why)
+    check = _ARGUMENTS.get(node.target)
+    if check is not None and (why_not := check(node)) is not None:
+        return _reason(Code.UNSUPPORTED_OP, node, why_not)
     return None
+
+
+def _normalized(node: OpNode) -> str | None:
+    _, shape, weight, bias, *_ = node.args
+    if any(isinstance(size, ValueInfo) for size in shape):
+        return "its converter wants numbers as the sizes that are normalized over"
+    if weight is None or bias is None:
+        return "its converter wants a weight and a bias"
+    return None
+
+
+def _reduced(node: OpNode) -> str | None:
+    return None if node.args[1] else "its converter takes no axes for none, and torch for all"
+
+
+def _compared(node: OpNode) -> str | None:
+    dtype = node.args[0].dtype
+    if dtype is torch.bool:
+        return "its code generator fails at comparisons of bools"
+    if dtype is torch.float32 and node.target is aten.ne.Scalar:
+        return "NaN differs from nothing there"
+    return None
+
+
+def _filled(node: OpNode) -> str | None:
+    x, _, value = node.args
+    if x.dtype is torch.float32 and isinstance(value, float) and isfinite(value):
+        return None
+    return "its converter fills floats with finite floats alone"
+
+
+_ARGUMENTS: dict[Any, Callable[[OpNode], str | None]] = {
+    aten.masked_fill.Scalar: _filled,
+    aten.eq.Scalar: _compared,
+    aten.ne.Scalar: _compared,
+    aten.layer_norm.default: _normalized,
+    aten.mean.dim: _reduced,
+    aten.sum.dim_IntList: _reduced,
+}
+"""Taken with some arguments only; ``node.args`` has one entry per positional argument."""
 
 
 def _tensors(values: list[Any]) -> list[ValueInfo]:
