@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from blade.backends.base import OpNode, ValueInfo
+from blade.exchange.onnx_arguments import ARGUMENTS
 from blade.reason import Code, Reason, Stage
 
 OPS = frozenset(
@@ -84,7 +85,7 @@ def why_not_onnx(
     name = str(node.target)
     if not name.startswith("aten.") or name.removeprefix("aten.") not in OPS:
         return no(Code.UNSUPPORTED_OP, "no translation of it to ONNX is known to keep its values")
-    check = _ARGUMENTS.get(name.removeprefix("aten."))
+    check = ARGUMENTS.get(name.removeprefix("aten."))
     if check is not None and (why := check(node)) is not None:
         return no(Code.UNSUPPORTED_OP, why)
     return None
@@ -98,32 +99,3 @@ def tensors(values: Sequence[Any]) -> Iterator[ValueInfo]:
                 yield value
         elif isinstance(value, (list, tuple)):
             yield from tensors(value)
-
-
-def _power(node: OpNode) -> str | None:
-    exponent = node.args[1]
-    if isinstance(exponent, (int, float)) and exponent in range(1, 9):
-        return None
-    return "powers but the first few whole ones treat infinities in another way"
-
-
-def _adaptive(node: OpNode) -> str | None:
-    sizes = node.args[1]
-    if isinstance(sizes, (list, tuple)) and all(size == 1 for size in sizes):
-        return None
-    return "only the average over whole images has a form in ONNX"
-
-
-def _pooling(node: OpNode) -> str | None:
-    ceil_mode, divisor = node.args[4], node.args[6]
-    if ceil_mode is False and divisor is None:
-        return None
-    return "ceil_mode and divisor_override have another meaning in ONNX"
-
-
-_ARGUMENTS: dict[str, Callable[[OpNode], str | None]] = {
-    "pow.Tensor_Scalar": _power,
-    "adaptive_avg_pool2d.default": _adaptive,
-    "avg_pool2d.default": _pooling,
-}
-"""Ops that are translated with some arguments only; ``node.args`` has one entry per positional argument."""

@@ -5,6 +5,7 @@
 """
 
 from collections.abc import Sequence
+from functools import reduce
 from typing import Any
 
 import torch
@@ -24,6 +25,12 @@ def _adaptive_avg_pool2d(x: Any, output_size: Sequence[int]) -> Any:
     if any(size != 1 for size in output_size):
         raise Refused(Code.UNSUPPORTED_OP, f"There is no average pooling to {output_size} in ONNX.")
     return aten.mean.dim(x, [-2, -1], True)
+
+
+def _adaptive_avg_pool1d(x: Any, output_size: Sequence[int]) -> Any:
+    if any(size != 1 for size in output_size):
+        raise Refused(Code.UNSUPPORTED_OP, f"There is no average pooling to {output_size} in ONNX.")
+    return aten.mean.dim(x, [-1], True)
 
 
 def _attention(
@@ -61,6 +68,12 @@ def _attention(
     return torch.where(seen, mixed, 0.0)
 
 
+def _stack(tensors: Sequence[Any], dim: int = 0) -> Any:
+    """In the one dtype that torch promotes them to; the exporter leaves them as they are."""
+    dtype = reduce(torch.promote_types, (t.dtype for t in tensors))
+    return torch.cat([t.to(dtype).unsqueeze(dim) for t in tensors], dim)
+
+
 def _repeat_heads(x: Any, times: Any) -> Any:
     wide = x.unsqueeze(-3).expand(*x.shape[:-2], times, *x.shape[-2:])
     return wide.reshape(*x.shape[:-3], x.shape[-3] * times, *x.shape[-2:])
@@ -69,6 +82,8 @@ def _repeat_heads(x: Any, times: Any) -> Any:
 REWRITES: dict[Any, Any] = {
     aten._convolution.default: _convolution,
     aten._convolution.deprecated: _convolution,
+    aten.adaptive_avg_pool1d.default: _adaptive_avg_pool1d,
     aten.adaptive_avg_pool2d.default: _adaptive_avg_pool2d,
     aten.scaled_dot_product_attention.default: _attention,
+    aten.stack.default: _stack,
 }

@@ -8,16 +8,16 @@ import torch
 from blade.backends.base import Cluster, OpNode
 from blade.backends.openvino import integers, session
 from blade.backends.openvino.session import LIBRARY
+from blade.backends.openvino.support import why_not_here
 from blade.config import Config
 from blade.exchange.onnx_engine import engine_version, onnx_engine
 from blade.exchange.onnx_model import export_seconds, why_no_onnx
 from blade.exchange.onnx_support import why_not_onnx
-from blade.reason import Code, Reason, Stage
+from blade.reason import Reason
 from blade.runtime.engine import register_runner
 
 NAME = LIBRARY.name
 DTYPES = (torch.float32, torch.int64, torch.int32, torch.bool)  # fp64 is computed in fp32 there
-_WRITES = frozenset({"aten.index_add.default", "aten.index_put.default"})
 
 
 class OpenVinoBackend:
@@ -33,10 +33,11 @@ class OpenVinoBackend:
         return LIBRARY.why_not_loadable() or why_no_onnx()
 
     def why_not(self, node: OpNode, config: Config) -> Reason | None:
-        if str(node.target) in _WRITES:
-            detail = f"{node.target} stays TorchScript: OpenVINO writes to no index out of range and says nothing."
-            return Reason(Stage.SUPPORT, Code.UNSUPPORTED_OP, NAME, node.name, detail)
-        return why_not_onnx(node, NAME, DTYPES) or integers.why_not(node, NAME)
+        return (
+            why_not_onnx(node, NAME, DTYPES)
+            or why_not_here(node)
+            or integers.why_not(node, NAME)
+        )
 
     def estimate_s(self, cluster: Cluster) -> float:
         return export_seconds(cluster)
