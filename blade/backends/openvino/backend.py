@@ -34,9 +34,7 @@ class OpenVinoBackend:
 
     def why_not(self, node: OpNode, config: Config) -> Reason | None:
         return (
-            why_not_onnx(node, NAME, DTYPES)
-            or why_not_here(node)
-            or integers.why_not(node, NAME)
+            why_not_onnx(node, NAME, DTYPES) or why_not_here(node) or integers.why_not(node, NAME)
         )
 
     def estimate_s(self, cluster: Cluster) -> float:
