@@ -33,7 +33,7 @@ from blade.graph.view import GraphView, view
 from blade.reason import Code, Reason, Stage
 from blade.report import Verdict
 
-IN_ONE_MODEL = 40
+IN_ONE_MODEL = 10  # shapes of more take longer than the conversions that are saved
 Engine = Any
 Convert = Callable[[Cluster], Engine]
 
