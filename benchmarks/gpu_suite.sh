@@ -15,12 +15,12 @@
 #   TESTS=...         pytest's arguments instead of the tests that carry the marker "gpu"
 #   CPU_TESTS=...     what the part "cpu" runs
 #   BENCH_ARGS=...    further arguments of bench_gpu.py;  DRY_RUN=1: all of it, tiny and on the CPU
-#   JOBS=8            test processes
+#   JOBS=6            test processes
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 what=${1:-all} wheels=${2:-}
-OUT=${OUT:-build/gpu} LIMIT=${LIMIT:-3300} PART_LIMIT=${PART_LIMIT:-270} JOBS=${JOBS:-8}
+OUT=${OUT:-build/gpu} LIMIT=${LIMIT:-3300} PART_LIMIT=${PART_LIMIT:-270} JOBS=${JOBS:-6}
 BENCH_ARGS=${BENCH_ARGS:-} DRY_RUN=${DRY_RUN:-}
 PYTHON=${PYTHON:-python3}
 mkdir -p "$OUT" && OUT=$(cd "$OUT" && pwd)
@@ -119,20 +119,23 @@ build() {
   return $status
 }
 
-# Without arguments: files that have tests with the marker; the others may need what is not installed.
+# What fails is printed at once (tests/gpu/conftest.py): a run that is cut short has said it. Stacks of what takes long, too.
 run_pytest() {
-  local parallel=()
-  "$PYTHON" -c 'import xdist' 2> /dev/null && parallel=(-n "$JOBS" --dist worksteal --max-worker-restart 40)
-  "$PYTHON" -m pytest -q -rfE --tb=short --maxfail=60 --continue-on-collection-errors "${parallel[@]}" \
-    --junitxml="$OUT/junit_$1.xml" "${@:2}"
+  local more=()
+  "$PYTHON" -c 'import xdist' 2> /dev/null && ((JOBS > 1)) && more=(-n "$JOBS" --dist worksteal --max-worker-restart 40)
+  "$PYTHON" -c 'import pytest_timeout' 2> /dev/null && more+=(--timeout=150 --timeout-method=thread)
+  "$PYTHON" -m pytest -q -rfE --tb=short --maxfail=200 --durations=8 --continue-on-collection-errors \
+    -p no:benchmark -p no:cacheprovider -o faulthandler_timeout=90 "${more[@]}" --junitxml="$OUT/junit_$1.xml" "${@:2}"
 }
 
+# Without TESTS: every file that has tests with the marker; the others may need what is not installed.
 tests() {
   # shellcheck disable=SC2086,SC2046 # words
   run_pytest gpu -m gpu ${TESTS:-tests/gpu $(grep -rlE 'mark\.gpu\b' tests --include='test_*.py' | grep -v '^tests/gpu/')}
 }
 
-cpu_tests() {
+cpu_# Without TESTS: every file that has tests with the marker; the others may need what is not installed.
+tests() {
   # shellcheck disable=SC2086 # words
   run_pytest cpu ${CPU_TESTS:-tests/test_config.py tests/graph tests/clustering tests/runtime}
 }

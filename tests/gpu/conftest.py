@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests that need a CUDA device: full precision in the libraries, a clean context, and what DISC took, summed up."""
 
+import faulthandler
 import os
+import signal
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -34,6 +37,35 @@ def pytest_runtest_teardown(item: pytest.Item) -> None:
         if "PYTEST_XDIST_WORKER" in os.environ:
             os._exit(70)
         pytest.exit(f"the CUDA context is broken after {item.nodeid}: {error}", returncode=70)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(_Failures(config), "gpu-failures")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """A worker that does not end says where it hangs, and is ended: the others' results wait for it."""
+    if hasattr(config, "workerinput"):
+        faulthandler.dump_traceback_later(8, file=sys.__stderr__)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(15)
+
+
+class _Failures:
+    """Printed as they happen: time on a GPU is short, and a run may be ended before it sums up."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        terminal = self._config.pluginmanager.getplugin("terminalreporter")
+        if report.failed and terminal is not None and "/gpu/" in report.nodeid:
+            terminal.write_line("")
+            for line in report.longreprtext.strip().splitlines()[-25:]:
+                terminal.write_line(f"  {line}")
+            terminal.write_line(f"FAILED {report.nodeid} ({report.when})")
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
