@@ -4,6 +4,8 @@
 Without it such engines load all the same and say why they do not run: the original does.
 """
 
+import atexit
+import ctypes
 import logging
 from pathlib import Path
 
@@ -35,6 +37,8 @@ def load(package: Path) -> str:
         )
     try:
         torch.classes.load_library(str(found[0]))
+        # engines that live until the interpreter goes need not be taken apart, kernel by kernel
+        atexit.register(ctypes.CDLL(str(found[0])).blade_cuda_end)
     except (OSError, RuntimeError) as error:
         why = f"blade's CUDA runtime {found[0]} cannot be loaded: {error}"
         logger.warning("%s", why)

@@ -71,3 +71,6 @@ void check(CUresult result, const char* what) {
 }
 
 }  // namespace blade::cuda
+
+// For a process that ends in an orderly way (Python's atexit): what engines hold on devices goes with the process.
+extern "C" __attribute__((used, visibility("default"))) void blade_cuda_end() { blade::cuda::end(); }
