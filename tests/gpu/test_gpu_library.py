@@ -13,7 +13,7 @@ from blade.backends.disc.facts import Facts
 from blade.backends.disc.gpu.attention import attention
 from blade.backends.disc.gpu.choose import choose
 from blade.backends.disc.gpu.compile import compile_units
-from blade.backends.disc.gpu.driver import load
+from blade.backends.disc.gpu.driver import Function, load
 from blade.backends.disc.gpu.epilogue import plain_epilogue
 from blade.backends.disc.gpu.gemm import Tile, launch, product_of
 from blade.backends.disc.gpu.launch import LibraryLaunch
@@ -29,12 +29,18 @@ B, L = sympy.symbols("s0 s1", integer=True, positive=True)
 TOLERANCE = {torch.float32: 5e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
 
+def loaded(launches: Sequence[LibraryLaunch]) -> Mapping[str, Function]:
+    units = [x.choice.unit for x in launches]
+    return load(compile_units(units, target_of()), {u.name for u in units})
+
+
 def run(
-    launches: Sequence[LibraryLaunch], buffers: Mapping[int, torch.Tensor], sizes: Mapping[str, int]
+    launches: Sequence[LibraryLaunch],
+    functions: Mapping[str, Function],
+    buffers: Mapping[int, torch.Tensor],
+    sizes: Mapping[str, int],
 ) -> None:
     """Those that are meant for ``sizes``."""
-    units = [x.choice.unit for x in launches]
-    functions = load(compile_units(units, target_of()), {u.name for u in units})
     made: dict[int, torch.Tensor] = {}
 
     def number(dim: Dim) -> int:
@@ -79,13 +85,14 @@ def test_attention(dtype: torch.dtype, depth: int, causal: bool, biased: bool) -
     made = attend(b, part(0), part(1), part(2), bias, depth**-0.5, causal).args[0]
     launches = attention(made, target_of(), Facts())
     assert launches is not None
+    functions = loaded(launches)
     for batch, length in ((2, 1), (3, 16), (2, 31), (1, 130), (2, 384), (1, 700)):
         given = torch.randn(batch, length, 3 * heads * depth, dtype=dtype, device="cuda")
         mask = torch.zeros(batch, 1, 1, length, dtype=dtype, device="cuda")
         mask[..., length // 2 + 1 :] = torch.finfo(dtype).min
         got = torch.full((batch, length, heads, depth), math.nan, dtype=dtype, device="cuda")
         buffers = {x.id: given, m.id: mask, made.id: got}
-        run(launches, buffers, {"s0": batch, "s1": length})
+        run(launches, functions, buffers, {"s0": batch, "s1": length})
         parts = given.double().cpu().view(batch, length, 3, heads, depth).permute(2, 0, 3, 1, 4)
         wide = mask.double().cpu().expand(batch, heads, length, length) if biased else None
         want = reference(made, *parts, wide)
@@ -115,7 +122,8 @@ def test_products(dtype: torch.dtype, tile: Tile) -> None:
     y = b.make("linear", (x, w, bias), (B, L, columns), dtype)
     product = product_of(y, plain_epilogue(y))
     assert product is not None
-    made = launch(product, tile, None, Counters(4096), Facts())
+    made = launch(product, tile, None, Counters(4096), Facts(), target_of().starts_early)
+    functions = loaded([made])
     for batch, length in ((1, 1), (2, 33), (4, 100)):
         shapes = ((batch, length, depth), (columns, depth), (columns,))
         given = [torch.randn(s, device="cuda").mul(0.2).to(dtype) for s in shapes]
@@ -123,7 +131,7 @@ def test_products(dtype: torch.dtype, tile: Tile) -> None:
         got = [g.to(dtype) for g in got]
         for result in got:
             buffers = dict(zip((x.id, w.id, bias.id, y.id), (*given, result), strict=True))
-            run([made], buffers, {"s0": batch, "s1": length})
+            run([made], functions, buffers, {"s0": batch, "s1": length})
         want = torch.nn.functional.linear(*(t.double() for t in given))
         torch.testing.assert_close(
             got[0].double(), want, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype]

@@ -61,6 +61,13 @@ def attention(value: Value, target: GpuTarget, facts: Facts) -> list[LibraryLaun
     return [launch for launch in each if launch.choice.when != sympy.false]
 
 
+def attention_key(value: Value) -> str:
+    """Equal for attentions that run alike, as those of a model's layers do."""
+    views = [view_of(x) for x in value.args]
+    layouts = [(x.shape, v.strides, v.offset) for x, v in zip(value.args, views, strict=True) if v]
+    return repr((value.dtype, value.shape, layouts, dict(value.attrs)))
+
+
 def tiles(depth: int, columns: int, dtype: torch.dtype) -> tuple[Tile, Tile, Tile]:
     """For few queries, for few blocks of queries, and for many blocks (measured on an H200).
 
@@ -132,7 +139,7 @@ class _Call:
         results: tuple[Value | Scratch, ...],
         parts: int,
     ) -> LibraryLaunch:
-        text = attention_text(numbers.names, len(self.lead), parts > 1)
+        text = attention_text(numbers.names, len(self.lead), parts > 1, self.target.starts_early)
         operands: tuple[Value | Scratch, ...] = (
             self.q,
             self.k,
@@ -150,6 +157,7 @@ class _Call:
             (*self.aligned(names, operands), *numbers.aligned),
             tile.warps,
             tile.stages,
+            self.target.starts_early,
         )
         grid = plain(self.blocks(tile) * parts)
         return LibraryLaunch(Choice(_or_none(when), unit, (grid, 1, 1)), operands, numbers.values)
@@ -167,10 +175,11 @@ class _Call:
         }
         unit = named(
             "attention_combine",
-            combine_text(numbers.names, len(self.lead)),
+            combine_text(numbers.names, len(self.lead), self.target.starts_early),
             (*pointers, *numbers.signature),
             (*numbers.constants, *constants.items()),
             (*self.aligned(names, operands), *numbers.aligned),
+            early=self.target.starts_early,
         )
         grid = plain(sympy.sympify(numel(self.lead)) * self.queries)
         return LibraryLaunch(Choice(_or_none(when), unit, (grid, 1, 1)), operands, numbers.values)

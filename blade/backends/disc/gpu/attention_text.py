@@ -15,9 +15,10 @@ SPLIT: so many programs share the keys of a block of queries; another kernel com
 
 from collections.abc import Sequence
 
+from blade.backends.disc.gpu.gemm_text import EARLY
+
+_IMPORTS = "import triton\nimport triton.language as tl\n"
 _VISIT = '''\
-import triton
-import triton.language as tl
 
 
 @triton.jit
@@ -99,7 +100,7 @@ def kernel(
     BIAS: tl.constexpr, BIAS_ROWS: tl.constexpr, CAUSAL: tl.constexpr, UNDEFINED: tl.constexpr,
     PRECISION: tl.constexpr, SPLIT: tl.constexpr,
 ):
-    queries = tl.cast(L, tl.int32)
+%(launch)s    queries = tl.cast(L, tl.int32)
     keys = tl.cast(S, tl.int32)
     program = tl.program_id(0)
     part = program %% SPLIT
@@ -113,7 +114,7 @@ def kernel(
     e = tl.arange(0, BLOCK_E)
     there = rows[:, None] < queries
     q_at = q + rows.to(tl.int64)[:, None] * Q_ROW + d[None, :]
-    x = tl.load(q_at, mask=there & (d[None, :] < D), other=0.0)
+%(wait)s    x = tl.load(q_at, mask=there & (d[None, :] < D), other=0.0)
     acc = tl.zeros((BLOCK_L, BLOCK_E), tl.float32)
     total = tl.zeros((BLOCK_L,), tl.float32)
     top = tl.full((BLOCK_L,), float("-inf"), tl.float32)
@@ -158,8 +159,6 @@ _PART = """\
 """
 
 _COMBINE = '''\
-import triton
-import triton.language as tl
 
 
 @triton.jit
@@ -169,13 +168,13 @@ def kernel(
     SPLIT: tl.constexpr,
 ):
     """One query of one head: the parts, weighted by how their largest scores compare."""
-    queries = tl.cast(L, tl.int32)
+%(launch)s    queries = tl.cast(L, tl.int32)
     program = tl.program_id(0)
     row = program %% queries
     rest = program // queries
 %(lead)s    part = program.to(tl.int64) * SPLIT + tl.arange(0, SPLIT)
     e = tl.arange(0, BLOCK_E)
-    top = tl.load(tops + part)
+%(wait)s    top = tl.load(tops + part)
     new = tl.max(top, 0)
     base = tl.where(new == float("-inf"), 0.0, new)
     weight = tl.exp2(top - base)
@@ -188,17 +187,27 @@ def kernel(
 '''
 
 
-def attention_text(numbers: Sequence[str], rank: int, split: bool) -> str:
-    """``numbers``: the sizes and strides that are not known; ``rank``: how many leading axes there are."""
+def attention_text(numbers: Sequence[str], rank: int, split: bool, early: bool) -> str:
+    """``numbers``: sizes and strides; ``rank``: how many leading axes there are.
+
+    ``early``: the launch before may still run; nothing is read until it has ended.
+    """
     pointers = "q, k, v, bias, " + ("sums, totals, tops" if split else "out")
     walked = ("q", "k", "v", "bias") if split else ("q", "k", "v", "bias", "out")
     names = {"pointers": pointers, "numbers": _listed(numbers), "lead": _lead(rank, walked)}
-    return _VISIT + _KERNEL % names + (_PART if split else _WHOLE)
+    text = _VISIT + _KERNEL % (names | _around(early)) + (_PART if split else _WHOLE)
+    return _IMPORTS + EARLY * early + text
 
 
-def combine_text(numbers: Sequence[str], rank: int) -> str:
+def combine_text(numbers: Sequence[str], rank: int, early: bool) -> str:
     """What puts the parts of a split attention together."""
-    return _COMBINE % {"numbers": _listed(numbers), "lead": _lead(rank, ("out",))}
+    names = {"numbers": _listed(numbers), "lead": _lead(rank, ("out",))}
+    return _IMPORTS + EARLY * early + _COMBINE % (names | _around(early))
+
+
+def _around(early: bool) -> dict[str, str]:
+    launch, wait = "    gdc_launch_dependents()\n", "    gdc_wait()\n"
+    return {"launch": launch * early, "wait": wait * early}
 
 
 def _listed(numbers: Sequence[str]) -> str:

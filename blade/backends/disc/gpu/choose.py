@@ -92,7 +92,7 @@ class _Measuring:
             if (tile := candidate(p, most, target)) is not None
         }
         self.launches = {
-            (p.key, tile): launch(p, tile, None, counters, facts)
+            (p.key, tile): launch(p, tile, None, counters, facts, target.starts_early)
             for p in products
             for tile in {self.tiles.get((p.key, most)) for most in CLASSES} - {None}
             if tile is not None

@@ -14,7 +14,25 @@ from typing import Any
 import torch
 
 _SHARED_UNASKED = 48 * 1024  # bytes that every function may have
+_SERIALIZED_LOOSELY = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+
+
+class _Attribute(ctypes.Structure):
+    """CUlaunchAttribute."""
+
+    _fields_ = (("id", ctypes.c_int), ("pad", ctypes.c_int), ("value", ctypes.c_int * 16))
+
+
+class _Config(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = (
+        *((name, ctypes.c_uint) for name in ("gx", "gy", "gz", "bx", "by", "bz", "shared")),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(_Attribute)),
+        ("count", ctypes.c_uint),
+    )
 
 
 class DriverError(RuntimeError):
@@ -28,6 +46,7 @@ class Function:
     handle: Any
     threads: int
     shared: int
+    early: bool
 
     def launch(
         self, grid: tuple[int, int, int], pointers: Sequence[torch.Tensor], ints: Sequence[int]
@@ -44,8 +63,10 @@ class Function:
         addresses = [ctypes.cast(ctypes.pointer(v), ctypes.c_void_p) for v in values]
         array = (ctypes.c_void_p * len(values))(*addresses)
         stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-        block = (self.threads, 1, 1)
-        _call("cuLaunchKernel", self.handle, *grid, *block, self.shared, stream, array, None)
+        attribute = _Attribute(_SERIALIZED_LOOSELY, 0, (ctypes.c_int * 16)(1))
+        config = _Config(*grid, self.threads, 1, 1, self.shared, stream)
+        config.attributes, config.count = ctypes.pointer(attribute), int(self.early)
+        _call("cuLaunchKernelEx", ctypes.byref(config), self.handle, array, None)
 
 
 def load(data: bytes, names: Container[str]) -> dict[str, Function]:
@@ -59,20 +80,20 @@ def load(data: bytes, names: Container[str]) -> dict[str, Function]:
         line, _, rest = rest.partition(b"\n")
         lines.append(line.decode().split())
     found: dict[str, Function] = {}
-    for _isa, name, threads, shared, size in lines:
+    for _isa, name, threads, shared, size, *early in lines:
         if name in names:
-            found[name] = _function(name, rest[: int(size)], int(threads), int(shared))
+            found[name] = _function(name, rest[: int(size)], int(threads), int(shared), bool(early))
         rest = rest[int(size) :]
     return found
 
 
-def _function(name: str, code: bytes, threads: int, shared: int) -> Function:
+def _function(name: str, code: bytes, threads: int, shared: int, early: bool) -> Function:
     module, handle = ctypes.c_void_p(), ctypes.c_void_p()
     _call("cuModuleLoadData", ctypes.byref(module), code)
     _call("cuModuleGetFunction", ctypes.byref(handle), module, name.encode())
     if shared > _SHARED_UNASKED:
         _call("cuFuncSetAttribute", handle, _MAX_DYNAMIC_SHARED, shared)
-    return Function(handle, threads, shared)
+    return Function(handle, threads, shared, early)
 
 
 def _call(name: str, *args: Any) -> None:

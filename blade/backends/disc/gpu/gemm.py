@@ -24,6 +24,8 @@ from blade.backends.disc.steps import Counters, Scratch
 from blade.backends.disc.views import row_distance, view_of
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+LINE_BYTES = 128
+MOST_LINES = 32  # of a row of weights
 GROUP = 8  # rows of blocks side by side
 
 
@@ -89,8 +91,12 @@ def launch(
     when: sympy.Basic | None,
     counters: Counters,
     facts: Facts,
+    early: bool = False,
 ) -> LibraryLaunch:
-    """``product`` in blocks of ``tile`` where ``when`` holds. ``counters``: the program's, for the blocks."""
+    """``product`` in blocks of ``tile`` where ``when`` holds. ``counters``: the program's, for the blocks.
+
+    ``early``: it may be started before the launch before it has ended.
+    """
     x, w = product.x, product.w
     row, step = product.weight_strides
     sizes = {f"n{k}": size for k, size in enumerate(product.epilogue.kernel.sizes())}
@@ -125,21 +131,30 @@ def launch(
         "SPLIT": tile.split,
         "EVEN_N": product.columns % tile.n == 0,
         "EVEN_K": product.depth % (tile.k * tile.split) == 0,
+        **_lines(product, tile),
         "PRECISION": "tf32x3" if x.dtype == torch.float32 else "tf32",
     }
     even, indent = product.columns % tile.n == 0, 8 if tile.split > 1 else 4
     lines = epilogue_text(product.epilogue, tile.m, tile.n, even, indent)
     unit = named(
         "linear",
-        gemm_text([*names, *numbers.names], lines, tile.split > 1),
+        gemm_text([*names, *numbers.names], lines, tile.split > 1, early),
         (*pointers, *numbers.signature),
         (*numbers.constants, *constants.items()),
         (*aligned, *numbers.aligned),
         tile.warps,
         tile.stages,
+        early,
     )
     grid = (blocks, tile.split, 1)
     return LibraryLaunch(Choice(when, unit, grid), operands, numbers.values)
+
+
+def _lines(product: Product, tile: Tile) -> dict[str, int]:
+    """Of a program's weights: elements of one in the cache, and how many are asked for at once."""
+    line = LINE_BYTES // product.w.dtype.itemsize
+    share = -(-product.depth // (tile.k * tile.split)) * tile.k
+    return {"LINE": line, "LINES": min(MOST_LINES, 1 << (-(-share // line) - 1).bit_length())}
 
 
 def _aligned(operand: Value | Scratch | Counters, facts: Facts) -> bool:

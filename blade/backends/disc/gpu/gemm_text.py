@@ -12,6 +12,7 @@ is zero again afterwards).
 
 from blade.backends.disc.gpu.device_functions import called, sources
 
+EARLY = "from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait\n"
 _IMPORTS = "import triton\nimport triton.language as tl\n"
 _LIBDEVICE = "from triton.language.extra.cuda import libdevice\n"
 _TEXT = """\
@@ -20,6 +21,7 @@ def kernel(
     %(names)s,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
     SPLIT: tl.constexpr, EVEN_N: tl.constexpr, EVEN_K: tl.constexpr, PRECISION: tl.constexpr,
+    LINE: tl.constexpr, LINES: tl.constexpr,
 ):
     height = tl.cast(M, tl.int32)
     across = tl.cdiv(height, BLOCK_M)
@@ -41,7 +43,7 @@ def kernel(
     depth = part * steps * BLOCK_K + tl.arange(0, BLOCK_K)
     x_at = x + near[:, None] * X_ROW + depth[None, :]
     w_at = w + beside[None, :] * W_N + depth[:, None].to(tl.int64) * W_K
-    acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+%(begin)s    acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for step in range(0, steps):
         if EVEN_K:
             a = tl.load(x_at)
@@ -53,6 +55,16 @@ def kernel(
         acc = tl.dot(a, b, acc, input_precision=PRECISION)
         x_at += BLOCK_K
         w_at += BLOCK_K * W_K
+"""
+
+_PREFETCH = """\
+@triton.jit
+def prefetch(lines):
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [lines], tl.int32, False, 1
+    )
+
+
 """
 
 _SPLIT = """\
@@ -69,9 +81,22 @@ _SPLIT = """\
 """
 
 
-def gemm_text(names: list[str], epilogue: str, split: bool) -> str:
-    """``names``: the pointers, sizes and strides; ``epilogue``: lines, indented to follow."""
+_BEGIN = """\
+    gdc_launch_dependents()
+    line = tl.minimum(part * steps * BLOCK_K + tl.arange(0, LINES) * LINE, K - 1)
+    prefetch(w + beside[:, None] * W_N + line[None, :].to(tl.int64) * W_K)
+    gdc_wait()
+"""
+
+
+def gemm_text(names: list[str], epilogue: str, split: bool, early: bool) -> str:
+    """``names``: the pointers, sizes and strides; ``epilogue``: lines, indented to follow.
+
+    ``early``: the launch before may still run; the weights, which it does not write, are on their way by then.
+    """
     functions = sources(called(epilogue))
     imports = _IMPORTS + (_LIBDEVICE if "libdevice." in functions + epilogue else "")
-    body = _TEXT % {"names": ", ".join(names)}
+    if early:
+        imports, functions = imports + EARLY, functions + _PREFETCH
+    body = _TEXT % {"names": ", ".join(names), "begin": _BEGIN if early else ""}
     return f"{imports}\n\n{functions}{body}{_SPLIT if split else ''}{epilogue}"

@@ -10,19 +10,20 @@ for the numbers of rows where that is fastest; for others ATen multiplies and th
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 
 import sympy
 
 from blade.backends.disc.fuse import Fused, Group, is_instruction
-from blade.backends.disc.gpu.attention import attention
+from blade.backends.disc.gpu.attention import attention, attention_key
 from blade.backends.disc.gpu.epilogue import group_epilogue, plain_epilogue
 from blade.backends.disc.gpu.gemm import Product, launch, product_of
 from blade.backends.disc.gpu.launch import ByAten, LibraryLaunch
 from blade.backends.disc.gpu.plan import Plan, between
 from blade.backends.disc.gpu.target import GpuTarget
 from blade.backends.disc.ir import Value
-from blade.backends.disc.steps import Counters
+from blade.backends.disc.steps import Counters, Scratch
 from blade.backends.disc.views import view_of
 
 Served = LibraryLaunch | ByAten
@@ -37,7 +38,7 @@ class Library:
         self.target = target
         self.counters = Counters(MOST_BLOCKS)
         self.plans: Mapping[str, Plan] = {}
-        self.attentions: dict[int, list[LibraryLaunch]] = {}
+        self.attentions: dict[str, tuple[Value, list[LibraryLaunch]]] = {}
 
     @cached_property
     def followed(self) -> Mapping[int, tuple[Group, Product]]:
@@ -89,11 +90,20 @@ class Library:
 
     def attention(self, value: Value) -> list[LibraryLaunch]:
         """What runs for an attention."""
-        if value.id not in self.attentions:
+        key = attention_key(value)
+        if key not in self.attentions:
             launches = attention(value, self.target, self.fused.facts)
             assert launches is not None, value  # lowering makes none that has no kernel
-            self.attentions[value.id] = launches
-        return self.attentions[value.id]
+            self.attentions[key] = (value, launches)
+        like, launches = self.attentions[key]
+        moved: dict[int, Value | Scratch | Counters] = {
+            id(old): new for old, new in zip(like.args, value.args, strict=True)
+        }
+        moved[id(like)] = value
+        return [
+            replace(one, operands=tuple(moved.get(id(o), o) for o in one.operands))
+            for one in launches
+        ]
 
     def value(self, value: Value) -> list[Served] | None:
         """What runs for a library instruction; ``[]``: a group has it; ``None``: ATen's, always."""
@@ -116,8 +126,8 @@ class Library:
             if tile is None:
                 steps.append(ByAten(value, holds))
             else:
-                facts = self.fused.facts
-                steps.append(launch(product, tile, holds, self.counters, facts))
+                facts, early = self.fused.facts, self.target.starts_early
+                steps.append(launch(product, tile, holds, self.counters, facts, early))
         return steps
 
     @cached_property

@@ -24,12 +24,16 @@ _BLOCKS: dict[int, Tile] = {
     512: Tile(64, 64, 64, warps=4, stages=4),
 }
 
+_PLAIN = {128: Tile(64, 64, 64, warps=4, stages=5)}
+"""Where nothing follows."""
+
 
 def candidate(product: Product, most: int | None, target: GpuTarget) -> Tile | None:
     """The tile for up to ``most`` rows (``None``: any number); ``None`` where ATen's will be faster."""
     if most is None or (most > 128 and not follows(product)):
         return None
     block = next(b for rows, b in _BLOCKS.items() if most <= rows)
+    block = _PLAIN.get(most, block) if not follows(product) else block
     k = block.k // 2 if product.x.dtype == torch.float32 else block.k
     programs = -(-most // block.m) * -(-product.columns // block.n)
     split = _split(product.depth, k, target.multiprocessors // programs)

@@ -131,8 +131,12 @@ def load(unit: Unit) -> types.ModuleType:
     if hasattr(module, "libdevice"):
         module.libdevice = _Libdevice()  # type: ignore[attr-defined]
     module.range = _range  # type: ignore[attr-defined]
-    for name in ("gdc_wait", "gdc_launch_dependents"):  # programs run one after the other
-        setattr(module, name, lambda: None)
+    for name in (
+        "gdc_wait",
+        "gdc_launch_dependents",
+        "prefetch",
+    ):  # programs run one after the other
+        setattr(module, name, lambda *_: None)
     return module
 
 
