@@ -45,6 +45,7 @@ class Body:
         self.column_mask = False
         self.tiled = False  # columns begin at c0
         self.walked = False  # columns are counted in 64 bits, in a loop
+        self.beside = False  # memory is contiguous along the rows of a tile, not along its columns
         self.values: dict[int, str] = {}
         self.rows: dict[int, bool] = {}  # value -> does it differ from row to row (of a tile)?
         self.columns: dict[int, bool] = {}
@@ -124,7 +125,7 @@ class Body:
         self.columns[i] = self.columns.get(i, False) or number(access.strides[-1]) != 0
         self.exact.add(i)
         pointer = self.pointer(access) + (f" + {place}" if place else "")
-        if self.columns[i] and not self.rows[i] and self.tile.rows > 1:
+        if self.columns[i] and not self.rows[i] and self.tile.rows > 1 and not self.beside:
             # loaded as [1, columns] it would have another layout, and go through shared memory
             pointer = f"tl.broadcast_to({pointer}, [{self.tile.rows}, {self.tile.columns}])"
             self.rows[i] = True

@@ -66,6 +66,7 @@ class _Writer:
         along = range(len(kernel.outer)) if beside is None else [beside]
         vectors = frozenset(along if self.tile.rows > 1 else ())
         self.body = Body(kernel, self.tile, sizes, vectors)
+        self.body.beside = beside is not None
 
     def run(self) -> None:
         self.note_multiples()
