@@ -19,7 +19,7 @@ from blade.backends.disc.gpu.driver import DriverError, Function, load
 from blade.backends.disc.gpu.emit import emit
 from blade.backends.disc.gpu.gemm import Product, Tile, launch
 from blade.backends.disc.gpu.measure import Bench, sizes_for
-from blade.backends.disc.gpu.plan import CLASSES, Plan, merged
+from blade.backends.disc.gpu.plan import Plan, classes, merged
 from blade.backends.disc.gpu.target import GpuTarget
 from blade.backends.disc.gpu.tiles import candidate, unmeasured
 from blade.backends.disc.gpu.unit import Unit
@@ -88,14 +88,13 @@ class _Measuring:
         self.tiles = {
             (p.key, most): tile
             for p in products
-            for most in CLASSES
+            for most in classes(p.rows)
             if (tile := candidate(p, most, target)) is not None
         }
         self.launches = {
             (p.key, tile): launch(p, tile, None, counters, facts, target.starts_early)
             for p in products
-            for tile in {self.tiles.get((p.key, most)) for most in CLASSES} - {None}
-            if tile is not None
+            for tile in dict.fromkeys(t for (key, _), t in self.tiles.items() if key == p.key)
         }
         self.follows = {p.key: emit(p.epilogue.kernel, target) for p in products if _follows(p)}
         units = [made.choice.unit for made in self.launches.values()]
@@ -104,20 +103,23 @@ class _Measuring:
         self.functions: dict[str, Function] = load(data, {unit.name for unit in units})
 
     def plans(self) -> list[Plan]:
-        return [merged([(m, self.best(p, m)) for m in CLASSES]) for p in self.products]
+        return [merged([(m, self.best(p, m)) for m in classes(p.rows)]) for p in self.products]
 
     def best(self, product: Product, most: int | None) -> Tile | None:
         """The tile for this class, or ``None`` for ATen's product."""
         tile = self.tiles.get((product.key, most))
-        sizes = None if most is None else sizes_for(product.rows, most)
-        if tile is None or sizes is None:
+        if tile is None or most is None:
+            return None
+        rows = product.rows if isinstance(product.rows, int) else most
+        sizes = sizes_for(product, rows)
+        if sizes is None:
             return None
         bench = Bench(product, sizes, self.functions)
         theirs = bench.us(bench.theirs(self.follows.get(product.key, ())))
         ours = bench.us(bench.ours(self.launches[product.key, tile]))
         log.info(
             "product %d x %d of %d rows: %.2f us by ATen, %.2f us by %s",
-            *(product.columns, product.depth, most, theirs, ours, tile),
+            *(product.columns, product.depth, rows, theirs, ours, tile),
         )
         return tile if ours < WORTH * theirs else None
 

@@ -25,14 +25,15 @@ _REPLAYS = 5
 Sizes = Mapping[sympy.Symbol, int]
 
 
-def sizes_for(rows: Dim, number: int) -> Sizes | None:
+def sizes_for(product: Product, number: int) -> Sizes | None:
     """Values of the size symbols for which there are ``number`` rows: one of them is that, the others 1."""
-    if isinstance(rows, int):
-        return {} if rows == number else None
-    symbols = sorted(rows.free_symbols, key=str)
-    for chosen in symbols:
+    kernel, buffers = product.epilogue.kernel, product.epilogue.buffers
+    dims = [product.rows, product.row, *product.weight_strides, *kernel.sizes()]
+    dims += [d for b in buffers for d in (*b.shape, *(b.strides or ()))]
+    symbols = sorted({s for d in dims for s in sympy.sympify(d).free_symbols}, key=str)
+    for chosen in (None, *symbols):
         sizes = {s: number if s is chosen else 1 for s in symbols}
-        if rows.subs(sizes) == number:
+        if sympy.sympify(product.rows).subs(sizes) == number:
             return sizes
     return None
 

@@ -26,14 +26,21 @@ class Plan:
         assert limits[-1] is None and None not in limits[:-1], self
 
 
+def classes(rows: Dim) -> tuple[int | None, ...]:
+    """Those that ``rows`` can be in."""
+    if not isinstance(rows, int):
+        return CLASSES
+    return (next(most for most in CLASSES if most is None or rows <= most),)
+
+
 def merged(choices: list[tuple[int | None, Tile | None]]) -> Plan:
-    """A plan of one choice per class; neighbours that agree are one range."""
+    """A plan of one choice per class; neighbours that agree are one range, and the last one has no end."""
     ranges: list[tuple[int | None, Tile | None]] = []
     for most, tile in choices:
         if ranges and ranges[-1][1] == tile:
             ranges.pop()
         ranges.append((most, tile))
-    return Plan(tuple(ranges))
+    return Plan((*ranges[:-1], (None, ranges[-1][1])))
 
 
 def between(size: Dim, low: int, most: int | None) -> sympy.Basic:

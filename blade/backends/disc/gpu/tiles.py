@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 
 from blade.backends.disc.gpu.gemm import Product, Tile
-from blade.backends.disc.gpu.plan import CLASSES, Plan, merged
+from blade.backends.disc.gpu.plan import Plan, classes, merged
 from blade.backends.disc.gpu.target import GpuTarget
 from blade.backends.disc.kernel import Compute
 
@@ -47,7 +47,7 @@ def unmeasured(product: Product, target: GpuTarget) -> Plan:
     return merged(
         [
             (rows, candidate(product, rows, target) if rows is not None and rows <= most else None)
-            for rows in CLASSES
+            for rows in classes(product.rows)
         ]
     )
 

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which kernel computes a product at which number of rows."""
+
+import pytest
+import sympy
+import torch
+from cpu_native import symbol
+
+from blade.backends.disc.gpu.epilogue import plain_epilogue
+from blade.backends.disc.gpu.gemm import Product, Tile, product_of
+from blade.backends.disc.gpu.measure import sizes_for
+from blade.backends.disc.gpu.plan import CLASSES, Plan, between, classes, merged
+from blade.backends.disc.gpu.target import GpuTarget
+from blade.backends.disc.gpu.tiles import candidate, unmeasured
+from blade.backends.disc.ir import Builder, Shape
+
+B, S = symbol("s0"), symbol("s1")
+TARGET = GpuTarget()
+
+
+def product(rows: Shape, columns: int, depth: int, dtype: torch.dtype = torch.float16) -> Product:
+    b = Builder()
+    x = b.make("input", (), (*rows, depth), dtype, index=0)
+    w = b.make("const", (), (columns, depth), dtype, index=0)
+    y = b.make("linear", (x, w), (*rows, columns), dtype)
+    found = product_of(y, plain_epilogue(y))
+    assert found is not None
+    return found
+
+
+def test_neighbours_that_agree_are_one_range() -> None:
+    small, large = Tile(16, 32, 64), Tile(64, 64, 64)
+    plan = merged([(32, small), (128, small), (256, large), (None, None)])
+    assert plan.ranges == ((128, small), (256, large), (None, None))
+    assert merged([(32, small)]).ranges == ((None, small),)
+    with pytest.raises(AssertionError):
+        Plan(((32, small),))
+
+
+def test_ranges_hold_once_for_every_number_of_rows() -> None:
+    plan = unmeasured(product((B, S), 768, 3072), TARGET)
+    assert len(plan.ranges) == 3  # up to 32 rows, up to 128, ATen's
+    for rows in (0, 1, 32, 33, 128, 129, 10**6):
+        low, holds = 0, []
+        for most, tile in plan.ranges:
+            if between(sympy.Integer(rows), low, most) == sympy.true:
+                holds.append(tile)
+            low = 0 if most is None else most + 1
+        assert len(holds) == 1 and (holds[0] is None) == (rows > 128)
+
+
+def test_a_known_number_of_rows_has_one_class() -> None:
+    assert classes(S) == CLASSES
+    assert [classes(n) for n in (1, 32, 33, 512, 513)] == [(32,), (32,), (128,), (512,), (None,)]
+    assert unmeasured(product((7,), 768, 768), TARGET).ranges[0][1] is not None
+    assert unmeasured(product((700,), 768, 768), TARGET).ranges == ((None, None),)
+
+
+def test_depth_is_shared_evenly_and_no_further_than_there_are_multiprocessors() -> None:
+    for columns, depth in ((768, 3072), (768, 768), (64, 4096), (50000, 4096), (768, 3000)):
+        for most in (32, 128):
+            tile = candidate(product((S,), columns, depth), most, TARGET)
+            assert tile is not None
+            blocks = -(-most // tile.m) * -(-columns // tile.n)
+            assert tile.split == 1 or depth % (tile.split * tile.k) == 0
+            assert tile.split == 1 or blocks * tile.split <= TARGET.multiprocessors
+    shared = candidate(product((S,), 768, 3072), 32, TARGET)
+    assert shared is not None and shared.split == 4
+
+
+def test_sizes_for_a_number_of_rows() -> None:
+    assert sizes_for(product((B, S), 8, 16), 32) == {B: 32, S: 1}
+    assert sizes_for(product((5,), 8, 16), 5) == {}
+    assert sizes_for(product((5,), 8, 16), 6) is None
+    assert sizes_for(product((2 * S + 1,), 8, 16), 32) is None
