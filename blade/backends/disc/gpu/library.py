@@ -74,11 +74,13 @@ class Library:
 
     def follows(self, group: Group) -> tuple[Value, Product] | None:
         """The product that ``group`` is computed with, if there is one."""
-        for value in self.fused.graph.values:
-            follower, product = self.followed.get(value.id, (None, None))
-            if product is not None and follower is group:
-                return value, product
-        return None
+        return self._products_of.get(id(group))
+
+    @cached_property
+    def _products_of(self) -> Mapping[int, tuple[Value, Product]]:
+        values = (v for v in self.fused.graph.values if v.id in self.followed)
+        pairs = ((v, *self.followed[v.id]) for v in values)
+        return {id(group): (v, product) for v, group, product in pairs}
 
     def group(self, group: Group) -> list[Served] | None:
         """What runs for ``group`` and the product before it: by ATen, the group runs by itself after it.
