@@ -7,7 +7,8 @@ from typing import Any
 from blade.config import Config
 from blade.errors import ConfigError
 
-MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+_WITHOUT_GRAPHS = "max-autotune-no-cudagraphs"
+MODES = ("default", "reduce-overhead", "max-autotune", _WITHOUT_GRAPHS)
 # What a graph of torch.compile has no place for.
 _ABOUT_CAPTURE = (
     *("allow_tracing", "preserved_attributes", "freeze_module", "customize_jit_passes"),
@@ -20,8 +21,8 @@ _ABOUT_CAPTURE = (
 def config_of(mode: str | None, options: Mapping[str, Any] | None) -> Config:
     """The innermost active ``with Config(...)`` with ``options`` on top; the backend is DISC unless they name one.
 
-    All modes do the same: no engine is tuned per size, and there is no overhead that a mode could take
-    away. Raises ``ConfigError`` for an option that is no field of ``Config``, or one about what
+    All modes do the same, as no engine is tuned per size, but for "max-autotune-no-cudagraphs", which says what
+    it is without. Raises ``ConfigError`` for an option that is no field of ``Config``, or one about what
     ``torch.compile`` decides (capture, sizes).
     """
     if mode is not None and mode not in MODES:
@@ -32,4 +33,5 @@ def config_of(mode: str | None, options: Mapping[str, Any] | None) -> Config:
             f"options={{{wrong[0]!r}: ...}} has no meaning for torch.compile, which captures the model itself "
             "and says which sizes vary (dynamic=..., mark_dynamic); use blade.optimize for it"
         )
-    return Config.current().evolve(**{"optimization_pipeline": "DISC", **given})
+    said = {"cuda_graphs": False} if mode == _WITHOUT_GRAPHS else {}
+    return Config.current().evolve(**{"optimization_pipeline": "DISC", **said, **given})

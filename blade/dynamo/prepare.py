@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rewrite of a functional graph that lets more of it be one cluster; values stay bit for bit.
+"""Rewrites of a functional graph that let more of it be one cluster.
 
 Dropout draws its mask as ``bernoulli(empty_like(x))``: that needs the sizes of ``x`` and not ``x``. Written
 as ``empty_strided`` of these sizes, all masks can be drawn before a cluster, in the same order as ever, and do
-not cut it in two.
+not cut it in two. Values stay bit for bit.
+
+Attention on a GPU arrives as the kernel that torch chose at the sample's sizes, with results that only its
+gradient wants. Where nobody takes those it is attention again, which every backend may serve as it likes.
 """
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +17,11 @@ import torch
 from torch.fx import Graph, Node
 
 aten = torch.ops.aten
+_ATTENTION = (
+    aten._scaled_dot_product_flash_attention.default,
+    aten._scaled_dot_product_efficient_attention.default,
+    aten._scaled_dot_product_cudnn_attention.default,
+)
 
 
 def prepare(graph: Graph) -> None:
@@ -25,6 +34,8 @@ def prepare(graph: Graph) -> None:
     for node in list(graph.nodes):
         if node.target is aten.empty_like.default:
             _of_sizes(graph, node, known)
+        elif node.target in _ATTENTION:
+            _only_attention(graph, node)
     graph.eliminate_dead_code(lambda node: node.is_impure() or _draws(node))
 
 
@@ -44,6 +55,33 @@ def _of_sizes(graph: Graph, node: Node, known: dict[Any, Node]) -> None:
         made = graph.call_function(aten.empty_strided.default, (sizes, strides), form)
     made.meta = dict(node.meta)
     node.replace_all_uses_with(made)
+    graph.erase_node(node)
+
+
+def _only_attention(graph: Graph, node: Node) -> None:
+    """The op that chooses a kernel itself, if the result is all that is taken of what this one gives."""
+    taken = list(node.users)
+    if any(user.target is not operator.getitem or user.args[1] != 0 for user in taken):
+        return
+    names = [a.name for a in node.target._schema.arguments]  # type: ignore[union-attr]
+    given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+    if given.get("dropout_p", 0.0) != 0.0 or given.get("return_debug_mask", False):
+        return
+    query, key, value = (given[name] for name in ("query", "key", "value"))
+    how = {
+        "attn_mask": given.get("attn_bias"),
+        "is_causal": given.get("is_causal", False),
+        "scale": given.get("scale"),
+        "enable_gqa": query.meta["val"].shape[1] != key.meta["val"].shape[1],
+    }
+    for user in taken:
+        with graph.inserting_before(user):
+            made = graph.call_function(
+                aten.scaled_dot_product_attention.default, (query, key, value), how
+            )
+        made.meta = dict(user.meta)
+        user.replace_all_uses_with(made)
+        graph.erase_node(user)
     graph.erase_node(node)
 
 

@@ -14,8 +14,10 @@ from typing import Any, cast
 
 import torch
 
+from blade.backends import registry
 from blade.backends.base import Cluster
 from blade.config import Config
+from blade.fallback.lossy import budget_of
 from blade.fallback.measure import measure, why_clearly_slower
 from blade.fallback.verify import verify
 from blade.graph.fx_extract import FxExtracted, carrier
@@ -110,6 +112,7 @@ class Served(torch.nn.Module):
             self._original,
             self.backend,
             strict,
+            budget_of(registry.load(self.backend), self._config),
             derived=self._derived,
             seconds=DERIVED_S,
         )

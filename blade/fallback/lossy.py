@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 
 from blade.backends import registry
-from blade.budget import ELSEWHERE, AccuracyBudget, output_error
+from blade.budget import DEFAULT, ELSEWHERE, AccuracyBudget, output_error
 from blade.config import Config
 from blade.fallback import compare
 from blade.fallback.cases import Case
@@ -56,8 +56,14 @@ def code_of(case: Case, got: Tensors, want: Tensors) -> Code:
 
 
 def budget_of(backend: object, config: Config) -> AccuracyBudget | None:
-    """``config.accuracy_budget`` if ``backend`` makes lossy engines under ``config``."""
-    return config.accuracy_budget if _makes_lossy(backend, config) else None
+    """``config.accuracy_budget`` if ``backend`` makes lossy engines under ``config``.
+
+    A metric says nothing of a cluster; where nobody made errors of it (``metric.meet``), it is the default.
+    """
+    if not _makes_lossy(backend, config):
+        return None
+    given = config.accuracy_budget
+    return DEFAULT if given.kind == "metric" else given
 
 
 def is_lossy(backends: str, config: Config) -> bool:

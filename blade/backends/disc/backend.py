@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """DISC as a backend: which nodes it takes, and a cluster to an engine."""
 
+import logging
 from pathlib import Path
+from typing import Any
 
 import numpy
 import torch
@@ -13,11 +15,14 @@ from blade.backends.disc.cpu.target import Target, host
 from blade.backends.disc.gpu import available as gpu
 from blade.backends.disc.gpu.target import GpuTarget, target_of
 from blade.backends.disc.support import NAME, why_not_op
+from blade.budget import output_error
 from blade.cache import open_cache
 from blade.config import Config
 from blade.exchange.half import half_of
 from blade.reason import Reason
 from blade.runtime.engine import make_engine
+
+log = logging.getLogger(__name__)
 
 _COMPILERS = {"cpu": cpu.why_unavailable, "cuda": gpu.why_unavailable}
 
@@ -51,6 +56,16 @@ class DiscBackend:
 
     def convert(self, cluster: Cluster, config: Config) -> torch.ScriptObject:
         device = device_of(cluster)
+        half = half_of(cluster, config) if device.type == "cuda" else None
+        engine = self._engine(cluster, config, device, half)
+        if half is not None and not _is_near(engine, cluster, config):
+            log.info("%s: %s is too coarse for its products", cluster.name, half)
+            engine = self._engine(cluster, config, device, None)
+        return engine
+
+    def _engine(
+        self, cluster: Cluster, config: Config, device: torch.device, half: torch.dtype | None
+    ) -> torch.ScriptObject:
         folder = None if config.dump_dir is None else Path(config.dump_dir) / cluster.name
         compiled = compile_graph(
             cluster.gm,
@@ -60,7 +75,7 @@ class DiscBackend:
             open_cache(config.cache),
             single=config.memory == "low",
             updates=cluster.updates,
-            half=half_of(cluster, config) if device.type == "cuda" else None,
+            half=half,
         )
         code = torch.from_numpy(numpy.frombuffer(compiled.object, dtype=numpy.uint8).copy())
         limits = {"max_failures": config.max_failures, "watch_constants": int(cluster.live)}
@@ -70,6 +85,20 @@ class DiscBackend:
         return make_engine(
             cluster.name, self.name, compiled.program, code, list(compiled.constants), limits
         )
+
+
+def _is_near(engine: Any, cluster: Cluster, config: Config) -> bool:
+    """Whether a lossy engine keeps to the budget at the samples; where it does not answer, others will tell."""
+    budget = config.accuracy_budget
+    if budget.kind == "metric":
+        return True
+    with torch.no_grad():
+        for sample in cluster.samples:
+            got = engine.try_execute(list(sample))
+            pairs = [] if got is None else zip(got, cluster.gm(*sample), strict=True)
+            if not all(budget.allows(output_error(a, b)) for a, b in pairs):
+                return False
+    return True
 
 
 def device_of(cluster: Cluster) -> torch.device:
