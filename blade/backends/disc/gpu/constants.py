@@ -57,7 +57,7 @@ def precompute(graph: Graph) -> Graph:
 
 def packed(b: Builder, pieces: Sequence[Value], like: Value) -> Value | None:
     """``pieces`` along axis 0, as ``like`` has them, computed once; ``None`` if not all are constants."""
-    if any(p.dtype != like.dtype for p in pieces if p.op in ("cast", "packed")):
+    if not like.shape or any(p.dtype != like.dtype for p in pieces if p.op in ("cast", "packed")):
         return None  # rounded twice
     sources = [s for p in pieces for s in (p.args if p.op in ("cast", "packed") else (p,))]
     kinds = {s.dtype for s in sources if s.op != "fill"}

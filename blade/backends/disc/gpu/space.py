@@ -5,6 +5,7 @@ A tile is ``rows x columns``. Columns run along inner. Rows run over all outer d
 memory is contiguous along one outer dimension (``beside``), along that one; the others are the program's.
 """
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
@@ -32,6 +33,14 @@ class Sizes:
         assert isinstance(dim, (sympy.Add, sympy.Mul)), dim
         sign = " + " if isinstance(dim, sympy.Add) else " * "
         return f"({sign.join(map(self.text, dim.args))})"
+
+    def product(self, dims: Sequence[Dim]) -> str:
+        """Of all of ``dims``: as one expression, it may be made of other ones than the parameters."""
+        known = [n for n in map(number, dims) if n is not None]
+        texts = [self.text(d) for d in dims if number(d) is None]
+        factor = math.prod(known)
+        texts = [str(factor), *texts] if factor != 1 or not texts else texts
+        return f"({' * '.join(texts)})" if len(texts) > 1 else texts[0]
 
     def annotate(self, dim: Dim, multiple: int) -> str | None:
         """A line that tells the compiler what ``dim`` is a multiple of; ``None`` where it knows.

@@ -104,8 +104,9 @@ class _Writer:
             return
         if beside is None:
             count = product(kernel.outer)
-            self.vector("r", "t", count)
-            self.split("r", list(range(len(kernel.outer))), self.sizes.text(count))
+            text = self.sizes.product(kernel.outer)
+            self.vector("r", "t", count, text)
+            self.split("r", list(range(len(kernel.outer))), text)
             return
         others = [k for k in range(len(kernel.outer)) if k != beside]
         tile = "t"
@@ -113,11 +114,11 @@ class _Writer:
             tiles = self.pieces("row_tiles", kernel.outer[beside], self.tile.rows)
             self.head += [f"u = {_quotient('t', tiles)}", f"b = t - u * {tiles}"]
             tile = "b"
-        self.vector(f"i{beside}", tile, kernel.outer[beside])
+        self.vector(f"i{beside}", tile, kernel.outer[beside], self.sizes.text(kernel.outer[beside]))
         self.split("u", others)
 
-    def vector(self, name: str, tile: str, count: Dim) -> None:
-        """The index of the rows of a tile, and their mask."""
+    def vector(self, name: str, tile: str, count: Dim, text: str) -> None:
+        """The index of the rows of a tile, and their mask; ``text`` is ``count``'s."""
         if self.tile.rows == 1:
             self.head.append(f"{name} = {tile}")
             return
@@ -126,7 +127,7 @@ class _Writer:
         )
         whole = number(count)
         if whole is None or whole % self.tile.rows:
-            self.head.append(f"rm = {name} < {self.sizes.text(count)}")
+            self.head.append(f"rm = {name} < {text}")
             self.body.row_mask = True
 
     def split(self, index: str, dims: list[int], count: str = "0") -> None:
