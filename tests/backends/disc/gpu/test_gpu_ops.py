@@ -20,7 +20,7 @@ SAMPLES = [sample for sample in EVERY if not sample.name.startswith("flash atten
 
 @pytest.mark.parametrize("sample", SAMPLES, ids=lambda s: s.name)
 def test_a_program_for_gpu_answers_like_eager(sample: Sample) -> None:
-    sizes = list(sizes_of(sample))
+    sizes = list(sizes_of(sample))[:4]  # the usual ones, odd ones, all 1, and one of 0
     dynamic = [s.dynamic() for s in sample.specs]
     gm, shape_env = trace(sample.function, inputs(sample, sizes[0]), dynamic)
     program = compile_to_program(lower(gm, shape_env, forms=FORMS))
