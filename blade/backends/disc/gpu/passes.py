@@ -19,6 +19,7 @@ from blade.backends.disc.gpu.constants import is_known, precompute
 from blade.backends.disc.gpu.convolutions import bias_after, weights_channels_last
 from blade.backends.disc.gpu.gathers import assert_in_kernels
 from blade.backends.disc.gpu.half import use_half
+from blade.backends.disc.gpu.row_values import keep_row_values
 from blade.backends.disc.horizontal import merge_linears
 from blade.backends.disc.int8 import lower_int8
 from blade.backends.disc.ir import Value
@@ -47,6 +48,7 @@ def passes(half: torch.dtype | None) -> Sequence[tuple[str, Pass]]:
         ("split_sums", split_sums),
         ("compute_in_rows", compute_in_rows),
         ("rows", legalize.rows),
+        ("keep_row_values", keep_row_values),
         ("bias_to_consumers", partial(legalize.bias_to_consumers, packed=_nothing)),
         ("merge_linears", partial(merge_linears, known=has_known_weights)),
         ("weights_channels_last", weights_channels_last),
