@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every sample of the op table as a program for a GPU, interpreted at many shapes, against eager torch."""
+"""Samples of the op table as programs for a GPU, interpreted at many shapes, against eager torch.
+
+Every fourth of them; all take a quarter of an hour: BLADE_OP_SAMPLES=all pytest ...
+"""
+
+import os
 
 import pytest
 from op_compare import different, eager, exact, sizes_of
@@ -16,6 +21,8 @@ pytestmark = pytest.mark.needs("triton_interpreter")
 
 # An op that torch has on CPU alone.
 SAMPLES = [sample for sample in EVERY if not sample.name.startswith("flash attention")]
+if os.environ.get("BLADE_OP_SAMPLES") != "all":
+    SAMPLES = SAMPLES[::4]
 
 
 @pytest.mark.parametrize("sample", SAMPLES, ids=lambda s: s.name)
