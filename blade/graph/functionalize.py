@@ -95,7 +95,9 @@ def _is_private(program: Program, aliases: Aliases, line: Line) -> bool:
     related = [value for value, roots in aliases.roots.items() if not shared.isdisjoint(roots)]
     return (
         all(_is_own(program, root) for root in shared)
-        and not any(_overlaps(program, value) for value in related)
+        and not any(
+            _overlaps(program, value) for value in related if _is_before(program, value, line)
+        )
         and not any(_is_read_across(program, v, line) for v in related if v != target)
     )
 
@@ -114,9 +116,13 @@ def _overlaps(program: Program, value: int) -> bool:
     return maker is not None and maker.kind in _OVERLAPPING
 
 
+def _is_before(program: Program, value: int, line: Line) -> bool:
+    return program.producer.get(value, -1) < line.index
+
+
 def _is_read_across(program: Program, value: int, line: Line) -> bool:
     """Whether ``value`` is there before ``line`` and read after it."""
-    if program.producer.get(value, -1) >= line.index:
+    if not _is_before(program, value, line):
         return False
     later = any(user > line.index for user in program.users.get(value, ()))
     return later or value in program.returned

@@ -25,6 +25,19 @@ def _chain(x: torch.Tensor) -> torch.Tensor:
     return y.sigmoid_()
 
 
+def _residual_blocks(x: torch.Tensor) -> torch.Tensor:
+    """As torchvision's ResNets write them: what a block added to is written to and added to in the next."""
+    y = x * 2
+    y += x
+    y.relu_()
+    z = y * 3
+    z += y
+    z.relu_()
+    u = z * 4
+    u += z
+    return u.relu_()
+
+
 def _smaller_operand(x: torch.Tensor) -> torch.Tensor:
     y = x * 2
     y += x[0]
@@ -66,6 +79,7 @@ def _ints(x: torch.Tensor) -> torch.Tensor:
 REPLACED = (
     _relu,
     _chain,
+    _residual_blocks,
     _smaller_operand,
     _view_made_after,
     _view_read_before,
