@@ -114,7 +114,8 @@ def test_the_object_lists_its_cubins() -> None:
     assert lines[:2] == [b"blade.cubins 1", str(len(units)).encode()]
     place = sum(len(line) + 1 for line in lines[: 2 + len(units)])
     for unit, line in zip(units, lines[2:]):
-        isa, name, threads, _, size = line.decode().split()
+        isa, name, threads, _, size, *early = line.decode().split()
+        assert early == (["early"] if unit.early else [])
         assert (isa, name, int(threads)) == ("sm_90", unit.name, 32 * unit.warps)
         code = data[place : place + int(size)]
         assert code.startswith(b"\x7fELF") and unit.name.encode() in code
