@@ -52,7 +52,7 @@ lint: .venv/.installed
 
 # Everything the tests may need is installed above, so a missing piece is a failure and not a skip.
 test: lint
-	BLADE_REQUIRE=runtime,minilm,torch_mlir,g++,tvm,onnx,onnxruntime,openvino,tensorrt_rtx $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+	BLADE_REQUIRE=runtime,minilm,torch_mlir,g++,tvm,onnx,onnxruntime,openvino,tensorrt_rtx,triton,triton_interpreter $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 bench: .venv/.bench
 	$(BIN)/python benchmarks/bench_models.py $(BENCH_ARGS)
