@@ -50,7 +50,9 @@ def weights_of(weight: Value, transposed: bool) -> Weights | None:
         sources = [_source(p, kernel, transposed, int(weight.shape[1])) for p in parts]
         return Weights(tuple(sources), None)
     view = view_of(weight)
-    if view is None or not all(isinstance(s, int) for s in (*view.strides, *weight.shape)):
+    if view is None or view.base.op == "const":  # one that is to be in memory once
+        return None
+    if not all(isinstance(s, int) for s in (*view.strides, *weight.shape)):
         return None
     strides = tuple(int(s) for s in view.strides)
     whole = Part(-1, 0, int(weight.shape[0]), 0, strides)
