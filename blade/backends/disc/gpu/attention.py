@@ -19,8 +19,9 @@ from blade.backends.disc.facts import Facts
 from blade.backends.disc.gpu.attention_text import attention_text, combine_text
 from blade.backends.disc.gpu.launch import LibraryLaunch, pointer
 from blade.backends.disc.gpu.numbers import Numbers, split
+from blade.backends.disc.gpu.shapes import power
 from blade.backends.disc.gpu.target import GpuTarget
-from blade.backends.disc.gpu.unit import Choice, named
+from blade.backends.disc.gpu.unit import Choice, condition, named
 from blade.backends.disc.ir import Shape, Value, numel, plain
 from blade.backends.disc.kernel import Dim
 from blade.backends.disc.steps import Scratch
@@ -160,7 +161,7 @@ class _Call:
             self.target.starts_early,
         )
         grid = plain(self.blocks(tile) * parts)
-        return LibraryLaunch(Choice(_or_none(when), unit, (grid, 1, 1)), operands, numbers.values)
+        return LibraryLaunch(Choice(condition(when), unit, (grid, 1, 1)), operands, numbers.values)
 
     def combine(self, when: sympy.Basic, parts: tuple[Scratch, ...]) -> LibraryLaunch:
         numbers = split(self.out_numbers() | self.sizes(), self.facts)
@@ -182,7 +183,7 @@ class _Call:
             early=self.target.starts_early,
         )
         grid = plain(sympy.sympify(numel(self.lead)) * self.queries)
-        return LibraryLaunch(Choice(_or_none(when), unit, (grid, 1, 1)), operands, numbers.values)
+        return LibraryLaunch(Choice(condition(when), unit, (grid, 1, 1)), operands, numbers.values)
 
     @property
     def folded(self) -> bool:
@@ -258,14 +259,10 @@ def _numbered(name: str, dims: Shape | list[Dim]) -> dict[str, Dim]:
 
 def _padded(size: int) -> int:
     """The block that covers ``size``: a power of two that tensor cores take."""
-    return max(16, 1 << (size - 1).bit_length())
+    return max(16, power(size))
 
 
 def _relation(found: sympy.Basic | bool) -> sympy.Basic:
     """Between numbers it is decided already."""
     made: sympy.Basic = sympy.sympify(found)
     return made
-
-
-def _or_none(when: sympy.Basic) -> sympy.Basic | None:
-    return None if when == sympy.true else when

@@ -94,13 +94,7 @@ def power_uint(base, exponent):
 
 def power_int(base, exponent):
     one = base * 0 + exponent * 0 + 1
-    total = one
-    square = base + one * 0
-    left = exponent + one * 0
-    for _ in range(base.dtype.primitive_bitwidth):
-        total = tl.where((left & 1) != 0, total * square, total)
-        square = square * square
-        left = left >> 1
+    total = power_uint(base, exponent)
     inverse = tl.where(base == -1, tl.where((exponent & 1) != 0, -one, one), one * 0)
     inverse = tl.where(base == 1, one, inverse)
     return tl.where(exponent < 0, inverse, total)

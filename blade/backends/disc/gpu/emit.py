@@ -17,7 +17,7 @@ from blade.backends.disc.gpu import shapes
 from blade.backends.disc.gpu.pointwise import POINTERS
 from blade.backends.disc.gpu.space import Alignment, alignment, ceil_div, known_multiple, product
 from blade.backends.disc.gpu.target import GpuTarget
-from blade.backends.disc.gpu.unit import Choice, named
+from blade.backends.disc.gpu.unit import Choice, condition, named
 from blade.backends.disc.gpu.write import Variant, write
 from blade.backends.disc.kernel import Dim, Kernel, Reduce
 from blade.errors import Refused
@@ -129,7 +129,7 @@ def choice(
         warps=variant.tile.warps,
         early=early,
     )
-    return Choice(None if when in (True, sympy.true) else when, unit, (grid(merged, variant), 1, 1))
+    return Choice(condition(when), unit, (grid(merged, variant), 1, 1))
 
 
 def grid(kernel: Kernel, variant: Variant) -> Dim:

@@ -17,6 +17,7 @@ from blade.backends.disc.gpu.epilogue import Epilogue, epilogue_text
 from blade.backends.disc.gpu.gemm_text import gemm_text
 from blade.backends.disc.gpu.launch import LibraryLaunch, pointer
 from blade.backends.disc.gpu.numbers import split
+from blade.backends.disc.gpu.shapes import power
 from blade.backends.disc.gpu.unit import Choice, named
 from blade.backends.disc.ir import Value, numel, plain
 from blade.backends.disc.kernel import Dim
@@ -154,7 +155,7 @@ def _lines(product: Product, tile: Tile) -> dict[str, int]:
     """Of a program's weights: elements of one in the cache, and how many are asked for at once."""
     line = LINE_BYTES // product.w.dtype.itemsize
     share = -(-product.depth // (tile.k * tile.split)) * tile.k
-    return {"LINE": line, "LINES": min(MOST_LINES, 1 << (-(-share // line) - 1).bit_length())}
+    return {"LINE": line, "LINES": min(MOST_LINES, power(-(-share // line)))}
 
 
 def _aligned(operand: Value | Scratch | Counters, facts: Facts) -> bool:

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from blade.backends.disc.gpu.pointwise import HALVES
 from blade.backends.disc.ir import Builder, Graph, Rule, Value, rewrite
 from blade.backends.disc.simplify import RULES
 
@@ -82,7 +83,7 @@ def widen_after_layout(b: Builder, v: Value) -> Value | None:
 
 
 def _is_widened(v: Value) -> bool:
-    return v.op == "cast" and v.dtype == F32 and v.args[0].dtype in (torch.float16, torch.bfloat16)
+    return v.op == "cast" and v.dtype == F32 and v.args[0].dtype in HALVES
 
 
 _MOVED = ("permute", "reshape", "broadcast", "concat")

@@ -22,6 +22,7 @@ from blade.backends.disc.gpu.gemm import Product, launch, product_of
 from blade.backends.disc.gpu.launch import ByAten, LibraryLaunch
 from blade.backends.disc.gpu.plan import Plan, between
 from blade.backends.disc.gpu.target import GpuTarget
+from blade.backends.disc.gpu.unit import condition
 from blade.backends.disc.ir import Value
 from blade.backends.disc.steps import Counters, Scratch
 from blade.backends.disc.views import view_of
@@ -124,7 +125,7 @@ class Library:
             low = 0 if most is None else most + 1
             if when == sympy.false:
                 continue
-            holds = None if when == sympy.true else when
+            holds = condition(when)
             if tile is None:
                 steps.append(ByAten(value, holds))
             else:

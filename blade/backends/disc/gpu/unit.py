@@ -52,6 +52,11 @@ class Choice:
     grid: tuple[Dim, Dim, Dim]
 
 
+def condition(when: sympy.Basic | bool) -> sympy.Basic | None:
+    """``when`` as a ``Choice`` has it."""
+    return None if when in (True, sympy.true) else sympy.sympify(when)
+
+
 def named(
     kind: str,
     text: str,
