@@ -3,6 +3,7 @@
 
     python benchmarks/coverage.py --models bert,resnet50 --shapes 30
     python benchmarks/coverage.py --json coverage.jsonl --markdown coverage.md
+    python benchmarks/coverage.py --device cuda --dtype float16 --at-once 4
 
 Each model is optimized and then called at random shapes in a process of its own, so that a crash or a
 hang is a row of the table. Nothing is timed against the original: every engine that gives the right
@@ -26,12 +27,14 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import torch
+from gpu.device import Where, placed
 from models import MODELS
 from rich.console import Console
 from rich.table import Table
@@ -39,6 +42,7 @@ from zoo.compare import error
 from zoo.model import Model
 
 FUSED = ("loop", "row", "stitch", "copy")  # what the kernels of fusion groups are called
+CHANNELS_LAST = ("resnet50", "mobilenet_v2", "mobilenet_v3", "efficientnet", "convnext", "unet")
 SHOWN, LONGEST = 5, 400  # reasons per model, characters of each
 QUIET = ("tracer_warning", "script_failed")  # codes that come last among them
 
@@ -72,19 +76,25 @@ class Row:
 def main() -> None:
     args = _arguments()
     console = Console(width=180)
-    rows = []
-    for name in args.models:
-        console.print(f"{name} ...", style="dim")
-        rows.append(_in_child(name, args))
-        console.print(_summary(rows[-1]), markup=False)
-        if args.json:
-            with args.json.open("w") as out:
-                out.writelines(
-                    json.dumps(asdict(row) | {"coverage": row.coverage}) + "\n" for row in rows
-                )
-        if args.markdown:
-            args.markdown.write_text(markdown(rows))
+    rows: list[Row] = []
+    with ThreadPoolExecutor(args.at_once) as threads:
+        made = [threads.submit(_in_child, name, args) for name in args.models]
+        for one in as_completed(made):
+            rows.append(one.result())
+            _tell(rows, args, console)
     console.print(table(rows))
+
+
+def _tell(rows: list[Row], args: argparse.Namespace, console: Console) -> None:
+    console.print(rows[-1].model, style="dim")
+    console.print(_summary(rows[-1]), markup=False)
+    if args.json:
+        with args.json.open("w") as out:
+            out.writelines(
+                json.dumps(asdict(row) | {"coverage": row.coverage}) + "\n" for row in rows
+            )
+    if args.markdown:
+        args.markdown.write_text(markdown(rows))
 
 
 def _arguments() -> argparse.Namespace:
@@ -94,6 +104,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--exact", type=int, default=6, help="of them, compared with fp64")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", default="float32", help="of weights and inputs")
+    parser.add_argument("--at-once", type=int, default=1, metavar="N", help="models")
     parser.add_argument("--timeout", type=int, default=900, help="seconds per model")
     parser.add_argument("--dump", type=Path, help="folder for intermediate representations")
     parser.add_argument("--json", type=Path, help="write one line per model here")
@@ -149,7 +162,8 @@ def examine(row: Row, args: argparse.Namespace, pipe: Connection) -> None:
     """Optimize at the model's first fixed shape, then compare at random ones."""
     import blade
 
-    model = MODELS[row.model]()
+    where = Where(args.device, args.dtype, args.device != "cpu" and row.model in CHANNELS_LAST)
+    model = placed(MODELS[row.model](), where)
     dump = args.dump and args.dump / row.model
     start = time.perf_counter()
     config = blade.Config(timing=False, dump_dir=dump, dynamic_shapes=model.declared or None)
