@@ -2,8 +2,6 @@
 """``aot_disc``: what a training loop does besides forward and backward, held against eager."""
 
 import copy
-import os
-import socket
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -15,6 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
+from two_processes import train_together
 
 import blade
 
@@ -244,47 +243,9 @@ def test_an_engine_that_fails_later_loses_nothing() -> None:
     assert any(counts.get("disabled") for counts in graphs.stats().values())
 
 
-class Normed(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.up, self.norm, self.down = nn.Linear(8, 16), nn.LayerNorm(16), nn.Linear(16, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down(self.norm(functional.gelu(self.up(x))))  # type: ignore[no-any-return]
-
-
-def _train_together(rank: int, port: int, folder: str) -> None:
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", rank=rank, world_size=2)
-    try:
-        torch.manual_seed(0)
-        model = Normed()
-        plain = copy.deepcopy(model)
-        shared = nn.parallel.DistributedDataParallel(model)
-        run = torch.compile(shared, backend="aot_disc")
-        eager = nn.parallel.DistributedDataParallel(plain)
-        generator = torch.Generator().manual_seed(rank)
-        for _ in range(3):
-            x = torch.randn(4, 8, generator=generator)
-            for f in (run, eager):
-                f(x).square().mean().backward()
-            for p, q in zip(model.parameters(), plain.parameters(), strict=True):
-                torch.testing.assert_close(p.grad, q.grad, rtol=1e-4, atol=1e-5)
-                p.grad = q.grad = None
-        backends = {c.backend for r in graphs.reports() for c in r.clusters}
-        Path(folder, str(rank)).write_text(" ".join(sorted(backends)))
-    finally:
-        torch.distributed.destroy_process_group()
-
-
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
 def test_two_processes_average_their_gradients(tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    torch.multiprocessing.spawn(_train_together, (port, str(tmp_path)), nprocs=2)
-    assert [(tmp_path / str(rank)).read_text() for rank in range(2)] == ["disc", "disc"]
+    assert train_together(tmp_path, "cpu") == ["disc", "disc"]
 
 
 def test_nothing_is_verified_twice_and_threads_may_share() -> None:

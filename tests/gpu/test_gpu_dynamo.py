@@ -5,12 +5,14 @@ import copy
 import importlib.util
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from entrances import Compiled
 from gpu_models import DEVICE, MODELS, built, doubled, placed, relative
 from small_models import TASKS, Task, losses
+from two_processes import PROCESSES, train_together
 
 from blade.dynamo.kept import alive
 
@@ -78,3 +80,8 @@ def test_losses_follow_eager(name: str, dtype: torch.dtype) -> None:
     }
     for kind in ("forward", "backward"):
         assert "disc" in {v for k, v in served.items() if kind in k}, served
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < PROCESSES, reason="needs a GPU for each process")
+def test_two_gpus_average_their_gradients(tmp_path: Path) -> None:
+    assert train_together(tmp_path, "cuda") == ["disc", "disc"]
