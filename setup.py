@@ -21,7 +21,10 @@ from torch.utils import cpp_extension
 CSRC = Path("blade/runtime/csrc")
 # Files compiled as one: reading torch's headers costs ten times what our own code does.
 UNITS = {
-    "executor": ("parse", "program", "pages", "arena", "frame", "execute", "recording", "lane"),
+    "executor": (
+        *("parse", "program", "pages", "arena", "frame", "execute"),
+        *("graph_plan", "recording", "lane"),
+    ),
     "device": ("accelerator", "constants", "target", "updates", "executor"),
     "engine": ("runner", "engine", "register"),
     "native": ("cpu", "externals", "object", "library", "relocate"),

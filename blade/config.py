@@ -184,7 +184,8 @@ class Config(BaseModel):
     cuda_graphs: bool = Field(
         default=True,
         description="On a GPU, record what an engine launches at a shape when it is used for the second time, and "
-        "replay that from then on. False: launch kernel by kernel, which takes longer and less memory.",
+        "replay that from then on where it is faster: not what is a kernel or two, or copies much. "
+        "False: launch kernel by kernel, which takes longer and less memory.",
     )
     reuse_output_buffers: bool = Field(
         default=False,

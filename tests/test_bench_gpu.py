@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What bench_gpu.py rests on, without a GPU: peers that die or hang, time that runs out, kernels that are counted."""
 
+import itertools
 import math
 import os
 import subprocess
@@ -17,7 +18,7 @@ BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
 from gpu import rounds  # noqa: E402 - found beside the scripts
-from gpu.device import Work, by_kernel, distance, work_of  # noqa: E402
+from gpu.device import Work, busy_us, by_kernel, distance, work_of  # noqa: E402
 from gpu.remote import PeerFailed, Remote  # noqa: E402
 from gpu.rounds import Clock, Runner  # noqa: E402
 from rich.console import Console  # noqa: E402
@@ -129,8 +130,10 @@ def test_what_there_is_no_time_for_is_said() -> None:
 
 
 def test_kernels_copies_and_calls_of_the_host_are_counted_per_call() -> None:
+    times = itertools.count(0.0, 100.0)
+
     def event(cat: str, name: str, dur: float = 1.0) -> dict[str, Any]:
-        return {"cat": cat, "name": name, "dur": dur}
+        return {"cat": cat, "name": name, "ts": next(times), "dur": dur}
 
     one = [
         event("cuda_runtime", "cudaLaunchKernel"),
@@ -143,8 +146,14 @@ def test_kernels_copies_and_calls_of_the_host_are_counted_per_call() -> None:
         event("gpu_memcpy", "Memcpy DtoD", 2.0),
         {"ph": "M", "name": "process_name"},
     ]
-    assert work_of(one * 3, 3) == Work(kernels=2, copies=1, host_calls=4, device_us=14)
+    later = [e | {"ts": 1e4 + e.get("ts", 0.0)} for e in one]
+    assert work_of(one + later, 2) == Work(kernels=2, copies=1, host_calls=4, device_us=14)
     assert work_of([event("cpu_op", "aten::add")], 1) is None
+
+
+def test_a_kernel_that_waits_for_the_one_before_it_is_not_counted_twice() -> None:
+    spans = [(10.0, 5.0), (0.0, 4.0), (12.0, 6.0), (13.0, 1.0), (18.0, 2.0)]
+    assert busy_us([{"ts": ts, "dur": dur} for ts, dur in spans]) == 4 + 8 + 2
 
 
 def test_kernels_are_listed_by_name_the_longest_first() -> None:

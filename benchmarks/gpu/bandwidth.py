@@ -5,8 +5,8 @@
     bandwidth.attempt(pattern="layer_norm")          # every shape: checked
     bandwidth.time(pattern="layer_norm")             # {"8x128x768": {"us": ..., "kernels": 1, ...}}
 
-Bytes: every input read once, every result written once. Time: that of the kernels on the device, added
-up, launches aside. Buffers rotate, so that nothing is found in the L2 cache; results are kept as long.
+Bytes: every input read once, every result written once. Time: that in which the device is busy, launches
+aside. Buffers rotate, so that nothing is found in the L2 cache; results are kept as long.
 """
 
 import itertools

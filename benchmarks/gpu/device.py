@@ -50,7 +50,7 @@ class Where:
 
 @dataclass(frozen=True)
 class Work:
-    """What one call asks of the device: kernels, copies, calls of the host, and microseconds of all of it."""
+    """What one call asks of the device: kernels, copies, calls of the host, microseconds in which it is busy."""
 
     kernels: float
     copies: float
@@ -125,9 +125,20 @@ def work_of(events: Sequence[dict[str, Any]], calls: int) -> Work | None:
     asked = sum(any(word in e["name"].lower() for word in _HOST_CALLS) for e in host)
     if not device:
         return None
-    microseconds = sum(float(e["dur"]) for e in device)
     copies = len(device) - kernels
-    return Work(kernels / calls, copies / calls, asked / calls, microseconds / calls)
+    return Work(kernels / calls, copies / calls, asked / calls, busy_us(device) / calls)
+
+
+def busy_us(device: Sequence[dict[str, Any]]) -> float:
+    """Microseconds in which any of these runs.
+
+    Not the sum of theirs: a kernel that is started early waits while the one before it still runs.
+    """
+    total, until = 0.0, float("-inf")
+    for start, length in sorted((float(e["ts"]), float(e["dur"])) for e in device):
+        total += max(0.0, start + length - max(start, until))
+        until = max(until, start + length)
+    return total
 
 
 def by_kernel(events: Sequence[dict[str, Any]], calls: int) -> dict[str, tuple[float, float]]:

@@ -34,8 +34,9 @@ class Engine(Protocol):
     def stats(self) -> dict[str, int]:
         """``calls``, ``engine_runs``, ``fallbacks`` and a count per ``Code`` value that occurred.
 
-        On CUDA also ``graph_captures``, ``graph_replays`` (of ``engine_runs``) and ``graph_failures``: shapes
-        that could not be captured and run launch by launch, ``last_error`` says why.
+        On CUDA also ``graph_captures``, ``graph_replays`` (of ``engine_runs``), ``graph_failures`` (shapes that
+        could not be captured and run launch by launch, ``last_error`` says why) and ``graph_declined`` (shapes
+        of one launch or two, or of large copies, that are faster that way).
         """
 
     def set_enabled(self, enabled: bool) -> None:
@@ -81,7 +82,8 @@ def make_engine(
     ``limits``: ``max_failures`` in a row that open the circuit breaker (3), ``max_shapes`` prepared
     at a time (64), ``max_idle_bytes`` of buffers kept between calls (512 MiB), ``watch_constants`` (1: a sample
     of the elements of what was packed is looked at in every call, for writes that no version counter tells of).
-    On CUDA also ``cuda_graphs`` (1: shapes are captured at their second use), ``max_graphs`` kept per stream (32),
+    On CUDA also ``cuda_graphs`` (1: shapes are captured at their second use where that pays; 0: none, 2: all),
+    ``max_graphs`` kept per stream (32),
     ``reuse_output_buffers`` (0; 1: outputs are the graph's own, and the next call overwrites them).
     """
     payload = _to_tensor(object) if isinstance(object, bytes) else object

@@ -39,6 +39,11 @@ def two_step() -> Writer:
     return w
 
 
+def graphed(w: Writer, **limits: int):
+    """With graphs although the programs are so short that these do not pay."""
+    return w.engine(object=container(), limits={"cuda_graphs": 2, **limits})
+
+
 def plain(w: Writer, constants=(), **limits: int):
     return w.engine(constants, object=container(), limits={"cuda_graphs": 0, **limits})
 

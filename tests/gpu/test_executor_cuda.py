@@ -14,7 +14,7 @@ pytestmark = [
 ]
 if torch.cuda.is_available():
     from cubins import architecture, container
-    from cuda_programs import BLOCK, plain, randn, run, two_step, vectors, writer
+    from cuda_programs import BLOCK, graphed, plain, randn, run, two_step, vectors, writer
 
 
 def test_launches_and_the_arena():
@@ -44,7 +44,7 @@ def test_calls_between_launches():
     w.launch("add", grid, [g, result, out], [n])
     w.outputs = [out, result]
     weight_tensor = randn(64, 64)
-    for graphs in (0, 1):
+    for graphs in (0, 1, 2):
         engine = w.engine([weight_tensor], object=container(), limits={"cuda_graphs": graphs})
         for k in range(9):
             given = randn((8, 33, 8)[k % 3], 64)
@@ -56,7 +56,7 @@ def test_calls_between_launches():
 
 def test_streams_and_memory_that_is_handed_back():
     """Each call on the current stream, outputs usable there at once."""
-    engine = two_step().engine(object=container())
+    engine = graphed(two_step())
     streams = [torch.cuda.Stream() for _ in range(3)]
     wrong = 0
     for k in range(60):
@@ -68,7 +68,7 @@ def test_streams_and_memory_that_is_handed_back():
 
 
 def test_threads_on_streams_of_their_own_and_on_one():
-    engine = two_step().engine(object=container())
+    engine = graphed(two_step())
     shared = torch.cuda.Stream()
     errors: list[object] = []
 

@@ -15,11 +15,11 @@ pytestmark = [
 ]
 if torch.cuda.is_available():
     from cubins import container
-    from cuda_programs import plain, randn, run, two_step, vectors, writer
+    from cuda_programs import graphed, plain, randn, run, two_step, vectors, writer
 
 
 def test_a_graph_from_the_second_use_on():
-    engine = two_step().engine(object=container())
+    engine = graphed(two_step())
     kept = []
     for _ in range(6):
         x, y = randn(300), randn(300)
@@ -33,7 +33,7 @@ def test_a_graph_from_the_second_use_on():
 
 
 def test_inputs_that_stay_are_read_where_they_are():
-    engine = two_step().engine(object=container())
+    engine = graphed(two_step())
     x, y = randn(300), randn(300)
     for k in range(5):
         x.fill_(k)
@@ -48,7 +48,7 @@ def test_inputs_that_stay_are_read_where_they_are():
 
 
 def test_many_shapes_and_few_graphs():
-    engine = two_step().engine(object=container(), limits={"max_graphs": 3, "max_shapes": 8})
+    engine = graphed(two_step(), max_graphs=3, max_shapes=8)
     for k in range(120):
         n = 64 + 16 * ((k // 4) % 12)
         x, y = randn(n), randn(n)
@@ -58,14 +58,14 @@ def test_many_shapes_and_few_graphs():
 
 
 def test_an_arena_that_grows_under_graphs():
-    engine = two_step().engine(object=container())
+    engine = graphed(two_step())
     for n in (10, 10, 10, 100_000, 10, 10, 10, 100_000, 100_000, 100_000, 10):
         x, y = randn(n), randn(n)
         assert torch.equal(run(engine, x, y)[0], -(x + y))
 
 
 def test_outputs_of_the_graph_itself_if_asked():
-    engine = two_step().engine(object=container(), limits={"reuse_output_buffers": 1})
+    engine = graphed(two_step(), reuse_output_buffers=1)
     outputs = []
     for _ in range(5):
         x, y = randn(300), randn(300)
@@ -88,7 +88,7 @@ def test_what_cannot_be_captured_runs_launch_by_launch():
     w.call("aten::nonzero", f"t:{a}", results=(where,))
     w.launch("neg", grid, [a, out], [n])
     w.outputs = [out, where]
-    engine = w.engine(object=container())
+    engine = graphed(w)
     for _ in range(4):
         x = randn(300).abs() + 1
         got, index = run(engine, x)
@@ -98,11 +98,11 @@ def test_what_cannot_be_captured_runs_launch_by_launch():
     assert "no graph was captured" in engine.last_error()
     assert torch.cuda.current_stream().query() in (True, False)  # no error was left behind
     torch.cuda.synchronize()
-    run(two_step().engine(object=container()), randn(5), randn(5))
+    run(graphed(two_step()), randn(5), randn(5))
 
 
 def test_inside_a_capture_of_the_caller():
-    engine = two_step().engine(object=container())
+    engine = graphed(two_step())
     x, y = randn(300), randn(300)
     for _ in range(3):
         run(engine, x, y)
@@ -126,11 +126,39 @@ def test_kernels_that_start_early_wait_for_each_other():
     for before, after in pairwise(values):
         w.launch("neg_early", grid, [before, after], [n])
     w.outputs = [values[-1]]
-    engine = w.engine(object=container())
+    engine = graphed(w)
     for _ in range(20):
         x = randn(1 << 20)
         assert torch.equal(run(engine, x)[0], -x)
     assert engine.stats()["graph_replays"] >= 18
+
+
+@pytest.mark.parametrize("n", [1 << 16, (1 << 22) + 3])
+@pytest.mark.parametrize("kernel", ["neg", "neg_early"])
+def test_launches_are_told_where_large_inputs_and_outputs_are(n: int, kernel: str):
+    """Small ones are copied. Results of earlier calls stay as they are."""
+    if kernel == "neg_early" and torch.cuda.get_device_capability() < (9, 0):
+        pytest.skip("no programmatic dependent launch before sm_90")
+    w = writer()
+    (a, b), size, grid = vectors(w, 2)
+    values = [w.tensor("arena", [size]) for _ in range(5)]
+    out, other = w.tensor("output", [size]), w.tensor("output", [size])
+    w.launch("add", grid, [a, b, values[0]], [size])
+    for before, after in pairwise([*values, out]):
+        w.launch(kernel, grid, [before, after], [size])
+    w.launch("add", grid, [out, b, other], [size])
+    w.outputs = [out, other]
+    engine = w.engine(object=container())
+    stays, calls = randn(n), []
+    for k in range(8):
+        x, y = randn(n), stays if k < 5 else randn(n)
+        calls.append((x, y, *run(engine, x, y)))
+    for x, y, out, other in calls:
+        torch.testing.assert_close(out, -(x + y), rtol=0, atol=0)
+        torch.testing.assert_close(other, out + y, rtol=0, atol=0)
+    stats = engine.stats()
+    assert stats["graph_failures"] == 0, engine.last_error()
+    assert stats["graph_captures"] >= 1 and stats["graph_replays"] >= 6
 
 
 def test_many_outputs_and_inputs_of_odd_sizes():
@@ -142,7 +170,7 @@ def test_many_outputs_and_inputs_of_odd_sizes():
         w.call("aten::neg.out", f"t:{a}", f"t:{out}")
     w.launch("neg", grid, [inputs[0], outputs[0]], [n])
     w.outputs = outputs
-    engine = w.engine(object=container())
+    engine = graphed(w)
     for k in range(5):
         given = [randn(37 + k)[k:] for _ in inputs]
         assert all(torch.equal(got, -x) for got, x in zip(run(engine, *given), given, strict=True))
@@ -157,9 +185,8 @@ def test_a_process_that_ends_with_graphs_ends():
 import sys
 sys.path[:0] = sys.argv[1:]
 import torch
-from cubins import container
-from cuda_programs import randn, run, two_step
-engine = two_step().engine(object=container())
+from cuda_programs import graphed, randn, run, two_step
+engine = graphed(two_step())
 for _ in range(4):
     run(engine, randn(300), randn(300))
 assert engine.stats()["graph_replays"] > 0
@@ -182,7 +209,7 @@ def test_off():
 
 
 def test_memory_does_not_grow():
-    engine = two_step().engine(object=container(), limits={"max_graphs": 4, "max_shapes": 8})
+    engine = graphed(two_step(), max_graphs=4, max_shapes=8)
 
     def calls() -> None:
         for k in range(100):

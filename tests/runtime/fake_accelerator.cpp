@@ -13,13 +13,16 @@ using blade::Grid;
 using blade::Stream;
 
 struct Counts {
-  int64_t launches, copies, bytes_copied, graphs, graph_launches, kernels;
+  int64_t launches, copies, bytes_copied, graphs, graph_launches, kernels, moves;
 };
 
 Counts counts{};
 Stream current = nullptr;
-bool others_capture = false, busy = false, records_copies = true;
+bool others_capture = false, busy = false, records_copies = true, moves_launches = true;
 std::vector<std::function<void()>>* recording = nullptr;
+
+using Values = std::vector<int64_t>;
+std::shared_ptr<Values> last_launch;  // that was recorded: its arguments
 
 using Body = void (*)(const Grid& grid, void** args);
 
@@ -79,11 +82,11 @@ class FakeKernel final : public blade::Kernel {
     TORCH_CHECK(*static_cast<void**>(params[known_->args]) == nullptr, "scratch memory is not null");
     ++counts.launches;
     if (recording == nullptr || known_->body == fail || known_->body == fail_in_capture) return known_->body(grid, params);
-    std::vector<int64_t> values;
-    for (int i = 0; i < known_->args; ++i) values.push_back(*static_cast<int64_t*>(params[i]));
-    recording->push_back([grid, values, body = known_->body]() mutable {
+    last_launch = std::make_shared<Values>();
+    for (int i = 0; i < known_->args; ++i) last_launch->push_back(*static_cast<int64_t*>(params[i]));
+    recording->push_back([grid, values = last_launch, body = known_->body] {
       std::vector<void*> args;
-      for (auto& value : values) args.push_back(&value);
+      for (auto& value : *values) args.push_back(&value);
       body(grid, args.data());
     });
   }
@@ -124,19 +127,28 @@ class FakeRecorder final : public blade::Recorder {
     work.push_back([own] { copy_all(*own); });
     return true;
   }
+  void keep_launch() override { launches.push_back(last_launch); }
   std::vector<std::function<void()>> work;
   std::vector<std::shared_ptr<Copies>> copies;
+  std::vector<std::shared_ptr<Values>> launches;
 };
 
 class FakeGraph final : public blade::Graph {
  public:
-  explicit FakeGraph(FakeRecorder recorder) : work_(std::move(recorder.work)), copies_(std::move(recorder.copies)) {
+  explicit FakeGraph(FakeRecorder recorder)
+      : work_(std::move(recorder.work)), copies_(std::move(recorder.copies)), launches_(std::move(recorder.launches)) {
     ++counts.graphs;
   }
   ~FakeGraph() override { --counts.graphs; }
   void set_copies(size_t k, const Copies& copies) override {
     TORCH_CHECK(copies.size() == copies_.at(k)->size());
     *copies_[k] = copies;
+  }
+  void set_launch(size_t k, void** params) override {
+    TORCH_CHECK(moves_launches, "the fake device keeps its launches as they are");
+    ++counts.moves;
+    auto& values = *launches_.at(k);
+    for (size_t i = 0; i < values.size(); ++i) values[i] = *static_cast<int64_t*>(params[i]);
   }
   void launch(Stream stream) override {
     TORCH_CHECK(stream == current);
@@ -147,6 +159,7 @@ class FakeGraph final : public blade::Graph {
  private:
   std::vector<std::function<void()>> work_;
   std::vector<std::shared_ptr<Copies>> copies_;
+  std::vector<std::shared_ptr<Values>> launches_;
 };
 
 class Fake final : public blade::Accelerator {
@@ -193,4 +206,5 @@ void fake_stream(int64_t stream) { current = reinterpret_cast<Stream>(stream); }
 void fake_capturing(bool capturing) { others_capture = capturing; }
 void fake_busy(bool is_busy) { busy = is_busy; }
 void fake_records_copies(bool does) { records_copies = does; }
+void fake_moves_launches(bool does) { moves_launches = does; }
 }

@@ -20,7 +20,9 @@ KERNELS = ("neg", "add", "pack", "fail", "fail_in_capture")
 class Counts(ctypes.Structure):
     _fields_ = [
         (name, ctypes.c_int64)
-        for name in ("launches", "copies", "bytes_copied", "graphs", "graph_launches", "kernels")
+        for name in (
+            *("launches", "copies", "bytes_copied", "graphs", "graph_launches", "kernels", "moves"),
+        )
     ]
 
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which calls of a shape are captured and replayed, and where inputs and outputs are then: on a fake accelerator."""
+"""Which calls of a shape are captured and replayed, and where inputs and outputs are then: on a fake accelerator.
+
+The programs are so short that they would be run launch by launch: graphs are asked for.
+"""
 
 import gc
 import threading
@@ -34,6 +37,7 @@ def run(engine, *inputs: torch.Tensor) -> list[torch.Tensor]:
 
 
 def make(w=None, constants=(), **limits: int):
+    limits = {"cuda_graphs": 2, **limits}
     return (w or two_step(fake_writer())).engine(constants, limits=limits, object=container())
 
 

@@ -15,7 +15,7 @@
 namespace blade {
 
 // Changes with every change of what this file declares: both libraries must have been built together.
-constexpr int64_t kAcceleratorAbi = 2;
+constexpr int64_t kAcceleratorAbi = 3;
 
 using Stream = void*;  // the driver's handle; null is the default stream
 
@@ -65,6 +65,8 @@ class Recorder {
   // Records copies whose addresses may be others at every launch: those given here do not matter, their number and
   // sizes do. They do not overlap. False: this device cannot, and nothing was recorded.
   virtual bool copy(const std::vector<Copy>& copies) = 0;
+  // What was recorded last, a launch of a Kernel, may be given other arguments.
+  virtual void keep_launch() = 0;
 };
 
 // Recorded work that is enqueued as a whole.
@@ -72,6 +74,7 @@ class Graph {
  public:
   virtual ~Graph() = default;
   virtual void set_copies(size_t k, const std::vector<Copy>& copies) = 0;  // the k-th that were recorded
+  virtual void set_launch(size_t k, void** params) = 0;  // all arguments of the k-th that was kept
   virtual void launch(Stream stream) = 0;
 };
 

@@ -88,6 +88,7 @@ void Engine::load() {
       limits.max_idle_bytes = static_cast<size_t>(limit("max_idle_bytes", int64_t{1} << 29));
       limits.watch_constants = limit("watch_constants", 0) != 0;
       limits.graphs.enabled = limit("cuda_graphs", 1) != 0;
+      limits.graphs.always = limit("cuda_graphs", 1) == 2;
       limits.graphs.max_graphs = static_cast<size_t>(std::max<int64_t>(1, limit("max_graphs", 32)));
       limits.graphs.reuse_outputs = limit("reuse_output_buffers", 0) != 0;
       executor_ = std::make_unique<Executor>(std::move(program), object_, constants_, limits);
@@ -286,6 +287,7 @@ c10::Dict<std::string, int64_t> Engine::stats() const {
     stats.insert("graph_captures", graphs->captures.load(std::memory_order_relaxed));
     stats.insert("graph_replays", graphs->replays.load(std::memory_order_relaxed));
     stats.insert("graph_failures", graphs->failures.load(std::memory_order_relaxed));
+    stats.insert("graph_declined", graphs->declined.load(std::memory_order_relaxed));
   }
   if (const Engine* next = successor()) {
     for (const auto& entry : next->stats()) {

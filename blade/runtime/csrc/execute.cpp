@@ -115,14 +115,18 @@ void Frame::bind(const std::vector<at::Tensor>& inputs, const Arena* fixed) {
 }
 
 void Frame::bind_root(int64_t id, at::Tensor tensor, char* data) {
-  const auto itemsize = static_cast<int64_t>(c10::elementSize(slots_[id].dtype));
   tensors_[id] = std::move(tensor);
-  ptrs_[id] = data;
-  const bool fixed = is_fixed(id);
+  point_root(id, data);
+  if (is_fixed(id)) return;
   for (const int64_t view : slots_[id].views) {
-    ptrs_[view] = data + slots_[view].offset * itemsize;
-    if (!fixed && program_.slots[view].as_tensor) tensors_[view] = view_of(tensors_[id], slots_[view]);
+    if (program_.slots[view].as_tensor) tensors_[view] = view_of(tensors_[id], slots_[view]);
   }
+}
+
+void Frame::point_root(int64_t id, char* data) {
+  const auto itemsize = static_cast<int64_t>(c10::elementSize(slots_[id].dtype));
+  ptrs_[id] = data;
+  for (const int64_t view : slots_[id].views) ptrs_[view] = data + slots_[view].offset * itemsize;
 }
 
 void Frame::release_root(int64_t id) {

@@ -79,6 +79,7 @@ class Frame {
   std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs, std::vector<double>* seconds = nullptr);
 
  private:
+  friend class GraphPlan;
   friend class Recording;
 
   struct SlotState {
@@ -133,6 +134,7 @@ class Frame {
   void bind(const std::vector<at::Tensor>& inputs, const Arena* fixed = nullptr);
   at::Tensor output_tensor(int64_t id, const Arena* fixed) const;
   void bind_root(int64_t id, at::Tensor tensor, char* data);
+  void point_root(int64_t id, char* data);  // its pointers and those of its views
   void release_root(int64_t id);
   void release();  // all that a call holds
   void run_step(size_t i);

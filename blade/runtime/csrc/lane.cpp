@@ -87,7 +87,7 @@ std::vector<at::Tensor> Lane::run_graphed(
   const auto& inputs = outside.empty() ? given : outside;
   auto& [frame, recording] = *frames_.front().second;
   reserve(frame.arena_bytes());
-  const bool due = recording.wants_capture(inputs);
+  const bool due = recording.wants_capture(inputs, limits, counts);
   if (due) {
     if (!fixed_) fixed_ = std::make_unique<Arena>(place_.device.type());
     make_room_for_a_graph(limits.max_graphs);

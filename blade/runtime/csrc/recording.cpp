@@ -39,6 +39,7 @@ void GraphCounts::clear() {
   captures = 0;
   replays = 0;
   failures = 0;
+  declined = 0;
   const std::lock_guard<std::mutex> lock(mutex_);
   last_failure_.clear();
 }
@@ -60,22 +61,28 @@ bool can_be_captured(const Program& program, c10::DeviceType type) {
   return true;
 }
 
-bool Recording::wants_capture(const std::vector<at::Tensor>& inputs) {
+bool Recording::wants_capture(const std::vector<at::Tensor>& inputs, const GraphLimits& limits, GraphCounts& counts) {
   if (never_ || graph_) return false;
   auto addresses = addresses_of(inputs);
-  copied_.resize(inputs.size(), false);
-  if (++uses_ >= needed_) {
-    for (size_t i = 0; i < inputs.size(); ++i) {
-      if (addresses[i] != addresses_[i]) copied_[i] = true;
-    }
+  addresses_.swap(addresses);
+  if (++uses_ < needed_) return false;
+  if (!plan_) plan_.emplace(frame_, may_move_, limits.reuse_outputs);
+  moved_.resize(inputs.size(), false);
+  copied_.assign(inputs.size(), false);
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (addresses[i] != addresses_[i]) moved_[i] = true;
+    copied_[i] = moved_[i] && !plan_->is_direct_input(i);
   }
-  addresses_ = std::move(addresses);
-  return uses_ >= needed_;
+  if (limits.always || plan_->pays(moved_)) return true;
+  counts.declined.fetch_add(1, std::memory_order_relaxed);
+  never_ = true;
+  return false;
 }
 
 void Recording::drop() {
   graph_.reset();
   results_.clear();
+  moving_.clear();
 }
 
 void Recording::evict() {
@@ -96,10 +103,12 @@ size_t Recording::plan(const std::vector<at::Tensor>& inputs) {
   for (size_t id = 0; id < frame_.slots_.size(); ++id) {
     if (frame_.program_.slots[id].kind != SlotKind::kOutput) continue;
     auto& slot = frame_.slots_[id];
+    slot.arena_offset = 0;  // of direct ones anywhere: replays say where they are
+    if (plan_->is_direct(static_cast<int64_t>(id))) continue;
     slot.arena_offset = bytes;
     bytes += aligned(static_cast<size_t>(slot.span) * c10::elementSize(slot.dtype));
   }
-  return bytes;
+  return std::max(bytes, kFixedAlign);
 }
 
 std::vector<at::Tensor> Recording::fixed_inputs(const std::vector<at::Tensor>& inputs, const Arena& fixed) {
@@ -130,10 +139,16 @@ void Recording::collect_results(const Arena& fixed, bool reuse_outputs) {
     if (kind != SlotKind::kOutput && kind != SlotKind::kDyn) continue;
     const auto is_it = [root](const Result& one) { return one.root == root; };
     if (std::any_of(results_.begin(), results_.end(), is_it)) continue;
+    if (plan_->is_direct(root)) {
+      results_.push_back({root, at::Tensor()});
+      continue;
+    }
     results_.push_back({root, frame_.tensors_[root]});
+    if (reuse_outputs) continue;
     const auto& slot = frame_.slots_[root];
     const size_t bytes = static_cast<size_t>(slot.span) * c10::elementSize(slot.dtype);
-    if (!reuse_outputs) out_.all.push_back({frame_.ptrs_[root], frame_.ptrs_[root], bytes});
+    results_.back().copy = static_cast<int64_t>(out_.all.size());
+    out_.all.push_back({frame_.ptrs_[root], frame_.ptrs_[root], bytes});
   }
   for (const size_t i : copied_updates_) {
     auto* copy = fixed.data() + offsets_[i];
@@ -149,7 +164,13 @@ void Recording::record(const std::vector<at::Tensor>& bound, const Arena& fixed,
   record_copies(in_);
   frame_.stream_ = recorder.stream();
   frame_.bind(bound, &fixed);
-  for (size_t i = 0; i < frame_.steps_.size(); ++i) frame_.run_step(i);
+  for (size_t i = 0; i < frame_.steps_.size(); ++i) {
+    frame_.run_step(i);
+    if (!plan_->moves(i)) continue;
+    recorder.keep_launch();
+    moving_.push_back({i, {}});
+    for (const auto& patch : frame_.steps_[i].patches) moving_.back().pointers.push_back(frame_.ptrs_[patch.slot]);
+  }
   collect_results(fixed, reuse_outputs);
   record_copies(out_);
   frame_.release();
@@ -170,7 +191,7 @@ bool Recording::capture(
     never_ = true;
   }
   frame_.stream_ = frame_.place_.stream;
-  if (graph_) {
+  if (graph_ && can_move_launches(counts)) {
     counts.captures.fetch_add(1, std::memory_order_relaxed);
     arena_moves_ = frame_.arena_.moves();
     fixed_moves_ = fixed.moves();
@@ -181,12 +202,53 @@ bool Recording::capture(
   return false;
 }
 
+// Whether the driver lets go of the addresses a graph was captured with; if not, the next capture has copies instead.
+bool Recording::can_move_launches(GraphCounts& counts) {
+  try {
+    for (size_t k = 0; k < moving_.size(); ++k) graph_->set_launch(k, frame_.steps_[moving_[k].step].params.data());
+    return true;
+  } catch (const c10::Error& error) {
+    counts.failed(std::string("launches of a graph cannot be changed: ") + error.what_without_backtrace());
+  }
+  may_move_ = false;
+  plan_.reset();
+  return false;
+}
+
+// Tells launches where this call's inputs and outputs are.
+void Recording::move_launches(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& roots) {
+  if (moving_.empty()) return;
+  for (const int64_t id : frame_.changing_roots_) {
+    const Slot& slot = frame_.program_.slots[id];
+    if (slot.kind == SlotKind::kOutput || !plan_->is_direct(id)) continue;
+    frame_.point_root(id, static_cast<char*>(const_cast<void*>(inputs[slot.index].const_data_ptr())));
+  }
+  for (size_t k = 0; k < results_.size(); ++k) {
+    const int64_t root = results_[k].root;
+    if (plan_->is_direct(root)) frame_.point_root(root, static_cast<char*>(roots[k].mutable_data_ptr()));
+  }
+  for (size_t k = 0; k < moving_.size(); ++k) {
+    auto& [i, pointers] = moving_[k];
+    auto& step = frame_.steps_[i];
+    bool moved = false;
+    for (size_t p = 0; p < pointers.size(); ++p) {
+      const int64_t id = step.patches[p].slot;
+      void* now = plan_->is_direct(frame_.program_.slots[id].root) ? frame_.ptrs_[id] : pointers[p];
+      moved = moved || now != pointers[p];
+      pointers[p] = now;
+    }
+    if (!moved) continue;
+    for (size_t p = 0; p < pointers.size(); ++p) frame_.table_[step.patches[p].entry] = pointers[p];
+    graph_->set_launch(k, step.params.data());
+  }
+}
+
 // An input that is not where it was captured: from now on that one is copied.
 bool Recording::is_input_moved(const std::vector<at::Tensor>& inputs) {
   bool moved = false;
   for (size_t i = 0; i < inputs.size(); ++i) {
-    if (copied_[i] || inputs[i].const_data_ptr() == addresses_[i]) continue;
-    copied_[i] = true;
+    if (copied_[i] || plan_->is_direct_input(i) || inputs[i].const_data_ptr() == addresses_[i]) continue;
+    moved_[i] = true;
     moved = true;
   }
   return moved;
@@ -201,6 +263,7 @@ std::optional<std::vector<at::Tensor>> Recording::replay(
   }
   for (size_t k = 0; k < in_.all.size(); ++k) in_.all[k].from = inputs[copied_inputs_[k]].const_data_ptr();
   const auto results = make_results(inputs);
+  move_launches(inputs, results);
   launch();
   counts.replays.fetch_add(1, std::memory_order_relaxed);
   std::vector<at::Tensor> outputs;
@@ -230,9 +293,9 @@ std::vector<at::Tensor> Recording::make_results(const std::vector<at::Tensor>& i
       continue;
     }
     roots.push_back(empty_strided_tensor(frame_.place_.device.type(), slot.sizes, slot.strides, slot.dtype));
-    out_.all[k].to = roots.back().mutable_data_ptr();
+    if (results_[k].copy >= 0) out_.all[results_[k].copy].to = roots.back().mutable_data_ptr();
   }
-  const size_t first = reuse_outputs_ ? 0 : results_.size();
+  const size_t first = out_.all.size() - copied_updates_.size();
   for (size_t k = 0; k < copied_updates_.size(); ++k) out_.all[first + k].to = inputs[copied_updates_[k]].mutable_data_ptr();
   return roots;
 }

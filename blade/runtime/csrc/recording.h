@@ -11,18 +11,20 @@
 #include <vector>
 
 #include "frame.h"
+#include "graph_plan.h"
 
 namespace blade {
 
 struct GraphLimits {
   bool enabled = true;
+  bool always = false;          // even where launch after launch is faster
   size_t max_graphs = 32;       // per lane
   bool reuse_outputs = false;  // outputs are the graph's own buffers, which later calls overwrite
 };
 
 // Of all lanes of an engine.
 struct GraphCounts {
-  std::atomic<int64_t> captures{0}, replays{0}, failures{0};
+  std::atomic<int64_t> captures{0}, replays{0}, failures{0}, declined{0};
   void failed(const std::string& what);
   std::string last_failure() const;
   void clear();
@@ -39,7 +41,7 @@ class Recording {
   bool has_graph() const { return graph_ != nullptr; }
 
   // Whether this call should capture (after which run() replays what was captured).
-  bool wants_capture(const std::vector<at::Tensor>& inputs);
+  bool wants_capture(const std::vector<at::Tensor>& inputs, const GraphLimits& limits, GraphCounts& counts);
 
   // `fixed` holds what graphs of a lane read and write at fixed addresses: copied inputs, and outputs. False: not
   // captured, run the frame.
@@ -56,7 +58,14 @@ class Recording {
   // Memory that a call writes and that the caller gets a copy of: an output slot, or a call's result.
   struct Result {
     int64_t root;
-    at::Tensor tensor;
+    at::Tensor tensor;  // the graph's own, unless launches write into what the caller gets
+    int64_t copy = -1;  // of out_
+  };
+
+  // A launch that is told where direct memory is: the pointers it has, by its patches.
+  struct Moving {
+    size_t step;
+    std::vector<void*> pointers;
   };
 
   // Copies before or after all else: within the graph if the device can, at its `index`, else beside it (-1).
@@ -66,6 +75,8 @@ class Recording {
   };
 
   void drop();
+  bool can_move_launches(GraphCounts& counts);
+  void move_launches(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& roots);
   void record(const std::vector<at::Tensor>& bound, const Arena& fixed, bool reuse_outputs, Recorder& recorder);
   size_t plan(const std::vector<at::Tensor>& inputs);
   bool is_input_moved(const std::vector<at::Tensor>& inputs);
@@ -76,10 +87,13 @@ class Recording {
   at::Tensor output(int64_t id, const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& roots) const;
 
   Frame& frame_;
-  bool never_ = false;  // capture does not work for this program or shape
+  bool never_ = false;     // capture does not work for this program or shape, or does not pay
+  bool may_move_ = true;   // launches of a graph take other addresses
+  std::optional<GraphPlan> plan_;
   int64_t uses_ = 0, needed_ = 2;
   std::vector<const void*> addresses_;  // of the inputs, when last looked at
-  std::vector<bool> copied_;            // inputs that come from other addresses every time
+  std::vector<bool> moved_;             // inputs that come from other addresses every time
+  std::vector<bool> copied_;            // those of them that are copied
   std::vector<size_t> offsets_;         // per input, in the fixed memory
   std::unique_ptr<Graph> graph_;
   int64_t arena_moves_ = 0, fixed_moves_ = 0;
@@ -88,6 +102,7 @@ class Recording {
   std::vector<size_t> copied_inputs_;   // of in_
   std::vector<size_t> copied_updates_;  // those that the program writes
   std::vector<Result> results_;
+  std::vector<Moving> moving_;
 };
 
 // Programs whose calls read memory of the CPU or write to inputs cannot be captured.

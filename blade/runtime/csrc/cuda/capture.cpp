@@ -33,7 +33,8 @@ struct RecordedCopies {
 class CudaGraph final : public Graph {
  public:
   // Owns the graph: its nodes are how the executable one is changed.
-  CudaGraph(CUgraph graph, std::vector<RecordedCopies> copies) : graph_(graph), copies_(std::move(copies)) {
+  CudaGraph(CUgraph graph, std::vector<RecordedCopies> copies, std::vector<CUgraphNode> launches)
+      : graph_(graph), copies_(std::move(copies)), launches_(std::move(launches)) {
     const auto result = driver().cuGraphInstantiate(&exec_, graph_, 0);
     if (result != CUDA_SUCCESS) driver().cuGraphDestroy(graph_);
     check(result, "instantiating a graph");
@@ -54,6 +55,13 @@ class CudaGraph final : public Graph {
     }
   }
 
+  void set_launch(size_t k, void** params) override {
+    CUDA_KERNEL_NODE_PARAMS all{};
+    check(driver().cuGraphKernelNodeGetParams(launches_[k], &all), "asking a graph");
+    all.kernelParams = params;
+    check(driver().cuGraphExecKernelNodeSetParams(exec_, launches_[k], &all), "changing a launch of a graph");
+  }
+
   void launch(Stream stream) override {
     check(driver().cuGraphLaunch(exec_, static_cast<CUstream>(stream)), "launching a graph");
   }
@@ -62,6 +70,7 @@ class CudaGraph final : public Graph {
   CUgraph graph_;
   CUgraphExec exec_ = nullptr;
   std::vector<RecordedCopies> copies_;
+  std::vector<CUgraphNode> launches_;  // that were kept
 };
 
 // cuStreamGetCaptureInfo of CUDA 12 and of CUDA 13: the node that the stream's next one comes after.
@@ -138,7 +147,7 @@ class Capture final : public Recorder {
     CUgraph graph = nullptr;
     check(end(graph), "capturing");
     TORCH_CHECK(graph != nullptr, "blade: CUDA: nothing was captured");
-    return std::make_unique<CudaGraph>(graph, std::move(copies_));
+    return std::make_unique<CudaGraph>(graph, std::move(copies_), std::move(launches_));
   }
 
   Stream stream() const override { return place_.stream; }
@@ -149,18 +158,24 @@ class Capture final : public Recorder {
     RecordedCopies recorded;
     for (auto& one : *launches) {
       one.launch(place_.stream);
-      Dependencies nodes = nullptr;
-      size_t count = 0;
-      check(last_nodes(driver().cuStreamGetCaptureInfo, place_.stream, &nodes, &count), "asking a capture");
-      TORCH_CHECK(count == 1, "blade: CUDA: a captured copy has ", count, " nodes");
-      recorded.nodes.push_back(nodes[0]);
+      recorded.nodes.push_back(last_node());
     }
     recorded.launches = std::move(*launches);
     copies_.push_back(std::move(recorded));
     return true;
   }
 
+  void keep_launch() override { launches_.push_back(last_node()); }
+
  private:
+  CUgraphNode last_node() const {
+    Dependencies nodes = nullptr;
+    size_t count = 0;
+    check(last_nodes(driver().cuStreamGetCaptureInfo, place_.stream, &nodes, &count), "asking a capture");
+    TORCH_CHECK(count == 1, "blade: CUDA: what was captured last has ", count, " nodes");
+    return nodes[0];
+  }
+
   CUresult end(CUgraph& graph) {
     ended_ = true;
     const auto result = driver().cuStreamEndCapture(place_.stream, &graph);
@@ -172,6 +187,7 @@ class Capture final : public Recorder {
   const c10::DeviceIndex device_;
   const Place& place_;
   std::vector<RecordedCopies> copies_;
+  std::vector<CUgraphNode> launches_;
   bool ended_ = false;
 };
 

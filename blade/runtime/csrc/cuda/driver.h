@@ -16,7 +16,7 @@ namespace blade::cuda {
   X(cuStreamEndCapture) X(cuThreadExchangeStreamCaptureMode) X(cuGraphInstantiate) X(cuGraphLaunch)               \
   X(cuGraphDestroy) X(cuGraphExecDestroy) X(cuEventCreate) X(cuEventRecord) X(cuEventDestroy)                     \
   X(cuEventSynchronize) X(cuEventElapsedTime) X(cuMemcpyDtoDAsync) X(cuMemsetD8Async) X(cuStreamGetCaptureInfo)      \
-  X(cuGraphExecKernelNodeSetParams)
+  X(cuGraphExecKernelNodeSetParams) X(cuGraphKernelNodeGetParams)
 
 // The functions by their own names, in the versions of the headers this was compiled with.
 struct Driver {
