@@ -15,6 +15,7 @@ from blade.capture.inputs import Sample
 from blade.capture.original import Answer, Original, State, answer_of, seeded
 from blade.capture.probes import Axis
 from blade.fallback.attempt import attempt
+from blade.fallback.bounds import in_bounds
 from blade.reason import Code, Reason, Stage
 
 # Error allowed relative to the largest value of an output. Tracing runs the very same kernels; the
@@ -32,7 +33,10 @@ _TOLERANCE = {
 def reference(
     original: Original, sample: Sample, axes: frozenset[Axis], what: str
 ) -> Reference | None:
-    """The reference for ``sample``, ``None`` if the original does not accept it."""
+    """The reference for ``sample``, ``None`` if the original does not accept it.
+
+    On a GPU it is asked with care (``in_bounds``): ``sample`` need not be the user's.
+    """
 
     def answers() -> list[Answer]:
         if not original.is_stateful:
@@ -41,7 +45,11 @@ def reference(
                 return once
         return seeded(lambda: original.run(sample, times=2))
 
-    result = attempt(Stage.CAPTURE, None, what, answers, code=Code.TRACE_FAILED)
+    def careful() -> list[Answer]:
+        with in_bounds(sample, original.device):
+            return answers()
+
+    result = attempt(Stage.CAPTURE, None, what, careful, code=Code.TRACE_FAILED)
     return None if isinstance(result, Reason) else Reference(sample, tuple(result), axes, what)
 
 

@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 
 from blade.capture.attributes import attributes_of, may_write
 from blade.capture.inputs import Call, Sample
+from blade.capture.model import device_of
 from blade.capture.outputs import tensors_of
 
 # What a model may raise at inputs it does not like (torch.jit.Error is a RuntimeError).
@@ -99,6 +100,7 @@ class Original:
     def __init__(self, model: nn.Module, call: Call, flatten: bool) -> None:
         self._model, self._call, self._flatten = model, call, flatten
         self._state = State(model)
+        self.device = device_of(model)
         self.is_stateful = False
 
     def __call__(self, *sample: Any) -> Any:

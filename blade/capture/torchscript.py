@@ -32,6 +32,7 @@ from blade.capture.trace import Trace, script, script_around, trace
 from blade.config import Config
 from blade.errors import InputError
 from blade.fallback.attempt import attempt
+from blade.fallback.bounds import in_bounds
 from blade.graph.functionalize import functionalize
 from blade.reason import Code, Reason, Stage
 
@@ -253,7 +254,8 @@ def _compared(
         for one in seen.references
         if _is_within(one.sample, limits) and (not is_known or one.what == OTHER_VALUES)
     ]
-    differences = find_differences(frozen, within)
+    with in_bounds(seen.samples, seen.original.device):  # it may have kept an index of other sizes
+        differences = find_differences(frozen, within)
     if traced is None:
         return _Graph(module, seen, how, differences)
     warnings = tuple(

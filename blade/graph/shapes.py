@@ -7,11 +7,12 @@ A rule computes the shapes from the symbols themselves; torch's function is the 
 It runs under the fake mode of the tensors it is given.
 """
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.fx.experimental.symbolic_shapes import guard_or_false, sym_and
 
 aten = torch.ops.aten
 Rule = Callable[..., Any]
@@ -25,11 +26,35 @@ def result_of(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> An
 def _slice(
     x: torch.Tensor, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1
 ) -> torch.Tensor:
-    """Before torch 2.12 its function makes up a size where the end may lie beyond the tensor."""
-    if isinstance(end, torch.SymInt) and statically_known_true(end >= 0):
-        end = torch.sym_min(end, x.shape[dim])
-    made: torch.Tensor = aten.slice.Tensor(x, dim, start, end, step)
-    return made
+    """Before torch 2.12 its function makes up a size where it does not know where the ends lie in the tensor."""
+    size = x.shape[dim]
+    if not any(isinstance(n, torch.SymInt) for n in (size, start, end)):
+        made: torch.Tensor = aten.slice.Tensor(x, dim, start, end, step)
+        return made
+    low = 0 if start is None else _within(start, size)
+    high = size if end is None or guard_or_false(end == sys.maxsize) else _within(end, size)
+    if low is None or high is None:
+        made = aten.slice.Tensor(x, dim, start, end, step)
+        return made
+    taken = high - low if guard_or_false(high >= low) else torch.sym_max(high - low, 0)
+    sizes, strides = list(x.shape), list(x.stride())
+    offset = x.storage_offset() + low * strides[dim]
+    sizes[dim] = (taken + step - 1) // step
+    strides[dim] = strides[dim] * step
+    return x.as_strided(sizes, strides, offset)
+
+
+def _within(index: Any, size: Any) -> Any:
+    """The place ``index`` means in an axis of this size; ``None`` if it is open from which end it counts."""
+    if guard_or_false(sym_and(index >= 0, index <= size)):
+        return index
+    if guard_or_false(sym_and(index < 0, index >= -size)):
+        return index + size
+    if guard_or_false(index >= 0):
+        return torch.sym_min(index, size)
+    if guard_or_false(index < 0):
+        return torch.sym_max(index + size, 0)
+    return None
 
 
 def _kron(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
