@@ -31,7 +31,10 @@ class Bounds(TorchDispatchMode):
     """Raises ``IndexError`` before an op that would stop a GPU; ``why`` says what the op was given."""
 
     supports_higher_order_operators = True  # which run as they are
-    why = ""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.why = ""
 
     def __torch_dispatch__(
         self,
