@@ -147,16 +147,16 @@ class Body:
 
     def store(self, stmt: Store) -> None:
         access, value = stmt.access, self.values[stmt.value]
-        rows = self.differs(access)
-        columns = number(access.strides[-1]) != 0 or (
-            self.columns[stmt.value] and number(self.kernel.inner) == 1
-        )
         dtype = self.kernel.args[access.arg].dtype
         if dtype in pointwise.HALVES:
             value = f"{value}.to({pointwise.memory_type(dtype)})"
+        # memory has no stride along what has size 1, but the value may be a tile, of which masks leave one element
+        rows, columns = self.differs(access), number(access.strides[-1]) != 0
         pointer = self.pointer(access)
-        if columns and number(access.strides[-1]) == 0:
-            pointer += " + c * 0"
+        if not rows and self.rows[stmt.value] and self.tile.rows > 1:
+            rows, pointer = True, f"{pointer} + i{min(self.vectors, default=0)} * 0"
+        if not columns and self.columns[stmt.value] and number(self.kernel.inner) == 1:
+            columns, pointer = True, f"{pointer} + c * 0"
         self.line(f"tl.store({pointer}, {value}{self.mask(rows, columns)})")
 
     def differs(self, access: Access) -> bool:

@@ -9,17 +9,19 @@ import pytest
 import torch
 from cpu_native import symbol
 from test_attention_gpu import L, merged, source
+from test_gemm_gpu import fused_with
 from test_gpu_compile import ptx
 
 from blade.backends.disc.attention import attend
 from blade.backends.disc.facts import Facts
 from blade.backends.disc.gpu.attention import attention
 from blade.backends.disc.gpu.compile import compile_units
-from blade.backends.disc.gpu.epilogue import plain_epilogue
+from blade.backends.disc.gpu.epilogue import group_epilogue, plain_epilogue
 from blade.backends.disc.gpu.gemm import Tile, launch, product_of
 from blade.backends.disc.gpu.launch import LibraryLaunch
 from blade.backends.disc.gpu.target import GpuTarget
 from blade.backends.disc.ir import Builder
+from blade.backends.disc.kernel import Dim
 from blade.backends.disc.steps import Counters
 
 pytestmark = pytest.mark.needs("triton")
@@ -98,3 +100,29 @@ def test_the_sums_of_a_split_product_are_there_before_it_is_counted(tmp_path: Pa
     stored = text.rindex("st.global", 0, counted)
     assert "bar.sync" in text[stored:counted]
     assert "ld.global.cg" in text[counted:]
+
+
+def followed_by_tanh(lead: tuple[Dim, ...], columns: int, tile: Tile) -> LibraryLaunch:
+    """tanh(x @ w.T + bias): also one that is read as it is, so that there are two stores."""
+    b = Builder()
+    x = b.make("input", (), (*lead, 768), torch.bfloat16, index=0)
+    w = b.make("const", (), (columns, 768), torch.bfloat16, index=0)
+    bias = b.make("const", (), (columns,), torch.bfloat16, index=1)
+    y = b.make("linear", (x, w), (*lead, columns), torch.bfloat16)
+    biased = b.pointwise("add", y, b.broadcast(bias, y.shape))
+    fused, group = fused_with(b, [biased, b.pointwise("tanh", biased)], [x])
+    epilogue = group_epilogue(group, y, fused)
+    assert epilogue is not None
+    product = product_of(y, epilogue)
+    assert product is not None
+    return launch(product, tile, None, Counters(64), Facts(), early=True)
+
+
+@pytest.mark.parametrize("tile", [Tile(32, 32, 128), Tile(32, 32, 128, split=2)], ids=str)
+@pytest.mark.parametrize("sizes", [((1,), 768), ((1, 1), 768), ((S,), 1), ((1,), 1)], ids=str)
+def test_what_has_size_one_is_stored_from_a_whole_block(
+    sizes: tuple[tuple[Dim, ...], int], tile: Tile
+) -> None:
+    """The interpreter broadcasts a pointer to its value's shape; the compiler does not."""
+    unit = followed_by_tanh(*sizes, tile).choice.unit
+    assert compile_units([unit], GpuTarget()).startswith(b"blade.cubins 1\n1\n")
