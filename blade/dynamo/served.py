@@ -17,6 +17,7 @@ import torch
 from blade.backends import registry
 from blade.backends.base import Cluster
 from blade.config import Config
+from blade.fallback.generators import Generators
 from blade.fallback.lossy import budget_of
 from blade.fallback.measure import measure, why_clearly_slower
 from blade.fallback.verify import verify
@@ -93,7 +94,7 @@ class Served(torch.nn.Module):
             cluster = self._unproven
             if cluster is None:
                 return
-            with torch.no_grad():
+            with torch.no_grad(), Generators(cluster.gm):
                 given = tuple(t.detach() for t in self._given(args))
                 given = tuple(  # what the trials write to is not the caller's
                     t.clone() if i in cluster.updates else t for i, t in enumerate(given)

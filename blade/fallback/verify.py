@@ -29,6 +29,7 @@ from blade.fallback.attempt import attempt
 from blade.fallback.bounds import in_bounds
 from blade.fallback.cases import Case, cases
 from blade.fallback.fp64 import Fp64
+from blade.fallback.generators import Generators
 from blade.fallback.redraw import is_luck
 from blade.reason import Code, Reason, Stage
 from blade.report import Verdict, shape_text
@@ -68,12 +69,13 @@ def verify(
     alone, where other contents would contradict each other. ``seconds``: what inputs that were not given may take,
     and an fp64 run is made only where engine and original differ by more than may be anyway.
     """
-    with torch.no_grad():
+    with torch.no_grad(), Generators(cluster.gm) as generators:
+        drawing = generators.before(original)
         return attempt(
             Stage.VERIFY,
             backend,
             cluster.name,
-            lambda: _verify(cluster, engine, original, budget, derived, seconds),
+            lambda: _verify(cluster, engine, drawing, budget, derived, seconds, generators),
             strict,
         )
 
@@ -85,10 +87,12 @@ def _verify(
     budget: AccuracyBudget | None,
     derived: bool,
     seconds: float | None,
+    generators: Generators,
 ) -> Verdict:
+    """``generators``: what ``original`` draws, the engine and an fp64 run are to draw, too."""
     answers: list[Answer] = []
     known: list[float] = []
-    truth = Fp64(cluster.gm)
+    truth = Fp64(cluster.gm, generators.again)
     tried = declined = 0
     is_checked = not any(name in op for op in cluster.ops for name in _UNCHECKED)
     limit = inf if seconds is None else seconds
@@ -97,11 +101,11 @@ def _verify(
             want = _call(case, original, cluster.updates)
         if want is None:
             if not seen.why:  # by which an engine's kernels on a GPU would stop the device
-                _check_raises(case, engine, cluster.updates)
+                _check_raises(case, engine, cluster.updates, generators)
             continue
         tried += 1
         before = engine.stats()
-        got = _try(engine, case, cluster.updates)
+        got = _try(engine, case, cluster.updates, generators)
         if got is None:
             declined += 1
             _check_declined(case, engine, before)
@@ -116,7 +120,7 @@ def _verify(
     def answer_at(case: Case) -> list[Answer] | None:
         with in_bounds(*case.inputs):
             want = _call(case, original, cluster.updates) if is_checked else None
-        got = None if want is None else _try(engine, case, cluster.updates)
+        got = None if want is None else _try(engine, case, cluster.updates, generators)
         if want is None or got is None:
             return None
         _check_form(case, got, want, truth)
@@ -159,10 +163,11 @@ def _truth(case: Case, truth: Fp64) -> Tensors | None:
         return _call(case, truth)
 
 
-def _try(engine: Any, case: Case, updates: Sequence[int]) -> Tensors | None:
+def _try(engine: Any, case: Case, updates: Sequence[int], generators: Generators) -> Tensors | None:
     """The same of the engine; ``None`` if it declines, and then it has changed nothing."""
     given = [_copy(t) for t in case.inputs]
     engine.rearm()
+    generators.again()
     got: Tensors | None = engine.try_execute(given)
     for i, (before, after) in enumerate(zip(case.inputs, given, strict=True)):
         if got is not None and i in updates:
@@ -181,13 +186,14 @@ def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
     return torch.equal(a, b) or bool(((a == b) | ((a != a) & (b != b))).all())
 
 
-def _check_raises(case: Case, engine: Any, updates: Sequence[int]) -> None:
+def _check_raises(case: Case, engine: Any, updates: Sequence[int], generators: Generators) -> None:
     """Where sizes make the original raise, the engine must decline, so that the user sees it raise.
 
     Not tried with other contents: an index out of range is nothing to give to an untested engine. Nor
     in another layout: there it is ``view`` that raises, and what it would have shown is no wrong answer.
     """
-    if case.kind not in ("contents", "layout") and _try(engine, case, updates) is not None:
+    is_tried = case.kind not in ("contents", "layout")
+    if is_tried and _try(engine, case, updates, generators) is not None:
         raise Refused(
             Code.WRONG_VALUES, f"at {_at(case)} it gave an answer where the original raises."
         )

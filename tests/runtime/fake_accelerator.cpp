@@ -178,7 +178,7 @@ class Fake final : public blade::Accelerator {
   void copy(const Copies& copies, Stream) override { copy_all(copies); }
 
   std::unique_ptr<blade::Graph> capture(
-      c10::DeviceIndex, Stream, const std::function<void(blade::Recorder&)>& work) override {
+      c10::DeviceIndex, Stream, bool, const std::function<void(blade::Recorder&)>& work) override {
     if (busy) return nullptr;
     FakeRecorder recorder;
     recording = &recorder.work;

@@ -25,13 +25,14 @@ aten = torch.ops.aten
 Decomposition = Callable[..., Any]
 
 
-def native_dropout(
-    x: torch.Tensor, p: float, train: bool | None
-) -> tuple[torch.Tensor, torch.Tensor]:
+def native_dropout(x: torch.Tensor, p: float, train: bool | None) -> Any:
     """Only the mask is random, and stays an op by itself; the product fuses with what is around it.
 
-    The mask is drawn as eager draws it, so that the same seed drops the same elements.
+    The mask is drawn as eager draws it, so that the same seed drops the same elements: on a GPU that is one
+    kernel with the product, which stays as it is.
     """
+    if x.is_cuda:
+        return NotImplemented
     if train is False or p == 0:
         return x.clone(), torch.ones_like(x, dtype=torch.bool)
     if p == 1:

@@ -35,7 +35,8 @@
     packed a b ... {pack}                 copies of constants, in its own dtype, one after the other along axis 0,
                                           made once per loaded engine
     spatial x {target, template}          an ATen op of images, on channels-last data like a conv's
-    call ... {target, args}               any other ATen op, through the dispatcher
+    call ... {target, args, draw?}        any other ATen op, through the dispatcher; `draw` numbers those that
+                                          draw random numbers (draws.py)
     item a {index}                        one result of a call with several
 
 Shapes are tuples of ints and sympy expressions over size symbols. Facts between them (``Graph.facts``)
@@ -275,8 +276,9 @@ def rewrite(graph: Graph, rules: Mapping[str, Sequence[Rule]]) -> Graph:
 
 
 def live(graph: Graph) -> list[Value]:
-    """The values some output depends on, and every input, in topological order."""
+    """The values some output depends on, every input and every random draw, in topological order."""
     needed = {v.id for v in (*graph.outputs, *graph.inputs)}
+    needed.update(v.id for v in graph.values if "draw" in v.attrs)
     for value in reversed(graph.values):
         if value.id in needed:
             needed.update(a.id for a in value.args)

@@ -153,7 +153,7 @@ class _Lowerer:
         if not isinstance(node.target, torch._ops.OpOverload):
             return self.python(node, args)
         places = (
-            tuple(k for k, m in enumerate(meta) if m is not None)
+            tuple(k for k, m in enumerate(meta) if isinstance(m, torch.Tensor))
             if isinstance(meta, (list, tuple))
             else None
         )

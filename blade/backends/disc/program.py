@@ -263,7 +263,8 @@ class Writer:
         return self.slot_of[packed]
 
     def call(self, value: Value) -> None:
-        tensors = [self.seen(a) for a in value.args]
+        taken = value.args[:-1] if value.attrs.get("draw") else value.args  # not the draw before it
+        tensors = [self.seen(a) for a in taken]
         self.dispatch(value, tensors, self.results(value))
 
     def dispatch(self, value: Value, tensors: Sequence[int], results: Sequence[str]) -> None:
@@ -275,7 +276,8 @@ class Writer:
             for t, kind in zip(value.attrs["template"], types, strict=True)
         ]
         name = f"{target._schema.name}.{target._overloadname}".removesuffix(".default")
-        self.emit(["call", name, str(len(words)), *words, str(len(results)), *results])
+        draw = ["draw"] if "draw" in value.attrs else []
+        self.emit([*draw, "call", name, str(len(words)), *words, str(len(results)), *results])
 
     def results(self, call: Value) -> list[str]:
         """A slot per result of ``call`` up to the last one that is read, `-` for those that are not.

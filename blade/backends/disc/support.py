@@ -8,6 +8,7 @@ import torch
 
 from blade.backends.base import OpNode, ValueInfo, values_in
 from blade.backends.disc import lower
+from blade.backends.disc.draws import QUIET, may_draw
 from blade.backends.disc.ops.table import rule_for
 from blade.exchange.dtypes import DTYPES
 from blade.reason import Code, Reason, Stage
@@ -16,13 +17,7 @@ NAME = "disc"
 # Argument types a program's `call` can carry; anything else (generators, layouts ...) is refused.
 CALLABLE = "Tensor int SymInt float bool str number Scalar Device ScalarType".split()
 RETURNED = ("Tensor", "List[Tensor]")
-# Arguments that say how an op behaves that may draw random numbers, and when it draws none.
-QUIET: dict[str, tuple[object, ...]] = {
-    "train": (False,),
-    "training": (False,),
-    "dropout": (0, 0.0),
-    "dropout_p": (0, 0.0),
-}
+NUMBERS = ("int", "SymInt")
 
 
 WhyNotDevice = Callable[[torch.device], str | None]
@@ -64,7 +59,7 @@ def _why_not_target(node: OpNode) -> Reason | None:
         return None
     if schema.is_mutable:
         return _reason(Code.MUTATES, node, "it writes to one of its inputs")
-    if torch.Tag.nondeterministic_seeded in tags and not _draws_nothing(node):
+    if torch.Tag.nondeterministic_seeded in tags and not (_draws_nothing(node) or may_draw(node)):
         return _reason(Code.RANDOM, node, "it draws random numbers")
     dynamic = torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags
     if dynamic and not _has_known_sizes(node):
@@ -77,9 +72,17 @@ def _why_not_target(node: OpNode) -> Reason | None:
         if not _callable(str(argument.type)) and not _is_absent(node, argument):
             kind = f"an argument of type {argument.type}, {argument.name}"
             return _reason(Code.UNSUPPORTED_OP, node, f"it takes {kind}")
-    if not schema.returns or any(str(r.type) not in RETURNED for r in schema.returns):
+    if not schema.returns or not _returns_tensors(node):
         return _reason(Code.UNSUPPORTED_OP, node, "it returns something other than tensors")
     return None
+
+
+def _returns_tensors(node: OpNode) -> bool:
+    """Numbers among the results do no harm where nobody takes them."""
+    kinds = {str(r.type) for r in node.target._schema.returns}
+    if kinds.isdisjoint(NUMBERS):
+        return kinds.issubset(RETURNED)
+    return kinds.issubset((*RETURNED, *NUMBERS)) and all(v.kind == "tensor" for v in node.outputs)
 
 
 def _is_update(node: OpNode) -> bool:

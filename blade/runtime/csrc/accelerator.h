@@ -96,8 +96,9 @@ class Accelerator {
   // Records what `work` enqueues, to be launched on `stream`; memory that it takes meanwhile belongs to a
   // pool for all graphs of that stream. nullptr: not now, another thread is recording.
   // Whatever goes wrong, nothing is being recorded afterwards.
+  // `draws`: `work` draws from torch's default generator, and so does every launch, other numbers each time.
   virtual std::unique_ptr<Graph> capture(
-      c10::DeviceIndex device, Stream stream, const std::function<void(Recorder&)>& work) = 0;
+      c10::DeviceIndex device, Stream stream, bool draws, const std::function<void(Recorder&)>& work) = 0;
 };
 
 // The one whose programs begin with `isa NAME`, or nullptr. It is never destroyed.

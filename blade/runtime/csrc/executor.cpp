@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "executor.h"
 
+#include <ATen/Context.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/GradMode.h>
@@ -30,6 +31,24 @@ struct BelowAutograd {
   c10::NoGradGuard no_grad;
   at::AutoDispatchBelowADInplaceOrView below;
   c10::impl::ExcludeDispatchKeyGuard no_autocast{c10::autocast_dispatch_keyset};
+};
+
+// A device's random generator, as it was: the original, which runs instead, draws what this run drew.
+class Drawn {
+ public:
+  explicit Drawn(c10::Device device) : generator_(at::globalContext().defaultGenerator(device)) {
+    const std::lock_guard<std::mutex> lock(generator_.mutex());
+    state_ = generator_.get_state();
+  }
+  void put_back() const {
+    auto generator = generator_;
+    const std::lock_guard<std::mutex> lock(generator.mutex());
+    generator.set_state(state_);
+  }
+
+ private:
+  at::Generator generator_;
+  at::Tensor state_;
 };
 
 }  // namespace
@@ -268,12 +287,14 @@ std::optional<std::vector<at::Tensor>> Executor::run_at(
     return std::nullopt;
   }
   std::vector<at::Tensor> outputs;
+  const auto drawn_from = program.draws && !recorded ? std::optional<Drawn>(place.device) : std::nullopt;
   try {
     const bool graphed = capturable_ && !recorded && seconds == nullptr;
     outputs = graphed ? lane->run_graphed(ready, limits_.graphs, graph_counts_) : lane->run(ready, seconds);
   } catch (...) {
     lane->drop_front();
     if (!recorded) give_lane(std::move(lane));
+    if (drawn_from) drawn_from->put_back();
     throw;
   }
   if (!recorded) give_lane(std::move(lane));

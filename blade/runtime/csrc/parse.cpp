@@ -187,6 +187,11 @@ class Parser : private Reader {
       instr.when = reg();
       kind = word();
     }
+    if (kind == "draw") {
+      kind = word();
+      if (kind != "call") fail("only a call can draw");
+      instr.draws = program_.draws = true;
+    }
     if (kind == "kernel") {
       parse_kernel(instr);
     } else if (kind == "launch") {
@@ -285,7 +290,10 @@ class Parser : private Reader {
   }
 
   CallArg parse_arg(const std::string& text, const c10::Argument& param) {
-    if (text == "n") return static_arg(c10::IValue());
+    if (text == "n") {  // a parameter that is no optional one takes an undefined tensor
+      const bool is_tensor = param.type()->kind() == c10::TypeKind::TensorType;
+      return static_arg(is_tensor ? c10::IValue(at::Tensor()) : c10::IValue());
+    }
     const auto colon = text.find(':');
     if (colon == std::string::npos) fail("'" + text + "' is not an argument");
     const auto kind = text.substr(0, colon);

@@ -75,6 +75,7 @@ struct Instr {
   std::vector<int64_t> ints;                  // registers
   // call
   std::optional<c10::OperatorHandle> op;
+  bool draws = false;  // random numbers, from torch's default generator
   std::vector<CallArg> args;
   std::vector<int64_t> results;  // dyn slots; -1: not looked at
   // dyn slots whose memory nothing needs after this instruction
@@ -112,6 +113,7 @@ struct Program {
   std::vector<int64_t> updated;  // inputs that are written to, in ascending order
   // Per input: a launch reads it, so that its address has to be aligned.
   std::vector<bool> launched;
+  bool draws = false;  // one of the calls does
 };
 
 // Throws Unavailable for text this library cannot run.

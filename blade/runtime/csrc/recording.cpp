@@ -182,7 +182,8 @@ bool Recording::capture(
   const auto bound = fixed_inputs(inputs, fixed);
   auto& accelerator = *frame_.loaded_.accelerator;
   try {
-    graph_ = accelerator.capture(frame_.place_.device.index(), frame_.place_.stream, [&](Recorder& recorder) {
+    const auto& [device, stream] = std::tie(frame_.place_.device, frame_.place_.stream);
+    graph_ = accelerator.capture(device.index(), stream, frame_.program_.draws, [&](Recorder& recorder) {
       record(bound, fixed, limits.reuse_outputs, recorder);
     });
   } catch (const std::exception& error) {

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import sympy
 import torch
 
+from blade.backends.disc.draws import draws
 from blade.backends.disc.forms import CPU, Forms
 from blade.backends.disc.ir import Builder, Shape, Value, plain
 
@@ -144,6 +145,7 @@ class Lowering:
         tensors: list[Value] = []
         template = tuple(_template(a, tensors) for a in args)
         first = self.results[0]
+        attrs = self._draw(tensors) if draws(target, args) else {}
         call = self.b.make(
             "call",
             tensors,
@@ -152,6 +154,7 @@ class Lowering:
             first.strides,
             target=target,
             template=template,
+            **attrs,
         )
         if [str(r.type) for r in target._schema.returns] == ["Tensor"]:
             return call
@@ -160,6 +163,12 @@ class Lowering:
         for k, r in zip(places, self.results, strict=True):
             found[k] = self.b.make("item", (call,), r.shape, r.dtype, r.strides, index=k)
         return found
+
+    def _draw(self, operands: list[Value]) -> dict[str, int]:
+        """The mark of a call that draws random numbers, which comes after the last one so far (draws.py)."""
+        before = [v for v in self.b.values if "draw" in v.attrs]
+        operands += before[-1:]
+        return {"draw": len(before)}
 
 
 def _template(arg: Any, tensors: list[Value]) -> Any:

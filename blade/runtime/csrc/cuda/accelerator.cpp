@@ -148,8 +148,8 @@ class Cuda final : public Accelerator {
   void copy(const std::vector<Copy>& copies, Stream stream) override { copy_all(copies, native(stream)); }
 
   std::unique_ptr<Graph> capture(
-      c10::DeviceIndex device, Stream stream, const std::function<void(Recorder&)>& work) override {
-    return cuda::capture(device, stream, work);
+      c10::DeviceIndex device, Stream stream, bool draws, const std::function<void(Recorder&)>& work) override {
+    return cuda::capture(device, stream, draws, work);
   }
 
  private:

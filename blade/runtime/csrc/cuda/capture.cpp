@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "capture.h"
 
+#include <ATen/cuda/CUDAGeneratorImpl.h>
 #include <ATen/cuda/CUDAGraph.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAGuard.h>
@@ -30,6 +31,28 @@ struct RecordedCopies {
   std::vector<CUgraphNode> nodes;
 };
 
+// Torch's own: it gives every launch what torch's generators are at then, and moves them on.
+class DrawingGraph : public at::cuda::CUDAGraph {
+ public:
+  DrawingGraph() : at::cuda::CUDAGraph(/*keep_graph=*/true) {}
+
+  CUgraphExec exec() const { return graph_exec_; }
+
+  // After a capture that failed: the generators draw outside of captures again.
+  void give_up() {
+    for (auto& entry : captured_generator_states_) leave(*entry.first, 0);
+  }
+
+ private:
+  // torch from 2.12 on tells captures apart, and forgets one that failed with its graph
+  template <typename S>
+  static auto leave(S& state, int) -> decltype(void(state.capturing_)) {
+    state.capturing_ = false;
+  }
+  template <typename S>
+  static void leave(S&, long) {}
+};
+
 class CudaGraph final : public Graph {
  public:
   // Owns the graph: its nodes are how the executable one is changed.
@@ -39,8 +62,14 @@ class CudaGraph final : public Graph {
     if (result != CUDA_SUCCESS) driver().cuGraphDestroy(graph_);
     check(result, "instantiating a graph");
   }
+  CudaGraph(std::unique_ptr<DrawingGraph> drawing, std::vector<RecordedCopies> copies)
+      : exec_(drawing->exec()), drawing_(std::move(drawing)), copies_(std::move(copies)) {}
   ~CudaGraph() override {
-    if (!is_alive()) return;
+    if (!is_alive()) {
+      drawing_.release();
+      return;
+    }
+    if (drawing_) return;
     driver().cuGraphExecDestroy(exec_);  // the driver waits where it still runs
     driver().cuGraphDestroy(graph_);
   }
@@ -63,12 +92,14 @@ class CudaGraph final : public Graph {
   }
 
   void launch(Stream stream) override {
+    if (drawing_) return drawing_->replay();  // on the current stream, which is this one
     check(driver().cuGraphLaunch(exec_, static_cast<CUstream>(stream)), "launching a graph");
   }
 
  private:
-  CUgraph graph_;
+  CUgraph graph_ = nullptr;
   CUgraphExec exec_ = nullptr;
+  std::unique_ptr<DrawingGraph> drawing_;  // owns both, if there is one
   std::vector<RecordedCopies> copies_;
   std::vector<CUgraphNode> launches_;  // that were kept
 };
@@ -110,6 +141,9 @@ Place& place_of(c10::DeviceIndex device, Stream stream) {
     auto made = std::make_unique<Place>();
     check(driver().cuStreamCreate(&made->stream, CU_STREAM_NON_BLOCKING), "creating a stream");
     made->pool = at::cuda::graph_pool_handle();
+    // one user more than its graphs, which give it back one by one
+    allocator::beginAllocateToPool(device, made->pool, [](cudaStream_t) { return false; });
+    allocator::endAllocateToPool(device, made->pool);
     place = std::move(made);
   }
   return *place;
@@ -126,7 +160,13 @@ void mark(A*, c10::DeviceIndex, bool, long) {}
 // A capture from begin to end: whatever happens between, it ends.
 class Capture final : public Recorder {
  public:
-  Capture(c10::DeviceIndex device, const Place& place) : device_(device), place_(place) {
+  // The place's stream is the current one.
+  Capture(c10::DeviceIndex device, const Place& place, bool draws) : device_(device), place_(place) {
+    if (draws) {
+      drawing_ = std::make_unique<DrawingGraph>();
+      drawing_->capture_begin(place_.pool, cudaStreamCaptureModeThreadLocal);
+      return;
+    }
     allocator::beginAllocateToPool(device_, place_.pool, [own = place_.stream](cudaStream_t stream) { return stream == own; });
     const auto begun = driver().cuStreamBeginCapture(place_.stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
     if (begun != CUDA_SUCCESS) allocator::endAllocateToPool(device_, place_.pool);
@@ -139,11 +179,20 @@ class Capture final : public Recorder {
     CUgraph graph = nullptr;
     end(graph);
     if (graph != nullptr) driver().cuGraphDestroy(graph);
+    if (drawing_) drawing_->give_up();
     // a call that capture forbids leaves its error behind, where the next check of torch would find it
     if (cudaGetLastError != nullptr) cudaGetLastError();
   }
 
   std::unique_ptr<Graph> finish() {
+    if (drawing_) {
+      drawing_->capture_end();
+      ended_ = true;
+      drawing_->instantiate();
+      // what beginning did to the generator's state is done before the first launch
+      check(driver().cuStreamSynchronize(place_.stream), "waiting for a stream");
+      return std::make_unique<CudaGraph>(std::move(drawing_), std::move(copies_));
+    }
     CUgraph graph = nullptr;
     check(end(graph), "capturing");
     TORCH_CHECK(graph != nullptr, "blade: CUDA: nothing was captured");
@@ -179,13 +228,14 @@ class Capture final : public Recorder {
   CUresult end(CUgraph& graph) {
     ended_ = true;
     const auto result = driver().cuStreamEndCapture(place_.stream, &graph);
-    mark(allocator::get(), device_, /*begins=*/false, 0);
+    if (!drawing_) mark(allocator::get(), device_, /*begins=*/false, 0);
     allocator::endAllocateToPool(device_, place_.pool);
     return result;
   }
 
   const c10::DeviceIndex device_;
   const Place& place_;
+  std::unique_ptr<DrawingGraph> drawing_;
   std::vector<RecordedCopies> copies_;
   std::vector<CUgraphNode> launches_;
   bool ended_ = false;
@@ -194,12 +244,14 @@ class Capture final : public Recorder {
 }  // namespace
 
 std::unique_ptr<Graph> capture(
-    c10::DeviceIndex device, Stream stream, const std::function<void(Recorder&)>& work) {
+    c10::DeviceIndex device, Stream stream, bool draws, const std::function<void(Recorder&)>& work) {
   Place& place = place_of(device, stream);
   const std::unique_lock<std::mutex> lock(place.busy, std::try_to_lock);
   if (!lock.owns_lock()) return nullptr;
+  // beginning sets the generator's state on the device, which launches so far may be yet to read
+  if (draws) check(driver().cuStreamSynchronize(static_cast<CUstream>(stream)), "waiting for a stream");
   const c10::cuda::CUDAStreamGuard guard(c10::cuda::getStreamFromExternal(place.stream, device));
-  Capture capture(device, place);
+  Capture capture(device, place, draws);
   work(capture);
   return capture.finish();
 }

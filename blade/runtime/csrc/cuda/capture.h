@@ -7,6 +7,7 @@
 namespace blade::cuda {
 
 // Accelerator::capture.
-std::unique_ptr<Graph> capture(c10::DeviceIndex device, Stream stream, const std::function<void(Recorder&)>& work);
+std::unique_ptr<Graph> capture(
+    c10::DeviceIndex device, Stream stream, bool draws, const std::function<void(Recorder&)>& work);
 
 }  // namespace blade::cuda
