@@ -15,7 +15,7 @@
 namespace blade {
 
 // Changes with every change of what this file declares: both libraries must have been built together.
-constexpr int64_t kAcceleratorAbi = 3;
+constexpr int64_t kAcceleratorAbi = 4;
 
 using Stream = void*;  // the driver's handle; null is the default stream
 

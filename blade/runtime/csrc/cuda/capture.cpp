@@ -62,8 +62,9 @@ class CudaGraph final : public Graph {
     if (result != CUDA_SUCCESS) driver().cuGraphDestroy(graph_);
     check(result, "instantiating a graph");
   }
-  CudaGraph(std::unique_ptr<DrawingGraph> drawing, std::vector<RecordedCopies> copies)
-      : exec_(drawing->exec()), drawing_(std::move(drawing)), copies_(std::move(copies)) {}
+  CudaGraph(
+      std::unique_ptr<DrawingGraph> drawing, std::vector<RecordedCopies> copies, std::vector<CUgraphNode> launches)
+      : exec_(drawing->exec()), drawing_(std::move(drawing)), copies_(std::move(copies)), launches_(std::move(launches)) {}
   ~CudaGraph() override {
     if (!is_alive()) {
       drawing_.release();
@@ -191,7 +192,7 @@ class Capture final : public Recorder {
       drawing_->instantiate();
       // what beginning did to the generator's state is done before the first launch
       check(driver().cuStreamSynchronize(place_.stream), "waiting for a stream");
-      return std::make_unique<CudaGraph>(std::move(drawing_), std::move(copies_));
+      return std::make_unique<CudaGraph>(std::move(drawing_), std::move(copies_), std::move(launches_));
     }
     CUgraph graph = nullptr;
     check(end(graph), "capturing");
