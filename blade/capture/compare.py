@@ -2,7 +2,8 @@
 """Whether a captured module computes what the original does, and where it does not."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from blade.budget import ELSEWHERE, AccuracyBudget, output_error
 from blade.capture.captured import Reference
+from blade.capture.exact import Exact
 from blade.capture.inputs import Sample
 from blade.capture.original import Answer, Original, State, answer_of, seeded
 from blade.capture.probes import Axis
@@ -18,8 +20,11 @@ from blade.fallback.attempt import attempt
 from blade.fallback.bounds import in_bounds
 from blade.reason import Code, Reason, Stage
 
+Beyond = Callable[[int, torch.Tensor, torch.Tensor], str | None]
+"""(output, wanted, got) -> ``None`` if that is right all the same, else what there is to add."""
+
 # Error allowed relative to the largest value of an output. Tracing runs the very same kernels; the
-# slack is for freezing, which folds batch norms into convolutions.
+# slack is for freezing, which folds batch norms into convolutions. Beyond it, float64 tells (``Exact``).
 _TOLERANCE = {
     torch.float64: 1e-9,
     torch.float32: 1e-4,
@@ -58,14 +63,16 @@ def find_differences(
     references: Sequence[Reference],
     budget: AccuracyBudget | None = None,
     seed: bool = True,
+    original: Callable[..., Any] | None = None,
 ) -> list[tuple[Reference, str]]:
     """Every reference that ``module`` does not meet, with a sentence saying how.
 
     ``budget``: parts of ``module`` are lossy, and this is what its outputs may lose. ``seed``: from the
     references' random seed, which nobody else may use meanwhile; a module that draws no numbers needs none.
+    ``original``: what gave ``references``; it is run in float64 if that has to tell.
     """
-    state = State(module)
-    every = ((one, _why_different(module, state, one, budget, seed)) for one in references)
+    state, exact = State(module), Exact(original, references, seed)
+    every = ((one, _why_different(module, state, one, budget, seed, exact)) for one in references)
     return [(one, why) for one, why in every if why is not None]
 
 
@@ -75,6 +82,7 @@ def _why_different(
     one: Reference,
     budget: AccuracyBudget | None,
     seed: bool,
+    exact: Exact,
 ) -> str | None:
     def answers() -> list[Answer]:
         # Without the profiling executor, which would specialize anew at every size.
@@ -92,15 +100,23 @@ def _why_different(
     if isinstance(result, Reason):
         return result.detail
     here = budget if budget is None or not one.axes else budget.scaled(ELSEWHERE)
-    for (output, arguments), (actual, left) in zip(one.answers, result):
-        if (why := _why_values(output, actual, here)) is not None:
+    for call, ((output, arguments), (actual, left)) in enumerate(zip(one.answers, result)):
+        if (
+            why := _why_values(output, actual, here, partial(exact.why_not, one, call))
+        ) is not None:
             return why
         if (why := _why_values(arguments, left)) is not None:
             return f"arguments were written to differently: {why.replace('output', 'argument')}"
     return None
 
 
-def _why_values(expected: Any, actual: Any, budget: AccuracyBudget | None = None) -> str | None:
+def _why_values(
+    expected: Any,
+    actual: Any,
+    budget: AccuracyBudget | None = None,
+    beyond: Beyond = lambda *_: "",
+) -> str | None:
+    """``beyond`` is asked of output ``index`` where it is further off than ``_TOLERANCE``."""
     want, got = pytree.tree_leaves(expected), pytree.tree_leaves(actual)
     if len(want) != len(got):
         return f"it returned {len(got)} values instead of {len(want)}"
@@ -109,7 +125,7 @@ def _why_values(expected: Any, actual: Any, budget: AccuracyBudget | None = None
             if type(x) is not type(y) or not _is_same_plain(x, y):
                 return f"output {index} is {y!r} instead of {x!r}"
             continue
-        if (why := _why_tensor(x, y, budget)) is not None:
+        if (why := _why_tensor(x, y, budget, partial(beyond, index))) is not None:
             return f"output {index} {why}"
     return None
 
@@ -122,7 +138,12 @@ def _is_same_plain(want: Any, got: Any) -> bool:
     return bool(want == got)
 
 
-def _why_tensor(want: torch.Tensor, got: torch.Tensor, budget: AccuracyBudget | None) -> str | None:
+def _why_tensor(
+    want: torch.Tensor,
+    got: torch.Tensor,
+    budget: AccuracyBudget | None,
+    beyond: Callable[[torch.Tensor, torch.Tensor], str | None],
+) -> str | None:
     if want.shape != got.shape:
         return f"has shape {list(got.shape)} instead of {list(want.shape)}"
     if want.dtype != got.dtype:
@@ -144,4 +165,6 @@ def _why_tensor(want: torch.Tensor, got: torch.Tensor, budget: AccuracyBudget | 
         return None
     off = float((expected - actual).abs().max())
     allowed = _TOLERANCE[want.dtype] * float(expected.abs().max())
-    return f"is off by up to {off:.3g}; {allowed:.3g} is allowed" if off > allowed else None
+    if off <= allowed or (further := beyond(want, got)) is None:
+        return None
+    return f"is off by up to {off:.3g}; {allowed:.3g} is allowed{further}"

@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from blade.capture.attributes import attributes_of, may_write
 from blade.capture.inputs import Call, Sample
-from blade.capture.model import device_of
+from blade.capture.model import device_of, private_copy
 from blade.capture.outputs import tensors_of
 
 # What a model may raise at inputs it does not like (torch.jit.Error is a RuntimeError).
@@ -105,6 +105,10 @@ class Original:
 
     def __call__(self, *sample: Any) -> Any:
         return self.run(sample, times=1)[0][0]
+
+    def in_fp64(self) -> "Original":
+        """The same model with all its floating-point parameters and buffers in float64, a copy."""
+        return Original(private_copy(self._model).double(), self._call, self._flatten)
 
     def run(self, sample: Sample, times: int) -> list[Answer]:
         """The answers of ``times`` calls in a row from the state at capture."""

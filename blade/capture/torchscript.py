@@ -255,7 +255,7 @@ def _compared(
         if _is_within(one.sample, limits) and (not is_known or one.what == OTHER_VALUES)
     ]
     with in_bounds(seen.samples, seen.original.device):  # it may have kept an index of other sizes
-        differences = find_differences(frozen, within)
+        differences = find_differences(frozen, within, original=seen.original)
     if traced is None:
         return _Graph(module, seen, how, differences)
     warnings = tuple(

@@ -69,7 +69,8 @@ class Bisecting:
 
         def why_differs(rows: Sequence[int]) -> Reason | None:
             module = splice(self.captured, [placed[k] for k in rows])
-            for one, why in find_differences(module, self.captured.references):
+            references, original = self.captured.references, self.captured.original
+            for one, why in find_differences(module, references, original=original):
                 detail = f"at {one.what} the module differs from the original: {why}"
                 name = placed[rows[-1]][0].name
                 return Reason(Stage.VERIFY, Code.WRONG_VALUES, self.backend.name, name, detail)

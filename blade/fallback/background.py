@@ -72,7 +72,8 @@ def begin(task: Task) -> tuple[torch.jit.ScriptModule, Waiting, Task]:
             waiting[extracted.name] = cast(Engine, engine)
             placed.append((extracted, cluster_module(extracted, engine)))
     module = splice(captured, placed)
-    for reference, why in find_differences(module, captured.references):
+    references, original = captured.references, captured.original
+    for reference, why in find_differences(module, references, original=original):
         raise BackendError(f"in clusters, at {reference.what} the module differs: {why}")
     for pending in waiting.values():
         pending.renew()

@@ -174,10 +174,11 @@ def put_together(
 
     def made() -> torch.jit.ScriptModule:
         module = _splice(captured, composition)
-        # The clusters were verified far more tightly; this is about how they were put together.
+        # The clusters were verified one by one; this is about how they were put together.
         lossy = any(is_lossy(name, config) for name in composition.engines.values())
         budget = config.accuracy_budget if lossy else None
-        for one, why in find_differences(module, captured.references, budget, seed):
+        references, original = captured.references, captured.original
+        for one, why in find_differences(module, references, budget, seed, original):
             sentence = f"put together, at {one.what} the module differs from the original: {why}"
             raise Refused(Code.ACCURACY, sentence) if lossy else BackendError(sentence)
         for choice in composition.choices:

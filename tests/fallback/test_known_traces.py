@@ -45,9 +45,9 @@ class Compared:
 def _counted(where: Any, counts: list[int]) -> Any:
     compare = where.find_differences
 
-    def counted(module: Any, references: Any, *more: Any) -> Any:
+    def counted(module: Any, references: Any, *more: Any, **named: Any) -> Any:
         counts.append(len(references))
-        return compare(module, references, *more)
+        return compare(module, references, *more, **named)
 
     return counted
 

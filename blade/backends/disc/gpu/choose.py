@@ -11,6 +11,7 @@ import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 
+import sympy
 import torch
 
 from blade.backends.disc.facts import Facts
@@ -18,8 +19,8 @@ from blade.backends.disc.gpu.compile import Kept, compile_units
 from blade.backends.disc.gpu.driver import DriverError, Function, load
 from blade.backends.disc.gpu.emit import emit
 from blade.backends.disc.gpu.gemm import Product, Tile, launch
-from blade.backends.disc.gpu.measure import Bench, sizes_for
-from blade.backends.disc.gpu.plan import Plan, classes, merged
+from blade.backends.disc.gpu.measure import Bench, sizes_for, sizes_near
+from blade.backends.disc.gpu.plan import Plan, classes_of, merged
 from blade.backends.disc.gpu.target import GpuTarget
 from blade.backends.disc.gpu.tiles import candidate, unmeasured
 from blade.backends.disc.gpu.unit import Unit
@@ -88,7 +89,7 @@ class _Measuring:
         self.tiles = {
             (p.key, most): tile
             for p in products
-            for most in classes(p.rows)
+            for most in classes_of(p)
             if (tile := candidate(p, most, target)) is not None
         }
         self.launches = {
@@ -103,7 +104,7 @@ class _Measuring:
         self.functions: dict[str, Function] = load(data, {unit.name for unit in units})
 
     def plans(self) -> list[Plan]:
-        return [merged([(m, self.best(p, m)) for m in classes(p.rows)]) for p in self.products]
+        return [merged([(m, self.best(p, m)) for m in classes_of(p)]) for p in self.products]
 
     def best(self, product: Product, most: int | None) -> Tile | None:
         """The tile for this class, or ``None`` for ATen's product."""
@@ -111,9 +112,10 @@ class _Measuring:
         if tile is None or most is None:
             return None
         rows = product.rows if isinstance(product.rows, int) else most
-        sizes = sizes_for(product, rows)
+        sizes = sizes_for(product, rows) if product.conv is None else sizes_near(product, rows)
         if sizes is None:
             return None
+        rows = int(sympy.sympify(product.rows).subs(sizes))
         bench = Bench(product, sizes, self.functions)
         theirs = bench.us(bench.theirs(self.follows.get(product.key, ())))
         ours = bench.us(bench.ours(self.launches[product.key, tile]))

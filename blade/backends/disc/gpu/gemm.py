@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Products with weights on a GPU: ``linear`` and the pointwise group that follows it, as one kernel.
+"""Products with weights on a GPU: ``linear`` or ``conv`` and the pointwise group that follows it, as one kernel.
 
-product = product_of(linear, plain_epilogue(linear), facts)
+product = product_of(linear, plain_epilogue(linear))
 launch(product, Tile(32, 32, 128, split=4, warps=4, stages=4), when)
 """
 
 from dataclasses import dataclass
+from math import prod
 
 import sympy
 import torch
@@ -19,14 +20,17 @@ from blade.backends.disc.gpu.launch import LibraryLaunch, pointer
 from blade.backends.disc.gpu.numbers import split
 from blade.backends.disc.gpu.shapes import power
 from blade.backends.disc.gpu.unit import Choice, named
+from blade.backends.disc.gpu.window import Window, columns_of, is_served, window_of
 from blade.backends.disc.ir import Value, numel, plain
 from blade.backends.disc.kernel import Dim
 from blade.backends.disc.steps import Counters, Scratch
 from blade.backends.disc.views import row_distance, view_of
 
+HALVES = (torch.float16, torch.bfloat16)
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 LINE_BYTES = 128
 MOST_LINES = 32  # of a row of weights
+LEAST_DEPTH = 32  # what a block's depth divides of the channels of a convolution
 GROUP = 8  # rows of blocks side by side
 
 
@@ -53,6 +57,8 @@ class Product:
     depth: int
     epilogue: Epilogue
     biased: bool  # by an operand of its own, which ATen's product adds, too
+    conv: Value | None = None  # what this is, of which ``x`` are the images
+    window: Window | None = None  # how rows are read from ``x``; None: they lie there
 
     @property
     def row(self) -> Dim:
@@ -61,6 +67,10 @@ class Product:
 
     @property
     def weight_strides(self) -> tuple[Dim, ...]:
+        if self.conv is not None:
+            found = columns_of(self.conv)
+            assert found is not None, self.conv
+            return found
         view = view_of(self.w)
         assert view is not None, self.w
         return view.strides
@@ -69,11 +79,14 @@ class Product:
     def key(self) -> str:
         """Equal for products that run alike, as those of a model's layers do."""
         sizes = (self.rows, self.columns, self.depth, self.row, self.weight_strides)
-        return repr((self.x.dtype, *sizes, self.epilogue.kernel, self.epilogue.product))
+        conv = None if self.conv is None else (self.x.shape, self.conv.attrs, self.window)
+        return repr((self.x.dtype, *sizes, conv, self.epilogue.kernel, self.epilogue.product))
 
 
 def product_of(value: Value, epilogue: Epilogue) -> Product | None:
-    """``value``, a ``linear``, followed by ``epilogue``; ``None`` where there is no kernel for it."""
+    """``value``, a ``linear`` or ``conv``, followed by ``epilogue``; ``None`` where there is no kernel for it."""
+    if value.op == "conv":
+        return _convolution(value, epilogue)
     x, w = value.args[:2]
     columns, depth = w.shape
     if not (isinstance(columns, int) and isinstance(depth, int)) or depth == 0 or columns == 0:
@@ -84,6 +97,18 @@ def product_of(value: Value, epilogue: Epilogue) -> Product | None:
     if view is None or not all(isinstance(s, int) for s in view.strides):
         return None
     return Product(x, w, numel(x.shape[:-1]), columns, depth, epilogue, len(value.args) == 3)
+
+
+def _convolution(value: Value, epilogue: Epilogue) -> Product | None:
+    """Of halves: tensor cores multiply float32 in fewer bits, or in three steps, where cuDNN is faster."""
+    if value.dtype not in HALVES or not is_served(value):
+        return None
+    x, w = value.args
+    out, channels, *taps = (int(d) for d in w.shape)
+    if {x.dtype, w.dtype} != {value.dtype} or channels % LEAST_DEPTH or out % 8:
+        return None
+    rows, window = numel(value.shape[:-1]), window_of(value)
+    return Product(x, w, rows, out, channels * prod(taps), epilogue, False, value, window)
 
 
 def launch(
@@ -106,7 +131,7 @@ def launch(
             "M": product.rows,
             "N": product.columns,
             "K": product.depth,
-            "X_ROW": product.row,
+            **({"X_ROW": product.row} if product.window is None else product.window.numbers),
             "W_N": row,
             "W_K": step,
             **sizes,
@@ -133,13 +158,14 @@ def launch(
         "EVEN_N": product.columns % tile.n == 0,
         "EVEN_K": product.depth % (tile.k * tile.split) == 0,
         **_lines(product, tile),
+        **({} if product.window is None else product.window.constants),
         "PRECISION": "tf32x3" if x.dtype == torch.float32 else "tf32",
     }
     even, indent = product.columns % tile.n == 0, 8 if tile.split > 1 else 4
     lines = epilogue_text(product.epilogue, tile.m, tile.n, even, indent)
     unit = named(
         "linear",
-        gemm_text([*names, *numbers.names], lines, tile.split > 1, early),
+        _text(product, [*names, *numbers.names], lines, tile, early),
         (*pointers, *numbers.signature),
         (*numbers.constants, *constants.items()),
         (*aligned, *numbers.aligned),
@@ -149,6 +175,15 @@ def launch(
     )
     grid = (blocks, tile.split, 1)
     return LibraryLaunch(Choice(when, unit, grid), operands, numbers.values)
+
+
+def _text(product: Product, names: list[str], lines: str, tile: Tile, early: bool) -> str:
+    window = product.window
+    if window is not None:
+        whole = tile.k * tile.split
+        assert window.channels % tile.k == 0 and product.depth % whole == 0, (product.key, tile)
+        names = [*names, *(f"{name}: tl.constexpr" for name in window.constants)]
+    return gemm_text(names, lines, tile.split > 1, early, window is not None)
 
 
 def _lines(product: Product, tile: Tile) -> dict[str, int]:

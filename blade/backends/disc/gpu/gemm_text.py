@@ -10,6 +10,7 @@ adds them in order, so that the result does not depend on who that is, and goes 
 is zero again afterwards).
 """
 
+from blade.backends.disc.gpu import window
 from blade.backends.disc.gpu.device_functions import called, sources
 
 EARLY = "from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait\n"
@@ -41,10 +42,19 @@ def kernel(
         beside = tl.minimum(columns, N - 1).to(tl.int64)
     steps = tl.cdiv(tl.cdiv(K, BLOCK_K), SPLIT)
     depth = part * steps * BLOCK_K + tl.arange(0, BLOCK_K)
-    x_at = x + near[:, None] * X_ROW + depth[None, :]
-    w_at = w + beside[None, :] * W_N + depth[:, None].to(tl.int64) * W_K
+%(start)s    w_at = w + beside[None, :] * W_N + depth[:, None].to(tl.int64) * W_K
 %(begin)s    acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for step in range(0, steps):
+%(step)s        acc = tl.dot(a, b, acc, input_precision=PRECISION)
+        %(walked)s += BLOCK_K
+        w_at += BLOCK_K * W_K
+"""
+
+_START = """\
+    x_at = x + near[:, None] * X_ROW + depth[None, :]
+"""
+
+_STEP = """\
         if EVEN_K:
             a = tl.load(x_at)
             b = tl.load(w_at)
@@ -52,9 +62,6 @@ def kernel(
             left = K - step * BLOCK_K
             a = tl.load(x_at, mask=depth[None, :] < left, other=0.0)
             b = tl.load(w_at, mask=depth[:, None] < left, other=0.0)
-        acc = tl.dot(a, b, acc, input_precision=PRECISION)
-        x_at += BLOCK_K
-        w_at += BLOCK_K * W_K
 """
 
 _PREFETCH = """\
@@ -89,14 +96,23 @@ _BEGIN = """\
 """
 
 
-def gemm_text(names: list[str], epilogue: str, split: bool, early: bool) -> str:
+def gemm_text(
+    names: list[str], epilogue: str, split: bool, early: bool, windowed: bool = False
+) -> str:
     """``names``: the pointers, sizes and strides; ``epilogue``: lines, indented to follow.
 
     ``early``: the launch before may still run; the weights, which it does not write, are on their way by then.
+    ``windowed``: rows of x are what a kernel sees (window.py).
     """
     functions = sources(called(epilogue))
     imports = _IMPORTS + (_LIBDEVICE if "libdevice." in functions + epilogue else "")
     if early:
         imports, functions = imports + EARLY, functions + _PREFETCH
-    body = _TEXT % {"names": ", ".join(names), "begin": _BEGIN if early else ""}
+    body = _TEXT % {
+        "names": ", ".join(names),
+        "begin": _BEGIN if early else "",
+        "start": window.START if windowed else _START,
+        "step": window.STEP if windowed else _STEP,
+        "walked": "first" if windowed else "x_at",
+    }
     return f"{imports}\n\n{functions}{body}{_SPLIT if split else ''}{epilogue}"

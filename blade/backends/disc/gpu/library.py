@@ -5,7 +5,7 @@
     library.group(group)     # the launches of a product and the group that follows it, or None
     library.value(value)     # those of an attention or a product, [] if a group has it, None: ATen's
 
-A pointwise group that is alone to read a ``linear``, at its own point, is computed in the product's kernel
+A pointwise group that is alone to read a ``linear`` or ``conv``, at its own point, is computed in the product's kernel
 for the numbers of rows where that is fastest; for others ATen multiplies and the group runs by itself.
 """
 
@@ -43,12 +43,12 @@ class Library:
 
     @cached_property
     def followed(self) -> Mapping[int, tuple[Group, Product]]:
-        """Id of a ``linear`` -> the group that is computed with it."""
+        """Id of a ``linear`` or ``conv`` -> the group that is computed with it."""
         found: dict[int, tuple[Group, Product]] = {}
         readers = self._readers()
         taken: set[int] = set()
         for value in reversed(self.fused.graph.values):  # of two that a group reads, the later one
-            if value.op != "linear" or value.id in self._returned:
+            if value.op not in ("linear", "conv") or value.id in self._returned:
                 continue
             groups = readers.get(value.id, [])
             if len(groups) != 1 or groups[0] is None or id(groups[0]) in taken:

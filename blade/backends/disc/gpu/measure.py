@@ -21,21 +21,46 @@ from blade.backends.disc.steps import Counters, Scratch
 
 WEIGHT_BYTES = 96 << 20  # more than the L2 cache of any GPU holds
 MOST_COPIES = 24
+LARGEST = 1 << 14  # of a size that is tried
 _REPLAYS = 5
 Sizes = Mapping[sympy.Symbol, int]
 
 
 def sizes_for(product: Product, number: int) -> Sizes | None:
     """Values of the size symbols for which there are ``number`` rows: one of them is that, the others 1."""
-    kernel, buffers = product.epilogue.kernel, product.epilogue.buffers
-    dims = [product.rows, product.row, *product.weight_strides, *kernel.sizes()]
-    dims += [d for b in buffers for d in (*b.shape, *(b.strides or ()))]
-    symbols = sorted({s for d in dims for s in sympy.sympify(d).free_symbols}, key=str)
+    symbols = _symbols(product)
     for chosen in (None, *symbols):
         sizes = {s: number if s is chosen else 1 for s in symbols}
         if sympy.sympify(product.rows).subs(sizes) == number:
             return sizes
     return None
+
+
+def _symbols(product: Product) -> list[sympy.Symbol]:
+    kernel, buffers = product.epilogue.kernel, product.epilogue.buffers
+    dims = [product.rows, product.row, *product.weight_strides, *kernel.sizes(), *product.x.shape]
+    dims += [d for b in buffers for d in (*b.shape, *(b.strides or ()))]
+    return sorted({s for d in dims for s in sympy.sympify(d).free_symbols}, key=str)
+
+
+def sizes_near(product: Product, most: int) -> Sizes | None:
+    """Values of the size symbols for which there are nearly ``most`` pixels and no more: one image, square;
+    where only the number of images varies, that many."""
+    symbols = _symbols(product)
+    batch = sympy.sympify(product.x.shape[0]).free_symbols
+    spatial = [s for s in symbols if s not in batch]
+
+    def at(number: int) -> Sizes:
+        return {s: number if s in spatial or not spatial else 1 for s in symbols}
+
+    def rows(number: int) -> int:
+        return int(sympy.sympify(product.rows).subs(at(number)))
+
+    low, high = 1, LARGEST
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if rows(middle) <= most else (low, middle - 1)
+    return at(low) if 0 < rows(low) <= most else None
 
 
 class Bench:
@@ -48,7 +73,7 @@ class Bench:
         self.device = torch.device("cuda", torch.cuda.current_device())
         self.generator = torch.Generator(self.device)  # torch's own one stays as it was
         self.rows = self.number(product.rows)
-        self.x = self.tensor((self.rows - 1) * self.number(product.row) + product.depth, product.x)
+        self.x = self.tensor(self.x_extent(), product.x)
         row, step = map(self.number, product.weight_strides)
         extent = (product.columns - 1) * row + (product.depth - 1) * step + 1
         count = max(1, min(MOST_COPIES, WEIGHT_BYTES // (extent * product.w.dtype.itemsize)))
@@ -71,27 +96,54 @@ class Bench:
     def theirs(self, choices: tuple[Choice, ...]) -> Callable[[int], None]:
         """ATen's product, then, where something follows it, the launch of ``choices`` for these sizes."""
         product, kernel = self.product, self.product.epilogue.kernel
-        x = self.x.as_strided((self.rows, product.depth), (self.number(product.row), 1))
-        shape, strides = (product.depth, product.columns), product.weight_strides[::-1]
-        ws = [w.as_strided(shape, [self.number(s) for s in strides]) for w in self.weights]
-        out = self.buffers[product.epilogue.product].view(self.rows, product.columns)
-        bias = self.buffers[1].view(-1)[: product.columns]
         follows = [
             (self.functions[c.unit.name], self.grid(c))
             for c in choices
             if c.when is None or bool(c.when.subs(self.sizes))
         ]
         ints = [self.number(s) for s in kernel.sizes()]
+        multiply = self.multiplied() if product.conv is None else self.convolved()
+        place = product.epilogue.product
 
         def step(i: int) -> None:
-            if product.biased:
-                torch.addmm(bias, x, ws[i % len(ws)], out=out)
-            else:
-                torch.mm(x, ws[i % len(ws)], out=out)
+            buffers = [*self.buffers]
+            buffers[place] = multiply(i)
             for function, grid in follows:
-                function.launch(grid, self.buffers, ints)
+                function.launch(grid, buffers, ints)
 
         return step
+
+    def multiplied(self) -> Callable[[int], torch.Tensor]:
+        """ATen's product of two matrices."""
+        product = self.product
+        x = self.x.as_strided((self.rows, product.depth), (self.number(product.row), 1))
+        shape, strides = (product.depth, product.columns), product.weight_strides[::-1]
+        ws = [w.as_strided(shape, [self.number(s) for s in strides]) for w in self.weights]
+        out = self.buffers[product.epilogue.product].view(self.rows, product.columns)
+        bias = self.buffers[1].view(-1)[: product.columns]
+
+        def multiply(i: int) -> torch.Tensor:
+            if product.biased:
+                return torch.addmm(bias, x, ws[i % len(ws)], out=out)
+            return torch.mm(x, ws[i % len(ws)], out=out)
+
+        return multiply
+
+    def convolved(self) -> Callable[[int], torch.Tensor]:
+        """cuDNN's convolution, of channels-last memory."""
+        conv = self.product.conv
+        assert conv is not None
+        a, shape = conv.attrs, [self.number(d) for d in self.product.x.shape]
+        x = self.x.view(shape).permute(0, 3, 1, 2)
+        out, channels, *taps = (self.number(d) for d in self.product.w.shape)
+        ws = [w.view(out, *taps, channels).permute(0, 3, 1, 2) for w in self.weights]
+        how = (a["stride"], a["padding"], a["dilation"], False, [0] * len(taps), a["groups"])
+        return lambda i: torch.convolution(x, ws[i % len(ws)], None, *how)
+
+    def x_extent(self) -> int:
+        if self.product.conv is not None:
+            return self.extent(self.product.x)
+        return (self.rows - 1) * self.number(self.product.row) + self.product.depth
 
     def us(self, step: Callable[[int], None]) -> float:
         """Microseconds of one step."""

@@ -15,8 +15,13 @@ from blade.backends.disc.attention_pattern import find_attention
 from blade.backends.disc.columns import compute_in_rows
 from blade.backends.disc.forms import Forms
 from blade.backends.disc.gpu.attention import LARGEST_HEAD
+from blade.backends.disc.gpu.channel_values import compute_where_read
 from blade.backends.disc.gpu.constants import is_known, precompute
-from blade.backends.disc.gpu.convolutions import bias_after, weights_channels_last
+from blade.backends.disc.gpu.convolutions import (
+    bias_after,
+    patches_to_rows,
+    weights_channels_last,
+)
 from blade.backends.disc.gpu.gathers import assert_in_kernels
 from blade.backends.disc.gpu.half import use_half
 from blade.backends.disc.gpu.row_values import keep_row_values
@@ -44,6 +49,7 @@ def passes(half: torch.dtype | None) -> Sequence[tuple[str, Pass]]:
         *narrow,
         ("layouts", propagate),
         ("bias_after", bias_after),
+        ("patches_to_rows", patches_to_rows),
         ("spread", spread),
         ("split_sums", split_sums),
         ("compute_in_rows", compute_in_rows),
@@ -52,6 +58,7 @@ def passes(half: torch.dtype | None) -> Sequence[tuple[str, Pass]]:
         ("bias_to_consumers", partial(legalize.bias_to_consumers, packed=_nothing)),
         ("merge_linears", partial(merge_linears, known=has_known_weights)),
         ("weights_channels_last", weights_channels_last),
+        ("compute_where_read", compute_where_read),
         ("addressable", partial(legalize.addressable, packed=_nothing)),
         ("precompute", precompute),
         ("outputs", legalize.outputs),

@@ -8,11 +8,14 @@ from dataclasses import dataclass
 
 import sympy
 
-from blade.backends.disc.gpu.gemm import Tile
+from blade.backends.disc.gpu.gemm import Product, Tile
 from blade.backends.disc.kernel import Dim
 
 CLASSES: tuple[int | None, ...] = (32, 128, 256, 512, None)
 """The most rows of each class, inclusive; sizes of one class share a choice."""
+
+PIXEL_CLASSES: tuple[int | None, ...] = (256, 1024, 4096, None)
+"""The same of convolutions, whose rows are pixels."""
 
 
 @dataclass(frozen=True)
@@ -26,11 +29,16 @@ class Plan:
         assert limits[-1] is None and None not in limits[:-1], self
 
 
-def classes(rows: Dim) -> tuple[int | None, ...]:
-    """Those that ``rows`` can be in."""
+def classes(rows: Dim, known: tuple[int | None, ...] = CLASSES) -> tuple[int | None, ...]:
+    """Those of ``known`` that ``rows`` can be in."""
     if not isinstance(rows, int):
-        return CLASSES
-    return (next(most for most in CLASSES if most is None or rows <= most),)
+        return known
+    return (next(most for most in known if most is None or rows <= most),)
+
+
+def classes_of(product: Product) -> tuple[int | None, ...]:
+    """Those that its rows can be in."""
+    return classes(product.rows, CLASSES if product.conv is None else PIXEL_CLASSES)
 
 
 def merged(choices: list[tuple[int | None, Tile | None]]) -> Plan:

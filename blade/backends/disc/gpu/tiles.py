@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 
 from blade.backends.disc.gpu.gemm import Product, Tile
-from blade.backends.disc.gpu.plan import Plan, classes, merged
+from blade.backends.disc.gpu.plan import Plan, classes_of, merged
 from blade.backends.disc.gpu.target import GpuTarget
 from blade.backends.disc.kernel import Compute
 
@@ -24,12 +24,17 @@ _BLOCKS: dict[int, Tile] = {
     512: Tile(64, 64, 64, warps=4, stages=4),
 }
 
+_PIXELS = Tile(64, 64, 64, warps=4, stages=4)
+_PIXELS_DEPTH = 256
+
 _PLAIN = {128: Tile(64, 64, 64, warps=4, stages=5)}
 """Where nothing follows."""
 
 
 def candidate(product: Product, most: int | None, target: GpuTarget) -> Tile | None:
     """The tile for up to ``most`` rows (``None``: any number); ``None`` where ATen's will be faster."""
+    if product.conv is not None:
+        return None if most is None else _of_pixels(product, most, target)
     if most is None or (most > 128 and not follows(product)):
         return None
     block = next(b for rows, b in _BLOCKS.items() if most <= rows)
@@ -41,13 +46,15 @@ def candidate(product: Product, most: int | None, target: GpuTarget) -> Tile | N
 
 
 def unmeasured(product: Product, target: GpuTarget) -> Plan:
-    """Of halves the candidate where rows are few; else ATen."""
+    """Of halves the candidate where rows are few; else ATen. Of convolutions, ATen's."""
+    if product.conv is not None:
+        return Plan(((None, None),))
     least = 256 if follows(product) else 128 if product.depth >= 2 * _PROGRAM_DEPTH else 32
     most = 0 if product.x.dtype == torch.float32 else least
     return merged(
         [
             (rows, candidate(product, rows, target) if rows is not None and rows <= most else None)
-            for rows in classes(product.rows)
+            for rows in classes_of(product)
         ]
     )
 
@@ -57,7 +64,17 @@ def follows(product: Product) -> bool:
     return sum(isinstance(s, Compute) for s in product.epilogue.kernel.body) > 1
 
 
-def _split(depth: int, k: int, most: int) -> int:
-    """How many programs share the depth, evenly; at most ``most``."""
+def _of_pixels(product: Product, most: int, target: GpuTarget) -> Tile:
+    """A block of one tap's channels at a time. Few pixels, so many channels: the depth is shared early."""
+    channels = product.depth if product.window is None else product.window.channels
+    k = 64 if channels % 64 == 0 else 32
+    n = 64 if product.columns > 32 else 32
+    programs = -(-most // _PIXELS.m) * -(-product.columns // n)
+    split = _split(product.depth, k, target.multiprocessors // programs, _PIXELS_DEPTH)
+    return replace(_PIXELS, n=n, k=k, split=split)
+
+
+def _split(depth: int, k: int, most: int, least: int = _PROGRAM_DEPTH) -> int:
+    """How many programs share the depth, evenly; at most ``most``, each with ``least`` of it."""
     shares = [s for s in (8, 6, 4, 3, 2) if s <= most and depth % (s * k) == 0]
-    return next((s for s in shares if depth // s >= _PROGRAM_DEPTH), 1)
+    return next((s for s in shares if depth // s >= least), 1)

@@ -226,10 +226,11 @@ def batch_norm(
 ) -> Value:
     if training or mean is None or var is None:
         raise lo.otherwise()
-    scale = inverse_deviation(lo, var, eps)
+    # what is the same for a whole channel is not rounded to 16 bits
+    scale = inverse_deviation(lo, lo.b.cast(var, wide(var.dtype)), eps)
     if weight is not None:
         scale = lo.b.pointwise("mul", scale, lo.b.cast(weight, scale.dtype))
-    shift = lo.b.pointwise("neg", lo.b.pointwise("mul", mean, scale))
+    shift = lo.b.pointwise("neg", lo.b.pointwise("mul", lo.b.cast(mean, scale.dtype), scale))
     if bias is not None:
         shift = lo.b.pointwise("add", shift, lo.b.cast(bias, shift.dtype))
     return lo.b.cast(_per_channel(lo, lo.b.cast(x, scale.dtype), scale, shift), lo.dtype)

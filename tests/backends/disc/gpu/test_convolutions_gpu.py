@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Convolutions for GPUs: as products of what the kernel sees, with what follows them, or of patches."""
+
+from dataclasses import replace
+
+import pytest
+import sympy
+import torch
+from cpu_native import symbol
+from run_program import GpuProgram
+from test_gpu_programs import compiled
+from torch import nn
+
+from blade.backends.disc.gpu import choose
+from blade.backends.disc.gpu.epilogue import plain_epilogue
+from blade.backends.disc.gpu.gemm import Product, Tile, product_of
+from blade.backends.disc.gpu.measure import sizes_near
+from blade.backends.disc.gpu.plan import PIXEL_CLASSES, Plan, classes_of
+from blade.backends.disc.gpu.target import GpuTarget
+from blade.backends.disc.gpu.tiles import candidate
+from blade.backends.disc.ir import Builder
+from blade.backends.disc.kernel import Dim
+
+pytestmark = pytest.mark.needs("triton_interpreter")
+
+F16, F32 = torch.float16, torch.float32
+N, H, W = symbol("s0"), symbol("s1"), symbol("s2")
+IMAGES = (True, False, True, True)
+MOST = 100  # pixels that the tiles of these tests take; beyond them ATen's
+
+
+def is_as_exact(program: GpuProgram, model: nn.Module, x: torch.Tensor) -> None:
+    """No further from float64 than twice what the model itself is."""
+    [got] = program(x)
+    own = model(x).double()
+    want = model.double()(x.double())
+    model.to(x.dtype)
+    error, allowed = (got.double() - want).abs(), (own - want).abs()
+    assert got.dtype == x.dtype and got.shape == own.shape
+    bound = 2 * allowed.max() + 2 * torch.finfo(x.dtype).eps * want.abs().max()
+    assert error.max() <= bound
+
+
+def drawn(model: nn.Module) -> nn.Module:
+    """With statistics that batch norms do not have from the start."""
+    for part in model.modules():
+        if isinstance(part, nn.BatchNorm2d):
+            nn.init.normal_(part.running_mean)
+            nn.init.uniform_(part.running_var, 0.5, 2.0)
+            nn.init.uniform_(part.weight, 0.5, 2.0)
+            nn.init.normal_(part.bias)
+    return model.eval()
+
+
+def with_tile(monkeypatch: pytest.MonkeyPatch, tile: Tile) -> None:
+    def plan(product: Product, _: GpuTarget) -> Plan:
+        pieces = ((MOST, tile), (None, None))
+        return Plan(pieces if product.conv is not None else ((None, None),))
+
+    monkeypatch.setattr(choose, "unmeasured", plan)
+
+
+SHAPES = {
+    "3x3": {"kernel_size": 3, "padding": 1},
+    "3x3, every other pixel": {"kernel_size": 3, "padding": 1, "stride": 2},
+    "3x3, far apart": {"kernel_size": 3, "padding": 2, "dilation": 2},
+    "5x1": {"kernel_size": (5, 1), "padding": (0, 1), "stride": (1, 2)},
+    "1x1": {"kernel_size": 1},
+    "1x1, every other pixel": {"kernel_size": 1, "stride": 2},
+}
+
+
+@pytest.mark.parametrize("dtype", [F16, torch.bfloat16])
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_a_convolution_and_its_batch_norm_are_one_kernel(
+    shape: dict[str, object], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    split = 3 if shape["kernel_size"] != 1 and shape["kernel_size"] != (5, 1) else 1
+    with_tile(monkeypatch, Tile(16, 16, 32, split=split))
+    conv = nn.Conv2d(32, 24, bias=False, **shape)
+    after = nn.Conv2d(24, 8, 1, bias=False)  # ATen's: its channels make no whole blocks
+    model = drawn(nn.Sequential(conv, nn.BatchNorm2d(24), nn.ReLU(), after)).to(dtype)
+    program = compiled(model, [torch.randn(2, 32, 7, 8, dtype=dtype)], [IMAGES])
+    last = "aten::convolution"
+    count = ["aten::zero_"] * (split > 1)
+    ran = program.ran(torch.randn(2, 32, 7, 6, dtype=dtype))
+    assert ran == [*count, "loop", "linear", last, "loop"]  # to channels last, and first
+    large = torch.randn(1, 32, 31, 30, dtype=dtype)
+    assert program.ran(large) == [*count, "loop", "aten::convolution", "loop", last, "loop"]
+    for size in ((2, 32, 7, 6), (1, 32, 5, 5), (3, 32, 6, 5)):
+        is_as_exact(program, model, torch.randn(size, dtype=dtype))
+    is_as_exact(program, model, large)
+
+
+def test_statistics_of_a_channel_are_not_rounded() -> None:
+    """A mean far from 0 makes an offset that is large beside what it is added to."""
+    torch.manual_seed(4)
+    norm = nn.BatchNorm2d(8).eval()
+    norm.running_mean.fill_(5.0), norm.running_var.fill_(0.01)
+    model = norm.to(F16)
+    x = (5 + 0.1 * torch.randn(2, 8, 6, 5)).to(F16)
+    program = compiled(model, [x], [IMAGES])
+    assert program.ran(x) == ["loop"]  # and they need no kernel of their own
+    is_as_exact(program, model, x)
+
+
+class Block(nn.Module):
+    """The end of a residual block, where two convolutions meet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(64, 32, 3, 1, 1, bias=False), nn.Conv2d(32, 64, 1)
+        self.norms = nn.ModuleList(nn.BatchNorm2d(c) for c in (32, 64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.relu(self.norms[0](self.first(x)))
+        return torch.relu(self.norms[1](self.last(y)) + x)
+
+
+def test_a_residual_is_added_in_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(1)
+    with_tile(monkeypatch, Tile(16, 32, 32))
+    model = drawn(Block()).to(F16)
+    program = compiled(model, [torch.randn(2, 64, 7, 8, dtype=F16)], [IMAGES])
+    assert program.ran(torch.randn(2, 64, 6, 7, dtype=F16)) == ["loop", "linear", "linear", "loop"]
+    for size in ((2, 64, 6, 7), (1, 64, 1, 1), (1, 64, 9, 20)):
+        is_as_exact(program, model, torch.randn(size, dtype=F16))
+
+
+@pytest.mark.parametrize(
+    "conv",
+    [
+        nn.Conv2d(32, 32, 3, 1, 1, groups=2),
+        nn.Conv2d(24, 32, 3, 1, 1),
+        nn.Conv1d(32, 32, 3, 1, 1),
+        nn.Conv2d(32, 32, 3, 1, 1).to(F32),
+    ],
+    ids=["groups", "odd channels", "one axis", "float32"],
+)
+def test_others_are_atens(conv: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_tile(monkeypatch, Tile(16, 16, 16))
+    dtype = F16 if conv.padding_mode != "zeros" or conv.groups == 2 else conv.weight.dtype
+    model = nn.Sequential(conv, nn.ReLU()).eval().to(dtype)
+    rank = conv.weight.dim()
+    x = torch.randn((2, conv.in_channels, *[6] * (rank - 2)), dtype=dtype)
+    program = compiled(model, [x], [(True, False, *[True] * (rank - 2))])
+    assert "aten::convolution" in program.ran(x) and "linear" not in program.ran(x)
+
+
+class Patches(nn.Module):
+    """How vision transformers begin."""
+
+    def __init__(self, before: nn.Module, channels: int, patch: tuple[int, int]) -> None:
+        super().__init__()
+        self.before = before
+        self.conv = nn.Conv2d(channels, 24, patch, patch)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.conv(self.before(x)).flatten(2).transpose(1, 2)
+        return y
+
+
+@pytest.mark.parametrize("dtype", [F16, F32])
+@pytest.mark.parametrize("size", [(12, 8), (14, 11)], ids=["whole", "with a rest"])
+def test_patches_are_rows_of_a_product(size: tuple[int, int], dtype: torch.dtype) -> None:
+    torch.manual_seed(2)
+    model = Patches(nn.Identity(), 3, (4, 2)).eval().to(dtype)
+    x = torch.randn(2, 3, *size, dtype=dtype)
+    program = compiled(model, [x], [IMAGES])
+    ran = program.ran(x)
+    assert ran[0] == "loop" and "aten::convolution" not in ran and len(ran) <= 3
+    is_as_exact(program, model, x)
+    is_as_exact(program, model, torch.randn(3, 3, 9, 6, dtype=dtype))
+
+
+def test_patches_of_what_a_convolution_made() -> None:
+    """Its pixels lie channels last: their channels stay side by side."""
+    torch.manual_seed(3)
+    model = Patches(nn.Conv2d(3, 16, 3, 1, 1), 16, (2, 2)).eval()
+    x = torch.randn(2, 3, 6, 8)
+    program = compiled(model, [x], [IMAGES])
+    assert program.ran(x).count("aten::convolution") == 1
+    is_as_exact(program, model, x)
+
+
+def test_larger_kernels_than_strides_are_no_patches() -> None:
+    model = nn.Conv2d(3, 16, 4, 2).eval()
+    x = torch.randn(1, 3, 8, 8)
+    assert "aten::convolution" in compiled(model, [x], [IMAGES]).ran(x)
+
+
+def product(batch: Dim, size: Dim, channels: int, out: int, kernel: int = 3) -> Product:
+    b = Builder()
+    x = b.make("input", (), (batch, size, size, channels), F16, index=0)
+    stored = b.make("const", (), (out, kernel, kernel, channels), F16, index=0)
+    w, p = b.permute(stored, (0, 3, 1, 2)), kernel // 2
+    how = {"stride": (1, 1), "padding": (p, p), "dilation": (1, 1), "groups": 1}
+    shape = (batch, size, size, out)
+    y = b.make("conv", (x, w), shape, F16, **how, activation=None, transposed=False)
+    found = product_of(y, plain_epilogue(y))
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("channels", [32, 64, 96, 128, 512])
+@pytest.mark.parametrize("kernel", [1, 3])
+def test_blocks_lie_within_a_tap_and_share_the_depth_evenly(channels: int, kernel: int) -> None:
+    one = product(N, H, channels, 64, kernel)
+    for most in classes_of(one):
+        tile = candidate(one, most, GpuTarget())
+        if most is None:
+            assert tile is None
+            continue
+        assert tile is not None
+        assert channels % tile.k == 0 and one.depth % (tile.k * tile.split) == 0
+    assert candidate(replace(one, rows=49), 256, GpuTarget()) is not None
+
+
+def test_sizes_to_measure_at() -> None:
+    for most in PIXEL_CLASSES[:-1]:
+        assert most is not None
+        assert sizes_near(product(N, H, 64, 64), most) == {N: 1, H: sympy.sqrt(most)}
+    assert sizes_near(product(N, 14, 64, 64), 1024) == {N: 5}
+    assert sizes_near(product(1, 14, 64, 64), 256) == {}
+    assert sizes_near(product(1, 56, 64, 64), 256) is None
