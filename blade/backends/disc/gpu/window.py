@@ -75,14 +75,13 @@ STEP = """\
         down_y = tap // TAPS_X * GAP_Y
         down_x = tap % TAPS_X * GAP_X
         further = tl.cast(down_y, tl.int64) * X_LINE + tl.cast(down_x, tl.int64) * X_PIXEL
+        further = (further + first % CHANNELS) // 16 * 16
         inside_y = (corner_y + down_y >= 0) & (corner_y + down_y < SIZE_Y)
         inside_x = (corner_x + down_x >= 0) & (corner_x + down_x < SIZE_X)
-        a = tl.load(
-            x_at + (further + first % CHANNELS), mask=(inside_y & inside_x)[:, None], other=0.0
-        )
+        a = tl.load(x_at + further, mask=(inside_y & inside_x)[:, None], other=0.0)
         b = tl.load(w_at)
 """
-"""A block of one tap's channels."""
+"""A block of one tap's channels, whose number is a multiple of 16: said so, that loads are of 16 bytes."""
 
 
 def columns_of(value: Value) -> tuple[int, int] | None:

@@ -10,7 +10,7 @@ import torch
 from cpu_native import symbol
 from test_attention_gpu import L, merged, source
 from test_gemm_gpu import fused_with
-from test_gpu_compile import ptx
+from test_gpu_compile import accesses, ptx
 
 from blade.backends.disc.attention import attend
 from blade.backends.disc.facts import Facts
@@ -126,3 +126,30 @@ def test_what_has_size_one_is_stored_from_a_whole_block(
     """The interpreter broadcasts a pointer to its value's shape; the compiler does not."""
     unit = followed_by_tanh(*sizes, tile).choice.unit
     assert compile_units([unit], GpuTarget()).startswith(b"blade.cubins 1\n1\n")
+
+
+@pytest.mark.parametrize("kernel", [1, 3])
+def test_what_a_convolution_sees_is_copied_16_bytes_at_a_time(kernel: int, tmp_path: Path) -> None:
+    b, images = Builder(), (symbol("s0"), S, symbol("s2"), 128)
+    x = b.make("input", (), images, torch.float16, index=0)
+    stored = b.make("const", (), (64, kernel, kernel, 128), torch.float16, index=0)
+    y = b.make(
+        "conv",
+        (x, b.permute(stored, (0, 3, 1, 2))),
+        (*images[:-1], 64),
+        torch.float16,
+        stride=(1, 1),
+        padding=(kernel // 2, kernel // 2),
+        dilation=(1, 1),
+        groups=1,
+        activation=None,
+        transposed=False,
+    )
+    product = product_of(y, plain_epilogue(y))
+    assert product is not None
+    made = launch(product, Tile(64, 64, 64), None, Counters(64), Facts(), early=True)
+    text = ptx(made.choice.unit, tmp_path)
+    assert "cp.async.cg.shared.global" in text and "wgmma.mma_async" in text
+    assert accesses(text, "ld.global") <= {16}
+    for line in resources([made], tmp_path):
+        assert "STACK:0" in line and "LOCAL:0" in line, line
