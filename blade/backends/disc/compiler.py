@@ -15,11 +15,9 @@ import torch
 from torch.fx import GraphModule
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from blade.backends.disc.cpu.generator import CpuGenerator
 from blade.backends.disc.cpu.target import Target
 from blade.backends.disc.forms import Forms
 from blade.backends.disc.fuse import Fused, Group, fuse
-from blade.backends.disc.gpu.generator import GpuGenerator
 from blade.backends.disc.gpu.target import GpuTarget
 from blade.backends.disc.ir import Graph, Value
 from blade.backends.disc.kernels import GroupKernel, build_copy, build_kernel
@@ -129,7 +127,14 @@ def compile_ir(
 
 
 def _generator(target: Target | GpuTarget, half: torch.dtype | None) -> Generator:
-    return GpuGenerator(target, half) if isinstance(target, GpuTarget) else CpuGenerator(target)
+    """The modules of the other one are not imported: they are many."""
+    if isinstance(target, GpuTarget):
+        from blade.backends.disc.gpu.generator import GpuGenerator
+
+        return GpuGenerator(target, half)
+    from blade.backends.disc.cpu.generator import CpuGenerator
+
+    return CpuGenerator(target)
 
 
 def _compile(

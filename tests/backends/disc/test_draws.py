@@ -17,6 +17,7 @@ from blade.backends.disc.decompositions import decompositions
 from blade.backends.disc.gpu.target import GpuTarget
 from blade.backends.disc.support import why_not_op
 from blade.clustering.cluster import cluster
+from blade.dynamo.partition import forget_states
 from blade.dynamo.prepare import prepare
 from blade.graph import fx_extract
 from blade.graph.fx_view import FxView, view_fx
@@ -140,3 +141,30 @@ def test_masks_on_the_cpu_are_drawn_outside() -> None:
     assert {why.code for why in refused(view)} == {Code.RANDOM}
     subjects = {(why.subject or "").split("::")[1] for why in refused(view)}
     assert subjects == {"bernoulli", "empty_strided"}
+
+
+@pytest.mark.needs("triton")
+@pytest.mark.parametrize("kernel", ["efficient", "cudnn"])
+def test_attention_that_drops_nothing_returns_no_state(kernel: str) -> None:
+    """What stands where the state would be is memory that nobody wrote to."""
+    forward = getattr(aten, f"_scaled_dot_product_{kernel}_attention")
+    backward = getattr(aten, f"_scaled_dot_product_{kernel}_attention_backward")
+
+    def both(x: torch.Tensor) -> Any:
+        o = forward(x, x, x, None, True)
+        out, logs, *_ = o
+        if kernel == "cudnn":
+            rest = (out, logs, *o[6:8], None, None, None, 16, 16, 0.0, False)
+        else:
+            rest = (None, out, logs, *o[2:4], 0.0, [True, True, True, False], False)
+        return o[0], *backward(out * 2, x, x, x, *rest)[:3]
+
+    with FakeTensorMode():
+        gm = make_fx(both)(torch.empty(2, 4, 16, 16, dtype=BF16, device="cuda"))
+    forget_states(gm.graph)
+    gm.graph.eliminate_dead_code()
+    lines = program(view_fx(gm.graph))
+    assert not draws(lines)
+    (attention,) = [line for line in lines if f"{kernel}_attention " in line]
+    assert re.search(r" 2 \d+ \d+$", attention)
+    assert sum(line.startswith("launch") for line in lines) == 2  # the product by 2, and a zero
