@@ -52,6 +52,7 @@ def attend(
     whose every score is -inf gives NaN, as a softmax written out does; torch's fused op gives 0.
     ``replaces``: the bias is not added to a score but stands in its place, except where it is NaN.
     """
+    bias = None if bias is None or changes_nothing(bias, replaces) else bias
     if heads == 1 and repeats(k) is not None and repeats(k) == repeats(v):
         k, v = k.args[0].args[0], v.args[0].args[0]
         return grouped(b, q, k, v, bias, scale, causal, undefined, replaces)
@@ -74,6 +75,14 @@ def attend(
     )
     back = [*range(place), *range(place + 1, rank - 1), place, rank - 1]
     return b.permute(made, back)
+
+
+def changes_nothing(bias: Value, replaces: bool = False) -> bool:
+    """Zeros that are added, as a mask of a model that hides nothing becomes; NaNs that replace no score."""
+    if bias.op != "fill":
+        return False
+    number = float(bias.attrs["value"])
+    return math.isnan(number) if replaces else number == 0
 
 
 def grouped(

@@ -188,6 +188,27 @@ def test_filling_hides_what_was_there() -> None:
     check(gpt2, given, lowered(gpt2, given))
 
 
+@pytest.mark.parametrize("kind", ["boolean", "zeros", "written out"])
+def test_a_mask_that_hides_nothing_is_none(kind: str) -> None:
+    """transformers make one of positions where a model has none."""
+
+    def everything(q, k, v):
+        seen = (torch.arange(k.shape[1])[None, None, None] >= 0).expand(B, 1, q.shape[1], -1)
+        if kind == "written out":
+            scores = heads(q) @ heads(k).transpose(-1, -2)
+            return joined(scores.masked_fill(~seen, -math.inf).softmax(-1) @ heads(v))
+        mask = seen if kind == "boolean" else torch.zeros(q.shape[1], k.shape[1])
+        return joined(F.scaled_dot_product_attention(heads(q), heads(k), heads(v), mask))
+
+    given = qkv()
+    graph = lowered(everything, given)
+    for _, run_pass in PASSES:
+        graph = run_pass(graph)
+    [found] = [v for v in graph.values if v.op == "attention"]
+    assert len(found.args) == 3
+    check(everything, given, lowered(everything, given))
+
+
 def test_repeated_heads_are_not_repeated() -> None:
     """Llama: keys and values of a few heads, expanded and reshaped for groups of queries."""
 

@@ -69,10 +69,13 @@ def attention_key(value: Value) -> str:
     return repr((value.dtype, value.shape, layouts, dict(value.attrs)))
 
 
-def tiles(depth: int, columns: int, dtype: torch.dtype) -> tuple[Tile, Tile, Tile]:
+def tiles(
+    depth: int, columns: int, dtype: torch.dtype, matrix: bool = False
+) -> tuple[Tile, Tile, Tile]:
     """For few queries, for few blocks of queries, and for many blocks (measured on an H200).
 
     Accumulators and scores of a tile are in registers, the keys and values of ``stages`` tiles in shared memory.
+    ``matrix``: so is a bias of its own for every score. Tiles that spilled registers took six times as long.
     """
     widest = max(_padded(depth), _padded(columns))
     if dtype == torch.float32:
@@ -80,7 +83,10 @@ def tiles(depth: int, columns: int, dtype: torch.dtype) -> tuple[Tile, Tile, Til
         tall = Tile(queries, keys, 4 if widest <= 64 else 8, 2)
         return Tile(16, keys, 4, 2), tall, tall
     if widest <= 64:
-        return Tile(16, 32, 4, 2), Tile(64, 128, 4, 2), Tile(64, 64, 4, 3)
+        long = Tile(64, 64, 4, 3)
+        return Tile(16, 32, 4, 2), long if matrix else Tile(64, 128, 4, 2), long
+    if widest <= 128 and matrix:
+        return Tile(16, 64, 4, 3), Tile(64, 32, 4, 3), Tile(64, 32, 4, 3)
     if widest <= 128:
         return Tile(16, 64, 4, 3), Tile(64, 64, 4, 2), Tile(64, 64, 4, 3)
     return Tile(16, 32, 4, 2), Tile(64, 32, 8, 2), Tile(64, 32, 8, 2)
@@ -99,7 +105,7 @@ class _Call:
 
     def each(self) -> Iterator[list[LibraryLaunch]]:
         """The launches of every class of lengths."""
-        short, middle, long = tiles(self.depth, self.columns, self.q.dtype)
+        short, middle, long = tiles(self.depth, self.columns, self.q.dtype, self.matrix)
         few = _relation(sympy.Le(self.queries, FEW_QUERIES))
         share = self.shares(short)
         yield self.launch_shared(short, sympy.And(few, share))
@@ -186,6 +192,11 @@ class _Call:
         return LibraryLaunch(Choice(condition(when), unit, (grid, 1, 1)), operands, numbers.values)
 
     @property
+    def matrix(self) -> bool:
+        """Does every query have a bias of its own?"""
+        return self.bias is not None and _strides(self.bias)[-2] != 0
+
+    @property
     def folded(self) -> bool:
         return self.bias is None and self.value.attrs["scale"] > 0
 
@@ -201,7 +212,7 @@ class _Call:
             "SCALE": scale * _LOG2E,
             "FOLDED": self.folded,
             "BIAS": 0 if self.bias is None else 2 if attrs["replaces"] else 1,
-            "BIAS_ROWS": self.bias is not None and _strides(self.bias)[-2] != 0,
+            "BIAS_ROWS": self.matrix,
             "CAUSAL": attrs["causal"],
             "UNDEFINED": attrs["undefined"],
             "PRECISION": "tf32x3" if self.q.dtype == torch.float32 else "tf32",

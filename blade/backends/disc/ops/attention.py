@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import sympy
 import torch
 
-from blade.backends.disc.attention import attend, grouped, unrepeated, why_not
+from blade.backends.disc.attention import attend, changes_nothing, grouped, unrepeated, why_not
 from blade.backends.disc.flash_attention import attend_and_sum, attention_gradient
 from blade.backends.disc.flash_attention import why_not as flash_attention_why_not
 from blade.backends.disc.ir import Shape, Value
@@ -38,6 +38,8 @@ def attention(
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         zero, never = (lo.b.fill(x, attn_mask.shape, q.dtype) for x in (0.0, -math.inf))
         bias = lo.b.pointwise("where", attn_mask, zero, never)
+    if bias is not None and changes_nothing(bias):
+        bias = None
     if isinstance(scale, (int, float)):
         factor = float(scale)
     elif scale is None and isinstance(q.shape[-1], int):
