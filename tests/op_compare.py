@@ -37,6 +37,16 @@ def eager(sample: Sample, tensors: Sequence[torch.Tensor]) -> Outputs | None:
         return None
 
 
+def why_not(sample: Sample, tensors: Sequence[torch.Tensor]) -> str:
+    """What torch says where it does not take these; empty where it does."""
+    try:
+        with torch.no_grad():
+            sample.function(*tensors)
+    except (RuntimeError, IndexError, ValueError, AssertionError, TypeError) as error:
+        return f"{type(error).__name__}: {str(error).splitlines()[0]}"
+    return ""
+
+
 def exact(sample: Sample, tensors: Sequence[torch.Tensor]) -> Outputs:
     return eager(sample, [t.double() if t.is_floating_point() else t for t in tensors]) or []
 

@@ -4,6 +4,7 @@
 import torch
 import torch.nn.functional as F
 from op_samples import f32, index, mask, row, spec
+from torch.utils._python_dispatch import _disable_current_modes
 
 aten = torch.ops.aten
 
@@ -21,7 +22,10 @@ def _layer(gates: int, *more: tuple[int, ...], inputs: int = 4) -> list[torch.Te
 
 
 def _as(x: torch.Tensor, weights: list[torch.Tensor]) -> list[torch.Tensor]:
-    return [w.to(x.dtype) for w in weights]
+    """Where ``x`` is; a tracer finds them there."""
+    with _disable_current_modes():
+        placed = [w.to(x.device) for w in weights]
+    return [w.to(x.dtype) for w in placed]
 
 
 def _state(x: torch.Tensor, layers: int, axis: int = 1, units: int = 5) -> torch.Tensor:

@@ -32,7 +32,9 @@ def trace(
     oblivious = symbolic_config.patch(backed_size_oblivious=True)  # type: ignore[attr-defined]
     # inference mode: composite ops reach the recorder whole
     recorder = _Recorder(FakeTensorMode(shape_env=shape_env))
-    with oblivious, torch.inference_mode():
+    # the order that a package finds best for the sizes of the sample would be one for these alone
+    as_written = torch.backends.opt_einsum.flags(enabled=False)
+    with oblivious, as_written, torch.inference_mode():
         inputs = [recorder.input(*one) for one in zip(samples, dynamic, strict=True)]
         with recorder:
             results = function(*inputs)

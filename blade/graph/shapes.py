@@ -187,6 +187,11 @@ def _affine_grid(theta: torch.Tensor, size: Sequence[int], align_corners: bool) 
     return theta.new_empty([size[0], *size[2:], len(size) - 2])
 
 
+def _gru_cell(x: torch.Tensor, hx: torch.Tensor, *_: Any) -> torch.Tensor:
+    """On a GPU it is made of an op that has no function of shapes."""
+    return hx.new_empty(hx.shape)
+
+
 def _like(x: torch.Tensor, *_: Any) -> torch.Tensor:
     return torch.empty_like(x)
 
@@ -237,6 +242,7 @@ RULES: dict[Any, Rule] = {
     aten.embedding_bag.default: _embedding_bag,
     aten.embedding_bag.padding_idx: _embedding_bag,
     aten.affine_grid_generator.default: _affine_grid,
+    aten.gru_cell.default: _gru_cell,
     aten.fake_quantize_per_tensor_affine.default: _like,
     aten.fake_quantize_per_tensor_affine.tensor_qparams: _like,
     aten.fake_quantize_per_channel_affine.default: _like,

@@ -5,11 +5,10 @@ What DISC is to take it has to take: an op that quietly runs as before would pas
 """
 
 from collections.abc import Callable
-from itertools import islice
 
 import pytest
+from ask_eager import DEVICE, skip_what_eager_refuses
 from gpu_left import LEFT
-from gpu_models import DEVICE
 from op_compare import sizes_of
 from op_models import REFUSED, through
 from op_samples import Sample
@@ -24,7 +23,10 @@ TRACED = [s for s in SAMPLES if s.name not in REFUSED]
 def test_one_op_model_on_cuda(
     sample: Sample, record_property: Callable[[str, object], None]
 ) -> None:
-    run = through(sample, "optimize", list(islice(sizes_of(sample), 4)), DEVICE)
+    skip_what_eager_refuses(sample)
+    # where torch takes another way, which a trace does not know, nothing is promised
+    sizes = [s for s in sizes_of(sample) if min(s.values(), default=2) > sample.refuses]
+    run = through(sample, "optimize", sizes[:4], DEVICE)
     codes = sorted({str(r.code) for r in run.reasons()})
     record_property("disc_on_cuda", "taken" if run.served() else ", ".join(codes))
     assert bool(run.served()) != (sample.name in LEFT), run.reasons()
