@@ -54,11 +54,14 @@ def _ranks_are_fixed(gm: GraphModule) -> bool:
 
 
 def _is_not_one(relation: Any) -> bool:
-    return isinstance(relation, sympy.Ne) and relation.rhs == 1 and relation.lhs.is_symbol
+    """Of one size, or of a number of elements, which is a product of sizes."""
+    if not isinstance(relation, sympy.Ne) or relation.rhs != 1:
+        return False
+    return all(factor.is_symbol for factor in sympy.Mul.make_args(relation.lhs))
 
 
 def _chose_a_layout(guard: Any) -> bool:
-    """Was it asked by torch's choice of how to compute something? That decides only the strides."""
+    """Was it asked by torch's choice of how to compute something? That decides only the strides, or nothing."""
     frame = guard.sloc.framework_loc
     asked = (getattr(frame, "name", ""), getattr(frame, "filename", "").rpartition("/")[2])
     return asked in _CHOICES
@@ -70,6 +73,10 @@ _CHOICES = {
         "matmul",
         "decompositions.py",
     ),  # whether to fold axes of a product, which exports keep as it is
+    (
+        "div_rtn",
+        "_meta_registrations.py",
+    ),  # before torch 2.12: whether a division by a stride has a remainder, which // takes care of
 }
 
 
