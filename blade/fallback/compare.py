@@ -28,7 +28,7 @@ FP32_TOLERANCE = 1e-6
 # small beside the other outputs may be rounding alone (the gradient of a bias that cancels out).
 NO_TRUTH = {torch.float16: 0.5, torch.bfloat16: 0.5}
 FP32_NO_TRUTH = 0.05
-ROUNDING = 1e-5
+ROUNDING = 1e-5  # of float32; of halves it is one of theirs
 _PART = 1 << 18  # elements compared at a time, so that what that takes stays in cache
 # Without an fp64 run the original's own error is unknown; these are torch.testing's defaults for rtol.
 BLIND_TOLERANCE = {torch.float16: 1e-3, torch.bfloat16: 1.6e-2, torch.float64: 1e-7}
@@ -70,12 +70,22 @@ def form(
     return None
 
 
+def narrowest(graph: torch.fx.Graph) -> torch.dtype | None:
+    """The half that something of ``graph`` is computed in, whatever its results are; ``None``: nothing is."""
+    values = (node.meta.get("val") for node in graph.nodes if node.op == "call_function")
+    return next((v.dtype for v in values if getattr(v, "dtype", None) in NO_TRUTH), None)
+
+
 def errors(
-    got: torch.Tensor, want: torch.Tensor, truth: torch.Tensor | None, scale: float = 0.0
+    got: torch.Tensor,
+    want: torch.Tensor,
+    truth: torch.Tensor | None,
+    scale: float = 0.0,
+    half: torch.dtype | None = None,
 ) -> Errors:
     """Of tensors of equal form; those of ints and bools are 0 where equal, else infinite.
 
-    ``scale`` is the largest magnitude among all outputs.
+    ``scale`` is the largest magnitude among all outputs; ``half``: what they were computed in, in part.
     """
     if not (want.is_floating_point() or want.is_complex()):
         exact = 0.0 if torch.equal(got, want) else float("inf")
@@ -83,8 +93,10 @@ def errors(
     if truth is None or truth.shape != want.shape:
         return Errors(distance(got, want), None, None)
     own = distance(want, truth)
-    is_far = not own <= NO_TRUTH.get(want.dtype, FP32_NO_TRUTH)
-    if is_far and not own * magnitude(truth) <= ROUNDING * scale:
+    computed = half or want.dtype
+    is_far = not own <= NO_TRUTH.get(computed, FP32_NO_TRUTH)
+    rounding = torch.finfo(computed).eps if computed in NO_TRUTH else ROUNDING
+    if is_far and not own * magnitude(truth) <= rounding * scale:
         return Errors(distance(got, want), None, None)
     return Errors(distance(got, want), distance(got, truth), own)
 

@@ -38,6 +38,7 @@ log = logging.getLogger(__name__)
 Tensors = Sequence[torch.Tensor]
 # Why a call went to the original; the counters of these in ``engine.stats()`` tell which it was.
 _DECLINED = tuple(c for c in Code if c.value.startswith("guard_")) + (Code.ENGINE_RAISED,)
+FEW = 64  # elements of what is small
 # Ops that read and write wherever their integers say: other contents than the user's may end the process.
 _UNCHECKED = ("aten.embedding_bag", "aten._embedding_bag")
 
@@ -51,6 +52,8 @@ class Answer:
     dtype: torch.dtype
     errors: compare.Errors
     is_near: bool = False  # so near to the original that fp64 was not asked
+    is_small: bool = False  # of so few elements that all of them may be exact by luck
+    half: torch.dtype | None = None  # that it was computed in, in part
 
 
 def verify(
@@ -235,7 +238,15 @@ def _measure(
     truths: Sequence[torch.Tensor | None] = _truth(case, truth) or [None] * len(want)
     triples = enumerate(zip(got, want, truths, strict=True))
     scale = max((compare.magnitude(b) for b in want if b.is_floating_point()), default=0.0)
-    return [Answer(case, i, b.dtype, compare.errors(a, b, t, scale)) for i, (a, b, t) in triples]
+    half = compare.narrowest(truth.graph)
+    return [
+        Answer(
+            *(case, i, b.dtype, compare.errors(a, b, t, scale, half)),
+            is_small=b.numel() <= FEW,
+            half=half,
+        )
+        for i, (a, b, t) in triples
+    ]
 
 
 def _within(budget: AccuracyBudget, case: Case, got: Tensors, want: Tensors) -> Iterator[Answer]:
@@ -263,12 +274,17 @@ def _check_errors(
 
     The original's own error at one case may be small by luck (few elements): where it is below the
     median over all cases, that median is what twice is allowed of, and an error beyond that is looked at
-    with other contents (``answer_at``) before it counts.
+    with other contents (``answer_at``) before it counts. What is small is held to the median over the other outputs
+    of its case, too: in training there are no other cases.
     """
     for one in answers:
         if one.is_near:
             continue
-        peers = [a.errors.original_fp64 for a in answers if a.output == one.output]
+        peers = [
+            a.errors.original_fp64
+            for a in answers
+            if a.output == one.output or (one.is_small and a.case is one.case)
+        ]
         usual = median([p for p in peers if p is not None] or [0.0])
 
         def ratio_at(case: Case, output: int = one.output, usual: float = usual) -> float | None:
@@ -292,7 +308,8 @@ def _bound(one: Answer, usual: float) -> tuple[float, float, float | None]:
     """The error, what is allowed, and the original's own if that is known (``usual``: at other cases)."""
     own = one.errors.original_fp64
     if own is None:
-        return one.errors.error, compare.allowed(one.dtype, None), None
+        dtype = one.dtype if one.half is None or not one.dtype.is_floating_point else one.half
+        return one.errors.error, compare.allowed(dtype, None), None
     assert one.errors.error_fp64 is not None
     own = max(own, usual)
     return one.errors.error_fp64, compare.allowed(one.dtype, own), own
