@@ -2,11 +2,14 @@
 """torch.compile backends side by side: inductor, disc and aot_disc, and eager, in turns.
 
     python benchmarks/bench_compile.py train --tasks bert_small,unet_small --batches 1,8
+    python benchmarks/bench_compile.py train --tasks bert_small --compiled-optimizer
     python benchmarks/bench_compile.py infer --models minilm,resnet50 --random 50
 
 Each peer lives in a process of its own and sleeps while another is timed. "train" counts whole steps (forward,
-backward, AdamW), "infer" calls under no_grad. Compiling is the time until the first step or call has ended,
-with empty caches. The stream of random shapes starts from nothing as well; its recompilations are counted.
+backward, AdamW; the step of AdamW is eager unless ``--compiled-optimizer``: then each peer compiles its own), and of
+these the milliseconds of the optimizer; "infer" calls under no_grad. Compiling is the time until the first step or
+call has ended, with empty caches, "optimizer_s" the part of it in the optimizer. The stream of random shapes starts
+from nothing as well; its recompilations are counted.
 """
 
 import argparse
@@ -57,8 +60,9 @@ def measure(args: argparse.Namespace, subject: str, batch: int | None) -> dict[s
     context = mp.get_context("spawn")
     for peer in args.peers:
         here, there = context.Pipe()
-        given = (there, args.what, subject, batch, peer, args.threads, args.random, args.dynamic)
-        process = context.Process(target=_serve, args=given, daemon=True)
+        process = context.Process(
+            target=_serve, args=(there, args, subject, batch, peer), daemon=True
+        )
         process.start()
         there.close()
         here.send("prepare")
@@ -94,7 +98,15 @@ def table(
     for key in keys:
         cells = [one.get("ms", {}).get(key) for one in results.values()]
         made.add_row(key, *("-" if c is None else f"{statistics.median(c):.2f}" for c in cells))
-    for key in ("compile_s", "error", "stream_s", "slowest_s", "recompiled", "failed"):
+    for key in (
+        "compile_s",
+        "optimizer_s",
+        "error",
+        "stream_s",
+        "slowest_s",
+        "recompiled",
+        "failed",
+    ):
         if any(key in one for one in results.values()):
             cells = [one.get(key, "-") for one in results.values()]
             made.add_row(key, *(f"{c:.3g}" if isinstance(c, float) else str(c) for c in cells))
@@ -102,24 +114,20 @@ def table(
 
 
 def _serve(
-    pipe: Connection,
-    what: str,
-    subject: str,
-    batch: int | None,
-    peer: str,
-    threads: int,
-    count: int,
-    dynamic: bool | None,
+    pipe: Connection, args: argparse.Namespace, subject: str, batch: int | None, peer: str
 ) -> None:
     """A peer's process; answers "prepare" once, then "time" until the pipe is closed."""
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     warnings.filterwarnings("ignore")
     cache = tempfile.mkdtemp(prefix="bench")
     os.environ.update(BLADE_CACHE_DIR=cache, TORCHINDUCTOR_CACHE_DIR=cache)
-    torch.set_num_threads(threads)
+    torch.set_num_threads(args.threads)
     torch._dynamo.config.allow_rnn = True
-    made: Any = _Training(subject, batch or 1, peer) if what == "train" else None
-    made = made or _Inference(subject, peer, count, dynamic)
+    made: Any
+    if args.what == "train":
+        made = _Training(subject, batch or 1, peer, args.compiled_optimizer)
+    else:
+        made = _Inference(subject, peer, args.random, args.dynamic)
     with contextlib.suppress(EOFError):
         while True:
             pipe.send(getattr(made, pipe.recv())())
@@ -132,18 +140,23 @@ def _compiled(model: Any, peer: str, dynamic: bool | None) -> Any:
 class _Training:
     """Steps on one batch; the losses of the first ones are compared with eager's by whoever reads them."""
 
-    def __init__(self, task: str, batch: int, peer: str) -> None:
+    def __init__(self, task: str, batch: int, peer: str, compiled_optimizer: bool) -> None:
         torch.manual_seed(0)
         made = TASKS[task]()
         self._run = _compiled(made.model, peer, None)
         self._batch = made.batch(batch, torch.Generator().manual_seed(1))
         self._optimizer = torch.optim.AdamW(made.model.parameters(), lr=1e-4)
+        own = self._optimizer.step
+        self._update = _compiled(own, peer, None) if compiled_optimizer else own
+        self._updating: list[float] = []  # seconds of each update
 
     def _step(self) -> float:
         loss = self._run(**self._batch)
         self._optimizer.zero_grad()
         loss.backward()
-        self._optimizer.step()
+        start = time.perf_counter()
+        self._update()
+        self._updating.append(time.perf_counter() - start)
         return float(loss.detach())
 
     def prepare(self) -> dict[str, Any]:
@@ -152,10 +165,12 @@ class _Training:
         losses = [self._step()]
         seconds = time.perf_counter() - start
         losses += [self._step() for _ in range(4)]
-        return {"compile_s": seconds, "losses": losses}
+        return {"compile_s": seconds, "optimizer_s": self._updating[0], "losses": losses}
 
     def time(self) -> dict[str, list[float]]:
-        return {"step": _times(self._step, 0.5)}
+        self._updating.clear()
+        steps = _times(self._step, 0.5)
+        return {"step": steps, "optimizer": [1e3 * s for s in self._updating[1:]]}
 
 
 class _Inference:
@@ -223,6 +238,7 @@ def _line(
         "batch": batch,
         "threads": args.threads,
         "torch": torch.__version__,
+        "compiled_optimizer": args.compiled_optimizer,
         "results": {
             peer: {k: v for k, v in one.items() if k != "ms"}
             | {"ms": {k: statistics.median(v) for k, v in one.get("ms", {}).items()}}
@@ -242,6 +258,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--random", type=int, default=0, metavar="N")
     parser.add_argument("--dynamic", action="store_true", default=None)
+    parser.add_argument("--compiled-optimizer", action="store_true", help="of each peer's own")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     own = "aot_disc" if args.what == "train" else "disc"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Optimize a model, save and load it, and compare it with the user's own, call by call.
+"""Take a model through an entrance of blade and compare it with the user's own, call by call.
 
 What is compared: what it returns, what it raises, what it did to its inputs, which tensors share
 memory.
@@ -16,6 +16,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import blade
+from blade.dynamo.kept import alive
 
 SCRIPT: tuple[str, ...] = ()
 """For ``allow_tracing``: nothing is traced."""
@@ -98,16 +99,37 @@ def check(
     ``served``: some cluster must have an engine. Else none may fail either, but it may have none.
     """
     loaded = optimized(model, tuple(calls[0]), strict=served, **fields)
+    _compare(model, loaded, calls)
+    ran = [one["engine_runs"] for one in blade.stats(loaded).values()]
+    assert not served or any(ran), blade.report(loaded)
+    return loaded
+
+
+def check_compiled(model: nn.Module, *calls: Sequence[Any], served: bool = True) -> Any:
+    """The same of ``torch.compile(backend="disc")``; what it makes of a copy of ``model`` is returned."""
+    torch._dynamo.reset()
+    known = set(map(id, alive()))
+    options = {"timing": False, "min_cluster_size": 1}
+    copied = copy.deepcopy(model.eval())
+    compiled = torch.compile(copied, backend="disc", dynamic=True, options=options)
+    _compare(model, compiled, calls)
+    made = [graph for graph in alive() if id(graph) not in known]
+    ran = [one["engine_runs"] for graph in made for one in graph.stats().values()]
+    assert not served or any(ran), [graph.report() for graph in made]
+    return compiled
+
+
+CHECKS: dict[str, Callable[..., Any]] = {"optimize": check, "compile": check_compiled}
+
+
+def _compare(model: nn.Module, other: Callable[..., Any], calls: Sequence[Sequence[Any]]) -> None:
     own = copy.deepcopy(model)
     for inputs in calls:
-        want, got = outcome(own, inputs), outcome(loaded, inputs)
+        want, got = outcome(own, inputs), outcome(other, inputs)
         assert got.error == want.error
         assert_same(got.answer, want.answer)
         assert_same(got.inputs, want.inputs)
         assert got.shares == want.shares
-    ran = [one["engine_runs"] for one in blade.stats(loaded).values()]
-    assert not served or any(ran), blade.report(loaded)
-    return loaded
 
 
 class Function(nn.Module):

@@ -1,15 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an optimized module must keep besides its values: writes, aliases, exceptions, results, randomness."""
+"""What an optimized or compiled module must keep besides its values: writes, aliases, exceptions, results,
+randomness."""
 
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from semantics import SCRIPT, Function, assert_same, check, optimized, rand
+from semantics import CHECKS, SCRIPT, Function, assert_same, check, optimized, rand
 from torch import nn
 
 pytestmark = pytest.mark.needs("runtime", "torch_mlir")
+Check = Callable[..., Any]
+
+
+@pytest.fixture(params=CHECKS, name="through")
+def _through(request: pytest.FixtureRequest) -> Check:
+    """``check``, by each way into blade."""
+    return CHECKS[request.param]
 
 
 def _add_to_input(x: torch.Tensor) -> torch.Tensor:
@@ -44,8 +52,8 @@ def _write_own(x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(
     "model", [_add_to_input, _assign_slice, _assign_mask, _write_then_return_input, _write_own]
 )
-def test_writes(model: Callable[..., Any]) -> None:
-    check(Function(model), (rand(3, 4),), (rand(5, 7, seed=1),), (rand(1, 3, seed=2),))
+def test_writes(model: Callable[..., Any], through: Check) -> None:
+    through(Function(model), (rand(3, 4),), (rand(5, 7, seed=1),), (rand(1, 3, seed=2),))
 
 
 class Cache(nn.Module):
@@ -63,9 +71,9 @@ class Cache(nn.Module):
         return (scores.unsqueeze(-1) * cache).sum(1) + key
 
 
-def test_a_cache_of_the_caller_is_written_in_place() -> None:
+def test_a_cache_of_the_caller_is_written_in_place(through: Check) -> None:
     calls = [(rand(b, 8), rand(b, 6, 8, seed=1), torch.tensor([5])) for b in (2, 3, 1)]
-    check(Cache(), *calls)
+    through(Cache(), *calls)
 
 
 class Running(nn.Module):
@@ -84,9 +92,9 @@ class Running(nn.Module):
         return (y - self.mean) / self.calls
 
 
-def test_buffers_updated_by_forward_over_several_calls() -> None:
+def test_buffers_updated_by_forward_over_several_calls(through: Check) -> None:
     model = Running()
-    loaded = check(model, *[(rand(n, 4, seed=n),) for n in (3, 5, 1, 7, 3)])
+    loaded = through(model, *[(rand(n, 4, seed=n),) for n in (3, 5, 1, 7, 3)])
     assert int(loaded.calls) == 5
     assert int(model.calls) == 0
 
@@ -129,8 +137,8 @@ def _maybe_the_input(x: torch.Tensor) -> Any:
         _maybe_the_input,
     ],
 )
-def test_aliases(model: Callable[..., Any]) -> None:
-    check(Function(model), (rand(3, 4),), (rand(5, 2, seed=1),))
+def test_aliases(model: Callable[..., Any], through: Check) -> None:
+    through(Function(model), (rand(3, 4),), (rand(5, 2, seed=1),))
 
 
 def _simplified_to_the_input(x: torch.Tensor) -> Any:
@@ -147,8 +155,10 @@ def _simplified_to_one(x: torch.Tensor) -> Any:
 
 
 @pytest.mark.parametrize("model", [_simplified_to_the_input, _simplified_to_one])
-def test_results_that_are_simplified_away_are_still_fresh(model: Callable[..., Any]) -> None:
-    loaded = check(Function(model), (rand(3, 4),))
+def test_results_that_are_simplified_away_are_still_fresh(
+    model: Callable[..., Any], through: Check
+) -> None:
+    loaded = through(Function(model), (rand(3, 4),))
     x = rand(3, 4)
     before = x.clone()
     for result in loaded(x):
@@ -204,8 +214,8 @@ class Returns(nn.Module):
         )
 
 
-def test_numbers_lists_dicts_and_none() -> None:
-    check(Returns(), (rand(3, 4),), (rand(5, 2, seed=1),))
+def test_numbers_lists_dicts_and_none(through: Check) -> None:
+    through(Returns(), (rand(3, 4),), (rand(5, 2, seed=1),))
 
 
 class Optional_(nn.Module):
@@ -233,5 +243,5 @@ class Random(nn.Module):
         return c, torch.randn(x.size(0)) + c.sum(-1)
 
 
-def test_random_ops_draw_the_same_numbers() -> None:
-    check(Random(), (rand(3, 4),), (rand(5, 7, seed=1),))
+def test_random_ops_draw_the_same_numbers(through: Check) -> None:
+    through(Random(), (rand(3, 4),), (rand(5, 7, seed=1),))

@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 # The user waits for the answer of the first call. Seconds of trying an engine on other inputs than that call's, and
 # seconds after which a clear win is timed no further.
 DERIVED_S = 1.0
-HURRY_S = 0.5
+HURRY_S = 0.1
 Tensors = Sequence[torch.Tensor]
 
 

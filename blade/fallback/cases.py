@@ -10,7 +10,7 @@ the model; whoever runs a case asks the original first.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from math import inf
+from math import inf, isfinite
 from time import perf_counter
 
 import torch
@@ -121,13 +121,15 @@ def random_contents(tensor: torch.Tensor, generator: torch.Generator) -> torch.T
     if tensor.dtype == torch.bool:
         fresh = torch.randint(0, 2, tensor.shape, generator=generator)
         return fresh.to(tensor.device, torch.bool)
-    finite = tensor[torch.isfinite(tensor)] if tensor.is_floating_point() else tensor
-    if not finite.numel():
-        return tensor
-    low, high = finite.min().item(), finite.max().item()
+    low, high = (end.item() for end in torch.aminmax(tensor))
+    if not (isfinite(low) and isfinite(high)):
+        finite = tensor[torch.isfinite(tensor)]
+        if not finite.numel():
+            return tensor
+        low, high = (end.item() for end in torch.aminmax(finite))
     if tensor.is_floating_point():
         unit = torch.rand(tensor.shape, generator=generator, dtype=torch.float64)
-        return (unit * (high - low) + low).to(tensor.device, tensor.dtype)
+        return unit.mul_(high - low).add_(low).to(tensor.device, tensor.dtype)
     # A tensor of ones is most often a mask: zeros are then what an engine may have folded away.
     low = 0 if (low, high) == (1, 1) else low
     fresh = torch.randint(int(low), int(high) + 1, tensor.shape, generator=generator)

@@ -92,33 +92,57 @@ def errors(
         return Errors(exact, None, None)
     if truth is None or truth.shape != want.shape:
         return Errors(distance(got, want), None, None)
-    own = distance(want, truth)
+    (apart, mine, own), largest = _distances(got, want, truth)
     computed = half or want.dtype
     is_far = not own <= NO_TRUTH.get(computed, FP32_NO_TRUTH)
     rounding = torch.finfo(computed).eps if computed in NO_TRUTH else ROUNDING
-    if is_far and not own * magnitude(truth) <= rounding * scale:
-        return Errors(distance(got, want), None, None)
-    return Errors(distance(got, want), distance(got, truth), own)
+    if is_far and not own * largest <= rounding * scale:
+        return Errors(apart, None, None)
+    return Errors(apart, mine, own)
+
+
+def _distances(
+    got: torch.Tensor, want: torch.Tensor, truth: torch.Tensor
+) -> tuple[tuple[float, float, float], float]:
+    """``distance`` of got and want, of got and truth, of want and truth; the magnitude of truth."""
+    apart, mine, own = [], [], []
+    for a, b, t in zip(*(x.flatten().split(_PART) for x in (got, want, truth)), strict=True):
+        a, b, t = _wide(a), _wide(b), _wide(t)
+        ofs = _largest(b), _largest(t)
+        apart.append(_difference(a, b, ofs[0]))
+        mine.append(_difference(a, t, ofs[1]))
+        own.append(_difference(b, t, ofs[1]))
+    return (_relative(apart), _relative(mine), _relative(own)), max(
+        (m for _, m in own), default=0.0
+    )
 
 
 def distance(got: torch.Tensor, reference: torch.Tensor) -> float:
     """The relative error described above; 0 for empty tensors."""
     parts = zip(got.flatten().split(_PART), reference.flatten().split(_PART), strict=True)
-    every = [_difference(_wide(a), _wide(b)) for a, b in parts]
-    difference, largest = (max(values, default=0.0) for values in zip(*every, strict=True))
+    return _relative([_difference(_wide(a), _wide(b)) for a, b in parts])
+
+
+def _relative(parts: Sequence[tuple[float, float]]) -> float:
+    """Of the differences and magnitudes of all parts."""
+    difference, largest = (max(values, default=0.0) for values in zip(*parts, strict=True))
     return difference / (largest or 1.0)
 
 
 def magnitude(tensor: torch.Tensor) -> float:
     """The largest finite one."""
-    wide = _wide(tensor)
-    largest = _largest(wide)
-    return largest if isfinite(largest) else _largest(wide[torch.isfinite(wide)])
+    largest = _largest(tensor)
+    return largest if isfinite(largest) else _largest(tensor[torch.isfinite(tensor)])
 
 
-def _difference(a: torch.Tensor, b: torch.Tensor) -> tuple[float, float]:
-    """The largest difference and the largest magnitude of ``b`` among the elements finite in both."""
-    difference, largest = _largest(a - b), _largest(b)
+def _difference(
+    a: torch.Tensor, b: torch.Tensor, largest: float | None = None
+) -> tuple[float, float]:
+    """The largest difference and the largest magnitude of ``b`` among the elements finite in both.
+
+    ``largest``: the magnitude of ``b``, if that is known already.
+    """
+    difference, largest = _largest(a - b), _largest(b) if largest is None else largest
     if isfinite(difference) and isfinite(largest):
         return difference, largest
     both = torch.isfinite(a) & torch.isfinite(b)

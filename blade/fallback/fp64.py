@@ -3,14 +3,18 @@
 
 truth = Fp64(cluster.gm)            # weights are widened once
 outputs = truth(inputs)             # raises where an op has no fp64 implementation
+[third] = truth.of([2])(inputs)     # what that output alone takes
 
 Random numbers are drawn as the cluster draws them: ``Fp64(gm, generators.again)`` puts the generators back first.
 """
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+
+from blade.fallback.generators import may_draw
 
 _NARROW = (torch.float32, torch.float16, torch.bfloat16)
 # What they return is as exact from a narrow table, of which they read few rows.
@@ -38,14 +42,31 @@ class Fp64(torch.fx.Interpreter):
         super().__init__(gm, garbage_collect_values=True)
         self._before = before
         self._widened: dict[int, torch.Tensor] = {}
+        self._given: dict[int, torch.Tensor] = {}
+        self._narrow: set[int] = set()
+        self._outputs: Sequence[int] | None = None
+        self._needed: set[torch.fx.Node] = set()
+
+    def of(self, outputs: Sequence[int]) -> "Fp64":
+        """The same for these outputs; what none of them takes is not computed, but drawn."""
+        part = copy.copy(self)
+        part._outputs = outputs
+        part._needed = _needed(self.graph, outputs)
+        return part
 
     def __call__(self, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         self._before()
+        self._given, self._narrow = {}, {id(t) for t in inputs}
         with torch.no_grad():
-            outputs = self.run(*(_widen(t) for t in inputs), enable_io_processing=False)
-        return tuple(outputs)
+            outputs = self.run(*inputs, enable_io_processing=False)
+        chosen = outputs if self._outputs is None else [outputs[i] for i in self._outputs]
+        wide = tuple(map(self._once, chosen))
+        self._given = {}
+        return wide
 
     def run_node(self, n: torch.fx.Node) -> Any:
+        if self._outputs is not None and n.op == "call_function" and n not in self._needed:
+            return None
         if n.target not in _AS_IT_IS:
             return super().run_node(n)
         args, kwargs = self.fetch_args_kwargs_from_env(n)
@@ -61,13 +82,27 @@ class Fp64(torch.fx.Interpreter):
         return torch.utils._pytree.tree_map(_widen, super().call_function(target, args, kwargs))
 
     def _once(self, value: Any) -> Any:
-        """``value`` widened; a weight, which is the same tensor in every run, only once."""
+        """``value`` widened; an input only once, and a weight once for all runs."""
         if not isinstance(value, torch.Tensor) or value.dtype not in _NARROW:
             return _widen(value)
-        # whatever an op returned is wide by now: a narrow tensor is an attribute of the module
-        if id(value) not in self._widened:
-            self._widened[id(value)] = _widen(value)
-        return self._widened[id(value)]
+        # whatever an op returned is wide by now: a narrow tensor is an input or an attribute of the module
+        known = self._given if id(value) in self._narrow else self._widened
+        if id(value) not in known:
+            known[id(value)] = _widen(value)
+        return known[id(value)]
+
+
+def _needed(graph: torch.fx.Graph, outputs: Sequence[int]) -> set[torch.fx.Node]:
+    returned = graph.output_node().args[0]
+    assert isinstance(returned, (list, tuple)), returned
+    pending = [*(returned[i] for i in outputs), *filter(may_draw, graph.nodes)]
+    found: set[torch.fx.Node] = set()
+    while pending:
+        node = pending.pop()
+        if isinstance(node, torch.fx.Node) and node not in found:
+            found.add(node)
+            pending.extend(node.all_input_nodes)
+    return found
 
 
 def _narrowed(value: Any, given: Any) -> Any:

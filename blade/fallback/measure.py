@@ -36,6 +36,7 @@ REST_S = 0.05  # what threads may spin, at most
 STEP_S = 5e-4  # between two looks at whether they still do
 CONFIDENCE = 0.93  # that the median of the ratios lies where it is said to; five rounds have 0.9375
 CLEARLY = 0.95  # a speed-up below this, noise included, is a loss at that sample
+CLEAR_WIN = 1.1  # a speed-up that one round tells
 HOPELESS = 10.0  # times the original's: then one call that took HOPELESS_S tells enough
 HOPELESS_S = 0.2
 
@@ -54,7 +55,7 @@ def measure(
 ) -> Timing:
     """Median time of both on ``inputs``, in interleaved rounds.
 
-    ``hurry_s``: after these seconds one round is enough if the engine was faster in every one.
+    ``hurry_s``: after these seconds one round is enough if the engine was clearly faster in every one.
     """
     [timing] = measure_all([engine], original, [inputs] * 2, rounds, clock, hurry_s)
     return timing
@@ -106,7 +107,8 @@ def measure_all(
 
 
 def _always_faster(seconds: Sequence[Sequence[float]], k: int) -> bool:
-    return all(mine < theirs for theirs, mine in zip(seconds[0], seconds[k], strict=True))
+    pairs = zip(seconds[0], seconds[k], strict=True)
+    return all(mine * CLEAR_WIN < theirs for theirs, mine in pairs)
 
 
 def _open(seconds: Sequence[Sequence[float]], racing: Sequence[int]) -> list[int]:

@@ -12,10 +12,8 @@ those of ``cluster.updates``, whose new contents count as answers, and must not 
 
 import copy
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from math import inf
-from statistics import median
 from typing import Any
 
 import torch
@@ -30,30 +28,18 @@ from blade.fallback.bounds import in_bounds
 from blade.fallback.cases import Case, cases
 from blade.fallback.fp64 import Fp64
 from blade.fallback.generators import Generators
-from blade.fallback.redraw import is_luck
+from blade.fallback.judge import Answer, at, check_errors
 from blade.reason import Code, Reason, Stage
-from blade.report import Verdict, shape_text
+from blade.report import Verdict
 
 log = logging.getLogger(__name__)
 Tensors = Sequence[torch.Tensor]
 # Why a call went to the original; the counters of these in ``engine.stats()`` tell which it was.
 _DECLINED = tuple(c for c in Code if c.value.startswith("guard_")) + (Code.ENGINE_RAISED,)
 FEW = 64  # elements of what is small
+PEERS = 8  # outputs that a small one is held to, at most, where all of them are near
 # Ops that read and write wherever their integers say: other contents than the user's may end the process.
 _UNCHECKED = ("aten.embedding_bag", "aten._embedding_bag")
-
-
-@dataclass(frozen=True)
-class Answer:
-    """One output of the engine at one case, measured."""
-
-    case: Case
-    output: int
-    dtype: torch.dtype
-    errors: compare.Errors
-    is_near: bool = False  # so near to the original that fp64 was not asked
-    is_small: bool = False  # of so few elements that all of them may be exact by luck
-    half: torch.dtype | None = None  # that it was computed in, in part
 
 
 def verify(
@@ -120,16 +106,16 @@ def _verify(
         answers += _measure(case, got, want, truth, known, hurry=seconds is not None)
         known = known or _known(answers)
 
-    def answer_at(case: Case) -> list[Answer] | None:
+    def answers_at(case: Case, outputs: Sequence[int]) -> list[Answer] | None:
         with in_bounds(*case.inputs):
             want = _call(case, original, cluster.updates) if is_checked else None
         got = None if want is None else _try(engine, case, cluster.updates, generators)
         if want is None or got is None:
             return None
         _check_form(case, got, want, truth)
-        return _measure(case, got, want, truth, ())
+        return _measure(case, got, want, truth, (), only=outputs)
 
-    _check_errors(answers, answer_at)
+    check_errors(answers, answers_at)
     return _verdict(answers, tried - declined, declined)
 
 
@@ -140,7 +126,7 @@ def _check_form(case: Case, got: Tensors, want: Tensors, truth: Fp64) -> None:
     if compare.form(got, want, strides=strides):
         truths = _truth(case, truth)
         if sentence := compare.form(got, want, strides=strides, truths=truths):
-            raise Refused(Code.WRONG_VALUES, f"at {_at(case)} {sentence}.")
+            raise Refused(Code.WRONG_VALUES, f"at {at(case)} {sentence}.")
 
 
 def _call(case: Case, fn: Callable[..., Any], updates: Sequence[int] = ()) -> Tensors | None:
@@ -176,7 +162,7 @@ def _try(engine: Any, case: Case, updates: Sequence[int], generators: Generators
         if got is not None and i in updates:
             continue
         if compare.form([after], [before]) or not _same(after, before):
-            raise Refused(Code.WRONG_VALUES, f"at {_at(case)} it changed its input {i}.")
+            raise Refused(Code.WRONG_VALUES, f"at {at(case)} it changed its input {i}.")
     return None if got is None else (*got, *(given[i] for i in updates))
 
 
@@ -198,7 +184,7 @@ def _check_raises(case: Case, engine: Any, updates: Sequence[int], generators: G
     is_tried = case.kind not in ("contents", "layout")
     if is_tried and _try(engine, case, updates, generators) is not None:
         raise Refused(
-            Code.WRONG_VALUES, f"at {_at(case)} it gave an answer where the original raises."
+            Code.WRONG_VALUES, f"at {at(case)} it gave an answer where the original raises."
         )
 
 
@@ -207,11 +193,11 @@ def _check_declined(case: Case, engine: Any, before: dict[str, int]) -> None:
     after = engine.stats()
     codes = [c for c in _DECLINED if after.get(c.value, 0) > before.get(c.value, 0)]
     if Code.ENGINE_RAISED in codes:
-        raise Refused(Code.ENGINE_RAISED, f"at {_at(case)} it raised: {engine.last_error()}")
+        raise Refused(Code.ENGINE_RAISED, f"at {at(case)} it raised: {engine.last_error()}")
     if case.kind == "sample":
         why = ", ".join(code.value for code in codes) or engine.why_unavailable() or "no reason"
         code = codes[0] if codes else Code.DISABLED
-        raise Refused(code, f"it does not serve {_at(case)}, which is the user's own: {why}.")
+        raise Refused(code, f"it does not serve {at(case)}, which is the user's own: {why}.")
 
 
 def _measure(
@@ -221,38 +207,55 @@ def _measure(
     truth: Fp64,
     known: Sequence[float],
     hurry: bool = False,
+    only: Sequence[int] | None = None,
 ) -> list[Answer]:
-    """The errors at ``case``; ``known`` are the original's own at the first case, one per output.
+    """The errors at ``case``, ``only`` those of these outputs; ``known`` are the original's own at the first
+    case, one per output.
 
     What is as near to the original as the original is to the truth, and rounding, is within twice that
     of the truth (the triangle inequality), which is what is allowed: then fp64 is not run. ``hurry``: nor is it
-    for what is within rounding alone of the original, however exact that is.
+    for what is within rounding alone of the original, however exact that is, output by output.
     """
-    known = known or ([0.0] * len(want) if hurry else [])
-    if known:
-        plain = [compare.errors(a, b, None) for a, b in zip(got, want, strict=True)]
-        near = [compare.allowed(b.dtype, own) - own for b, own in zip(want, known, strict=True)]
-        if all(e.error <= limit for e, limit in zip(plain, near, strict=True)):
-            pairs = enumerate(zip(want, plain, strict=True))
-            return [Answer(case, i, b.dtype, e, is_near=True) for i, (b, e) in pairs]
-    truths: Sequence[torch.Tensor | None] = _truth(case, truth) or [None] * len(want)
-    triples = enumerate(zip(got, want, truths, strict=True))
+    outputs = range(len(want)) if only is None else only
+    near = _near(case, got, want, known or [0.0] * len(want), outputs) if known or hurry else {}
+    if len(near) == len(outputs):
+        return list(near.values())
+    far = _in_question(want, near, outputs) if hurry else list(outputs)
+    truths: Sequence[torch.Tensor | None] = _truth(case, truth.of(far)) or [None] * len(far)
     scale = max((compare.magnitude(b) for b in want if b.is_floating_point()), default=0.0)
     half = compare.narrowest(truth.graph)
-    return [
-        Answer(
-            *(case, i, b.dtype, compare.errors(a, b, t, scale, half)),
-            is_small=b.numel() <= FEW,
-            half=half,
-        )
-        for i, (a, b, t) in triples
-    ]
+    for i, t in zip(far, truths, strict=True):
+        errors = compare.errors(got[i], want[i], t, scale, half)
+        is_small = want[i].numel() <= FEW
+        near[i] = Answer(case, i, want[i].dtype, errors, is_small=is_small, half=half)
+    return [near[i] for i in outputs]
+
+
+def _near(
+    case: Case, got: Tensors, want: Tensors, known: Sequence[float], outputs: Sequence[int]
+) -> dict[int, Answer]:
+    """The outputs that are so near to the original that its own error alone tells that they are right."""
+    found: dict[int, Answer] = {}
+    for i in outputs:
+        errors, own = compare.errors(got[i], want[i], None), known[i]
+        if errors.error <= compare.allowed(want[i].dtype, own) - own:
+            found[i] = Answer(case, i, want[i].dtype, errors, is_near=True)
+    return found
+
+
+def _in_question(want: Tensors, near: Collection[int], outputs: Sequence[int]) -> list[int]:
+    """The outputs that are not near; where a small one is among them, some of the others to hold it to."""
+    far = [i for i in outputs if i not in near]
+    if all(want[i].numel() > FEW for i in far):
+        return far
+    others = sorted((i for i in near if want[i].is_floating_point()), key=lambda i: want[i].numel())
+    return sorted([*far, *others[:PEERS]])
 
 
 def _within(budget: AccuracyBudget, case: Case, got: Tensors, want: Tensors) -> Iterator[Answer]:
     """The errors of a lossy engine at ``case``; raises where they exceed what may be lost there."""
     if sentence := lossy.why_not(budget, case, got, want):
-        raise Refused(lossy.code_of(case, got, want), f"at {_at(case)} {sentence}.")
+        raise Refused(lossy.code_of(case, got, want), f"at {at(case)} {sentence}.")
     for i, (a, b) in enumerate(zip(got, want, strict=True)):
         if lossy.is_judged(case):
             yield Answer(case, i, b.dtype, compare.errors(a, b, None), is_near=True)
@@ -267,63 +270,6 @@ def _known(answers: Sequence[Answer]) -> list[float]:
     return [e or 0.0 for e in own]
 
 
-def _check_errors(
-    answers: Sequence[Answer], answer_at: Callable[[Case], Sequence[Answer] | None]
-) -> None:
-    """Each error against what is allowed there.
-
-    The original's own error at one case may be small by luck (few elements): where it is below the
-    median over all cases, that median is what twice is allowed of, and an error beyond that is looked at
-    with other contents (``answer_at``) before it counts. What is small is held to the median over the other outputs
-    of its case, too: in training there are no other cases.
-    """
-    for one in answers:
-        if one.is_near:
-            continue
-        peers = [
-            a.errors.original_fp64
-            for a in answers
-            if a.output == one.output or (one.is_small and a.case is one.case)
-        ]
-        usual = median([p for p in peers if p is not None] or [0.0])
-
-        def ratio_at(case: Case, output: int = one.output, usual: float = usual) -> float | None:
-            again = answer_at(case)
-            return None if again is None else _over(again[output], usual)
-
-        ratio = _over(one, usual)
-        if not ratio <= 1 and not (
-            one.errors.original_fp64 is not None and is_luck(ratio, one.case, ratio_at)
-        ):
-            raise Refused(Code.WRONG_VALUES, f"at {_at(one.case)} {_sentence(one, usual)}")
-
-
-def _over(one: Answer, usual: float) -> float:
-    """The error over the allowed one; infinite where none is allowed and there is one."""
-    seen, limit, _ = _bound(one, usual)
-    return seen / limit if limit else (float("inf") if seen else 0.0)
-
-
-def _bound(one: Answer, usual: float) -> tuple[float, float, float | None]:
-    """The error, what is allowed, and the original's own if that is known (``usual``: at other cases)."""
-    own = one.errors.original_fp64
-    if own is None:
-        dtype = one.dtype if one.half is None or not one.dtype.is_floating_point else one.half
-        return one.errors.error, compare.allowed(dtype, None), None
-    assert one.errors.error_fp64 is not None
-    own = max(own, usual)
-    return one.errors.error_fp64, compare.allowed(one.dtype, own), own
-
-
-def _sentence(one: Answer, usual: float) -> str:
-    seen, limit, own = _bound(one, usual)
-    return (
-        f"output {one.output} is {seen:.1e} from {'the original' if own is None else 'an fp64 run'} (relative "
-        f"to its largest magnitude); {limit:.1e} is allowed, the original's own error being "
-        f"{'unknown' if own is None else f'{own:.1e}'}."
-    )
-
-
 def _verdict(answers: Sequence[Answer], checked: int, refused: int) -> Verdict:
     def largest(values: Iterable[float | None]) -> float | None:
         return max((v for v in values if v is not None), default=None)
@@ -335,7 +281,3 @@ def _verdict(answers: Sequence[Answer], checked: int, refused: int) -> Verdict:
         error_fp64=largest(a.errors.error_fp64 for a in answers),
         original_error_fp64=largest(a.errors.original_fp64 for a in answers),
     )
-
-
-def _at(case: Case) -> str:
-    return f"{case.name} ({shape_text(t.shape for t in case.inputs)})"

@@ -86,6 +86,28 @@ def test_a_learning_rate_in_a_tensor_changes_without_a_new_graph() -> None:
     assert len(graphs.made()) == 1
 
 
+@pytest.mark.parametrize("first", ["scheduler", "compile"])
+@pytest.mark.parametrize("name", ["adamw", "adamw, lists", "sgd", "sgd, lists"])
+def test_a_scheduled_learning_rate_is_compiled_twice_at_most(name: str, first: str) -> None:
+    """A plain number is a constant until it changes; then Dynamo makes it an input, for good."""
+    nets = [model()]
+    nets.append(copy.deepcopy(nets[0]))
+    one, other = (OPTIMIZERS[name](net.parameters()) for net in nets)
+    options = {"timing": False}
+    early = torch.compile(one.step, backend="aot_disc", options=options)
+    schedulers = {o: torch.optim.lr_scheduler.ExponentialLR(o, 0.97) for o in (one, other)}
+    step = early if first == "compile" else None
+    step = step or torch.compile(one.step, backend="aot_disc", options=options)
+
+    def decay(optimizer: torch.optim.Optimizer, i: int) -> None:
+        schedulers[optimizer].step()
+
+    got = losses(nets[0], step, one, decay)
+    torch.testing.assert_close(got, losses(nets[1], other.step, other, decay), rtol=1e-4, atol=1e-6)
+    assert 1 <= len(graphs.made()) <= 2
+    assert set(graphs.served().values()) == {"disc"}
+
+
 @pytest.mark.parametrize("op", FOREACH, ids=str)
 def test_lists_are_what_they_are_of_each(op: torch._ops.OpOverload) -> None:
     """Against ATen's own."""

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an engine answered at a case, measured, and whether that is near enough.
+
+    check_errors(answers, answers_at)        # raises Refused(WRONG_VALUES) where it is not
+
+The original's own error at one case may be small by luck (few elements): where it is below the median over all
+cases, that median is what twice is allowed of, and an error beyond that is looked at with other contents before
+it counts. What is small is held to the median over the other outputs of its case, too: in training there are no
+other cases. What is drawn again tells of all outputs in doubt: engine, original and fp64 run once per draw.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import torch
+
+from blade.errors import Refused
+from blade.fallback import compare
+from blade.fallback.cases import Case
+from blade.fallback.redraw import MOST, is_luck, redrawn
+from blade.reason import Code
+from blade.report import shape_text
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One output of the engine at one case, measured."""
+
+    case: Case
+    output: int
+    dtype: torch.dtype
+    errors: compare.Errors
+    is_near: bool = False  # so near to the original that fp64 was not asked
+    is_small: bool = False  # of so few elements that all of them may be exact by luck
+    half: torch.dtype | None = None  # that it was computed in, in part
+
+
+@dataclass(frozen=True)
+class _Doubt:
+    """An answer that is ``ratio`` > 1 times the allowed error off; ``usual`` is the original's own error."""
+
+    answer: Answer
+    usual: float
+    ratio: float
+
+    def refusal(self) -> Refused:
+        return Refused(
+            Code.WRONG_VALUES, f"at {at(self.answer.case)} {_sentence(self.answer, self.usual)}"
+        )
+
+
+AnswersAt = Callable[[Case, Sequence[int]], Sequence[Answer] | None]
+"""These outputs at a case; ``None`` if the engine or the original does not answer there."""
+
+
+def check_errors(answers: Sequence[Answer], answers_at: AnswersAt) -> None:
+    """Each error against what is allowed there; raises ``Refused``."""
+    doubts: dict[str, list[_Doubt]] = {}
+    for one in answers:
+        if one.is_near:
+            continue
+        peers = [
+            a.errors.original_fp64
+            for a in answers
+            if a.output == one.output or (one.is_small and a.case is one.case)
+        ]
+        usual = median([p for p in peers if p is not None] or [0.0])
+        doubt = _Doubt(one, usual, _over(one, usual))
+        if doubt.ratio <= 1:
+            continue
+        if one.errors.original_fp64 is None or not doubt.ratio <= MOST:
+            raise doubt.refusal()
+        doubts.setdefault(one.case.name, []).append(doubt)
+    for several in doubts.values():
+        _look_again(several, answers_at)
+
+
+def _look_again(doubts: Sequence[_Doubt], answers_at: AnswersAt) -> None:
+    """At other draws of the one case of ``doubts``."""
+    outputs = [doubt.answer.output for doubt in doubts]
+    seen = [answers_at(case, outputs) for case in redrawn(doubts[0].answer.case)]
+    for k, doubt in enumerate(doubts):
+        again = [None if answers is None else _over(answers[k], doubt.usual) for answers in seen]
+        if not is_luck(doubt.ratio, again):
+            raise doubt.refusal()
+
+
+def _over(one: Answer, usual: float) -> float:
+    """The error over the allowed one; infinite where none is allowed and there is one."""
+    seen, limit, _ = _bound(one, usual)
+    return seen / limit if limit else (float("inf") if seen else 0.0)
+
+
+def _bound(one: Answer, usual: float) -> tuple[float, float, float | None]:
+    """The error, what is allowed, and the original's own if that is known (``usual``: at other cases)."""
+    own = one.errors.original_fp64
+    if own is None:
+        dtype = one.dtype if one.half is None or not one.dtype.is_floating_point else one.half
+        return one.errors.error, compare.allowed(dtype, None), None
+    assert one.errors.error_fp64 is not None
+    own = max(own, usual)
+    return one.errors.error_fp64, compare.allowed(one.dtype, own), own
+
+
+def _sentence(one: Answer, usual: float) -> str:
+    seen, limit, own = _bound(one, usual)
+    return (
+        f"output {one.output} is {seen:.1e} from {'the original' if own is None else 'an fp64 run'} (relative "
+        f"to its largest magnitude); {limit:.1e} is allowed, the original's own error being "
+        f"{'unknown' if own is None else f'{own:.1e}'}."
+    )
+
+
+def at(case: Case) -> str:
+    """``case`` in a sentence."""
+    return f"{case.name} ({shape_text(t.shape for t in case.inputs)})"
