@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a joint graph is cut into forward and backward: torch's min-cut, after two repairs.
+"""Where a joint graph is cut into forward and backward: torch's min-cut, after two repairs and a pass of our own.
 
 The gradient of a batch norm in training takes the running statistics and does not look at them. What AOTAutograd
 hands it are the new ones, which forward then would have to return beside writing them to the module.
@@ -12,8 +12,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch._functorch.config as functorch_config
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.fx import Graph, GraphModule, Node
+
+from blade.dynamo.share import share_equal
 
 aten = torch.ops.aten
 _ATTENTION = (
@@ -30,7 +33,12 @@ def partition(
     """What ``aot_autograd`` takes for its ``partition_fn``."""
     _forget_running_statistics(joint.graph)
     forget_states(joint.graph)
-    return min_cut_rematerialization_partition(joint, inputs, **kwargs)
+    if not functorch_config.cse:
+        return min_cut_rematerialization_partition(joint, inputs, **kwargs)
+    joint.graph.eliminate_dead_code()
+    share_equal(joint.graph)
+    with functorch_config.patch(cse=False):
+        return min_cut_rematerialization_partition(joint, inputs, **kwargs)
 
 
 def _forget_running_statistics(graph: Graph) -> None:
