@@ -86,8 +86,15 @@ def test_a_learning_rate_in_a_tensor_changes_without_a_new_graph() -> None:
     assert len(graphs.made()) == 1
 
 
-@pytest.mark.parametrize("first", ["scheduler", "compile"])
-@pytest.mark.parametrize("name", ["adamw", "adamw, lists", "sgd", "sgd, lists"])
+@pytest.mark.parametrize(
+    ("name", "first"),
+    [
+        ("adamw", "scheduler"),
+        ("adamw", "compile"),
+        ("adamw, lists", "compile"),
+        ("sgd, lists", "scheduler"),
+    ],
+)
 def test_a_scheduled_learning_rate_is_compiled_twice_at_most(name: str, first: str) -> None:
     """A plain number is a constant until it changes; then Dynamo makes it an input, for good."""
     nets = [model()]

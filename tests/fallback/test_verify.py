@@ -347,3 +347,28 @@ def test_what_is_far_off_is_not_drawn_again(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr("blade.fallback.redraw.random_contents", never)
     assert isinstance(run(FLOATS, run=wrong_values), Reason)
+
+
+def test_fp64_computes_what_is_asked_alone() -> None:
+    class Three(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            y = aten.exp.default(x)
+            return y, aten.log.default(x), aten.sin.default(y)
+
+    one = cluster(Three(), [torch.rand(3, 4, generator=RNG)])
+    truth, x = Fp64(one.gm), torch.rand(3, 4, generator=RNG)
+    every = truth((x,))
+    assert all(t.dtype == torch.float64 for t in every)
+    ran: list[Any] = []
+    part = truth.of([2, 0])
+    part.call_function = lambda target, args, kwargs: (  # type: ignore[method-assign]
+        ran.append(target),
+        target(*args, **kwargs),
+    )[1]
+    for other in (x, x + 1):  # what was widened for one input is not what another one is
+        got = part((other,))
+        torch.testing.assert_close(got[1], other.exp().double())
+    assert aten.log.default not in ran
+    torch.testing.assert_close(
+        truth.of([1])((x + 2,))[0], (x.double() + 2).log(), rtol=1e-6, atol=1e-6
+    )
