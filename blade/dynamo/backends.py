@@ -48,7 +48,12 @@ def aot_disc(
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Callable[..., Any]:
-    """Compile a graph of Dynamo's for training: forward and backward."""
+    """Compile a graph of Dynamo's for training: forward and backward.
+
+    ``torch.compile(optimizer.step, backend="aot_disc")`` is one more graph. Its learning rate may follow a scheduler:
+    AdamW is compiled once more when it first changes. SGD takes a plain number for a constant (torch does, whatever
+    the backend) and would be compiled for each: give it ``lr=torch.tensor(...)``, which schedulers fill in place.
+    """
     return _compile(gm, example_inputs, config_of(mode, options), binds=False)
 
 
