@@ -6,6 +6,7 @@ launch(product, Tile(32, 32, 128, split=4, warps=4, stages=4), when)
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 
 import sympy
@@ -75,7 +76,7 @@ class Product:
         assert view is not None, self.w
         return view.strides
 
-    @property
+    @cached_property
     def key(self) -> str:
         """Equal for products that run alike, as those of a model's layers do."""
         sizes = (self.rows, self.columns, self.depth, self.row, self.weight_strides)

@@ -103,7 +103,8 @@ def upsample_bilinear2d_scaled(
 
 def _spatial(lo: Lowering, target: torch._ops.OpOverload, x: Value, args: Sequence[Any]) -> Value:
     """``target`` of one batch of images and plain arguments, on channels-last memory."""
-    if len(x.shape) != 4 or x.dtype not in (torch.float32, torch.float64):
+    known = (torch.float32, torch.float64, *lo.forms.convolution)
+    if len(x.shape) != 4 or x.dtype not in known:
         raise lo.otherwise()
     order = to_channels_last(4)
     types = [str(a.type) for a in target._schema.arguments[1:]]

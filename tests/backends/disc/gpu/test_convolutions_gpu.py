@@ -156,6 +156,18 @@ def test_others_are_atens(conv: nn.Module, monkeypatch: pytest.MonkeyPatch) -> N
     assert "aten::convolution" in program.ran(x) and "linear" not in program.ran(x)
 
 
+def test_pools_of_halves_read_channels_last() -> None:
+    """No image is copied into another order between the two convolutions."""
+    torch.manual_seed(5)
+    first, last = nn.Conv2d(8, 16, 3, bias=False), nn.Conv2d(16, 16, 1, bias=False)
+    model = nn.Sequential(first, nn.MaxPool2d(3, 2, 1), last, nn.ReLU()).eval().to(F16)
+    x = torch.randn(2, 8, 9, 8, dtype=F16)
+    program = compiled(model, [x], [IMAGES])
+    conv = "aten::convolution"
+    assert program.ran(x) == ["loop", conv, "aten::max_pool2d", conv, "loop"]
+    is_as_exact(program, model, x)
+
+
 class Patches(nn.Module):
     """How vision transformers begin."""
 
