@@ -28,10 +28,13 @@ pytestmark = pytest.mark.needs("triton")
 S = symbol("s1")
 
 
-def attention_launches(depth: int, dtype: torch.dtype, biased: bool) -> list[LibraryLaunch]:
+def attention_launches(
+    depth: int, dtype: torch.dtype, biased: bool, rows: Dim = 1
+) -> list[LibraryLaunch]:
+    """``rows``: 1 where the bias is one row for all queries."""
     b = Builder()
     x, (q, k, v) = merged(b, 4, depth, dtype)
-    m = b.make("input", (), (x.shape[0], 1, 1, L), dtype, index=1)
+    m = b.make("input", (), (x.shape[0], 1, rows, L), dtype, index=1)
     bias = b.broadcast(m, (x.shape[0], 4, L, L)) if biased else None
     launches = attention(source(attend(b, q, k, v, bias, 0.125)), GpuTarget(), Facts())
     assert launches is not None
@@ -80,6 +83,12 @@ def test_attention_keeps_to_registers_and_tensor_cores(biased: bool, tmp_path: P
     text = ptx(launches[-1].choice.unit, tmp_path)
     assert "wgmma.mma_async" in text
     assert "cp.async.cg.shared.global" in text  # keys and values, 16 bytes at a time
+
+
+@pytest.mark.parametrize("depth", [64, 128])
+def test_a_bias_for_every_score_fits_into_registers(depth: int, tmp_path: Path) -> None:
+    for line in resources(attention_launches(depth, torch.float16, True, L), tmp_path):
+        assert "STACK:0" in line and "LOCAL:0" in line, line
 
 
 def test_products_keep_to_registers_and_tensor_cores(tmp_path: Path) -> None:
