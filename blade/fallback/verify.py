@@ -29,6 +29,7 @@ from blade.fallback.cases import Case, cases
 from blade.fallback.fp64 import Fp64
 from blade.fallback.generators import Generators
 from blade.fallback.judge import Answer, at, check_errors
+from blade.fallback.masked import defined_rows
 from blade.reason import Code, Reason, Stage
 from blade.report import Verdict
 
@@ -86,7 +87,7 @@ def _verify(
     is_checked = not any(name in op for op in cluster.ops for name in _UNCHECKED)
     limit = inf if seconds is None else seconds
     for case in cases(cluster.samples, cluster.probes, derived and is_checked, limit):
-        with in_bounds(*case.inputs) as seen:
+        with in_bounds(*case.inputs) as seen, defined_rows(*case.inputs):
             want = _call(case, original, cluster.updates)
         if want is None:
             if not seen.why:  # by which an engine's kernels on a GPU would stop the device
@@ -107,7 +108,7 @@ def _verify(
         known = known or _known(answers)
 
     def answers_at(case: Case, outputs: Sequence[int]) -> list[Answer] | None:
-        with in_bounds(*case.inputs):
+        with in_bounds(*case.inputs), defined_rows(*case.inputs):
             want = _call(case, original, cluster.updates) if is_checked else None
         got = None if want is None else _try(engine, case, cluster.updates, generators)
         if want is None or got is None:

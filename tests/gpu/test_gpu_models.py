@@ -42,6 +42,37 @@ def test_small_model(name: str, dtype: str, record_property: Callable[[str, obje
         assert run.engine_runs() >= run.served() * CALLS * number, "the original answered"
 
 
+class Causal(torch.nn.Module):
+    """Each row attends to those before it that are no padding."""
+
+    def forward(self, x: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+        heads = x.unflatten(-1, (2, 32)).transpose(1, 2)
+        length = x.shape[1]
+        places = torch.arange(length, device=x.device)
+        seen = (places[:, None] >= places) & kept.bool()[:, None, None, :]
+        attend = torch.nn.functional.scaled_dot_product_attention
+        return attend(heads, heads, heads, seen).transpose(1, 2).flatten(2) * 2
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_that_see_nothing_are_zero(dtype: str) -> None:
+    """Padded on the left; cuDNN, which serves halves in eager, attends to what is masked there."""
+    kind, rng = DTYPES[dtype], torch.Generator().manual_seed(3)
+
+    def inputs(batch: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+        kept = torch.ones(batch, length, dtype=torch.int64)
+        kept[0, : length // 3] = 0
+        return torch.randn(batch, length, 64, generator=rng).to(DEVICE, kind), kept.to(DEVICE)
+
+    run = Optimized(Causal().eval(), inputs(2, 9))
+    assert run.served(), run.reasons()
+    for shape in ((2, 9), (3, 20), (3, 20), (3, 20)):
+        given = inputs(*shape)
+        got, want = run(*given), Causal()(*doubled(given))
+        assert relative(got, want) <= 4 * torch.finfo(kind).eps
+        assert not got[0, : shape[1] // 3].any()
+
+
 def test_inputs_that_lie_anywhere() -> None:
     """Strided, transposed, and misaligned in memory: answers are those of whole tensors."""
     model = MODELS["mlp"]
