@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 from ask_eager import DEVICE, skip_what_eager_refuses
-from gpu_left import LEFT
+from gpu_left import LEFT, UNLIKE
 from op_compare import sizes_of
 from op_models import REFUSED, through
 from op_samples import Sample
@@ -29,4 +29,6 @@ def test_one_op_model_on_cuda(
     run = through(sample, "optimize", sizes[:4], DEVICE)
     codes = sorted({str(r.code) for r in run.reasons()})
     record_property("disc_on_cuda", "taken" if run.served() else ", ".join(codes))
-    assert bool(run.served()) != (sample.name in LEFT), run.reasons()
+    why = {**LEFT, **UNLIKE}.get(sample.name)
+    assert bool(run.served()) != bool(why), run.reasons()
+    assert not why or any(why in r.detail for r in run.reasons()), run.reasons()
