@@ -58,6 +58,30 @@ class Conv(nn.Module):
         return y
 
 
+class Residual(nn.Module):
+    """What our kernels compute with what follows it: 3x3, strided and 1x1, batch norms, a sum; and patches."""
+
+    def __init__(self, width: int = 64) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, width, 2, 2)
+        self.first = nn.Conv2d(width, 32, 1, bias=False)
+        self.second = nn.Conv2d(32, 32, 3, padding=1, bias=False)
+        self.third = nn.Conv2d(32, width, 1, bias=False)
+        self.down = nn.Conv2d(width, 96, 3, stride=2, padding=1)
+        self.norms = nn.ModuleList(nn.BatchNorm2d(c) for c in (32, 32, width, 96))
+        for norm in self.norms:
+            nn.init.normal_(norm.running_mean, 0.5)
+            nn.init.uniform_(norm.running_var, 0.5, 2.0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = functional.relu(self.patches(x))
+        y = functional.relu(self.norms[0](self.first(x)))
+        y = functional.relu(self.norms[1](self.second(y)))
+        x = functional.relu(self.norms[2](self.third(y)) + x)
+        x = functional.relu(self.norms[3](self.down(x)))
+        return x.mean((2, 3))
+
+
 class Transformer(nn.Module):
     """One layer with a padding mask: attention, residuals, norms, an MLP."""
 
@@ -155,6 +179,7 @@ def _states(shape: Shape, rng: torch.Generator) -> Tensors:
 MODELS: dict[str, SmallModel] = {
     "mlp": SmallModel(Mlp, _features),
     "conv": SmallModel(Conv, _images),
+    "residual": SmallModel(Residual, _images),
     "transformer": SmallModel(Transformer, _masked_words),
     "rotary": SmallModel(Rotary, _states),
     "tagger": SmallModel(Tagger, _words),
