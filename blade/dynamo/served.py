@@ -53,6 +53,10 @@ class Served(torch.nn.Module):
         self.reason: Reason | None = None
         self._engine: Any = engine
         self._tensors = cut.num_tensors
+        self._orders = [
+            (k, order, [order.index(axis) for axis in range(len(order))])
+            for k, order in cut.orders.items()
+        ]
         self._config = config
         self._derived = derived
         self._unproven: Cluster | None = cut.cluster
@@ -79,14 +83,20 @@ class Served(torch.nn.Module):
 
     def _given(self, args: Sequence[Any]) -> list[torch.Tensor]:
         count = self._tensors
-        if count == len(args):
-            return list(args)
-        return [*args[:count], *(carrier(n) if n >= 0 else torch.empty(()) for n in args[count:])]
+        given = list(args[:count])
+        for k, order, _ in self._orders:
+            given[k] = given[k].permute(order)
+        if count < len(args):
+            given += (carrier(n) if n >= 0 else torch.empty(()) for n in args[count:])
+        return given
 
     def _original(self, *tensors: torch.Tensor) -> Tensors:
         """On what the engine takes."""
         numbers = (t.numel() for t in tensors[self._tensors :])
-        answer: Tensors = self.fallback(*tensors[: self._tensors], *numbers)
+        given = list(tensors[: self._tensors])
+        for k, _, back in self._orders:
+            given[k] = given[k].permute(back)
+        answer: Tensors = self.fallback(*given, *numbers)
         return answer
 
     def _prove(self, args: Sequence[Any]) -> None:

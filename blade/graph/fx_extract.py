@@ -7,6 +7,9 @@
 The counterpart of ``extract`` for a graph that comes from torch.compile. A size that no tensor at the
 boundary has crosses as an int; an engine takes tensors only, so to it an int ``n`` is a tensor of ``n``
 elements that takes no memory (``carrier``).
+
+Engines read rows that lie one after the other. An input whose axes lie in another order, as the heads of attention
+do that forward saves for its gradient, crosses with its axes in memory's order (``orders``), and is not copied.
 """
 
 from __future__ import annotations
@@ -49,6 +52,20 @@ class FxExtracted:
     @property
     def num_tensors(self) -> int:
         return sum(not is_number(node) for node in self.inputs)
+
+    @cached_property
+    def orders(self) -> dict[int, tuple[int, ...]]:
+        """Of inputs that a cluster takes permuted: their axes, as they lie in memory."""
+        written = {into for into, _ in self.updates}
+        found = {}
+        for k, node in enumerate(self.inputs[: self.num_tensors]):
+            fake = node.meta["val"]
+            if node in written or any(isinstance(s, torch.SymInt) for s in fake.shape):
+                continue
+            order = order_of(_laid_out(fake))
+            if order is not None:
+                found[k] = order
+        return found
 
     @cached_property
     def cluster(self) -> Cluster:
@@ -264,7 +281,7 @@ class _Builder:
             name=cut.name,
             gm=gm,
             shape_env=self.writer.shape_env,
-            inputs=tuple(map(_info, cut.inputs)),
+            inputs=tuple(_info(n, cut.orders.get(k)) for k, n in enumerate(cut.inputs)),
             ops=tuple(str(cut.view.nodes[i].target) for i in cut.group),
             live=bool(cut.constants),
             updates=tuple(cut.inputs.index(into) for into, _ in cut.updates),
@@ -272,6 +289,14 @@ class _Builder:
 
     def _tensor(self, k: int, node: Node) -> Node:
         fake = node.meta["val"]
+        if (order := self.cut.orders.get(k)) is not None:
+            static = [DimDynamic.STATIC] * len(order)
+            like = _stand_in(fake).permute(order)
+            placed = self.writer.place(f"x{k}", like, static, f"%{node.name}")
+            back = [order.index(axis) for axis in range(len(order))]
+            return self.writer.emit(
+                torch.ops.aten.permute.default, (placed, back), {}, f"%{node.name}"
+            )
         sizes = [
             DimDynamic.DYNAMIC
             if isinstance(s, torch.SymInt) and _known(s) is None
@@ -339,11 +364,12 @@ class _Builder:
         return f"%{node.name}" if unit is None else self.cut.view.nodes[unit].source
 
 
-def _info(node: Node) -> ValueInfo:
+def _info(node: Node, order: tuple[int, ...] | None) -> ValueInfo:
     if is_number(node):
         return ValueInfo("tensor", torch.uint8, torch.device("cpu"), 1, (hint(node.meta["val"]),))
     fake = node.meta["val"]
-    return ValueInfo("tensor", fake.dtype, fake.device, fake.dim(), tuple(map(hint, fake.shape)))
+    shape = tuple(map(hint, fake.shape if order is None else fake.permute(order).shape))
+    return ValueInfo("tensor", fake.dtype, fake.device, fake.dim(), shape)
 
 
 def _stand_in(fake: torch.Tensor) -> torch.Tensor:
