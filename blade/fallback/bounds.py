@@ -10,7 +10,8 @@ assertion, after which no call of the process succeeds. So there
     seen.why                             # "", or what was out of bounds
 
 every op that reads its inputs' contents as places is asked first (``assertions.RULES``), eager or in TorchScript.
-On a CPU nothing is done. Kernels of other libraries check what they check. Ops called by C++ threads of their own
+On a CPU nothing is done. On a GPU an op takes some 20 us longer (10 ms for BERT-base), and waits for the device
+where it is asked. Kernels of other libraries check what they check. Ops called by C++ threads of their own
 or captured in CUDA graphs are not seen: engines are not to be run in here.
 """
 
@@ -25,6 +26,8 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from blade.fallback.assertions import RULES
+
+_NUMBERS = (bool, int, float, complex)
 
 
 class Bounds(TorchDispatchMode):
@@ -101,14 +104,19 @@ def _with_tensors(func: OpOverload, args: Sequence[Any]) -> Sequence[Any]:
 
     Not every op takes that where it wants a tensor.
     """
-    if not any(isinstance(a, (int, float, complex, list, tuple)) for a in args):
+    places = [k for k in _tensor_places(func) if k < len(args) and _has_number(args[k])]
+    if not places:
         return args
-    places = _tensor_places(func)
     return [pytree.tree_map(_tensor, a) if k in places else a for k, a in enumerate(args)]
 
 
+def _has_number(value: Any) -> bool:
+    several = value if isinstance(value, (list, tuple)) else (value,)
+    return any(isinstance(one, _NUMBERS) for one in several)
+
+
 def _tensor(value: Any) -> Any:
-    return torch.tensor(value) if isinstance(value, (int, float, complex)) else value
+    return torch.tensor(value) if isinstance(value, _NUMBERS) else value
 
 
 @cache
