@@ -91,8 +91,7 @@ class GpuGenerator:
         """The code that is needed whatever is chosen."""
         for unit in fused.units:
             if isinstance(unit, Value):
-                launches = self.served.attention(unit) if unit.op == "attention" else ()
-                yield from (launch.choice.unit for launch in launches)
+                yield from (launch.choice.unit for launch in self.served.certain(unit))
             elif self.served.follows(unit) is None:
                 yield from (
                     choice.unit for choice in self._choices(build_kernel(unit, fused).kernel)

@@ -3,7 +3,7 @@
 
     library = Library(fused, target, plans)
     library.group(group)     # the launches of a product and the group that follows it, or None
-    library.value(value)     # those of an attention or a product, [] if a group has it, None: ATen's
+    library.value(value)     # those of an attention, a pool or a product, [] if a group has it, None: ATen's
 
 A pointwise group that is alone to read a ``linear`` or ``conv``, at its own point, is computed in the product's kernel
 for the numbers of rows where that is fastest; for others ATen multiplies and the group runs by itself.
@@ -21,6 +21,7 @@ from blade.backends.disc.gpu.epilogue import group_epilogue, plain_epilogue
 from blade.backends.disc.gpu.gemm import Product, launch, product_of
 from blade.backends.disc.gpu.launch import ByAten, LibraryLaunch
 from blade.backends.disc.gpu.plan import Plan, between
+from blade.backends.disc.gpu.pool import max_pool
 from blade.backends.disc.gpu.target import GpuTarget
 from blade.backends.disc.gpu.unit import condition
 from blade.backends.disc.ir import Value
@@ -108,12 +109,20 @@ class Library:
             for one in launches
         ]
 
+    def certain(self, value: Value) -> list[LibraryLaunch]:
+        """What runs for ``value`` whatever is chosen."""
+        if value.op == "attention":
+            return self.attention(value)
+        if value.op == "spatial":
+            return max_pool(value, self.target, self.fused.facts) or []
+        return []
+
     def value(self, value: Value) -> list[Served] | None:
         """What runs for a library instruction; ``[]``: a group has it; ``None``: ATen's, always."""
         if value.id in self.followed:
             return []
-        if value.op == "attention":
-            return [*self.attention(value)]
+        if launches := self.certain(value):
+            return [*launches]
         product = self.alone.get(value.id)
         return None if product is None else self._planned(value, product)
 

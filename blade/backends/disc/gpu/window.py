@@ -58,17 +58,21 @@ class Window:
         return {"CHANNELS": self.channels, **named}
 
 
-START = """\
+CORNER = """\
     pixel = tl.minimum(rows, height - 1)
     line = pixel // tl.cast(PIXELS_X, tl.int32)
     corner_x = pixel % tl.cast(PIXELS_X, tl.int32) * STRIDE_X - PAD_X
     corner_y = line % tl.cast(PIXELS_Y, tl.int32) * STRIDE_Y - PAD_Y
     image = (line // tl.cast(PIXELS_Y, tl.int32)).to(tl.int64)
     corner = image * X_IMAGE + corner_y.to(tl.int64) * X_LINE + corner_x.to(tl.int64) * X_PIXEL
-    x_at = x + corner[:, None] + tl.arange(0, BLOCK_K)[None, :]
+"""
+"""Of every row: where its first tap lies in x, beyond the border perhaps."""
+
+START = f"""\
+{CORNER}    x_at = x + corner[:, None] + tl.arange(0, BLOCK_K)[None, :]
     first = part * steps * BLOCK_K
 """
-"""Of every row: where its first tap lies, beyond the border perhaps."""
+"""Where a program begins: ``first`` of its depth."""
 
 STEP = """\
         tap = first // CHANNELS
