@@ -14,7 +14,7 @@ from blade.backends.disc.kernel import Dim
 CLASSES: tuple[int | None, ...] = (32, 128, 256, 512, None)
 """The most rows of each class, inclusive; sizes of one class share a choice."""
 
-PIXEL_CLASSES: tuple[int | None, ...] = (64, 256, 1024, 4096, None)
+PIXEL_CLASSES: tuple[int | None, ...] = (64, 256, 1024, 4096, 16384, None)
 """The same of convolutions, whose rows are pixels."""
 
 

@@ -24,8 +24,11 @@ _BLOCKS: dict[int, Tile] = {
     512: Tile(64, 64, 64, warps=4, stages=4),
 }
 
+# The same of convolutions: in general, of one tap with few pixels, of several with very few and many channels.
 _PIXELS = Tile(64, 64, 64, warps=4, stages=4)
-_PIXELS_DEPTH = 256
+_FEW_PIXELS = Tile(32, 32, 64, warps=4, stages=4)
+_DEEP_PIXELS = Tile(64, 64, 128, warps=4, stages=3)
+_PIXEL_DEPTH = 512  # as _PROGRAM_DEPTH, where rows lie in memory
 
 _PLAIN = {128: Tile(64, 64, 64, warps=4, stages=5)}
 """Where nothing follows."""
@@ -65,13 +68,19 @@ def follows(product: Product) -> bool:
 
 
 def _of_pixels(product: Product, most: int, target: GpuTarget) -> Tile:
-    """A block of one tap's channels at a time. Few pixels, so many channels: the depth is shared early."""
-    channels = product.depth if product.window is None else product.window.channels
-    k = 64 if channels % 64 == 0 else 32
-    n = 64 if product.columns > 32 else 32
-    programs = -(-most // _PIXELS.m) * -(-product.columns // n)
-    split = _split(product.depth, k, target.multiprocessors // programs, _PIXELS_DEPTH)
-    return replace(_PIXELS, n=n, k=k, split=split)
+    """A block of one tap's channels at a time."""
+    window, block = product.window, _PIXELS
+    channels = product.depth if window is None else window.channels
+    if window is None and most <= 256 and product.columns <= product.depth:
+        block = _FEW_PIXELS
+    elif most <= 64 and product.depth > channels and channels % _DEEP_PIXELS.k == 0:
+        block = _DEEP_PIXELS
+    k = block.k if channels % block.k == 0 else 32
+    n = block.n if product.columns > 32 else 32
+    programs = -(-most // block.m) * -(-product.columns // n)
+    least = _PIXEL_DEPTH if window is None else _PROGRAM_DEPTH
+    split = _split(product.depth, k, target.multiprocessors // programs, least)
+    return replace(block, n=n, k=k, split=split)
 
 
 def _split(depth: int, k: int, most: int, least: int = _PROGRAM_DEPTH) -> int:

@@ -237,6 +237,23 @@ def test_blocks_lie_within_a_tap_and_share_the_depth_evenly(channels: int, kerne
     assert candidate(replace(one, rows=49), 256, GpuTarget()) is not None
 
 
+@pytest.mark.parametrize(
+    ("channels", "out", "kernel", "most", "tile"),
+    [
+        (64, 64, 3, 4096, Tile(64, 64, 64)),
+        (256, 256, 3, 256, Tile(64, 64, 64, split=3)),
+        (512, 512, 3, 64, Tile(64, 64, 128, split=6, stages=3)),
+        (1024, 256, 1, 256, Tile(32, 32, 64, split=2)),
+        (2048, 512, 1, 64, Tile(32, 32, 64, split=4)),
+        (512, 2048, 1, 64, Tile(64, 64, 64)),
+    ],
+)
+def test_what_was_fastest_on_an_h200(
+    channels: int, out: int, kernel: int, most: int, tile: Tile
+) -> None:
+    assert candidate(product(N, H, channels, out, kernel), most, GpuTarget()) == tile
+
+
 def test_sizes_to_measure_at() -> None:
     for most in PIXEL_CLASSES[:-1]:
         assert most is not None
