@@ -1482,6 +1482,11 @@ row(
     f32("6"),
 )
 row(
+    "native_layer_norm half",
+    lambda x, w, b: aten.native_layer_norm(x, [6], w, b, 1e-5),
+    *[spec(s, torch.bfloat16) for s in ("a b 6", "6", "6")],
+)
+row(
     "rms_norm",
     lambda x, w, h: (
         F.rms_norm(x, (6,), w),

@@ -111,14 +111,18 @@ def safe_softmax(lo: Lowering, x: Value, dim: int, dtype: Any = None) -> Value:
 def native_layer_norm(
     lo: Lowering, x: Value, normalized_shape: Sequence[Any], weight: Any, bias: Any, eps: float
 ) -> list[Value]:
-    if any(r.dtype != x.dtype for r in lo.results):
+    """Mean and deviation of halves may be float32: then everything is, until the result is rounded."""
+    computed = lo.results[-1].dtype
+    same = all(r.dtype == computed for r in lo.results[1:]) and lo.dtype == x.dtype
+    if not same or computed not in (x.dtype, wide(x.dtype)):
         raise lo.otherwise()
+    x = lo.b.cast(x, computed)
     axes = tuple(range(len(x.shape) - len(normalized_shape), len(x.shape)))
     total = lo.b.reduce("sum", x, axes)
     count = lo.number(count_of(x, axes), total)
     _, spread = moments(lo, x, axes)
     variance = lo.b.pointwise("div", spread, count)
-    y = layer_norm(lo, x, normalized_shape, weight, bias, eps)
+    y = lo.b.cast(layer_norm(lo, x, normalized_shape, weight, bias, eps), lo.dtype)
     return [y, lo.b.pointwise("div", total, count), inverse_deviation(lo, variance, eps)]
 
 
