@@ -50,9 +50,10 @@ lint: .venv/.installed
 	$(BIN)/ruff check .
 	$(BIN)/mypy --strict blade
 
-# Everything the tests may need is installed above, so a missing piece is a failure and not a skip.
+# Everything the tests may need is installed above, so a missing piece is a failure and not a skip. Test processes
+# share the cores: a thread that waits for work is to leave its core to another process.
 test: lint
-	BLADE_REQUIRE=runtime,minilm,torch_mlir,g++,tvm,onnx,onnxruntime,openvino,tensorrt_rtx,triton,triton_interpreter $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+	OMP_WAIT_POLICY=passive BLADE_REQUIRE=runtime,minilm,torch_mlir,g++,tvm,onnx,onnxruntime,openvino,tensorrt_rtx,triton,triton_interpreter $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 bench: .venv/.bench
 	$(BIN)/python benchmarks/bench_models.py $(BENCH_ARGS)

@@ -25,6 +25,7 @@ from torch.fx.experimental.symbolic_shapes import (
     ShapeEnv,
     StatelessSymbolicContext,
 )
+from torch.utils._pytree import tree_map_only
 
 from blade.graph.scalars import is_symbolic
 from blade.graph.shapes import result_of
@@ -66,9 +67,7 @@ class Writer:
             )
         else:  # as good, in a tenth of the time: an optimizer's graph has hundreds of them
             with self.mode:
-                node.meta["val"] = torch.empty_strided(
-                    like.shape, like.stride(), dtype=like.dtype, device=like.device
-                )
+                node.meta["val"] = _blank(like)
         node.meta["source"] = source
         return node
 
@@ -96,6 +95,21 @@ class Writer:
             made = result_of(target, fake_args, fake_kwargs)
         node = self.graph.call_function(target, tuple(args), dict(kwargs))
         node.meta["val"] = made
+        node.meta["source"] = source
+        return node
+
+    def copy(
+        self,
+        target: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        like: Any,
+        source: str,
+    ) -> torch.fx.Node:
+        """A call whose results are known to be like ``like``: a tensor of static sizes, or several or none of them."""
+        node = self.graph.call_function(target, tuple(args), dict(kwargs))
+        with self.mode:
+            node.meta["val"] = tree_map_only(torch.Tensor, _blank, like)
         node.meta["source"] = source
         return node
 
@@ -127,6 +141,10 @@ class Writer:
 def value_of(node: Any) -> Any:
     """What a node stands for; anything else is itself."""
     return node.meta["val"] if isinstance(node, torch.fx.Node) else node
+
+
+def _blank(like: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
 
 
 def _same_number(a: Any, b: Any) -> bool:
