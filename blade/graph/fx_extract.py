@@ -258,7 +258,9 @@ class _Builder:
         self.slots: dict[int, Node] = {}
         tensors = [n for n in cut.inputs if not is_number(n)]
         self.sizes = _sizes(tensors)
-        self.is_static = len(tensors) == len(cut.inputs) and all(map(is_as_it_was, tensors))
+        self.same = set(
+            filter(is_as_it_was, tensors)
+        )  # what has the sizes and strides it had outside
         for k, node in enumerate(cut.inputs):
             self.env[node] = self._number(k, node) if is_number(node) else self._tensor(k, node)
         self._tie(tensors)
@@ -329,11 +331,19 @@ class _Builder:
         kwargs = torch.fx.map_arg(node.kwargs, self._read)
         assert callable(node.target), node
         source = self._source(node)
-        if self.is_static and is_fresh(node):  # in a tenth of the time of asking torch again
+        if self._depends_on_same(node):
+            self.same.add(node)
+        if node in self.same and is_fresh(node):  # in a tenth of the time of asking torch again
             like = node.meta["val"]
             self.env[node] = self.writer.copy(node.target, args, kwargs, like, source)
         else:
             self.env[node] = self.writer.emit(node.target, args, kwargs, source)
+
+    def _depends_on_same(self, node: Node) -> bool:
+        own = (
+            n for n in node.all_input_nodes if n.op != "get_attr" and n not in self.cut.constants
+        )
+        return all(n in self.same for n in own)
 
     def _read(self, node: Node) -> Any:
         if node in self.env:
