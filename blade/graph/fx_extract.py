@@ -258,9 +258,8 @@ class _Builder:
         self.slots: dict[int, Node] = {}
         tensors = [n for n in cut.inputs if not is_number(n)]
         self.sizes = _sizes(tensors)
-        self.same = set(
-            filter(is_as_it_was, tensors)
-        )  # what has the sizes and strides it had outside
+        # what has the sizes and strides that it had outside
+        self.same = set(filter(is_as_it_was, tensors))
         for k, node in enumerate(cut.inputs):
             self.env[node] = self._number(k, node) if is_number(node) else self._tensor(k, node)
         self._tie(tensors)
