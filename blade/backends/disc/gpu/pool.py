@@ -6,7 +6,7 @@ launches = max_pool(value, target, facts)       # None: ATen's
 A program takes some pixels and channels of the result; what windows share comes from the cache.
 """
 
-from math import prod
+from math import gcd, prod
 
 import torch
 
@@ -34,12 +34,12 @@ import triton.language as tl
 %(imports)s
 
 @triton.jit
-def kernel(%(names)s, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr):
+def kernel(%(names)s, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr, EVEN: tl.constexpr):
 %(begin)s    height = tl.cast(M, tl.int32)
     across = tl.cdiv(tl.cast(C, tl.int32), BLOCK_C)
     rows = tl.program_id(0) // across * BLOCK_P + tl.arange(0, BLOCK_P)
     channels = tl.program_id(0) %% across * BLOCK_C + tl.arange(0, BLOCK_C)
-%(corner)s    x_at = x + corner[:, None] + channels[None, :]
+%(corner)s    x_at = x + (corner // EVEN * EVEN)[:, None] + channels[None, :]
     known = (rows < height)[:, None] & (channels < C)[None, :]
     best = tl.full((BLOCK_P, BLOCK_C), float("-inf"), tl.float32)
     for tap in tl.static_range(TAPS_Y * TAPS_X):
@@ -48,7 +48,8 @@ def kernel(%(names)s, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr):
         inside_y = (corner_y + down_y >= 0) & (corner_y + down_y < SIZE_Y)
         inside_x = (corner_x + down_x >= 0) & (corner_x + down_x < SIZE_X)
         seen = known & (inside_y & inside_x)[:, None]
-        value = tl.load(x_at + (down_y * X_LINE + down_x * X_PIXEL), mask=seen, other=float("-inf"))
+        further = (down_y * X_LINE + down_x * X_PIXEL) // EVEN * EVEN
+        value = tl.load(x_at + further, mask=seen, other=float("-inf"))
         best = tl.maximum(best, value.to(tl.float32), propagate_nan=tl.PropagateNan.ALL)
     y_at = y + rows.to(tl.int64)[:, None] * C + channels[None, :]
     tl.store(y_at, best.to(y.dtype.element_ty), mask=known)
@@ -65,7 +66,9 @@ def max_pool(value: Value, target: GpuTarget, facts: Facts) -> list[LibraryLaunc
     numbers = split({"M": rows, "C": channels, **window.numbers}, facts)
     block_c = min(CHANNELS, power(channels)) if isinstance(channels, int) else CHANNELS
     block_p = POINTS // block_c
-    constants = {**window.constants, "BLOCK_P": block_p, "BLOCK_C": block_c}
+    # what pixels begin at multiples of, said so that loads are as wide as that
+    even = gcd(channels, 16) if isinstance(channels, int) else 1
+    constants = {**window.constants, "BLOCK_P": block_p, "BLOCK_C": block_c, "EVEN": even}
     early = target.starts_early
     names = ["x", "y", *numbers.names, *(f"{n}: tl.constexpr" for n in window.constants)]
     text = _TEXT % {

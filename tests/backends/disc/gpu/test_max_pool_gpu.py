@@ -34,6 +34,14 @@ def test_every_window(pool: nn.Module, dtype: torch.dtype) -> None:
         assert "max_pool" in program.ran(x) and "aten::max_pool2d" not in program.ran(x)
 
 
+@pytest.mark.parametrize("channels", [1, 6, 24, 64])
+def test_pixels_that_begin_anywhere(channels: int) -> None:
+    x = torch.randn(2, channels, 6, 7)
+    pool = nn.MaxPool2d(3, 2, 1)
+    [got] = compiled(pool, [x], [IMAGES])(x)
+    assert torch.equal(got, pool(x))
+
+
 def test_a_window_too_large_to_write_out_is_atens() -> None:
     x = torch.randn(1, 8, 9, 9)
     assert "aten::max_pool2d" in compiled(nn.MaxPool2d(7, 1), [x], [IMAGES]).ran(x)
