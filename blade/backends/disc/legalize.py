@@ -139,6 +139,9 @@ def _copy_before_layouts(b: Builder, v: Value, args: list[Value], constants: ran
     return None
 
 
+_KEPT = ("const", "packed")  # as long as the engine: no caller may write there
+
+
 def outputs(graph: Graph) -> Graph:
     """Returned values own their memory, with the strides torch would give them.
 
@@ -148,6 +151,7 @@ def outputs(graph: Graph) -> Graph:
     b, graph = _rebuilt(graph, lambda b, v, args: None)
     returned: list[Value] = []
     owner = {v.id: k for k, v in enumerate(graph.inputs)}
+    moved: dict[int | None, tuple[object, Value]] = {}  # by storage: where it was, and the copy
     storages = graph.storages or [None] * len(graph.outputs)
     pairs = zip(graph.outputs, graph.output_strides, storages, strict=True)
     for i, (v, strides, storage) in enumerate(pairs):
@@ -159,12 +163,22 @@ def outputs(graph: Graph) -> Graph:
                 v = _own(b, v, i, strides)
             returned.append(v)
             continue
-        fresh = view is None or view.base.op == "const" or _is_wider(v, view.strides, strides)
+        places = None if view is None else _places(v)
+        if storage in moved and places == moved[storage][0]:
+            returned.append(b.reshape(moved[storage][1], v.shape))
+            continue
+        fresh = view is None or view.base.op in _KEPT or _is_wider(v, view.strides, strides)
         if view is None or fresh or not _may_be(view.base, storage, owner):
-            v = _own(b, v, i, strides)
-        elif not same(v.shape, view.strides, strides) and _is_alone(graph, i, storage):
-            v = _restrided(b, v, strides)
-        returned.append(v)
+            own = _own(b, v, i, strides)
+        elif same(v.shape, view.strides, strides):
+            own = v
+        elif _is_alone(graph, i, storage):
+            own = _restrided(b, v, strides)
+        else:  # others share it: only if it is theirs to move
+            own = _own(b, v, i, strides) if storage == i + len(graph.inputs) else v
+        if own is not v and places is not None and storage == i + len(graph.inputs):
+            moved[storage] = places, own
+        returned.append(own)
     return _finished(replace(graph, values=b.values, outputs=tuple(returned)))
 
 
@@ -176,6 +190,14 @@ def _own(b: Builder, v: Value, output: int, strides: Shape) -> Value:
     v = b.permute(v, order)
     stored = b.make("cast", [v], v.shape, v.dtype, output=output)
     return b.permute(stored, [order.index(k) for k in range(len(order))])
+
+
+def _places(v: Value) -> object:
+    """Where the elements of ``v`` lie, equal for shapes that differ by axes of size 1 alone."""
+    view = view_of(v)
+    assert view is not None, v
+    axes = zip(v.shape, view.strides, strict=True)
+    return view.base.id, view.offset, tuple((d, s) for d, s in axes if d != 1)
 
 
 def _may_be(base: Value, storage: int | None, owner: dict[int, int]) -> bool:
