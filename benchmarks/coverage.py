@@ -44,6 +44,7 @@ from zoo.model import Model
 FUSED = ("loop", "row", "stitch", "copy")  # what the kernels of fusion groups are called
 CHANNELS_LAST = ("resnet50", "mobilenet_v2", "mobilenet_v3", "efficientnet", "convnext", "unet")
 SHOWN, LONGEST = 5, 400  # reasons per model, characters of each
+EARLY = ("capture", "support")  # stages whose reasons come after those of engines
 QUIET = ("tracer_warning", "script_failed")  # codes that come last among them
 
 
@@ -191,7 +192,7 @@ def _describe(row: Row, optimized: Any) -> None:
     row.instructions = dict(instructions(programs))
     row.calls = dict(calls(programs).most_common())
     # what the capture stage tried and gave up is of interest where nothing else is
-    told = sorted(report.all_reasons(), key=lambda r: (r.code in QUIET, r.stage.value == "capture"))
+    told = sorted(report.all_reasons(), key=lambda r: (r.code in QUIET, r.stage.value in EARLY))
     texts = [f"{r.stage.value}/{r.code.value} {r.subject}: {r.detail}"[:LONGEST] for r in told]
     row.reasons = list(dict.fromkeys(texts))[:SHOWN]
 
@@ -244,7 +245,8 @@ def _compare(row: Row, model: Model, optimized: Any, args: argparse.Namespace) -
     counts: Counter[str] = Counter()
     for one in blade.stats(optimized).values():
         counts.update(one)
-    row.fallbacks = {k: n for k, n in counts.items() if n and k not in ("calls", "engine_runs")}
+    usual = ("calls", "engine_runs", "graph_captures", "graph_replays", "graph_declined")
+    row.fallbacks = {k: n for k, n in counts.items() if n and k not in usual}
     row.shapes = args.shapes
 
 
