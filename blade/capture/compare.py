@@ -18,7 +18,6 @@ from blade.capture.original import Answer, Original, State, answer_of, seeded
 from blade.capture.probes import Axis
 from blade.fallback.attempt import attempt
 from blade.fallback.bounds import in_bounds
-from blade.fallback.masked import defined_rows
 from blade.reason import Code, Reason, Stage
 
 Beyond = Callable[[int, torch.Tensor, torch.Tensor], str | None]
@@ -52,7 +51,7 @@ def reference(
         return seeded(lambda: original.run(sample, times=2))
 
     def careful() -> list[Answer]:
-        with in_bounds(sample, original.device), defined_rows(sample):
+        with in_bounds(sample, original.device):
             return answers()
 
     result = attempt(Stage.CAPTURE, None, what, careful, code=Code.TRACE_FAILED)
@@ -87,7 +86,7 @@ def _why_different(
 ) -> str | None:
     def answers() -> list[Answer]:
         # Without the profiling executor, which would specialize anew at every size.
-        with torch.no_grad(), optimized_execution(False), defined_rows(one.sample):
+        with torch.no_grad(), optimized_execution(False):
             return [answer_of(lambda sample: module(*sample), one.sample) for _ in one.answers]
 
     result = attempt(

@@ -18,6 +18,7 @@ from blade.capture.attributes import attributes_of, may_write
 from blade.capture.inputs import Call, Sample
 from blade.capture.model import device_of, private_copy
 from blade.capture.outputs import tensors_of
+from blade.fallback.masked import defined_rows
 
 # What a model may raise at inputs it does not like (torch.jit.Error is a RuntimeError).
 MODEL_ERRORS = (
@@ -129,7 +130,7 @@ class Original:
         arguments = copy_of(sample)
         args, kwargs = self._call.bind(arguments)
         try:
-            with torch.no_grad():
+            with torch.no_grad(), defined_rows(sample):
                 output = self._model(*args, **kwargs)
             flat = tensors_of(output) if self._flatten else output
             return output, (copy_of(flat), arguments)
@@ -146,7 +147,8 @@ def answer_of(function: Callable[[Sample], Any], sample: Sample) -> Answer:
     """The output of ``function`` on a copy of ``sample``, and what it left in that copy."""
     arguments = copy_of(sample)
     # A copy: the output may be a buffer, or an argument, that the next call writes to.
-    return copy_of(function(arguments)), arguments
+    with defined_rows(sample):
+        return copy_of(function(arguments)), arguments
 
 
 def copy_of(value: Any) -> Any:

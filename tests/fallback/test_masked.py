@@ -51,5 +51,7 @@ def test_references_are_made_without_it(monkeypatch: pytest.MonkeyPatch) -> None
     torch.backends.cuda.enable_cudnn_sdp(True)
     SEEN.clear()
     blade.optimize(Looks().eval(), torch.ones(2, 3), blade.Config(timing=False))
-    assert False in SEEN
+    # of the tracer's own calls nothing is compared
+    assert SEEN.count(False) > SEEN.count(True)
+    assert not SEEN[0], "the first reference, of the user's sample"
     assert torch.backends.cuda.cudnn_sdp_enabled()
