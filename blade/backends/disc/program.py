@@ -122,10 +122,14 @@ class Writer:
         return [str(self.registers.of(d)) for d in dims]
 
     def view(self, view: View, shape: Shape) -> int:
-        """A slot for ``view`` with ``shape``; the buffer's own slot where that is the same."""
+        """A slot for ``view`` with ``shape``; the buffer's own slot where that is the same.
+
+        What is packed has no shape in memory but its number of elements.
+        """
         base = self.slot(view.base)
         own = view.base.strides or contiguous_strides(view.base.shape)
-        whole = view.offset == 0 and len(shape) == len(view.base.shape)
+        shaped = view.base.op != "packed" or len(shape) == 1
+        whole = shaped and view.offset == 0 and len(shape) == len(view.base.shape)
         if whole and shape == view.base.shape and same(shape, own, view.strides):
             return base
         words = [
@@ -224,6 +228,9 @@ class Writer:
         if isinstance(operand, Packed):
             return self.pack(operand)
         if isinstance(operand, Value):
+            view = view_of(operand)
+            if view is not None and view.base.op == "packed" and view.offset == 0:
+                return self.slot(view.base)  # code is given addresses alone
             return self.seen(operand)
         if operand not in self.slot_of:
             counts = isinstance(operand, Counters)

@@ -51,3 +51,24 @@ def test_grouped_heads(function: object, copies: int) -> None:
         found = engine.try_execute(inputs)
         assert found is not None, engine.last_error()
         torch.testing.assert_close(found[0], function(*inputs), rtol=2e-5, atol=2e-6)  # type: ignore[operator]
+
+
+def test_heads_repeated_for_another_batch_stay_repeated() -> None:
+    """Keys and values of one batch entry for all queries, as torch broadcasts them."""
+
+    def function(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(q, repeated(k, 3), repeated(v, 3))
+
+    def one_for_all(*size: int) -> list[torch.Tensor]:
+        q, k, v, _ = given(*size)
+        return [q, k[:1], v[:1]]
+
+    dynamic = [[True, False, True, False]] + [[False, False, True, False]] * 2
+    gm, shape_env = trace(function, one_for_all(2, 3, 5), dynamic)
+    made = compile_ir(lower(gm, shape_env), host())
+    engine = make_engine("test", "disc", made.program, made.object, list(made.constants), {})
+    for size in [(2, 3, 5), (1, 1, 1), (3, 17, 33)]:
+        inputs = one_for_all(*size)
+        found = engine.try_execute(inputs)
+        assert found is not None, engine.last_error()
+        torch.testing.assert_close(found[0], function(*inputs), rtol=2e-5, atol=2e-6)

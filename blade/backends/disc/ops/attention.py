@@ -52,11 +52,11 @@ def attention(
     shape = (*lead, q.shape[-2], k.shape[-2])
     wide = None if bias is None else lo.b.broadcast(bias, shape)
     q = lo.b.broadcast(q, (*lead, *q.shape[-2:]))
-    repeated = unrepeated(k), unrepeated(v)
-    if repeated[0] is not None and repeated[1] is not None and len(lead) < 4:
-        k, v = repeated[0], repeated[1]
-        if k.shape[:-2] == v.shape[:-2] and k.shape[:-3] == lead[:-1]:
-            return grouped(lo.b, q, k, v, wide, factor, is_causal)
+    few = [unrepeated(x) for x in (k, v)]
+    if len(lead) < 4 and all(x is not None and x.shape[:-3] == lead[:-1] for x in few):
+        one, other = (x for x in few if x is not None)
+        if one.shape[-3] == other.shape[-3]:
+            return grouped(lo.b, q, one, other, wide, factor, is_causal)
     if enable_gqa and k.shape[-3] != q.shape[-3]:
         if not (isinstance(k.shape[-3], int) and isinstance(q.shape[-3], int)) or len(lead) == 4:
             return _called(lo, q, k, v, bias, is_causal, scale, enable_gqa)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Constants that are computed once and returned: in their own shape, and never the engine's memory."""
+"""Constants that are computed once and then returned, or given to an op of ATen: in their own shape."""
 
 from typing import Any
 
@@ -29,3 +29,19 @@ def test_a_constant_that_is_returned_has_its_shape() -> None:
     slots = [line for line in program.text.splitlines() if line.startswith("slot ")]
     outputs = next(line for line in program.text.splitlines() if line.startswith("outputs "))
     assert not any(slots[int(k)].split()[2] == "const" for k in outputs.split()[2:])
+
+
+def test_a_constant_that_a_call_reads_has_its_shape() -> None:
+    """Rotary positions: (1, width, 1) @ (1, 1, length)."""
+
+    def function(at: torch.Tensor) -> Any:
+        return FREQUENCIES[None, :, None].float() @ at[:, None, :].float()
+
+    at = torch.arange(7)[None]
+    gm, shape_env = trace(function, [at], [(False, True)])
+    program = compile_to_program(lower(gm, shape_env))
+    assert any(name.startswith("aten::") for name in program.ran(at))
+    for given in (at, torch.arange(3, 8)[None]):
+        [got], want = program(given), function(given)
+        assert got.shape == want.shape
+        torch.testing.assert_close(got, want)
