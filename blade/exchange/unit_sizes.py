@@ -10,7 +10,7 @@ differ; the program's are as good. (Where the answer decided about a broadcast o
 """
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations, islice
 from typing import Any
 
@@ -22,6 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._pytree import tree_map_only
+from torch.utils._sympy.functions import FloorDiv
 
 from blade.graph.shapes import result_of
 
@@ -36,6 +37,13 @@ _TRIED = 4
 """Sizes one dimension is given, and how many sets of sizes a relation is tested at."""
 
 _LOG: logging.Logger = fake_tensor.log
+
+
+def _is_one(relation: sympy.Basic) -> bool:
+    """Of something computed from sizes: a size that is 1 itself is one number for the whole graph."""
+    if not isinstance(relation, sympy.Eq) or relation.rhs != 1:
+        return False
+    return not relation.lhs.is_symbol and bool(relation.free_symbols)
 
 
 def _nothing(record: logging.LogRecord) -> bool:
@@ -54,9 +62,12 @@ class UnitSizes:
 
     def only_chose_strides(self, relation: sympy.Basic) -> bool:
         """Whether sizes of 1 that violate ``relation`` are served all the same."""
-        if not isinstance(relation, _RELATIONS) or relation.is_number:
+        if relation.is_number or not (isinstance(relation, _RELATIONS) or _is_one(relation)):
             return False
-        tried = list(islice(self._violations(relation), _TRIED))
+        tried = list(islice(self._violations(relation, [1]), _TRIED))
+        if not tried:  # a quotient, s0 // 64, is 1 at larger sizes
+            by = {int(q.args[1]) for q in relation.atoms(FloorDiv) if q.args[1].is_Integer}
+            tried = list(islice(self._violations(relation, sorted(by)), _TRIED))
         verdicts = [(self._agrees(one), self._is_empty(one)) for one in tried]
         # Shape functions may fail on empty tensors that the op itself takes; that says nothing.
         known = all(agrees or (agrees is None and empty) for agrees, empty in verdicts)
@@ -65,19 +76,21 @@ class UnitSizes:
     def _is_empty(self, sizes: Assignment) -> bool:
         return any(size == 0 != self.hints[symbol] for symbol, size in sizes.items())
 
-    def _violations(self, relation: sympy.Basic) -> Iterator[Assignment]:
+    def _violations(self, relation: sympy.Basic, steps: Sequence[int]) -> Iterator[Assignment]:
         symbols = sorted(relation.free_symbols, key=str)
         if not all(s in self.hints for s in symbols):
             return
-        for one in self._candidates(symbols):
-            if _at(relation, one) == sympy.false and self._is_possible(one):
+        for one in self._candidates(symbols, steps):
+            if _at(relation, one) == sympy.false and self._is_possible(one, relation):
                 yield one
 
-    def _candidates(self, symbols: list[sympy.Basic]) -> Iterator[Assignment]:
-        """One small size (and those equal to it in the sample); then several sizes of 1."""
+    def _candidates(self, symbols: list[sympy.Basic], steps: Sequence[int]) -> Iterator[Assignment]:
+        """The sample itself, of which torch may have been told to assume otherwise; one small multiple of
+        a step (and those equal to it in the sample); then several sizes of 1."""
+        yield self.hints
         for symbol in symbols:
             equal = [k for k, v in self.hints.items() if v == self.hints[symbol]]
-            for size in map(sympy.Integer, _SMALL):
+            for size in (sympy.Integer(n * step) for step in steps for n in _SMALL):
                 yield {**self.hints, symbol: size}
                 if len(equal) > 1:
                     yield {**self.hints, **dict.fromkeys(equal, size)}
@@ -85,10 +98,11 @@ class UnitSizes:
             for chosen in combinations(symbols, count):
                 yield {**self.hints, **dict.fromkeys(chosen, sympy.Integer(1))}
 
-    def _is_possible(self, sizes: Assignment) -> bool:
-        """Whether what else is known of the sizes (equal ones, multiples) holds."""
+    def _is_possible(self, sizes: Assignment, relation: sympy.Basic) -> bool:
+        """Whether what is known of the sizes (equal ones, multiples) besides ``relation`` holds."""
         known = (self.shape_env.replace(g.expr) for g in self.shape_env.guards)
-        found = [_at(k, sizes) for k in known if isinstance(k, (sympy.Eq, sympy.Or))]
+        others = (k for k in known if k != relation)
+        found = [_at(k, sizes) for k in others if isinstance(k, (sympy.Eq, sympy.Or))]
         return None not in found and sympy.false not in found
 
     def _agrees(self, sizes: Assignment) -> bool | None:

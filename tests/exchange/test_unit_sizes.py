@@ -59,6 +59,35 @@ def test_sizes_are_compared_where_the_answer_would_be_the_other(
     assert not chosen.only_chose_strides(sympy.Ne(size, 1000))  # never put to the test
 
 
+@pytest.mark.parametrize("batch", [1, 2])
+def test_a_quotient_that_may_be_one(batch: int) -> None:
+    """Windows of an image, 16 for each: a cluster knows their number alone."""
+
+    def windows(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        images = x.shape[0] // 16
+        hidden = mask[None, :, None].expand(images, 16, 1, 9, 9).reshape(-1, 1, 9, 9)
+        return torch.softmax(x + hidden, -1)
+
+    samples = [torch.randn(16 * batch, 3, 9, 9), torch.randn(16, 9, 9)]
+    dynamic = [[True, False, False, False], [False] * 3]
+    gm, shape_env = trace(windows, samples, dynamic)
+    relations = [fact.relation for fact in lower(gm, shape_env).facts]
+    [size] = {s for r in relations for s in r.free_symbols}
+    for images in (1, 2, 5):  # at every one of these sizes
+        assert all(r.subs(size, 16 * images) == sympy.true for r in relations), relations
+    assert any(r.subs(size, 8) == sympy.false for r in relations), "no whole images"
+    chosen = UnitSizes(gm, shape_env)
+    assert chosen.only_chose_strides(sympy.Ne(FloorDiv(size, 16), 1))
+
+
+def test_a_quotient_that_squeeze_would_drop_is_guarded() -> None:
+    gm, shape_env = trace(
+        lambda x: x.view(x.shape[0] // 16, 16).squeeze(0) * 2, [torch.randn(32)], [[True]]
+    )
+    [size] = {s for g in shape_env.guards for s in shape_env.replace(g.expr).free_symbols}
+    assert not UnitSizes(gm, shape_env).only_chose_strides(sympy.Ne(FloorDiv(size, 16), 1))
+
+
 def test_what_torch_does_not_do_is_guarded() -> None:
     found = facts(lambda x: torch.nn.functional.pad(x, (1, 2), mode="reflect"), (3, 5))
     assert len(found) == 1 and "> 2" in found[0]
