@@ -10,15 +10,18 @@ from blade.graph.memory_order import in_order, order_of
 
 def stand_in(fake: torch.Tensor) -> torch.Tensor:
     """A real tensor like ``fake`` at the sizes it was made for; its axes lie in the same order."""
+    return _made(fake, fake.device)
+
+
+def _made(fake: torch.Tensor, device: torch.device) -> torch.Tensor:
     dense = laid_out(fake)
-    made = torch.empty(dense.shape, dtype=fake.dtype, device=fake.device)
-    return in_order(made, order_of(dense))
+    return in_order(torch.empty(dense.shape, dtype=fake.dtype, device=device), order_of(dense))
 
 
 def is_as_it_was(node: Node) -> bool:
     """Whether what stands for ``node`` has its very sizes and strides, all of them numbers."""
     fake = node.meta["val"]
-    return _is_known(fake) and stand_in(fake).stride() == fake.stride()
+    return _is_known(fake) and _made(fake, torch.device("meta")).stride() == fake.stride()
 
 
 def is_fresh(node: Node) -> bool:

@@ -38,7 +38,7 @@ def _stand_ins_are_fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
                 fake.shape, fake.stride(), dtype=fake.dtype, device=fake.device
             )
 
-    monkeypatch.setattr(fx_extract, "_stand_in", stand_in)
+    monkeypatch.setattr(fx_extract, "stand_in", stand_in)
     yield
 
 
