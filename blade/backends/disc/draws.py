@@ -13,16 +13,10 @@ from typing import Any
 
 import torch
 
+from blade.backends.arguments import QUIET
 from blade.backends.base import OpNode, values_in
 
 aten = torch.ops.aten
-# Arguments that say how an op behaves that may draw random numbers, and when it draws none.
-QUIET: dict[str, tuple[object, ...]] = {
-    "train": (False,),
-    "training": (False,),
-    "dropout": (0, 0.0),
-    "dropout_p": (0, 0.0),
-}
 # A gradient draws nothing: it is given what the generator was when the numbers were drawn.
 _REDRAWING = (aten._scaled_dot_product_cudnn_attention_backward.default,)
 # Ops whose CUDA kernels read the generator's state where a graph of CUDA puts it, and leave nothing on the CPU:

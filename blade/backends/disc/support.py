@@ -6,9 +6,10 @@ from typing import Any
 
 import torch
 
+from blade.backends.arguments import draws_nothing, given
 from blade.backends.base import OpNode, ValueInfo, values_in
 from blade.backends.disc import lower
-from blade.backends.disc.draws import QUIET, may_draw
+from blade.backends.disc.draws import may_draw
 from blade.backends.disc.ops.table import rule_for
 from blade.exchange.dtypes import DTYPES
 from blade.reason import Code, Reason, Stage
@@ -59,7 +60,7 @@ def _why_not_target(node: OpNode) -> Reason | None:
         return None
     if schema.is_mutable:
         return _reason(Code.MUTATES, node, "it writes to one of its inputs")
-    if torch.Tag.nondeterministic_seeded in tags and not (_draws_nothing(node) or may_draw(node)):
+    if torch.Tag.nondeterministic_seeded in tags and not (draws_nothing(node) or may_draw(node)):
         return _reason(Code.RANDOM, node, "it draws random numbers")
     dynamic = torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags
     if dynamic and not _has_known_sizes(node):
@@ -103,12 +104,6 @@ def _has_known_sizes(node: OpNode) -> bool:
     return all(i.dtype not in masks for i in values_in(node.args[1:]))
 
 
-def _draws_nothing(node: OpNode) -> bool:
-    """Whether these arguments make a random op (dropout, attention, a recurrent net) a function."""
-    arguments = [a for a in node.target._schema.arguments if a.name in QUIET]
-    return any(_given(node, a) in QUIET[a.name] for a in arguments)
-
-
 def _callable(kind: str) -> bool:
     for wrapper in ("Optional[", "List["):
         kind = kind.replace(wrapper, "")
@@ -116,15 +111,7 @@ def _callable(kind: str) -> bool:
 
 
 def _is_absent(node: OpNode, argument: Any) -> bool:
-    return _given(node, argument) is None
-
-
-def _given(node: OpNode, argument: Any) -> Any:
-    """What ``node`` passes for ``argument``, its default where it passes nothing."""
-    position = [a.name for a in node.target._schema.arguments].index(argument.name)
-    if position < len(node.args):
-        return node.args[position]
-    return node.kwargs.get(argument.name, argument.default_value)
+    return given(node, argument) is None
 
 
 def _reason(code: Code, node: OpNode, why: str) -> Reason:

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from blade.backends.arguments import draws_nothing
 from blade.backends.base import OpNode, ValueInfo, values_in
 from blade.backends.tensorrt.dtypes import COMPUTES, NAMES
 from blade.backends.tensorrt.islands import CANNOT, Island, island_of, lay_out
@@ -166,35 +167,13 @@ def _why_not_form(node: OpNode) -> Reason | None:
             )
     if schema.is_mutable:
         return _reason(Code.MUTATES, node, "it writes to one of its inputs")
-    if torch.Tag.nondeterministic_seeded in tags and not _draws_nothing(node):
+    if torch.Tag.nondeterministic_seeded in tags and not draws_nothing(node):
         return _reason(Code.RANDOM, node, "it draws random numbers")
     if torch.Tag.data_dependent_output in tags or _has_unknown_sizes(node):
         return _reason(Code.DATA_DEPENDENT, node, "its result's shape depends on values")
     if not node.outputs or any(o.kind != "tensor" for o in node.outputs):
         return _reason(Code.UNSUPPORTED_OP, node, "it returns something other than tensors")
     return None
-
-
-# Arguments that say how an op behaves that may draw random numbers, and when it draws none.
-_QUIET: dict[str, tuple[object, ...]] = {
-    "train": (False,),
-    "training": (False,),
-    "dropout": (0, 0.0),
-    "dropout_p": (0, 0.0),
-}
-
-
-def _draws_nothing(node: OpNode) -> bool:
-    arguments = [a for a in node.target._schema.arguments if a.name in _QUIET]
-    return any(_argument(node, a) in _QUIET[a.name] for a in arguments)
-
-
-def _argument(node: OpNode, argument: Any) -> Any:
-    """What ``node`` passes for ``argument``, its default where it passes nothing."""
-    position = [a.name for a in node.target._schema.arguments].index(argument.name)
-    if position < len(node.args):
-        return node.args[position]
-    return node.kwargs.get(argument.name, argument.default_value)
 
 
 def _has_unknown_sizes(node: OpNode) -> bool:

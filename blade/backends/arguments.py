@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an op is given, and whether that makes one that may draw random numbers a function."""
+
+from typing import Any
+
+from blade.backends.base import OpNode
+
+# Arguments that say how an op behaves that may draw random numbers, and when it draws none.
+QUIET: dict[str, tuple[object, ...]] = {
+    "train": (False,),
+    "training": (False,),
+    "dropout": (0, 0.0),
+    "dropout_p": (0, 0.0),
+}
+
+
+def given(node: OpNode, argument: Any) -> Any:
+    """What ``node`` passes for ``argument`` of its schema, the default where it passes nothing."""
+    position = [a.name for a in node.target._schema.arguments].index(argument.name)
+    if position < len(node.args):
+        return node.args[position]
+    return node.kwargs.get(argument.name, argument.default_value)
+
+
+def draws_nothing(node: OpNode) -> bool:
+    """Whether these arguments make a random op (dropout, attention, a recurrent net) a function."""
+    arguments = [a for a in node.target._schema.arguments if a.name in QUIET]
+    return any(given(node, a) in QUIET[a.name] for a in arguments)
