@@ -12,13 +12,14 @@ Dtypes = tuple[torch.dtype, ...]
 class Forms:
     """Dtypes of ``attention`` and of ``conv``, and of a convolution's gradients as a ``conv`` and a product.
 
-    With others the op stays ATen's, a `call`.
+    With others the op stays ATen's, a `call`; ``group_moments`` is written out.
     """
 
     attention: Dtypes
     convolution: Dtypes
     gradients: Dtypes = ()
     widest_head: int | None = None  # of an attention; None: any
+    moments: Dtypes = ()  # of ``group_moments``
 
 
 CPU = Forms((torch.float32,), (torch.float32,), (torch.float32,))

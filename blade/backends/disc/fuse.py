@@ -106,6 +106,7 @@ def is_instruction(value: Value) -> bool:
         "conv",
         "spatial",
         "attention",
+        "group_moments",
         "flash_attention",
         "flash_attention_gradient",
         "call",

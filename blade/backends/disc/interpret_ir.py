@@ -13,7 +13,7 @@ from typing import Any
 import sympy
 import torch
 
-from blade.backends.disc import attention, convolution, flash_attention, int8_reference
+from blade.backends.disc import attention, convolution, flash_attention, int8_reference, moments
 from blade.backends.disc.ir import Graph, Value
 from blade.backends.disc.kernel import Dim
 from blade.backends.disc.ops.table import Slot
@@ -174,6 +174,8 @@ def _structural(
         return _spatial(v, args, sizes)
     if v.op == "attention":
         return attention.reference(v, *args)
+    if v.op == "group_moments":
+        return moments.reference(v, *args)
     if v.op in ("flash_attention", "flash_attention_gradient"):
         return flash_attention.reference(v, *args)
     if v.op == "item":

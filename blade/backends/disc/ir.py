@@ -29,6 +29,8 @@
     attention q k v bias? {scale, causal, undefined, replaces, heads}
                                           softmax(scale * q @ k.T + bias) @ v over equal leading axes, of which
                                           the last `heads` come after the queries' axis in the result
+    group_moments x {groups, eps}         mean and 1/deviation of x [N, C, *pixels] over each group of channels,
+                                          f32 [2, N, C] (moments.py)
     flash_attention q k v bias? {scale, causal}
     flash_attention_gradient g q k v logs delta bias? {scale, causal}
                                           attention and its gradient, as autograd wants them (flash_attention.py)

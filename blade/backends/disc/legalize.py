@@ -133,7 +133,7 @@ def _copy_before_layouts(b: Builder, v: Value, args: list[Value], constants: ran
         return b.make(v.op, args, v.shape, v.dtype, **v.attrs)
     if v.op == "gather":
         return b.make(v.op, [_addressed(b, args[0]), *args[1:]], v.shape, v.dtype, **v.attrs)
-    if v.op in ("call", "concat"):
+    if v.op in ("call", "concat", "group_moments"):
         args = [_addressed(b, a) for a in args]
         return b.make(v.op, args, v.shape, v.dtype, v.strides, **v.attrs)
     return None

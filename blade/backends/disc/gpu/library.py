@@ -20,6 +20,7 @@ from blade.backends.disc.gpu.attention import attention, attention_key
 from blade.backends.disc.gpu.epilogue import group_epilogue, plain_epilogue
 from blade.backends.disc.gpu.gemm import Product, launch, product_of
 from blade.backends.disc.gpu.launch import ByAten, LibraryLaunch
+from blade.backends.disc.gpu.moments import moments
 from blade.backends.disc.gpu.plan import Plan, between
 from blade.backends.disc.gpu.pool import max_pool
 from blade.backends.disc.gpu.target import GpuTarget
@@ -113,6 +114,8 @@ class Library:
         """What runs for ``value`` whatever is chosen."""
         if value.op == "attention":
             return self.attention(value)
+        if value.op == "group_moments":
+            return moments(value, self.target, self.counters, self.fused.facts)
         if value.op == "spatial":
             return max_pool(value, self.target, self.fused.facts) or []
         return []

@@ -35,7 +35,7 @@ from blade.backends.disc.split_sums import split_sums
 from blade.backends.disc.spread import spread
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
-FORMS = Forms(FLOATS, FLOATS, widest_head=LARGEST_HEAD)
+FORMS = Forms(FLOATS, FLOATS, widest_head=LARGEST_HEAD, moments=FLOATS)
 
 
 def passes(half: torch.dtype | None) -> Sequence[tuple[str, Pass]]:

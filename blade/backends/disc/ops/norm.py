@@ -9,6 +9,7 @@ import sympy
 import torch
 
 from blade.backends.disc.ir import Value, numel, plain
+from blade.backends.disc.moments import group_moments
 from blade.backends.disc.ops.reduction import (
     axes_of,
     count_of,
@@ -139,7 +140,10 @@ def group_norm(
     channels = x.shape[1]
     if not isinstance(channels, int) or channels % groups:
         raise lo.otherwise()
+    found = group_moments(lo, x, groups, eps)
     x = lo.b.cast(x, wide(x.dtype))
+    if found is not None:
+        return lo.b.cast(normalized(lo, x, *found, weight, bias), lo.dtype)
     total = _over_groups(lo, x, groups)
     count = lo.number(plain(sympy.sympify(numel(x.shape[2:])) * (channels // groups)), total)
     centred = lo.b.pointwise("sub", x, each_pixel(lo, lo.b.pointwise("div", total, count), x))
@@ -154,6 +158,23 @@ def group_norm(
     shift = lo.b.cast(bias, x.dtype)
     shift = lo.b.make("broadcast", (shift,), x.shape, x.dtype, axes=(1,))
     return lo.b.cast(lo.b.pointwise("fma", centred, scale, shift), lo.dtype)
+
+
+def normalized(
+    lo: Lowering, x: Value, mean: Value, rstd: Value, weight: Value | None, bias: Value | None
+) -> Value:
+    """(x - mean) * rstd * weight + bias, all of them per channel, at every point of ``x``."""
+
+    def spread(per_channel: Value) -> Value:
+        axes = tuple(range(2 - len(per_channel.shape), 2))
+        core = lo.b.cast(per_channel, x.dtype)
+        return lo.b.make("broadcast", (core,), x.shape, x.dtype, axes=axes)
+
+    y = lo.b.pointwise("mul", lo.b.pointwise("sub", x, spread(mean)), spread(rstd))
+    if weight is not None and bias is not None:
+        return lo.b.pointwise("fma", y, spread(weight), spread(bias))
+    y = y if weight is None else lo.b.pointwise("mul", y, spread(weight))
+    return y if bias is None else lo.b.pointwise("add", y, spread(bias))
 
 
 def _over_groups(lo: Lowering, x: Value, groups: int) -> Value:

@@ -16,7 +16,8 @@ import torch
 
 from blade.backends.disc.ir import Shape, Value, numel, plain
 from blade.backends.disc.kernel import Dim
-from blade.backends.disc.ops.norm import each_channel, each_pixel
+from blade.backends.disc.moments import group_moments
+from blade.backends.disc.ops.norm import each_channel, each_pixel, normalized
 from blade.backends.disc.ops.reduction import count_of, inverse_deviation, wide
 from blade.backends.disc.ops.table import Lowering, lowers
 
@@ -102,7 +103,13 @@ def native_group_norm(
     eps: float,
 ) -> list[Value]:
     _check(lo, x, channels, groups)
+    moments = group_moments(lo, x, groups, eps)
     y = lo.b.cast(x, wide(x.dtype))
+    if moments is not None:
+        y = normalized(lo, y, *moments, weight, bias)
+        each = int(channels) // groups
+        statistics = (lo.b.slice(m, 1, 0, each, groups) for m in moments)
+        return [lo.b.cast(v, r.dtype) for v, r in zip((y, *statistics), lo.results, strict=True)]
     count = plain(sympy.sympify(numel(x.shape[2:])) * (channels // groups))
     mean = _over_count(lo, _by_group(lo, _by_channel(lo, y), groups), count)
     centred = lo.b.pointwise("sub", y, each_pixel(lo, mean, y))

@@ -11,6 +11,7 @@ from cpu_native import symbol
 from test_attention_gpu import L, merged, source
 from test_gemm_gpu import fused_with
 from test_gpu_compile import accesses, ptx
+from test_moments_gpu import made as made_moments
 
 from blade.backends.disc.attention import attend
 from blade.backends.disc.facts import Facts
@@ -19,6 +20,7 @@ from blade.backends.disc.gpu.compile import compile_units
 from blade.backends.disc.gpu.epilogue import group_epilogue, plain_epilogue
 from blade.backends.disc.gpu.gemm import Tile, launch, product_of
 from blade.backends.disc.gpu.launch import LibraryLaunch
+from blade.backends.disc.gpu.moments import moments
 from blade.backends.disc.gpu.target import GpuTarget
 from blade.backends.disc.ir import Builder
 from blade.backends.disc.kernel import Dim
@@ -39,6 +41,18 @@ def attention_launches(
     launches = attention(source(attend(b, q, k, v, bias, 0.125)), GpuTarget(), Facts())
     assert launches is not None
     return launches
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels_last"])
+def test_moments_read_neighbours_at_once(last: bool, tmp_path: Path) -> None:
+    _, value = made_moments(64, 8, "channels_last" if last else "contiguous", torch.float16)
+    launches = moments(value, GpuTarget(), Counters(64), Facts())
+    for line in resources(launches, tmp_path):
+        assert "STACK:0" in line and "LOCAL:0" in line, line
+    text = ptx(launches[-1].choice.unit, tmp_path)
+    assert "atom.global.gpu.acq_rel.add" in text.replace("@%p1 ", "")
+    if last:
+        assert 16 in accesses(text, "ld")
 
 
 def product_launch(tile: Tile, dtype: torch.dtype) -> LibraryLaunch:
