@@ -8,7 +8,7 @@ import pytest
 import sympy
 import torch
 
-from blade.backends.disc.attention import attend, reference
+from blade.backends.disc.attention import attend, grouped, reference
 from blade.backends.disc.facts import Facts
 from blade.backends.disc.gpu.attention import attention
 from blade.backends.disc.gpu.choose import choose
@@ -17,9 +17,11 @@ from blade.backends.disc.gpu.driver import Function, load
 from blade.backends.disc.gpu.epilogue import plain_epilogue
 from blade.backends.disc.gpu.gemm import Tile, launch, product_of
 from blade.backends.disc.gpu.launch import LibraryLaunch
+from blade.backends.disc.gpu.moments import moments
 from blade.backends.disc.gpu.target import target_of
 from blade.backends.disc.ir import Builder, Value
 from blade.backends.disc.kernel import Dim
+from blade.backends.disc.moments import reference as moments_reference
 from blade.backends.disc.steps import Counters, Scratch
 from blade.backends.disc.views import view_of
 
@@ -67,17 +69,19 @@ def run(
     assert all(not x.any() for x in made.values() if x.dtype == torch.int32)
 
 
-HEADS = [(torch.float16, depth) for depth in (16, 64, 80, 128, 256)]
+HEADS = [(torch.float16, depth) for depth in (16, 40, 64, 80, 96, 128, 160, 256)]
 HEADS += [(torch.bfloat16, 64), (torch.float32, 64), (torch.float32, 128)]
 
 
 @pytest.mark.parametrize(("dtype", "depth"), HEADS, ids=str)
-@pytest.mark.parametrize(("causal", "biased"), [(False, False), (False, True), (True, False)])
-def test_attention(dtype: torch.dtype, depth: int, causal: bool, biased: bool) -> None:
+@pytest.mark.parametrize("kind", ["plain", "causal", "row", "matrix"])
+def test_attention(dtype: torch.dtype, depth: int, kind: str) -> None:
+    """``kind``: a bias for every key, or one for every score."""
     torch.manual_seed(0)
     b, heads = Builder(), 3
     x = b.make("input", (), (B, L, 3 * heads * depth), dtype, index=0)
-    m = b.make("input", (), (B, 1, 1, L), dtype, index=1)
+    biased, causal = kind in ("row", "matrix"), kind == "causal"
+    m = b.make("input", (), (B, 1, L if kind == "matrix" else 1, L), dtype, index=1)
 
     def part(k: int) -> Value:
         y = b.slice(x, 2, k * heads * depth, 1, heads * depth)
@@ -90,7 +94,8 @@ def test_attention(dtype: torch.dtype, depth: int, causal: bool, biased: bool) -
     functions = loaded(launches)
     for batch, length in ((2, 1), (3, 16), (2, 31), (1, 130), (2, 384), (1, 700)):
         given = torch.randn(batch, length, 3 * heads * depth, dtype=dtype, device="cuda")
-        mask = torch.zeros(batch, 1, 1, length, dtype=dtype, device="cuda")
+        rows = length if kind == "matrix" else 1
+        mask = torch.randn(batch, 1, rows, length, device="cuda").to(dtype)
         mask[..., length // 2 + 1 :] = torch.finfo(dtype).min
         got = torch.full((batch, length, heads, depth), math.nan, dtype=dtype, device="cuda")
         buffers = {x.id: given, m.id: mask, made.id: got}
@@ -101,6 +106,54 @@ def test_attention(dtype: torch.dtype, depth: int, causal: bool, biased: bool) -
         torch.testing.assert_close(
             got.double().cpu(), want, rtol=0, atol=TOLERANCE[dtype], equal_nan=True
         )
+
+
+@pytest.mark.parametrize("depth", [40, 64, 128])
+@pytest.mark.parametrize("keys", [100, 512, 1000, 5000])
+def test_one_query(depth: int, keys: int) -> None:
+    """Keys that several programs share, heads in groups."""
+    torch.manual_seed(0)
+    b, dtype = Builder(), torch.float16
+    q = b.make("input", (), (B, 6, 1, depth), dtype, index=0)
+    k, v = (b.make("input", (), (B, 2, L, depth), dtype, index=n) for n in (1, 2))
+    made = grouped(b, q, k, v, None, depth**-0.5)
+    while made.is_layout:
+        made = made.args[0]
+    launches = attention(made, target_of(), Facts())
+    assert launches is not None
+    functions = loaded(launches)
+    for batch in (1, 3, 40):
+        given = [torch.randn(batch, 6, 1, depth, dtype=dtype, device="cuda")]
+        given += [torch.randn(batch, 2, keys, depth, dtype=dtype, device="cuda") for _ in range(2)]
+        shape = [d if isinstance(d, int) else batch for d in made.shape]
+        got = torch.full(shape, math.nan, dtype=dtype, device="cuda")
+        buffers = dict(zip((q.id, k.id, v.id, made.id), (*given, got), strict=True))
+        run(launches, functions, buffers, {"s0": batch, "s1": keys})
+        wide = [given[0].view(batch, 2, 3, 1, depth), *(x[:, :, None] for x in given[1:])]
+        want = reference(made, *(x.double().cpu() for x in wide))
+        torch.testing.assert_close(got.double().cpu(), want, rtol=0, atol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_moments(last: bool) -> None:
+    """One program a group, and several that leave their counters zero; a mean far from zero."""
+    torch.manual_seed(0)
+    b, channels = Builder(), 40
+    shape = (B, L, channels) if last else (B, channels, L)
+    x = b.make("input", (), shape, torch.float16, index=0)
+    y = b.permute(x, (0, 2, 1)) if last else x
+    attrs = {"groups": 4, "eps": 1e-5}
+    made = b.make("group_moments", (y,), (2, B, channels), torch.float32, **attrs)
+    launches = moments(made, target_of(), Counters(4096), Facts())
+    functions = loaded(launches)
+    for batch, pixels in ((2, 1), (1, 77), (200, 64), (3, 4096), (1, 100003), (60, 2000)):
+        sizes = (batch, pixels, channels) if last else (batch, channels, pixels)
+        given = torch.randn(sizes, device="cuda").add(20).half()
+        got = torch.full((2, batch, channels), math.nan, device="cuda")
+        run(launches, functions, {x.id: given, made.id: got}, {"s0": batch, "s1": pixels})
+        seen = given.double().cpu()
+        want = moments_reference(made, seen.mT if last else seen)
+        torch.testing.assert_close(got.cpu(), want, rtol=1e-4, atol=0)
 
 
 TILES = (

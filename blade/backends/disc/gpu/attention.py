@@ -8,18 +8,19 @@ Decoding, Dao et al. 2023), and a second launch combines what they found.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import sympy
 import torch
-from torch.utils._sympy.functions import FloorDiv
+from torch.utils._sympy.functions import FloorDiv, Min, Mod
 
 from blade.backends.disc.facts import Facts
 from blade.backends.disc.gpu.attention_text import attention_text, combine_text
 from blade.backends.disc.gpu.launch import LibraryLaunch, pointer
 from blade.backends.disc.gpu.numbers import Numbers, split
 from blade.backends.disc.gpu.shapes import power
+from blade.backends.disc.gpu.space import ceil_div
 from blade.backends.disc.gpu.target import GpuTarget
 from blade.backends.disc.gpu.unit import Choice, condition, named
 from blade.backends.disc.ir import Shape, Value, numel, plain
@@ -29,8 +30,10 @@ from blade.backends.disc.views import view_of
 
 LARGEST_HEAD = 256
 FEW_QUERIES = 32
-SPLIT = 8  # programs that share a block's keys
-FEWEST_KEYS = 1024  # of which it pays to share them
+MOST_PARTS = 32  # programs that share a block's keys
+FEWEST_KEYS = 512  # of which it pays to share them
+SHORT_KEYS = 256
+EVEN = 8
 _LOG2E = math.log2(math.e)
 
 
@@ -42,6 +45,19 @@ class Tile:
     keys: int
     warps: int
     stages: int
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """By lengths: for few queries; of these, where programs share the keys; and for many queries: where there are
+    no more blocks of them than run at once, where keys are few, and where they are many."""
+
+    few: Tile
+    shared: Tile
+    alone: Tile
+    short: Tile
+    long: Tile
+    even: Tile | None = None  # for many queries with a bias that is read in vectors
 
 
 def serves(value: Value) -> bool:
@@ -69,27 +85,39 @@ def attention_key(value: Value) -> str:
     return repr((value.dtype, value.shape, layouts, dict(value.attrs)))
 
 
-def tiles(
-    depth: int, columns: int, dtype: torch.dtype, matrix: bool = False
-) -> tuple[Tile, Tile, Tile]:
-    """For few queries, for few blocks of queries, and for many blocks (measured on an H200).
+def tiles(depth: int, columns: int, dtype: torch.dtype, matrix: bool = False) -> Tiles:
+    """Measured on an H200, shapes from vision, language and diffusion models.
 
     Accumulators and scores of a tile are in registers, the keys and values of ``stages`` tiles in shared memory.
     ``matrix``: so is a bias of its own for every score. Tiles that spilled registers took six times as long.
     """
-    widest = max(_padded(depth), _padded(columns))
+    widest = max(sum(parts_of(depth)), sum(parts_of(columns)))
     if dtype == torch.float32:
         keys, queries = (32, 64) if widest <= 128 else (16, 32)
-        tall = Tile(queries, keys, 4 if widest <= 64 else 8, 2)
-        return Tile(16, keys, 4, 2), tall, tall
+        tall, low = Tile(queries, keys, 4 if widest <= 64 else 8, 2), Tile(16, keys, 4, 2)
+        return Tiles(low, low, tall, tall, tall)
     if widest <= 64:
-        long = Tile(64, 64, 4, 3)
-        return Tile(16, 32, 4, 2), long if matrix else Tile(64, 128, 4, 2), long
-    if widest <= 128 and matrix:
-        return Tile(16, 64, 4, 3), Tile(64, 32, 4, 3), Tile(64, 32, 4, 3)
+        few, shared, long = Tile(16, 32, 4, 2), Tile(16, 64, 4, 3), Tile(64, 64, 4, 3)
+        if matrix:
+            return Tiles(few, shared, Tile(32, 64, 4, 2), long, long, long)
+        return Tiles(few, shared, Tile(64, 128, 4, 2), Tile(64, 64, 4, 2), long)
+    few = Tile(16, 64, 4, 3)
     if widest <= 128:
-        return Tile(16, 64, 4, 3), Tile(64, 64, 4, 2), Tile(64, 64, 4, 3)
-    return Tile(16, 32, 4, 2), Tile(64, 32, 8, 2), Tile(64, 32, 8, 2)
+        long = Tile(64, 64, 4, 3)
+        if matrix:
+            low = Tile(64, 32, 4, 3)
+            return Tiles(few, few, low, low, low, long)
+        return Tiles(few, few, long, Tile(64, 64, 4, 2), long)
+    few, long = Tile(16, 32, 4, 2), Tile(64, 32, 8, 2)
+    return Tiles(few, few, long, long, long)
+
+
+def parts_of(size: int) -> tuple[int, int]:
+    """Two blocks that cover ``size`` columns, the second one 0 where one power of two is as good."""
+    whole = _padded(size)
+    first = whole // 2
+    second = _padded(size - first) if first >= 16 else whole
+    return (first, second) if first + second < whole else (whole, 0)
 
 
 class _Call:
@@ -105,15 +133,34 @@ class _Call:
 
     def each(self) -> Iterator[list[LibraryLaunch]]:
         """The launches of every class of lengths."""
-        short, middle, long = tiles(self.depth, self.columns, self.q.dtype, self.matrix)
+        found = tiles(self.depth, self.columns, self.q.dtype, self.matrix)
         few = _relation(sympy.Le(self.queries, FEW_QUERIES))
-        share = self.shares(short)
-        yield self.launch_shared(short, sympy.And(few, share))
-        yield [self.launch(short, sympy.And(few, sympy.Not(share)))]
-        many = sympy.Gt(self.blocks(middle), 2 * self.target.multiprocessors)
-        many = sympy.false if middle == long else _relation(many)
-        yield [self.launch(middle, sympy.And(sympy.Not(few), sympy.Not(many)))]
-        yield [self.launch(long, sympy.And(sympy.Not(few), many))]
+        share = self.shares(found.shared)
+        yield self.launch_shared(found.shared, sympy.And(few, share))
+        yield [self.launch(found.few, sympy.And(few, sympy.Not(share)))]
+        many = sympy.Not(few)
+        waves = _relation(sympy.Gt(self.blocks(found.alone), 2 * self.target.multiprocessors))
+        short = _relation(sympy.Le(self.keys, SHORT_KEYS))
+        when: dict[Tile, list[sympy.Basic]] = {}  # equal tiles are one launch
+        when.setdefault(found.alone, []).append(sympy.Not(waves))
+        when.setdefault(found.short, []).append(sympy.And(waves, short))
+        when.setdefault(found.long, []).append(sympy.And(waves, sympy.Not(short)))
+        even = self.even() if found.even is not None else sympy.false
+        if found.even is not None:
+            yield [self.launch(found.even, sympy.And(many, even), EVEN)]
+        for tile, cases in when.items():
+            every = sympy.true if len(when) == 1 else sympy.Or(*cases)
+            yield [self.launch(tile, sympy.And(many, sympy.Not(even), every))]
+
+    def even(self) -> sympy.Basic:
+        """Where the rows of a bias for every score begin at multiples of EVEN elements, so that they are read in
+        vectors."""
+        assert self.bias is not None
+        *rows, step = _strides(self.bias)
+        if step != 1 or not starts_aligned(self.bias, self.facts):
+            return sympy.false
+        open_ = [s for s in (self.keys, *rows) if not self.facts.divides(EVEN, s)]
+        return sympy.And(*(_relation(sympy.Eq(Mod(s, EVEN), 0)) for s in open_))
 
     def shares(self, tile: Tile) -> sympy.Basic:
         """Where several programs share the keys of a block."""
@@ -122,74 +169,81 @@ class _Call:
         few = _relation(sympy.Le(self.blocks(tile) * 2, self.target.multiprocessors))
         return sympy.And(few, _relation(sympy.Ge(self.keys, FEWEST_KEYS)))
 
+    def parts(self, tile: Tile) -> Dim:
+        """How many share them: as many as run at once, each with a tile of keys or more."""
+        at_once = FloorDiv(sympy.Integer(2 * self.target.multiprocessors), self.blocks(tile))
+        return plain(Min(Min(at_once, MOST_PARTS), sympy.sympify(ceil_div(self.keys, tile.keys))))
+
     def blocks(self, tile: Tile) -> sympy.Expr:
         per_head = FloorDiv(sympy.sympify(self.queries) + tile.queries - 1, tile.queries)
         return sympy.sympify(numel(self.lead)) * per_head
 
-    def launch(self, tile: Tile, when: sympy.Basic) -> LibraryLaunch:
+    def launch(self, tile: Tile, when: sympy.Basic, even: int = 1) -> LibraryLaunch:
         numbers = split({**self.numbers(), **self.out_numbers()}, self.facts)
-        return self.made(tile, when, numbers, (self.value,), 1)
+        return self.made(tile, when, numbers, {"out": self.value}, self.blocks(tile), even)
 
     def launch_shared(self, tile: Tile, when: sympy.Basic) -> list[LibraryLaunch]:
-        rows = plain(sympy.sympify(numel(self.lead)) * self.queries * SPLIT)
-        sums = Scratch(torch.float32, plain(sympy.sympify(rows) * self.columns))
-        totals, tops = Scratch(torch.float32, rows), Scratch(torch.float32, rows)
-        numbers = split(self.numbers(), self.facts)
-        parts = self.made(tile, when, numbers, (sums, totals, tops), SPLIT)
-        return [parts, self.combine(when, (sums, totals, tops))]
+        parts = self.parts(tile)
+        rows = 2 * self.target.multiprocessors * tile.queries  # there are no more programs
+        results = {
+            "sums": Scratch(torch.float32, rows * self.columns),
+            "totals": Scratch(torch.float32, rows),
+            "tops": Scratch(torch.float32, rows),
+        }
+        numbers = split({**self.numbers(), "PARTS": parts}, self.facts)
+        grid = self.blocks(tile) * parts
+        return [self.made(tile, when, numbers, results, grid), self.combine(when, results, parts)]
 
     def made(
         self,
         tile: Tile,
         when: sympy.Basic,
         numbers: Numbers,
-        results: tuple[Value | Scratch, ...],
-        parts: int,
+        results: Mapping[str, Value | Scratch],
+        grid: sympy.Expr,
+        even: int = 1,
     ) -> LibraryLaunch:
-        text = attention_text(numbers.names, len(self.lead), parts > 1, self.target.starts_early)
-        operands: tuple[Value | Scratch, ...] = (
-            self.q,
-            self.k,
-            self.v,
-            self.bias or self.q,
-            *results,
-        )
-        names = ("q", "k", "v", "bias", *(("sums", "totals", "tops") if parts > 1 else ("out",)))
-        pointers = tuple((n, pointer(x)) for n, x in zip(names, operands, strict=True))
+        """``results``: where it leaves what it finds, the parts of several programs or all of it."""
+        shared, early = "sums" in results, self.target.starts_early
+        bias = self.q if self.bias is None else self.bias
+        operands = {"q": self.q, "k": self.k, "v": self.v, "bias": bias, **results}
+        pointers = tuple((n, pointer(x)) for n, x in operands.items())
         unit = named(
             "attention",
-            text,
+            attention_text(numbers.names, len(self.lead), shared, early),
             (*pointers, *numbers.signature),
-            (*numbers.constants, *self.constants(tile, parts)),
-            (*self.aligned(names, operands), *numbers.aligned),
+            (*numbers.constants, *self.constants(tile), ("EVEN", even)),
+            (*self.aligned(operands), *numbers.aligned),
             tile.warps,
             tile.stages,
-            self.target.starts_early,
+            early,
         )
-        grid = plain(self.blocks(tile) * parts)
-        return LibraryLaunch(Choice(condition(when), unit, (grid, 1, 1)), operands, numbers.values)
+        choice = Choice(condition(when), unit, (plain(grid), 1, 1))
+        return LibraryLaunch(choice, tuple(operands.values()), numbers.values)
 
-    def combine(self, when: sympy.Basic, parts: tuple[Scratch, ...]) -> LibraryLaunch:
-        numbers = split(self.out_numbers() | self.sizes(), self.facts)
-        operands: tuple[Value | Scratch, ...] = (*parts, self.value)
-        names = ("sums", "totals", "tops", "out")
-        pointers = tuple((n, pointer(x)) for n, x in zip(names, operands, strict=True))
+    def combine(
+        self, when: sympy.Basic, parts: Mapping[str, Value | Scratch], count: Dim
+    ) -> LibraryLaunch:
+        numbers = split({**self.out_numbers(), **self.sizes(), "PARTS": count}, self.facts)
+        operands = {**parts, "out": self.value}
+        pointers = tuple((n, pointer(x)) for n, x in operands.items())
         constants = {
             "E": self.columns,
             "BLOCK_E": _padded(self.columns),
             "UNDEFINED": self.value.attrs["undefined"],
-            "SPLIT": SPLIT,
+            "MOST": MOST_PARTS,
         }
         unit = named(
             "attention_combine",
             combine_text(numbers.names, len(self.lead), self.target.starts_early),
             (*pointers, *numbers.signature),
             (*numbers.constants, *constants.items()),
-            (*self.aligned(names, operands), *numbers.aligned),
+            (*self.aligned(operands), *numbers.aligned),
             early=self.target.starts_early,
         )
         grid = plain(sympy.sympify(numel(self.lead)) * self.queries)
-        return LibraryLaunch(Choice(condition(when), unit, (grid, 1, 1)), operands, numbers.values)
+        choice = Choice(condition(when), unit, (grid, 1, 1))
+        return LibraryLaunch(choice, tuple(operands.values()), numbers.values)
 
     @property
     def matrix(self) -> bool:
@@ -200,13 +254,13 @@ class _Call:
     def folded(self) -> bool:
         return self.bias is None and self.value.attrs["scale"] > 0
 
-    def constants(self, tile: Tile, parts: int) -> Iterator[tuple[str, object]]:
+    def constants(self, tile: Tile) -> Iterator[tuple[str, object]]:
         attrs, scale = self.value.attrs, self.value.attrs["scale"]
         yield from {
             "D": self.depth,
             "E": self.columns,
-            "BLOCK_D": _padded(self.depth),
-            "BLOCK_E": _padded(self.columns),
+            **dict(zip(("BLOCK_D", "REST_D"), parts_of(self.depth), strict=True)),
+            **dict(zip(("BLOCK_E", "REST_E"), parts_of(self.columns), strict=True)),
             "BLOCK_L": tile.queries,
             "BLOCK_S": tile.keys,
             "SCALE": scale * _LOG2E,
@@ -216,7 +270,6 @@ class _Call:
             "CAUSAL": attrs["causal"],
             "UNDEFINED": attrs["undefined"],
             "PRECISION": "tf32x3" if self.q.dtype == torch.float32 else "tf32",
-            "SPLIT": parts,
         }.items()
 
     def sizes(self) -> dict[str, Dim]:
@@ -240,15 +293,11 @@ class _Call:
         lead = (*strides[:place], *strides[place + 1 :])
         return {"O_ROW": strides[place], **_numbered("OUT", lead)}
 
-    def aligned(
-        self, names: tuple[str, ...], operands: tuple[Value | Scratch, ...]
-    ) -> tuple[str, ...]:
+    def aligned(self, operands: Mapping[str, Value | Scratch]) -> Iterator[str]:
         """The pointers at multiples of 16 bytes: a buffer is one, a view where its offset is."""
-        return tuple(
-            n
-            for n, x in zip(names, operands, strict=True)
-            if isinstance(x, Scratch) or starts_aligned(x, self.facts)
-        )
+        for name, x in operands.items():
+            if isinstance(x, Scratch) or starts_aligned(x, self.facts):
+                yield name
 
 
 def starts_aligned(x: Value, facts: Facts) -> bool:

@@ -10,7 +10,11 @@ SCALE has the factor log2(e) in it, so that powers of two serve. FOLDED: it is p
 then it meets the scores in the subtraction of the maximum, one multiplication the fewer for each. BIAS: 0 none,
 1 added to the score, 2 in the score's place except where it is NaN; the lowest numbers of f32, which that
 factor would make infinite, become the lowest one (a row of them has equal weights, as it should).
-SPLIT: so many programs share the keys of a block of queries; another kernel combines what they leave.
+REST_D, REST_E: what is left of the columns of keys and of values beside BLOCK_D and BLOCK_E, which need not be
+a power of two together (80 = 64 + 16): neither is multiplied nor read what is not there.
+BIAS_ROWS: it has a row for every query, EVEN: which begin at multiples of so many elements,
+and so many keys there are.
+PARTS: so many programs share the keys of a block of queries; another kernel combines what they leave.
 """
 
 from collections.abc import Sequence
@@ -22,36 +26,55 @@ _VISIT = '''\
 
 
 @triton.jit
+def loaded(at, seen, inside, MASKED: tl.constexpr, WHOLE: tl.constexpr):
+    if MASKED:
+        x = tl.load(at, mask=seen & inside, other=0.0)
+    elif WHOLE:
+        x = tl.load(at)
+    else:
+        x = tl.load(at, mask=inside, other=0.0)
+    return x
+
+
+@triton.jit
 def visit(
-    q, k, v, bias, rows, start, stop, queries, keys, K_ROW, V_ROW, BIAS_QUERY, BIAS_KEY,
-    acc, total, top,
+    q, q_rest, k, v, bias, row, start, stop, queries, keys, K_ROW, V_ROW, BIAS_QUERY, BIAS_KEY,
+    acc, acc_rest, total, top,
     D: tl.constexpr, E: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
-    BLOCK_S: tl.constexpr, SCALE: tl.constexpr, FOLDED: tl.constexpr, BIAS: tl.constexpr,
-    BIAS_ROWS: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr, MASKED: tl.constexpr,
+    REST_D: tl.constexpr, REST_E: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_S: tl.constexpr,
+    SCALE: tl.constexpr, FOLDED: tl.constexpr, BIAS: tl.constexpr, BIAS_ROWS: tl.constexpr,
+    EVEN: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr, MASKED: tl.constexpr,
 ):
     """Keys ``start`` to ``stop``, in whole blocks; MASKED: some do not exist, or lie in the future."""
     d = tl.arange(0, BLOCK_D)
     e = tl.arange(0, BLOCK_E)
+    beside = tl.arange(0, BLOCK_S)
+    rows = row + tl.arange(0, BLOCK_L)
+    if BIAS_ROWS:  # rows that do not exist have the last one's bias
+        below = tl.minimum(rows, queries - 1) - tl.minimum(row, queries - 1)
+        bias += tl.minimum(row, queries - 1).to(tl.int64) * BIAS_QUERY // EVEN * EVEN
+        b_at = (below * tl.cast(BIAS_QUERY, tl.int32) // EVEN * EVEN)[:, None]
+        b_at += beside[None, :] * tl.cast(BIAS_KEY, tl.int32)
     for first in range(start, stop, BLOCK_S):
-        column = first + tl.arange(0, BLOCK_S)
+        column = first + beside
         far = column.to(tl.int64)
+        exist = column < keys
         k_at = k + far[None, :] * K_ROW + d[:, None]
-        if MASKED:
-            kt = tl.load(k_at, mask=(column[None, :] < keys) & (d[:, None] < D), other=0.0)
-        elif BLOCK_D == D:
-            kt = tl.load(k_at)
-        else:
-            kt = tl.load(k_at, mask=d[:, None] < D, other=0.0)
+        kt = loaded(k_at, exist[None, :], d[:, None] < D, MASKED, BLOCK_D <= D)
         scores = tl.dot(q, kt, input_precision=PRECISION)
+        if REST_D > 0:
+            d_rest = BLOCK_D + tl.arange(0, REST_D)
+            k_at = k + far[None, :] * K_ROW + d_rest[:, None]
+            kt = loaded(k_at, exist[None, :], d_rest[:, None] < D, MASKED, BLOCK_D + REST_D == D)
+            scores = tl.dot(q_rest, kt, scores, input_precision=PRECISION)
         if not FOLDED:
             scores = scores * SCALE
         if BIAS > 0:
             if BIAS_ROWS:
-                b_at = bias + rows.to(tl.int64)[:, None] * BIAS_QUERY + far[None, :] * BIAS_KEY
-                there = (rows[:, None] < queries) & (column[None, :] < keys)
-                b = tl.load(b_at, mask=there, other=0.0)
+                here = bias + tl.cast(first, tl.int64) * BIAS_KEY
+                b = loaded(here + b_at, exist[None, :], exist[None, :], MASKED, True)
             else:
-                b = tl.load(bias + far * BIAS_KEY, mask=column < keys, other=0.0)[None, :]
+                b = loaded(bias + far * BIAS_KEY, exist, exist, MASKED, True)[None, :]
             b = b.to(tl.float32)
             never = b == float("-inf")
             b = b * 1.4426950408889634
@@ -63,7 +86,7 @@ def visit(
             else:
                 scores = tl.where(b == b, b, scores)
         if MASKED:
-            seen = column[None, :] < keys
+            seen = exist[None, :]
             if CAUSAL:
                 seen = seen & (column[None, :] <= rows[:, None])
             scores = tl.where(seen, scores, float("-inf"))
@@ -77,17 +100,18 @@ def visit(
         else:
             p = tl.exp2(scores - base[:, None])
         decay = tl.exp2(top - base)
-        v_at = v + far[:, None] * V_ROW + e[None, :]
-        if MASKED:
-            x = tl.load(v_at, mask=(column[:, None] < keys) & (e[None, :] < E), other=0.0)
-        elif BLOCK_E == E:
-            x = tl.load(v_at)
-        else:
-            x = tl.load(v_at, mask=e[None, :] < E, other=0.0)
         total = total * decay + tl.sum(p, 1)
-        acc = tl.dot(p.to(x.dtype), x, acc * decay[:, None], input_precision=PRECISION)
+        v_at = v + far[:, None] * V_ROW + e[None, :]
+        x = loaded(v_at, exist[:, None], e[None, :] < E, MASKED, BLOCK_E <= E)
+        p = p.to(x.dtype)
+        acc = tl.dot(p, x, acc * decay[:, None], input_precision=PRECISION)
+        if REST_E > 0:
+            e_rest = BLOCK_E + tl.arange(0, REST_E)
+            v_at = v + far[:, None] * V_ROW + e_rest[None, :]
+            x = loaded(v_at, exist[:, None], e_rest[None, :] < E, MASKED, BLOCK_E + REST_E == E)
+            acc_rest = tl.dot(p, x, acc_rest * decay[:, None], input_precision=PRECISION)
         top = new
-    return acc, total, top
+    return acc, acc_rest, total, top
 '''
 
 _KERNEL = """
@@ -96,66 +120,88 @@ _KERNEL = """
 def kernel(
     %(pointers)s, %(numbers)s
     D: tl.constexpr, E: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
-    BLOCK_L: tl.constexpr, BLOCK_S: tl.constexpr, SCALE: tl.constexpr, FOLDED: tl.constexpr,
-    BIAS: tl.constexpr, BIAS_ROWS: tl.constexpr, CAUSAL: tl.constexpr, UNDEFINED: tl.constexpr,
-    PRECISION: tl.constexpr, SPLIT: tl.constexpr,
+    REST_D: tl.constexpr, REST_E: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_S: tl.constexpr,
+    SCALE: tl.constexpr, FOLDED: tl.constexpr, BIAS: tl.constexpr, BIAS_ROWS: tl.constexpr,
+    EVEN: tl.constexpr, CAUSAL: tl.constexpr, UNDEFINED: tl.constexpr, PRECISION: tl.constexpr,
 ):
 %(launch)s    queries = tl.cast(L, tl.int32)
-    keys = tl.cast(S, tl.int32)
+    keys = tl.cast(S, tl.int32) // EVEN * EVEN
     program = tl.program_id(0)
-    part = program %% SPLIT
-    program = program // SPLIT
-    blocks = tl.cdiv(queries, BLOCK_L)
+%(share)s    blocks = tl.cdiv(queries, BLOCK_L)
     block = program %% blocks
     head = program // blocks
     rest = head
-%(lead)s    rows = block * BLOCK_L + tl.arange(0, BLOCK_L)
+%(lead)s    row = block * BLOCK_L
+    rows = row + tl.arange(0, BLOCK_L)
     d = tl.arange(0, BLOCK_D)
     e = tl.arange(0, BLOCK_E)
     there = rows[:, None] < queries
-    q_at = q + rows.to(tl.int64)[:, None] * Q_ROW + d[None, :]
-%(wait)s    x = tl.load(q_at, mask=there & (d[None, :] < D), other=0.0)
+    q += rows.to(tl.int64)[:, None] * Q_ROW
+%(wait)s    x = tl.load(q + d[None, :], mask=there & (d[None, :] < D), other=0.0)
+    x_rest = x
+    if REST_D > 0:
+        d = BLOCK_D + tl.arange(0, REST_D)
+        x_rest = tl.load(q + d[None, :], mask=there & (d[None, :] < D), other=0.0)
     acc = tl.zeros((BLOCK_L, BLOCK_E), tl.float32)
     total = tl.zeros((BLOCK_L,), tl.float32)
+    acc_rest = total
+    if REST_E > 0:
+        acc_rest = tl.zeros((BLOCK_L, REST_E), tl.float32)
     top = tl.full((BLOCK_L,), float("-inf"), tl.float32)
     start = 0
     stop = keys
     if CAUSAL:
         stop = tl.minimum(keys, (block + 1) * BLOCK_L)
-    if SPLIT > 1:
-        share = tl.cdiv(tl.cdiv(keys, BLOCK_S), SPLIT) * BLOCK_S
-        start = part * share
-        stop = tl.minimum(stop, start + share)
-    whole = stop
+%(part)s    whole = stop
     if CAUSAL:
         whole = tl.minimum(stop, block * BLOCK_L)
     whole = tl.maximum(start, start + (whole - start) // BLOCK_S * BLOCK_S)
-    acc, total, top = visit(
-        x, k, v, bias, rows, start, whole, queries, keys, K_ROW, V_ROW, BIAS_QUERY, BIAS_KEY,
-        acc, total, top, D, E, BLOCK_D, BLOCK_E, BLOCK_S, SCALE, FOLDED, BIAS, BIAS_ROWS, CAUSAL,
-        PRECISION, False,
+    acc, acc_rest, total, top = visit(
+        x, x_rest, k, v, bias, row, start, whole, queries, keys, K_ROW, V_ROW, BIAS_QUERY,
+        BIAS_KEY, acc, acc_rest, total, top, D, E, BLOCK_D, BLOCK_E, REST_D, REST_E, BLOCK_L,
+        BLOCK_S, SCALE, FOLDED, BIAS, BIAS_ROWS, EVEN, CAUSAL, PRECISION, False,
     )
-    acc, total, top = visit(
-        x, k, v, bias, rows, whole, stop, queries, keys, K_ROW, V_ROW, BIAS_QUERY, BIAS_KEY,
-        acc, total, top, D, E, BLOCK_D, BLOCK_E, BLOCK_S, SCALE, FOLDED, BIAS, BIAS_ROWS, CAUSAL,
-        PRECISION, True,
+    acc, acc_rest, total, top = visit(
+        x, x_rest, k, v, bias, row, whole, stop, queries, keys, K_ROW, V_ROW, BIAS_QUERY,
+        BIAS_KEY, acc, acc_rest, total, top, D, E, BLOCK_D, BLOCK_E, REST_D, REST_E, BLOCK_L,
+        BLOCK_S, SCALE, FOLDED, BIAS, BIAS_ROWS, EVEN, CAUSAL, PRECISION, True,
     )
+"""
+
+_SHARE = """\
+    parts = tl.cast(PARTS, tl.int32)
+    part = program % parts
+    program = program // parts
+"""
+
+_PART = """\
+    share = tl.cdiv(tl.cdiv(keys, BLOCK_S), parts) * BLOCK_S
+    start = part * share
+    stop = tl.minimum(stop, start + share)
 """
 
 _WHOLE = """\
     nothing = total == 0.0
     if UNDEFINED:
         nothing = nothing & (keys == 0)
+    out += rows.to(tl.int64)[:, None] * O_ROW
     y = tl.where(nothing[:, None], 0.0, acc / total[:, None])
-    out_at = out + rows.to(tl.int64)[:, None] * O_ROW + e[None, :]
-    tl.store(out_at, y.to(out.dtype.element_ty), mask=there & (e[None, :] < E))
+    tl.store(out + e[None, :], y.to(out.dtype.element_ty), mask=there & (e[None, :] < E))
+    if REST_E > 0:
+        e = BLOCK_E + tl.arange(0, REST_E)
+        y = tl.where(nothing[:, None], 0.0, acc_rest / total[:, None])
+        tl.store(out + e[None, :], y.to(out.dtype.element_ty), mask=there & (e[None, :] < E))
 """
 
-_PART = """\
-    row = (head.to(tl.int64) * queries + rows) * SPLIT + part
-    tl.store(sums + row[:, None] * E + e[None, :], acc, mask=there & (e[None, :] < E))
-    tl.store(totals + row, total, mask=rows < queries)
-    tl.store(tops + row, top, mask=rows < queries)
+_LEFT = """\
+    place = (head.to(tl.int64) * queries + rows) * parts + part
+    sums += place[:, None] * E
+    tl.store(sums + e[None, :], acc, mask=there & (e[None, :] < E))
+    if REST_E > 0:
+        e = BLOCK_E + tl.arange(0, REST_E)
+        tl.store(sums + e[None, :], acc_rest, mask=there & (e[None, :] < E))
+    tl.store(totals + place, total, mask=rows < queries)
+    tl.store(tops + place, top, mask=rows < queries)
 """
 
 _COMBINE = '''\
@@ -164,22 +210,24 @@ _COMBINE = '''\
 @triton.jit
 def kernel(
     sums, totals, tops, out, %(numbers)s
-    E: tl.constexpr, BLOCK_E: tl.constexpr, UNDEFINED: tl.constexpr,
-    SPLIT: tl.constexpr,
+    E: tl.constexpr, BLOCK_E: tl.constexpr, UNDEFINED: tl.constexpr, MOST: tl.constexpr,
 ):
     """One query of one head: the parts, weighted by how their largest scores compare."""
 %(launch)s    queries = tl.cast(L, tl.int32)
     program = tl.program_id(0)
     row = program %% queries
     rest = program // queries
-%(lead)s    part = program.to(tl.int64) * SPLIT + tl.arange(0, SPLIT)
+%(lead)s    parts = tl.cast(PARTS, tl.int32)
+    each = tl.arange(0, MOST)
+    place = program.to(tl.int64) * parts + each
     e = tl.arange(0, BLOCK_E)
-%(wait)s    top = tl.load(tops + part)
+%(wait)s    top = tl.load(tops + place, mask=each < parts, other=float("-inf"))
     new = tl.max(top, 0)
     base = tl.where(new == float("-inf"), 0.0, new)
     weight = tl.exp2(top - base)
-    total = tl.sum(tl.load(totals + part) * weight, 0)
-    x = tl.load(sums + part[:, None] * E + e[None, :], mask=e[None, :] < E, other=0.0)
+    total = tl.sum(tl.load(totals + place, mask=each < parts, other=0.0) * weight, 0)
+    there = (each < parts)[:, None] & (e < E)[None, :]
+    x = tl.load(sums + place[:, None] * E + e[None, :], mask=there, other=0.0)
     y = tl.sum(x * weight[:, None], 0) / total
     if not UNDEFINED:
         y = tl.where(total == 0.0, 0.0, y)
@@ -195,7 +243,8 @@ def attention_text(numbers: Sequence[str], rank: int, split: bool, early: bool) 
     pointers = "q, k, v, bias, " + ("sums, totals, tops" if split else "out")
     walked = ("q", "k", "v", "bias") if split else ("q", "k", "v", "bias", "out")
     names = {"pointers": pointers, "numbers": _listed(numbers), "lead": _lead(rank, walked)}
-    text = _VISIT + _KERNEL % (names | _around(early)) + (_PART if split else _WHOLE)
+    names |= {"share": _SHARE * split, "part": _PART * split}
+    text = _VISIT + _KERNEL % (names | _around(early)) + (_LEFT if split else _WHOLE)
     return _IMPORTS + EARLY * early + text
 
 
@@ -222,6 +271,9 @@ def _lead(rank: int, pointers: Sequence[str]) -> str:
             lines += [f"size = tl.cast(N{axis}, tl.int32)", "at = (rest % size).to(tl.int64)"]
         else:
             lines += ["at = rest.to(tl.int64)"]
-        lines += [f"{p} += at * {p.upper()}_{axis}" for p in pointers]
+        moved = {p: f"at * {p.upper()}_{axis}" for p in pointers}
+        if "bias" in moved:  # what it is a multiple of, said so that loads are as wide as that
+            moved["bias"] += " // EVEN * EVEN"
+        lines += [f"{p} += {by}" for p, by in moved.items()]
         lines += ["rest = rest // size"] if axis else []
     return "".join(f"    {line}\n" for line in lines)

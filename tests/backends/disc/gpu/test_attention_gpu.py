@@ -10,7 +10,7 @@ from library_launches import run
 
 from blade.backends.disc.attention import attend, grouped, reference
 from blade.backends.disc.facts import Facts
-from blade.backends.disc.gpu.attention import FEWEST_KEYS, attention
+from blade.backends.disc.gpu.attention import FEWEST_KEYS, attention, parts_of
 from blade.backends.disc.gpu.target import GpuTarget
 from blade.backends.disc.ir import Builder, Value
 
@@ -68,9 +68,11 @@ def test_strided_out_of_a_merged_product(sizes: tuple[int, int], causal: bool) -
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("shape", ["row", "matrix", "head"])
-def test_bias_is_read_where_it_repeats(dtype: torch.dtype, shape: str) -> None:
+@pytest.mark.parametrize("length", [40, 41])
+def test_bias_is_read_where_it_repeats(dtype: torch.dtype, shape: str, length: int) -> None:
+    """Rows that begin at multiples of 16 bytes, and rows that do not."""
     torch.manual_seed(1)
-    b, heads, depth, size = Builder(), 2, 16, (2, 40)
+    b, heads, depth, size = Builder(), 2, 16, (2, length)
     x, (q, k, v) = merged(b, heads, depth, dtype)
     kinds = {"row": (B, 1, 1, L), "matrix": (1, 1, L, L), "head": (1, heads, L, L)}
     m = b.make("input", (), kinds[shape], dtype, index=1)
@@ -81,7 +83,29 @@ def test_bias_is_read_where_it_repeats(dtype: torch.dtype, shape: str) -> None:
     bias = torch.randn(extents, dtype=dtype)
     bias[..., 3] = -math.inf
     parts = [p.view(*size, heads, depth).transpose(1, 2) for p in given.split(heads * depth, -1)]
-    check(made, {x.id: given, m.id: bias}, sizes, [*parts, bias.expand(2, heads, 40, 40)])
+    wide = bias.expand(2, heads, length, length)
+    check(made, {x.id: given, m.id: bias}, sizes, [*parts, wide])
+
+
+@pytest.mark.parametrize("depth", [40, 80, 96, 160])
+@pytest.mark.parametrize("length", [20, 70])
+def test_depths_that_are_two_powers_of_two(depth: int, length: int) -> None:
+    torch.manual_seed(6)
+    assert sum(parts_of(depth)) < 1 << depth.bit_length()
+    b = Builder()
+    x, (q, k, v) = merged(b, 1, depth, torch.float32)
+    made = source(attend(b, q, k, v, None, 0.1))
+    given = torch.randn(1, length, 3 * depth)
+    parts = [p.view(1, length, 1, depth).transpose(1, 2) for p in given.split(depth, -1)]
+    check(made, {x.id: given}, {"s0": 1, "s1": length}, [*parts, None])
+
+
+def test_blocks_cover_every_depth() -> None:
+    for depth in range(1, 257):
+        first, second = parts_of(depth)
+        assert first >= 16 and first & (first - 1) == 0 and second & (second - 1) == 0
+        assert first + second >= depth and (second == 0 or first < depth)
+        assert first + second <= max(16, 1 << (depth - 1).bit_length())
 
 
 @pytest.mark.parametrize("undefined", [False, True])
@@ -123,19 +147,24 @@ def test_scales_that_are_not_positive(scale: float) -> None:
 
 
 @pytest.mark.parametrize("keys", [0, 1, FEWEST_KEYS - 1, FEWEST_KEYS + 5])
-def test_decoding_shares_many_keys_between_programs(keys: int) -> None:
+@pytest.mark.parametrize("columns", [20, 40])
+def test_decoding_shares_many_keys_between_programs(keys: int, columns: int) -> None:
     """One query; grouped heads; keys and values of different widths."""
     torch.manual_seed(5)
     b = Builder()
     q = b.make("input", (), (B, 4, 1, 32), torch.float32, index=0)
     k = b.make("input", (), (B, 2, S, 32), torch.float32, index=1)
-    v = b.make("input", (), (B, 2, S, 20), torch.float32, index=2)
+    v = b.make("input", (), (B, 2, S, columns), torch.float32, index=2)
     m = b.make("input", (), (1, 1, 1, S), torch.float32, index=3)
     bias = b.broadcast(m, (B, 4, 1, S))
     made = grouped(b, q, k, v, bias, 0.1)
     while made.is_layout:
         made = made.args[0]
-    given = [torch.randn(1, 4, 1, 32), torch.randn(1, 2, keys, 32), torch.randn(1, 2, keys, 20)]
+    given = [
+        torch.randn(1, 4, 1, 32),
+        torch.randn(1, 2, keys, 32),
+        torch.randn(1, 2, keys, columns),
+    ]
     mask = torch.randn(1, 1, 1, keys)
     wide = [given[0].view(1, 2, 2, 1, 32)]
     wide += [x[:, :, None].expand(1, 2, 2, *x.shape[-2:]) for x in given[1:]]
