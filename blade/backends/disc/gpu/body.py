@@ -2,8 +2,11 @@
 """The statements of a kernel as Triton code over one tile.
 
 A value has the shape its indices need: a scalar, [rows, 1], [1, columns] or [rows, columns]; where a tile
-is one row there are scalars and [columns] only. Offsets of rows are of 64 bits, those within one of 32.
+is one row there are scalars and [columns] only. Of a tile of several pieces, what has columns is there for each
+of them (``v3_0``, ``v3_1``, ..). Offsets of rows are of 64 bits, those within one of 32.
 """
+
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -42,11 +45,13 @@ class Body:
         self.lines: list[str] = []
         self.indent = 0
         self.row_mask = False
-        self.column_mask = False
+        self.piece = 0  # of the tile
+        self.masked: set[int] = set()  # pieces of which some columns are not there
         self.tiled = False  # columns begin at c0
         self.walked = False  # columns are counted in 64 bits, in a loop
+        self.merged = False  # a row's index over all outer dimensions is ``r``
         self.beside = False  # memory is contiguous along the rows of a tile, not along its columns
-        self.values: dict[int, str] = {}
+        self.named: list[dict[int, str]] = [{} for _ in range(tile.pieces)]
         self.rows: dict[int, bool] = {}  # value -> does it differ from row to row (of a tile)?
         self.columns: dict[int, bool] = {}
         self.exact: set[int] = set()  # halves that memory holds as they are
@@ -55,16 +60,45 @@ class Body:
     def line(self, text: str) -> None:
         self.lines.append("    " * self.indent + text)
 
+    @property
+    def values(self) -> dict[int, str]:
+        """What the statements' values are called, in this piece."""
+        return self.named[self.piece]
+
+    @property
+    def column_mask(self) -> bool:
+        return self.piece in self.masked
+
+    def of_piece(self, name: str) -> str:
+        return name if self.tile.pieces == 1 else f"{name}_{self.piece}"
+
     def define(self, i: int, text: str) -> None:
         """Statement ``i``'s value."""
-        self.values[i] = f"v{i}"
-        self.line(f"v{i} = {text}")
+        name = self.of_piece(f"v{i}") if self.columns[i] else f"v{i}"
+        for values in [self.values] if self.columns[i] else self.named:
+            values[i] = name
+        self.line(f"{name} = {text}")
+
+    def everywhere(self, i: int) -> None:
+        """Statement ``i`` in every piece that it has to do with."""
+        stmt = self.kernel.body[i]
+        self.statement(i)
+        if number(stmt.access.strides[-1]) != 0 if isinstance(stmt, Store) else self.columns[i]:
+            for _ in self.others():
+                self.statement(i)
+
+    def others(self) -> Iterator[int]:
+        """Every piece but the first, which is the current one before and after."""
+        for piece in range(1, self.tile.pieces):
+            self.piece = piece
+            yield piece
+        self.piece = 0
 
     def statement(self, i: int) -> None:
         """Everything but ``Reduce``."""
         stmt = self.kernel.body[i]
         if isinstance(stmt, Load):
-            self.load(i, stmt.access, stmt.dtype, None)
+            self.load(i, stmt.access, stmt.dtype)
         elif isinstance(stmt, Gather):
             self.gather(i, stmt)
         elif isinstance(stmt, Store):
@@ -97,7 +131,8 @@ class Body:
     def index(self, i: int, stmt: Index) -> None:
         inner = stmt.dim == len(self.kernel.outer)
         self.rows[i], self.columns[i] = stmt.dim in self.vectors, inner
-        name = f"i{stmt.dim}" if not inner else "(c0 + c)" if self.tiled else "c.to(tl.int64)"
+        c = self.of_piece("c")
+        name = f"i{stmt.dim}" if not inner else f"(c0 + {c})" if self.tiled else f"{c}.to(tl.int64)"
         self.define(i, self.number(name, stmt.dtype))
 
     def compute(self, i: int, stmt: Compute) -> None:
@@ -109,8 +144,14 @@ class Body:
             self.exact.add(i)
             exact = stmt.args[0] in self.exact
             self.define(i, pointwise.cast(args[0], source, stmt.dtype, exact))
+        elif stmt.op == "div" and source in pointwise.HALVES and self.is_of_row(stmt):
+            self.define(i, pointwise.divided_by_row(*args))
         else:
             self.define(i, pointwise.compute(stmt.op, args, source))
+
+    def is_of_row(self, stmt: Compute) -> bool:
+        """Is the last operand one value for all columns of the others?"""
+        return self.columns[stmt.args[0]] and not self.columns[stmt.args[-1]]
 
     def dtype(self, i: int) -> torch.dtype:
         stmt = self.kernel.body[i]
@@ -119,31 +160,42 @@ class Body:
 
     # --- memory ---
 
-    def load(self, i: int, access: Access, dtype: torch.dtype, place: str | None) -> None:
-        """``place``: how many elements further."""
-        self.rows[i] = self.rows.get(i, False) or self.differs(access)
-        self.columns[i] = self.columns.get(i, False) or number(access.strides[-1]) != 0
-        self.exact.add(i)
+    def load(
+        self,
+        i: int,
+        access: Access,
+        dtype: torch.dtype,
+        rows: bool = False,
+        columns: bool = False,
+        place: str | None = None,
+    ) -> None:
+        """``place``: how many elements further, which may differ by ``rows`` and ``columns``."""
+        rows, columns = rows or self.differs(access), columns or number(access.strides[-1]) != 0
         pointer = self.pointer(access) + (f" + {place}" if place else "")
-        if self.columns[i] and not self.rows[i] and self.tile.rows > 1 and not self.beside:
-            # loaded as [1, columns] it would have another layout, and go through shared memory
+        mask = self.mask(rows, columns)
+        if columns and not rows and self.tile.rows > 1 and not self.beside:
+            # loaded as [1, columns] it would have another layout, and go through shared memory; the rows' loads
+            # are equal, and become one where nothing is masked
             pointer = f"tl.broadcast_to({pointer}, [{self.tile.rows}, {self.tile.columns}])"
-            self.rows[i] = True
-        text = f"tl.load({pointer}{self.mask(self.rows[i], self.columns[i])})"
+            rows = True
+        self.rows[i], self.columns[i] = rows, columns
+        self.exact.add(i)
+        text = f"tl.load({pointer}{mask})"
         self.define(i, f"{text}.to(tl.float32)" if dtype in pointwise.HALVES else text)
 
     def gather(self, i: int, stmt: Gather) -> None:
-        self.rows[i], self.columns[i] = self.rows[stmt.index], self.columns[stmt.index]
+        rows, columns = self.rows[stmt.index], self.columns[stmt.index]
         if stmt.bound is not None:
             index, bound = self.values[stmt.index], self.sizes.text(stmt.bound)
             inside = f"({index} >= 0) & ({index} < {bound})"
-            mask = self.mask(self.rows[i], self.columns[i])
-            self.line(f'tl.device_assert({inside}, "index out of bounds"{mask})')
+            self.line(
+                f'tl.device_assert({inside}, "index out of bounds"{self.mask(rows, columns)})'
+            )
         stride = self.sizes.text(stmt.stride)
         place = f"{self.values[stmt.index]}.to(tl.int64)" + (
             f" * {stride}" if stride != "1" else ""
         )
-        self.load(i, stmt.access, stmt.dtype, place)
+        self.load(i, stmt.access, stmt.dtype, rows, columns, place)
 
     def store(self, stmt: Store) -> None:
         access, value = stmt.access, self.values[stmt.value]
@@ -156,23 +208,26 @@ class Body:
         if not rows and self.rows[stmt.value] and self.tile.rows > 1:
             rows, pointer = True, f"{pointer} + i{min(self.vectors, default=0)} * 0"
         if not columns and self.columns[stmt.value] and number(self.kernel.inner) == 1:
-            columns, pointer = True, f"{pointer} + c * 0"
+            columns, pointer = True, f"{pointer} + {self.of_piece('c')} * 0"
         self.line(f"tl.store({pointer}, {value}{self.mask(rows, columns)})")
 
     def differs(self, access: Access) -> bool:
         return any(number(access.strides[k]) != 0 for k in self.vectors)
 
     def mask(self, rows: bool, columns: bool) -> str:
-        names = ["rm"] * (rows and self.row_mask) + ["cm"] * (columns and self.column_mask)
+        names = ["rm"] * (rows and self.row_mask) + [self.of_piece("cm")] * (
+            columns and self.column_mask
+        )
         return f", mask={' & '.join(names)}" if names else ""
 
     def pointer(self, access: Access) -> str:
         """The elements' addresses: those of the rows, named and shared, and the columns."""
+        outer = access.strides[:-1]
         terms = [
-            self.times(f"i{k}", self.sizes.text(s))
-            for k, s in enumerate(access.strides[:-1])
-            if number(s) != 0
+            self.times(f"i{k}", self.sizes.text(s)) for k, s in enumerate(outer) if number(s) != 0
         ]
+        if self.evenly_apart(outer):
+            terms = [self.times("r", self.sizes.text(outer[-1]))]
         step = access.strides[-1]
         if number(access.offset) != 0:
             terms.append(self.sizes.text(access.offset))
@@ -183,14 +238,23 @@ class Body:
             return base
         return f"{base} + {self.column(step)}"
 
-    def column(self, step: Dim) -> str:
-        constant = number(step)
-        if constant == 1:
-            return "c"
-        near = (
-            not self.walked and constant is not None and abs(constant) * self.tile.columns < _INT32
+    def evenly_apart(self, strides: Sequence[Dim]) -> bool:
+        """Is the next row always as far, so that the merged index does without its parts?"""
+        outer = self.kernel.outer
+        return (
+            len(outer) > 1
+            and self.merged
+            and number(strides[-1]) != 0
+            and all(strides[k - 1] == strides[k] * outer[k] for k in range(1, len(outer)))
         )
-        return f"c * {constant}" if near else f"c.to(tl.int64) * {self.sizes.text(step)}"
+
+    def column(self, step: Dim) -> str:
+        c, constant = self.of_piece("c"), number(step)
+        if constant == 1:
+            return c
+        columns = self.tile.columns * self.tile.pieces
+        near = not self.walked and constant is not None and abs(constant) * columns < _INT32
+        return f"{c} * {constant}" if near else f"{c}.to(tl.int64) * {self.sizes.text(step)}"
 
     def times(self, index: str, stride: str) -> str:
         return index if stride == "1" else f"{index} * {stride}"
@@ -209,8 +273,19 @@ class Body:
         """What a tile gives to reduction ``i``: identities where it has no columns."""
         x = reduction.prepare(stmt, self.values[stmt.arg], self.dtype(stmt.arg))
         if self.column_mask or not self.columns[stmt.arg]:
-            x = f"tl.where({'cm' if self.column_mask else 'c >= 0'}, {x}, {reduction.identity(stmt)})"
+            there = self.of_piece("cm") if self.column_mask else f"{self.of_piece('c')} >= 0"
+            x = f"tl.where({there}, {x}, {reduction.identity(stmt)})"
         return x
+
+    def joined(self, i: int, stmt: Reduce) -> str:
+        """The same of all pieces, column by column."""
+        if self.tile.pieces == 1:
+            return self.reduced(i, stmt)
+        self.line(f"t{i} = {self.reduced(i, stmt)}")
+        for _ in self.others():
+            self.line(f"t{i} = {reduction.join(stmt, f't{i}', self.reduced(i, stmt))}")
+        self.piece = 0
+        return f"t{i}"
 
     def finish(self, i: int, stmt: Reduce, x: str) -> None:
         """Reduction ``i`` from the columns of ``x``."""

@@ -4,8 +4,10 @@
 Integer division, power and shifts are defined for every operand, as on CPU (cpu/integers.py): a division
 by zero gives 0 (and remainder 0), the minimum divided by -1 wraps. Divisions of floats with rounding go
 step by step as torch does them. ``erf_half`` is for what is rounded to 16 bits: 1 - 2 ** -p(x) with a polynomial,
-a third of the work; its complement is right to 4e-6 of itself. ``divide`` is for indices: of 64 bits, but
-divided in 32 where ``count``, which they are below of, allows; a division in 64 bits takes four times as long.
+a third of the work; its complement is right to 4e-6 of itself. So are ``sigmoid_half`` and ``tanh_half``, which is
+1 - 2 / (e**2x + 1) and, where that would cancel, a polynomial (right to 2e-6). ``divide`` is for indices: of 64
+bits, but divided in 32 where ``count``, which they are below of, allows; a division in 64 bits takes four times
+as long.
 """
 
 import re
@@ -31,6 +33,19 @@ def erf_half(x):
     t = t * z + 1.62805984157
     y = libdevice.copysign(1.0 - tl.exp2(z * t * -1.0), x)
     return tl.where(z < 0.02, x * 1.12837916710, y)
+
+def sigmoid_half(x):
+    return quotient_half(1.0, 1.0 + tl.exp2(x * -1.4426950408889634))
+
+def tanh_half(x):
+    z = tl.abs(x)
+    s = x * x
+    near = x * (s * (s * 0.13333333333 - 0.33333333333) + 1.0)
+    far = 1.0 - quotient_half(2.0, tl.exp2(z * 2.8853900817779268) + 1.0)
+    return tl.where(z < 0.1, near, libdevice.copysign(far, x))
+
+def quotient_half(a, b):
+    return libdevice.fast_dividef(tl.full([], a, tl.float32), b)
 
 def fmod_float(a, b):
     return libdevice.fmod(a, b)

@@ -15,7 +15,15 @@ from blade.backends.disc.cpu.powers import constant_powers
 from blade.backends.disc.cpu.space import across, coalesce, number
 from blade.backends.disc.gpu import shapes
 from blade.backends.disc.gpu.pointwise import POINTERS
-from blade.backends.disc.gpu.space import Alignment, alignment, ceil_div, known_multiple, product
+from blade.backends.disc.gpu.shapes import Tile
+from blade.backends.disc.gpu.space import (
+    Alignment,
+    alignment,
+    ceil_div,
+    known_multiple,
+    product,
+    streamed,
+)
 from blade.backends.disc.gpu.target import GpuTarget
 from blade.backends.disc.gpu.unit import Choice, condition, named
 from blade.backends.disc.gpu.write import Variant, write
@@ -42,11 +50,7 @@ def variants(kernel: Kernel) -> list[tuple[sympy.Basic | bool, Variant]]:
     """Which code for which shapes of a kernel with as few dimensions as it can have."""
     reduces = any(isinstance(s, Reduce) for s in kernel.body)
     if not reduces and not kernel.outer:
-        length = number(kernel.inner)
-        masked = known_multiple(kernel, kernel.inner, 16) or (
-            length is not None and length <= shapes.FLAT.columns
-        )
-        return [(True, Variant(shapes.FLAT, tiled=True, guarded=not masked))]
+        return _flat(kernel)
     if reduces:
         beside = side_by_side(kernel)
         if beside is not None:
@@ -58,10 +62,36 @@ def variants(kernel: Kernel) -> list[tuple[sympy.Basic | bool, Variant]]:
     return _points(kernel)
 
 
+def _flat(kernel: Kernel) -> list[tuple[sympy.Basic | bool, Variant]]:
+    length = number(kernel.inner)
+    masked = known_multiple(kernel, kernel.inner, 16) or (
+        length is not None and length <= shapes.FLAT.columns
+    )
+    larger = shapes.grown_flat(streamed(kernel))
+    return [
+        (when, Variant(tile, tiled=True, guarded=not masked))
+        for when, tile in _by_size(shapes.FLAT, larger, kernel.inner, shapes.FLAT.columns)
+    ]
+
+
 def _points(kernel: Kernel) -> list[tuple[sympy.Basic | bool, Variant]]:
-    tile = shapes.pointwise(number(kernel.inner), number(product(kernel.outer)))
+    length, rows = number(kernel.inner), product(kernel.outer)
+    tile = shapes.pointwise(length, number(rows))
+    larger = shapes.grown(tile, min(length or tile.columns, tile.columns), streamed(kernel))
     even = alignment(kernel)
-    return [(when, Variant(tile, tiled=True, even=known)) for when, known in _by_alignment(even)]
+    return [
+        (sympy.And(when, size), Variant(one, tiled=True, even=known))
+        for when, known in _by_alignment(even)
+        for size, one in _by_size(tile, larger, rows * kernel.inner, tile.rows * tile.columns)
+    ]
+
+
+def _by_size(tile: Tile, larger: Tile, count: Dim, each: int) -> list[tuple[sympy.Basic, Tile]]:
+    """``larger`` where ``tile``, which takes ``each`` of ``count``, would make too many programs."""
+    if larger == tile:
+        return [(sympy.true, tile)]
+    few = sympy.Le(count, shapes.FEW * each)
+    return [(few, tile), (sympy.Not(few), larger)]
 
 
 def _by_alignment(even: Alignment) -> list[tuple[sympy.Basic, Alignment | None]]:
@@ -74,7 +104,7 @@ def _by_alignment(even: Alignment) -> list[tuple[sympy.Basic, Alignment | None]]
 
 def _column_sums(kernel: Kernel, beside: int) -> Variant:
     length, rows = number(kernel.inner), number(kernel.outer[beside])
-    tile = shapes.column_sums(min(arg.dtype.itemsize for arg in kernel.args))
+    tile = shapes.column_sums()
     if rows is not None and rows < tile.rows:
         tile = replace(tile, rows=shapes.power(rows))
     if length is not None and length <= tile.columns:
@@ -84,23 +114,28 @@ def _column_sums(kernel: Kernel, beside: int) -> Variant:
 
 def _rows(kernel: Kernel) -> list[tuple[sympy.Basic | bool, Variant]]:
     """Whole rows in registers by classes of their length; longer ones are walked."""
-    length, count = number(kernel.inner), number(product(kernel.outer))
+    length, rows = number(kernel.inner), product(kernel.outer)
+    count = number(rows)
     if count == 1 and length is None:  # one program: how it reads its row is not what takes time
         return [(True, Variant(shapes.walked(False), walked=True))]
     found: list[tuple[sympy.Basic | bool, Variant]] = []
     for aligned, even in _by_alignment(alignment(kernel)):
         walked = Variant(shapes.walked(even is not None), walked=True, even=even)
-        if length is not None:
-            short = length <= shapes.LONGEST
-            tile = shapes.persistent(length, count) if short else walked.tile
-            found.append((aligned, Variant(tile, walked=not short, even=even)))
-            continue
-        low: int | None = None
-        for high in shapes.CLASSES if even is not None else shapes.UNALIGNED_CLASSES:
-            variant = Variant(shapes.persistent(high, count), even=even)
-            found.append((sympy.And(aligned, *_between(kernel.inner, low, high)), variant))
-            low = high
-        found.append((sympy.And(aligned, *_between(kernel.inner, low, None)), walked))
+        elements = 1 if even is None else even.elements
+        if length is not None and length > shapes.LONGEST:
+            found.append((aligned, walked))
+        elif length is not None:
+            tile = shapes.persistent(length, count)
+            larger = shapes.grown_rows(tile, length, streamed(kernel), elements)
+            for size, one in _by_size(tile, larger, rows, tile.rows):
+                found.append((sympy.And(aligned, size), Variant(one, even=even)))
+        else:
+            low: int | None = None
+            for high in shapes.CLASSES if even is not None else shapes.UNALIGNED_CLASSES:
+                variant = Variant(shapes.up_to(high, count, elements), even=even)
+                found.append((sympy.And(aligned, *_between(kernel.inner, low, high)), variant))
+                low = high
+            found.append((sympy.And(aligned, *_between(kernel.inner, low, None)), walked))
     return found
 
 

@@ -89,7 +89,7 @@ def epilogue_text(epilogue: Epilogue, rows: int, columns: int, even: bool, inden
     """
     kernel, sizes = constant_powers(epilogue.kernel), Sizes(epilogue.kernel.sizes())
     body = _Body(kernel, epilogue.product, sizes, shapes.Tile(rows, columns, 4))
-    body.row_mask, body.column_mask, body.tiled = True, not even, True
+    body.row_mask, body.masked, body.tiled = True, set() if even else {0}, True
     for i in range(len(kernel.body)):
         body.statement(i)
     lines = [*_indices(kernel, sizes), *body.head, *body.lines]
@@ -103,12 +103,20 @@ class _Body(Body):
         super().__init__(kernel, tile, sizes, frozenset(range(len(kernel.outer))))
         self.product = product
 
-    def load(self, i: int, access: Access, dtype: torch.dtype, place: str | None) -> None:
+    def load(
+        self,
+        i: int,
+        access: Access,
+        dtype: torch.dtype,
+        rows: bool = False,
+        columns: bool = False,
+        place: str | None = None,
+    ) -> None:
         if access.arg == self.product:
             self.rows[i] = self.columns[i] = True
             self.define(i, "acc")
         else:
-            super().load(i, access, dtype, place)
+            super().load(i, access, dtype, rows, columns, place)
 
 
 def _indices(kernel: Kernel, sizes: Sizes) -> list[str]:

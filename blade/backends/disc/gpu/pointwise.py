@@ -2,7 +2,9 @@
 """The table of pointwise ops: (op, kind of operand) -> Triton expression. ``supports`` reads it too.
 
 ``half`` is what is loaded from and rounded to 16 bits: computed in float32, by the fast forms of division,
-root and exponential, whose errors (2 units in the last place of float32) the rounding hides.
+root and exponential, whose errors (2 units in the last place of float32) the rounding hides. An exponential or
+sigmoid below the least normal float32 is 0. How many instructions an element takes matters as much as how it is
+loaded: with more than about 25 of them a kernel is slower than memory.
 """
 
 import math
@@ -39,6 +41,7 @@ POINTERS: dict[torch.dtype, str] = {
 }
 _NAMES = {torch.bool: "int1"}
 HALVES = (torch.float16, torch.bfloat16)
+_LOG2_E = math.log2(math.e)
 _FLOAT, _SINGLE, _INT = ("f32", "half", "f64"), ("f32", "half"), ("int", "uint")
 _ALL = (*_FLOAT, *_INT, "bool")
 _RULES: dict[tuple[str, str], str] = {}
@@ -65,6 +68,11 @@ def compute(op: str, args: Sequence[str], source: torch.dtype) -> str:
         name = str(source).removeprefix("torch.")
         raise Refused(Code.UNSUPPORTED_DTYPE, f"The GPU emitter has no {op} for {name}.")
     return _RULES[op, KINDS[source]].format(*args)
+
+
+def divided_by_row(x: str, divisor: str) -> str:
+    """A half value for each column divided by one of the row: one division for all of them."""
+    return f"{x} * (1.0 / {divisor})"
 
 
 def cast(x: str, source: torch.dtype, dtype: torch.dtype, exact: bool) -> str:
@@ -193,10 +201,13 @@ def _build_division() -> None:
 def _build_elementary() -> None:
     for op in "expm1 log log2 log1p sin cos tan tanh sinh cosh asin acos atan erf erfc floor ceil trunc".split():
         _rule(op, _FLOAT, f"libdevice.{op}({{0}})")
-    _rule("erf", ["half"], "erf_half({0})")
+    for op in ("erf", "tanh", "sigmoid"):
+        _rule(op, ["half"], f"{op}_half({{0}})")
     for op in ("exp", "exp2"):
         _rule(op, ("f32", "f64"), f"libdevice.{op}({{0}})")
-        _rule(op, ["half"], f"tl.{op}({{0}})")
+    # Triton's exp costs three times as much: it is right for results that are no normal float32, too
+    _rule("exp", ["half"], f"tl.exp2({{0}} * {_LOG2_E!r})")
+    _rule("exp2", ["half"], "tl.exp2({0})")
     for op in ("pow", "atan2"):
         _rule(op, _FLOAT, f"libdevice.{op}({{0}}, {{1}})")
     _rule("round", _FLOAT, "libdevice.rint({0})")
@@ -207,7 +218,6 @@ def _build_elementary() -> None:
     _rule("sqrt", ["f64"], "libdevice.sqrt({0})")
     _rule("rsqrt", _FLOAT, "libdevice.rsqrt({0})")
     _rule("sigmoid", ["f32"], "tl.div_rn(1.0, 1.0 + libdevice.exp({0} * -1.0))")
-    _rule("sigmoid", ["half"], "1.0 / (1.0 + tl.exp({0} * -1.0))")
     _rule("sigmoid", ["f64"], "1.0 / (1.0 + libdevice.exp({0} * -1.0))")
 
 

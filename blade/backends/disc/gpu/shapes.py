@@ -6,25 +6,48 @@
 The one place where such numbers are; those here aim at 16-byte accesses and 8 to 32 elements a thread.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from blade.backends.disc.gpu.target import WARP
 
 
 @dataclass(frozen=True)
 class Tile:
-    """``rows`` and ``columns`` are powers of two."""
+    """``rows`` and ``columns`` are powers of two; there are that many columns in each of ``pieces``, side by side.
+
+    A row that is a piece of as many columns as a warp accesses at once, or several, is one warp's alone: reducing
+    it needs no shared memory and no barrier, and columns that are not there cost little.
+    """
 
     rows: int
     columns: int
     warps: int
+    pieces: int = 1
+
+    @property
+    def elements(self) -> int:
+        return self.rows * self.columns * self.pieces
 
 
 ACCESS_BYTES = 16  # the widest load and store
 LONGEST = 16384  # columns of a row that still lives in registers
 
+# Programs start one every 1.2 ns, whatever they do: where there are more than ``FEW`` (one or two for each place
+# on a multiprocessor), each should move as much as memory does meanwhile, and spare.
+FEW = 2048
+PROGRAM_BYTES = 6000
+_MOST = 4096  # elements of a program that was made larger for it
+_EACH = (
+    32  # elements of its threads: the fewer threads, the less is computed for each of them alone
+)
+_SHORT = 256  # columns of rows that are reduced with half as many
+_PIECES = 1024  # columns of rows that are taken in pieces
+_WARPS = 4  # of programs whose rows are
+
 # Longest rows each class takes where the length is known at run time only; the rest is walked.
-CLASSES = (256, 1024, 4096)
+CLASSES = (256, 512, 1024, 4096)
 # The same where rows begin anywhere, so that nothing is vectorized.
-UNALIGNED_CLASSES = (1024,)
+UNALIGNED_CLASSES = (256, 1024)
 
 # Elements in a row that lives in registers -> rows of one program, warps.
 _PERSISTENT: dict[int, tuple[int, int]] = {
@@ -37,11 +60,17 @@ _PERSISTENT: dict[int, tuple[int, int]] = {
     8192: (1, 16),
     16384: (1, 16),
 }
+# The same for rows of any length up to that; and with rows in pieces, of halves.
+_UP_TO = {
+    256: Tile(8, 256, 4),
+    512: Tile(4, 512, 4),
+    1024: Tile(2, 1024, 4),
+    4096: Tile(1, 4096, 8),
+}
+_PIECES_UP_TO = {512: Tile(8, 256, 8, 2), 1024: Tile(4, 256, 4, 4)}
 WALKED = Tile(1, 4096, 8)
 UNALIGNED_WALKED = Tile(1, 2048, 8)
-_SIDE_BY_SIDE_BYTES = (
-    64  # of rows side by side in memory: few, so that there are programs for every processor
-)
+_SIDE_BY_SIDE_ROWS = 16  # few, so that there are programs for every processor
 _SIDE_BY_SIDE = 8192  # elements, by 16 warps: what is in flight must cover the way to memory
 TRANSPOSED = Tile(64, 64, 8)
 FLAT = Tile(1, 1024, 4)
@@ -49,10 +78,54 @@ _POINTS = 1024  # of a tile of a kernel that reduces nothing
 
 
 def persistent(length: int, count: int | None) -> Tile:
-    """For ``count`` whole rows of at most ``length``, which is at most ``LONGEST``."""
+    """For ``count`` whole rows of ``length``, which is at most ``LONGEST``."""
     columns = power(length)
     rows, warps = _PERSISTENT[columns]
     return Tile(rows if count is None else min(rows, power(count)), columns, warps)
+
+
+def up_to(longest: int, count: int | None, access: int) -> Tile:
+    """For ``count`` whole rows of at most ``longest``, one of the classes; ``access``: elements of a vector."""
+    halves = access * WARP == _PIECES_UP_TO[512].columns
+    tile = _PIECES_UP_TO.get(longest, _UP_TO[longest]) if halves else _UP_TO[longest]
+    return tile if count is None else replace(tile, rows=min(tile.rows, power(count)))
+
+
+def grown(tile: Tile, length: int, itemsize: int) -> Tile:
+    """For many more than ``FEW`` programs: ``tile`` with as many rows as make a program move enough.
+
+    ``length``: the columns of a tile that are there; ``itemsize``: bytes that are moved for each element.
+    """
+    rows = tile.rows
+    while rows * length * itemsize < PROGRAM_BYTES and 2 * rows * tile.columns <= _MOST:
+        rows *= 2
+    if rows == tile.rows:
+        return tile
+    return Tile(rows, tile.columns, max(1, rows * tile.columns // (WARP * _EACH)))
+
+
+def grown_rows(tile: Tile, length: int, itemsize: int, access: int) -> Tile:
+    """The same of whole rows; ``access``: elements of a vector."""
+    larger = grown(tile, length, itemsize)
+    if larger == tile:
+        return tile
+    if tile.columns <= _SHORT:
+        return replace(larger, warps=2 * larger.warps)
+    columns = min(access * WARP, length & -length)
+    columns = columns if columns >= 2 * WARP else access * WARP
+    pieces = -(-length // columns)
+    if tile.columns > _PIECES or access * WARP != _SHORT:
+        return larger
+    rows = _WARPS * WARP * _EACH // (columns * pieces)
+    return Tile(power(rows + 1) // 2, columns, _WARPS, pieces)
+
+
+def grown_flat(itemsize: int) -> Tile:
+    """The same of a kernel of one dimension."""
+    columns = FLAT.columns
+    while columns * itemsize < PROGRAM_BYTES and 2 * columns <= _MOST:
+        columns *= 2
+    return Tile(1, columns, FLAT.warps)
 
 
 def walked(aligned: bool) -> Tile:
@@ -60,10 +133,9 @@ def walked(aligned: bool) -> Tile:
     return WALKED if aligned else UNALIGNED_WALKED
 
 
-def column_sums(itemsize: int) -> Tile:
-    """For rows that lie side by side in memory, the narrowest of their elements of ``itemsize`` bytes."""
-    rows = _SIDE_BY_SIDE_BYTES // max(itemsize, 2)
-    return Tile(rows, _SIDE_BY_SIDE // rows, 16)
+def column_sums() -> Tile:
+    """For rows that lie side by side in memory."""
+    return Tile(_SIDE_BY_SIDE_ROWS, _SIDE_BY_SIDE // _SIDE_BY_SIDE_ROWS, 16)
 
 
 def pointwise(length: int | None, count: int | None) -> Tile:

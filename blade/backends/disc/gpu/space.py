@@ -109,6 +109,18 @@ def alignment(kernel: Kernel) -> Alignment:
     return Alignment(elements, tuple(open_))
 
 
+def streamed(kernel: Kernel) -> int:
+    """Bytes that are moved for each element of the iteration space; what rows share is in the cache."""
+    whole = {
+        (s.access, kernel.args[s.access.arg].dtype.itemsize)
+        for s in kernel.body
+        if isinstance(s, Accessing)
+        and number(s.access.strides[-1]) != 0
+        and (not kernel.outer or any(number(stride) != 0 for stride in s.access.strides[:-1]))
+    }
+    return sum(itemsize for _, itemsize in whole)
+
+
 def _follows(dim: sympy.Expr, known: Collection[sympy.Expr]) -> bool:
     """Is ``dim`` a whole multiple of another one of ``known``?"""
     factors = sympy.Mul.make_args(dim)

@@ -13,7 +13,7 @@ from blade.backends.disc.gpu.shapes import Tile
 from blade.backends.disc.gpu.space import Alignment, Sizes, product
 from blade.backends.disc.kernel import Access, Dim, Kernel, Load, Reduce, Store
 
-_EARLY_ELEMENTS = 16  # of a thread: with more, what is loaded early does not fit
+_EARLY_ELEMENTS = 32  # of a thread: with more, what is loaded early does not fit
 _IMPORTS = "import triton\nimport triton.language as tl\n"
 _LIBDEVICE = "from triton.language.extra.cuda import libdevice\n"
 _EARLY = "from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait\n"
@@ -104,6 +104,7 @@ class _Writer:
             return
         if beside is None:
             count = product(kernel.outer)
+            self.body.merged = True
             text = self.sizes.product(kernel.outer)
             self.vector("r", "t", count, text)
             self.split("r", list(range(len(kernel.outer))), text)
@@ -164,13 +165,24 @@ class _Writer:
         return name
 
     def columns(self) -> None:
-        shape = "" if self.tile.rows == 1 else "[None, :]"
-        self.head.append(f"c = tl.arange(0, {self.tile.columns}){shape}")
+        body, tile = self.body, self.tile
+        shape = "" if tile.rows == 1 else "[None, :]"
         length = number(self.kernel.inner)
-        if (length is None or length % self.tile.columns) and not self.variant.guarded:
-            self.body.column_mask = True
-            first = "c0 + c" if self.body.tiled else "c"
-            self.head.append(f"cm = {first} < {self.sizes.text(self.kernel.inner)}")
+        for piece in range(tile.pieces):
+            body.piece, first = piece, piece * tile.columns
+            c = body.of_piece("c")
+            self.head.append(
+                f"{c} = tl.arange(0, {tile.columns}){shape}" + f" + {first}" * (first > 0)
+            )
+            inside = length is not None and (
+                length >= first + tile.columns if tile.pieces > 1 else length % tile.columns == 0
+            )
+            if not inside and not self.variant.guarded:
+                body.masked.add(piece)
+                index = f"c0 + {c}" if body.tiled else c
+                inner = self.sizes.text(self.kernel.inner)
+                self.head.append(f"{body.of_piece('cm')} = {index} < {inner}")
+        body.piece = 0
 
     # --- what it does ---
 
@@ -181,17 +193,16 @@ class _Writer:
         for i in alive:
             stmt = body.stmt(i)
             if isinstance(stmt, Reduce):
-                body.finish(i, stmt, body.reduced(i, stmt))
-            elif isinstance(stmt, Store):
+                body.finish(i, stmt, body.joined(i, stmt))
+                continue
+            if isinstance(stmt, Store):
                 self.wait_before(stmt)
-                body.statement(i)
-            else:
-                body.statement(i)
+            body.everywhere(i)
 
     def order(self, i: int) -> tuple[int, int]:
         """Loads first, so that no reduction waits for memory again, unless they would fill the registers."""
         stmt, tile = self.body.stmt(i), self.tile
-        few = tile.rows * tile.columns <= _EARLY_ELEMENTS * 32 * tile.warps
+        few = tile.elements <= _EARLY_ELEMENTS * 32 * tile.warps
         return (2 if isinstance(stmt, Store) else 0 if few and isinstance(stmt, Load) else 1), i
 
     def guarded(self) -> None:
@@ -204,7 +215,7 @@ class _Writer:
         body.line("else:")
         body.indent += 1
         body.line(f"cm = c0 + c < {inner}")
-        body.column_mask = True
+        body.masked = {0}
         self.at_once()
         body.indent -= 1
 
@@ -248,7 +259,7 @@ class _Writer:
         body.indent += 1
         body.line(f"c = c0 + tl.arange(0, {columns}){shape}")
         length = number(self.kernel.inner)
-        body.column_mask = length is None or bool(length % columns)
+        body.masked = {0} if length is None or length % columns else set()
         if body.column_mask:
             body.line(f"cm = c < {inner}")
 

@@ -37,6 +37,7 @@ _DIRECT = (
 ).split()
 _OTHER: dict[str, Callable[..., torch.Tensor]] = {
     "rint": torch.round,
+    "fast_dividef": torch.divide,
     # torch's own errs where an operand is tiny
     "fmod": lambda a, b: torch.from_numpy(np.fmod(a.numpy(), b.numpy())),
 }
