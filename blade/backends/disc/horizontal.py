@@ -8,7 +8,8 @@
 The concatenation is nobody's instruction: the weights are packed side by side when the engine loads, and
 stay the fallback's own tensors in the file. Only products that follow each other (no other library op
 between them) are merged, so that no result waits long for its readers, and only where every reader
-takes the slice as a strided view.
+takes the slice as a strided view. Where it is launches that cost, on a GPU, those of what all layers are told
+(a time step, a text, an encoder's states) are merged wherever they are.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -28,12 +29,18 @@ from blade.backends.disc.legalize import (
 )
 from blade.backends.disc.views import View, reshape_strides, view_of, viewed
 
+FAR = 4  # products of one operand that are merged though other library ops are between them
 _ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
 
 
-def merge_linears(graph: Graph, known: Callable[[Value], bool] = is_packed) -> Graph:
-    """``graph`` with neighbouring products of one operand merged, of those with ``known`` weights."""
-    merged = {v.id: run for run in _runs(graph, known) for v in run}
+def merge_linears(
+    graph: Graph, known: Callable[[Value], bool] = is_packed, far: bool = False
+) -> Graph:
+    """``graph`` with neighbouring products of one operand merged, of those with ``known`` weights.
+
+    ``far``: also products that are not neighbours, where there are many of one operand.
+    """
+    merged = {v.id: run for run in _runs(graph, known, far) for v in run}
     b = Builder()
     new: dict[int, Value] = {}
     for v in live(graph):
@@ -102,7 +109,7 @@ def _columns(run: Sequence[Value]) -> Dim:
     return plain(sum(v.shape[-1] for v in run))
 
 
-def _runs(graph: Graph, known: Callable[[Value], bool]) -> list[list[Value]]:
+def _runs(graph: Graph, known: Callable[[Value], bool], far: bool) -> list[list[Value]]:
     """Products to merge, in order; each run has at least two."""
     users = graph.users()
     returned = {v.id for v in graph.outputs}
@@ -115,8 +122,21 @@ def _runs(graph: Graph, known: Callable[[Value], bool]) -> list[list[Value]]:
                 runs[-1].append(v)
             else:
                 runs.append([v])
+    runs = _joined(runs) if far else runs
     kept = [[v for v in run if _may_be_a_slice(v, run, users, returned)] for run in runs]
     return [run for run in kept if len(run) > 1]
+
+
+def _joined(runs: Sequence[list[Value]]) -> list[list[Value]]:
+    """Runs of one operand as one, where they have FAR products together."""
+    alike: dict[tuple[object, ...], list[list[Value]]] = {}
+    for run in filter(None, runs):
+        alike.setdefault(_shared(run[0]), []).append(run)
+    joined: list[list[Value]] = []
+    for same in alike.values():
+        whole = [v for run in same for v in run]
+        joined += [whole] if len(whole) >= FAR else same
+    return joined
 
 
 def _may_be_a_slice(

@@ -7,7 +7,7 @@ from disc_programs import S0, S1, add_input, compile_to_engine, finish, new_buil
 
 from blade.backends.disc.compiler import compile_ir
 from blade.backends.disc.cpu.target import host
-from blade.backends.disc.horizontal import merge_linears
+from blade.backends.disc.horizontal import FAR, merge_linears
 from blade.backends.disc.interpret_ir import interpret
 from blade.backends.disc.ir import Builder, Graph, Value
 
@@ -126,4 +126,22 @@ def test_the_compiled_program_has_one_product(sizes: tuple[int, int]) -> None:
     found = engine.try_execute(inputs)
     assert found is not None, engine.last_error()
     for have, want in zip(found, interpret(graph, inputs), strict=True):
+        torch.testing.assert_close(have, want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("layers", [FAR - 1, FAR])
+def test_what_all_layers_are_told_is_one_product_where_asked(layers: int) -> None:
+    """``x`` is read by a product in every layer, with that layer's own products between them."""
+    b = new_builder()
+    x, w = add_input(b, (S0, S1, 24)), Weights(b)
+    y = x
+    for _ in range(layers):
+        y = b.pointwise("add", w.linear(b.pointwise("tanh", y), 24), w.linear(x, 24, bias=False))
+    graph = finish(b, y, constants=w.tensors)
+    merged = merge_linears(graph, far=True)
+    products = [v for v in merged.values if v.op == "linear"]
+    told = 1 if layers >= FAR else layers
+    assert len(products) == layers + told and len(linears(graph)) == 2 * layers
+    given = [torch.randn(2, 5, 24)]
+    for have, want in zip(interpret(merged, given), interpret(graph, given), strict=True):
         torch.testing.assert_close(have, want, rtol=1e-5, atol=1e-5)

@@ -56,7 +56,7 @@ def passes(half: torch.dtype | None) -> Sequence[tuple[str, Pass]]:
         ("rows", legalize.rows),
         ("keep_row_values", keep_row_values),
         ("bias_to_consumers", partial(legalize.bias_to_consumers, packed=_nothing)),
-        ("merge_linears", partial(merge_linears, known=has_known_weights)),
+        ("merge_linears", partial(merge_linears, known=has_known_weights, far=True)),
         ("weights_channels_last", weights_channels_last),
         ("compute_where_read", compute_where_read),
         ("addressable", partial(legalize.addressable, packed=_nothing)),
