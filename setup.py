@@ -23,7 +23,7 @@ CSRC = Path("blade/runtime/csrc")
 UNITS = {
     "executor": (
         *("parse", "program", "pages", "arena", "frame", "execute"),
-        *("graph_plan", "recording", "lane"),
+        *("graph_plan", "lent", "recording", "lane"),
     ),
     "device": ("accelerator", "constants", "target", "updates", "executor"),
     "engine": ("runner", "engine", "register"),

@@ -255,8 +255,10 @@ def _train_table(
         apart = max(abs(a - b) for a, b in zip(losses, eager)) if eager else float("nan")
         counted = (f"{work['kernels']:.0f}", f"{work['host_calls']:.0f}") if work else ("-", "-")
         row = (peer, 1e3 / ms, ms, one.answer["compile_s"], *counted, losses[0], losses[-1], apart)
-        rows.append((*row, one.answer["memory"] or "-"))
-    columns = "peer,steps/s,ms,warm-up s,kernels,host calls,loss 1,loss 20,from eager,MiB"
+        rows.append((*row, one.answer["start_mib"] or "-", one.answer["memory"] or "-"))
+    columns = (
+        "peer,steps/s,ms,warm-up s,kernels,host calls,loss 1,loss 20,from eager,MiB at first,MiB"
+    )
     title = f"training {task}, batch {batch}, autocast {args.where.dtype}, {args.facts['device']}"
     console.print(tables.plain(title, columns.split(","), rows))
 

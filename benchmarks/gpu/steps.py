@@ -55,7 +55,16 @@ class Steps:
         seconds = time.perf_counter() - start
         losses += [self._step(batch, next(turns)).clone() for _ in range(LOSSES - 1)]
         values = [float(loss) for loss in losses]
-        return {"compile_s": seconds, "losses": values, "served": _served(self._peer)}
+        made = {"compile_s": seconds, "losses": values, "served": _served(self._peer)}
+        return {**made, "start_mib": self._forget_peak()}
+
+    def _forget_peak(self) -> float:
+        """What compiling and trying took at most, in MiB; from now on ``memory`` tells of steps alone."""
+        peak = self.memory()
+        if self._where.is_cuda:
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+        return peak
 
     def _step(self, batch: int, given: dict[str, torch.Tensor]) -> torch.Tensor:
         dtype = getattr(torch, self._where.dtype)
@@ -93,6 +102,7 @@ class Steps:
         return None if made is None else vars(made)
 
     def memory(self) -> float:
+        """MiB reserved at most."""
         return torch.cuda.max_memory_reserved() / 2**20 if self._where.is_cuda else 0.0
 
 

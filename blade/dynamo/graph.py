@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from time import perf_counter
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.fx import GraphModule, Node
@@ -19,6 +19,7 @@ from blade.backends.base import Backend
 from blade.clustering.cluster import cluster, schedule
 from blade.config import Config
 from blade.dynamo.kept import keep
+from blade.dynamo.partition import is_saved
 from blade.dynamo.prepare import prepare
 from blade.dynamo.served import Served
 from blade.fallback.attempt import attempt
@@ -31,6 +32,7 @@ from blade.graph.listing import kind_of
 from blade.hardware import cpu_name
 from blade.reason import Reason, Stage
 from blade.report import ORIGINAL, ClusterReport, Report, versions
+from blade.runtime.engine import Engine
 
 MAX_CULPRITS = 4
 Labels = list[frozenset[str]]
@@ -183,6 +185,8 @@ def _build(job: _Job, name: str, group: Sequence[int], label: frozenset[str]) ->
     for backend in (b for b in job.backends if b.name.lower() in label):
         engine = convert(cut.cluster, backend, job.config)
         if not isinstance(engine, Reason):
+            if saved := [k for k, node in enumerate(cut.outputs) if is_saved(node)]:
+                cast(Engine, engine).lend(saved)
             served = Served(cut, engine, backend.name, job.config, derived=not job.training)
             return Part(cut, cut.group, label, served, tuple(reasons))
         reasons.append(engine)

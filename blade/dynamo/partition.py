@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where a joint graph is cut into forward and backward: torch's min-cut, after two repairs and a pass of our own.
 
+What forward returns for backward alone is marked (``is_saved``): nobody holds it longer than until backward ran.
+
 The gradient of a batch norm in training takes the running statistics and does not look at them. What AOTAutograd
 hands it are the new ones, which forward then would have to return beside writing them to the module.
 
@@ -19,7 +21,9 @@ from torch.fx import Graph, GraphModule, Node
 from blade.dynamo.share import share_equal
 
 aten = torch.ops.aten
+_SAVED = "blade_saved"
 _ATTENTION = (
+    aten._scaled_dot_product_flash_attention_backward.default,
     aten._scaled_dot_product_cudnn_attention_backward.default,
     aten._scaled_dot_product_efficient_attention_backward.default,
 )
@@ -33,12 +37,28 @@ def partition(
     """What ``aot_autograd`` takes for its ``partition_fn``."""
     _forget_running_statistics(joint.graph)
     forget_states(joint.graph)
-    if not functorch_config.cse:
-        return min_cut_rematerialization_partition(joint, inputs, **kwargs)
-    joint.graph.eliminate_dead_code()
-    share_equal(joint.graph)
+    if functorch_config.cse:
+        joint.graph.eliminate_dead_code()
+        share_equal(joint.graph)
     with functorch_config.patch(cse=False):
-        return min_cut_rematerialization_partition(joint, inputs, **kwargs)
+        forward, backward = min_cut_rematerialization_partition(joint, inputs, **kwargs)
+    _mark_saved(forward.graph, kwargs["num_fwd_outputs"])
+    return forward, backward
+
+
+def is_saved(node: Node) -> bool:
+    """Whether ``node``, of a forward graph, is returned for the backward graph and to nobody else."""
+    return _SAVED in node.meta
+
+
+def _mark_saved(forward: Graph, count: int) -> None:
+    """``count``: results of the model, which come first."""
+    returned = forward.output_node().args[0]
+    assert isinstance(returned, (list, tuple))
+    seen = set(returned[:count])
+    for node in returned[count:]:
+        if isinstance(node, Node) and node not in seen:
+            node.meta[_SAVED] = True
 
 
 def _forget_running_statistics(graph: Graph) -> None:

@@ -35,8 +35,9 @@ class Engine(Protocol):
         """``calls``, ``engine_runs``, ``fallbacks`` and a count per ``Code`` value that occurred.
 
         On CUDA also ``graph_captures``, ``graph_replays`` (of ``engine_runs``), ``graph_failures`` (shapes that
-        could not be captured and run launch by launch, ``last_error`` says why) and ``graph_declined`` (shapes
-        of one launch or two, or of large copies, that are faster that way).
+        could not be captured and run launch by launch, ``last_error`` says why), ``graph_declined`` (shapes
+        of one launch or two, or of large copies, that are faster that way) and ``graph_bytes_copied`` into and out
+        of graphs.
         """
 
     def set_enabled(self, enabled: bool) -> None:
@@ -50,6 +51,11 @@ class Engine(Protocol):
 
     def renew(self) -> None:
         """Forgets its calls: counts, failures and the buffers of sizes seen. Must not overlap a call."""
+
+    def lend(self, outputs: list[int]) -> None:
+        """Of these outputs, by number, a CUDA graph gives its own memory, and is not launched again before all
+        who hold them let go. Nothing is lent of an output that shares memory with another one. Before the first call.
+        """
 
     def last_error(self) -> str:
         """The text of the last exception inside the engine; empty if there was none."""

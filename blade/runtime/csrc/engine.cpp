@@ -187,6 +187,14 @@ void Engine::renew() {
   last_error_.clear();
 }
 
+void Engine::lend(const std::vector<int64_t>& outputs) {
+  if (Engine* next = successor()) return next->lend(outputs);
+  if (!executor_) return;
+  const auto count = static_cast<int64_t>(executor_->program().outputs.size());
+  for (const int64_t k : outputs) TORCH_CHECK(k >= 0 && k < count, "blade: there is no output ", k, " to lend, but ", count);
+  executor_->lend(outputs);
+}
+
 std::string Engine::last_error() const {
   if (const Engine* next = successor()) return next->last_error();
   const std::lock_guard<std::mutex> lock(error_mutex_);
@@ -287,6 +295,7 @@ c10::Dict<std::string, int64_t> Engine::stats() const {
     stats.insert("graph_captures", graphs->captures.load(std::memory_order_relaxed));
     stats.insert("graph_replays", graphs->replays.load(std::memory_order_relaxed));
     stats.insert("graph_failures", graphs->failures.load(std::memory_order_relaxed));
+    stats.insert("graph_bytes_copied", graphs->bytes_copied.load(std::memory_order_relaxed));
     stats.insert("graph_declined", graphs->declined.load(std::memory_order_relaxed));
   }
   if (const Engine* next = successor()) {

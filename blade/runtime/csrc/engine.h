@@ -52,6 +52,8 @@ class Engine : public torch::CustomClassHolder {
   void rearm();
   // As if nothing was run yet: counts, failures and buffers go, what was loaded and packed stays.
   void renew();
+  // Outputs, by number, that the caller lets go of before long: a graph need not give copies of them.
+  void lend(const std::vector<int64_t>& outputs);
   std::string last_error() const;
   std::string why_unavailable() const;
   const std::string& name() const { return name_; }

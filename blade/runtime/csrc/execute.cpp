@@ -92,14 +92,15 @@ bool Frame::refresh_fixed_pointers() {
   return true;
 }
 
-at::Tensor Frame::output_tensor(int64_t id, const Arena* fixed) const {
+at::Tensor Frame::output_tensor(int64_t id, const Homes& homes) const {
   const auto& slot = slots_[id];
-  if (fixed == nullptr) return empty_tensor(place_.device.type(), slot.sizes, slot.dtype);
+  const Arena* home = slot.lent ? homes.lent : homes.fixed;
+  if (home == nullptr) return empty_tensor(place_.device.type(), slot.sizes, slot.dtype);
   const auto offset = static_cast<int64_t>(slot.arena_offset / c10::elementSize(slot.dtype));
-  return tensor_over(fixed->storage(), slot.dtype, slot.sizes, slot.strides, offset);
+  return tensor_over(home->storage(), slot.dtype, slot.sizes, slot.strides, offset);
 }
 
-void Frame::bind(const std::vector<at::Tensor>& inputs, const Arena* fixed) {
+void Frame::bind(const std::vector<at::Tensor>& inputs, const Homes& homes) {
   refresh_fixed_pointers();
   for (const int64_t id : changing_roots_) {
     const Slot& slot = program_.slots[id];
@@ -107,7 +108,7 @@ void Frame::bind(const std::vector<at::Tensor>& inputs, const Arena* fixed) {
       const auto& input = inputs[slot.index];
       bind_root(id, input, static_cast<char*>(const_cast<void*>(input.const_data_ptr())));
     } else if (slot.kind == SlotKind::kOutput) {
-      at::Tensor output = output_tensor(id, fixed);
+      at::Tensor output = output_tensor(id, homes);
       auto* data = static_cast<char*>(output.mutable_data_ptr());
       bind_root(id, std::move(output), data);
     }

@@ -243,6 +243,18 @@ void Executor::give_lane(std::unique_ptr<Lane> lane) {
   idle_.push_back(std::move(lane));
 }
 
+// Outputs that share memory with one that is not lent are copied together with it.
+void Executor::lend(const std::vector<int64_t>& outputs) {
+  const auto& program = loaded_.program;
+  std::vector<bool> lent(program.slots.size(), false);
+  const auto mark = [&](int64_t k, bool value) { lent[program.slots[program.outputs[k]].root] = value; };
+  for (const int64_t k : outputs) mark(k, true);
+  for (int64_t k = 0; k < static_cast<int64_t>(program.outputs.size()); ++k) {
+    if (std::find(outputs.begin(), outputs.end(), k) == outputs.end()) mark(k, false);
+  }
+  limits_.graphs.lent = std::move(lent);
+}
+
 void Executor::forget_sizes() {
   graph_counts_.clear();
   const std::lock_guard<std::mutex> lock(mutex_);

@@ -41,6 +41,9 @@ class Executor {
   // Packs constants again if the user wrote to one of them since (in place, as an optimizer does).
   void refresh_packs(const std::vector<at::Tensor>& constants);
 
+  // Which outputs callers let go of soon, so that they may be lent them (lent.h). Before the first call.
+  void lend(const std::vector<int64_t>& outputs);
+
   // Drops the buffers and frames of all sizes seen; what was packed stays.
   void forget_sizes();
 
@@ -78,7 +81,7 @@ class Executor {
   std::vector<KernelFn> pack_kernels_;
   std::vector<PackedFrom> packed_from_;
   size_t num_given_ = 0;  // constants before the packed ones
-  const ExecutorLimits limits_;
+  ExecutorLimits limits_;
   bool capturable_ = false;  // the program, and nobody forbids it
   GraphCounts graph_counts_;
   std::mutex mutex_;

@@ -65,6 +65,12 @@ struct Buffer {
 };
 size_t plan_memory(std::vector<Buffer>& buffers);
 
+// Where outputs are for a graph; without one they are fresh memory.
+struct Homes {
+  const Arena* fixed = nullptr;
+  const Arena* lent = nullptr;
+};
+
 class Frame {
  public:
   // Evaluates registers and guards; prepares the rest only if the guards hold.
@@ -88,6 +94,7 @@ class Frame {
     int64_t offset = 0;          // elements, from the root's start
     int64_t span = 0;            // roots: elements that may be touched
     size_t arena_offset = 0;     // bytes, from the arena's start; outputs: from the start of a graph's memory
+    bool lent = false;           // outputs of a graph: in the memory that it lends
     std::vector<int64_t> views;  // roots: the views on them
   };
   // An entry of the pointer table and the slot it points to.
@@ -130,9 +137,8 @@ class Frame {
 
   // execution: execute.cpp
   bool refresh_fixed_pointers();
-  // `fixed`: outputs are there, for a graph, and not fresh memory.
-  void bind(const std::vector<at::Tensor>& inputs, const Arena* fixed = nullptr);
-  at::Tensor output_tensor(int64_t id, const Arena* fixed) const;
+  void bind(const std::vector<at::Tensor>& inputs, const Homes& homes = Homes());
+  at::Tensor output_tensor(int64_t id, const Homes& homes) const;
   void bind_root(int64_t id, at::Tensor tensor, char* data);
   void point_root(int64_t id, char* data);  // its pointers and those of its views
   void release_root(int64_t id);

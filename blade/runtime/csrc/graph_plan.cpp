@@ -18,14 +18,15 @@ constexpr int64_t kFewestSteps = 3;
 
 }  // namespace
 
-GraphPlan::GraphPlan(const Frame& frame, bool may_move, bool reuse_outputs)
+GraphPlan::GraphPlan(const Frame& frame, bool may_move, const GraphLimits& limits)
     : frame_(frame),
       program_(frame.program_),
-      reuse_outputs_(reuse_outputs),
+      stays_(program_.slots.size(), limits.reuse_outputs),
       inputs_(program_.inputs.size()),
       results_(program_.slots.size()),
       moves_(frame.steps_.size(), false) {
   for (size_t id = 0; id < program_.slots.size(); ++id) {
+    if (limits.is_lent(static_cast<int64_t>(id))) stays_[id] = true;
     const auto& slot = frame_.slots_[id];
     Memory* memory = memory_of(static_cast<int64_t>(id));
     if (memory == nullptr) continue;
@@ -39,7 +40,9 @@ GraphPlan::GraphPlan(const Frame& frame, bool may_move, bool reuse_outputs)
     memory.direct = may_move && !memory.called && move <= copy;
   };
   std::for_each(inputs_.begin(), inputs_.end(), decide);
-  if (!reuse_outputs_) std::for_each(results_.begin(), results_.end(), decide);
+  for (size_t id = 0; id < results_.size(); ++id) {
+    if (!stays_[id]) decide(results_[id]);
+  }
   for (size_t i = 0; i < frame_.steps_.size(); ++i) {
     const auto& patches = frame_.steps_[i].patches;
     moves_[i] = std::any_of(
@@ -101,7 +104,7 @@ bool GraphPlan::pays(const std::vector<bool>& moved) const {
     add(inputs_[i], in);
     if (inputs_[i].back && !inputs_[i].direct) out += inputs_[i].bytes;
   }
-  std::vector<bool> counted(program_.slots.size(), reuse_outputs_);
+  std::vector<bool> counted = stays_;
   for (const int64_t id : program_.outputs) {
     const int64_t root = program_.slots[id].root;
     const auto kind = program_.slots[root].kind;

@@ -10,13 +10,23 @@
 
 namespace blade {
 
+struct GraphLimits {
+  bool enabled = true;
+  bool always = false;          // even where launch after launch is faster
+  size_t max_graphs = 32;       // per lane
+  bool reuse_outputs = false;   // outputs are the graph's own buffers, which later calls overwrite
+  std::vector<bool> lent;       // per slot: outputs that stay where the graph left them until nobody holds them; or none
+
+  bool is_lent(int64_t root) const { return !lent.empty() && lent[root]; }
+};
+
 // Memory that is elsewhere at every call is either copied to or from where the graph was recorded with, or the
 // launches that read or write it are told its address before each replay (it is *direct*): a few of them cost less
 // than the copy of some megabytes. What calls read or write is always copied: nobody knows their launches.
 class GraphPlan {
  public:
-  // `may_move`: launches can be told other addresses. `reuse_outputs`: outputs stay where they are.
-  GraphPlan(const Frame& frame, bool may_move, bool reuse_outputs);
+  // `may_move`: launches can be told other addresses.
+  GraphPlan(const Frame& frame, bool may_move, const GraphLimits& limits);
 
   bool is_direct(int64_t root) const;
   bool is_direct_input(size_t i) const { return inputs_[i].direct; }
@@ -41,7 +51,7 @@ class GraphPlan {
 
   const Frame& frame_;
   const Program& program_;
-  const bool reuse_outputs_;
+  std::vector<bool> stays_;      // per slot: the caller gets it where it is
   std::vector<Memory> inputs_;   // per input
   std::vector<Memory> results_;  // per slot: of those that are outputs or results of calls
   std::vector<bool> moves_;      // per step

@@ -6,6 +6,9 @@
 namespace blade {
 namespace {
 
+// Graphs of one shape: as many calls may hold what they were lent at once.
+constexpr size_t kMostRecordings = 4;
+
 // How many calls pass before a lane gives back memory that none of them needed.
 constexpr int kShrinkPeriod = 256;
 
@@ -16,6 +19,12 @@ Lane::Key key_of(const std::vector<at::Tensor>& inputs) {
 }
 
 }  // namespace
+
+size_t Lane::bytes() const {
+  size_t total = arena_.capacity() + (fixed_ ? fixed_->capacity() : 0);
+  for (const auto& one : generations_) total += one->arena().capacity();
+  return total;
+}
 
 size_t Lane::KeyHash::operator()(const Key& sizes) const {
   uint64_t hash = 14695981039346656037ull;
@@ -66,7 +75,9 @@ std::vector<at::Tensor> Lane::run(const std::vector<at::Tensor>& inputs, std::ve
 void Lane::make_room_for_a_graph(size_t max_graphs) {
   size_t kept = 0;
   for (auto& entry : frames_) {
-    if (entry.second->recording.has_graph() && ++kept >= max_graphs) entry.second->recording.evict();
+    for (auto& recording : entry.second->recordings) {
+      if (recording.has_graph() && ++kept >= max_graphs) recording.evict();
+    }
   }
 }
 
@@ -80,22 +91,50 @@ std::vector<at::Tensor> Lane::outside_fixed(const std::vector<at::Tensor>& input
   return outside;
 }
 
+Generation& Lane::generation(size_t number) {
+  while (generations_.size() <= number) generations_.push_back(std::make_unique<Generation>(place_.device.type()));
+  return *generations_[number];
+}
+
+// One whose graph can be launched, else one that has none yet; one more where what is lent keeps all from being launched.
+Recording& Lane::recording_for(Shape& shape, const std::vector<at::Tensor>& inputs) {
+  auto& all = shape.recordings;
+  if (all.empty()) all.emplace_front(shape.frame, 0);
+  const auto first = [&](const auto& test) {
+    const auto found = std::find_if(all.begin(), all.end(), test);
+    if (found != all.end()) all.splice(all.begin(), all, found);
+    return found != all.end();
+  };
+  if (first([&](const Recording& one) { return one.is_ready(inputs, generation(one.generation())); })) return all.front();
+  if (first([](const Recording& one) { return !one.has_graph(); })) return all.front();
+  const auto is_hindered = [&](const Recording& one) {
+    return one.is_out(generation(one.generation())) || one.is_elsewhere_lent(inputs);
+  };
+  if (!std::all_of(all.begin(), all.end(), is_hindered)) return all.front();
+  size_t number = all.size();
+  if (number == kMostRecordings) {
+    number = all.back().generation();
+    all.pop_back();
+  }
+  return all.emplace_front(shape.frame, number);
+}
+
 std::vector<at::Tensor> Lane::run_graphed(
     const std::vector<at::Tensor>& given, const GraphLimits& limits, GraphCounts& counts) {
   std::vector<at::Tensor> outside;
   if (limits.reuse_outputs && fixed_) outside = outside_fixed(given);
   const auto& inputs = outside.empty() ? given : outside;
-  auto& [frame, recording] = *frames_.front().second;
-  reserve(frame.arena_bytes());
-  const bool due = recording.wants_capture(inputs, limits, counts);
-  if (due) {
-    if (!fixed_) fixed_ = std::make_unique<Arena>(place_.device.type());
-    make_room_for_a_graph(limits.max_graphs);
+  auto& shape = *frames_.front().second;
+  reserve(shape.frame.arena_bytes());
+  if (!fixed_) fixed_ = std::make_unique<Arena>(place_.device.type());
+  auto& recording = recording_for(shape, inputs);
+  const GraphMemory memory{*fixed_, generation(recording.generation())};
+  const bool due = recording.wants_capture(inputs, limits, counts) && !memory.lent.is_out();
+  if (due) make_room_for_a_graph(limits.max_graphs);
+  if (recording.has_graph() || (due && recording.capture(inputs, memory, limits, counts))) {
+    if (auto outputs = recording.replay(inputs, memory, counts)) return std::move(*outputs);
   }
-  if (recording.has_graph() || (due && recording.capture(inputs, *fixed_, limits, counts))) {
-    if (auto outputs = recording.replay(inputs, *fixed_, counts)) return std::move(*outputs);
-  }
-  return frame.run(inputs);
+  return shape.frame.run(inputs);
 }
 
 }  // namespace blade

@@ -21,12 +21,12 @@ class Lane {
   // On the current device and stream, which are those of `place`.
   explicit Lane(const Place& place) : place_(place), arena_(place.device.type()) {}
 
-  // A frame and what graphs make of it.
+  // A frame and what graphs make of it: one, or several where what one lent is out, or others lend what it reads.
   struct Shape {
     Shape(const Loaded& loaded, const std::vector<at::Tensor>& inputs, const Arena& arena, const Place& place)
-        : frame(loaded, inputs, arena, place), recording(frame) {}
+        : frame(loaded, inputs, arena, place) {}
     Frame frame;
-    Recording recording;
+    std::list<Recording> recordings;  // most recently used first
   };
 
   bool is_at(const Place& place) const { return place_.device == place.device && place_.stream == place.stream; }
@@ -43,12 +43,14 @@ class Lane {
   // Drops the shape used last.
   void drop_front();
 
-  size_t bytes() const { return arena_.capacity() + (fixed_ ? fixed_->capacity() : 0); }
+  size_t bytes() const;
 
  private:
   // Room for a call; gives back, now and then, what none needed for long.
   void reserve(size_t bytes);
   void make_room_for_a_graph(size_t max_graphs);
+  Recording& recording_for(Shape& shape, const std::vector<at::Tensor>& inputs);
+  Generation& generation(size_t number);
   std::vector<at::Tensor> outside_fixed(const std::vector<at::Tensor>& inputs) const;
 
   struct KeyHash {
@@ -59,6 +61,7 @@ class Lane {
   const Place place_;
   Arena arena_;
   std::unique_ptr<Arena> fixed_;  // what graphs read and write beside it
+  std::vector<std::unique_ptr<Generation>> generations_;
   std::list<Entry> frames_;  // most recently used first
   std::unordered_map<Key, std::list<Entry>::iterator, KeyHash> index_;
   size_t peak_ = 0;

@@ -4,7 +4,9 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <numeric>
 
+#include "lent.h"
 #include "memory.h"
 
 namespace blade {
@@ -40,6 +42,7 @@ void GraphCounts::clear() {
   replays = 0;
   failures = 0;
   declined = 0;
+  bytes_copied = 0;
   const std::lock_guard<std::mutex> lock(mutex_);
   last_failure_.clear();
 }
@@ -66,11 +69,12 @@ bool Recording::wants_capture(const std::vector<at::Tensor>& inputs, const Graph
   auto addresses = addresses_of(inputs);
   addresses_.swap(addresses);
   if (++uses_ < needed_) return false;
-  if (!plan_) plan_.emplace(frame_, may_move_, limits.reuse_outputs);
+  if (!plan_) plan_.emplace(frame_, may_move_, limits);
   moved_.resize(inputs.size(), false);
   copied_.assign(inputs.size(), false);
   for (size_t i = 0; i < inputs.size(); ++i) {
-    if (addresses[i] != addresses_[i]) moved_[i] = true;
+    // what a graph lent is there again at the next call, although the call before ran without that graph
+    if (addresses[i] != addresses_[i] && !is_lent(inputs[i])) moved_[i] = true;
     copied_[i] = moved_[i] && !plan_->is_direct_input(i);
   }
   if (limits.always || plan_->pays(moved_)) return true;
@@ -82,6 +86,7 @@ bool Recording::wants_capture(const std::vector<at::Tensor>& inputs, const Graph
 void Recording::drop() {
   graph_.reset();
   results_.clear();
+  lent_.clear();
   moving_.clear();
 }
 
@@ -91,9 +96,9 @@ void Recording::evict() {
   needed_ = std::min(2 * needed_, kMostUses);
 }
 
-// Where copied inputs and outputs are, from the start of the fixed memory; returns its size.
-size_t Recording::plan(const std::vector<at::Tensor>& inputs) {
-  size_t bytes = 0;
+// Makes room for copied inputs and outputs, and says where they are from the start of their memory.
+void Recording::plan(const std::vector<at::Tensor>& inputs, const GraphMemory& memory, const GraphLimits& limits) {
+  size_t bytes = 0, lent = 0;
   offsets_.assign(inputs.size(), 0);
   for (size_t i = 0; i < inputs.size(); ++i) {
     if (!copied_[i]) continue;
@@ -105,10 +110,14 @@ size_t Recording::plan(const std::vector<at::Tensor>& inputs) {
     auto& slot = frame_.slots_[id];
     slot.arena_offset = 0;  // of direct ones anywhere: replays say where they are
     if (plan_->is_direct(static_cast<int64_t>(id))) continue;
-    slot.arena_offset = bytes;
-    bytes += aligned(static_cast<size_t>(slot.span) * c10::elementSize(slot.dtype));
+    slot.lent = limits.is_lent(static_cast<int64_t>(id));
+    size_t& end = slot.lent ? lent : bytes;
+    slot.arena_offset = end;
+    end += aligned(static_cast<size_t>(slot.span) * c10::elementSize(slot.dtype));
   }
-  return std::max(bytes, kFixedAlign);
+  memory.fixed.reserve(std::max(bytes, kFixedAlign));
+  lends_ = lent > 0;
+  if (lends_) memory.lent.reserve(lent);
 }
 
 std::vector<at::Tensor> Recording::fixed_inputs(const std::vector<at::Tensor>& inputs, const Arena& fixed) {
@@ -130,9 +139,9 @@ std::vector<at::Tensor> Recording::fixed_inputs(const std::vector<at::Tensor>& i
 }
 
 // What the caller gets copies of, and inputs that were updated in a copy.
-void Recording::collect_results(const Arena& fixed, bool reuse_outputs) {
+void Recording::collect_results(const Arena& fixed, const GraphLimits& limits) {
   out_ = Copies();
-  reuse_outputs_ = reuse_outputs;
+  reuse_outputs_ = limits.reuse_outputs;
   for (const int64_t id : frame_.program_.outputs) {
     const int64_t root = frame_.program_.slots[id].root;
     const auto kind = frame_.program_.slots[root].kind;
@@ -140,12 +149,17 @@ void Recording::collect_results(const Arena& fixed, bool reuse_outputs) {
     const auto is_it = [root](const Result& one) { return one.root == root; };
     if (std::any_of(results_.begin(), results_.end(), is_it)) continue;
     if (plan_->is_direct(root)) {
-      results_.push_back({root, at::Tensor()});
+      results_.push_back({root, at::Tensor(), -1, std::nullopt});
       continue;
     }
-    results_.push_back({root, frame_.tensors_[root]});
-    if (reuse_outputs) continue;
     const auto& slot = frame_.slots_[root];
+    if (limits.is_lent(root) && kind == SlotKind::kOutput) {
+      results_.push_back({root, at::Tensor(), -1, slot.arena_offset});
+      continue;
+    }
+    results_.push_back({root, frame_.tensors_[root], -1, std::nullopt});
+    if (limits.is_lent(root)) lent_.push_back(std::make_unique<Lent>(results_.back().tensor.storage()));
+    if (reuse_outputs_ || limits.is_lent(root)) continue;
     const size_t bytes = static_cast<size_t>(slot.span) * c10::elementSize(slot.dtype);
     results_.back().copy = static_cast<int64_t>(out_.all.size());
     out_.all.push_back({frame_.ptrs_[root], frame_.ptrs_[root], bytes});
@@ -156,14 +170,15 @@ void Recording::collect_results(const Arena& fixed, bool reuse_outputs) {
   }
 }
 
-void Recording::record(const std::vector<at::Tensor>& bound, const Arena& fixed, bool reuse_outputs, Recorder& recorder) {
+void Recording::record(
+    const std::vector<at::Tensor>& bound, const GraphMemory& memory, const GraphLimits& limits, Recorder& recorder) {
   int64_t recorded = 0;
   const auto record_copies = [&](Copies& copies) {
     if (!copies.all.empty() && recorder.copy(copies.all)) copies.index = recorded++;
   };
   record_copies(in_);
   frame_.stream_ = recorder.stream();
-  frame_.bind(bound, &fixed);
+  frame_.bind(bound, {&memory.fixed, &memory.lent.arena()});
   for (size_t i = 0; i < frame_.steps_.size(); ++i) {
     frame_.run_step(i);
     if (!plan_->moves(i)) continue;
@@ -171,20 +186,20 @@ void Recording::record(const std::vector<at::Tensor>& bound, const Arena& fixed,
     moving_.push_back({i, {}});
     for (const auto& patch : frame_.steps_[i].patches) moving_.back().pointers.push_back(frame_.ptrs_[patch.slot]);
   }
-  collect_results(fixed, reuse_outputs);
+  collect_results(memory.fixed, limits);
   record_copies(out_);
   frame_.release();
 }
 
 bool Recording::capture(
-    const std::vector<at::Tensor>& inputs, Arena& fixed, const GraphLimits& limits, GraphCounts& counts) {
-  fixed.reserve(plan(inputs));
-  const auto bound = fixed_inputs(inputs, fixed);
+    const std::vector<at::Tensor>& inputs, const GraphMemory& memory, const GraphLimits& limits, GraphCounts& counts) {
+  plan(inputs, memory, limits);
+  const auto bound = fixed_inputs(inputs, memory.fixed);
   auto& accelerator = *frame_.loaded_.accelerator;
   try {
     const auto& [device, stream] = std::tie(frame_.place_.device, frame_.place_.stream);
     graph_ = accelerator.capture(device.index(), stream, frame_.program_.draws, [&](Recorder& recorder) {
-      record(bound, fixed, limits.reuse_outputs, recorder);
+      record(bound, memory, limits, recorder);
     });
   } catch (const std::exception& error) {
     const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
@@ -195,7 +210,12 @@ bool Recording::capture(
   if (graph_ && can_move_launches(counts)) {
     counts.captures.fetch_add(1, std::memory_order_relaxed);
     arena_moves_ = frame_.arena_.moves();
-    fixed_moves_ = fixed.moves();
+    fixed_moves_ = memory.fixed.moves();
+    lent_moves_ = memory.lent.arena().moves();
+    for (auto& one : lent_) one->settle();
+    const auto add = [](int64_t sum, const Copy& copy) { return sum + static_cast<int64_t>(copy.bytes); };
+    bytes_copied_ = std::accumulate(in_.all.begin(), in_.all.end(), int64_t{0}, add);
+    bytes_copied_ = std::accumulate(out_.all.begin(), out_.all.end(), bytes_copied_, add);
     return true;
   }
   frame_.release();
@@ -244,29 +264,60 @@ void Recording::move_launches(const std::vector<at::Tensor>& inputs, const std::
   }
 }
 
+bool Recording::is_elsewhere(const std::vector<at::Tensor>& inputs, size_t i) const {
+  return !copied_[i] && !plan_->is_direct_input(i) && inputs[i].const_data_ptr() != addresses_[i];
+}
+
 // An input that is not where it was captured: from now on that one is copied.
 bool Recording::is_input_moved(const std::vector<at::Tensor>& inputs) {
   bool moved = false;
   for (size_t i = 0; i < inputs.size(); ++i) {
-    if (copied_[i] || plan_->is_direct_input(i) || inputs[i].const_data_ptr() == addresses_[i]) continue;
-    moved_[i] = true;
+    if (!is_elsewhere(inputs, i)) continue;
+    if (!is_lent(inputs[i])) moved_[i] = true;
     moved = true;
   }
   return moved;
 }
 
+bool Recording::is_elsewhere_lent(const std::vector<at::Tensor>& inputs) const {
+  bool found = false;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (!is_elsewhere(inputs, i)) continue;
+    if (!is_lent(inputs[i])) return false;
+    found = true;
+  }
+  return found;
+}
+
+bool Recording::is_out(const Generation& lent) const {
+  if (lends_ && lent.is_out()) return true;
+  return std::any_of(lent_.begin(), lent_.end(), [](const auto& one) { return one->is_out(); });
+}
+
+bool Recording::is_ready(const std::vector<at::Tensor>& inputs, const Generation& lent) const {
+  if (!graph_ || is_out(lent)) return false;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (is_elsewhere(inputs, i)) return false;
+  }
+  return true;
+}
+
 std::optional<std::vector<at::Tensor>> Recording::replay(
-    const std::vector<at::Tensor>& inputs, const Arena& fixed, GraphCounts& counts) {
+    const std::vector<at::Tensor>& inputs, const GraphMemory& memory, GraphCounts& counts) {
+  if (is_out(memory.lent)) return std::nullopt;
+  const bool is_moved = arena_moves_ != frame_.arena_.moves() || fixed_moves_ != memory.fixed.moves() ||
+                        (lends_ && lent_moves_ != memory.lent.arena().moves());
   const bool weights_moved = frame_.refresh_fixed_pointers();
-  if (weights_moved || arena_moves_ != frame_.arena_.moves() || fixed_moves_ != fixed.moves() || is_input_moved(inputs)) {
+  if (weights_moved || is_moved || is_input_moved(inputs)) {
     drop();  // captured again at the next use
     return std::nullopt;
   }
   for (size_t k = 0; k < in_.all.size(); ++k) in_.all[k].from = inputs[copied_inputs_[k]].const_data_ptr();
-  const auto results = make_results(inputs);
+  const auto results = make_results(inputs, memory.lent.arena());
   move_launches(inputs, results);
   launch();
   counts.replays.fetch_add(1, std::memory_order_relaxed);
+  counts.bytes_copied.fetch_add(bytes_copied_, std::memory_order_relaxed);
   std::vector<at::Tensor> outputs;
   outputs.reserve(frame_.program_.outputs.size());
   for (const int64_t id : frame_.program_.outputs) outputs.push_back(output(id, inputs, results));
@@ -284,11 +335,15 @@ void Recording::launch() {
 }
 
 // A tensor per result: fresh memory that it is going to be copied to, or the graph's own.
-std::vector<at::Tensor> Recording::make_results(const std::vector<at::Tensor>& inputs) {
+std::vector<at::Tensor> Recording::make_results(const std::vector<at::Tensor>& inputs, const Arena& lent) {
   std::vector<at::Tensor> roots;
   roots.reserve(results_.size());
   for (size_t k = 0; k < results_.size(); ++k) {
     const auto& slot = frame_.slots_[results_[k].root];
+    if (results_[k].lent || (results_[k].tensor.defined() && results_[k].copy < 0 && !reuse_outputs_)) {
+      roots.push_back(lent_result(results_[k], lent));
+      continue;
+    }
     if (reuse_outputs_) {
       roots.push_back(frame_.view_of(results_[k].tensor, slot));
       continue;
@@ -299,6 +354,18 @@ std::vector<at::Tensor> Recording::make_results(const std::vector<at::Tensor>& i
   const size_t first = out_.all.size() - copied_updates_.size();
   for (size_t k = 0; k < copied_updates_.size(); ++k) out_.all[first + k].to = inputs[copied_updates_[k]].mutable_data_ptr();
   return roots;
+}
+
+// A tensor of its own: what is done to it counts for this call alone.
+at::Tensor Recording::lent_result(const Result& result, const Arena& lent) const {
+  const auto& slot = frame_.slots_[result.root];
+  const auto itemsize = c10::elementSize(slot.dtype);
+  if (result.lent) {
+    const auto offset = static_cast<int64_t>(*result.lent / itemsize);
+    return tensor_over(lent.storage(), slot.dtype, slot.sizes, slot.strides, offset);
+  }
+  const auto& own = result.tensor;
+  return tensor_over(own.storage(), slot.dtype, slot.sizes, own.strides(), own.storage_offset());
 }
 
 at::Tensor Recording::output(int64_t id, const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& roots) const {

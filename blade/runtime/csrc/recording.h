@@ -12,19 +12,13 @@
 
 #include "frame.h"
 #include "graph_plan.h"
+#include "lent.h"
 
 namespace blade {
 
-struct GraphLimits {
-  bool enabled = true;
-  bool always = false;          // even where launch after launch is faster
-  size_t max_graphs = 32;       // per lane
-  bool reuse_outputs = false;  // outputs are the graph's own buffers, which later calls overwrite
-};
-
 // Of all lanes of an engine.
 struct GraphCounts {
-  std::atomic<int64_t> captures{0}, replays{0}, failures{0}, declined{0};
+  std::atomic<int64_t> captures{0}, replays{0}, failures{0}, declined{0}, bytes_copied{0};
   void failed(const std::string& what);
   std::string last_failure() const;
   void clear();
@@ -34,22 +28,39 @@ struct GraphCounts {
   std::string last_failure_;
 };
 
+// Memory that graphs of a lane read and write at addresses that stay the same.
+struct GraphMemory {
+  Arena& fixed;      // copied inputs, and outputs that callers get copies of
+  Generation& lent;  // outputs that callers get themselves
+};
+
 class Recording {
  public:
-  explicit Recording(Frame& frame) : frame_(frame) {}
+  // `generation`: which of the lane's memories its outputs are lent from.
+  Recording(Frame& frame, size_t generation) : frame_(frame), generation_(generation) {}
 
+  size_t generation() const { return generation_; }
   bool has_graph() const { return graph_ != nullptr; }
+
+  // Whether the graph may be launched with these inputs as it is.
+  bool is_ready(const std::vector<at::Tensor>& inputs, const Generation& lent) const;
+
+  // Whether somebody still holds what an earlier call lent.
+  bool is_out(const Generation& lent) const;
+
+  // Whether it differs from what the graph was captured with in nothing but memory that other graphs lent.
+  bool is_elsewhere_lent(const std::vector<at::Tensor>& inputs) const;
 
   // Whether this call should capture (after which run() replays what was captured).
   bool wants_capture(const std::vector<at::Tensor>& inputs, const GraphLimits& limits, GraphCounts& counts);
 
-  // `fixed` holds what graphs of a lane read and write at fixed addresses: copied inputs, and outputs. False: not
-  // captured, run the frame.
-  bool capture(const std::vector<at::Tensor>& inputs, Arena& fixed, const GraphLimits& limits, GraphCounts& counts);
+  // False: not captured, run the frame. What is lent must not be out.
+  bool capture(
+      const std::vector<at::Tensor>& inputs, const GraphMemory& memory, const GraphLimits& limits, GraphCounts& counts);
 
   // The outputs, or nullopt: run the frame.
   std::optional<std::vector<at::Tensor>> replay(
-      const std::vector<at::Tensor>& inputs, const Arena& fixed, GraphCounts& counts);
+      const std::vector<at::Tensor>& inputs, const GraphMemory& memory, GraphCounts& counts);
 
   // Another shape needs the room. The next capture comes later than this one did.
   void evict();
@@ -58,8 +69,9 @@ class Recording {
   // Memory that a call writes and that the caller gets a copy of: an output slot, or a call's result.
   struct Result {
     int64_t root;
-    at::Tensor tensor;  // the graph's own, unless launches write into what the caller gets
+    at::Tensor tensor;  // the graph's own, unless launches write into what the caller gets, or it is lent
     int64_t copy = -1;  // of out_
+    std::optional<size_t> lent;  // where in the lent memory, in bytes
   };
 
   // A launch that is told where direct memory is: the pointers it has, by its patches.
@@ -77,16 +89,20 @@ class Recording {
   void drop();
   bool can_move_launches(GraphCounts& counts);
   void move_launches(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& roots);
-  void record(const std::vector<at::Tensor>& bound, const Arena& fixed, bool reuse_outputs, Recorder& recorder);
-  size_t plan(const std::vector<at::Tensor>& inputs);
+  void record(
+      const std::vector<at::Tensor>& bound, const GraphMemory& memory, const GraphLimits& limits, Recorder& recorder);
+  void plan(const std::vector<at::Tensor>& inputs, const GraphMemory& memory, const GraphLimits& limits);
+  bool is_elsewhere(const std::vector<at::Tensor>& inputs, size_t i) const;
   bool is_input_moved(const std::vector<at::Tensor>& inputs);
   std::vector<at::Tensor> fixed_inputs(const std::vector<at::Tensor>& inputs, const Arena& fixed);
-  void collect_results(const Arena& fixed, bool reuse_outputs);
-  std::vector<at::Tensor> make_results(const std::vector<at::Tensor>& inputs);
+  void collect_results(const Arena& fixed, const GraphLimits& limits);
+  at::Tensor lent_result(const Result& result, const Arena& lent) const;
+  std::vector<at::Tensor> make_results(const std::vector<at::Tensor>& inputs, const Arena& lent);
   void launch();
   at::Tensor output(int64_t id, const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& roots) const;
 
   Frame& frame_;
+  const size_t generation_;
   bool never_ = false;     // capture does not work for this program or shape, or does not pay
   bool may_move_ = true;   // launches of a graph take other addresses
   std::optional<GraphPlan> plan_;
@@ -96,12 +112,14 @@ class Recording {
   std::vector<bool> copied_;            // those of them that are copied
   std::vector<size_t> offsets_;         // per input, in the fixed memory
   std::unique_ptr<Graph> graph_;
-  int64_t arena_moves_ = 0, fixed_moves_ = 0;
-  bool reuse_outputs_ = false;
+  int64_t arena_moves_ = 0, fixed_moves_ = 0, lent_moves_ = 0;
+  bool reuse_outputs_ = false, lends_ = false;
+  int64_t bytes_copied_ = 0;  // by a launch of the graph
   Copies in_, out_;                     // out_: results first, if they are copied, then updates
   std::vector<size_t> copied_inputs_;   // of in_
   std::vector<size_t> copied_updates_;  // those that the program writes
   std::vector<Result> results_;
+  std::vector<std::unique_ptr<Lent>> lent_;  // results of calls that are lent
   std::vector<Moving> moving_;
 };
 

@@ -31,6 +31,7 @@ TORCH_LIBRARY(blade, m) {
       .def("adopt", &Engine::adopt)
       .def("rearm", &Engine::rearm)
       .def("renew", &Engine::renew)
+      .def("lend", &Engine::lend)
       .def("last_error", &Engine::last_error)
       .def("why_unavailable", &Engine::why_unavailable)
       .def("name", [](const c10::intrusive_ptr<Engine>& self) { return self->name(); })

@@ -144,15 +144,18 @@ def test_masks_on_the_cpu_are_drawn_outside() -> None:
 
 
 @pytest.mark.needs("triton")
-@pytest.mark.parametrize("kernel", ["efficient", "cudnn"])
+@pytest.mark.parametrize("kernel", ["efficient", "cudnn", "flash"])
 def test_attention_that_drops_nothing_returns_no_state(kernel: str) -> None:
     """What stands where the state would be is memory that nobody wrote to."""
     forward = getattr(aten, f"_scaled_dot_product_{kernel}_attention")
     backward = getattr(aten, f"_scaled_dot_product_{kernel}_attention_backward")
 
     def both(x: torch.Tensor) -> Any:
-        o = forward(x, x, x, None, True)
+        o = forward(x, x, x) if kernel == "flash" else forward(x, x, x, None, True)
         out, logs, *_ = o
+        if kernel == "flash":
+            rest = (out, logs, *o[2:6], 0.0, False, *o[6:8])
+            return o[0], *backward(out * 2, x, x, x, *rest)[:3]
         if kernel == "cudnn":
             rest = (out, logs, *o[6:8], None, None, None, 16, 16, 0.0, False)
         else:
