@@ -8,7 +8,6 @@
 Every peer starts from the same weights and sees the same batches and the same random state.
 """
 
-import copy
 import itertools
 import time
 from typing import Any
@@ -27,9 +26,10 @@ class Steps:
     def __init__(self, task: str, peer: str, where: Where, tiny: bool) -> None:
         self._where, self._peer = where, peer
         torch.manual_seed(0)
-        self._task = task_named(task, tiny)
-        self._weights = copy.deepcopy(self._task.model.state_dict())
+        with torch.device(where.device):  # hundreds of millions of random numbers take a CPU a minute
+            self._task = task_named(task, tiny)
         self._model = self._task.model.to(where.device)
+        self._weights = {k: v.cpu().clone() for k, v in self._model.state_dict().items()}
         self._run = _compiled(self._model, peer)
         self._optimizers: dict[int, torch.optim.Optimizer] = {}
         self._batches: dict[int, list[dict[str, torch.Tensor]]] = {}
