@@ -26,7 +26,9 @@ class Steps:
     def __init__(self, task: str, peer: str, where: Where, tiny: bool) -> None:
         self._where, self._peer = where, peer
         torch.manual_seed(0)
-        with torch.device(where.device):  # hundreds of millions of random numbers take a CPU a minute
+        with torch.device(
+            where.device
+        ):  # hundreds of millions of random numbers take a CPU a minute
             self._task = task_named(task, tiny)
         self._model = self._task.model.to(where.device)
         self._weights = {k: v.cpu().clone() for k, v in self._model.state_dict().items()}
