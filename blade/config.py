@@ -67,17 +67,24 @@ class Config(BaseModel):
     enable_int8: bool = Field(
         default=False, description="Allow engines that compute in quantized int8."
     )
+    enable_fp8: bool = Field(
+        default=False,
+        description="Allow engines that compute in float8 (e4m3), on GPUs that have it (compute capability 8.9 and "
+        "later).",
+    )
     quantization_type: Literal["auto", "static", "dynamic", "weight_only"] = Field(
         default="auto",
-        description='With enable_int8. "static": activations have one calibrated scale. "dynamic": each row has its '
-        'own, chosen as it is computed. "weight_only": activations stay float. "auto": what measures fastest.',
+        description='With enable_int8 or enable_fp8. "static": activations have one calibrated scale. "dynamic": '
+        'each row has its own, chosen as it is computed. "weight_only": activations stay float. "auto": what measures '
+        "fastest.",
     )
     accuracy_budget: Budget = Field(
         default=DEFAULT,
         validate_default=True,
-        description="With enable_int8, enable_fp16 or enable_bf16: how far outputs may be from the original's at the "
-        'samples. A relative error (0.1 by default), {"cosine": 0.99}, {"snr_db": 30}, or {"metric": fn, "samples": '
-        '[(inputs, label), ...], "drop": 0.01}, where fn(outputs, labels) is a number, the higher the better.',
+        description="With enable_int8, enable_fp8, enable_fp16 or enable_bf16: how far outputs may be from the "
+        'original\'s at the samples. A relative error (0.1 by default), {"cosine": 0.99}, {"snr_db": 30}, or '
+        '{"metric": fn, "samples": [(inputs, label), ...], "drop": 0.01}, where fn(outputs, labels) is a number, the '
+        "higher the better.",
     )
     calibration_method: Literal["min_max", "moving_average", "entropy", "percentile"] = Field(
         default="min_max",
@@ -86,12 +93,13 @@ class Config(BaseModel):
     calibration_samples: int = Field(
         default=128,
         ge=1,
-        description="With enable_int8: how many of the samples are used, at most, to calibrate.",
+        description="With enable_int8 or enable_fp8: how many of the samples are used, at most, to calibrate.",
     )
     symmetric_activations: bool | None = Field(
         default=None,
-        description="With enable_int8: whether activations are quantized with equal reach on both sides of zero. "
-        "None: where that costs little, if the scale is each row's own, and not where it is calibrated.",
+        description="With enable_int8: whether activations are quantized with equal reach on both sides of zero, as "
+        "they always are on a GPU. None: where that costs little, if the scale is each row's own, and not where it is "
+        "calibrated.",
     )
     weight_bits: Literal[8, 4] = Field(
         default=8,
@@ -237,7 +245,12 @@ class Config(BaseModel):
     @property
     def reduces_precision(self) -> bool:
         """Whether engines may answer less exactly than the original."""
-        return self.enable_int8 or self.enable_fp16 or self.enable_bf16
+        return self.quantizes or self.enable_fp16 or self.enable_bf16
+
+    @property
+    def quantizes(self) -> bool:
+        """Whether layers may be computed in 8 bits."""
+        return self.enable_int8 or self.enable_fp8
 
     def evolve(self, **changes: Any) -> "Config":
         """A copy with ``changes``, checked like a new one; raises ``ConfigError``."""

@@ -87,6 +87,15 @@ class Cluster:
     updates: tuple[int, ...] = ()
 
 
+def device_of(cluster: Cluster) -> torch.device:
+    """Where the cluster computes: all its ops are on one device."""
+    for node in cluster.gm.graph.nodes:
+        value = node.meta.get("val")
+        if node.op == "call_function" and isinstance(value, torch.Tensor):
+            return value.device
+    return torch.device("cpu")
+
+
 class Backend(Protocol):
     """What a folder under ``blade/backends`` provides, one line in the registry.
 

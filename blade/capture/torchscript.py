@@ -72,7 +72,7 @@ def capture(
     own = private_copy(model)
     reasons: list[Reason] = []
     further: list[Any] = []
-    if config.enable_int8:
+    if config.quantizes:
         inputs, further = to_calibrate(
             gathered(inputs, config.calibration_samples), config.calibration_samples
         )

@@ -13,7 +13,7 @@ MODES = ("default", "reduce-overhead", "max-autotune", _WITHOUT_GRAPHS)
 _ABOUT_CAPTURE = (
     *("allow_tracing", "preserved_attributes", "freeze_module", "customize_jit_passes"),
     *("dynamic_shapes", "dynamic_tuning_shapes", "sample_weights", "background"),
-    *("enable_int8", "quantization_type", "accuracy_budget", "calibration_method"),
+    *("enable_int8", "enable_fp8", "quantization_type", "accuracy_budget", "calibration_method"),
     *("calibration_samples", "symmetric_activations", "weight_bits"),
 )
 

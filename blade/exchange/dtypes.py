@@ -13,6 +13,7 @@ DTYPES: dict[torch.dtype, str] = {
     torch.int16: "i16",
     torch.int8: "i8",
     torch.uint8: "u8",
+    torch.float8_e4m3fn: "f8",
     torch.bool: "bool",
     torch.complex64: "c64",
     torch.complex128: "c128",

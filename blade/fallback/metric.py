@@ -33,7 +33,11 @@ def meet(config: Config, build: Build) -> torch.jit.ScriptModule:
     """
     budget = config.accuracy_budget
     full = config.evolve(
-        enable_int8=False, enable_fp16=False, enable_bf16=False, accuracy_budget=BOUNDS[0]
+        enable_int8=False,
+        enable_fp8=False,
+        enable_fp16=False,
+        enable_bf16=False,
+        accuracy_budget=BOUNDS[0],
     )
     exact = build(full, ())
     own = score(budget, exact)

@@ -45,7 +45,7 @@ def resolve(config: Config) -> tuple[tuple[Backend, ...], tuple[Reason, ...]]:
         if not is_allowed(backend, config):
             raise ConfigError(
                 f"Config.optimization_pipeline={pipeline!r}: it computes in reduced precision only; "
-                "allow that with enable_int8=True."
+                "allow that with enable_int8=True or enable_fp8=True."
             )
         if (why := backend.why_unavailable()) is not None:
             raise BackendError(f"Config.optimization_pipeline={pipeline!r}: {why}")
@@ -124,7 +124,7 @@ def _considered() -> list[str]:
 
 def is_allowed(backend: Backend, config: Config) -> bool:
     """A backend whose engines are lossy needs the permission to reduce precision."""
-    return config.enable_int8 or not getattr(backend, "lossy", False)
+    return config.quantizes or not getattr(backend, "lossy", False)
 
 
 def _usable(name: str, config: Config) -> Backend:
@@ -132,7 +132,8 @@ def _usable(name: str, config: Config) -> Backend:
     if not is_allowed(backend, config):
         raise Refused(
             Code.BACKEND_UNAVAILABLE,
-            f"{name} computes less exactly than the original, which Config(enable_int8=True) allows.",
+            f"{name} computes less exactly than the original, which Config(enable_int8=True) allows, and "
+            "Config(enable_fp8=True) on a GPU.",
         )
     if (why := backend.why_unavailable()) is not None:
         raise BackendError(why)
@@ -158,12 +159,15 @@ def _why_not(backend: Backend, node: OpNode, config: Config) -> Reason | None:
     )
 
 
+_NEEDS = {"fp8": " It takes a GPU of compute capability 8.9 or later, and Triton."}
+
+
 def _check_precision(
     backends: Sequence[Backend], config: Config, *, named: bool
 ) -> tuple[Reason, ...]:
     """A permission nobody can use is said aloud; a backend tells in ``precisions`` what it can use."""
     reasons = []
-    for field in ("fp16", "bf16", "int8"):
+    for field in ("fp16", "bf16", "int8", "fp8"):
         if not getattr(config, f"enable_{field}") or any(
             field in getattr(b, "precisions", ()) for b in backends
         ):
@@ -171,6 +175,7 @@ def _check_precision(
         who = ", ".join(b.name for b in backends) or "none is usable"
         detail = (
             f"Config.enable_{field} has no effect: no backend here ({who}) computes in {field}."
+            + _NEEDS.get(field, "")
         )
         if named:
             raise ConfigError(detail)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy
 import torch
 
-from blade.backends.base import Cluster, OpNode
+from blade.backends.base import Cluster, OpNode, device_of
 from blade.backends.disc.compiler import compile_graph
 from blade.backends.disc.cpu import compile as cpu
 from blade.backends.disc.cpu.target import Target, host
@@ -99,15 +99,6 @@ def _is_near(engine: Any, cluster: Cluster, config: Config) -> bool:
             if not all(budget.allows(output_error(a, b)) for a, b in pairs):
                 return False
     return True
-
-
-def device_of(cluster: Cluster) -> torch.device:
-    """Where the cluster computes: all its ops are on one device."""
-    for node in cluster.gm.graph.nodes:
-        value = node.meta.get("val")
-        if node.op == "call_function" and isinstance(value, torch.Tensor):
-            return value.device
-    return torch.device("cpu")
 
 
 def _target(device: torch.device) -> Target | GpuTarget:

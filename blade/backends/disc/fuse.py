@@ -102,6 +102,7 @@ def is_instruction(value: Value) -> bool:
         "int8_linear",
         "int8_conv",
         "weight_only_linear",
+        "scaled_linear",
         "matmul",
         "conv",
         "spatial",

@@ -118,7 +118,7 @@ def _copies(user: Value, operand: Value) -> bool:
         return False
     if user.op in ("conv", "int8_conv", "spatial"):
         return True
-    if user.op in ("linear", "int8_linear", "weight_only_linear"):
+    if user.op in ("linear", "int8_linear", "weight_only_linear", "scaled_linear"):
         return operand is user.args[0] and not has_rows(operand)
     if user.op == "matmul":
         return not has_batch(operand)

@@ -25,11 +25,11 @@ from blade.backends.disc.legalize import (
     has_dense_rows,
     has_rows,
     is_packed,
-    packed_operands,
 )
 from blade.backends.disc.views import View, reshape_strides, view_of, viewed
 
 FAR = 4  # products of one operand that are merged though other library ops are between them
+_OF_FEW_BITS = (*QUANTIZED, "scaled_linear")
 _ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
 
 
@@ -65,7 +65,10 @@ def _merge(b: Builder, run: Sequence[Value], new: dict[int, Value]) -> dict[int,
     operands = [new[first.args[0].id]]
     for parts in _side_by_side(b, run, new):
         shape = (columns, *parts[0].shape[1:])
-        operands.append(b.make("concat", parts, shape, parts[0].dtype, axis=0))
+        if first.op == "scaled_linear" and all(p.op == "fill" for p in parts):  # no biases
+            operands.append(b.fill(0, shape, parts[0].dtype))
+        else:
+            operands.append(b.make("concat", parts, shape, parts[0].dtype, axis=0))
     operands += [new[a.id] for a in first.args[4:]]
     whole = b.make(first.op, operands, (*first.shape[:-1], columns), first.dtype, **first.attrs)
     slices: dict[int, Value] = {}
@@ -78,8 +81,8 @@ def _merge(b: Builder, run: Sequence[Value], new: dict[int, Value]) -> dict[int,
 
 def _side_by_side(b: Builder, run: Sequence[Value], new: dict[int, Value]) -> Iterator[list[Value]]:
     """Constants of the products, operand by operand."""
-    if run[0].op in QUANTIZED:
-        yield from ([_constant(b, v.args[k], new) for v in run] for k in packed_operands(run[0]))
+    if run[0].op in _OF_FEW_BITS:
+        yield from ([_constant(b, v.args[k], new) for v in run] for k in range(1, 4))
         return
     yield [_constant(b, v.args[1], new) for v in run]
     if any(len(v.args) == 3 for v in run):
@@ -88,8 +91,8 @@ def _side_by_side(b: Builder, run: Sequence[Value], new: dict[int, Value]) -> It
 
 def _shared(v: Value) -> tuple[object, ...]:
     """What products that become one have in common."""
-    rows = v.args[4:] if v.op in QUANTIZED else ()
-    groups = v.args[2].shape[1:] if v.op in QUANTIZED else ()
+    rows = v.args[4:] if v.op in _OF_FEW_BITS else ()
+    groups = v.args[2].shape[1:] if v.op in _OF_FEW_BITS else ()
     return (v.op, repr(v.attrs), groups, v.args[0], *rows)
 
 
@@ -115,7 +118,7 @@ def _runs(graph: Graph, known: Callable[[Value], bool], far: bool) -> list[list[
     returned = {v.id for v in graph.outputs}
     runs: list[list[Value]] = [[]]
     for v in live(graph):
-        if v.op in ("linear", *QUANTIZED, "matmul", "conv", "attention", "call"):
+        if v.op in ("linear", *_OF_FEW_BITS, "matmul", "conv", "attention", "call"):
             if not known(v) or v.op == "int8_conv":
                 runs.append([])
             elif runs[-1] and _shared(runs[-1][0]) == _shared(v):
@@ -163,7 +166,7 @@ def _is_readable(v: Value, view: View, users: dict[int, list[Value]], returned: 
 
 def _reads(user: Value, v: Value, strides: Shape) -> bool:
     """Does ``user`` take its operand ``v`` with these ``strides`` as it would take it by itself?"""
-    if user.op in ("linear", "int8_linear", "weight_only_linear"):
+    if user.op in ("linear", "int8_linear", "weight_only_linear", "scaled_linear"):
         if user.args[0] is not v:
             return False
         return not has_rows(v) or (strides[-1] == 1 and _merges(v.shape[:-1], strides[:-1]))

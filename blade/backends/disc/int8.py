@@ -25,11 +25,11 @@ DEEPEST = (1 << 31) // (255 * 128) - 1
 """Products of bytes whose sum fits into 32 bits, whatever they are."""
 
 
-def lower_int8(graph: Graph, products: bool = True) -> Graph:
-    """``graph`` without `dequantize`; without ``products`` of bytes all of them are written out."""
+def lower_int8(graph: Graph, lowerer_of: "Callable[[Graph], Lowerer] | None" = None) -> Graph:
+    """``graph`` without `dequantize`. ``lowerer_of``: what makes products for the target."""
     if not any(v.op == "dequantize" for v in graph.values):
         return graph
-    lowerer = _Lowerer(graph, products)
+    lowerer = (lowerer_of or Lowerer)(graph)
     for v in live(graph):
         lowerer.step(v)
     outputs = tuple(lowerer.value(v) for v in graph.outputs)
@@ -43,7 +43,7 @@ def lower_int8(graph: Graph, products: bool = True) -> Graph:
 
 
 @dataclass(frozen=True)
-class _Quantized:
+class Quantized:
     """Bytes with their parameters; ``written`` makes the floats. ``axis``: that of a column's scales."""
 
     kind: str
@@ -55,16 +55,17 @@ class _Quantized:
     written: Callable[[], Value]
 
 
-class _Lowerer:
-    def __init__(self, graph: Graph, products: bool) -> None:
+class Lowerer:
+    """What makes products of bytes as CPUs compute them."""
+
+    def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self.products = products
         self.b = Builder(RULES)
         for fact in graph.facts:
             self.b.facts.setdefault(fact.relation, fact)
         self.constants = list(graph.constants)
         self.new: dict[int, Value] = {}
-        self.quantized: dict[int, _Quantized] = {}
+        self.quantized: dict[int, Quantized] = {}
 
     def value(self, v: Value) -> Value:
         """``v`` in the new graph; what is dequantized is computed only where somebody reads it so."""
@@ -82,18 +83,18 @@ class _Lowerer:
                 self.quantized[v.id] = moved
                 return
         made = None
-        if self.products and v.op in ("linear", "conv"):
+        if v.op in ("linear", "conv"):
             made = self.product(v) if v.op == "linear" else self.convolution(v)
         if made is None:
             args = [self.value(a) for a in v.args]
             made = self.b.make(v.op, args, v.shape, v.dtype, v.strides, **v.attrs)
         self.new[v.id] = made
 
-    def of_dequantize(self, v: Value) -> _Quantized:
+    def of_dequantize(self, v: Value) -> Quantized:
         x, *parameters = (self.value(a) for a in v.args)
         attrs = v.attrs
         number = (attrs.get("scale", 1.0), attrs.get("zero", 0))
-        return _Quantized(
+        return Quantized(
             attrs["kind"],
             x,
             tuple(parameters),
@@ -110,7 +111,7 @@ class _Lowerer:
             return dequantized(self.b, self.unsigned(x), parameters, replace(like, attrs=shifted))
         return dequantized(self.b, x, parameters, like)
 
-    def of_layout(self, v: Value, x: _Quantized) -> _Quantized | None:
+    def of_layout(self, v: Value, x: Quantized) -> Quantized | None:
         """The same elements in another order, where parameters can follow."""
         moved = self.b.make(v.op, (x.bytes,), v.shape, x.bytes.dtype, **v.attrs)
         written = self.layout_of_floats(v)
@@ -175,18 +176,20 @@ class _Lowerer:
         operands = (fitted.x, fitted.weight, w.parameters[0], bias)
         return self.b.make("int8_conv", operands, v.shape, v.dtype, **numbers, **fitted.attrs)
 
-    def weight(self, v: Value) -> _Quantized | None:
+    def weight(self, v: Value) -> Quantized | None:
         """What ``v`` was dequantized from; one scale for all is the same scale for each channel."""
         w = self.quantized.get(v.id)
-        if w is None or w.kind != "tensor" or w.number[1] != 0 or parts_of(w.bytes) is None:
+        parts = None if w is None or w.kind != "tensor" else parts_of(w.bytes)
+        if w is None or not parts or w.number[1] != 0:
             return w
-        scales = torch.full((int(w.bytes.shape[0]),), w.number[0], dtype=torch.float32)
+        device = self.constants[parts[0].constant].device
+        scales = torch.full((int(w.bytes.shape[0]),), w.number[0], device=device)
         known = {"index": len(self.constants)}
         self.constants.append(scales)
         constant = self.b.make("const", (), tuple(scales.shape), scales.dtype, (1,), **known)
         return replace(w, kind="column", parameters=(constant,), axis=0)
 
-    def is_weight(self, w: _Quantized) -> bool:
+    def is_weight(self, w: Quantized) -> bool:
         """Constant signed bytes with float scales for rows or groups of rows and no zero points?"""
         by_rows = w.kind == "column" and w.axis == 0
         if not (by_rows or w.kind == "group"):
@@ -202,7 +205,7 @@ class _Lowerer:
             and all(self.is_zero(z) for z in zeros)
         )
 
-    def bits(self, w: _Quantized) -> int:
+    def bits(self, w: Quantized) -> int:
         """4, where all weights are and stay as small as that and pairs of rows have the same scale."""
         depth, scales = w.bytes.shape[1], w.parameters[0]
         size = depth // scales.shape[1] if w.kind == "group" else depth
@@ -213,7 +216,7 @@ class _Lowerer:
         most = max(w.limits[1], *(int(c.max()) for c in held))
         return 4 if size % 2 == 0 and least >= -8 and most <= 7 else 8
 
-    def activation(self, x: _Quantized) -> tuple[Value, tuple[Value, ...], dict[str, Any]]:
+    def activation(self, x: Quantized) -> tuple[Value, tuple[Value, ...], dict[str, Any]]:
         """Unsigned bytes, what each row has of its own, and what all have."""
         shift = 128 if x.bytes.dtype == torch.int8 else 0
         given = self.unsigned(x.bytes)
@@ -248,6 +251,8 @@ class _Lowerer:
 def dequantized(b: Builder, x: Value, parameters: list[Value], like: Value) -> Value:
     """``(x - zero) * scale`` as torch computes it, step by step with its type promotion."""
     attrs, shape = like.attrs, like.shape
+    if x.dtype.is_floating_point:  # of 8 bits, which torch promotes to nothing
+        x = b.cast(x, torch.float32)
     if attrs["kind"] == "tensor":
         zero: Value | None = b.fill(attrs["zero"], shape, like.dtype)
         scale, x = b.fill(attrs["scale"], shape, like.dtype), b.cast(x, like.dtype)

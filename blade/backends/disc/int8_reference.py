@@ -27,6 +27,15 @@ def product(value: Value, operands: Sequence[torch.Tensor]) -> torch.Tensor:
     return steps.clamp(a["low"], a["high"]).to(value.dtype)
 
 
+def scaled(value: Value, operands: Sequence[torch.Tensor]) -> torch.Tensor:
+    """A `scaled_linear`, rounded once."""
+    x, w, scales, bias, *rows = operands
+    y = (x.double() @ w.double().t()) * scales.double() * value.attrs["scale"]
+    y = y * (rows[0].double() if rows else 1.0) + bias.double()
+    made: torch.Tensor = y.to(value.dtype)
+    return made
+
+
 def _linear(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return x @ w.double().t()
 

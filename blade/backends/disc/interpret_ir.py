@@ -159,6 +159,8 @@ def _structural(
         return torch.nn.functional.linear(*args)
     if v.op in ("int8_linear", "int8_conv"):
         return int8_reference.product(v, args)
+    if v.op == "scaled_linear":
+        return int8_reference.scaled(v, args)
     if v.op == "weight_only_linear":
         x, w, scales, bias = args
         size = w.shape[1] // scales.shape[1]
@@ -195,6 +197,7 @@ def _dequantize(v: Value, x: torch.Tensor, *parameters: torch.Tensor) -> torch.T
         size = x.shape[1] // parameters[0].shape[1]
         parameters = tuple(p.repeat_interleave(size, 1) for p in parameters)
     scale, *zero = parameters
+    x = x.float() if x.is_floating_point() else x
     return ((x - zero[0] if zero else x) * scale).to(v.dtype)
 
 

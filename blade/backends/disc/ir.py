@@ -23,6 +23,8 @@
     int8_conv x w ws bias {scale, zero, stride, padding, dilation}
                                           the same of a `conv` of one group; beyond the border x is `zero`
     weight_only_linear x w ws bias {bits} x @ (w * ws).T + bias; ws one for each of the groups of a row of w
+    scaled_linear x w ws bias s? {scale}  x @ w.T * (ws * scale * s) + bias; x and w signed bytes or both floats of
+                                          8 bits; ws and bias one for each column, s for each row
     matmul a b bias?                      batched over equal leading axes; bias: one for each column
     conv x w bias? residual? {stride, padding, dilation, groups, activation, transposed}
                                           channels last: x [N, *spatial, C], w [O, C/groups, *kernel]

@@ -101,6 +101,8 @@ def _copy_before_layouts(b: Builder, v: Value, args: list[Value], constants: ran
         if view_of(made) is not None:
             return made
         return b.make(v.op, [copy(b, inner)], v.shape, v.dtype, **v.attrs)
+    if v.op == "scaled_linear":
+        return b.make(v.op, _scaled_operands(b, args), v.shape, v.dtype, **v.attrs)
     if v.op in ("linear", *QUANTIZED):
         args = [a if k in constants else _addressed(b, a) for k, a in enumerate(args)]
         if v.op == "int8_conv":
@@ -137,6 +139,14 @@ def _copy_before_layouts(b: Builder, v: Value, args: list[Value], constants: ran
         args = [_addressed(b, a) for a in args]
         return b.make(v.op, args, v.shape, v.dtype, v.strides, **v.attrs)
     return None
+
+
+def _scaled_operands(b: Builder, args: list[Value]) -> list[Value]:
+    """Of a `scaled_linear`: a bias that is one number has no memory."""
+    x, w, *rest = args
+    x = _addressed(b, x)
+    rest = [a if a.op == "fill" else _stored(b, a) for a in rest]
+    return [x if has_rows(x) else copy(b, x), _addressed(b, w), *rest]
 
 
 _KEPT = ("const", "packed")  # as long as the engine: no caller may write there

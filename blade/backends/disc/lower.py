@@ -40,6 +40,7 @@ from blade.backends.disc.ops import (
     quantize,
     reduction,
     region,
+    scaled,
     transformer,
     windows,
 )
@@ -72,6 +73,7 @@ FAMILIES = (
     quantize,
     reduction,
     region,
+    scaled,
     transformer,
     windows,
 )

@@ -19,6 +19,8 @@ NAME = "disc"
 CALLABLE = "Tensor int SymInt float bool str number Scalar Device ScalarType".split()
 RETURNED = ("Tensor", "List[Tensor]")
 NUMBERS = ("int", "SymInt")
+NARROW = (torch.float8_e4m3fn,)
+"""Dtypes that only products of ours read, of what our own quantization makes."""
 
 
 WhyNotDevice = Callable[[torch.device], str | None]
@@ -36,7 +38,7 @@ def _why_not_values(node: OpNode, why_not_device: WhyNotDevice) -> Reason | None
             continue
         if value.dtype is None or value.rank is None or value.device is None:
             return _reason(Code.UNKNOWN_TYPE, node, "a tensor of it has no known dtype or rank")
-        if value.dtype not in DTYPES:
+        if value.dtype not in DTYPES or value.dtype in NARROW:
             return _reason(Code.UNSUPPORTED_DTYPE, node, f"{value.dtype} has no form in DISC")
         if not _is_number(value):
             devices[value.device] = None

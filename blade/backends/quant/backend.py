@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Quantization as a backend: a cluster is calibrated, its layers put into int8, and DISC compiles it.
+"""Quantization as a backend: a cluster is calibrated, its layers put into 8 bits, and DISC compiles it.
 
 It takes the nodes DISC takes, so that clusters stay whole. Its engines are DISC's: a saved file needs
 nothing of this package, and the fp32 original stays behind them.
@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from blade.backends import registry
-from blade.backends.base import Backend, Cluster, OpNode, values_in
+from blade.backends.base import Backend, Cluster, OpNode, device_of, values_in
+from blade.backends.quant.forms import served, why_not_device
 from blade.config import Config
 from blade.errors import Refused
 from blade.precision import annotated
@@ -20,6 +21,7 @@ from blade.reason import Code, Reason, Stage
 from blade.report import LayerPrecision
 from blade.runtime.engine import make_engine
 
+GPU_FIXED_S = 5.0  # of compiling and measuring several blocks for each product
 FIXED_S, NODE_S = 2.0, 0.04  # of compiling a handful of variants
 RUNS, MULTIPLICATIONS_PER_S = 30, 5e10  # of simulating
 
@@ -28,12 +30,18 @@ _LIBRARY = "quantized_decomposed"
 
 
 class QuantBackend:
-    """int8 layers chosen by measured speed and measured accuracy; only with ``Config(enable_int8=True)``."""
+    """Layers in int8 or fp8 chosen by measured speed and measured accuracy; only where the config permits it."""
 
     name = "quant"
     in_process = True  # like DISC: what could crash is ours
-    precisions = ("int8",)
     lossy = True
+
+    @property
+    def precisions(self) -> tuple[str, ...]:
+        """Floats of 8 bits are for GPUs that multiply them."""
+        if not torch.cuda.is_available():
+            return ("int8",)
+        return ("int8", *(n for n in served(torch.cuda.get_device_capability()) if n != "int8"))
 
     @property
     def version(self) -> str | None:
@@ -45,10 +53,8 @@ class QuantBackend:
 
     def why_not(self, node: OpNode, config: Config) -> Reason | None:
         for value in (*values_in((*node.args, *node.kwargs.values())), *node.outputs):
-            if value.device is not None and value.device.type != "cpu":
-                detail = (
-                    f"{node.target} stays as it is: products of bytes are generated for CPUs only."
-                )
+            if value.device is not None and (why := why_not_device(value.device, config)):
+                detail = f"{node.target} stays as it is: {why}."
                 return Reason(Stage.SUPPORT, Code.UNSUPPORTED_DEVICE, self.name, node.name, detail)
         reason = registry.load(_COMPILER).why_not(node, config)
         return None if reason is None else replace(reason, backend=self.name)
@@ -58,6 +64,8 @@ class QuantBackend:
         from blade.backends.quant.layers import find_layers
         from blade.backends.quant.plans import multiplications
 
+        if device_of(cluster).type == "cuda":
+            return GPU_FIXED_S + NODE_S * len(cluster.gm.graph.nodes)
         work = sum(multiplications(layer) for layer in find_layers(cluster.gm))
         return FIXED_S + NODE_S * len(cluster.gm.graph.nodes) + RUNS * work / MULTIPLICATIONS_PER_S
 

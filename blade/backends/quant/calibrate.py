@@ -103,6 +103,7 @@ class _Calibration:
         if not bool(torch.isfinite(made).all()):
             self._against[name] = "it reads a NaN or an infinity in at least one sample"
             return
+        made = made.float()
         self.observers[name].see(made)
         if self._first and name in self._products and made.numel():
             rows = made.reshape(-1, made.shape[-1])

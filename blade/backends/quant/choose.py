@@ -19,6 +19,8 @@ from statistics import mean, median
 from time import perf_counter
 from typing import Any
 
+import torch
+
 from blade.backends.base import Cluster
 from blade.backends.quant.layers import Layer
 from blade.backends.quant.plans import Plan, Prepared
@@ -38,6 +40,7 @@ logger = logging.getLogger(__name__)
 Compile = Callable[[Cluster], Any]
 SEARCH_S, UNHURRIED_S = 30.0, 300.0
 TIMED = 3  # samples: the first, the smallest, the largest
+_FLOATS = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 MARGIN = 0.95  # of the budget: engines round a little differently than the simulation
 
 
@@ -168,7 +171,7 @@ class _Search:
         if not is_worth_it(gains):
             raise Refused(
                 Code.SLOWER,
-                f"With {len(best.found.schemes)} layers in int8 it is not faster than in float: "
+                f"With {len(best.found.schemes)} layers in 8 bits it is not faster than in float: "
                 f"{_no_gain(gains)}.",
             )
         return best, slow
@@ -179,7 +182,7 @@ class _Search:
         if not schemes:
             raise Refused(
                 Code.SLOWER,
-                f"None of its {len(slow)} layers is faster in int8: {next(iter(slow.values()))}.",
+                f"None of its {len(slow)} layers is faster in 8 bits: {next(iter(slow.values()))}.",
             )
         return self._variant(replace(best.plan, schemes=schemes))
 
@@ -196,7 +199,7 @@ class _Search:
                 LayerPrecision(
                     layer=layer.title,
                     op=layer.kind,
-                    precision="fp32" if scheme is None else scheme.precision,
+                    precision=_FLOATS[layer.weight.dtype] if scheme is None else scheme.precision,
                     error=alone.relative if alone and isfinite(alone.relative) else None,
                     saved_ms=1e3 * gain if gain is not None and scheme else None,
                     why="" if scheme else {**reverted, **against}.get(layer.name, ""),
@@ -214,7 +217,7 @@ class _Search:
         if is_worth_it(gains):
             return None
         others = f" and {len(names) - 1} layers measured with it" if len(names) > 1 else ""
-        return dict.fromkeys(names, f"int8 saves it{others} {_no_gain(gains)}")
+        return dict.fromkeys(names, f"quantizing saves it{others} {_no_gain(gains)}")
 
     def _gains(self, without: Any, whole: Any) -> tuple[Gain, ...]:
         with TURNS.timing():

@@ -9,7 +9,7 @@ activation and another weight of that form.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
@@ -26,6 +26,7 @@ CONVOLUTIONS = (
     aten._convolution.deprecated,
 )
 _TRANSPOSED = 6  # the position of that argument in aten.convolution and aten._convolution
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 PRODUCTS = (aten.linear.default, aten.addmm.default, aten.mm.default, aten.matmul.default)
 _SCOPE = re.compile(r"__module\.([\w.]+)")
 
@@ -70,10 +71,10 @@ class Layer:
         return (x, weight, bias, *self.node.args[3:])
 
 
-def find_layers(gm: GraphModule) -> list[Layer]:
-    """In program order. The activation is float32, the weight a float32 constant of the cluster."""
+def find_layers(gm: GraphModule, dtypes: Sequence[torch.dtype] = (torch.float32,)) -> list[Layer]:
+    """In program order. The activation and the weight, a constant of the cluster, are of one of ``dtypes``."""
     found = [_layer(gm, node) for node in gm.graph.nodes if node.op == "call_function"]
-    return [layer for layer in found if layer is not None]
+    return [layer for layer in found if layer is not None and layer.weight.dtype in dtypes]
 
 
 def tensor_of(gm: GraphModule, node: Any) -> torch.Tensor | None:
@@ -133,7 +134,7 @@ def _checked(
     if not isinstance(x, Node) or weight is None or not weight.numel():
         return None
     value = x.meta["val"]
-    if value.dtype != torch.float32 or weight.dtype != torch.float32 or value.dim() < 2:
+    if value.dtype != weight.dtype or value.dtype not in FLOATS or value.dim() < 2:
         return None
     if bias is not None:
         held = tensor_of(gm, bias)

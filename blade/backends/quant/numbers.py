@@ -37,7 +37,7 @@ class Affine:
 
 @dataclass(frozen=True)
 class Weight:
-    """``values`` [out, ...] of int8; ``scales`` [out], or [out, groups] with ``group`` inputs each.
+    """``values`` [out, ...] of int8, or float8 for GPUs; ``scales`` [out], or [out, groups] with ``group`` inputs each.
 
     ``bits`` of each value are used: 8, or 4 (still one value a byte).
     """
@@ -54,7 +54,7 @@ class Weight:
     def dequantize(self) -> torch.Tensor:
         """float32, in the shape of the weight."""
         if not self.group:
-            return self.values * _column(self.scales, self.values.dim())
+            return self.values.float() * _column(self.scales, self.values.dim())
         grouped = self.values.view(len(self.values), -1, self.group) * self.scales.unsqueeze(-1)
         return grouped.view(self.values.shape)
 

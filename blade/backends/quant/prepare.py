@@ -10,11 +10,12 @@ from itertools import chain, islice
 from time import perf_counter
 
 import torch
+from torch.fx import GraphModule
 
 from blade.backends.base import Cluster
 from blade.backends.quant.calibrate import calibrate
 from blade.backends.quant.equalize import equalize
-from blade.backends.quant.layers import find_layers
+from blade.backends.quant.layers import FLOATS, Layer, find_layers
 from blade.backends.quant.plans import Prepared
 from blade.backends.quant.simulate import Inputs, Simulation
 from blade.backends.quant.smooth import smooth
@@ -27,15 +28,15 @@ JUDGED = 8  # samples on which accuracy is measured while searching, at most
 JUDGED_S = 0.5  # for one run over them; one sample of each shape is judged in any case
 
 
-def prepare(cluster: Cluster, config: Config) -> Prepared:
+def prepare(cluster: Cluster, config: Config, on_gpu: bool = False) -> Prepared:
     """Raises ``Refused`` where there is no layer to quantize, no sample, or none that can be calibrated."""
     gm = cluster.gm
-    layers = find_layers(gm)
+    layers = _layers(gm, on_gpu)
     if not layers:
+        what = "no product of an" if on_gpu else "no product and no convolution of a float32"
         raise Refused(
             Code.UNSUPPORTED_OP,
-            "It has no layer to quantize: no product and no convolution of a float32 activation with a "
-            "constant float32 weight.",
+            f"It has no layer to quantize: {what} activation with a constant weight of its dtype.",
         )
     every = list(islice(chain(cluster.samples, cluster.calibration), config.calibration_samples))
     method = config.calibration_method if config.quantization_type != "dynamic" else "min_max"
@@ -50,14 +51,22 @@ def prepare(cluster: Cluster, config: Config) -> Prepared:
             Code.CALIBRATION,
             f"None of its {len(layers)} layers can be calibrated on {len(every)} sample(s): {why} ({name}).",
         )
-    if config.quantization_type != "weight_only":
+    floats = all(layer.weight.dtype == torch.float32 for layer in layers)
+    if config.quantization_type != "weight_only" and floats:
         smoothed, moved = smooth(gm, layers, seen, config.quantization_type != "static")
         if moved:
-            gm, layers = smoothed, find_layers(smoothed)
+            gm, layers = smoothed, _layers(smoothed, on_gpu)
             seen = calibrate(gm, layers, every, method)
             log.info("%s: scales moved at %s", cluster.name, ", ".join(moved))
     judged, wanted = _judged(cluster, every)
     return Prepared(gm, tuple(layers), seen, Simulation(gm, layers, judged, wanted))
+
+
+def _layers(gm: GraphModule, on_gpu: bool) -> list[Layer]:
+    """GPUs have products of 8 bits, for models in halves, too, and no convolutions."""
+    if not on_gpu:
+        return find_layers(gm)
+    return [layer for layer in find_layers(gm, FLOATS) if layer.kind == "linear"]
 
 
 def _judged(

@@ -3,9 +3,11 @@
 
 from typing import Any
 
-from blade.backends.base import Cluster
+from blade.backends.base import Cluster, device_of
 from blade.backends.quant.choose import Compile, choose
 from blade.backends.quant.existing import accept, given_layers
+from blade.backends.quant.forms import check_kind, forms_of
+from blade.backends.quant.gpu_plans import make_gpu_plans
 from blade.backends.quant.plans import make_plans
 from blade.backends.quant.prepare import prepare
 from blade.config import Config
@@ -23,6 +25,15 @@ def quantize(
     accepted = accept(cluster)
     if accepted is not None:
         return compile_(accepted), given_layers(accepted.gm)
-    prepared = prepare(cluster, config)
-    chosen = choose(cluster, prepared, make_plans(prepared, config), config, compile_)
+    device = device_of(cluster)
+    on_gpu = device.type == "cuda"
+    if on_gpu:
+        check_kind(config)
+    prepared = prepare(cluster, config, on_gpu)
+    plans = (
+        make_gpu_plans(prepared, config, forms_of(device, config))
+        if on_gpu
+        else make_plans(prepared, config)
+    )
+    chosen = choose(cluster, prepared, plans, config, compile_)
     return chosen.engine, chosen.layers

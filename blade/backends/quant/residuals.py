@@ -33,7 +33,9 @@ def residuals(
     static = {
         layer.node: (layer, schemes[layer.name])
         for layer in layers
-        if layer.name in schemes and schemes[layer.name].activation is not None
+        if layer.name in schemes
+        and schemes[layer.name].activation is not None
+        and schemes[layer.name].narrow is None
     }
     quantized = {layer.x for layer, _ in static.values()}
     known: dict[Node, Scheme] = {}

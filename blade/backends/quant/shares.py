@@ -98,8 +98,11 @@ def _filled(pack: Sequence[str]) -> Iterator[int]:
 
 
 def _operands(words: Sequence[str]) -> Iterator[int]:
-    """The slots of ``kernel NAME EXTENT COST SCRATCH NPTR slot..`` or the tensors of ``call``."""
-    if words[0] == "kernel":
+    """The slots of ``kernel NAME EXTENT COST SCRATCH NPTR slot..``, ``launch NAME GX GY GZ NPTR slot..`` or the
+    tensors of ``call``, under a condition (``when R``) or not."""
+    if words[0] == "when":
+        words = words[2:]
+    if words[0] in ("kernel", "launch"):
         yield from map(int, words[6 : 6 + int(words[5])])
         return
     for word in words[1:]:

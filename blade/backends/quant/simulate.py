@@ -17,6 +17,7 @@ from torch.fx import GraphModule, Interpreter, Node
 from blade.backends.quant.layers import Layer
 from blade.backends.quant.numbers import Affine, Weight, token_round_trip
 from blade.backends.quant.residuals import residuals
+from blade.backends.quant.scaled import round_trip as scaled_round_trip
 from blade.budget import OutputError, output_error, worst
 
 Inputs = tuple[torch.Tensor, ...]
@@ -28,7 +29,8 @@ class Scheme:
     """How one layer is quantized.
 
     ``kind``: "static" (``activation`` says how), "dynamic" (per token, ``symmetric`` or not) or "weight_only".
-    ``bias``, if it is not ``None``, takes the place of the layer's own: corrected.
+    ``bias``, if it is not ``None``, takes the place of the layer's own: corrected. ``narrow``: what GPUs multiply
+    (scaled.py), int8 or float8 on both sides; ``None``: bytes as CPUs do.
     """
 
     kind: str
@@ -36,14 +38,19 @@ class Scheme:
     activation: Affine | None = None
     symmetric: bool = True
     bias: torch.Tensor | None = None
+    narrow: torch.dtype | None = None
 
     @property
     def precision(self) -> str:
         """For the report: "int8 static", "int4 weight-only"."""
-        return f"int{self.weight.bits} {self.kind.replace('_', '-')}"
+        name = "fp8" if self.narrow == torch.float8_e4m3fn else f"int{self.weight.bits}"
+        return f"{name} {self.kind.replace('_', '-')}"
 
     def seen(self, x: torch.Tensor) -> torch.Tensor:
         """``x`` as the quantized layer sees it."""
+        if self.narrow is not None:
+            scale = None if self.activation is None else self.activation.scale
+            return scaled_round_trip(x, self.narrow, scale)
         if self.activation is not None:
             return self.activation.round_trip(x)
         return token_round_trip(x, self.symmetric) if self.kind == "dynamic" else x
@@ -181,9 +188,9 @@ class _Runner(Interpreter):
     def _quantized(self, node: Node, scheme: Scheme) -> torch.Tensor:
         layer = self._of.layer(node.name)
         assert layer is not None, node
-        x = scheme.seen(self.env[layer.x])
+        x, weight = scheme.seen(self.env[layer.x]), self._of.dequantized(scheme.weight)
         bias = scheme.bias
         if bias is None and layer.bias is not None:
             bias = self.env[layer.bias]
-        made: torch.Tensor = layer.run(x, self._of.dequantized(scheme.weight), bias)
+        made: torch.Tensor = layer.run(x, weight.to(layer.weight.dtype), bias)
         return made

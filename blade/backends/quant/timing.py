@@ -80,4 +80,6 @@ def _time(run: Run, repeats: int, inputs: Inputs, clock: Clock) -> float:
     start = clock()
     for _ in range(repeats):
         run(inputs)
+    if any(tensor.is_cuda for tensor in inputs):  # launched is not done
+        torch.cuda.synchronize()
     return (clock() - start) / repeats

@@ -3,9 +3,12 @@
 
     quantized = write(cluster, layers, schemes)       # a new Cluster; the given one is as it was
 
+On CPU:
 dynamic:      choose_qparams_per_token -> quantize_per_token -> dequantize_per_token -> linear
 static:       quantize_per_tensor -> dequantize_per_tensor -> linear or convolution
 weights:      dequantize_per_channel (axis 0) of an int8 constant [out, ...]; in groups, dequantize_per_channel_group
+
+On GPU, those of ``torch.ops.blade_quant`` (scaled.py).
 
 Layers that read the same activation in the same way share its quantization. Every product becomes
 ``aten.linear``.
@@ -28,6 +31,7 @@ from blade.backends.base import Cluster
 from blade.backends.quant.layers import Layer
 from blade.backends.quant.numbers import Affine, Weight
 from blade.backends.quant.residuals import residuals
+from blade.backends.quant.scaled import ops as scaled
 from blade.backends.quant.simulate import Scheme, Schemes
 
 ops = torch.ops.quantized_decomposed
@@ -92,7 +96,11 @@ class Writer:
         old = nodes[layer.name]
         with self.gm.graph.inserting_before(old):
             x = self._activation(nodes[layer.x.name], scheme)
-            weight = self.weight(scheme.weight)
+            weight = (
+                self.weight(scheme.weight)
+                if scheme.narrow is None
+                else self._channels(scheme.weight, layer.weight.dtype)
+            )
             bias = nodes[layer.bias.name] if layer.bias is not None else None
             if scheme.bias is not None:
                 bias = self.constant(scheme.bias)
@@ -123,13 +131,33 @@ class Writer:
     def _activation(self, x: Node, scheme: Scheme) -> Node:
         if scheme.kind == "weight_only":
             return x
-        key = (x, scheme.activation, scheme.symmetric)
+        key = (x, scheme.activation, scheme.symmetric, scheme.narrow)
         if key not in self._shared:
             self._shared[key] = (
-                self._per_token(x, scheme.symmetric)
+                self._scaled(x, scheme.activation, scheme.narrow)
+                if scheme.narrow is not None
+                else self._per_token(x, scheme.symmetric)
                 if scheme.activation is None
                 else self.per_tensor(x, scheme.activation)
             )
+        return self._shared[key]
+
+    def _scaled(self, x: Node, affine: Affine | None, narrow: torch.dtype) -> Node:
+        """As GPUs multiply it, with one scale or one for each row, and back."""
+        dtype = x.meta["val"].dtype
+        if affine is not None:
+            q = self.call(scaled.quantize.default, x, affine.scale, narrow)
+            return self.call(scaled.dequantize.default, q, affine.scale, dtype)
+        both = self.call(scaled.quantize_rows.default, x, narrow)
+        q, scales = (self.call(getitem, both, i) for i in (0, 1))
+        return self.call(scaled.dequantize_rows.default, q, scales, dtype)
+
+    def _channels(self, weight: Weight, dtype: torch.dtype) -> Node:
+        """``weight`` as GPUs multiply it, dequantized to ``dtype``."""
+        key = id(weight), dtype
+        if key not in self._shared:
+            held = self.constant(weight.values), self.constant(weight.scales)
+            self._shared[key] = self.call(scaled.dequantize_channels.default, *held, dtype)
         return self._shared[key]
 
     def _per_token(self, x: Node, symmetric: bool) -> Node:

@@ -21,6 +21,7 @@ const std::map<std::string, at::ScalarType> kDtypes = {
     {"f32", at::kFloat},          {"f64", at::kDouble}, {"f16", at::kHalf},
     {"bf16", at::kBFloat16},      {"i64", at::kLong},   {"i32", at::kInt},
     {"i16", at::kShort},          {"i8", at::kChar},    {"u8", at::kByte},
+    {"f8", at::kFloat8_e4m3fn},
     {"bool", at::kBool},          {"c64", at::kComplexFloat},
     {"c128", at::kComplexDouble},
 };

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The plan of every product: measured on the GPU that will run it, else from a table.
 
-Per class of rows one tile is measured against ATen's product with the following group as a kernel of its own.
+Per class of rows one tile is measured against ATen's product with the following group as a kernel of its own; of
+products of 8 bits, which ATen does not serve, several tiles are measured against each other.
 They are compiled together with the program's other units, so that all processors are busy once. What was
 found is kept, by product, device and versions.
 """
@@ -20,9 +21,10 @@ from blade.backends.disc.gpu.driver import DriverError, Function, load
 from blade.backends.disc.gpu.emit import emit
 from blade.backends.disc.gpu.gemm import Product, Tile, launch
 from blade.backends.disc.gpu.measure import Bench, sizes_for, sizes_near
+from blade.backends.disc.gpu.narrow_tiles import MANY
 from blade.backends.disc.gpu.plan import Plan, classes_of, merged
 from blade.backends.disc.gpu.target import GpuTarget
-from blade.backends.disc.gpu.tiles import candidate, unmeasured
+from blade.backends.disc.gpu.tiles import candidates, unmeasured
 from blade.backends.disc.gpu.unit import Unit
 from blade.backends.disc.kernel import Load, Store
 from blade.backends.disc.steps import Counters
@@ -87,15 +89,12 @@ class _Measuring:
         self.products = products
         counters = Counters(1 << 16)
         self.tiles = {
-            (p.key, most): tile
-            for p in products
-            for most in classes_of(p)
-            if (tile := candidate(p, most, target)) is not None
+            (p.key, most): candidates(p, most, target) for p in products for most in classes_of(p)
         }
         self.launches = {
             (p.key, tile): launch(p, tile, None, counters, facts, target.starts_early)
             for p in products
-            for tile in dict.fromkeys(t for (key, _), t in self.tiles.items() if key == p.key)
+            for tile in {t: None for (key, _), ts in self.tiles.items() if key == p.key for t in ts}
         }
         self.follows = {p.key: emit(p.epilogue.kernel, target) for p in products if _follows(p)}
         units = [made.choice.unit for made in self.launches.values()]
@@ -108,15 +107,18 @@ class _Measuring:
 
     def best(self, product: Product, most: int | None) -> Tile | None:
         """The tile for this class, or ``None`` for ATen's product."""
-        tile = self.tiles.get((product.key, most))
-        if tile is None or most is None:
+        tiles = self.tiles[product.key, most]
+        if product.scales is None and (most is None or not tiles):
             return None
-        rows = product.rows if isinstance(product.rows, int) else most
+        rows = product.rows if isinstance(product.rows, int) else most or MANY
         sizes = sizes_for(product, rows) if product.conv is None else sizes_near(product, rows)
         if sizes is None:
-            return None
+            return None if product.scales is None else tiles[-1]
         rows = int(sympy.sympify(product.rows).subs(sizes))
         bench = Bench(product, sizes, self.functions)
+        if product.scales is not None:
+            return self.fastest(product, tiles, bench)
+        (tile,) = tiles
         theirs = bench.us(bench.theirs(self.follows.get(product.key, ())))
         ours = bench.us(bench.ours(self.launches[product.key, tile]))
         log.info(
@@ -125,10 +127,24 @@ class _Measuring:
         )
         return tile if ours < WORTH * theirs else None
 
+    def fastest(self, product: Product, tiles: Sequence[Tile], bench: Bench) -> Tile:
+        """Of those for a product that ATen does not serve."""
+        if len(tiles) == 1:
+            return tiles[0]
+        us = {t: bench.us(bench.ours(self.launches[product.key, t])) for t in tiles}
+        best = min(us, key=lambda tile: us[tile])
+        log.info(
+            "product %d x %d of %d rows in 8 bits: %.2f us by %s",
+            *(product.columns, product.depth, bench.rows, us[best], best),
+        )
+        return best
+
 
 def _follows(product: Product) -> bool:
     """Is there more after the product than its store?"""
     body = product.epilogue.kernel.body
+    if product.scales is not None:
+        return False  # nothing that would be a kernel of its own
     return not product.biased and not all(isinstance(s, (Load, Store)) for s in body)
 
 

@@ -44,12 +44,12 @@ class Epilogue:
 
 
 def plain_epilogue(value: Value) -> Epilogue:
-    """Of a ``linear`` by itself: its bias, if it has one, and the store."""
+    """Of a product by itself: the bias of a ``linear``, if it has one, and the store."""
     rows, columns = numel(value.shape[:-1]), value.shape[-1]
     strides = (columns, 1)
     args, buffers = [Arg(value.dtype, False)], [value]
     body: list[Stmt] = [Load(Access(0, strides), value.dtype)]
-    if len(value.args) == 3:
+    if value.op == "linear" and len(value.args) == 3:
         bias = value.args[2]
         view = view_of(bias)
         assert view is not None, bias
@@ -65,7 +65,7 @@ def plain_epilogue(value: Value) -> Epilogue:
 
 def group_epilogue(group: Group, product: Value, fused: Fused) -> Epilogue | None:
     """``group`` as the epilogue of ``product``; ``None`` where it reads another point of it than its own."""
-    if group.row or not group.shape or len(product.args) != 2:
+    if group.row or not group.shape or (product.op == "linear" and len(product.args) != 2):
         return None
     built = build_kernel(Group(group.shape, group.members, True), fused)  # the last axis stays one
     kernel = built.kernel
@@ -82,13 +82,15 @@ def group_epilogue(group: Group, product: Value, fused: Fused) -> Epilogue | Non
     return Epilogue(kernel, built.buffers, position)
 
 
-def epilogue_text(epilogue: Epilogue, rows: int, columns: int, even: bool, indent: int) -> str:
+def epilogue_text(
+    epilogue: Epilogue, rows: int, columns: int, even: bool, indent: int, given: str = "acc"
+) -> str:
     """The lines for blocks of ``rows`` x ``columns``; ``even``: no column of a block is past the end.
 
-    They read ``acc``, ``rows``, ``height``, ``columns``, ``N``, ``block_n`` and the parameters.
+    They read ``given``, which is the product, ``rows``, ``height``, ``columns``, ``N``, ``block_n`` and the parameters.
     """
     kernel, sizes = constant_powers(epilogue.kernel), Sizes(epilogue.kernel.sizes())
-    body = _Body(kernel, epilogue.product, sizes, shapes.Tile(rows, columns, 4))
+    body = _Body(kernel, epilogue.product, given, sizes, shapes.Tile(rows, columns, 4))
     body.row_mask, body.masked, body.tiled = True, set() if even else {0}, True
     for i in range(len(kernel.body)):
         body.statement(i)
@@ -97,11 +99,13 @@ def epilogue_text(epilogue: Epilogue, rows: int, columns: int, even: bool, inden
 
 
 class _Body(Body):
-    """Where the product is, in the accumulator."""
+    """Where the product is in registers, ``given``."""
 
-    def __init__(self, kernel: Kernel, product: int, sizes: Sizes, tile: shapes.Tile) -> None:
+    def __init__(
+        self, kernel: Kernel, product: int, given: str, sizes: Sizes, tile: shapes.Tile
+    ) -> None:
         super().__init__(kernel, tile, sizes, frozenset(range(len(kernel.outer))))
-        self.product = product
+        self.product, self.given = product, given
 
     def load(
         self,
@@ -114,7 +118,7 @@ class _Body(Body):
     ) -> None:
         if access.arg == self.product:
             self.rows[i] = self.columns[i] = True
-            self.define(i, "acc")
+            self.define(i, self.given)
         else:
             super().load(i, access, dtype, rows, columns, place)
 

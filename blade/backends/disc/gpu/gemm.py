@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Products with weights on a GPU: ``linear`` or ``conv`` and the pointwise group that follows it, as one kernel.
+"""Products with weights on a GPU: one of the IR's and the pointwise group that follows it, as one kernel.
 
 product = product_of(linear, plain_epilogue(linear))
 launch(product, Tile(32, 32, 128, split=4, warps=4, stages=4), when)
@@ -19,6 +19,7 @@ from blade.backends.disc.gpu.epilogue import Epilogue, epilogue_text
 from blade.backends.disc.gpu.gemm_text import gemm_text
 from blade.backends.disc.gpu.launch import LibraryLaunch, pointer
 from blade.backends.disc.gpu.numbers import split
+from blade.backends.disc.gpu.scales import TOTAL, Scales, scales_of
 from blade.backends.disc.gpu.shapes import power
 from blade.backends.disc.gpu.unit import Choice, named
 from blade.backends.disc.gpu.window import Window, columns_of, is_served, window_of
@@ -58,6 +59,7 @@ class Product:
     depth: int
     epilogue: Epilogue
     biased: bool  # by an operand of its own, which ATen's product adds, too
+    scales: Scales | None = None  # of operands with 8 bits
     conv: Value | None = None  # what this is, of which ``x`` are the images
     window: Window | None = None  # how rows are read from ``x``; None: they lie there
 
@@ -81,13 +83,18 @@ class Product:
         """Equal for products that run alike, as those of a model's layers do."""
         sizes = (self.rows, self.columns, self.depth, self.row, self.weight_strides)
         conv = None if self.conv is None else (self.x.shape, self.conv.attrs, self.window)
-        return repr((self.x.dtype, *sizes, conv, self.epilogue.kernel, self.epilogue.product))
+        scales = None if self.scales is None else self.scales.key
+        return repr(
+            (self.x.dtype, *sizes, conv, scales, self.epilogue.kernel, self.epilogue.product)
+        )
 
 
 def product_of(value: Value, epilogue: Epilogue) -> Product | None:
-    """``value``, a ``linear`` or ``conv``, followed by ``epilogue``; ``None`` where there is no kernel for it."""
+    """``value`` followed by ``epilogue``: a ``linear``, ``scaled_linear`` or ``conv``; ``None``: there is no kernel."""
     if value.op == "conv":
         return _convolution(value, epilogue)
+    if value.op == "scaled_linear":
+        return _scaled(value, epilogue)
     x, w = value.args[:2]
     columns, depth = w.shape
     if not (isinstance(columns, int) and isinstance(depth, int)) or depth == 0 or columns == 0:
@@ -100,6 +107,13 @@ def product_of(value: Value, epilogue: Epilogue) -> Product | None:
     return Product(x, w, numel(x.shape[:-1]), columns, depth, epilogue, len(value.args) == 3)
 
 
+def _scaled(value: Value, epilogue: Epilogue) -> Product:
+    x, w = value.args[:2]
+    columns, depth = (int(d) for d in w.shape)
+    rows = numel(x.shape[:-1])
+    return Product(x, w, rows, columns, depth, epilogue, False, scales_of(value))
+
+
 def _convolution(value: Value, epilogue: Epilogue) -> Product | None:
     """Of halves: tensor cores multiply float32 in fewer bits, or in three steps, where cuDNN is faster."""
     if value.dtype not in HALVES or not is_served(value):
@@ -109,7 +123,8 @@ def _convolution(value: Value, epilogue: Epilogue) -> Product | None:
     if {x.dtype, w.dtype} != {value.dtype} or channels % LEAST_DEPTH or out % 8:
         return None
     rows, window = numel(value.shape[:-1]), window_of(value)
-    return Product(x, w, rows, out, channels * prod(taps), epilogue, False, value, window)
+    depth = channels * prod(taps)
+    return Product(x, w, rows, out, depth, epilogue, False, conv=value, window=window)
 
 
 def launch(
@@ -140,15 +155,20 @@ def launch(
         facts,
     )
     blocks = plain(_ceil(product.rows, tile.m) * _ceil(product.columns, tile.n))
-    operands: tuple[Value | Scratch | Counters, ...] = (x, w, *product.epilogue.operands)
-    names = ["x", "w", *product.epilogue.pointers]
+    read = (x, w) if product.scales is None else (x, w, *product.scales.operands)
+    operands: tuple[Value | Scratch | Counters, ...] = (*read, *product.epilogue.operands)
+    scales = [] if product.scales is None else product.scales.names
+    names = ["x", "w", *scales, *product.epilogue.pointers]
     if tile.split > 1:
         partial = plain(sympy.sympify(blocks) * (tile.split * tile.m * tile.n))
-        operands += (Scratch(torch.float32, partial), counters)
+        sums = torch.int32 if x.dtype == torch.int8 else torch.float32
+        operands += (Scratch(sums, partial), counters)
         names += ["partial", "counters"]
     pointers = tuple((n, pointer(o)) for n, o in zip(names, operands, strict=True))
     aligned = [
-        n for n, o in zip(names, operands, strict=True) if n not in "xw" or _aligned(o, facts)
+        n
+        for k, (n, o) in enumerate(zip(names, operands, strict=True))
+        if k >= len(read) or _aligned(o, facts)
     ]
     constants = {
         "BLOCK_M": tile.m,
@@ -163,7 +183,10 @@ def launch(
         "PRECISION": "tf32x3" if x.dtype == torch.float32 else "tf32",
     }
     even, indent = product.columns % tile.n == 0, 8 if tile.split > 1 else 4
-    lines = epilogue_text(product.epilogue, tile.m, tile.n, even, indent)
+    given = "acc" if product.scales is None else TOTAL
+    lines = epilogue_text(product.epilogue, tile.m, tile.n, even, indent, given)
+    if product.scales is not None:
+        lines = product.scales.text(indent) + lines
     unit = named(
         "linear",
         _text(product, [*names, *numbers.names], lines, tile, early),
@@ -184,7 +207,8 @@ def _text(product: Product, names: list[str], lines: str, tile: Tile, early: boo
         whole = tile.k * tile.split
         assert window.channels % tile.k == 0 and product.depth % whole == 0, (product.key, tile)
         names = [*names, *(f"{name}: tl.constexpr" for name in window.constants)]
-    return gemm_text(names, lines, tile.split > 1, early, window is not None)
+    integers = product.x.dtype == torch.int8
+    return gemm_text(names, lines, tile.split > 1, early, window is not None, integers)
 
 
 def _lines(product: Product, tile: Tile) -> dict[str, int]:

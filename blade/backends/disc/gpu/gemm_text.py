@@ -43,9 +43,9 @@ def kernel(
     steps = tl.cdiv(tl.cdiv(K, BLOCK_K), SPLIT)
     depth = part * steps * BLOCK_K + tl.arange(0, BLOCK_K)
 %(start)s    w_at = w + beside[None, :] * W_N + depth[:, None].to(tl.int64) * W_K
-%(begin)s    acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+%(begin)s    acc = tl.zeros((BLOCK_M, BLOCK_N), %(sums)s)
     for step in range(0, steps):
-%(step)s        acc = tl.dot(a, b, acc, input_precision=PRECISION)
+%(step)s        acc = tl.dot(a, b, acc, %(how)s)
         %(walked)s += BLOCK_K
         w_at += BLOCK_K * W_K
 """
@@ -97,12 +97,17 @@ _BEGIN = """\
 
 
 def gemm_text(
-    names: list[str], epilogue: str, split: bool, early: bool, windowed: bool = False
+    names: list[str],
+    epilogue: str,
+    split: bool,
+    early: bool,
+    windowed: bool = False,
+    integers: bool = False,
 ) -> str:
     """``names``: the pointers, sizes and strides; ``epilogue``: lines, indented to follow.
 
     ``early``: the launch before may still run; the weights, which it does not write, are on their way by then.
-    ``windowed``: rows of x are what a kernel sees (window.py).
+    ``windowed``: rows of x are what a kernel sees (window.py). ``integers``: of bytes, whose sums are exact.
     """
     functions = sources(called(epilogue))
     imports = _IMPORTS + (_LIBDEVICE if "libdevice." in functions + epilogue else "")
@@ -114,5 +119,7 @@ def gemm_text(
         "start": window.START if windowed else _START,
         "step": window.STEP if windowed else _STEP,
         "walked": "first" if windowed else "x_at",
+        "sums": "tl.int32" if integers else "tl.float32",
+        "how": "out_dtype=tl.int32" if integers else "input_precision=PRECISION",
     }
     return f"{imports}\n\n{functions}{body}{_SPLIT if split else ''}{epilogue}"

@@ -25,7 +25,7 @@ _ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
 
 def use_half(graph: Graph, dtype: torch.dtype) -> Graph:
     """``graph`` with its float32 products computed in ``dtype``, float16 or bfloat16."""
-    narrowed = {op: [_Narrow(dtype)] for op in (*PRODUCTS, "call")}
+    narrowed = {op: [_Narrow(dtype)] for op in (*PRODUCTS, "scaled_linear", "call")}
     return rewrite(graph, {**_RULES, **narrowed})
 
 
@@ -36,6 +36,8 @@ class _Narrow:
         self.dtype = dtype
 
     def __call__(self, b: Builder, v: Value) -> Value | None:
+        if v.dtype == F32 and v.op == "scaled_linear":
+            return b.cast(b.make(v.op, v.args, v.shape, self.dtype, **v.attrs), F32)
         if v.dtype != F32 or (v.op == "call" and v.attrs["target"] is not _ATTENTION):
             return None
         mask = v.op in ("call", "attention")

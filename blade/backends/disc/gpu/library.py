@@ -30,6 +30,8 @@ from blade.backends.disc.steps import Counters, Scratch
 from blade.backends.disc.views import view_of
 
 Served = LibraryLaunch | ByAten
+LINEAR = ("linear", "scaled_linear")
+PRODUCTS = (*LINEAR, "conv")
 MOST_BLOCKS = 4096  # of a product whose depth several programs share
 
 
@@ -45,12 +47,12 @@ class Library:
 
     @cached_property
     def followed(self) -> Mapping[int, tuple[Group, Product]]:
-        """Id of a ``linear`` or ``conv`` -> the group that is computed with it."""
+        """Id of a product -> the group that is computed with it."""
         found: dict[int, tuple[Group, Product]] = {}
         readers = self._readers()
         taken: set[int] = set()
         for value in reversed(self.fused.graph.values):  # of two that a group reads, the later one
-            if value.op not in ("linear", "conv") or value.id in self._returned:
+            if value.op not in PRODUCTS or value.id in self._returned:
                 continue
             groups = readers.get(value.id, [])
             if len(groups) != 1 or groups[0] is None or id(groups[0]) in taken:
@@ -64,9 +66,9 @@ class Library:
 
     @cached_property
     def alone(self) -> Mapping[int, Product]:
-        """Id of a ``linear`` that no group follows -> how it is computed."""
+        """Id of a ``linear`` or ``scaled_linear`` that no group follows -> how it is computed."""
         values = self.fused.graph.values
-        others = [v for v in values if v.op == "linear" and v.id not in self.followed]
+        others = [v for v in values if v.op in LINEAR and v.id not in self.followed]
         made = {v.id: product_of(v, plain_epilogue(v)) for v in others}
         return {k: product for k, product in made.items() if product is not None}
 

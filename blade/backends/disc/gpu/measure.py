@@ -14,6 +14,7 @@ import torch
 from blade.backends.disc.gpu.driver import Function
 from blade.backends.disc.gpu.gemm import Product
 from blade.backends.disc.gpu.launch import LibraryLaunch
+from blade.backends.disc.gpu.scaled import NARROW
 from blade.backends.disc.gpu.unit import Choice
 from blade.backends.disc.ir import Value
 from blade.backends.disc.kernel import Dim
@@ -79,8 +80,10 @@ class Bench:
         count = max(1, min(MOST_COPIES, WEIGHT_BYTES // (extent * product.w.dtype.itemsize)))
         self.weights = [self.tensor(extent, product.w) for _ in range(count)]
         self.buffers = [self.tensor(self.extent(b), b) for b in product.epilogue.buffers]
+        scales = () if product.scales is None else product.scales.operands
+        self.scales = [self.tensor(self.extent(s), s) for s in scales]
         self.counters = torch.zeros(1 << 16, dtype=torch.int32, device=self.device)
-        self.scratch: dict[int, torch.Tensor] = {}
+        self.scratch: dict[tuple[int, torch.dtype], torch.Tensor] = {}
 
     def ours(self, launch: LibraryLaunch) -> Callable[[int], None]:
         """The step that runs ``launch``."""
@@ -172,19 +175,23 @@ class Bench:
         return self.weights[i % len(self.weights)]
 
     def operands(self) -> list[torch.Tensor]:
-        """Of the epilogue, without the product."""
+        """Of the scales, and of the epilogue without the product."""
         skipped = self.product.epilogue.product
-        return [b for k, b in enumerate(self.buffers) if k != skipped]
+        return [*self.scales, *(b for k, b in enumerate(self.buffers) if k != skipped)]
 
     def memory(self, operand: Scratch | Counters) -> torch.Tensor:
         if isinstance(operand, Counters):
             return self.counters
-        numel = self.number(operand.numel)
-        return self.scratch.setdefault(
-            numel, torch.empty(numel, dtype=operand.dtype, device=self.device)
-        )
+        numel, dtype = self.number(operand.numel), operand.dtype
+        made = self.scratch.get((numel, dtype))
+        if made is None:
+            made = self.scratch[numel, dtype] = torch.empty(numel, dtype=dtype, device=self.device)
+        return made
 
     def tensor(self, numel: int, like: Value) -> torch.Tensor:
+        if like.dtype in NARROW:  # up to 64, which is 2 in floats of 8 bits
+            made = torch.randint(65, (max(1, numel),), generator=self.generator, device=self.device)
+            return made.to(torch.int8).view(like.dtype)
         made = torch.zeros(max(1, numel), dtype=like.dtype, device=self.device)
         return made.normal_(generator=self.generator) if like.dtype.is_floating_point else made
 

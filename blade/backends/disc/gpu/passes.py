@@ -25,6 +25,7 @@ from blade.backends.disc.gpu.convolutions import (
 from blade.backends.disc.gpu.gathers import assert_in_kernels
 from blade.backends.disc.gpu.half import use_half
 from blade.backends.disc.gpu.row_values import keep_row_values
+from blade.backends.disc.gpu.scaled import ScaledLowerer
 from blade.backends.disc.horizontal import merge_linears
 from blade.backends.disc.int8 import lower_int8
 from blade.backends.disc.ir import Value
@@ -44,7 +45,7 @@ def passes(half: torch.dtype | None) -> Sequence[tuple[str, Pass]]:
     return (
         ("normalize", normalize),
         ("assert_in_kernels", assert_in_kernels),
-        ("int8", partial(lower_int8, products=False)),
+        ("int8", partial(lower_int8, lowerer_of=ScaledLowerer)),
         ("find_attention", partial(find_attention, forms=FORMS)),
         *narrow,
         ("layouts", propagate),
@@ -67,6 +68,8 @@ def passes(half: torch.dtype | None) -> Sequence[tuple[str, Pass]]:
 
 def has_known_weights(v: Value) -> bool:
     """Whether ``v`` is a product with constants, which can lie side by side with others."""
+    if v.op == "scaled_linear":
+        return all(a.op == "fill" or is_known(a) for a in v.args[1:4])
     return v.op == "linear" and all(map(is_known, v.args[1:]))
 
 

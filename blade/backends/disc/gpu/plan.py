@@ -17,6 +17,9 @@ CLASSES: tuple[int | None, ...] = (32, 128, 256, 512, None)
 PIXEL_CLASSES: tuple[int | None, ...] = (64, 256, 1024, 4096, 16384, None)
 """The same of convolutions, whose rows are pixels."""
 
+NARROW_CLASSES: tuple[int | None, ...] = (16, 64, 128, 256, 512, 1024, None)
+"""The same of products of 8 bits."""
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -38,6 +41,8 @@ def classes(rows: Dim, known: tuple[int | None, ...] = CLASSES) -> tuple[int | N
 
 def classes_of(product: Product) -> tuple[int | None, ...]:
     """Those that its rows can be in."""
+    if product.scales is not None:
+        return classes(product.rows, NARROW_CLASSES)
     return classes(product.rows, CLASSES if product.conv is None else PIXEL_CLASSES)
 
 

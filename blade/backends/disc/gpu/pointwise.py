@@ -20,6 +20,7 @@ KINDS: dict[torch.dtype, str] = {
     torch.bfloat16: "half",
     torch.float16: "half",
     torch.float64: "f64",
+    torch.float8_e4m3fn: "f8",
     torch.int64: "int",
     torch.int32: "int",
     torch.int16: "int",
@@ -32,6 +33,7 @@ POINTERS: dict[torch.dtype, str] = {
     torch.bfloat16: "*bf16",
     torch.float16: "*fp16",
     torch.float64: "*fp64",
+    torch.float8_e4m3fn: "*fp8e4nv",
     torch.int64: "*i64",
     torch.int32: "*i32",
     torch.int16: "*i16",
@@ -39,7 +41,7 @@ POINTERS: dict[torch.dtype, str] = {
     torch.uint8: "*u8",
     torch.bool: "*i1",
 }
-_NAMES = {torch.bool: "int1"}
+_NAMES = {torch.bool: "int1", torch.float8_e4m3fn: "float8e4nv"}
 HALVES = (torch.float16, torch.bfloat16)
 _LOG2_E = math.log2(math.e)
 _FLOAT, _SINGLE, _INT = ("f32", "half", "f64"), ("f32", "half"), ("int", "uint")

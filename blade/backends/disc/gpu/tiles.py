@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import torch
 
+from blade.backends.disc.gpu import narrow_tiles
 from blade.backends.disc.gpu.gemm import Product, Tile
 from blade.backends.disc.gpu.plan import Plan, classes_of, merged
 from blade.backends.disc.gpu.target import GpuTarget
@@ -34,6 +35,14 @@ _PLAIN = {128: Tile(64, 64, 64, warps=4, stages=5)}
 """Where nothing follows."""
 
 
+def candidates(product: Product, most: int | None, target: GpuTarget) -> tuple[Tile, ...]:
+    """What is measured for up to ``most`` rows (``None``: any number)."""
+    if product.scales is not None:
+        return narrow_tiles.candidates(product, most, target)
+    tile = candidate(product, most, target)
+    return () if tile is None else (tile,)
+
+
 def candidate(product: Product, most: int | None, target: GpuTarget) -> Tile | None:
     """The tile for up to ``most`` rows (``None``: any number); ``None`` where ATen's will be faster."""
     if product.conv is not None:
@@ -49,7 +58,10 @@ def candidate(product: Product, most: int | None, target: GpuTarget) -> Tile | N
 
 
 def unmeasured(product: Product, target: GpuTarget) -> Plan:
-    """Of halves the candidate where rows are few; else ATen. Of convolutions, ATen's."""
+    """Of halves the candidate where rows are few; else ATen. Of convolutions, ATen's; of 8 bits, never."""
+    if product.scales is not None:
+        best = (narrow_tiles.candidates(product, most, target)[-1] for most in classes_of(product))
+        return merged(list(zip(classes_of(product), best, strict=True)))
     if product.conv is not None:
         return Plan(((None, None),))
     least = 256 if follows(product) else 128 if product.depth >= 2 * _PROGRAM_DEPTH else 32

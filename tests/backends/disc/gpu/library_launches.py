@@ -25,6 +25,7 @@ def run(
 ) -> list[LibraryLaunch]:
     """Those that ran. Scratch is full of NaN before, counters are zero before and after."""
     made: dict[int, torch.Tensor] = {}
+    counters: dict[int, torch.Tensor] = {}
 
     def memory(operand: Operand) -> torch.Tensor:
         if isinstance(operand, Value):
@@ -32,10 +33,11 @@ def run(
             assert view is not None, operand
             return buffers[view.base.id].view(-1)[evaluate(view.offset, sizes) :]
         if isinstance(operand, Counters):
-            return made.setdefault(id(operand), torch.zeros(operand.numel, dtype=torch.int32))
+            return counters.setdefault(id(operand), torch.zeros(operand.numel, dtype=torch.int32))
         if id(operand) not in made:
             numel = evaluate(operand.numel, sizes)
-            made[id(operand)] = torch.full((numel,), float("nan"), dtype=operand.dtype)
+            nothing = float("nan") if operand.dtype.is_floating_point else -(1 << 30)
+            made[id(operand)] = torch.full((numel,), nothing, dtype=operand.dtype)
         return made[id(operand)]
 
     ran = [launch for launch in launches if holds(launch, sizes)]
@@ -48,7 +50,7 @@ def run(
         named = {name: value for (name, _), value in given}
         with np.errstate(all="ignore"):
             getattr(load(unit), unit.name)[grid](**named, **dict(unit.constants))
-    assert all(not x.any() for x in made.values() if x.dtype == torch.int32)
+    assert not any(x.any() for x in counters.values())
     return ran
 
 

@@ -4,6 +4,7 @@
 check(kernel, buffers, {"s0": 3})       # same buffers through interpret() and the choice for these sizes
 
 Triton's interpreter knows no libdevice, cuts where it should round to bfloat16 (and errs at tiny ones),
+loses the carry of what it rounds to floats of 8 bits,
 does not fuse a multiply-add, and walks reductions with other functions than its own element by element:
 those parts are replaced by torch's here. It has to be told to interpret before Triton is imported.
 """
@@ -67,6 +68,7 @@ def _mend(interpreter: Any) -> None:
     builder, ops = interpreter.InterpreterBuilder, interpreter.ReduceOps
     handle, tl = interpreter.TensorHandle, interpreter.tl
     cast, dot, reduce = builder.cast_impl, builder.create_dot, ops.apply_impl
+    convert = builder.create_fp_to_fp
     only = interpreter.interpreter_builder  # assertions are nothing without `debug`
     only.options = replace(only.options, debug=True, sanitize_overflow=False)
 
@@ -78,6 +80,12 @@ def _mend(interpreter: Any) -> None:
             bits = source.data.astype(np.uint32) << 16
             return handle(bits.view(np.float32), target.scalar)
         return cast(self, source, target)
+
+    def create_fp_to_fp(self: Any, source: Any, target: Any, rounding: Any) -> Any:
+        if source.dtype.scalar == tl.float32 and target.scalar == tl.float8e4nv:
+            x = torch.from_numpy(np.ascontiguousarray(source.data)).clamp(-448, 448)
+            return handle(x.to(torch.float8_e4m3fn).view(torch.uint8).numpy(), target.scalar)
+        return convert(self, source, target, rounding)
 
     def apply_impl(self: Any, tensors: Any) -> Any:
         whole = {"max_nan": np.max, "min_nan": np.min, "product": np.prod}
@@ -98,7 +106,7 @@ def _mend(interpreter: Any) -> None:
         return dot(self, *wide, *rest)  # it would multiply bits
 
     builder.cast_impl, builder.create_fma, ops.apply_impl = cast_impl, create_fma, apply_impl
-    builder.create_dot = create_dot
+    builder.create_dot, builder.create_fp_to_fp = create_dot, create_fp_to_fp
 
 
 class _Libdevice:

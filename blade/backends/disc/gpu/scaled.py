@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Products of operands with 8 bits, as tensor cores compute them: signed bytes, or floats (e4m3), on both sides.
+
+    %3 = dequantize %q %s {row}                     %5 f16 = scaled_linear %q %w %ws %b %s
+    %4 = dequantize %w %ws {column, axis=0}   ->
+    %5 f16 = linear %3 %4 %b
+
+The activation has one scale or one for each row, and no zero point; weights are constant, with a scale for
+each output channel. Any other `dequantize` is written out.
+"""
+
+from typing import Any
+
+import torch
+
+from blade.backends.disc.constants import parts_of
+from blade.backends.disc.int8 import DEEPEST, Lowerer, Quantized
+from blade.backends.disc.ir import Value
+
+NARROW = (torch.int8, torch.float8_e4m3fn)
+RESULTS = (torch.float32, torch.float16, torch.bfloat16)
+
+
+class ScaledLowerer(Lowerer):
+    """What makes products of 8 bits as GPUs compute them."""
+
+    def product(self, v: Value) -> Value | None:
+        x, w = self.quantized.get(v.args[0].id), self.weight(v.args[1])
+        if x is None or w is None or v.dtype not in RESULTS or not _fit(x, w):
+            return None
+        if not (self.is_scaled_weight(w) and self.is_scaled_activation(x)):
+            return None
+        bias = self.value(v.args[2]) if len(v.args) == 3 else self.b.fill(0, v.shape[-1:], v.dtype)
+        if bias.op != "fill" and parts_of(bias) is None:
+            return None
+        operands = [x.bytes, w.bytes, w.parameters[0], bias]
+        attrs: dict[str, Any] = {"scale": x.number[0] if x.kind == "tensor" else 1.0}
+        if x.kind == "row":
+            operands.append(self.b.cast(x.parameters[0], torch.float32))
+        return self.b.make("scaled_linear", operands, v.shape, v.dtype, **attrs)
+
+    def convolution(self, v: Value) -> Value | None:
+        """cuDNN's, of floats."""
+        return None
+
+    def is_scaled_weight(self, w: Quantized) -> bool:
+        scales, *zeros = w.parameters
+        return (
+            w.kind == "column"
+            and w.axis == 0
+            and scales.dtype == torch.float32
+            and parts_of(w.bytes) is not None
+            and parts_of(scales) is not None
+            and all(self.is_zero(z) for z in zeros)
+        )
+
+    def is_scaled_activation(self, x: Quantized) -> bool:
+        if x.kind == "tensor":
+            return x.number[1] == 0
+        return x.kind == "row" and all(self.is_zero(z) for z in x.parameters[1:])
+
+
+def _fit(x: Quantized, w: Quantized) -> bool:
+    """Of one type, and of a depth whose sums 32 bits hold."""
+    depth = w.bytes.shape[-1]
+    same = x.bytes.dtype == w.bytes.dtype and w.bytes.dtype in NARROW
+    return same and isinstance(depth, int) and 0 < depth <= DEEPEST

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Quantization as GPUs multiply: 8 bits without zero point, signed bytes or floats (e4m3), and float32 scales.
+
+    q, scales = ops.quantize_rows(x, dtype)         # [.., K] and [.., 1]: a scale for each row
+    ops.dequantize_rows(q, scales, torch.float16)
+    q = ops.quantize(x, 0.02, dtype)                # one scale, calibrated
+    ops.dequantize_channels(w, scales, dtype)       # weights [out, in], scales [out]
+
+``torch.ops.blade_quant`` exists for graphs that DISC is to compile (disc/ops/scaled.py has its rows); run by torch,
+the ops compute what they say, on any device.
+"""
+
+import torch
+
+LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
+LEAST = 1e-12  # of a row's largest magnitude: one of zeros is divided by something, too
+
+_LIBRARY = torch.library.Library("blade_quant", "DEF")
+
+
+def quantize_rows(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """Each row reaches to the largest number of ``dtype``."""
+    x = x.float()
+    top = x.abs().amax(-1, keepdim=True).clamp(min=LEAST)
+    return _narrowed(x * (LARGEST[dtype] / top), dtype), top / LARGEST[dtype]
+
+
+def quantize(x: torch.Tensor, scale: float, dtype: torch.dtype) -> torch.Tensor:
+    """What is larger than ``scale`` lets it be is cut off."""
+    return _narrowed(x.float() * (1.0 / scale), dtype)
+
+
+def dequantize_rows(q: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return (q.float() * scales).to(dtype)
+
+
+def dequantize_channels(q: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return (q.float() * scales.unsqueeze(1)).to(dtype)
+
+
+def dequantize(q: torch.Tensor, scale: float, dtype: torch.dtype) -> torch.Tensor:
+    return (q.float() * scale).to(dtype)
+
+
+def round_trip(x: torch.Tensor, dtype: torch.dtype, scale: float | None) -> torch.Tensor:
+    """What quantizing leaves of ``x``; ``scale``: the calibrated one, ``None``: a scale for each row."""
+    if scale is None:
+        return dequantize_rows(*quantize_rows(x, dtype), x.dtype)
+    return dequantize(quantize(x, scale, dtype), scale, x.dtype)
+
+
+def _narrowed(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    x = x if dtype.is_floating_point else torch.round(x)
+    return x.clamp(-LARGEST[dtype], LARGEST[dtype]).to(dtype)
+
+
+for _schema, _function in (
+    ("quantize_rows(Tensor x, ScalarType dtype) -> (Tensor, Tensor)", quantize_rows),
+    ("quantize(Tensor x, float scale, ScalarType dtype) -> Tensor", quantize),
+    ("dequantize_rows(Tensor q, Tensor scales, ScalarType dtype) -> Tensor", dequantize_rows),
+    (
+        "dequantize_channels(Tensor q, Tensor scales, ScalarType dtype) -> Tensor",
+        dequantize_channels,
+    ),
+    ("dequantize(Tensor q, float scale, ScalarType dtype) -> Tensor", dequantize),
+):
+    _LIBRARY.define(_schema)
+    _LIBRARY.impl(_schema.partition("(")[0], _function, "CompositeImplicitAutograd")
+
+ops = torch.ops.blade_quant
