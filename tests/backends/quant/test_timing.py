@@ -114,13 +114,13 @@ def test_a_layer_that_wins_no_time_is_not_quantized(cluster_of: Make) -> None:
         "conv": "fp32",
     }
     assert by_name["wide"].saved_ms == pytest.approx(0.3)
-    together = "int8 saves it and 1 layers measured with it -0.1200 ms"
+    together = "quantizing saves it and 1 layers measured with it -0.1200 ms"
     assert by_name["narrow"].why.startswith(together)
     assert found.engine.seconds == pytest.approx(0.7e-3)
 
 
 def test_where_nothing_wins_nothing_is_quantized(cluster_of: Make) -> None:
-    with pytest.raises(Refused, match="None of its 3 layers is faster in int8") as caught:
+    with pytest.raises(Refused, match="None of its 3 layers is faster in 8 bits") as caught:
         chosen(cluster_of, {WIDE: 0.1, NARROW: 0.1, CONV: 0.1}, quantization_type="static")
     assert caught.value.code == Code.SLOWER
 
@@ -179,5 +179,5 @@ def test_of_doubtful_layers_those_that_win_stay(cluster_of: Make) -> None:
 def test_what_wins_by_its_profile_alone_is_refused(cluster_of: Make) -> None:
     """The whole is what counts: quantizing activations takes more than all layers save."""
     costs = {WIDE: -0.3, NARROW: -0.2, CONV: -0.2, "quantize_per_tensor": 0.8}
-    with pytest.raises(Refused, match="With 3 layers in int8 it is not faster than in float"):
+    with pytest.raises(Refused, match="With 3 layers in 8 bits it is not faster than in float"):
         chosen(cluster_of, costs, quantization_type="static")

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A cluster quantized as for a GPU, compiled, and run in the interpreter: what its plans promise is what it answers."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+import torch
+from run_program import compile_to_program
+from torch import nn
+from torch.nn import functional
+
+from blade.backends.base import Cluster
+from blade.backends.disc.gpu.passes import FORMS as DISC_FORMS
+from blade.backends.disc.lower import lower
+from blade.backends.quant.forms import FORMS
+from blade.backends.quant.gpu_plans import make_gpu_plans
+from blade.backends.quant.plans import Plan
+from blade.backends.quant.prepare import prepare
+from blade.backends.quant.write import write
+from blade.budget import output_error
+from blade.capture.torchscript import capture
+from blade.config import Config
+from blade.graph.extract import extract
+from blade.graph.view import view
+
+pytestmark = pytest.mark.needs("triton_interpreter")
+F16, F32 = torch.float16, torch.float32
+
+
+class Mlp(nn.Module):
+    """``odd``: has a number of columns that no product of 8 bits takes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.norm, self.up, self.down = nn.LayerNorm(64), nn.Linear(64, 96), nn.Linear(96, 64)
+        self.odd = nn.Linear(64, 10, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.down(functional.gelu(self.up(self.norm(x))))
+        y: torch.Tensor = self.odd(x)
+        return y
+
+
+def cluster_of(dtype: torch.dtype) -> Cluster:
+    samples = [torch.randn(n, 5, 64).to(dtype) for n in (2, 3)]
+    captured = capture(Mlp().to(dtype).eval(), samples, Config(enable_fp8=True))
+    graph = view(captured)
+    [extracted] = extract(captured, graph, [range(len(graph.nodes))])
+    return extracted.cluster
+
+
+def plans_of(cluster: Cluster, **fields: object) -> dict[str, Plan]:
+    config = Config(enable_fp8=True, enable_int8=True, **fields)
+    return {
+        plan.name: plan for plan in make_gpu_plans(prepare(cluster, config, True), config, FORMS)
+    }
+
+
+def by_title(plan: Plan, cluster: Cluster) -> Mapping[str, str]:
+    layers = prepare(cluster, Config(enable_fp8=True), True).layers
+    return {
+        layer.title: plan.schemes[layer.name].precision if layer.name in plan.schemes else ""
+        for layer in layers
+    }
+
+
+def test_what_is_proposed() -> None:
+    cluster = cluster_of(F16)
+    plans = plans_of(cluster)
+    assert list(plans) == [
+        f"{form} {kind}" for form in FORMS for kind in ("dynamic", "mixed", "static")
+    ]
+    assert by_title(plans["fp8 mixed"], cluster) == {
+        "up": "fp8 dynamic",  # a norm makes what it reads
+        "down": "fp8 static",
+        "odd": "",
+    }
+    assert set(by_title(plans["int8 dynamic"], cluster).values()) == {"int8 dynamic", ""}
+    [why] = plans["int8 static"].against.values()
+    assert why == "its weight is 10 x 64, and products of 8 bits take multiples of 16"
+    only = plans_of(cluster, quantization_type="static")
+    assert list(only) == ["fp8 static", "int8 static"]
+
+
+@pytest.mark.parametrize(
+    "name", ["fp8 dynamic", "fp8 mixed", "fp8 static", "int8 dynamic", "int8 static"]
+)
+@pytest.mark.parametrize("dtype", [F16, F32], ids=str)
+def test_a_program_answers_as_the_simulation_says(name: str, dtype: torch.dtype) -> None:
+    cluster = cluster_of(dtype)
+    config = Config(enable_fp8=True, enable_int8=True)
+    prepared = prepare(cluster, config, True)
+    [plan] = [p for p in make_gpu_plans(prepared, config, FORMS) if p.name == name]
+    moved = replace(cluster, gm=prepared.gm)  # of float32, scales may have been
+    quantized = write(moved, prepared.layers, plan.schemes)
+    program = compile_to_program(lower(quantized.gm, quantized.shape_env, forms=DISC_FORMS))
+    narrow = "f8" if name.startswith("fp8") else "i8"
+    slots = [line.split() for line in program.text.splitlines() if line.startswith("slot ")]
+    assert sum(words[2:4] == ["arena", narrow] for words in slots) == 2  # what both layers read
+    for (x,), want in zip(cluster.samples, prepared.simulation.wanted, strict=True):
+        [got] = program(x)
+        [simulated] = prepared.simulation.run((x,), plan.schemes)
+        assert output_error(got, simulated).relative < 0.01
+        assert 1e-4 < output_error(got, want[0]).relative < 0.08
