@@ -87,7 +87,7 @@ class LayerPrecision:
     """One layer of a quantized cluster: what it computes in, and why.
 
     ``error`` is the relative error of the cluster's outputs if only this layer is quantized, ``saved_ms`` the
-    time that it saves at the first sample; ``None`` where that was not measured. ``why``: why not in int8.
+    time that it saves at the first sample; ``None`` where that was not measured. ``why``: why not in 8 bits.
     """
 
     layer: str
@@ -332,7 +332,7 @@ def _verdict_cells(verdict: Verdict | None) -> tuple[str, str, str]:
 
 def _precision_table(cluster: ClusterReport) -> Table:
     """One row per layer that could be quantized."""
-    quantized = sum(p.precision != "fp32" for p in cluster.precision)
+    quantized = sum(p.precision not in ("fp32", "fp16", "bf16") for p in cluster.precision)
     table = Table(
         title=f"Precision of {cluster.name}: {quantized} of {len(cluster.precision)} layers quantized",
         title_justify="left",
