@@ -12,6 +12,7 @@ import torch
 
 from blade.backends.disc.cpu.space import number
 from blade.backends.disc.gpu import pointwise, reduction
+from blade.backends.disc.gpu.precision import hidden
 from blade.backends.disc.gpu.shapes import Tile
 from blade.backends.disc.gpu.space import Sizes
 from blade.backends.disc.kernel import (
@@ -51,9 +52,11 @@ class Body:
         self.walked = False  # columns are counted in 64 bits, in a loop
         self.merged = False  # a row's index over all outer dimensions is ``r``
         self.beside = False  # memory is contiguous along the rows of a tile, not along its columns
+        self.hidden = hidden(kernel)  # computed as halves are
         self.named: list[dict[int, str]] = [{} for _ in range(tile.pieces)]
         self.rows: dict[int, bool] = {}  # value -> does it differ from row to row (of a tile)?
         self.columns: dict[int, bool] = {}
+        self.least: set[int] = set()  # values that are -inf where there are no columns
         self.exact: set[int] = set()  # halves that memory holds as they are
         self.bases: dict[str, str] = {}
 
@@ -144,10 +147,12 @@ class Body:
             self.exact.add(i)
             exact = stmt.args[0] in self.exact
             self.define(i, pointwise.cast(args[0], source, stmt.dtype, exact))
-        elif stmt.op == "div" and source in pointwise.HALVES and self.is_of_row(stmt):
+            return
+        form = torch.float16 if i in self.hidden else source
+        if stmt.op == "div" and form in pointwise.HALVES and self.is_of_row(stmt):
             self.define(i, pointwise.divided_by_row(*args))
         else:
-            self.define(i, pointwise.compute(stmt.op, args, source))
+            self.define(i, pointwise.compute(stmt.op, args, form))
 
     def is_of_row(self, stmt: Compute) -> bool:
         """Is the last operand one value for all columns of the others?"""
@@ -272,9 +277,17 @@ class Body:
     def reduced(self, i: int, stmt: Reduce) -> str:
         """What a tile gives to reduction ``i``: identities where it has no columns."""
         x = reduction.prepare(stmt, self.values[stmt.arg], self.dtype(stmt.arg))
-        if self.column_mask or not self.columns[stmt.arg]:
-            there = self.of_piece("cm") if self.column_mask else f"{self.of_piece('c')} >= 0"
-            x = f"tl.where({there}, {x}, {reduction.identity(stmt)})"
+        masked, columns = self.column_mask, self.columns[stmt.arg]
+        if (columns and not masked) or reduction.vanishing(self.kernel, stmt) in self.least:
+            return x
+        there = self.of_piece("cm") if masked else f"{self.of_piece('c')} >= 0"
+        x = f"tl.where({there}, {x}, {reduction.identity(stmt)})"
+        if stmt.kind == "max" and stmt.dtype.is_floating_point and columns and self.tile.pieces > 1:
+            # so that a sum of exponentials needs no masks; of one piece a thread joins its columns before it masks
+            self.least.add(stmt.arg)
+            self.values[stmt.arg] = self.of_piece(f"x{stmt.arg}")
+            self.line(f"{self.values[stmt.arg]} = {x}")
+            x = self.values[stmt.arg]
         return x
 
     def joined(self, i: int, stmt: Reduce) -> str:

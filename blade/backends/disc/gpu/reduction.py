@@ -3,8 +3,9 @@
 
 import torch
 
+from blade.backends.disc.cpu.space import number
 from blade.backends.disc.gpu.pointwise import register_type
-from blade.backends.disc.kernel import Reduce
+from blade.backends.disc.kernel import Compute, Kernel, Reduce, Store
 
 _JOIN = {
     "sum": "{0} + {1}",
@@ -62,6 +63,25 @@ def across(reduce: Reduce, x: str, rows: int) -> str:
         return f"{text} != 0"
     # Triton adds up small integers in 32 bits
     return text if reduce.dtype.is_floating_point else f"{text}.to({working_type(reduce)})"
+
+
+def vanishing(kernel: Kernel, reduce: Reduce) -> int | None:
+    """The x of ``reduce`` = sum(exp(x - max(x))), to which an x of -inf adds nothing, as it does to max(x).
+
+    Not of a kernel that stores values of rows: of a row without elements they would be NaN.
+    """
+    body = kernel.body
+    power = body[reduce.arg]
+    stores = [s for s in body if isinstance(s, Store)]
+    if reduce.kind != "sum" or any(number(s.access.strides[-1]) == 0 for s in stores):
+        return None
+    if not isinstance(power, Compute) or power.op not in ("exp", "exp2"):
+        return None
+    difference = body[power.args[0]]
+    if not isinstance(difference, Compute) or difference.op != "sub":
+        return None
+    x, most = difference.args
+    return x if isinstance(m := body[most], Reduce) and (m.kind, m.arg) == ("max", x) else None
 
 
 def _table(reduce: Reduce, floats: dict[str, str], ints: dict[str, str]) -> str:
