@@ -23,13 +23,13 @@ from blade.config import Config
 aten = torch.ops.aten
 EVEN = 16  # columns and depth have to be multiples: what a thread loads of them at once
 _ROWS = {aten.layer_norm.default, aten.native_layer_norm.default, aten.rms_norm.default}
-_KINDS = {"auto": ("dynamic", "mixed", "static"), "dynamic": ("dynamic",), "static": ("static",)}
+_KINDS = {"auto": ("mixed", "dynamic", "static"), "dynamic": ("dynamic",), "static": ("static",)}
 
 
 def make_gpu_plans(
     prepared: Prepared, config: Config, forms: Mapping[str, torch.dtype]
 ) -> Iterator[Plan]:
-    """The most exact first; those in which no layer has a scheme are left out, but for the first."""
+    """The most promising first; those in which no layer has a scheme are left out, but for the first."""
     known: dict[object, Weight] = {}
     seen: list[dict[str, str]] = []
     for name, narrow in forms.items():

@@ -70,7 +70,7 @@ def test_what_is_proposed() -> None:
     cluster = cluster_of(F16)
     plans = plans_of(cluster)
     assert list(plans) == [
-        f"{form} {kind}" for form in FORMS for kind in ("dynamic", "mixed", "static")
+        f"{form} {kind}" for form in FORMS for kind in ("mixed", "dynamic", "static")
     ]
     assert by_title(plans["fp8 mixed"], cluster) == {
         "up": "fp8 dynamic",  # a norm makes what it reads
