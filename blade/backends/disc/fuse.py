@@ -131,6 +131,7 @@ def row_source(value: Value) -> Value | None:
 class _Fuser:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
+        self.users = graph.users()
         self.group_of: dict[int, Group] = {}
         self.groups: list[Group] = []
 
@@ -139,8 +140,8 @@ class _Fuser:
         home: Group | None = None
         for group in self.candidates(v):
             if home is None:
-                if self.fits(v, group) and not self.reached(self.outside(v, group), group):
-                    home = group
+                fits = self.fits(v, group) and not self.reached(self.outside(v, group), group)
+                home = group if fits and not self.is_for_others(v, group) else None
             elif group is not home and self.can_merge(home, group):
                 self.merge(home, group)
         if home is None:
@@ -168,6 +169,19 @@ class _Fuser:
         if v.shape == group.shape:
             return self.all_rows_fit(v, group)
         return group.row and v.shape == group.row_shape
+
+    def is_for_others(self, v: Value, group: Group) -> bool:
+        """Does ``v`` only widen what ``group`` computes, for readers of which none can be in it?
+
+        These read the narrow value, which is half as much, and widen it themselves.
+        """
+        if v.op != "cast" or v.dtype.itemsize <= v.args[0].dtype.itemsize or not self.users[v.id]:
+            return False
+        return all(
+            u.is_pointwise
+            and self.reached([a for a in self.outside(u, group) if a is not v], group)
+            for u in self.users[v.id]
+        )
 
     def all_rows_fit(self, v: Value, group: Group) -> bool:
         """A row value can only be repeated within its own group's rows."""

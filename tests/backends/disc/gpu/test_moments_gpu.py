@@ -88,6 +88,7 @@ def test_a_group_norm_is_two_launches(last: bool) -> None:
     torch.testing.assert_close(program(x)[0], model(x), rtol=2e-3, atol=2e-3)
     counted = "aten::zero_"  # once per call: the counters of programs that share a group
     assert program.ran(x) == [counted, "loop", "group_moments", "loop"]
+    assert " arena f16 4 " in program.text and " arena f32 4 " not in program.text
 
 
 def test_a_channel_by_itself_is_summed_beside_others() -> None:
