@@ -22,6 +22,8 @@ from blade.backends.quant.scaled import quantize_rows
 pytestmark = [pytest.mark.gpu, pytest.mark.needs("triton")]
 F8, S8, F16, F32 = torch.float8_e4m3fn, torch.int8, torch.float16, torch.float32
 NARROW = {"fp8": F8, "int8": S8}
+# Rounding to 16 bits; and sums of 8-bit floats, of which tensor cores keep some 14 bits.
+TOLERANCE = {"fp8": 5e-3, "int8": 1e-3}
 
 TILES = (
     Tile(16, 32, 128, 1, 4, 4),
@@ -63,9 +65,7 @@ def test_products(form: str, tile: Tile) -> None:
         run([made], functions, buffers, {"s0": batch, "s1": length})
         want = (q.double() * scales) @ (qw.double() * own).t() + added.double()
         error = float((got.double() - want).norm() / want.norm())
-        assert error < 1e-3, (
-            error
-        )  # what rounding to 16 bits and tensor cores' sums of 8-bit floats cost
+        assert error < TOLERANCE[form], error
 
 
 class Block(nn.Module):

@@ -29,7 +29,7 @@ _KINDS = {"auto": ("mixed", "dynamic", "static"), "dynamic": ("dynamic",), "stat
 def make_gpu_plans(
     prepared: Prepared, config: Config, forms: Mapping[str, torch.dtype]
 ) -> Iterator[Plan]:
-    """The most promising first; those in which no layer has a scheme are left out, but for the first."""
+    """The most promising first."""
     known: dict[object, Weight] = {}
     seen: list[dict[str, str]] = []
     for name, narrow in forms.items():
