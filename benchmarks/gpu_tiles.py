@@ -177,6 +177,10 @@ def whole_rows(columns: int) -> Iterator[Tile]:
     for rows, warps in itertools.product((1, 2, 4, 8, 16), (1, 2, 4, 8, 16)):
         if 4 <= rows * power // (32 * warps) <= 64:
             yield Tile(rows, power, warps)
+    for piece, warps, each in itertools.product((128, 256), (2, 4, 8), (1, 2)):
+        pieces = -(-columns // piece)
+        if 2 <= pieces <= 8:  # a warp has rows of its own
+            yield Tile(warps * 256 // piece * each, piece, warps, pieces)
 
 
 def sums(_: int) -> Iterator[Tile]:
@@ -219,6 +223,11 @@ def choice(kernel: Kernel, chosen: Variant, tile: Tile) -> Choice:
 def tiles(name: str, columns: int, own: Variant) -> list[Tile]:
     """The table's first."""
     return list(dict.fromkeys((own.tile, *CASES[name].tiles(columns))))
+
+
+def label(tile: Tile) -> str:
+    pieces = f"x{tile.pieces}" * (tile.pieces > 1)
+    return f"{tile.rows}x{tile.columns}{pieces}w{tile.warps}"
 
 
 def compile_all(names: list[str], dtypes: list[torch.dtype], arch: int) -> None:
@@ -294,11 +303,11 @@ def measure(name: str, rows: int, columns: int, dtype: torch.dtype) -> dict[str,
         with tempfile.TemporaryDirectory() as folder:
             compiled = compile_unit(unit, target_of().arch, folder)
         run = compiled[tuple(map(int, one.grid))]
-        results[f"{tile.rows}x{tile.columns}w{tile.warps}"] = microseconds(
+        results[label(tile)] = microseconds(
             lambda one, run=run: run(*one),
             sets,  # type: ignore[misc]
         )
-    first = f"{own.tile.rows}x{own.tile.columns}w{own.tile.warps}"
+    first = label(own.tile)
     best = sorted(results.items(), key=lambda r: r[1])[:4]
     text = "  ".join(f"{tile} {us:.2f}" for tile, us in best)
     print(

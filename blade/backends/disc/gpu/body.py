@@ -12,7 +12,7 @@ import torch
 
 from blade.backends.disc.cpu.space import number
 from blade.backends.disc.gpu import pointwise, reduction
-from blade.backends.disc.gpu.precision import hidden
+from blade.backends.disc.gpu.precision import beside_one, hidden
 from blade.backends.disc.gpu.shapes import Tile
 from blade.backends.disc.gpu.space import Sizes
 from blade.backends.disc.kernel import (
@@ -53,6 +53,7 @@ class Body:
         self.merged = False  # a row's index over all outer dimensions is ``r``
         self.beside = False  # memory is contiguous along the rows of a tile, not along its columns
         self.hidden = hidden(kernel)  # computed as halves are
+        self.beside_one = beside_one(kernel)
         self.named: list[dict[int, str]] = [{} for _ in range(tile.pieces)]
         self.rows: dict[int, bool] = {}  # value -> does it differ from row to row (of a tile)?
         self.columns: dict[int, bool] = {}
@@ -152,7 +153,8 @@ class Body:
         if stmt.op == "div" and form in pointwise.HALVES and self.is_of_row(stmt):
             self.define(i, pointwise.divided_by_row(*args))
         else:
-            self.define(i, pointwise.compute(stmt.op, args, form))
+            absolute = stmt.op == "erf" and form in pointwise.HALVES and i in self.beside_one
+            self.define(i, pointwise.compute("erf_absolute" if absolute else stmt.op, args, form))
 
     def is_of_row(self, stmt: Compute) -> bool:
         """Is the last operand one value for all columns of the others?"""

@@ -88,10 +88,10 @@ def _points(kernel: Kernel) -> list[tuple[sympy.Basic | bool, Variant]]:
 
 def _by_size(tile: Tile, larger: Tile, count: Dim, each: int) -> list[tuple[sympy.Basic, Tile]]:
     """``larger`` where ``tile``, which takes ``each`` of ``count``, would make too many programs."""
-    if larger == tile:
-        return [(sympy.true, tile)]
     few = sympy.Le(count, shapes.FEW * each)
-    return [(few, tile), (sympy.Not(few), larger)]
+    if larger == tile or few == sympy.true:
+        return [(sympy.true, tile)]
+    return [(sympy.true, larger)] if few == sympy.false else [(few, tile), (~few, larger)]
 
 
 def _by_alignment(even: Alignment) -> list[tuple[sympy.Basic, Alignment | None]]:

@@ -203,7 +203,7 @@ def _build_division() -> None:
 def _build_elementary() -> None:
     for op in "expm1 log log2 log1p sin cos tan tanh sinh cosh asin acos atan erf erfc floor ceil trunc".split():
         _rule(op, _FLOAT, f"libdevice.{op}({{0}})")
-    for op in ("erf", "tanh", "sigmoid"):
+    for op in ("erf", "erf_absolute", "tanh", "sigmoid"):
         _rule(op, ["half"], f"{op}_half({{0}})")
     for op in ("exp", "exp2"):
         _rule(op, ("f32", "f64"), f"libdevice.{op}({{0}})")

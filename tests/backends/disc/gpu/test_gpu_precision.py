@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which values of float32 are computed by fast forms: those that memory sees as 16 bits alone."""
 
+from dataclasses import replace
+
 import pytest
 import torch
-from test_cpu_kernels import BF16, F16, F32, S0, S1, _args
+from test_cpu_kernels import BF16, F16, F32, S0, S1, _args, gelu
+from test_gpu_many_programs import in_halves
 from triton_interpreter import TARGET, run
 
 from blade.backends.disc.gpu.emit import emit
-from blade.backends.disc.gpu.precision import hidden
+from blade.backends.disc.gpu.precision import beside_one, hidden
 from blade.backends.disc.kernel import Access, Compute, Kernel, Load, Reduce, Stmt, Store
 
 EXP, SUM, DIV = 4, 5, 6
@@ -45,6 +48,28 @@ def test_not_what_is_stored_in_float32_or_may_cancel_or_jump() -> None:
     for op in ("sub", "floor"):
         args = (6, 4) if op == "sub" else (6,)
         assert hidden(softmax(F16, (Compute(op, args, F32),))) == {7}
+
+
+@pytest.mark.needs("triton_interpreter")
+def test_an_error_function_that_one_is_added_to() -> None:
+    kernel = in_halves(gelu(768))
+    (erf,) = [i for i, s in enumerate(kernel.body) if isinstance(s, Compute) and s.op == "erf"]
+    assert beside_one(kernel) == {erf}
+    alone = replace(kernel, body=(*kernel.body[: erf + 1], Store(Access(2, (768, 1)), erf)))
+    assert not beside_one(alone)
+    x = torch.cat([torch.linspace(-6, 6, 767), torch.tensor([1e-4])]).to(F16)
+    zero = torch.zeros(768, dtype=F16)
+    for one, function, near in (
+        (
+            kernel,
+            torch.nn.functional.gelu,
+            2e-7,
+        ),  # 1 + erf(x) in float32, where erf(x) is almost -1
+        (alone, lambda x: (x / 2**0.5).erf(), 3e-8),
+    ):
+        out = torch.zeros(768, dtype=F16)
+        run(one, emit(one, TARGET), [x, zero, out], {"s0": 1})
+        torch.testing.assert_close(out.double(), function(x.double()), rtol=5e-4, atol=near)
 
 
 @pytest.mark.needs("triton_interpreter")
