@@ -3,7 +3,7 @@
 
     q, scales = ops.quantize_rows(x, dtype)         # [.., K] and [.., 1]: a scale for each row
     ops.dequantize_rows(q, scales, torch.float16)
-    q = ops.quantize(x, 0.02, dtype)                # one scale, calibrated
+    q = ops.quantize(x, inverses, dtype)            # calibrated; [K], what each column is multiplied by
     ops.dequantize_channels(w, scales, dtype)       # weights [out, in], scales [out]
 
 ``torch.ops.blade_quant`` exists for graphs that DISC is to compile (disc/ops/scaled.py has its rows); run by torch,
@@ -25,9 +25,12 @@ def quantize_rows(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, to
     return _narrowed(x * (LARGEST[dtype] / top), dtype), top / LARGEST[dtype]
 
 
-def quantize(x: torch.Tensor, scale: float, dtype: torch.dtype) -> torch.Tensor:
-    """What is larger than ``scale`` lets it be is cut off."""
-    return _narrowed(x.float() * (1.0 / scale), dtype)
+def quantize(x: torch.Tensor, inverses: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """What is larger than its column's scale lets it be is cut off.
+
+    A tensor, not a number, so that layers which differ in their scales alone share their code.
+    """
+    return _narrowed(x.float() * inverses, dtype)
 
 
 def dequantize_rows(q: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -46,7 +49,7 @@ def round_trip(x: torch.Tensor, dtype: torch.dtype, scale: float | None) -> torc
     """What quantizing leaves of ``x``; ``scale``: the calibrated one, ``None``: a scale for each row."""
     if scale is None:
         return dequantize_rows(*quantize_rows(x, dtype), x.dtype)
-    return dequantize(quantize(x, scale, dtype), scale, x.dtype)
+    return dequantize(_narrowed(x.float() * (1.0 / scale), dtype), scale, x.dtype)
 
 
 def _narrowed(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -56,7 +59,7 @@ def _narrowed(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 for _schema, _function in (
     ("quantize_rows(Tensor x, ScalarType dtype) -> (Tensor, Tensor)", quantize_rows),
-    ("quantize(Tensor x, float scale, ScalarType dtype) -> Tensor", quantize),
+    ("quantize(Tensor x, Tensor inverses, ScalarType dtype) -> Tensor", quantize),
     ("dequantize_rows(Tensor q, Tensor scales, ScalarType dtype) -> Tensor", dequantize_rows),
     (
         "dequantize_channels(Tensor q, Tensor scales, ScalarType dtype) -> Tensor",

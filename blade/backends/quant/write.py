@@ -146,7 +146,10 @@ class Writer:
         """As GPUs multiply it, with one scale or one for each row, and back."""
         dtype = x.meta["val"].dtype
         if affine is not None:
-            q = self.call(scaled.quantize.default, x, affine.scale, narrow)
+            columns = (int(x.meta["val"].shape[-1]),)
+            device = x.meta["val"].device
+            inverses = self.constant(torch.full(columns, 1.0 / affine.scale, device=device))
+            q = self.call(scaled.quantize.default, x, inverses, narrow)
             return self.call(scaled.dequantize.default, q, affine.scale, dtype)
         both = self.call(scaled.quantize_rows.default, x, narrow)
         q, scales = (self.call(getitem, both, i) for i in (0, 1))

@@ -12,7 +12,7 @@ from blade.backends import registry
 from blade.backends.base import Cluster
 from blade.backends.quant.plans import make_plans
 from blade.backends.quant.prepare import prepare
-from blade.backends.quant.shares import Taken, layer_seconds
+from blade.backends.quant.shares import Taken, _Readers, layer_seconds
 from blade.backends.quant.worth import Worth, weigh
 from blade.backends.quant.write import write
 from blade.config import Config
@@ -111,3 +111,15 @@ def test_a_layer_that_no_instruction_shows_is_doubtful(cluster_of: Make) -> None
     assert worth.doubtful([(layer,) for layer in prepared.layers]) == [(first,)]
     slow = Worth({**known, first.name: (1.0, 0.1)}, dict.fromkeys([*known, first.name], (2.0, 2.0)))
     assert slow.doubtful([(layer,) for layer in prepared.layers]) == [(first,)]
+
+
+def test_what_launches_read_under_a_condition_or_not() -> None:
+    program = """slots 3
+slot 0 const 0
+slot 1 const 1
+slot 2 input 0
+end"""
+    readers = _Readers(program, 2)
+    assert readers.constants("launch linear_1 7 8 8 3 2 1 2 1 9") == [1]
+    assert readers.constants("when 5 launch linear_1 7 8 8 3 2 0 1 1 9") == [0, 1]
+    assert readers.constants("when 5 call aten::mm.out 3 t:2 t:1 t:2 0") == [1]

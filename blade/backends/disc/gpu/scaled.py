@@ -9,8 +9,6 @@ The activation has one scale or one for each row, and no zero point; weights are
 each output channel. Any other `dequantize` is written out.
 """
 
-from typing import Any
-
 import torch
 
 from blade.backends.disc.constants import parts_of
@@ -33,11 +31,19 @@ class ScaledLowerer(Lowerer):
         bias = self.value(v.args[2]) if len(v.args) == 3 else self.b.fill(0, v.shape[-1:], v.dtype)
         if bias.op != "fill" and parts_of(bias) is None:
             return None
-        operands = [x.bytes, w.bytes, w.parameters[0], bias]
-        attrs: dict[str, Any] = {"scale": x.number[0] if x.kind == "tensor" else 1.0}
+        scales, number = w.parameters[0], x.number[0]
+        if x.kind == "tensor" and scales.op == "const":
+            scales, number = self.times(scales, number), 1.0
+        operands = [x.bytes, w.bytes, scales, bias]
         if x.kind == "row":
             operands.append(self.b.cast(x.parameters[0], torch.float32))
-        return self.b.make("scaled_linear", operands, v.shape, v.dtype, **attrs)
+        return self.b.make("scaled_linear", operands, v.shape, v.dtype, scale=number)
+
+    def times(self, scales: Value, number: float) -> Value:
+        """A constant times ``number``: layers that differ in their calibration alone share their code."""
+        index = len(self.constants)
+        self.constants.append(self.constants[scales.attrs["index"]] * number)
+        return self.b.make("const", (), scales.shape, scales.dtype, scales.strides, index=index)
 
     def convolution(self, v: Value) -> Value | None:
         """cuDNN's, of floats."""

@@ -28,9 +28,9 @@ def quantize_rows(lo: Lowering, x: Value, dtype: torch.dtype) -> list[Value]:
 
 
 @lowers_named(f"{_LIBRARY}.quantize.default")
-def quantize(lo: Lowering, x: Value, scale: float, dtype: torch.dtype) -> Value:
+def quantize(lo: Lowering, x: Value, inverses: Value, dtype: torch.dtype) -> Value:
     x = lo.b.cast(x, torch.float32)
-    return _narrowed(lo, x, lo.number(1.0 / scale, x), dtype)
+    return _narrowed(lo, x, lo.b.broadcast(inverses, x.shape), dtype)
 
 
 @lowers_named(f"{_LIBRARY}.dequantize_rows.default")

@@ -104,3 +104,28 @@ def test_a_program_answers_as_the_simulation_says(name: str, dtype: torch.dtype)
         [simulated] = prepared.simulation.run((x,), plan.schemes)
         assert output_error(got, simulated).relative < 0.01
         assert 1e-4 < output_error(got, want[0]).relative < 0.08
+
+
+def test_layers_that_differ_in_their_weights_and_scales_alone_share_their_code() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(1)
+            self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for layer in self.layers:
+                x = torch.tanh(layer(x)) * 2
+            return x
+
+    captured = capture(Two().half().eval(), [torch.randn(2, 5, 64).half()], Config(enable_fp8=True))
+    [extracted] = extract(captured, graph := view(captured), [range(len(graph.nodes))])
+    config = Config(enable_fp8=True, quantization_type="static")
+    prepared = prepare(extracted.cluster, config, True)
+    [plan] = make_gpu_plans(prepared, config, {"fp8": torch.float8_e4m3fn})
+    assert len({s.activation for s in plan.schemes.values()}) == 4
+    quantized = write(extracted.cluster, prepared.layers, plan.schemes)
+    program = compile_to_program(lower(quantized.gm, quantized.shape_env, forms=DISC_FORMS))
+    lines = [line.split() for line in program.text.splitlines() if line.startswith("when ")]
+    smallest = [words[3] for words in lines if words[1] == lines[0][1]]
+    assert len(smallest) == 4 and smallest[0] == smallest[1] == smallest[2] != smallest[3]

@@ -3,6 +3,7 @@
 
 import math
 from collections.abc import Sequence
+from functools import cache
 
 import pytest
 import torch
@@ -29,6 +30,12 @@ B, S = symbol("s0"), symbol("s1")
 WIDTH = 64
 
 
+@cache
+def _inverses(depth: int, scale: float | None) -> torch.Tensor:
+    """One tensor for all layers, as ``write`` has one for those that read the same."""
+    return torch.full((depth,), 1 / (scale or 1))
+
+
 class Scaled(nn.Module):
     """A linear layer in 8 bits; ``scale``: the activation's, calibrated."""
 
@@ -39,12 +46,13 @@ class Scaled(nn.Module):
         self.register_buffer("weight", weight)
         self.register_buffer("scales", scales.squeeze(1))
         self.bias = layer.bias
+        self.register_buffer("inverses", _inverses(layer.weight.shape[1], scale))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.scale is None:
             seen = ops.dequantize_rows(*ops.quantize_rows(x, self.dtype), x.dtype)
         else:
-            seen = ops.dequantize(ops.quantize(x, self.scale, self.dtype), self.scale, x.dtype)
+            seen = ops.dequantize(ops.quantize(x, self.inverses, self.dtype), self.scale, x.dtype)
         weight = ops.dequantize_channels(self.weight, self.scales, x.dtype)
         return nn.functional.linear(seen, weight, self.bias)
 
