@@ -11,6 +11,7 @@ import torch
 from blade.backends.disc.attention import attend, grouped, reference
 from blade.backends.disc.facts import Facts
 from blade.backends.disc.gpu.attention import attention
+from blade.backends.disc.gpu.attention_choice import choose_kernels
 from blade.backends.disc.gpu.choose import choose
 from blade.backends.disc.gpu.compile import compile_units
 from blade.backends.disc.gpu.driver import Function, load
@@ -22,6 +23,7 @@ from blade.backends.disc.gpu.target import target_of
 from blade.backends.disc.ir import Builder, Value
 from blade.backends.disc.kernel import Dim
 from blade.backends.disc.moments import reference as moments_reference
+from blade.backends.disc.sdpa import kernels, run_sdpa
 from blade.backends.disc.steps import Counters, Scratch
 from blade.backends.disc.views import view_of
 
@@ -132,6 +134,33 @@ def test_one_query(depth: int, keys: int) -> None:
         wide = [given[0].view(batch, 2, 3, 1, depth), *(x[:, :, None] for x in given[1:])]
         want = reference(made, *(x.double().cpu() for x in wide))
         torch.testing.assert_close(got.double().cpu(), want, rtol=0, atol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("groups", [1, 4])
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_by_aten(groups: int, causal: bool) -> None:
+    """Every kernel that says it takes it answers the same; measuring them leaves torch's generator alone."""
+    torch.manual_seed(0)
+    b, heads, depth, length = Builder(), 8, 64, 1100
+    q = b.make("input", (), (5, heads, length, depth), torch.float16, index=0)
+    few = (5, heads // groups, length, depth)
+    k, v = (b.make("input", (), few, torch.float16, index=n) for n in (1, 2))
+    made = grouped(b, q, k, v, None, 0.125, causal)
+    while made.is_layout:
+        made = made.args[0]
+    names = kernels(made, Facts())
+    assert names == (("flash",) if groups > 1 else ("flash", "cudnn"))
+    shapes = ((5, heads, length, depth), few, few)
+    given = [torch.randn(s, device="cuda").half() for s in shapes]
+    wide = [x.repeat_interleave(groups if n else 1, 1).double().cpu() for n, x in enumerate(given)]
+    want = torch.nn.functional.scaled_dot_product_attention(*wide, is_causal=causal, scale=0.125)
+    for name in names:
+        got = torch.full((5, length, heads, depth), math.nan, dtype=torch.float16, device="cuda")
+        run_sdpa([x.transpose(1, 2) for x in given], got, made, name)
+        torch.testing.assert_close(got.double().cpu(), want.transpose(1, 2), rtol=0, atol=4e-3)
+    state = torch.cuda.get_rng_state()
+    assert set(choose_kernels([made], target_of(), Facts(), None).values()) <= {*names}
+    assert torch.equal(state, torch.cuda.get_rng_state())
 
 
 @pytest.mark.parametrize("last", [False, True])

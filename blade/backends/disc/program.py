@@ -12,7 +12,9 @@ from blade.backends.disc.fuse import Fused
 from blade.backends.disc.inplace import Lives
 from blade.backends.disc.ir import Shape, Value, contiguous_strides, numel
 from blade.backends.disc.kernel import Dim
+from blade.backends.disc.sdpa import write_sdpa
 from blade.backends.disc.steps import (
+    AttentionCall,
     Counters,
     KernelCall,
     Launch,
@@ -165,7 +167,7 @@ class Writer:
             self.native(step)
         elif isinstance(step, Launch):
             self.launch(step)
-        elif isinstance(step, LibraryCall):
+        elif isinstance(step, (LibraryCall, AttentionCall)):
             self.conditional(step)
         elif step.op == "linear":
             self.linear(step)
@@ -242,10 +244,13 @@ class Writer:
         self.lives.touch(self.slot_of[operand], len(self.instructions))
         return self.slot_of[operand]
 
-    def conditional(self, call: LibraryCall) -> None:
+    def conditional(self, call: LibraryCall | AttentionCall) -> None:
         """The instructions of ``call.value``, each under the condition."""
         first = len(self.instructions)
-        self.step(call.value)
+        if isinstance(call, AttentionCall):
+            write_sdpa(self, call.value, call.kernel)
+        else:
+            self.step(call.value)
         prefix = " ".join(self.condition(call.when))
         self.instructions[first:] = [f"{prefix} {line}" for line in self.instructions[first:]]
 

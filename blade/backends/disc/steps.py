@@ -107,4 +107,13 @@ class LibraryCall:
     when: sympy.Basic
 
 
-Step = KernelCall | NativeCall | Launch | LibraryCall | Value
+@dataclass(frozen=True)
+class AttentionCall:
+    """ATen's ``kernel`` (sdpa.py) for ``value``, an ``attention``; ``when``: as of a ``Launch``."""
+
+    value: Value
+    kernel: str
+    when: sympy.Basic | None = None
+
+
+Step = KernelCall | NativeCall | Launch | LibraryCall | AttentionCall | Value

@@ -9,7 +9,7 @@ Decoding, Dao et al. 2023), and a second launch combines what they found.
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from functools import cached_property
 
 import sympy
 import torch
@@ -17,9 +17,9 @@ from torch.utils._sympy.functions import FloorDiv, Min, Mod
 
 from blade.backends.disc.facts import Facts
 from blade.backends.disc.gpu.attention_text import attention_text, combine_text
+from blade.backends.disc.gpu.attention_tiles import Tile, Tiles, padded, parts_of, tiles
 from blade.backends.disc.gpu.launch import LibraryLaunch, pointer
 from blade.backends.disc.gpu.numbers import Numbers, split
-from blade.backends.disc.gpu.shapes import power
 from blade.backends.disc.gpu.space import ceil_div
 from blade.backends.disc.gpu.target import GpuTarget
 from blade.backends.disc.gpu.unit import Choice, condition, named
@@ -37,29 +37,6 @@ EVEN = 8
 _LOG2E = math.log2(math.e)
 
 
-@dataclass(frozen=True)
-class Tile:
-    """``queries`` x ``keys`` scores at a time."""
-
-    queries: int
-    keys: int
-    warps: int
-    stages: int
-
-
-@dataclass(frozen=True)
-class Tiles:
-    """By lengths: for few queries; of these, where programs share the keys; and for many queries: where there are
-    no more blocks of them than run at once, where keys are few, and where they are many."""
-
-    few: Tile
-    shared: Tile
-    alone: Tile
-    short: Tile
-    long: Tile
-    even: Tile | None = None  # for many queries with a bias that is read in vectors
-
-
 def serves(value: Value) -> bool:
     """Is there a kernel for these dtypes and head sizes?"""
     dtypes = {x.dtype for x in value.args}
@@ -69,13 +46,20 @@ def serves(value: Value) -> bool:
     return known and floats and 0 < depth <= LARGEST_HEAD and 0 < columns <= LARGEST_HEAD
 
 
-def attention(value: Value, target: GpuTarget, facts: Facts) -> list[LibraryLaunch] | None:
-    """The launches that compute ``value``, ``None`` where none does."""
+def attention(
+    value: Value, target: GpuTarget, facts: Facts, elsewhere: sympy.Basic = sympy.false
+) -> list[LibraryLaunch] | None:
+    """The launches that compute ``value`` but where ``elsewhere`` holds, ``None`` where none does."""
     if not serves(value):
         return None
-    call = _Call(value, target, facts)
+    call = _Call(value, target, facts, elsewhere)
     each = [launch for launches in call.each() for launch in launches]
     return [launch for launch in each if launch.choice.when != sympy.false]
+
+
+def long_class(value: Value, target: GpuTarget) -> sympy.Basic:
+    """Where queries are many, more than run at once, and keys are not few: what others may be better at."""
+    return sympy.And(*_Call(value, target, Facts(), sympy.false).is_long())
 
 
 def attention_key(value: Value) -> str:
@@ -85,44 +69,12 @@ def attention_key(value: Value) -> str:
     return repr((value.dtype, value.shape, layouts, dict(value.attrs)))
 
 
-def tiles(depth: int, columns: int, dtype: torch.dtype, matrix: bool = False) -> Tiles:
-    """Measured on an H200, shapes from vision, language and diffusion models.
-
-    Accumulators and scores of a tile are in registers, the keys and values of ``stages`` tiles in shared memory.
-    ``matrix``: so is a bias of its own for every score. Tiles that spilled registers took six times as long.
-    """
-    widest = max(sum(parts_of(depth)), sum(parts_of(columns)))
-    if dtype == torch.float32:
-        keys, queries = (32, 64) if widest <= 128 else (16, 32)
-        tall, low = Tile(queries, keys, 4 if widest <= 64 else 8, 2), Tile(16, keys, 4, 2)
-        return Tiles(low, low, tall, tall, tall)
-    if widest <= 64:
-        few, shared, long = Tile(16, 32, 4, 2), Tile(16, 64, 4, 3), Tile(64, 64, 4, 3)
-        if matrix:
-            return Tiles(few, shared, Tile(32, 64, 4, 2), long, long, long)
-        return Tiles(few, shared, Tile(64, 128, 4, 2), Tile(64, 64, 4, 2), long)
-    few = Tile(16, 64, 4, 3)
-    if widest <= 128:
-        long = Tile(64, 64, 4, 3)
-        if matrix:
-            low = Tile(64, 32, 4, 3)
-            return Tiles(few, few, low, low, low, long)
-        return Tiles(few, few, long, Tile(64, 64, 4, 2), long)
-    few, long = Tile(16, 32, 4, 2), Tile(64, 32, 8, 2)
-    return Tiles(few, few, long, long, long)
-
-
-def parts_of(size: int) -> tuple[int, int]:
-    """Two blocks that cover ``size`` columns, the second one 0 where one power of two is as good."""
-    whole = _padded(size)
-    first = whole // 2
-    second = _padded(size - first) if first >= 16 else whole
-    return (first, second) if first + second < whole else (whole, 0)
-
-
 class _Call:
-    def __init__(self, value: Value, target: GpuTarget, facts: Facts) -> None:
+    def __init__(
+        self, value: Value, target: GpuTarget, facts: Facts, elsewhere: sympy.Basic = sympy.false
+    ) -> None:
         self.value = value
+        self.elsewhere = elsewhere
         self.target = target
         self.facts = facts
         self.q, self.k, self.v = value.args[:3]
@@ -133,14 +85,13 @@ class _Call:
 
     def each(self) -> Iterator[list[LibraryLaunch]]:
         """The launches of every class of lengths."""
-        found = tiles(self.depth, self.columns, self.q.dtype, self.matrix)
-        few = _relation(sympy.Le(self.queries, FEW_QUERIES))
+        found = self.tiles
+        many, waves, keys = self.is_long()
+        few, short = sympy.Not(many), sympy.Not(keys)
         share = self.shares(found.shared)
         yield self.launch_shared(found.shared, sympy.And(few, share))
         yield [self.launch(found.few, sympy.And(few, sympy.Not(share)))]
-        many = sympy.Not(few)
-        waves = _relation(sympy.Gt(self.blocks(found.alone), 2 * self.target.multiprocessors))
-        short = _relation(sympy.Le(self.keys, SHORT_KEYS))
+        many = sympy.And(many, sympy.Not(self.elsewhere))
         when: dict[Tile, list[sympy.Basic]] = {}  # equal tiles are one launch
         when.setdefault(found.alone, []).append(sympy.Not(waves))
         when.setdefault(found.short, []).append(sympy.And(waves, short))
@@ -151,6 +102,19 @@ class _Call:
         for tile, cases in when.items():
             every = sympy.true if len(when) == 1 else sympy.Or(*cases)
             yield [self.launch(tile, sympy.And(many, sympy.Not(even), every))]
+
+    def is_long(self) -> tuple[sympy.Basic, sympy.Basic, sympy.Basic]:
+        """Whether there are many queries, blocks of them, and keys."""
+        at_once = 2 * self.target.multiprocessors
+        return (
+            _relation(sympy.Gt(self.queries, FEW_QUERIES)),
+            _relation(sympy.Gt(self.blocks(self.tiles.alone), at_once)),
+            _relation(sympy.Gt(self.keys, SHORT_KEYS)),
+        )
+
+    @cached_property
+    def tiles(self) -> Tiles:
+        return tiles(self.depth, self.columns, self.q.dtype, self.matrix)
 
     def even(self) -> sympy.Basic:
         """Where the rows of a bias for every score begin at multiples of EVEN elements, so that they are read in
@@ -229,7 +193,7 @@ class _Call:
         pointers = tuple((n, pointer(x)) for n, x in operands.items())
         constants = {
             "E": self.columns,
-            "BLOCK_E": _padded(self.columns),
+            "BLOCK_E": padded(self.columns),
             "UNDEFINED": self.value.attrs["undefined"],
             "MOST": MOST_PARTS,
         }
@@ -315,11 +279,6 @@ def _strides(x: Value) -> Shape:
 
 def _numbered(name: str, dims: Shape | list[Dim]) -> dict[str, Dim]:
     return {f"{name}_{k}": d for k, d in enumerate(dims)}
-
-
-def _padded(size: int) -> int:
-    """The block that covers ``size``: a power of two that tensor cores take."""
-    return max(16, power(size))
 
 
 def _relation(found: sympy.Basic | bool) -> sympy.Basic:

@@ -9,11 +9,12 @@ import torch
 
 from blade.backends.disc.forms import Forms
 from blade.backends.disc.fuse import Fused, Group
+from blade.backends.disc.gpu.attention_choice import choose_kernels
 from blade.backends.disc.gpu.choose import choose
 from blade.backends.disc.gpu.compile import Kept, Memory, compile_units
 from blade.backends.disc.gpu.constants import pack_units
 from blade.backends.disc.gpu.emit import emit
-from blade.backends.disc.gpu.launch import ByAten
+from blade.backends.disc.gpu.launch import ByAten, LibraryLaunch
 from blade.backends.disc.gpu.library import Library, Served
 from blade.backends.disc.gpu.passes import FORMS, passes
 from blade.backends.disc.gpu.target import GpuTarget
@@ -23,7 +24,7 @@ from blade.backends.disc.ir import Graph, Value
 from blade.backends.disc.kernel import Kernel
 from blade.backends.disc.kernels import GroupKernel, build_kernel
 from blade.backends.disc.passes import Pass
-from blade.backends.disc.steps import Launch, LibraryCall, Step
+from blade.backends.disc.steps import AttentionCall, Launch, LibraryCall, Step
 from blade.cache import Cache
 
 
@@ -86,12 +87,15 @@ class GpuGenerator:
         units = [*self._certain(fused)]
         products, facts = self.served.products, fused.facts
         self.served.plans = choose(products, self.target, facts, self.store, units)
+        attentions = [v for v in fused.graph.values if v.op == "attention"]
+        self.served.kernels = choose_kernels(attentions, self.target, facts, self.store)
 
     def _certain(self, fused: Fused) -> Iterator[Unit]:
         """The code that is needed whatever is chosen."""
         for unit in fused.units:
             if isinstance(unit, Value):
-                yield from (launch.choice.unit for launch in self.served.certain(unit))
+                served = self.served.certain(unit)
+                yield from (s.choice.unit for s in served if isinstance(s, LibraryLaunch))
             elif self.served.follows(unit) is None:
                 yield from (
                     choice.unit for choice in self._choices(build_kernel(unit, fused).kernel)
@@ -119,6 +123,8 @@ class GpuGenerator:
         return [value] if found is None else [self._step(step) for step in found]
 
     def _step(self, step: Served) -> Step:
+        if isinstance(step, AttentionCall):
+            return step
         if isinstance(step, ByAten):
             return step.value if step.when is None else LibraryCall(step.value, step.when)
         choice = step.choice

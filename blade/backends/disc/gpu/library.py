@@ -16,7 +16,7 @@ from functools import cached_property
 import sympy
 
 from blade.backends.disc.fuse import Fused, Group, is_instruction
-from blade.backends.disc.gpu.attention import attention, attention_key
+from blade.backends.disc.gpu.attention import attention, attention_key, long_class
 from blade.backends.disc.gpu.epilogue import group_epilogue, plain_epilogue
 from blade.backends.disc.gpu.gemm import Product, launch, product_of
 from blade.backends.disc.gpu.launch import ByAten, LibraryLaunch
@@ -26,10 +26,10 @@ from blade.backends.disc.gpu.pool import max_pool
 from blade.backends.disc.gpu.target import GpuTarget
 from blade.backends.disc.gpu.unit import condition
 from blade.backends.disc.ir import Value
-from blade.backends.disc.steps import Counters, Scratch
+from blade.backends.disc.steps import AttentionCall, Counters, Scratch
 from blade.backends.disc.views import view_of
 
-Served = LibraryLaunch | ByAten
+Served = LibraryLaunch | ByAten | AttentionCall
 LINEAR = ("linear", "scaled_linear")
 PRODUCTS = (*LINEAR, "conv")
 MOST_BLOCKS = 4096  # of a product whose depth several programs share
@@ -43,7 +43,8 @@ class Library:
         self.target = target
         self.counters = Counters(MOST_BLOCKS)
         self.plans: Mapping[str, Plan] = {}
-        self.attentions: dict[str, tuple[Value, list[LibraryLaunch]]] = {}
+        self.attentions: dict[tuple[str, str | None], tuple[Value, list[LibraryLaunch]]] = {}
+        self.kernels: Mapping[str, str] = {}  # of ATen, for long attentions, by key
 
     @cached_property
     def followed(self) -> Mapping[int, tuple[Group, Product]]:
@@ -95,24 +96,27 @@ class Library:
         found = self.follows(group)
         return None if found is None else self._planned(*found)
 
-    def attention(self, value: Value) -> list[LibraryLaunch]:
+    def attention(self, value: Value) -> list[LibraryLaunch | AttentionCall]:
         """What runs for an attention."""
         key = attention_key(value)
-        if key not in self.attentions:
-            launches = attention(value, self.target, self.fused.facts)
+        kernel = self.kernels.get(key)
+        long = sympy.false if kernel is None else long_class(value, self.target)
+        if (key, kernel) not in self.attentions:
+            launches = attention(value, self.target, self.fused.facts, long)
             assert launches is not None, value  # lowering makes none that has no kernel
-            self.attentions[key] = (value, launches)
-        like, launches = self.attentions[key]
+            self.attentions[key, kernel] = (value, launches)
+        like, launches = self.attentions[key, kernel]
         moved: dict[int, Value | Scratch | Counters] = {
             id(old): new for old, new in zip(like.args, value.args, strict=True)
         }
         moved[id(like)] = value
-        return [
+        calls = [] if kernel is None else [AttentionCall(value, kernel, condition(long))]
+        return calls + [
             replace(one, operands=tuple(moved.get(id(o), o) for o in one.operands))
             for one in launches
         ]
 
-    def certain(self, value: Value) -> list[LibraryLaunch]:
+    def certain(self, value: Value) -> Sequence[LibraryLaunch | AttentionCall]:
         """What runs for ``value`` whatever is chosen."""
         if value.op == "attention":
             return self.attention(value)

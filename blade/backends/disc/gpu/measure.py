@@ -150,26 +150,7 @@ class Bench:
 
     def us(self, step: Callable[[int], None]) -> float:
         """Microseconds of one step."""
-        count = max(len(self.weights), 8)
-        stream = torch.cuda.Stream(self.device)
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            step(0)
-        torch.cuda.current_stream().wait_stream(stream)
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            for i in range(count):
-                step(i)
-        times: list[float] = []
-        for _ in range(_REPLAYS):
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record()
-            graph.replay()
-            end.record()
-            end.synchronize()
-            times.append(begin.elapsed_time(end))
-        return 1e3 * statistics.median(times[1:]) / count
+        return microseconds(step, max(len(self.weights), 8))
 
     def weight(self, i: int) -> torch.Tensor:
         return self.weights[i % len(self.weights)]
@@ -209,3 +190,26 @@ class Bench:
 
     def number(self, dim: Dim) -> int:
         return dim if isinstance(dim, int) else int(dim.subs(self.sizes))
+
+
+def microseconds(step: Callable[[int], None], count: int) -> float:
+    """Of one step, of ``count`` that are one CUDA graph."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        step(0)
+    torch.cuda.current_stream().wait_stream(stream)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        for i in range(count):
+            step(i)
+    times: list[float] = []
+    for _ in range(_REPLAYS):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end))
+    return 1e3 * statistics.median(times[1:]) / count

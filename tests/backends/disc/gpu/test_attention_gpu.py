@@ -10,7 +10,8 @@ from library_launches import run
 
 from blade.backends.disc.attention import attend, grouped, reference
 from blade.backends.disc.facts import Facts
-from blade.backends.disc.gpu.attention import FEWEST_KEYS, attention, parts_of
+from blade.backends.disc.gpu.attention import FEWEST_KEYS, attention
+from blade.backends.disc.gpu.attention_tiles import parts_of
 from blade.backends.disc.gpu.target import GpuTarget
 from blade.backends.disc.ir import Builder, Value
 

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tiles of attention: how many queries and keys a program takes at a time, by lengths and depth."""
+
+from dataclasses import dataclass
+
+import torch
+
+from blade.backends.disc.gpu.shapes import power
+
+
+@dataclass(frozen=True)
+class Tile:
+    """``queries`` x ``keys`` scores at a time."""
+
+    queries: int
+    keys: int
+    warps: int
+    stages: int
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """By lengths: for few queries; of these, where programs share the keys; and for many queries: where there are
+    no more blocks of them than run at once, where keys are few, and where they are many."""
+
+    few: Tile
+    shared: Tile
+    alone: Tile
+    short: Tile
+    long: Tile
+    even: Tile | None = None  # for many queries with a bias that is read in vectors
+
+
+def tiles(depth: int, columns: int, dtype: torch.dtype, matrix: bool = False) -> Tiles:
+    """Measured on an H200, shapes from vision, language and diffusion models.
+
+    Accumulators and scores of a tile are in registers, the keys and values of ``stages`` tiles in shared memory.
+    ``matrix``: so is a bias of its own for every score. Tiles that spilled registers took six times as long.
+    """
+    widest = max(sum(parts_of(depth)), sum(parts_of(columns)))
+    if dtype == torch.float32:
+        keys, queries = (32, 64) if widest <= 128 else (16, 32)
+        tall, low = Tile(queries, keys, 4 if widest <= 64 else 8, 2), Tile(16, keys, 4, 2)
+        return Tiles(low, low, tall, tall, tall)
+    if widest <= 64:
+        few, shared, long = Tile(16, 32, 4, 2), Tile(16, 64, 4, 3), Tile(64, 64, 4, 3)
+        if matrix:
+            return Tiles(few, shared, Tile(32, 64, 4, 2), long, long, long)
+        return Tiles(few, shared, Tile(64, 128, 4, 2), Tile(64, 64, 4, 2), long)
+    few = Tile(16, 64, 4, 3)
+    if widest <= 128:
+        long = Tile(64, 64, 4, 3)
+        if matrix:
+            low = Tile(64, 32, 4, 3)
+            return Tiles(few, few, low, low, low, long)
+        return Tiles(few, few, long, Tile(64, 64, 4, 2), long)
+    few, long = Tile(16, 32, 4, 2), Tile(64, 32, 8, 2)
+    return Tiles(few, few, long, long, long)
+
+
+def parts_of(size: int) -> tuple[int, int]:
+    """Two blocks that cover ``size`` columns, the second one 0 where one power of two is as good."""
+    whole = padded(size)
+    first = whole // 2
+    second = padded(size - first) if first >= 16 else whole
+    return (first, second) if first + second < whole else (whole, 0)
+
+
+def padded(size: int) -> int:
+    """The block that covers ``size``: a power of two that tensor cores take."""
+    return max(16, power(size))
