@@ -17,6 +17,7 @@ or captured in CUDA graphs are not seen: engines are not to be run in here.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -49,15 +50,32 @@ class Bounds(TorchDispatchMode):
         kwargs = kwargs or {}
         if not isinstance(func, OpOverload):
             return func(*args, **kwargs)
-        args = _with_tensors(func, args)
-        rule = RULES.get(_name(func))
-        if rule is not None and (why := rule(_given(func, args, kwargs))):
+        op = _known_of(func)
+        for k in op.tensors:
+            if k < len(args) and _has_number(args[k]):
+                args = _with_tensors(op, args)
+                break
+        if op.rule is not None and (why := op.rule(_given(func, args, kwargs))):
             self.why = f"{func}: {why}"
             raise IndexError(self.why)
-        if _is_composite(func):  # such are whole only in inference mode
+        if op.is_composite:  # such are whole only in inference mode
             with self:
                 return func.decompose(*args, **kwargs)
         return func(*args, **kwargs)
+
+
+@dataclass(frozen=True)
+class _Known:
+    """Of an op: its rule, whether it has no kernel of its own, and which arguments have to be tensors."""
+
+    rule: Callable[[dict[str, Any]], str] | None
+    is_composite: bool
+    tensors: frozenset[int]
+
+
+@cache
+def _known_of(func: OpOverload) -> _Known:
+    return _Known(RULES.get(_name(func)), _is_composite(func), _tensor_places(func))
 
 
 @contextmanager
@@ -81,7 +99,6 @@ def _is_there(leaf: Any) -> bool:
     return isinstance(device, torch.device) and asserts(device)
 
 
-@cache
 def _name(func: OpOverload) -> str:
     """``aten::index_put_.default`` -> ``index_put``; empty for other libraries."""
     library, _, name = func._schema.name.partition("::")
@@ -90,7 +107,6 @@ def _name(func: OpOverload) -> str:
     return name.removesuffix("_") if func._schema.is_mutable else name
 
 
-@cache
 def _is_composite(func: OpOverload) -> bool:
     """Whether it is made of other ops, and no device has a kernel for the whole."""
     keys = torch._C.DispatchKey
@@ -99,27 +115,24 @@ def _is_composite(func: OpOverload) -> bool:
     return not has_own and has_kernel(func.name(), keys.CompositeImplicitAutograd)
 
 
-def _with_tensors(func: OpOverload, args: Sequence[Any]) -> Sequence[Any]:
+def _with_tensors(op: _Known, args: Sequence[Any]) -> Sequence[Any]:
     """A 0-d tensor that stands for a number, of which TorchScript has many, arrives as the number.
 
     Not every op takes that where it wants a tensor.
     """
-    places = [k for k in _tensor_places(func) if k < len(args) and _has_number(args[k])]
-    if not places:
-        return args
-    return [pytree.tree_map(_tensor, a) if k in places else a for k, a in enumerate(args)]
+    return [pytree.tree_map(_tensor, a) if k in op.tensors else a for k, a in enumerate(args)]
 
 
 def _has_number(value: Any) -> bool:
-    several = value if isinstance(value, (list, tuple)) else (value,)
-    return any(isinstance(one, _NUMBERS) for one in several)
+    if isinstance(value, (list, tuple)):
+        return any(isinstance(one, _NUMBERS) for one in value)
+    return isinstance(value, _NUMBERS)
 
 
 def _tensor(value: Any) -> Any:
     return torch.tensor(value) if isinstance(value, _NUMBERS) else value
 
 
-@cache
 def _tensor_places(func: OpOverload) -> frozenset[int]:
     """Positions of arguments that have to be tensors."""
     kinds = ["Optional[Tensor]", "List[Tensor]", "List[Optional[Tensor]]"]

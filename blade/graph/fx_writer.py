@@ -6,13 +6,15 @@
     y = writer.emit(torch.ops.aten.relu.default, (x,), {}, "model.py:7")
     gm = writer.finish([y])                       # writer.shape_env.guards: what the sizes rely on
 
-Each call is made once on fake tensors, only to learn the shapes and the guards they rely on.
+Each call is made on fake tensors, only to learn the shapes and the guards they rely on; calls that are alike, once.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 import torch
@@ -27,8 +29,8 @@ from torch.fx.experimental.symbolic_shapes import (
 )
 from torch.utils._pytree import tree_map_only
 
+from blade.graph.known_results import Made, Results, settle
 from blade.graph.scalars import is_symbolic
-from blade.graph.shapes import result_of
 
 CANNOT = (
     *(RuntimeError, TypeError, ValueError, NotImplementedError, AssertionError, KeyError),
@@ -45,14 +47,27 @@ def writing() -> Iterator[None]:
         yield
 
 
+class _Environment(ShapeEnv):
+    """Sizes whose guards say nothing of the line of Python that asked: it is this package's, and to tell it from
+    torch's own imports torch's exporter and Inductor, half a second."""
+
+    def _get_user_frame(self) -> FrameType | None:
+        return inspect.currentframe()
+
+
 class Writer:
     """The graph so far. Every node has the fake value it stands for in ``meta["val"]``."""
 
     def __init__(self) -> None:
-        self.shape_env = ShapeEnv(specialize_zero_one=False, duck_shape=False)
+        self.shape_env = _Environment(specialize_zero_one=False, duck_shape=False)
         self.mode = FakeTensorMode(shape_env=self.shape_env)
+        self.mode.cache_enabled = (
+            False  # ``results`` is asked first; keeping what it makes takes as long again
+        )
         self.graph = torch.fx.Graph()
         self.root = torch.nn.Module()
+        self.results = Results()
+        self.made: dict[torch.fx.Node, Made] = {}
 
     def place(
         self, name: str, like: torch.Tensor, sizes: Sequence[DimDynamic], source: str
@@ -75,7 +90,11 @@ class Writer:
         """The constant ``const_{slot}``: ``tensor`` itself."""
         self.root.register_buffer(f"const_{slot}", tensor)
         node = self.graph.get_attr(f"const_{slot}")
-        node.meta["val"] = self.mode.from_tensor(tensor, static_shapes=True)
+        if _is_whole(tensor):  # as good, and quick: a model has hundreds of them
+            with self.mode:
+                node.meta["val"] = _blank(tensor)
+        else:
+            node.meta["val"] = self.mode.from_tensor(tensor, static_shapes=True)
         node.meta["source"] = source
         return node
 
@@ -92,9 +111,10 @@ class Writer:
         # Without the Python dispatcher, ops that decompose in C++ (pad, upsample) take the sample's
         # sizes for constants, and some shape functions fail on symbols.
         with self.mode, enable_python_dispatcher():
-            made = result_of(target, fake_args, fake_kwargs)
+            made = self.results.of(target, fake_args, fake_kwargs)
         node = self.graph.call_function(target, tuple(args), dict(kwargs))
-        node.meta["val"] = made
+        node.meta["val"] = made.value
+        self.made[node] = made
         node.meta["source"] = source
         return node
 
@@ -133,6 +153,8 @@ class Writer:
         return made if same is None else same
 
     def finish(self, outputs: Sequence[torch.fx.Node]) -> torch.fx.GraphModule:
+        with self.mode, enable_python_dispatcher():
+            settle(outputs, self.made)
         self.graph.output(tuple(outputs))
         self.graph.lint()
         return torch.fx.GraphModule(self.root, self.graph)
@@ -141,6 +163,12 @@ class Writer:
 def value_of(node: Any) -> Any:
     """What a node stands for; anything else is itself."""
     return node.meta["val"] if isinstance(node, torch.fx.Node) else node
+
+
+def _is_whole(tensor: torch.Tensor) -> bool:
+    """Whether its sizes and strides are all that a fake tensor can know of it."""
+    flags = tensor.is_conj() or tensor.is_neg() or tensor.is_quantized
+    return tensor.layout is torch.strided and not flags and tensor.storage_offset() == 0
 
 
 def _blank(like: torch.Tensor) -> torch.Tensor:

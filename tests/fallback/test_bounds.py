@@ -275,7 +275,7 @@ class Device(TorchDispatchMode):
         self.stopped: list[str] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        args = bounds._with_tensors(func, args)
+        args = bounds._with_tensors(bounds._known_of(func), args)
         try:
             return func(*args, **(kwargs or {}))
         except (IndexError, RuntimeError):
