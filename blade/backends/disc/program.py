@@ -12,6 +12,7 @@ from blade.backends.disc.fuse import Fused
 from blade.backends.disc.inplace import Lives
 from blade.backends.disc.ir import Shape, Value, contiguous_strides, numel
 from blade.backends.disc.kernel import Dim
+from blade.backends.disc.scaled_call import write_scaled
 from blade.backends.disc.sdpa import write_sdpa
 from blade.backends.disc.steps import (
     AttentionCall,
@@ -171,6 +172,8 @@ class Writer:
             self.conditional(step)
         elif step.op == "linear":
             self.linear(step)
+        elif step.op == "scaled_linear":
+            write_scaled(self, step)
         elif step.op == "conv":
             write_conv(self, step)
         elif step.op == "spatial":

@@ -46,7 +46,7 @@ class QuantBackend:
     @property
     def version(self) -> str | None:
         compiler = getattr(registry.load(_COMPILER), "version", None)
-        return None if compiler is None else f"{compiler} quant 1"
+        return None if compiler is None else f"{compiler} quant 2"
 
     def why_unavailable(self) -> str | None:
         return registry.available(_COMPILER)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The plan of every product: measured on the GPU that will run it, else from a table.
 
-Per class of rows one tile is measured against ATen's product with the following group as a kernel of its own; of
-products of 8 bits, which ATen does not serve, several tiles are measured against each other.
+Per class of rows one tile, of products of 8 bits several, are measured against ATen's product with the following
+group as a kernel of its own.
 They are compiled together with the program's other units, so that all processors are busy once. What was
 found is kept, by product, device and versions.
 """
@@ -20,8 +20,8 @@ from blade.backends.disc.gpu.compile import Kept, compile_units
 from blade.backends.disc.gpu.driver import DriverError, Function, load
 from blade.backends.disc.gpu.emit import emit
 from blade.backends.disc.gpu.gemm import Product, Tile, launch
-from blade.backends.disc.gpu.measure import Bench, sizes_for, sizes_near
-from blade.backends.disc.gpu.narrow_tiles import MANY
+from blade.backends.disc.gpu.measure import Bench, has_scaled_products, sizes_for, sizes_near
+from blade.backends.disc.gpu.narrow_tiles import LEAST_ROWS, MANY
 from blade.backends.disc.gpu.plan import Plan, classes_of, merged
 from blade.backends.disc.gpu.target import GpuTarget
 from blade.backends.disc.gpu.tiles import candidates, unmeasured
@@ -127,15 +127,17 @@ class _Measuring:
         )
         return tile if ours < WORTH * theirs else None
 
-    def fastest(self, product: Product, tiles: Sequence[Tile], bench: Bench) -> Tile:
-        """Of those for a product that ATen does not serve."""
-        if len(tiles) == 1:
-            return tiles[0]
-        us = {t: bench.us(bench.ours(self.launches[product.key, t])) for t in tiles}
+    def fastest(self, product: Product, tiles: Sequence[Tile], bench: Bench) -> Tile | None:
+        """Of those for a product of 8 bits; ``None``: ATen's."""
+        us: dict[Tile | None, float] = {
+            t: bench.us(bench.ours(self.launches[product.key, t])) for t in tiles
+        }
+        if product.by_aten and bench.rows >= LEAST_ROWS and has_scaled_products():
+            us[None] = bench.us(bench.theirs(self.follows.get(product.key, ()))) / WORTH
         best = min(us, key=lambda tile: us[tile])
         log.info(
             "product %d x %d of %d rows in 8 bits: %.2f us by %s",
-            *(product.columns, product.depth, bench.rows, us[best], best),
+            *(product.columns, product.depth, bench.rows, us[best], best or "ATen"),
         )
         return best
 
@@ -143,7 +145,7 @@ class _Measuring:
 def _follows(product: Product) -> bool:
     """Is there more after the product than its store?"""
     body = product.epilogue.kernel.body
-    if product.scales is not None:
+    if not product.by_aten:
         return False  # nothing that would be a kernel of its own
     return not product.biased and not all(isinstance(s, (Load, Store)) for s in body)
 

@@ -25,6 +25,7 @@ from blade.backends.disc.gpu.unit import Choice, named
 from blade.backends.disc.gpu.window import Window, columns_of, is_served, window_of
 from blade.backends.disc.ir import Value, numel, plain
 from blade.backends.disc.kernel import Dim
+from blade.backends.disc.scaled_call import is_served as is_atens
 from blade.backends.disc.steps import Counters, Scratch
 from blade.backends.disc.views import row_distance, view_of
 
@@ -60,6 +61,7 @@ class Product:
     epilogue: Epilogue
     biased: bool  # by an operand of its own, which ATen's product adds, too
     scales: Scales | None = None  # of operands with 8 bits
+    by_aten: bool = True  # whether that has it
     conv: Value | None = None  # what this is, of which ``x`` are the images
     window: Window | None = None  # how rows are read from ``x``; None: they lie there
 
@@ -111,7 +113,8 @@ def _scaled(value: Value, epilogue: Epilogue) -> Product:
     x, w = value.args[:2]
     columns, depth = (int(d) for d in w.shape)
     rows = numel(x.shape[:-1])
-    return Product(x, w, rows, columns, depth, epilogue, False, scales_of(value))
+    scales, by_aten = scales_of(value), is_atens(value)
+    return Product(x, w, rows, columns, depth, epilogue, False, scales, by_aten)
 
 
 def _convolution(value: Value, epilogue: Epilogue) -> Product | None:

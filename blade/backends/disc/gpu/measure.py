@@ -7,12 +7,13 @@ come from memory as they do in a model; what is measured has the gaps between la
 
 import statistics
 from collections.abc import Callable, Mapping
+from functools import cache
 
 import sympy
 import torch
 
 from blade.backends.disc.gpu.driver import Function
-from blade.backends.disc.gpu.gemm import Product
+from blade.backends.disc.gpu.gemm import HALVES, Product
 from blade.backends.disc.gpu.launch import LibraryLaunch
 from blade.backends.disc.gpu.scaled import NARROW
 from blade.backends.disc.gpu.unit import Choice
@@ -64,6 +65,21 @@ def sizes_near(product: Product, most: int) -> Sizes | None:
     return at(low) if 0 < rows(low) <= most else None
 
 
+@cache
+def has_scaled_products() -> bool:
+    """Whether ATen multiplies floats of 8 bits with a scale for each row here, into halves."""
+    w = torch.ones(32, 16, device="cuda").to(torch.float8_e4m3fn)
+    ones = torch.ones(32, 1, device="cuda")
+    try:
+        for dtype in HALVES:
+            out, bias = torch.empty(3, 32, device="cuda", dtype=dtype), ones.view(-1).to(dtype)
+            how = (w[:3], w.t(), ones[:3], ones.t(), bias, None, dtype, True)
+            torch.ops.aten._scaled_mm.out(*how, out=out)
+    except (RuntimeError, ValueError):
+        return False
+    return True
+
+
 class Bench:
     """Memory for one product at one number of rows, and the steps over it."""
 
@@ -106,6 +122,7 @@ class Bench:
         ]
         ints = [self.number(s) for s in kernel.sizes()]
         multiply = self.multiplied() if product.conv is None else self.convolved()
+        multiply = multiply if product.scales is None else self.scaled()
         place = product.epilogue.product
 
         def step(i: int) -> None:
@@ -129,6 +146,24 @@ class Bench:
             if product.biased:
                 return torch.addmm(bias, x, ws[i % len(ws)], out=out)
             return torch.mm(x, ws[i % len(ws)], out=out)
+
+        return multiply
+
+    def scaled(self) -> Callable[[int], torch.Tensor]:
+        """ATen's product of floats of 8 bits (scaled_call.py)."""
+        product = self.product
+        x = self.x.as_strided((self.rows, product.depth), (self.number(product.row), 1))
+        row = self.number(product.weight_strides[0])
+        ws = [w.as_strided((product.depth, product.columns), (1, row)) for w in self.weights]
+        out = self.buffers[product.epilogue.product].view(self.rows, product.columns)
+        columns, rows, *rest = self.scales
+        bias = rest[0] if rest else None
+
+        def multiply(i: int) -> torch.Tensor:
+            w, scales = ws[i % len(ws)], (rows.view(-1, 1), columns.view(1, -1))
+            return torch._scaled_mm(
+                x, w, *scales, bias=bias, out_dtype=out.dtype, use_fast_accum=True, out=out
+            )
 
         return multiply
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The table of products of 8 bits: which blocks are tried at each number of rows.
 
-All of them are ours: ATen has no product with scales for each row and what follows it in one kernel. From sm_90
+ATen's product (scaled_call.py) is tried beside them where rows are many. From sm_90
 on tensor cores read blocks of 64 rows or more straight from shared memory (wgmma); floats of 8 bits in smaller
 blocks are first widened to 16, which pays for very few rows alone.
 """
@@ -14,6 +14,9 @@ from blade.backends.disc.gpu.target import GpuTarget
 
 MANY = 4096
 """Rows at which blocks for any number of rows are measured."""
+
+LEAST_ROWS = 512
+"""From which on ATen's product is measured, too."""
 
 _LEAST_DEPTH = 512  # what one of the programs that share the depth walks
 _BYTES_KEPT = 8 << 10  # of shared memory, for everything but operands

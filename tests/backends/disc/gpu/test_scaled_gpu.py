@@ -4,6 +4,8 @@
 import math
 from collections.abc import Sequence
 from functools import cache
+from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -14,9 +16,11 @@ from run_program import GpuProgram, compile_to_program
 from torch import nn
 
 from blade.backends.disc.facts import Facts
+from blade.backends.disc.gpu import generator
 from blade.backends.disc.gpu.epilogue import plain_epilogue
-from blade.backends.disc.gpu.gemm import Tile, launch, product_of
+from blade.backends.disc.gpu.gemm import Product, Tile, launch, product_of
 from blade.backends.disc.gpu.passes import FORMS
+from blade.backends.disc.gpu.plan import Plan
 from blade.backends.disc.interpret_ir import interpret
 from blade.backends.disc.ir import Builder
 from blade.backends.disc.lower import lower
@@ -215,3 +219,40 @@ def test_what_no_product_reads_is_written_out() -> None:
     program = compiled(Rounded(), [x])
     assert program.ran(x) == ["row"]
     torch.testing.assert_close(program(x)[0], Rounded()(x))
+
+
+def test_aten_serves_what_is_chosen_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A product that quantizing follows, one that a residual follows, and one that nothing does."""
+    plan = Plan(((15, Tile(16, 32, 32)), (None, None)))
+    by_aten: list[bool] = []
+
+    def planned(products: Sequence[Product], *_: object) -> dict[str, Plan]:
+        by_aten.extend(p.by_aten for p in products)
+        return {p.key: plan for p in products}
+
+    monkeypatch.setattr(generator, "choose", planned)
+    model = Layer(F8, torch.bfloat16)
+    program = compiled(model, [torch.randn(2, 8, WIDTH).bfloat16()])
+    assert by_aten == [True] * 4
+    few, many = (torch.randn(b, 5, WIDTH).bfloat16() for b in (2, 7))
+    assert "aten::_scaled_mm.out" not in program.ran(few)
+    with mock.patch.object(torch.ops.aten._scaled_mm, "out", _scaled_mm):
+        ran = program.ran(many)
+        assert ran.count("aten::_scaled_mm.out") == 4 and "linear" not in ran
+        assert relative(program(many)[0], model(many)) < 0.03
+
+
+class _ScaledMM:
+    """On a CPU there may be none."""
+
+    _schema = torch.ops.aten._scaled_mm.out._schema
+
+    def __call__(self, *args: Any, out: torch.Tensor) -> torch.Tensor:
+        x, w, rows, columns, bias, _, dtype, fast = args
+        assert (rows.shape, columns.shape) == ((len(x), 1), (1, w.shape[1])) and fast
+        assert w.stride(0) == 1 and rows.is_contiguous() and columns.is_contiguous()
+        made = (x.double() @ w.double() * rows * columns + (0 if bias is None else bias)).to(dtype)
+        return out.copy_(made)
+
+
+_scaled_mm = _ScaledMM()
