@@ -2,7 +2,8 @@
 """How an ``attention`` of the IR runs on a GPU: tiles by lengths and head size, strides as they are.
 
 Queries, keys and values are read where they lie, also inside a merged product; a bias is read with stride 0
-where it is the same. Short sequences want many small blocks of queries, long ones few large ones. Where
+where it is the same. One query with keys that several heads
+share is as many queries of one head. Short sequences want many small blocks of queries, long ones few large ones. Where
 there are fewer blocks than multiprocessors and many keys, several programs share a block's keys (Flash-
 Decoding, Dao et al. 2023), and a second launch combines what they found.
 """
@@ -70,17 +71,26 @@ def attention_key(value: Value) -> str:
 
 
 class _Call:
+    """``packed``: for one query, the heads that share keys, the last leading axis, in the queries' place."""
+
     def __init__(
-        self, value: Value, target: GpuTarget, facts: Facts, elsewhere: sympy.Basic = sympy.false
+        self,
+        value: Value,
+        target: GpuTarget,
+        facts: Facts,
+        elsewhere: sympy.Basic = sympy.false,
+        packed: bool = False,
     ) -> None:
         self.value = value
         self.elsewhere = elsewhere
+        self.packed = packed
         self.target = target
         self.facts = facts
         self.q, self.k, self.v = value.args[:3]
         self.bias = value.args[3] if len(value.args) == 4 else None
-        self.lead = self.q.shape[:-2]
-        self.queries, self.depth = self.q.shape[-2], int(self.q.shape[-1])
+        self.row = -3 if packed else -2  # the axis of the queries
+        self.lead = self.q.shape[: self.row]
+        self.queries, self.depth = self.q.shape[self.row], int(self.q.shape[-1])
         self.keys, self.columns = self.v.shape[-2], int(self.v.shape[-1])
 
     def each(self) -> Iterator[list[LibraryLaunch]]:
@@ -88,9 +98,11 @@ class _Call:
         found = self.tiles
         many, waves, keys = self.is_long()
         few, short = sympy.Not(many), sympy.Not(keys)
-        share = self.shares(found.shared)
-        yield self.launch_shared(found.shared, sympy.And(few, share))
-        yield [self.launch(found.few, sympy.And(few, sympy.Not(share)))]
+        one = self.is_packable()
+        if one != sympy.false:
+            packed = _Call(self.value, self.target, self.facts, packed=True)
+            yield from packed.launch_few(one)
+        yield from self.launch_few(sympy.And(few, sympy.Not(one)))
         many = sympy.And(many, sympy.Not(self.elsewhere))
         when: dict[Tile, list[sympy.Basic]] = {}  # equal tiles are one launch
         when.setdefault(found.alone, []).append(sympy.Not(waves))
@@ -102,6 +114,19 @@ class _Call:
         for tile, cases in when.items():
             every = sympy.true if len(when) == 1 else sympy.Or(*cases)
             yield [self.launch(tile, sympy.And(many, sympy.Not(even), every))]
+
+    def launch_few(self, when: sympy.Basic) -> Iterator[list[LibraryLaunch]]:
+        """Of few queries: with programs that share the keys of a block, and without."""
+        share = self.shares(self.tiles.shared)
+        yield self.launch_shared(self.tiles.shared, sympy.And(when, share))
+        yield [self.launch(self.tiles.few, sympy.And(when, sympy.Not(share)))]
+
+    def is_packable(self) -> sympy.Basic:
+        """Where there is one query for keys that several heads share."""
+        shared = len(self.lead) > 1 and self.lead[-1] != 1 and not self.value.attrs["causal"]
+        if not shared or any(_strides(x)[-3] != 0 for x in (self.k, self.v)):
+            return sympy.false
+        return _relation(sympy.Eq(self.queries, 1))
 
     def is_long(self) -> tuple[sympy.Basic, sympy.Basic, sympy.Basic]:
         """Whether there are many queries, blocks of them, and keys."""
@@ -212,7 +237,7 @@ class _Call:
     @property
     def matrix(self) -> bool:
         """Does every query have a bias of its own?"""
-        return self.bias is not None and _strides(self.bias)[-2] != 0
+        return self.bias is not None and _strides(self.bias)[self.row] != 0
 
     @property
     def folded(self) -> bool:
@@ -244,17 +269,20 @@ class _Call:
     def numbers(self) -> dict[str, Dim]:
         found = {**self.sizes(), "S": self.keys}
         for name, x in (("Q", self.q), ("K", self.k), ("V", self.v)):
-            *lead, row, _ = _strides(x)
-            found |= {f"{name}_ROW": row, **_numbered(name, lead)}
+            strides = _strides(x)
+            found[f"{name}_ROW"] = strides[self.row if name == "Q" else -2]
+            found |= _numbered(name, strides[: self.row])
         strides = (0,) * len(self.q.shape) if self.bias is None else _strides(self.bias)
-        found |= {"BIAS_QUERY": strides[-2], "BIAS_KEY": strides[-1]}
-        return found | _numbered("BIAS", strides[:-2])
+        found |= {"BIAS_QUERY": strides[self.row], "BIAS_KEY": strides[-1]}
+        return found | _numbered("BIAS", strides[: self.row])
 
     def out_numbers(self) -> dict[str, Dim]:
         """Of the result: heads lie within a query's row."""
         strides, heads = _strides(self.value)[:-1], self.value.attrs["heads"]
         place = len(strides) - 1 - heads
         lead = (*strides[:place], *strides[place + 1 :])
+        if self.packed:
+            return {"O_ROW": lead[-1], **_numbered("OUT", lead[:-1])}
         return {"O_ROW": strides[place], **_numbered("OUT", lead)}
 
     def aligned(self, operands: Mapping[str, Value | Scratch]) -> Iterator[str]:

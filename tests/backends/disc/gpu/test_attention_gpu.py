@@ -5,8 +5,8 @@ import math
 
 import pytest
 import torch
-from cpu_native import symbol
-from library_launches import run
+from cpu_native import evaluate, symbol
+from library_launches import holds, run
 
 from blade.backends.disc.attention import attend, grouped, reference
 from blade.backends.disc.facts import Facts
@@ -172,6 +172,32 @@ def test_decoding_shares_many_keys_between_programs(keys: int, columns: int) -> 
     tensors = {q.id: given[0], k.id: given[1], v.id: given[2], m.id: mask}
     ran = check(made, tensors, {"s0": 1, "s2": keys}, [*wide, mask[None].expand(1, 2, 2, 1, keys)])
     assert ran == (2 if keys >= FEWEST_KEYS else 1)
+
+
+@pytest.mark.parametrize("keys", [7, FEWEST_KEYS + 5])
+@pytest.mark.parametrize("queries", [1, 2])
+@pytest.mark.parametrize("masked", [False, True])
+def test_one_query_of_heads_that_share_keys(keys: int, queries: int, masked: bool) -> None:
+    """They are queries of one head then, whose number is only known when it runs; masks of their own, too."""
+    torch.manual_seed(7)
+    b = Builder()
+    q = b.make("input", (), (B, 6, L, 16), torch.float32, index=0)
+    k, v = (b.make("input", (), (B, 2, S, 16), torch.float32, index=n) for n in (1, 2))
+    m = b.make("input", (), (6 if masked else 1, L, S), torch.float32, index=3)
+    made = grouped(b, q, k, v, b.broadcast(m, (B, 6, L, S)), 0.1)
+    while made.is_layout:
+        made = made.args[0]
+    given = [torch.randn(2, 6, queries, 16), *(torch.randn(2, 2, keys, 16) for _ in range(2))]
+    mask = torch.randn(6 if masked else 1, queries, keys)
+    wide = [given[0].view(2, 2, 3, queries, 16), *(x[:, :, None] for x in given[1:])]
+    bias = mask.expand(2, 6, queries, keys).reshape(2, 2, 3, queries, keys)
+    tensors = dict(zip((q.id, k.id, v.id, m.id), (*given, mask), strict=True))
+    check(made, tensors, {"s0": 2, "s1": queries, "s2": keys}, [*wide, bias])
+    launches = attention(made, TARGET, Facts())
+    assert launches is not None
+    [first, *_] = [x for x in launches if holds(x, {"s0": 2, "s1": queries, "s2": 7})]
+    grid = evaluate(first.choice.grid[0], {"s0": 2, "s1": queries, "s2": 7})
+    assert grid == (4 if queries == 1 else 12)
 
 
 def test_what_has_no_kernel_is_left_to_the_library() -> None:
