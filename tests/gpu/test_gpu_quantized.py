@@ -12,8 +12,11 @@ from torch.nn import functional
 
 import blade
 from blade.backends.disc.facts import Facts
+from blade.backends.disc.gpu import generator
 from blade.backends.disc.gpu.epilogue import plain_epilogue
 from blade.backends.disc.gpu.gemm import Tile, launch, product_of
+from blade.backends.disc.gpu.measure import has_scaled_products
+from blade.backends.disc.gpu.plan import Plan
 from blade.backends.disc.gpu.target import target_of
 from blade.backends.disc.ir import Builder
 from blade.backends.disc.steps import Counters
@@ -111,6 +114,34 @@ def test_a_model(form: str, dtype: torch.dtype, kind: str) -> None:
         assert 1e-3 < error < 0.1, (batch, length, error)
     runs = sum(c.get("engine_runs", 0) for c in blade.stats(made).values())
     assert runs == 5
+
+
+@pytest.mark.needs("runtime")
+@pytest.mark.parametrize("dtype", [F16, torch.bfloat16], ids=str)
+def test_products_by_aten(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not has_scaled_products():
+        pytest.skip("this ATen has no product of 8 bits with scales for rows")
+    by_aten = Plan(((16, Tile(16, 32, 128)), (None, None)))
+    monkeypatch.setattr(
+        generator, "choose", lambda products, *_: {p.key: by_aten for p in products}
+    )
+    model = Block().eval().to("cuda", dtype)
+    config = blade.Config(
+        optimization_pipeline="quant",
+        timing=False,
+        min_cluster_size=1,
+        quantization_type="dynamic",
+        enable_fp8=True,
+        cache=False,
+    )
+    made = blade.optimize(model, torch.randn(3, 20, 128, device="cuda", dtype=dtype), config)
+    for batch, length in ((3, 20), (1, 7), (7, 150), (1, 17)):
+        x = torch.randn(batch, length, 128, device="cuda", dtype=dtype)
+        with torch.no_grad():
+            got, want = made(x), model(x)
+        error = float((got - want).float().norm() / want.float().norm())
+        assert 1e-3 < error < 0.1, (batch, length, error)
+    assert sum(c.get("engine_runs", 0) for c in blade.stats(made).values()) == 4
 
 
 @pytest.mark.needs("runtime")
