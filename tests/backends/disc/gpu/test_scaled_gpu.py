@@ -210,6 +210,25 @@ def test_the_reference_computes_the_same(narrow: torch.dtype) -> None:
     assert relative(interpret(graph, [x])[0], model(x)) < 1e-5
 
 
+@pytest.mark.parametrize("biased", [(False, False), (True, False), (True, True)])
+def test_products_of_one_operand_are_one_with_biases_or_without(biased: tuple[bool, bool]) -> None:
+    class Gated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.gate, self.up = (
+                Scaled(nn.Linear(WIDTH, 96, bias=b).half(), F8, None) for b in biased
+            )
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return nn.functional.silu(self.gate(x)) * self.up(x)
+
+    model, x = Gated(), torch.randn(2, 8, WIDTH).half()
+    program = compiled(model, [x])
+    assert program.ran(x) == ["row", "linear", "loop"]
+    assert relative(program(x)[0], model(x)) < 0.01
+
+
 def test_what_no_product_reads_is_written_out() -> None:
     class Rounded(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
