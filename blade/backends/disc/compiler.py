@@ -67,8 +67,8 @@ class Generator(Protocol):
     def library(self, value: Value) -> list[Step]:
         """The steps of a library instruction."""
 
-    def finish(self, fused: Fused) -> None:
-        """Asked once all steps are made: the code of what is no step."""
+    def finish(self, fused: Fused, steps: Sequence[Step]) -> Sequence[Step]:
+        """Asked once all steps are made, which it may join: adds the code of what is no step."""
 
     def text(self) -> str:
         """The code so far."""
@@ -160,10 +160,10 @@ def _compile(
         if isinstance(unit, Group) or unit.id not in absorbed
         for step in _steps(unit, fused, generator)
     ]
-    generator.finish(fused)
+    joined = generator.finish(fused, steps)
     dump(generator.language, generator.text())
     code = generator.compile(cache)
-    program = write_program(fused, steps, generator.isa, devices)
+    program = write_program(fused, joined, generator.isa, devices)
     dump("program", program)
     return Compiled(program, code, graph.constants, generator.kernels)
 

@@ -83,8 +83,9 @@ class CpuGenerator:
             self.libraries.setdefault(name, text)
         return [*found.before, found.call]
 
-    def finish(self, fused: Fused) -> None:
-        """Packing kernels come with the calls that read what they pack."""
+    def finish(self, fused: Fused, steps: Sequence[Step]) -> Sequence[Step]:
+        """As they are: packing kernels come with the calls that read what they pack."""
+        return steps
 
     def text(self) -> str:
         return "\n".join(text for _, text in self._texts())

@@ -10,6 +10,7 @@ import torch
 from blade.backends.disc.forms import Forms
 from blade.backends.disc.fuse import Fused, Group
 from blade.backends.disc.gpu.attention_choice import choose_kernels
+from blade.backends.disc.gpu.batch import batch
 from blade.backends.disc.gpu.choose import choose
 from blade.backends.disc.gpu.compile import Kept, Memory, compile_units
 from blade.backends.disc.gpu.constants import pack_units
@@ -131,9 +132,14 @@ class GpuGenerator:
         name = self._noted(choice.unit).name
         return Launch(name, choice.grid, step.operands, step.ints, when=choice.when)
 
-    def finish(self, fused: Fused) -> None:
+    def finish(self, fused: Fused, steps: Sequence[Step]) -> Sequence[Step]:
         for unit in pack_units(fused.graph):
             self._noted(unit)
+        steps = batch(steps, dict(self.units), self._noted)
+        launched = {step.name for step in steps if isinstance(step, Launch)}
+        packed = {unit.name for unit in pack_units(fused.graph)}
+        self.units = {k: v for k, v in self.units.items() if k in launched or k in packed}
+        return steps
 
     def text(self) -> str:
         return "\n".join(unit.text for unit in self.units.values())

@@ -152,7 +152,7 @@ class _Run:
 
     def slot(self, words: Sequence[str]) -> torch.Tensor | None:
         kind, *rest = words
-        if kind == "input":
+        if kind in ("input", "update"):
             return self.inputs[int(rest[0])]
         if kind == "const":
             return self.constants[int(rest[0])]
