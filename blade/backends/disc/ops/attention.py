@@ -50,6 +50,9 @@ def attention(
         return _called(lo, q, k, v, bias, is_causal, scale, enable_gqa)
     lead = lo.shape[:-2]
     shape = (*lead, q.shape[-2], k.shape[-2])
+    _require_equal(lo, v.shape[-2:-1], shape[-1:], "as many values as keys")
+    if bias is not None:
+        _require_equal(lo, bias.shape, shape, "a mask of the scores' shape")
     wide = None if bias is None else lo.b.broadcast(bias, shape)
     q = lo.b.broadcast(q, (*lead, *q.shape[-2:]))
     few = [unrepeated(x) for x in (k, v)]
@@ -64,6 +67,13 @@ def attention(
         return grouped(lo.b, q, k, v, wide, factor, is_causal)
     k, v = (lo.b.broadcast(x, (*lead, *x.shape[-2:])) for x in (k, v))
     return attend(lo.b, q, k, v, wide, factor, is_causal)
+
+
+def _require_equal(lo: Lowering, have: Shape, want: Shape, why: str) -> None:
+    """Rely on sizes, aligned at the end, that are equal or 1: torch's shape function does not ask."""
+    for a, b in zip(reversed(have), reversed(want), strict=False):
+        if a not in (1, b):
+            lo.b.require(sympy.Eq(a, b), why)
 
 
 def _called(

@@ -8,6 +8,7 @@ from unittest import mock
 import pytest
 import sympy
 import torch
+from run_program import GuardFailed
 from test_attention_gpu import B, L, S, merged, source
 from test_gpu_programs import compiled
 from torch import nn
@@ -152,3 +153,28 @@ def test_long_sequences_are_atens_and_short_ones_ours(
         names = [n for n in program.ran(*given) if "attention" in n]
         assert names == (["aten::_flash_attention_forward"] if long else ["attention"])
     assert flash.called
+
+
+class Masked(nn.Module):
+    def forward(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor
+    ) -> torch.Tensor:
+        return nn.functional.scaled_dot_product_attention(q, k, v, mask)
+
+
+@pytest.mark.needs("triton_interpreter")
+@pytest.mark.parametrize("wrong", ["values", "mask", "rows"])
+def test_lengths_that_do_not_fit_are_left_to_the_original(wrong: str) -> None:
+    """torch's shape function does not compare them; a kernel would read what is not there."""
+    dynamic = [*[(True, False, True, False)] * 3, (True, True)]
+    given = [torch.randn(2, 2, n, 8) for n in (5, 7, 7)] + [torch.randn(5, 7)]
+    program = compiled(Masked().eval(), given, dynamic)
+    torch.testing.assert_close(program(*given)[0], Masked()(*given))
+    if wrong == "values":
+        given[2] = given[2][:, :, :6]
+    else:
+        given[3] = torch.randn(5, 6) if wrong == "mask" else torch.randn(4, 7)
+    with pytest.raises(RuntimeError):
+        Masked()(*given)
+    with pytest.raises(GuardFailed):
+        program(*given)
