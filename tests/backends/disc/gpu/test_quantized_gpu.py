@@ -13,6 +13,7 @@ from torch.nn import functional
 from blade.backends.base import Cluster
 from blade.backends.disc.gpu.passes import FORMS as DISC_FORMS
 from blade.backends.disc.lower import lower
+from blade.backends.quant import quantize as quantizing
 from blade.backends.quant.forms import FORMS
 from blade.backends.quant.gpu_plans import make_gpu_plans
 from blade.backends.quant.plans import Plan
@@ -21,6 +22,7 @@ from blade.backends.quant.write import write
 from blade.budget import output_error
 from blade.capture.torchscript import capture
 from blade.config import Config
+from blade.errors import Refused
 from blade.graph.extract import extract
 from blade.graph.view import view
 
@@ -130,3 +132,25 @@ def test_layers_that_differ_in_their_weights_and_scales_alone_share_their_code()
     one = len(launched) // 4  # for each range of rows
     first, second, third, last = (launched[k * one : (k + 1) * one] for k in range(4))
     assert one > 1 and first == second == third != last  # which quantizes nothing
+
+
+@pytest.mark.parametrize("budget", [0.2, 0.0085])
+def test_a_cluster_on_a_gpu_is_quantized_as_far_as_the_budget_goes(
+    monkeypatch: pytest.MonkeyPatch, budget: float
+) -> None:
+    """All but the device: what is compiled is one plan's program, and every layer is accounted for."""
+    monkeypatch.setattr(quantizing, "device_of", lambda _: torch.device("cuda"))
+    monkeypatch.setattr(quantizing, "forms_of", lambda *_: {"fp8": torch.float8_e4m3fn})
+    cluster = cluster_of(F16)
+    config = Config(enable_fp8=True, timing=False, accuracy_budget=budget)
+    gm, layers = quantizing.quantize(cluster, config, lambda quantized: quantized.gm)
+    said = {layer.layer: layer for layer in layers}
+    assert list(said) == ["up", "down", "odd"] and said["odd"].precision == "fp16"
+    assert "multiples of 16" in said["odd"].why and said["up"].error is not None
+    count = sum("dequantize_channels" in str(node.target) for node in gm.graph.nodes)
+    assert count == sum(layer.precision.startswith("fp8") for layer in layers)
+    assert count == (2 if budget == 0.2 else 1)
+    assert ("does not hold" in said["down"].why) == (count == 1)  # the worse one of both
+    with pytest.raises(Refused, match="weight_only"):
+        only = config.evolve(quantization_type="weight_only")
+        quantizing.quantize(cluster, only, lambda quantized: quantized.gm)
