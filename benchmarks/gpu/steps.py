@@ -46,8 +46,7 @@ class Steps:
         device = self._where.device
         self._batches[batch] = [{k: t.to(device) for k, t in one.items()} for one in made]
         self._model.load_state_dict(self._weights)
-        parameters = self._model.parameters()
-        self._optimizers[batch] = torch.optim.AdamW(parameters, lr=1e-4, fused=True)
+        self._optimizers[batch] = self._optimizer()
         torch.manual_seed(2)
         self._where.wait()
         start = time.perf_counter()
@@ -59,6 +58,15 @@ class Steps:
         values = [float(loss) for loss in losses]
         made = {"compile_s": seconds, "losses": values, "served": _served(self._peer)}
         return {**made, "start_mib": self._forget_peak()}
+
+    def _optimizer(self) -> torch.optim.Optimizer:
+        """AdamW, as fast as torch has it, or its step as a graph of the peer's."""
+        parameters = self._model.parameters()
+        if not self._peer.endswith(_WITH_OPTIMIZER):
+            return torch.optim.AdamW(parameters, lr=1e-4, fused=True)
+        made = torch.optim.AdamW(parameters, lr=1e-4, capturable=self._where.is_cuda)
+        made.step = torch.compile(made.step, **_KINDS[self._peer.removesuffix(_WITH_OPTIMIZER)])
+        return made
 
     def _forget_peak(self) -> float:
         """What compiling and trying took at most, in MiB; from now on ``memory`` tells of steps alone."""
@@ -108,21 +116,24 @@ class Steps:
         return torch.cuda.max_memory_reserved() / 2**20 if self._where.is_cuda else 0.0
 
 
+_WITH_OPTIMIZER = "_optimizer"
+_KINDS: dict[str, dict[str, Any]] = {
+    "inductor_dynamic": {"dynamic": True},
+    "inductor_static": {"dynamic": False},
+    "reduce_overhead_static": {"dynamic": False, "mode": "reduce-overhead"},
+    "aot_disc": {"backend": "aot_disc"},
+    "aot_disc_dynamic": {"backend": "aot_disc", "dynamic": True},
+}
+
+
 def _compiled(model: Any, peer: str) -> Any:
     """The peers of training, by name."""
     torch._dynamo.config.recompile_limit = 64
-    kinds: dict[str, dict[str, Any]] = {
-        "inductor_dynamic": {"dynamic": True},
-        "inductor_static": {"dynamic": False},
-        "reduce_overhead_static": {"dynamic": False, "mode": "reduce-overhead"},
-        "aot_disc": {"backend": "aot_disc"},
-        "aot_disc_dynamic": {"backend": "aot_disc", "dynamic": True},
-    }
     if peer == "eager":
         return model
     import blade  # noqa: F401 - registers its backends
 
-    return torch.compile(model, **kinds[peer])
+    return torch.compile(model, **_KINDS[peer.removesuffix(_WITH_OPTIMIZER)])
 
 
 PEERS = (
@@ -132,6 +143,8 @@ PEERS = (
     "inductor_dynamic",
     "reduce_overhead_static",
     "aot_disc_dynamic",
+    "aot_disc_optimizer",
+    "inductor_static_optimizer",
 )
 
 

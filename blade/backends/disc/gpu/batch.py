@@ -21,7 +21,7 @@ from blade.backends.disc.views import view_of
 
 # Elements of what is small: a copy of more takes longer than launching it, and would be kept for longer.
 LARGEST = 1 << 20
-MOST_POINTERS = 64  # of a launch
+MOST_POINTERS = 128  # of a launch
 SIZES = (32, 16, 8, 4, 2)  # launches in one: few sizes are few functions to compile
 Key = tuple[Any, ...]
 
