@@ -46,6 +46,7 @@ class Mlp(nn.Module):
 
 
 def cluster_of(dtype: torch.dtype) -> Cluster:
+    torch.manual_seed(0)
     samples = [torch.randn(n, 5, 64).to(dtype) for n in (2, 3)]
     captured = capture(Mlp().to(dtype).eval(), samples, Config(enable_fp8=True))
     graph = view(captured)
@@ -150,7 +151,9 @@ def test_a_cluster_on_a_gpu_is_quantized_as_far_as_the_budget_goes(
     count = sum("dequantize_channels" in str(node.target) for node in gm.graph.nodes)
     assert count == sum(layer.precision.startswith("fp8") for layer in layers)
     assert count == (2 if budget == 0.2 else 1)
-    assert ("does not hold" in said["down"].why) == (count == 1)  # the worse one of both
+    reverted = [layer.layer for layer in layers if "does not hold" in layer.why]
+    errors = {name: said[name].error or 0 for name in ("up", "down")}
+    assert reverted == ([] if count == 2 else [max(errors, key=lambda name: errors[name])])
     with pytest.raises(Refused, match="weight_only"):
         only = config.evolve(quantization_type="weight_only")
         quantizing.quantize(cluster, only, lambda quantized: quantized.gm)
