@@ -6,8 +6,9 @@ group or a library instruction becomes steps of the program, and how code is com
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Protocol
 
@@ -17,10 +18,10 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from blade.backends.disc.cpu.target import Target
 from blade.backends.disc.forms import Forms
-from blade.backends.disc.fuse import Fused, Group, fuse
+from blade.backends.disc.fuse import Fused, Group, Unit, fuse
 from blade.backends.disc.gpu.target import GpuTarget
 from blade.backends.disc.ir import Graph, Value
-from blade.backends.disc.kernels import GroupKernel, build_copy, build_kernel
+from blade.backends.disc.kernels import GroupKernel, build_copy, build_kernel, join_copies
 from blade.backends.disc.lower import lower
 from blade.backends.disc.passes import Pass
 from blade.backends.disc.places import home, starts
@@ -154,12 +155,8 @@ def _compile(
     dump("fuse", fused)
     generator.prepare(fused, cache)
     absorbed = generator.absorbed(graph)
-    steps = [
-        step
-        for unit in fused.units
-        if isinstance(unit, Group) or unit.id not in absorbed
-        for step in _steps(unit, fused, generator)
-    ]
+    units = [u for u in fused.units if isinstance(u, Group) or u.id not in absorbed]
+    steps = [step for run in _runs(units) for step in _steps(run, fused, generator)]
     joined = generator.finish(fused, steps)
     dump(generator.language, generator.text())
     code = generator.compile(cache)
@@ -168,20 +165,31 @@ def _compile(
     return Compiled(program, code, graph.constants, generator.kernels)
 
 
-def _steps(unit: Group | Value, fused: Fused, generator: Generator) -> list[Step]:
+def _runs(units: Sequence[Unit]) -> Iterator[list[Unit]]:
+    """Neighbouring concatenations together, everything else by itself."""
+    for joins, found in groupby(units, lambda u: isinstance(u, Value) and u.op == "concat"):
+        run = [*found]
+        yield from [run] if joins else [[unit] for unit in run]
+
+
+def _steps(run: Sequence[Unit], fused: Fused, generator: Generator) -> list[Step]:
+    [unit, *_] = run
     if isinstance(unit, Group):
         built = build_kernel(unit, fused)
         steps = generator.product(unit, built)
         return generator.group(built, unit.kind) if steps is None else steps
     if unit.op != "concat":
         return generator.library(unit)
-    copies: list[Step] = []
+    copies = [copy for u in run if isinstance(u, Value) for copy in copies_of(u, fused)]
+    return [step for c in join_copies(copies) for step in generator.group(c, "copy")]
+
+
+def copies_of(unit: Value, fused: Fused) -> Iterator[GroupKernel]:
+    """What brings the parts of a concatenation where they belong, and are not computed there."""
     for part, start in zip(unit.args, starts(unit), strict=True):
         view = view_of(part)
         if view is None or view.base.id not in fused.placed:
-            copy = build_copy(part, home(unit, fused.placed), unit.attrs["axis"], start)
-            copies += generator.group(copy, "copy")
-    return copies
+            yield build_copy(part, home(unit, fused.placed), unit.attrs["axis"], start)
 
 
 def _dumper(folder: Path | None) -> Dump:

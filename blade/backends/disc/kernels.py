@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A fusion group -> the kernel IR: loads, statements and stores over one iteration space."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from sympy import sympify
@@ -52,6 +53,48 @@ def build_copy(part: Value, whole: View, axis: int, start: Dim) -> GroupKernel:
     outer, inner, body = _space(part.shape, [load, store], False, set())
     args = (Arg(part.dtype, False), Arg(part.dtype, True))
     return GroupKernel(Kernel(outer, inner, args, tuple(body)), (view.base, whole.base))
+
+
+def join_copies(copies: Sequence[GroupKernel]) -> list[GroupKernel]:
+    """Copies over equal spaces as one kernel, where none reads what another one writes.
+
+    A cache of keys and one of values grow by as much: two launches, not four.
+    """
+    joined: list[list[GroupKernel]] = []
+    written: set[int] = set()
+    for one in copies:
+        source, whole = one.buffers
+        alike = [] if source.id in written else joined
+        written.add(whole.id)
+        same = next((g for g in alike if _space_of(g[0]) == _space_of(one)), None)
+        if same is None:
+            joined.append([one])
+        else:
+            same.append(one)
+    return [_one_kernel(group) for group in joined]
+
+
+def _space_of(copy: GroupKernel) -> tuple[object, ...]:
+    kernel = copy.kernel
+    return kernel.outer, kernel.inner, tuple(arg.dtype for arg in kernel.args)
+
+
+def _one_kernel(copies: Sequence[GroupKernel]) -> GroupKernel:
+    """Every element is loaded before any is stored."""
+    buffers = {v.id: v for copy in copies for v in copy.buffers}
+    places = {k: n for n, k in enumerate(buffers)}
+    loads: list[Stmt] = []
+    stores: list[Stmt] = []
+    for k, copy in enumerate(copies):
+        source, whole = copy.buffers
+        load, store = copy.kernel.body
+        assert isinstance(load, Load) and isinstance(store, Store), copy
+        loads.append(replace(load, access=replace(load.access, arg=places[source.id])))
+        stores.append(Store(replace(store.access, arg=places[whole.id]), k))
+    written = {copy.buffers[1].id for copy in copies}
+    args = tuple(Arg(v.dtype, v.id in written) for v in buffers.values())
+    kernel = replace(copies[0].kernel, args=args, body=(*loads, *stores))
+    return GroupKernel(kernel, tuple(buffers.values()))
 
 
 class _KernelBuilder:

@@ -2,10 +2,13 @@
 """What is fused and what is not: decisions, by count and kind."""
 
 import torch
-from disc_programs import S0, S1, add_input, finish, new_builder
+from disc_programs import S0, S1, add_input, compile_to_engine, finish, new_builder
 
+from blade.backends.disc.compiler import copies_of
 from blade.backends.disc.fuse import Fused, Group, fuse
+from blade.backends.disc.interpret_ir import interpret
 from blade.backends.disc.ir import Builder, Graph, Value
+from blade.backends.disc.kernels import join_copies
 from blade.backends.disc.passes import PASSES
 
 
@@ -91,3 +94,23 @@ def test_only_what_others_read_is_stored() -> None:
     stored = {m.op for u in result.units if isinstance(u, Group) for m in u.members}
     assert stored == {"exp", "add"}
     assert [v.op for v in result.graph.values if v.id in result.stored] == ["add"]
+
+
+def test_copies_of_one_size_are_one_kernel() -> None:
+    """Two caches that grow by as much; a copy of what another one writes comes after it."""
+    b = new_builder()
+    x, y, z = (add_input(b, (S0, S1, 24)) for _ in range(3))
+    shape = (S0, S1 + S1, 24)
+    one = b.make("concat", (x, y), shape, torch.float32, axis=1)
+    two = b.make("concat", (y, z), shape, torch.float32, axis=1)
+    again = b.make("concat", (b.slice(one, 1, 0, 1, S1), z), shape, torch.float32, axis=1)
+    graph = finish(b, one, two, again)
+    whole = fuse(graph)
+    copies = [c for u in whole.units if isinstance(u, Value) for c in copies_of(u, whole)]
+    kernels = join_copies(copies)
+    assert [len(k.kernel.body) for k in kernels] == [10, 2]
+    given = [torch.randn(2, 3, 24) for _ in range(3)]
+    got = compile_to_engine(graph).try_execute(given)
+    want = interpret(graph, given)
+    for have, wanted in zip(got, want, strict=True):
+        assert torch.equal(have, wanted)
