@@ -35,7 +35,7 @@ from blade.fallback.metric import meet
 from blade.fallback.propose import WHOLE, Composition
 from blade.fallback.search import Task, search
 from blade.fallback.stored import Contents
-from blade.fallback.support import Support, resolve, support
+from blade.fallback.support import Support, expect, resolve, support
 from blade.fallback.time_budget import TimeBudget
 from blade.graph.listing import kind_of, list_nodes
 from blade.graph.view import GraphView, view
@@ -83,6 +83,7 @@ def _optimize(
     with _torch_state_kept():
         with clock.stage("support"):
             backends, against = resolve(config)
+            expect(model, backends)
         seen = _look(model, inputs, config, backends, clock, _look_up(config))
         if seen.decided is None and not seen.captured.is_compared:
             seen = _look(model, inputs, config, backends, clock)

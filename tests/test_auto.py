@@ -172,7 +172,7 @@ def test_partitions_and_what_they_share_is_built_once(race: Callable[..., Race])
 @produces(Code.SLOWER)
 def test_fast_alone_and_slow_together_does_not_serve(race: Callable[..., Race]) -> None:
     race({"a": 2.0}, call_ms={"a": 9.0})
-    optimized, report = optimize(Fake("a"))
+    optimized, report = optimize(Fake("a", refuses=["aten::softmax"]))
     assert served(report) == [ORIGINAL]
     [reason] = reasons(report, Code.SLOWER)
     assert (reason.subject, reason.backend) == ("the whole module", None)
@@ -330,3 +330,27 @@ def test_in_process_failures_are_bisected_although_others_serve(race: Callable[.
     [blamed] = [r for r in reasons(report, Code.CONVERSION_FAILED) if "bisecting" in r.detail]
     assert "aten::layer_norm" in blamed.subject
     assert "a" in served(report)
+
+
+def test_a_cluster_that_is_the_whole_module_is_timed_once(race: Callable[..., Race]) -> None:
+    made = race({"a": 2.0})
+    _, report = optimize(Fake("a"))
+    assert served(report) == ["a"] and made.raced == []
+    assert report.timings == report.clusters[0].timings
+    assert report.timings[0].shapes == (tuple(X.shape),)
+
+
+def test_what_has_something_around_it_is_timed_as_a_whole_too(race: Callable[..., Race]) -> None:
+    made = race({"a": 2.0})
+    _, report = optimize(Fake("a", refuses=["aten::softmax"]))
+    assert served(report) == ["a"] and len(made.raced) == 1
+    assert report.timings != report.clusters[0].timings
+
+
+def test_backends_are_told_where_the_model_is(race: Callable[..., Race]) -> None:
+    race({"a": 2.0})
+    told: list[torch.device] = []
+    curious = Fake("a")
+    curious.expect = told.append  # type: ignore[attr-defined]
+    optimize(curious)
+    assert told == [torch.device("cpu")]

@@ -110,6 +110,7 @@ class Backend(Protocol):
     engines answer less exactly than the original on purpose: it is used only where the config allows that, and
     verified against ``Config.accuracy_budget``. One that is exact unless it is permitted to be less names those
     permissions in ``lossy_with`` ("enable_fp16"). ``note``, if it has it, is what ``doctor`` tells of it besides.
+    ``expect(device)``, if it has it, is told where a model is that will be captured, for what is slow to start.
     """
 
     name: str

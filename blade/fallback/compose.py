@@ -9,7 +9,7 @@ what the user's model answered. One that is slower than the original does not se
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ from blade.fallback.measure import (
     is_faster,
     measure_all,
     speed,
+    tensors_of,
     why_clearly_slower,
 )
 from blade.fallback.propose import WHOLE, Composition
@@ -74,7 +75,7 @@ def confirm(
         if budget.is_cancelled:
             return Confirmed(captured.module, first.without_engines())
         compositions = compositions if budget.left() else _first_and_simplest(compositions)
-        found = _time(captured, compositions, config)
+        found = _known(captured, compositions) or _time(captured, compositions, config)
         if isinstance(found, Reason):
             return Confirmed(captured.module, first.without_engines(), (), (found,))
         timings = found
@@ -105,6 +106,23 @@ def _splice(captured: Captured, composition: Composition) -> torch.jit.ScriptMod
         if choice.built.extracted is not None and choice.served is not None
     ]
     return splice(captured, placed)
+
+
+def _known(
+    captured: Captured, compositions: Sequence[Composition]
+) -> list[tuple[Timing, ...]] | None:
+    """Of the one cluster that is all of the module: together with nothing it takes what it took alone."""
+    if len(compositions) != 1 or len(compositions[0].choices) != 1:
+        return None
+    [choice] = compositions[0].choices
+    cut, one = choice.built.extracted, choice.chosen
+    if cut is None or one is None or one.stored or choice.table is not None:
+        return None  # stored timings are another process's
+    samples = tuple(range(len(captured.samples)))
+    if len(cut.nodes) != len(cut.view.nodes) or cut.origins != samples or not one.timings:
+        return None
+    shapes = [tuple(tuple(t.shape) for t in tensors_of(sample)) for sample in captured.samples]
+    return [tuple(replace(t, shapes=s) for t, s in zip(one.timings, shapes, strict=True))]
 
 
 def _time(

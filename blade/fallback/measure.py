@@ -213,12 +213,13 @@ def _rest() -> None:
             return
 
 
-def _tensors(inputs: Inputs) -> list[torch.Tensor]:
+def tensors_of(inputs: Inputs) -> list[torch.Tensor]:
+    """Those anywhere in ``inputs``."""
     return [leaf for leaf in pytree.tree_leaves(tuple(inputs)) if isinstance(leaf, torch.Tensor)]
 
 
 def _synchronize(inputs: Inputs) -> None:
-    if torch.cuda.is_initialized() and any(t.is_cuda for t in _tensors(inputs)):
+    if torch.cuda.is_initialized() and any(t.is_cuda for t in tensors_of(inputs)):
         torch.cuda.synchronize()
 
 
@@ -227,7 +228,7 @@ def _timing(inputs: Inputs, original: Sequence[float], engine: Sequence[float]) 
     ratio, spread = _ratio(original, engine)
     milliseconds = 1e3 * median(engine)
     return Timing(
-        shapes=tuple(tuple(t.shape) for t in _tensors(inputs)),
+        shapes=tuple(tuple(t.shape) for t in tensors_of(inputs)),
         original_ms=milliseconds * ratio,
         engine_ms=milliseconds,
         spread=spread,

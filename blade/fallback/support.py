@@ -11,6 +11,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
+
+import torch
 
 from blade.backends import registry
 from blade.backends.base import Backend, OpNode
@@ -65,6 +68,17 @@ def resolve(config: Config) -> tuple[tuple[Backend, ...], tuple[Reason, ...]]:
         else:
             usable.append(found)
     return tuple(usable), (*reasons, *_check_precision(usable, config, named=False))
+
+
+def expect(model: object, backends: Sequence[Backend]) -> None:
+    """Tell the backends that want to know it where ``model`` is, before anything is asked of them."""
+    if not isinstance(model, torch.nn.Module):
+        return
+    first = next(chain(model.parameters(), model.buffers()), None)
+    for backend in backends:
+        told = getattr(backend, "expect", None)
+        if first is not None and told is not None:
+            attempt(Stage.SUPPORT, backend.name, backend.name, partial(told, first.device))
 
 
 def support(

@@ -51,6 +51,13 @@ class DiscBackend:
         reasons = [why_unavailable() for why_unavailable in _COMPILERS.values()]
         return None if None in reasons else reasons[0]
 
+    def expect(self, device: torch.device) -> None:
+        """Triton's process imports while the model is captured."""
+        if device.type == "cuda" and gpu.why_unavailable() is None:
+            from blade.backends.disc.gpu import server
+
+            server.expect(target_of(device))
+
     def why_not(self, node: OpNode, config: Config) -> Reason | None:
         return why_not_op(node, _why_not_device)
 

@@ -1,15 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Triton text -> cubin, as a program of its own (``main``): Triton needs no GPU to compile.
+"""Triton text -> cubin, as a program of its own (``serve``): Triton needs no GPU to compile.
 
-Nothing of blade or torch is imported here: a process that only compiles starts in a fifth of a second.
+Nothing of blade or torch is imported here. The program imports Triton once, before anybody asks for anything;
+what compiles are its forks, so that they have it from the start, and one that crashes takes no other along.
 """
 
 import importlib.util
 import os
 import pickle
+import select
 import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
+_NUMBER = 4  # bytes, which a pipe hands on whole
+_AT_ONCE = 4096  # of them it holds
 
 
 def compile_unit(unit: Any, arch: int, folder: str) -> Any:
@@ -54,9 +62,77 @@ def pack(compiled: Any) -> tuple[bytes, int, int]:
     return compiled.asm["cubin"], 32 * metadata.num_warps, metadata.shared
 
 
-def main() -> None:
-    """Pickled (fields of units, arch, folder for texts) on stdin; on stdout what ``pack`` makes of each."""
-    fields, arch, folder = pickle.load(sys.stdin.buffer)
-    units = [SimpleNamespace(**one) for one in fields]
-    results = [pack(compile_unit(unit, arch, folder)) for unit in units]
-    pickle.dump(results, sys.stdout.buffer)
+def serve(arch: int, idle_s: float) -> None:
+    """Answer requests on stdin until it is closed, or for ``idle_s`` seconds nothing comes.
+
+    A request is a pickled (fields of units, folder for files, processes); the answer, on stdout, is the pickled list
+    of what ``pack`` makes of each, or in its place what went wrong, as text.
+    """
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what others print is no answer
+    _prepare(arch)
+    while select.select([sys.stdin.buffer], [], [], idle_s)[0]:
+        try:
+            fields, folder, processes = pickle.load(sys.stdin.buffer)
+        except EOFError:
+            return
+        os.environ["TRITON_CACHE_DIR"] = os.path.join(folder, "cache")
+        units = [SimpleNamespace(**one) for one in fields]
+        pickle.dump(_in_forks(units, arch, Path(folder), processes), answers)
+        answers.flush()
+
+
+def _prepare(arch: int) -> None:
+    """All that the first compilation of a process imports and looks up."""
+    import triton.compiler.code_generator
+    import triton.language.extra.cuda.libdevice  # noqa: F401
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler.compiler import make_backend
+    from triton.runtime import cache
+
+    # The key of Triton's own cache, which is thrown away here: to know that it is the same Triton, each process
+    # would read all of it, hundreds of MB.
+    cache.triton_key = lambda: "the same"
+    os.environ["TRITON_STORE_BINARY_ONLY"] = "1"
+    make_backend(GPUTarget("cuda", arch, 32)).hash()  # asks ptxas for its version
+
+
+def _in_forks(units: Sequence[Any], arch: int, folder: Path, processes: int) -> list[Any]:
+    """Each process takes the next unit when it is done with one, in the order they have."""
+    left = list(range(len(units)))
+    while left:
+        now, left = left[:_AT_ONCE], left[_AT_ONCE:]
+        numbers, into = os.pipe()
+        os.write(into, b"".join(k.to_bytes(_NUMBER, "little") for k in now))
+        os.close(into)
+        workers = []
+        for _ in range(min(processes, len(now))):
+            if (worker := os.fork()) == 0:
+                _work(units, arch, folder, numbers)
+                os._exit(0)
+            workers.append(worker)
+        for worker in workers:
+            os.waitpid(worker, 0)
+        rest = os.read(numbers, _AT_ONCE * _NUMBER)
+        os.close(numbers)
+        untaken = [rest[i : i + _NUMBER] for i in range(0, len(rest), _NUMBER)]
+        if len(untaken) < len(now):  # who took one and crashed leaves others
+            left = [*(int.from_bytes(k, "little") for k in untaken), *left]
+    return [_result(folder / str(k)) for k in range(len(units))]
+
+
+def _work(units: Sequence[Any], arch: int, folder: Path, numbers: int) -> None:
+    while number := os.read(numbers, _NUMBER):
+        k = int.from_bytes(number, "little")
+        try:
+            found: Any = pack(compile_unit(units[k], arch, str(folder)))
+        except BaseException:
+            found = traceback.format_exc()
+        part = folder / f"{k}.part"
+        part.write_bytes(pickle.dumps(found))
+        part.rename(folder / str(k))
+
+
+def _result(file: Path) -> Any:
+    crashed = "the process that compiled it ended"
+    return pickle.loads(file.read_bytes()) if file.exists() else crashed
