@@ -10,7 +10,6 @@ import os
 import pickle
 import select
 import sys
-import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -76,7 +75,7 @@ def serve(arch: int, idle_s: float) -> None:
             fields, folder, processes = pickle.load(sys.stdin.buffer)
         except EOFError:
             return
-        os.environ["TRITON_CACHE_DIR"] = os.path.join(folder, "cache")
+        _keep_in(os.path.join(folder, "cache"))
         units = [SimpleNamespace(**one) for one in fields]
         pickle.dump(_in_forks(units, arch, Path(folder), processes), answers)
         answers.flush()
@@ -86,6 +85,7 @@ def _prepare(arch: int) -> None:
     """All that the first compilation of a process imports and looks up."""
     import triton.compiler.code_generator
     import triton.language.extra.cuda.libdevice  # noqa: F401
+    from triton import knobs
     from triton.backends.compiler import GPUTarget
     from triton.compiler.compiler import make_backend
     from triton.runtime import cache
@@ -93,8 +93,15 @@ def _prepare(arch: int) -> None:
     # The key of Triton's own cache, which is thrown away here: to know that it is the same Triton, each process
     # would read all of it, hundreds of MB.
     cache.triton_key = lambda: "the same"
-    os.environ["TRITON_STORE_BINARY_ONLY"] = "1"
+    knobs.compilation.store_binary_only = True
     make_backend(GPUTarget("cuda", arch, 32)).hash()  # asks ptxas for its version
+
+
+def _keep_in(folder: str) -> None:
+    """Where Triton has its own cache."""
+    from triton import knobs
+
+    knobs.cache.dir = folder
 
 
 def _in_forks(units: Sequence[Any], arch: int, folder: Path, processes: int) -> list[Any]:
@@ -116,23 +123,26 @@ def _in_forks(units: Sequence[Any], arch: int, folder: Path, processes: int) -> 
         rest = os.read(numbers, _AT_ONCE * _NUMBER)
         os.close(numbers)
         untaken = [rest[i : i + _NUMBER] for i in range(0, len(rest), _NUMBER)]
-        if len(untaken) < len(now):  # who took one and crashed leaves others
+        if len(untaken) < len(now):  # who took one and ended leaves others
             left = [*(int.from_bytes(k, "little") for k in untaken), *left]
-    return [_result(folder / str(k)) for k in range(len(units))]
+    return [_result(folder, k) for k in range(len(units))]
 
 
 def _work(units: Sequence[Any], arch: int, folder: Path, numbers: int) -> None:
+    """What a compilation raises ends the process, its words in the unit's own file."""
     while number := os.read(numbers, _NUMBER):
         k = int.from_bytes(number, "little")
-        try:
-            found: Any = pack(compile_unit(units[k], arch, str(folder)))
-        except BaseException:
-            found = traceback.format_exc()
+        with open(folder / f"{k}.errors", "wb") as errors:
+            os.dup2(errors.fileno(), 2)
+        found = pack(compile_unit(units[k], arch, str(folder)))
         part = folder / f"{k}.part"
         part.write_bytes(pickle.dumps(found))
-        part.rename(folder / str(k))
+        part.rename(folder / f"{k}.done")
 
 
-def _result(file: Path) -> Any:
-    crashed = "the process that compiled it ended"
-    return pickle.loads(file.read_bytes()) if file.exists() else crashed
+def _result(folder: Path, k: int) -> Any:
+    done, errors = folder / f"{k}.done", folder / f"{k}.errors"
+    if done.exists():
+        return pickle.loads(done.read_bytes())
+    words = errors.read_text(errors="replace").strip() if errors.exists() else ""
+    return words or "the process that compiled it ended"

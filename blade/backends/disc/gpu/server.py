@@ -65,17 +65,17 @@ class _Server:
         """The answer, or what the process said when it ended."""
         given, answers = self.process.stdin, self.process.stdout
         assert given is not None and answers is not None
+        found: list[Result] | None = None
         try:
             pickle.dump(request, given)
             given.flush()
-            found: list[Result] = pickle.load(answers)
+            found = pickle.load(answers)
         except (BrokenPipeError, EOFError):
-            self.end()
             self.errors.seek(0)
             return self.errors.read().decode(errors="replace") or "it ended"
-        except BaseException:  # interrupted: its next answer would be to this request
-            self.end()
-            raise
+        finally:
+            if found is None:  # interrupted, its next answer would be to this request
+                self.end()
         return found
 
     def end(self) -> None:
