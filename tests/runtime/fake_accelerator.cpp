@@ -3,7 +3,9 @@
 // asks of a device. Its kernels are named in their binaries; graphs record their launches.
 #include <c10/util/Exception.h>
 
+#include <chrono>
 #include <cstring>
+#include <thread>
 
 #include "accelerator.h"
 
@@ -49,6 +51,12 @@ void pack(const Grid& grid, void** args) {
   for (uint32_t i = 0; i < grid.x; ++i) y[i] = -x[i] * static_cast<float>(arg<int64_t>(args, 2));
 }
 
+// the same, and others come to wait for it
+void slow_pack(const Grid& grid, void** args) {
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  pack(grid, args);
+}
+
 void fail(const Grid&, void**) { TORCH_CHECK(false, "the fake device fell over"); }
 
 void fail_in_capture(const Grid& grid, void** args) {
@@ -63,7 +71,8 @@ struct Known {
 };
 
 constexpr Known kKnown[] = {
-    {"neg", neg, 3}, {"add", add, 4}, {"pack", pack, 3}, {"fail", fail, 3}, {"fail_in_capture", fail_in_capture, 3}};
+    {"neg", neg, 3},   {"add", add, 4},   {"pack", pack, 3}, {"slow_pack", slow_pack, 3},
+    {"fail", fail, 3}, {"fail_in_capture", fail_in_capture, 3}};
 
 class FakeKernel final : public blade::Kernel {
  public:

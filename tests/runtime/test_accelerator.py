@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the executor does on an accelerator, with a fake one that works in the CPU's memory."""
 
+import time
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from fake_device import container, counts, fake, fake_writer, two_step
@@ -85,22 +88,74 @@ def test_an_output_that_views_an_input_forbids_the_copy():
     assert engine.stats()["guard_shape"] == 1
 
 
-def test_packs_are_launches_and_follow_their_constants():
+def packed(kernel: str = "pack") -> Writer:
+    """x + (-3 * weight), of 4 elements and two that stay zero."""
     w = fake_writer()
     x = w.input("f32", 1)
     (n,), one = w.dims(x, 1), w.const(1)
     out = w.tensor("output", [n])
-    w.packs = ["pack pack f32 6 1 0 4 1 3"]  # two elements stay zero
+    w.packs = [f"pack {kernel} f32 6 1 0 4 1 3"]
     w.launch("add", [one, one, one], [w.slot(f"input {x}"), w.slot("const 1"), out], [n])
     w.outputs = [out]
+    return w
+
+
+def test_packs_are_launches_and_follow_their_constants():
     weight = torch.randn(4)
-    engine = w.engine([weight], object=container())
+    engine = packed().engine([weight], object=container())
     want = torch.cat([-3 * weight, torch.zeros(2)])
     zeros = torch.zeros(6)
     assert torch.equal(run(engine, zeros)[0], want)
     weight.mul_(2)
     for _ in range(3):  # graphs read the same memory
         assert torch.equal(run(engine, zeros)[0], 2 * want)
+
+
+class Module(torch.nn.Module):
+    """TorchScript: Python's lock is free while it runs."""
+
+    def __init__(self, engine) -> None:
+        super().__init__()
+        self.engine = engine
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        outputs = self.engine.try_execute([x])
+        return torch.empty(0) if outputs is None else outputs[0]
+
+
+def test_threads_that_see_a_constant_written_to_pack_it_once():
+    """Who comes second must not clear what the first one computes with."""
+    weight, zeros = torch.randn(4), torch.zeros(6)
+    engine = packed("slow_pack").engine([weight], object=container(), limits={"cuda_graphs": 0})
+    module = torch.jit.script(Module(engine))
+    module(zeros)
+    before = counts().launches
+    with ThreadPoolExecutor(3) as pool:
+        weight.mul_(2)
+        first = pool.submit(module, zeros)
+        while counts().launches == before:  # it packs, which takes a while
+            time.sleep(0.001)
+        weight.mul_(2)
+        others = [pool.submit(module, zeros) for _ in range(2)]  # both find it written to
+        first.result()
+        want = torch.cat([-3 * weight, torch.zeros(2)])
+        assert all(torch.equal(other.result(), want) for other in others)
+    assert counts().launches == before + 2 + 3
+
+
+def test_what_is_packed_while_somebody_records_is_packed_again(device):
+    """It was recorded and has not run; the fake runs it all the same."""
+    weight = torch.randn(4)
+    engine = packed().engine([weight], object=container(), limits={"cuda_graphs": 0})
+    zeros = torch.zeros(6)
+    weight.mul_(2)
+    device.fake_capturing(True)
+    run(engine, zeros)
+    device.fake_capturing(False)
+    before = counts().launches
+    for _ in range(2):
+        run(engine, zeros)
+    assert counts().launches == before + 3
 
 
 def test_profile_counts_by_events():

@@ -67,7 +67,7 @@ Executor::Executor(
   const auto& packs = loaded_.program.packs;
   for (const auto& pack : packs) {
     for (const auto& fill : pack.fills) {
-      packed_from_.push_back({fill.constant, Seen(constants[fill.constant], limits_.watch_constants)});
+      packed_from_.emplace_back(fill.constant, Seen(constants[fill.constant], limits_.watch_constants));
     }
   }
   if (packs.empty()) return;
@@ -171,20 +171,26 @@ void Executor::pack_on_device(size_t i, const Place& place) {
 }
 
 void Executor::refresh_packs(const std::vector<at::Tensor>& constants) {
-  const auto stale = [&](const PackedFrom& from) {
-    return !(Seen(constants[from.constant], limits_.watch_constants) == from.seen);
+  const auto is_stale = [&](const PackedFrom& from) {
+    return !from.is(Seen(constants[from.constant], limits_.watch_constants));
   };
-  if (std::none_of(packed_from_.begin(), packed_from_.end(), stale)) return;
+  if (std::none_of(packed_from_.begin(), packed_from_.end(), is_stale)) return;
   const std::lock_guard<std::mutex> lock(mutex_);
-  for (auto& from : packed_from_) from.seen = Seen(constants[from.constant], limits_.watch_constants);
+  // one that waited here must not pack again what the other one computes with by now
+  if (std::none_of(packed_from_.begin(), packed_from_.end(), is_stale)) return;
+  std::vector<Seen> seen;  // before they are read: who writes meanwhile is seen next time
+  for (const auto& from : packed_from_) seen.emplace_back(constants[from.constant], limits_.watch_constants);
   const auto guard = guard_device();
   pack_constants();
-  if (loaded_.accelerator == nullptr) return;
-  const auto place = place_of({});
-  if (loaded_.accelerator->is_capturing(place.stream)) return;  // what is recorded orders itself
-  if (!repacked_) repacked_ = loaded_.accelerator->make_event();
-  repacked_->record(place.stream);
-  repacked_on_ = place.stream;
+  if (loaded_.accelerator != nullptr) {
+    const auto place = place_of({});
+    // what is recorded orders itself, and nothing is packed yet
+    if (loaded_.accelerator->is_capturing(place.stream)) return;
+    if (!repacked_) repacked_ = loaded_.accelerator->make_event();
+    repacked_->record(place.stream);
+    repacked_on_ = place.stream;
+  }
+  for (size_t k = 0; k < seen.size(); ++k) packed_from_[k].set(seen[k]);
 }
 
 // Nothing to guard on the CPU, or while no device is known.

@@ -4,6 +4,8 @@
 
 #include <c10/core/DeviceGuard.h>
 
+#include <atomic>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -53,10 +55,23 @@ class Executor {
   const GraphCounts* graph_counts() const { return loaded_.accelerator == nullptr ? nullptr : &graph_counts_; }
 
  private:
-  // A constant that packs were made from, and how it was then.
-  struct PackedFrom {
-    int64_t constant;
-    Seen seen;
+  // A constant that packs were made from, and how it was then. Calls look at it without a lock; who sees it as it
+  // was set sees what was packed, too.
+  class PackedFrom {
+   public:
+    PackedFrom(int64_t index, const Seen& seen) : constant(index) { set(seen); }
+    bool is(const Seen& seen) const {
+      return version_.load(std::memory_order_acquire) == seen.version && sum_.load(std::memory_order_acquire) == seen.sum;
+    }
+    void set(const Seen& seen) {
+      version_.store(seen.version, std::memory_order_release);
+      sum_.store(seen.sum, std::memory_order_release);
+    }
+    const int64_t constant;
+
+   private:
+    std::atomic<int64_t> version_{0};
+    std::atomic<uint64_t> sum_{0};
   };
 
   c10::OptionalDeviceGuard guard_device() const;
@@ -79,7 +94,7 @@ class Executor {
   std::unique_ptr<DeviceCode> code_;           // accelerators
   std::optional<c10::DeviceIndex> device_;     // of the constants, if they are on one
   std::vector<KernelFn> pack_kernels_;
-  std::vector<PackedFrom> packed_from_;
+  std::deque<PackedFrom> packed_from_;
   size_t num_given_ = 0;  // constants before the packed ones
   ExecutorLimits limits_;
   bool capturable_ = false;  // the program, and nobody forbids it

@@ -175,7 +175,9 @@ class _Writer:
                 f"{c} = tl.arange(0, {tile.columns}){shape}" + f" + {first}" * (first > 0)
             )
             inside = length is not None and (
-                length >= first + tile.columns if tile.pieces > 1 else length % tile.columns == 0
+                length >= first + tile.columns
+                if tile.pieces > 1
+                else length > 0 and length % tile.columns == 0
             )
             if not inside and not self.variant.guarded:
                 body.masked.add(piece)

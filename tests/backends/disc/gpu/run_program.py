@@ -13,6 +13,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from triton_interpreter import launch
 
 from blade.backends.disc import compiler
@@ -59,13 +60,31 @@ class GpuProgram:
 
     def ran(self, *inputs: torch.Tensor) -> list[str]:
         """What ``inputs`` make it run, in order: the kind of function that is launched, or the ATen op."""
+        return self.traced(*inputs)[1]
+
+    def traced(self, *inputs: torch.Tensor) -> tuple[list[torch.Tensor], list[str]]:
+        """The outputs, and what ran."""
         run = _Run(self.text, self.units, inputs, self.constants)
-        run.run()
-        return run.ran
+        return run.run(), run.ran
 
 
 def compile_to_program(graph: Graph, half: torch.dtype | None = None) -> GpuProgram:
     """``graph`` for an H100."""
+    return _noted(lambda: compiler.compile_ir(graph, GpuTarget(), half=half))
+
+
+def compile_graph_to_program(
+    gm: torch.fx.GraphModule,
+    shape_env: ShapeEnv,
+    updates: Sequence[int] = (),
+    half: torch.dtype | None = None,
+) -> GpuProgram:
+    """``gm`` for an H100."""
+    target = GpuTarget()
+    return _noted(lambda: compiler.compile_graph(gm, shape_env, target, updates=updates, half=half))
+
+
+def _noted(compile_: Callable[[], compiler.Compiled]) -> GpuProgram:
     units: dict[str, Unit] = {}
 
     def note(given: Sequence[Unit], *_: object) -> bytes:
@@ -73,7 +92,7 @@ def compile_to_program(graph: Graph, half: torch.dtype | None = None) -> GpuProg
         return b""
 
     with mock.patch.object(generator, "compile_units", note):
-        compiled = compiler.compile_ir(graph, GpuTarget(), half=half)
+        compiled = compile_()
     return GpuProgram(compiled.program, units, compiled.constants)
 
 
