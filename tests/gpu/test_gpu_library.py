@@ -46,6 +46,7 @@ def run(
 ) -> None:
     """Those that are meant for ``sizes``."""
     made: dict[int, torch.Tensor] = {}
+    counters: dict[int, torch.Tensor] = {}
 
     def number(dim: Dim) -> int:
         return dim if isinstance(dim, int) else int(dim.subs({s: sizes[str(s)] for s in (B, L)}))
@@ -57,8 +58,9 @@ def run(
             return buffers[view.base.id].view(-1)[number(view.offset) :]
         if isinstance(operand, Counters):
             zeros = torch.zeros(operand.numel, dtype=torch.int32, device="cuda")
-            return made.setdefault(id(operand), zeros)
-        nothing = torch.full((number(operand.numel),), math.nan, dtype=operand.dtype, device="cuda")
+            return counters.setdefault(id(operand), zeros)
+        garbage = math.nan if operand.dtype.is_floating_point else -(1 << 30)
+        nothing = torch.full((number(operand.numel),), garbage, dtype=operand.dtype, device="cuda")
         return made.setdefault(id(operand), nothing)
 
     for one in launches:
@@ -68,7 +70,7 @@ def run(
             operands, ints = [memory(o) for o in one.operands], [number(i) for i in one.ints]
             functions[one.choice.unit.name].launch((x, y, z), operands, ints)
     torch.cuda.synchronize()
-    assert all(not x.any() for x in made.values() if x.dtype == torch.int32)
+    assert not any(x.any() for x in counters.values())
 
 
 HEADS = [(torch.float16, depth) for depth in (16, 40, 64, 80, 96, 128, 160, 256)]

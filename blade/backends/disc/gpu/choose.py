@@ -21,7 +21,7 @@ from blade.backends.disc.gpu.driver import DriverError, Function, load
 from blade.backends.disc.gpu.emit import emit
 from blade.backends.disc.gpu.gemm import Product, Tile, launch
 from blade.backends.disc.gpu.measure import Bench, has_scaled_products, sizes_for, sizes_near
-from blade.backends.disc.gpu.narrow_tiles import LEAST_ROWS, MANY
+from blade.backends.disc.gpu.narrow_tiles import MANY
 from blade.backends.disc.gpu.plan import Plan, classes_of, merged
 from blade.backends.disc.gpu.target import GpuTarget
 from blade.backends.disc.gpu.tiles import candidates, unmeasured
@@ -132,7 +132,7 @@ class _Measuring:
         us: dict[Tile | None, float] = {
             t: bench.us(bench.ours(self.launches[product.key, t])) for t in tiles
         }
-        if product.by_aten and bench.rows >= LEAST_ROWS and has_scaled_products():
+        if product.by_aten and has_scaled_products():
             us[None] = bench.us(bench.theirs(self.follows.get(product.key, ()))) / WORTH
         best = min(us, key=lambda tile: us[tile])
         log.info(

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The table of products of 8 bits: which blocks are tried at each number of rows.
 
-ATen's product (scaled_call.py) is tried beside them where rows are many. From sm_90
-on tensor cores read blocks of 64 rows or more straight from shared memory (wgmma); floats of 8 bits in smaller
+ATen's product (scaled_call.py), where it has one, is measured beside them. From sm_90 on tensor cores read
+blocks of 64 rows or more straight from shared memory (wgmma); floats of 8 bits in smaller
 blocks are first widened to 16, which pays for very few rows alone.
 """
 
@@ -15,30 +15,22 @@ from blade.backends.disc.gpu.target import GpuTarget
 MANY = 4096
 """Rows at which blocks for any number of rows are measured."""
 
-LEAST_ROWS = 512
-"""From which on ATen's product is measured, too."""
-
 _LEAST_DEPTH = 512  # what one of the programs that share the depth walks
 _BYTES_KEPT = 8 << 10  # of shared memory, for everything but operands
 
-_FEW = (Tile(16, 32, 256, warps=4, stages=4), Tile(16, 64, 256, warps=4, stages=4))
+_WIDE = Tile(64, 64, 128, warps=4, stages=5)
+_TALL = Tile(64, 128, 128, warps=4, stages=4)
+_SQUARE = Tile(128, 128, 128, warps=4, stages=3)
 _TILES: dict[int | None, tuple[Tile, ...]] = {
-    16: (*_FEW, Tile(64, 32, 256, warps=4, stages=4)),
-    64: (Tile(64, 32, 256, warps=4, stages=4), Tile(64, 64, 128, warps=4, stages=5)),
-    128: (Tile(64, 64, 128, warps=4, stages=5), Tile(128, 64, 128, warps=8, stages=4)),
-    256: (Tile(64, 64, 128, warps=4, stages=5), Tile(128, 128, 128, warps=8, stages=4)),
-    512: (Tile(64, 128, 128, warps=4, stages=4), Tile(128, 128, 128, warps=8, stages=4)),
-    1024: (
-        Tile(64, 128, 128, warps=4, stages=4),
-        Tile(128, 128, 128, warps=8, stages=4),
-        Tile(128, 256, 128, warps=8, stages=3),
-    ),
-    None: (
-        Tile(128, 128, 128, warps=8, stages=4),
-        Tile(128, 128, 128, warps=4, stages=3),
-        Tile(128, 256, 128, warps=8, stages=4),
-    ),
+    16: (Tile(16, 64, 256, warps=4, stages=4), Tile(16, 32, 256, warps=4, stages=4)),
+    64: (Tile(64, 32, 256, warps=4, stages=4), _WIDE),
+    128: (Tile(128, 64, 128, warps=8, stages=4), _WIDE),
+    256: (_WIDE, Tile(128, 128, 128, warps=8, stages=4)),
+    512: (_SQUARE, _TALL),
+    1024: (_SQUARE, _TALL, Tile(128, 256, 128, warps=8, stages=3)),
+    None: (_SQUARE, Tile(128, 256, 128, warps=8, stages=4)),
 }
+"""The fastest of several on an H200, at sizes of BERT and of Llama."""
 
 
 def candidates(product: Product, most: int | None, target: GpuTarget) -> tuple[Tile, ...]:
