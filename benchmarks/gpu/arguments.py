@@ -41,6 +41,9 @@ def arguments(description: str) -> argparse.Namespace:
         "--breakdown", type=_names, default=[], help="of these peers, every kernel of a call"
     )
     parser.add_argument("--alone", action="store_true", help="train: one peer at a time")
+    parser.add_argument(
+        "--channels-last", action="store_true", help="train: weights and images lie channels last"
+    )
     parser.add_argument("--json", type=Path, help="append one line per peer here")
     parser.add_argument("--width", type=int, default=150)
     parser.add_argument("--tiny", action="store_true", help="small models: does all of it work?")
@@ -68,7 +71,7 @@ def _completed(parser: argparse.ArgumentParser, args: argparse.Namespace) -> arg
             parser.error(f"unknown: {unknown}; known: {', '.join(among)}")
     halves = "bfloat16" if args.what == "train" else "float16"
     dtype = args.dtype or ("float32" if args.device == "cpu" else halves)
-    args.where = Where(args.device, dtype)
+    args.where = Where(args.device, dtype, args.channels_last)
     args.facts = facts(args.where)
     return args
 

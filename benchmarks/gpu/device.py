@@ -39,7 +39,11 @@ class Where:
 
     def place(self, tensor: torch.Tensor) -> torch.Tensor:
         dtype = getattr(torch, self.dtype) if tensor.is_floating_point() else tensor.dtype
-        made = tensor.to(self.device, dtype)
+        return self.moved(tensor.to(dtype))
+
+    def moved(self, tensor: torch.Tensor) -> torch.Tensor:
+        """There, as it is."""
+        made = tensor.to(self.device)
         images = self.channels_last and made.dim() == 4
         return made.contiguous(memory_format=torch.channels_last) if images else made
 

@@ -31,6 +31,8 @@ class Steps:
         ):  # hundreds of millions of random numbers take a CPU a minute
             self._task = task_named(task, tiny)
         self._model = self._task.model.to(where.device)
+        if where.channels_last:
+            self._model = self._model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self._weights = {k: v.cpu().clone() for k, v in self._model.state_dict().items()}
         self._run = _compiled(self._model, peer)
         self._optimizers: dict[int, torch.optim.Optimizer] = {}
@@ -43,8 +45,8 @@ class Steps:
     def prepare(self, batch: int) -> dict[str, Any]:
         rng = torch.Generator().manual_seed(1)
         made = [self._task.batch(batch, rng) for _ in range(BATCHES)]
-        device = self._where.device
-        self._batches[batch] = [{k: t.to(device) for k, t in one.items()} for one in made]
+        place = self._where.moved
+        self._batches[batch] = [{k: place(t) for k, t in one.items()} for one in made]
         self._model.load_state_dict(self._weights)
         self._optimizers[batch] = self._optimizer()
         torch.manual_seed(2)

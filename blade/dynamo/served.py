@@ -112,6 +112,8 @@ class Served(torch.nn.Module):
                 self.reason = self._why_not(replace(cluster, samples=(given,)), given)
             self._serves = self.reason is None
             self._unproven = None
+            if any(t.is_cuda for t in given):
+                torch.cuda.empty_cache()  # trying took several times what a call takes
         if self.reason is not None:
             log.info("%s: the original serves: %s", self.name, self.reason.detail)
 
