@@ -24,7 +24,7 @@ def support() -> dict[str, Any]:
     return {
         "triton": machine.package_version("triton"),
         "driver": _driver(),
-        "why_no_code": available.why_unavailable(),
+        "why_no_code": available.why_no_code(),
         "why_no_runs": cuda.why_unavailable() or None,
     }
 

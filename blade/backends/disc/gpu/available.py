@@ -7,10 +7,16 @@ from importlib.util import find_spec
 import torch
 
 from blade.backends.disc.gpu.target import target_of
+from blade.runtime import cuda
 
 
 def why_unavailable() -> str | None:
     """``None`` where kernels can be compiled and launched, else a sentence with the fix."""
+    return why_no_code() or cuda.why_unavailable() or None
+
+
+def why_no_code() -> str | None:
+    """The same of compiling alone."""
     if torch.version.cuda is None:
         return f"torch {torch.__version__} is a build without CUDA; install one with it."
     if not torch.cuda.is_available():
