@@ -44,8 +44,8 @@ def check(sample: Sample, target: Any, device: str = "cpu") -> tuple[Graph, list
     runs += [({**SPECIAL, **s}, True) for s in [sample.sizes or {}] if sample.special]
     for size, special in runs:
         tensors = inputs(sample, size, special)
-        if device != "cpu" and eager(sample, tensors) is None:
-            continue  # an index out of range ends a CUDA context: neither side may be asked
+        if device != "cpu" and (eager(sample, tensors) is None or _ends_contexts(sample, tensors)):
+            continue  # an index out of range, for one: neither side may be asked
         there = placed(tensors, device)
         with torch.device(device):
             want = eager(sample, there)
@@ -66,3 +66,8 @@ def check(sample: Sample, target: Any, device: str = "cpu") -> tuple[Graph, list
         if text:
             wrong.append(f"{size}{' special' * special}: {text}")
     return graph, wrong
+
+
+def _ends_contexts(sample: Sample, tensors: list[torch.Tensor]) -> bool:
+    """torch 2.11's kernel reads beyond gradients of no width (a sanitizer's word)."""
+    return sample.name == "embedding_dense_backward" and not tensors[0].shape[-1]

@@ -63,7 +63,9 @@ def test_what_an_fp64_run_has_as_well_is_right() -> None:
             assert form(got, [original], truths=truth) is None
     assert form([_with(X, INF)], [_with(X, NAN)], truths=[X.double()]) is not None
     assert form([_with(X, INF)], [_with(X, NAN)], truths=[_with(X.double(), -INF)]) is not None
-    assert form([X], [_with(X, NAN)], truths=[X.double()]) is not None
+    assert form([X], [_with(X, NAN)], truths=[X.double()]) is None
+    assert form([X], [_with(X, NAN)], truths=[2 * X.double()]) is not None
+    assert form([X], [_with(X, NAN)], truths=[_with(X.double(), INF)]) is not None
 
 
 def test_strides_can_be_left_out() -> None:

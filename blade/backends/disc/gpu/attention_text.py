@@ -185,11 +185,12 @@ _WHOLE = """\
     if UNDEFINED:
         nothing = nothing & (keys == 0)
     out += rows.to(tl.int64)[:, None] * O_ROW
-    y = tl.where(nothing[:, None], 0.0, acc / total[:, None])
+    total = tl.where(nothing, 1.0, total)
+    y = acc / total[:, None]
     tl.store(out + e[None, :], y.to(out.dtype.element_ty), mask=there & (e[None, :] < E))
     if REST_E > 0:
         e = BLOCK_E + tl.arange(0, REST_E)
-        y = tl.where(nothing[:, None], 0.0, acc_rest / total[:, None])
+        y = acc_rest / total[:, None]
         tl.store(out + e[None, :], y.to(out.dtype.element_ty), mask=there & (e[None, :] < E))
 """
 
@@ -228,9 +229,9 @@ def kernel(
     total = tl.sum(tl.load(totals + place, mask=each < parts, other=0.0) * weight, 0)
     there = (each < parts)[:, None] & (e < E)[None, :]
     x = tl.load(sums + place[:, None] * E + e[None, :], mask=there, other=0.0)
-    y = tl.sum(x * weight[:, None], 0) / total
     if not UNDEFINED:
-        y = tl.where(total == 0.0, 0.0, y)
+        total = tl.where(total == 0.0, 1.0, total)
+    y = tl.sum(x * weight[:, None], 0) / total
     tl.store(out + row.to(tl.int64) * O_ROW + e, y.to(out.dtype.element_ty), mask=e < E)
 '''
 

@@ -16,7 +16,7 @@ import sympy
 
 from blade.backends.disc.gpu.unit import Unit, named
 from blade.backends.disc.ir import Value, numel
-from blade.backends.disc.steps import Launch, LibraryCall, Operand, Step
+from blade.backends.disc.steps import AttentionCall, Launch, LibraryCall, Operand, Step
 from blade.backends.disc.views import view_of
 
 # Elements of what is small: a copy of more takes longer than launching it, and would be kept for longer.
@@ -75,7 +75,7 @@ def _uses(steps: Sequence[Step]) -> _Uses:
 
 def _touched(step: Step) -> Iterator[Value]:
     """The values whose memory ``step`` reads or writes."""
-    if isinstance(step, LibraryCall):
+    if isinstance(step, LibraryCall | AttentionCall):
         yield from _touched(step.value)
     elif isinstance(step, Value):
         for one in (step, *step.args):

@@ -124,6 +124,28 @@ def test_rows_without_any_key(undefined: bool, lowest: float) -> None:
     check(made, {x.id: given, m.id: bias}, {"s0": 1, "s1": 20}, [*parts, bias])
 
 
+def test_a_row_without_any_key_still_meets_infinite_values() -> None:
+    """0 times infinity: NaN, as ATen's math kernel has it."""
+    torch.manual_seed(8)
+    b = Builder()
+    x, (q, k, v) = merged(b, 1, 16, torch.float32)
+    m = b.make("input", (), (B, 1, L, L), torch.float32, index=1)
+    made = source(attend(b, q, k, v, m, 0.25))
+    given, bias = torch.randn(1, 20, 48), torch.zeros(1, 1, 20, 20)
+    bias[:, :, 4] = -math.inf
+    given[:, 7, 35] = math.inf
+    parts = [p.view(1, 20, 1, 16).transpose(1, 2) for p in given.split(16, -1)]
+    launches = attention(made, TARGET, Facts())
+    assert launches is not None
+    got = torch.zeros(1, 20, 1, 16)
+    run(launches, {x.id: given, m.id: bias, made.id: got}, {"s0": 1, "s1": 20})
+    math_kernel = torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH)
+    with math_kernel:
+        want = torch.nn.functional.scaled_dot_product_attention(*parts, bias, scale=0.25)
+    assert want[0, 0, 4].isnan().sum() == 1
+    torch.testing.assert_close(got.view(20, 16), want[0, 0], rtol=0, atol=2e-6, equal_nan=True)
+
+
 def test_bias_in_the_place_of_scores() -> None:
     torch.manual_seed(3)
     b = Builder()
