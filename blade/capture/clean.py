@@ -3,6 +3,7 @@
 
 import warnings
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch.jit._freeze import run_frozen_optimizations
@@ -43,6 +44,12 @@ def freeze(
     if constants:
         _own_attributes(frozen)
     return frozen
+
+
+def forward_of(frozen: torch.jit.ScriptModule) -> Callable[..., Any]:
+    """Its forward as a function with a graph and an executor of its own: the module's stays as if it never ran."""
+    function = torch._C._create_function_from_graph("forward", frozen.graph.copy())
+    return lambda *sample: function(frozen._c, *sample)
 
 
 def clean(module: torch.jit.ScriptModule, passes: Sequence[Callable[[torch.Graph], None]]) -> None:

@@ -64,20 +64,23 @@ def find_differences(
     budget: AccuracyBudget | None = None,
     seed: bool = True,
     original: Callable[..., Any] | None = None,
+    forward: Callable[..., Any] | None = None,
 ) -> list[tuple[Reference, str]]:
     """Every reference that ``module`` does not meet, with a sentence saying how.
 
     ``budget``: parts of ``module`` are lossy, and this is what its outputs may lose. ``seed``: from the
     references' random seed, which nobody else may use meanwhile; a module that draws no numbers needs none.
-    ``original``: what gave ``references``; it is run in float64 if that has to tell.
+    ``original``: what gave ``references``; it is run in float64 if that has to tell. ``forward``: what is called for
+    ``module``'s, whose own executor is then not used.
     """
     state, exact = State(module), Exact(original, references, seed)
-    every = ((one, _why_different(module, state, one, budget, seed, exact)) for one in references)
+    run = module if forward is None else forward
+    every = ((one, _why_different(run, state, one, budget, seed, exact)) for one in references)
     return [(one, why) for one, why in every if why is not None]
 
 
 def _why_different(
-    module: torch.jit.ScriptModule,
+    module: Callable[..., Any],
     state: State,
     one: Reference,
     budget: AccuracyBudget | None,

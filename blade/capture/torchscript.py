@@ -18,8 +18,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from blade.capture.attributes import attributes_of
 from blade.capture.captured import Captured, Limit, Tie
-from blade.capture.clean import clean, freeze
+from blade.capture.clean import clean, forward_of, freeze
 from blade.capture.compare import find_differences
 from blade.capture.explain import Differences, failed, limited, neither, no_graph, specialized, tied
 from blade.capture.inputs import Sample, gathered, normalize, to_calibrate
@@ -56,6 +57,7 @@ class _Graph:
     ties: tuple[Tie, ...] = ()
     key: str | None = None
     is_compared: bool = True
+    frozen: torch.jit.ScriptModule | None = None  # ``module`` frozen, if it is as it was
 
 
 def capture(
@@ -85,8 +87,9 @@ def capture(
     if graph.differences and not _is_accepted(graph, config):
         raise InputError(no_graph(graph.how, graph.seen.call, graph.differences, reasons))
     reasons += _baked(graph.seen)
-    # A new copy: the executor of the compared one remembers the graph as it was.
-    final = freeze(graph.module, config.preserved_attributes, config.freeze_module)
+    final = graph.frozen
+    if final is None:
+        final = freeze(graph.module, config.preserved_attributes, config.freeze_module)
     clean(final, config.customize_jit_passes)
     functionalize(final, graph.seen.samples)
     _log.info("captured %s by %s", type(model).__name__, graph.how)
@@ -254,16 +257,20 @@ def _compared(
         for one in seen.references
         if _is_within(one.sample, limits) and (not is_known or one.what == OTHER_VALUES)
     ]
+    forward = forward_of(frozen)
     with in_bounds(seen.samples, seen.original.device):  # it may have kept an index of other sizes
-        differences = find_differences(frozen, within, original=seen.original)
+        differences = find_differences(frozen, within, original=seen.original, forward=forward)
+    reused = (
+        None if attributes_of(frozen) else frozen
+    )  # as new, unless there is what runs may have changed
     if traced is None:
-        return _Graph(module, seen, how, differences)
+        return _Graph(module, seen, how, differences, frozen=reused)
     warnings = tuple(
         Reason(Stage.CAPTURE, Code.TRACER_WARNING, None, module.original_name, text)
         for text in traced.warnings
     )
     found = _Graph(module, seen, how, differences, warnings, traced.branches_on_values, limits)
-    return replace(found, key=key, is_compared=not is_known)
+    return replace(found, key=key, is_compared=not is_known, frozen=reused)
 
 
 def _tied(
