@@ -34,6 +34,7 @@ FEW_QUERIES = 32
 MOST_PARTS = 32  # programs that share a block's keys
 FEWEST_KEYS = 512  # of which it pays to share them
 SHORT_KEYS = 256
+FEW_KEYS = 64
 EVEN = 8
 _LOG2E = math.log2(math.e)
 
@@ -117,9 +118,16 @@ class _Call:
 
     def launch_few(self, when: sympy.Basic) -> Iterator[list[LibraryLaunch]]:
         """Of few queries: with programs that share the keys of a block, and without."""
-        share = self.shares(self.tiles.shared)
-        yield self.launch_shared(self.tiles.shared, sympy.And(when, share))
-        yield [self.launch(self.tiles.few, sympy.And(when, sympy.Not(share)))]
+        few, wide = self.tiles.few, self.tiles.wide
+        share = self.shares(wide)
+        yield self.launch_shared(wide, sympy.And(when, share))
+        alone = sympy.And(when, sympy.Not(share))
+        if wide == few or self.facts.equal(self.queries, self.keys):
+            yield [self.launch(few, alone)]
+            return
+        keys = _relation(sympy.Gt(self.keys, FEW_KEYS))
+        yield [self.launch(few, sympy.And(alone, sympy.Not(keys)))]
+        yield [self.launch(wide, sympy.And(alone, keys))]
 
     def is_packable(self) -> sympy.Basic:
         """Where there is one query for keys that several heads share."""
@@ -248,8 +256,8 @@ class _Call:
         yield from {
             "D": self.depth,
             "E": self.columns,
-            **dict(zip(("BLOCK_D", "REST_D"), parts_of(self.depth), strict=True)),
-            **dict(zip(("BLOCK_E", "REST_E"), parts_of(self.columns), strict=True)),
+            **dict(zip(("BLOCK_D", "REST_D"), self.blocks_of(self.depth), strict=True)),
+            **dict(zip(("BLOCK_E", "REST_E"), self.blocks_of(self.columns), strict=True)),
             "BLOCK_L": tile.queries,
             "BLOCK_S": tile.keys,
             "SCALE": scale * _LOG2E,
@@ -260,6 +268,13 @@ class _Call:
             "UNDEFINED": attrs["undefined"],
             "PRECISION": "tf32x3" if self.q.dtype == torch.float32 else "tf32",
         }.items()
+
+    def blocks_of(self, size: int) -> tuple[int, int]:
+        """Two where operands are read in vectors: without them, values in a second one came out wrong on a device."""
+        strides = [d for x in (self.q, self.k, self.v) for d in _strides(x)[:-1]]
+        known = all(self.facts.divides(8 if isinstance(d, int) else 16, d) for d in strides)
+        starts = all(starts_aligned(x, self.facts) for x in (self.q, self.k, self.v))
+        return parts_of(size) if known and starts else (padded(size), 0)
 
     def sizes(self) -> dict[str, Dim]:
         """Of the leading axes but the first, and how many queries."""

@@ -20,11 +20,11 @@ class Tile:
 
 @dataclass(frozen=True)
 class Tiles:
-    """By lengths: for few queries; of these, where programs share the keys; and for many queries: where there are
-    no more blocks of them than run at once, where keys are few, and where they are many."""
+    """By lengths: for few queries and few keys; for few queries of more keys, which programs may share; and for many
+    queries: where there are no more blocks of them than run at once, where keys are few, and where they are many."""
 
     few: Tile
-    shared: Tile
+    wide: Tile
     alone: Tile
     short: Tile
     long: Tile
@@ -43,27 +43,31 @@ def tiles(depth: int, columns: int, dtype: torch.dtype, matrix: bool = False) ->
         tall, low = Tile(queries, keys, 4 if widest <= 64 else 8, 2), Tile(16, keys, 4, 2)
         return Tiles(low, low, tall, tall, tall)
     if widest <= 64:
-        few, shared, long = Tile(16, 32, 4, 2), Tile(16, 64, 4, 3), Tile(64, 64, 4, 3)
+        few, wide, long = Tile(16, 32, 4, 2), Tile(16, 128, 4, 2), Tile(64, 64, 4, 3)
         if matrix:
-            return Tiles(few, shared, Tile(32, 64, 4, 2), long, long, long)
-        return Tiles(few, shared, Tile(64, 128, 4, 2), Tile(64, 64, 4, 2), long)
-    few = Tile(16, 64, 4, 3)
-    if widest <= 128:
+            return Tiles(few, wide, long, long, long, long)
+        return Tiles(few, wide, Tile(64, 128, 4, 2), Tile(64, 64, 4, 2), long)
+    few, wide, short = Tile(16, 64, 4, 3), Tile(16, 128, 4, 2), Tile(64, 64, 4, 2)
+    if widest <= 128 and matrix:
+        low = Tile(64, 32, 4, 3)
+        return Tiles(few, wide, low, low, low, short)
+    if widest < 128:
+        return Tiles(few, wide, Tile(64, 128, 4, 2), short, short)
+    if widest == 128:
         long = Tile(64, 64, 4, 3)
-        if matrix:
-            low = Tile(64, 32, 4, 3)
-            return Tiles(few, few, low, low, low, long)
-        return Tiles(few, few, long, Tile(64, 64, 4, 2), long)
-    few, long = Tile(16, 32, 4, 2), Tile(64, 32, 8, 2)
+        return Tiles(few, wide, long, short, long)
+    few = Tile(16, 32, 4, 2)
+    long = Tile(64, 32, 8, 2) if matrix else short if widest <= 192 else Tile(128, 64, 8, 2)
     return Tiles(few, few, long, long, long)
 
 
 def parts_of(size: int) -> tuple[int, int]:
-    """Two blocks that cover ``size`` columns, the second one 0 where one power of two is as good."""
+    """Two blocks that are ``size`` columns together, the second one 0 where one that covers them must do."""
     whole = padded(size)
     first = whole // 2
-    second = padded(size - first) if first >= 16 else whole
-    return (first, second) if first + second < whole else (whole, 0)
+    second = size - first
+    exact = first >= 16 and second >= 16 and second < first and second == power(second)
+    return (first, second) if exact else (whole, 0)
 
 
 def padded(size: int) -> int:
