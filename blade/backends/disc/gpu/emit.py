@@ -70,7 +70,9 @@ def _flat(kernel: Kernel) -> list[tuple[sympy.Basic | bool, Variant]]:
     larger = shapes.grown_flat(streamed(kernel))
     return [
         (when, Variant(tile, tiled=True, guarded=not masked))
-        for when, tile in _by_size(shapes.FLAT, larger, kernel.inner, shapes.FLAT.columns)
+        for when, tile in _by_size(
+            shapes.FLAT, larger, kernel.inner, shapes.FEW * shapes.FLAT.columns
+        )
     ]
 
 
@@ -82,13 +84,13 @@ def _points(kernel: Kernel) -> list[tuple[sympy.Basic | bool, Variant]]:
     return [
         (sympy.And(when, size), Variant(one, tiled=True, even=known))
         for when, known in _by_alignment(even)
-        for size, one in _by_size(tile, larger, rows * kernel.inner, tile.rows * tile.columns)
+        for size, one in _by_size(tile, larger, rows * kernel.inner, shapes.FEW * tile.elements)
     ]
 
 
-def _by_size(tile: Tile, larger: Tile, count: Dim, each: int) -> list[tuple[sympy.Basic, Tile]]:
-    """``larger`` where ``tile``, which takes ``each`` of ``count``, would make too many programs."""
-    few = sympy.Le(count, shapes.FEW * each)
+def _by_size(tile: Tile, larger: Tile, count: Dim, most: int) -> list[tuple[sympy.Basic, Tile]]:
+    """``tile`` where ``count`` is at most ``most``, else ``larger``."""
+    few = sympy.Le(count, most)
     if larger == tile or few == sympy.true:
         return [(sympy.true, tile)]
     return [(sympy.true, larger)] if few == sympy.false else [(few, tile), (~few, larger)]
@@ -127,7 +129,7 @@ def _rows(kernel: Kernel) -> list[tuple[sympy.Basic | bool, Variant]]:
         elif length is not None:
             tile = shapes.persistent(length, count)
             larger = shapes.grown_rows(tile, length, streamed(kernel), elements)
-            for size, one in _by_size(tile, larger, rows, tile.rows):
+            for size, one in _by_size(tile, larger, rows, shapes.FEW_ROWS * tile.rows):
                 found.append((sympy.And(aligned, size), Variant(one, even=even)))
         else:
             low: int | None = None

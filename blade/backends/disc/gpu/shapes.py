@@ -32,17 +32,21 @@ class Tile:
 ACCESS_BYTES = 16  # the widest load and store
 LONGEST = 16384  # columns of a row that still lives in registers
 
-# Programs start one every 1.2 ns, whatever they do: where there are more than ``FEW`` (one or two for each place
-# on a multiprocessor), each should move as much as memory does meanwhile, and spare.
+# Programs start one every 1.2 ns, whatever they do: where there are more than so many, of loops and of rows (about
+# one for each place on a multiprocessor), each should move as much as memory does meanwhile, and spare.
 FEW = 2048
+FEW_ROWS = 1024
 PROGRAM_BYTES = 6000
 _MOST = 4096  # elements of a program that was made larger for it
-_EACH = (
-    32  # elements of its threads: the fewer threads, the less is computed for each of them alone
+_EACH = 16  # elements of its threads
+_HALVES = ACCESS_BYTES // 2  # elements of a vector
+_SHORT = _HALVES * WARP  # columns that a warp accesses at once
+_PIECES = 1024  # the most columns of rows that are taken in pieces
+_MOST_PIECES = 5
+_PIECES_WARPS = (
+    4  # of programs whose rows are, and the most elements of a thread that has several rows
 )
-_SHORT = 256  # columns of rows that are reduced with half as many
-_PIECES = 1024  # columns of rows that are taken in pieces
-_WARPS = 4  # of programs whose rows are
+_PIECES_EACH = 32
 
 # Longest rows each class takes where the length is known at run time only; the rest is walked.
 CLASSES = (256, 512, 1024, 4096)
@@ -67,7 +71,7 @@ _UP_TO = {
     1024: Tile(2, 1024, 4),
     4096: Tile(1, 4096, 8),
 }
-_PIECES_UP_TO = {512: Tile(8, 256, 8, 2), 1024: Tile(4, 256, 4, 4)}
+_PIECES_UP_TO = {512: Tile(4, 256, 4, 2), 1024: Tile(4, 256, 4, 4)}
 WALKED = Tile(1, 4096, 8)
 UNALIGNED_WALKED = Tile(1, 2048, 8)
 _SIDE_BY_SIDE_ROWS = 16  # few, so that there are programs for every processor
@@ -86,13 +90,13 @@ def persistent(length: int, count: int | None) -> Tile:
 
 def up_to(longest: int, count: int | None, access: int) -> Tile:
     """For ``count`` whole rows of at most ``longest``, one of the classes; ``access``: elements of a vector."""
-    halves = access * WARP == _PIECES_UP_TO[512].columns
-    tile = _PIECES_UP_TO.get(longest, _UP_TO[longest]) if halves else _UP_TO[longest]
+    tile = _UP_TO[longest]
+    tile = _PIECES_UP_TO.get(longest, tile) if access == _HALVES else tile
     return tile if count is None else replace(tile, rows=min(tile.rows, power(count)))
 
 
 def grown(tile: Tile, length: int, itemsize: int) -> Tile:
-    """For many more than ``FEW`` programs: ``tile`` with as many rows as make a program move enough.
+    """Where there would be too many programs: ``tile`` with as many rows as make a program move enough.
 
     ``length``: the columns of a tile that are there; ``itemsize``: bytes that are moved for each element.
     """
@@ -109,15 +113,18 @@ def grown_rows(tile: Tile, length: int, itemsize: int, access: int) -> Tile:
     larger = grown(tile, length, itemsize)
     if larger == tile:
         return tile
-    if tile.columns <= _SHORT:
-        return replace(larger, warps=2 * larger.warps)
-    columns = min(access * WARP, length & -length)
-    columns = columns if columns >= 2 * WARP else access * WARP
-    pieces = -(-length // columns)
-    if tile.columns > _PIECES or access * WARP != _SHORT:
+    if not _SHORT < tile.columns <= _PIECES or access != _HALVES:
         return larger
-    rows = _WARPS * WARP * _EACH // (columns * pieces)
-    return Tile(power(rows + 1) // 2, columns, _WARPS, pieces)
+    return _in_pieces(length)
+
+
+def _in_pieces(length: int) -> Tile:
+    """Rows of halves: pieces that leave the fewest columns that are not there, and as few as that allows."""
+    widths = [w for w in (_SHORT, _SHORT // 2, _SHORT // 4) if -(-length // w) <= _MOST_PIECES]
+    columns = min(widths, key=lambda w: (-(-length // w) * w, -w))
+    pieces = -(-length // columns)
+    rows = max(1, power(_PIECES_EACH // (pieces * _HALVES) + 1) // 2)
+    return Tile(rows * _PIECES_WARPS * _SHORT // columns, columns, _PIECES_WARPS, pieces)
 
 
 def grown_flat(itemsize: int) -> Tile:

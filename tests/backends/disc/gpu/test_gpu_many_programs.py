@@ -48,6 +48,7 @@ MANY = 1 << 20
 @pytest.fixture
 def all_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shapes, "FEW", 0)
+    monkeypatch.setattr(shapes, "FEW_ROWS", 0)
 
 
 def in_halves(kernel: Kernel, dtype: torch.dtype = F16) -> Kernel:
@@ -121,7 +122,7 @@ def test_elements_of_one_dimension(length: int, all_are_many: None) -> None:
 @given(kernels(), st.integers(0, 2**31))
 def test_random_kernels(kernel: Kernel, seed: int) -> None:
     rng = torch.Generator().manual_seed(seed)
-    with mock.patch.object(shapes, "FEW", 0):
+    with mock.patch.multiple(shapes, FEW=0, FEW_ROWS=0):
         for s0, s1, s2 in ((2, 3, 5), (3, 2, 8), (2, 2, 41)):
             buffers = _random(rng, *[s0 * s1 * max(s2, 32) for _ in kernel.args])
             for got, want in both(kernel, buffers, {"s0": s0, "s1": s1, "s2": s2}):
