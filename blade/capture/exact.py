@@ -4,9 +4,9 @@
     exact = Exact(original, references)
     exact.why_not(reference, 0, 2, want, got)       # None: output 2 of the first call is as exact as the original's
 
-What 16 bits lose grows with a model's depth: two right results of a deep model may be further apart than any
-fixed tolerance. So where they are, both are compared with float64, as every cluster's results are: an error of
-twice the original's own, and rounding, is right.
+What 16 bits lose, or a GPU's products of 32 bits in TF32, grows with a model's depth: two right results of a deep
+model may be further apart than any fixed tolerance. So where they are, both are compared with float64, as every
+cluster's results are: an error of twice the original's own, and rounding, is right.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 from blade.capture.captured import Reference
 from blade.capture.original import Original
 from blade.fallback.attempt import attempt
-from blade.fallback.compare import NO_TRUTH, allowed, distance
+from blade.fallback.compare import FP32_NO_TRUTH, NO_TRUTH, allowed, distance
 from blade.reason import Code, Reason, Stage
 
 _SAME = 1e-6  # two runs in float64 that differ by more have drawn different numbers
@@ -84,10 +84,11 @@ class Exact:
     def _own(self, one: Reference, call: int, output: int, want: torch.Tensor) -> float | None:
         """The original's error; ``None`` if there is no truth to know it by."""
         truth = self._truth(one, call, output)
-        if truth is None or truth.shape != want.shape or want.dtype not in NO_TRUTH:
+        limit = FP32_NO_TRUTH if want.dtype == torch.float32 else NO_TRUTH.get(want.dtype)
+        if truth is None or truth.shape != want.shape or limit is None:
             return None
         own = distance(want, truth)
-        return own if own <= NO_TRUTH[want.dtype] else None
+        return own if own <= limit else None
 
     def _truth(self, one: Reference, call: int, output: int) -> torch.Tensor | None:
         if id(one) not in self._found:

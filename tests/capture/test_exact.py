@@ -34,6 +34,15 @@ class Chaotic(nn.Module):
         return (self.factor * x).to(dtype)
 
 
+class Narrowed(nn.Module):
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.module(x.double()).float()
+
+
 class Noisy(Chaotic):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return super().forward(x) + 0.1 * torch.randn_like(x)
@@ -54,6 +63,17 @@ def test_a_result_nearer_to_float64_than_the_original_is_right() -> None:
     observed, module = seen(Chaotic(5)), traced(Chaotic(5, wide=True))
     assert find_differences(module, observed.references)
     assert not find_differences(module, observed.references, original=observed.original)
+
+
+def test_so_is_one_in_32_bits() -> None:
+    """Of a model whose rounding grows until it is beyond what a shallow one's may be, as TF32 is at once."""
+    torch.manual_seed(1)
+    x = torch.randn(4, FEATURES)
+    observed = observe(Chaotic(11).float().eval(), x, Config(), bake=True)
+    module = torch.jit.trace(Chaotic(11).double().eval(), x.double())
+    narrowed = torch.jit.trace(Narrowed(module), x)
+    assert find_differences(narrowed, observed.references)
+    assert not find_differences(narrowed, observed.references, original=observed.original)
 
 
 def test_an_error_beyond_twice_the_originals_is_wrong() -> None:

@@ -5,6 +5,7 @@ functions = load(compile_units(units, target, cache), {unit.name for unit in uni
 functions["linear_5f3a.."].launch((72, 1, 1), (x, w, out), (32,))      # on torch's current stream
 """
 
+import contextlib
 import ctypes
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ import torch
 
 _SHARED_UNASKED = 48 * 1024  # bytes that every function may have
 _SERIALIZED_LOOSELY = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+_NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
+_THREAD_LOCAL = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
 
@@ -67,6 +70,72 @@ class Function:
         config = _Config(*grid, self.threads, 1, 1, self.shared, stream)
         config.attributes, config.count = ctypes.pointer(attribute), int(self.early)
         _call("cuLaunchKernelEx", ctypes.byref(config), self.handle, array, None)
+
+
+@cache
+def own_stream(device: int) -> torch.cuda.ExternalStream:
+    """One that nobody else has, as torch's may be: what is captured there is ours."""
+    with torch.cuda.device(device):
+        torch.cuda.current_stream()  # torch makes the context current
+        stream = ctypes.c_void_p()
+        _call("cuStreamCreate", ctypes.byref(stream), _NON_BLOCKING)
+    return torch.cuda.ExternalStream(stream.value, device=torch.device("cuda", device))
+
+
+class Graph:
+    """What a block enqueues on torch's current stream, as one launch.
+
+        with Graph(own_stream(0)) as graph:
+            torch.mm(x, w, out=out)
+        graph.launch()
+
+    torch's own graphs tell its default generator of a capture, and other threads of the user's that draw
+    numbers meanwhile are refused; this one tells nobody.
+    """
+
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self._stream = stream
+        self._pool = torch.cuda.MemPool()  # what is allocated in the block is the graph's
+        self._handle, self._launched = ctypes.c_void_p(), ctypes.c_void_p()
+        self._inside = contextlib.ExitStack()
+
+    def __enter__(self) -> "Graph":
+        torch.cuda.synchronize()
+        self._inside.enter_context(torch.cuda.stream(self._stream))
+        self._inside.enter_context(torch.cuda.use_mem_pool(self._pool))
+        try:
+            _call("cuStreamBeginCapture_v2", self._on(), _THREAD_LOCAL)
+        except DriverError:
+            self._inside.close()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            _call("cuStreamEndCapture", self._on(), ctypes.byref(self._handle))
+        except DriverError:
+            if kind is None:  # else what the block raised says more
+                raise
+        finally:
+            self._inside.close()
+        if kind is None:
+            into = ctypes.byref(self._launched)
+            _call("cuGraphInstantiateWithFlags", into, self._handle, ctypes.c_ulonglong(0))
+
+    def launch(self) -> None:
+        """On torch's current stream."""
+        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+        _call("cuGraphLaunch", self._launched, stream)
+
+    def close(self) -> None:
+        """Once what was launched has ended."""
+        for name, handle in (("Exec", self._launched), ("", self._handle)):
+            if handle.value is not None:
+                _call(f"cuGraph{name}Destroy", handle)
+                handle.value = None
+
+    def _on(self) -> ctypes.c_void_p:
+        return ctypes.c_void_p(self._stream.cuda_stream)
 
 
 def load(data: bytes, names: Container[str]) -> dict[str, Function]:

@@ -12,7 +12,7 @@ from functools import cache
 import sympy
 import torch
 
-from blade.backends.disc.gpu.driver import Function
+from blade.backends.disc.gpu.driver import Function, Graph, own_stream
 from blade.backends.disc.gpu.gemm import HALVES, Product
 from blade.backends.disc.gpu.launch import LibraryLaunch
 from blade.backends.disc.gpu.scaled import NARROW
@@ -229,22 +229,22 @@ class Bench:
 
 def microseconds(step: Callable[[int], None], count: int) -> float:
     """Of one step, of ``count`` that are one CUDA graph."""
-    stream = torch.cuda.Stream()
+    stream = own_stream(torch.cuda.current_device())
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         step(0)
     torch.cuda.current_stream().wait_stream(stream)
     torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+    with Graph(stream) as graph:
         for i in range(count):
             step(i)
     times: list[float] = []
     for _ in range(_REPLAYS):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
-        graph.replay()
+        graph.launch()
         end.record()
         end.synchronize()
         times.append(begin.elapsed_time(end))
+    graph.close()
     return 1e3 * statistics.median(times[1:]) / count
