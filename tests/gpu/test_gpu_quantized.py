@@ -153,6 +153,7 @@ def test_a_measured_search_ends_with_something_that_answers() -> None:
     with torch.no_grad():
         got, want = made(sample), model(sample)
     assert float((got - want).float().norm() / want.float().norm()) < 0.1
-    (cluster,) = blade.report(made).clusters
-    tried = {cluster.backend, *(one.backend for one in (*cluster.reasons, *cluster.tried))}
-    assert "quant" in tried, blade.report(made)
+    report = blade.report(made)
+    (cluster,) = report.clusters
+    seen = {cluster.backend, *(one.backend for one in (*cluster.tried, *report.all_reasons()))}
+    assert "quant" in seen, report
