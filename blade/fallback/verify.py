@@ -37,6 +37,7 @@ log = logging.getLogger(__name__)
 Tensors = Sequence[torch.Tensor]
 # Why a call went to the original; the counters of these in ``engine.stats()`` tell which it was.
 _DECLINED = tuple(c for c in Code if c.value.startswith("guard_")) + (Code.ENGINE_RAISED,)
+_ALIGNED = 16  # elements, at whose multiples vectors of any dtype begin
 FEW = 64  # elements of what is small
 PEERS = 8  # outputs that a small one is held to, at most, where all of them are near
 # Ops that read and write wherever their integers say: other contents than the user's may end the process.
@@ -168,8 +169,19 @@ def _try(engine: Any, case: Case, updates: Sequence[int], generators: Generators
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    """With the very strides, those of a slice or an expanded tensor too (``clone`` makes them dense)."""
-    return copy.deepcopy(tensor.detach())
+    """With the very strides, those of a slice or an expanded tensor too (``clone`` makes them dense).
+
+    Of a small part of something large, as what a graph saved for backward is, no more than the part is copied.
+    """
+    tensor = tensor.detach()
+    if tensor.untyped_storage().nbytes() <= 2 * tensor.numel() * tensor.element_size():
+        return copy.deepcopy(tensor)
+    shape, strides = tensor.shape, tensor.stride()
+    last = sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) if tensor.numel() else -1
+    first = tensor.storage_offset() % _ALIGNED  # as near to a boundary as it is
+    start = tensor.storage_offset() - first
+    memory = tensor.as_strided((first + last + 1,), (1,), start).clone()
+    return memory.as_strided(shape, strides, first)
 
 
 def _same(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -179,6 +179,26 @@ def test_an_engine_that_ignores_strides_is_found() -> None:
     assert "transposed layout" in reason.detail
 
 
+@pytest.mark.parametrize("strides", [(16, 1), (1, 3), (0, 1), (40, 2)])
+def test_of_a_part_of_something_large_a_copy_of_its_own_is_given(strides: tuple[int, int]) -> None:
+    """What a graph saved for backward lies in one memory; its strides and where it begins stay."""
+    large = torch.randn(1 << 16, generator=RNG)
+    part = large.as_strided((3, 16), strides, 21)
+    seen: list[torch.Tensor] = []
+
+    def remember(
+        outputs: list[torch.Tensor], inputs: list[torch.Tensor], call: int
+    ) -> list[torch.Tensor]:
+        seen.extend(inputs)
+        return outputs
+
+    assert isinstance(run(cluster(Softmax(), [part]), run=remember), Verdict)
+    given = seen[0]
+    assert given.stride() == strides and given.storage_offset() == 21 % 16
+    assert given.untyped_storage().nbytes() < 1000
+    torch.testing.assert_close(given, part, rtol=0, atol=0)
+
+
 def test_an_error_of_the_size_of_the_originals_own_is_allowed() -> None:
     def rounded_otherwise(outputs: list[torch.Tensor], inputs: Any, call: int) -> Any:
         return [torch.nextafter(o, o + 1) for o in outputs]

@@ -145,8 +145,11 @@ def test_products_by_aten(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.needs("runtime")
-def test_a_measured_search_ends_with_something_that_answers() -> None:
+def test_a_measured_search_ends_with_something_that_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Whether or not 8 bits pay at this size."""
+    monkeypatch.setenv("BLADE_BACKENDS", "disc,quant")
     model = Block(256).eval().half().cuda()
     sample = torch.randn(64, 64, 256, device="cuda", dtype=F16)
     made = blade.optimize(model, sample, blade.Config(enable_fp8=True, min_cluster_size=1))
