@@ -165,7 +165,12 @@ class Capture final : public Recorder {
   Capture(c10::DeviceIndex device, const Place& place, bool draws) : device_(device), place_(place) {
     if (draws) {
       drawing_ = std::make_unique<DrawingGraph>();
-      drawing_->capture_begin(place_.pool, cudaStreamCaptureModeThreadLocal);
+      try {
+        drawing_->capture_begin(place_.pool, cudaStreamCaptureModeThreadLocal);
+      } catch (...) {
+        drawing_->give_up();  // which knew of the capture before it began
+        throw;
+      }
       return;
     }
     allocator::beginAllocateToPool(device_, place_.pool, [own = place_.stream](cudaStream_t stream) { return stream == own; });
