@@ -86,4 +86,8 @@ def test_compiled_program_answers_as_the_interpreter(
         assert found is not None, engine.last_error() or engine.stats()
         for have, want in zip(found, expected, strict=True):
             assert have.shape == want.shape
-            torch.testing.assert_close(have, want, rtol=2e-5, atol=2e-5, equal_nan=True)
+            # sums that cancel are off by their terms' rounding, not by their own
+            finite = want[torch.isfinite(want)]
+            largest = float(finite.abs().max()) if finite.numel() else 0.0
+            atol = 2e-5 * max(1.0, largest)
+            torch.testing.assert_close(have, want, rtol=2e-5, atol=atol, equal_nan=True)
