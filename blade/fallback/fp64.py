@@ -41,8 +41,8 @@ class Fp64(torch.fx.Interpreter):
     def __init__(self, gm: torch.fx.GraphModule, before: Callable[[], None] = lambda: None) -> None:
         super().__init__(gm, garbage_collect_values=True)
         self._before = before
-        self._widened: dict[int, torch.Tensor] = {}
-        self._given: dict[int, torch.Tensor] = {}
+        self._widened: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # with what has the id
+        self._given: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._narrow: set[int] = set()
         self._outputs: Sequence[int] | None = None
         self._needed: set[torch.fx.Node] = set()
@@ -88,8 +88,8 @@ class Fp64(torch.fx.Interpreter):
         # whatever an op returned is wide by now: a narrow tensor is an input or an attribute of the module
         known = self._given if id(value) in self._narrow else self._widened
         if id(value) not in known:
-            known[id(value)] = _widen(value)
-        return known[id(value)]
+            known[id(value)] = value, _widen(value)
+        return known[id(value)][1]
 
 
 def _needed(graph: torch.fx.Graph, outputs: Sequence[int]) -> set[torch.fx.Node]:
