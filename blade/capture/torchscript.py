@@ -260,9 +260,8 @@ def _compared(
     forward = forward_of(frozen)
     with in_bounds(seen.samples, seen.original.device):  # it may have kept an index of other sizes
         differences = find_differences(frozen, within, original=seen.original, forward=forward)
-    reused = (
-        None if attributes_of(frozen) else frozen
-    )  # as new, unless there is what runs may have changed
+    # as new, unless there is what runs may have changed
+    reused = None if attributes_of(frozen) else frozen
     if traced is None:
         return _Graph(module, seen, how, differences, frozen=reused)
     warnings = tuple(

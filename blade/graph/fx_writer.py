@@ -61,9 +61,8 @@ class Writer:
     def __init__(self) -> None:
         self.shape_env = _Environment(specialize_zero_one=False, duck_shape=False)
         self.mode = FakeTensorMode(shape_env=self.shape_env)
-        self.mode.cache_enabled = (
-            False  # ``results`` is asked first; keeping what it makes takes as long again
-        )
+        # ``results`` is asked first; keeping what it makes takes as long again
+        self.mode.cache_enabled = False
         self.graph = torch.fx.Graph()
         self.root = torch.nn.Module()
         self.results = Results()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from fake_device import container, fake, fake_writer
+from fake_device import container, fake, fake_writer, two_step
 from programs import Writer
 
 pytestmark = pytest.mark.needs("g++")
@@ -47,15 +47,7 @@ def forward(twice: bool = False) -> Any:
 
 def backward() -> Any:
     """saved, gradient -> -(saved + gradient)."""
-    w = fake_writer()
-    saved, gradient = w.input("f32", 1), w.input("f32", 1)
-    (n,), one = w.dims(saved, 1), w.const(1)
-    a, b = w.slot(f"input {saved}"), w.slot(f"input {gradient}")
-    h, out = w.tensor("arena", [n]), w.tensor("output", [n])
-    w.launch("add", [one, one, one], [a, b, h], [n])
-    w.launch("neg", [one, one, one], [h, out], [n])
-    w.outputs = [out]
-    return engine(w)
+    return engine(two_step(fake_writer()))
 
 
 def engine(w: Writer, lent: list[int] | None = None) -> Any:

@@ -13,10 +13,11 @@ from math import isfinite
 import torch
 from torch.fx import Node
 
+from blade.backends.narrow import LARGEST, LEAST
 from blade.backends.quant.layers import Layer
 from blade.backends.quant.numbers import Affine, Weight
 from blade.backends.quant.plans import Plan, Prepared
-from blade.backends.quant.scaled import LARGEST, LEAST, quantize_rows
+from blade.backends.quant.scaled import quantize_rows
 from blade.backends.quant.simulate import Scheme
 from blade.config import Config
 

@@ -20,7 +20,7 @@ from blade.backends.disc.gpu.attention import attention, attention_key, long_cla
 from blade.backends.disc.gpu.compile import Kept, compile_units
 from blade.backends.disc.gpu.driver import DriverError, load
 from blade.backends.disc.gpu.launch import LibraryLaunch
-from blade.backends.disc.gpu.measure import Sizes, microseconds
+from blade.backends.disc.gpu.measure import Sizes, extent_of, microseconds, number_at
 from blade.backends.disc.gpu.target import GpuTarget
 from blade.backends.disc.ir import Shape, Value
 from blade.backends.disc.kernel import Dim
@@ -157,9 +157,8 @@ class _Bench:
 
     def heads(self, x: Heads) -> torch.Tensor:
         sizes, strides = self.numbers(x.shape), self.numbers(x.view.strides)
-        extent = 1 + sum((d - 1) * s for d, s in zip(sizes, strides, strict=True))
         offset = self.number(x.view.offset)
-        base = self.base(x.view.base, offset + extent)
+        base = self.base(x.view.base, offset + extent_of(sizes, strides))
         return torch.as_strided(base, sizes, strides, offset)
 
     def base(self, value: Value, extent: int) -> torch.Tensor:
@@ -180,7 +179,7 @@ class _Bench:
         return [self.number(d) for d in shape]
 
     def number(self, dim: Dim) -> int:
-        return dim if isinstance(dim, int) else int(dim.subs(self.sizes))
+        return number_at(dim, self.sizes)
 
 
 def _cache_key(key: str, target: GpuTarget) -> str:

@@ -6,7 +6,7 @@ come from memory as they do in a model; what is measured has the gaps between la
 """
 
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 
 import sympy
@@ -217,14 +217,23 @@ class Bench:
         if value.strides is None:
             return int(torch.Size(shape).numel())
         strides = [self.number(s) for s in value.strides]
-        return 1 + sum((d - 1) * s for d, s in zip(shape, strides, strict=True))
+        return extent_of(shape, strides)
 
     def grid(self, choice: Choice) -> tuple[int, int, int]:
         x, y, z = map(self.number, choice.grid)
         return x, y, z
 
     def number(self, dim: Dim) -> int:
-        return dim if isinstance(dim, int) else int(dim.subs(self.sizes))
+        return number_at(dim, self.sizes)
+
+
+def number_at(dim: Dim, sizes: Sizes) -> int:
+    return dim if isinstance(dim, int) else int(dim.subs(sizes))
+
+
+def extent_of(shape: Sequence[int], strides: Sequence[int]) -> int:
+    """Elements of memory from the first to the last of a tensor that has any."""
+    return 1 + sum((d - 1) * s for d, s in zip(shape, strides, strict=True))
 
 
 def microseconds(step: Callable[[int], None], count: int) -> float:

@@ -10,10 +10,9 @@ import torch
 
 from blade.backends.disc.ir import Value
 from blade.backends.disc.ops.table import Lowering, lowers_named
+from blade.backends.narrow import LARGEST, LEAST
 
 _LIBRARY = "blade_quant"
-LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
-LEAST = 1e-12  # of a row's largest magnitude: one of zeros is divided by something, too
 
 
 @lowers_named(f"{_LIBRARY}.quantize_rows.default")
