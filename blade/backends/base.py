@@ -22,7 +22,8 @@ class ValueInfo:
     """What is known of one value from running the samples; ``None`` means unknown.
 
     ``shape`` is an example, the sizes at the first sample: other calls have other sizes. A ``constant`` tensor
-    is one of the model's own.
+    is one of the model's own. ``is_size``: a 0-d integer tensor that trace made of a size; it is made
+    anew wherever it is needed, on the device of the op that needs it.
     """
 
     kind: str  # "tensor", "int", "float", "bool", "list", "str", "none", "other"
@@ -31,6 +32,7 @@ class ValueInfo:
     rank: int | None = None
     shape: tuple[int, ...] | None = field(default=None, compare=False)
     constant: bool = field(default=False, compare=False)
+    is_size: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -123,7 +123,7 @@ def _argument(
         return facts.info(line.inputs[0]).dtype or facts.info(value)
     if line.kind == "prim::device":
         return facts.info(line.inputs[0]).device or facts.info(value)
-    return facts.info(value)
+    return replace(facts.info(value), is_size=program.is_tensor(value))
 
 
 def _element(program: Program, facts: Facts, cheap: frozenset[int], value: int) -> Any:

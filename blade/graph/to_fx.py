@@ -68,7 +68,8 @@ class _Builder:
         self.writer = Writer()
         self.nodes: dict[int, Any] = {}
         self.slots: dict[int, torch.fx.Node] = {}
-        self.tensors: dict[int, torch.fx.Node] = {}
+        self.tensors: dict[tuple[int, torch.device | None], torch.fx.Node] = {}
+        self.device: torch.device | None = None  # where the op that is converted computes
         self._place_inputs(examples, fixed)
 
     def build(self) -> tuple[torch.fx.GraphModule, ShapeEnv]:
@@ -110,6 +111,7 @@ class _Builder:
         overload = resolve(line.node)
         if overload is None:
             raise TypeError(f"{line.kind} is not an ATen operator")
+        self.device = next((v.device for v in self.view.nodes[unit].outputs), None)
         values = {
             argument.name: to_python(argument, self._argument(value))
             for argument, value in zip(overload._schema.arguments, line.inputs, strict=True)
@@ -133,7 +135,8 @@ class _Builder:
         """What FX passes for ``value``: a node, a plain Python value, or a list of them.
 
         A 0-d integer tensor that is a size in disguise becomes a tensor again here: whoever reaches
-        it as an argument of a real op wants a tensor.
+        it as an argument of a real op wants a tensor. It is made where that op's result is: torch takes
+        one from the CPU everywhere, an engine does not.
         """
         found = self._evaluate(value)
         line = self.view.program.maker(value)
@@ -143,11 +146,12 @@ class _Builder:
         return self._as_tensor(value, found, line) if disguised else found
 
     def _as_tensor(self, value: int, number: Any, line: Line) -> torch.fx.Node:
-        if value not in self.tensors:
+        key = value, self.device
+        if key not in self.tensors:
             target = torch.ops.aten.scalar_tensor.default
-            dtype = {"dtype": _DISGUISED_DTYPE}
-            self.tensors[value] = self._emit(target, (number,), dtype, line)
-        return self.tensors[value]
+            form = {"dtype": _DISGUISED_DTYPE, "device": self.device}
+            self.tensors[key] = self._emit(target, (number,), form, line)
+        return self.tensors[key]
 
     def _evaluate(self, value: int) -> Any:
         """FX node or Python value of ``value``, its cheap producers first."""

@@ -35,6 +35,9 @@ def pytest_runtest_teardown(item: pytest.Item) -> None:
         torch.cuda.synchronize()
     except RuntimeError as error:
         if "PYTEST_XDIST_WORKER" in os.environ:
+            print(
+                f"\n{item.nodeid} broke the CUDA context: {error}", file=sys.__stderr__, flush=True
+            )
             os._exit(70)
         pytest.exit(f"the CUDA context is broken after {item.nodeid}: {error}", returncode=70)
 

@@ -40,7 +40,7 @@ def _why_not_values(node: OpNode, why_not_device: WhyNotDevice) -> Reason | None
             return _reason(Code.UNKNOWN_TYPE, node, "a tensor of it has no known dtype or rank")
         if value.dtype not in DTYPES or value.dtype in NARROW:
             return _reason(Code.UNSUPPORTED_DTYPE, node, f"{value.dtype} has no form in DISC")
-        if not _is_number(value):
+        if not (value.is_size or _is_number(value)):
             devices[value.device] = None
     if len(devices) > 1:
         places = " and ".join(map(str, devices))

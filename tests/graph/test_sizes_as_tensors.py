@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A size that trace wrote as a 0-d tensor on the CPU keeps no op from the device it computes on."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from blade.backends.base import OpNode, ValueInfo, values_in
+from blade.backends.disc.support import why_not_op
+from blade.capture.torchscript import capture
+from blade.config import Config
+from blade.graph.view import view
+from blade.reason import Code
+
+GPU = torch.device("cuda", 0)
+
+
+class Positions(nn.Module):
+    """Places after what was kept, as decoders write them."""
+
+    def forward(self, x: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+        return x * (torch.arange(x.shape[0])[:, None] + kept.shape[0])
+
+
+def on_gpu(node: OpNode) -> OpNode:
+    """``node`` with all it computes with on a GPU, but for sizes, which torch leaves on the CPU."""
+
+    def moved(value: object) -> object:
+        here = isinstance(value, ValueInfo) and value.kind == "tensor" and not value.is_size
+        return replace(value, device=GPU) if here else value
+
+    outputs = tuple(replace(v, device=GPU) for v in node.outputs)
+    return replace(node, args=tuple(map(moved, node.args)), outputs=outputs)
+
+
+@pytest.fixture
+def add() -> OpNode:
+    given = torch.randn(3, 4), torch.randn(2, 4)
+    nodes = view(capture(Positions().eval(), given, Config())).nodes
+    [found] = [n for n in nodes if n.target is torch.ops.aten.add.Tensor]
+    return on_gpu(found)
+
+
+def test_a_size_is_known_as_one(add: OpNode) -> None:
+    assert [v.is_size for v in values_in(add.args)] == [False, True]
+    assert [v.device for v in values_in(add.args)] == [GPU, torch.device("cpu")]
+
+
+def test_an_op_that_takes_a_size_is_on_its_own_device(add: OpNode) -> None:
+    asked: list[torch.device] = []
+    assert why_not_op(add, asked.append) is None
+    assert asked == [GPU]
+
+
+def test_any_other_tensor_of_the_cpu_is_refused(add: OpNode) -> None:
+    read = tuple(replace(a, is_size=False) if isinstance(a, ValueInfo) else a for a in add.args)
+    why = why_not_op(replace(add, args=read), lambda _: None)
+    assert why is not None and why.code is Code.UNSUPPORTED_DEVICE
