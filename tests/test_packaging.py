@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is installed is what is here: setup.py's packages and data are all of the folder ``blade``."""
+
+import ast
+from fnmatch import fnmatch
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "blade"
+COMPILED = PACKAGE / "runtime" / "csrc"
+
+
+def _in_setup(keyword: str) -> ast.expr:
+    """What the call of ``setup`` is given as ``keyword``."""
+    tree = ast.parse((ROOT / "setup.py").read_text(encoding="utf-8"))
+    [call] = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and ast.unparse(n.func) == "setup"]
+    [value] = [k.value for k in call.keywords if k.arg == keyword]
+    return value
+
+
+def test_every_folder_of_modules_is_a_package() -> None:
+    """An editable installation finds modules without it; a wheel has none of them."""
+    find_packages = pytest.importorskip("setuptools").find_packages
+    include = ast.literal_eval(_in_setup("packages").keywords[0].value)  # type: ignore[attr-defined]
+    found = set(find_packages(str(ROOT), include=include))
+    folders = {path.parent.relative_to(ROOT) for path in PACKAGE.rglob("*.py")}
+    assert {".".join(folder.parts) for folder in folders} == found
+
+
+def test_every_other_file_is_the_data_of_its_package() -> None:
+    data = ast.literal_eval(_in_setup("package_data"))
+    patterns = [
+        f"{package.replace('.', '/')}/{name}" for package, names in data.items() for name in names
+    ]
+    files = [
+        path.relative_to(ROOT).as_posix()
+        for path in PACKAGE.rglob("*")
+        if path.is_file() and path.suffix not in {".py", ".pyc"} and COMPILED not in path.parents
+    ]
+    assert files
+    assert [name for name in files if not any(fnmatch(name, p) for p in patterns)] == []
