@@ -308,6 +308,19 @@ def test_unusable_models_and_inputs(model: Callable[[], Any], inputs: Any, says:
         blade.optimize(model(), inputs, blade.Config(timing=False))
 
 
+def test_what_was_optimized_is_not_optimized_again_but_may_be_a_part(
+    fake: Callable[..., Fake],
+) -> None:
+    fake()
+    model = mlp()
+    optimized = blade.optimize(model, X, config())
+    with pytest.raises(InputError, match=r"what blade\.optimize returned; give the model"):
+        blade.optimize(optimized, X, config())
+    tail = torch.nn.Sequential(torch.nn.Softmax(dim=-1), torch.nn.Tanh(), torch.nn.Sigmoid())
+    whole = blade.optimize(torch.nn.Sequential(optimized, tail).eval(), X, config())
+    assert_answers_like(whole, torch.nn.Sequential(model, tail).eval())
+
+
 def test_a_backend_that_was_named_and_is_missing() -> None:
     with pytest.raises(BackendError, match="there is no backend 'tensorflow'"):
         blade.optimize(mlp(), X, blade.Config(optimization_pipeline="tensorflow"))

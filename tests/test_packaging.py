@@ -15,7 +15,9 @@ COMPILED = PACKAGE / "runtime" / "csrc"
 def _in_setup(keyword: str) -> ast.expr:
     """What the call of ``setup`` is given as ``keyword``."""
     tree = ast.parse((ROOT / "setup.py").read_text(encoding="utf-8"))
-    [call] = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and ast.unparse(n.func) == "setup"]
+    [call] = [
+        n for n in ast.walk(tree) if isinstance(n, ast.Call) and ast.unparse(n.func) == "setup"
+    ]
     [value] = [k.value for k in call.keywords if k.arg == keyword]
     return value
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
@@ -76,7 +77,12 @@ def normalize(
     its default where it was not given. Raises ``InputError``.
     """
     rows = [
-        flat_arguments(_bind(signature, one, index), defaults=not bake)
+        [
+            (name, positional, _ordinary(name, value, index))
+            for name, positional, value in flat_arguments(
+                _bind(signature, one, index), defaults=not bake
+            )
+        ]
         for index, one in enumerate(_as_list(inputs))
     ]
     _check_alike(rows, same_constants=bake)
@@ -164,10 +170,47 @@ def _as_list(inputs: Any) -> list[Any]:
     for index, one in enumerate(samples):
         if not isinstance(one, (torch.Tensor, tuple, Mapping)):
             raise InputError(
-                f"inputs: sample {index} is a {type(one).__name__}; a sample is a tensor, a tuple of "
+                f"inputs: sample {index} is of type {type(one).__name__}; a sample is a tensor, a tuple of "
                 "positional arguments or a mapping of keyword arguments (a list is a list of samples)."
+                + _hint(one)
             )
     return samples
+
+
+def _hint(value: Any) -> str:
+    if isinstance(value, np.ndarray):
+        return " Turn the array into a tensor: torch.from_numpy(array)."
+    if isinstance(value, list):
+        return " A list that is an argument goes into a tuple: (list,)."
+    if isinstance(value, Iterable) and not isinstance(value, (str, bytes)):
+        return " Of what yields samples make a list; with enable_int8 it is taken as it is."
+    return ""
+
+
+def _ordinary(name: str, value: Any, index: int) -> Any:
+    """``value`` with its tensors detached and of torch's own class, so that they can be copied.
+
+    Raises ``InputError`` for tensors that keep their elements some other way than with strides in one memory,
+    and for those that Python code stands for.
+    """
+
+    def ordinary(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        if leaf.layout is not torch.strided or leaf.is_nested:
+            raise InputError(
+                f"inputs: argument {name!r} of sample {index} is a tensor with the layout {leaf.layout}; "
+                "graphs take dense (strided) tensors: give a dense one, or make it inside of forward."
+            )
+        if torch._C._dispatch_keys(leaf).has(torch._C.DispatchKey.Python):
+            raise InputError(
+                f"inputs: argument {name!r} of sample {index} is a {type(leaf).__name__}, which computes in "
+                "Python; give an ordinary tensor."
+            )
+        plain = leaf.detach() if leaf.requires_grad else leaf
+        return plain if type(plain) is torch.Tensor else plain.as_subclass(torch.Tensor)
+
+    return pytree.tree_map(ordinary, value)
 
 
 def _bind(signature: inspect.Signature, sample: Any, index: int) -> inspect.BoundArguments:

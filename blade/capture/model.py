@@ -4,7 +4,8 @@
 import copy
 import inspect
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,24 +13,25 @@ from torch import nn
 from torch.fx import GraphModule
 
 from blade.errors import InputError
+from blade.report import ATTRIBUTE
 
 
 def private_copy(model: Any) -> nn.Module:
     """A deep copy of ``model`` without data-parallel or ``torch.compile`` shells.
 
-    Raises ``InputError`` if ``model`` is no module, is in training mode, has parameters on several
+    Raises ``InputError`` if ``model`` is no module or optimized already, is in training mode, has parameters on several
     devices or on ``meta``, or cannot be copied.
     """
     if not isinstance(model, nn.Module):
         raise InputError(
-            f"model: expected a torch.nn.Module or ScriptModule, got {type(model).__name__}"
-            + (
-                "; give an instance of the class, not the class."
-                if isinstance(model, type)
-                else "."
-            )
+            f"model: expected a torch.nn.Module or ScriptModule, got {type(model).__name__}{_hint(model)}."
         )
     model = _unwrap(model)
+    if isinstance(getattr(model, ATTRIBUTE, None), str):
+        raise InputError(
+            "model: it is what blade.optimize returned; give the model that was optimized. (As a part of a larger "
+            "model it may stay.)"
+        )
     _check_training(model)
     device_of(model)
     try:
@@ -44,6 +46,20 @@ def private_copy(model: Any) -> nn.Module:
         ):  # it has no mode (_with_a_mode); freezing asks all the same
             module.training = False
     return own
+
+
+def _hint(model: Any) -> str:
+    if isinstance(model, type):
+        return "; give an instance of the class, not the class"
+    if isinstance(model, torch.export.ExportedProgram):
+        return "; give program.module()"
+    if isinstance(model, (str, Path)):
+        return "; load the file first, with torch.jit.load say"
+    if isinstance(model, Mapping):
+        return "; load a state dict into an instance of the model's class with load_state_dict"
+    if callable(model):
+        return "; call it in the forward of a torch.nn.Module, and give that"
+    return ""
 
 
 def signature_of(model: nn.Module) -> inspect.Signature:

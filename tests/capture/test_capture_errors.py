@@ -39,14 +39,26 @@ def mixed_devices() -> nn.Module:
 @pytest.mark.parametrize(
     ("model", "inputs", "message"),
     [
-        (lambda x: x, X, r"model: expected a torch.nn.Module or ScriptModule, got function"),
+        (
+            lambda x: x,
+            X,
+            r"model: expected a torch.nn.Module or ScriptModule, got function; call it in the forward",
+        ),
         (nn.Linear, X, r"give an instance of the class"),
         (nn.Linear(3, 4), X, r"training mode.*call model\.eval\(\)"),
         (nested_training(), X, r"training mode \('1'\)"),
         (mixed_devices(), X, r"'2.weight' is on the meta device"),
         (linear(), [], r"inputs: an empty list"),
-        (linear(), 3.0, r"sample 0 is a float"),
-        (linear(), [[X]], r"sample 0 is a list"),
+        (linear(), 3.0, r"sample 0 is of type float"),
+        (linear(), [[X]], r"sample 0 is of type list.*goes into a tuple"),
+        (linear(), X.numpy(), r"sample 0 is of type ndarray.*torch\.from_numpy"),
+        (linear(), (x for x in [X]), r"sample 0 is of type generator.*make a list"),
+        (linear(), X.to_sparse(), r"'input' of sample 0 .* layout torch.sparse_coo.*dense"),
+        (linear(), X.to_mkldnn(), r"'input' of sample 0 .* layout torch._mkldnn"),
+        (linear(), FakeTensorMode().from_tensor(X), r"'input' of sample 0 is a FakeTensor"),
+        ("model.pt", X, r"got str; load the file first"),
+        (linear().state_dict(), X, r"got OrderedDict; load a state dict into"),
+        (torch.export.export(linear(), (X,)), X, r"got ExportedProgram; give program.module"),
         (linear(), {"y": X}, r"sample 0 does not fit forward\(input.*missing a required"),
         (Two().eval(), [X, X], r"missing a required argument: 'y'.*a list is a list of samples"),
         (
@@ -65,6 +77,22 @@ def mixed_devices() -> nn.Module:
 def test_bad_model_or_inputs(model: Any, inputs: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         capture(model, inputs, Config())
+
+
+class OwnTensor(torch.Tensor):
+    """A class of the user's own: an ordinary tensor by another name."""
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [X.clone().requires_grad_(), X.clone().requires_grad_() * 2, X.as_subclass(OwnTensor)],
+    ids=["leaf", "result", "subclass"],
+)
+def test_samples_that_cannot_be_copied_as_they_are(inputs: torch.Tensor) -> None:
+    captured = capture(linear(), inputs, Config())
+    [[sample]] = captured.samples
+    assert type(sample) is torch.Tensor and not sample.requires_grad
+    assert torch.equal(sample, inputs.detach().as_subclass(torch.Tensor))
 
 
 def test_the_models_own_error_is_chained() -> None:
