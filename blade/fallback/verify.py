@@ -5,7 +5,7 @@
 
 An engine passes if at every case it answers with the original's dtypes, shapes, layout, NaNs and
 infinities, exact ints and bools, and floats about as close to an fp64 run as the original's are
-(``compare.allowed``); of a lossy engine, values are held to a budget instead (``lossy``). It may decline a
+(``compare.allowed``, ``judge``); of a lossy engine, values are held to a budget instead (``lossy``). It may decline a
 case (its guard says no, the original serves) except the user's own samples. It must change none of its inputs but
 those of ``cluster.updates``, whose new contents count as answers, and must not answer where the original raises.
 """
@@ -13,6 +13,7 @@ those of ``cluster.updates``, whose new contents count as answers, and must not 
 import copy
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import partial
 from math import inf
 from typing import Any
 
@@ -26,6 +27,7 @@ from blade.fallback import compare, lossy
 from blade.fallback.attempt import attempt
 from blade.fallback.bounds import in_bounds
 from blade.fallback.cases import Case, cases
+from blade.fallback.conditioning import moves
 from blade.fallback.fp64 import Fp64
 from blade.fallback.generators import Generators
 from blade.fallback.judge import Answer, at, check_errors
@@ -108,16 +110,19 @@ def _verify(
         answers += _measure(case, got, want, truth, known, hurry=seconds is not None)
         known = known or _known(answers)
 
-    def answers_at(case: Case, outputs: Sequence[int]) -> list[Answer] | None:
+    def wanted(case: Case) -> Tensors | None:
         with in_bounds(*case.inputs), defined_rows(*case.inputs):
-            want = _call(case, original, cluster.updates) if is_checked else None
+            return _call(case, original, cluster.updates) if is_checked else None
+
+    def answers_at(case: Case, outputs: Sequence[int]) -> list[Answer] | None:
+        want = wanted(case)
         got = None if want is None else _try(engine, case, cluster.updates, generators)
         if want is None or got is None:
             return None
         _check_form(case, got, want, truth)
         return _measure(case, got, want, truth, (), only=outputs)
 
-    check_errors(answers, answers_at)
+    check_errors(answers, answers_at, partial(moves, wanted))
     return _verdict(answers, tried - declined, declined)
 
 

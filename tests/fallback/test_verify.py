@@ -356,6 +356,7 @@ def test_an_error_that_looks_large_beside_a_lucky_original_is_drawn_again(
     assert isinstance(wrong, Reason)
     assert "is allowed, the original's own error being" in wrong.detail
     monkeypatch.setattr("blade.fallback.redraw.DRAWS", 0)
+    monkeypatch.setattr("blade.fallback.conditioning.DRAWS", 0)
     once = run(of, run=in_another_order)
     assert isinstance(once, Reason)
     assert once.code is Code.WRONG_VALUES
@@ -367,6 +368,43 @@ def test_what_is_far_off_is_not_drawn_again(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr("blade.fallback.redraw.random_contents", never)
     assert isinstance(run(FLOATS, run=wrong_values), Reason)
+
+
+class Choice(torch.nn.Module):
+    """Of large contents alone, a softmax between two scores that are the same but for rounding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        rng = torch.Generator().manual_seed(1)
+        key = torch.randn(64, 1, generator=rng)
+        self.const_0 = torch.cat([key, key[torch.randperm(64, generator=rng)]], 1)
+        self.const_1 = torch.tensor([[1.0], [2.0]])
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:
+        beyond = aten.relu.default(aten.sub.Scalar(aten.amax.default(x, [-1], True), 10.0))
+        even = aten.expand.default(aten.mean.dim(x, [-1], True), [-1, 64])
+        scores = aten.mul.Tensor(aten.matmul.default(even, self.const_0), beyond)
+        chosen = aten.softmax.int(aten.mul.Scalar(scores, 1e6), -1)
+        return (aten.matmul.default(chosen, self.const_1),)
+
+
+def summed_backwards(outputs: list[torch.Tensor], inputs: Any, call: int) -> list[torch.Tensor]:
+    own, x = Choice(), inputs[0]
+    even = x.mean(-1, True).expand(-1, 64)
+    scores = (even.double() @ own.const_0.double()).float() * (x.amax(-1, True) - 10).relu()
+    return [(scores * 1e6).softmax(-1) @ own.const_1]
+
+
+def test_a_choice_that_rounding_decides_is_no_fault_where_contents_were_made_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    of = cluster(Choice(), [torch.rand(3, 8, generator=torch.Generator().manual_seed(4))])
+    assert isinstance(run(of, run=summed_backwards), Verdict)
+    assert isinstance(run(of, run=wrong_values), Reason)
+    monkeypatch.setattr("blade.fallback.conditioning.DRAWS", 0)
+    wrong = run(of, run=summed_backwards)
+    assert isinstance(wrong, Reason)
+    assert "at large contents (3x8) output 0 is" in wrong.detail
 
 
 def test_fp64_computes_what_is_asked_alone() -> None:
