@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """verify: right engines pass, and each way of being wrong is found and named with its numbers."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,9 +19,9 @@ from fake_backends import (
     wrong_shape,
     wrong_values,
 )
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from verified import cluster, run
 
-from blade.backends.base import Cluster, ValueInfo
+from blade.backends.base import Cluster
 from blade.fallback.fp64 import Fp64
 from blade.fallback.verify import verify
 from blade.reason import Code, Reason, Stage
@@ -52,22 +52,6 @@ class Lookup(torch.nn.Module):
         return aten.embedding.default(self.const_0, i), aten.eq.Scalar(i, 7)
 
 
-def cluster(
-    module: torch.nn.Module, samples: Sequence[torch.Tensor], probes: Sequence[torch.Tensor] = ()
-) -> Cluster:
-    gm = torch.fx.symbolic_trace(module)
-    info = ValueInfo("tensor", samples[0].dtype, samples[0].device, samples[0].dim())
-    return Cluster(
-        name="cluster_0",
-        gm=gm,
-        shape_env=ShapeEnv(),
-        inputs=(info,),
-        ops=(),
-        samples=[(t,) for t in samples],
-        probes=[(t,) for t in probes],
-    )
-
-
 RNG = torch.Generator().manual_seed(0)
 FLOATS = cluster(
     Softmax(),
@@ -75,11 +59,6 @@ FLOATS = cluster(
     [torch.randn(7, 16, generator=RNG), torch.randn(5, 16, generator=RNG)],
 )
 INTS = cluster(Lookup(), [torch.tensor([[1, 2, 3, 7]])], [torch.tensor([[1, 0, 3], [7, 6, 5]])])
-
-
-def run(of: Cluster, **engine: Any) -> Verdict | Reason:
-    original = of.gm
-    return verify(of, PythonEngine(of.gm, **engine), original, "fake")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("of", [FLOATS, INTS])
@@ -368,43 +347,6 @@ def test_what_is_far_off_is_not_drawn_again(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr("blade.fallback.redraw.random_contents", never)
     assert isinstance(run(FLOATS, run=wrong_values), Reason)
-
-
-class Choice(torch.nn.Module):
-    """Of large contents alone, a softmax between two scores that are the same but for rounding."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        rng = torch.Generator().manual_seed(1)
-        key = torch.randn(64, 1, generator=rng)
-        self.const_0 = torch.cat([key, key[torch.randperm(64, generator=rng)]], 1)
-        self.const_1 = torch.tensor([[1.0], [2.0]])
-
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:
-        beyond = aten.relu.default(aten.sub.Scalar(aten.amax.default(x, [-1], True), 10.0))
-        even = aten.expand.default(aten.mean.dim(x, [-1], True), [-1, 64])
-        scores = aten.mul.Tensor(aten.matmul.default(even, self.const_0), beyond)
-        chosen = aten.softmax.int(aten.mul.Scalar(scores, 1e6), -1)
-        return (aten.matmul.default(chosen, self.const_1),)
-
-
-def summed_backwards(outputs: list[torch.Tensor], inputs: Any, call: int) -> list[torch.Tensor]:
-    own, x = Choice(), inputs[0]
-    even = x.mean(-1, True).expand(-1, 64)
-    scores = (even.double() @ own.const_0.double()).float() * (x.amax(-1, True) - 10).relu()
-    return [(scores * 1e6).softmax(-1) @ own.const_1]
-
-
-def test_a_choice_that_rounding_decides_is_no_fault_where_contents_were_made_up(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    of = cluster(Choice(), [torch.rand(3, 8, generator=torch.Generator().manual_seed(4))])
-    assert isinstance(run(of, run=summed_backwards), Verdict)
-    assert isinstance(run(of, run=wrong_values), Reason)
-    monkeypatch.setattr("blade.fallback.conditioning.DRAWS", 0)
-    wrong = run(of, run=summed_backwards)
-    assert isinstance(wrong, Reason)
-    assert "at large contents (3x8) output 0 is" in wrong.detail
 
 
 def test_fp64_computes_what_is_asked_alone() -> None:
