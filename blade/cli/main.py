@@ -8,6 +8,7 @@ With ``--json`` stdout holds exactly one JSON document, also where a command fai
 """
 
 import argparse
+import io
 import json
 import logging
 import os
@@ -42,6 +43,8 @@ error came from."""
 def main() -> None:
     """Of ``python -m blade``: also what nobody foresaw ends in a sentence and an exit code."""
     sys.excepthook = _internal_error
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a locale without the lines of our tables
+        sys.stdout.reconfigure(errors="replace")
     sys.exit(run(sys.argv[1:]))
 
 

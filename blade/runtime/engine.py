@@ -180,8 +180,9 @@ def _load_library() -> torch.library.Library:
         torch.classes.load_library(str(found[0]))
     except OSError as error:
         raise BackendError(
-            f"blade's C++ runtime {found[0]} cannot be loaded by torch {torch.__version__}; it has "
-            f"to be built with the torch it runs with ({error})."
+            f"blade's C++ runtime {found[0]} cannot be loaded by torch {torch.__version__} ({error}); it has to be "
+            "built with the torch it runs with: run `pip install --no-build-isolation --force-reinstall --no-deps .` "
+            "in the source folder (with `-e .` where blade is used from there)."
         ) from error
     library = torch.library.Library("blade", "IMPL")
     library.impl("load_runner", _load_runner, "CompositeImplicitAutograd")

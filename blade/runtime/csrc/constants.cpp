@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "constants.h"
 
+#include <ATen/EmptyTensor.h>
+
 #include <algorithm>
 #include <cstring>
 
@@ -32,6 +34,12 @@ uint64_t sum_of_samples(const at::Tensor& tensor) {
 void check_constant(const at::Tensor& constant, c10::DeviceType type) {
   if (!constant.defined() || constant.layout() != at::kStrided || !constant.has_storage()) {
     throw Unavailable(Code::kCorruptPayload, "A constant of the engine is not a strided tensor.");
+  }
+  // torch's reader of files does not compare the sizes it finds with the memory it finds
+  const size_t reach = at::detail::computeStorageNbytes(
+      constant.sizes(), constant.strides(), constant.itemsize(), static_cast<size_t>(constant.storage_offset()));
+  if (constant.numel() > 0 && reach > constant.storage().nbytes()) {
+    throw Unavailable(Code::kCorruptPayload, "A constant of the engine lies outside its memory.");
   }
   if (constant.is_cpu() || constant.device().type() == type) return;
   throw Unavailable(

@@ -3,6 +3,7 @@
 
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <cstring>
 
 namespace blade {
@@ -43,10 +44,15 @@ int64_t checksum_of(const std::string& program, const at::Tensor& object) {
   return sum.value();
 }
 
+// Bytes in a row, all of them in its memory: torch's reader of files does not compare the two.
+bool is_bytes(const at::Tensor& object) {
+  if (!object.defined() || object.scalar_type() != at::kByte || object.layout() != at::kStrided || !object.is_contiguous()) return false;
+  const int64_t room = static_cast<int64_t>(object.storage().nbytes()) - object.storage_offset();
+  return object.storage_offset() >= 0 && object.numel() <= std::max<int64_t>(room, 0);
+}
+
 void check_object(const at::Tensor& object) {
-  TORCH_CHECK(
-      object.defined() && object.scalar_type() == at::kByte && object.is_cpu() && object.is_contiguous(),
-      "blade: object must be a contiguous uint8 tensor on the CPU");
+  TORCH_CHECK(is_bytes(object) && object.is_cpu(), "blade: object must be a contiguous uint8 tensor on the CPU");
 }
 
 }  // namespace
@@ -146,8 +152,7 @@ c10::intrusive_ptr<Engine> Engine::from_state(State state) {
         Code::kVersionMismatch, "The engine was saved in format " + std::to_string(version) +
                                     "; this blade reads format " + std::to_string(kStateVersion) + ".");
     engine->state_ = std::move(state);
-  } else if (words.size() != 3 || tensors.empty() || !numbers.contains(kChecksum) ||
-             tensors[0].scalar_type() != at::kByte || !tensors[0].is_contiguous()) {
+  } else if (words.size() != 3 || tensors.empty() || !numbers.contains(kChecksum) || !is_bytes(tensors[0])) {
     engine->set_unavailable(Code::kCorruptPayload, "The saved engine lacks some of its parts.");
     engine->state_ = std::move(state);
   } else {

@@ -33,6 +33,12 @@ int64_t checked_mul(int64_t a, int64_t b) {
   return product;
 }
 
+int64_t checked_add(int64_t a, int64_t b) {
+  int64_t sum = 0;
+  TORCH_CHECK(!__builtin_add_overflow(a, b, &sum) && sum >= 0, "blade: an offset is out of range: ", a, " + ", b);
+  return sum;
+}
+
 int64_t checked_numel(const Sizes& sizes, int64_t itemsize) {
   int64_t numel = 1;
   for (const int64_t size : sizes) {
@@ -48,7 +54,7 @@ Sizes contiguous_strides(const Sizes& sizes) {
   int64_t stride = 1;
   for (size_t i = sizes.size(); i-- > 0;) {
     strides[i] = stride;
-    stride *= std::max<int64_t>(sizes[i], 1);
+    stride = checked_mul(stride, std::max<int64_t>(sizes[i], 1));
   }
   return strides;
 }
@@ -59,9 +65,9 @@ int64_t reach(const Sizes& sizes, const Sizes& strides) {
   for (size_t i = 0; i < sizes.size(); ++i) {
     TORCH_CHECK(sizes[i] >= 0 && strides[i] >= 0, "blade: a size or stride is negative");
     if (sizes[i] == 0) return 0;
-    last += checked_mul(sizes[i] - 1, strides[i]);
+    last = checked_add(last, checked_mul(sizes[i] - 1, strides[i]));
   }
-  return last + 1;
+  return checked_add(last, 1);
 }
 
 }  // namespace
@@ -121,6 +127,7 @@ void Frame::prepare_slot(size_t id) {
       state.strides = slot.kind == SlotKind::kDyn ? gather(slot.strides, regs_) : contiguous_strides(state.sizes);
   }
   state.span = reach(state.sizes, state.strides);
+  checked_mul(state.span, static_cast<int64_t>(c10::elementSize(state.dtype)));
 }
 
 void Frame::prepare_view(size_t id) {
@@ -129,7 +136,7 @@ void Frame::prepare_view(size_t id) {
   state.dtype = slots_[slot.index].dtype;
   state.sizes = gather(slot.sizes, regs_);
   state.strides = gather(slot.strides, regs_);
-  state.offset = slots_[slot.index].offset + reg(slot.offset);
+  state.offset = checked_add(slots_[slot.index].offset, reg(slot.offset));
   SlotState& root = slots_[slot.root];
   const int64_t elements = reach(state.sizes, state.strides);
   TORCH_CHECK(
@@ -142,10 +149,12 @@ void Frame::plan_arena() {
   std::vector<Buffer> buffers;
   std::vector<std::pair<size_t, size_t>> homes;  // slot, its buffer
   std::vector<size_t> buffer_of(slots_.size());
+  int64_t total = 0;  // what a plan without any reuse would take: no sum of offsets is beyond it
   for (size_t id = 0; id < slots_.size(); ++id) {
     const Slot& slot = program_.slots[id];
     if (slot.kind != SlotKind::kArena) continue;
     const auto bytes = static_cast<size_t>(slots_[id].span) * c10::elementSize(slots_[id].dtype);
+    total = checked_add(total, static_cast<int64_t>(bytes));
     if (slot.reuse >= 0 && buffers[buffer_of[slot.reuse]].bytes == bytes) {
       buffer_of[id] = buffer_of[slot.reuse];
       buffers[buffer_of[id]].last = program_.last[id];

@@ -57,7 +57,7 @@ class Linker {
   }
 
   std::string text_at(const Elf64_Shdr& table, size_t offset) const {
-    if (offset >= table.sh_size) damaged("a name lies outside its table");
+    if (table.sh_type == SHT_NOBITS || offset >= table.sh_size) damaged("a name lies outside its table");
     const char* start = reinterpret_cast<const char*>(bytes_ + table.sh_offset + offset);
     return std::string(start, strnlen(start, table.sh_size - offset));
   }

@@ -57,7 +57,7 @@ class Parser : private Reader {
     section("slots", [this](int64_t k) { parse_slot(k); });
     section("instructions", [this](int64_t) { parse_instr(); });
     expect("outputs");
-    for (int64_t n = number(); n > 0; --n) program_.outputs.push_back(slot());
+    for (int64_t n = count(); n > 0; --n) program_.outputs.push_back(slot());
     expect("end");
     end_of_line();
     find_lives();
@@ -116,12 +116,13 @@ class Parser : private Reader {
     pack.kernel = word();
     pack.dtype = to_dtype(word());
     pack.numel = number();
-    if (pack.numel < 0 || pack.numel > kMaxElements) fail("a pack of impossible size");
+    if (pack.numel < 0 || pack.numel > kMaxElements - packed_) fail("a pack of impossible size");
+    packed_ += pack.numel;
     for (int64_t n = count(); n > 0; --n) {
       Pack::Fill fill;
       fill.constant = below(number(), num_given_, "constant");
       fill.extent = number();
-      if (fill.extent < 0) fail("a fill of negative extent");
+      if (fill.extent < 0 || fill.extent > std::numeric_limits<int32_t>::max()) fail("a fill of impossible extent");
       for (int64_t k = count(); k > 0; --k) fill.ints.push_back(number());
       pack.fills.push_back(std::move(fill));
     }
@@ -362,6 +363,15 @@ class Parser : private Reader {
     program_.last[root] = at;
   }
 
+  // By anything but the call whose result it is: only that gives a dyn slot memory.
+  void use(int64_t id, int64_t at) {
+    const int64_t root = program_.slots[id].root;
+    if (program_.slots[root].kind == SlotKind::kDyn && program_.first[root] < 0) {
+      fail("slot " + std::to_string(root) + " is used before a call makes it");
+    }
+    touch(id, at);
+  }
+
   void find_lives() {
     auto& p = program_;
     p.first.assign(p.slots.size(), -1);
@@ -369,20 +379,20 @@ class Parser : private Reader {
     p.aliased.assign(p.inputs.size(), false);
     for (size_t i = 0; i < p.instrs.size(); ++i) {
       const auto at = static_cast<int64_t>(i);
-      for (const int64_t id : p.instrs[i].ptrs) touch(id, at);
+      for (const int64_t id : p.instrs[i].ptrs) use(id, at);
+      for (const auto& arg : p.instrs[i].args) {
+        if (arg.kind == CallArg::kSlot) use(arg.id, at);
+        for (const int64_t id : arg.slots) {
+          if (id >= 0) use(id, at);
+        }
+      }
       for (const int64_t id : p.instrs[i].results) {
         if (id >= 0) touch(id, at);
-      }
-      for (const auto& arg : p.instrs[i].args) {
-        if (arg.kind == CallArg::kSlot) touch(arg.id, at);
-        for (const int64_t id : arg.slots) {
-          if (id >= 0) touch(id, at);
-        }
       }
     }
     const auto end = static_cast<int64_t>(p.instrs.size());
     for (const int64_t id : p.outputs) {
-      touch(id, end);
+      use(id, end);
       auto& s = p.slots[id];
       s.as_tensor = true;
       const auto& root = p.slots[s.root];
@@ -426,13 +436,14 @@ class Parser : private Reader {
   bool cannot_fail(const Instr& instr) const {
     if (instr.launch) return true;  // nothing but the device itself
     if (!instr.op) return program_.regs[instr.scratch].op == RegOp::kConst && program_.regs[instr.scratch].a == 0;
+    if (instr.op->schema().name() != "aten::copy_") return false;
     const auto& into = instr.args[0];
-    return instr.op->schema().name() == "aten::copy_" && into.kind == CallArg::kSlot &&
-           program_.slots[into.id].kind == SlotKind::kUpdate;
+    return into.kind == CallArg::kSlot && program_.slots[into.id].kind == SlotKind::kUpdate;
   }
 
   const size_t num_given_;  // constants that come with the engine
   size_t num_constants_;    // and those packed from them
+  int64_t packed_ = 0;      // elements of all packs
   Program program_;
 };
 

@@ -32,10 +32,19 @@ constexpr std::array<const char*, 14> kCodeNames = {
     "corrupt_payload", "backend_unavailable", "pending",
     "device_mismatch"};
 
+// Python reads texts as UTF-8, and what is quoted from a damaged file may be anything.
+inline std::string printable(std::string text) {
+  for (char& c : text) {
+    const auto code = static_cast<unsigned char>(c);
+    if ((code < ' ' && c != '\n') || code > '~') c = '?';
+  }
+  return text;
+}
+
 // The engine cannot serve any call of this process; the text is a full sentence.
 class Unavailable : public std::runtime_error {
  public:
-  Unavailable(Code code, const std::string& why) : std::runtime_error(why), code(code) {}
+  Unavailable(Code code, const std::string& why) : std::runtime_error(printable(why)), code(code) {}
   const Code code;
 };
 
