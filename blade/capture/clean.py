@@ -12,6 +12,7 @@ from blade.capture.attributes import attributes_of
 from blade.capture.original import copy_of
 from blade.errors import InputError
 from blade.graph.lists import spread_lists
+from blade.graph.tensors_apart import tensors_apart
 
 _NARROW = (torch.float16, torch.bfloat16)
 
@@ -36,14 +37,20 @@ def freeze(
     )
     if constants:
         methods = [name for name in preserved if frozen._c._has_method(name)]
-        # a batch norm folded into weights of 16 bits would round them anew, which is seen in deep models
-        narrow = any(p.dtype in _NARROW for p in module.parameters())
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            run_frozen_optimizations(frozen, not narrow, methods)
-    if constants:
+        optimize_frozen(frozen, module, methods)
         _own_attributes(frozen)
     return frozen
+
+
+def optimize_frozen(
+    frozen: torch.jit.ScriptModule, source: torch.nn.Module, methods: Sequence[str] = ()
+) -> None:
+    """What torch does to frozen graphs, in place; ``source`` is what ``frozen`` was made from."""
+    # a batch norm folded into weights of 16 bits would round them anew, which is seen in deep models
+    narrow = any(p.dtype in _NARROW for p in source.parameters())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        run_frozen_optimizations(frozen, not narrow, list(methods))
 
 
 def forward_of(frozen: torch.jit.ScriptModule) -> Callable[..., Any]:
@@ -64,7 +71,8 @@ def clean(module: torch.jit.ScriptModule, passes: Sequence[Callable[[torch.Graph
     torch._C._jit_pass_remove_dropout(module._c)
     torch._C._jit_pass_constant_propagation(graph)
     torch._C._jit_pass_peephole(graph, True)
-    torch._C._jit_pass_cse(graph)
+    with tensors_apart(graph):
+        torch._C._jit_pass_cse(graph)
     torch._C._jit_pass_dce(graph)
     spread_lists(graph)
     torch._C._jit_pass_lint(graph)

@@ -13,6 +13,7 @@ that is wrong at some sizes and cannot be replaced gets checks that raise there.
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,7 +30,7 @@ from blade.capture.observe import OTHER_VALUES, Observed, observe
 from blade.capture.outputs import NotTensors
 from blade.capture.probes import Axis, axes_of
 from blade.capture.ties import find_ties
-from blade.capture.trace import Trace, script, script_around, trace
+from blade.capture.trace import Trace, script, script_around, trace, trace_frozen
 from blade.config import Config
 from blade.errors import InputError
 from blade.fallback.attempt import attempt
@@ -190,16 +191,16 @@ def _trace_at(
     look_up: LookUp | None = None,
 ) -> _Graph | None:
     name = type(own).__name__
-    result = attempt(
-        Stage.CAPTURE,
-        None,
-        name,
-        lambda: trace(
-            own, seen.call, sample, seen.is_plain, limits, config.preserved_attributes, ties
-        ),
-        code=Code.TRACE_FAILED,
-    )
-    seen.original.reset()
+    result: Trace | Reason | None = None
+    if config.freeze_module and not config.preserved_attributes and not seen.original.is_stateful:
+        flat = partial(trace_frozen, own, seen.call, sample, seen.is_plain, limits, ties)
+        result = attempt(Stage.CAPTURE, None, name, flat, code=Code.TRACE_FAILED)
+        seen.original.reset()
+    if not isinstance(result, Trace):
+        preserved = config.preserved_attributes
+        as_module = partial(trace, own, seen.call, sample, seen.is_plain, limits, preserved, ties)
+        result = attempt(Stage.CAPTURE, None, name, as_module, code=Code.TRACE_FAILED)
+        seen.original.reset()
     if isinstance(result, Reason):
         reasons.append(result)
         return None
@@ -250,7 +251,9 @@ def _compared(
 ) -> _Graph:
     """``module`` frozen as it will be handed on, and compared with every reference within ``limits``, or, if it
     is known, with those at other values."""
-    frozen = freeze(module, config.preserved_attributes, config.freeze_module)
+    frozen = module
+    if traced is None or not traced.is_frozen:
+        frozen = freeze(module, config.preserved_attributes, config.freeze_module)
     key, is_known = (None, False) if look_up is None else look_up(frozen, seen.samples)
     within = [
         one

@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 
 from blade.capture.captured import Limit, Tie
 from blade.capture.explain import limit_text, tie_text
+from blade.capture.flat_trace import flat_trace
 from blade.capture.inputs import Call, Sample, call_from, flat_arguments
 from blade.capture.original import copy_of
 from blade.capture.outputs import tensors_of
@@ -29,6 +30,7 @@ class Trace:
 
     module: torch.jit.ScriptModule
     warnings: tuple[str, ...]
+    is_frozen: bool = False
 
     @property
     def branches_on_values(self) -> bool:
@@ -52,17 +54,43 @@ def trace(
     where ``ties`` do not hold. The plain attributes ``preserved`` are found on the module even where a
     wrapper is around it.
     """
-    checks = [*(_check(call, one) for one in limits), *(_check_tie(call, one) for one in ties)]
-    target = model if is_plain and not checks else _adapter(model, call, checks)
+    target = _target(model, call, is_plain, limits, ties)
     with _quiet() as caught, torch.no_grad():
         module = torch.jit.trace(target, copy_of(sample), check_trace=False, strict=False)
     _add_attributes(module, model, preserved)
+    return Trace(module, _texts(caught))
+
+
+def trace_frozen(
+    model: nn.Module,
+    call: Call,
+    sample: Sample,
+    is_plain: bool,
+    limits: Sequence[Limit] = (),
+    ties: Sequence[Tie] = (),
+) -> Trace | None:
+    """``trace``, frozen, in a fraction of the time; ``None`` for what it cannot see to be without a state."""
+    target = _target(model, call, is_plain, limits, ties)
+    with _quiet() as caught, torch.no_grad():
+        module = flat_trace(target, call.names, copy_of(sample))
+    return None if module is None else Trace(module, _texts(caught), is_frozen=True)
+
+
+def _target(
+    model: nn.Module, call: Call, is_plain: bool, limits: Sequence[Limit], ties: Sequence[Tie]
+) -> nn.Module:
+    """What is traced."""
+    checks = [*(_check(call, one) for one in limits), *(_check_tie(call, one) for one in ties)]
+    return model if is_plain and not checks else _adapter(model, call, checks)
+
+
+def _texts(caught: Sequence[warnings.WarningMessage]) -> tuple[str, ...]:
     texts = dict.fromkeys(
         f"{one.message} (at {Path(one.filename).name}:{one.lineno})"
         for one in caught
         if issubclass(one.category, TracerWarning)
     )
-    return Trace(module, tuple(texts))
+    return tuple(texts)
 
 
 def _add_attributes(module: torch.jit.ScriptModule, model: nn.Module, names: Sequence[str]) -> None:

@@ -20,16 +20,17 @@ from blade.graph.program import is_tensor_type
 
 def spread_lists(graph: torch._C.Graph) -> None:
     """Rewrite ``graph`` in place, its nested blocks too. The tensors stay the same objects."""
-    for node in list(_nodes(graph)):
+    for node in list(nodes_of(graph)):
         if node.kind() == "prim::Constant" and _is_list_of_tensors(node.output().type()):
             _spread(graph, node)
 
 
-def _nodes(block: torch._C.Graph | torch._C.Block) -> Iterator[torch._C.Node]:
+def nodes_of(block: torch._C.Graph | torch._C.Block) -> Iterator[torch._C.Node]:
+    """All of ``block``, those of nested blocks after the node that has them."""
     for node in block.nodes():
         yield node
         for inner in node.blocks():
-            yield from _nodes(inner)
+            yield from nodes_of(inner)
 
 
 def _is_list_of_tensors(kind: torch._C.JitType) -> bool:

@@ -26,6 +26,7 @@ from blade.graph.crossing import number_dtype
 from blade.graph.extract import Extracted, clear, get_attribute
 from blade.graph.observe import number_to_tensor
 from blade.graph.program import TENSOR, Block, Program, read
+from blade.graph.script import copy_of_script
 from blade.graph.view import GraphView, view
 
 Native = Any
@@ -111,10 +112,14 @@ def clone(module: torch.jit.ScriptModule) -> torch.jit.ScriptModule:
 def _clone(module: torch.jit.ScriptModule) -> Native:
     """A copy with its own class and graphs; tensors are shared, not copied.
 
-    Freezing copies the module first; everything is named as preserved, so that nothing else happens.
+    Freezing copies the module first; everything is named as preserved, so that nothing else happens but that all
+    constants of one size are compared.
     """
     source = module._c
-    kept = [*source._method_names(), *_attributes(source)]
+    attributes, methods = _attributes(source), source._method_names()
+    if not attributes and methods == ["forward"] and (plain := copy_of_script(module)) is not None:
+        return plain._c
+    kept = [*methods, *attributes]
     return torch._C._freeze_module(source, kept, False, True)
 
 

@@ -41,7 +41,7 @@ def frozen(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 def test_what_holds_nothing_but_constants_is_frozen_once(frozen: list[Any]) -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.ReLU()).eval()
-    captured = capture(model, X, Config())
+    captured = capture(torch.jit.script(model), X, Config())
     assert len(frozen) == 1 and captured.module is frozen[0]
     assert torch.allclose(captured.module(X), model(X))
 

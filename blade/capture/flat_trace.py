@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A trace that is frozen from the start: weights come in as inputs of one graph, and end as its constants.
+
+    frozen = flat_trace(model, ["input_ids"], [ids])
+    frozen(ids)
+
+``torch.jit.trace`` makes a TorchScript class of every submodule, only for freezing to inline them all; and freezing
+compares every two constants of one size, several times, which on a GPU are tens of thousands of kernels that are waited
+for. Where no weight is written to neither is needed: inputs are not compared, and equal weights are found here.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import nn
+from torch.jit import _trace as tracer
+
+from blade.capture.clean import optimize_frozen
+from blade.graph.script import script_of, simplified
+
+_LOOKED_AT = 16
+"""Elements at the beginning by which tensors are told apart before all of them are compared."""
+
+
+def flat_trace(
+    model: nn.Module, names: Sequence[str], entries: Sequence[Any]
+) -> torch.jit.ScriptModule | None:
+    """``model`` traced at ``entries``, which ``names`` name, and frozen; ``None`` if it may write to a weight.
+
+    Raises what tracing raises; a ScriptModule or an object of C++ inside of ``model`` can be traced as part of a
+    module only.
+    """
+    weights = dict((*model.named_parameters(), *model.named_buffers()))
+    inputs = [*names, *(f"weight_{k}" for k in range(len(weights)))]
+    with _scopes(model):
+        graph: Any = torch._C._create_graph_by_tracing(
+            lambda *given: model(*given[: len(names)]),
+            (*entries, *weights.values()),
+            tracer._create_interpreter_name_lookup_fn(),
+            False,  # not strict: a dict may be returned
+            False,  # what writes stays as it is
+            None,
+            inputs,
+        )[0]
+    # the tracer notes the sample's sizes on every value; no pass may believe them
+    torch._C._jit_erase_non_input_shape_information(graph)
+    _merge(list(graph.inputs())[len(names) :], [*weights.values()])
+    free = simplified(graph, inputs)
+    values = list(free.inputs())[len(names) :]
+    aliases: Any = free.alias_db()
+    if any(aliases.has_writers(value) for value in values):
+        return None
+    constants = {
+        name: tensor.detach() if value.uses() else None
+        for value, (name, tensor) in zip(values, weights.items(), strict=True)
+    }
+    frozen = script_of(free, type(model).__name__, names, constants)
+    torch._C._jit_pass_constant_propagation(frozen.graph)
+    torch._C._jit_pass_dce(frozen.graph)
+    optimize_frozen(frozen, model)
+    return frozen
+
+
+@contextmanager
+def _scopes(model: nn.Module) -> Iterator[None]:
+    """Ops are noted with the submodules that call them, as ``torch.jit.trace`` has it."""
+    names = {part: f"__module.{name}" for name, part in model.named_modules() if name}
+    tracer._trace_module_map = names
+    try:
+        yield
+    finally:
+        tracer._trace_module_map = None
+
+
+def _merge(values: Sequence[Any], tensors: Sequence[torch.Tensor]) -> None:
+    """Of ``values``, the tensors that equal an earlier one are used no more."""
+    alike: dict[Any, list[int]] = {}
+    for k, tensor in enumerate(tensors):
+        if type(tensor) in (torch.Tensor, nn.Parameter) and tensor.layout is torch.strided:
+            form = tensor.dtype, tensor.device, tensor.shape, tensor.stride()
+            alike.setdefault(form, []).append(k)
+    several = [k for group in alike.values() if len(group) > 1 for k in group]
+    begins = dict(zip(several, _beginnings([tensors[k] for k in several]), strict=True))
+    for group in alike.values():
+        first: dict[bytes, list[int]] = {}
+        for k in group if len(group) > 1 else ():
+            known = first.setdefault(begins[k], [])
+            equal = next((j for j in known if torch.equal(tensors[j], tensors[k])), None)
+            if equal is None:
+                known.append(k)
+            else:
+                values[k].replaceAllUsesWith(values[equal])
+
+
+def _beginnings(tensors: Sequence[torch.Tensor]) -> list[bytes]:
+    """Of tensors of one device the first elements of each; all are fetched at once."""
+    rows = [_beginning(tensor.detach()) for tensor in tensors]
+    data = torch.cat(rows).cpu().numpy().tobytes() if rows else b""
+    ends = list(accumulate(row.numel() for row in rows))
+    return [data[end - row.numel() : end] for row, end in zip(rows, ends, strict=True)]
+
+
+def _beginning(tensor: torch.Tensor) -> torch.Tensor:
+    while tensor.dim() > 1 and tensor.shape[0]:
+        tensor = tensor[0]
+    return tensor.reshape(-1)[:_LOOKED_AT].contiguous().view(torch.uint8)
