@@ -51,16 +51,16 @@ def exact(sample: Sample, tensors: Sequence[torch.Tensor]) -> Outputs:
     return eager(sample, [t.double() if t.is_floating_point() else t for t in tensors]) or []
 
 
-def different(got: Outputs, want: Outputs, ideal: Outputs) -> str:
-    """Empty, or how ``got`` differs from eager by more than eager's own rounding."""
+def different(got: Outputs, want: Outputs, ideal: Outputs, fused: float = 0.0) -> str:
+    """Empty, or how ``got`` differs from eager by more than eager's own rounding (``fused``: ``Sample.fused``)."""
     if len(got) != len(want):
         return f"{len(got)} results, eager has {len(want)}"
     ideal = ideal if [i.shape for i in ideal] == [w.shape for w in want] else want
-    found = (one(*t) for t in zip(got, want, ideal, strict=True))
+    found = (one(*t, fused) for t in zip(got, want, ideal, strict=True))
     return "; ".join(f"result {k}: {text}" for k, text in enumerate(found) if text)
 
 
-def one(got: torch.Tensor, want: torch.Tensor, ideal: torch.Tensor) -> str:
+def one(got: torch.Tensor, want: torch.Tensor, ideal: torch.Tensor, fused: float = 0.0) -> str:
     if got.shape != want.shape or got.dtype != want.dtype:
         return f"{got.dtype}{list(got.shape)}, eager has {want.dtype}{list(want.shape)}"
     if not want.dtype.is_floating_point:
@@ -76,7 +76,7 @@ def one(got: torch.Tensor, want: torch.Tensor, ideal: torch.Tensor) -> str:
     info = torch.finfo(want.dtype)
     if want.dtype == torch.float64:  # there is no better reference to measure eager by
         own = 8 * info.eps * max([1.0, *ideal[ideal.isfinite()].abs().flatten().tolist()])
-    allowed = 2 * own + 8 * info.eps * ideal.abs() + 8 * info.tiny
+    allowed = 2 * own + 8 * info.eps * ideal.abs() + 8 * info.tiny + fused
     wrong = ~equal & ~((got.double() - ideal).abs() <= allowed)
     wrong |= ~equal & (got.isinf() | want.isinf())
     return off(wrong, got, want) if wrong.any() else ""

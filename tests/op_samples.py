@@ -46,7 +46,8 @@ class Sample:
 
     ``called``: runs through the dispatcher (a library op). ``sizes``: sizes that replace the usual ones.
     ``special``: defined, and the same everywhere, for NaN and infinities. ``refuses``: shapes with a size
-    up to this are left to the original, because torch takes another way there.
+    up to this are left to the original, because torch takes another way there. ``fused``: of the inputs, what a
+    fused multiply-add leaves where eager subtracts two rounded numbers that are the same.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Sample:
     special: bool = False
     refuses: int = -1
     sizes: Mapping[str, int] | None = None
+    fused: Callable[..., torch.Tensor] | None = None
 
 
 TABLE: list[Sample] = []
@@ -68,10 +70,11 @@ def row(
     called: bool = False,
     special: bool = False,
     refuses: int = -1,
+    fused: Callable[..., torch.Tensor] | None = None,
     **sizes: int,
 ) -> None:
     """One sample; ``sizes`` are the axes' sizes where the usual ones do not suit."""
-    TABLE.append(Sample(name, function, specs, called, special, refuses, sizes or None))
+    TABLE.append(Sample(name, function, specs, called, special, refuses, sizes or None, fused))
 
 
 def f32(axes: str, low: float = -2, high: float = 2) -> Spec:
