@@ -13,7 +13,7 @@ from collections.abc import Callable
 from blade.backends.disc.constants import parts_of
 from blade.backends.disc.convolution import operands
 from blade.backends.disc.ir import LEAVES, Builder, Graph, Value
-from blade.backends.disc.legalize import rebuild
+from blade.backends.disc.rebuild import rebuild
 
 _CLAMPS = {("maximum", None, 0): "relu", ("minimum", "relu", 6): "relu6"}
 """(op, activation so far, number) -> the activation that makes."""

@@ -5,45 +5,19 @@ Each takes a graph and returns a new one; passes.py has the order they run in.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
-from itertools import permutations
 
 import torch
 
 from blade.backends.disc.constants import parts_of
-from blade.backends.disc.ir import Builder, Graph, Shape, Value, contiguous_strides, live, numel
+from blade.backends.disc.ir import Builder, Graph, Value, contiguous_strides, numel
+from blade.backends.disc.rebuild import rebuild
 from blade.backends.disc.views import reshape_strides, same, view_of
 
 QUANTIZED = ("int8_linear", "int8_conv", "weight_only_linear")
 """Products with constant weights of few bits: operands 1 to 3 are laid out once."""
 
-Step = Callable[[Builder, Value, list[Value]], Value | None]
 Packed = Callable[[Value], range]
 """Which operands of a product are constants that are laid out for it once."""
-
-
-def rebuild(graph: Graph, step: Step) -> Graph:
-    """Copy ``graph``; ``step`` may make another value from one and its new operands."""
-    return _rebuilt(graph, step)[1]
-
-
-def _rebuilt(graph: Graph, step: Step) -> tuple[Builder, Graph]:
-    b = Builder()
-    new: dict[int, Value] = {}
-    for v in live(graph):
-        args = [new[a.id] for a in v.args]
-        made = step(b, v, args)
-        if made is None:
-            made = b.make(v.op, args, v.shape, v.dtype, v.strides, **v.attrs)
-        new[v.id] = made
-    outs = tuple(new[v.id] for v in graph.outputs)
-    ins = tuple(new[v.id] for v in graph.inputs)
-    return b, _finished(replace(graph, values=b.values, outputs=outs, inputs=ins))
-
-
-def _finished(graph: Graph) -> Graph:
-    graph.values = live(graph)
-    return graph
 
 
 def rows(graph: Graph) -> Graph:
@@ -147,109 +121,6 @@ def _scaled_operands(b: Builder, args: list[Value]) -> list[Value]:
     x = _addressed(b, x)
     rest = [a if a.op == "fill" else _stored(b, a) for a in rest]
     return [x if has_rows(x) else copy(b, x), _addressed(b, w), *rest]
-
-
-_KEPT = ("const", "packed")  # as long as the engine: no caller may write there
-
-
-def outputs(graph: Graph) -> Graph:
-    """Returned values own their memory, with the strides torch would give them.
-
-    Simplifying may leave an input as the result (``x * 1``), or one value for two results; the caller
-    may write into any of them. Only views of the same tensor share memory, as they did in the model.
-    """
-    b, graph = _rebuilt(graph, lambda b, v, args: None)
-    returned: list[Value] = []
-    owner = {v.id: k for k, v in enumerate(graph.inputs)}
-    moved: dict[int | None, tuple[object, Value]] = {}  # by storage: where it was, and the copy
-    storages = graph.storages or [None] * len(graph.outputs)
-    pairs = zip(graph.outputs, graph.output_strides, storages, strict=True)
-    for i, (v, strides, storage) in enumerate(pairs):
-        view = view_of(v)
-        if i >= len(
-            graph.returned
-        ):  # written to an input: copied from wherever it lies, but no other input
-            if view is None or view.base.op == "input":
-                v = _own(b, v, i, strides)
-            returned.append(v)
-            continue
-        places = None if view is None else _places(v)
-        if storage in moved and places == moved[storage][0]:
-            returned.append(b.reshape(moved[storage][1], v.shape))
-            continue
-        fresh = view is None or view.base.op in _KEPT or _is_wider(v, view.strides, strides)
-        if view is None or fresh or not _may_be(view.base, storage, owner):
-            own = _own(b, v, i, strides)
-        elif same(v.shape, view.strides, strides):
-            own = v
-        elif _is_alone(graph, i, storage):
-            own = _restrided(b, v, strides)
-        else:  # others share it: only if it is theirs to move
-            own = _own(b, v, i, strides) if storage == i + len(graph.inputs) else v
-        if own is not v and places is not None and storage == i + len(graph.inputs):
-            moved[storage] = places, own
-        returned.append(own)
-    return _finished(replace(graph, values=b.values, outputs=tuple(returned)))
-
-
-def _own(b: Builder, v: Value, output: int, strides: Shape) -> Value:
-    """A copy for this output alone: equal values are shared, so the output's number is part of it."""
-    if view_of(v) is None:
-        return b.make("cast", [v], v.shape, v.dtype, output=output)
-    order = _memory_order(v.shape, strides) or tuple(range(len(v.shape)))
-    v = b.permute(v, order)
-    stored = b.make("cast", [v], v.shape, v.dtype, output=output)
-    return b.permute(stored, [order.index(k) for k in range(len(order))])
-
-
-def _places(v: Value) -> object:
-    """Where the elements of ``v`` lie, equal for shapes that differ by axes of size 1 alone."""
-    view = view_of(v)
-    assert view is not None, v
-    axes = zip(v.shape, view.strides, strict=True)
-    return view.base.id, view.offset, tuple((d, s) for d, s in axes if d != 1)
-
-
-def _may_be(base: Value, storage: int | None, owner: dict[int, int]) -> bool:
-    """Whether an output that shares ``storage`` in the model may live in ``base``; it then owns it."""
-    return storage is None or owner.setdefault(base.id, storage) == storage
-
-
-def _is_alone(graph: Graph, output: int, storage: int | None) -> bool:
-    """Is this output's memory that of no input and of no other output?"""
-    alone = storage is None or storage == output + len(graph.inputs)
-    return alone and graph.storages.count(storage or 0) <= 1
-
-
-def _is_wider(v: Value, strides: Shape, wanted: Shape) -> bool:
-    """Whether elements of ``v`` share memory (stride 0) that are apart in torch's result."""
-    return any(
-        s == 0 and w != 0 and d != 1 for s, w, d in zip(strides, wanted, v.shape, strict=True)
-    )
-
-
-def _restrided(b: Builder, v: Value, strides: Shape) -> Value:
-    """``v`` in memory order given by dense ``strides`` (a permutation), if that is what they are."""
-    order = _memory_order(v.shape, strides)
-    if order is None:
-        return v
-    stored = copy(b, b.permute(v, order))
-    return b.permute(stored, [order.index(k) for k in range(len(order))])
-
-
-def _memory_order(shape: Shape, strides: Shape) -> tuple[int, ...] | None:
-    """The axes from outermost to innermost if ``strides`` are those of a dense permutation."""
-    for order in _orders(len(shape)):
-        dense: list[object] = [0] * len(shape)
-        for axis, step in zip(order, contiguous_strides([shape[p] for p in order]), strict=True):
-            dense[axis] = step
-        if same(shape, tuple(dense), strides):
-            return order
-    return None
-
-
-def _orders(rank: int) -> list[tuple[int, ...]]:
-    return list(permutations(range(rank))) if rank <= 5 else []
 
 
 def copy(b: Builder, v: Value) -> Value:

@@ -11,6 +11,7 @@ from blade.backends.disc.horizontal import merge_linears
 from blade.backends.disc.int8 import lower_int8
 from blade.backends.disc.ir import Graph
 from blade.backends.disc.layouts import propagate
+from blade.backends.disc.outputs import outputs
 from blade.backends.disc.products import multiply_computed
 from blade.backends.disc.requantize import requantize
 from blade.backends.disc.shapes import normalize
@@ -34,5 +35,5 @@ PASSES: tuple[tuple[str, Pass], ...] = (
     ("merge_linears", merge_linears),
     ("multiply_computed", multiply_computed),
     ("addressable", legalize.addressable),
-    ("outputs", legalize.outputs),
+    ("outputs", outputs),
 )

@@ -14,7 +14,8 @@ weights that change in every step want, and their gradients.
 import torch
 
 from blade.backends.disc.ir import Builder, Graph, Value, numel
-from blade.backends.disc.legalize import is_packed, rebuild
+from blade.backends.disc.legalize import is_packed
+from blade.backends.disc.rebuild import rebuild
 
 
 def multiply_computed(graph: Graph) -> Graph:

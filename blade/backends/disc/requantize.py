@@ -18,7 +18,7 @@ import torch
 
 from blade.backends.disc.epilogue import PRODUCTS, Absorbed, find
 from blade.backends.disc.ir import Builder, Graph, Value
-from blade.backends.disc.legalize import rebuild
+from blade.backends.disc.rebuild import rebuild
 
 
 def requantize(graph: Graph) -> Graph:

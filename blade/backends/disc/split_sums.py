@@ -15,7 +15,7 @@ are shorter, so the result is no further from the exact one.
 from collections.abc import Sequence
 
 from blade.backends.disc.ir import Builder, Graph, Shape, Value, numel
-from blade.backends.disc.legalize import rebuild
+from blade.backends.disc.rebuild import rebuild
 
 _SHORT = 16  # elements of a row that is not worth a step of its own
 _WIDE = 512  # columns that keep all threads busy

@@ -14,8 +14,9 @@ from blade.backends.disc.cpu.target import host
 from blade.backends.disc.interpret_ir import interpret
 from blade.backends.disc.ir import Graph, Value
 from blade.backends.disc.layouts import propagate
-from blade.backends.disc.legalize import addressable, outputs, rows
+from blade.backends.disc.legalize import addressable, rows
 from blade.backends.disc.lower import lower
+from blade.backends.disc.outputs import outputs
 from blade.backends.disc.views import view_of
 from blade.runtime.engine import make_engine
 

@@ -10,7 +10,7 @@ compute them again at every point of a kernel that waits for memory.
 """
 
 from blade.backends.disc.ir import Builder, Graph, Value
-from blade.backends.disc.legalize import rebuild
+from blade.backends.disc.rebuild import rebuild
 
 _MOST = 8  # ops: about what a load from memory takes
 

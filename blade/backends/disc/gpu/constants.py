@@ -16,7 +16,7 @@ from blade.backends.disc.constants import Part, parts_in
 from blade.backends.disc.gpu.pointwise import POINTERS
 from blade.backends.disc.gpu.unit import Unit, named
 from blade.backends.disc.ir import Builder, Graph, Value, numel
-from blade.backends.disc.legalize import rebuild
+from blade.backends.disc.rebuild import rebuild
 from blade.backends.disc.steps import Fill, Packed
 from blade.backends.disc.views import collapse
 

@@ -10,7 +10,7 @@ import sympy
 from blade.backends.disc.convolution import operands, to_channels_first, to_channels_last
 from blade.backends.disc.gpu.constants import packed
 from blade.backends.disc.ir import Builder, Graph, Value, numel, plain
-from blade.backends.disc.legalize import rebuild
+from blade.backends.disc.rebuild import rebuild
 
 
 def bias_after(graph: Graph) -> Graph:

@@ -6,7 +6,7 @@ the kernel: CUDA reports a device-side assertion, after which the process cannot
 """
 
 from blade.backends.disc.ir import Builder, Graph, Value
-from blade.backends.disc.legalize import rebuild
+from blade.backends.disc.rebuild import rebuild
 
 
 def assert_in_kernels(graph: Graph) -> Graph:

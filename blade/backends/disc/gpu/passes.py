@@ -30,6 +30,7 @@ from blade.backends.disc.horizontal import merge_linears
 from blade.backends.disc.int8 import lower_int8
 from blade.backends.disc.ir import Value
 from blade.backends.disc.layouts import propagate
+from blade.backends.disc.outputs import outputs
 from blade.backends.disc.passes import Pass
 from blade.backends.disc.shapes import normalize
 from blade.backends.disc.split_sums import split_sums
@@ -62,7 +63,7 @@ def passes(half: torch.dtype | None) -> Sequence[tuple[str, Pass]]:
         ("compute_where_read", compute_where_read),
         ("addressable", partial(legalize.addressable, packed=_nothing)),
         ("precompute", precompute),
-        ("outputs", legalize.outputs),
+        ("outputs", outputs),
     )
 
 
