@@ -3,6 +3,8 @@
 
 from typing import Any
 
+import torch
+
 from blade.backends.base import OpNode
 
 # Arguments that say how an op behaves that may draw random numbers, and when it draws none.
@@ -12,6 +14,19 @@ QUIET: dict[str, tuple[object, ...]] = {
     "dropout": (0, 0.0),
     "dropout_p": (0, 0.0),
 }
+
+
+aten = torch.ops.aten
+# Ops that draw from torch's default generator, in the order of their results' elements and by their dtype.
+DRAWING = (
+    aten.native_dropout.default,
+    aten.bernoulli.default,
+    aten.bernoulli.p,
+    aten.rand.default,
+    aten.rand_like.default,
+    aten.randn.default,
+    aten.randn_like.default,
+)
 
 
 def given(node: OpNode, argument: Any) -> Any:

@@ -20,6 +20,7 @@ from blade.capture.captured import Reference
 from blade.capture.original import Original
 from blade.fallback.attempt import attempt
 from blade.fallback.compare import FP32_NO_TRUTH, NO_TRUTH, allowed, distance
+from blade.graph.leaves import tensors_in
 from blade.reason import Code, Reason, Stage
 
 _SAME = 1e-6  # two runs in float64 that differ by more have drawn different numbers
@@ -110,7 +111,7 @@ class Exact:
         if not self._seed:
             return self._answers(one)
         first, second = (self._seeded(one, seed) for seed in (0, 1))
-        for a, b in zip(_tensors(first), _tensors(second), strict=True):
+        for a, b in zip(tensors_in(first), tensors_in(second), strict=True):
             if a.shape != b.shape or not distance(a, b) <= _SAME:
                 return None
         return first
@@ -132,7 +133,3 @@ def widened(value: Any) -> Any:
     return pytree.tree_map(
         lambda x: x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x, value
     )
-
-
-def _tensors(calls: Leaves) -> list[torch.Tensor]:
-    return [x for leaves in calls for x in leaves if isinstance(x, torch.Tensor)]

@@ -4,7 +4,6 @@
 dtype = half_of(cluster, config)        # torch.float16, torch.bfloat16 or None
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ from torch.fx import GraphModule, Interpreter
 
 from blade.backends.base import Cluster
 from blade.config import Config
+from blade.graph.leaves import tensors_in
 
 # Products, by op names without overload: autocast's list for CUDA (torch, aten/src/ATen/autocast_mode.h).
 NARROW = frozenset(
@@ -50,7 +50,8 @@ class _Largest(Interpreter):
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         result = super().call_function(target, args, kwargs)
         if name_of(target) in NARROW:
-            for tensor in _tensors((args, kwargs, result)):
+            floating = (t for t in tensors_in((args, kwargs, result)) if t.is_floating_point())
+            for tensor in floating:
                 finite = tensor[tensor.isfinite()].abs()
                 self.largest = max(self.largest, float(finite.max()) if finite.numel() else 0.0)
         return result
@@ -59,14 +60,3 @@ class _Largest(Interpreter):
 def name_of(target: Any) -> str:
     """The name of an ATen op without its overload; "" for anything else."""
     return str(target).split(".")[1] if isinstance(target, torch._ops.OpOverload) else ""
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        if value.is_floating_point():
-            yield value
-    elif isinstance(value, (list, tuple)):
-        for one in value:
-            yield from _tensors(one)
-    elif isinstance(value, dict):
-        yield from _tensors(list(value.values()))

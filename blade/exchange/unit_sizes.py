@@ -24,6 +24,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._pytree import tree_map_only
 from torch.utils._sympy.functions import FloorDiv
 
+from blade.graph.leaves import tensors_in
 from blade.graph.shapes import result_of
 
 Assignment = Mapping[sympy.Basic, sympy.Integer]
@@ -133,8 +134,8 @@ class _Concrete:
         """Are the sizes of ``node``'s results those its symbolic ones give?"""
         given = torch.fx.map_arg((node.args, dict(node.kwargs)), self.operand)
         args, kwargs = tree_map_only(torch.SymInt, self.number, given)
-        found = _tensors(result_of(node.target, args, kwargs))
-        expected = _tensors(node.meta["val"])
+        found = tensors_in(result_of(node.target, args, kwargs))
+        expected = tensors_in(node.meta["val"])
         return [list(t.shape) for t in found] == [self.numbers(t.shape) for t in expected]
 
     def operand(self, node: Node) -> Any:
@@ -171,8 +172,3 @@ def _at(relation: sympy.Basic, sizes: Assignment) -> sympy.Basic | None:
         return relation.xreplace(dict(sizes))
     except (ZeroDivisionError, AssertionError):
         return None
-
-
-def _tensors(results: Any) -> list[torch.Tensor]:
-    several = results if isinstance(results, (list, tuple)) else [results]
-    return [t for t in several if isinstance(t, torch.Tensor)]

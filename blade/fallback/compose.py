@@ -27,11 +27,11 @@ from blade.fallback.measure import (
     is_faster,
     measure_all,
     speed,
-    tensors_of,
     why_clearly_slower,
 )
 from blade.fallback.propose import WHOLE, Composition
 from blade.fallback.time_budget import UNLIMITED, TimeBudget
+from blade.graph.leaves import tensors_in
 from blade.graph.splice import clone, splice
 from blade.reason import Code, Reason, Stage
 from blade.report import Composed, Timing
@@ -121,7 +121,7 @@ def _known(
     samples = tuple(range(len(captured.samples)))
     if len(cut.nodes) != len(cut.view.nodes) or cut.origins != samples or not one.timings:
         return None
-    shapes = [tuple(tuple(t.shape) for t in tensors_of(sample)) for sample in captured.samples]
+    shapes = [tuple(tuple(t.shape) for t in tensors_in(sample)) for sample in captured.samples]
     return [tuple(replace(t, shapes=s) for t, s in zip(one.timings, shapes, strict=True))]
 
 

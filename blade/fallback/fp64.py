@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from blade.backends.arguments import DRAWING
 from blade.fallback.generators import may_draw
 
 _NARROW = (torch.float32, torch.float16, torch.bfloat16)
@@ -21,17 +22,13 @@ _NARROW = (torch.float32, torch.float16, torch.bfloat16)
 _PICKS = (torch.ops.aten.embedding.default, torch.ops.aten.index_select.default)
 # Run in the dtypes they have: others draw in another order from the same generator, and kernels of attention on a
 # GPU have no fp64.
-_AS_IT_IS = tuple(
-    getattr(getattr(torch.ops.aten, name), overload)
-    for name, overload in (
-        *(("native_dropout", "default"), ("bernoulli", "default"), ("bernoulli", "p")),
-        *((name, "default") for name in ("rand", "rand_like", "randn", "randn_like")),
-        *(
-            (f"_scaled_dot_product_{kernel}_attention{end}", "default")
-            for kernel in ("cudnn", "flash", "efficient")
-            for end in ("", "_backward")
-        ),
-    )
+_AS_IT_IS = (
+    *DRAWING,
+    *(
+        getattr(torch.ops.aten, f"_scaled_dot_product_{kernel}_attention{end}").default
+        for kernel in ("cudnn", "flash", "efficient")
+        for end in ("", "_backward")
+    ),
 )
 
 

@@ -20,8 +20,8 @@ from time import perf_counter, process_time, sleep
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
+from blade.graph.leaves import tensors_in
 from blade.report import Timing, shape_text
 
 BUDGET_S = 1.5  # per sample and candidate; never fewer than MIN_ROUNDS rounds
@@ -213,13 +213,8 @@ def _rest() -> None:
             return
 
 
-def tensors_of(inputs: Inputs) -> list[torch.Tensor]:
-    """Those anywhere in ``inputs``."""
-    return [leaf for leaf in pytree.tree_leaves(tuple(inputs)) if isinstance(leaf, torch.Tensor)]
-
-
 def _synchronize(inputs: Inputs) -> None:
-    if torch.cuda.is_initialized() and any(t.is_cuda for t in tensors_of(inputs)):
+    if torch.cuda.is_initialized() and any(t.is_cuda for t in tensors_in(tuple(inputs))):
         torch.cuda.synchronize()
 
 
@@ -228,7 +223,7 @@ def _timing(inputs: Inputs, original: Sequence[float], engine: Sequence[float]) 
     ratio, spread = _ratio(original, engine)
     milliseconds = 1e3 * median(engine)
     return Timing(
-        shapes=tuple(tuple(t.shape) for t in tensors_of(inputs)),
+        shapes=tuple(tuple(t.shape) for t in tensors_in(tuple(inputs))),
         original_ms=milliseconds * ratio,
         engine_ms=milliseconds,
         spread=spread,

@@ -23,6 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
+from blade.graph.leaves import tensors_in
 from blade.graph.shapes import result_of
 
 _PLAIN = (int, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
@@ -54,8 +55,8 @@ class Results:
         if key is not None and (known := self._known.get(key)) is not None:
             return replace(known, is_shared=True)
         value = result_of(target, args, kwargs)
-        given = [_storage(t) for t in _tensors((tuple(args), dict(kwargs)))]
-        own = {_storage(t) for t in _tensors(value)}
+        given = [_storage(t) for t in tensors_in((tuple(args), dict(kwargs)))]
+        own = {_storage(t) for t in tensors_in(value)}
         made = Made(value, frozenset(k for k, storage in enumerate(given) if storage in own))
         if key is not None and not free_unbacked_symbols(value):  # a new name each time
             self._known[key] = made
@@ -110,12 +111,6 @@ def _storage(tensor: torch.Tensor) -> int | None:
     return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else None
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    for leaf in torch.utils._pytree.tree_leaves(value):
-        if isinstance(leaf, torch.Tensor):
-            yield leaf
-
-
 def settle(outputs: Sequence[Node], made: Mapping[Node, Made]) -> None:
     """Give ``outputs``, and what they are views of, values with memory of their own.
 
@@ -146,4 +141,4 @@ def _operands(node: Node) -> Iterator[Node]:
     """Whose each tensor is that a call is given, in the order of ``Made.borrowed``."""
     for leaf in torch.utils._pytree.tree_leaves((node.args, node.kwargs)):
         if isinstance(leaf, Node):
-            yield from (leaf for _ in _tensors(leaf.meta["val"]))
+            yield from (leaf for _ in tensors_in(leaf.meta["val"]))

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from blade.backends.arguments import QUIET
+from blade.backends.arguments import DRAWING, QUIET
 from blade.backends.base import OpNode, values_in
 
 aten = torch.ops.aten
@@ -21,16 +21,7 @@ aten = torch.ops.aten
 _REDRAWING = (aten._scaled_dot_product_cudnn_attention_backward.default,)
 # Ops whose CUDA kernels read the generator's state where a graph of CUDA puts it, and leave nothing on the CPU:
 # flash and memory-efficient attention keep the state of the generator there, unless they are captured.
-_DRAWING = (
-    aten.native_dropout.default,
-    aten.bernoulli.default,
-    aten.bernoulli.p,
-    aten.rand.default,
-    aten.rand_like.default,
-    aten.randn.default,
-    aten.randn_like.default,
-    aten._scaled_dot_product_cudnn_attention.default,
-)
+_IN_GRAPHS = (*DRAWING, aten._scaled_dot_product_cudnn_attention.default)
 
 
 def draws(target: Any, args: Sequence[Any]) -> bool:
@@ -47,4 +38,4 @@ def may_draw(node: OpNode) -> bool:
         return True
     tensors = (*values_in((*node.args, *node.kwargs.values())), *node.outputs)
     devices = {v.device.type for v in tensors if v.kind == "tensor" and v.device is not None}
-    return node.target in _DRAWING and devices == {"cuda"}
+    return node.target in _IN_GRAPHS and devices == {"cuda"}

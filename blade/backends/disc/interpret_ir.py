@@ -15,7 +15,7 @@ import torch
 
 from blade.backends.disc import attention, convolution, flash_attention, int8_reference, moments
 from blade.backends.disc.ir import Graph, Value
-from blade.backends.disc.kernel import Dim
+from blade.backends.disc.kernel import evaluate
 from blade.backends.disc.ops.table import Slot
 from blade.backends.disc.pointwise_reference import POINTWISE_REFERENCE, cast
 
@@ -76,11 +76,6 @@ def _sizes(graph: Graph, inputs: Sequence[torch.Tensor]) -> dict[sympy.Basic, in
     for symbol, (index, axis) in graph.origins.items():
         sizes[symbol] = inputs[index].shape[axis]
     return sizes
-
-
-def evaluate(dim: Dim, sizes: Mapping[sympy.Basic, int]) -> int:
-    """A size expression at these sizes."""
-    return dim if isinstance(dim, int) else int(dim.xreplace(dict(sizes)))
 
 
 def _step(

@@ -17,6 +17,7 @@ other. The body says what is computed, the emitter decides in how many passes ov
 Sizes and strides are ints or sympy expressions over the program's size symbols; nothing here says CPU.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Union
 
@@ -183,3 +184,8 @@ class Kernel:
 def _note(dim: Dim, seen: dict[sympy.Expr, None]) -> None:
     if isinstance(dim, sympy.Expr) and not dim.is_number:
         seen.setdefault(dim)
+
+
+def evaluate(dim: Dim, sizes: Mapping[sympy.Basic, int]) -> int:
+    """A size expression at these sizes."""
+    return dim if isinstance(dim, int) else int(dim.xreplace(dict(sizes)))

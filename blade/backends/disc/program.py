@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import sympy
 import torch
+from typing_extensions import assert_never
 
 from blade.backends.disc.call_words import Arguments
 from blade.backends.disc.channels_last import write_conv, write_spatial
@@ -170,22 +171,29 @@ class Writer:
             self.launch(step)
         elif isinstance(step, (LibraryCall, AttentionCall)):
             self.conditional(step)
-        elif step.op == "linear":
-            self.linear(step)
-        elif step.op == "scaled_linear":
-            write_scaled(self, step)
-        elif step.op == "conv":
-            write_conv(self, step)
-        elif step.op == "spatial":
-            write_spatial(self, step)
-        elif step.op == "matmul":
-            assert len(step.args) == 2, step  # generated code serves those with a bias
-            out, a, b = (self.matrix(v, 2) for v in (step, *step.args))
-            self.emit([f"call aten::bmm.out 3 t:{a} t:{b} t:{out} 0"])
-        elif step.op == "call":
-            self.call(step)
+        elif isinstance(step, Value):
+            self.library(step)
         else:
-            assert step.op == "item", step
+            assert_never(step)
+
+    def library(self, value: Value) -> None:
+        """Calls of ATen's ops for ``value``."""
+        if value.op == "linear":
+            self.linear(value)
+        elif value.op == "scaled_linear":
+            write_scaled(self, value)
+        elif value.op == "conv":
+            write_conv(self, value)
+        elif value.op == "spatial":
+            write_spatial(self, value)
+        elif value.op == "matmul":
+            assert len(value.args) == 2, value  # generated code serves those with a bias
+            out, a, b = (self.matrix(v, 2) for v in (value, *value.args))
+            self.emit([f"call aten::bmm.out 3 t:{a} t:{b} t:{out} 0"])
+        elif value.op == "call":
+            self.call(value)
+        else:
+            assert value.op == "item", value
 
     def kernel(self, call: KernelCall) -> None:
         words = ["kernel", call.name, *self.numbers((call.extent, call.cost, call.scratch))]

@@ -9,7 +9,6 @@ values, or add them up; how far sums reach follows from ``LIMIT``, which the cal
 are checked against at every call.
 """
 
-from collections.abc import Iterator
 from operator import attrgetter
 from typing import Any
 
@@ -19,6 +18,7 @@ from torch.fx import Node
 from blade.backends.base import Cluster, OpNode
 from blade.errors import Refused
 from blade.exchange.onnx_support import tensors
+from blade.graph.leaves import tensors_in
 from blade.reason import Code, Reason, Stage
 
 LIMIT = 2**28
@@ -94,14 +94,14 @@ def _bound(cluster: Cluster, node: Node, bounds: dict[Node, int]) -> int:
     value = node.meta.get("val")
     if isinstance(value, torch.SymInt):
         return LIMIT
-    kinds = {tensor.dtype for tensor in _tensors(value)}
+    kinds = {tensor.dtype for tensor in tensors_in(value)}
     if torch.int32 in kinds:
         return _LARGEST  # it wraps around as torch's does
     if torch.int64 in kinds and node.op in ("placeholder", "get_attr"):
         held = node.op == "get_attr"
         return _magnitude(attrgetter(str(node.target))(cluster.gm)) if held else LIMIT
-    given = [n for n in node.all_input_nodes if any(True for _ in _tensors(n.meta.get("val")))]
-    if torch.int64 not in kinds | {t.dtype for n in given for t in _tensors(n.meta.get("val"))}:
+    given = [n for n in node.all_input_nodes if tensors_in(n.meta.get("val"))]
+    if torch.int64 not in kinds | {t.dtype for n in given for t in tensors_in(n.meta.get("val"))}:
         return int(torch.bool in kinds)
     if node.target in _SUMS and torch.int64 in kinds:
         left, right, *alpha = (_of(one, bounds) for one in node.args)
@@ -115,11 +115,6 @@ def _of(argument: Any, bounds: dict[Node, int]) -> int:
     if isinstance(argument, Node):
         return bounds[argument]
     return abs(int(argument)) if isinstance(argument, int) else 0
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    several = value if isinstance(value, (list, tuple)) else [value]
-    return (one for one in several if isinstance(one, torch.Tensor))
 
 
 def _magnitude(tensor: torch.Tensor) -> int:

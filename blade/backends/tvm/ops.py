@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from blade.backends.base import OpNode, ValueInfo
+from blade.backends.base import OpNode, ValueInfo, values_in
 from blade.reason import Code, Reason, Stage
 
 NAME = "tvm"
@@ -43,7 +43,8 @@ def why_not_op(node: OpNode) -> Reason | None:
     if node.target not in _FLOATS | _LAYOUTS:
         return _reason(Code.UNSUPPORTED_OP, node, "it is not among the ops tried with it")
     allowed = _DTYPES if node.target in _LAYOUTS else (torch.float32,)
-    for value in _tensors([*node.args, *node.kwargs.values(), *node.outputs]):
+    given = values_in([*node.args, *node.kwargs.values(), *node.outputs])
+    for value in (v for v in given if v.kind == "tensor"):
         if value.dtype not in allowed:
             why = f"it is given no tensors of {value.dtype} there"
             return _reason(Code.UNSUPPORTED_DTYPE, node, why)
@@ -94,11 +95,6 @@ _ARGUMENTS: dict[Any, Callable[[OpNode], str | None]] = {
     aten.sum.dim_IntList: _reduced,
 }
 """Taken with some arguments only; ``node.args`` has one entry per positional argument."""
-
-
-def _tensors(values: list[Any]) -> list[ValueInfo]:
-    flat = [one for v in values for one in (v if isinstance(v, (list, tuple)) else [v])]
-    return [one for one in flat if isinstance(one, ValueInfo) and one.kind == "tensor"]
 
 
 def _reason(code: Code, node: OpNode, why: str) -> Reason:

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 from blade.backends.disc.cpu import conv_rows, winograd
 from blade.backends.disc.cpu.code import Value
+from blade.backends.disc.cpu.conv_pack import taps_of
 from blade.backends.disc.cpu.conv_tile import heights, micro_kernel, signature, tiles, widths
 from blade.backends.disc.cpu.function import Function
 from blade.backends.disc.cpu.routine import POINTER, Routine
@@ -76,14 +77,7 @@ def pack_text(target: Target) -> str:
         group, place = f.over(column, columns), f.rest(column, columns)
         panel = f.sum(f.product(group, panels), f.over(place, target.lanes))
         to = f.at(f.at(packed, f.product(panel, length)), f.rest(place, target.lanes))
-        with (
-            f.range(0, size["taps_d"]) as a,
-            f.range(0, size["taps_h"]) as b,
-            f.range(0, size["taps_w"]) as c,
-        ):
-            steps = zip((a, b, c), "dhw", strict=True)
-            start = f.sum(*(f.product(t, size[f"step_{axis}"]) for t, axis in steps))
-            tap = f.sum(f.product(f.sum(f.product(a, size["taps_h"]), b), size["taps_w"]), c)
+        with taps_of(f, size) as (tap, start):
             row = f.product(tap, size["depth"])
             with f.range(0, size["depth"]) as k:
                 x = f.get(source, f.sum(start, f.product(k, size["step_c"])))

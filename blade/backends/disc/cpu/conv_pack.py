@@ -9,7 +9,8 @@ output channels at a time. Strides may be negative: a gradient's taps come in re
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 
 from blade.backends.disc.cpu.code import Value
 from blade.backends.disc.cpu.routine import POINTER, Routine
@@ -41,14 +42,7 @@ def panels_text(target: Target) -> str:
         source = f.at(f.at(w, size["offset"]), f.product(column, size["step_o"]))
         weights = _gather(f, source, size["step_o"], f.minus(columns, first), target.lanes)
         to = f.at(packed, f.product(unit, length))
-        with (
-            f.range(0, size["taps_d"]) as a,
-            f.range(0, size["taps_h"]) as b,
-            f.range(0, size["taps_w"]) as c,
-        ):
-            steps = zip((a, b, c), "dhw", strict=True)
-            start = f.sum(*(f.product(t, size[f"step_{axis}"]) for t, axis in steps))
-            tap = f.sum(f.product(f.sum(f.product(a, size["taps_h"]), b), size["taps_w"]), c)
+        with taps_of(f, size) as (tap, start):
             row = f.at(to, f.product(tap, size["depth"], target.lanes))
             with f.range(0, size["depth"]) as k:
                 place = f.sum(start, f.product(k, size["step_c"]))
@@ -88,6 +82,20 @@ def winograd_panels_text(target: Target) -> str:
                 place = f.sum(f.product(plane, at), f.product(k, lanes))
                 f.put(f.convert("arith.truncf", value, "f32"), to, place)
     return f.text(internal=False)
+
+
+@contextmanager
+def taps_of(f: Routine, size: Mapping[str, Value]) -> Iterator[tuple[Value, Value]]:
+    """A loop over a kernel's taps: the number of each one, and where its weights begin, in elements."""
+    with (
+        f.range(0, size["taps_d"]) as a,
+        f.range(0, size["taps_h"]) as b,
+        f.range(0, size["taps_w"]) as c,
+    ):
+        steps = zip((a, b, c), "dhw", strict=True)
+        start = f.sum(*(f.product(t, size[f"step_{axis}"]) for t, axis in steps))
+        tap = f.sum(f.product(f.sum(f.product(a, size["taps_h"]), b), size["taps_w"]), c)
+        yield tap, start
 
 
 def _gather(f: Routine, source: Value, step: Value, count: Value, lanes: int) -> Gather:

@@ -20,10 +20,10 @@ from blade.backends.disc.gpu.attention import attention, attention_key, long_cla
 from blade.backends.disc.gpu.compile import Kept, compile_units
 from blade.backends.disc.gpu.driver import DriverError, load
 from blade.backends.disc.gpu.launch import LibraryLaunch
-from blade.backends.disc.gpu.measure import Sizes, extent_of, microseconds, number_at
+from blade.backends.disc.gpu.measure import Sizes, extent_of, microseconds
 from blade.backends.disc.gpu.target import GpuTarget
 from blade.backends.disc.ir import Shape, Value
-from blade.backends.disc.kernel import Dim
+from blade.backends.disc.kernel import Dim, evaluate
 from blade.backends.disc.sdpa import Heads, kernels, operands_of, result_of, run_sdpa
 from blade.backends.disc.views import view_of
 from blade.cache import code_version, digest
@@ -179,7 +179,7 @@ class _Bench:
         return [self.number(d) for d in shape]
 
     def number(self, dim: Dim) -> int:
-        return number_at(dim, self.sizes)
+        return evaluate(dim, self.sizes)
 
 
 def _cache_key(key: str, target: GpuTarget) -> str:

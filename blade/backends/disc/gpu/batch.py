@@ -13,10 +13,19 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import sympy
+from typing_extensions import assert_never
 
 from blade.backends.disc.gpu.unit import Unit, named
 from blade.backends.disc.ir import Value, numel
-from blade.backends.disc.steps import AttentionCall, Launch, LibraryCall, Operand, Step
+from blade.backends.disc.steps import (
+    AttentionCall,
+    KernelCall,
+    Launch,
+    LibraryCall,
+    NativeCall,
+    Operand,
+    Step,
+)
 from blade.backends.disc.views import view_of
 
 # Elements of what is small: a copy of more takes longer than launching it, and would be kept for longer.
@@ -83,8 +92,10 @@ def _touched(step: Step) -> Iterator[Value]:
             yield one if view is None else view.base
     elif isinstance(step, Launch):
         yield from _values(step)
+    elif isinstance(step, KernelCall | NativeCall):
+        raise AssertionError(f"on a GPU there are launches alone: {step}")
     else:
-        raise AssertionError(step)
+        assert_never(step)
 
 
 def _values(launch: Launch) -> Iterator[Value]:

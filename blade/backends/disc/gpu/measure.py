@@ -18,7 +18,7 @@ from blade.backends.disc.gpu.launch import LibraryLaunch
 from blade.backends.disc.gpu.scaled import NARROW
 from blade.backends.disc.gpu.unit import Choice
 from blade.backends.disc.ir import Value
-from blade.backends.disc.kernel import Dim
+from blade.backends.disc.kernel import Dim, evaluate
 from blade.backends.disc.steps import Counters, Scratch
 
 WEIGHT_BYTES = 96 << 20  # more than the L2 cache of any GPU holds
@@ -224,11 +224,7 @@ class Bench:
         return x, y, z
 
     def number(self, dim: Dim) -> int:
-        return number_at(dim, self.sizes)
-
-
-def number_at(dim: Dim, sizes: Sizes) -> int:
-    return dim if isinstance(dim, int) else int(dim.subs(sizes))
+        return evaluate(dim, self.sizes)
 
 
 def extent_of(shape: Sequence[int], strides: Sequence[int]) -> int:
