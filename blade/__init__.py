@@ -26,6 +26,7 @@ from blade.version import __version__
 
 if TYPE_CHECKING:
     from blade.api import optimize
+    from blade.fallback.background import wait
 
 try:
     from blade import runtime as runtime

@@ -93,8 +93,12 @@ def _weights(value: object) -> object:
     return tuple(map(float, weights))
 
 
-def _path(value: object) -> object:
-    return Path(value) if isinstance(value, str) and value else value
+def _path(value: object) -> Path | None:
+    if value is None or isinstance(value, Path):
+        return value
+    if isinstance(value, str) and value:
+        return Path(value)
+    raise ValueError("a folder is expected, a non-empty string or a Path")
 
 
 def _passes(value: object) -> tuple[Any, ...]:

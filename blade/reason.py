@@ -76,7 +76,11 @@ class Code(str, Enum):
 
 @dataclass(frozen=True)
 class Reason:
-    """One decision against something, with its cause."""
+    """One decision against something, with its cause.
+
+    ``backend``: whose decision it was; ``None``: blade's. ``subject``: the op, cluster or argument it is about.
+    ``detail``: a full sentence. ``error``: the exception behind it and where it came from, if there was one.
+    """
 
     stage: Stage
     code: Code

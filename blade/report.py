@@ -126,8 +126,10 @@ class Composed:
 
 @dataclass(frozen=True)
 class Report:
-    """``reasons`` are those that concern no cluster; ``seconds`` are per stage of ``optimize``.
+    """What ``optimize`` did with a model; ``str()`` of it is for people.
 
+    ``reasons`` are those that concern no cluster; ``outside`` counts the ops that are in none, by kind;
+    ``versions`` and ``cpu`` are of the machine that optimized; ``seconds`` are per stage of ``optimize``;
     ``nodes`` are the ops of the whole model, in program order; ``inputs`` is what each sample looked like;
     ``compositions`` are all ways to put the module together that were measured as a whole. ``state`` is
     ``SEARCHING`` while engines are made in the background.
@@ -154,6 +156,7 @@ class Report:
         return (*self.reasons, *(r for c in self.clusters for r in c.reasons))
 
     def to_json(self) -> str:
+        """All of it as one JSON object, which ``from_json`` reads."""
         return json.dumps(asdict(self), allow_nan=False)
 
     @staticmethod
@@ -182,7 +185,7 @@ class Report:
 def report(optimized: torch.nn.Module) -> Report:
     """The report of a module that ``blade.optimize`` returned, also after ``torch.jit.save`` and ``load``.
 
-    Raises ``InputError`` for any other object.
+    Raises ``InputError`` for any other object, and ``ValueError`` for a report that this version cannot read.
     """
     text = getattr(optimized, ATTRIBUTE, None)
     if not isinstance(optimized, torch.jit.ScriptModule) or not isinstance(text, str):

@@ -7,6 +7,7 @@ other seeds, in a process that may crash:
     python tests/runtime/test_mangled.py SEED SECONDS
 """
 
+import faulthandler
 import random
 import resource
 import sys
@@ -151,6 +152,7 @@ def main(seed: int, seconds: float) -> None:
     end, tried = time.monotonic() + seconds, 0
     while time.monotonic() < end:
         draw = random.Random(f"{seed} {tried}")
+        faulthandler.dump_traceback_later(60, exit=True)
         mangle_program(draw)
         mangle_code(objects, draw)
         tried += 1
