@@ -37,6 +37,7 @@ LAYERS: list[set[str]] = [
         "report",
         "report_graph",
         "report_page",
+        "report_text",
         "progress",
         "precision",
         "turns",

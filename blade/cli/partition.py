@@ -18,8 +18,8 @@ from blade.cli.result import Result, add_row, plain_table, to_text
 from blade.config import Config
 from blade.progress import announce
 from blade.reason import Reason
-from blade.report import reason_table
 from blade.report_graph import NodeReport
+from blade.report_text import reason_table
 
 TEXT = """Say which backends would be asked to compile which parts, and why not more. Builds no engine.
 

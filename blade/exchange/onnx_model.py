@@ -3,8 +3,7 @@
 
     model = to_onnx(cluster, config)
     model.data                      # a valid ModelProto whose weights are inputs: {"const_0": ...}
-    external_weights(model)         # ... are initializers that somebody else brings (onnxruntime)
-    inner_weights(model, tensors)   # ... are inside (what can read only whole files)
+    external_weights(model)         # ... are initializers that somebody else brings
 
 Weights are in the engine's constants, that is: once in a saved file. What is small (a shape, a scalar, an
 epsilon) is in ``data``, where it can be folded. Exports are kept in the cache, so that several backends,
@@ -103,20 +102,6 @@ def external_weights(model: OnnxModel) -> bytes:
         tensor.data_location = onnx.TensorProto.EXTERNAL
         entry = tensor.external_data.add()
         entry.key, entry.value = "location", value.name
-    data: bytes = proto.SerializeToString()
-    return data
-
-
-def inner_weights(model: OnnxModel, tensors: Mapping[str, torch.Tensor]) -> bytes:
-    """The model with its weights inside; ``tensors`` are the cluster's constants by name. At most 2 GiB."""
-    import onnx
-
-    proto = onnx.load_from_string(model.data)
-    for value in _take_weights(proto.graph, model):
-        tensor = proto.graph.initializer.add()
-        _declare(tensor, value)
-        held = tensors[model.weights[value.name]].detach().cpu().contiguous().flatten()
-        tensor.raw_data = held.view(torch.uint8).numpy().tobytes()
     data: bytes = proto.SerializeToString()
     return data
 

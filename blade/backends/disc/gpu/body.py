@@ -307,8 +307,5 @@ class Body:
         self.rows[i], self.columns[i] = self.rows[stmt.arg], False
         self.define(i, reduction.across(stmt, x, self.tile.rows))
 
-    def is_reduce(self, i: int) -> bool:
-        return isinstance(self.kernel.body[i], Reduce)
-
     def stmt(self, i: int) -> Stmt:
         return self.kernel.body[i]
