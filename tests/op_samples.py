@@ -880,6 +880,7 @@ row(
         x[0 : x.shape[1]],
         x[x.shape[1] - 1 :],
         x[:, : x.shape[0] // 2],
+        x[:, -x.shape[0] :] * 2,
     ),
     f32("a b"),
     refuses=0,

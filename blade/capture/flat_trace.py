@@ -19,6 +19,7 @@ from torch import nn
 from torch.jit import _trace as tracer
 
 from blade.capture.clean import optimize_frozen
+from blade.graph.autograd_functions import inline_functions
 from blade.graph.script import script_of, simplified
 
 _LOOKED_AT = 16
@@ -45,6 +46,7 @@ def flat_trace(
             None,
             inputs,
         )[0]
+    inline_functions(graph)
     # the tracer notes the sample's sizes on every value; no pass may believe them
     torch._C._jit_erase_non_input_shape_information(graph)
     _merge(list(graph.inputs())[len(names) :], [*weights.values()])

@@ -30,7 +30,15 @@ from blade.capture.observe import OTHER_VALUES, Observed, observe
 from blade.capture.outputs import NotTensors
 from blade.capture.probes import Axis, axes_of
 from blade.capture.ties import find_ties
-from blade.capture.trace import Trace, script, script_around, trace, trace_frozen
+from blade.capture.trace import (
+    Trace,
+    fused_layers,
+    has_fused_layers,
+    script,
+    script_around,
+    trace,
+    trace_frozen,
+)
 from blade.config import Config
 from blade.errors import InputError
 from blade.fallback.attempt import attempt
@@ -170,8 +178,11 @@ def _trace(
         reasons.append(failed(type(own).__name__, Code.TRACE_FAILED, str(error)))
         return None
     best: _Graph | None = None
-    for sample in (seen.samples[0], *seen.probes[-1:]):
-        graph = _trace_at(own, seen, sample, config, reasons, look_up=look_up)
+    ways = [(sample, False) for sample in (seen.samples[0], *seen.probes[-1:])]
+    if has_fused_layers(own):
+        ways.append((seen.samples[0], True))
+    for sample, fused in ways:
+        graph = _trace_at(own, seen, sample, config, reasons, look_up=look_up, fused=fused)
         if graph is None:
             break
         best = graph if best is None or not graph.differences else best
@@ -189,17 +200,20 @@ def _trace_at(
     limits: tuple[Limit, ...] = (),
     ties: tuple[Tie, ...] = (),
     look_up: LookUp | None = None,
+    fused: bool = False,
 ) -> _Graph | None:
     name = type(own).__name__
     result: Trace | Reason | None = None
     if config.freeze_module and not config.preserved_attributes and not seen.original.is_stateful:
         flat = partial(trace_frozen, own, seen.call, sample, seen.is_plain, limits, ties)
-        result = attempt(Stage.CAPTURE, None, name, flat, code=Code.TRACE_FAILED)
+        with fused_layers(fused):
+            result = attempt(Stage.CAPTURE, None, name, flat, code=Code.TRACE_FAILED)
         seen.original.reset()
     if not isinstance(result, Trace):
         preserved = config.preserved_attributes
         as_module = partial(trace, own, seen.call, sample, seen.is_plain, limits, preserved, ties)
-        result = attempt(Stage.CAPTURE, None, name, as_module, code=Code.TRACE_FAILED)
+        with fused_layers(fused):
+            result = attempt(Stage.CAPTURE, None, name, as_module, code=Code.TRACE_FAILED)
         seen.original.reset()
     if isinstance(result, Reason):
         reasons.append(result)

@@ -22,6 +22,7 @@ from blade.capture.inputs import Call, Sample, call_from, flat_arguments
 from blade.capture.original import copy_of
 from blade.capture.outputs import tensors_of
 from blade.errors import InputError
+from blade.graph.autograd_functions import inline_in
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,7 @@ def trace(
     target = _target(model, call, is_plain, limits, ties)
     with _quiet() as caught, torch.no_grad():
         module = torch.jit.trace(target, copy_of(sample), check_trace=False, strict=False)
+    inline_in(module)
     _add_attributes(module, model, preserved)
     return Trace(module, _texts(caught))
 
@@ -233,6 +235,22 @@ def _raise_unequal(a: torch.Tensor, i: int, b: torch.Tensor, j: int, message: st
     if a.size(i) != b.size(j):
         raise RuntimeError(message)
     return a
+
+
+def has_fused_layers(model: nn.Module) -> bool:
+    """Whether ``fused_layers`` make a difference: such a layer skips padding, and answers zeros there."""
+    return any(isinstance(part, nn.TransformerEncoderLayer) for part in model.modules())
+
+
+@contextlib.contextmanager
+def fused_layers(enabled: bool) -> Iterator[None]:
+    """Attention and encoder layers of ``torch.nn`` as one op each, or as the ops that they are otherwise."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(enabled and before)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
 
 
 @contextlib.contextmanager

@@ -125,9 +125,10 @@ def _apply_loop(program: Program, line: Line, found: Aliases, merges: list[froze
 
 
 def schema_of(node: torch._C.Node) -> torch._C.FunctionSchema | None:
-    """The operator schema ``node`` was resolved to, if any."""
+    """The operator schema ``node`` was resolved to, if any; that of a call into Python tells nothing."""
     text = node.schema()
-    return None if text == "(no schema)" else torch._C.parse_schema(text)
+    unknown = text == "(no schema)" or node.kind() == "prim::PythonOp"
+    return None if unknown else torch._C.parse_schema(text)
 
 
 def _apply_schema(

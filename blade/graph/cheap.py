@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import torch
 
-from blade.graph.alias import Aliases
+from blade.graph.alias import Aliases, schema_of
 from blade.graph.program import Line, Program
 
 INTEGER_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
@@ -36,9 +36,11 @@ SCALAR = frozenset(
 STRUCTURE = frozenset(("prim::ListConstruct", "prim::TupleConstruct"))
 
 CHAIN = frozenset(
-    "aten::add aten::sub aten::mul aten::floor_divide aten::remainder aten::neg aten::rsub".split()
+    "aten::add aten::sub aten::mul aten::floor_divide aten::remainder aten::neg aten::rsub aten::div "
+    "aten::to".split()
 )
-"""Integer arithmetic that trace writes on 0-d tensors made from sizes."""
+"""Integer arithmetic that trace writes on 0-d tensors made from sizes: of divisions those that round, of
+conversions those that change nothing."""
 
 FROM_CHAIN = frozenset(
     "aten::Int aten::Float aten::ScalarImplicit aten::IntImplicit aten::FloatImplicit".split()
@@ -73,13 +75,34 @@ def _is_int(program: Program, value: int) -> bool:
 
 
 def _extends_chain(program: Program, line: Line, chain: set[int]) -> bool:
-    tensors = [v for v in line.inputs if program.is_tensor(v)]
-    others = [v for v in line.inputs if not program.is_tensor(v)]
+    if line.kind == "aten::to":
+        return line.inputs[0] in chain and _stays_as_it_is(program, line)
+    numbers = line.inputs
+    if line.kind == "aten::div":  # its mode is last; as a default it is not there
+        if len(numbers) != 3 or program.held(numbers[2]) not in ("trunc", "floor"):
+            return False
+        numbers = numbers[:2]
+    tensors = [v for v in numbers if program.is_tensor(v)]
+    others = [v for v in numbers if not program.is_tensor(v)]
     return (
         any(v in chain for v in tensors)
         and all(v in chain or _is_int_scalar_constant(program, v) for v in tensors)
         and all(_is_int_number(program, v) for v in others)
     )
+
+
+def _stays_as_it_is(program: Program, line: Line) -> bool:
+    """Whether an ``aten::to`` keeps an integer of 64 bits on the CPU what it is."""
+    schema = schema_of(line.node)
+    if schema is None or not all(program.constant(v) for v in line.inputs[1:]):
+        return False
+    names = [argument.name for argument in schema.arguments]
+    given = {name: program.held(v) for name, v in zip(names, line.inputs, strict=False)}
+    on_cpu = torch.device(given.get("device") or "cpu").type == "cpu"
+    return "other" not in given and on_cpu and given.get("dtype") in _INT64
+
+
+_INT64 = (None, torch.int64, 4)  # how TorchScript numbers it
 
 
 def _is_int_scalar_constant(program: Program, value: int) -> bool:

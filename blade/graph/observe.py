@@ -35,11 +35,13 @@ _runs = itertools.count()
 
 
 def _note(value: torch.Tensor | None, run: int, key: int) -> None:
-    if value is not None:  # a result that the op left undefined: attention weights nobody wants
+    # None: a result that the op left undefined, attention weights nobody wants; nested tensors have no sizes
+    if value is not None and not value.is_nested:
         _running[run](key, value)
 
 
-_LIBRARY.impl("note", _note, "CompositeExplicitAutograd")
+for _key in ("CompositeExplicitAutograd", "NestedTensorCPU", "NestedTensorCUDA", "AutogradNestedTensor"):
+    _LIBRARY.impl("note", _note, _key)
 
 
 @dataclass(frozen=True)
@@ -71,9 +73,11 @@ def observe_facts(program: Program, module: torch.jit.ScriptModule, sample: Sequ
         if len(facts) < _FACTS_LIMIT:
             facts[Fact(tuple(value.shape), value.dtype, value.device)] = None
 
+    absent = _may_be_absent(program)
+
     def watch(run: _Watched, values: Sequence[int]) -> None:
         for value in values:
-            if program.values[value].type().kind() == "TensorType":
+            if program.values[value].type().kind() == "TensorType" and value not in absent:
                 run.note(run.copier.known[value], value)
 
     run = _Watched(program)
@@ -83,6 +87,25 @@ def observe_facts(program: Program, module: torch.jit.ScriptModule, sample: Sequ
     )
     run.run(module, sample, note)
     return {value: tuple(facts) for value, facts in seen.items()}
+
+
+def _may_be_absent(program: Program) -> set[int]:
+    """What scripted code returns from the way on which it is not needed: no value of any kind."""
+    absent = {v for line in program.lines if line.kind == "prim::Uninitialized" for v in line.outputs}
+    before = -1
+    while len(absent) != before:
+        before = len(absent)
+        for line in program.lines:
+            for block in (program.blocks[b] for b in line.blocks):
+                is_loop = line.kind == "prim::Loop"
+                returned = block.returns[1:] if is_loop else block.returns
+                pairs = list(zip(line.outputs, returned, strict=True))
+                if is_loop:
+                    pairs += zip(block.inputs[1:], returned, strict=True)
+                    pairs += zip(block.inputs[1:], line.inputs[2:], strict=True)
+                    pairs += zip(line.outputs, line.inputs[2:], strict=True)
+                absent.update(made for made, source in pairs if source in absent)
+    return absent
 
 
 def observe_tensors(

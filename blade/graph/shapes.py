@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.fx.experimental.symbolic_shapes import guard_or_false, sym_and
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, guard_or_false, sym_and
 
 aten = torch.ops.aten
 Rule = Callable[..., Any]
@@ -45,7 +45,8 @@ def _slice(
 
 
 def _within(index: Any, size: Any) -> Any:
-    """The place ``index`` means in an axis of this size; ``None`` if it is open from which end it counts."""
+    """The place ``index`` means in an axis of this size; where it is open from which end it counts, it is that of
+    the sample, which is a guard. ``None`` if no sample tells."""
     if guard_or_false(sym_and(index >= 0, index <= size)):
         return index
     if guard_or_false(sym_and(index < 0, index >= -size)):
@@ -54,7 +55,9 @@ def _within(index: Any, size: Any) -> Any:
         return torch.sym_min(index, size)
     if guard_or_false(index < 0):
         return torch.sym_max(index + size, 0)
-    return None
+    if free_unbacked_symbols((index, size)):
+        return None
+    return torch.sym_min(index, size) if index >= 0 else torch.sym_max(index + size, 0)  # a guard
 
 
 def _kron(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

@@ -223,12 +223,25 @@ class _Builder:
             own, other, *alpha = inputs
             inputs = [other, self._scaled(line, own, alpha[0] if alpha else 1)]
             return self._apply(FUNCTIONS["aten::sub"], inputs, line)
+        if line.kind == "aten::to":  # of a size it changes nothing
+            return inputs[0]
+        if line.kind == "aten::div" and len(inputs) == 3:
+            return self._quotient(line, *inputs)
         function = FUNCTIONS.get(line.kind)
         if function is None:
             raise NotImplementedError(f"{line.kind} of a size has no FX form")
         if line.kind in ("aten::add", "aten::sub") and len(inputs) == 3:  # 0-d tensors: alpha
             inputs = [inputs[0], self._scaled(line, inputs[1], inputs[2])]
         return self._apply(function, inputs, line)
+
+    def _quotient(self, line: Line, number: Any, by: Any, mode: str) -> Any:
+        """A quotient rounded down, or towards zero: whether that differs is a guard, unless it is known."""
+        floor, minus = FUNCTIONS["aten::floordiv"], FUNCTIONS["aten::neg"]
+        is_positive = bool(value_of(number) >= 0) == bool(value_of(by) > 0)
+        if mode == "floor" or is_positive:
+            return self._apply(floor, [number, by], line)
+        up = self._apply(floor, [self._apply(minus, [number], line), by], line)
+        return self._apply(minus, [up], line)
 
     def _scaled(self, line: Line, number: Any, alpha: Any) -> Any:
         if not isinstance(alpha, torch.fx.Node) and alpha == 1:

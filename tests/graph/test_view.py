@@ -3,6 +3,7 @@
 
 import torch
 from cutting import cut, ops, pins, script, trace
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 import blade
 from blade.backends.base import ValueInfo
@@ -65,6 +66,61 @@ def test_integer_chains_on_traced_sizes_are_scalars() -> None:
 
     captured = trace(model, (torch.randn(2, 6), torch.randn(2, 9)))
     assert ops(cut(captured)) == [["relu", "slice", "slice"]]
+
+
+def _number(size: int) -> torch.Tensor:
+    """``size`` as the tracer has it, also outside of a trace."""
+    return size if isinstance(size, torch.Tensor) else torch.tensor(size)
+
+
+def test_quotients_and_conversions_of_sizes_are_scalars() -> None:
+    def model(y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        half = torch.div(_number(x.shape[1]), 2, rounding_mode="trunc")
+        below = torch.div(1 - _number(x.shape[1]), 2, rounding_mode="trunc")
+        a = torch.relu(y)[:, : half.to(torch.int64)]
+        return torch.tanh(a)[:, below:]
+
+    captured = trace(model, (torch.randn(2, 9), torch.randn(2, 6)), (torch.ones(3, 9),) * 2)
+    assert not pins(captured)
+    [extracted] = cut(captured)
+    for inputs in (*captured.samples, *captured.probes):
+        torch.testing.assert_close(extracted.fallback(*inputs), model(*inputs))
+        torch.testing.assert_close(extracted.cluster.gm(*inputs)[0], model(*inputs))
+
+
+def test_a_slice_around_the_middle_has_a_size_that_sizes_tell() -> None:
+    def model(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+        length = x.shape[0]
+        return torch.relu(table)[8 - length : 8 + length]
+
+    captured = trace(model, (torch.randn(3), torch.randn(16, 2)), (torch.ones(5), torch.ones(16, 2)))
+    [extracted] = cut(captured)
+    [returned] = extracted.cluster.gm.graph.output_node().args[0]
+    assert not free_unbacked_symbols(returned.meta["val"])
+
+
+def test_a_quotient_that_is_not_rounded_stays_an_op() -> None:
+    def model(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.relu(y)[:, : (_number(x.shape[1]) / 2).to(torch.int64)]
+
+    assert "aten::Int" in pins(trace(model, (torch.randn(2, 6), torch.randn(2, 9))))
+
+
+class Returning(torch.nn.Module):
+    """Scripted, its first return leaves later values without any."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(2):
+            if x.size(0) > 2:
+                return torch.relu(x)
+            x = torch.tanh(x) * 2
+        return x
+
+
+def test_values_that_are_never_made_are_not_looked_at() -> None:
+    captured = script(Returning(), (torch.randn(3, 4),), (torch.randn(2, 4),))
+    assert any(node.kind() == "prim::Uninitialized" for node in captured.module.graph.nodes())
+    assert {str(n.target) for n in view(captured).nodes} >= {"aten.relu.default"}
 
 
 def test_a_float_chain_stays_a_chain_of_ops() -> None:
