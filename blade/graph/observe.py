@@ -40,7 +40,12 @@ def _note(value: torch.Tensor | None, run: int, key: int) -> None:
         _running[run](key, value)
 
 
-for _key in ("CompositeExplicitAutograd", "NestedTensorCPU", "NestedTensorCUDA", "AutogradNestedTensor"):
+for _key in (
+    "CompositeExplicitAutograd",
+    "NestedTensorCPU",
+    "NestedTensorCUDA",
+    "AutogradNestedTensor",
+):
     _LIBRARY.impl("note", _note, _key)
 
 
@@ -91,7 +96,9 @@ def observe_facts(program: Program, module: torch.jit.ScriptModule, sample: Sequ
 
 def _may_be_absent(program: Program) -> set[int]:
     """What scripted code returns from the way on which it is not needed: no value of any kind."""
-    absent = {v for line in program.lines if line.kind == "prim::Uninitialized" for v in line.outputs}
+    absent = {
+        v for line in program.lines if line.kind == "prim::Uninitialized" for v in line.outputs
+    }
     before = -1
     while len(absent) != before:
         before = len(absent)

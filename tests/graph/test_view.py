@@ -93,7 +93,9 @@ def test_a_slice_around_the_middle_has_a_size_that_sizes_tell() -> None:
         length = x.shape[0]
         return torch.relu(table)[8 - length : 8 + length]
 
-    captured = trace(model, (torch.randn(3), torch.randn(16, 2)), (torch.ones(5), torch.ones(16, 2)))
+    captured = trace(
+        model, (torch.randn(3), torch.randn(16, 2)), (torch.ones(5), torch.ones(16, 2))
+    )
     [extracted] = cut(captured)
     [returned] = extracted.cluster.gm.graph.output_node().args[0]
     assert not free_unbacked_symbols(returned.meta["val"])

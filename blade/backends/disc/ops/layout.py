@@ -194,7 +194,9 @@ def clamped(start: Any, size: Dim) -> Dim:
     start = plain(start)
     if isinstance(start, int) and start == 0:
         return 0
-    if sympy.sympify(start).is_negative:  # of what is neither known to be nor not, shapes.py says: not
+    if sympy.sympify(
+        start
+    ).is_negative:  # of what is neither known to be nor not, shapes.py says: not
         return plain(sympy.Max(0, sympy.sympify(size) + start))
     return plain(sympy.Min(start, size))
 
