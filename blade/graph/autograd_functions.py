@@ -42,8 +42,8 @@ def _has_ops(node: torch._C.Node) -> bool:
 
 def _inline(graph: torch._C.Graph, call: torch._C.Node) -> None:
     graph.setInsertPoint(call)
-    inside = call.g("Subgraph")  # type: ignore[attr-defined]
-    results = graph.insertGraph(inside, list(call.inputs()))  # type: ignore[attr-defined]
+    inside = call.g("Subgraph")
+    results = graph.insertGraph(inside, list(call.inputs()))
     made = list(call.outputs())
     if len(made) == 1 and made[0].type().kind() == "TupleType":
         tuple_of = graph.create("prim::TupleConstruct", list(results), 1)
