@@ -124,6 +124,15 @@ row(
     refuses=0,
 )
 row(
+    "grouped product",  # experts: rows up to offs[i] are multiplied by the i-th matrix
+    lambda x, w: (
+        aten._grouped_mm(x * 2, w, torch.arange(1, 4, dtype=torch.int32) * x.shape[0] // 3) + 1
+    ),
+    f32("a 8"),
+    f32("3 8 12"),
+    called=True,
+)
+row(
     "native attention mask",
     lambda x, m: aten._native_multi_head_attention(
         x, x, x, 8, 2, *_as(x, _ATTENTION), m.logical_and(m.logical_not()), True, True, 1

@@ -224,6 +224,22 @@ def _native_attention(
     return query.new_empty(query.shape), query.new_empty(sizes)
 
 
+def _grouped_mm(
+    x: torch.Tensor,
+    other: torch.Tensor,
+    offs: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """torch's function takes bfloat16 alone, unlike its kernels. Rows begin at multiples of 16 bytes."""
+    dtype = out_dtype or x.dtype
+    step = 16 // dtype.itemsize
+    groups = [] if x.dim() + other.dim() == 5 else [offs.shape[0] if offs is not None else x.shape[0]]
+    sizes = [*groups, x.shape[-2], other.shape[-1]]
+    row = (sizes[-1] + step - 1) // step * step
+    return x.new_empty_strided(sizes, [*(sizes[-2] * row for _ in groups), row, 1], dtype=dtype)
+
+
 RULES: dict[Any, Rule] = {
     aten.slice.Tensor: _slice,
     aten.kron.default: _kron,
@@ -251,4 +267,5 @@ RULES: dict[Any, Rule] = {
     aten.fake_quantize_per_channel_affine.default: _like,
     aten._transformer_encoder_layer_fwd.default: _encoder_layer,
     aten._native_multi_head_attention.default: _native_attention,
+    aten._grouped_mm.default: _grouped_mm,
 }
