@@ -234,7 +234,9 @@ def _grouped_mm(
     """torch's function takes bfloat16 alone, unlike its kernels. Rows begin at multiples of 16 bytes."""
     dtype = out_dtype or x.dtype
     step = 16 // dtype.itemsize
-    groups = [] if x.dim() + other.dim() == 5 else [offs.shape[0] if offs is not None else x.shape[0]]
+    groups = (
+        [] if x.dim() + other.dim() == 5 else [offs.shape[0] if offs is not None else x.shape[0]]
+    )
     sizes = [*groups, x.shape[-2], other.shape[-1]]
     row = (sizes[-1] + step - 1) // step * step
     return x.new_empty_strided(sizes, [*(sizes[-2] * row for _ in groups), row, 1], dtype=dtype)
