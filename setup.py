@@ -22,7 +22,7 @@ CSRC = Path("blade/runtime/csrc")
 # Files compiled as one: reading torch's headers costs ten times what our own code does.
 UNITS = {
     "executor": (
-        *("parse", "program", "pages", "arena", "frame", "execute"),
+        *("parse", "lives", "program", "pages", "arena", "frame", "execute"),
         *("graph_plan", "lent", "recording", "lane"),
     ),
     "device": ("accelerator", "constants", "target", "updates", "executor"),

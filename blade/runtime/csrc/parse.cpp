@@ -60,7 +60,7 @@ class Parser : private Reader {
     for (int64_t n = count(); n > 0; --n) program_.outputs.push_back(slot());
     expect("end");
     end_of_line();
-    find_lives();
+    find_lives(program_);
     return std::move(program_);
   }
 
@@ -355,90 +355,6 @@ class Parser : private Reader {
       fail("unknown argument kind '" + kind + "'");
     }
     return arg;
-  }
-
-  void touch(int64_t id, int64_t at) {
-    const int64_t root = program_.slots[id].root;
-    if (program_.first[root] < 0) program_.first[root] = at;
-    program_.last[root] = at;
-  }
-
-  // By anything but the call whose result it is: only that gives a dyn slot memory.
-  void use(int64_t id, int64_t at) {
-    const int64_t root = program_.slots[id].root;
-    if (program_.slots[root].kind == SlotKind::kDyn && program_.first[root] < 0) {
-      fail("slot " + std::to_string(root) + " is used before a call makes it");
-    }
-    touch(id, at);
-  }
-
-  void find_lives() {
-    auto& p = program_;
-    p.first.assign(p.slots.size(), -1);
-    p.last.assign(p.slots.size(), -1);
-    p.aliased.assign(p.inputs.size(), false);
-    for (size_t i = 0; i < p.instrs.size(); ++i) {
-      const auto at = static_cast<int64_t>(i);
-      for (const int64_t id : p.instrs[i].ptrs) use(id, at);
-      for (const auto& arg : p.instrs[i].args) {
-        if (arg.kind == CallArg::kSlot) use(arg.id, at);
-        for (const int64_t id : arg.slots) {
-          if (id >= 0) use(id, at);
-        }
-      }
-      for (const int64_t id : p.instrs[i].results) {
-        if (id >= 0) touch(id, at);
-      }
-    }
-    const auto end = static_cast<int64_t>(p.instrs.size());
-    for (const int64_t id : p.outputs) {
-      use(id, end);
-      auto& s = p.slots[id];
-      s.as_tensor = true;
-      const auto& root = p.slots[s.root];
-      if (root.kind == SlotKind::kInput && s.kind == SlotKind::kView) p.aliased[root.index] = true;
-      if (root.kind == SlotKind::kUpdate) fail("slot " + std::to_string(id) + " is an input's memory: it cannot be returned");
-    }
-    for (size_t id = 0; id < p.slots.size(); ++id) {
-      const int64_t reuse = p.slots[id].reuse;
-      if (reuse >= 0 && p.first[id] != p.last[reuse]) {
-        fail("slot " + std::to_string(id) + " does not begin where slot " + std::to_string(reuse) + ", which it reuses, ends");
-      }
-      const int64_t last = p.last[id];
-      if (p.slots[id].kind == SlotKind::kDyn && last >= 0 && last < end) p.instrs[last].last_use.push_back(id);
-    }
-    check_updates();
-  }
-
-  // An input is written when nothing reads it any more and nothing can fail any more: whoever has to run
-  // the original instead still has the input as it was.
-  void check_updates() {
-    auto& p = program_;
-    std::sort(p.updated.begin(), p.updated.end());
-    if (std::adjacent_find(p.updated.begin(), p.updated.end()) != p.updated.end()) fail("an input is updated twice");
-    auto written = static_cast<int64_t>(p.instrs.size());
-    for (size_t id = 0; id < p.slots.size(); ++id) {
-      if (p.slots[id].kind != SlotKind::kUpdate) continue;
-      if (p.first[id] < 0) fail("slot " + std::to_string(id) + " is never written");
-      written = std::min(written, p.first[id]);
-      for (size_t other = 0; other < p.slots.size(); ++other) {
-        const auto& s = p.slots[other];
-        if (s.kind == SlotKind::kInput && s.index == p.slots[id].index && p.last[other] > p.first[id]) {
-          fail("input " + std::to_string(s.index) + " is read after it was written");
-        }
-      }
-    }
-    for (auto i = static_cast<size_t>(written); i < p.instrs.size(); ++i) {
-      if (!cannot_fail(p.instrs[i])) fail("'" + p.instrs[i].text + "' may fail after an input was written");
-    }
-  }
-
-  bool cannot_fail(const Instr& instr) const {
-    if (instr.launch) return true;  // nothing but the device itself
-    if (!instr.op) return program_.regs[instr.scratch].op == RegOp::kConst && program_.regs[instr.scratch].a == 0;
-    if (instr.op->schema().name() != "aten::copy_") return false;
-    const auto& into = instr.args[0];
-    return into.kind == CallArg::kSlot && program_.slots[into.id].kind == SlotKind::kUpdate;
   }
 
   const size_t num_given_;  // constants that come with the engine

@@ -116,6 +116,10 @@ struct Program {
   bool draws = false;  // one of the calls does
 };
 
+// Fills in `first`, `last`, `aliased` and the instructions' `last_use`. Throws Unavailable for slots that are used in a way
+// the format rules out.
+void find_lives(Program& program);
+
 // Throws Unavailable for text this library cannot run.
 Program parse_program(const std::string& text, size_t num_constants);
 
