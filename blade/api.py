@@ -37,6 +37,7 @@ from blade.fallback.search import Task, search
 from blade.fallback.stored import Contents
 from blade.fallback.support import Support, expect, resolve, support
 from blade.fallback.time_budget import TimeBudget
+from blade.garbage import rarely_collected
 from blade.graph.listing import kind_of, list_nodes
 from blade.graph.view import GraphView, view
 from blade.hardware import cpu_name
@@ -80,7 +81,7 @@ def _optimize(
     """The stages; ``known`` reasons are those of earlier attempts."""
     clock = _Clock()
     budget = TimeBudget(config.time_budget)
-    with _torch_state_kept():
+    with _torch_state_kept(), rarely_collected():
         with clock.stage("support"):
             backends, against = resolve(config)
             expect(model, backends)

@@ -43,6 +43,7 @@ LAYERS: list[set[str]] = [
         "turns",
         "errors",
         "hardware",
+        "garbage",
         "version",
     },
 ]
