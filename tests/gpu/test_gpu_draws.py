@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Dropout within engines on CUDA: eager's numbers for eager's seed, other ones at every replay of a graph."""
 
+import gc
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -69,6 +70,24 @@ def served(since: set[str]) -> list[str]:
 
 def names() -> set[str]:
     return {graph.name for graph in alive()}
+
+
+def test_graphs_of_one_program_after_another() -> None:
+    """Whose pools of memory torch keeps by name, pinned memory's too."""
+    x = torch.randn(4, 48, 256, device="cuda")
+    for _ in range(3):
+        torch._dynamo.reset()
+        gc.collect()  # the graphs of the program before
+        model = Layers().cuda()
+        run = torch.compile(model, backend="aot_disc", options={"timing": False})
+        before = names()
+        for _ in range(4):
+            step(model, run, x)
+        counts = [c for g in alive() if g.name not in before for c in g.stats().values()]
+        assert counts and all(c["graph_replays"] and not c["graph_failures"] for c in counts), (
+            counts
+        )
+        del model, run
 
 
 def test_steps_are_eagers_with_eagers_seed() -> None:

@@ -7,7 +7,7 @@ functions["linear_5f3a.."].launch((72, 1, 1), (x, w, out), (32,))      # on torc
 
 import contextlib
 import ctypes
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -82,6 +82,30 @@ def own_stream(device: int) -> torch.cuda.ExternalStream:
     return torch.cuda.ExternalStream(stream.value, device=torch.device("cuda", device))
 
 
+@cache
+def _pool(device: int) -> tuple[int, int]:
+    """Where memory is from that is allocated while a graph is captured; it stays as long as the process.
+
+    No ``torch.cuda.MemPool``: dropping one while another thread of the user's captures ends the process.
+    """
+    pool: tuple[int, int] = torch.cuda.graph_pool_handle()
+    torch._C._cuda_beginAllocateCurrentThreadToPool(device, pool)
+    torch._C._cuda_endAllocateToPool(device, pool)  # and stays one user more than the captures
+    return pool
+
+
+@contextlib.contextmanager
+def _allocating(device: int) -> Iterator[None]:
+    """This thread's allocations are from the pool."""
+    pool = _pool(device)
+    torch._C._cuda_beginAllocateCurrentThreadToPool(device, pool)
+    try:
+        yield
+    finally:
+        torch._C._cuda_endAllocateToPool(device, pool)
+        torch._C._cuda_releasePool(device, pool)
+
+
 class Graph:
     """What a block enqueues on torch's current stream, as one launch.
 
@@ -90,19 +114,18 @@ class Graph:
         graph.launch()
 
     torch's own graphs tell its default generator of a capture, and other threads of the user's that draw
-    numbers meanwhile are refused; this one tells nobody.
+    numbers meanwhile are refused; this one tells nobody. One at a time.
     """
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
         self._stream = stream
-        self._pool = torch.cuda.MemPool()  # what is allocated in the block is the graph's
         self._handle, self._launched = ctypes.c_void_p(), ctypes.c_void_p()
         self._inside = contextlib.ExitStack()
 
     def __enter__(self) -> "Graph":
         torch.cuda.synchronize()
         self._inside.enter_context(torch.cuda.stream(self._stream))
-        self._inside.enter_context(torch.cuda.use_mem_pool(self._pool))
+        self._inside.enter_context(_allocating(self._stream.device_index))
         try:
             _call("cuStreamBeginCapture_v2", self._on(), _THREAD_LOCAL)
         except DriverError:

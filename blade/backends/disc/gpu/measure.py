@@ -6,6 +6,7 @@ come from memory as they do in a model; what is measured has the gaps between la
 """
 
 import statistics
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 
@@ -25,6 +26,7 @@ WEIGHT_BYTES = 96 << 20  # more than the L2 cache of any GPU holds
 MOST_COPIES = 24
 LARGEST = 1 << 14  # of a size that is tried
 _REPLAYS = 5
+_lock = threading.Lock()
 Sizes = Mapping[sympy.Symbol, int]
 
 
@@ -233,7 +235,12 @@ def extent_of(shape: Sequence[int], strides: Sequence[int]) -> int:
 
 
 def microseconds(step: Callable[[int], None], count: int) -> float:
-    """Of one step, of ``count`` that are one CUDA graph."""
+    """Of one step, of ``count`` that are one CUDA graph; one measurement at a time, whoever asks."""
+    with _lock:
+        return _microseconds(step, count)
+
+
+def _microseconds(step: Callable[[int], None], count: int) -> float:
     stream = own_stream(torch.cuda.current_device())
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "capture.h"
 
+#include <ATen/core/CachingHostAllocator.h>
 #include <ATen/cuda/CUDAGeneratorImpl.h>
 #include <ATen/cuda/CUDAGraph.h>
 #include <c10/cuda/CUDACachingAllocator.h>
@@ -142,9 +143,12 @@ Place& place_of(c10::DeviceIndex device, Stream stream) {
     auto made = std::make_unique<Place>();
     check(driver().cuStreamCreate(&made->stream, CU_STREAM_NON_BLOCKING), "creating a stream");
     made->pool = at::cuda::graph_pool_handle();
-    // one user more than its graphs, which give it back one by one
+    // one user more than its graphs, which give it back one by one: torch takes no pool again that had none left.
+    // Pinned memory has pools of the same names, of which torch's own graphs are users, too.
     allocator::beginAllocateToPool(device, made->pool, [](cudaStream_t) { return false; });
     allocator::endAllocateToPool(device, made->pool);
+    at::getHostAllocator(at::kCUDA)->begin_allocate_to_pool(made->pool, [](c10::Stream) { return false; });
+    at::getHostAllocator(at::kCUDA)->end_allocate_to_pool(made->pool);
     place = std::move(made);
   }
   return *place;
@@ -169,6 +173,7 @@ class Capture final : public Recorder {
         drawing_->capture_begin(place_.pool, cudaStreamCaptureModeThreadLocal);
       } catch (...) {
         drawing_->give_up();  // which knew of the capture before it began
+        stop_allocating();
         throw;
       }
       return;
@@ -235,8 +240,20 @@ class Capture final : public Recorder {
     ended_ = true;
     const auto result = driver().cuStreamEndCapture(place_.stream, &graph);
     if (!drawing_) mark(allocator::get(), device_, /*begins=*/false, 0);
-    allocator::endAllocateToPool(device_, place_.pool);
+    stop_allocating();
     return result;
+  }
+
+  // As far as it had begun: what is left begun makes every later capture fail.
+  void stop_allocating() {
+    const auto stop = [](const auto& one) {
+      try {
+        one();
+      } catch (const c10::Error&) {  // it had not
+      }
+    };
+    stop([this] { allocator::endAllocateToPool(device_, place_.pool); });
+    if (drawing_) stop([this] { at::getHostAllocator(at::kCUDA)->end_allocate_to_pool(place_.pool); });
   }
 
   const c10::DeviceIndex device_;
