@@ -113,7 +113,9 @@ def _distances(
         apart.append(_difference(a, b, ofs[0]))
         mine.append(_difference(a, t, ofs[1]))
         own.append(_difference(b, t, ofs[1]))
-    return (_relative(apart), _relative(mine), _relative(own)), max(
+    least = _underflow(want.dtype)
+    relative = _relative(apart, least), _relative(mine, least), _relative(own, least)
+    return relative, max(
         (m for _, m in own), default=0.0
     )
 
@@ -121,13 +123,25 @@ def _distances(
 def distance(got: torch.Tensor, reference: torch.Tensor) -> float:
     """The relative error described above; 0 for empty tensors."""
     parts = zip(got.flatten().split(_PART), reference.flatten().split(_PART), strict=True)
-    return _relative([_difference(_wide(a), _wide(b)) for a, b in parts])
+    least = _underflow(reference.dtype)
+    return _relative([_difference(_wide(a), _wide(b)) for a, b in parts], least)
 
 
-def _relative(parts: Sequence[tuple[float, float]]) -> float:
+def _underflow(dtype: torch.dtype) -> float:
+    """Below this the last digits of a number are lost: what is no larger has no relative error, like a zero.
+
+    Half of float16's range is below, where numbers are as exact as they are meant to be.
+    """
+    if dtype is torch.float16 or not dtype.is_floating_point:
+        return 0.0
+    info = torch.finfo(dtype)
+    return info.tiny / info.eps
+
+
+def _relative(parts: Sequence[tuple[float, float]], least: float) -> float:
     """Of the differences and magnitudes of all parts."""
     difference, largest = (max(values, default=0.0) for values in zip(*parts, strict=True))
-    return difference / (largest or 1.0)
+    return difference / (largest if largest > least else 1.0)
 
 
 def magnitude(tensor: torch.Tensor) -> float:

@@ -80,6 +80,15 @@ def test_distance_is_relative_to_the_largest_magnitude() -> None:
     assert distance(torch.empty(0), torch.empty(0)) == 0.0
 
 
+def test_what_underflows_has_no_relative_error() -> None:
+    tiny = torch.tensor([3e-41])
+    assert distance(1.5 * tiny, tiny) < 1e-40
+    assert distance(1.5 * tiny.double(), tiny.double()) == pytest.approx(0.5)
+    assert distance(1.5e10 * tiny, 1e10 * tiny) == pytest.approx(0.5)
+    half = torch.tensor([2e-3], dtype=torch.float16)
+    assert distance(1.5 * half, half) == pytest.approx(0.5, rel=1e-3)
+
+
 def test_distance_leaves_out_what_is_not_finite() -> None:
     want = torch.tensor([1.0, NAN, INF])
     assert distance(torch.tensor([1.5, NAN, INF]), want) == 0.5

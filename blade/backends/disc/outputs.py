@@ -69,8 +69,8 @@ class _Outputs:
             return v
         if self._is_alone(i):
             return _restrided(self.b, v, strides)
-        # others share it: only if it is theirs to move
-        return _own(self.b, v, i, strides) if self._is_new(i) else v
+        # others share it: an input stays where it is, and of what is made here strides matter more
+        return v if self._is_of_an_input(i) else _own(self.b, v, i, strides)
 
     def _may_stay(self, v: Value, view: View, i: int) -> bool:
         """Whether output ``i`` may live in ``view``'s base, which its storage in the model then owns."""
@@ -82,6 +82,10 @@ class _Outputs:
     def _is_new(self, i: int) -> bool:
         """Whether output ``i`` is the first one in its storage, which is no input's."""
         return self.storages[i] == i + len(self.graph.inputs)
+
+    def _is_of_an_input(self, i: int) -> bool:
+        storage = self.storages[i]
+        return storage is not None and storage < len(self.graph.inputs)
 
     def _is_alone(self, i: int) -> bool:
         """Whether output ``i``'s memory is that of no input and of no other output."""
