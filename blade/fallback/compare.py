@@ -115,9 +115,7 @@ def _distances(
         own.append(_difference(b, t, ofs[1]))
     least = _underflow(want.dtype)
     relative = _relative(apart, least), _relative(mine, least), _relative(own, least)
-    return relative, max(
-        (m for _, m in own), default=0.0
-    )
+    return relative, max((m for _, m in own), default=0.0)
 
 
 def distance(got: torch.Tensor, reference: torch.Tensor) -> float:
