@@ -326,6 +326,14 @@ for _name, _op in (
 ):
     row(_name, pairs(_op), *both(FLOATS, -9, 9))
     row(f"{_name} of ints", pairs(_op), *both(INTS, -9, 9), called=True)
+row("floor_divide of a number", lambda i: 7 // i, i64("a b", 1, 9), called=True)
+row(
+    "halves scaled by a wide 0-d",  # which float16 has one or two digits of
+    lambda x, y, s: (x * s, s * x, x * 2.0**-20 / s, y * s, s * y, y / s),
+    spec("a b", torch.float16, -2000, 2000),
+    spec("a b", torch.bfloat16, -2000, 2000),
+    f32("", 1e-6, 1.1e-6),
+)
 row(
     "floor_divide scalar",
     lambda x, i: (x // 2, i // 2, i // -3, x // 0.7, i // 2.5),

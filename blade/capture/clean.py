@@ -13,6 +13,7 @@ from blade.capture.original import copy_of
 from blade.errors import InputError
 from blade.graph.lists import spread_lists
 from blade.graph.tensors_apart import tensors_apart
+from blade.graph.zero_dim import keep_promotion
 
 _NARROW = (torch.float16, torch.bfloat16)
 
@@ -66,6 +67,7 @@ def clean(module: torch.jit.ScriptModule, passes: Sequence[Callable[[torch.Graph
     for user_pass in passes:
         user_pass(graph)
         torch._C._jit_pass_lint(graph)
+    keep_promotion(graph)
     # The tracer notes the sample's sizes on every value; no later pass may believe them.
     torch._C._jit_erase_non_input_shape_information(graph)
     torch._C._jit_pass_remove_dropout(module._c)

@@ -132,7 +132,8 @@ def random_contents(tensor: torch.Tensor, generator: torch.Generator) -> torch.T
         return unit.mul_(high - low).add_(low).to(tensor.device, tensor.dtype)
     # A tensor of ones is most often a mask: zeros are then what an engine may have folded away.
     low = 0 if (low, high) == (1, 1) else low
-    fresh = torch.randint(int(low), int(high) + 1, tensor.shape, generator=generator)
+    end = min(int(high), (1 << 63) - 2) + 1  # the largest int64 is drawn by nobody
+    fresh = torch.randint(min(int(low), end - 1), end, tensor.shape, generator=generator)
     return fresh.to(tensor.device, tensor.dtype)
 
 

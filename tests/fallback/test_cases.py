@@ -3,7 +3,7 @@
 
 import torch
 
-from blade.fallback.cases import Case, cases
+from blade.fallback.cases import Case, cases, random_contents
 
 
 def _ids(batch: int, length: int) -> tuple[torch.Tensor, ...]:
@@ -117,3 +117,11 @@ def test_extreme_contents_are_for_floats_and_fit_the_smallest() -> None:
     for sample in (torch.tensor(2.0), torch.ones(1), torch.ones(0, 3)):
         named = _by_name(list(cases([(sample,)], [])))
         assert named["non-finite contents"].inputs[0].shape == sample.shape
+
+
+def test_integers_are_drawn_from_the_whole_of_int64() -> None:
+    low, high = torch.iinfo(torch.int64).min, torch.iinfo(torch.int64).max
+    for given in ([low, high], [high, high], [0, high]):
+        tensor = torch.tensor(given)
+        drawn = random_contents(tensor, torch.Generator().manual_seed(0))
+        assert drawn.shape == tensor.shape and int(drawn.min()) >= min(given) - 1

@@ -17,7 +17,7 @@ UNARY = (
     "asin acos atan erf erfc sigmoid floor ceil trunc bitwise_not"
 ).split()
 PREDICATES = "isnan isinf".split()
-ARITHMETIC = {"mul": "mul", "div": "div", "maximum": "maximum", "minimum": "minimum"}
+ARITHMETIC = {"maximum": "maximum", "minimum": "minimum"}
 ARITHMETIC |= {"atan2": "atan2", "fmod": "fmod", "remainder": "remainder"}
 ARITHMETIC |= {"bitwise_and": "bitwise_and", "bitwise_or": "bitwise_or"}
 ARITHMETIC |= {"bitwise_xor": "bitwise_xor", "__and__": "bitwise_and", "__or__": "bitwise_or"}
@@ -85,6 +85,25 @@ def _binary(op: str) -> Any:
     return rule
 
 
+NARROW = (torch.float16, torch.bfloat16)
+
+
+def _scaling(op: str) -> Any:
+    """torch does not round a wider factor without dimensions to the 16 bits of the tensor beside it."""
+
+    def is_wider(x: Any) -> bool:
+        wide = isinstance(x, Value) and x.dtype.is_floating_point and x.dtype not in NARROW
+        return wide and not x.shape
+
+    def rule(lo: Lowering, a: Any, b: Any) -> Value:
+        wide = is_wider(b) or (op == "mul" and is_wider(a))
+        dtype = torch.float32 if lo.dtype in NARROW and wide else lo.dtype
+        found = lo.b.pointwise(op, lo.value(a, dtype), lo.value(b, dtype))
+        return lo.b.cast(found, lo.dtype)
+
+    return rule
+
+
 def _comparison(op: str) -> Any:
     def rule(lo: Lowering, a: Any, b: Any) -> Value:
         dtype = common_dtype(a, b)
@@ -104,6 +123,7 @@ def _fill_table() -> None:
     rows = [(n, _unary(n)) for n in UNARY] + [(n, _predicate(n)) for n in PREDICATES]
     rows += [(n, _of_magnitude(n)) for n in ("abs", "sign")]
     rows += [(n, _binary(op)) for n, op in ARITHMETIC.items()]
+    rows += [(n, _scaling(n)) for n in ("mul", "div")]
     rows += [(n, _comparison(n)) for n in COMPARISONS] + [(n, _logical(n)) for n in LOGICAL]
     for name, rule in rows:
         lowers(*_overloads(name))(rule)

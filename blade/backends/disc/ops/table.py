@@ -143,7 +143,10 @@ class Lowering:
     def call(self, target: torch._ops.OpOverload, args: Sequence[Any]) -> Any:
         """``target`` through the dispatcher, all schema arguments in order; one value or a list."""
         tensors: list[Value] = []
-        template = tuple(_template(a, tensors) for a in args)
+        template = tuple(
+            _template(self._operand(wanted.type, a), tensors)
+            for wanted, a in zip(target._schema.arguments, args, strict=True)
+        )
         first = self.results[0]
         attrs = self._draw(tensors) if draws(target, args) else {}
         call = self.b.make(
@@ -163,6 +166,11 @@ class Lowering:
         for k, r in zip(places, self.results, strict=True):
             found[k] = self.b.make("item", (call,), r.shape, r.dtype, r.strides, index=k)
         return found
+
+    def _operand(self, wanted: Any, arg: Any) -> Any:
+        """``7 // x`` is ``floor_divide(7, x)``: Python takes numbers for tensors, the dispatcher does not."""
+        is_number = isinstance(arg, int | float) and wanted.kind() == "TensorType"
+        return self.b.fill(arg, (), self.dtype) if is_number else arg
 
     def _draw(self, operands: list[Value]) -> dict[str, int]:
         """The mark of a call that draws random numbers, which comes after the last one so far (draws.py)."""

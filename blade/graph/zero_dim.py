@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Constants without dimensions, so that they promote as the model's own do, whoever runs the graph.
+
+    aten::add(%x, %c, 1)              ->  aten::add(%c, %x, 1)           the same for mul
+    aten::sub(%x, %c, 1)              ->  aten::add(%minus_c, %x, 1)
+    aten::div(%x, %c)                 ->  aten::div(%x, %c, None)
+    aten::floor_divide(%x, {2.5})     ->  aten::floor_divide(%x, 2.5)    a Python number of the tracer's
+
+TorchScript's executor (``CanonicalizeOps``) makes a number of a second operand ``%c`` of add, sub, mul and div. A
+number promotes less than a tensor does: ``int64[3] * c`` with a float16 ``c`` is float16, and was float32. A
+bool becomes an operand that these ops have no overload for: no call of ``x + True`` succeeded. What the
+executor would change is written so that its pattern does not match.
+
+The tracer keeps the number of ``x // 2.5`` as a tensor that promotes like a number. A saved file does not tell it from
+one that does not: float32 before, float64 after. Ops that the executor leaves alone get the number itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+# Kind -> how many inputs the executor's pattern has; 0: it has none.
+_FORMS = {"aten::add": 3, "aten::sub": 3, "aten::mul": 2, "aten::div": 2, "aten::floor_divide": 0}
+
+
+def keep_promotion(graph: torch._C.Graph) -> None:
+    """Rewrite ``graph`` in place, its nested blocks too; the types that the tracer noted must still be there."""
+    for node in list(_nodes(graph)):
+        if node.kind() not in _FORMS:
+            continue
+        constant = _constant(node.inputsAt(1))
+        if constant is None:
+            continue
+        graph.setInsertPoint(node)
+        if _FORMS[node.kind()] == len(list(node.inputs())):
+            if _matters(node.inputsAt(0).type(), constant):
+                _hide(graph, node, constant)
+        elif not isinstance(constant, torch.Tensor | bool):
+            node.replaceInput(1, _insert(graph, constant))
+    graph.setInsertPoint(graph.block())
+
+
+def _nodes(block: torch._C.Graph | torch._C.Block) -> Iterator[torch._C.Node]:
+    for node in block.nodes():
+        yield node
+        for inner in node.blocks():
+            yield from _nodes(inner)
+
+
+def _constant(value: torch._C.Value) -> torch.Tensor | bool | float | complex | None:
+    """A constant tensor without dimensions; as a number where it promotes like one."""
+    if value.node().kind() != "prim::Constant" or value.type().kind() != "TensorType":
+        return None
+    constant: Any = value.toIValue()
+    is_large = isinstance(constant, torch.Tensor) and constant.dim() > 0
+    return None if is_large else constant
+
+
+def _matters(beside: Any, constant: torch.Tensor | bool | float | complex) -> bool:
+    """Whether a number would promote otherwise beside a tensor of dimensions, or be no operand at all."""
+    if not isinstance(constant, torch.Tensor):
+        return isinstance(constant, bool)
+    if constant.dtype in (torch.int64, torch.get_default_dtype()):
+        return False
+    known = beside.dtype() if beside.kind() == "TensorType" else None
+    if known is None or constant.dtype is torch.bool:
+        return True
+    return torch.result_type(torch.empty(1, dtype=known), constant) != known
+
+
+def _hide(
+    graph: torch._C.Graph, node: torch._C.Node, constant: torch.Tensor | bool | float | complex
+) -> None:
+    own, other = node.inputsAt(0), node.inputsAt(1)
+    if node.kind() == "aten::div":
+        node.addInput(_insert(graph, None))
+        return
+    if node.kind() != "aten::mul" and node.inputsAt(2).toIValue() != 1:
+        return
+    if node.kind() == "aten::sub":
+        if not isinstance(constant, torch.Tensor) or not constant.is_floating_point():
+            return  # the opposite of an integer may be out of range; bools cannot be subtracted
+        made = graph.create("aten::add", [_insert(graph, -constant), own, node.inputsAt(2)], 1)
+        graph.insertNode(made)
+        made.copyMetadata(node)
+        made.output().setType(node.output().type())
+        node.output().replaceAllUsesWith(made.output())
+        node.destroy()
+        return
+    node.replaceInput(0, other)
+    node.replaceInput(1, own)
+
+
+def _insert(graph: torch._C.Graph, constant: Any) -> Any:
+    return graph.insertConstant(constant)  # type: ignore[attr-defined]
