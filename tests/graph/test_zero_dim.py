@@ -10,7 +10,9 @@ import torch
 
 import blade
 
-CONFIG = blade.Config(timing=False, min_cluster_size=3)  # nothing is compiled: TorchScript's own executor
+CONFIG = blade.Config(
+    timing=False, min_cluster_size=3
+)  # nothing is compiled: TorchScript's own executor
 
 
 class Beside(torch.nn.Module):
