@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 # Kind -> how many inputs the executor's pattern has; 0: it has none.
+_ONE: tuple[Any, ...] = (1,)
 _FORMS = {"aten::add": 3, "aten::sub": 3, "aten::mul": 2, "aten::div": 2, "aten::floor_divide": 0}
 
 
@@ -65,25 +66,26 @@ def _matters(beside: Any, constant: torch.Tensor | bool | float | complex) -> bo
         return isinstance(constant, bool)
     if constant.dtype in (torch.int64, torch.get_default_dtype()):
         return False
-    known = beside.dtype() if beside.kind() == "TensorType" else None
+    known: torch.dtype | None = beside.dtype() if beside.kind() == "TensorType" else None
     if known is None or constant.dtype is torch.bool:
         return True
-    return torch.result_type(torch.empty(1, dtype=known), constant) != known
+    promoted: torch.dtype = torch.result_type(torch.empty(1, dtype=known), constant)
+    return promoted != known
 
 
 def _hide(
     graph: torch._C.Graph, node: torch._C.Node, constant: torch.Tensor | bool | float | complex
 ) -> None:
-    own, other = node.inputsAt(0), node.inputsAt(1)
+    own, other, *alpha = node.inputs()
     if node.kind() == "aten::div":
         node.addInput(_insert(graph, None))
         return
-    if node.kind() != "aten::mul" and node.inputsAt(2).toIValue() != 1:
+    if any(one.toIValue() not in _ONE for one in alpha):
         return
     if node.kind() == "aten::sub":
         if not isinstance(constant, torch.Tensor) or not constant.is_floating_point():
             return  # the opposite of an integer may be out of range; bools cannot be subtracted
-        made = graph.create("aten::add", [_insert(graph, -constant), own, node.inputsAt(2)], 1)
+        made = graph.create("aten::add", [_insert(graph, -constant), own, *alpha], 1)
         graph.insertNode(made)
         made.copyMetadata(node)
         made.output().setType(node.output().type())

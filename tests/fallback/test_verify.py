@@ -21,6 +21,7 @@ from fake_backends import (
 )
 from verified import cluster, run
 
+import blade
 from blade.backends.base import Cluster
 from blade.fallback.fp64 import Fp64
 from blade.fallback.verify import verify
@@ -372,3 +373,15 @@ def test_fp64_computes_what_is_asked_alone() -> None:
     torch.testing.assert_close(
         truth.of([1])((x + 2,))[0], (x.double() + 2).log(), rtol=1e-6, atol=1e-6
     )
+
+
+def test_eigenvalues_are_asked_for_at_the_users_contents_alone() -> None:
+    """At a NaN torch's own op ends the process."""
+
+    class Eigenvalues(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.linalg.eigvals(x * 2).abs()
+
+    x = torch.randn(5, 5)
+    optimized = blade.optimize(Eigenvalues().eval(), (x,), blade.Config(timing=False))
+    torch.testing.assert_close(optimized(x), Eigenvalues()(x))
