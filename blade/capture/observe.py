@@ -20,7 +20,7 @@ from blade.capture.declared import Range, declared_ranges, tuning_samples
 from blade.capture.inputs import Call, Sample, describe, normalize
 from blade.capture.model import device_of, signature_of
 from blade.capture.original import MODEL_ERRORS, Answer, Original, seeded
-from blade.capture.outputs import NotTensors, is_plain
+from blade.capture.outputs import NotTensors, expect_dense, is_plain
 from blade.capture.probes import Axis, Varied, find_varied, resized
 from blade.config import Config
 from blade.errors import ConfigError, InputError
@@ -180,7 +180,7 @@ def _reversed(value: torch.Tensor) -> torch.Tensor:
 
 def _first_run(original: Original, call: Call, sample: Sample, index: int) -> tuple[Any, Answer]:
     try:
-        return seeded(lambda: original.first(sample))
+        output, answer = seeded(lambda: original.first(sample))
     except NotTensors:
         raise  # the model does run
     except MODEL_ERRORS as error:
@@ -188,3 +188,5 @@ def _first_run(original: Original, call: Call, sample: Sample, index: int) -> tu
             f"inputs: the model does not run on sample {index} ({describe(call.names, sample)}): "
             f"{type(error).__name__}: {error}"
         ) from error
+    expect_dense(output)
+    return output, answer

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from blade.errors import InputError
 
@@ -33,6 +34,20 @@ def tensors_of(output: Any, where: str = "the output") -> Any:
         "dataclasses of tensors can be captured by tracing. Return tensors, or make forward scriptable. "
         "(For a transformers model with a cache pass use_cache=False.)"
     )
+
+
+def expect_dense(output: Any) -> None:
+    """Raises ``InputError`` for tensors that are compared by no op, as they have elements some other way."""
+    for tensor in pytree.tree_leaves(output):
+        if isinstance(tensor, torch.Tensor) and (
+            tensor.layout is not torch.strided or tensor.is_nested or tensor.dtype is torch.complex32
+        ):
+            what = "is nested" if tensor.is_nested else f"has the layout {tensor.layout}"
+            what = "is complex32" if tensor.dtype is torch.complex32 else what
+            raise InputError(
+                f"model: a tensor that forward returns {what}; graphs return dense (strided) tensors that can "
+                "be compared: return one of those, and convert it outside of the model."
+            )
 
 
 def is_plain(output: Any) -> bool:

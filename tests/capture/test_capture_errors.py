@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A model or inputs that cannot be used: the error names the argument and says what to do."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -20,6 +21,16 @@ def linear() -> nn.Module:
 class Two(nn.Module):
     def forward(self, x: torch.Tensor, y: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
         return (x + y) * scale
+
+
+class Returns(nn.Module):
+    def __init__(self, function: Callable[[torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.function = function
+        self.eval()
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.function(x)
 
 
 X = torch.ones(2, 3)
@@ -55,6 +66,9 @@ def mixed_devices() -> nn.Module:
         (linear(), (x for x in [X]), r"sample 0 is of type generator.*make a list"),
         (linear(), X.to_sparse(), r"'input' of sample 0 .* layout torch.sparse_coo.*dense"),
         (linear(), X.to_mkldnn(), r"'input' of sample 0 .* layout torch._mkldnn"),
+        (Returns(lambda x: x.to_sparse()), X, r"forward returns has the layout torch.sparse_coo"),
+        (Returns(lambda x: torch.nested.as_nested_tensor([x])), X, r"forward returns is nested"),
+        (Returns(lambda x: x.chalf()), X, r"forward returns is complex32"),
         (linear(), FakeTensorMode().from_tensor(X), r"'input' of sample 0 is a FakeTensor"),
         ("model.pt", X, r"got str; load the file first"),
         (linear().state_dict(), X, r"got OrderedDict; load a state dict into"),

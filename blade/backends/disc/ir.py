@@ -193,7 +193,8 @@ class Builder:
         value = plain(value) if isinstance(value, sympy.Expr) else value
         if isinstance(value, sympy.Expr):
             return self.make("size", (), shape, dtype, value=value)
-        kind = bool if dtype == torch.bool else float if dtype.is_floating_point else int
+        kind: Any = bool if dtype == torch.bool else float if dtype.is_floating_point else int
+        kind = complex if dtype.is_complex else kind
         return self.make("fill", (), shape, dtype, value=kind(value))
 
     def cast(self, value: Value, dtype: torch.dtype) -> Value:

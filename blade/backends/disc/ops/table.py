@@ -185,7 +185,7 @@ def _template(arg: Any, tensors: list[Value]) -> Any:
         return Slot(len(tensors) - 1)
     if isinstance(arg, (list, tuple)):
         return tuple(_template(a, tensors) for a in arg)
-    return arg
+    return None if arg is torch.strided else arg  # the layout of what is made where none is said
 
 
 _REAL = {
