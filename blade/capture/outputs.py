@@ -40,7 +40,9 @@ def expect_dense(output: Any) -> None:
     """Raises ``InputError`` for tensors that are compared by no op, as they have elements some other way."""
     for tensor in pytree.tree_leaves(output):
         if isinstance(tensor, torch.Tensor) and (
-            tensor.layout is not torch.strided or tensor.is_nested or tensor.dtype is torch.complex32
+            tensor.layout is not torch.strided
+            or tensor.is_nested
+            or tensor.dtype is torch.complex32
         ):
             what = "is nested" if tensor.is_nested else f"has the layout {tensor.layout}"
             what = "is complex32" if tensor.dtype is torch.complex32 else what
