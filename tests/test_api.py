@@ -2,6 +2,7 @@
 """optimize, end to end on small models: what a user sees when things go well, and when they do not."""
 
 import logging
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -273,6 +274,39 @@ def test_nothing_of_the_user_is_changed(fake: Callable[..., Fake]) -> None:
     assert x.grad is None
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert all(p.requires_grad for p in model.parameters())
+
+
+@pytest.mark.needs("runtime", "torch_mlir")
+@pytest.mark.parametrize(
+    "backend", ["disc", pytest.param("openvino", marks=pytest.mark.needs("openvino"))]
+)
+def test_the_process_is_left_as_it_was(backend: str, tmp_path: Path) -> None:
+    """How it may start others, who tells whom over the network, and what threads it has are the user's."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", str(tmp_path / "script.py"), backend],
+        env={**os.environ, "PYTHONPATH": str(Path(blade.__file__).parent.parent)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split("\n")[:3] == ["None", "[]", "False"]
+
+
+SCRIPT = """
+import multiprocessing, random, sys, threading
+import torch, blade
+
+model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.Linear(8, 8)).eval()
+before = random.getstate(), list(sys.path), sys.excepthook
+config = blade.Config(optimization_pipeline=sys.argv[1], timing=False, cache=False)
+blade.optimize(model, torch.randn(2, 8), config)
+assert (random.getstate(), list(sys.path), sys.excepthook) == before
+print(multiprocessing.get_start_method(allow_none=True))
+print([thread.name for thread in threading.enumerate() if "tqdm" in thread.name])
+print("openvino_telemetry" in sys.modules)
+"""
 
 
 def test_inside_inference_mode(fake: Callable[..., Fake]) -> None:

@@ -7,10 +7,11 @@ dtype = half_of(cluster, config)        # torch.float16, torch.bfloat16 or None
 from typing import Any
 
 import torch
-from torch.fx import GraphModule, Interpreter
+from torch.fx import GraphModule
 
 from blade.backends.base import Cluster
 from blade.config import Config
+from blade.graph.interpreter import Interpreter
 from blade.graph.leaves import tensors_in
 
 # Products, by op names without overload: autocast's list for CUDA (torch, aten/src/ATen/autocast_mode.h).

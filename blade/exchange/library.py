@@ -8,11 +8,13 @@ sessions.at(threads)                        # start(threads), made once, over th
 """
 
 import importlib
+import sys
 import threading
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from typing import Generic, TypeVar
+from types import ModuleType
+from typing import Any, Generic, TypeVar
 
 import torch
 
@@ -26,12 +28,14 @@ Session = TypeVar("Session")
 class Library:
     """``name`` is imported, only when it is asked for; ``entry`` is what of it has to be there.
 
-    ``packages`` are the distributions that bring it, the usual one first.
+    ``packages`` are the distributions that bring it, the usual one first; ``without`` are modules that are not
+    imported along with it.
     """
 
     name: str
     entry: str
     packages: tuple[str, ...]
+    without: tuple[str, ...] = ()
 
     def installed(self) -> str:
         """The version of the first package that is there; raises ``PackageNotFoundError``."""
@@ -46,11 +50,23 @@ class Library:
         """What engines of it have to be loaded with; raises ``PackageNotFoundError``."""
         return {self.name: self.installed()}
 
+    def load(self) -> ModuleType:
+        """The library itself; raises what importing it raises."""
+        modules: dict[str, Any] = sys.modules
+        wanted = () if self.name in modules else self.without
+        hidden = [name for name in wanted if name not in modules]
+        modules.update(dict.fromkeys(hidden))  # of what is None there is nothing to import
+        try:
+            return importlib.import_module(self.name)
+        finally:
+            for name in hidden:
+                modules.pop(name, None)
+
     def why_not_loadable(self) -> str | None:
         """``None`` where the library can be imported, else a sentence with the fix."""
         package = self.packages[0]
         try:
-            getattr(importlib.import_module(self.name), self.entry)
+            getattr(self.load(), self.entry)
             self.installed()
         except ModuleNotFoundError as error:
             return f"{error.name} is not installed: pip install {package}"

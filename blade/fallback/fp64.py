@@ -16,6 +16,7 @@ import torch
 
 from blade.backends.arguments import DRAWING
 from blade.fallback.generators import may_draw
+from blade.graph.interpreter import Interpreter
 
 _NARROW = (torch.float32, torch.float16, torch.bfloat16)
 # What they return is as exact from a narrow table, of which they read few rows.
@@ -32,7 +33,7 @@ _AS_IT_IS = (
 )
 
 
-class Fp64(torch.fx.Interpreter):
+class Fp64(Interpreter):
     """Runs an FX graph with every float tensor, constant and dtype argument widened to fp64."""
 
     def __init__(self, gm: torch.fx.GraphModule, before: Callable[[], None] = lambda: None) -> None:

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether a library is here, and what is made with it once per key."""
 
+import importlib
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -32,6 +34,26 @@ def test_a_library_that_is_not_itself_is_told(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setitem(sys.modules, "hollow", ModuleType("hollow"))
     why = Library("hollow", "Core", ("numpy",)).why_not_loadable()
     assert why is not None and "cannot be loaded" in why and "--force-reinstall numpy" in why
+
+
+def test_what_a_library_brings_uninvited_stays_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has to do without, as where that is not installed; who wants it can import it afterwards."""
+    (tmp_path / "tells_home.py").write_text("")
+    (tmp_path / "chatty.py").write_text(
+        "try:\n    import tells_home as told\nexcept ImportError:\n    told = None\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    chatty = Library("chatty", "told", ("numpy",), without=("tells_home",))
+    try:
+        assert chatty.why_not_loadable() is None
+        assert chatty.load().told is None
+        assert "tells_home" not in sys.modules
+        assert importlib.import_module("tells_home").__file__ is not None
+    finally:
+        for name in ("chatty", "tells_home"):
+            sys.modules.pop(name, None)
 
 
 def test_one_session_per_key_whichever_threads_ask() -> None:

@@ -21,7 +21,8 @@ from blade.exchange.payload import Head, unpack
 from blade.exchange.results import Results
 from blade.runtime.engine import Runner
 
-LIBRARY = Library("openvino", "Core", ("openvino",))
+# Importing it tells its makers over the network, from a process of its own: not what blade was asked for.
+LIBRARY = Library("openvino", "Core", ("openvino",), without=("openvino_telemetry",))
 
 
 def load(name: str, payload: torch.Tensor, constants: list[torch.Tensor], program: str) -> Runner:

@@ -12,13 +12,14 @@ from itertools import takewhile
 from typing import Any
 
 import torch
-from torch.fx import GraphModule, Interpreter, Node
+from torch.fx import GraphModule, Node
 
 from blade.backends.quant.layers import Layer
 from blade.backends.quant.numbers import Affine, Weight, token_round_trip
 from blade.backends.quant.residuals import residuals
 from blade.backends.quant.scaled import round_trip as scaled_round_trip
 from blade.budget import OutputError, output_error, worst
+from blade.graph.interpreter import Interpreter
 
 Inputs = tuple[torch.Tensor, ...]
 KEPT_BYTES = 1 << 29  # of one sample's values
