@@ -44,6 +44,7 @@ LAYERS: list[set[str]] = [
         "errors",
         "hardware",
         "garbage",
+        "meanwhile",
         "version",
     },
 ]

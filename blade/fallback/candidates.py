@@ -9,6 +9,7 @@ apart run beside each other and beside those in this process; the results do not
 
 from collections.abc import Sequence
 from concurrent.futures import Future
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from time import monotonic
@@ -22,7 +23,9 @@ from blade.errors import BackendError
 from blade.fallback.attempt import attempt
 from blade.fallback.candidate import Candidate
 from blade.fallback.cluster_module import cluster_module
+from blade.fallback.early_truth import EarlyTruth
 from blade.fallback.estimate import estimate_s, note_s
+from blade.fallback.fp64 import Fp64
 from blade.fallback.isolate import convert_isolated, raise_if_strict, several_workers
 from blade.fallback.lossy import budget_of
 from blade.fallback.pool import Pool, size_of_pool
@@ -30,6 +33,7 @@ from blade.fallback.stored import NOTHING, Stored
 from blade.fallback.time_budget import UNLIMITED, TimeBudget
 from blade.fallback.verify import verify
 from blade.graph.extract import Extracted
+from blade.meanwhile import meanwhile
 from blade.progress import announce
 from blade.reason import Code, Reason, Stage
 from blade.report import Verdict
@@ -135,17 +139,24 @@ def _candidate(
 ) -> Candidate | Reason:
     if (stored := one.stored.found(backend.name)) is not None:
         return stored
-    engine = _convert_in_time(one.extracted.cluster, backend, config, budget, is_first)
-    return _judge(one.extracted, backend, engine, config)
+    cluster = one.extracted.cluster
+    early = EarlyTruth(cluster)
+    with nullcontext() if budget_of(backend, config) else meanwhile(early.find):
+        engine = _convert_in_time(cluster, backend, config, budget, is_first)
+    return _judge(one.extracted, backend, engine, config, early.found)
 
 
 def _judge(
-    extracted: Extracted, backend: Backend, engine: Engine | Reason, config: Config
+    extracted: Extracted,
+    backend: Backend,
+    engine: Engine | Reason,
+    config: Config,
+    truth: Fp64 | None = None,
 ) -> Candidate | Reason:
-    """The verified candidate, or the Reason against it."""
+    """The verified candidate, or the Reason against it; ``truth`` as in ``verify``."""
     if isinstance(engine, Reason):
         return replace(engine, backend=backend.name, subject=extracted.name)
-    found = _verify(extracted.cluster, extracted.fallback, backend, engine, config)
+    found = _verify(extracted.cluster, extracted.fallback, backend, engine, config, truth)
     if isinstance(found, Reason):
         return found
     _, verdict = found
@@ -167,10 +178,13 @@ def _verify(
     backend: Backend,
     engine: Engine,
     config: Config,
+    truth: Fp64 | None = None,
 ) -> tuple[Engine, Verdict] | Reason:
     budget = budget_of(backend, config)
     with TURNS.converting():
-        verdict = verify(cluster, engine, original, backend.name, config.strict, budget)
+        verdict = verify(
+            cluster, engine, original, backend.name, config.strict, budget, truth=truth
+        )
     if not isinstance(verdict, Reason):
         return engine, verdict
     if config.strict:

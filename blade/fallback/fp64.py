@@ -18,6 +18,8 @@ from blade.backends.arguments import DRAWING
 from blade.fallback.generators import may_draw
 from blade.graph.interpreter import Interpreter
 
+Inputs = tuple[torch.Tensor, ...]
+
 _NARROW = (torch.float32, torch.float16, torch.bfloat16)
 # What they return is as exact from a narrow table, of which they read few rows.
 _PICKS = (torch.ops.aten.embedding.default, torch.ops.aten.index_select.default)
@@ -44,6 +46,18 @@ class Fp64(Interpreter):
         self._narrow: set[int] = set()
         self._outputs: Sequence[int] | None = None
         self._needed: set[torch.fx.Node] = set()
+        self._known: tuple[Inputs, Sequence[torch.Tensor]] | None = None
+
+    def remember(self, inputs: Inputs, outputs: Sequence[torch.Tensor]) -> None:
+        """What was computed of these."""
+        self._known = inputs, outputs
+
+    def known(self, inputs: Inputs) -> Sequence[torch.Tensor] | None:
+        """What is remembered of these very tensors."""
+        if self._known is None or self._known[0] is not inputs:
+            return None
+        outputs = self._known[1]
+        return outputs if self._outputs is None else [outputs[i] for i in self._outputs]
 
     def of(self, outputs: Sequence[int]) -> "Fp64":
         """The same for these outputs; what none of them takes is not computed, but drawn."""

@@ -29,7 +29,7 @@ from blade.fallback.bounds import in_bounds
 from blade.fallback.cases import Case, cases
 from blade.fallback.conditioning import moves
 from blade.fallback.fp64 import Fp64
-from blade.fallback.generators import Generators
+from blade.fallback.generators import Generators, may_draw
 from blade.fallback.judge import Answer, at, check_errors
 from blade.fallback.masked import defined_rows
 from blade.reason import Code, Reason, Stage
@@ -56,12 +56,14 @@ def verify(
     budget: AccuracyBudget | None = None,
     derived: bool = True,
     seconds: float | None = None,
+    truth: Fp64 | None = None,
 ) -> Verdict | Reason:
     """The verdict on ``engine``; ``original`` is the subgraph on the same inputs, in TorchScript or FX.
 
     ``budget``: the engine is lossy, and this is what it may lose. ``derived=False``: at the samples and probes
     alone, where other contents would contradict each other. ``seconds``: what inputs that were not given may take,
-    and an fp64 run is made only where engine and original differ by more than may be anyway.
+    and an fp64 run is made only where engine and original differ by more than may be anyway. ``truth``: ``cluster`` in
+    fp64, if that is there (``truth_of_first``).
     """
     with torch.no_grad(), Generators(cluster.gm) as generators:
         drawing = generators.before(original)
@@ -69,7 +71,7 @@ def verify(
             Stage.VERIFY,
             backend,
             cluster.name,
-            lambda: _verify(cluster, engine, drawing, budget, derived, seconds, generators),
+            lambda: _verify(cluster, engine, drawing, budget, derived, seconds, generators, truth),
             strict,
         )
 
@@ -82,11 +84,12 @@ def _verify(
     derived: bool,
     seconds: float | None,
     generators: Generators,
+    truth: Fp64 | None,
 ) -> Verdict:
     """``generators``: what ``original`` draws, the engine and an fp64 run are to draw, too."""
     answers: list[Answer] = []
     known: list[float] = []
-    truth = Fp64(cluster.gm, generators.again)
+    truth = Fp64(cluster.gm, generators.again) if truth is None else truth
     tried = declined = 0
     is_checked = not any(name in op for op in cluster.ops for name in _UNCHECKED)
     limit = inf if seconds is None else seconds
@@ -127,6 +130,20 @@ def _verify(
     return _verdict(answers, tried - declined, declined)
 
 
+def truth_of_first(cluster: Cluster) -> Fp64 | None:
+    """``cluster`` in fp64, which is known at the first sample; ``None`` where it draws numbers, or cannot be had."""
+    if any(map(may_draw, cluster.gm.graph.nodes)) or not cluster.samples:
+        return None
+    [first, *_] = cases(cluster.samples[:1], (), derived=False)
+    truth = Fp64(cluster.gm)
+    with torch.no_grad():
+        found = _truth(first, truth)
+    if found is None:
+        return None
+    truth.remember(first.inputs, found)
+    return truth
+
+
 def _check_form(case: Case, got: Tensors, want: Tensors, truth: Fp64) -> None:
     # Engines read inputs as if contiguous, and their outputs' strides follow: fine for a layout
     # the model was not sampled with.
@@ -156,6 +173,8 @@ def _call(case: Case, fn: Callable[..., Any], updates: Sequence[int] = ()) -> Te
 
 def _truth(case: Case, truth: Fp64) -> Tensors | None:
     """In fp64, where indices computed from floats may be others."""
+    if (known := truth.known(case.inputs)) is not None:
+        return known
     with in_bounds(*case.inputs):
         return _call(case, truth)
 

@@ -20,6 +20,7 @@ from typing import Any
 from blade.backends.disc.gpu import cubin
 from blade.backends.disc.gpu.target import GpuTarget
 from blade.backends.disc.gpu.unit import Unit
+from blade.meanwhile import do_meanwhile
 
 IDLE_S = 30.0
 MAX_PROCESSES = 16
@@ -69,6 +70,7 @@ class _Server:
         try:
             pickle.dump(request, given)
             given.flush()
+            do_meanwhile()
             found = pickle.load(answers)
         except (BrokenPipeError, EOFError):
             self.errors.seek(0)

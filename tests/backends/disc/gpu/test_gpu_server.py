@@ -16,6 +16,7 @@ from blade.backends.disc.gpu import cubin, server
 from blade.backends.disc.gpu.emit import emit
 from blade.backends.disc.gpu.server import compile_in_forks
 from blade.backends.disc.gpu.unit import Unit
+from blade.meanwhile import meanwhile
 
 pytestmark = pytest.mark.needs("triton")
 
@@ -68,6 +69,17 @@ def test_results_are_in_the_order_of_the_units_from_processes_of_their_own(quick
     found = compile_in_forks([unit(text) for text in texts], TARGET)
     assert [one[0].decode() for one in found] == texts  # type: ignore[union-attr]
     assert os.getpid() not in {one[2] for one in found}
+
+
+def test_whoever_waits_has_something_else_done(quick: None) -> None:
+    done: list[bool] = []
+    with meanwhile(lambda: done.append(server._lock.locked())):
+        for text in ("a", "b"):
+            assert compile_in_forks([unit(text)], TARGET)[0][0] == text.encode()
+    assert done == [True]  # once, by the first request
+    with meanwhile(lambda: 1 // 0), pytest.raises(ZeroDivisionError):
+        compile_in_forks([unit("c")], TARGET)
+    assert compile_in_forks([unit("d")], TARGET)[0][0] == b"d"  # not the answer to "c"
 
 
 @pytest.mark.parametrize("processors", [1, 3])
