@@ -7,6 +7,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+import blade
 from blade.backends.disc.interpret_ir import interpret
 from blade.backends.disc.lower import lower
 
@@ -35,3 +36,34 @@ def test_nothing_is_rounded_before_the_result(dtype: torch.dtype, affine: bool) 
     assert [t.dtype for t in got] == [dtype, torch.float32, torch.float32]
     torch.testing.assert_close(got[0], want[0].to(dtype))
     torch.testing.assert_close(list(got[1:]), list(want[1:]), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("axes", [1, 2])
+def test_squares_of_hundreds_and_of_hundredths(dtype: torch.dtype, axes: int) -> None:
+    """The one are beyond float16, and beside the others counts which epsilon is taken where none is given."""
+    shape = (6, 24)[-axes:]
+
+    def function(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        large, small = x * 400, x * 0.01
+        return (
+            torch.nn.functional.layer_norm(large, shape, w, w),
+            torch.nn.functional.rms_norm(large, shape, w),
+            torch.nn.functional.rms_norm(small, shape),
+        )
+
+    class Norms(torch.nn.Module):
+        def forward(self, x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return function(x, w)
+
+    torch.manual_seed(0)
+    inputs = torch.randn(5, 6, 24).to(dtype), torch.randn(shape).to(dtype)
+    config = blade.Config(timing=False, optimization_pipeline="disc", strict=True)
+    optimized = blade.optimize(Norms().eval(), inputs, config)
+    got = optimized(*inputs)
+    assert all(one["engine_runs"] for one in blade.stats(optimized).values())
+    want = function(*(t.double() for t in inputs))
+    tolerance = 3 * torch.finfo(dtype).eps  # the inputs of the norms are rounded, too
+    for a, b in zip(got, want, strict=True):
+        largest = float(b.abs().max())
+        torch.testing.assert_close(a.double(), b, rtol=tolerance, atol=tolerance * largest)

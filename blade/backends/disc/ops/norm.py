@@ -59,11 +59,13 @@ def layer_norm(
     eps: float = 1e-5,
     *_: Any,
 ) -> Value:
-    rank = len(x.shape)
-    axes = range(rank - len(normalized_shape), rank)
+    axes = tuple(range(len(x.shape) - len(normalized_shape), len(x.shape)))
+    if len(axes) > 1:  # sums over the last axis alone stay in registers, in float32; these may be stored
+        x = lo.b.cast(x, wide(x.dtype))
     dtype = float_dtype(x.dtype)
-    centred, spread = moments(lo, x, tuple(axes))
-    return _scaled(lo, centred, spread, count_of(x, tuple(axes)), weight, bias, eps, dtype)
+    centred, spread = moments(lo, x, axes)
+    y = _scaled(lo, centred, spread, count_of(x, axes), weight, bias, eps, dtype)
+    return lo.b.cast(y, lo.dtype)
 
 
 def _scaled(
@@ -94,9 +96,11 @@ def rms_norm(
     lo: Lowering, x: Value, normalized_shape: Sequence[Any], weight: Any = None, eps: Any = None
 ) -> Value:
     axes = tuple(range(len(x.shape) - len(normalized_shape), len(x.shape)))
+    x = lo.b.cast(x, wide(x.dtype))  # squares of 256 are beyond float16
     squares = lo.b.reduce("sum", lo.b.pointwise("mul", x, x), axes)
-    eps = torch.finfo(x.dtype).eps if eps is None else eps
-    return _scaled(lo, x, squares, count_of(x, axes), weight, None, eps, x.dtype)
+    eps = torch.finfo(x.dtype).eps if eps is None else eps  # of what torch computes in
+    y = _scaled(lo, x, squares, count_of(x, axes), weight, None, eps, x.dtype)
+    return lo.b.cast(y, lo.dtype)
 
 
 @lowers(aten._safe_softmax.default)
