@@ -60,7 +60,9 @@ def layer_norm(
     *_: Any,
 ) -> Value:
     axes = tuple(range(len(x.shape) - len(normalized_shape), len(x.shape)))
-    if len(axes) > 1:  # sums over the last axis alone stay in registers, in float32; these may be stored
+    if (
+        len(axes) > 1
+    ):  # sums over the last axis alone stay in registers, in float32; these may be stored
         x = lo.b.cast(x, wide(x.dtype))
     dtype = float_dtype(x.dtype)
     centred, spread = moments(lo, x, axes)
