@@ -215,7 +215,7 @@ def _rest() -> None:
 
 def _synchronize(inputs: Inputs) -> None:
     if torch.cuda.is_initialized() and any(t.is_cuda for t in tensors_in(tuple(inputs))):
-        torch.cuda.synchronize()
+        torch.cuda.current_stream().synchronize()
 
 
 def _timing(inputs: Inputs, original: Sequence[float], engine: Sequence[float]) -> Timing:

@@ -81,5 +81,5 @@ def _time(run: Run, repeats: int, inputs: Inputs, clock: Clock) -> float:
     for _ in range(repeats):
         run(inputs)
     if any(tensor.is_cuda for tensor in inputs):  # launched is not done
-        torch.cuda.synchronize()
+        torch.cuda.current_stream().synchronize()
     return (clock() - start) / repeats

@@ -123,7 +123,7 @@ class Graph:
         self._inside = contextlib.ExitStack()
 
     def __enter__(self) -> "Graph":
-        torch.cuda.synchronize()
+        torch.cuda.current_stream().synchronize()  # not the device: another thread may capture
         self._inside.enter_context(torch.cuda.stream(self._stream))
         self._inside.enter_context(_allocating(self._stream.device_index))
         try:

@@ -246,7 +246,7 @@ def _microseconds(step: Callable[[int], None], count: int) -> float:
     with torch.cuda.stream(stream):
         step(0)
     torch.cuda.current_stream().wait_stream(stream)
-    torch.cuda.synchronize()
+    torch.cuda.current_stream().synchronize()
     with Graph(stream) as graph:
         for i in range(count):
             step(i)
