@@ -14,7 +14,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from blade.capture.inputs import Sample
-from blade.graph.memory_order import in_order, order_of
+from blade.graph.memory_order import in_order, stride_order
 
 Axis = tuple[int, int]  # (index of the tensor among the leaves of a sample, dimension)
 Sizes = Mapping[Axis, int]
@@ -54,7 +54,7 @@ def resized(sample: Sample, sizes: Sizes) -> Sample:
         if leaf.shape[axis] == size:
             continue
         where = torch.arange(size, device=leaf.device) % leaf.shape[axis]
-        leaves[index] = in_order(leaf.index_select(axis, where), order_of(leaf))
+        leaves[index] = in_order(leaf.index_select(axis, where), stride_order(leaf))
     result = pytree.tree_unflatten(leaves, spec)
     assert isinstance(result, tuple), result
     return result

@@ -15,7 +15,7 @@ from time import perf_counter
 
 import torch
 
-from blade.graph.memory_order import in_order, order_of
+from blade.graph.memory_order import in_order, stride_order
 
 Inputs = tuple[torch.Tensor, ...]
 # Factors of the first sample's floats: where exponentials overflow, squares vanish, and signs of zero
@@ -49,7 +49,7 @@ def cases(
             last = perf_counter() - start
     if not samples or not derived:
         return
-    orders = [order_of(t) for t in samples[0]]
+    orders = [stride_order(t) for t in samples[0]]
     end = perf_counter() + seconds
     further = _derived(samples, probes)
     while (start := perf_counter()) + last <= end and (case := next(further, None)) is not None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sizes and dtypes of every value of a graph that ran before, from disk: that run is not made again.
+"""Sizes, dtypes and memory orders of every value of a graph that ran before, from disk: that run is not made again.
 
     graph_view = view(captured, partial(facts_of, captured, config, contents))
 
@@ -62,7 +62,7 @@ def _written(facts: Facts, values: list[int]) -> bytes:
     different = {fact: None for seen in facts for each in seen.values() for fact in each}
     number = {fact: k for k, fact in enumerate(different)}
     runs = [[[place[v], [number[f] for f in each]] for v, each in seen.items()] for seen in facts]
-    plain = [[f.sizes, str(f.dtype), str(f.device)] for f in different]
+    plain = [[f.sizes, str(f.dtype), str(f.device), f.order] for f in different]
     return json.dumps({"facts": plain, "runs": runs}).encode()
 
 
@@ -74,6 +74,7 @@ def _read(data: bytes, values: list[int]) -> Facts:
     )
 
 
-def _fact(sizes: list[int], dtype: str, device: str) -> Fact:
+def _fact(sizes: list[int], dtype: str, device: str, order: list[int] | None) -> Fact:
     kind: Any = getattr(torch, dtype.removeprefix("torch."))
-    return Fact(tuple(sizes), kind, torch.device(device))
+    axes = None if order is None else tuple(order)
+    return Fact(tuple(sizes), kind, torch.device(device), axes)

@@ -31,10 +31,15 @@ def is_judged(case: Case) -> bool:
     return case.name == "random contents" and not any(t.is_floating_point() for t in case.inputs)
 
 
-def why_not(budget: AccuracyBudget, case: Case, got: Tensors, want: Tensors) -> str | None:
-    """``None`` if ``got`` has the form of ``want`` and is as near to it as ``budget`` asks at ``case``."""
+def why_not(
+    budget: AccuracyBudget, case: Case, got: Tensors, want: Tensors, like: Tensors = ()
+) -> str | None:
+    """``None`` if ``got`` has the form of ``want`` and is as near to it as ``budget`` asks at ``case``.
+
+    ``like``: what ``got`` may lie in memory as, too (``compare.form``).
+    """
     strides = case.kind != "layout"
-    sentence = compare.form(got, want, strides=strides, places=is_judged(case))
+    sentence = compare.form(got, want, strides=strides, places=is_judged(case), like=like)
     if sentence or not is_judged(case):
         return sentence
     here = budget if case.kind == "sample" else budget.scaled(ELSEWHERE)
@@ -48,10 +53,10 @@ def why_not(budget: AccuracyBudget, case: Case, got: Tensors, want: Tensors) -> 
     return None
 
 
-def code_of(case: Case, got: Tensors, want: Tensors) -> Code:
+def code_of(case: Case, got: Tensors, want: Tensors, like: Tensors = ()) -> Code:
     """Of the sentence: values beyond the budget are a matter of accuracy, everything else is a defect."""
     strides = case.kind != "layout"
-    form = compare.form(got, want, strides=strides, places=is_judged(case))
+    form = compare.form(got, want, strides=strides, places=is_judged(case), like=like)
     return Code.WRONG_VALUES if form else Code.ACCURACY
 
 

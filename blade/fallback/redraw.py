@@ -16,7 +16,7 @@ from statistics import median
 import torch
 
 from blade.fallback.cases import Case, random_contents
-from blade.graph.memory_order import in_order, order_of
+from blade.graph.memory_order import in_order, stride_order
 
 DRAWS = 2
 MOST = 4.0  # a larger ratio is no luck
@@ -26,7 +26,9 @@ def redrawn(case: Case) -> Iterator[Case]:
     """``case`` with other contents, ``DRAWS`` times; deterministic."""
     generator = torch.Generator().manual_seed(1)
     for n in range(DRAWS):
-        inputs = tuple(in_order(random_contents(t, generator), order_of(t)) for t in case.inputs)
+        inputs = tuple(
+            in_order(random_contents(t, generator), stride_order(t)) for t in case.inputs
+        )
         yield replace(case, name=f"{case.name}, drawn again ({n + 1})", inputs=inputs)
 
 

@@ -29,6 +29,7 @@ from torch.fx.experimental.symbolic_shapes import (
 )
 from torch.utils._pytree import tree_map_only
 
+from blade.graph.as_observed import as_observed
 from blade.graph.known_results import Made, Results, settle
 from blade.graph.scalars import is_symbolic
 
@@ -116,6 +117,12 @@ class Writer:
         self.made[node] = made
         node.meta["source"] = source
         return node
+
+    def lay_out(self, node: torch.fx.Node, order: Sequence[int] | None) -> None:
+        """Give ``node``'s result the order in memory that the model's run showed (``as_observed``)."""
+        with self.mode:
+            self.made[node] = as_observed(self.made[node], order)
+        node.meta["val"] = self.made[node].value
 
     def copy(
         self,

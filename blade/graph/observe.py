@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from blade.graph.copier import Copier
+from blade.graph.memory_order import dense_order
 from blade.graph.program import TENSOR, Block, Line, Program
 
 LIMIT = 3
@@ -56,6 +57,8 @@ class Fact:
     sizes: tuple[int, ...]
     dtype: torch.dtype
     device: torch.device
+    order: tuple[int, ...] | None
+    """``memory_order.dense_order``."""
 
     @property
     def bytes(self) -> int:
@@ -76,7 +79,8 @@ def observe_facts(program: Program, module: torch.jit.ScriptModule, sample: Sequ
     def note(key: int, value: torch.Tensor) -> None:
         facts = seen.setdefault(key, {})
         if len(facts) < _FACTS_LIMIT:
-            facts[Fact(tuple(value.shape), value.dtype, value.device)] = None
+            order = dense_order(value)
+            facts[Fact(tuple(value.shape), value.dtype, value.device, order)] = None
 
     absent = _may_be_absent(program)
 

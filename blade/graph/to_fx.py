@@ -16,13 +16,13 @@ import torch
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
 from blade.errors import Refused
+from blade.graph.as_observed import order_in, stand_in
 from blade.graph.bind import resolve, split_arguments, to_python, trim_defaults
 from blade.graph.boundary import Boundary
 from blade.graph.cheap import CHAIN, FROM_CHAIN
 from blade.graph.crossing import tensor_form
 from blade.graph.describe import source
 from blade.graph.fx_writer import CANNOT, Writer, value_of, writing
-from blade.graph.memory_order import in_order, order_of
 from blade.graph.program import Line
 from blade.graph.scalars import FUNCTIONS, PASS_THROUGH, is_symbolic
 from blade.graph.view import GraphView
@@ -105,7 +105,8 @@ class _Builder:
                 else DimDynamic.DYNAMIC
                 for d in range(seen[0].dim())
             ]
-            self.nodes[value] = self.writer.place(f"x{i}", _stand_in(seen), dynamic, f"%{name}")
+            like = stand_in(seen, order_in(self.view.facts[0], value))
+            self.nodes[value] = self.writer.place(f"x{i}", like, dynamic, f"%{name}")
 
     def _call(self, line: Line, picks: tuple[int, ...], unit: int) -> None:
         overload = resolve(line.node)
@@ -121,6 +122,7 @@ class _Builder:
         node = self._emit(overload, args, kwargs, line)
         results = self.view.units[unit].results
         if not picks and len(results) == 1:
+            self.writer.lay_out(node, order_in(self.view.facts[0], results[0]))
             self.nodes[results[0]] = node
             return
         for value, position in zip(results, picks or range(len(results)), strict=True):
@@ -273,19 +275,3 @@ def _is_settled(sizes: Sequence[int], varied: bool) -> bool:
     """
     same = all(size == sizes[0] for size in sizes)
     return same and (sizes[0] == 1 or varied)
-
-
-def _stand_in(seen: Sequence[torch.Tensor]) -> torch.Tensor:
-    """A tensor like ``seen[0]`` whose sizes are, axis by axis, the first that is neither 0 nor 1.
-
-    Its axes lie as those of all of ``seen`` do: results of most ops follow the order of the operands.
-    """
-    first = seen[0]
-    same_rank = [t for t in seen if t.dim() == first.dim()]
-    sizes = [
-        next((t.shape[d] for t in same_rank if t.shape[d] > 1), first.shape[d])
-        for d in range(first.dim())
-    ]
-    orders = {order_of(t) for t in same_rank}
-    made = torch.empty(sizes, dtype=first.dtype, device=first.device)
-    return made if len(orders) > 1 else in_order(made, orders.pop())

@@ -119,6 +119,6 @@ def test_what_the_cache_has_may_be_damaged(
     runs: list[None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     facts(Norms(), X)
-    monkeypatch.setattr(known_facts, "_fact", lambda *fact: fact[3])
+    monkeypatch.setattr(known_facts, "_fact", lambda *fact: fact[4])
     facts(Norms(), X)
     assert len(runs) == 2
