@@ -385,36 +385,3 @@ def test_eigenvalues_are_asked_for_at_the_users_contents_alone() -> None:
     x = torch.randn(5, 5)
     optimized = blade.optimize(Eigenvalues().eval(), (x,), blade.Config(timing=False))
     torch.testing.assert_close(optimized(x), Eigenvalues()(x))
-
-
-class _Images(torch.nn.Module):
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:
-        return (aten.relu.default(x),)
-
-
-LAST = [torch.randn(n, 6, 5, 3, generator=RNG).permute(0, 3, 1, 2) for n in (4, 3)]
-IMAGES = cluster(_Images(), LAST[:1], LAST[1:])
-
-
-def channels_first(outputs: list[torch.Tensor], inputs: Any, call: int) -> list[torch.Tensor]:
-    return [t.contiguous() for t in outputs]
-
-
-def test_at_other_sizes_results_may_lie_as_at_the_sample() -> None:
-    """Torch chooses another layout at size 1, where the engine has the sample's; or the other way round."""
-    first = torch.fx.symbolic_trace(_Images())
-
-    def original(x: torch.Tensor) -> tuple[torch.Tensor]:
-        (y,) = first(x)
-        return (y.contiguous() if x.shape[0] == 1 else y,)
-
-    assert isinstance(verify(IMAGES, PythonEngine(IMAGES.gm), original, "fake"), Verdict)  # type: ignore[arg-type]
-    reason = run(IMAGES, run=only_at(lambda s: s[0] == 3, channels_first))
-    assert isinstance(reason, Reason) and reason.detail.startswith("at probe 0 (")
-    assert "output 0 has stride" in reason.detail
-
-
-def test_at_the_sample_results_lie_as_the_original_s() -> None:
-    reason = run(IMAGES, run=channels_first)
-    assert isinstance(reason, Reason) and reason.detail.startswith("at sample 0 (")
-    assert "output 0 has stride" in reason.detail
