@@ -16,8 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from functools import cached_property
-from operator import attrgetter
+from functools import cached_property, reduce
+from operator import add, attrgetter
 from typing import Any
 
 import torch
@@ -372,6 +372,10 @@ class _Builder:
         if node.target is torch.ops.aten.sym_size.int:
             measured: Any = node.args
             return self.writer.size(self._read(measured[0]), measured[1], source)
+        if node.target is torch.sym_sum:
+            (terms,) = node.args
+            read = [self._read(a) if isinstance(a, Node) else a for a in terms]  # type: ignore[union-attr]
+            return reduce(lambda a, b: self.writer.number(add, [a, b], source), read)
         inputs = [self._read(a) if isinstance(a, Node) else a for a in node.args]
         return self.writer.number(node.target, inputs, source)  # type: ignore[arg-type]
 
