@@ -29,6 +29,15 @@ _KEEPS_FORM = frozenset(
 )
 """Ops with other tensor arguments whose result has the shape and dtype of ``self`` in any case."""
 
+_ANSWERS_BOOL = frozenset(
+    "eq ne lt le gt ge logical_and logical_or logical_xor logical_not "
+    "not_equal less less_equal greater greater_equal".split()
+)
+"""Ops whose result out of place is boolean, whatever ``self`` is: converted to what ``self`` is."""
+
+_MAY_BE_SELF = frozenset({"conj_physical"})
+"""Ops that out of place give a real ``self`` back, which ``self``'s maker then does not own alone."""
+
 _OVERLAPPING = ("aten::expand", "aten::expand_as", "aten::broadcast_to", "aten::as_strided")
 
 
@@ -69,6 +78,8 @@ def _functional(line: Line) -> torch._ops.OpOverload | None:
     name = overload._schema.name.removeprefix("aten::")
     tags = (torch.Tag.nondeterministic_seeded, torch.Tag.inplace_view)
     if not name.endswith("_") or any(tag in overload.tags for tag in tags):
+        return None
+    if name[:-1] in _MAY_BE_SELF:
         return None
     packet = getattr(torch.ops.aten, name[:-1], None)
     twin = getattr(packet, overload._overloadname, None)
@@ -132,9 +143,12 @@ def _keeps_form(program: Program, line: Line, dtypes: dict[int, torch.dtype | No
     """Whether the op out of place has ``self``'s dtype (and shape, once its operands are expanded)."""
     twin = _functional(line)
     assert twin is not None, line
-    if twin._schema.name.removeprefix("aten::") in _KEEPS_FORM:
+    name = twin._schema.name.removeprefix("aten::")
+    if name in _KEEPS_FORM:
         return True
     own = dtypes.get(line.inputs[0])
+    if name in _ANSWERS_BOOL and own is None:
+        return False
     for argument, value in list(zip(twin._schema.arguments, line.inputs, strict=True))[1:]:
         if "Tensor" not in str(argument.type):
             continue
@@ -156,6 +170,8 @@ def _replace(program: Program, line: Line) -> int:
             if argument.name in _BROADCAST and "Tensor" in str(argument.type):
                 inputs[place] = _insert(program, old, "aten::expand_as", [inputs[place], own])
     made = _insert(program, old, twin._schema.name, inputs)
+    if twin._schema.name.removeprefix("aten::") in _ANSWERS_BOOL:
+        made = _insert(program, old, "aten::type_as", [made, own])
     old.output().replaceAllUsesWith(made)
     old.destroy()
     own.replaceAllUsesAfterNodeWith(made.node(), made)

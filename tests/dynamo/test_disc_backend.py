@@ -47,6 +47,16 @@ def test_it_answers_as_eager_does_and_is_one_engine() -> None:
     assert report.clusters[0].verdict is not None and report.clusters[0].verdict.checked > 1
 
 
+def test_attention_is_not_asked_about_layouts_that_torchs_own_op_misreads() -> None:
+    """Its flash attention for the CPU, here in the graph itself, takes the last axis for dense."""
+    q, k, v = torch.randn(1, 2, 5, 8), torch.randn(1, 2, 7, 8), torch.randn(1, 2, 7, 8)
+    mask = torch.ones(5, 7, dtype=torch.bool).tril()
+    fn = compiled(functional.scaled_dot_product_attention, timing=False)
+    want = functional.scaled_dot_product_attention(q, k, v, mask)
+    torch.testing.assert_close(fn(q, k, v, mask), want, **TOLERANCE)
+    assert set(graphs.served().values()) == {"disc"}
+
+
 def test_fifty_shapes_are_one_graph() -> None:
     model = Block().eval()
     counter = CompileCounterWithBackend("disc")

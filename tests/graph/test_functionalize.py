@@ -76,6 +76,14 @@ def _ints(x: torch.Tensor) -> torch.Tensor:
     return y
 
 
+def _answers(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Written to floats, what is true is 1.0; written to a mask it stays one."""
+    y = x * 2
+    y.gt_(0.5)
+    z = (x + 1).logical_not_()
+    return y, z, (x > 0).logical_xor_(x > 1)
+
+
 REPLACED = (
     _relu,
     _chain,
@@ -86,6 +94,7 @@ REPLACED = (
     _returned_twice,
     _filled,
     _ints,
+    _answers,
 )
 
 
@@ -144,6 +153,12 @@ def _random(x: torch.Tensor) -> torch.Tensor:
     return y.bernoulli_(1.0)
 
 
+def _may_be_itself(x: torch.Tensor) -> torch.Tensor:
+    return (
+        x.clone().conj_physical_()
+    )  # of a real tensor it is that tensor: without the copy, the caller's
+
+
 KEPT = (
     _of_caller,
     _view_of_caller,
@@ -154,6 +169,7 @@ KEPT = (
     _other_dtype,
     _in_a_loop,
     _random,
+    _may_be_itself,
 )
 
 

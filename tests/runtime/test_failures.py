@@ -3,6 +3,7 @@
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from programs import Writer, matrix_times_itself, relu_program
 
 from blade.runtime.engine import make_engine, renew
@@ -20,6 +21,22 @@ def test_the_circuit_opens_after_failures_in_a_row_and_can_be_rearmed():
     assert "mat1 and mat2" in engine.last_error()
     engine.rearm()
     assert torch.allclose(engine.try_execute([good])[0], good @ good)
+
+
+class Watching(TorchDispatchMode):
+    """As the one around the first call of a graph compiled ahead of time."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+def test_an_op_that_raises_leaves_no_error_of_pythons_behind():
+    engine = matrix_times_itself().engine(limits={"max_failures": 9})
+    with Watching():
+        assert engine.try_execute([torch.randn(3, 4)]) is None
+        assert "mat1 and mat2" in engine.last_error()
+        good = torch.randn(3, 3)
+        assert torch.allclose(engine.try_execute([good])[0], good @ good)
 
 
 def test_a_renewed_engine_has_no_past():

@@ -25,12 +25,16 @@ namespace {
 c10::DeviceIndex index_of(c10::Device device) { return std::max<c10::DeviceIndex>(device.index(), 0); }
 
 // Engine code runs as an op would run below autograd, and its results are ordinary tensors even
-// when the caller is in inference mode (prebuilt tensors must serve both kinds of callers).
+// when the caller is in inference mode (prebuilt tensors must serve both kinds of callers). Nor do
+// modes of Python's see torch's ops in it, as they do not see native kernels: an op that raised there
+// would leave Python's error set, which this library cannot clear.
 struct BelowAutograd {
   c10::InferenceMode ordinary_tensors{false};
   c10::NoGradGuard no_grad;
   at::AutoDispatchBelowADInplaceOrView below;
   c10::impl::ExcludeDispatchKeyGuard no_autocast{c10::autocast_dispatch_keyset};
+  c10::impl::ExcludeDispatchKeyGuard no_modes{
+      c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot})};
 };
 
 // A device's random generator, as it was: the original, which runs instead, draws what this run drew.

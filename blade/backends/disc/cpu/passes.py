@@ -112,14 +112,14 @@ class _Planner:
             self.stage[i] = after + 1 if isinstance(stmt, Reduce) else after
             if self._is_uniform(stmt, len(kernel.outer)):
                 self.uniform.add(i)
-        # With one element a row, an access of inner stride 0 is as good as one of stride 1.
-        one = kernel.inner == 1
+        # With one element a row or none, an access of inner stride 0 is as good as one of stride 1.
+        few = kernel.inner in (0, 1)
         self.row_stores = tuple(
             i
             for i, s in enumerate(self.body)
             if isinstance(s, Store)
             and s.access.strides[-1] == 0
-            and not (one and s.value not in self.uniform)
+            and not (few and s.value not in self.uniform)
         )
         self.kept: dict[int, int] = {}  # value -> the pass that writes it to scratch
         self.first: dict[int, int] = {}  # point value -> the first pass that computes it

@@ -5,6 +5,7 @@ Zeros or the other tensor's rest and the part are concatenated: every element is
 computes the part stores it where it belongs.
 """
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -51,7 +52,7 @@ def slice_backward(
     end: Any,
     step: int,
 ) -> Value:
-    return _into_slice(lo, _zeros(lo), grad, dim, start, step)
+    return _into_slice(lo, _zeros(lo), grad, dim, start, end, step)
 
 
 @lowers(aten.slice_scatter.default)
@@ -64,16 +65,36 @@ def slice_scatter(
     end: Any = None,
     step: int = 1,
 ) -> Value:
-    return _into_slice(lo, x, lo.b.cast(source, lo.dtype), dim, start, step)
+    return _into_slice(lo, x, lo.b.cast(source, lo.dtype), dim, start, end, step)
 
 
-def _into_slice(lo: Lowering, around: Value, part: Value, dim: int, start: Any, step: int) -> Value:
+def _into_slice(
+    lo: Lowering, around: Value, part: Value, dim: int, start: Any, end: Any, step: int
+) -> Value:
     if step != 1:
         raise lo.otherwise()
     axis = dim % len(lo.shape)
-    first = clamped(start if start is not None else 0, lo.shape[axis])
+    size = lo.shape[axis]
+    first = clamped(start if start is not None else 0, size)
+    last = size if end is None or end == sys.maxsize else clamped(end, size)
+    length = sympy.Max(0, sympy.sympify(last) - sympy.sympify(first))
+    _require_shape(
+        lo, part, tuple(plain(length) if k == axis else d for k, d in enumerate(lo.shape))
+    )
     lo.at_least(part.shape[axis], 0, "slice within bounds")
     return _placed(lo, part, axis, first, around)
+
+
+def _require_shape(lo: Lowering, part: Value, shape: Sequence[Dim]) -> None:
+    """Where ``part`` is another size than the place for it, torch raises; here it would be written past the end."""
+    if len(part.shape) != len(shape):
+        raise lo.otherwise()
+    for mine, place in zip(part.shape, shape, strict=True):
+        if mine == place:
+            continue
+        if isinstance(mine, int) and isinstance(place, int):
+            raise lo.otherwise()
+        lo.b.require(sympy.Eq(mine, place, evaluate=False), "the part is as large as its place")
 
 
 @lowers(aten.select_backward.default)
@@ -93,5 +114,6 @@ def _into_place(lo: Lowering, around: Value, part: Value, dim: int, index: Any) 
     size = lo.shape[axis]
     lo.at_least(size, index + 1 if index >= 0 else -index, "index within bounds")
     first = index if index >= 0 else plain(sympy.sympify(size) + index)
+    _require_shape(lo, part, tuple(d for k, d in enumerate(lo.shape) if k != axis))
     shape = tuple(1 if k == axis else d for k, d in enumerate(lo.shape))
     return _placed(lo, lo.b.reshape(part, shape), axis, first, around)
