@@ -76,7 +76,7 @@ def _ints(x: torch.Tensor) -> torch.Tensor:
     return y
 
 
-def _answers(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def _answers(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Written to floats, what is true is 1.0; written to a mask it stays one."""
     y = x * 2
     y.gt_(0.5)
@@ -193,7 +193,7 @@ def _sample(rows: int = 3, seed: int = 0) -> torch.Tensor:
 
 def _writes(module: torch.jit.ScriptModule) -> int:
     nodes = module.graph.findAllNodes
-    names = "relu add mul sigmoid neg masked_fill index_put clamp bernoulli"
+    names = "relu add mul sigmoid neg masked_fill index_put clamp bernoulli gt logical_not logical_xor conj_physical"
     return sum(len(nodes(f"aten::{name}_")) for name in names.split())
 
 
