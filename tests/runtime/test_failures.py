@@ -3,8 +3,8 @@
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from programs import Writer, matrix_times_itself, relu_program
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from blade.runtime.engine import make_engine, renew
 
