@@ -225,18 +225,6 @@ def test_a_strided_store() -> None:
         native.check("k", _random(rng, s0 * s1, s0 * s1 + 9), {"s0": s0, "s1": s1}, parts=3)
 
 
-def test_rows_without_elements_store_none() -> None:
-    body: tuple[Stmt, ...] = (
-        Load(Access(0, (0, 1)), F32),
-        Compute("neg", (0,), F32),
-        Store(Access(1, (1, 0)), 1),
-    )
-    native = Native({"k": Kernel((S0,), 0, _args([F32], [F32]), body)})
-    rng = torch.Generator().manual_seed(7)
-    for rows in (0, 3):
-        native.check("k", _random(rng, 4, 4), {"s0": rows})
-
-
 def test_a_transposing_kernel_walks_blocks_and_keeps_its_indices() -> None:
     """out[i, j, k] = x[k, j, i] + 100 i + 10 j: x jumps along k, the blocks run along i."""
     body: tuple[Stmt, ...] = (
