@@ -8,6 +8,8 @@ from torch import nn
 
 import blade
 from blade.config import Config
+from blade.graph.as_observed import as_observed
+from blade.graph.known_results import Made
 from blade.graph.memory_order import dense_order, in_order
 from blade.graph.stand_in import laid_out
 
@@ -39,6 +41,14 @@ def test_results_are_laid_out_as_at_the_sample(batch: int) -> None:
     assert observed is not None
     placed = dense_order(laid_out(out.meta["val"])) or ()
     assert [a for a in placed if a in observed] == list(observed)
+
+
+def test_an_axis_of_size_1_at_the_sample_stays_where_it_is() -> None:
+    last = torch.empty(2, 6, 5, 8).permute(0, 3, 1, 2)
+    placed = as_observed(Made(last), (1, 2, 3)).value
+    assert placed.shape == last.shape and placed.is_contiguous()
+    assert as_observed(Made(last), (2, 3, 1)).value is last
+    assert as_observed(Made(last, frozenset({0})), (1, 2, 3)).value is last  # another's memory
 
 
 @pytest.mark.needs("runtime", "torch_mlir")
