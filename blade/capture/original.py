@@ -43,14 +43,15 @@ class State:
     def __init__(self, module: nn.Module) -> None:
         parts = list(module.modules())
         python = [part for part in parts if not isinstance(part, torch.jit.ScriptModule)]
-        self._dicts = [(d, dict(d)) for part in python for d in (part._buffers, vars(part))]
+        held = [d for part in python for d in (part._buffers, vars(part), *_hooks(part))]
+        self._dicts = [(d, dict(d)) for d in held]
         scripts = [module] if isinstance(module, torch.jit.ScriptModule) else []
         self._attributes = [(a, a.get()) for script in scripts for a in attributes_of(script)]
         kept = [value for _, value in self._attributes if isinstance(value, torch.Tensor)]
-        held = [*module.buffers(), *kept]
+        tensors = [*module.buffers(), *kept]
         if isinstance(module, torch.jit.ScriptModule) and not may_write(module):
-            held = []  # in an optimized module these are the weights, for when an engine does not serve
-        unique = {id(tensor): tensor for tensor in held}
+            tensors = []  # in an optimized module these are the weights, for when an engine does not serve
+        unique = {id(tensor): tensor for tensor in tensors}
         self._tensors = [(tensor, tensor.detach().clone()) for tensor in unique.values()]
         self._versions = [tensor._version for tensor, _ in self._tensors]
 
@@ -77,6 +78,11 @@ class State:
                 changed = True
                 attribute.set(value)
         return changed
+
+
+def _hooks(module: nn.Module) -> list[dict[Any, Any]]:
+    """Some models register them in their first call, and remember that they did."""
+    return [d for name, d in vars(module).items() if "_hooks" in name and isinstance(d, dict)]
 
 
 def _is_same(a: Any, b: Any) -> bool:

@@ -340,3 +340,29 @@ def test_the_model_runs_once_per_input_and_again_only_if_it_has_a_state(
     assert len(first.answers) == (1 if runs == 1 else 2)
     with torch.no_grad():
         torch.testing.assert_close(first.answers[0][0], copy.deepcopy(model)(samples[0]))
+
+
+class HooksAtFirst(nn.Module):
+    """Registers a hook in its first call, and remembers that it did, as transformers' models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+        self.ready = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.ready:
+            self.inner.register_forward_hook(lambda module, args, output: output + 1)
+            self.ready = True
+        made: torch.Tensor = self.inner(x)
+        return made
+
+
+def test_hooks_of_a_first_call_are_registered_once() -> None:
+    model = HooksAtFirst().eval()
+    x = torch.randn(3, 4)
+    with torch.no_grad():
+        want = model.inner(x) + 1
+        got = capture(model, (x,), Config()).module(x)
+    torch.testing.assert_close(got, want)
+    assert not model.ready and not model.inner._forward_hooks

@@ -94,15 +94,14 @@ def other_weights() -> nn.Module:
     return model
 
 
-class _Double(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        return x * 2
+_FOREIGN = torch.library.Library("blade_known_facts", "DEF")
+_FOREIGN.define("double(Tensor x) -> Tensor")
+_FOREIGN.impl("double", lambda x: x * 2, "CompositeExplicitAutograd")
 
 
 class Foreign(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        made: torch.Tensor = _Double.apply(x)
+        made: torch.Tensor = torch.ops.blade_known_facts.double(x)
         return made + 1
 
 
