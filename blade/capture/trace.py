@@ -4,6 +4,7 @@ named submodules and script the rest."""
 
 import contextlib
 import inspect
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -245,12 +246,36 @@ def has_fused_layers(model: nn.Module) -> bool:
 @contextlib.contextmanager
 def fused_layers(enabled: bool) -> Iterator[None]:
     """Attention and encoder layers of ``torch.nn`` as one op each, or as the ops that they are otherwise."""
-    before = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(enabled and before)
+    if enabled:
+        yield
+        return
+    _take_apart()
     try:
         yield
     finally:
-        torch.backends.mha.set_fastpath_enabled(before)
+        _put_together()
+
+
+_lock = threading.Lock()
+_apart = 0  # how many threads want these layers taken apart
+_fused_before = True
+
+
+def _take_apart() -> None:
+    global _apart, _fused_before
+    with _lock:
+        _apart += 1
+        if _apart == 1:
+            _fused_before = torch.backends.mha.get_fastpath_enabled()
+            torch.backends.mha.set_fastpath_enabled(False)
+
+
+def _put_together() -> None:
+    global _apart
+    with _lock:
+        _apart -= 1
+        if _apart == 0:
+            torch.backends.mha.set_fastpath_enabled(_fused_before)
 
 
 @contextlib.contextmanager

@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 
 import torch
 
-from blade.backends.openvino.session import LIBRARY as OPENVINO
 from blade.errors import Refused
 from blade.fallback.attempt import attempt
 from blade.reason import Code, Reason, Stage
@@ -49,7 +48,9 @@ def try_one(name: str, fn: Callable[[], T]) -> T | Reason:
 
 
 def _openvino(model: torch.nn.Module, samples: Sequence[Bound]) -> list[Call]:
-    openvino: Any = OPENVINO.load()
+    from blade.backends.openvino.session import LIBRARY  # needs the runtime; the doctor does not
+
+    openvino: Any = LIBRARY.load()
     _, rows = _positional(model, samples)
     example = max(rows, key=lambda row: sum(t.numel() for t in row))
     converted = openvino.convert_model(model, example_input=example)

@@ -109,6 +109,8 @@ def _name(func: OpOverload) -> str:
 
 def _is_composite(func: OpOverload) -> bool:
     """Whether it is made of other ops, and no device has a kernel for the whole."""
+    if func.namespace == "prim":  # questions to a stand-in, which the dispatcher does not know
+        return False
     keys = torch._C.DispatchKey
     has_kernel: Callable[..., bool] = torch._C._dispatch_has_kernel_for_dispatch_key
     has_own = any(has_kernel(func.name(), key) for key in (keys.CPU, keys.CUDA))

@@ -356,7 +356,9 @@ def test_nothing_stops_while_a_model_is_optimized(
 ) -> None:
     """Verification cuts, shuffles and draws contents, for engines too."""
     made = blade.optimize(model.eval(), inputs, CONFIG)
-    assert [c.backend for c in blade.report(made).clusters] == ["disc"]
+    assert [c.backend for c in blade.report(made).clusters] == ["disc"], blade.report(
+        made
+    ).all_reasons()
     with torch.no_grad():
         torch.testing.assert_close(made(*inputs), model(*inputs))
 
