@@ -20,7 +20,7 @@ pytestmark = pytest.mark.needs("runtime")
 CONFIG = blade.Config(cache=False)
 LEAST = {"onnxruntime": 40, "openvino": 30}  # overloads in engines that passed
 # Wrong in the library, found when a cluster is verified, and refused: of copies of two inputs without axes, ONNX
-# Runtime 1.30 stacks the second one twice.
+# Runtime 1.31 stacks the second one twice.
 WRONG = {("onnxruntime", "stack 0-d")}
 BACKENDS = [pytest.param(name, marks=pytest.mark.needs(name)) for name in LEAST]
 # The tracer fails on these (``test_op_models`` says so); nothing is asked of a backend.
