@@ -134,8 +134,7 @@ tests() {
   run_pytest gpu -m gpu ${TESTS:-tests/gpu $(grep -rlE 'mark\.gpu\b' tests --include='test_*.py' | grep -v '^tests/gpu/')}
 }
 
-cpu_# Without TESTS: every file that has tests with the marker; the others may need what is not installed.
-tests() {
+cpu_tests() {
   # shellcheck disable=SC2086 # words
   run_pytest cpu ${CPU_TESTS:-tests/test_config.py tests/graph tests/clustering tests/runtime}
 }
