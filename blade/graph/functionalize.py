@@ -95,7 +95,7 @@ def _parameters(overload: torch._ops.OpOverload) -> list[tuple[str, str]]:
 def _dtypes(
     program: Program, module: torch.jit.ScriptModule, samples: Sequence[Sequence[Any]]
 ) -> dict[int, torch.dtype | None]:
-    facts = Facts(program, tuple(observe_facts(program, module, one) for one in samples))
+    facts = Facts(program, observe_facts(program, module, samples))
     return {value: facts.info(value).dtype for value in program.values}
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,16 +72,10 @@ Seen = dict[int, tuple[Fact, ...]]
 """Value -> the different facts it had in one run; a value that was never made is missing."""
 
 
-def observe_facts(program: Program, module: torch.jit.ScriptModule, sample: Sequence[Any]) -> Seen:
-    """Facts of every tensor, in all blocks, when ``module``'s forward runs on ``sample``."""
-    seen: dict[int, dict[Fact, None]] = {}
-
-    def note(key: int, value: torch.Tensor) -> None:
-        facts = seen.setdefault(key, {})
-        if len(facts) < _FACTS_LIMIT:
-            order = dense_order(value)
-            facts[Fact(tuple(value.shape), value.dtype, value.device, order)] = None
-
+def observe_facts(
+    program: Program, module: torch.jit.ScriptModule, samples: Iterable[Sequence[Any]]
+) -> tuple[Seen, ...]:
+    """Facts of every tensor, in all blocks, when ``module``'s forward runs on each of ``samples``."""
     absent = _may_be_absent(program)
 
     def watch(run: _Watched, values: Sequence[int]) -> None:
@@ -94,6 +88,18 @@ def observe_facts(program: Program, module: torch.jit.ScriptModule, sample: Sequ
         enter=lambda block: watch(run, block.inputs),
         after=lambda line: watch(run, () if line.kind == "prim::Constant" else line.outputs),
     )
+    return tuple(_facts(run, module, sample) for sample in samples)
+
+
+def _facts(run: _Watched, module: torch.jit.ScriptModule, sample: Sequence[Any]) -> Seen:
+    seen: dict[int, dict[Fact, None]] = {}
+
+    def note(key: int, value: torch.Tensor) -> None:
+        facts = seen.setdefault(key, {})
+        if len(facts) < _FACTS_LIMIT:
+            order = dense_order(value)
+            facts[Fact(tuple(value.shape), value.dtype, value.device, order)] = None
+
     run.run(module, sample, note)
     return {value: tuple(facts) for value, facts in seen.items()}
 
@@ -168,7 +174,7 @@ def _constant(graph: Any, number: int) -> torch._C.Value:
 
 
 class _Watched:
-    """A copy of ``program`` that notes values while it runs."""
+    """A copy of ``program`` that notes values while it runs: written once, run for each sample."""
 
     def __init__(self, program: Program) -> None:
         self.graph = torch._C.Graph()
@@ -181,6 +187,7 @@ class _Watched:
             known[value] = new
         self.copier = Copier(program, self.graph, frozenset(), known)
         self._run = _constant(self.graph, self._number)
+        self._function: Any = None
 
     def write(
         self,
@@ -210,9 +217,10 @@ class _Watched:
 
     def run(self, module: torch.jit.ScriptModule, sample: Sequence[Any], note: Note) -> None:
         """Run it unoptimized: its values must stay what they are. Runs draw the same random numbers."""
-        self.graph.registerOutput(self._run)
-        self.graph.lint()
-        function = torch._C._create_function_from_graph("observe", self.graph)
+        if self._function is None:
+            self.graph.registerOutput(self._run)
+            self.graph.lint()
+            self._function = torch._C._create_function_from_graph("observe", self.graph)
         # Deep copies: the graph may write into its inputs, and into the module's own buffers.
         this = copy.deepcopy(module) if next(iter(self.graph.inputs())).uses() else module
         devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
@@ -221,6 +229,6 @@ class _Watched:
         try:
             with torch.random.fork_rng(devices=devices), torch.no_grad(), unoptimized:
                 torch.manual_seed(0)
-                function(this._c, *copy.deepcopy(tuple(sample)))
+                self._function(this._c, *copy.deepcopy(tuple(sample)))
         finally:
             del _running[self._number]

@@ -139,7 +139,7 @@ def view(
 def observe_runs(captured: Captured, program: Program) -> tuple[Seen, ...]:
     """The facts of every value of ``program`` at each sample, then at each probe."""
     runs = (*captured.samples, *captured.probes)
-    return tuple(observe_facts(program, captured.module, run) for run in runs)
+    return observe_facts(program, captured.module, runs)
 
 
 def sources(program: Program, cheap: frozenset[int], value: int) -> tuple[int, ...]:
