@@ -152,7 +152,10 @@ class Config(BaseModel):
         "that verifies, unmeasured.",
     )
     timing_repeats: int = Field(
-        default=15, ge=1, description="Interleaved rounds per candidate and shape, at most."
+        default=15,
+        ge=1,
+        description="Interleaved rounds per candidate and shape, at most; four times as many where noise hides "
+        "what may be a win.",
     )
     time_budget: Seconds = Field(
         default=30.0,

@@ -37,16 +37,22 @@ Shape = tuple[int, ...]
 @dataclass(frozen=True)
 class Timing:
     """Medians in milliseconds at one sample of the user; ``spread`` is how far off their ratio may likely be,
-    0.05 = 5%."""
+    0.05 = 5%, and ``below`` how far lower the speed-up may be, which is less where the original's times vary."""
 
     shapes: tuple[Shape, ...]
     original_ms: float
     engine_ms: float
     spread: float
+    below: float | None = None  # as ``spread``, where it is not known
 
     @property
     def speedup(self) -> float:
         return self.original_ms / self.engine_ms
+
+    @property
+    def shortfall(self) -> float:
+        """``below``, known or not."""
+        return self.spread if self.below is None else self.below
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ UNTIMED = (
 )  # a turn of shorter calls than these seconds begins with two, or one, not timed
 REST_S = 0.05  # what threads may spin, at most
 STEP_S = 5e-4  # between two looks at whether they still do
+MORE = 4  # times as many rounds where noise hides what looks like a win
 CONFIDENCE = 0.93  # that the median of the ratios lies where it is said to; five rounds have 0.9375
 CLEARLY = 0.95  # a speed-up below this, noise included, is a loss at that sample
 CLEAR_WIN = 1.1  # a speed-up that one round tells
@@ -86,7 +87,8 @@ def measure_all(
         untimed = [sum(t < limit for limit in UNTIMED) for t in once]
         seconds: list[list[float]] = [[] for _ in fns]
         left = BUDGET_S * (1 + len(racing)) / 2
-        while racing and len(seconds[0]) < rounds:
+        most = rounds
+        while racing and len(seconds[0]) < most:
             turn = [0, *racing]
             for k in turn if len(seconds[0]) % 2 else turn[::-1]:
                 _rest()
@@ -96,6 +98,8 @@ def measure_all(
                 left -= (untimed[k] + repeats[k]) * seconds[k][-1]
             if len(seconds[0]) >= MIN_ROUNDS:
                 racing = _open(seconds, racing) if left > 0 else []
+                if len(seconds[0]) == rounds and _hides_a_win(seconds, racing):
+                    most = MORE * rounds
             elif clock() > end and all(_always_faster(seconds, k) for k in racing):
                 racing = []
     return [
@@ -126,14 +130,23 @@ def _open(seconds: Sequence[Sequence[float]], racing: Sequence[int]) -> list[int
     return [] if settled else good
 
 
+def _hides_a_win(seconds: Sequence[Sequence[float]], racing: Sequence[int]) -> bool:
+    """Nobody was seen to be faster than the original, but somebody may be."""
+    found = [interval(seconds[k], seconds[0]) for k in racing]
+    return all(low <= 1 for low, _, _ in found) and any(
+        middle > 1 + PRECISION for _, middle, _ in found
+    )
+
+
 def why_slower(timings: Sequence[Timing], weights: Sequence[float] | None = None) -> str | None:
     """``None`` if these timings are a win: faster on the geometric mean by more than the noise of
-    measuring it, and clearly slower nowhere."""
+    measuring it, and clearly slower nowhere. Noise that may make it faster still speaks for nothing else."""
     if not timings:
         return "it could not be measured: there is no sample."
     if (sentence := why_clearly_slower(timings)) is not None:
         return sentence
-    mean, noise = speed(timings, weights)
+    mean, _ = speed(timings, weights)
+    noise = _together([t.shortfall for t in timings], weights)
     if mean <= 1 + noise:
         return (
             f"over {len(timings)} sample(s) its speed is {mean:.2f}x the original's on the geometric "
@@ -156,9 +169,14 @@ def why_clearly_slower(timings: Sequence[Timing]) -> str | None:
 def speed(timings: Sequence[Timing], weights: Sequence[float] | None = None) -> tuple[float, float]:
     """Weighted geometric mean of the speed-ups, and the noise of measuring it."""
     each = [1.0] * len(timings) if weights is None else list(weights)
-    pairs = list(zip(timings, each, strict=True))
-    mean = exp(sum(w * log(t.speedup) for t, w in pairs) / sum(each))
-    return mean, sqrt(sum((w * t.spread) ** 2 for t, w in pairs)) / sum(each)
+    mean = exp(sum(w * log(t.speedup) for t, w in zip(timings, each, strict=True)) / sum(each))
+    return mean, _together([t.spread for t in timings], weights)
+
+
+def _together(noises: Sequence[float], weights: Sequence[float] | None) -> float:
+    """What independent noises do to a weighted mean."""
+    each = [1.0] * len(noises) if weights is None else list(weights)
+    return sqrt(sum((w * n) ** 2 for n, w in zip(noises, each, strict=True))) / sum(each)
 
 
 def is_faster(one: tuple[float, float], other: tuple[float, float]) -> bool:
@@ -221,12 +239,14 @@ def _synchronize(inputs: Inputs) -> None:
 def _timing(inputs: Inputs, original: Sequence[float], engine: Sequence[float]) -> Timing:
     """From seconds per round of both, the first rounds being the same ones."""
     ratio, spread = _ratio(original, engine)
+    low, middle, _ = interval(engine, original)
     milliseconds = 1e3 * median(engine)
     return Timing(
         shapes=tuple(tuple(t.shape) for t in tensors_in(tuple(inputs))),
         original_ms=milliseconds * ratio,
         engine_ms=milliseconds,
         spread=spread,
+        below=middle / low - 1,
     )
 
 
