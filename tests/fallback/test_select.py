@@ -169,7 +169,9 @@ def test_an_original_that_is_slow_at_times_makes_no_win_doubtful() -> None:
     assert t.speedup < 1 + t.spread  # as a noise of both directions it would be no win
     assert t.shortfall == pytest.approx(0, abs=1e-9)
     assert why_slower([t]) is None
-    other = measure(clock.costs(0.010, 0.075, 0.010, 0.075, 0.010), clock.costs(0.024), X, 15, clock)
+    other = measure(
+        clock.costs(0.010, 0.075, 0.010, 0.075, 0.010), clock.costs(0.024), X, 15, clock
+    )
     assert other.shortfall > 1
     assert why_slower([other]) is not None
 
