@@ -224,6 +224,10 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
     Of a small part of something large, as what a graph saved for backward is, no more than the part is copied.
     """
     tensor = tensor.detach()
+    if tensor.is_conj():  # a copy of what is conjugated or negated when it is read would be dense
+        return _copy(tensor.conj()).conj()
+    if tensor.is_neg():
+        return torch._neg_view(_copy(torch._neg_view(tensor)))
     if tensor.untyped_storage().nbytes() <= 2 * tensor.numel() * tensor.element_size():
         return copy.deepcopy(tensor)
     shape, strides = tensor.shape, tensor.stride()

@@ -91,6 +91,9 @@ def extract_fx(
     )
     if not outputs and not updates:
         names = ", ".join(view.nodes[i].name for i in group)
+        if read:
+            why = f"What is read of {names} are views of what is made before them: nothing to compute."
+            raise Refused(Code.ALIASES, why)
         raise Refused(Code.CONVERSION_FAILED, f"Nothing reads a result of {names}.")
     inputs = _find_inputs(view, group, inside, constants)
     outputs.sort(key=order.__getitem__)
