@@ -32,6 +32,7 @@ from blade.fallback.fp64 import Fp64
 from blade.fallback.generators import Generators, may_draw
 from blade.fallback.judge import Answer, at, check_errors
 from blade.fallback.masked import defined_rows
+from blade.fallback.rounded import Rounded
 from blade.reason import Code, Reason, Stage
 from blade.report import Verdict
 
@@ -136,7 +137,12 @@ def _verify(
         _check_form(case, got, want, truth, like)
         return _measure(case, got, want, truth, (), only=outputs)
 
-    check_errors(answers, answers_at, partial(moves, wanted))
+    def rounded(case: Case, seed: int) -> Tensors | None:
+        original = Rounded(cluster.gm, seed, generators.again)
+        with in_bounds(*case.inputs), defined_rows(*case.inputs):
+            return _call(case, original, cluster.updates) if is_checked else None
+
+    check_errors(answers, answers_at, partial(moves, wanted, rounded))
     return _verdict(answers, tried - declined, declined)
 
 
