@@ -2,7 +2,8 @@
 """A cluster as a ScriptModule anyone can read: try the engine, else run the original subgraph.
 
 Its ``.code`` is ``outs = self.engine.try_execute([x0, x1])``, then ``outs[0]`` where that is not ``None``,
-else ``self.fallback(x0, x1)``. With several engines, a test of a size comes first that says which is tried:
+else ``self.fallback(x0, x1)``, which is not inlined (interface.py). With several engines, a test of a size comes
+first that says which is tried:
 
     size = x0.size(1)
     if size <= 40:
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 
 import torch
 
+from blade.fallback.interface import interface, signature
 from blade.graph.extract import Extracted
 from blade.report import ENGINES
 
@@ -43,8 +45,11 @@ def cluster_module(
     arity is the cluster's: one output is returned as a tensor, several as a tuple.
     """
     holder = Cluster().eval()
-    holder.fallback = extracted.fallback
     serving = engine.serving if isinstance(engine, Dispatch) else (engine,)
+    arity = len(extracted.inputs), len(extracted.outputs)
+    if all(one is not None for one in serving):
+        holder.__annotations__ = {"fallback": interface(*arity)}
+    holder.fallback = extracted.fallback
     names: list[str | None] = []
     held: list[torch.ScriptObject] = []
     for one in serving:
@@ -55,7 +60,7 @@ def cluster_module(
     # Equal modules share one TorchScript class by default; each cluster needs its own forward.
     script = torch.jit._recursive.create_script_module(holder, lambda module: (), share_types=False)
     sizes = (engine.size, engine.bounds) if isinstance(engine, Dispatch) else ("", ())
-    script.define(_source(len(extracted.inputs), len(extracted.outputs), names, *sizes))
+    script.define(_source(*arity, names, *sizes))
     assert isinstance(script, torch.jit.ScriptModule)
     return script
 
@@ -64,14 +69,11 @@ def _source(
     inputs: int, outputs: int, engines: Sequence[str | None], size: str, bounds: Sequence[int]
 ) -> str:
     names = ", ".join(f"x{i}" for i in range(inputs))
-    parameters = "".join(f", x{i}: Tensor" for i in range(inputs))
-    single = outputs == 1
-    result = "Tensor" if single else f"Tuple[{', '.join(['Tensor'] * outputs)}]"
     given = f"[{names}]" if inputs else "torch.jit.annotate(List[Tensor], [])"
     calls = [
         f"outs = self.{name}.try_execute({given})" if name else "outs = nobody" for name in engines
     ]
-    lines = [f"def forward(self{parameters}) -> {result}:"]
+    lines = [signature(inputs, outputs)]
     if None in engines and bounds:
         lines.append("    nobody = torch.jit.annotate(Optional[List[Tensor]], None)")
     if bounds:
