@@ -27,6 +27,7 @@ from blade.report import Timing, shape_text
 BUDGET_S = 1.5  # per sample and candidate; never fewer than MIN_ROUNDS rounds
 MIN_ROUNDS = 5
 PRECISION = 0.02  # noise of a speed-up at which no further rounds are needed
+EVIDENT = 10.0  # times its noise: a speed-up that needs no further rounds
 ROUND_S = 0.004  # what one side of a round takes at least: short calls are repeated
 UNTIMED = (
     0.02,
@@ -124,7 +125,8 @@ def _open(seconds: Sequence[Sequence[float]], racing: Sequence[int]) -> list[int
         if all(j == k or interval(seconds[k], seconds[j])[2] > 1 - PRECISION for j in racing)
     ]
     pairs = [(j, k) for j in good for k in good if j < k]
-    settled = all(_is_clear(_ratio(seconds[0], seconds[k])) for k in good) and all(
+    enough = EVIDENT if len(good) == 1 else inf  # its speed decides nothing else
+    settled = all(_is_clear(_ratio(seconds[0], seconds[k]), enough) for k in good) and all(
         _ratio(seconds[j], seconds[k])[1] <= PRECISION for j, k in pairs
     )
     return [] if settled else good
@@ -185,10 +187,10 @@ def is_faster(one: tuple[float, float], other: tuple[float, float]) -> bool:
     return one[0] > other[0] * (1 + noise)
 
 
-def _is_clear(ratio: tuple[float, float]) -> bool:
-    """Known well enough, and no more rounds of such noise would turn a win into a loss."""
+def _is_clear(ratio: tuple[float, float], enough: float) -> bool:
+    """Known well enough, or ``enough`` times its noise; and more rounds of such noise turn no win into a loss."""
     middle, spread = ratio
-    return spread <= PRECISION and abs(log(middle)) > 2 * spread
+    return abs(log(middle)) > (2 if spread <= PRECISION else enough) * spread
 
 
 def _is_hopeless(seconds: float, original: float) -> bool:

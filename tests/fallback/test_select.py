@@ -73,6 +73,20 @@ def test_in_a_hurry_a_clear_win_needs_one_round_and_no_other_result_does() -> No
         )  # one call each to warm up
 
 
+@pytest.mark.parametrize(("fast", "rounds"), [(0.001, MIN_ROUNDS), (0.009, 15)])
+def test_what_is_many_times_its_noise_needs_few_rounds(fast: float, rounds: int) -> None:
+    clock = Clock()
+    calls: list[float] = []
+    original = clock.costs(0.010, 0.013, 0.011, 0.012, 0.010, 0.013, 0.011)
+
+    def counted(*inputs: torch.Tensor) -> None:
+        calls.append(clock.now)
+        original()
+
+    measure(clock.costs(fast), counted, X, 15, clock)
+    assert len(calls) == 4 + 3 * rounds  # those that warm it up; two of a turn are not timed
+
+
 def test_short_calls_are_repeated_and_long_ones_bounded() -> None:
     clock = Clock()
     calls = []
