@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Freezing, inlining, and the clean-up passes that keep every semantic of the graph."""
 
+import logging
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,6 +16,7 @@ from blade.graph.lists import spread_lists
 from blade.graph.tensors_apart import tensors_apart
 from blade.graph.zero_dim import keep_promotion
 
+_log = logging.getLogger(__name__)
 _NARROW = (torch.float16, torch.bfloat16)
 
 
@@ -33,25 +35,41 @@ def freeze(
                 "(A method is kept only if the model is scripted and the method is exported.)"
             )
     # torch.jit.freeze itself refuses a module that is frozen already.
-    frozen: torch.jit.ScriptModule = torch.jit._recursive.wrap_cpp_module(
-        torch._C._freeze_module(module._c, list(preserved), True, not constants)
-    )
-    if constants:
-        methods = [name for name in preserved if frozen._c._has_method(name)]
-        optimize_frozen(frozen, module, methods)
-        _own_attributes(frozen)
-    return frozen
+
+    def frozen() -> torch.jit.ScriptModule:
+        made: torch.jit.ScriptModule = torch.jit._recursive.wrap_cpp_module(
+            torch._C._freeze_module(module._c, list(preserved), True, not constants)
+        )
+        return made
+
+    if not constants:
+        return frozen()
+    methods = [name for name in preserved if module._c._has_method(name)]
+    result = optimized(frozen, module, methods)
+    _own_attributes(result)
+    return result
 
 
-def optimize_frozen(
-    frozen: torch.jit.ScriptModule, source: torch.nn.Module, methods: Sequence[str] = ()
-) -> None:
-    """What torch does to frozen graphs, in place; ``source`` is what ``frozen`` was made from."""
+def optimized(
+    frozen: Callable[[], torch.jit.ScriptModule],
+    source: torch.nn.Module,
+    methods: Sequence[str] = (),
+) -> torch.jit.ScriptModule:
+    """What ``frozen`` makes of ``source`` after what torch does to frozen graphs, or before where that fails.
+
+    Folding numbers on the CPU into convolutions on a GPU does ("INTERNAL ASSERT FAILED", torch 2.11).
+    """
     # a batch norm folded into weights of 16 bits would round them anew, which is seen in deep models
     narrow = any(p.dtype in _NARROW for p in source.parameters())
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        run_frozen_optimizations(frozen, not narrow, list(methods))
+    module = frozen()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            run_frozen_optimizations(module, not narrow, list(methods))
+    except RuntimeError as error:
+        _log.info("torch does not optimize the frozen graph: %s", error)
+        return frozen()
+    return module
 
 
 def forward_of(frozen: torch.jit.ScriptModule) -> Callable[..., Any]:

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.jit import _trace as tracer
 
-from blade.capture.clean import optimize_frozen
+from blade.capture.clean import optimized
 from blade.graph.autograd_functions import inline_functions
 from blade.graph.script import script_of, simplified
 
@@ -59,11 +59,14 @@ def flat_trace(
         name: tensor.detach() if value.uses() else None
         for value, (name, tensor) in zip(values, weights.items(), strict=True)
     }
-    frozen = script_of(free, type(model).__name__, names, constants)
-    torch._C._jit_pass_constant_propagation(frozen.graph)
-    torch._C._jit_pass_dce(frozen.graph)
-    optimize_frozen(frozen, model)
-    return frozen
+
+    def frozen() -> torch.jit.ScriptModule:
+        made = script_of(free, type(model).__name__, names, constants)
+        torch._C._jit_pass_constant_propagation(made.graph)
+        torch._C._jit_pass_dce(made.graph)
+        return made
+
+    return optimized(frozen, model)
 
 
 @contextmanager

@@ -21,11 +21,13 @@ from blade.capture.inputs import Call, Sample, describe, normalize
 from blade.capture.model import device_of, signature_of
 from blade.capture.original import MODEL_ERRORS, Answer, Original, seeded
 from blade.capture.outputs import NotTensors, expect_dense, is_plain
-from blade.capture.probes import Axis, Varied, find_varied, resized
+from blade.capture.probes import Axis, Varied, axes_of, find_varied, resized
 from blade.config import Config
 from blade.errors import ConfigError, InputError
 
 OTHER_VALUES = "other values"  # what a reference is called that has the sample's sizes
+TWICE = "twice the size"  # and one that tells of the trace alone
+LEAST_BLOCKS = 8  # the smallest size that a model may well take block by block
 LARGEST = 1 << 24  # elements of an input made only to try the end of a declared range
 
 
@@ -102,9 +104,13 @@ class _Seen:
             return self._add(resized(base, sizes), frozenset(sizes), what)
 
         varied = find_varied(samples, ranges, accepts, self._together)
+        least: dict[Axis, int] = {}
         for one in varied:
             yield resized(base, one.sizes)
-            accepts(dict.fromkeys(one.axes, 1))
+            if accepts(dict.fromkeys(one.axes, 1)):
+                least |= dict.fromkeys(one.axes, 1)
+        for doubled in _doubled(base, varied, ranges):
+            self._add(resized(base, {**least, **doubled}), frozenset(doubled), TWICE)
         if len(varied) > 1:
             together = _merge(varied)
             if accepts(together):
@@ -160,6 +166,21 @@ def _check_devices(model: nn.Module, call: Call, sample: Sample) -> None:
                     f"inputs: argument {name!r} is on {leaf.device}, the model is on {device}; "
                     "move one of them."
                 )
+
+
+def _doubled(
+    sample: Sample, varied: Sequence[Varied], ranges: dict[Axis, Range]
+) -> Iterator[dict[Axis, int]]:
+    """Twice the size of each of ``varied`` that may be cut into blocks.
+
+    A loop over blocks is traced as often as it went around, which is right at a size that is a little larger.
+    """
+    sizes = axes_of(sample)
+    for one in varied:
+        size = 2 * sizes[min(one.axes)]
+        high = min((ranges[axis][1] for axis in one.axes if axis in ranges), default=size)
+        if 2 * LEAST_BLOCKS <= size <= high:
+            yield dict.fromkeys(one.axes, size)
 
 
 def _merge(varied: Sequence[Varied]) -> dict[Axis, int]:

@@ -26,7 +26,7 @@ from blade.capture.compare import find_differences
 from blade.capture.explain import Differences, failed, limited, neither, no_graph, specialized, tied
 from blade.capture.inputs import Sample, gathered, normalize, to_calibrate
 from blade.capture.model import private_copy, signature_of
-from blade.capture.observe import OTHER_VALUES, Observed, observe
+from blade.capture.observe import OTHER_VALUES, TWICE, Observed, observe
 from blade.capture.outputs import NotTensors
 from blade.capture.probes import Axis, axes_of
 from blade.capture.ties import find_ties
@@ -115,7 +115,7 @@ def capture(
         references=tuple(
             one
             for one in graph.seen.references
-            if one.what != OTHER_VALUES and _is_within(one.sample, graph.limits)
+            if one.what not in (OTHER_VALUES, TWICE) and _is_within(one.sample, graph.limits)
         ),
         calibration=_normalized(own, graph, inputs, further),
         key=graph.key,

@@ -22,6 +22,7 @@ from blade.capture.flat_trace import flat_trace
 from blade.capture.inputs import Call, Sample, call_from, flat_arguments
 from blade.capture.original import copy_of
 from blade.capture.outputs import tensors_of
+from blade.capture.repeats import repeats_by_size
 from blade.errors import InputError
 from blade.graph.autograd_functions import inline_in
 
@@ -57,7 +58,7 @@ def trace(
     wrapper is around it.
     """
     target = _target(model, call, is_plain, limits, ties)
-    with _quiet() as caught, torch.no_grad():
+    with _quiet() as caught, torch.no_grad(), repeats_by_size():
         module = torch.jit.trace(target, copy_of(sample), check_trace=False, strict=False)
     inline_in(module)
     _add_attributes(module, model, preserved)
@@ -74,7 +75,7 @@ def trace_frozen(
 ) -> Trace | None:
     """``trace``, frozen, in a fraction of the time; ``None`` for what it cannot see to be without a state."""
     target = _target(model, call, is_plain, limits, ties)
-    with _quiet() as caught, torch.no_grad():
+    with _quiet() as caught, torch.no_grad(), repeats_by_size():
         module = flat_trace(target, call.names, copy_of(sample))
     return None if module is None else Trace(module, _texts(caught), is_frozen=True)
 

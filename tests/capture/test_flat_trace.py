@@ -151,3 +151,20 @@ def test_the_tracer_is_left_as_it_was_where_the_model_raises() -> None:
     with pytest.raises(RuntimeError):
         flat_trace(nn.Linear(4, 4), ["x"], [X])
     assert tracer._trace_module_map is None and not torch.jit.is_tracing()
+
+
+@pytest.mark.parametrize("preserved", [(), ("note",)])
+def test_what_torch_cannot_optimize_is_taken_as_it_is(
+    preserved: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def half_done(module: torch.jit.ScriptModule, numerics: bool, methods: list[str]) -> None:
+        for node in module.graph.findAllNodes("aten::relu"):
+            node.output().replaceAllUsesWith(node.inputsAt(0))
+        raise RuntimeError("INTERNAL ASSERT FAILED")
+
+    monkeypatch.setattr("blade.capture.clean.run_frozen_optimizations", half_done)
+    model = nn.Sequential(nn.Conv2d(2, 3, 1), nn.BatchNorm2d(3), nn.ReLU()).eval()
+    model.note = "kept"  # type: ignore[assignment]
+    x = torch.randn(2, 2, 4, 4)
+    captured = capture(model, x, Config(preserved_attributes=preserved))
+    torch.testing.assert_close(captured.module(x), model(x))

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``repeat_interleave`` by a size, as a trace should have it.
+
+    with repeats_by_size():
+        torch.jit.trace(...)       # x.repeat_interleave(y.shape[1], dim=1)
+
+While torch traces, a size is a tensor on the CPU, and ``repeat_interleave`` by a tensor is another op: one that looks
+up as many rows as the tensor's values say. It fails where ``x`` is on a GPU, and the size of what it returns depends
+on contents. By one number it is ``expand``, which no kernel is needed for.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeGuard
+
+import torch
+
+_lock = threading.Lock()
+_users = 0  # how many threads trace
+_function = torch.repeat_interleave
+_method = torch.Tensor.repeat_interleave
+
+
+@contextmanager
+def repeats_by_size() -> Iterator[None]:
+    """``repeat_interleave`` of who traces in here; that of others stays what it is."""
+    global _users
+    with _lock:
+        _users += 1
+        if _users == 1:
+            torch.repeat_interleave = _by_size(_function)
+            torch.Tensor.repeat_interleave = _by_size(_method)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        with _lock:
+            _users -= 1
+            if not _users:
+                torch.repeat_interleave = _function
+                del torch.Tensor.repeat_interleave  # torch has it in a base class
+
+
+def _by_size(original: Callable[..., Any]) -> Callable[..., Any]:
+    def repeat_interleave(*args: Any, **kwargs: Any) -> Any:
+        if torch._C._get_tracing_state() is not None:
+            given = dict(zip(("input", "repeats", "dim"), args), **kwargs)
+            x, repeats = given.get("input"), given.get("repeats")
+            if isinstance(x, torch.Tensor) and _is_size(repeats):
+                return _expanded(x, repeats, given.get("dim"))
+        return original(*args, **kwargs)
+
+    return repeat_interleave
+
+
+def _is_size(repeats: Any) -> TypeGuard[torch.Tensor]:
+    if not isinstance(repeats, torch.Tensor):
+        return False
+    return repeats.dim() == 0 and repeats.is_cpu and repeats.dtype == torch.int64
+
+
+def _expanded(x: torch.Tensor, repeats: torch.Tensor, dim: int | None) -> torch.Tensor:
+    if dim is None:
+        x, dim = x.flatten(), 0
+    axis = dim % max(x.dim(), 1)
+    sizes: list[Any] = [-1] * (x.dim() + 1)
+    sizes[axis + 1] = repeats
+    several = x.unsqueeze(axis + 1).expand(sizes)
+    return several.clone(memory_format=torch.contiguous_format).flatten(axis, axis + 1)
