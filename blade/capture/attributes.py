@@ -53,7 +53,19 @@ def may_write(module: torch.jit.ScriptModule) -> bool:
     cannot be looked into. Engines do not write (``fallback/verify`` sees to that)."""
     if not module._c._has_method("forward"):
         return True
-    return any(map(_may_write, _nodes(module.inlined_graph)))
+    parts = [(name.rpartition(".")[2], part) for name, part in module.named_modules()]
+
+    def calls_one_that_may(node: Any) -> bool:
+        """What is called through an interface is a submodule, which graphs are not inlined of."""
+        owner = node.inputsAt(0).node()
+        if owner.kind() != "prim::GetAttr" or node.s("name") != "forward":
+            return True
+        found = [part for name, part in parts if name == owner.s("name")]
+        return not found or any(map(may_write, found))
+
+    graph = module.inlined_graph  # its nodes live as long as it does
+    calls = [node for node in _nodes(graph) if _may_write(node)]
+    return any(node.kind() != "prim::CallMethod" or calls_one_that_may(node) for node in calls)
 
 
 def _may_write(node: Any) -> bool:
