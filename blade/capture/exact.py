@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 from blade.capture.captured import Reference
 from blade.capture.original import Original
 from blade.fallback.attempt import attempt
-from blade.fallback.compare import FP32_NO_TRUTH, NO_TRUTH, allowed, distance
+from blade.fallback.compare import FP32_NO_TRUTH, NO_TRUTH, allowed, distance, known_truth
 from blade.graph.leaves import tensors_in
 from blade.reason import Code, Reason, Stage
 
@@ -53,12 +53,12 @@ class Exact:
         own = self._own(one, call, output, want)
         if own is None:
             return ""
-        if self._over(one, call, output, got, own) is None:
+        if self._over(one, call, output, want, got, own) is None:
             return None
         # small by luck: what the original's error is elsewhere counts
         others = [self._own_of(other, call, output) for other in self._references]
         own = max(own, median([e for e in others if e is not None]))
-        seen = self._over(one, call, output, got, own)
+        seen = self._over(one, call, output, want, got, own)
         if seen is None:
             return None
         return (
@@ -67,12 +67,18 @@ class Exact:
         )
 
     def _over(
-        self, one: Reference, call: int, output: int, got: torch.Tensor, own: float
+        self,
+        one: Reference,
+        call: int,
+        output: int,
+        want: torch.Tensor,
+        got: torch.Tensor,
+        own: float,
     ) -> float | None:
         """The error of ``got`` if it is more than an original with the error ``own`` allows."""
         truth = self._truth(one, call, output)
         assert truth is not None
-        seen = distance(got, truth)
+        seen = distance(got, known_truth(truth, want))
         return None if seen <= allowed(got.dtype, own) else seen
 
     def _own_of(self, one: Reference, call: int, output: int) -> float | None:
@@ -88,7 +94,7 @@ class Exact:
         limit = FP32_NO_TRUTH if want.dtype == torch.float32 else NO_TRUTH.get(want.dtype)
         if truth is None or truth.shape != want.shape or limit is None:
             return None
-        own = distance(want, truth)
+        own = distance(want, known_truth(truth, want))
         return own if own <= limit else None
 
     def _truth(self, one: Reference, call: int, output: int) -> torch.Tensor | None:

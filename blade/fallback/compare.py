@@ -118,7 +118,7 @@ def _distances(
     """``distance`` of got and want, of got and truth, of want and truth; the magnitude of truth."""
     apart, mine, own = [], [], []
     for a, b, t in zip(*(x.flatten().split(_PART) for x in (got, want, truth)), strict=True):
-        a, b, t = _wide(a), _wide(b), _wide(t)
+        a, b, t = _wide(a), _wide(b), known_truth(_wide(t), _wide(b))
         ofs = _largest(b), _largest(t)
         apart.append(_difference(a, b, ofs[0]))
         mine.append(_difference(a, t, ofs[1]))
@@ -126,6 +126,16 @@ def _distances(
     least = _underflow(want.dtype)
     relative = _relative(apart, least), _relative(mine, least), _relative(own, least)
     return relative, max((m for _, m in own), default=0.0)
+
+
+def known_truth(truth: torch.Tensor, want: torch.Tensor) -> torch.Tensor:
+    """``truth`` with the numbers of ``want`` where it has none and those are: there the original has to be met.
+
+    A mask of the least float64 overflows where that of the model does not, and all of a run in fp64 is NaN.
+    """
+    if isfinite(_largest(truth)):
+        return truth
+    return torch.where(torch.isfinite(want) & ~torch.isfinite(truth), want.to(truth.dtype), truth)
 
 
 def distance(got: torch.Tensor, reference: torch.Tensor) -> float:

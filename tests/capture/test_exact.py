@@ -123,3 +123,25 @@ def test_the_wide_model_is_a_copy() -> None:
     answer = wide(*(x.double() for x in sample))
     assert isinstance(answer, torch.Tensor) and answer.dtype == torch.float64
     assert all(p.dtype == DTYPE for p in model.parameters())
+
+
+class Overflows(nn.Module):
+    """Has no numbers in float64, as a model that masks with the least number of its own dtype, twice."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * (float("nan") if x.dtype == torch.float64 else self.factor)
+
+
+def test_where_float64_has_no_numbers_the_original_has_to_be_met() -> None:
+    observed = seen(Overflows(2.0))
+    assert not find_differences(
+        traced(Overflows(2.0)), observed.references, original=observed.original
+    )
+    wrong = find_differences(
+        traced(Overflows(2.5)), observed.references, original=observed.original
+    )
+    assert len(wrong) == len(observed.references)

@@ -130,3 +130,16 @@ def test_a_run_in_fp64_that_is_far_from_the_original_is_no_truth() -> None:
         torch.tensor([1.2]).half(), torch.tensor([1.0]).half(), torch.tensor([1.2]).double()
     )
     assert half.original_fp64 is not None
+
+
+def test_where_an_fp64_run_has_no_number_the_original_has_to_be_met() -> None:
+    want = torch.tensor([1.0, 2.0, INF])
+    for truth in ([NAN, NAN, NAN], [1.0, NAN, INF], [NAN, 2.0, INF]):
+        wide = torch.tensor(truth).double()
+        right, wrong = (errors(torch.tensor([1.0, n, INF]), want, wide) for n in (2.0, 3.0))
+        assert right.error_fp64 == 0.0
+        assert wrong.error_fp64 == pytest.approx(0.5) and wrong.original_fp64 == 0.0
+    over = errors(
+        torch.tensor([1.0, INF]), torch.tensor([1.0, INF]), torch.tensor([1.0, 1e300]).double()
+    )
+    assert over.error_fp64 == 0.0  # what overflows in the original alone is told by its form
