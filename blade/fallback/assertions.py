@@ -124,6 +124,19 @@ def _not_negative(name: str) -> Rule:
     return rule
 
 
+def _repeats(given: Given) -> str:
+    """Their sum is the size of the result, if that is given; with a ``self`` the op is made of others."""
+    if (why := _not_negative("repeats")(given)) or "self" in given:
+        return why
+    total, size = int(given["repeats"].sum()), given.get("output_size")
+    return f"repeats make {total} rows of {size}" if size not in (None, total) else ""
+
+
+def _pivots(name: str, rows: str) -> Rule:
+    """Rows to swap with, counted from 1."""
+    return lambda given: _outside(given[name], 1, given[rows].shape[-2] + 1)
+
+
 def _masked(given: Given) -> str:
     x, mask, source = given["self"], given["mask"], given["source"]
     wanted = int(torch.broadcast_tensors(x, mask)[1].sum())
@@ -174,7 +187,9 @@ RULES: dict[str, Rule] = {
     "bernoulli": _bernoulli,
     "multinomial": _multinomial,
     "poisson": _not_negative("self"),
-    "repeat_interleave": _not_negative("repeats"),
+    "repeat_interleave": _repeats,
+    "lu_unpack": _pivots("LU_pivots", "LU_data"),
+    "linalg_lu_solve": _pivots("pivots", "LU"),
     "masked_scatter": _masked,
     "_assert_async": _asserted,
     "_functional_assert_async": _asserted,

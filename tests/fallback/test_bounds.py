@@ -167,6 +167,12 @@ CASES: dict[str, tuple[Function, torch.Tensor, torch.Tensor]] = {
     ),
     "poisson": (torch.poisson, torch.tensor([0.0, 9.0]), torch.tensor([1.0, -1.0])),
     "repeat_interleave": (lambda n: torch.repeat_interleave(n), ints(0, 2), ints(2, -1)),
+    "lu_unpack": (lambda p: torch.lu_unpack(X[:, :3], p.int()), ints(1, 2, 3), ints(1, 2, 4)),
+    "linalg_lu_solve": (
+        lambda p: torch.linalg.lu_solve(torch.eye(3), p.int(), X),
+        ints(3, 2, 3),
+        ints(0, 2, 3),
+    ),
     "masked_scatter": (
         lambda mask: X.masked_scatter(mask, torch.ones(4)),
         torch.tensor([True, False, False, False]),
@@ -184,7 +190,7 @@ UNCHECKED = {"embedding_dense_backward", "_embedding_bag_dense_backward", "_unsa
 UNCHECKED |= {"_unsafe_index_put", "nll_loss_backward", "nll_loss2d_backward", "embedding_renorm"}
 UNCHECKED |= {"max_pool2d_with_indices_backward", "max_pool3d_with_indices_backward"}
 UNCHECKED |= {"adaptive_max_pool2d_backward", "adaptive_max_pool3d_backward"}
-UNCHECKED |= {"_embedding_bag_forward_only"}
+UNCHECKED |= {"_embedding_bag_forward_only", "linalg_lu_solve"}
 
 
 def test_every_rule_has_a_case() -> None:

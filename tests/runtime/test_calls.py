@@ -195,6 +195,17 @@ def test_a_result_that_aliases_the_arena_is_copied():
     assert torch.equal(first, x.relu().t())
 
 
+def test_results_without_memory_become_zeros():
+    w = Writer()
+    _, rows, columns = matrix(w)
+    y = dyn(w, [rows, columns])
+    size = f"li:r{rows},r{columns}"
+    w.call("aten::_efficientzerotensor", size, "dt:f32", "n", "d:cpu", "n", results=(y,))
+    w.outputs = [y]
+    (got,) = w.engine().try_execute([torch.randn(3, 4)])
+    assert not got._is_zerotensor() and torch.equal(got, torch.zeros(3, 4))
+
+
 def test_results_are_restrided():
     w = Writer()
     a, rows, columns = matrix(w)

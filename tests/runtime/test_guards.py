@@ -82,6 +82,13 @@ def test_conjugated_inputs_are_resolved():
     torch.testing.assert_close(got, -value, rtol=0, atol=0)
 
 
+def test_zeros_without_memory_are_read_as_zeros():
+    """As autograd makes them of what has no gradient."""
+    engine = relu_program().engine()
+    (y,) = engine.try_execute([torch._efficientzerotensor(3, 4)])
+    assert torch.equal(y, torch.zeros(3, 4))
+
+
 def test_outputs_are_ordinary_tensors():
     """Also when the first call, which prepares the shape, comes from inference mode."""
     engine = relu_program().engine()

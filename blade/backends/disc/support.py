@@ -21,6 +21,15 @@ RETURNED = ("Tensor", "List[Tensor]")
 NUMBERS = ("int", "SymInt")
 NARROW = (torch.float8_e4m3fn,)
 """Dtypes that only products of ours read, of what our own quantization makes."""
+BY_MEMORY = {
+    # counts from the beginning of that memory
+    torch.ops.aten.as_strided_scatter.default,
+    # factors of the matrix, or of its transpose where it is contiguous, as their gradients expect them
+    torch.ops.aten._linalg_det.default,
+    torch.ops.aten._linalg_slogdet.default,
+    torch.ops.aten._linalg_solve_ex.default,
+}
+"""Ops that answer by how their input lies in memory; engines may keep it elsewhere, and otherwise."""
 
 
 WhyNotDevice = Callable[[torch.device], str | None]
@@ -67,6 +76,8 @@ def _why_not_target(node: OpNode) -> Reason | None:
     dynamic = torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags
     if dynamic and not _has_known_sizes(node):
         return _reason(Code.DATA_DEPENDENT, node, "its result's shape depends on values")
+    if node.target in BY_MEMORY:
+        return _reason(Code.UNSUPPORTED_OP, node, "its result depends on how its input lies in memory")
     if rule_for(node.target) is not None:
         return None
     if any(r.alias_info is not None for r in schema.returns):

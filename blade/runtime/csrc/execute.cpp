@@ -220,9 +220,10 @@ at::Tensor Frame::checked_result(int64_t id, const at::Tensor& result) const {
       result.defined() ? result.sizes() : c10::IntArrayRef(), " where ", want.dtype, " ",
       c10::IntArrayRef(want.sizes), " was expected");
   const bool in_arena = result.storage().unsafeGetStorageImpl() == arena_.storage().unsafeGetStorageImpl();
-  if (!in_arena && same_strides(result, want.strides) && (loaded_.accelerator == nullptr || is_aligned(result))) return result;
+  const bool as_wanted = is_memory(result) && same_strides(result, want.strides);
+  if (!in_arena && as_wanted && (loaded_.accelerator == nullptr || is_aligned(result))) return result;
   at::Tensor copy = empty_strided_tensor(place_.device.type(), want.sizes, want.strides, want.dtype);
-  copy.copy_(result);
+  copy.copy_(as_memory(result));
   return copy;
 }
 

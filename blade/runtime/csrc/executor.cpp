@@ -273,7 +273,7 @@ void Executor::forget_sizes() {
 }
 
 bool Executor::is_ready(const at::Tensor& input, size_t i) const {
-  if (!input.is_contiguous() || input.is_conj() || input.is_neg()) return false;
+  if (!input.is_contiguous() || !is_memory(input)) return false;
   return !loaded_.program.launched[i] || is_aligned(input);
 }
 
@@ -297,7 +297,7 @@ std::optional<std::vector<at::Tensor>> Executor::run_at(
     if (is_ready(inputs[i], i)) continue;
     if (program.aliased[i]) return std::nullopt;
     if (copies.empty()) copies = inputs;
-    copies[i] = inputs[i].resolve_conj().resolve_neg().contiguous();
+    copies[i] = as_memory(inputs[i]).contiguous();
     if (program.launched[i] && !is_aligned(copies[i])) copies[i] = copies[i].clone();
   }
   const auto& ready = copies.empty() ? inputs : copies;

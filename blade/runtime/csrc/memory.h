@@ -4,6 +4,7 @@
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/Allocator.h>
 
 #include "pages.h"
@@ -18,6 +19,17 @@ inline c10::DispatchKeySet keys_of(c10::DeviceType type) {
 inline bool is_aligned(const at::Tensor& tensor) {
   constexpr uintptr_t kAlignment = 16;
   return reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % kAlignment == 0;
+}
+
+// Whether what `tensor` is lies in its memory: not negated or conjugated when read, nor zeros that have none.
+inline bool is_memory(const at::Tensor& tensor) {
+  return !tensor.is_conj() && !tensor.is_neg() && !tensor._is_zerotensor();
+}
+
+// `tensor` itself, or a copy that is so.
+inline at::Tensor as_memory(const at::Tensor& tensor) {
+  if (tensor._is_zerotensor()) return at::zeros(tensor.sizes(), tensor.options());
+  return tensor.resolve_conj().resolve_neg();
 }
 
 // On the current device and stream, as torch's own results.
