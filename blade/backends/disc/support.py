@@ -77,7 +77,9 @@ def _why_not_target(node: OpNode) -> Reason | None:
     if dynamic and not _has_known_sizes(node):
         return _reason(Code.DATA_DEPENDENT, node, "its result's shape depends on values")
     if node.target in BY_MEMORY:
-        return _reason(Code.UNSUPPORTED_OP, node, "its result depends on how its input lies in memory")
+        return _reason(
+            Code.UNSUPPORTED_OP, node, "its result depends on how its input lies in memory"
+        )
     if rule_for(node.target) is not None:
         return None
     if any(r.alias_info is not None for r in schema.returns):
