@@ -140,7 +140,7 @@ def _candidate(
     if (stored := one.stored.found(backend.name)) is not None:
         return stored
     cluster = one.extracted.cluster
-    early = EarlyTruth(cluster)
+    early = EarlyTruth(cluster, one.extracted.fallback if config.timing else None)
     with nullcontext() if budget_of(backend, config) else meanwhile(early.find):
         engine = _convert_in_time(cluster, backend, config, budget, is_first)
     return _judge(one.extracted, backend, engine, config, early.found)

@@ -108,6 +108,19 @@ def test_nothing_is_found_of_what_draws_or_is_large(
     assert large.found is not None
 
 
+def test_an_original_that_will_be_timed_is_compiled_by_torchscript_before(found: Cluster) -> None:
+    calls: list[tuple[torch.Tensor, ...]] = []
+
+    def original(*inputs: torch.Tensor) -> None:
+        assert not torch.is_grad_enabled()
+        calls.append(inputs)
+
+    EarlyTruth(found, timed=original).find()
+    [x] = found.samples[0]
+    assert len(calls) == early_truth.PROFILED and all(given[0] is x for given in calls)
+    EarlyTruth(found, timed=lambda *inputs: 1 // 0).find()  # it raises where it is timed
+
+
 def test_work_is_done_once_by_the_first_who_waits_inside() -> None:
     done: list[str] = []
     do_meanwhile()
