@@ -8,6 +8,7 @@
 #include <c10/core/InferenceMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <torch/csrc/jit/codegen/fuser/interface.h>
 
 #include <ATen/Parallel.h>
 
@@ -36,6 +37,12 @@ struct BelowAutograd {
   c10::impl::ExcludeDispatchKeyGuard no_modes{
       c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot})};
 };
+
+bool has_bfloat16(const Program& program) {
+  const auto is_so = [](const auto& one) { return one.dtype == at::kBFloat16; };
+  return std::any_of(program.inputs.begin(), program.inputs.end(), is_so) ||
+      std::any_of(program.slots.begin(), program.slots.end(), is_so);
+}
 
 // A device's random generator, as it was: the original, which runs instead, draws what this run drew.
 class Drawn {
@@ -66,6 +73,9 @@ Executor::Executor(
   loaded_.constants = aliases_of(constants, type);
   num_given_ = constants.size();
   if (loaded_.accelerator != nullptr) find_device();
+  // What stays TorchScript, the original above all, must answer: from the third call on TorchScript fuses what is on
+  // a GPU, and its code for bfloat16 is none that CUDA 13 compiles. The call raises.
+  if (loaded_.accelerator != nullptr && has_bfloat16(loaded_.program)) torch::jit::overrideCanFuseOnGPU(false);
   load_code(object);
   capturable_ = loaded_.accelerator != nullptr && limits_.graphs.enabled && can_be_captured(loaded_.program, type);
   const auto& packs = loaded_.program.packs;
