@@ -117,6 +117,12 @@ class Program:
         held = self.held(value)
         return held if isinstance(held, torch.Tensor) else None
 
+    def tensor_dtype(self, value: int) -> torch.dtype:
+        """That of the tensor a ``prim::Constant`` holds, of a number that was traced into one too."""
+        held = self.values[value].node().t("value")
+        assert isinstance(held, torch.Tensor), value
+        return held.dtype
+
 
 def read(graph: torch._C.Graph) -> Program:
     """Read ``graph`` with the blocks of its Ifs and Loops."""

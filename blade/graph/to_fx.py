@@ -114,7 +114,7 @@ class _Builder:
             raise TypeError(f"{line.kind} is not an ATen operator")
         self.device = next((v.device for v in self.view.nodes[unit].outputs), None)
         values = {
-            argument.name: to_python(argument, self._argument(value))
+            argument.name: to_python(argument, self._operand(overload, argument, value, line))
             for argument, value in zip(overload._schema.arguments, line.inputs, strict=True)
         }
         overload = tensor_form(overload) if line.index in self.view.scalars else overload
@@ -132,6 +132,19 @@ class _Builder:
         self, target: Callable[..., Any], args: Any, kwargs: dict[str, Any], line: Line
     ) -> torch.fx.Node:
         return self.writer.emit(target, args, kwargs, source(line))
+
+    def _operand(
+        self, overload: torch._ops.OpOverload, argument: torch._C.Argument, value: int, line: Line
+    ) -> Any:
+        """``_argument``; a number that was traced into a tensor is one again where the op takes no numbers."""
+        found = self._argument(value)
+        if type(found) not in (bool, int, float) or argument.type.kind() != "TensorType":
+            return found
+        name = overload._schema.name.partition("::")[2]
+        if torch._C._should_allow_numbers_as_tensors(name):
+            return found
+        form = {"dtype": self.view.program.tensor_dtype(value), "device": self.device}
+        return self._emit(torch.ops.aten.scalar_tensor.default, (found,), form, line)
 
     def _argument(self, value: int) -> Any:
         """What FX passes for ``value``: a node, a plain Python value, or a list of them.
