@@ -214,6 +214,7 @@ class _Call:
             tile.warps,
             tile.stages,
             early,
+            tile.registers,
         )
         choice = Choice(condition(when), unit, (plain(grid), 1, 1))
         return LibraryLaunch(choice, tuple(operands.values()), numbers.values)

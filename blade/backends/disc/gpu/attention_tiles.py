@@ -10,12 +10,13 @@ from blade.backends.disc.gpu.shapes import power
 
 @dataclass(frozen=True)
 class Tile:
-    """``queries`` x ``keys`` scores at a time."""
+    """``queries`` x ``keys`` scores at a time; ``registers``: the most of a thread, 0: as many as it wants."""
 
     queries: int
     keys: int
     warps: int
     stages: int
+    registers: int = 0
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,8 @@ def compile_unit(unit: Any, arch: int, folder: str) -> Any:
     options = {"num_warps": unit.warps, "num_stages": unit.stages}
     if "device_assert" in unit.text:  # which is nothing without; integers may go on to wrap
         options |= {"debug": True, "sanitize_overflow": False}
+    if unit.registers:
+        options["maxnreg"] = unit.registers
     target = GPUTarget("cuda", arch, 32)
     return triton.compile(source(unit, folder), target=target, options=options)
 

@@ -23,6 +23,7 @@ class Unit:
     first, then the sizes. ``constants``: the constexpr parameters. ``aligned``: pointers at multiples of
     16 bytes and sizes that are multiples of 16. ``early``: it may be started while what was launched before it
     still runs (programmatic dependent launch), because it waits (``gdc_wait``) before it reads or writes memory.
+    ``registers``: the most of a thread, so that more programs run at once; 0: as many as it wants.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Unit:
     warps: int = 4
     stages: int = 3
     early: bool = False
+    registers: int = 0
 
     @property
     def pointers(self) -> int:
@@ -66,6 +68,7 @@ def named(
     warps: int = 4,
     stages: int = 3,
     early: bool = False,
+    registers: int = 0,
 ) -> Unit:
     """A unit named by its content: models share the code of equal kernels. ``text`` defines ``kernel``."""
     assert text.count(_PLACEHOLDER) == 1, text
@@ -74,8 +77,8 @@ def named(
         repr(signature),
         repr(constants),
         repr(aligned),
-        f"{warps} {stages}" + " early" * early,
+        f"{warps} {stages}" + " early" * early + (f" {registers}" if registers else ""),
     ]
     name = f"{kind}_{digest(parts)[:12]}"
     text = text.replace(_PLACEHOLDER, f"def {name}(")
-    return Unit(name, text, signature, constants, aligned, warps, stages, early)
+    return Unit(name, text, signature, constants, aligned, warps, stages, early, registers)

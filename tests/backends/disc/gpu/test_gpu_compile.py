@@ -132,6 +132,13 @@ def test_units_that_may_start_early_are_marked() -> None:
     assert [unit.early for unit in units] == [False, True] and units[0].name != units[1].name
 
 
+def test_registers_of_a_thread_are_limited_where_a_unit_says_so(tmp_path: Path) -> None:
+    text = "import triton\n\n\n@triton.jit\ndef kernel(x):\n    pass\n"
+    free, few = (named("loop", text, (("x", "*fp32"),), registers=n) for n in (0, 32))
+    assert free.name != few.name
+    assert ".maxnreg 32" in ptx(few, tmp_path) and ".maxnreg" not in ptx(free, tmp_path)
+
+
 def test_what_was_compiled_once_comes_from_the_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
