@@ -108,7 +108,10 @@ class _Call:
         when: dict[Tile, list[sympy.Basic]] = {}  # equal tiles are one launch
         when.setdefault(found.alone, []).append(sympy.Not(waves))
         when.setdefault(found.short, []).append(sympy.And(waves, short))
-        when.setdefault(found.long, []).append(sympy.And(waves, sympy.Not(short)))
+        large = self.is_large()
+        when.setdefault(found.long, []).append(sympy.And(waves, keys, sympy.Not(large)))
+        if found.large is not None:
+            when.setdefault(found.large, []).append(sympy.And(waves, keys, large))
         even = self.even() if found.even is not None else sympy.false
         if found.even is not None:
             yield [self.launch(found.even, sympy.And(many, even), EVEN)]
@@ -138,16 +141,27 @@ class _Call:
 
     def is_long(self) -> tuple[sympy.Basic, sympy.Basic, sympy.Basic]:
         """Whether there are many queries, blocks of them, and keys."""
-        at_once = 2 * self.target.multiprocessors
         return (
             _relation(sympy.Gt(self.queries, FEW_QUERIES)),
-            _relation(sympy.Gt(self.blocks(self.tiles.alone), at_once)),
+            _relation(sympy.Gt(self.blocks(self.tiles.alone), self.at_once)),
             _relation(sympy.Gt(self.keys, SHORT_KEYS)),
         )
 
+    def is_large(self) -> sympy.Basic:
+        """Whether there are more of the largest blocks of queries than run at once."""
+        if self.tiles.large is None:
+            return sympy.false
+        return _relation(sympy.Gt(self.blocks(self.tiles.large), self.at_once))
+
+    @property
+    def at_once(self) -> int:
+        """Programs that certainly run at once."""
+        return 2 * self.target.multiprocessors
+
     @cached_property
     def tiles(self) -> Tiles:
-        return tiles(self.depth, self.columns, self.q.dtype, self.matrix)
+        causal = bool(self.value.attrs["causal"])
+        return tiles(self.depth, self.columns, self.q.dtype, self.matrix, causal)
 
     def even(self) -> sympy.Basic:
         """Where the rows of a bias for every score begin at multiples of EVEN elements, so that they are read in

@@ -14,6 +14,8 @@ REST_D, REST_E: what is left of the columns of keys and of values beside BLOCK_D
 a power of two together (80 = 64 + 16): neither is multiplied nor read what is not there.
 BIAS_ROWS: it has a row for every query, EVEN: which begin at multiples of so many elements,
 and so many keys there are.
+CAUSAL: programs start in the order of their numbers, so those with the most keys come first, of all heads; what
+runs last is short then.
 PARTS: so many programs share the keys of a block of queries; another kernel combines what they leave.
 """
 
@@ -128,8 +130,13 @@ def kernel(
     keys = tl.cast(S, tl.int32) // EVEN * EVEN
     program = tl.program_id(0)
 %(share)s    blocks = tl.cdiv(queries, BLOCK_L)
-    block = program %% blocks
-    head = program // blocks
+    if CAUSAL:  # the longest first
+        heads = tl.num_programs(0) // blocks
+        block = blocks - 1 - program // heads
+        head = program %% heads
+    else:
+        block = program %% blocks
+        head = program // blocks
     rest = head
 %(lead)s    row = block * BLOCK_L
     rows = row + tl.arange(0, BLOCK_L)

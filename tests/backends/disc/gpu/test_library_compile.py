@@ -2,6 +2,7 @@
 """Library kernels compiled for sm_90, on any machine: tensor cores are used, and registers suffice."""
 
 import importlib.util
+import re
 import subprocess
 from pathlib import Path
 
@@ -97,6 +98,18 @@ def test_attention_keeps_to_registers_and_tensor_cores(biased: bool, tmp_path: P
     text = ptx(launches[-1].choice.unit, tmp_path)
     assert "wgmma.mma_async" in text
     assert "cp.async.cg.shared.global" in text  # keys and values, 16 bytes at a time
+
+
+@pytest.mark.parametrize("depth", [80, 96, 128])
+def test_two_programs_of_large_tiles_fit_on_a_multiprocessor(depth: int, tmp_path: Path) -> None:
+    """By threads and by shared memory; what little spills does so outside of the loop over keys."""
+    launches = attention_launches(depth, torch.float16, False)
+    [large] = [one for one in launches if one.choice.unit.registers]
+    [line] = resources([large], tmp_path)
+    registers, stack = (int(re.search(rf"{w}:(\d+)", line)[1]) for w in ("REG", "STACK"))  # type: ignore[index]
+    assert registers * 32 * large.choice.unit.warps * 2 <= 65536 and stack <= 64
+    head = compile_units([large.choice.unit], GpuTarget()).split(b"\n", 3)[2]
+    assert 2 * int(head.split()[3]) < GpuTarget().shared
 
 
 @pytest.mark.parametrize("depth", [64, 128])
