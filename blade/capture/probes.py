@@ -4,7 +4,7 @@
 The dimensions of all inputs are grouped into classes that change together: dimensions of equal size in
 every sample are presumed to be the same symbol, unless the model runs when they change apart. Each
 class is varied alone, then all at once. Content is the user's own, repeated or cut along the axis,
-so that indices stay in range and masks stay masks.
+so that indices stay in range and masks stay masks. An empty axis has none: it grows zeros, or small numbers.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -53,11 +53,23 @@ def resized(sample: Sample, sizes: Sizes) -> Sample:
         leaf = leaves[index]
         if leaf.shape[axis] == size:
             continue
+        if leaf.shape[axis] == 0:
+            leaves[index] = _filled(leaf, axis, size)
+            continue
         where = torch.arange(size, device=leaf.device) % leaf.shape[axis]
         leaves[index] = in_order(leaf.index_select(axis, where), stride_order(leaf))
     result = pytree.tree_unflatten(leaves, spec)
     assert isinstance(result, tuple), result
     return result
+
+
+def _filled(empty: torch.Tensor, axis: int, size: int) -> torch.Tensor:
+    """With contents that no two places share where they are floats, and else the one every table has a place for."""
+    shape = [*empty.shape[:axis], size, *empty.shape[axis + 1 :]]
+    made = empty.new_zeros(shape)
+    if made.is_floating_point():
+        made.copy_(torch.linspace(0.5, 1, made.numel()).view(shape))
+    return made
 
 
 def find_varied(
@@ -104,7 +116,7 @@ def _classes(
     groups: dict[tuple[int, ...], list[Axis]] = {}
     for axis in every[0]:
         low, high = ranges.get(axis, (0, 1 << 62))
-        if low < high and every[0][axis] > 0:
+        if low < high:
             groups.setdefault(tuple(sizes[axis] for sizes in every), []).append(axis)
     return [frozenset(group) for group in groups.values()]
 

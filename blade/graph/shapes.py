@@ -60,6 +60,14 @@ def _within(index: Any, size: Any) -> Any:
     return torch.sym_min(index, size) if index >= 0 else torch.sym_max(index + size, 0)  # a guard
 
 
+def _batch_norm(x: torch.Tensor, *rest: Any) -> torch.Tensor:
+    """torch's function reads the size of the second axis also where there is none, beyond the shape's end."""
+    if x.dim() < 2:
+        raise ValueError(f"batch_norm takes at least 2 dimensions, not {x.dim()}")
+    made: torch.Tensor = aten.batch_norm.default(x, *rest)
+    return made
+
+
 def _kron(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     rank = max(a.dim(), b.dim())
     left, right = ([1] * (rank - t.dim()) + list(t.shape) for t in (a, b))
@@ -244,6 +252,7 @@ def _grouped_mm(
 
 RULES: dict[Any, Rule] = {
     aten.slice.Tensor: _slice,
+    aten.batch_norm.default: _batch_norm,
     aten.kron.default: _kron,
     aten.take_along_dim.default: _take_along_dim,
     aten.max_pool1d.default: _max_pool1d,
