@@ -99,14 +99,15 @@ def product_of(value: Value, epilogue: Epilogue) -> Product | None:
         return _scaled(value, epilogue)
     x, w = value.args[:2]
     columns, depth = w.shape
-    if not (isinstance(columns, int) and isinstance(depth, int)) or depth == 0 or columns == 0:
+    rows = numel(x.shape[:-1])
+    if not (isinstance(columns, int) and isinstance(depth, int)) or 0 in (rows, columns, depth):
         return None
     if value.dtype not in DTYPES or any(a.dtype != value.dtype for a in value.args[:2]):
         return None
     view = view_of(w)
     if view is None or not all(isinstance(s, int) for s in view.strides):
         return None
-    return Product(x, w, numel(x.shape[:-1]), columns, depth, epilogue, len(value.args) == 3)
+    return Product(x, w, rows, columns, depth, epilogue, len(value.args) == 3)
 
 
 def _scaled(value: Value, epilogue: Epilogue) -> Product:

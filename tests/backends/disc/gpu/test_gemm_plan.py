@@ -28,6 +28,13 @@ def product(rows: Shape, columns: int, depth: int, dtype: torch.dtype = torch.fl
     return found
 
 
+@pytest.mark.parametrize("sizes", [(0, 8, 16), (4, 0, 16), (4, 8, 0)])
+def test_a_product_of_nothing_has_no_kernel(sizes: tuple[int, int, int]) -> None:
+    """There is nothing to measure either."""
+    with pytest.raises(AssertionError):
+        product((sizes[0],), *sizes[1:])
+
+
 def test_neighbours_that_agree_are_one_range() -> None:
     small, large = Tile(16, 32, 64), Tile(64, 64, 64)
     plan = merged([(32, small), (128, small), (256, large), (None, None)])
