@@ -424,6 +424,7 @@ row(
 row(
     "grid_sample more",
     lambda x, g: (
+        F.grid_sample(x, g, align_corners=True),
         F.grid_sample(x, g, mode="nearest", padding_mode="border", align_corners=True),
         F.grid_sample(x, g, mode="bicubic", padding_mode="reflection", align_corners=False),
     ),

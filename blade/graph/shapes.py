@@ -68,6 +68,14 @@ def _batch_norm(x: torch.Tensor, *rest: Any) -> torch.Tensor:
     return made
 
 
+def _grid_sampler(x: torch.Tensor, grid: torch.Tensor, *rest: Any) -> torch.Tensor:
+    """Where cuDNN does it, bilinear and with aligned corners, torch has no function."""
+    if not x.is_cuda:
+        made: torch.Tensor = aten.grid_sampler.default(x, grid, *rest)
+        return made
+    return x.new_empty([x.shape[0], x.shape[1], *grid.shape[1:-1]])
+
+
 def _kron(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     rank = max(a.dim(), b.dim())
     left, right = ([1] * (rank - t.dim()) + list(t.shape) for t in (a, b))
@@ -253,6 +261,7 @@ def _grouped_mm(
 RULES: dict[Any, Rule] = {
     aten.slice.Tensor: _slice,
     aten.batch_norm.default: _batch_norm,
+    aten.grid_sampler.default: _grid_sampler,
     aten.kron.default: _kron,
     aten.take_along_dim.default: _take_along_dim,
     aten.max_pool1d.default: _max_pool1d,
