@@ -19,7 +19,14 @@ from torch.utils import _pytree as pytree
 from blade.capture.captured import Reference
 from blade.capture.original import Original
 from blade.fallback.attempt import attempt
-from blade.fallback.compare import FP32_NO_TRUTH, NO_TRUTH, allowed, distance, known_truth
+from blade.fallback.compare import (
+    FP32_NO_TRUTH,
+    NO_TRUTH,
+    allowed,
+    distance,
+    is_rounding,
+    known_truth,
+)
 from blade.graph.leaves import tensors_in
 from blade.reason import Code, Reason, Stage
 
@@ -51,13 +58,16 @@ class Exact:
     ) -> str | None:
         """Why ``got`` is not right, by a run in float64; "" where there is none to tell.
 
-        What is as near to that as can be is right, however far the original is.
+        What is as near to that as can be is right, however far the original is; where all of the original's answer
+        is rounding (``is_rounding``), what is about as near.
         """
         own = self._own(one, call, output, want)
         if own is None:
             truth = self._truth(one, call, output)
-            met = truth is not None and truth.shape == want.shape
-            return None if met and self._over(one, call, output, want, got, 0.0) is None else ""
+            if truth is None or truth.shape != want.shape:
+                return ""
+            far = distance(want, truth) if is_rounding(want, truth) else 0.0
+            return "" if self._over(one, call, output, want, got, far) else None
         if self._over(one, call, output, want, got, own) is None:
             return None
         # small by luck: what the original's error is elsewhere counts

@@ -106,7 +106,7 @@ def errors(
     computed = half or want.dtype
     is_far = not own <= NO_TRUTH.get(computed, FP32_NO_TRUTH)
     rounding = torch.finfo(computed).eps if computed in NO_TRUTH else ROUNDING
-    if is_far and largest <= CANCELLED * magnitude(want) and mine <= 2 * own:
+    if is_far and mine <= 2 * own and is_rounding(want, truth):
         return Errors(0.0, None, None)
     if is_far and mine <= allowed(computed, 0.0):
         return Errors(mine, None, None)
@@ -129,6 +129,11 @@ def _distances(
     least = _underflow(want.dtype)
     relative = _relative(apart, least), _relative(mine, least), _relative(own, least)
     return relative, max((m for _, m in own), default=0.0)
+
+
+def is_rounding(want: torch.Tensor, truth: torch.Tensor) -> bool:
+    """Whether all of ``want`` cancelled out in ``truth``, an fp64 run: then it is rounding and nothing else."""
+    return magnitude(truth) <= CANCELLED * magnitude(want)
 
 
 def known_truth(truth: torch.Tensor, want: torch.Tensor) -> torch.Tensor:

@@ -22,6 +22,8 @@ _SUMS = frozenset(
     "conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d sum mean var std var_mean std_mean cumsum "
     "scaled_dot_product_attention avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool2d _adaptive_avg_pool2d".split()
 )
+# one number for many of these,
+_MEANS = frozenset(("sum", "mean"))
 # and of these the mean inside of them: how many numbers it is of, from their arguments.
 _NORMS: dict[str, Callable[[Sequence[Any]], int]] = {
     "instance_norm": lambda args: prod(args[0].shape[2:]),
@@ -33,9 +35,9 @@ _NORMS: dict[str, Callable[[Sequence[Any]], int]] = {
 
 
 class Rounded(Interpreter):
-    """Runs an FX graph; each float that a sum returns is one rounding up or down, drawn from ``seed``.
+    """Runs an FX graph; each float that a sum returns is a rounding up or down, drawn from ``seed``.
 
-    A mean of n numbers inside of a norm is off by sqrt(n) of them (N. Higham and T. Mary, A new approach to
+    A mean of n numbers, inside of a norm too, is off by sqrt(n) of them (N. Higham and T. Mary, A new approach to
     probabilistic rounding error analysis, 2019).
     """
 
@@ -56,6 +58,9 @@ class Rounded(Interpreter):
         if name in _NORMS:
             args = (nudged(args[0], self._generator, sqrt(_NORMS[name](args))), *args[1:])
         made = super().call_function(target, args, kwargs)
+        if name in _MEANS and isinstance(made, torch.Tensor):
+            of = args[0].numel() // max(made.numel(), 1)
+            return nudged(made, self._generator, sqrt(max(of, 1)))
         return nudged(made, self._generator) if name in _SUMS else made
 
 

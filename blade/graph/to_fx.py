@@ -30,6 +30,8 @@ from blade.reason import Code
 
 _DISGUISED_DTYPE = torch.int64
 """``prim::NumToTensor`` of an int, and integer arithmetic on it."""
+_SOMETHING = 8
+"""A size for an axis that is empty in all samples; heads and groups divide it, most often."""
 
 
 def to_fx(
@@ -46,9 +48,24 @@ def to_fx(
     there are several), so that a size that could vary did. Raises ``Refused`` naming the line that cannot be expressed.
     """
     assert examples, boundary
+    varied = len(examples) > 1 if varied is None else varied
     with writing():
-        varied = len(examples) > 1 if varied is None else varied
-        return _Builder(view, boundary, examples, fixed, varied).build()
+        try:
+            return _Builder(view, boundary, examples, fixed, varied).build()
+        except Refused:
+            if all(t.numel() for example in examples for t in example):
+                raise
+        # Shape functions ask whether a size divides another, which no size does that is 0.
+        filled = [tuple(map(_filled, example)) for example in examples]
+        return _Builder(view, boundary, filled, fixed, varied).build()
+
+
+def _filled(tensor: torch.Tensor) -> torch.Tensor:
+    """``tensor``, or one of its form with something where it is empty."""
+    if tensor.numel():
+        return tensor
+    sizes = [n or _SOMETHING for n in tensor.shape]
+    return torch.empty(sizes, dtype=tensor.dtype, device=tensor.device)
 
 
 class _Builder:

@@ -145,3 +145,25 @@ def test_where_float64_has_no_numbers_the_original_has_to_be_met() -> None:
         traced(Overflows(2.5)), observed.references, original=observed.original
     )
     assert len(wrong) == len(observed.references)
+
+
+def test_where_all_cancels_out_rounding_may_be_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    observed = seen(Chaotic(1))
+    exact = Exact(observed.original, observed.references)
+    truth = torch.full((4,), 1e-16, dtype=torch.float64)
+    monkeypatch.setattr(Exact, "_truth", lambda *_: truth)
+    noise = torch.tensor([0.0, 3e-8, -1e-8, 0.0])
+    one = observed.references[0]
+    assert exact.why_not(one, 0, 0, noise, torch.zeros(4)) is None
+    assert exact.why_not(one, 0, 0, noise, noise.flip(0)) is None
+    assert exact.why_not(one, 0, 0, noise, 3 * noise) == ""
+
+
+def test_what_is_as_near_as_can_be_is_right_however_far_the_original_is() -> None:
+    observed = seen(Chaotic(60))
+    exact = Exact(observed.original, observed.references)
+    one = observed.references[0]
+    want = one.answers[0][0]
+    [truth] = observed.original.in_fp64()(*(x.double() for x in one.sample)).split(len(want))
+    assert exact.why_not(one, 0, 0, want, truth.to(DTYPE)) is None
+    assert exact.why_not(one, 0, 0, want, want) == ""

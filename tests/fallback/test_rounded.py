@@ -103,6 +103,17 @@ def test_sums_move_by_roundings(
     assert torch.equal(Rounded(gm, 0)(x)[0], moved)
 
 
+def test_a_mean_moves_by_as_many_as_it_may_be_off() -> None:
+    class Mean(nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:
+            return (aten.mean.dim(x, [-1]),)
+
+    x = torch.full((3, 10000), 0.3)
+    gm = torch.fx.symbolic_trace(Mean())
+    moved = (Rounded(gm, 0)(x)[0] / 0.3 - 1).abs() / torch.finfo(torch.float32).eps
+    assert ((moved > 90) & (moved < 110)).all()
+
+
 def test_what_is_no_sum_does_not_move() -> None:
     class Places(nn.Module):
         def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:
