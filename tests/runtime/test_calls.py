@@ -206,6 +206,22 @@ def test_results_without_memory_become_zeros():
     assert not got._is_zerotensor() and torch.equal(got, torch.zeros(3, 4))
 
 
+def test_results_that_are_conjugated_when_read_are_resolved():
+    """As those of inverse transforms of real numbers are."""
+    w = Writer()
+    x = w.input("c64", 2)
+    rows, columns = w.dims(x, 2)
+    h, y, z = (dyn(w, [rows, columns], "c64") for _ in range(3))
+    w.call("aten::neg", f"t:{w.slot(f'input {x}')}", results=(h,))
+    w.call("aten::_conj", f"t:{h}", results=(y,))
+    w.call("aten::exp", f"t:{y}", results=(z,))
+    w.outputs = [y, z]
+    value = torch.randn(3, 4, dtype=torch.complex64)
+    for got, want in zip(w.engine().try_execute([value]), (-value.conj(), (-value.conj()).exp())):
+        assert not got.is_conj()
+        torch.testing.assert_close(got, want)
+
+
 def test_results_are_restrided():
     w = Writer()
     a, rows, columns = matrix(w)
