@@ -2,12 +2,10 @@
 """Freezing, inlining, and the clean-up passes that keep every semantic of the graph."""
 
 import logging
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.jit._freeze import run_frozen_optimizations
 
 from blade.capture.attributes import attributes_of
 from blade.capture.original import copy_of
@@ -55,21 +53,39 @@ def optimized(
     source: torch.nn.Module,
     methods: Sequence[str] = (),
 ) -> torch.jit.ScriptModule:
-    """What ``frozen`` makes of ``source`` after what torch does to frozen graphs, or before where that fails.
+    """What ``frozen`` makes of ``source``, with batch norms and factors folded into weights unless that fails.
 
     Folding numbers on the CPU into convolutions on a GPU does ("INTERNAL ASSERT FAILED", torch 2.11).
     """
     # a batch norm folded into weights of 16 bits would round them anew, which is seen in deep models
-    narrow = any(p.dtype in _NARROW for p in source.parameters())
+    if any(p.dtype in _NARROW for p in source.parameters()):
+        return frozen()
     module = frozen()
+    graphs = [module.graph] if module._c._has_method("forward") else []
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            run_frozen_optimizations(module, not narrow, list(methods))
+        for graph in (*graphs, *(getattr(module, name).graph for name in methods)):
+            fold(graph)
     except RuntimeError as error:
-        _log.info("torch does not optimize the frozen graph: %s", error)
+        _log.info("torch does not fold what is constant: %s", error)
         return frozen()
     return module
+
+
+def fold(graph: torch._C.Graph) -> None:
+    """What ``torch.jit.freeze`` does, in place, but for one pass of its that it runs on a GPU.
+
+    That makes one product of several with one operand, and of their results slices with gaps: a ``view`` of one
+    raises, and torch's memory-efficient attention stops the device where one begins at an odd address.
+    """
+    folds = ("conv_bn", "conv_add_or_sub", "conv_mul_or_div", "linear_bn")
+    passes: list[Callable[[torch._C.Graph], bool]] = [
+        getattr(torch._C, f"_jit_pass_fold_frozen_{name}") for name in folds
+    ]
+    changed = True
+    while changed:  # one makes way for another
+        changed = False
+        for one in passes:
+            changed |= one(graph)
 
 
 def forward_of(frozen: torch.jit.ScriptModule) -> Callable[..., Any]:

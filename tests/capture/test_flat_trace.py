@@ -157,14 +157,41 @@ def test_the_tracer_is_left_as_it_was_where_the_model_raises() -> None:
 def test_what_torch_cannot_optimize_is_taken_as_it_is(
     preserved: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def half_done(module: torch.jit.ScriptModule, numerics: bool, methods: list[str]) -> None:
-        for node in module.graph.findAllNodes("aten::relu"):
+    def half_done(graph: torch._C.Graph) -> None:
+        for node in graph.findAllNodes("aten::relu"):
             node.output().replaceAllUsesWith(node.inputsAt(0))
         raise RuntimeError("INTERNAL ASSERT FAILED")
 
-    monkeypatch.setattr("blade.capture.clean.run_frozen_optimizations", half_done)
+    monkeypatch.setattr("blade.capture.clean.fold", half_done)
     model = nn.Sequential(nn.Conv2d(2, 3, 1), nn.BatchNorm2d(3), nn.ReLU()).eval()
     model.note = "kept"  # type: ignore[assignment]
     x = torch.randn(2, 2, 4, 4)
     captured = capture(model, x, Config(preserved_attributes=preserved))
     torch.testing.assert_close(captured.module(x), model(x))
+
+
+def test_everything_is_folded_and_products_stay_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: object) -> None:
+        raise AssertionError("one product of several")
+
+    monkeypatch.setattr(torch._C, "_jit_pass_concat_frozen_linear", never)
+    monkeypatch.setattr(torch._C, "_jit_pass_optimize_frozen_graph", never)
+
+    class Folds(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+            self.convolution, self.norm = nn.Conv2d(2, 3, 1), nn.BatchNorm2d(3)
+            self.norm.running_mean.normal_()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.norm(self.convolution(x) * 2 + 1) - 3
+            return self.a(y) + self.b(y)
+
+    model, x = Folds().eval(), torch.randn(2, 2, 4, 4)
+    captured = capture(model, x, Config())
+    kinds = [
+        node.kind() for node in captured.module.graph.nodes() if node.kind() != "prim::Constant"
+    ]
+    assert kinds == ["aten::_convolution", "aten::linear", "aten::linear", "aten::add"]
+    torch.testing.assert_close(captured.module(x), model(x), rtol=1e-4, atol=1e-5)
