@@ -36,7 +36,7 @@ def test_another_code_can_be_asked_for() -> None:
     )
     assert isinstance(reason, Reason)
     assert reason.code is Code.BACKEND_UNAVAILABLE
-    assert reason.detail == "blade raised RuntimeError in the stage 'run': no message"
+    assert reason.detail == "RuntimeError in the stage 'run': no message"
 
 
 @pytest.mark.parametrize("strict", [False, True])
