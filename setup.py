@@ -29,7 +29,10 @@ UNITS = {
     "engine": ("runner", "engine", "register"),
     "native": ("cpu", "externals", "object", "library", "relocate"),
 }
-CUDA_UNITS = {"cuda": ("cuda/driver", "cuda/copy", "cuda/capture", "cuda/accelerator")}
+CUDA_UNITS = {
+    "cuda": ("cuda/driver", "cuda/copy", "cuda/kernel"),
+    "graphs": ("cuda/graph", "cuda/build", "cuda/capture", "cuda/accelerator"),
+}
 COMPILE = ["-O3", "-g0", "-fvisibility=hidden", "-Wall", "-Wextra"]
 LINK = [f"-Wl,-rpath,{os.path.join(os.path.dirname(torch.__file__), 'lib')}"]
 

@@ -3,6 +3,7 @@
 
 import subprocess
 import sys
+import threading
 from itertools import pairwise
 from pathlib import Path
 
@@ -131,6 +132,44 @@ def test_kernels_that_start_early_wait_for_each_other():
         x = randn(1 << 20)
         assert torch.equal(run(engine, x)[0], -x)
     assert engine.stats()["graph_replays"] >= 18
+
+
+def test_no_other_thread_is_disturbed_and_none_disturbs():
+    """What launches alone is put together node by node. A wait for the device ends a capture, and raises."""
+    w = writer()
+    (a,), n, grid = vectors(w, 1)
+    values = [a, *(w.tensor("arena", [n]) for _ in range(60)), w.tensor("output", [n])]
+    for before, after in pairwise(values):
+        w.launch("neg", grid, [before, after], [n])
+    w.outputs = [values[-1]]
+    engine = graphed(w)
+    errors: list[Exception] = []
+    waits, done = [0], threading.Event()
+
+    def wait() -> None:
+        try:
+            while not done.is_set():
+                torch.ones(10, device="cuda").add_(1)
+                torch.cuda.synchronize()
+                torch.cuda.empty_cache()
+                waits[0] += 1
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    try:
+        for size in range(100, 130):
+            for _ in range(3):
+                x = randn(size)
+                assert torch.equal(run(engine, x)[0], -x)
+    finally:
+        done.set()
+        thread.join()
+    assert not errors and waits[0] > 0
+    stats = engine.stats()
+    assert stats["graph_failures"] == 0, engine.last_error()
+    assert stats["graph_captures"] == 30
 
 
 @pytest.mark.parametrize("n", [1 << 16, (1 << 22) + 3])

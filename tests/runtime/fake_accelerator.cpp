@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstring>
 #include <thread>
+#include <utility>
 
 #include "accelerator.h"
 
@@ -15,7 +16,7 @@ using blade::Grid;
 using blade::Stream;
 
 struct Counts {
-  int64_t launches, copies, bytes_copied, graphs, graph_launches, kernels, moves;
+  int64_t launches, copies, bytes_copied, graphs, graph_launches, kernels, moves, told;
 };
 
 Counts counts{};
@@ -129,6 +130,11 @@ void copy_all(const Copies& copies) {
 class FakeRecorder final : public blade::Recorder {
  public:
   Stream stream() const override { return &recording; }
+  void launch(const blade::Kernel& kernel, const Grid& grid, void** params) override {
+    auto* before = std::exchange(recording, &work);
+    kernel.launch(grid, params, stream());
+    recording = before;
+  }
   bool copy(const Copies& given) override {
     if (!records_copies) return false;
     auto own = std::make_shared<Copies>(given);
@@ -186,11 +192,13 @@ class Fake final : public blade::Accelerator {
 
   void copy(const Copies& copies, Stream) override { copy_all(copies); }
 
-  std::unique_ptr<blade::Graph> capture(
-      c10::DeviceIndex, Stream, bool, const std::function<void(blade::Recorder&)>& work) override {
+  std::unique_ptr<blade::Graph> record(
+      c10::DeviceIndex, Stream, blade::Work kind, const std::function<void(blade::Recorder&)>& work) override {
     if (busy) return nullptr;
     FakeRecorder recorder;
-    recording = &recorder.work;
+    const bool all_is_told = kind == blade::Work::kLaunches;
+    if (all_is_told) ++counts.told;
+    recording = all_is_told ? nullptr : &recorder.work;
     try {
       work(recorder);
     } catch (...) {

@@ -21,7 +21,16 @@ class Counts(ctypes.Structure):
     _fields_ = [
         (name, ctypes.c_int64)
         for name in (
-            *("launches", "copies", "bytes_copied", "graphs", "graph_launches", "kernels", "moves"),
+            *(
+                "launches",
+                "copies",
+                "bytes_copied",
+                "graphs",
+                "graph_launches",
+                "kernels",
+                "moves",
+                "told",
+            ),
         )
     ]
 

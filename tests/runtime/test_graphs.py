@@ -206,6 +206,28 @@ def test_a_capture_that_fails_is_counted_once():
     assert graphs(engine) == (0, 0, 0) and engine.last_error() == ""
 
 
+def test_what_calls_nothing_is_told_to_the_recorder():
+    """Then nothing need be captured, and no other thread is disturbed. What counts are the calls of a shape."""
+    w = fake_writer()
+    x = w.input("f32", 1)
+    (n,), one, three = w.dims(x, 1), w.const(1), w.const(3)
+    a, h, out = w.slot(f"input {x}"), w.tensor("arena", [n]), w.tensor("output", [n])
+    w.launch("neg", [one, one, one], [a, h], [n])
+    w.call("aten::neg.out", f"t:{h}", f"t:{h}")
+    w.when(w.reg(f"gt {n} {three}"))
+    w.launch("neg", [one, one, one], [h, out], [n])
+    w.outputs = [out]
+    engine = make(w)
+    for size, told in ((3, 1), (4, 0)):
+        before = counts().told
+        run(engine, given := torch.randn(size))
+        run(engine, given)
+        assert counts().told - before == told
+    assert graphs(engine) == (2, 2, 0)
+    given = torch.randn(3)
+    assert torch.equal(run(engine, given)[0], given)
+
+
 def test_a_shape_waits_while_another_thread_captures(device):
     engine = make()
     x, y = torch.randn(4), torch.randn(4)

@@ -15,7 +15,7 @@
 namespace blade {
 
 // Changes with every change of what this file declares: both libraries must have been built together.
-constexpr int64_t kAcceleratorAbi = 4;
+constexpr int64_t kAcceleratorAbi = 5;
 
 using Stream = void*;  // the driver's handle; null is the default stream
 
@@ -61,7 +61,8 @@ class Event {
 class Recorder {
  public:
   virtual ~Recorder() = default;
-  virtual Stream stream() const = 0;  // what is enqueued there is recorded
+  virtual Stream stream() const = 0;  // what is enqueued there is recorded, except where all is told to the recorder
+  virtual void launch(const Kernel& kernel, const Grid& grid, void** params) = 0;
   // Records copies whose addresses may be others at every launch: those given here do not matter, their number and
   // sizes do. They do not overlap. False: this device cannot, and nothing was recorded.
   virtual bool copy(const std::vector<Copy>& copies) = 0;
@@ -76,6 +77,13 @@ class Graph {
   virtual void set_copies(size_t k, const std::vector<Copy>& copies) = 0;  // the k-th that were recorded
   virtual void set_launch(size_t k, void** params) = 0;  // all arguments of the k-th that was kept
   virtual void launch(Stream stream) = 0;
+};
+
+// What is recorded.
+enum class Work {
+  kLaunches,  // what the recorder is told, and nothing else: no thread is kept from anything meanwhile
+  kCalls,     // what is enqueued on its stream, too
+  kDraws,     // that, and some of it draws from torch's default generator: every launch draws other numbers
 };
 
 class Accelerator {
@@ -96,9 +104,8 @@ class Accelerator {
   // Records what `work` enqueues, to be launched on `stream`; memory that it takes meanwhile belongs to a
   // pool for all graphs of that stream. nullptr: not now, another thread is recording.
   // Whatever goes wrong, nothing is being recorded afterwards.
-  // `draws`: `work` draws from torch's default generator, and so does every launch, other numbers each time.
-  virtual std::unique_ptr<Graph> capture(
-      c10::DeviceIndex device, Stream stream, bool draws, const std::function<void(Recorder&)>& work) = 0;
+  virtual std::unique_ptr<Graph> record(
+      c10::DeviceIndex device, Stream stream, Work kind, const std::function<void(Recorder&)>& work) = 0;
 };
 
 // The one whose programs begin with `isa NAME`, or nullptr. It is never destroyed.

@@ -171,6 +171,7 @@ void Frame::run_kernel(const Step& step) {
 
 void Frame::run_launch(Step& step) {
   for (const auto& patch : step.patches) table_[patch.entry] = ptrs_[patch.slot];
+  if (C10_UNLIKELY(recorder_ != nullptr)) return recorder_->launch(*step.launch, step.grid, step.params.data());
   step.launch->launch(step.grid, step.params.data(), stream_);
 }
 

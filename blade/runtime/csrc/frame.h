@@ -158,6 +158,7 @@ class Frame {
   const Arena& arena_;
   const Place place_;
   Stream stream_ = nullptr;  // where this call enqueues
+  Recorder* recorder_ = nullptr;  // who is told of launches instead
   std::vector<int64_t> regs_;
   const Guard* failed_ = nullptr;
   size_t arena_bytes_ = 0;

@@ -178,6 +178,7 @@ void Recording::record(
   };
   record_copies(in_);
   frame_.stream_ = recorder.stream();
+  frame_.recorder_ = &recorder;
   frame_.bind(bound, {&memory.fixed, &memory.lent.arena()});
   for (size_t i = 0; i < frame_.steps_.size(); ++i) {
     frame_.run_step(i);
@@ -191,6 +192,15 @@ void Recording::record(
   frame_.release();
 }
 
+Work Recording::kind_of_work() const {
+  if (frame_.program_.draws) return Work::kDraws;
+  const auto& instrs = frame_.program_.instrs;
+  for (size_t i = 0; i < instrs.size(); ++i) {
+    if (instrs[i].op && !frame_.steps_[i].skip) return Work::kCalls;
+  }
+  return Work::kLaunches;
+}
+
 bool Recording::capture(
     const std::vector<at::Tensor>& inputs, const GraphMemory& memory, const GraphLimits& limits, GraphCounts& counts) {
   plan(inputs, memory, limits);
@@ -198,7 +208,7 @@ bool Recording::capture(
   auto& accelerator = *frame_.loaded_.accelerator;
   try {
     const auto& [device, stream] = std::tie(frame_.place_.device, frame_.place_.stream);
-    graph_ = accelerator.capture(device.index(), stream, frame_.program_.draws, [&](Recorder& recorder) {
+    graph_ = accelerator.record(device.index(), stream, kind_of_work(), [&](Recorder& recorder) {
       record(bound, memory, limits, recorder);
     });
   } catch (const std::exception& error) {
@@ -207,6 +217,7 @@ bool Recording::capture(
     never_ = true;
   }
   frame_.stream_ = frame_.place_.stream;
+  frame_.recorder_ = nullptr;
   if (graph_ && can_move_launches(counts)) {
     counts.captures.fetch_add(1, std::memory_order_relaxed);
     arena_moves_ = frame_.arena_.moves();

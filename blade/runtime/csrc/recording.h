@@ -87,6 +87,7 @@ class Recording {
   };
 
   void drop();
+  Work kind_of_work() const;
   bool can_move_launches(GraphCounts& counts);
   void move_launches(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& roots);
   void record(

@@ -8,76 +8,16 @@
 
 #include <mutex>
 
+#include "build.h"
 #include "capture.h"
 #include "copy.h"
 #include "driver.h"
-#include "relaxed.h"
+#include "kernel.h"
 
 namespace blade::cuda {
 namespace {
 
-constexpr uint32_t kSharedWithoutAsking = 48 << 10;  // bytes a block may have unless its function says more
-
 CUstream native(Stream stream) { return static_cast<CUstream>(stream); }
-
-class CudaKernel final : public Kernel {
- public:
-  explicit CudaKernel(const Binary& binary)
-      : name_(binary.name), threads_(binary.threads), shared_(binary.shared), early_(binary.early) {
-    const auto& cu = driver();
-    const Relaxed relaxed;
-    check(cu.cuCtxGetCurrent(&context_), "asking for the context");
-    check(cu.cuModuleLoadData(&module_, std::string(binary.bytes, binary.bytes + binary.size).data()), "loading a kernel");
-    try {
-      check(cu.cuModuleGetFunction(&function_, module_, name_.c_str()), "finding a kernel");
-      if (shared_ > kSharedWithoutAsking) {
-        check(
-            cu.cuFuncSetAttribute(function_, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, static_cast<int>(shared_)),
-            "reserving shared memory");
-      }
-    } catch (...) {
-      cu.cuModuleUnload(module_);
-      throw;
-    }
-  }
-
-  // It may still run. Where that cannot be waited for (somebody is capturing, an error was hit) it stays loaded.
-  ~CudaKernel() override {
-    const auto& cu = driver();
-    if (!is_alive() || cu.cuCtxPushCurrent(context_) != CUDA_SUCCESS) return;
-    {
-      const Relaxed relaxed;
-      if (cu.cuCtxSynchronize() == CUDA_SUCCESS) cu.cuModuleUnload(module_);
-    }
-    cu.cuCtxPopCurrent(&context_);
-  }
-
-  void launch(const Grid& grid, void** params, Stream stream) const override {
-    CUlaunchAttribute early{};
-    early.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
-    early.value.programmaticStreamSerializationAllowed = 1;
-    CUlaunchConfig config{};
-    config.gridDimX = grid.x;
-    config.gridDimY = grid.y;
-    config.gridDimZ = grid.z;
-    config.blockDimX = threads_;
-    config.blockDimY = config.blockDimZ = 1;
-    config.sharedMemBytes = shared_;
-    config.hStream = native(stream);
-    config.attrs = &early;
-    config.numAttrs = early_ ? 1 : 0;
-    const auto result = driver().cuLaunchKernelEx(&config, function_, params, nullptr);
-    if (C10_UNLIKELY(result != CUDA_SUCCESS)) check(result, ("launching " + name_).c_str());
-  }
-
- private:
-  const std::string name_;
-  const uint32_t threads_, shared_;
-  const bool early_;
-  CUcontext context_ = nullptr;
-  CUmodule module_ = nullptr;
-  CUfunction function_ = nullptr;
-};
 
 class CudaEvent final : public Event {
  public:
@@ -147,9 +87,10 @@ class Cuda final : public Accelerator {
 
   void copy(const std::vector<Copy>& copies, Stream stream) override { copy_all(copies, native(stream)); }
 
-  std::unique_ptr<Graph> capture(
-      c10::DeviceIndex device, Stream stream, bool draws, const std::function<void(Recorder&)>& work) override {
-    return cuda::capture(device, stream, draws, work);
+  std::unique_ptr<Graph> record(
+      c10::DeviceIndex device, Stream stream, Work kind, const std::function<void(Recorder&)>& work) override {
+    if (kind == Work::kLaunches && can_build()) return build(stream, work);
+    return capture(device, stream, kind == Work::kDraws, work);
   }
 
  private:

@@ -16,6 +16,7 @@
 
 #include "copy.h"
 #include "driver.h"
+#include "graph.h"
 
 // Of torch's CUDA runtime, if it is a shared one.
 extern "C" __attribute__((weak)) cudaError_t cudaGetLastError();
@@ -25,12 +26,6 @@ namespace {
 
 namespace allocator = c10::cuda::CUDACachingAllocator;
 using Pool = decltype(at::cuda::graph_pool_handle());
-
-// Where in a graph copies are, and what they were last.
-struct RecordedCopies {
-  std::vector<CopyLaunch> launches;
-  std::vector<CUgraphNode> nodes;
-};
 
 // Torch's own: it gives every launch what torch's generators are at then, and moves them on.
 class DrawingGraph : public at::cuda::CUDAGraph {
@@ -54,56 +49,18 @@ class DrawingGraph : public at::cuda::CUDAGraph {
   static void leave(S&, long) {}
 };
 
-class CudaGraph final : public Graph {
+class DrawnGraph final : public CudaGraph {
  public:
-  // Owns the graph: its nodes are how the executable one is changed.
-  CudaGraph(CUgraph graph, std::vector<RecordedCopies> copies, std::vector<CUgraphNode> launches)
-      : graph_(graph), copies_(std::move(copies)), launches_(std::move(launches)) {
-    const auto result = driver().cuGraphInstantiate(&exec_, graph_, 0);
-    if (result != CUDA_SUCCESS) driver().cuGraphDestroy(graph_);
-    check(result, "instantiating a graph");
-  }
-  CudaGraph(
-      std::unique_ptr<DrawingGraph> drawing, std::vector<RecordedCopies> copies, std::vector<CUgraphNode> launches)
-      : exec_(drawing->exec()), drawing_(std::move(drawing)), copies_(std::move(copies)), launches_(std::move(launches)) {}
-  ~CudaGraph() override {
-    if (!is_alive()) {
-      drawing_.release();
-      return;
-    }
-    if (drawing_) return;
-    driver().cuGraphExecDestroy(exec_);  // the driver waits where it still runs
-    driver().cuGraphDestroy(graph_);
-  }
-  CudaGraph(const CudaGraph&) = delete;
-  CudaGraph& operator=(const CudaGraph&) = delete;
-
-  // Launches that were enqueued before keep what they were enqueued with.
-  void set_copies(size_t k, const std::vector<Copy>& copies) override {
-    auto& recorded = copies_[k];
-    for (size_t i = 0; i < recorded.nodes.size(); ++i) {
-      if (recorded.launches[i].set(copies)) recorded.launches[i].set_node(exec_, recorded.nodes[i]);
-    }
+  DrawnGraph(std::unique_ptr<DrawingGraph> drawing, Recorded recorded)
+      : CudaGraph(drawing->exec(), std::move(recorded)), drawing_(std::move(drawing)) {}
+  ~DrawnGraph() override {
+    if (!is_alive()) drawing_.release();
   }
 
-  void set_launch(size_t k, void** params) override {
-    CUDA_KERNEL_NODE_PARAMS all{};
-    check(driver().cuGraphKernelNodeGetParams(launches_[k], &all), "asking a graph");
-    all.kernelParams = params;
-    check(driver().cuGraphExecKernelNodeSetParams(exec_, launches_[k], &all), "changing a launch of a graph");
-  }
-
-  void launch(Stream stream) override {
-    if (drawing_) return drawing_->replay();  // on the current stream, which is this one
-    check(driver().cuGraphLaunch(exec_, static_cast<CUstream>(stream)), "launching a graph");
-  }
+  void launch(Stream) override { drawing_->replay(); }  // on the current stream, which is this one
 
  private:
-  CUgraph graph_ = nullptr;
-  CUgraphExec exec_ = nullptr;
-  std::unique_ptr<DrawingGraph> drawing_;  // owns both, if there is one
-  std::vector<RecordedCopies> copies_;
-  std::vector<CUgraphNode> launches_;  // that were kept
+  std::unique_ptr<DrawingGraph> drawing_;  // owns the graph
 };
 
 // cuStreamGetCaptureInfo of CUDA 12 and of CUDA 13: the node that the stream's next one comes after.
@@ -202,12 +159,12 @@ class Capture final : public Recorder {
       drawing_->instantiate();
       // what beginning did to the generator's state is done before the first launch
       check(driver().cuStreamSynchronize(place_.stream), "waiting for a stream");
-      return std::make_unique<CudaGraph>(std::move(drawing_), std::move(copies_), std::move(launches_));
+      return std::make_unique<DrawnGraph>(std::move(drawing_), std::move(recorded_));
     }
     CUgraph graph = nullptr;
     check(end(graph), "capturing");
     TORCH_CHECK(graph != nullptr, "blade: CUDA: nothing was captured");
-    return std::make_unique<CudaGraph>(graph, std::move(copies_), std::move(launches_));
+    return std::make_unique<CudaGraph>(graph, std::move(recorded_));
   }
 
   Stream stream() const override { return place_.stream; }
@@ -221,11 +178,15 @@ class Capture final : public Recorder {
       recorded.nodes.push_back(last_node());
     }
     recorded.launches = std::move(*launches);
-    copies_.push_back(std::move(recorded));
+    recorded_.copies.push_back(std::move(recorded));
     return true;
   }
 
-  void keep_launch() override { launches_.push_back(last_node()); }
+  void launch(const Kernel& kernel, const Grid& grid, void** params) override {
+    kernel.launch(grid, params, place_.stream);
+  }
+
+  void keep_launch() override { recorded_.launches.push_back(last_node()); }
 
  private:
   CUgraphNode last_node() const {
@@ -259,8 +220,7 @@ class Capture final : public Recorder {
   const c10::DeviceIndex device_;
   const Place& place_;
   std::unique_ptr<DrawingGraph> drawing_;
-  std::vector<RecordedCopies> copies_;
-  std::vector<CUgraphNode> launches_;
+  Recorded recorded_;
   bool ended_ = false;
 };
 

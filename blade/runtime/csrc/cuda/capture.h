@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// CUDA graphs of what an engine enqueues.
+// CUDA graphs of what an engine, and ops of torch that it calls, enqueue.
 #pragma once
 
 #include "accelerator.h"
 
 namespace blade::cuda {
 
-// Accelerator::capture.
+// Accelerator::record.
 std::unique_ptr<Graph> capture(
     c10::DeviceIndex device, Stream stream, bool draws, const std::function<void(Recorder&)>& work);
 

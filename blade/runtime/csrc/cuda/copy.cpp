@@ -12,7 +12,7 @@
 namespace blade::cuda {
 namespace {
 
-constexpr unsigned kThreads = 256, kMostBlocks = 1024;
+constexpr unsigned kMostBlocks = 1024;
 constexpr size_t kVector = 16;  // bytes a thread copies at a time
 
 // A kernel has a table of copies as its parameter: a small one for the usual case, and the largest that fits 4 KiB.
@@ -159,17 +159,10 @@ void CopyLaunch::launch(CUstream stream) {
   check(driver().cuLaunchKernelEx(&config, kernel_, params, nullptr), "copying");
 }
 
-void CopyLaunch::set_node(CUgraphExec exec, CUgraphNode node) {
+void CopyLaunch::set_node(CUgraphExec exec, CUgraphNode of) {
   void* arguments[] = {table_.data()};
-  CUDA_KERNEL_NODE_PARAMS params{};
-  params.func = kernel_;
-  params.gridDimX = blocks_;
-  params.gridDimY = static_cast<unsigned>(count_);
-  params.gridDimZ = 1;
-  params.blockDimX = kThreads;
-  params.blockDimY = params.blockDimZ = 1;
-  params.kernelParams = arguments;
-  check(driver().cuGraphExecKernelNodeSetParams(exec, node, &params), "changing what a graph copies");
+  const auto params = node<CUDA_KERNEL_NODE_PARAMS>(arguments);
+  check(driver().cuGraphExecKernelNodeSetParams(exec, of, &params), "changing what a graph copies");
 }
 
 std::optional<std::vector<CopyLaunch>> launches_of(const std::vector<Copy>& copies) {

@@ -20,9 +20,30 @@ class CopyLaunch {
   bool set(const std::vector<Copy>& copies);
 
   void launch(CUstream stream);
-  void set_node(CUgraphExec exec, CUgraphNode node);
+  void set_node(CUgraphExec exec, CUgraphNode of);
+
+  // `use` is given what it is as a node of a graph, to read at once.
+  template <typename F>
+  void visit_node(const F& use) {
+    void* arguments[] = {table_.data()};
+    use(node<CUDA_KERNEL_NODE_PARAMS_v3>(arguments));
+  }
 
  private:
+  template <typename P>
+  P node(void** arguments) const {
+    P params{};
+    params.func = kernel_;
+    params.gridDimX = blocks_;
+    params.gridDimY = static_cast<unsigned>(count_);
+    params.gridDimZ = 1;
+    params.blockDimX = kThreads;
+    params.blockDimY = params.blockDimZ = 1;
+    params.kernelParams = arguments;
+    return params;
+  }
+
+  static constexpr unsigned kThreads = 256;
   CUfunction kernel_;
   size_t first_, count_;
   unsigned blocks_ = 1;

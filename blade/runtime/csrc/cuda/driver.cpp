@@ -31,11 +31,14 @@ Loaded load() {
     loaded.why_not = std::string("the CUDA driver is not installed (") + dlerror() + ")";
     return loaded;
   }
-#define BLADE_FIND(name)                                                                       \
-  loaded.driver.name = reinterpret_cast<decltype(&::name)>(dlsym(library, BLADE_SYMBOL(name))); \
+#define BLADE_LOOK_UP(name) loaded.driver.name = reinterpret_cast<decltype(&::name)>(dlsym(library, BLADE_SYMBOL(name)));
+#define BLADE_FIND(name) \
+  BLADE_LOOK_UP(name)    \
   if (loaded.driver.name == nullptr) loaded.why_not = "the CUDA driver is too old: it lacks " BLADE_SYMBOL(name);
   BLADE_CUDA_FUNCTIONS(BLADE_FIND)
+  BLADE_NEWER_CUDA_FUNCTIONS(BLADE_LOOK_UP)
 #undef BLADE_FIND
+#undef BLADE_LOOK_UP
   if (loaded.why_not.empty() && loaded.driver.cuInit(0) != CUDA_SUCCESS) {
     loaded.why_not = "the CUDA driver finds no device";
   }

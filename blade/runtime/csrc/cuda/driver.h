@@ -16,12 +16,16 @@ namespace blade::cuda {
   X(cuStreamEndCapture) X(cuThreadExchangeStreamCaptureMode) X(cuGraphInstantiate) X(cuGraphLaunch)               \
   X(cuGraphDestroy) X(cuGraphExecDestroy) X(cuEventCreate) X(cuEventRecord) X(cuEventDestroy)                     \
   X(cuEventSynchronize) X(cuEventElapsedTime) X(cuMemcpyDtoDAsync) X(cuMemsetD8Async) X(cuStreamGetCaptureInfo)      \
-  X(cuGraphExecKernelNodeSetParams) X(cuGraphKernelNodeGetParams)
+  X(cuGraphExecKernelNodeSetParams) X(cuGraphKernelNodeGetParams) X(cuGraphCreate)
+
+// Null where the driver is older.
+#define BLADE_NEWER_CUDA_FUNCTIONS(X) X(cuGraphAddNode_v2)
 
 // The functions by their own names, in the versions of the headers this was compiled with.
 struct Driver {
 #define BLADE_DECLARE(name) decltype(&::name) name = nullptr;
   BLADE_CUDA_FUNCTIONS(BLADE_DECLARE)
+  BLADE_NEWER_CUDA_FUNCTIONS(BLADE_DECLARE)
 #undef BLADE_DECLARE
 };
 
