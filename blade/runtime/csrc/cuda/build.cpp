@@ -33,7 +33,7 @@ class Builder final : public Recorder {
     if (!launches) return false;
     RecordedCopies recorded;
     for (auto& one : *launches) {
-      one.visit_node([this](const CUDA_KERNEL_NODE_PARAMS_v3& node) { add(node, /*early=*/false); });
+      add(one.node(), /*early=*/false);
       recorded.nodes.push_back(last_);
     }
     recorded.launches = std::move(*launches);

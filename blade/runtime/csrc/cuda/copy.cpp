@@ -7,12 +7,13 @@
 #include <string>
 
 #include "driver.h"
+#include "node.h"
 #include "relaxed.h"
 
 namespace blade::cuda {
 namespace {
 
-constexpr unsigned kMostBlocks = 1024;
+constexpr unsigned kThreads = 256, kMostBlocks = 1024;
 constexpr size_t kVector = 16;  // bytes a thread copies at a time
 
 // A kernel has a table of copies as its parameter: a small one for the usual case, and the largest that fits 4 KiB.
@@ -160,9 +161,14 @@ void CopyLaunch::launch(CUstream stream) {
 }
 
 void CopyLaunch::set_node(CUgraphExec exec, CUgraphNode of) {
-  void* arguments[] = {table_.data()};
-  const auto params = node<CUDA_KERNEL_NODE_PARAMS>(arguments);
-  check(driver().cuGraphExecKernelNodeSetParams(exec, of, &params), "changing what a graph copies");
+  params_[0] = table_.data();
+  const auto node = node_of<CUDA_KERNEL_NODE_PARAMS>(kernel_, grid(), kThreads, 0, params_);
+  check(driver().cuGraphExecKernelNodeSetParams(exec, of, &node), "changing what a graph copies");
+}
+
+CUDA_KERNEL_NODE_PARAMS_v3 CopyLaunch::node() {
+  params_[0] = table_.data();
+  return node_of<CUDA_KERNEL_NODE_PARAMS_v3>(kernel_, grid(), kThreads, 0, params_);
 }
 
 std::optional<std::vector<CopyLaunch>> launches_of(const std::vector<Copy>& copies) {

@@ -22,32 +22,16 @@ class CopyLaunch {
   void launch(CUstream stream);
   void set_node(CUgraphExec exec, CUgraphNode of);
 
-  // `use` is given what it is as a node of a graph, to read at once.
-  template <typename F>
-  void visit_node(const F& use) {
-    void* arguments[] = {table_.data()};
-    use(node<CUDA_KERNEL_NODE_PARAMS_v3>(arguments));
-  }
+  CUDA_KERNEL_NODE_PARAMS_v3 node();  // points into this
 
  private:
-  template <typename P>
-  P node(void** arguments) const {
-    P params{};
-    params.func = kernel_;
-    params.gridDimX = blocks_;
-    params.gridDimY = static_cast<unsigned>(count_);
-    params.gridDimZ = 1;
-    params.blockDimX = kThreads;
-    params.blockDimY = params.blockDimZ = 1;
-    params.kernelParams = arguments;
-    return params;
-  }
+  Grid grid() const { return {blocks_, static_cast<uint32_t>(count_), 1}; }
 
-  static constexpr unsigned kThreads = 256;
   CUfunction kernel_;
   size_t first_, count_;
   unsigned blocks_ = 1;
   std::vector<Copy> table_;  // the kernel's parameter: as many entries as it is declared with
+  void* params_[1] = {};
 };
 
 // The launches for these copies on the current device; nullopt if the driver could not compile the kernel.

@@ -4,6 +4,7 @@
 #include <c10/macros/Macros.h>
 
 #include "driver.h"
+#include "node.h"
 #include "relaxed.h"
 
 namespace blade::cuda {
@@ -62,16 +63,7 @@ void CudaKernel::launch(const Grid& grid, void** params, Stream stream) const {
 }
 
 CUDA_KERNEL_NODE_PARAMS_v3 CudaKernel::node(const Grid& grid, void** params) const {
-  CUDA_KERNEL_NODE_PARAMS_v3 node{};
-  node.func = function_;
-  node.gridDimX = grid.x;
-  node.gridDimY = grid.y;
-  node.gridDimZ = grid.z;
-  node.blockDimX = threads_;
-  node.blockDimY = node.blockDimZ = 1;
-  node.sharedMemBytes = shared_;
-  node.kernelParams = params;
-  return node;
+  return node_of<CUDA_KERNEL_NODE_PARAMS_v3>(function_, grid, threads_, shared_, params);
 }
 
 }  // namespace blade::cuda
