@@ -690,6 +690,7 @@ row("activations of ints", lambda i: (F.relu(i), F.relu6(i), F.hardtanh(i)), i64
 row("logit plain", each(torch.logit), *_of_every("a b", FLOATS, 0.1, 0.9), special=True)
 row("prelu", F.prelu, f32("a 4 c"), f32("4"))
 row("prelu one", F.prelu, f32("a b"), f32("1"))
+row("prelu of a number", lambda x, w: F.prelu(x[0, 0], w), f32("a b"), f32("1"))
 row("glu", lambda x, y: (F.glu(x), F.glu(y, 0)), f32("a 6"), f32("4 b"))
 row("glu dynamic", lambda x: F.glu(torch.cat([x, x + 1], -1)), f32("a b"))
 row("aten.elu scale", lambda x: aten.elu(x, 0.5, 1.5, 2.0), f32("a b"), special=True)

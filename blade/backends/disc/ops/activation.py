@@ -137,6 +137,8 @@ def prelu(lo: Lowering, x: Value, weight: Value) -> Value:
     if len(weight.shape) == 1 and weight.shape[0] != 1 and len(x.shape) > 1:
         ones = (1,) * (len(x.shape) - 2)
         weight = lo.b.reshape(weight, (weight.shape[0], *ones))
+    elif not x.shape:
+        weight = lo.b.reshape(weight, ())
     below = lo.b.pointwise("mul", x, lo.value(weight, x.dtype))
     return lo.b.pointwise("where", _positive(lo, x), x, below)
 
