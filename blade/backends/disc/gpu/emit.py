@@ -127,7 +127,7 @@ def _rows(kernel: Kernel) -> list[tuple[sympy.Basic | bool, Variant]]:
         if length is not None and length > shapes.LONGEST:
             found.append((aligned, walked))
         elif length is not None:
-            tile = shapes.persistent(length, count)
+            tile = shapes.persistent(length, count, elements)
             larger = shapes.grown_rows(tile, length, streamed(kernel), elements)
             for size, one in _by_size(tile, larger, rows, shapes.FEW_ROWS * tile.rows):
                 found.append((sympy.And(aligned, size), Variant(one, even=even)))

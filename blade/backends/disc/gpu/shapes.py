@@ -32,8 +32,9 @@ class Tile:
 ACCESS_BYTES = 16  # the widest load and store
 LONGEST = 16384  # columns of a row that still lives in registers
 
-# Programs start one every 1.2 ns, whatever they do: where there are more than so many, of loops and of rows (about
-# one for each place on a multiprocessor), each should move as much as memory does meanwhile, and spare.
+# Programs that let the next launch start early start one every 1.2 ns, whatever they do (others: one every 0.6 ns):
+# where there are more than so many, of loops and of rows (about one for each place on a multiprocessor), each should
+# move as much as memory does meanwhile, and spare.
 FEW = 2048
 FEW_ROWS = 1024
 PROGRAM_BYTES = 6000
@@ -43,10 +44,11 @@ _HALVES = ACCESS_BYTES // 2  # elements of a vector
 _SHORT = _HALVES * WARP  # columns that a warp accesses at once
 _PIECES = 1024  # the most columns of rows that are taken in pieces
 _MOST_PIECES = 5
-_PIECES_WARPS = (
-    4  # of programs whose rows are, and the most elements of a thread that has several rows
-)
-_PIECES_EACH = 32
+_PIECES_WARPS = 4  # of many programs whose rows are
+_FEW_PIECES_WARPS = 2  # of few
+_PIECES_EACH = 32  # the most elements of a thread that has several rows
+_LONG_PIECE = 1024  # columns, by 4 warps, of rows in pieces that are longer
+_MOST_LONG_PIECES = 4
 
 # Longest rows each class takes where the length is known at run time only; the rest is walked.
 CLASSES = (256, 512, 1024, 4096)
@@ -81,9 +83,13 @@ FLAT = Tile(1, 1024, 4)
 _POINTS = 1024  # of a tile of a kernel that reduces nothing
 
 
-def persistent(length: int, count: int | None) -> Tile:
-    """For ``count`` whole rows of ``length``, which is at most ``LONGEST``."""
+def persistent(length: int, count: int | None, access: int = 1) -> Tile:
+    """For ``count`` whole rows of ``length``, which is at most ``LONGEST``; ``access``: elements of a vector."""
     columns = power(length)
+    if _is_in_pieces(columns, access):
+        tile = _in_pieces(length, _FEW_PIECES_WARPS)
+        if count is None or count >= tile.rows:
+            return tile
     rows, warps = _PERSISTENT[columns]
     return Tile(rows if count is None else min(rows, power(count)), columns, warps)
 
@@ -110,21 +116,25 @@ def grown(tile: Tile, length: int, itemsize: int) -> Tile:
 
 def grown_rows(tile: Tile, length: int, itemsize: int, access: int) -> Tile:
     """The same of whole rows; ``access``: elements of a vector."""
-    larger = grown(tile, length, itemsize)
-    if larger == tile:
-        return tile
-    if not _SHORT < tile.columns <= _PIECES or access != _HALVES:
-        return larger
-    return _in_pieces(length)
+    pieces = -(-length // _LONG_PIECE)
+    if access == _HALVES and 2 < pieces <= _MOST_LONG_PIECES:
+        return Tile(1, _LONG_PIECE, _PIECES_WARPS, pieces)
+    if _is_in_pieces(power(length), access):
+        return _in_pieces(length, _PIECES_WARPS)
+    return grown(tile, length, itemsize)
 
 
-def _in_pieces(length: int) -> Tile:
+def _is_in_pieces(columns: int, access: int) -> bool:
+    return _SHORT < columns <= _PIECES and access == _HALVES
+
+
+def _in_pieces(length: int, warps: int) -> Tile:
     """Rows of halves: pieces that leave the fewest columns that are not there, and as few as that allows."""
     widths = [w for w in (_SHORT, _SHORT // 2, _SHORT // 4) if -(-length // w) <= _MOST_PIECES]
     columns = min(widths, key=lambda w: (-(-length // w) * w, -w))
     pieces = -(-length // columns)
     rows = max(1, power(_PIECES_EACH // (pieces * _HALVES) + 1) // 2)
-    return Tile(rows * _PIECES_WARPS * _SHORT // columns, columns, _PIECES_WARPS, pieces)
+    return Tile(rows * warps * _SHORT // columns, columns, warps, pieces)
 
 
 def grown_flat(itemsize: int) -> Tile:

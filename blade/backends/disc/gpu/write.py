@@ -16,6 +16,7 @@ from blade.backends.disc.kernel import Access, Dim, Kernel, Load, Reduce, Store
 _EARLY_ELEMENTS = 32  # of a thread: with more, what is loaded early does not fit
 _IMPORTS = "import triton\nimport triton.language as tl\n"
 _LIBDEVICE = "from triton.language.extra.cuda import libdevice\n"
+_LET_GO = "gdc_launch_dependents()"
 _EARLY = "from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait\n"
 
 
@@ -43,13 +44,16 @@ def write(
 
     ``early``: it may be started while the launch before it still runs, and lets the next one start. Memory is
     touched after the wait alone, so all that overlaps is the start of a launch, which for few rows is most of it.
+    Whole rows let the next one start when they are asked for: earlier, its programs would take their places.
     """
     writer = _Writer(kernel, Sizes(known), variant)
+    writer.lets_go = early and writer.has_whole_rows
     writer.run()
     parameters = [f"p{k}" for k in range(len(kernel.args))] + [f"n{k}" for k in range(len(known))]
     head = [*writer.head, *writer.body.head]
     if early:
-        head = ["gdc_launch_dependents()", *head, "gdc_wait()"]
+        first = [] if writer.has_whole_rows else [_LET_GO]
+        head = [*first, *head, "gdc_wait()"]
     body = "\n".join(f"    {line}" for line in (*head, *writer.body.lines))
     functions = device_functions.sources(device_functions.called(body))
     imports = _IMPORTS + _EARLY * early + _LIBDEVICE * ("libdevice." in body + functions)
@@ -60,6 +64,9 @@ class _Writer:
     def __init__(self, kernel: Kernel, sizes: Sizes, variant: Variant) -> None:
         self.kernel, self.sizes, self.variant, self.tile = kernel, sizes, variant, variant.tile
         self.head: list[str] = []
+        self.lets_go = False  # after the loads
+        reduces = any(isinstance(s, Reduce) for s in kernel.body)
+        self.has_whole_rows = reduces and not variant.walked
         length = number(kernel.inner)
         self.one_piece = length is not None and length <= variant.tile.columns
         beside = variant.beside
@@ -194,6 +201,9 @@ class _Writer:
         alive = sorted(live(self.kernel.body), key=self.order)
         for i in alive:
             stmt = body.stmt(i)
+            if self.lets_go and not isinstance(stmt, Load):
+                body.line(_LET_GO)
+                self.lets_go = False
             if isinstance(stmt, Reduce):
                 body.finish(i, stmt, body.joined(i, stmt))
                 continue

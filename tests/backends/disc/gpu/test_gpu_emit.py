@@ -90,6 +90,24 @@ def test_rows_of_a_known_length_have_one_choice_and_no_mask_where_it_is_a_power_
     assert "for c0" not in choice.unit.text
 
 
+@pytest.mark.parametrize(
+    ("length", "few", "many"), [(768, (2, 2, 3), (4, 4, 3)), (4096, (1, 8, 1), (1, 4, 4))]
+)
+def test_rows_of_halves_are_in_pieces(
+    length: int, few: tuple[int, int, int], many: tuple[int, int, int]
+) -> None:
+    """(rows, warps, pieces) of a program. It lets the next launch start when it has asked for its rows."""
+    for choice, (rows, warps, pieces) in zip(
+        emit(softmax(F16, length), TARGET), (few, many), strict=True
+    ):
+        programs = sympy.sympify(choice.grid[0]).subs({symbol("s0"): 4800})
+        assert (programs, choice.unit.warps) == (4800 // rows, warps)
+        text = choice.unit.text
+        assert text.count("tl.load(") == pieces
+        before, _, after = text.partition("gdc_launch_dependents()\n")
+        assert "tl.load(" not in after and "= tl.sum(" in after and "= tl.sum(" not in before
+
+
 def test_long_rows_are_walked_and_read_again() -> None:
     (choice,) = emit(layer_norm(40000), TARGET)
     assert choice.unit.text.count("for c0 in range(0, 40000") == 3
