@@ -14,6 +14,11 @@ from blade.graph.describe import Facts
 from blade.graph.program import Line, Program
 from blade.reason import Code, Reason, Stage
 
+_IN_TRAINING = {
+    "batch_norm": "training",
+    "native_batch_norm": "training",
+    "instance_norm": "use_input_stats",
+}
 _OFF = {"train": False, "training": False, "p": 0, "dropout": 0, "dropout_p": 0}
 """Arguments that switch the randomness of an op off, and the value that does it."""
 
@@ -108,9 +113,22 @@ def _reads_scalar(case: _Case) -> str | None:
 
 
 def _mutates(case: _Case) -> str | None:
-    if not case.node.target._schema.is_mutable:
-        return None
-    return f"{case.node.target} writes into its argument."
+    if case.node.target._schema.is_mutable:
+        return f"{case.node.target} writes into its argument."
+    if _keeps_statistics(case.node):
+        return f"{case.node.target} writes its running statistics, although its schema does not say so."
+    return None
+
+
+def _keeps_statistics(node: OpNode) -> bool:
+    """Whether a batch norm may be in training, and has somewhere to keep what it sees."""
+    flag = _IN_TRAINING.get(node.target.overloadpacket.__name__)
+    if flag is None:
+        return False
+    names = [a.name for a in node.target._schema.arguments if not a.kwarg_only]
+    given = dict(zip(names, node.args, strict=True))
+    kept = isinstance(given.get("running_mean"), ValueInfo | torch.Tensor)
+    return kept and given.get(flag) is not False
 
 
 def _random(case: _Case) -> str | None:
