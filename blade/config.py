@@ -111,8 +111,9 @@ class Config(BaseModel):
     )
     allow_tracing: Tracing = Field(
         default=None,
-        description="None: trace, and script if tracing fails or specializes. True: trace only. "
-        "A list of submodule names: trace these and script the rest.",
+        description="None: trace, and script if tracing fails or specializes; where neither is right at all sizes, "
+        "keep the trace for the sizes of the samples, with a warning (an error if strict); it raises elsewhere. "
+        "True: trace only. A list of submodule names: trace these and script the rest.",
     )
     dynamic_shapes: DynamicShapes = Field(
         default=None,

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The sentences of capture: what a trace lost, and what the user can do about it."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from torch import nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from blade.capture.captured import Limit, Reference, Tie
 from blade.capture.inputs import Call, Sample, describe, name_of_leaf
-from blade.capture.probes import axes_of
+from blade.capture.probes import Axis, axes_of
 from blade.reason import Code, Reason, Stage
 
 Differences = Sequence[tuple[Reference, str]]
@@ -40,6 +40,15 @@ def limited(subject: str, call: Call, sample: Sample, limits: Sequence[Limit]) -
         subject,
         Code.TRACE_SPECIALIZED,
         f"The trace is kept for the sizes it is right at; elsewhere it raises: {where}.",
+    )
+
+
+def warning(kept: Reason, axes: Collection[Axis]) -> str:
+    """What to tell who did not ask for limits: ``kept`` is their Reason."""
+    several = "these dimensions" if len(axes) > 1 else "this dimension"
+    return (
+        f"{kept.subject}: {kept.detail} If that is meant, say so: Config(allow_tracing=True), or fix {several} in "
+        f"Config(dynamic_shapes=...). If not: {WHAT_TO_DO[0].lower()}{WHAT_TO_DO[1:]}."
     )
 
 

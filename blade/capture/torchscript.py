@@ -23,7 +23,16 @@ from blade.capture.attributes import attributes_of
 from blade.capture.captured import Captured, Limit, Tie
 from blade.capture.clean import clean, forward_of, freeze
 from blade.capture.compare import find_differences
-from blade.capture.explain import Differences, failed, limited, neither, no_graph, specialized, tied
+from blade.capture.explain import (
+    Differences,
+    failed,
+    limited,
+    neither,
+    no_graph,
+    specialized,
+    tied,
+    warning,
+)
 from blade.capture.inputs import Sample, gathered, normalize, to_calibrate
 from blade.capture.model import private_copy, signature_of
 from blade.capture.observe import OTHER_VALUES, TWICE, Observed, observe
@@ -307,22 +316,28 @@ def _tied(
 
 
 def _limited(own: nn.Module, graph: _Graph, config: Config, reasons: list[Reason]) -> _Graph:
-    """``graph`` traced again with checks that raise where it is wrong, if the user agreed to that.
+    """``graph`` traced again with checks that raise where it is wrong.
 
-    The user agrees by ``allow_tracing=True``, or by having declared the range of the dimension.
+    The user agreed to that by ``allow_tracing=True``, or by having declared the range of the dimension; who did
+    not is warned, or, with ``strict``, refused.
     """
-    axes = _guilty(graph.differences)
-    declared = graph.seen.ranges
-    if not axes or not (config.allow_tracing is True or all(axis in declared for axis in axes)):
+    axes, seen = _guilty(graph.differences), graph.seen
+    agreed = config.allow_tracing is True or all(axis in seen.ranges for axis in axes)
+    if not axes or (config.strict and not agreed):
         return graph
-    sizes = axes_of(graph.seen.samples[0])
+    sizes = axes_of(seen.samples[0])
     limits = tuple(
-        Limit(*axis, *declared.get(axis, (sizes[axis], sizes[axis]))) for axis in sorted(axes)
+        Limit(*axis, *seen.ranges.get(axis, (sizes[axis], sizes[axis]))) for axis in sorted(axes)
     )
-    again = _trace_at(own, graph.seen, graph.seen.samples[0], config, reasons, limits)
+    again = _trace_at(own, seen, seen.samples[0], config, reasons, limits)
     if again is None:
         return graph
-    reasons.append(limited(type(own).__name__, graph.seen.call, graph.seen.samples[0], limits))
+    kept = limited(type(own).__name__, seen.call, seen.samples[0], limits)
+    if not agreed:
+        if again.differences or not all(_is_within(one, limits) for one in seen.samples):
+            return graph
+        _log.warning("%s", warning(kept, axes))
+    reasons.append(kept)
     return again
 
 

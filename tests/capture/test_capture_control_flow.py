@@ -93,9 +93,28 @@ def test_a_short_cut_for_size_one_is_traced_around() -> None:
         assert torch.equal(captured.module(other), OneIsSpecial()(other))
 
 
-def test_an_unscriptable_decision_on_a_size_is_refused() -> None:
+def test_an_unscriptable_decision_on_a_size_is_refused_if_strict() -> None:
     with pytest.raises(InputError, match=r"(?s)differs from the model.*allow_tracing=True"):
-        capture(OnlyPython().eval(), random(3, 6), Config())
+        capture(OnlyPython().eval(), random(3, 6), Config(strict=True))
+
+
+def test_who_did_not_agree_to_limits_is_warned(caplog: pytest.LogCaptureFixture) -> None:
+    captured = capture(OnlyPython().eval(), [random(3, 6), random(5, 6)], Config())
+    assert captured.limits == (Limit(0, 1, 6, 6),)
+    [record] = [one for one in caplog.records if one.levelname == "WARNING"]
+    text = record.getMessage()
+    assert text.startswith("OnlyPython: The trace is kept for the sizes it is right at")
+    assert "axis 1 of 'x' must be 6" in text and "dynamic_shapes" in text
+    for x in (random(3, 6), random(1, 6)):
+        assert torch.equal(captured.module(x), OnlyPython()(x))
+    for size in (2, 7):
+        with pytest.raises(Exception, match="axis 1 of 'x' must be 6"):
+            captured.module(random(3, size))
+
+
+def test_limits_that_leave_a_sample_out_are_none() -> None:
+    with pytest.raises(InputError, match="differs from the model"):
+        capture(OnlyPython().eval(), [random(3, 6), random(3, 7)], Config())
 
 
 @pytest.mark.parametrize(

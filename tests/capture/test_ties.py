@@ -79,7 +79,7 @@ def test_probes_keep_to_it() -> None:
 
 def test_what_a_tie_does_not_cover_is_still_refused() -> None:
     with pytest.raises(InputError, match="differs from the model"):
-        _captured(MaskedOnce())
+        _captured(MaskedOnce(), Config(strict=True))
 
 
 @pytest.mark.needs("runtime", "torch_mlir")

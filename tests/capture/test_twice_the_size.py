@@ -28,12 +28,13 @@ class Blocks(nn.Module):
 
 def test_a_loop_over_blocks_is_no_trace_for_all_sizes() -> None:
     with pytest.raises(InputError, match=r"twice the size \(x: float32\[1, 64, 1\]\)"):
-        capture(Blocks().eval(), SAMPLE, Config())
+        capture(Blocks().eval(), SAMPLE, Config(strict=True))
 
 
-def test_it_is_kept_where_it_is_right() -> None:
+@pytest.mark.parametrize("allow_tracing", [None, True])
+def test_it_is_kept_where_it_is_right(allow_tracing: bool | None) -> None:
     model = Blocks().eval()
-    captured = capture(model, SAMPLE, Config(allow_tracing=True))
+    captured = capture(model, SAMPLE, Config(allow_tracing=allow_tracing))
     assert captured.limits == (Limit(0, 1, 32, 32),)
     x = torch.randn(5, 32, 4)
     torch.testing.assert_close(captured.module(x), model(x))
