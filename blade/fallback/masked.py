@@ -10,7 +10,7 @@ number of the type). Which kernel serves is torch's choice and no part of the mo
 causal mask has such rows. So an engine is held against the other kernels.
 
 Of these the memory-efficient one reads queries, keys and values 16 bytes at a time wherever they begin (torch 2.11: a
-slice of halves that begins at an odd place stops the device), so that it gets copies of such slices.
+slice of halves that begins at an odd place stops the device): such slices go to the one that is made of products.
 """
 
 from collections.abc import Iterator, Sequence
@@ -41,7 +41,7 @@ def defined_rows(*inputs: Any) -> Iterator[None]:
 
 
 class Aligned(TorchDispatchMode):
-    """What memory-efficient attention reads begins where it can."""
+    """Memory-efficient attention of what does not begin where it reads is made of products; gradients need its own."""
 
     supports_higher_order_operators = True  # which run as they are
 
@@ -55,14 +55,39 @@ class Aligned(TorchDispatchMode):
         args: Sequence[Any] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        if func is _EFFICIENT:
-            args = (*map(aligned, args[:3]), *args[3:])
+        if func is _EFFICIENT and not all(map(is_aligned, args[:3])):
+            found = _by_products(*args, **(kwargs or {}))
+            if found is not None:
+                return found
+            args = (*(x.contiguous().clone() for x in args[:3]), *args[3:])
         return func(*args, **(kwargs or {}))
 
 
-def aligned(tensor: torch.Tensor) -> torch.Tensor:
-    """``tensor``, or a copy where it begins between two multiples of what is read at once."""
-    return tensor if tensor.data_ptr() % _READ_AT_ONCE == 0 else tensor.contiguous().clone()
+def _by_products(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    bias: torch.Tensor | None,
+    has_sums: bool,
+    dropout: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+) -> tuple[torch.Tensor, ...] | None:
+    """As the efficient one answers; ``None`` where its sums of exponentials or its random numbers are asked for."""
+    if has_sums or dropout:
+        return None
+    rest = {"dropout_p": 0.0, "is_causal": is_causal, "scale": scale}
+    answer, _ = torch.ops.aten._scaled_dot_product_attention_math(query, key, value, bias, **rest)
+    nothing, number = query.new_empty(0, dtype=torch.float32), torch.zeros((), dtype=torch.int64)
+    return answer, nothing, number, number.clone()
+
+
+def is_aligned(tensor: torch.Tensor) -> bool:
+    """Whether each of its rows begins at a multiple of what is read at once."""
+    steps = [s for size, s in zip(tensor.shape[:-1], tensor.stride()[:-1], strict=True) if size > 1]
+    places = [tensor.data_ptr(), *(step * tensor.element_size() for step in steps)]
+    return all(place % _READ_AT_ONCE == 0 for place in places)
 
 
 def _is_there(leaf: Any) -> bool:

@@ -57,24 +57,49 @@ def test_references_are_made_without_it(monkeypatch: pytest.MonkeyPatch) -> None
     assert torch.backends.cuda.cudnn_sdp_enabled()
 
 
-def test_what_efficient_attention_reads_begins_where_it_can(
+EFFICIENT = torch.ops.aten._scaled_dot_product_efficient_attention.default
+
+
+def test_what_begins_at_an_odd_place() -> None:
+    whole = torch.randn(2, 3, 5, 24, dtype=torch.float16)
+    assert masked.is_aligned(whole[..., 8:16])
+    assert not masked.is_aligned(whole[..., 4:12])
+    assert not masked.is_aligned(whole[..., :20].contiguous()[..., :8])  # its rows do
+    assert masked.is_aligned(whole[:, :, :1, :20].contiguous()[0, :1, :, :8])  # there is one row
+
+
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_efficient_attention_of_what_begins_at_an_odd_place_is_made_of_products(
+    is_causal: bool,
+) -> None:
+    x = torch.randn(2, 3, 5, 12, dtype=torch.float16)
+    q, k, v = x[..., :8], x[..., 2:10], x[..., 4:]
+    bias = None if is_causal else torch.randn(2, 3, 5, 5, dtype=torch.float16)
+    args = (q, k, v, bias, False, 0.0, is_causal)
+    with masked.Aligned():  # on a CPU the efficient one would raise
+        got, *rest = EFFICIENT(*args, scale=0.5)
+    wide = (t.double() for t in (q, k, v))
+    mask = None if bias is None else bias.double()
+    attention = torch.nn.functional.scaled_dot_product_attention
+    want = attention(*wide, attn_mask=mask, is_causal=is_causal, scale=0.5)
+    torch.testing.assert_close(got.double(), want, rtol=1e-2, atol=1e-2)
+    assert [one.dtype for one in rest] == [torch.float32, torch.int64, torch.int64]
+
+
+def test_efficient_attention_whose_sums_are_asked_for_reads_copies(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    whole = torch.randn(2, 3, 12, dtype=torch.float16)
-    odd, even = whole[..., 1:9], whole[..., 8:]
-    assert masked.aligned(even) is even
-    copied = masked.aligned(odd)
-    assert torch.equal(copied, odd) and copied.data_ptr() % 16 == 0
-    seen: list[int] = []
+    odd = torch.randn(2, 3, 5, 12, dtype=torch.float16)[..., 2:10]
+    seen: list[bool] = []
 
-    def attention(*given: torch.Tensor) -> None:
-        seen.extend(one.data_ptr() % 16 for one in given)
+    def efficient(*given: torch.Tensor) -> None:
+        seen.extend(masked.is_aligned(one) for one in given[:3])
 
-    monkeypatch.setattr(masked, "_EFFICIENT", attention)
-    masked.Aligned().__torch_dispatch__(attention, (), (odd, even, odd, odd))
-    assert seen == [0, 0, 0, odd.data_ptr() % 16]
-    with masked.Aligned():
-        assert torch.equal(odd + 1, copied + 1)
+    monkeypatch.setattr(masked, "_EFFICIENT", efficient)
+    masked.Aligned().__torch_dispatch__(efficient, (), (odd, odd, odd, None, True))
+    assert seen == [True] * 3
+    masked.Aligned().__torch_dispatch__(efficient, (), (odd, odd, odd, None, False))
+    assert seen == [True] * 3
 
 
 @pytest.mark.gpu

@@ -31,7 +31,10 @@ def test_what_stays_torchscript_answers_in_every_call(dtype: torch.dtype, outsid
     x = torch.randn(5, 16, device="cuda", dtype=dtype)
     kinds = ["aten::tanh", "aten::mul", "aten::sub", "aten::sigmoid"] if outside else []
     config = blade.Config(
-        optimization_pipeline="disc", min_cluster_size=1, customize_op_black_list=kinds
+        optimization_pipeline="disc",
+        min_cluster_size=1,
+        timing=False,
+        customize_op_black_list=kinds,
     )
     optimized = blade.optimize(model, (x,), config)
     engine = optimized.cluster_0.engine
@@ -42,4 +45,7 @@ def test_what_stays_torchscript_answers_in_every_call(dtype: torch.dtype, outsid
             torch.testing.assert_close(optimized(x).double(), want, rtol=tolerance, atol=tolerance)
     [counts] = blade.stats(optimized).values()
     assert counts["engine_runs"] == counts[Code.DISABLED.value] == 5
-    assert torch._C._jit_can_fuse_on_gpu() or dtype == torch.bfloat16
+    if (
+        dtype == torch.bfloat16
+    ):  # for the whole process: other tests' engines may have had it before
+        assert not torch._C._jit_can_fuse_on_gpu()
