@@ -24,7 +24,7 @@ def test_what_cannot_be_captured_is_said(name: str) -> None:
     [sample] = [s for s in SAMPLES if s.name == name]
     given = tuple(inputs(sample, next(sizes_of(sample))))
     with pytest.raises(blade.InputError, match=REFUSED[name]):
-        blade.optimize(OneOp(sample).eval(), given, CONFIG)
+        blade.optimize(OneOp(sample).eval(), given, CONFIG.model_copy(update={"strict": True}))
 
 
 THROUGH = [

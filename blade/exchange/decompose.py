@@ -8,7 +8,7 @@ settle sizes that nobody needs settled).
 """
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -49,7 +49,7 @@ def _parts(node: Node, table: Table, rewrites: Table) -> GraphModule:
         args, kwargs = tree_unflatten(whole, form)
         return function(*args, **kwargs)
 
-    fakes = [flat[place].meta["val"] for place in places]
+    fakes = _apart([flat[place].meta["val"] for place in places])
     oblivious = symbolic_config.patch(backed_size_oblivious=True)  # type: ignore[attr-defined]
     with oblivious, torch.no_grad():
         if node.target in rewrites:
@@ -60,6 +60,17 @@ def _parts(node: Node, table: Table, rewrites: Table) -> GraphModule:
             traced = make_fx(functional, decomposition_table=parts, tracing_mode="symbolic")(*fakes)
     assert isinstance(traced, GraphModule), traced
     return traced
+
+
+def _apart(values: Sequence[Any]) -> list[Any]:
+    """``values``, none of them the same tensor twice: nodes may share one, and tracing tells inputs by that."""
+    seen: set[int] = set()
+    found = []
+    for value in values:
+        again = isinstance(value, torch.Tensor) and id(value) in seen
+        found.append(value.detach() if again else value)
+        seen.add(id(value))
+    return found
 
 
 def _inline(graph: Graph, node: Node, parts: GraphModule) -> None:

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 import torch
 from cutting import cut, trace
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from blade.exchange.decompose import decompose
 from blade.exchange.exported import to_exported
 from blade.exchange.exporter import reduce
 
@@ -84,3 +86,24 @@ def test_a_negative_index_becomes_one_that_is_out_of_range() -> None:
     module = to_exported(extracted.cluster, reduce=reduce).module()
     with pytest.raises(IndexError):
         module(torch.tensor([[-1]]))
+
+
+def test_nodes_that_share_what_is_known_of_them_stay_apart() -> None:
+    mode = torch._subclasses.FakeTensorMode(shape_env=ShapeEnv())
+    graph = torch.fx.Graph()
+    x, y = graph.placeholder("x"), graph.placeholder("y")
+    both = [graph.call_function(torch.ops.aten.clone.default, (one,)) for one in (x, y)]
+    stack = graph.call_function(torch.ops.aten.stack.default, ([*both, x],))
+    with mode:
+        x.meta["val"], y.meta["val"], shared = (torch.empty(2) for _ in range(3))
+        stack.meta["val"] = torch.empty(3, 2)
+    for one in both:
+        one.meta["val"] = shared
+    graph.output(stack)
+    is_known = {torch.ops.aten.clone.default, torch.ops.aten.unsqueeze.default}.__contains__
+    decompose(graph, is_known, torch._decomp.core_aten_decompositions(), {})
+    targets = {node.target for node in graph.nodes}
+    assert torch.ops.aten.cat.default in targets and torch.ops.aten.stack.default not in targets
+    module = torch.fx.GraphModule(torch.nn.Module(), graph)
+    a, b = torch.randn(2), torch.randn(2)
+    torch.testing.assert_close(module(a, b), torch.stack([a, b, a]))

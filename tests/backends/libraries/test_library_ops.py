@@ -19,9 +19,6 @@ from blade.reason import Code, Reason, Stage
 pytestmark = pytest.mark.needs("runtime")
 CONFIG = blade.Config(cache=False)
 LEAST = {"onnxruntime": 40, "openvino": 30}  # overloads in engines that passed
-# Wrong in the library, found when a cluster is verified, and refused: of copies of two inputs without axes, ONNX
-# Runtime 1.31 stacks the second one twice.
-WRONG = {("onnxruntime", "stack 0-d")}
 BACKENDS = [pytest.param(name, marks=pytest.mark.needs(name)) for name in LEAST]
 # The tracer fails on these (``test_op_models`` says so); nothing is asked of a backend.
 NOT_TRACED = {"Scalar overloads of bits", "bit operators", "full"}
@@ -57,6 +54,6 @@ def unexpected(backend: str, one: Found) -> list[Reason]:
             return True  # large numbers, of whose difference nothing is left in fp32 or fp64
         wrong = reason.code is Code.WRONG_VALUES
         not_finite = one.sample in NOT_FINITE[backend] and "non-finite" in reason.detail
-        return wrong and (not_finite or (backend, one.sample) in WRONG)
+        return wrong and not_finite
 
     return [reason for reason in one.failures if not is_known(reason)]
