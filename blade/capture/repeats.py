@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``repeat_interleave`` by a size, as a trace should have it.
 
-    with repeats_by_size():
+    with repeats_by_size:
         torch.jit.trace(...)       # x.repeat_interleave(y.shape[1], dim=1)
 
 While torch traces, a size is a tensor on the CPU, and ``repeat_interleave`` by a tensor is another op: one that looks
@@ -9,36 +9,29 @@ up as many rows as the tensor's values say. It fails where ``x`` is on a GPU, an
 on contents. By one number it is ``expand``, which no kernel is needed for.
 """
 
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, TypeGuard
 
 import torch
 
-_lock = threading.Lock()
-_users = 0  # how many threads trace
+from blade.capture.while_any import WhileAny
+
 _function = torch.repeat_interleave
 _method = torch.Tensor.repeat_interleave
 
 
-@contextmanager
-def repeats_by_size() -> Iterator[None]:
-    """``repeat_interleave`` of who traces in here; that of others stays what it is."""
-    global _users
-    with _lock:
-        _users += 1
-        if _users == 1:
-            torch.repeat_interleave = _by_size(_function)
-            torch.Tensor.repeat_interleave = _by_size(_method)  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        with _lock:
-            _users -= 1
-            if not _users:
-                torch.repeat_interleave = _function
-                del torch.Tensor.repeat_interleave  # torch has it in a base class
+def _put() -> None:
+    torch.repeat_interleave = _by_size(_function)
+    torch.Tensor.repeat_interleave = _by_size(_method)  # type: ignore[method-assign]
+
+
+def _restore(_: None) -> None:
+    torch.repeat_interleave = _function
+    del torch.Tensor.repeat_interleave  # torch has it in a base class
+
+
+repeats_by_size = WhileAny(_put, _restore)
+"""``repeat_interleave`` of who traces in here; that of others stays what it is."""
 
 
 def _by_size(original: Callable[..., Any]) -> Callable[..., Any]:

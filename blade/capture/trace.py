@@ -4,7 +4,6 @@ named submodules and script the rest."""
 
 import contextlib
 import inspect
-import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from blade.capture.inputs import Call, Sample, call_from, flat_arguments
 from blade.capture.original import copy_of
 from blade.capture.outputs import tensors_of
 from blade.capture.repeats import repeats_by_size
+from blade.capture.while_any import WhileAny
 from blade.errors import InputError
 from blade.graph.autograd_functions import inline_in
 
@@ -58,7 +58,7 @@ def trace(
     wrapper is around it.
     """
     target = _target(model, call, is_plain, limits, ties)
-    with _quiet() as caught, torch.no_grad(), repeats_by_size():
+    with _quiet() as caught, torch.no_grad(), repeats_by_size:
         module = torch.jit.trace(target, copy_of(sample), check_trace=False, strict=False)
     inline_in(module)
     _add_attributes(module, model, preserved)
@@ -75,7 +75,7 @@ def trace_frozen(
 ) -> Trace | None:
     """``trace``, frozen, in a fraction of the time; ``None`` for what it cannot see to be without a state."""
     target = _target(model, call, is_plain, limits, ties)
-    with _quiet() as caught, torch.no_grad(), repeats_by_size():
+    with _quiet() as caught, torch.no_grad(), repeats_by_size:
         module = flat_trace(target, call.names, copy_of(sample))
     return None if module is None else Trace(module, _texts(caught), is_frozen=True)
 
@@ -247,36 +247,17 @@ def has_fused_layers(model: nn.Module) -> bool:
 @contextlib.contextmanager
 def fused_layers(enabled: bool) -> Iterator[None]:
     """Attention and encoder layers of ``torch.nn`` as one op each, or as the ops that they are otherwise."""
-    if enabled:
+    with contextlib.nullcontext() if enabled else _taken_apart:
         yield
-        return
-    _take_apart()
-    try:
-        yield
-    finally:
-        _put_together()
 
 
-_lock = threading.Lock()
-_apart = 0  # how many threads want these layers taken apart
-_fused_before = True
+def _take_apart() -> bool:
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    return before
 
 
-def _take_apart() -> None:
-    global _apart, _fused_before
-    with _lock:
-        _apart += 1
-        if _apart == 1:
-            _fused_before = torch.backends.mha.get_fastpath_enabled()
-            torch.backends.mha.set_fastpath_enabled(False)
-
-
-def _put_together() -> None:
-    global _apart
-    with _lock:
-        _apart -= 1
-        if _apart == 0:
-            torch.backends.mha.set_fastpath_enabled(_fused_before)
+_taken_apart = WhileAny(_take_apart, torch.backends.mha.set_fastpath_enabled)
 
 
 @contextlib.contextmanager

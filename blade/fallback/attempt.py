@@ -45,9 +45,8 @@ def attempt(
         log.debug("%s: %s failed on %s", stage.value, backend, subject, exc_info=True)
         kind, text = type(error).__name__, str(error).strip()
         first = text.splitlines()[0] if text else "no message"
-        who = (
-            "" if backend is None else f"{backend} raised "
-        )  # torch, or the model, as often as blade
+        # without a backend: torch, or the model, as often as blade
+        who = "" if backend is None else f"{backend} raised "
         detail = f"{who}{kind} in the stage {stage.value!r}: {first}"
         return Reason(stage, code, backend, subject, detail, _where(error, error.__traceback__))
 

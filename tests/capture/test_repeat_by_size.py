@@ -57,7 +57,7 @@ def test_the_result_shares_no_memory_with_what_is_repeated_once() -> None:
 def test_tensors_and_numbers_are_repeated_by_as_before() -> None:
     x, counts = torch.randn(3, 2), torch.tensor([1, 0, 2])
     before = torch.repeat_interleave
-    with repeats_by_size(), repeats_by_size():
+    with repeats_by_size, repeats_by_size:
         assert torch.equal(x.repeat_interleave(counts, 0), x[[0, 2, 2]])
         assert torch.equal(torch.repeat_interleave(counts), torch.tensor([0, 2, 2]))
         traced = torch.jit.trace(

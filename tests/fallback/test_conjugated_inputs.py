@@ -3,7 +3,7 @@
 
 import pytest
 import torch
-from verified import cluster, run
+from verified import cluster, remembering, run
 
 from blade.report import Verdict
 
@@ -22,13 +22,7 @@ def test_what_is_conjugated_or_negated_is_given_as_it_lies(flag: str) -> None:
     part = conjugated if flag == "is_conj" else conjugated.imag
     seen: list[torch.Tensor] = []
 
-    def remember(
-        outputs: list[torch.Tensor], inputs: list[torch.Tensor], call: int
-    ) -> list[torch.Tensor]:
-        seen.extend(inputs)
-        return outputs
-
-    assert isinstance(run(cluster(Neg(), [part]), run=remember), Verdict)
+    assert isinstance(run(cluster(Neg(), [part]), run=remembering(seen)), Verdict)
     assert getattr(part, flag)() and getattr(seen[0], flag)()
     assert seen[0].stride() == part.stride()
     torch.testing.assert_close(seen[0], part, rtol=0, atol=0)

@@ -19,7 +19,7 @@ from fake_backends import (
     wrong_shape,
     wrong_values,
 )
-from verified import cluster, run
+from verified import cluster, remembering, run
 
 import blade
 from blade.backends.base import Cluster
@@ -166,13 +166,7 @@ def test_of_a_part_of_something_large_a_copy_of_its_own_is_given(strides: tuple[
     part = large.as_strided((3, 16), strides, 21)
     seen: list[torch.Tensor] = []
 
-    def remember(
-        outputs: list[torch.Tensor], inputs: list[torch.Tensor], call: int
-    ) -> list[torch.Tensor]:
-        seen.extend(inputs)
-        return outputs
-
-    assert isinstance(run(cluster(Softmax(), [part]), run=remember), Verdict)
+    assert isinstance(run(cluster(Softmax(), [part]), run=remembering(seen)), Verdict)
     given = seen[0]
     assert given.stride() == strides and given.storage_offset() == 21 % 16
     assert given.untyped_storage().nbytes() < 1000
