@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-# make demo | test | lint | bench     Each sets up .venv first if it has to.
+# make demo | check | test | test-all | lint | bench | fuzz     Each sets up .venv first if it has to.
+#
+# check: before every commit. test: before every push, and CI. test-all: every test there is, before a release.
+# tests/tiers.py says which test runs when.
 #
 #   PYTHON       interpreter for .venv, 3.10 to 3.12                    make test PYTHON=python3.12
 #   TORCH_INDEX  an index with CPU wheels of torch, for machines whose pip would pull CUDA ones
 #   JOBS         parallel test processes
+#   MUTANTS      how many damaged files `make fuzz` loads, and SEED, which ones
 
 PYTHON ?= python3
 TORCH_INDEX ?=
@@ -12,10 +16,13 @@ JOBS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 4 ? n : 4)))
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
 TORCH_PIP := $(PIP) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
-CSRC := $(wildcard setup.py blade/runtime/csrc/*)
+CSRC := setup.py $(wildcard blade/runtime/csrc/*/*)
 BENCH_ARGS ?= --models minilm --peers eager,torchscript,inductor,onnxruntime,openvino
 
-.PHONY: demo test lint bench setup clean
+MUTANTS ?= 100000
+SEED ?= 1
+
+.PHONY: demo check test test-all durations lint bench fuzz setup clean
 .DEFAULT_GOAL := test
 .DELETE_ON_ERROR:
 
@@ -52,11 +59,27 @@ lint: .venv/.installed
 
 # Everything the tests may need is installed above, so a missing piece is a failure and not a skip. Test processes
 # share the cores: a thread that waits for work is to leave its core to another process.
+REQUIRED := runtime,minilm,torch_mlir,g++,tvm,onnx,onnxruntime,openvino,tensorrt_rtx,triton,triton_interpreter,cryptography
+PYTEST := OMP_WAIT_POLICY=passive BLADE_REQUIRE=$(REQUIRED) $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+
+check: lint
+	$(PYTEST) -q --tier check
+
 test: lint
-	OMP_WAIT_POLICY=passive BLADE_REQUIRE=runtime,minilm,torch_mlir,g++,tvm,onnx,onnxruntime,openvino,tensorrt_rtx,triton,triton_interpreter $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+	$(PYTEST) --tier test
+
+test-all: lint
+	$(PYTEST) --tier all
+
+durations: .venv/.installed
+	$(PYTEST) --tier all --write-durations tests/durations.json
 
 bench: .venv/.bench
 	$(BIN)/python benchmarks/bench_models.py $(BENCH_ARGS)
+
+# Needs a g++ with the sanitizers' libraries. Reports are kept in build/fuzz/found.
+fuzz: .venv/.installed
+	$(BIN)/python tests/fuzz/run.py --mutants $(MUTANTS) --seed $(SEED) --jobs $(JOBS)
 
 clean:
 	rm -rf .venv build *.egg-info

@@ -22,12 +22,23 @@ CSRC = Path("blade/runtime/csrc")
 # Files compiled as one: reading torch's headers costs ten times what our own code does.
 UNITS = {
     "executor": (
-        *("parse", "lives", "program", "pages", "arena", "frame", "execute"),
-        *("graph_plan", "lent", "recording", "lane"),
+        *("program/parse", "program/liveness", "program/program"),
+        *("memory/huge_pages", "memory/arena", "memory/borrowed_outputs"),
+        *("execute/execution_plan", "execute/run_plan", "execute/stream_context"),
+        *("graphs/capture_policy", "graphs/captured_graph"),
     ),
-    "device": ("accelerator", "constants", "target", "updates", "executor"),
-    "engine": ("runner", "engine", "register"),
-    "native": ("cpu", "externals", "object", "library", "relocate"),
+    "device": (
+        *("device/accelerator", "execute/packed_constants", "engine/target"),
+        *("execute/input_updates", "execute/executor"),
+    ),
+    "engine": (
+        *("engine/checksum", "engine/policy", "engine/interrupt", "engine/recheck"),
+        *("engine/runner", "engine/engine", "engine/register"),
+    ),
+    "native": (
+        *("device/cpu_features", "native/libm_symbols", "native/elf_loader"),
+        *("native/native_library", "native/relocate"),
+    ),
 }
 CUDA_UNITS = {
     "cuda": ("cuda/driver", "cuda/copy", "cuda/kernel"),
@@ -50,10 +61,11 @@ def cxx_standard() -> str:
     return "-std=c++20" if (major, minor) >= (2, 12) else "-std=c++17"
 
 
-def sources(units: dict[str, tuple[str, ...]], folder: Path) -> list[str]:
+def sources(units: dict[str, tuple[str, ...]]) -> list[str]:
     """One generated file per unit, rewritten only if it changed so that builds are incremental."""
-    listed = sorted(Path(name).name for names in units.values() for name in names)
-    assert listed == sorted(path.stem for path in folder.glob("*.cpp")), listed
+    listed = {CSRC / f"{name}.cpp" for names in units.values() for name in names}
+    folders = {path.parent for path in listed}
+    assert listed == {path for folder in folders for path in folder.glob("*.cpp")}, listed
     target = Path("build/units")
     target.mkdir(parents=True, exist_ok=True)
     for unit, names in units.items():
@@ -72,12 +84,27 @@ def headers() -> list[str]:
 def runtime() -> Extension:
     return Extension(
         "blade._runtime",
-        sources=sources(UNITS, CSRC),
+        sources=sources(UNITS),
         depends=headers(),
         include_dirs=[str(CSRC.resolve()), *cpp_extension.include_paths()],
         library_dirs=cpp_extension.library_paths(),
         libraries=["torch", "torch_cpu", "c10"],
         extra_compile_args=[*COMPILE, "-fopenmp", cxx_standard()],
+        extra_link_args=LINK,
+        language="c++",
+    )
+
+
+def interrupts() -> Extension:
+    """The one library that is a Python module: ``csrc/engine/interrupt.h`` says why."""
+    return Extension(
+        "blade._interrupts",
+        sources=[str(CSRC / "python/interrupts.cpp")],
+        depends=headers(),
+        include_dirs=cpp_extension.include_paths(),
+        library_dirs=cpp_extension.library_paths(),
+        libraries=["torch", "torch_cpu", "torch_python", "c10"],
+        extra_compile_args=[*COMPILE, "-Wno-unused-parameter", cxx_standard()],
         extra_link_args=LINK,
         language="c++",
     )
@@ -108,7 +135,7 @@ def cuda() -> list[Extension]:
         return []
     extension = Extension(
         "blade._cuda",
-        sources=sources(CUDA_UNITS, CSRC / "cuda"),
+        sources=sources(CUDA_UNITS),
         depends=headers(),
         include_dirs=[str(CSRC.resolve()), *cpp_extension.include_paths(), found],
         library_dirs=cpp_extension.library_paths(),
@@ -124,9 +151,9 @@ setup(
     name="blade",
     packages=find_packages(include=["blade", "blade.*"]),
     package_data={
-        "blade": ["*.so", "py.typed", "backends/disc/FORMAT.md"],
-        "blade.report_page": ["*.html", "*.css", "*.js"],
+        "blade": ["*.so", "py.typed", "program/FORMAT.md"],
+        "blade.report.html": ["*.html", "*.css", "*.js"],
     },
-    ext_modules=[runtime(), *cuda()],
+    ext_modules=[runtime(), interrupts(), *cuda()],
     cmdclass={"build_ext": BuildRuntime},
 )

@@ -35,7 +35,7 @@ from rich.table import Table
 from training import TASKS
 from zoo.compare import error
 
-import blade  # noqa: F401 - registers its backends
+import blade
 
 PAUSE_S = 0.25  # pools of threads spin this long, at most, after their last work
 Step = Callable[[], float]
@@ -134,7 +134,10 @@ def _serve(
 
 
 def _compiled(model: Any, peer: str, dynamic: bool | None) -> Any:
-    return model if peer == "eager" else torch.compile(model, backend=peer, dynamic=dynamic)
+    if peer == "eager":
+        return model
+    backend = getattr(blade.dynamo, peer) if peer in ("disc", "aot_disc") else peer
+    return torch.compile(model, backend=backend, dynamic=dynamic)
 
 
 class _Training:

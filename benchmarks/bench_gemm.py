@@ -18,8 +18,8 @@ import sympy
 import torch
 
 from blade.backends.disc.compiler import compile_ir
-from blade.backends.disc.cpu.target import host
-from blade.backends.disc.ir import Builder, Graph, contiguous_strides
+from blade.backends.disc.ir.graph import Graph, IrBuilder, contiguous_strides
+from blade.backends.disc.target.cpu import host
 from blade.runtime.engine import make_engine
 
 SHAPES = "384x384,1536x384,384x1536,768x768,3072x768,768x3072,2304x768"
@@ -29,7 +29,7 @@ Product = Callable[[torch.Tensor, int], object]  # x and the number of the weigh
 def blade_product(weights: Sequence[torch.Tensor]) -> Product:
     """One engine per weight, all with the same code."""
     shape, dtype = tuple(weights[0].shape), weights[0].dtype
-    builder = Builder()
+    builder = IrBuilder()
     size = sympy.Symbol("s0", integer=True, positive=True)
     given = builder.make("input", (), (size, shape[1]), dtype, index=0)
     constant = builder.make("const", (), shape, dtype, contiguous_strides(shape), index=0)
@@ -55,7 +55,7 @@ def onednn(weights: Sequence[torch.Tensor]) -> Product:
 def blade_int8(weights: Sequence[torch.Tensor]) -> Product:
     """One engine per weight, all with the same code; a scale for each row, as dynamic quantization has it."""
     shape = tuple(weights[0].shape)
-    builder = Builder()
+    builder = IrBuilder()
     size = sympy.Symbol("s0", integer=True, positive=True)
     given = builder.make("input", (), (size, shape[1]), torch.uint8, index=0)
     scale = builder.make("input", (), (size, 1), torch.float32, index=1)

@@ -77,8 +77,8 @@ def _fma_rate() -> dict[str, float]:
     try:
         import numpy
 
-        from blade.backends.disc.cpu.compile import compile_kernels
-        from blade.backends.disc.cpu.target import host
+        from blade.backends.disc.cpu.compile.parallel import compile_kernels
+        from blade.backends.disc.target.cpu import host
         from blade.runtime.engine import make_engine
     except ImportError:
         return {}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tile shapes of generated GPU kernels, measured: what blade/backends/disc/gpu/shapes.py should say.
+"""Tile shapes of generated GPU kernels, measured: what blade/backends/disc/gpu/emit/tile_table.py should say.
 
     python benchmarks/gpu_tiles.py [--kernels chain,layer_norm] [--json FILE]
 
@@ -25,15 +25,13 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from blade.backends.disc.cpu.powers import constant_powers
-from blade.backends.disc.cpu.space import coalesce
-from blade.backends.disc.gpu import emit
-from blade.backends.disc.gpu.cubin import compile_unit
-from blade.backends.disc.gpu.shapes import Tile
-from blade.backends.disc.gpu.target import GpuTarget, target_of
-from blade.backends.disc.gpu.unit import Choice
-from blade.backends.disc.gpu.write import Variant
-from blade.backends.disc.kernel import (
+from blade.backends.disc.gpu.compile.cubin import compile_unit
+from blade.backends.disc.gpu.compile.triton_unit import LaunchChoice
+from blade.backends.disc.gpu.emit import kernel as emit
+from blade.backends.disc.gpu.emit.kernel_text import KernelVariant
+from blade.backends.disc.gpu.emit.tile_table import KernelTile
+from blade.backends.disc.ir.iteration_space import coalesce
+from blade.backends.disc.ir.kernel import (
     Access,
     Arg,
     Compute,
@@ -45,6 +43,8 @@ from blade.backends.disc.kernel import (
     Stmt,
     Store,
 )
+from blade.backends.disc.ir.kernel_powers import constant_powers
+from blade.backends.disc.target.gpu import GpuTarget, target_of
 
 HALF, FLOAT = torch.float16, torch.float32
 COPIES_BYTES = 256 << 20  # buffers in turn, so that the cache holds none of them
@@ -155,44 +155,44 @@ def _args(read: list[torch.dtype], written: torch.dtype) -> tuple[Arg, ...]:
 class Case:
     make: Callable[[int, int, torch.dtype], Kernel]
     shapes: tuple[tuple[int, int], ...]
-    tiles: Callable[[int], Iterator[Tile]]
+    tiles: Callable[[int], Iterator[KernelTile]]
 
 
-def flat(_: int) -> Iterator[Tile]:
+def flat(_: int) -> Iterator[KernelTile]:
     for columns, warps in itertools.product((256, 512, 1024, 2048, 4096), (2, 4, 8)):
         if 2 <= columns // (32 * warps) <= 32:
-            yield Tile(1, columns, warps)
+            yield KernelTile(1, columns, warps)
 
 
-def points(columns: int) -> Iterator[Tile]:
+def points(columns: int) -> Iterator[KernelTile]:
     for wide, elements, warps in itertools.product(
         (128, 256, 512, 1024), (512, 1024, 2048), (2, 4, 8)
     ):
         if wide <= elements and columns % wide == 0 and 2 <= elements // (32 * warps) <= 32:
-            yield Tile(elements // wide, wide, warps)
+            yield KernelTile(elements // wide, wide, warps)
 
 
-def whole_rows(columns: int) -> Iterator[Tile]:
+def whole_rows(columns: int) -> Iterator[KernelTile]:
     power = 1 << (columns - 1).bit_length()
     for rows, warps in itertools.product((1, 2, 4, 8, 16), (1, 2, 4, 8, 16)):
         if 4 <= rows * power // (32 * warps) <= 64:
-            yield Tile(rows, power, warps)
+            yield KernelTile(rows, power, warps)
     for piece, warps, each in itertools.product((128, 256), (2, 4, 8), (1, 2)):
         pieces = -(-columns // piece)
         if 2 <= pieces <= 8:  # a warp has rows of its own
-            yield Tile(warps * 256 // piece * each, piece, warps, pieces)
+            yield KernelTile(warps * 256 // piece * each, piece, warps, pieces)
 
 
-def sums(_: int) -> Iterator[Tile]:
+def sums(_: int) -> Iterator[KernelTile]:
     for rows, columns, warps in itertools.product((8, 16, 32, 64), (64, 128, 256, 512), (8, 16)):
         if 8 <= rows * columns // (32 * warps) <= 32:
-            yield Tile(rows, columns, warps)
+            yield KernelTile(rows, columns, warps)
 
 
-def squares(_: int) -> Iterator[Tile]:
+def squares(_: int) -> Iterator[KernelTile]:
     for rows, columns, warps in itertools.product((32, 64, 128), (32, 64, 128), (4, 8)):
         if 4 <= rows * columns // (32 * warps) <= 64:
-            yield Tile(rows, columns, warps)
+            yield KernelTile(rows, columns, warps)
 
 
 CASES: dict[str, Case] = {
@@ -209,23 +209,23 @@ CASES: dict[str, Case] = {
 }
 
 
-def variant(kernel: Kernel) -> Variant:
+def variant(kernel: Kernel) -> KernelVariant:
     """The emitter's own for these sizes."""
     ((_, found),) = emit.variants(coalesce(constant_powers(kernel)))
     return found
 
 
-def choice(kernel: Kernel, chosen: Variant, tile: Tile) -> Choice:
+def choice(kernel: Kernel, chosen: KernelVariant, tile: KernelTile) -> LaunchChoice:
     merged = coalesce(constant_powers(kernel))
     return emit.choice(kernel, merged, GpuTarget(), True, replace(chosen, tile=tile))
 
 
-def tiles(name: str, columns: int, own: Variant) -> list[Tile]:
+def tiles(name: str, columns: int, own: KernelVariant) -> list[KernelTile]:
     """The table's first."""
     return list(dict.fromkeys((own.tile, *CASES[name].tiles(columns))))
 
 
-def label(tile: Tile) -> str:
+def label(tile: KernelTile) -> str:
     pieces = f"x{tile.pieces}" * (tile.pieces > 1)
     return f"{tile.rows}x{tile.columns}{pieces}w{tile.warps}"
 

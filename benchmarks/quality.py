@@ -21,7 +21,7 @@ from rich.table import Table
 from torch import nn
 
 import blade
-from blade.budget import output_error, worst
+from blade.config.accuracy import output_error, worst
 
 
 class Embedder(nn.Module):

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Faster PyTorch models: per subgraph, by measurement, at every shape, never broken.
+"""Optimize PyTorch models: choose engines per subgraph, by measurement, at every shape, with a fallback.
 
     import blade
 
     optimized = blade.optimize(model, inputs)         # nn.Module -> ScriptModule
     print(blade.report(optimized))                    # what runs where, how fast, why not elsewhere
-    torch.jit.save(optimized, "model.pt")             # elsewhere: import blade; torch.jit.load("model.pt")
+    torch.jit.save(optimized, "model.pt")             # to load it: import blade; torch.jit.load("model.pt")
 
-Importing loads the C++ runtime, which files saved by ``torch.jit.save`` need. ``BLADE_LOG=info`` in the
+Importing blade loads the C++ runtime, which files saved by ``torch.jit.save`` need. ``BLADE_LOG=info`` in the
 environment prints one line per decision to stderr.
 """
 
@@ -17,31 +17,34 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
+from blade import dynamo as dynamo
+from blade.backends.registry import register_runners as _register_runners
 from blade.config import Config
-from blade.dynamo.announce import announce as _announce
-from blade.errors import BackendError, BladeError, ConfigError, InputError
-from blade.reason import Code, Reason, Stage
+from blade.core.reason import Code, Reason, Stage
+from blade.errors import BackendError, BladeError, BladeWarning, ConfigError, InputError
+from blade.program.trust import Verified, sign, verify
 from blade.report import Report, rearm, report, stats
 from blade.version import __version__
 
 if TYPE_CHECKING:
     from blade.api import optimize
-    from blade.fallback.background import wait
+    from blade.runtime.engine import allow_ops
+    from blade.selection.background import wait
 
 try:
     from blade import runtime as runtime
-    from blade.runtime.runners import announce_runners
 except BackendError:
-    # While ``python -m blade`` looks for its module, Python puts this in argv: ``doctor`` has to be able
-    # to say what is wrong with the runtime.
-    if sys.argv[:1] != ["-m"]:
+    # ``doctor`` must run without the runtime, to report its problems. While ``python -m blade`` looks for its module,
+    # argv begins with "-m"; the console command is a file named blade.
+    if [os.path.basename(name) for name in sys.argv[:1]] not in (["-m"], ["blade"]):
         raise
 else:
-    announce_runners()
+    _register_runners()
 
 __all__ = [
     "BackendError",
     "BladeError",
+    "BladeWarning",
     "Code",
     "Config",
     "ConfigError",
@@ -49,18 +52,26 @@ __all__ = [
     "Reason",
     "Report",
     "Stage",
+    "Verified",
     "__version__",
+    "allow_ops",
     "optimize",
     "rearm",
     "report",
+    "sign",
     "stats",
+    "verify",
     "wait",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    """``optimize`` brings the whole compiler: a process that only runs saved files does without."""
-    places = {"optimize": "blade.api", "wait": "blade.fallback.background"}
+    """Import ``optimize`` late: it imports the whole compiler, which saved files do not need."""
+    places = {
+        "allow_ops": "blade.runtime.engine",
+        "optimize": "blade.api",
+        "wait": "blade.selection.background",
+    }
     if name not in places:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     found = getattr(importlib.import_module(places[name]), name)
@@ -69,7 +80,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _set_up_logging(level: str) -> None:
-    """Silent, as a library should be, unless the environment asks for more."""
+    """Set the log level; like other libraries, blade is silent unless the environment sets one."""
     log = logging.getLogger("blade")
     log.addHandler(logging.NullHandler())
     if not level:
@@ -85,4 +96,3 @@ def _set_up_logging(level: str) -> None:
 
 
 _set_up_logging(os.environ.get("BLADE_LOG", ""))
-_announce()

@@ -3,15 +3,19 @@
 
     python examples/02_own_backend.py
 
-blade asks a backend three things (``blade/backends/base.py``): can you work here, do you take this op,
+blade asks a backend three things (``blade.core.backend.Backend``): can you work here, do you take this op,
 turn this cluster into an engine. The rest is done for it: it converts in a process apart, its engines are
 verified against the original at many sizes, timed, and saved with the model, and whatever call their
 guards do not cover goes to the original.
 
-A package brings its backend along with an entry point, and then nobody has to call ``register``:
+A package declares its backend and its runner as entry points. Nothing has to be registered then, and saved
+files load wherever the package is installed:
 
     [project.entry-points."blade.backends"]
     onednn = "my_package.my_module:OneDnn"
+
+    [project.entry-points."blade.runners"]
+    onednn = "my_package.my_module:load"
 """
 
 import importlib
@@ -24,9 +28,10 @@ import torch
 
 import blade
 from blade.backends import registry
-from blade.backends.base import Cluster, OpNode
-from blade.exchange.guards import guard_program
-from blade.reason import Code, Reason, Stage
+from blade.core.backend import Backend
+from blade.core.cluster import Cluster, OpNode
+from blade.core.reason import Code, Reason, Stage
+from blade.program.guard_program import guard_program
 from blade.runtime.engine import Runner, make_engine, register_runner
 
 aten = torch.ops.aten
@@ -34,8 +39,8 @@ aten = torch.ops.aten
 FUSED = {aten.sigmoid.default: "sigmoid", aten.tanh.default: "tanh"}
 
 
-class OneDnn:
-    """The backend. Where ``version`` is the same, so are its engines, and they are kept on disk."""
+class OneDnn(Backend):
+    """The backend. Its engines are kept on disk under ``version``; the base class explains all attributes."""
 
     name = "onednn"
     version = f"1 {torch.__version__}"
@@ -91,7 +96,7 @@ def load(name: str, payload: torch.Tensor, constants: list[torch.Tensor], progra
     return run
 
 
-register_runner(OneDnn.name, load)  # on import, because a saved file needs only this
+register_runner(OneDnn.name, load)  # on import: this script is no package with an entry point
 
 
 def main() -> None:

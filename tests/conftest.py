@@ -8,15 +8,55 @@ BLADE_REQUIRE=runtime,minilm pytest       # ... but failed if the missing one is
 
 import importlib
 import importlib.util
+import json
 import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import tiers
 import torch
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--tier",
+        choices=tiers.TIERS,
+        default="all",
+        help="how many of the tests run (tests/tiers.py)",
+    )
+    parser.addoption("--write-durations", metavar="FILE", help="seconds of each test, as JSON")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    left = tiers.deselected(items, config.getoption("--tier"))
+    if left:
+        config.hook.pytest_deselected(items=[item for item in items if item.nodeid in left])
+        items[:] = [item for item in items if item.nodeid not in left]
+
+
+_seconds: dict[str, list[float]] = {}
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Seconds per test function, over all of its cases and phases."""
+    case = _seconds.setdefault(report.nodeid.partition("[")[0].removeprefix("tests/"), [0, 0.0])
+    case[0] += report.when == "call"
+    case[1] += report.duration
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    path = session.config.getoption("--write-durations")
+    if path and not hasattr(session.config, "workerinput"):
+        rows = (
+            f"{json.dumps(name)}: [{int(cases)}, {seconds:.1f}]"
+            for name, (cases, seconds) in sorted(_seconds.items())
+            if seconds >= 1.0
+        )
+        Path(path).write_text("{\n" + ",\n".join(rows) + "\n}\n", encoding="utf-8")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -85,6 +125,7 @@ def _why_no_chromium() -> str | None:
 
 
 NEEDS: dict[str, Callable[[], str | None]] = {
+    "cryptography": _why_no_module("cryptography"),
     "chromium": _why_no_chromium,
     "cuda": _why_no_cuda,
     "g++": _why_no_program("g++"),
@@ -128,13 +169,14 @@ def cluster_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _clusters_are_compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Verified anew in every test that does not ask for ``cluster_cache``."""
-    if "cluster_cache" not in request.fixturenames and "blade.fallback.stored" in sys.modules:
-        stored = sys.modules["blade.fallback.stored"]
-        monkeypatch.setattr("blade.fallback.builder.look_up", lambda *inputs: stored.NOTHING)
-        monkeypatch.setattr("blade.api.decided_before", lambda *inputs: None)
-        monkeypatch.setattr("blade.api.look_up_trace", lambda *inputs: ("", False))
+def _clusters_are_compiled(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Built, verified and decided anew in every test that does not ask for ``cluster_cache``."""
+    if "cluster_cache" in request.fixturenames or "blade" not in sys.modules:
+        yield
+        return
+    section = importlib.import_module("blade.selection.cache.section")
+    with section.sections_off(section.ENGINES, section.REFUSALS, section.DECISIONS, section.TRACES):
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-from blade.capture.captured import Captured
+from blade.core.captured import Captured
+from blade.core.reason import Code
 from blade.fallback.cluster_module import cluster_module
-from blade.graph.extract import Extracted, extract
-from blade.graph.group import group
-from blade.graph.splice import splice
-from blade.graph.view import GraphView, view
-from blade.reason import Code
+from blade.graph.torchscript.extract import Extracted, extract
+from blade.graph.torchscript.group import cluster_blocks
+from blade.graph.torchscript.splice import splice
+from blade.graph.torchscript.view import GraphView, view
 
 Sample = tuple[Any, ...]
 
@@ -50,10 +50,10 @@ def script(
 def groups_of(seen: GraphView) -> list[tuple[int, ...]]:
     """The groups clustering makes if one backend takes all that is not pinned."""
     labels = [
-        frozenset[str]() if index in seen.pinned else frozenset({"any"})
+        frozenset[str]() if index in seen.excluded else frozenset({"any"})
         for index in range(len(seen.nodes))
     ]
-    return [found.nodes for found in group(seen, labels).groups]
+    return [found.nodes for found in cluster_blocks(seen, labels).groups]
 
 
 def cut(captured: Captured) -> list[Extracted]:
@@ -70,7 +70,9 @@ def rebuilt(captured: Captured) -> torch.jit.ScriptModule:
 def pins(captured: Captured) -> dict[str, Code]:
     """Op name -> why it is pinned, for pinned nodes."""
     seen = view(captured)
-    return {seen.program.lines[seen.units[i].lines[0]].kind: r.code for i, r in seen.pinned.items()}
+    return {
+        seen.program.lines[seen.units[i].lines[0]].kind: r.code for i, r in seen.excluded.items()
+    }
 
 
 def ops(clusters: Sequence[Extracted]) -> list[list[str]]:

@@ -47,7 +47,7 @@ class Compiled:
         torch._dynamo.reset()
         self._known = set(map(id, _graphs()))
         with CONFIG:
-            self._run = torch.compile(model, backend="disc", dynamic=True)
+            self._run = torch.compile(model, backend=blade.dynamo.disc, dynamic=True)
             self(*tensors)
         self._graphs = [one for one in _graphs() if id(one) not in self._known]
 
@@ -67,9 +67,9 @@ class Compiled:
 
 
 def _graphs() -> list[Any]:
-    from blade.dynamo.kept import alive
+    from blade.dynamo.live_graphs import live_graphs
 
-    return alive()
+    return live_graphs()
 
 
 ENTRANCES: dict[str, type[Optimized] | type[Compiled]] = {

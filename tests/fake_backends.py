@@ -12,12 +12,14 @@ functions of a module, such as this one, and its engines carry what they compute
 import copy
 import ctypes
 import functools
+import gc
 import itertools
 import os
 import pickle
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+import weakref
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,10 +28,11 @@ import sympy
 import torch
 
 from blade.backends import registry
-from blade.backends.base import Cluster, OpNode
 from blade.config import Config
+from blade.core.backend import Backend
+from blade.core.cluster import Cluster, OpNode
+from blade.core.reason import Code, Reason, Stage
 from blade.errors import ConfigError, Refused
-from blade.reason import Code, Reason, Stage
 
 Tensors = Sequence[torch.Tensor]
 # (outputs of the original, inputs, number of the call) -> what the engine answers
@@ -182,6 +185,9 @@ class PythonEngine:
 
     def rearm(self) -> None: ...
 
+    def backend(self) -> str:
+        return "python"
+
     def last_error(self) -> str:
         return self._error
 
@@ -192,13 +198,18 @@ class PythonEngine:
         self._stats[what] = self._stats.get(what, 0) + 1
 
 
-class Fake:
+class Fake(Backend):
     """A backend with faults on request.
 
     ``refuses``: kinds it says no to in ``why_not``. ``chokes_on``: kinds at which ``convert`` raises.
     ``spoils``: kinds whose presence in a cluster makes ``convert`` and ``run`` faulty; by default
     they always are. ``even_only``: the engine's guard wants an even first size of its first input.
     """
+
+    # attributes of the class, so that those of an instance may differ
+    precisions: Collection[str] = ()
+    reduced_precision_with: Collection[str] = ()
+    version: str | None = None
 
     def __init__(
         self,
@@ -213,14 +224,15 @@ class Fake:
         even_only: bool = False,
         load: Callable[[], None] = nothing,
         in_process: bool = True,
-        lossy: bool = False,
+        reduced_precision: bool = False,
         estimate_s: float | None = None,
         version: str | None = None,
     ) -> None:
-        self.name, self.in_process, self.lossy = name, in_process, lossy
+        self.name, self.in_process = name, in_process
+        self.reduced_precision = reduced_precision
         self.version = version
         if estimate_s is not None:
-            self.estimate_s = functools.partial(_takes, estimate_s)
+            self.estimate_s = functools.partial(_takes, estimate_s)  # type: ignore[method-assign]
         self.unavailable = unavailable
         self.refuses, self.chokes_on, self.spoils = refuses, chokes_on, spoils
         self.on_convert, self.run, self.on_load = convert, run, load
@@ -267,7 +279,7 @@ class Fake:
         )
 
     def register(self) -> None:
-        """The runner, which a real backend registers where it is imported."""
+        """The runner, for which a package would have an entry point."""
         from blade.runtime.engine import register_runner
 
         register_runner(self.name, self._load)
@@ -294,6 +306,25 @@ class Fake:
         return run
 
 
+class Watched(Fake):
+    """Knows which of the functions behind its engines are still there."""
+
+    def __init__(self, name: str, **faults: Any) -> None:
+        super().__init__(name, **faults)
+        self.loaded: list[weakref.ref[Any]] = []
+
+    def _load(
+        self, name: str, payload: torch.Tensor, constants: list[torch.Tensor], program: str
+    ) -> Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]:
+        made = super()._load(name, payload, constants, program)
+        self.loaded.append(weakref.ref(made))
+        return made
+
+    def alive(self) -> int:
+        gc.collect()
+        return sum(one() is not None for one in self.loaded)
+
+
 def _takes(seconds: float, cluster: Cluster) -> float:
     return seconds
 
@@ -313,7 +344,7 @@ _DTYPES = {
 
 def _program(cluster: Cluster, even_only: bool) -> str:
     """Guards and outputs, as FORMAT.md has them, for an engine that is a Python function."""
-    from blade.exchange.registers import Registers
+    from blade.program.registers import Registers
 
     registers = Registers()
     for i, node in enumerate(n for n in cluster.gm.graph.nodes if n.op == "placeholder"):

@@ -14,10 +14,10 @@ from op_samples import Sample, inputs
 from op_trace import trace
 
 from blade.backends.disc.compiler import compile_graph
-from blade.backends.disc.interpret_ir import interpret
-from blade.backends.disc.ir import Graph
-from blade.backends.disc.lower import lower
-from blade.cache import open_cache
+from blade.backends.disc.frontend.lower import lower
+from blade.backends.disc.ir.graph import Graph
+from blade.backends.disc.reference.interpret_graph import interpret
+from blade.core.disk_cache import open_cache
 from blade.runtime.engine import make_engine
 
 SPECIAL = {"a": 11, "b": 13, "c": 3, "d": 2}

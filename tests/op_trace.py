@@ -12,12 +12,12 @@ import torch
 import torch.fx.experimental._config as symbolic_config
 from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.source import ConstantSource
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
-from blade.graph.shapes import result_of
+from blade.graph.shapes.shape_functions import result_of
+from blade.graph.shapes.symbolic import UnspecializedFakeMode, UnspecializedShapeEnv
 
 DYNAMIC, STATIC = DimDynamic.DYNAMIC, DimDynamic.STATIC
 
@@ -28,10 +28,10 @@ def trace(
     dynamic: Sequence[Sequence[bool]],
 ) -> tuple[torch.fx.GraphModule, ShapeEnv]:
     """FX of ``function``; ``dynamic`` tells per sample which axes are symbols."""
-    shape_env = ShapeEnv(specialize_zero_one=False, duck_shape=False)
+    shape_env = UnspecializedShapeEnv()
     oblivious = symbolic_config.patch(backed_size_oblivious=True)  # type: ignore[attr-defined]
     # inference mode: composite ops reach the recorder whole
-    recorder = _Recorder(FakeTensorMode(shape_env=shape_env))
+    recorder = _Recorder(UnspecializedFakeMode(shape_env))
     # the order that a package finds best for the sizes of the sample would be one for these alone
     as_written = torch.backends.opt_einsum.flags(enabled=False)
     with oblivious, as_written, torch.inference_mode():
@@ -61,7 +61,7 @@ class _Listener(TorchDispatchMode):
 
 
 class _Recorder(TorchDispatchMode):
-    def __init__(self, fake: FakeTensorMode) -> None:
+    def __init__(self, fake: UnspecializedFakeMode) -> None:
         super().__init__()
         self.fake = fake
         self.graph = torch.fx.Graph()

@@ -20,18 +20,19 @@ from op_samples import Sample, inputs
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from blade.backends.base import Backend, Cluster
-from blade.capture.captured import Captured
 from blade.config import Config
+from blade.core.attempt import attempt
+from blade.core.backend import Backend
+from blade.core.captured import Captured
+from blade.core.cluster import Cluster
+from blade.core.reason import Code, Reason, Stage
 from blade.errors import Refused
-from blade.fallback.attempt import attempt
-from blade.fallback.verify import verify
-from blade.graph.extract import Extracted, extract, outline
-from blade.graph.group import group
-from blade.graph.samples import Samples
-from blade.graph.view import GraphView, view
-from blade.reason import Code, Reason, Stage
+from blade.graph.torchscript.boundary_samples import BoundarySamples
+from blade.graph.torchscript.extract import Extracted, extract, outline
+from blade.graph.torchscript.group import cluster_blocks
+from blade.graph.torchscript.view import GraphView, view
 from blade.report import Verdict
+from blade.verification.verify import verify
 
 IN_ONE_MODEL = 10  # shapes of more take longer than the conversions that are saved
 Engine = Any
@@ -167,7 +168,7 @@ def judge(model: Model, backend: Backend, config: Config) -> list[Found]:
     """The same for the samples of one model."""
     found = {name: Found(name) for name in model.owner}
     rounds = _rounds(model, backend, config, found)
-    known = Samples(model.captured, model.graph)
+    known = BoundarySamples(model.captured, model.graph)
     for groups in rounds:
         parts = outline(model.captured, model.graph, groups, samples=known)
         units = [(model.owner[part.nodes[0]], part) for part in parts]
@@ -187,13 +188,13 @@ def _rounds(
     """
     labels: list[frozenset[str]] = []
     for k, (node, name) in enumerate(zip(model.graph.nodes, model.owner, strict=True)):
-        why = model.graph.pinned.get(k) or backend.why_not(node, config)
+        why = model.graph.excluded.get(k) or backend.why_not(node, config)
         if why is not None:
             found[name].refused.append(why)
         labels.append(frozenset() if why else frozenset({name}))
     rounds: list[list[tuple[int, ...]]] = []
     seen: dict[str, int] = {}
-    for one in group(model.graph, labels).groups:
+    for one in cluster_blocks(model.graph, labels).groups:
         name = model.owner[one.nodes[0]]
         place = seen[name] = seen.get(name, -1) + 1
         rounds += [[] for _ in range(place + 1 - len(rounds))]
@@ -204,7 +205,7 @@ def _rounds(
 def _verdicts(
     model: Model,
     units: Sequence[tuple[str, Extracted]],
-    known: Samples,
+    known: BoundarySamples,
     backend: Backend,
     config: Config,
 ) -> Iterator[tuple[str, Verdict | Reason]]:

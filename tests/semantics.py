@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import blade
-from blade.dynamo.kept import alive
+from blade.dynamo.live_graphs import live_graphs
 
 SCRIPT: tuple[str, ...] = ()
 """For ``allow_tracing``: nothing is traced."""
@@ -108,12 +108,12 @@ def check(
 def check_compiled(model: nn.Module, *calls: Sequence[Any], served: bool = True) -> Any:
     """The same of ``torch.compile(backend="disc")``; what it makes of a copy of ``model`` is returned."""
     torch._dynamo.reset()
-    known = set(map(id, alive()))
+    known = set(map(id, live_graphs()))
     options = {"timing": False, "min_cluster_size": 1}
     copied = copy.deepcopy(model.eval())
-    compiled = torch.compile(copied, backend="disc", dynamic=True, options=options)
+    compiled = torch.compile(copied, backend=blade.dynamo.disc, dynamic=True, options=options)
     _compare(model, compiled, calls)
-    made = [graph for graph in alive() if id(graph) not in known]
+    made = [graph for graph in live_graphs() if id(graph) not in known]
     ran = [one["engine_runs"] for graph in made for one in graph.stats().values()]
     assert not served or any(ran), [graph.report() for graph in made]
     return compiled

@@ -26,8 +26,8 @@ from fake_backends import (
 from torch import nn
 
 import blade
+from blade.core.reason import Code, Reason
 from blade.errors import BackendError, ConfigError, InputError
-from blade.reason import Code, Reason
 from blade.report import ORIGINAL
 
 pytestmark = pytest.mark.needs("runtime")
@@ -235,9 +235,9 @@ def test_the_next_backend_gets_its_chance() -> None:
 
 @produces(Code.WRONG_VALUES)
 def test_a_module_that_is_wrong_as_a_whole_is_not_handed_out(
-    fake: Callable[..., Fake], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    fake: Callable[..., Fake], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from blade.fallback import compose
+    from blade.selection.plan import assemble as compose
 
     def wrong_splice(captured: Any, placed: Any) -> torch.jit.ScriptModule:
         return torch.jit.freeze(torch.jit.trace(nn.Linear(16, 8).eval(), X))
@@ -245,9 +245,9 @@ def test_a_module_that_is_wrong_as_a_whole_is_not_handed_out(
     fake()
     model = mlp()
     monkeypatch.setattr(compose, "splice", wrong_splice)
-    with caplog.at_level(logging.WARNING, "blade"):
+    with pytest.warns(blade.BladeWarning, match="The optimized module is not used") as caught:
         optimized = blade.optimize(model, X, config())
-    assert "the optimized module is not used" in caplog.text
+    assert {one.filename for one in caught if one.category is blade.BladeWarning} == {__file__}
     reason = reason_of(optimized, Code.WRONG_VALUES)
     assert reason.subject == "the whole module"
     assert "at sample 0 the module differs from the original" in reason.detail
@@ -370,7 +370,7 @@ def test_dump_dir_holds_every_stage(fake: Callable[..., Fake], tmp_path: Path) -
     assert "aten.gelu.default" in found["02_nodes.txt"]
     assert "cluster_0" in found["03_optimized.txt"]
     assert found["report.json"] == blade.report(optimized).to_json()
-    assert found["report.txt"] == str(blade.report(optimized))
+    assert found["report.txt"] == blade.report(optimized).explain()
 
 
 def test_one_line_of_log_per_decision(

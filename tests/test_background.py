@@ -16,8 +16,8 @@ from race import mlp
 from torch import nn
 
 import blade
+from blade.core.reason import Code
 from blade.errors import BackendError
-from blade.reason import Code
 from blade.report import ORIGINAL, READY, SEARCHING
 from blade.runtime.engine import make_engine, make_pending
 
@@ -102,7 +102,7 @@ def test_errors_in_the_thread_are_reasons_and_raised_by_wait_if_strict(
     def broken(*args: Any) -> Any:
         raise ValueError("no such luck")
 
-    monkeypatch.setattr("blade.fallback.search.compile_clusters", broken)
+    monkeypatch.setattr("blade.api.cluster_graph", broken)
     with registered(Fake()):
         for strict in (False, True):
             model = mlp()

@@ -12,7 +12,7 @@ import torch
 from fake_backends import Fake, registered
 
 import blade
-from blade.reason import Code
+from blade.core.reason import Code
 
 pytestmark = pytest.mark.needs("runtime", "minilm")
 

@@ -57,11 +57,11 @@ def test_tests_are_those_with_the_marker(tmp_path: Path) -> None:
 
 
 def test_tests_for_a_processor_are_chosen_apart(tmp_path: Path) -> None:
-    done, asked = run("cpu", tmp_path, CPU_TESTS="tests/test_config.py")
+    done, asked = run("cpu", tmp_path, CPU_TESTS="tests/config/test_config.py")
     assert done.returncode == 0, done.stdout + done.stderr
     command = one_of(asked, "-m pytest")
     assert "-m gpu" not in command
-    assert command.endswith(" tests/test_config.py")
+    assert command.endswith(" tests/config/test_config.py")
     assert f"--junitxml={tmp_path}/out/junit_cpu.xml" in command
 
 

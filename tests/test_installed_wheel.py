@@ -89,6 +89,7 @@ def test_a_wheel_of_the_source_distribution_works_elsewhere(tmp_path: Path) -> N
 
     path = str(installed)
     assert "DISC works here." in _python(["-m", "blade", "doctor"], elsewhere, path)
+    assert _python([f"{path}/bin/blade", "--version"], elsewhere, path).startswith("blade ")
     _python(["-c", _OPTIMIZE, path], elsewhere, path)
     _python(["-c", _LOAD], elsewhere, path)
     example = str(source / "examples" / "02_own_backend.py")

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 import blade
-from blade.fallback.compare import FP32_TOLERANCE, distance
-from blade.reason import Code
+from blade.core.reason import Code
+from blade.verification.tolerance import allowed, distance
 
 pytestmark = pytest.mark.needs("runtime", "torch_mlir", "minilm")
 
@@ -99,7 +99,7 @@ def test_200_shapes_are_as_exact_as_eager_and_all_run_in_the_engine(
         for name, got, want, right in zip(OUTPUTS, answers(optimized, inputs), eager, truth):
             assert got.shape == want.shape
             assert got.dtype == want.dtype
-            limit = 2 * distance(want, right) + FP32_TOLERANCE
+            limit = allowed(torch.float32, distance(want, right))
             assert distance(got, right) <= limit, (name, batch, length)
     after = blade.stats(optimized)["cluster_0"]
     assert after["engine_runs"] - before["engine_runs"] == len(shapes)

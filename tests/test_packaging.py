@@ -2,7 +2,9 @@
 """What is installed is what is here: setup.py's packages and data are all of the folder ``blade``."""
 
 import ast
+import sys
 from fnmatch import fnmatch
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
@@ -43,3 +45,19 @@ def test_every_other_file_is_the_data_of_its_package() -> None:
     ]
     assert files
     assert [name for name in files if not any(fnmatch(name, p) for p in patterns)] == []
+
+
+def test_the_console_command_is_the_command_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tomllib = pytest.importorskip("tomllib")
+    [(name, place)] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "scripts"
+    ].items()
+    monkeypatch.setattr(sys, "argv", [f"/usr/bin/{name}", "--help"])
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    with pytest.raises(SystemExit) as left:
+        EntryPoint(name, place, "console_scripts").load()()
+    assert left.value.code == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("usage: blade ") and "optimize" in shown

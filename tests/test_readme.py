@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the README shows and the examples do works, each in a process of its own, as a reader would run it."""
+"""The code in the documents and the examples works, each in a process of its own, as a reader would run it."""
 
 import os
 import re
@@ -9,11 +9,33 @@ from pathlib import Path
 
 import pytest
 
+from blade.cli.commands.doctor import VARIABLES
 from blade.config import Config
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"^```python\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+# the ways in, each shown by a document whose blocks run
+WAYS_IN = {
+    "README.md": ("blade.optimize(", "blade.report(", "blade.stats("),
+    "docs/usage.md": (
+        *("blade.optimize(", "blade.report(", "blade.stats(", "blade.rearm(", "blade.Config("),
+        "enable_int8=True",
+    ),
+    "docs/torch_compile.md": ('backend="disc"', 'backend="aot_disc"', "blade.dynamo.reports("),
+}
+
+
+def _blocks(document: str, language: str = "python") -> list[str]:
+    text = (ROOT / document).read_text(encoding="utf-8")
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+BLOCKS = [
+    pytest.param(block, id=f"{document}-{number}")
+    for document in WAYS_IN
+    if document != "README.md"  # whose output is compared, too
+    for number, block in enumerate(_blocks(document))
+]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 TIMEOUT_S = 600
 
@@ -34,30 +56,84 @@ def _run(folder: Path, *command: str) -> str:
     return done.stdout
 
 
-def test_readme_has_each_way_in_in_one_block() -> None:
-    optimizing, compiling = BLOCKS
-    for name in ("optimize", "report", "stats", "Config"):
-        assert f"blade.{name}(" in optimizing
-    for name in ("disc", "aot_disc"):
-        assert f'backend="{name}"' in compiling
+@pytest.mark.parametrize("document", WAYS_IN)
+def test_document_shows_its_ways_in(document: str) -> None:
+    code = "".join(_blocks(document))
+    assert [name for name in WAYS_IN[document] if name not in code] == []
 
 
 @pytest.mark.needs("runtime", "torch_mlir")
 @pytest.mark.parametrize("block", BLOCKS)
-def test_readme_block_runs(block: str, tmp_path: Path) -> None:
+def test_block_runs(block: str, tmp_path: Path) -> None:
     script = tmp_path / "block.py"
     script.write_text(block, encoding="utf-8")
     assert "cluster_0" in _run(tmp_path, str(script))
 
 
-def test_readme_lists_every_field_and_its_default() -> None:
-    rows = dict(re.findall(r"^\| (`[^|]+) \| ([^|]+) \|", README, re.MULTILINE))
+@pytest.mark.needs("runtime", "torch_mlir")
+def test_readme_shows_what_its_code_prints(tmp_path: Path) -> None:
+    """The sentence, the cluster's row and the counters, numbers masked; a busy machine may choose the original."""
+    [code], [output] = _blocks("README.md"), _blocks("README.md", "text")
+    script = tmp_path / "block.py"
+    script.write_text(code, encoding="utf-8")
+    printed, shown = _form(_run(tmp_path, str(script))), _form(output)
+    if "engine_runs" not in printed[-1]:
+        assert printed[0].startswith("The model stays TorchScript")
+        return
+    assert printed[-1] == shown[-1]
+    for begin in ("Sequential runs #x as fast as TorchScript", "cluster_# disc # #x# # # #x #"):
+        assert any(line.startswith(begin) for line in shown), begin
+        assert any(line.startswith(begin) for line in printed), begin
+
+
+def _form(text: str) -> list[str]:
+    """The lines of ``text`` without numbers, rules and widths."""
+    text = re.sub(r"\d+(\.\d+)?(e-?\d+)?", "#", text)
+    return [" ".join(re.sub("─+", "─", line).split()) for line in text.splitlines()]
+
+
+def _rows(document: str) -> dict[str, str]:
+    """Field: default, of every table row that names fields of ``Config``."""
+    text = (ROOT / document).read_text(encoding="utf-8")
     told: dict[str, str] = {}
-    for names, defaults in rows.items():
+    for names, defaults in re.findall(r"^\| (`[a-z][^|]+) \| (`[^|]+) \|", text, re.MULTILINE):
         keys, values = (re.findall(r"`([^`]+)`", cell) for cell in (names, defaults))
         told |= dict(zip(keys, values * len(keys) if len(values) == 1 else values))
+    return told
+
+
+def _defaults() -> dict[str, str]:
     actual = {name: getattr(Config(), name) for name in Config.model_fields}
-    assert told == {name: f'"{v}"' if isinstance(v, str) else str(v) for name, v in actual.items()}
+    return {name: f'"{v}"' if isinstance(v, str) else str(v) for name, v in actual.items()}
+
+
+def test_config_table_lists_every_field_and_its_default() -> None:
+    assert _rows("docs/config.md") == _defaults()
+
+
+def test_readme_settings_have_the_defaults_of_config() -> None:
+    told = _rows("README.md")
+    assert len(told) >= 5
+    assert told.items() <= _defaults().items()
+
+
+def test_config_document_lists_every_environment_variable() -> None:
+    text = (ROOT / "docs/config.md").read_text(encoding="utf-8")
+    assert sorted(re.findall(r"^\| `(BLADE_\w+)` \|", text, re.MULTILINE)) == sorted(VARIABLES)
+
+
+def test_documents_name_files_that_exist() -> None:
+    missing = []
+    for document in [
+        *ROOT.glob("*.md"),
+        *(ROOT / "docs").glob("*.md"),
+        *(ROOT / "benchmarks").glob("*.md"),
+    ]:
+        for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", document.read_text(encoding="utf-8")):
+            path = Path(os.path.relpath((document.parent / link).resolve(), ROOT)).as_posix()
+            if not (ROOT / path).exists():
+                missing.append(f"{document.name}: {link}")
+    assert missing == []
 
 
 @pytest.mark.needs("runtime", "torch_mlir", "minilm")

@@ -10,7 +10,7 @@ from semantics import SCRIPT, Function, assert_same, check, optimized, rand
 from torch import nn
 
 import blade
-from blade.reason import Code
+from blade.core.reason import Code
 
 pytestmark = pytest.mark.needs("runtime", "torch_mlir")
 

@@ -35,7 +35,8 @@ def train_together(folder: Path, device: str) -> list[str]:
 
 
 def _train(rank: int, port: int, folder: str, kind: str) -> None:
-    from blade.dynamo.kept import alive
+    import blade
+    from blade.dynamo.live_graphs import live_graphs
 
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.set_num_threads(1)
@@ -49,7 +50,7 @@ def _train(rank: int, port: int, folder: str, kind: str) -> None:
         model = Normed().to(device)
         plain = copy.deepcopy(model)
         shared = nn.parallel.DistributedDataParallel(model)
-        run = torch.compile(shared, backend="aot_disc")
+        run = torch.compile(shared, backend=blade.dynamo.aot_disc)
         eager = nn.parallel.DistributedDataParallel(plain)
         generator = torch.Generator().manual_seed(rank)
         for _ in range(STEPS):
@@ -59,7 +60,7 @@ def _train(rank: int, port: int, folder: str, kind: str) -> None:
             for p, q in zip(model.parameters(), plain.parameters(), strict=True):
                 torch.testing.assert_close(p.grad, q.grad, rtol=1e-4, atol=1e-5)
                 p.grad = q.grad = None
-        backends = {c.backend for graph in alive() for c in graph.report().clusters}
+        backends = {c.backend for graph in live_graphs() for c in graph.report().clusters}
         Path(folder, str(rank)).write_text(" ".join(sorted(backends)))
     finally:
         torch.distributed.destroy_process_group()

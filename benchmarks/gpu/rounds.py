@@ -4,7 +4,8 @@
     runners = prepared(peers, make, clock, console)       # {"eager": Runner(...), ...}; a failed one says why
     in_turns(runners, clock, rounds, lambda remote, limit: remote.ask("time", limit, seconds=0.1))
 
-A peer that fails, or takes longer than what is left, is out; the others go on.
+A peer that fails, or takes longer than what is left, is out; the others go on. Peers live in processes of
+their own, so ``blade.timing``, which times functions of one process side by side, does not serve here.
 """
 
 import time

@@ -67,7 +67,7 @@ class Steps:
         if not self._peer.endswith(_WITH_OPTIMIZER):
             return torch.optim.AdamW(parameters, lr=1e-4, fused=True)
         made = torch.optim.AdamW(parameters, lr=1e-4, capturable=self._where.is_cuda)
-        made.step = torch.compile(made.step, **_KINDS[self._peer.removesuffix(_WITH_OPTIMIZER)])
+        made.step = torch.compile(made.step, **_settings(self._peer))
         return made
 
     def _forget_peak(self) -> float:
@@ -123,8 +123,8 @@ _KINDS: dict[str, dict[str, Any]] = {
     "inductor_dynamic": {"dynamic": True},
     "inductor_static": {"dynamic": False},
     "reduce_overhead_static": {"dynamic": False, "mode": "reduce-overhead"},
-    "aot_disc": {"backend": "aot_disc"},
-    "aot_disc_dynamic": {"backend": "aot_disc", "dynamic": True},
+    "aot_disc": {},
+    "aot_disc_dynamic": {"dynamic": True},
 }
 
 
@@ -133,9 +133,17 @@ def _compiled(model: Any, peer: str) -> Any:
     torch._dynamo.config.recompile_limit = 64
     if peer == "eager":
         return model
-    import blade  # noqa: F401 - registers its backends
+    return torch.compile(model, **_settings(peer))
 
-    return torch.compile(model, **_KINDS[peer.removesuffix(_WITH_OPTIMIZER)])
+
+def _settings(peer: str) -> dict[str, Any]:
+    """The arguments of ``torch.compile``. It does not know blade's backends by name where blade is not installed."""
+    settings = _KINDS[peer.removesuffix(_WITH_OPTIMIZER)]
+    if not peer.startswith("aot_disc"):
+        return settings
+    import blade
+
+    return {**settings, "backend": blade.dynamo.aot_disc}
 
 
 PEERS = (
@@ -154,9 +162,9 @@ def _served(peer: str) -> dict[str, Any]:
     """As ``gpu.peers.served``, of every graph."""
     if not peer.startswith("aot_disc"):
         return {}
-    from blade.dynamo.kept import alive
+    from blade.dynamo.live_graphs import live_graphs
 
-    graphs = alive()
+    graphs = live_graphs()
     counters = [c for one in graphs for c in one.stats().values()]
     reports = [one.report() for one in graphs]
     return {

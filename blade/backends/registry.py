@@ -1,31 +1,62 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The backends by name; one line each, imported when first asked for.
+"""The backends and their runners by name: one row each, imported at first use.
 
     backend = load("disc")              # BackendError if there is none of that name
-    available("disc")                   # None, or a sentence why it cannot work here
+    available("disc")                   # None, or a sentence on why it cannot work here
 
-Other packages add theirs with an entry point in the group ``blade.backends`` (name = "module:Class"),
-or at run time with ``register``. Loading does not ask whether the backend works here.
+Other packages add theirs with entry points: the backend, a subclass of ``Backend``, in the group ``blade.backends``
+(name = "module:Class"); the function that loads its engines in the group ``blade.runners`` (name = "module:function",
+under the exact name that the engines carry). A script calls ``register`` and ``runtime.engine.register_runner``.
+Loading a backend does not check whether it works here.
 """
 
 import difflib
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
+from typing import NamedTuple
 
-from blade.backends.base import Backend
+from blade.core.backend import Backend
 from blade.errors import BackendError
 
 ENTRY_POINTS = "blade.backends"
+RUNNER_ENTRY_POINTS = "blade.runners"
 
-# In the order in which they are tried.
+
+class Row(NamedTuple):
+    """A built-in backend: ``backend`` is "module:Class".
+
+    ``runner`` is the "module:function" that loads its engines; it never writes to their inputs. ``None``: the engines
+    are native code.
+    """
+
+    backend: str
+    runner: str | None = None
+
+
+# In the order of trial.
 _BUILT_IN = {
-    "disc": "blade.backends.disc.backend:DiscBackend",
-    "quant": "blade.backends.quant.backend:QuantBackend",
-    "onnxruntime": "blade.backends.onnxruntime.backend:OnnxRuntimeBackend",
-    "openvino": "blade.backends.openvino.backend:OpenVinoBackend",
-    "tensorrt": "blade.backends.tensorrt.backend:TensorRTBackend",
-    "inductor": "blade.backends.inductor.backend:InductorBackend",
-    "tvm": "blade.backends.tvm.backend:TvmBackend",
+    "disc": Row("blade.backends.disc.backend:DiscBackend"),
+    "quant": Row("blade.backends.quant.backend:QuantBackend"),
+    "onnxruntime": Row(
+        "blade.backends.onnxruntime.backend:OnnxRuntimeBackend",
+        "blade.backends.onnxruntime.session:load",
+    ),
+    "openvino": Row(
+        "blade.backends.openvino.backend:OpenVinoBackend",
+        "blade.backends.openvino.session:load",
+    ),
+    "tensorrt": Row(
+        "blade.backends.tensorrt.backend:TensorRTBackend",
+        "blade.backends.tensorrt.runner:load",
+    ),
+    "inductor": Row(
+        "blade.backends.inductor.backend:InductorBackend",
+        "blade.backends.inductor.run:load",
+    ),
+    "tvm": Row(
+        "blade.backends.tvm.backend:TvmBackend",
+        "blade.backends.tvm.run:load",
+    ),
 }
 _registered: dict[str, Backend] = {}
 
@@ -36,8 +67,11 @@ def names() -> tuple[str, ...]:
 
 
 def register(backend: Backend) -> None:
-    """Add ``backend`` (its ``name`` is lower-cased), in place of an earlier one of that name."""
-    _registered[backend.name.lower()] = backend
+    """Add ``backend`` (its ``name`` is lower-cased), in place of an earlier one of that name.
+
+    Raises ``BackendError`` for anything but an instance of a subclass of ``Backend``.
+    """
+    _registered[_checked(backend).name.lower()] = backend
 
 
 def unregister(name: str) -> None:
@@ -46,12 +80,12 @@ def unregister(name: str) -> None:
 
 
 def is_registered(name: str) -> bool:
-    """Whether ``register`` brought this backend, so that another process does not know it."""
+    """Whether ``register`` added this backend, so that other processes do not know it."""
     return name.lower() in _registered
 
 
 def load(name: str) -> Backend:
-    """The backend called ``name`` in any case; ``BackendError`` if unknown or not importable."""
+    """The backend called ``name`` in any case; ``BackendError`` if unknown, not importable or no ``Backend``."""
     key = name.lower()
     if key in _registered:
         return _registered[key]
@@ -66,19 +100,40 @@ def load(name: str) -> Backend:
         raise BackendError(
             f"backend {key!r} cannot be imported from {point.value}: {error}"
         ) from error
+    except TypeError as error:  # an abstract class
+        raise BackendError(f"backend {key!r} cannot be made by {point.value}(): {error}") from error
 
 
 def available(name: str) -> str | None:
-    """``None`` if backend ``name`` works in this process, else a sentence why not."""
+    """``None`` if backend ``name`` works in this process, else a sentence on why not."""
     try:
         return load(name).why_unavailable()
     except BackendError as error:
         return str(error)
 
 
+def register_runners() -> None:
+    """Make the runners of all rows and entry points known to this process, without importing them."""
+    from blade.runtime.runners import register_lazily  # raises if the runtime is not built
+
+    for point in entry_points(group=RUNNER_ENTRY_POINTS):
+        if point.name not in _BUILT_IN:
+            register_lazily(point)
+    for name, row in _BUILT_IN.items():
+        if row.runner is not None:
+            register_lazily(EntryPoint(name, row.runner, RUNNER_ENTRY_POINTS), keeps_inputs=True)
+
+
+def _checked(backend: object) -> Backend:
+    if isinstance(backend, Backend):
+        return backend
+    base = f"{Backend.__module__}.{Backend.__qualname__}"
+    raise BackendError(f"{backend!r} is no backend: subclass {base}, and pass an instance of that.")
+
+
 def _find(key: str) -> EntryPoint | None:
     if key in _BUILT_IN:
-        return EntryPoint(key, _BUILT_IN[key], ENTRY_POINTS)
+        return EntryPoint(key, _BUILT_IN[key].backend, ENTRY_POINTS)
     return _entry_points().get(key)
 
 
@@ -89,5 +144,4 @@ def _entry_points() -> dict[str, EntryPoint]:
 
 @cache
 def _instance(point: EntryPoint) -> Backend:
-    backend: Backend = point.load()()
-    return backend
+    return _checked(point.load()())

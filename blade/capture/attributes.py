@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The attributes a ScriptModule's forward reads or writes, nested modules included."""
+"""The attributes that a ScriptModule's forward reads or writes, nested modules included."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from blade.graph.alias import STRUCTURE
+from blade.graph.torchscript.alias import STRUCTURE
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Attribute:
     name: str
 
     def get(self) -> Any:
-        """The value; containers come as copies."""
+        """Return the value; containers are copies."""
         return self.owner.getattr(self.name)
 
     def set(self, value: Any) -> None:
@@ -27,7 +27,7 @@ class Attribute:
 
 
 def attributes_of(module: torch.jit.ScriptModule) -> list[Attribute]:
-    """Every attribute that is no module and that ``module``'s forward touches, once each."""
+    """Return every attribute that is no module and that ``module``'s forward accesses, once each."""
     if not module._c._has_method("forward"):
         return []
     graph = module.inlined_graph
@@ -49,21 +49,21 @@ def attributes_of(module: torch.jit.ScriptModule) -> list[Attribute]:
 
 
 def may_write(module: torch.jit.ScriptModule) -> bool:
-    """Whether ``module``'s forward has an op that writes to a tensor that it did not just make, or calls what
-    cannot be looked into. Engines do not write (``fallback/verify`` sees to that)."""
+    """Whether ``module``'s forward has an op that writes to a tensor that it did not create, or an opaque
+    call. Engines do not write (``verify`` checks that)."""
     if not module._c._has_method("forward"):
         return True
     parts = [(name.rpartition(".")[2], part) for name, part in module.named_modules()]
 
     def calls_one_that_may(node: Any) -> bool:
-        """What is called through an interface is a submodule, which graphs are not inlined of."""
+        """Check a submodule called through an interface, which is not inlined."""
         owner = node.inputsAt(0).node()
         if owner.kind() != "prim::GetAttr" or node.s("name") != "forward":
             return True
         found = [part for name, part in parts if name == owner.s("name")]
         return not found or any(map(may_write, found))
 
-    graph = module.inlined_graph  # its nodes live as long as it does
+    graph = module.inlined_graph  # keeps its nodes alive
     calls = [node for node in _nodes(graph) if _may_write(node)]
     return any(node.kind() != "prim::CallMethod" or calls_one_that_may(node) for node in calls)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Freezing, inlining, and the clean-up passes that keep every semantic of the graph."""
+"""Freezing, inlining, and clean-up passes that preserve the semantics of the graph."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -8,11 +8,11 @@ from typing import Any
 import torch
 
 from blade.capture.attributes import attributes_of
-from blade.capture.original import copy_of
+from blade.capture.reference_model import copy_of
 from blade.errors import InputError
-from blade.graph.lists import spread_lists
-from blade.graph.tensors_apart import tensors_apart
-from blade.graph.zero_dim import keep_promotion
+from blade.graph.torchscript.detach_constants import detached_constants
+from blade.graph.torchscript.keep_type_promotion import keep_type_promotion
+from blade.graph.torchscript.unpack_constant_lists import unpack_constant_lists
 
 _log = logging.getLogger(__name__)
 _NARROW = (torch.float16, torch.bfloat16)
@@ -21,10 +21,10 @@ _NARROW = (torch.float16, torch.bfloat16)
 def freeze(
     module: torch.jit.ScriptModule, preserved: Sequence[str], constants: bool
 ) -> torch.jit.ScriptModule:
-    """A copy of ``module`` with its calls inlined; with ``constants``, parameters are constants.
+    """Return a copy of ``module`` with its calls inlined; with ``constants``, parameters are constants.
 
     Attributes that forward or a preserved method writes stay attributes, with storage of their own.
-    Raises ``InputError`` if ``preserved`` names something that does not exist.
+    Raises ``InputError`` if ``preserved`` names an attribute that does not exist.
     """
     for name in preserved:
         if not hasattr(module, name.split(".")[0]):
@@ -32,7 +32,7 @@ def freeze(
                 f"preserved_attributes: {name!r} is no attribute or method of the captured model. "
                 "(A method is kept only if the model is scripted and the method is exported.)"
             )
-    # torch.jit.freeze itself refuses a module that is frozen already.
+    # torch.jit.freeze rejects a module that is frozen already.
 
     def frozen() -> torch.jit.ScriptModule:
         made: torch.jit.ScriptModule = torch.jit._recursive.wrap_cpp_module(
@@ -53,11 +53,11 @@ def optimized(
     source: torch.nn.Module,
     methods: Sequence[str] = (),
 ) -> torch.jit.ScriptModule:
-    """What ``frozen`` makes of ``source``, with batch norms and factors folded into weights unless that fails.
+    """Return ``frozen()`` of ``source``, with batch norms and factors folded into weights if possible.
 
-    Folding numbers on the CPU into convolutions on a GPU does ("INTERNAL ASSERT FAILED", torch 2.11).
+    Folding CPU scalars into convolutions on a GPU fails ("INTERNAL ASSERT FAILED", torch 2.11).
     """
-    # a batch norm folded into weights of 16 bits would round them anew, which is seen in deep models
+    # folding a batch norm into 16-bit weights would round them again, which shows in deep models
     if any(p.dtype in _NARROW for p in source.parameters()):
         return frozen()
     module = frozen()
@@ -72,24 +72,24 @@ def optimized(
 
 
 def fold(graph: torch._C.Graph) -> None:
-    """What ``torch.jit.freeze`` does, in place, but for one pass of its that it runs on a GPU.
+    """Fold in place as ``torch.jit.freeze`` does, without its GPU pass that merges products.
 
-    That makes one product of several with one operand, and of their results slices with gaps: a ``view`` of one
-    raises, and torch's memory-efficient attention stops the device where one begins at an odd address.
+    That pass merges products with a common operand into one whose results are slices with gaps: a ``view`` of
+    a slice raises, and torch's memory-efficient attention stops the device if one begins at an odd address.
     """
     folds = ("conv_bn", "conv_add_or_sub", "conv_mul_or_div", "linear_bn")
     passes: list[Callable[[torch._C.Graph], bool]] = [
         getattr(torch._C, f"_jit_pass_fold_frozen_{name}") for name in folds
     ]
     changed = True
-    while changed:  # one makes way for another
+    while changed:  # one fold may enable another
         changed = False
         for one in passes:
             changed |= one(graph)
 
 
 def forward_of(frozen: torch.jit.ScriptModule) -> Callable[..., Any]:
-    """Its forward as a function with a graph and an executor of its own: the module's stays as if it never ran."""
+    """Return the forward as a function with its own graph and executor: the module's stay unused."""
     function = torch._C._create_function_from_graph("forward", frozen.graph.copy())
     return lambda *sample: function(frozen._c, *sample)
 
@@ -101,20 +101,20 @@ def clean(module: torch.jit.ScriptModule, passes: Sequence[Callable[[torch.Graph
     for user_pass in passes:
         user_pass(graph)
         torch._C._jit_pass_lint(graph)
-    keep_promotion(graph)
-    # The tracer notes the sample's sizes on every value; no later pass may believe them.
+    keep_type_promotion(graph)
+    # The tracer notes the sample's sizes on every value; no later pass may rely on them.
     torch._C._jit_erase_non_input_shape_information(graph)
     torch._C._jit_pass_remove_dropout(module._c)
     torch._C._jit_pass_constant_propagation(graph)
     torch._C._jit_pass_peephole(graph, True)
-    with tensors_apart(graph):
+    with detached_constants(graph):
         torch._C._jit_pass_cse(graph)
     torch._C._jit_pass_dce(graph)
-    spread_lists(graph)
+    unpack_constant_lists(graph)
     torch._C._jit_pass_lint(graph)
 
 
 def _own_attributes(frozen: torch.jit.ScriptModule) -> None:
-    """Give ``frozen`` copies of what it kept: it writes there, and the source shares the storage."""
+    """Copy the attributes that ``frozen`` writes, as it shares their storage with the source."""
     for attribute in attributes_of(frozen):
         attribute.set(copy_of(attribute.get()))

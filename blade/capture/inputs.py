@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The user's samples as positional tuples, and the way back to the call the model expects.
+"""Normalize the user's samples to positional tuples, and bind them to the call that the model expects.
 
     call, samples = normalize(signature, {"input_ids": ids, "attention_mask": mask}, bake=True)
     args, kwargs = call.bind(samples[0])        # model(*args, **kwargs)
 
-A list is a list of samples; a tuple is one sample's positional arguments, a mapping its keyword
-arguments, a tensor the only argument. The order of a positional tuple is the forward signature's.
+A list is a list of samples; a tuple is one sample's positional arguments, a mapping its keyword arguments, a
+tensor the only argument. The order of a positional tuple is the forward signature's.
 """
 
 import inspect
@@ -24,11 +24,11 @@ Sample = tuple[Any, ...]
 Argument = tuple[str, bool, Any]  # name, passed by position, value
 
 
-MEASURED = 8  # samples of different sizes that are verified and measured where others calibrate
+MEASURED = 8  # samples of different sizes that are verified and timed; the others calibrate
 
 
 @dataclass(frozen=True)
-class Slot:
+class ArgumentSlot:
     """One argument of the call: an entry of each sample, or (``baked``) always ``value``."""
 
     name: str
@@ -38,10 +38,10 @@ class Slot:
 
 
 @dataclass(frozen=True)
-class Call:
+class CallSignature:
     """How a positional sample becomes the arguments of the model's ``forward``."""
 
-    slots: tuple[Slot, ...]
+    slots: tuple[ArgumentSlot, ...]
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -54,7 +54,7 @@ class Call:
         return {slot.name: slot.value for slot in self.slots if slot.baked}
 
     def bind(self, sample: Sample) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The positional and the keyword arguments for ``forward``."""
+        """Return the positional and the keyword arguments for ``forward``."""
         entries = iter(sample)
         args: list[Any] = []
         kwargs: dict[str, Any] = {}
@@ -69,12 +69,12 @@ class Call:
 
 def normalize(
     signature: inspect.Signature, inputs: Any, bake: bool
-) -> tuple[Call, tuple[Sample, ...]]:
-    """``inputs`` as samples in the order of ``signature``.
+) -> tuple[CallSignature, tuple[Sample, ...]]:
+    """Return ``inputs`` as samples in the order of ``signature``.
 
-    With ``bake``, arguments without a tensor become constants of the call (they must be equal in
-    all samples) and arguments not given are left out; without it every parameter is an entry, with
-    its default where it was not given. Raises ``InputError``.
+    With ``bake``, arguments without a tensor become constants of the call (they must be equal in all samples)
+    and arguments not given are left out; without it every parameter is an entry, with its default if it was
+    not given. Raises ``InputError``.
     """
     rows = [
         [
@@ -88,15 +88,11 @@ def normalize(
     _check_alike(rows, same_constants=bake)
     call, _ = call_from(rows[0], bake)
     samples = tuple(call_from(row, bake)[1] for row in rows)
-    if not any(has_tensor(sample) for sample in samples):
-        raise InputError(
-            "inputs: no tensor among the arguments; a sample needs at least one tensor."
-        )
     return call, samples
 
 
 def gathered(inputs: Any, most: int) -> Any:
-    """``inputs``, or the first ``most`` samples of an iterable (a generator, a loader) that gives them."""
+    """Return ``inputs``, or the first ``most`` samples of an iterable (a generator, a loader) of samples."""
     if isinstance(inputs, (torch.Tensor, tuple, list, Mapping, str)) or not isinstance(
         inputs, Iterable
     ):
@@ -105,7 +101,7 @@ def gathered(inputs: Any, most: int) -> Any:
 
 
 def to_calibrate(inputs: Any, most: int) -> tuple[Any, list[Any]]:
-    """A list of samples as the first ones of each size, and the rest of the first ``most``."""
+    """Split samples into the first of each size, as a list, and the rest of the first ``most``."""
     if not isinstance(inputs, list):
         return inputs, []
     first: dict[object, Any] = {}
@@ -121,16 +117,16 @@ def to_calibrate(inputs: Any, most: int) -> tuple[Any, list[Any]]:
     return list(first.values()), rest[: max(0, most - len(first))]
 
 
-def call_from(arguments: Sequence[Argument], bake: bool) -> tuple[Call, Sample]:
-    """The call with these ``arguments``, and its sample; with ``bake`` only tensors are entries."""
+def call_from(arguments: Sequence[Argument], bake: bool) -> tuple[CallSignature, Sample]:
+    """Return the call with these ``arguments``, and its sample; with ``bake`` only tensors are entries."""
     slots = tuple(
-        Slot(name, positional, True, value)
+        ArgumentSlot(name, positional, True, value)
         if bake and not has_tensor(value)
-        else Slot(name, positional)
+        else ArgumentSlot(name, positional)
         for name, positional, value in arguments
     )
     entries = (value for (_, _, value), slot in zip(arguments, slots) if not slot.baked)
-    return Call(slots), tuple(entries)
+    return CallSignature(slots), tuple(entries)
 
 
 def has_tensor(value: Any) -> bool:
@@ -139,7 +135,7 @@ def has_tensor(value: Any) -> bool:
 
 
 def name_of_leaf(names: Sequence[str], sample: Sample, index: int) -> str:
-    """The name of the argument that leaf ``index`` of ``sample`` belongs to."""
+    """Return the name of the argument that leaf ``index`` of ``sample`` belongs to."""
     ends = [len(pytree.tree_leaves(sample[: i + 1])) for i in range(len(sample))]
     return next(name for name, end in zip(names, ends) if index < end)
 
@@ -188,10 +184,9 @@ def _hint(value: Any) -> str:
 
 
 def _ordinary(name: str, value: Any, index: int) -> Any:
-    """``value`` with its tensors detached and of torch's own class, so that they can be copied.
+    """Return ``value`` with its tensors detached and of torch's own class, so that they can be copied.
 
-    Raises ``InputError`` for tensors that keep their elements some other way than with strides in one memory,
-    and for those that Python code stands for.
+    Raises ``InputError`` for tensors that are not strided, and for those that Python code implements.
     """
 
     def ordinary(leaf: Any) -> Any:
@@ -226,7 +221,7 @@ def _bind(signature: inspect.Signature, sample: Any, index: int) -> inspect.Boun
 
 
 def flat_arguments(bound: inspect.BoundArguments, defaults: bool = False) -> list[Argument]:
-    """Every argument, with ``*args`` and ``**kwargs`` spread out."""
+    """Return every argument, with ``*args`` and ``**kwargs`` unpacked."""
     if defaults:
         bound.apply_defaults()
     parameters = bound.signature.parameters
@@ -246,7 +241,7 @@ def flat_arguments(bound: inspect.BoundArguments, defaults: bool = False) -> lis
 
 
 def _check_alike(rows: list[list[Argument]], same_constants: bool) -> None:
-    """Raises unless all samples have the same arguments, structure, dtypes, ranks and devices."""
+    """Raise unless all samples have the same arguments, structure, dtypes, ranks and devices."""
     first = rows[0]
     for index, row in enumerate(rows[1:], start=1):
         names, others = [name for name, _, _ in first], [name for name, _, _ in row]

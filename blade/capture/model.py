@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The model as the user gave it: checked, unwrapped, and copied so that nothing done to it is seen."""
+"""The user's model: checked, unwrapped, and copied so that optimization does not change it."""
 
 import copy
 import inspect
@@ -17,10 +17,10 @@ from blade.report import ATTRIBUTE
 
 
 def private_copy(model: Any) -> nn.Module:
-    """A deep copy of ``model`` without data-parallel or ``torch.compile`` shells.
+    """Return a deep copy of ``model`` without data-parallel or ``torch.compile`` wrappers.
 
-    Raises ``InputError`` if ``model`` is no module or optimized already, is in training mode, has parameters on several
-    devices or on ``meta``, or cannot be copied.
+    Raises ``InputError`` if ``model`` is no module or optimized already, is in training mode, has parameters
+    on several devices or on ``meta``, or cannot be copied.
     """
     if not isinstance(model, nn.Module):
         raise InputError(
@@ -43,7 +43,7 @@ def private_copy(model: Any) -> nn.Module:
     for module in own.modules():
         if getattr(
             module, "training", False
-        ):  # it has no mode (_with_a_mode); freezing asks all the same
+        ):  # modules without a mode (_with_a_mode): freezing checks the flag all the same
             module.training = False
     return own
 
@@ -63,7 +63,7 @@ def _hint(model: Any) -> str:
 
 
 def signature_of(model: nn.Module) -> inspect.Signature:
-    """The signature of ``model.forward``; of a ScriptModule, its schema's."""
+    """Return the signature of ``model.forward``; for a ScriptModule its schema's."""
     if not isinstance(model, torch.jit.ScriptModule):
         return inspect.signature(model.forward)
     if not model._c._has_method("forward"):
@@ -82,7 +82,7 @@ def signature_of(model: nn.Module) -> inspect.Signature:
 
 
 def device_of(model: nn.Module) -> torch.device | None:
-    """The one device of all parameters and buffers, ``None`` if there are none; raises ``InputError``."""
+    """Return the device of all parameters and buffers, ``None`` if there are none; raises ``InputError``."""
     at: dict[torch.device, str] = {}
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         at.setdefault(tensor.device, name)
@@ -112,7 +112,7 @@ def _unwrap(model: nn.Module) -> nn.Module:
 
 
 def _check_training(model: nn.Module) -> None:
-    # A frozen ScriptModule has no such attribute any more: it was in eval mode.
+    # A frozen ScriptModule lacks the attribute: it was in eval mode.
     names = [
         name or type(model).__name__
         for name, module in _with_a_mode(model)
@@ -127,10 +127,10 @@ def _check_training(model: nn.Module) -> None:
 
 
 def _with_a_mode(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """Module and submodules that may do something else in training mode.
+    """Yield module and submodules that may behave differently in training mode.
 
-    What a ``GraphModule`` does is written in its graph, whatever mode it is in, and an exported one cannot be put
-    into eval mode; only the modules that the graph calls have a mode, but for the check of export's guards.
+    The graph of a ``GraphModule`` is independent of its mode, and an exported one cannot be put into eval
+    mode; only the modules that the graph calls have a mode, except the check of export's guards.
     """
     if isinstance(module, GraphModule):
         called = {str(node.target) for node in module.graph.nodes if node.op == "call_module"}
@@ -147,7 +147,7 @@ def _copy(model: nn.Module) -> nn.Module:
     if not isinstance(model, torch.jit.ScriptModule):
         own: nn.Module = copy.deepcopy(model, _non_leaf_copies(model))
         return own
-    # A deep copy shares its code with the source, and running that of a frozen module can crash.
+    # A deep copy shares its code with the source; running the code of a frozen module can crash.
     buffer = io.BytesIO()
     torch.jit.save(model, buffer)
     buffer.seek(0)
@@ -156,7 +156,7 @@ def _copy(model: nn.Module) -> nn.Module:
 
 
 def _non_leaf_copies(model: nn.Module) -> dict[int, Any]:
-    """A deepcopy memo for the tensors deepcopy refuses: results kept as plain attributes.
+    """Return a deepcopy memo for the tensors that deepcopy refuses: results kept as plain attributes.
 
     The old ``weight_norm`` keeps ``module.weight`` like this and recomputes it in each call.
     """

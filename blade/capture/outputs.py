@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a traced module may return: tensors and nested tuples of tensors, made from what forward returns.
+"""Outputs of a traced module: tensors and nested tuples of tensors, made from the outputs of forward.
 
 A tensor stays a tensor; a tuple or list becomes a tuple of the same nesting; a mapping or dataclass
-(transformers' ``ModelOutput`` is both) becomes the flat tuple of its tensors in field order. ``None``
-is dropped.
+(transformers' ``ModelOutput`` is both) becomes the flat tuple of its tensors in field order. ``None`` is
+dropped.
 """
 
 import dataclasses
@@ -17,11 +17,11 @@ from blade.errors import InputError
 
 
 class NotTensors(InputError):
-    """The output holds something that tracing cannot return."""
+    """The output holds a value that tracing cannot return."""
 
 
 def tensors_of(output: Any, where: str = "the output") -> Any:
-    """``output`` as a tensor or a nested tuple of tensors; raises ``NotTensors``."""
+    """Return ``output`` as a tensor or a nested tuple of tensors; raises ``NotTensors``."""
     if isinstance(output, torch.Tensor):
         return output
     if (fields := _fields(output)) is not None:
@@ -37,7 +37,7 @@ def tensors_of(output: Any, where: str = "the output") -> Any:
 
 
 def expect_dense(output: Any) -> None:
-    """Raises ``InputError`` for tensors that are compared by no op, as they have elements some other way."""
+    """Raise ``InputError`` for tensors without dense elements, which no op compares."""
     for tensor in pytree.tree_leaves(output):
         if isinstance(tensor, torch.Tensor) and (
             tensor.layout is not torch.strided

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Three ways from an ``nn.Module`` to a ScriptModule: trace all of it, script all of it, or trace the
-named submodules and script the rest."""
+"""Three ways from an ``nn.Module`` to a ScriptModule: trace all of it, script all of it, or trace the named
+submodules and script the rest."""
 
 import contextlib
 import inspect
@@ -15,21 +15,21 @@ from torch import nn
 from torch.jit._trace import TracerWarning
 from torch.utils import _pytree as pytree
 
-from blade.capture.captured import Limit, Tie
-from blade.capture.explain import limit_text, tie_text
-from blade.capture.flat_trace import flat_trace
-from blade.capture.inputs import Call, Sample, call_from, flat_arguments
-from blade.capture.original import copy_of
+from blade.capture.inputs import CallSignature, Sample, call_from, flat_arguments
+from blade.capture.messages import equal_sizes_text, size_range_text
 from blade.capture.outputs import tensors_of
-from blade.capture.repeats import repeats_by_size
-from blade.capture.while_any import WhileAny
+from blade.capture.patch_repeat_interleave import patched_repeat_interleave
+from blade.capture.reference_model import copy_of
+from blade.capture.trace_flat import flat_trace
+from blade.core.captured import EqualSizes, SizeRange
 from blade.errors import InputError
-from blade.graph.autograd_functions import inline_in
+from blade.graph.torchscript.inline_autograd_functions import inline_in
+from blade.process.shared_switch import SharedSwitch
 
 
 @dataclass(frozen=True)
 class Trace:
-    """A traced module and what the tracer warned about, one sentence each."""
+    """A traced module and the tracer's warnings, one sentence each."""
 
     module: torch.jit.ScriptModule
     warnings: tuple[str, ...]
@@ -37,28 +37,27 @@ class Trace:
 
     @property
     def branches_on_values(self) -> bool:
-        """Whether Python decided something on the value of a tensor while tracing."""
+        """Whether Python branched on the value of a tensor while tracing."""
         return any("Python boolean" in text for text in self.warnings)
 
 
 def trace(
     model: nn.Module,
-    call: Call,
+    call: CallSignature,
     sample: Sample,
     is_plain: bool,
-    limits: Sequence[Limit] = (),
+    limits: Sequence[SizeRange] = (),
     preserved: Sequence[str] = (),
-    ties: Sequence[Tie] = (),
+    ties: Sequence[EqualSizes] = (),
 ) -> Trace:
-    """``model`` traced at ``sample``; its parameters keep the names in ``call``.
+    """Trace ``model`` at ``sample``; its parameters keep the names in ``call``.
 
-    ``is_plain`` says that forward takes the sample as it is and returns tensors only; otherwise a
-    wrapper does the translation. The module raises RuntimeError at sizes outside of ``limits`` and
-    where ``ties`` do not hold. The plain attributes ``preserved`` are found on the module even where a
-    wrapper is around it.
+    ``is_plain`` says that forward takes the sample as it is and returns tensors only; otherwise a wrapper
+    translates. The module raises RuntimeError at sizes outside ``limits`` and where ``ties`` do not hold. The
+    plain attributes ``preserved`` are available on the module even if it is wrapped.
     """
     target = _target(model, call, is_plain, limits, ties)
-    with _quiet() as caught, torch.no_grad(), repeats_by_size:
+    with _quiet() as caught, torch.no_grad(), patched_repeat_interleave:
         module = torch.jit.trace(target, copy_of(sample), check_trace=False, strict=False)
     inline_in(module)
     _add_attributes(module, model, preserved)
@@ -67,23 +66,27 @@ def trace(
 
 def trace_frozen(
     model: nn.Module,
-    call: Call,
+    call: CallSignature,
     sample: Sample,
     is_plain: bool,
-    limits: Sequence[Limit] = (),
-    ties: Sequence[Tie] = (),
+    limits: Sequence[SizeRange] = (),
+    ties: Sequence[EqualSizes] = (),
 ) -> Trace | None:
-    """``trace``, frozen, in a fraction of the time; ``None`` for what it cannot see to be without a state."""
+    """Trace and freeze at once, in a fraction of the time; ``None`` for a model that may have a state."""
     target = _target(model, call, is_plain, limits, ties)
-    with _quiet() as caught, torch.no_grad(), repeats_by_size:
+    with _quiet() as caught, torch.no_grad(), patched_repeat_interleave:
         module = flat_trace(target, call.names, copy_of(sample))
     return None if module is None else Trace(module, _texts(caught), is_frozen=True)
 
 
 def _target(
-    model: nn.Module, call: Call, is_plain: bool, limits: Sequence[Limit], ties: Sequence[Tie]
+    model: nn.Module,
+    call: CallSignature,
+    is_plain: bool,
+    limits: Sequence[SizeRange],
+    ties: Sequence[EqualSizes],
 ) -> nn.Module:
-    """What is traced."""
+    """Return the module to trace."""
     checks = [*(_check(call, one) for one in limits), *(_check_tie(call, one) for one in ties)]
     return model if is_plain and not checks else _adapter(model, call, checks)
 
@@ -98,7 +101,7 @@ def _texts(caught: Sequence[warnings.WarningMessage]) -> tuple[str, ...]:
 
 
 def _add_attributes(module: torch.jit.ScriptModule, model: nn.Module, names: Sequence[str]) -> None:
-    """Give ``module`` the plain attributes of ``model`` in ``names``; the tracer leaves them out."""
+    """Give ``module`` the plain attributes of ``model`` in ``names``; the tracer drops them."""
     for name in names:
         value = getattr(model, name, None)
         if value is None or callable(value) or module._c.hasattr(name):
@@ -109,19 +112,19 @@ def _add_attributes(module: torch.jit.ScriptModule, model: nn.Module, names: Seq
 
 
 def script(model: nn.Module) -> torch.jit.ScriptModule:
-    """``model`` scripted; raises what ``torch.jit.script`` raises."""
+    """Script ``model``; raises what ``torch.jit.script`` raises."""
     with _quiet():
         module: torch.jit.ScriptModule = torch.jit.script(model)
     return module
 
 
 def script_around(
-    model: nn.Module, names: Sequence[str], call: Call, sample: Sample
+    model: nn.Module, names: Sequence[str], call: CallSignature, sample: Sample
 ) -> torch.jit.ScriptModule:
-    """``model`` scripted, with the submodules ``names`` traced at what ``sample`` gives them.
+    """Script ``model``, with the submodules ``names`` traced at the inputs that they get for ``sample``.
 
-    Changes ``model``: the named submodules are replaced. Raises ``InputError`` for an unknown name or
-    a submodule that ``sample`` does not reach.
+    Changes ``model``: the named submodules are replaced. Raises ``InputError`` for an unknown name or a
+    submodule that ``sample`` does not reach.
     """
     parts = dict(model.named_modules())
     for name in names:
@@ -144,8 +147,10 @@ def script_around(
     return script(model)
 
 
-def _calls_of(parts: dict[str, nn.Module], model: nn.Module, call: Call, sample: Sample) -> Any:
-    """The first (args, kwargs) each of ``parts`` is called with when ``model`` runs ``sample``."""
+def _calls_of(
+    parts: dict[str, nn.Module], model: nn.Module, call: CallSignature, sample: Sample
+) -> Any:
+    """Return the (args, kwargs) of the first call of each of ``parts`` when ``model`` runs ``sample``."""
     seen: dict[str, Any] = {}
     hooks = [
         part.register_forward_pre_hook(
@@ -169,14 +174,18 @@ def _calls_of(parts: dict[str, nn.Module], model: nn.Module, call: Call, sample:
 class _Adapter(nn.Module):
     """Takes the entries of a sample, calls the model as the user does, returns tensors."""
 
-    def __init__(self, model: nn.Module, call: Call, checks: Sequence[Callable[..., Any]]) -> None:
+    def __init__(
+        self, model: nn.Module, call: CallSignature, checks: Sequence[Callable[..., Any]]
+    ) -> None:
         super().__init__()
         self.model = model
         self.__dict__.update(_call=call, _checks=checks)
         self.training = False
 
 
-def _adapter(model: nn.Module, call: Call, checks: Sequence[Callable[..., Any]]) -> nn.Module:
+def _adapter(
+    model: nn.Module, call: CallSignature, checks: Sequence[Callable[..., Any]]
+) -> nn.Module:
     def forward(self: Any, *sample: Any) -> Any:
         for check in self._checks:
             check(sample)
@@ -192,15 +201,15 @@ def _adapter(model: nn.Module, call: Call, checks: Sequence[Callable[..., Any]])
     return made
 
 
-def _check(call: Call, limit: Limit) -> Callable[[Sample], None]:
-    """A call of a scripted function, so that the trace keeps the branch and the raise."""
+def _check(call: CallSignature, limit: SizeRange) -> Callable[[Sample], None]:
+    """Return a call of a scripted function, so that the trace keeps the branch and the raise."""
     with _quiet():
         raise_outside = torch.jit.script(_raise_outside)
 
     def check(sample: Sample) -> None:
         leaf = pytree.tree_leaves(sample)[limit.index]
         message = (
-            f"traced by blade for {limit_text(call, sample, limit)}; optimize with samples of other "
+            f"traced by blade for {size_range_text(call, sample, limit)}; optimize with samples of other "
             "sizes, or with a scriptable model, to serve them"
         )
         raise_outside(leaf, limit.axis, limit.low, limit.high, message)
@@ -213,11 +222,11 @@ def _raise_outside(
 ) -> torch.Tensor:
     if tensor.size(axis) < low or tensor.size(axis) > high:
         raise RuntimeError(message)
-    return tensor  # the tracer accepts no function without a result
+    return tensor  # the tracer accepts only functions with a result
 
 
-def _check_tie(call: Call, tie: Tie) -> Callable[[Sample], None]:
-    """The same for two sizes that must be equal."""
+def _check_tie(call: CallSignature, tie: EqualSizes) -> Callable[[Sample], None]:
+    """Return the same check for two sizes that must be equal."""
     with _quiet():
         raise_unequal = torch.jit.script(_raise_unequal)
 
@@ -225,7 +234,7 @@ def _check_tie(call: Call, tie: Tie) -> Callable[[Sample], None]:
         leaves = pytree.tree_leaves(sample)
         (a, i), (b, j) = tie.first, tie.second
         message = (
-            f"traced by blade for inputs where {tie_text(call, sample, tie)}; optimize with a scriptable "
+            f"traced by blade for inputs where {equal_sizes_text(call, sample, tie)}; optimize with a scriptable "
             "model to serve others"
         )
         raise_unequal(leaves[a], i, leaves[b], j, message)
@@ -240,13 +249,13 @@ def _raise_unequal(a: torch.Tensor, i: int, b: torch.Tensor, j: int, message: st
 
 
 def has_fused_layers(model: nn.Module) -> bool:
-    """Whether ``fused_layers`` make a difference: such a layer skips padding, and answers zeros there."""
+    """Whether ``fused_layers`` matters for ``model``: a fused layer skips padding and returns zeros there."""
     return any(isinstance(part, nn.TransformerEncoderLayer) for part in model.modules())
 
 
 @contextlib.contextmanager
 def fused_layers(enabled: bool) -> Iterator[None]:
-    """Attention and encoder layers of ``torch.nn`` as one op each, or as the ops that they are otherwise."""
+    """Run attention and encoder layers of ``torch.nn`` as one op each, or decomposed into ordinary ops."""
     with contextlib.nullcontext() if enabled else _taken_apart:
         yield
 
@@ -257,12 +266,12 @@ def _take_apart() -> bool:
     return before
 
 
-_taken_apart = WhileAny(_take_apart, torch.backends.mha.set_fastpath_enabled)
+_taken_apart = SharedSwitch(_take_apart, torch.backends.mha.set_fastpath_enabled)
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[list[warnings.WarningMessage]]:
-    """Collect the tracer's warnings about the model's own lines, and show none of any kind."""
+    """Collect the tracer's warnings about the model's own lines, and show no warnings at all."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("ignore")
         warnings.filterwarnings("always", category=TracerWarning)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arguments in, exit code out; every error a user can cause is one sentence on stderr.
+"""Entry point of the command line; every error that a user can cause is one sentence on stderr.
 
     code = run(["report", "OUT.pt", "--json"])
 
-With ``--json`` stdout holds exactly one JSON document, also where a command fails:
-``{"error": {"exit": 3, "message": ...}}``. What models and libraries print meanwhile goes to stderr.
+With ``--json`` stdout holds exactly one JSON document, even if a command fails:
+``{"error": {"exit": 3, "message": ...}}``. Output of models and libraries goes to stderr.
 """
 
 import argparse
@@ -17,12 +17,14 @@ import traceback
 import warnings
 from collections.abc import Sequence
 from contextlib import ExitStack, redirect_stdout
+from pathlib import Path
 from types import TracebackType
 
 from torch.jit._trace import TracerWarning
 
-from blade.cli import bench, bisect, doctor, optimize, partition, show
-from blade.cli.result import Exit, Result
+from blade.cli.commands import bench, bisect, doctor, optimize, partition
+from blade.cli.commands import report as show
+from blade.cli.shared.result import CommandResult, ExitCode
 from blade.errors import BackendError, ConfigError, InputError
 from blade.version import __version__
 
@@ -41,9 +43,9 @@ error came from."""
 
 
 def main() -> None:
-    """Of ``python -m blade``: also what nobody foresaw ends in a sentence and an exit code."""
+    """Entry point of ``blade`` and ``python -m blade``; a bug ends in a sentence and an exit code, too."""
     sys.excepthook = _internal_error
-    if isinstance(sys.stdout, io.TextIOWrapper):  # a locale without the lines of our tables
+    if isinstance(sys.stdout, io.TextIOWrapper):  # the locale may lack our tables' lines
         sys.stdout.reconfigure(errors="replace")
     sys.exit(run(sys.argv[1:]))
 
@@ -57,19 +59,19 @@ def run(argv: Sequence[str]) -> int:
             _silence_known_warnings()
             if args.json:
                 stack.enter_context(redirect_stdout(sys.stderr))
-            result: Result = args.run(args)
+            result: CommandResult = args.run(args)
     except (ConfigError, InputError, BackendError) as error:
         return _failed(args, error)
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
-        return Exit.INTERRUPTED
+        return ExitCode.INTERRUPTED
     _print(json.dumps(result.data, indent=2, allow_nan=False) if args.json else result.text)
     return result.code
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m blade",
+        prog="blade" if Path(sys.argv[0]).name == "blade" else "python -m blade",
         description="Makes PyTorch models faster, by measurement.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -85,9 +87,9 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _failed(args: argparse.Namespace, error: ConfigError | InputError | BackendError) -> Exit:
-    code = Exit.BACKEND if isinstance(error, BackendError) else Exit.INPUT
-    code = Exit.USAGE if isinstance(error, ConfigError) else code
+def _failed(args: argparse.Namespace, error: ConfigError | InputError | BackendError) -> ExitCode:
+    code = ExitCode.BACKEND if isinstance(error, BackendError) else ExitCode.INPUT
+    code = ExitCode.USAGE if isinstance(error, ConfigError) else code
     message = str(error).strip()
     if args.traceback or logging.getLogger("blade").isEnabledFor(logging.DEBUG):
         traceback.print_exc()
@@ -100,7 +102,7 @@ def _failed(args: argparse.Namespace, error: ConfigError | InputError | BackendE
 def _internal_error(
     kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
-    """What no command foresaw. ``SystemExit`` from an excepthook sets the exit code."""
+    """Report an unexpected error. ``SystemExit`` from an excepthook sets the exit code."""
     debug = logging.getLogger("blade").isEnabledFor(logging.DEBUG)
     if "--traceback" in sys.argv or debug:
         traceback.print_exception(kind, error, trace)
@@ -109,11 +111,11 @@ def _internal_error(
         f"internal error: {kind.__name__}: {first}\nThis is a bug in blade, or in a library it calls; "
         "please report it with the output of the same command and --traceback.\n"
     )
-    sys.exit(Exit.INTERNAL)
+    sys.exit(ExitCode.INTERNAL)
 
 
 def _silence_known_warnings() -> None:
-    """Those that say of TorchScript what README says, and those of the tracer, which are Reasons."""
+    """Ignore TorchScript's deprecation (docs/limits.md) and the tracer's warnings, which become Reasons."""
     for category in (DeprecationWarning, FutureWarning):
         warnings.filterwarnings("ignore", ".*torch.jit", category)
     warnings.simplefilter("ignore", TracerWarning)
@@ -123,5 +125,5 @@ def _print(text: str) -> None:
     try:
         sys.stdout.write(text + "\n")
         sys.stdout.flush()
-    except BrokenPipeError:  # the reader has seen enough; nothing more can be said to it
+    except BrokenPipeError:  # the reader has closed its end
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Grouping of graph nodes into engines; knows no torch, only ints."""
+"""Clustering: group graph nodes into engines. This folder uses only ints, no torch."""
 
 from blade.clustering.cluster import cluster, schedule
 from blade.clustering.problem import Clustering, Cost, Dissolved, Group, Problem

@@ -1,22 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which nodes become one engine: ints in, convex groups out.
+"""Cluster nodes into engines: ints in, convex groups out.
 
 1. Vertical: along every edge, most bytes first, producer and consumer become one group.
 2. Siblings: groups that read the same value, largest value first, where ``Cost`` says that it pays.
-3. Independent: whatever is left and not ordered by a node outside, where it pays.
+3. Independent: remaining groups without a node outside between them, where it pays.
 4. Groups that are too small or do not pay for their boundary are dissolved.
 
-Contracting all groups leaves a DAG after every merge. At the end no two groups are left whose
-merge is legal and profitable (``quotient.py`` says why no pair has to be tried twice). The result
-depends on the graph alone; see ``canonical.py`` for what the numbering can still decide.
+Contracting all groups leaves a DAG after every merge. At the end no two groups are left whose merge is legal
+and profitable (``quotient_graph`` explains why no pair has to be tried twice). The result depends on the
+graph alone; ``canonical_order`` describes what the numbering can still decide.
 """
 
 from collections.abc import Iterable, Sequence
 from math import fsum
 
-from blade.clustering.canonical import rank_nodes
+from blade.clustering.canonical_order import rank_nodes
 from blade.clustering.problem import Clustering, Dissolved, Group, Problem
-from blade.clustering.quotient import Quotient
+from blade.clustering.quotient_graph import Quotient
 from blade.clustering.topological_order import sort_topologically
 
 _NEAREST = 8
@@ -38,11 +38,11 @@ def cluster(problem: Problem) -> Clustering:
 
 
 def schedule(problem: Problem, groups: Iterable[Sequence[int]]) -> list[tuple[int, ...]]:
-    """A legal order of the units: each of ``groups`` as one, every other node alone.
+    """Return a legal order of the units: each of ``groups`` as one, every other node alone.
 
-    Of the units that are ready the one with the smallest node goes first, so that a program in
-    order stays in order. Nodes of a unit are ascending. Raises ``ValueError`` if the groups
-    overlap or are not convex together.
+    Among the units that are ready the one with the smallest node goes first, so that an ordered program keeps
+    its order. Nodes of a unit are ascending. Raises ``ValueError`` if the groups overlap or are not convex
+    together.
     """
     unit = list(range(len(problem.labels)))
     nodes: dict[int, tuple[int, ...]] = {v: (v,) for v in unit}
@@ -61,7 +61,7 @@ def schedule(problem: Problem, groups: Iterable[Sequence[int]]) -> list[tuple[in
 def _merge_along_edges(
     problem: Problem, quotient: Quotient, depth: list[int], rank: list[int]
 ) -> None:
-    # Among equal weights the short edge first: a skip connection then finds its branch merged.
+    # Among equal weights the short edge goes first: a skip connection then finds its branch merged.
     arcs = [(-w, depth[c] - depth[p], rank[p], rank[c], p, c) for p, c, w in problem.edges]
     arcs += [(1, depth[c] - depth[p], rank[p], rank[c], p, c) for p, c in problem.effects]
     for *_, p, c in sorted(arcs):
@@ -70,8 +70,8 @@ def _merge_along_edges(
 
 def _merge_siblings(problem: Problem, quotient: Quotient, rank: list[int]) -> None:
     cost = problem.cost
-    # A value read all over a deep graph (an attention mask) has many readers that cannot merge. Where
-    # step 3 merges whatever is left anyway, trying the nearest few is enough; else every pair counts.
+    # A value read all over a deep graph (an attention mask) has many readers that cannot merge. Where step 3
+    # merges the remaining groups anyway, the nearest few are enough; else every pair counts.
     tries = _NEAREST if cost.call > cost.horizontal else len(problem.labels)
     readers: dict[int, set[int]] = {}
     size: dict[int, int] = {}
@@ -90,7 +90,7 @@ def _merge_siblings(problem: Problem, quotient: Quotient, rank: list[int]) -> No
 
 
 def _by_benefit(problem: Problem, backends: list[str]) -> list[str]:
-    """The backend that takes the most comes first: it gets the nodes that several take."""
+    """Order backends by benefit, the largest first: it gets the nodes that several backends take."""
     benefit = problem.benefit or [1.0] * len(problem.labels)
     gains: dict[str, list[float]] = {name: [] for name in backends}
     for label, gain in zip(problem.labels, benefit, strict=True):
@@ -100,12 +100,11 @@ def _by_benefit(problem: Problem, backends: list[str]) -> list[str]:
 
 
 def _merge_independent(quotient: Quotient, backend: int) -> None:
-    """Merge what ``backend`` takes and nothing it does not take lies between.
+    """Merge groups of ``backend`` that have only nodes of ``backend`` between them.
 
-    A group's level counts the switches to other nodes and back on the way to it. Two groups of
-    one level have nothing else between them, by step 1 not even each other, so a level is one
-    legal merge; and level i + 1 starts behind a node that is itself behind level i, so levels
-    never merge.
+    A group's level counts the switches to other nodes and back on the way to it. Two groups of one level have
+    nothing else between them, by step 1 not even each other, so a level is one legal merge; and level i + 1
+    starts behind a node that is itself behind level i, so levels never merge.
     """
     level: dict[int, int] = {}
     levels: dict[int, set[int]] = {}
@@ -124,7 +123,7 @@ def _merge_independent(quotient: Quotient, backend: int) -> None:
 
 
 def _settle(problem: Problem, quotient: Quotient) -> Clustering:
-    """The groups that pay, and the others with the numbers that say why not."""
+    """Return the groups that pay, and the dissolved ones with the numbers that say why."""
     groups: list[Group] = []
     dissolved: list[Dissolved] = []
     members = quotient.sets.members()
@@ -142,7 +141,7 @@ def _settle(problem: Problem, quotient: Quotient) -> Clustering:
 
 
 def _boundary_bytes(problem: Problem, quotient: Quotient) -> dict[int, int]:
-    """Bytes into and out of each group; a value counts once however many nodes read it."""
+    """Return the bytes into and out of each group; a value counts once however many nodes read it."""
     values: dict[tuple[int, int], int] = {}  # (group, producer) -> bytes
     find = quotient.sets.find
     for p, c, w in problem.edges:

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What clustering is asked and what it answers, in plain ints.
+"""Problem and result of clustering, in plain ints.
 
-Nodes are ``0 .. n-1`` in any order; a data edge is ``(producer, consumer, bytes)`` with the bytes
-the value would cost at a boundary, an effect edge ``(earlier, later)`` is an order and nothing
-else.
+Nodes are ``0 .. n-1`` in any order. A data edge is ``(producer, consumer, bytes)`` with the bytes that the
+value would cost at a boundary; an effect edge ``(earlier, later)`` is only an order.
 
-    problem = Problem(labels=[both, both, nobody], edges=[(0, 1, 4096), (1, 2, 64)])
+    problem = Problem(labels=[both, both, none], edges=[(0, 1, 4096), (1, 2, 64)])
     cluster(problem).groups      # (Group(nodes=(0, 1), label=frozenset({"disc"})),)
 """
 
@@ -15,12 +14,12 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Cost:
-    """What a boundary costs, in the unit of ``Problem.benefit``. No field may be negative.
+    """Cost of a boundary, in the unit of ``Problem.benefit``. No field may be negative.
 
     ``call``: one engine call (guard and dispatch). ``byte``: one byte through a group's boundary.
-    ``horizontal``: what is lost by merging two groups that hand each other no data. Such a merge
-    saves one call and the second read of the largest value that both read, and is done where that
-    is more than ``horizontal``; with the defaults it always is.
+    ``horizontal``: the loss from merging two groups without data between them. Such a merge saves one call
+    and the second read of the largest value that both read, and is done if that exceeds ``horizontal``; with
+    the defaults it always does.
     """
 
     call: float = 1.0
@@ -30,11 +29,11 @@ class Cost:
 
 @dataclass(frozen=True)
 class Problem:
-    """A DAG of ops with what is needed to group them.
+    """A DAG of ops with labels, benefits and costs.
 
-    ``labels[v]`` names the backends that take node v; empty means that it stays where it is.
-    ``benefit[v]`` is what running v in an engine gains; one unit per node where not given. A group
-    of fewer than ``min_size`` nodes, or whose benefit is below its boundary's cost, is dissolved.
+    ``labels[v]`` names the backends that take node v; an empty label keeps v out of groups. ``benefit[v]`` is
+    the gain from running v in an engine; one unit per node by default. A group of fewer than ``min_size``
+    nodes, or with a benefit below its boundary's cost, is dissolved.
     """
 
     labels: Sequence[frozenset[str]]
@@ -45,7 +44,7 @@ class Problem:
     cost: Cost = field(default_factory=Cost)
 
     def __post_init__(self) -> None:
-        """Raises ``ValueError`` for what no caller can mean; a cycle is found by ``cluster``."""
+        """Raise ``ValueError`` for inconsistent fields; ``cluster`` detects cycles."""
         n = len(self.labels)
         if self.benefit is not None and len(self.benefit) != n:
             raise ValueError(f"benefit has {len(self.benefit)} entries for {n} nodes")
@@ -56,7 +55,7 @@ class Problem:
                 raise ValueError(f"edge {edge} is not between two of the {n} nodes")
 
     def arcs(self) -> list[tuple[int, int]]:
-        """Everything that constrains the order: data edges, then effect edges."""
+        """Return all constraints on the order: data edges, then effect edges."""
         return [(p, c) for p, c, _ in self.edges] + list(self.effects)
 
 

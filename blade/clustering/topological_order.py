@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Topological orders: a static one, and a list order that allows to move elements anywhere."""
+"""Topological orders: a static one, and a list order whose elements can be moved anywhere."""
 
 import heapq
 from collections.abc import Iterable, Iterator, Sequence
@@ -8,7 +8,7 @@ _GAP = 1 << 32
 
 
 def sort_topologically(size: int, arcs: Iterable[tuple[int, int]]) -> list[int]:
-    """An order of ``0 .. size-1`` in which every arc goes forward, close to the numbering.
+    """Return an order of ``0 .. size-1`` in which every arc goes forward, close to the numbering.
 
     Among the nodes that are ready the smallest goes first. Raises ``ValueError`` on a cycle.
     """
@@ -37,13 +37,13 @@ def sort_topologically(size: int, arcs: Iterable[tuple[int, int]]) -> list[int]:
 class ListOrder:
     """A total order as a linked list with integer keys (order maintenance).
 
-    ``key[x] < key[y]`` tells in O(1) whether x comes before y. Keys leave gaps; when a gap is
-    used up all keys are spread again.
+    ``key[x] < key[y]`` tells in O(1) whether x comes before y. Keys leave gaps; when a gap is used up, all
+    keys are renumbered.
     """
 
     def __init__(self, sequence: Sequence[int]) -> None:
         size = len(sequence)
-        # One sentinel at both ends makes the list circular: no special case for the first and last.
+        # One sentinel at both ends makes the list circular: first and last need no special case.
         self._end = size
         self.key = [0] * (size + 1)
         self._next = [size] * (size + 1)
@@ -64,11 +64,11 @@ class ListOrder:
         self._spread()
 
     def previous(self, node: int) -> int:
-        """The element before ``node``; the first one's is a sentinel that ``replace`` accepts."""
+        """Return the element before ``node``; the first one's is a sentinel that ``replace`` accepts."""
         return self._prev[node]
 
     def replace(self, out: set[int], anchor: int, sequence: Sequence[int]) -> None:
-        """Take ``out`` from the list and put ``sequence`` (some of them) where ``anchor`` ends."""
+        """Remove ``out`` from the list and insert ``sequence`` (some of them) where ``anchor`` ends."""
         while anchor in out:
             anchor = self._prev[anchor]
         for node in out:

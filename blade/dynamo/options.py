@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What users say to ``torch.compile`` as a ``Config``."""
+"""The ``mode`` and ``options`` of ``torch.compile`` as a ``Config``."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +9,7 @@ from blade.errors import ConfigError
 
 _WITHOUT_GRAPHS = "max-autotune-no-cudagraphs"
 MODES = ("default", "reduce-overhead", "max-autotune", _WITHOUT_GRAPHS)
-# What a graph of torch.compile has no place for.
+# Fields that do not apply to a graph of torch.compile.
 _ABOUT_CAPTURE = (
     *("allow_tracing", "preserved_attributes", "freeze_module", "customize_jit_passes"),
     *("dynamic_shapes", "dynamic_tuning_shapes", "sample_weights", "background"),
@@ -21,8 +21,11 @@ _ABOUT_CAPTURE = (
 def config_of(mode: str | None, options: Mapping[str, Any] | None) -> Config:
     """The innermost active ``with Config(...)`` with ``options`` on top; the backend is DISC unless they name one.
 
-    All modes do the same, as no engine is tuned per size, but for "max-autotune-no-cudagraphs", which says what
-    it is without. Raises ``ConfigError`` for an option that is no field of ``Config``, or one about what
+    With ``optimization_pipeline="auto"`` all backends, or those in BLADE_BACKENDS, compete for each cluster at
+    the first call; ``time_budget`` limits this competition per graph.
+
+    All modes are equal, as no engine is tuned per size, except "max-autotune-no-cudagraphs", which turns CUDA
+    graphs off. Raises ``ConfigError`` for an option that is not a field of ``Config``, or that sets what
     ``torch.compile`` decides (capture, sizes).
     """
     if mode is not None and mode not in MODES:

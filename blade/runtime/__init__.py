@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The C++ runtime: importing this registers ``torch.classes.blade.Engine``."""
+"""The C++ runtime; its import registers ``torch.classes.blade.Engine``."""
 
 from blade.runtime import cuda as cuda
 from blade.runtime.engine import (

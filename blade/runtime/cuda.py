@@ -1,23 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The second C++ library, ``_cuda*.so``: with it engines made for CUDA devices run here.
+"""The second C++ library, ``_cuda*.so``, which runs engines for CUDA devices.
 
-Without it such engines load all the same and say why they do not run: the original does.
+Without it such engines still load, report the reason, and run the original.
 """
 
 import atexit
 import ctypes
-import logging
 from pathlib import Path
 
 import torch
 
 import blade.runtime.engine  # noqa: F401 - the library that this one registers itself with
-
-logger = logging.getLogger(__name__)
+from blade.errors import warn_user
 
 
 def why_unavailable() -> str:
-    """Empty, or a sentence: engines for CUDA devices cannot run in this process."""
+    """Why engines for CUDA devices cannot run in this process; empty if they can."""
     if torch.version.cuda is None:
         return f"torch {torch.__version__} is built without CUDA."
     if "cuda" not in torch.ops.blade.accelerators():
@@ -26,7 +24,7 @@ def why_unavailable() -> str:
 
 
 def load(package: Path) -> str:
-    """Loads the library if it was built; the reason if it was not, or cannot be loaded."""
+    """Load the library; returns the reason if it was not built or cannot be loaded, else an empty text."""
     if torch.version.cuda is None:
         return ""
     found = sorted(package.glob("_cuda*.so"))
@@ -37,11 +35,11 @@ def load(package: Path) -> str:
         )
     try:
         torch.classes.load_library(str(found[0]))
-        # engines that live until the interpreter goes need not be taken apart, kernel by kernel
+        # at exit, engines need not unload their kernels one by one
         atexit.register(ctypes.CDLL(str(found[0])).blade_cuda_end)
     except (OSError, RuntimeError) as error:
         why = f"blade's CUDA runtime {found[0]} cannot be loaded: {error}"
-        logger.warning("%s", why)
+        warn_user(why)
         return why
     return ""
 

@@ -3,14 +3,16 @@
 
 import pytest
 
-from blade.backends.archive import Archive, read
+from blade.backends.shared.archive import EngineArchive, read
 from blade.errors import BackendError
 
-DATA = Archive({"lib": "1.2"}, {"orders": [None, [1, 0]]}, {"model.so": b"code" * 100}).to_bytes()
+DATA = EngineArchive(
+    {"lib": "1.2"}, {"orders": [None, [1, 0]]}, {"model.so": b"code" * 100}
+).to_bytes()
 
 
 def test_it_comes_back_as_it_was() -> None:
-    archive = read(DATA, {"lib": "1.2"}, "lib")
+    archive = read(DATA, {"lib": "1.2"}, "lib", {"model.so"})
     assert archive.facts == {"orders": [None, [1, 0]]}
     assert archive.files == {"model.so": b"code" * 100}
     assert len(DATA) < 600
@@ -23,10 +25,10 @@ def test_it_comes_back_as_it_was() -> None:
 )
 def test_damage_is_told(data: bytes) -> None:
     with pytest.raises(BackendError, match="what lib compiled is damaged"):
-        read(data, {"lib": "1.2"}, "lib")
+        read(data, {"lib": "1.2"}, "lib", {"model.so"})
 
 
 @pytest.mark.parametrize("here", [{"lib": "1.3"}, {"lib": "1.2", "other": "0"}])
 def test_another_version_is_told(here: dict[str, str]) -> None:
     with pytest.raises(BackendError, match="optimize the model again"):
-        read(DATA, here, "lib")
+        read(DATA, here, "lib", {"model.so"})

@@ -18,7 +18,6 @@ from torch import nn
 
 import blade
 from blade.backends import registry
-from blade.backends.base import Cluster, OpNode
 from blade.backends.inductor.backend import InductorBackend
 from blade.backends.onnxruntime.backend import OnnxRuntimeBackend
 from blade.backends.openvino.backend import OpenVinoBackend
@@ -26,9 +25,10 @@ from blade.backends.tensorrt import library
 from blade.backends.tensorrt.backend import TensorRTBackend
 from blade.backends.tvm.backend import TvmBackend
 from blade.config import Config
+from blade.core.cluster import Cluster, OpNode
+from blade.core.reason import Code, Reason
 from blade.errors import BackendError
-from blade.fallback.isolate import close_workers
-from blade.reason import Code, Reason
+from blade.fallback.isolated_convert import close_workers
 
 pytestmark = pytest.mark.needs("runtime")
 MODULES = {  # that bring them; AOTInductor's library is a compiler

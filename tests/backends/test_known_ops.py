@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from blade.backends import known_ops
-from blade.backends.base import OpNode, ValueInfo
 from blade.backends.inductor.backend import compiler_name
-from blade.backends.known_ops import KnownOps
+from blade.backends.shared import op_survey as known_ops
+from blade.backends.shared.op_survey import OpSurvey
+from blade.core.cluster import OpNode, ValueInfo
 
 FLOAT = ValueInfo("tensor", torch.float32, torch.device("cpu"), 2)
 ADD = OpNode("a", torch.ops.aten.add.Tensor, (FLOAT, FLOAT, 1), {}, (FLOAT,))
@@ -35,8 +35,8 @@ def folder(tmp_path: Path, cluster_cache: Path, monkeypatch: pytest.MonkeyPatch)
     return tmp_path
 
 
-def ops_of(ask: object) -> KnownOps:
-    return KnownOps("lib", "Lib", frozenset({torch.float32}), lambda: "1", ask)  # type: ignore[arg-type]
+def ops_of(ask: object) -> OpSurvey:
+    return OpSurvey("lib", "Lib", frozenset({torch.float32}), lambda: "1", ask)  # type: ignore[arg-type]
 
 
 def test_it_is_asked_once_and_elsewhere(folder: Path) -> None:

@@ -17,17 +17,17 @@ from torch import nn
 
 import blade
 from blade.backends import registry
-from blade.backends.archive import Archive
-from blade.backends.base import Cluster, OpNode, ValueInfo
 from blade.backends.inductor import run as inductor_run
 from blade.backends.inductor.backend import InductorBackend
-from blade.backends.inductor.package import Package
+from blade.backends.inductor.package import InductorPackage
+from blade.backends.shared.archive import EngineArchive
 from blade.backends.tvm import run as tvm_run
 from blade.backends.tvm.backend import TvmBackend
 from blade.config import Config
+from blade.core.cluster import Cluster, OpNode, ValueInfo
+from blade.core.reason import Code
 from blade.errors import BackendError
-from blade.exchange.guards import guard_program
-from blade.reason import Code
+from blade.program.guard_program import guard_program
 from blade.runtime.engine import make_engine, register_runner
 
 pytestmark = pytest.mark.needs("runtime")
@@ -45,9 +45,9 @@ def model() -> nn.Module:
 def payload(backend: str, library: bytes) -> bytes:
     """What ``backend`` makes of a ``library`` that needs no weights."""
     if backend == "inductor":
-        return Package((None, None, None), {}, (), {}, {LIBRARY: library}).to_bytes()
+        return InductorPackage((None, None, None), {}, (), {}, {LIBRARY: library}).to_bytes()
     facts = {"weights": 0, "orders": [None]}
-    return Archive(tvm_run.stamp(), facts, {LIBRARY: library}).to_bytes()
+    return EngineArchive(tvm_run.stamp(), facts, {LIBRARY: library}).to_bytes()
 
 
 def cut_off() -> bytes:
@@ -143,7 +143,7 @@ def test_a_library_that_kills_whoever_loads_it_costs_a_reason(name: str) -> None
     assert blade.stats(optimized) == {}
 
 
-OLD = Archive({"torch": "1.0", "apache-tvm": "0.1", "apache-tvm-ffi": "0.1"}).to_bytes()
+OLD = EngineArchive({"torch": "1.0", "apache-tvm": "0.1", "apache-tvm-ffi": "0.1"}).to_bytes()
 
 
 @produces(Code.BACKEND_UNAVAILABLE)

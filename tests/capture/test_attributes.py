@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from blade.capture.attributes import may_write
-from blade.capture.original import State
+from blade.capture.reference_model import ModelState
 
 
 class Reads(nn.Module):
@@ -60,7 +60,7 @@ def test_who_writes(model: type[Reads], writes: bool) -> None:
 def test_what_is_written_is_put_back(model: type[Reads]) -> None:
     module = torch.jit.script(model())
     x = torch.ones(3)
-    state = State(module)
+    state = ModelState(module)
     once = module(x)
     assert not torch.equal(module(x), once)
     assert state.restore()
@@ -75,4 +75,4 @@ def test_an_optimized_module_does_not_write() -> None:
     config = blade.Config(optimization_pipeline="DISC", timing=False, min_cluster_size=1)
     optimized = blade.optimize(linear, torch.randn(2, 4), config)
     assert not may_write(optimized)
-    assert State(optimized)._tensors == []
+    assert ModelState(optimized)._tensors == []

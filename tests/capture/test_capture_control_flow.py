@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import nn
 
-from blade.capture.captured import Captured, Limit
-from blade.capture.torchscript import capture
+from blade.capture.capture import capture
 from blade.config import Config
-from blade.errors import InputError
-from blade.reason import Code, Stage
+from blade.core.captured import Captured, SizeRange
+from blade.core.reason import Code, Stage
+from blade.errors import BladeWarning, InputError
 
 
 def random(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -98,11 +98,13 @@ def test_an_unscriptable_decision_on_a_size_is_refused_if_strict() -> None:
         capture(OnlyPython().eval(), random(3, 6), Config(strict=True))
 
 
-def test_who_did_not_agree_to_limits_is_warned(caplog: pytest.LogCaptureFixture) -> None:
-    captured = capture(OnlyPython().eval(), [random(3, 6), random(5, 6)], Config())
-    assert captured.limits == (Limit(0, 1, 6, 6),)
-    [record] = [one for one in caplog.records if one.levelname == "WARNING"]
-    text = record.getMessage()
+def test_limits_that_were_not_agreed_to_are_a_warning_at_the_line_of_the_user() -> None:
+    with pytest.warns(BladeWarning) as caught:
+        captured = capture(OnlyPython().eval(), [random(3, 6), random(5, 6)], Config())
+    assert captured.limits == (SizeRange(0, 1, 6, 6),)
+    [warned] = [one for one in caught if one.category is BladeWarning]
+    assert warned.filename == __file__
+    text = str(warned.message)
     assert text.startswith("OnlyPython: The trace is kept for the sizes it is right at")
     assert "axis 1 of 'x' must be 6" in text and "dynamic_shapes" in text
     for x in (random(3, 6), random(1, 6)):
@@ -129,7 +131,7 @@ def test_a_trace_kept_by_agreement_raises_where_it_is_wrong(
     config: Config, low: int, high: int
 ) -> None:
     captured = capture(OnlyPython().eval(), random(3, 6), config)
-    assert captured.limits == (Limit(0, 1, low, high),)
+    assert captured.limits == (SizeRange(0, 1, low, high),)
     assert Code.TRACE_SPECIALIZED in codes(captured)
     assert captured.probes and all(low <= probe[0].shape[1] <= high for probe in captured.probes)
     for size in {low, high}:

@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import nn
 
-from blade.capture.captured import Captured
-from blade.capture.torchscript import capture
+from blade.capture.capture import capture
 from blade.config import Config
-from blade.reason import Code
+from blade.core.captured import Captured
+from blade.core.reason import Code
 
 
 def leaves(value: Any) -> list[torch.Tensor]:

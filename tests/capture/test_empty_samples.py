@@ -6,7 +6,7 @@ import torch
 from entrances import CONFIG
 
 import blade
-from blade.capture.probes import resized
+from blade.capture.derived_shapes import resized
 
 
 class Unless(torch.nn.Module):

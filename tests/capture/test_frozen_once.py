@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from blade.capture import torchscript
+from blade.capture import capture as torchscript
+from blade.capture.capture import capture
 from blade.capture.clean import forward_of, freeze
-from blade.capture.torchscript import capture
 from blade.config import Config
 
 X = torch.randn(2, 3, generator=torch.Generator().manual_seed(0))

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import blade
-from blade.capture.torchscript import capture
+from blade.capture.capture import capture
 
 CONFIG = blade.Config(timing=False, optimization_pipeline="disc")
 FUSED = {"aten::_transformer_encoder_layer_fwd", "aten::_native_multi_head_attention"}

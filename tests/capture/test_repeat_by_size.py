@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 import blade
-from blade.capture.repeats import repeats_by_size
-from blade.capture.torchscript import capture
+from blade.capture.capture import capture
+from blade.capture.patch_repeat_interleave import patched_repeat_interleave
 from blade.config import Config
 
 
@@ -57,7 +57,7 @@ def test_the_result_shares_no_memory_with_what_is_repeated_once() -> None:
 def test_tensors_and_numbers_are_repeated_by_as_before() -> None:
     x, counts = torch.randn(3, 2), torch.tensor([1, 0, 2])
     before = torch.repeat_interleave
-    with repeats_by_size, repeats_by_size:
+    with patched_repeat_interleave, patched_repeat_interleave:
         assert torch.equal(x.repeat_interleave(counts, 0), x[[0, 2, 2]])
         assert torch.equal(torch.repeat_interleave(counts), torch.tensor([0, 2, 2]))
         traced = torch.jit.trace(

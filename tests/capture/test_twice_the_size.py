@@ -5,10 +5,10 @@ import pytest
 import torch
 from torch import nn
 
-from blade.capture.captured import Limit
-from blade.capture.observe import TWICE, observe
-from blade.capture.torchscript import capture
+from blade.capture.capture import capture
+from blade.capture.references import TWICE, run_references
 from blade.config import Config
+from blade.core.captured import SizeRange
 from blade.errors import InputError
 
 SAMPLE = torch.randn(2, 32, 4, generator=torch.Generator().manual_seed(0))
@@ -35,7 +35,7 @@ def test_a_loop_over_blocks_is_no_trace_for_all_sizes() -> None:
 def test_it_is_kept_where_it_is_right(allow_tracing: bool | None) -> None:
     model = Blocks().eval()
     captured = capture(model, SAMPLE, Config(allow_tracing=allow_tracing))
-    assert captured.limits == (Limit(0, 1, 32, 32),)
+    assert captured.limits == (SizeRange(0, 1, 32, 32),)
     x = torch.randn(5, 32, 4)
     torch.testing.assert_close(captured.module(x), model(x))
     with pytest.raises(Exception, match="axis 1 of 'x' must be 32"):
@@ -43,7 +43,7 @@ def test_it_is_kept_where_it_is_right(allow_tracing: bool | None) -> None:
 
 
 def test_each_is_doubled_alone_and_tells_of_the_trace_only() -> None:
-    seen = observe(nn.Tanh().eval(), torch.randn(4, 8, 12), Config(), bake=True)
+    seen = run_references(nn.Tanh().eval(), torch.randn(4, 8, 12), Config(), bake=True)
     twice = [tuple(one.sample[0].shape) for one in seen.references if one.what == TWICE]
     assert twice == [(1, 16, 1), (1, 1, 24)]
     captured = capture(nn.Tanh().eval(), torch.randn(4, 8, 12), Config())
@@ -53,4 +53,4 @@ def test_each_is_doubled_alone_and_tells_of_the_trace_only() -> None:
 def test_declared_sizes_at_which_it_is_right_are_served() -> None:
     config = Config(dynamic_shapes={0: {1: (32, 40)}})
     captured = capture(Blocks().eval(), SAMPLE, config)
-    assert captured.limits == (Limit(0, 1, 32, 40),)
+    assert captured.limits == (SizeRange(0, 1, 32, 40),)

@@ -13,8 +13,8 @@ from command_line import Command, Files
 from fake_backends import Fake, puts_nan, registered, wrong_values
 
 import blade
-from blade.cli.bench import make, switch_off
-from blade.report_graph import InputReport
+from blade.cli.commands.bench import make, switch_off
+from blade.report.graph import InputReport
 
 pytestmark = pytest.mark.needs("runtime", "torch_mlir")
 
@@ -52,6 +52,7 @@ def test_a_pickled_model_is_read_only_on_demand(
 def test_report_prints_what_the_file_carries(blade_cli: Command, files: Files) -> None:
     carried = blade.report(torch.jit.load(files.optimized))
     assert blade_cli("report", files.optimized).out == f"{carried}\n"
+    assert blade_cli("report", files.optimized, "--all").out == f"{carried.explain()}\n"
     assert blade_cli("report", files.optimized, "--json").data == json.loads(carried.to_json())
 
 
@@ -177,7 +178,7 @@ def test_bisect_finds_the_op(blade_cli: Command, files: Files, tmp_path: Path) -
 
 def test_doctor_reports_every_backend_and_the_machine(blade_cli: Command) -> None:
     noted = Fake("fake")
-    noted.note = "never quick"  # type: ignore[attr-defined]
+    noted.summary = "never quick"
     with registered(noted):
         done = blade_cli("doctor", "--json")
         assert re.search(r"fake\s+available\s+never quick\n", blade_cli("doctor").out)
@@ -210,7 +211,16 @@ def test_doctor_tries_the_libraries_that_are_installed(blade_cli: Command, name:
     assert done.code == 0
 
 
-def test_the_doctor_can_speak_where_the_runtime_cannot(tmp_path: Path) -> None:
+CONSOLE_SCRIPT = """import sys
+from blade.cli.main import main
+if __name__ == "__main__":
+    sys.exit(main())
+"""
+"""The file that an installer writes for ``[project.scripts]``."""
+
+
+@pytest.mark.parametrize("entrance", ["python -m blade", "blade"])
+def test_the_doctor_can_speak_where_the_runtime_cannot(tmp_path: Path, entrance: str) -> None:
     """The package without its library, as after a checkout: an exit code and the command, no traceback."""
     package = tmp_path / "blade"
     package.mkdir()
@@ -224,8 +234,11 @@ def test_the_doctor_can_speak_where_the_runtime_cannot(tmp_path: Path) -> None:
     (package / "runtime").mkdir()
     for path in (source / "runtime").glob("*.py"):
         (package / "runtime" / path.name).write_text(path.read_text())
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "blade").write_text(CONSOLE_SCRIPT)
+    command = ["bin/blade"] if entrance == "blade" else ["-m", "blade"]
     done = subprocess.run(
-        [sys.executable, "-m", "blade", "doctor", "--json"],
+        [sys.executable, *command, "doctor", "--json"],
         cwd=tmp_path,
         env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(tmp_path)},
         capture_output=True,

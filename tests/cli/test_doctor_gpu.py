@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 from command_line import Command
 
-from blade.cli import doctor, gpu, machine
+from blade.cli.commands import doctor
+from blade.cli.shared import gpu_checks as gpu
+from blade.cli.shared import machine
 from blade.errors import BackendError
 
 pytestmark = pytest.mark.needs("runtime", "torch_mlir")

@@ -11,8 +11,8 @@ import torch
 from command_line import Command, Files
 
 from blade.cli import main
-from blade.cli.doctor import environment
-from blade.cli.options import parse_config, parse_value
+from blade.cli.commands.doctor import environment
+from blade.cli.shared.options import parse_config, parse_value
 from blade.config import Config
 from blade.errors import ConfigError
 
@@ -126,7 +126,8 @@ def test_usage_and_help() -> None:
 def test_what_nobody_foresaw_is_a_sentence_and_70() -> None:
     """And a broken pipe none at all."""
     script = (
-        "import sys; from blade.cli import main, show; main.show.run = lambda args: 1 / 0; "
+        "import sys; from blade.cli import main; from blade.cli.commands import report; "
+        "report.run = lambda args: 1 / 0; "
         "sys.argv = ['blade', 'report', 'x'] + {more}; main.main()"
     )
     for more, traceback in (([], False), (["--traceback"], True)):

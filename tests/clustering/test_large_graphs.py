@@ -11,7 +11,7 @@ from random import Random
 
 import pytest
 
-from blade.clustering.quotient import Quotient
+from blade.clustering.quotient_graph import Quotient
 
 Arcs = list[tuple[int, int]]
 A, B, BOTH = 1, 2, 3

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from random_dags import common_label, is_acyclic, problems
 
 from blade.clustering import Problem
-from blade.clustering.quotient import Quotient
+from blade.clustering.quotient_graph import Quotient
 from blade.clustering.topological_order import ListOrder, sort_topologically
 
 BITS = {"a": 1, "b": 2}

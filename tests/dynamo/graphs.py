@@ -3,21 +3,21 @@
 
 from typing import TYPE_CHECKING
 
-from blade.dynamo import kept
+from blade.dynamo import live_graphs as kept
 from blade.report import Report
 
 if TYPE_CHECKING:
-    from blade.dynamo.graph import CompiledGraph
+    from blade.dynamo.compile_graph import CompiledGraph
 
 _earlier: set[str] = set()
 
 
 def forget() -> None:
-    _earlier.update(graph.name for graph in kept.alive())
+    _earlier.update(graph.name for graph in kept.live_graphs())
 
 
 def made() -> "list[CompiledGraph]":
-    return [graph for graph in kept.alive() if graph.name not in _earlier]
+    return [graph for graph in kept.live_graphs() if graph.name not in _earlier]
 
 
 def reports() -> list[Report]:

@@ -19,7 +19,7 @@ def solved(x: torch.Tensor) -> torch.Tensor:
 def compare(fn: Callable[..., torch.Tensor], inputs: Sequence[torch.Tensor]) -> None:
     """Answers and gradients of ``fn`` are eager's, twice; strides of the inputs are kept."""
     torch._dynamo.reset()
-    compiled = torch.compile(fn, backend="aot_disc", options=ALL)
+    compiled = torch.compile(fn, backend=blade.dynamo.aot_disc, options=ALL)
     for _ in range(2):
         found = []
         for f in (fn, compiled):
@@ -47,7 +47,7 @@ def test_a_gradient_of_zeros_without_memory() -> None:
 
 def test_zeros_without_memory_reach_a_backward_graph() -> None:
     torch._dynamo.reset()
-    compiled = torch.compile(lambda x: torch.sin(x) * 2, backend="aot_disc", options=ALL)
+    compiled = torch.compile(lambda x: torch.sin(x) * 2, backend=blade.dynamo.aot_disc, options=ALL)
     x = torch.randn(4, 5, requires_grad=True)
     torch.sgn(compiled(x)).sum().backward()
     assert torch.equal(x.grad, torch.zeros(4, 5))

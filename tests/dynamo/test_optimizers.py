@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from blade.backends.disc.foreach import _EACH, FOREACH
+import blade
+from blade.backends.disc.frontend.foreach import _EACH, FOREACH
 
 Params = Iterator[nn.Parameter]
 STEPS = 50
@@ -57,7 +58,7 @@ def test_fifty_steps_follow_eager(name: str) -> None:
     nets.append(copy.deepcopy(nets[0]))
     one, other = (OPTIMIZERS[name](net.parameters()) for net in nets)
     addresses = [p.data_ptr() for p in nets[0].parameters()]
-    step = torch.compile(one.step, backend="aot_disc")
+    step = torch.compile(one.step, backend=blade.dynamo.aot_disc)
     torch.testing.assert_close(
         losses(nets[0], step, one), losses(nets[1], other.step, other), rtol=1e-4, atol=1e-6
     )
@@ -81,7 +82,7 @@ def test_a_learning_rate_in_a_tensor_changes_without_a_new_graph() -> None:
     nets = [model()]
     nets.append(copy.deepcopy(nets[0]))
     one, other = (torch.optim.AdamW(n.parameters(), lr=torch.tensor(0.02)) for n in nets)
-    step = torch.compile(one.step, backend="aot_disc", options={"timing": False})
+    step = torch.compile(one.step, backend=blade.dynamo.aot_disc, options={"timing": False})
     got = losses(nets[0], step, one, decay)
     torch.testing.assert_close(got, losses(nets[1], other.step, other, decay), rtol=1e-4, atol=1e-6)
     assert len(graphs.made()) == 1
@@ -105,10 +106,10 @@ def test_a_scheduled_learning_rate_is_compiled_twice_at_most(name: str, first: s
     nets.append(copy.deepcopy(nets[0]))
     one, other = (OPTIMIZERS[name](net.parameters()) for net in nets)
     options = {"timing": False}
-    early = torch.compile(one.step, backend="aot_disc", options=options)
+    early = torch.compile(one.step, backend=blade.dynamo.aot_disc, options=options)
     schedulers = {o: torch.optim.lr_scheduler.ExponentialLR(o, 0.97) for o in (one, other)}
     step = early if first == "compile" else None
-    step = step or torch.compile(one.step, backend="aot_disc", options=options)
+    step = step or torch.compile(one.step, backend=blade.dynamo.aot_disc, options=options)
 
     def decay(optimizer: torch.optim.Optimizer, i: int) -> None:
         schedulers[optimizer].step()

@@ -3,7 +3,8 @@
 
 import torch
 
-from blade.dynamo.kept import alive
+import blade
+from blade.dynamo.live_graphs import live_graphs
 
 
 def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -17,12 +18,14 @@ def inputs(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def test_an_input_crosses_in_memorys_order() -> None:
-    before = {graph.name for graph in alive()}
-    run = torch.compile(function, backend="disc", options={"timing": False, "strict": True})
+    before = {graph.name for graph in live_graphs()}
+    run = torch.compile(
+        function, backend=blade.dynamo.disc, options={"timing": False, "strict": True}
+    )
     for seed in range(3):
         x, y = inputs(seed)
         torch.testing.assert_close(run(x, y), function(x, y))
-    (graph,) = [g for g in alive() if g.name not in before]
+    (graph,) = [g for g in live_graphs() if g.name not in before]
     (part,) = graph.parts
     assert part.cut is not None and part.served is not None
     assert part.cut.orders == {0: (0, 2, 1, 3)}
@@ -32,7 +35,7 @@ def test_an_input_crosses_in_memorys_order() -> None:
 
 
 def test_one_that_lies_otherwise_at_another_call_is_computed_with_as_well() -> None:
-    run = torch.compile(function, backend="disc", options={"timing": False})
+    run = torch.compile(function, backend=blade.dynamo.disc, options={"timing": False})
     x, y = inputs(1)
     want = function(x, y)
     torch.testing.assert_close(run(x, y), want)
@@ -41,7 +44,7 @@ def test_one_that_lies_otherwise_at_another_call_is_computed_with_as_well() -> N
 
 
 def test_what_forward_saves_for_its_gradient_in_another_order() -> None:
-    before = {graph.name for graph in alive()}
+    before = {graph.name for graph in live_graphs()}
     into = torch.nn.Linear(16, 48)
     x = torch.randn(2, 8, 16, requires_grad=True)
 
@@ -49,12 +52,12 @@ def test_what_forward_saves_for_its_gradient_in_another_order() -> None:
         q, k, v = into(x).view(2, 8, 3, 4, 4).permute(2, 0, 3, 1, 4)
         return torch.nn.functional.scaled_dot_product_attention(q.sin(), k, v).sum()
 
-    run = torch.compile(attend, backend="aot_disc", options={"timing": False})
+    run = torch.compile(attend, backend=blade.dynamo.aot_disc, options={"timing": False})
     for _ in range(2):
         (want,) = torch.autograd.grad(attend(x), x)
         (got,) = torch.autograd.grad(run(x), x)
         torch.testing.assert_close(got, want)
-    backward = next(g for g in alive() if g.name not in before and "backward" in g.name)
+    backward = next(g for g in live_graphs() if g.name not in before and "backward" in g.name)
     assert any(part.cut is not None and part.cut.orders for part in backward.parts)
     assert {part.served.serving for part in backward.parts if part.served} == {"disc"}
 
@@ -62,7 +65,7 @@ def test_what_forward_saves_for_its_gradient_in_another_order() -> None:
 def test_an_input_that_is_returned_is_the_callers() -> None:
     run = torch.compile(
         lambda x, y: (x, x.transpose(1, 2), torch.exp(x) + y),
-        backend="disc",
+        backend=blade.dynamo.disc,
         options={"timing": False, "min_cluster_size": 1},
     )
     x, y = inputs(2)

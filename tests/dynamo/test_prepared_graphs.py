@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.fx import Graph, Node
 
-from blade.dynamo.prepare import prepare
+from blade.dynamo.rewrites import apply_rewrites
 
 aten = torch.ops.aten
 SHAPE = (2, 4, 8, 16)
@@ -52,7 +52,7 @@ def test_attention_that_nobody_differentiates_is_attention(
     target: Any, args: tuple[Any, ...], masked: bool, causal: bool
 ) -> None:
     graph = graph_of(target, args, (0,))
-    prepare(graph)
+    apply_rewrites(graph)
     [node] = computed(graph)
     assert node.target is aten.scaled_dot_product_attention.default
     assert (node.kwargs["attn_mask"] is not None) == masked
@@ -63,7 +63,7 @@ def test_attention_that_nobody_differentiates_is_attention(
 
 def test_fewer_heads_of_keys_are_repeated() -> None:
     graph = graph_of(FLASH, (), (0,), heads=2)
-    prepare(graph)
+    apply_rewrites(graph)
     [node] = computed(graph)
     assert node.kwargs["enable_gqa"]
 
@@ -80,5 +80,5 @@ def test_what_only_the_kernel_does_stays(
     target: Any, args: tuple[Any, ...], taken: tuple[int, ...]
 ) -> None:
     graph = graph_of(target, args, taken)
-    prepare(graph)
+    apply_rewrites(graph)
     assert computed(graph)[0].target is target

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from blade.dynamo.share import share_equal
+from blade.dynamo.cse import eliminate_common_subexpressions
 
 aten = torch.ops.aten
 
@@ -34,7 +34,7 @@ def test_what_is_one(name: str) -> None:
     function, op, count = SHARED[name]
     x = torch.rand(3, 4)
     traced = make_fx(function, tracing_mode="fake")(x)
-    share_equal(traced.graph)
+    eliminate_common_subexpressions(traced.graph)
     traced.graph.lint()
     traced.recompile()
     left = [n for n in traced.graph.nodes if str(n.target).startswith(f"aten.{op}.")]
@@ -50,7 +50,7 @@ def test_what_is_read_before_and_after_a_write_is_two() -> None:
         return before + aten.exp.default(x)
 
     traced = make_fx(function, tracing_mode="fake")(torch.rand(3), torch.rand(3))
-    share_equal(traced.graph)
+    eliminate_common_subexpressions(traced.graph)
     traced.recompile()
     x, y = torch.rand(3), torch.rand(3)
     torch.testing.assert_close(traced(x.clone(), y), x.exp() + y.exp())

@@ -5,6 +5,8 @@ import graphs
 import torch
 from torch import nn
 
+import blade
+
 
 class Attended(nn.Module):
     """A convolved image as tokens that attend to each other, and as an image again."""
@@ -25,7 +27,7 @@ class Attended(nn.Module):
 
 def test_a_view_to_sums_of_sizes_is_part_of_its_cluster() -> None:
     model = Attended().eval()
-    compiled = torch.compile(model, backend="disc", dynamic=True)
+    compiled = torch.compile(model, backend=blade.dynamo.disc, dynamic=True)
     with torch.no_grad():
         for size in (8, 12, 21):
             x = torch.randn(2, 3, size, size + 2)

@@ -36,7 +36,11 @@ class Net(nn.Module):
 def pair(model: nn.Module, **options: Any) -> tuple[nn.Module, nn.Module, Any]:
     """A model, its copy for eager, and the compiled form of the first."""
     other = copy.deepcopy(model)
-    return model, other, torch.compile(model, backend="aot_disc", options=options or None)
+    return (
+        model,
+        other,
+        torch.compile(model, backend=blade.dynamo.aot_disc, options=options or None),
+    )
 
 
 def same_state(one: nn.Module, other: nn.Module) -> None:
@@ -192,7 +196,9 @@ FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_gradients_in_fp64(name: str) -> None:
-    run = torch.compile(FUNCTIONS[name], backend="aot_disc", options={"min_cluster_size": 1})
+    run = torch.compile(
+        FUNCTIONS[name], backend=blade.dynamo.aot_disc, options={"min_cluster_size": 1}
+    )
     x, w = torch.randn(6, 6, dtype=torch.float64), torch.randn(6, 4, dtype=torch.float64)
     torch.autograd.gradcheck(run, (x.requires_grad_(), w.requires_grad_()), fast_mode=True)
     assert "disc" in graphs.served().values()
@@ -252,7 +258,7 @@ def test_nothing_is_verified_twice_and_threads_may_share() -> None:
     import threading
 
     model = Net().eval()
-    run = torch.compile(model, backend="disc", dynamic=True)
+    run = torch.compile(model, backend=blade.dynamo.disc, dynamic=True)
     with torch.no_grad():
         run(torch.randn(4, 8))
     want = {n: model(torch.ones(n, 8)) for n in range(2, 8)}

@@ -10,6 +10,8 @@ import pytest
 import torch
 from small_models import TASKS, Task, losses
 
+import blade
+
 STEPS = 200
 
 
@@ -27,7 +29,9 @@ def test_losses_follow_eager(name: str) -> None:
     other = replace(task, model=copy.deepcopy(task.model))
     want = losses(other, other.model, STEPS)
     options = {"timing": False}
-    got = losses(task, torch.compile(task.model, backend="aot_disc", options=options), STEPS)
+    got = losses(
+        task, torch.compile(task.model, backend=blade.dynamo.aot_disc, options=options), STEPS
+    )
     # rounding differs, and training doubles differences every few steps where it is unstable
     torch.testing.assert_close(got[:20], want[:20], rtol=1e-3, atol=1e-4)
     torch.testing.assert_close(got, want, rtol=2e-2, atol=2e-2)

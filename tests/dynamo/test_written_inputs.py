@@ -20,7 +20,9 @@ def accumulate(total: torch.Tensor, count: torch.Tensor, x: torch.Tensor) -> tor
 
 
 def compiled(fn: Callable[..., Any] = accumulate, backend: str = "aot_disc") -> Any:
-    return torch.compile(fn, backend=backend, options={"min_cluster_size": 1})
+    return torch.compile(
+        fn, backend=getattr(blade.dynamo, backend), options={"min_cluster_size": 1}
+    )
 
 
 def follow(run: Any, totals: list[torch.Tensor], calls: int = 4) -> None:
@@ -114,7 +116,7 @@ def test_autograd_hears_of_the_write() -> None:
 
 def test_statistics_of_a_batch_norm_in_training() -> None:
     model = nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 3), nn.BatchNorm1d(3))
-    run = torch.compile(model, backend="aot_disc", options={"min_cluster_size": 1})
+    run = torch.compile(model, backend=blade.dynamo.aot_disc, options={"min_cluster_size": 1})
     for _ in range(3):
         run(torch.randn(8, 6)).sum().backward()
     assert model[0].num_batches_tracked == 3

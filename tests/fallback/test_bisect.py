@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import pytest
 
+from blade.core.reason import Code, Reason, Stage
 from blade.fallback.bisect import find_culprit
-from blade.reason import Code, Reason, Stage
 
 WHOLE = Reason(Stage.CONVERT, Code.CONVERSION_FAILED, "fake", "cluster_0", "the whole")
 

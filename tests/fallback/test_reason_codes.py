@@ -13,8 +13,8 @@ from torch import nn
 
 import blade
 from blade.backends import registry
-from blade.backends.base import OpNode, ValueInfo
-from blade.reason import Code, Stage
+from blade.core.cluster import OpNode, ValueInfo
+from blade.core.reason import Code, Stage
 
 TESTS = Path(__file__).parent.parent
 X = torch.randn(4, 16, generator=torch.Generator().manual_seed(0))

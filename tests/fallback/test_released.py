@@ -3,19 +3,21 @@
 
 import gc
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import fake_backends as fakes
 import pytest
 import torch
-from fake_backends import Fake
+from fake_backends import Watched
 from race import Race, X, mlp, optimize
 
 import blade
+from blade import api
 from blade.backends import registry
-from blade.fallback import compose, search, select
-from blade.fallback.builder import Builder
+from blade.selection.candidate_builder import CandidateBuilder
+from blade.selection.plan import assemble as compose
+from blade.selection.plan import select
 
 pytestmark = pytest.mark.needs("runtime")
 
@@ -28,25 +30,6 @@ def race(monkeypatch: pytest.MonkeyPatch) -> Iterator[Race]:
     monkeypatch.setattr(select, "measure_all", made.measure_each)
     monkeypatch.setattr(compose, "measure_all", made.measure_all)
     yield made
-
-
-class Watched(Fake):
-    """Knows which of the functions behind its engines are still there."""
-
-    def __init__(self, name: str, **faults: Any) -> None:
-        super().__init__(name, **faults)
-        self.loaded: list[weakref.ref[Any]] = []
-
-    def _load(
-        self, name: str, payload: torch.Tensor, constants: list[torch.Tensor], program: str
-    ) -> Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]:
-        made = super()._load(name, payload, constants, program)
-        self.loaded.append(weakref.ref(made))
-        return made
-
-    def alive(self) -> int:
-        gc.collect()
-        return sum(one() is not None for one in self.loaded)
 
 
 def test_only_the_engines_that_serve_are_left() -> None:
@@ -88,12 +71,12 @@ def test_the_inputs_recorded_for_trying_are_gone(monkeypatch: pytest.MonkeyPatch
     """Activations of every cluster at every sample."""
     builders: list[weakref.ref[Any]] = []
 
-    def made(*given: Any) -> Builder:
-        builder = Builder(*given)
+    def made(*given: Any) -> CandidateBuilder:
+        builder = CandidateBuilder(*given)
         builders.append(weakref.ref(builder.samples))
         return builder
 
-    monkeypatch.setattr(search, "Builder", made)
+    monkeypatch.setattr(api, "CandidateBuilder", made)
     optimized, _ = optimize(Watched("a"), Watched("b"))
     gc.collect()
     assert [one() for one in builders] == [None]

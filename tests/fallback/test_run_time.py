@@ -14,8 +14,8 @@ from fake_backends import Fake, Fault, produces, raises, registered, right
 from torch import nn
 
 import blade
+from blade.core.reason import Code
 from blade.errors import InputError
-from blade.reason import Code
 
 pytestmark = pytest.mark.needs("runtime")
 X = torch.randn(4, 16, generator=torch.Generator().manual_seed(0))
@@ -132,7 +132,7 @@ def test_an_engine_that_breaks_later_loses_no_answer(
 
 
 def test_wrong_values_later_are_not_noticed(served: Served) -> None:
-    """As the README says; this test is to be turned around on the day they are."""
+    """As docs/limits.md says; this test is to be turned around on the day they are."""
     optimized, model, fickle = served
     fickle.fault = fakes.puts_nan
     with torch.no_grad():

@@ -7,29 +7,34 @@ import pytest
 import torch
 from test_gpu_library import TOLERANCE, B, L, loaded, run
 
-from blade.backends.disc.facts import Facts
-from blade.backends.disc.gpu.choose import choose
-from blade.backends.disc.gpu.epilogue import plain_epilogue
-from blade.backends.disc.gpu.gemm import Product, Tile, launch, product_of
-from blade.backends.disc.gpu.plan import PIXEL_CLASSES
-from blade.backends.disc.gpu.target import target_of
-from blade.backends.disc.ir import Builder, Value
-from blade.backends.disc.steps import Counters
+from blade.backends.disc.gpu.gemm.autotune import choose_plans
+from blade.backends.disc.gpu.gemm.epilogue import plain_epilogue
+from blade.backends.disc.gpu.gemm.plan import PIXEL_CLASSES
+from blade.backends.disc.gpu.gemm.product import (
+    GemmProduct,
+    GemmTile,
+    launch,
+    product_of,
+)
+from blade.backends.disc.ir.graph import IrBuilder, Value
+from blade.backends.disc.ir.size_facts import SizeRelations
+from blade.backends.disc.program.instructions import Counters
+from blade.backends.disc.target.gpu import target_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.needs("triton")]
 
 HEIGHT, CHANNELS, OUT = 9, 64, 72
 TILES = (
-    Tile(16, 32, 32),
-    Tile(32, 64, 64),
-    Tile(64, 64, 64, stages=3),
-    Tile(128, 64, 32, warps=8),
+    GemmTile(16, 32, 32),
+    GemmTile(32, 64, 64),
+    GemmTile(64, 64, 64, stages=3),
+    GemmTile(128, 64, 32, warps=8),
 )
 
 
-def convolution(kernel: int, dtype: torch.dtype) -> tuple[Value, Value, Product]:
+def convolution(kernel: int, dtype: torch.dtype) -> tuple[Value, Value, GemmProduct]:
     """Images of ``HEIGHT`` x s1, its constant, and the product."""
-    b, pad = Builder(), kernel // 2
+    b, pad = IrBuilder(), kernel // 2
     x = b.make("input", (), (B, HEIGHT, L, CHANNELS), dtype, index=0)
     stored = b.make("const", (), (OUT, kernel, kernel, CHANNELS), dtype, index=0)
     y = b.make(
@@ -52,12 +57,12 @@ def convolution(kernel: int, dtype: torch.dtype) -> tuple[Value, Value, Product]
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("kernel", "split"), [(3, 1), (3, 3), (1, 1)])
 @pytest.mark.parametrize("tile", TILES, ids=str)
-def test_convolutions(tile: Tile, kernel: int, split: int, dtype: torch.dtype) -> None:
+def test_convolutions(tile: GemmTile, kernel: int, split: int, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     x, stored, product = convolution(kernel, dtype)
-    shared = Tile(tile.m, tile.n, tile.k, split, tile.warps, tile.stages)
+    shared = GemmTile(tile.m, tile.n, tile.k, split, tile.warps, tile.stages)
     early = target_of().starts_early
-    made = launch(product, shared, None, Counters(4096), Facts(), early)
+    made = launch(product, shared, None, Counters(4096), SizeRelations(), early)
     functions = loaded([made])
     assert product.conv is not None
     for batch, width in ((1, 1), (2, 7), (3, 50)):
@@ -73,6 +78,6 @@ def test_convolutions(tile: Tile, kernel: int, split: int, dtype: torch.dtype) -
 
 def test_what_is_measured_is_a_plan_for_every_number_of_pixels() -> None:
     _, _, product = convolution(3, torch.float16)
-    plan = choose([product], target_of(), Facts(), None)[product.key]
+    plan = choose_plans([product], target_of(), SizeRelations(), None)[product.key]
     assert plan.ranges[-1] == (None, None)  # cuDNN's, where pixels are many
     assert {most for most, _ in plan.ranges} <= set(PIXEL_CLASSES)

@@ -13,7 +13,7 @@ from entrances import CONFIG
 from torch import nn
 
 import blade
-from blade.reason import Code
+from blade.core.reason import Code
 from blade.runtime.engine import make_engine
 
 pytestmark = [pytest.mark.gpu, pytest.mark.needs("runtime")]

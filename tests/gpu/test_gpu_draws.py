@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend
 
-from blade.dynamo.kept import alive
+import blade
+from blade.dynamo.live_graphs import live_graphs
 
 pytestmark = [
     pytest.mark.gpu,
@@ -64,12 +65,12 @@ def step(model: torch.nn.Module, run: Block, x: torch.Tensor) -> list[torch.Tens
 
 
 def served(since: set[str]) -> list[str]:
-    graphs = [graph for graph in alive() if graph.name not in since]
+    graphs = [graph for graph in live_graphs() if graph.name not in since]
     return [c.backend for graph in graphs for c in graph.report().clusters]
 
 
 def names() -> set[str]:
-    return {graph.name for graph in alive()}
+    return {graph.name for graph in live_graphs()}
 
 
 def test_graphs_of_one_program_after_another() -> None:
@@ -79,11 +80,11 @@ def test_graphs_of_one_program_after_another() -> None:
         torch._dynamo.reset()
         gc.collect()  # the graphs of the program before
         model = Layers().cuda()
-        run = torch.compile(model, backend="aot_disc", options={"timing": False})
+        run = torch.compile(model, backend=blade.dynamo.aot_disc, options={"timing": False})
         before = names()
         for _ in range(4):
             step(model, run, x)
-        counts = [c for g in alive() if g.name not in before for c in g.stats().values()]
+        counts = [c for g in live_graphs() if g.name not in before for c in g.stats().values()]
         assert counts and all(c["graph_replays"] and not c["graph_failures"] for c in counts), (
             counts
         )
@@ -93,7 +94,7 @@ def test_graphs_of_one_program_after_another() -> None:
 def test_steps_are_eagers_with_eagers_seed() -> None:
     torch.manual_seed(0)
     before, model = names(), Layers().cuda()
-    run = torch.compile(model, backend="aot_disc", options={"timing": False})
+    run = torch.compile(model, backend=blade.dynamo.aot_disc, options={"timing": False})
     x = torch.randn(4, 48, 256, device="cuda")
     for seed in (1, 2, 3, 1, 4):  # launch by launch, captured, replayed
         torch.manual_seed(seed)
@@ -107,7 +108,7 @@ def test_steps_are_eagers_with_eagers_seed() -> None:
             scale = float(b.abs().max())
             torch.testing.assert_close(a / scale, b / scale, rtol=0, atol=5e-2)
     assert set(served(before)) == {"disc"}
-    graphs = [g for g in alive() if g.name not in before]
+    graphs = [g for g in live_graphs() if g.name not in before]
     assert len(graphs) == 2
     q = torch.empty(4, 4, 48, 64, dtype=torch.bfloat16, device="cuda", requires_grad=True)
     whole = torch._fused_sdp_choice(q, q, q, dropout_p=0.2) == SDPBackend.CUDNN_ATTENTION.value
@@ -120,7 +121,9 @@ def test_steps_are_eagers_with_eagers_seed() -> None:
 
 def test_every_replay_draws_other_numbers_and_a_seed_the_same() -> None:
     before, model = names(), Masked().cuda()
-    run = torch.compile(model, backend="aot_disc", options={"timing": False, "min_cluster_size": 1})
+    run = torch.compile(
+        model, backend=blade.dynamo.aot_disc, options={"timing": False, "min_cluster_size": 1}
+    )
     x = torch.rand(64, 64, device="cuda", requires_grad=True)
 
     def masks() -> list[torch.Tensor]:
@@ -133,7 +136,7 @@ def test_every_replay_draws_other_numbers_and_a_seed_the_same() -> None:
     torch.manual_seed(7)
     eager = [model(x).detach() != 0 for _ in range(6)]
     assert all(torch.equal(a, b) for a, b in zip(first, eager, strict=True))
-    forward = next(g for g in alive() if g.name not in before and "forward" in g.name)
+    forward = next(g for g in live_graphs() if g.name not in before and "forward" in g.name)
     (counts,) = forward.stats().values()
     assert counts["graph_replays"] > 0 and counts["graph_failures"] == 0, counts
 
@@ -142,7 +145,7 @@ def test_drawing_graphs_of_two_shapes_take_turns_with_eager_draws() -> None:
     model = Masked().cuda()
     run = torch.compile(
         model,
-        backend="aot_disc",
+        backend=blade.dynamo.aot_disc,
         dynamic=True,
         options={"timing": False, "min_cluster_size": 1},
     )
@@ -164,7 +167,7 @@ def test_a_graph_that_is_dropped_leaves_the_generator_as_it_is() -> None:
         torch._dynamo.reset()
         model = Masked().cuda()
         run = torch.compile(
-            model, backend="aot_disc", options={"timing": False, "min_cluster_size": 1}
+            model, backend=blade.dynamo.aot_disc, options={"timing": False, "min_cluster_size": 1}
         )
         for seed in range(4):
             torch.manual_seed(seed)

@@ -14,7 +14,8 @@ from gpu_models import DEVICE, MODELS, built, doubled, placed, relative
 from small_models import TASKS, Task, losses
 from two_processes import PROCESSES, train_together
 
-from blade.dynamo.kept import alive
+import blade
+from blade.dynamo.live_graphs import live_graphs
 
 pytestmark = [pytest.mark.gpu, pytest.mark.needs("runtime")]
 
@@ -58,11 +59,11 @@ def make(name: str) -> Task:
 @pytest.mark.parametrize("name", TASKS)
 @torch._dynamo.config.patch(allow_rnn=True)
 def test_losses_follow_eager(name: str, dtype: torch.dtype) -> None:
-    before = {graph.name for graph in alive()}
+    before = {graph.name for graph in live_graphs()}
     task = make(name)
     other = replace(task, model=copy.deepcopy(task.model))
     want = losses(other, other.model, STEPS, device=DEVICE, dtype=dtype)
-    run = torch.compile(task.model, backend="aot_disc", options={"timing": False})
+    run = torch.compile(task.model, backend=blade.dynamo.aot_disc, options={"timing": False})
     got = losses(task, run, STEPS, device=DEVICE, dtype=dtype)
     if (
         dtype == torch.float32
@@ -74,7 +75,7 @@ def test_losses_follow_eager(name: str, dtype: torch.dtype) -> None:
     assert sum(got[-20:]) < sum(got[:20])
     served = {
         cluster.name: cluster.backend
-        for graph in alive()
+        for graph in live_graphs()
         if graph.name not in before
         for cluster in graph.report().clusters
     }

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import blade
-from blade.reason import Code
+from blade.core.reason import Code
 
 pytestmark = [pytest.mark.gpu, pytest.mark.needs("runtime")]
 

@@ -8,24 +8,24 @@ import pytest
 import sympy
 import torch
 
-from blade.backends.disc.attention import attend, grouped, reference
-from blade.backends.disc.facts import Facts
-from blade.backends.disc.gpu.attention import attention
-from blade.backends.disc.gpu.attention_choice import choose_kernels
-from blade.backends.disc.gpu.choose import choose
-from blade.backends.disc.gpu.compile import compile_units
-from blade.backends.disc.gpu.driver import Function, load
-from blade.backends.disc.gpu.epilogue import plain_epilogue
-from blade.backends.disc.gpu.gemm import Tile, launch, product_of
-from blade.backends.disc.gpu.launch import LibraryLaunch
-from blade.backends.disc.gpu.moments import moments
-from blade.backends.disc.gpu.target import target_of
-from blade.backends.disc.ir import Builder, Value
-from blade.backends.disc.kernel import Dim
-from blade.backends.disc.moments import reference as moments_reference
-from blade.backends.disc.sdpa import kernels, run_sdpa
-from blade.backends.disc.steps import Counters, Scratch
-from blade.backends.disc.views import view_of
+from blade.backends.disc.frontend.ops.group_moments import reference as moments_reference
+from blade.backends.disc.gpu.attention.autotune import choose_kernels
+from blade.backends.disc.gpu.attention.calls import attention
+from blade.backends.disc.gpu.compile.compile import compile_units
+from blade.backends.disc.gpu.compile.driver import CudaFunction, load
+from blade.backends.disc.gpu.emit.library_launch import LibraryLaunch
+from blade.backends.disc.gpu.gemm.autotune import choose_plans
+from blade.backends.disc.gpu.gemm.epilogue import plain_epilogue
+from blade.backends.disc.gpu.gemm.product import GemmTile, launch, product_of
+from blade.backends.disc.gpu.library.group_moments import moments
+from blade.backends.disc.ir.attention import attend, grouped, reference
+from blade.backends.disc.ir.graph import IrBuilder, Value
+from blade.backends.disc.ir.kernel import Dim
+from blade.backends.disc.ir.size_facts import SizeRelations
+from blade.backends.disc.ir.views import view_of
+from blade.backends.disc.program.attention_calls import kernels, run_sdpa
+from blade.backends.disc.program.instructions import Counters, ScratchBuffer
+from blade.backends.disc.target.gpu import target_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.needs("triton")]
 
@@ -33,14 +33,14 @@ B, L = sympy.symbols("s0 s1", integer=True, positive=True)
 TOLERANCE = {torch.float32: 5e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
 
-def loaded(launches: Sequence[LibraryLaunch]) -> Mapping[str, Function]:
+def loaded(launches: Sequence[LibraryLaunch]) -> Mapping[str, CudaFunction]:
     units = [x.choice.unit for x in launches]
     return load(compile_units(units, target_of()), {u.name for u in units})
 
 
 def run(
     launches: Sequence[LibraryLaunch],
-    functions: Mapping[str, Function],
+    functions: Mapping[str, CudaFunction],
     buffers: Mapping[int, torch.Tensor],
     sizes: Mapping[str, int],
 ) -> None:
@@ -51,7 +51,7 @@ def run(
     def number(dim: Dim) -> int:
         return dim if isinstance(dim, int) else int(dim.subs({s: sizes[str(s)] for s in (B, L)}))
 
-    def memory(operand: Value | Scratch | Counters) -> torch.Tensor:
+    def memory(operand: Value | ScratchBuffer | Counters) -> torch.Tensor:
         if isinstance(operand, Value):
             view = view_of(operand)
             assert view is not None, operand
@@ -82,7 +82,7 @@ HEADS += [(torch.bfloat16, 64), (torch.float32, 64), (torch.float32, 128)]
 def test_attention(dtype: torch.dtype, depth: int, kind: str) -> None:
     """``kind``: a bias for every key, or one for every score."""
     torch.manual_seed(0)
-    b, heads = Builder(), 3
+    b, heads = IrBuilder(), 3
     x = b.make("input", (), (B, L, 3 * heads * depth), dtype, index=0)
     biased, causal = kind in ("row", "matrix"), kind == "causal"
     m = b.make("input", (), (B, 1, L if kind == "matrix" else 1, L), dtype, index=1)
@@ -93,7 +93,7 @@ def test_attention(dtype: torch.dtype, depth: int, kind: str) -> None:
 
     bias = b.broadcast(m, (B, heads, L, L)) if biased else None
     made = attend(b, part(0), part(1), part(2), bias, depth**-0.5, causal).args[0]
-    launches = attention(made, target_of(), Facts())
+    launches = attention(made, target_of(), SizeRelations())
     assert launches is not None
     functions = loaded(launches)
     for batch, length in ((2, 1), (3, 16), (2, 31), (1, 130), (2, 384), (1, 700), (29, 390)):
@@ -117,13 +117,13 @@ def test_attention(dtype: torch.dtype, depth: int, kind: str) -> None:
 def test_one_query(depth: int, keys: int) -> None:
     """Keys that several programs share, heads in groups."""
     torch.manual_seed(0)
-    b, dtype = Builder(), torch.float16
+    b, dtype = IrBuilder(), torch.float16
     q = b.make("input", (), (B, 6, 1, depth), dtype, index=0)
     k, v = (b.make("input", (), (B, 2, L, depth), dtype, index=n) for n in (1, 2))
     made = grouped(b, q, k, v, None, depth**-0.5)
     while made.is_layout:
         made = made.args[0]
-    launches = attention(made, target_of(), Facts())
+    launches = attention(made, target_of(), SizeRelations())
     assert launches is not None
     functions = loaded(launches)
     for batch in (1, 3, 40):
@@ -143,14 +143,14 @@ def test_one_query(depth: int, keys: int) -> None:
 def test_attention_by_aten(groups: int, causal: bool) -> None:
     """Every kernel that says it takes it answers the same; measuring them leaves torch's generator alone."""
     torch.manual_seed(0)
-    b, heads, depth, length = Builder(), 8, 64, 1100
+    b, heads, depth, length = IrBuilder(), 8, 64, 1100
     q = b.make("input", (), (5, heads, length, depth), torch.float16, index=0)
     few = (5, heads // groups, length, depth)
     k, v = (b.make("input", (), few, torch.float16, index=n) for n in (1, 2))
     made = grouped(b, q, k, v, None, 0.125, causal)
     while made.is_layout:
         made = made.args[0]
-    names = kernels(made, Facts())
+    names = kernels(made, SizeRelations())
     assert names == (("flash",) if groups > 1 else ("flash", "cudnn"))
     shapes = ((5, heads, length, depth), few, few)
     given = [torch.randn(s, device="cuda").half() for s in shapes]
@@ -161,7 +161,7 @@ def test_attention_by_aten(groups: int, causal: bool) -> None:
         run_sdpa([x.transpose(1, 2) for x in given], got, made, name)
         torch.testing.assert_close(got.double().cpu(), want.transpose(1, 2), rtol=0, atol=4e-3)
     state = torch.cuda.get_rng_state()
-    assert set(choose_kernels([made], target_of(), Facts(), None).values()) <= {*names}
+    assert set(choose_kernels([made], target_of(), SizeRelations(), None).values()) <= {*names}
     assert torch.equal(state, torch.cuda.get_rng_state())
 
 
@@ -169,13 +169,13 @@ def test_attention_by_aten(groups: int, causal: bool) -> None:
 def test_moments(last: bool) -> None:
     """One program a group, and several that leave their counters zero; a mean far from zero."""
     torch.manual_seed(0)
-    b, channels = Builder(), 40
+    b, channels = IrBuilder(), 40
     shape = (B, L, channels) if last else (B, channels, L)
     x = b.make("input", (), shape, torch.float16, index=0)
     y = b.permute(x, (0, 2, 1)) if last else x
     attrs = {"groups": 4, "eps": 1e-5}
     made = b.make("group_moments", (y,), (2, B, channels), torch.float32, **attrs)
-    launches = moments(made, target_of(), Counters(4096), Facts())
+    launches = moments(made, target_of(), Counters(4096), SizeRelations())
     functions = loaded(launches)
     for batch, pixels in ((2, 1), (1, 77), (200, 64), (3, 4096), (1, 100003), (60, 2000)):
         sizes = (batch, pixels, channels) if last else (batch, channels, pixels)
@@ -188,27 +188,27 @@ def test_moments(last: bool) -> None:
 
 
 TILES = (
-    Tile(16, 32, 64, 1, 4, 4),
-    Tile(32, 32, 64, 3, 4, 4),
-    Tile(32, 64, 64, 4, 4, 3),
-    Tile(64, 64, 64, 2, 4, 3),
-    Tile(128, 128, 32, 1, 8, 3),
+    GemmTile(16, 32, 64, 1, 4, 4),
+    GemmTile(32, 32, 64, 3, 4, 4),
+    GemmTile(32, 64, 64, 4, 4, 3),
+    GemmTile(64, 64, 64, 2, 4, 3),
+    GemmTile(128, 128, 32, 1, 8, 3),
 )
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("tile", TILES, ids=str)
-def test_products(dtype: torch.dtype, tile: Tile) -> None:
+def test_products(dtype: torch.dtype, tile: GemmTile) -> None:
     """Twice the same bits, whichever of a block's programs arrives last."""
     torch.manual_seed(0)
-    b, depth, columns = Builder(), 768, 328
+    b, depth, columns = IrBuilder(), 768, 328
     x = b.make("input", (), (B, L, depth), dtype, index=0)
     w = b.make("const", (), (columns, depth), dtype, index=0)
     bias = b.make("const", (), (columns,), dtype, index=1)
     y = b.make("linear", (x, w, bias), (B, L, columns), dtype)
     product = product_of(y, plain_epilogue(y))
     assert product is not None
-    made = launch(product, tile, None, Counters(4096), Facts(), target_of().starts_early)
+    made = launch(product, tile, None, Counters(4096), SizeRelations(), target_of().starts_early)
     functions = loaded([made])
     for batch, length in ((1, 1), (2, 33), (4, 100)):
         shapes = ((batch, length, depth), (columns, depth), (columns,))
@@ -226,14 +226,14 @@ def test_products(dtype: torch.dtype, tile: Tile) -> None:
 
 
 def test_what_is_measured_is_a_plan_for_every_number_of_rows() -> None:
-    b = Builder()
+    b = IrBuilder()
     x = b.make("input", (), (B, L, 768), torch.float16, index=0)
     w = b.make("const", (), (768, 768), torch.float16, index=0)
     y = b.make("linear", (x, w), (B, L, 768), torch.float16)
     product = product_of(y, plain_epilogue(y))
     assert product is not None
     state = torch.cuda.get_rng_state()
-    plan = choose([product], target_of(), Facts(), None)[product.key]
+    plan = choose_plans([product], target_of(), SizeRelations(), None)[product.key]
     assert plan.ranges[-1] == (
         None,
         None,

@@ -12,7 +12,7 @@ from op_engine import check
 from op_samples import Sample
 from op_table import EVERY
 
-from blade.backends.disc.gpu.target import target_of
+from blade.backends.disc.target.gpu import target_of
 from blade.errors import Refused
 
 pytestmark = [pytest.mark.gpu, pytest.mark.needs("runtime")]

@@ -11,16 +11,16 @@ from torch import nn
 from torch.nn import functional
 
 import blade
-from blade.backends.disc.facts import Facts
-from blade.backends.disc.gpu import generator
-from blade.backends.disc.gpu.epilogue import plain_epilogue
-from blade.backends.disc.gpu.gemm import Tile, launch, product_of
-from blade.backends.disc.gpu.measure import has_scaled_products
-from blade.backends.disc.gpu.plan import Plan
-from blade.backends.disc.gpu.target import target_of
-from blade.backends.disc.ir import Builder
-from blade.backends.disc.steps import Counters
-from blade.backends.quant.scaled import quantize_rows
+from blade.backends.disc.gpu import codegen as generator
+from blade.backends.disc.gpu.gemm.benchmark import has_scaled_products
+from blade.backends.disc.gpu.gemm.epilogue import plain_epilogue
+from blade.backends.disc.gpu.gemm.plan import GemmPlan
+from blade.backends.disc.gpu.gemm.product import GemmTile, launch, product_of
+from blade.backends.disc.ir.graph import IrBuilder
+from blade.backends.disc.ir.size_facts import SizeRelations
+from blade.backends.disc.program.instructions import Counters
+from blade.backends.disc.target.gpu import target_of
+from blade.backends.quant.analysis.scaled_ops import quantize_rows
 
 pytestmark = [pytest.mark.gpu, pytest.mark.needs("triton")]
 F8, S8, F16, F32 = torch.float8_e4m3fn, torch.int8, torch.float16, torch.float32
@@ -29,11 +29,11 @@ NARROW = {"fp8": F8, "int8": S8}
 TOLERANCE = {"fp8": 5e-3, "int8": 1e-3}
 
 TILES = (
-    Tile(16, 32, 128, 1, 4, 4),
-    Tile(16, 64, 128, 3, 4, 4),
-    Tile(64, 64, 128, 2, 4, 4),
-    Tile(128, 128, 128, 1, 8, 3),
-    Tile(128, 256, 128, 1, 8, 3),
+    GemmTile(16, 32, 128, 1, 4, 4),
+    GemmTile(16, 64, 128, 3, 4, 4),
+    GemmTile(64, 64, 128, 2, 4, 4),
+    GemmTile(128, 128, 128, 1, 8, 3),
+    GemmTile(128, 256, 128, 1, 8, 3),
 )
 
 
@@ -45,9 +45,9 @@ def _has_them() -> None:
 
 @pytest.mark.parametrize("form", NARROW)
 @pytest.mark.parametrize("tile", TILES, ids=str)
-def test_products(form: str, tile: Tile) -> None:
+def test_products(form: str, tile: GemmTile) -> None:
     torch.manual_seed(0)
-    b, depth, columns, narrow = Builder(), 768, 336, NARROW[form]
+    b, depth, columns, narrow = IrBuilder(), 768, 336, NARROW[form]
     x = b.make("input", (), (B, L, depth), narrow, index=0)
     s = b.make("input", (), (B, L, 1), F32, index=1)
     w = b.make("const", (), (columns, depth), narrow, index=0)
@@ -56,7 +56,7 @@ def test_products(form: str, tile: Tile) -> None:
     y = b.make("scaled_linear", (x, w, ws, bias, s), (B, L, columns), F16, scale=1.0)
     product = product_of(y, plain_epilogue(y))
     assert product is not None
-    made = launch(product, tile, None, Counters(4096), Facts(), target_of().starts_early)
+    made = launch(product, tile, None, Counters(4096), SizeRelations(), target_of().starts_early)
     functions = loaded([made])
     for batch, length in ((1, 1), (2, 33), (4, 100)):
         q, scales = quantize_rows(torch.randn(batch, length, depth, device="cuda"), narrow)
@@ -121,9 +121,9 @@ def test_a_model(form: str, dtype: torch.dtype, kind: str) -> None:
 def test_products_by_aten(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     if not has_scaled_products():
         pytest.skip("this ATen has no product of 8 bits with scales for rows")
-    by_aten = Plan(((16, Tile(16, 32, 128)), (None, None)))
+    by_aten = GemmPlan(((16, GemmTile(16, 32, 128)), (None, None)))
     monkeypatch.setattr(
-        generator, "choose", lambda products, *_: {p.key: by_aten for p in products}
+        generator, "choose_plans", lambda products, *_: {p.key: by_aten for p in products}
     )
     model = Block().eval().to("cuda", dtype)
     config = blade.Config(

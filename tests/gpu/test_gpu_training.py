@@ -11,7 +11,8 @@ import torch
 from gpu_models import DEVICE
 from torch import nn
 
-from blade.dynamo.kept import stats
+import blade
+from blade.dynamo.live_graphs import stats
 
 pytestmark = [pytest.mark.gpu, pytest.mark.needs("runtime")]
 
@@ -73,7 +74,7 @@ def twice(net: nn.Module, run: Callable[..., torch.Tensor], xs: list[torch.Tenso
 def test_gradients_are_eagers(order: Order, count: int) -> None:
     net = model()
     eager = copy.deepcopy(net)
-    run = torch.compile(net, backend="aot_disc", options={"timing": False})
+    run = torch.compile(net, backend=blade.dynamo.aot_disc, options={"timing": False})
     for _ in range(STEPS):
         xs = batches(count)
         for one, forward in ((net, run), (eager, eager)):
@@ -89,7 +90,7 @@ def test_gradients_are_eagers(order: Order, count: int) -> None:
 
 def test_what_is_saved_is_not_copied() -> None:
     net = model()
-    run = torch.compile(net, backend="aot_disc", options={"timing": False})
+    run = torch.compile(net, backend=blade.dynamo.aot_disc, options={"timing": False})
 
     def step() -> None:
         with torch.autocast(DEVICE, torch.bfloat16):
@@ -115,7 +116,7 @@ def test_what_is_saved_is_not_copied() -> None:
 
 def test_memory_does_not_grow() -> None:
     net = model()
-    run = torch.compile(net, backend="aot_disc", options={"timing": False})
+    run = torch.compile(net, backend=blade.dynamo.aot_disc, options={"timing": False})
     for _ in range(6):
         one_by_one(net, run, batches(2))
     torch.cuda.synchronize()
@@ -131,7 +132,9 @@ def test_an_optimizers_step_is_few_launches(how: dict[str, Any]) -> None:
     net = model()
     eager = copy.deepcopy(net)
     optimizers = [torch.optim.AdamW(n.parameters(), lr=1e-3, **how) for n in (net, eager)]
-    step = torch.compile(optimizers[0].step, backend="aot_disc", options={"timing": False})
+    step = torch.compile(
+        optimizers[0].step, backend=blade.dynamo.aot_disc, options={"timing": False}
+    )
     for _ in range(STEPS):
         x = torch.randn(ROWS, WIDTH, device=DEVICE)
         for one in (net, eager):

@@ -10,8 +10,8 @@ from cutting import cut, trace
 
 from blade.errors import BackendError
 from blade.fallback.cluster_module import cluster_module
-from blade.graph.extract import Extracted
-from blade.graph.splice import splice
+from blade.graph.torchscript.extract import Extracted
+from blade.graph.torchscript.splice import splice
 
 pytestmark = pytest.mark.needs("runtime")
 

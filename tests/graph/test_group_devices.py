@@ -6,11 +6,11 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from blade.backends.base import OpNode
-from blade.capture.torchscript import capture
+from blade.capture.capture import capture
 from blade.config import Config
-from blade.graph.group import group
-from blade.graph.view import GraphView, view
+from blade.core.cluster import OpNode
+from blade.graph.torchscript.group import cluster_blocks
+from blade.graph.torchscript.view import GraphView, view
 
 GPU = torch.device("cuda", 0)
 
@@ -38,7 +38,7 @@ def seen(gpu: set[str]) -> GraphView:
 
 
 def clusters(graph: GraphView) -> list[set[str]]:
-    found = group(graph, [frozenset({"disc", "other"})] * len(graph.nodes))
+    found = cluster_blocks(graph, [frozenset({"disc", "other"})] * len(graph.nodes))
     assert all(g.label == {"disc", "other"} for g in found.groups)
     return [{str(graph.nodes[n].target).split(".")[1] for n in g.nodes} for g in found.groups]
 

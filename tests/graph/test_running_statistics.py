@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import blade
-from blade.reason import Code
+from blade.core.reason import Code
 
 
 class Norm(nn.Module):

@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import nn
 
-from blade.backends.base import OpNode, ValueInfo, values_in
-from blade.backends.disc.support import why_not_op
-from blade.capture.torchscript import capture
+from blade.backends.disc.frontend.support import why_not_op
+from blade.capture.capture import capture
 from blade.config import Config
-from blade.graph.view import view
-from blade.reason import Code
+from blade.core.cluster import OpNode, ValueInfo, values_in
+from blade.core.reason import Code
+from blade.graph.torchscript.view import view
 
 GPU = torch.device("cuda", 0)
 

@@ -8,7 +8,7 @@
 #include <thread>
 #include <utility>
 
-#include "accelerator.h"
+#include "device/accelerator.h"
 
 namespace {
 

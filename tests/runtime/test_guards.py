@@ -5,7 +5,7 @@ import pytest
 import torch
 from programs import Writer, relu_program
 
-from blade.reason import Code
+from blade.core.reason import Code
 
 
 def refused(engine, inputs) -> str:
@@ -106,7 +106,8 @@ def test_outputs_are_ordinary_tensors():
     assert engine.last_error() == ""
 
 
-def test_autocast_does_not_reach_into_the_engine():
+@pytest.mark.parametrize("made_under", [False, True])
+def test_autocast_goes_to_the_original_or_does_not_reach_into_the_engine(made_under: bool):
     w = Writer()
     x = w.input("f32", 2)
     n, m = w.dims(x, 2)
@@ -116,9 +117,16 @@ def test_autocast_does_not_reach_into_the_engine():
     w.instructions.append(f"call aten::mm 2 t:{a} t:{a} 1 {y}")
     w.outputs = [y]
     value = torch.randn(4, 4)
+    want = value @ value
+    engine = w.engine(limits={"autocast": int(made_under)})
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        (got,) = w.engine().try_execute([value])
-    torch.testing.assert_close(got, value @ value)
+        if not made_under:
+            assert refused(engine, [value]) == Code.GUARD_AUTOCAST.value
+        else:
+            (got,) = engine.try_execute([value])
+            torch.testing.assert_close(got, want)
+    (got,) = engine.try_execute([value])
+    torch.testing.assert_close(got, want)
 
 
 REGISTER_CASES = [

@@ -20,7 +20,7 @@ import torch
 from programs import Writer
 from test_native import EXP, TABLE, assemble, exp_half
 
-from blade.backends.disc.cpu.archive import archive
+from blade.backends.disc.cpu.compile.ar_archive import archive
 from blade.runtime.engine import Engine, make_engine
 
 # What may stand in for a word: ends of ranges, other kinds, words of other places.

@@ -8,7 +8,7 @@ import pytest
 import torch
 from programs import Writer
 
-from blade.backends.disc.cpu.archive import archive
+from blade.backends.disc.cpu.compile.ar_archive import archive
 
 pytestmark = pytest.mark.needs("torch_mlir")
 

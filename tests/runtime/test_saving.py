@@ -12,7 +12,7 @@ import torch
 from programs import Writer, relu_program
 from torch import nn
 
-from blade.reason import Code
+from blade.core.reason import Code
 from blade.runtime.engine import make_engine
 
 
@@ -176,7 +176,7 @@ def test_a_file_that_was_changed_on_the_way(tmp_path: Path, capfd, old: bytes, n
 def test_a_state_of_a_newer_format_is_kept_as_it_is(tmp_path: Path):
     engine = mm_program().engine([torch.randn(64, 64)])
     (version, words, numbers, tensors), kind = engine.__getstate__()
-    assert version == 1
+    assert version == 2
     newer = torch.ScriptObject.__new__(torch.ScriptObject)
     newer.__setstate__(((7, [*words, "more"], numbers, tensors), kind))
     assert "format 7" in newer.why_unavailable()

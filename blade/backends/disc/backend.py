@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DISC as a backend: which nodes it takes, and a cluster to an engine."""
+"""DISC as a backend: the ops it supports, and how a cluster becomes an engine."""
 
 import logging
 from pathlib import Path
@@ -8,18 +8,20 @@ from typing import Any
 import numpy
 import torch
 
-from blade.backends.base import Cluster, OpNode, device_of
 from blade.backends.disc.compiler import compile_graph
-from blade.backends.disc.cpu import compile as cpu
-from blade.backends.disc.cpu.target import Target, host
+from blade.backends.disc.cpu.compile import parallel as cpu
+from blade.backends.disc.frontend.support import NAME, why_not_op
 from blade.backends.disc.gpu import available as gpu
-from blade.backends.disc.gpu.target import GpuTarget, target_of
-from blade.backends.disc.support import NAME, why_not_op
-from blade.budget import output_error
-from blade.cache import open_cache
+from blade.backends.disc.target.cpu import CpuTarget, host
+from blade.backends.disc.target.gpu import GpuTarget, target_of
+from blade.backends.shared.half_precision import half_of
 from blade.config import Config
-from blade.exchange.half import half_of
-from blade.reason import Reason
+from blade.config.accuracy import output_error
+from blade.core.backend import Backend
+from blade.core.cluster import Cluster, OpNode, device_of
+from blade.core.disk_cache import open_cache
+from blade.core.reason import Reason
+from blade.report.layer_notes import with_kernel_ops
 from blade.runtime.engine import make_engine
 
 log = logging.getLogger(__name__)
@@ -27,19 +29,20 @@ log = logging.getLogger(__name__)
 _COMPILERS = {"cpu": cpu.why_unavailable, "cuda": gpu.why_unavailable}
 
 
-class DiscBackend:
-    """The dynamic-shape compiler. CPU: MLIR through LLVM, no compiler needed on the machine; GPU: Triton."""
+class DiscBackend(Backend):
+    """The dynamic-shape compiler: MLIR and LLVM for CPUs, without a compiler installed; Triton for GPUs."""
 
     name = NAME
-    in_process = True  # what could crash is ours, and a process apart costs more than compiling
+    in_process = True  # a child process would cost more than compiling does
+    watches_constants = True  # its engines notice writes that no version counter tells of
 
     @property
     def precisions(self) -> tuple[str, ...]:
-        """Mixed precision is for GPUs, whose products are several times faster in 16 bits."""
+        """Mixed precision is for GPUs, whose matrix products are several times faster in 16 bits."""
         return () if gpu.why_unavailable() else ("fp16", "bf16")
 
     @property
-    def lossy_with(self) -> tuple[str, ...]:
+    def reduced_precision_with(self) -> tuple[str, ...]:
         return tuple(f"enable_{name}" for name in self.precisions)
 
     @property
@@ -47,16 +50,16 @@ class DiscBackend:
         return "\n".join([cpu.compiler(), gpu.compiler()])
 
     def why_unavailable(self) -> str | None:
-        """``None`` if it can compile for any device here."""
+        """``None`` if DISC can compile for at least one device of this machine."""
         reasons = [why_unavailable() for why_unavailable in _COMPILERS.values()]
         return None if None in reasons else reasons[0]
 
-    def expect(self, device: torch.device) -> None:
-        """Triton's process imports while the model is captured."""
+    def warm_up(self, device: torch.device) -> None:
+        """Start the import of Triton in its process while the model is captured."""
         if device.type == "cuda" and gpu.why_unavailable() is None:
-            from blade.backends.disc.gpu import server
+            from blade.backends.disc.gpu.compile import server
 
-            server.expect(target_of(device))
+            server.warm_up(target_of(device))
 
     def why_not(self, node: OpNode, config: Config) -> Reason | None:
         return why_not_op(node, _why_not_device)
@@ -89,13 +92,15 @@ class DiscBackend:
         if device.type == "cuda":
             limits["cuda_graphs"] = int(config.cuda_graphs)
             limits["reuse_output_buffers"] = int(config.reuse_output_buffers)
-        return make_engine(
-            cluster.name, self.name, compiled.program, code, list(compiled.constants), limits
-        )
+        program = with_kernel_ops(compiled.program, compiled.kernel_ops)
+        return make_engine(cluster.name, self.name, program, code, list(compiled.constants), limits)
 
 
 def _is_near(engine: Any, cluster: Cluster, config: Config) -> bool:
-    """Whether a lossy engine keeps to the budget at the samples; where it does not answer, others will tell."""
+    """Whether a reduced-precision engine keeps the accuracy budget at the samples.
+
+    A sample that the engine refuses does not count: verification reports it.
+    """
     budget = config.accuracy_budget
     if budget.kind == "metric":
         return True
@@ -108,11 +113,11 @@ def _is_near(engine: Any, cluster: Cluster, config: Config) -> bool:
     return True
 
 
-def _target(device: torch.device) -> Target | GpuTarget:
+def _target(device: torch.device) -> CpuTarget | GpuTarget:
     return target_of(device) if device.type == "cuda" else host()
 
 
 def _why_not_device(device: torch.device) -> str | None:
-    """``None`` where code for ``device`` can be compiled and run here."""
+    """``None`` if code for ``device`` can be compiled and run on this machine."""
     why_unavailable = _COMPILERS.get(device.type)
     return f"no code generator for {device}" if why_unavailable is None else why_unavailable()

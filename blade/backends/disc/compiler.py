@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The compiler, a flat sequence of named steps: FX graph in, program text and native code out.
+"""The compiler as a flat sequence of named steps: FX graph in, program text and native code out.
 
-One sequence for all targets. What differs between them is in a ``Generator``: the passes, how a fusion
-group or a library instruction becomes steps of the program, and how code is compiled.
+All targets share this sequence. A ``Codegen`` holds the differences: the passes, how a fusion group or a
+library op becomes instructions of the program, and how code is compiled.
 """
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 from typing import Protocol
@@ -16,99 +16,116 @@ import torch
 from torch.fx import GraphModule
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from blade.backends.disc.cpu.target import Target
-from blade.backends.disc.forms import Forms
-from blade.backends.disc.fuse import Fused, Group, Unit, fuse
-from blade.backends.disc.gpu.target import GpuTarget
-from blade.backends.disc.ir import Graph, Value
-from blade.backends.disc.kernels import GroupKernel, build_copy, build_kernel, join_copies
-from blade.backends.disc.lower import lower
-from blade.backends.disc.passes import Pass
-from blade.backends.disc.places import home, starts
-from blade.backends.disc.program import write_program
-from blade.backends.disc.steps import Step
-from blade.backends.disc.updates import updates_last
-from blade.backends.disc.views import view_of
-from blade.cache import Cache
+from blade.backends.disc.frontend.lower import lower
+from blade.backends.disc.fusion.build_kernels import (
+    GroupKernel,
+    build_copy,
+    build_kernel,
+    join_copies,
+)
+from blade.backends.disc.fusion.fuse import (
+    Fused,
+    FusionGroup,
+    FusionUnit,
+    fuse,
+)
+from blade.backends.disc.ir.concat_placement import buffer_of, operand_offsets
+from blade.backends.disc.ir.graph import Graph, Value
+from blade.backends.disc.ir.kernel import Compute, Reduce
+from blade.backends.disc.ir.views import view_of
+from blade.backends.disc.passes.pipeline import GraphPass
+from blade.backends.disc.program.input_updates import updates_last
+from blade.backends.disc.program.instructions import Instruction, KernelCall, Launch
+from blade.backends.disc.program.writer import write_program
+from blade.backends.disc.target.capabilities import TargetCapabilities
+from blade.backends.disc.target.cpu import CpuTarget
+from blade.backends.disc.target.gpu import GpuTarget
+from blade.core.disk_cache import DiskCache
 
 log = logging.getLogger(__name__)
 Dump = Callable[[str, object], None]
 
 
-class Generator(Protocol):
-    """Everything the compiler has to know of one target; it collects the code of one program."""
+class Codegen(Protocol):
+    """Everything that the compiler needs to know about a target; collects the code of one program."""
 
-    device: str  # where it computes
-    language: str  # of the code, for dumps
+    device: str  # device type that the program runs on
+    language: str  # language of the code, for dumps
 
     @property
     def isa(self) -> Sequence[str]:
-        """What a machine must have to run the program, as its `isa` line says it."""
+        """Features that a machine must have to run the program, as in its `isa` line."""
 
     @property
-    def forms(self) -> Forms:
-        """What lowering may use."""
+    def forms(self) -> TargetCapabilities:
+        """Capabilities that lowering may use."""
 
     @property
-    def passes(self) -> Sequence[tuple[str, Pass]]:
-        """Between lowering and fusion."""
+    def passes(self) -> Sequence[tuple[str, GraphPass]]:
+        """Names and passes between lowering and fusion."""
 
-    def absorbed(self, graph: Graph) -> set[int]:
-        """Ids of values that exist in packed weights only: nothing computes them at run time."""
+    def packed_only(self, graph: Graph) -> set[int]:
+        """Ids of values that exist only in packed weights and are not computed at run time."""
 
-    def prepare(self, fused: Fused, cache: Cache | None) -> None:
-        """Asked before any step is made: what has to be decided over the whole program."""
+    def prepare(self, fused: Fused, cache: DiskCache | None) -> None:
+        """Make decisions that concern the whole program; called before any instruction is made."""
 
-    def product(self, group: Group, built: GroupKernel) -> list[Step] | None:
-        """The steps of a library instruction and the group that follows it, if they are one kernel."""
+    def product(self, group: FusionGroup, built: GroupKernel) -> list[Instruction] | None:
+        """The instructions of a library op and its following group if one kernel computes both;
+        else ``None``.
+        """
 
-    def group(self, built: GroupKernel, kind: str) -> list[Step]:
-        """The steps that run a fusion group; ``kind`` is what to call it."""
+    def group(self, built: GroupKernel, kind: str) -> list[Instruction]:
+        """The instructions that run a fusion group; ``kind`` becomes part of the kernel's name."""
 
-    def library(self, value: Value) -> list[Step]:
-        """The steps of a library instruction."""
+    def library(self, value: Value) -> list[Instruction]:
+        """The instructions of a library op."""
 
-    def finish(self, fused: Fused, steps: Sequence[Step]) -> Sequence[Step]:
-        """Asked once all steps are made, which it may join: adds the code of what is no step."""
+    def finish(self, fused: Fused, steps: Sequence[Instruction]) -> Sequence[Instruction]:
+        """All instructions, some perhaps joined; adds the code that belongs to no single instruction."""
 
     def text(self) -> str:
-        """The code so far."""
+        """The generated code so far."""
 
-    def compile(self, cache: Cache | None) -> bytes:
-        """The program's object."""
+    def compile(self, cache: DiskCache | None) -> bytes:
+        """The object code of the program."""
 
     @property
     def kernels(self) -> int:
-        """How many different fusion groups there are."""
+        """Number of different fusion groups."""
 
 
 @dataclass(frozen=True)
-class Compiled:
-    """What the executor needs: program text, an archive of native code, the constants' tensors."""
+class CompiledProgram:
+    """Input of the executor: program text, an archive of native code, the constants' tensors.
+
+    ``kernel_ops`` tells for reports what each fused kernel computes, by the name the program calls it.
+    """
 
     program: str
     object: bytes
     constants: tuple[torch.Tensor, ...]
     kernels: int
+    kernel_ops: Mapping[str, str] = field(default_factory=dict)
 
 
 def compile_graph(
     gm: GraphModule,
     shape_env: ShapeEnv,
-    target: Target | GpuTarget,
+    target: CpuTarget | GpuTarget,
     dump_dir: Path | None = None,
-    cache: Cache | None = None,
+    cache: DiskCache | None = None,
     single: bool = False,
     updates: Sequence[int] = (),
     half: torch.dtype | None = None,
-) -> Compiled:
-    """Compile a straight-line FX graph; raises ``Refused`` for what has no form in DISC.
+) -> CompiledProgram:
+    """Compile a straight-line FX graph; raises ``Refused`` for ops that DISC cannot express.
 
-    ``single``: weights are read as they are, never packed, so that there is no second copy of one.
-    ``half``: float16 or bfloat16, in which products of float32 may be computed on a GPU.
-    ``updates``: inputs that take the last outputs, which are not returned.
+    ``single``: weights are never packed, so that no second copy of one exists.
+    ``half``: float16 or bfloat16, in which float32 products may be computed on a GPU.
+    ``updates``: inputs that the last outputs are written to; those outputs are not returned.
     """
-    generator = _generator(target, half)
+    generator = _codegen(target, half)
     graph = lower(gm, shape_env, single, updates, generator.forms)
     given = [n.meta["val"].device.type for n in gm.graph.nodes if n.op == "placeholder"]
     devices = given if generator.device in given else [generator.device] * len(given)
@@ -117,35 +134,35 @@ def compile_graph(
 
 def compile_ir(
     graph: Graph,
-    target: Target | GpuTarget,
+    target: CpuTarget | GpuTarget,
     dump_dir: Path | None = None,
-    cache: Cache | None = None,
+    cache: DiskCache | None = None,
     half: torch.dtype | None = None,
-) -> Compiled:
-    """Everything after lowering."""
-    generator = _generator(target, half)
+) -> CompiledProgram:
+    """Compile a lowered graph."""
+    generator = _codegen(target, half)
     return _compile(graph, generator, [generator.device] * len(graph.inputs), dump_dir, cache)
 
 
-def _generator(target: Target | GpuTarget, half: torch.dtype | None) -> Generator:
-    """The modules of the other one are not imported: they are many."""
+def _codegen(target: CpuTarget | GpuTarget, half: torch.dtype | None) -> Codegen:
+    """The target's codegen. Only its modules are imported: there are many."""
     if isinstance(target, GpuTarget):
-        from blade.backends.disc.gpu.generator import GpuGenerator
+        from blade.backends.disc.gpu.codegen import GpuCodegen
 
-        return GpuGenerator(target, half)
-    from blade.backends.disc.cpu.generator import CpuGenerator
+        return GpuCodegen(target, half)
+    from blade.backends.disc.cpu.codegen import CpuCodegen
 
-    return CpuGenerator(target)
+    return CpuCodegen(target)
 
 
 def _compile(
     graph: Graph,
-    generator: Generator,
+    generator: Codegen,
     devices: Sequence[str],
     dump_dir: Path | None,
-    cache: Cache | None,
-) -> Compiled:
-    """``devices``: one per input; one on the CPU may have nothing but sizes for a program of a GPU."""
+    cache: DiskCache | None,
+) -> CompiledProgram:
+    """``devices``: one per input; in a GPU program, an input on the CPU may only provide sizes."""
     dump = _dumper(dump_dir)
     dump("lower", graph)
     for name, run_pass in generator.passes:
@@ -154,42 +171,59 @@ def _compile(
     fused = updates_last(fuse(graph))
     dump("fuse", fused)
     generator.prepare(fused, cache)
-    absorbed = generator.absorbed(graph)
-    units = [u for u in fused.units if isinstance(u, Group) or u.id not in absorbed]
-    steps = [step for run in _runs(units) for step in _steps(run, fused, generator)]
+    absorbed = generator.packed_only(graph)
+    units = [u for u in fused.units if isinstance(u, FusionGroup) or u.id not in absorbed]
+    ops: dict[str, str] = {}
+    steps = [step for run in _runs(units) for step in _steps(run, fused, generator, ops)]
     joined = generator.finish(fused, steps)
     dump(generator.language, generator.text())
     code = generator.compile(cache)
     program = write_program(fused, joined, generator.isa, devices)
     dump("program", program)
-    return Compiled(program, code, graph.constants, generator.kernels)
+    return CompiledProgram(program, code, graph.constants, generator.kernels, ops)
 
 
-def _runs(units: Sequence[Unit]) -> Iterator[list[Unit]]:
-    """Neighbouring concatenations together, everything else by itself."""
+def _runs(units: Sequence[FusionUnit]) -> Iterator[list[FusionUnit]]:
+    """Runs of adjacent concatenations; every other unit by itself."""
     for joins, found in groupby(units, lambda u: isinstance(u, Value) and u.op == "concat"):
         run = [*found]
         yield from [run] if joins else [[unit] for unit in run]
 
 
-def _steps(run: Sequence[Unit], fused: Fused, generator: Generator) -> list[Step]:
+def _steps(
+    run: Sequence[FusionUnit], fused: Fused, generator: Codegen, ops: dict[str, str]
+) -> list[Instruction]:
+    """The steps of ``run``; ``ops`` learns what each kernel computes."""
     [unit, *_] = run
-    if isinstance(unit, Group):
+    if isinstance(unit, FusionGroup):
         built = build_kernel(unit, fused)
         steps = generator.product(unit, built)
-        return generator.group(built, unit.kind) if steps is None else steps
+        if steps is None:
+            steps = generator.group(built, unit.kind)
+            ops.update((s.name, _ops(built)) for s in steps if isinstance(s, KernelCall | Launch))
+        return steps
     if unit.op != "concat":
         return generator.library(unit)
     copies = [copy for u in run if isinstance(u, Value) for copy in copies_of(u, fused)]
     return [step for c in join_copies(copies) for step in generator.group(c, "copy")]
 
 
+def _ops(built: GroupKernel) -> str:
+    """``add, rsqrt, row sum``: each op of the kernel once, in order; ``row`` marks reductions."""
+    found = [
+        s.op if isinstance(s, Compute) else f"row {s.kind}"
+        for s in built.kernel.body
+        if isinstance(s, Compute | Reduce)
+    ]
+    return ", ".join(dict.fromkeys(op for op in found if op != "cast")) or "copy"
+
+
 def copies_of(unit: Value, fused: Fused) -> Iterator[GroupKernel]:
-    """What brings the parts of a concatenation where they belong, and are not computed there."""
-    for part, start in zip(unit.args, starts(unit), strict=True):
+    """Copies of those parts of a concatenation that were not computed in its buffer."""
+    for part, start in zip(unit.args, operand_offsets(unit), strict=True):
         view = view_of(part)
         if view is None or view.base.id not in fused.placed:
-            yield build_copy(part, home(unit, fused.placed), unit.attrs["axis"], start)
+            yield build_copy(part, buffer_of(unit, fused.placed), unit.attrs["axis"], start)
 
 
 def _dumper(folder: Path | None) -> Dump:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""AOTInductor as a backend: a shared library of Inductor's C++ code in the engine, weights beside it."""
+"""AOTInductor as a backend: engines have a shared library of Inductor's C++ code; weights are constants."""
 
 import os
 import shutil
@@ -9,21 +9,21 @@ from functools import cache
 
 import torch
 
-from blade.backends.base import Cluster, OpNode
 from blade.backends.inductor.compile import compile_cluster
 from blade.backends.inductor.ops import NAME, OPS
-from blade.backends.inductor.run import load
-from blade.backends.native_code import for_this_cpu
+from blade.backends.shared.host_isa import for_this_cpu
 from blade.config import Config
-from blade.exchange.guards import guard_program
-from blade.reason import Reason
-from blade.runtime.engine import make_engine, register_runner
+from blade.core.backend import Backend
+from blade.core.cluster import Cluster, OpNode
+from blade.core.reason import Reason
+from blade.program.guard_program import guard_program
+from blade.runtime.engine import make_engine
 
-START_S, OP_S = 15.0, 0.1  # of a conversion on two idle cores of 2024: mostly g++
+START_S, OP_S = 15.0, 0.1  # per conversion and per op, on two idle cores of 2024: mostly g++
 
 
-class InductorBackend:
-    """PyTorch's ahead-of-time compiler. CPU: needs a C++ compiler where it optimizes, none where it runs."""
+class InductorBackend(Backend):
+    """PyTorch's ahead-of-time compiler, on the CPU: optimizing needs a C++ compiler, running does not."""
 
     name = NAME
 
@@ -50,7 +50,7 @@ class InductorBackend:
         return make_engine(
             cluster.name,
             self.name,
-            for_this_cpu(guard_program(cluster)),  # after compiling, which adds guards
+            for_this_cpu(guard_program(cluster)),  # after the compilation, which adds guards
             compiled.package.to_bytes(),
             compiled.constants,
             {"max_failures": config.max_failures},
@@ -58,7 +58,7 @@ class InductorBackend:
 
 
 def compiler_name() -> str:
-    """The compiler that Inductor asks for. Its own setting says the same, but costs seconds and 100 MB to import."""
+    """The compiler that Inductor uses; importing its own setting would cost seconds and 100 MB."""
     return os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
 
 
@@ -70,6 +70,3 @@ def _compiler() -> str | None:
 def _compiler_version(path: str) -> str:
     done = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
     return done.stdout.partition("\n")[0]
-
-
-register_runner(NAME, load)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A cluster compiled ahead of time by Inductor: C++, a shared library, and which weights it reads.
+"""Compile a cluster ahead of time with Inductor: C++, a shared library, and the list of weights it reads.
 
     compiled = compile_cluster(cluster)
     compiled.package, compiled.constants
 
-Weights stay out of the library: it is given those of the engine when it is loaded. Facts about sizes
-that Inductor relies on become guards of ``cluster.shape_env``, as in ``torch.compile``.
+Weights are not in the library: it receives those of the engine at load. Assumptions of Inductor about sizes
+become guards of ``cluster.shape_env``, as in ``torch.compile``.
 """
 
 import subprocess
@@ -19,16 +19,16 @@ from typing import Any
 import torch
 import torch.fx.experimental._config as symbolic_config
 
-from blade.backends.base import Cluster
-from blade.backends.inductor.folding import Recipes, ingredients, needed_for, recorded
-from blade.backends.inductor.package import CALLS, LIBRARY, Package
+from blade.backends.inductor.folding import Recipes, constants_read, needed_for, recorded
+from blade.backends.inductor.package import CALLS, LIBRARY, InductorPackage
+from blade.core.cluster import Cluster
+from blade.core.reason import Code
 from blade.errors import Refused
-from blade.exchange.exported import to_exported
-from blade.graph.memory_order import order_of
-from blade.reason import Code
+from blade.graph.fx.exported_program import to_exported
+from blade.graph.shapes.memory_format import order_of
 
 _OPTIONS: dict[str, Any] = {
-    "aot_inductor.package": True,  # tells all files it made
+    "aot_inductor.package": True,  # lists all files it made
     "aot_inductor.package_constants_in_so": False,
     "cpp.dynamic_threads": True,  # torch.set_num_threads keeps its meaning
     "freezing": True,  # weights are constants, and packed
@@ -38,22 +38,20 @@ _UNGUARDED = "ignored_backward_guard"
 
 
 @dataclass(frozen=True)
-class Compiled:
-    """``constants``: those of the cluster that the code reads, or that others are computed from."""
+class CompiledPackage:
+    """``constants``: the cluster's constants that the code reads, or that others are computed from."""
 
-    package: Package
+    package: InductorPackage
     constants: tuple[torch.Tensor, ...]
 
 
-def compile_cluster(cluster: Cluster) -> Compiled:
-    """Raises what Inductor raises, and ``Refused`` where it relies on what cannot be checked."""
+def compile_cluster(cluster: Cluster) -> CompiledPackage:
+    """Compile ``cluster``. Raises what Inductor raises, and ``Refused`` if an assumption cannot be checked."""
     from torch._inductor import aot_compile
 
     program = to_exported(cluster)
     for node in program.graph.find_nodes(op="placeholder"):
-        node.meta[
-            "val"
-        ].fake_mode.allow_non_fake_inputs = True  # as in the programs of torch.export
+        node.meta["val"].fake_mode.allow_non_fake_inputs = True  # as torch.export does
     unguarded = cluster.shape_env.counter[_UNGUARDED]
     # a size whose hint is 2 may be 1 all the same
     oblivious = symbolic_config.patch(backed_size_oblivious=True)  # type: ignore[attr-defined]
@@ -75,14 +73,14 @@ def compile_cluster(cluster: Cluster) -> Compiled:
 
 
 def _stripped(library: Path) -> bytes:
-    """Without symbols and line numbers, which are most of it. Whoever has a compiler has ``strip``."""
+    """The library without symbols and line numbers, which are most of it; compilers come with ``strip``."""
     stripped = library.with_suffix(".stripped")
     subprocess.run(["strip", "--strip-unneeded", "-o", stripped, library], check=True)
     return stripped.read_bytes()
 
 
 def _names(library: Path) -> dict[str, str]:
-    """What the code calls each constant -> what the graph called it."""
+    """The code's name of each constant -> the graph's name."""
     runner = torch._C._aoti.AOTIModelContainerRunnerCpu(str(library), 1)
     return runner.get_constant_names_to_original_fqns()
 
@@ -92,18 +90,18 @@ def _assemble(
     files: Mapping[str, bytes],
     names: Mapping[str, str],
     recipes: Recipes,
-) -> Compiled:
+) -> CompiledPackage:
     own = {str(n.target) for n in cluster.gm.graph.nodes if n.op == "get_attr"}
     recipes = needed_for(set(names.values()), recipes)
-    read = (ingredients(recipes) | set(names.values())) - set(recipes)
+    read = (constants_read(recipes) | set(names.values())) - set(recipes)
     if unknown := read - own:
         detail = f"Inductor made constants whose origin is unknown: {', '.join(sorted(unknown))}."
         raise Refused(Code.CONVERSION_FAILED, detail)
     constants = {name: attrgetter(name)(cluster.gm) for name in sorted(read)}
     inputs = [n.meta["val"] for n in cluster.gm.graph.nodes if n.op == "placeholder"]
     orders = tuple(map(_order, inputs))
-    package = Package(orders, names, tuple(constants), recipes, files)
-    return Compiled(package, tuple(constants.values()))
+    package = InductorPackage(orders, names, tuple(constants), recipes, files)
+    return CompiledPackage(package, tuple(constants.values()))
 
 
 def _order(fake: torch.Tensor) -> tuple[int, ...] | None:

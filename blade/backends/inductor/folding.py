@@ -1,42 +1,45 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Inductor computes of the weights while it compiles, as a recipe: to be computed again at load.
+"""Record as a recipe what Inductor computes from the weights while it compiles, to repeat it at load.
 
     with recorded() as recipes: ... # compile with freezing
-    recipes["_frozen_param3"]       # (("ops.mkldnn._reorder_linear_weight", [{"weight": "const_4"}, 32], {}),)
-    values = cook(recipes, {"const_4": weight})
+    recipes["_frozen_param3"]       # (("mkldnn._reorder_linear_weight", [{"weight": "const_4"}, 32], {}),)
+    values = run_recipes(recipes, {"const_4": weight})
 
-So the file has every weight once, and packed ones, which oneDNN lays out as this CPU likes them, need no
-place in it. The same torch on the same kind of CPU packs as it did (both are checked at load).
+So the file contains every weight once, and no weights that oneDNN packed for this CPU. The same torch on the
+same kind of CPU packs in the same way (both are checked at load).
+
+A recipe in a file is untrusted text. It may call only ops of a few libraries that compute tensors from
+tensors and numbers (``recipe_ops.find_op``).
 """
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from operator import attrgetter
 from typing import Any
 from unittest import mock
 
 import torch
 from torch.fx import GraphModule, Node
 
-from blade.errors import Refused
-from blade.reason import Code
+from blade.backends.inductor.recipe_ops import NAMED, TEXTS, find_op
+from blade.core.reason import Code
+from blade.errors import BackendError, Refused
 
-Step = tuple[str, list[Any], dict[str, Any]]
-Recipes = dict[str, tuple[Step, ...]]
-"""Name in the compiled graph -> calls in order, the last of which makes it. An argument {"weight": name}
-is a constant, {"step": i} the result of call i, {"torch": name} a dtype or memory format."""
+RecipeStep = tuple[str, list[Any], dict[str, Any]]
+Recipes = dict[str, tuple[RecipeStep, ...]]
+"""Name in the compiled graph -> calls in order; the last one computes it. An argument {"weight": name} is a
+constant, {"step": i} the result of call i, {"torch": name} a dtype or memory format."""
 
 
 @contextmanager
 def recorded() -> Iterator[Recipes]:
-    """Filled with what is folded inside the block. Raises ``Refused`` there for what has no recipe."""
+    """Recipes of everything folded inside the block. Folding without a recipe raises ``Refused`` there."""
     from torch._inductor import constant_folding
 
     recipes: Recipes = {}
     replace = constant_folding.replace_node_with_constant
 
     def record(gm: GraphModule, node: Node, constant: Any = None, name: Any = None) -> None:
-        steps: list[Step] = []
+        steps: list[RecipeStep] = []
         _write(node, steps, {})
         known = set(dict(gm.named_buffers(recurse=False)))
         replace(gm, node, constant, name)
@@ -47,30 +50,41 @@ def recorded() -> Iterator[Recipes]:
         yield recipes
 
 
-def cook(recipes: Recipes, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Everything that ``recipes`` make, by name, in an order in which each has what it needs."""
+def run_recipes(recipes: Recipes, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Compute the results of all ``recipes``, by name, each after those it depends on.
+
+    Raises ``BackendError`` if a recipe fails, or calls an op that ``find_op`` does not find.
+    """
     made: dict[str, torch.Tensor] = dict(weights)
-    for name, steps in recipes.items():
-        results: list[Any] = []
-        for target, args, kwargs in steps:
-            read = _Reader(made, results)
-            call = attrgetter(target)(torch)
-            results.append(call(*map(read, args), **{k: read(v) for k, v in kwargs.items()}))
-        made[name] = results[-1]
+    try:
+        for name, steps in recipes.items():
+            results: list[Any] = []
+            for target, args, kwargs in steps:
+                read = _RecipeReader(made, results)
+                call = find_op(target)
+                results.append(call(*map(read, args), **{k: read(v) for k, v in kwargs.items()}))
+            if not isinstance(results[-1], torch.Tensor):
+                raise ValueError(f"{name} is no tensor")
+            made[name] = results[-1]
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        first = str(error).partition("\n")[0]
+        raise BackendError(
+            f"a constant of AOTInductor's code cannot be computed: {first}"
+        ) from error
     return {name: made[name] for name in recipes}
 
 
 def needed_for(names: set[str], recipes: Recipes) -> Recipes:
-    """Those of ``recipes`` that make ``names``, and what these are made of."""
+    """The ``recipes`` that compute ``names``, and those that these depend on."""
     needed: Recipes = {}
-    for name, steps in reversed(recipes.items()):  # what one reads was made before
-        if name in names | ingredients(needed):
+    for name, steps in reversed(recipes.items()):  # a recipe reads results of earlier ones
+        if name in names | constants_read(needed):
             needed[name] = steps
     return dict(reversed(needed.items()))
 
 
-def ingredients(recipes: Recipes) -> set[str]:
-    """The constants that ``recipes`` read, other than what they make."""
+def constants_read(recipes: Recipes) -> set[str]:
+    """The constants that ``recipes`` read, except their own results."""
     read: set[str] = set()
 
     def look(value: Any) -> None:
@@ -86,8 +100,8 @@ def ingredients(recipes: Recipes) -> set[str]:
     return read - set(recipes)
 
 
-def _write(node: Node, steps: list[Step], known: dict[Node, int]) -> None:
-    """Append the calls that make ``node``, inputs first, each once."""
+def _write(node: Node, steps: list[RecipeStep], known: dict[Node, int]) -> None:
+    """Append the calls that compute ``node``, inputs first, each once."""
     target = _path(node)
     for source in node.all_input_nodes:
         if source.op != "get_attr" and source not in known:
@@ -99,13 +113,18 @@ def _write(node: Node, steps: list[Step], known: dict[Node, int]) -> None:
 
 
 def _path(node: Node) -> str:
-    """Where in ``torch`` the function of ``node`` is."""
-    if isinstance(node.target, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
-        return f"ops.{node.target}"
-    name = getattr(node.target, "__name__", "")
-    if node.target is getattr(torch._C._nn, name, None):
-        return f"_C._nn.{name}"
-    raise _no_recipe(node)
+    """The op's name, in the form that ``find_op`` takes."""
+    name = str(node.target)
+    if not isinstance(node.target, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+        own = getattr(node.target, "__name__", "")
+        if node.target is not getattr(torch._C._nn, own, None):
+            raise _no_recipe(node)
+        name = f"aten.{own}"  # torch._C._nn has the same functions without their overloads
+    try:
+        find_op(name)
+    except ValueError as error:
+        raise _no_recipe(node) from error
+    return name
 
 
 def _written(value: Any, known: Mapping[Node, int]) -> Any:
@@ -116,7 +135,7 @@ def _written(value: Any, known: Mapping[Node, int]) -> Any:
         return [_written(one, known) for one in value]
     if isinstance(value, (torch.dtype, torch.memory_format, torch.layout)):
         return {"torch": str(value).removeprefix("torch.")}
-    if value is None or isinstance(value, (bool, int, float, str)):
+    if value is None or isinstance(value, (bool, int, float)) or value in TEXTS:
         return value
     raise _no_recipe(value)
 
@@ -126,8 +145,8 @@ def _no_recipe(what: object) -> Refused:
     return Refused(Code.CONVERSION_FAILED, detail)
 
 
-class _Reader:
-    """From an argument as it is written to the value."""
+class _RecipeReader:
+    """Translates written arguments to values."""
 
     def __init__(self, weights: Mapping[str, torch.Tensor], results: list[Any]) -> None:
         self._weights, self._results = weights, results
@@ -135,9 +154,10 @@ class _Reader:
     def __call__(self, value: Any) -> Any:
         if isinstance(value, list):
             return [self(one) for one in value]
+        if isinstance(value, str) and value not in TEXTS:
+            raise ValueError(f"an op is given the text {value!r}")
         if not isinstance(value, dict):
             return value
         ((kind, what),) = value.items()
-        if kind == "weight":
-            return self._weights[what]
-        return self._results[what] if kind == "step" else getattr(torch, what)
+        places: dict[str, Any] = {"weight": self._weights, "step": self._results, "torch": NAMED}
+        return places[kind][what]

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which nodes AOTInductor takes: what Inductor itself says it has code, or a call, for."""
+"""Nodes that AOTInductor supports: those for which Inductor lists a lowering or a decomposition."""
 
 from collections.abc import Iterator
 
 import torch
 
-from blade.backends.known_ops import KnownOps, lookups
+from blade.backends.shared.op_survey import OpSurvey, lookups
 
 NAME = "inductor"
-# What Inductor's C++ holds in memory; complex numbers it leaves to calls, one op at a time.
+# Dtypes of Inductor's C++ code; for complex numbers it calls torch, one op at a time.
 DTYPES = frozenset(
     {
         *(torch.float32, torch.float64, torch.bfloat16, torch.float16),
@@ -26,6 +26,6 @@ def ask() -> Iterator[str]:
             yield str(op)
 
 
-# Its C++ throws inside a parallel region, where nothing can catch it.
+# Inductor's C++ throws inside a parallel region, where nothing can catch it.
 NOT_CAUGHT = "its code ends the process where an index is out of range, and eager raises"
-OPS = KnownOps(NAME, "Inductor", DTYPES, lambda: torch.__version__, ask, lookups(NOT_CAUGHT))
+OPS = OpSurvey(NAME, "Inductor", DTYPES, lambda: torch.__version__, ask, lookups(NOT_CAUGHT))

@@ -4,8 +4,8 @@
     run = load("cluster_0", payload, constants, program)
     outputs = run([x, y])
 
-The library is unpacked into a private folder, which is gone as soon as it is mapped. Weights are the
-engine's constants, read where they are.
+The library is unpacked into a private folder, which is removed once it is mapped. Weights are the engine's
+constants, read in place.
 """
 
 import os
@@ -17,35 +17,37 @@ from typing import Any
 
 import torch
 
-from blade.backends.inductor.folding import cook, ingredients
-from blade.backends.inductor.package import LIBRARY, Package, read_package
+from blade.backends.inductor.folding import constants_read, run_recipes
+from blade.backends.inductor.package import LIBRARY, InductorPackage, read_package
+from blade.backends.shared.weight_versions import WeightVersions
 from blade.errors import BackendError
-from blade.exchange.watch import Watch
-from blade.graph.memory_order import in_order, order_of
+from blade.graph.shapes.memory_format import in_order, order_of
 
-LEAST_CALLS = 8  # that may run at the same time; more of them wait for each other
-
-
-def load(name: str, payload: torch.Tensor, constants: list[torch.Tensor], program: str) -> "Model":
-    """Raises ``BackendError`` where the package does not suit this process."""
-    package = read_package(payload.numpy().tobytes())
-    return Model(package, constants)
+LEAST_CALLS = 8  # least number of concurrent calls; further calls wait
 
 
-class Model:
+def load(
+    name: str, payload: torch.Tensor, constants: list[torch.Tensor], program: str
+) -> "InductorModel":
+    """The runner of an engine. Raises ``BackendError`` if the package cannot run in this process."""
+    package = read_package(payload.numpy().tobytes(), len(constants))
+    return InductorModel(package, constants)
+
+
+class InductorModel:
     """One loaded library over one set of weights."""
 
-    def __init__(self, package: Package, constants: Sequence[torch.Tensor]) -> None:
+    def __init__(self, package: InductorPackage, constants: Sequence[torch.Tensor]) -> None:
         self._orders = package.orders
         held = dict(zip(package.constants, constants, strict=True))
-        read = ingredients(package.recipes)
-        self._written = Watch([held[name] for name in read])
-        values = {**held, **cook(package.recipes, held)}
+        read = constants_read(package.recipes)
+        self._written = WeightVersions([held[name] for name in read])
+        values = {**held, **run_recipes(package.recipes, held)}
         given = {name: _alias(values[original]) for name, original in package.names.items()}
         self._runner = _open(package)
         if given:
             self._runner.update_constant_buffer(given, False, True, True)
-        # these keep the weights alive, which the library does not
+        # keeps the weights alive, as the library does not
         weakref.finalize(self, _let_go, list(given.values())).atexit = False
 
     def __call__(self, inputs: list[torch.Tensor]) -> Sequence[torch.Tensor]:
@@ -59,7 +61,7 @@ class Model:
         return outputs
 
 
-def _open(package: Package) -> Any:
+def _open(package: InductorPackage) -> Any:
     calls = max(LEAST_CALLS, os.cpu_count() or 1)
     with tempfile.TemporaryDirectory(prefix="blade-inductor-") as folder:
         for name, data in package.files.items():
@@ -72,12 +74,12 @@ def _open(package: Package) -> Any:
 
 
 def _alias(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor of its own on the same memory."""
+    """A new tensor over the same memory."""
     return tensor.detach()
 
 
 def _let_go(given: Sequence[torch.Tensor]) -> None:
-    """The library never lets go of the tensors it was given, so these let go of their memory."""
+    """Release the memory of ``given``: the library never releases the tensors themselves."""
     for tensor in given:
         nothing = torch.zeros(1, dtype=tensor.dtype)
         tensor.data = nothing.to_mkldnn() if tensor.is_mkldnn else nothing

@@ -1,25 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ONNX Runtime as a backend: nodes the exporter translates, a cluster as an ONNX model."""
+"""ONNX Runtime as a backend: nodes that the exporter translates, clusters as ONNX models."""
 
 import torch
 
-from blade.backends.base import Cluster, OpNode
-from blade.backends.onnxruntime import session
-from blade.backends.onnxruntime.place import has_cuda
+from blade.backends.onnxruntime.device import has_cuda
 from blade.backends.onnxruntime.session import LIBRARY
-from blade.config import Config
-from blade.errors import Refused
-from blade.exchange.onnx_engine import engine_version, onnx_engine
-from blade.exchange.onnx_model import (
+from blade.backends.shared.onnx.engine import engine_version, onnx_engine
+from blade.backends.shared.onnx.model import (
     INLINE_BYTES,
     OnnxModel,
     export_seconds,
     external_weights,
     why_no_onnx,
 )
-from blade.exchange.onnx_support import why_not_onnx
-from blade.reason import Code, Reason
-from blade.runtime.engine import register_runner
+from blade.backends.shared.onnx.support import why_not_onnx
+from blade.config import Config
+from blade.core.backend import Backend
+from blade.core.cluster import Cluster, OpNode
+from blade.core.reason import Code, Reason
+from blade.errors import Refused
 
 NAME = LIBRARY.name
 DTYPES = (
@@ -27,11 +26,11 @@ DTYPES = (
     torch.int64,
     torch.int32,
     torch.bool,
-)  # those that its CPU kernels have in common
+)  # dtypes that all of its CPU kernels support
 
 
-class OnnxRuntimeBackend:
-    """Through ``torch.onnx``, on the CPU, and on a GPU where the library has kernels for it.
+class OnnxRuntimeBackend(Backend):
+    """ONNX Runtime, through ``torch.onnx``, on the CPU, and on a GPU if the library has kernels for it.
 
     Weights stay in torch's memory and in the engine's constants.
     """
@@ -65,23 +64,20 @@ def _weights_as_inputs(model: OnnxModel) -> bytes:
 
 
 _FORMS = {"cpu": external_weights, "cuda": _weights_as_inputs}
-"""By device, the model as ``session`` wants it."""
+"""Device type -> the model in the form that ``session`` needs."""
 
 
 def _device_of(cluster: Cluster) -> torch.device:
-    """The one that everything that goes in and comes out is on; raises ``Refused`` for several."""
+    """The device of all inputs and outputs; raises ``Refused`` if there are several."""
     graph = cluster.gm.graph
     given = [n.meta["val"] for n in graph.nodes if n.op == "placeholder"]
     held = [n.meta["val"] for n in graph.nodes if n.op == "get_attr"]
     large = [
         t for t in held if t.numel() * t.element_size() > INLINE_BYTES
-    ]  # small ones are in the model
+    ]  # small constants are in the model
     returned = [n.meta["val"] for n in graph.output_node().all_input_nodes]
     devices = {value.device for value in (*given, *large, *returned)}
     if len(devices) > 1:
         names = " and ".join(sorted(map(str, devices)))
         raise Refused(Code.UNSUPPORTED_DEVICE, f"One engine does not compute on {names}.")
     return devices.pop() if devices else torch.device("cpu")
-
-
-register_runner(NAME, session.load)

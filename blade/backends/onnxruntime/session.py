@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs an ONNX model in ONNX Runtime on torch's memory: inputs, results and weights are not copied.
+"""Run an ONNX model in ONNX Runtime on torch's memory: inputs, outputs and weights are not copied.
 
-Sessions may be used by several threads at once; each thread has a binding of its own. On the CPU weights
-are initializers, which can be folded and packed. On a GPU they are inputs that stay bound: the library
-would copy initializers there.
+Several threads may use a session at once; each has its own binding. On the CPU weights are initializers,
+which can be folded and packed. On a GPU they are inputs that stay bound, because the library would copy
+initializers there.
 """
 
 import threading
@@ -12,22 +12,22 @@ from typing import Any
 
 import torch
 
-from blade.backends.onnxruntime.place import (
-    Place,
+from blade.backends.onnxruntime.device import (
+    OrtDevice,
     has_cuda,
     options,
-    place_of,
+    ort_device_of,
     providers,
     run_options,
 )
+from blade.backends.shared.library_payload import LibraryHeader, unpack
+from blade.backends.shared.library_sessions import LibrarySessions, OptionalLibrary
+from blade.backends.shared.onnx.self_contained import check_model
+from blade.backends.shared.output_buffers import OutputBuffers
 from blade.errors import BackendError
-from blade.exchange.library import Library, Sessions
-from blade.exchange.onnx_engine import MODEL
-from blade.exchange.payload import Head, unpack
-from blade.exchange.results import Results
 from blade.runtime.engine import Runner
 
-LIBRARY = Library("onnxruntime", "InferenceSession", ("onnxruntime", "onnxruntime-gpu"))
+LIBRARY = OptionalLibrary("onnxruntime", "InferenceSession", ("onnxruntime", "onnxruntime-gpu"))
 
 ELEMENT_TYPES: dict[torch.dtype, int] = {
     torch.float32: 1,
@@ -44,20 +44,21 @@ ELEMENT_TYPES: dict[torch.dtype, int] = {
 
 
 def load(name: str, payload: torch.Tensor, constants: list[torch.Tensor], program: str) -> Runner:
-    """The function behind an engine; ``BackendError`` where the library is missing or another one."""
+    """The runner of an engine; ``BackendError`` if the library is missing or has another version."""
     if (why := LIBRARY.why_not_loadable()) is not None:
         raise BackendError(why)
-    head, files = unpack(payload, LIBRARY.stamp(), "ONNX Runtime")
+    head, model = unpack(payload, LIBRARY.stamp(), "ONNX Runtime", len(constants))
+    check_model(model, head.weights if head.device == "cpu" else (), "ONNX Runtime")
     if head.device == "cuda" and not has_cuda():
         raise BackendError(
             "the engine computes on a GPU, and the installed onnxruntime has no CUDAExecutionProvider: "
             "pip install onnxruntime-gpu"
         )
-    return _Model(head, files[MODEL], constants, Results(program, head.orders))
+    return _OrtModel(head, model, constants, OutputBuffers(program, head.orders))
 
 
-class _Started(threading.local):
-    """A session, and this thread's binding of its inputs and results, in which ``kept`` stay bound."""
+class _ThreadSession(threading.local):
+    """A session, and this thread's binding of its inputs and outputs, in which ``kept`` stay bound."""
 
     def __init__(self, session: Any, kept: Mapping[str, torch.Tensor]) -> None:
         self.session = session
@@ -66,25 +67,29 @@ class _Started(threading.local):
             self.binding.bind_input(name, *_where(tensor))
 
 
-class _Model:
-    """One session per place it was called at."""
+class _OrtModel:
+    """One session per ``OrtDevice`` it was called on."""
 
     def __init__(
-        self, head: Head, model: bytes, constants: list[torch.Tensor], results: Results
+        self,
+        head: LibraryHeader,
+        model: bytes,
+        constants: list[torch.Tensor],
+        results: OutputBuffers,
     ) -> None:
         self.head = head
         self.model = model
         self.results = results
         self.constants = constants
         if head.device == "cpu":
-            self.sessions = Sessions(constants, self._start)
-            self.sessions.at(place_of([]))
-        else:  # bound weights are read where they are, but for those that had to be copied
+            self.sessions = LibrarySessions(constants, self._start)
+            self.sessions.at(ort_device_of([]))
+        else:  # bound weights are read in place, except those that had to be copied
             copied = [c for c in constants if not c.is_contiguous()]
-            self.sessions = Sessions(copied, self._start)
+            self.sessions = LibrarySessions(copied, self._start)
 
     def __call__(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-        place = place_of(inputs) if inputs else place_of(self.constants)
+        place = ort_device_of(inputs) if inputs else ort_device_of(self.constants)
         started = self.sessions.at(place)
         binding = started.binding
         dense = [t.contiguous() for t in inputs]
@@ -96,7 +101,7 @@ class _Model:
         started.session.run_with_iobinding(binding, run_options(place))
         return answers
 
-    def _start(self, place: Place) -> _Started:
+    def _start(self, place: OrtDevice) -> _ThreadSession:
         import onnxruntime as ort
 
         settings = options(place)
@@ -107,16 +112,16 @@ class _Model:
             values = [ort.OrtValue.ortvalue_from_numpy(c.numpy()) for c in dense]
             settings.add_external_initializers(list(weights), values)
         session = ort.InferenceSession(self.model, settings, providers=providers(place))
-        session.blade_weights = dense, values  # whose memory it reads
-        return _Started(session, weights if place.gpu is not None else {})
+        session.blade_weights = dense, values  # the session reads their memory
+        return _ThreadSession(session, weights if place.gpu is not None else {})
 
 
 def _where(tensor: torch.Tensor) -> tuple[str, int, int, list[int], int]:
-    """Device, its index, element type, sizes and address, as bindings want them."""
+    """Device, its index, element type, sizes and address, as arguments of a binding."""
     device = tensor.device
     address = tensor.data_ptr() or _NOWHERE.data_ptr()
     return device.type, device.index or 0, ELEMENT_TYPES[tensor.dtype], list(tensor.shape), address
 
 
 _NOWHERE = torch.empty(1)
-"""Where empty tensors are said to lie: at no address, they count as missing."""
+"""Memory for the address of empty tensors: without an address they count as missing."""

@@ -1,27 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""OpenVINO as a backend: nodes the exporter translates, a cluster as an ONNX model, on the CPU."""
+"""OpenVINO as a backend, on the CPU: nodes that the exporter translates, clusters as ONNX models."""
 
 from operator import attrgetter
 
 import torch
 
-from blade.backends.base import Cluster, OpNode
-from blade.backends.openvino import integers, session
+from blade.backends.openvino import int64_bounds as integers
 from blade.backends.openvino.session import LIBRARY
 from blade.backends.openvino.support import why_not_here
+from blade.backends.shared.onnx.engine import engine_version, onnx_engine
+from blade.backends.shared.onnx.model import export_seconds, why_no_onnx
+from blade.backends.shared.onnx.support import why_not_onnx
 from blade.config import Config
-from blade.exchange.onnx_engine import engine_version, onnx_engine
-from blade.exchange.onnx_model import export_seconds, why_no_onnx
-from blade.exchange.onnx_support import why_not_onnx
-from blade.reason import Reason
-from blade.runtime.engine import register_runner
+from blade.core.backend import Backend
+from blade.core.cluster import Cluster, OpNode
+from blade.core.reason import Reason
 
 NAME = LIBRARY.name
-DTYPES = (torch.float32, torch.int64, torch.int32, torch.bool)  # fp64 is computed in fp32 there
+DTYPES = (torch.float32, torch.int64, torch.int32, torch.bool)  # OpenVINO computes fp64 in fp32
 
 
-class OpenVinoBackend:
-    """Through ``torch.onnx``, on the CPU. Weights stay in torch's memory and in the engine's constants."""
+class OpenVinoBackend(Backend):
+    """OpenVINO through ``torch.onnx``. Weights stay in torch's memory and in the engine's constants."""
 
     name = NAME
 
@@ -43,6 +43,3 @@ class OpenVinoBackend:
     def convert(self, cluster: Cluster, config: Config) -> torch.ScriptObject:
         integers.check_bounds(cluster)
         return onnx_engine(cluster, config, LIBRARY, attrgetter("data"), indices="flagged")
-
-
-register_runner(NAME, session.load)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a model in OpenVINO on torch's memory: inputs, results and weights are not copied.
+"""Run a model in OpenVINO on torch's memory: inputs, outputs and weights are not copied.
 
-Every calling thread has its own infer request of one compiled model. Results are exact fp32: the plugin
-would use bfloat16 where the CPU has it, which no verification passes. The plugin answers where torch raises,
-for an index out of range, and computes int64 in int32; calls in which that matters are refused, so that
+Every calling thread has its own infer request of one compiled model. Computation is set to fp32: by default
+the plugin uses bfloat16 if the CPU has it, which fails verification. The plugin returns values for an index
+out of range, where torch raises, and computes int64 in int32; calls in which that matters are refused, and
 the original serves them.
 """
 
@@ -13,27 +13,28 @@ from typing import Any
 
 import torch
 
-from blade.backends.openvino.integers import is_within
+from blade.backends.openvino.int64_bounds import is_within
+from blade.backends.shared.library_payload import LibraryHeader, unpack
+from blade.backends.shared.library_sessions import LibrarySessions, OptionalLibrary
+from blade.backends.shared.onnx.self_contained import check_model
+from blade.backends.shared.output_buffers import OutputBuffers
 from blade.errors import BackendError
-from blade.exchange.library import Library, Sessions
-from blade.exchange.onnx_engine import MODEL
-from blade.exchange.payload import Head, unpack
-from blade.exchange.results import Results
 from blade.runtime.engine import Runner
 
-# Importing it tells its makers over the network, from a process of its own: not what blade was asked for.
-LIBRARY = Library("openvino", "Core", ("openvino",), without=("openvino_telemetry",))
+# Importing the telemetry module would start a process that sends usage data over the network.
+LIBRARY = OptionalLibrary("openvino", "Core", ("openvino",), without=("openvino_telemetry",))
 
 
 def load(name: str, payload: torch.Tensor, constants: list[torch.Tensor], program: str) -> Runner:
-    """The function behind an engine; ``BackendError`` where the library is missing or another one."""
+    """The runner of an engine; ``BackendError`` if the library is missing or has another version."""
     if (why := LIBRARY.why_not_loadable()) is not None:
         raise BackendError(why)
-    head, files = unpack(payload, LIBRARY.stamp(), "OpenVINO")
-    return _Model(head, files[MODEL], constants, Results(program, head.orders))
+    head, model = unpack(payload, LIBRARY.stamp(), "OpenVINO", len(constants))
+    check_model(model, (), "OpenVINO")  # ONNX: other formats that OpenVINO reads may name files
+    return _OpenVinoModel(head, model, constants, OutputBuffers(program, head.orders))
 
 
-class _Compiled(threading.local):
+class _ThreadCompiledModel(threading.local):
     """A compiled model, and the infer request of this thread."""
 
     def __init__(self, model: Any) -> None:
@@ -41,17 +42,21 @@ class _Compiled(threading.local):
         self.request = model.create_infer_request()
 
 
-class _Model:
-    """One compiled model per number of threads it was called with."""
+class _OpenVinoModel:
+    """One compiled model per number of threads of its calls."""
 
     def __init__(
-        self, head: Head, model: bytes, constants: list[torch.Tensor], results: Results
+        self,
+        head: LibraryHeader,
+        model: bytes,
+        constants: list[torch.Tensor],
+        results: OutputBuffers,
     ) -> None:
         self.head = head
         self.model = model
         self.constants = constants
         self.results = results
-        self.sessions = Sessions(constants, self._compile)
+        self.sessions = LibrarySessions(constants, self._compile)
         self.sessions.at(torch.get_num_threads())
 
     def __call__(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -66,16 +71,16 @@ class _Model:
                 raise BackendError(
                     f"{name} has integers that OpenVINO, with 32 bits, might get wrong."
                 )
-            if name in compiled.inputs:  # one that nothing reads is gone
+            if name in compiled.inputs:  # unused inputs are removed
                 request.set_tensor(name, openvino.Tensor(tensor.numpy(), shared_memory=True))
         for k, tensor in enumerate(buffers):
             request.set_output_tensor(k, openvino.Tensor(tensor.numpy(), shared_memory=True))
-        request.infer(share_outputs=True)  # not copied to be returned
+        request.infer(share_outputs=True)  # outputs are not copied
         if self.head.is_flagged and not request.get_output_tensor(len(buffers)).data.item():
-            raise BackendError("an index is out of range.")  # the original says which
+            raise BackendError("an index is out of range.")  # the original names the index
         return answers
 
-    def _compile(self, threads: int) -> _Compiled:
+    def _compile(self, threads: int) -> _ThreadCompiledModel:
         core = _core()
         model = core.read_model(self.model)
         _give_weights(model, dict(zip(self.head.weights, self.constants, strict=True)))
@@ -85,11 +90,11 @@ class _Model:
             "INFERENCE_NUM_THREADS": threads,
             "ENABLE_CPU_PINNING": False,  # torch's threads want the same cores
         }
-        return _Compiled(core.compile_model(model, "CPU", settings))
+        return _ThreadCompiledModel(core.compile_model(model, "CPU", settings))
 
 
 def _give_weights(model: Any, weights: dict[str, torch.Tensor]) -> None:
-    """The parameters that stand for weights become constants over torch's memory."""
+    """Replace the parameters that stand for weights by constants over torch's memory."""
     from openvino import Tensor
     from openvino.op import Constant
 

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ops with a form in ONNX that OpenVINO lacks, or computes too inexactly on the CPU to pass for the original.
+"""Ops with a form in ONNX that OpenVINO lacks, or computes too inexactly on the CPU.
 
     why_not_here(node)          # None, or the Reason
 
-What it makes of NaN and infinities is another matter: its ReLU, exp and softmax lose them, where few models
-show any. That is found out when a whole cluster is verified.
+NaN and infinities are not considered: OpenVINO's ReLU, exp and softmax lose them, but few models have any.
+Verification of a whole cluster finds such cases.
 """
 
-from blade.backends.base import OpNode
-from blade.reason import Code, Reason, Stage
+from blade.core.cluster import OpNode
+from blade.core.reason import Code, Reason, Stage
 
 NAME = "openvino"
 _TINY = "it makes 0 of tiny arguments there"
@@ -22,12 +22,12 @@ INEXACT: dict[str, str] = {
     "index_put": _WRITES,
     "soft_margin_loss": "it stays finite where torch overflows",
 }
-"""Ops of ``aten``, whatever the overload, and what is wrong."""
+"""Ops of ``aten``, without overload, and what is wrong."""
 _CONVOLUTIONS = ("conv1d", "conv2d", "conv3d", "_convolution", "convolution")
 
 
 def why_not_here(node: OpNode) -> Reason | None:
-    """``None`` if OpenVINO has ``node``, with values that are near enough to torch's."""
+    """``None`` if OpenVINO has ``node``, with values close enough to torch's."""
     name = str(node.target.overloadpacket).removeprefix("aten.")
     why = INEXACT.get(name)
     if name == "pad" and node.args[2] == "circular":

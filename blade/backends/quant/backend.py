@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Quantization as a backend: a cluster is calibrated, its layers put into 8 bits, and DISC compiles it.
+"""Quantization as a backend: calibrate a cluster, quantize its layers to 8 bits, and compile it with DISC.
 
-It takes the nodes DISC takes, so that clusters stay whole. Its engines are DISC's: a saved file needs
-nothing of this package, and the fp32 original stays behind them.
+The backend supports the same nodes as DISC, so that clusters stay whole. Its engines are DISC engines: a
+saved file does not need this package, and the fp32 original remains the fallback.
 """
 
 from collections.abc import Callable
@@ -12,40 +12,49 @@ from typing import Any
 import torch
 
 from blade.backends import registry
-from blade.backends.base import Backend, Cluster, OpNode, device_of, values_in
-from blade.backends.quant.forms import served, why_not_device
+from blade.backends.quant.device_dtypes import served_names, why_not_device
 from blade.config import Config
+from blade.core.backend import Backend
+from blade.core.cluster import (
+    Cluster,
+    OpNode,
+    device_of,
+    values_in,
+)
+from blade.core.reason import Code, Reason, Stage
 from blade.errors import Refused
-from blade.precision import annotated
-from blade.reason import Code, Reason, Stage
 from blade.report import LayerPrecision
+from blade.report.layer_notes import annotated
 from blade.runtime.engine import make_engine
 
-GPU_FIXED_S = 5.0  # of compiling and measuring several blocks for each product
-FIXED_S, NODE_S = 2.0, 0.04  # of compiling a handful of variants
-RUNS, MULTIPLICATIONS_PER_S = 30, 5e10  # of simulating
+GPU_FIXED_S = 5.0  # to compile and time several blocks per product
+FIXED_S, NODE_S = 2.0, 0.04  # to compile a few variants
+RUNS, MULTIPLICATIONS_PER_S = 30, 5e10  # of the simulation
 
 _COMPILER = "disc"
 _LIBRARY = "quantized_decomposed"
 
 
-class QuantBackend:
-    """Layers in int8 or fp8 chosen by measured speed and measured accuracy; only where the config permits it."""
+class QuantBackend(Backend):
+    """Layers in int8 or fp8, chosen by measured speed and accuracy, if the config permits it."""
 
     name = "quant"
-    in_process = True  # like DISC: what could crash is ours
-    lossy = True
+    in_process = True  # like DISC: only our own code could crash
+    reduced_precision = True
 
     @property
     def precisions(self) -> tuple[str, ...]:
-        """Floats of 8 bits are for GPUs that multiply them."""
+        """int8, and fp8 on GPUs that multiply it."""
         if not torch.cuda.is_available():
             return ("int8",)
-        return ("int8", *(n for n in served(torch.cuda.get_device_capability()) if n != "int8"))
+        return (
+            "int8",
+            *(n for n in served_names(torch.cuda.get_device_capability()) if n != "int8"),
+        )
 
     @property
     def version(self) -> str | None:
-        compiler = getattr(registry.load(_COMPILER), "version", None)
+        compiler = registry.load(_COMPILER).version
         return None if compiler is None else f"{compiler} quant 2"
 
     def why_unavailable(self) -> str | None:
@@ -60,9 +69,9 @@ class QuantBackend:
         return None if reason is None else replace(reason, backend=self.name)
 
     def estimate_s(self, cluster: Cluster) -> float:
-        """A few compilations, and runs of the cluster in eager float32 to see what layers cost."""
-        from blade.backends.quant.layers import find_layers
-        from blade.backends.quant.plans import multiplications
+        """Seconds for a few compilations, and for eager float32 runs to measure the layers' errors."""
+        from blade.backends.quant.analysis.layers import find_layers
+        from blade.backends.quant.search.cpu_plans import multiplications
 
         if device_of(cluster).type == "cuda":
             return GPU_FIXED_S + NODE_S * len(cluster.gm.graph.nodes)
@@ -70,8 +79,8 @@ class QuantBackend:
         return FIXED_S + NODE_S * len(cluster.gm.graph.nodes) + RUNS * work / MULTIPLICATIONS_PER_S
 
     def convert(self, cluster: Cluster, config: Config) -> torch.ScriptObject:
-        """Raises ``Refused`` where no layer can be quantized, or none should be."""
-        # torch.ao takes a second to import: not before something is to be quantized
+        """The engine. Raises ``Refused`` if no layer can be quantized, or none gains from it."""
+        # lazy: the import of torch.ao takes a second
         from blade.backends.quant.quantize import quantize
 
         compiler = registry.load(_COMPILER)
@@ -82,9 +91,9 @@ class QuantBackend:
 
 
 def check_is_portable(program: str) -> None:
-    """Raises ``Refused`` for a program that calls an op that exists only once torch.ao is imported.
+    """Raises ``Refused`` for a program that calls an op that exists only after torch.ao is imported.
 
-    A file with such an engine would run its original wherever nobody imports that.
+    In a process without that import, a file with such an engine would run its original.
     """
     calls = (line.split()[1] for line in program.splitlines() if line.startswith("call "))
     if missing := sorted({name for name in calls if name.startswith(_LIBRARY)}):
@@ -100,8 +109,8 @@ def _compile_with(compiler: Backend, config: Config) -> Callable[[Cluster], Any]
 
 
 def _with_notes(engine: Any, layers: tuple[LayerPrecision, ...]) -> torch.ScriptObject:
-    """The same engine, whose program says what was decided of each layer."""
-    _, (name, backend, program), numbers, tensors = engine._get_method("__getstate__")()
+    """The same engine with the precision of each layer noted in its program."""
+    _, (name, backend, program, *_), numbers, tensors = engine._get_method("__getstate__")()
     limits = {key: value for key, value in numbers.items() if key != "checksum"}
     payload, *constants = tensors
     return make_engine(name, backend, annotated(program, layers), payload, constants, limits)

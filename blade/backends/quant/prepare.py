@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A cluster made ready: its layers found, scales moved where that is exact and helps, samples seen.
+"""Preparation of a cluster: find its layers, move scales where that is exact and helps, calibrate.
 
 prepared = prepare(cluster, config)
 """
@@ -12,24 +12,24 @@ from time import perf_counter
 import torch
 from torch.fx import GraphModule
 
-from blade.backends.base import Cluster
-from blade.backends.quant.calibrate import calibrate
-from blade.backends.quant.equalize import equalize
-from blade.backends.quant.layers import FLOATS, Layer, find_layers
-from blade.backends.quant.plans import Prepared
-from blade.backends.quant.simulate import Inputs, Simulation
-from blade.backends.quant.smooth import smooth
+from blade.backends.quant.analysis.calibrate import calibrate
+from blade.backends.quant.analysis.layers import FLOATS, Layer, find_layers
+from blade.backends.quant.analysis.simulate import Inputs, Simulation
+from blade.backends.quant.search.cpu_plans import PreparedCluster
+from blade.backends.quant.transforms.equalize import equalize
+from blade.backends.quant.transforms.smoothquant import smoothquant
 from blade.config import Config
+from blade.core.cluster import Cluster
+from blade.core.reason import Code
 from blade.errors import Refused
-from blade.reason import Code
 
 log = logging.getLogger(__name__)
-JUDGED = 8  # samples on which accuracy is measured while searching, at most
-JUDGED_S = 0.5  # for one run over them; one sample of each shape is judged in any case
+JUDGED = 8  # samples on which the search measures accuracy, at most
+JUDGED_S = 0.5  # limit for one run over them; one sample per shape is always included
 
 
-def prepare(cluster: Cluster, config: Config, on_gpu: bool = False) -> Prepared:
-    """Raises ``Refused`` where there is no layer to quantize, no sample, or none that can be calibrated."""
+def prepare(cluster: Cluster, config: Config, on_gpu: bool = False) -> PreparedCluster:
+    """Raises ``Refused`` if there is no layer to quantize, no sample, or no layer that can be calibrated."""
     gm = cluster.gm
     layers = _layers(gm, on_gpu)
     if not layers:
@@ -53,17 +53,17 @@ def prepare(cluster: Cluster, config: Config, on_gpu: bool = False) -> Prepared:
         )
     floats = all(layer.weight.dtype == torch.float32 for layer in layers)
     if config.quantization_type != "weight_only" and floats:
-        smoothed, moved = smooth(gm, layers, seen, config.quantization_type != "static")
+        smoothed, moved = smoothquant(gm, layers, seen, config.quantization_type != "static")
         if moved:
             gm, layers = smoothed, _layers(smoothed, on_gpu)
             seen = calibrate(gm, layers, every, method)
             log.info("%s: scales moved at %s", cluster.name, ", ".join(moved))
     judged, wanted = _judged(cluster, every)
-    return Prepared(gm, tuple(layers), seen, Simulation(gm, layers, judged, wanted))
+    return PreparedCluster(gm, tuple(layers), seen, Simulation(gm, layers, judged, wanted))
 
 
 def _layers(gm: GraphModule, on_gpu: bool) -> list[Layer]:
-    """GPUs have products of 8 bits, for models in halves, too, and no convolutions."""
+    """The layers to quantize; on GPUs only products, also of models in halves."""
     if not on_gpu:
         return find_layers(gm)
     return [layer for layer in find_layers(gm, FLOATS) if layer.kind == "linear"]
@@ -72,7 +72,7 @@ def _layers(gm: GraphModule, on_gpu: bool) -> list[Layer]:
 def _judged(
     cluster: Cluster, samples: Sequence[Inputs]
 ) -> tuple[Sequence[Inputs], Sequence[Inputs]]:
-    """The first of every shape, then others while that is quick, up to ``JUDGED``; and the answers."""
+    """The first sample of every shape, then others while that is quick, up to ``JUDGED``; their outputs."""
     first: dict[tuple[torch.Size, ...], Inputs] = {}
     for inputs in samples:
         first.setdefault(tuple(t.shape for t in inputs), inputs)

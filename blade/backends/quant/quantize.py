@@ -1,26 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One cluster quantized: prepare, plan, choose. A cluster that says itself how to quantize is taken at its word."""
+"""Quantization of one cluster: prepare, plan, choose. A model's own Q/DQ or fake-quantize ops are kept."""
 
 from typing import Any
 
-from blade.backends.base import Cluster, device_of
-from blade.backends.quant.choose import Compile, choose
-from blade.backends.quant.existing import accept, given_layers
-from blade.backends.quant.forms import check_kind, forms_of
-from blade.backends.quant.gpu_plans import make_gpu_plans
-from blade.backends.quant.plans import make_plans
+from blade.backends.quant.device_dtypes import check_kind, device_dtypes
 from blade.backends.quant.prepare import prepare
+from blade.backends.quant.search.choose import Compile, choose
+from blade.backends.quant.search.cpu_plans import make_plans
+from blade.backends.quant.search.gpu_plans import make_gpu_plans
+from blade.backends.quant.transforms.accept_quantized import accept, given_layers
 from blade.config import Config
+from blade.core.cluster import Cluster, device_of
 from blade.report import LayerPrecision
 
 
 def quantize(
     cluster: Cluster, config: Config, compile_: Compile
 ) -> tuple[Any, tuple[LayerPrecision, ...]]:
-    """What ``compile_`` makes of the quantized cluster, and what was decided of each layer.
+    """The result of ``compile_`` for the quantized cluster, and the precision of each layer.
 
-    Raises ``Refused`` where no layer can be quantized, no sample shows how, the budget leaves none, or none
-    is faster.
+    Raises ``Refused`` if no layer can be quantized, there is no sample, no layer keeps the budget, or none is
+    faster.
     """
     accepted = accept(cluster)
     if accepted is not None:
@@ -31,7 +31,7 @@ def quantize(
         check_kind(config)
     prepared = prepare(cluster, config, on_gpu)
     plans = (
-        make_gpu_plans(prepared, config, forms_of(device, config))
+        make_gpu_plans(prepared, config, device_dtypes(device, config))
         if on_gpu
         else make_plans(prepared, config)
     )

@@ -3,9 +3,9 @@
 
     Config(optimization_pipeline="TensorRT")      # or "auto": one candidate among others
 
-An engine is verified and timed where it serves, so ``optimize`` needs the GPU. What works without one is to
-build (with TensorRT-RTX): ``build.build_engine(cluster, config)`` parses, builds, and fills the cache, in which
-``optimize`` on the machine with the GPU finds the plan.
+An engine is verified and timed on the GPU, so ``optimize`` needs one. TensorRT-RTX can build without:
+``build.build_engine(cluster, config)`` parses, builds, and fills the cache, where ``optimize`` on the machine
+with the GPU finds the plan.
 """
 
 from collections.abc import Sequence
@@ -13,13 +13,14 @@ from operator import attrgetter
 
 import torch
 
-from blade.backends.base import Cluster, OpNode
+from blade.backends.shared.onnx.model import exporter_version, why_no_onnx
 from blade.backends.tensorrt import library, parser
 from blade.backends.tensorrt.build import build_engine
 from blade.config import Config
+from blade.core.backend import Backend
+from blade.core.cluster import Cluster, OpNode
+from blade.core.reason import Reason
 from blade.errors import BackendError
-from blade.exchange.onnx_model import exporter_version, why_no_onnx
-from blade.reason import Reason
 from blade.runtime.engine import make_engine
 
 NAME = "tensorrt"
@@ -29,12 +30,12 @@ BUILD_ONLY = (
 )
 
 
-class TensorRTBackend:
+class TensorRTBackend(Backend):
     """NVIDIA's TensorRT (10 and later) or TensorRT-RTX, whichever is installed."""
 
     name = NAME
     precisions = ("fp16", "bf16")
-    lossy_with = ("enable_fp16", "enable_bf16")
+    reduced_precision_with = ("enable_fp16", "enable_bf16")
 
     @property
     def version(self) -> str:
@@ -44,7 +45,7 @@ class TensorRTBackend:
         if (why := why_no_onnx()) is not None:
             return why
         name, why = library.installed(), library.why_no_device()
-        if name is not None and why is not None:  # then its 100 MB are not worth loading
+        if name is not None and why is not None:  # do not load its 100 MB in vain
             return (
                 f"{name} is installed, but its engines run on CUDA devices, and {why}. {BUILD_ONLY}"
             )
@@ -60,7 +61,7 @@ class TensorRTBackend:
         return parser.why_not(node, config)
 
     def estimate_s(self, cluster: Cluster) -> float:
-        """Export and build, seconds: BERT-base takes about ten."""
+        """Seconds to export and build: about 10 for BERT-base."""
         return 3.0 + 0.03 * len(cluster.ops)
 
     def convert(self, cluster: Cluster, config: Config) -> torch.ScriptObject:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a payload to an engine on the current device: deserialize, refit, check.
+"""Load a payload as an engine on the current device: deserialize, refit, check.
 
-    engine = open_engine(library, payload, constants)       # BackendError where it cannot run
+    engine = open_engine(library, payload, constants)       # BackendError if it cannot run
 
-A plan carries no weights (``payload``): they are refitted from the very tensors the fallback holds, read
-from where they are. What the engine then says of itself must be what was built.
+A plan contains no weights (``payload``): they are refitted from the fallback's tensors, which are read in
+place. The properties of the loaded engine must then match those that were built.
 """
 
 from collections.abc import Sequence
@@ -14,30 +14,30 @@ from typing import Any
 import torch
 
 from blade.backends.tensorrt.dtypes import name_of
-from blade.backends.tensorrt.kernels import KernelCache, open_kernels
-from blade.backends.tensorrt.library import Library
+from blade.backends.tensorrt.kernel_cache import KernelCache, open_kernels
+from blade.backends.tensorrt.library import TensorRTLibrary
 from blade.backends.tensorrt.network import give_weights
-from blade.backends.tensorrt.payload import Head, Payload
+from blade.backends.tensorrt.payload import TensorRTHeader, TensorRTPayload
 from blade.errors import BackendError
 
 
 @dataclass(frozen=True)
-class Engine:
-    """``ICudaEngine`` with what it needs to live: the runtime it came from."""
+class DeserializedEngine:
+    """``ICudaEngine`` and its runtime, which must outlive it."""
 
-    library: Library
-    head: Head
+    library: TensorRTLibrary
+    head: TensorRTHeader
     engine: Any
     runtime: Any
 
     @property
     def workspace_bytes(self) -> int:
-        """Of device memory for one execution context, whichever profile it uses."""
+        """Bytes of device memory for one execution context, with any profile."""
         size = getattr(self.engine, "device_memory_size_v2", None)
         return int(self.engine.device_memory_size if size is None else size)
 
     def new_context(self) -> tuple[Any, KernelCache | None]:
-        """A context without memory of its own, and the cache of kernels compiled for it at run time."""
+        """A context without memory of its own, and the cache of the kernels compiled for it at run time."""
         managed = self.library.trt.ExecutionContextAllocationStrategy.USER_MANAGED
         kernels = open_kernels(self.library, self.engine, self.head.key)
         if kernels is None:
@@ -57,22 +57,26 @@ class Engine:
             context.device_memory = memory.data_ptr()
 
 
-def open_engine(library: Library, payload: Payload, constants: Sequence[torch.Tensor]) -> Engine:
-    """Raises ``BackendError`` where this device does not run the plan, or the plan is not what was built."""
+def open_engine(
+    library: TensorRTLibrary, payload: TensorRTPayload, constants: Sequence[torch.Tensor]
+) -> DeserializedEngine:
+    """Load ``payload``; ``BackendError`` if this device cannot run the plan, or the plan fails the check."""
     with library.errors() as errors:
         runtime = library.trt.Runtime(library.logger)
+        if hasattr(runtime, "engine_host_code_allowed"):
+            runtime.engine_host_code_allowed = False  # load no libraries from a plan
         engine = None if runtime is None else runtime.deserialize_cuda_engine(payload.plan)
         if engine is None:
             raise BackendError(library.said("cannot load the engine here", errors))
         if payload.head.weights and not _refit(library, engine, payload, constants):
             raise BackendError(library.said("does not take the weights back", errors))
-    opened = Engine(library, payload.head, engine, runtime)
+    opened = DeserializedEngine(library, payload.head, engine, runtime)
     check(opened)
     return opened
 
 
-def check(opened: Engine) -> None:
-    """Names, order, directions, types and profiles as they were built; ``BackendError`` if not."""
+def check(opened: DeserializedEngine) -> None:
+    """Raise ``BackendError`` unless names, order, directions, types and profiles are as they were built."""
     engine, trt = opened.engine, opened.library.trt
     names = [engine.get_tensor_name(i) for i in range(engine.num_io_tensors)]
     want = [*opened.head.inputs, *opened.head.outputs]
@@ -97,7 +101,10 @@ def check(opened: Engine) -> None:
 
 
 def _refit(
-    library: Library, engine: Any, payload: Payload, constants: Sequence[torch.Tensor]
+    library: TensorRTLibrary,
+    engine: Any,
+    payload: TensorRTPayload,
+    constants: Sequence[torch.Tensor],
 ) -> bool:
     refitter = library.trt.Refitter(engine, library.logger)
     parser = library.trt.OnnxParserRefitter(refitter, library.logger)

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-# TensorRT's name of each. float64 has none: its parser would round to float32 and say nothing.
+# TensorRT's name of each. float64 is missing: the parser would silently round it to float32.
 NAMES: dict[torch.dtype, str] = {
     torch.float32: "FLOAT",
     torch.float16: "HALF",
@@ -16,7 +16,7 @@ NAMES: dict[torch.dtype, str] = {
     torch.uint8: "UINT8",
     torch.bool: "BOOL",
 }
-# Of what ops may compute in; 8 bits exist between QuantizeLinear and DequantizeLinear alone.
+# Dtypes that ops may compute in; 8 bits exist only between QuantizeLinear and DequantizeLinear.
 COMPUTES = frozenset(NAMES) - {torch.int8, torch.uint8}
 TORCH: dict[str, torch.dtype] = {name: dtype for dtype, name in NAMES.items()}
 

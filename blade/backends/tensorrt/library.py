@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which TensorRT there is: ``tensorrt`` (10 or later) or TensorRT-RTX, under one name.
+"""The installed TensorRT: ``tensorrt`` (10 or later) or TensorRT-RTX, under one name.
 
     library = find_library()          # imports it; BackendError with the fix if there is none
-    library.stamp                     # "tensorrt_rtx 1.7.1.116": what engines are tied to
+    library.stamp                     # "tensorrt_rtx 1.7.1.116": the version that engines need
     library.trt.Builder(library.logger)
 
-Nothing is imported before ``find_library`` is called. Both have the same Python API; what differs is
-asked of the module itself (``has``), never derived from its version.
+Nothing is imported before ``find_library`` is called. Both have the same Python API; differences are detected
+on the module itself, never derived from its version.
 """
 
 import importlib
@@ -26,7 +26,7 @@ from blade.errors import BackendError
 log = logging.getLogger(__name__)
 
 OLDEST = 10  # major version of tensorrt: strongly typed networks, addresses by name
-# What to import, in this order, and whether it is TensorRT-RTX. The first that is installed serves.
+# (module, whether it is TensorRT-RTX); the first that is installed is used.
 MODULES = (("tensorrt", False), ("tensorrt_rtx", True), ("tensorrt_rtx_bindings", True))
 INSTALL = (
     "install tensorrt (any NVIDIA GPU) or TensorRT-RTX (RTX GPUs): "
@@ -43,8 +43,8 @@ _LEVELS = {
 
 
 @dataclass(frozen=True)
-class Library:
-    """An imported TensorRT. ``stamp`` names it and its version: an engine runs with no other."""
+class TensorRTLibrary:
+    """An imported TensorRT. ``stamp``: its name and version; an engine runs with no other."""
 
     trt: Any
     is_rtx: bool
@@ -57,17 +57,17 @@ class Library:
         return f"{'tensorrt_rtx' if self.is_rtx else 'tensorrt'} {self.version}"
 
     def flag(self, group: str, name: str) -> Any | None:
-        """``trt.BuilderFlag.STRIP_PLAN`` and the like; ``None`` where this version has none."""
+        """A flag such as ``trt.BuilderFlag.STRIP_PLAN``; ``None`` if this version lacks it."""
         return getattr(getattr(self.trt, group, None), name, None)
 
     def said(self, what: str, errors: Sequence[str]) -> str:
-        """A sentence of ``what`` went wrong and the library's own words."""
+        """A sentence on ``what`` went wrong, with the library's own words."""
         words = list(dict.fromkeys(errors))[:SHOWN]
         return f"{self.stamp} {what}: {' '.join(words) or 'it does not say why'}"
 
     @contextmanager
     def errors(self) -> Iterator[list[str]]:
-        """What the library says is wrong within the block, in this thread."""
+        """The errors that the library reports within the block, in this thread."""
         before = getattr(self._heard, "texts", None)
         texts: list[str] = []
         self._heard.texts = texts
@@ -77,7 +77,7 @@ class Library:
             self._heard.texts = before
 
     def hear(self, severity: str, text: str) -> None:
-        """Called by ``logger``: errors go to whoever listens, all the rest to the log."""
+        """Receive a message of ``logger``: errors go to an active ``errors`` block, others to the log."""
         texts: list[str] | None = getattr(self._heard, "texts", None)
         level = _LEVELS.get(severity, logging.DEBUG)
         if level == logging.ERROR and texts is not None:
@@ -87,13 +87,13 @@ class Library:
 
 
 def installed() -> str | None:
-    """The module that would be imported, without importing it; ``None`` if there is none."""
+    """The name of the module to import, without importing it; ``None`` if there is none."""
     return next((name for name, _ in MODULES if _is_there(name)), None)
 
 
 @cache
-def find_library() -> Library:
-    """The TensorRT of this process. Raises ``BackendError`` saying what to install."""
+def find_library() -> TensorRTLibrary:
+    """The TensorRT of this process. Raises ``BackendError`` that says what to install."""
     name = installed()
     if name is None:
         raise BackendError(f"TensorRT is not installed: {INSTALL}")
@@ -106,8 +106,8 @@ def find_library() -> Library:
     return wrap(trt, dict(MODULES)[name])
 
 
-def wrap(trt: Any, is_rtx: bool) -> Library:
-    """``trt`` as a ``Library``. Raises ``BackendError`` if it is older than what blade works with."""
+def wrap(trt: Any, is_rtx: bool) -> TensorRTLibrary:
+    """``trt`` as a ``TensorRTLibrary``. Raises ``BackendError`` if it is older than blade supports."""
     version = str(trt.__version__)
     if not is_rtx and int(version.split(".")[0]) < OLDEST:
         raise BackendError(
@@ -122,12 +122,12 @@ def wrap(trt: Any, is_rtx: bool) -> Library:
         def log(self, severity: Any, text: str) -> None:
             library.hear(getattr(severity, "name", str(severity)), text)
 
-    library = Library(trt, is_rtx, version, Logger())
+    library = TensorRTLibrary(trt, is_rtx, version, Logger())
     return library
 
 
 def why_no_device() -> str | None:
-    """``None`` where torch can hand TensorRT a CUDA device, else a sentence."""
+    """``None`` if torch has a CUDA device for TensorRT, else a sentence."""
     if torch.version.cuda is None:
         return f"torch {torch.__version__} is built without CUDA"
     if not torch.cuda.is_available():
@@ -135,8 +135,8 @@ def why_no_device() -> str | None:
     return None
 
 
-def why_not_device(library: Library) -> str | None:
-    """``None`` if the current CUDA device is one that this library says it has code for.
+def why_not_device(library: TensorRTLibrary) -> str | None:
+    """``None`` if this library has code for the current CUDA device.
 
     TensorRT-RTX builds anywhere and runs on RTX GPUs only: it lists their compute capabilities.
     """
@@ -153,6 +153,6 @@ def why_not_device(library: Library) -> str | None:
 def _is_there(name: str) -> bool:
     try:
         spec = importlib.util.find_spec(name)
-        return spec is not None and spec.origin is not None  # a mere folder of that name has none
+        return spec is not None and spec.origin is not None  # a plain folder of that name has none
     except (ImportError, ValueError):  # a parent that cannot be imported, a module without a spec
         return False

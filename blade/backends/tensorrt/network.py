@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An ONNX graph without weights, and the weights, into TensorRT's parser: to build, and to refit.
+"""Pass an ONNX graph and its weights to TensorRT's parser, to build or to refit.
 
     held = give_weights(parser, graph, {"const_0": tensor}, "parse")     # keep ``held`` until built
 
-The weights are read from where they are (TensorRT 10.12 and later); older parsers get a copy of the graph
-with the weights inside.
+The parser reads the weights in place (TensorRT 10.12 and later); older parsers get a copy of the graph that
+contains the weights.
 """
 
 from collections.abc import Mapping
@@ -12,25 +12,25 @@ from typing import Any
 
 import torch
 
-from blade.backends.tensorrt.library import Library
+from blade.backends.tensorrt.library import TensorRTLibrary
+from blade.core.reason import Code
 from blade.errors import Refused
-from blade.reason import Code
 
-_WHOLE = {"parse": "parse", "refit": "refit_from_bytes"}  # of older parsers
+_WHOLE = {"parse": "parse", "refit": "refit_from_bytes"}  # methods of older parsers
 
 
-def new_network(library: Library, builder: Any) -> Any:
-    """An empty, strongly typed network: what its tensors' types say is how it computes."""
+def new_network(library: TensorRTLibrary, builder: Any) -> Any:
+    """An empty, strongly typed network: it computes in the types of its tensors."""
     strong = library.flag("NetworkDefinitionCreationFlag", "STRONGLY_TYPED")
     return builder.create_network(0 if strong is None else 1 << int(strong))
 
 
 def parse(
-    library: Library, network: Any, graph: bytes, weights: Mapping[str, torch.Tensor]
+    library: TensorRTLibrary, network: Any, graph: bytes, weights: Mapping[str, torch.Tensor]
 ) -> list[Any]:
-    """Fill ``network`` from ``graph``. Returns what has to live until the engine is built.
+    """Fill ``network`` from ``graph``. Returns the memory that must live until the engine is built.
 
-    Raises ``Refused(UNSUPPORTED_OP)`` naming the nodes that the parser does not take.
+    Raises ``Refused(UNSUPPORTED_OP)`` with the nodes that the parser does not support.
     """
     parser = library.trt.OnnxParser(network, library.logger)
     with library.errors() as errors:
@@ -44,7 +44,8 @@ def parse(
 def give_weights(
     parser: Any, graph: bytes, weights: Mapping[str, torch.Tensor], what: str
 ) -> list[Any] | None:
-    """``what`` ("parse" or "refit") ``graph`` with ``weights``; the memory it reads, ``None`` if it failed."""
+    """Call ``what`` ("parse" or "refit") on ``graph`` with ``weights``; returns the memory that the parser
+    reads, or ``None`` if it failed."""
     on_host = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
     if not weights or not hasattr(parser, "load_model_proto"):
         whole = _filled(graph, on_host) if weights else graph

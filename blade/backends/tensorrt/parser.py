@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which ops TensorRT takes: its parser is asked about all ops of a graph at once, and about each form once.
+"""The ops that TensorRT supports: its parser checks all ops of a graph at once, and each form only once.
 
-    survey(nodes, config)              # one export, one run of the parser; the verdicts are kept
+    survey(nodes, config)              # one export, one run of the parser; the verdicts are cached
     why_not(nodes[7], config)          # None, or a Reason with the parser's own words
 
-A form is an op with the types and ranks of its tensors and its constant arguments; sizes are not part of it.
-Verdicts are kept in this process and in the cache, so an op that was seen in one model costs nothing in
-the next. An op the parser takes alone may still fail within a cluster: building it will tell.
+A form is an op with the types and ranks of its tensors and its constant arguments, but without sizes.
+Verdicts are kept in this process and in the cache, so an op of one model costs nothing in the next. An op
+that the parser takes alone may still fail within a cluster; building the cluster shows it.
 """
 
 import re
@@ -17,22 +17,27 @@ from typing import Any
 
 import torch
 
-from blade.backends.arguments import draws_nothing
-from blade.backends.base import OpNode, ValueInfo, values_in
+from blade.backends.shared.onnx.model import exporter_version, to_onnx
 from blade.backends.tensorrt.dtypes import COMPUTES, NAMES
-from blade.backends.tensorrt.islands import CANNOT, Island, island_of, lay_out
-from blade.backends.tensorrt.kernels import device_name
-from blade.backends.tensorrt.library import Library, find_library
-from blade.backends.tensorrt.subgraphs import TAKEN, parsed
-from blade.cache import code_version, digest, open_cache
+from blade.backends.tensorrt.kernel_cache import device_name
+from blade.backends.tensorrt.library import TensorRTLibrary, find_library
+from blade.backends.tensorrt.op_probe_graph import (
+    CANNOT,
+    OpProbe,
+    op_probe_of,
+    probe_graph,
+)
+from blade.backends.tensorrt.parser_verdicts import TAKEN, parsed
 from blade.config import Config
+from blade.core.cluster import OpNode, ValueInfo, values_in
+from blade.core.disk_cache import code_version, digest, open_cache
+from blade.core.reason import Code, Reason, Stage
 from blade.errors import Refused
-from blade.exchange.onnx_model import exporter_version, to_onnx
-from blade.reason import Code, Reason, Stage
+from blade.graph.fx.random_ops import draws_nothing
 
 NAME, KIND = "tensorrt", "tensorrt-op"
 BATCH = 256  # ops in one export
-EXPORTS = 24  # of a batch; each op that the exporter fails at takes at least one more
+EXPORTS = 24  # most exports per batch; each op that fails to export takes at least one more
 _QUANTIZED = ("quantized_decomposed::", "aten::fake_quantize", "aten::quantize", "aten::dequantize")
 
 _verdicts: dict[str, str] = {}  # key of a form -> TAKEN, or why not
@@ -50,7 +55,7 @@ def why_not(node: OpNode, config: Config) -> Reason | None:
 
 
 def why_not_built(node: OpNode, config: Config) -> Reason | None:
-    """The same without regard to the device: ``None`` if it can be built."""
+    """``why_not`` without regard to the device: ``None`` if ``node`` can be built."""
     if (reason := _why_not_form(node)) is not None:
         return reason
     if _key(node) not in _verdicts:
@@ -60,7 +65,7 @@ def why_not_built(node: OpNode, config: Config) -> Reason | None:
 
 
 def survey(nodes: Sequence[OpNode], config: Config) -> None:
-    """Find the verdicts on ``nodes``: from the cache, the others in as few exports as possible."""
+    """Find the verdicts on ``nodes``, from the cache, else in as few exports as possible."""
     library, cache = find_library(), open_cache(config.cache)
     forms = {_key(node): node for node in nodes if _why_not_form(node) is None}
     with _lock:
@@ -77,27 +82,29 @@ def survey(nodes: Sequence[OpNode], config: Config) -> None:
 
 
 def _ask(
-    library: Library, nodes: Mapping[str, OpNode], config: Config
+    library: TensorRTLibrary, nodes: Mapping[str, OpNode], config: Config
 ) -> Iterator[tuple[str, str]]:
-    islands: dict[str, Island] = {}
+    islands: dict[str, OpProbe] = {}
     for key, node in nodes.items():
-        island = island_of(node)
+        island = op_probe_of(node)
         if island is None:
-            yield key, TAKEN  # not to be told in advance
+            yield key, TAKEN  # cannot be decided in advance
         else:
             islands[key] = island
     keys = list(islands)
     for start in range(0, len(keys), BATCH):
         batch = keys[start : start + BATCH]
-        yield from zip(batch, _Exports(library, [islands[k] for k in batch], config).verdicts)
+        yield from zip(batch, _BatchVerdicts(library, [islands[k] for k in batch], config).verdicts)
 
 
-class _Exports:
-    """The verdicts on a batch of islands, in as few exports as their failures allow."""
+class _BatchVerdicts:
+    """The verdicts on a batch of probes, in as few exports as their failures allow."""
 
-    def __init__(self, library: Library, islands: Sequence[Island], config: Config) -> None:
+    def __init__(
+        self, library: TensorRTLibrary, islands: Sequence[OpProbe], config: Config
+    ) -> None:
         self.library, self.islands = library, islands
-        self.config = config.evolve(cache=False)  # nobody exports the same ops together twice
+        self.config = config.evolve(cache=False)  # the same batch never recurs
         self.left = EXPORTS
         self.verdicts = [
             f"the ONNX exporter fails at too many ops beside it (after {EXPORTS} tries)"
@@ -106,13 +113,13 @@ class _Exports:
         self._settle(range(len(islands)))
 
     def _settle(self, chosen: Sequence[int]) -> None:
-        """What the exporter fails at is left out, where its message names it, or found by halving."""
+        """Export and parse; a probe that fails to export is found by the message, or by halving."""
         if not chosen or not self.left:
             return
         self.left -= 1
         islands = [self.islands[k] for k in chosen]
         try:
-            model = to_onnx(lay_out(islands), self.config, indices="trusted")
+            model = to_onnx(probe_graph(islands), self.config, indices="trusted")
         except (Refused, torch.onnx.errors.OnnxExporterError, *CANNOT) as error:
             wrong = {chosen[n] for n in _named(error, islands)} or set(chosen[: len(chosen) == 1])
             for k in wrong:
@@ -128,8 +135,8 @@ class _Exports:
                 self.verdicts[k] = verdict
 
 
-def _named(error: BaseException, islands: Sequence[Island]) -> set[int]:
-    """Which of ``islands`` the exporter says it fails at: by their tensors, or by their op."""
+def _named(error: BaseException, islands: Sequence[OpProbe]) -> set[int]:
+    """The probes that the exporter's error names, by their tensors or by their op."""
     text = "\n".join(_chain(error))
     translated = re.search(r"translating node %\S+ : (.*)", text)
     node = translated[1] if translated else ""
@@ -153,7 +160,7 @@ def _chain(error: BaseException | None) -> Iterator[str]:
 
 
 def _why_not_form(node: OpNode) -> Reason | None:
-    """What can be told without the parser."""
+    """Why ``node`` is not supported, as far as this is known without the parser."""
     schema, tags = node.target._schema, node.target.tags
     quantizes = schema.name.startswith(_QUANTIZED)
     for value in _values(node):
@@ -177,7 +184,7 @@ def _why_not_form(node: OpNode) -> Reason | None:
 
 
 def _has_unknown_sizes(node: OpNode) -> bool:
-    """``index`` is tagged so for the sake of masks; with positions its sizes are known."""
+    """Whether sizes depend on values. ``index`` is tagged so for masks; with positions they are known."""
     if torch.Tag.dynamic_output_shape not in node.target.tags:
         return False
     if node.target is not torch.ops.aten.index.Tensor:
@@ -187,12 +194,12 @@ def _has_unknown_sizes(node: OpNode) -> bool:
 
 
 def _key(node: OpNode) -> str:
-    """Of the form of ``node`` and of everything a verdict depends on besides."""
+    """The cache key of the form of ``node`` and of everything else that a verdict depends on."""
     return digest([*_environment(), f"{node.target}", _text((node.args, dict(node.kwargs)))])
 
 
 def _text(value: Any) -> str:
-    """An argument without sizes that only a run showed."""
+    """An argument as text, without sizes that are known only at run time."""
     if isinstance(value, ValueInfo):
         return f"{value.kind} {value.dtype} {value.rank} {'constant' if value.constant else ''}"
     if isinstance(value, dict):
@@ -208,7 +215,7 @@ def _environment() -> tuple[str, ...]:
 
 
 def _last_line(error: BaseException) -> str:
-    """Of the innermost error: the outer ones of the exporter are advice."""
+    """The last line of the innermost error: the exporter's outer errors are advice."""
     text = [part.strip() for part in _chain(error) if part.strip()]
     return text[-1].split("\n")[0][:200] if text else type(error).__name__
 

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Optimization profiles of a cluster: the sizes its engine serves, and the sizes it is tuned for.
 
-    wide, seen = find_profiles(cluster, config)      # to be tried in this order
+    wide, seen = find_profiles(cluster, config)      # to try in this order
     wide.shapes[0].opt                               # ((8, 128), (8, 128)): one shape per input
-    wide.ranges                                      # {(0, 1): (1, 512)}: what the guard checks
+    wide.ranges                                      # {(0, 1): (1, 512)}: the ranges that guards check
 
-All profiles of an engine cover the same range and differ in the sizes they are optimized at: one per
-shape of ``dynamic_tuning_shapes["opts"]``, else one per distinct sample. So a size is inside every profile or
-outside of all, and one comparison per dimension is the whole guard.
+All profiles of an engine cover the same range and differ in the sizes they are optimized for: one per shape
+of ``dynamic_tuning_shapes["opts"]``, else one per distinct sample. So a size is inside all profiles or none,
+and the guard is one comparison per dimension.
 
-What the user declares is about the model's inputs; a cluster somewhere inside sees other sizes. Capture
-has run the model at the ends of what was declared, so the smallest and largest sizes that reached the
-cluster are its own range. If nothing was declared: from 1 to twice the largest size seen (as a power of 2).
+The user declares sizes of the model's inputs; a cluster inside sees other sizes. Capture has run the model at
+the ends of the declared ranges, so the smallest and largest sizes that reached the cluster are its range.
+Without a declaration the range is from 1 to twice the largest size seen (as a power of 2).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,21 +21,21 @@ from math import log
 import sympy
 import torch
 
-from blade.backends.base import Cluster
 from blade.config import Config
+from blade.core.cluster import Cluster
+from blade.core.reason import Code
 from blade.errors import Refused
-from blade.exchange.relations import relied_on
-from blade.reason import Code
+from blade.graph.shapes.guards import relied_on
 
 Shape = tuple[int, ...]
 Sizes = Mapping[sympy.Symbol, int]
 
-DERIVED = 4  # profiles made of samples: each one takes time to build and memory to run
+DERIVED = 4  # most profiles made from samples: each takes time to build and memory to run
 
 
 @dataclass(frozen=True)
 class Profile:
-    """One shape per input of the cluster, in each."""
+    """Smallest, optimal and largest shapes, each with one shape per input of the cluster."""
 
     min: tuple[Shape, ...]
     opt: tuple[Shape, ...]
@@ -44,16 +44,16 @@ class Profile:
 
 @dataclass(frozen=True)
 class Profiles:
-    """``ranges``: (input, axis) -> (low, high), both served, of every axis whose size may vary."""
+    """``ranges``: (input, axis) -> (low, high), both included, for every axis whose size may vary."""
 
     shapes: tuple[Profile, ...]
     ranges: Mapping[tuple[int, int], tuple[int, int]]
 
 
 def find_profiles(cluster: Cluster, config: Config) -> tuple[Profiles, ...]:
-    """What to build for, best first; a narrower one follows where the first is a guess of ours.
+    """The profiles to build for, best first; a narrower alternative follows if the first is not declared.
 
-    Raises ``Refused`` for a cluster without samples: there is nothing to tune for.
+    Raises ``Refused`` for a cluster without samples, because there is nothing to tune for.
     """
     symbols = _Symbols(cluster)
     runs = [symbols.read(one) for one in (*cluster.samples, *cluster.probes)]
@@ -66,11 +66,13 @@ def find_profiles(cluster: Cluster, config: Config) -> tuple[Profiles, ...]:
     wanted: list[tuple[Sizes, Sizes]]
     declared = config.dynamic_shapes is not None or config.dynamic_tuning_shapes is not None
     if declared:
-        # An end at 1 is run at 2: at 1 torch takes its shapes apart from all others.
+        # A lower end of 1 is run at 2, because torch specializes on size 1.
         from_one = {s: 1 if n == 2 and _reaches_one(config) else n for s, n in low.items()}
         wanted = [(from_one, high), (low, high)]
     else:
-        varied = {s for s in low if low[s] < high[s]} or set(low)  # the others are the model's own
+        varied = {s for s in low if low[s] < high[s]} or set(
+            low
+        )  # the others are fixed by the model
         wide_low = {s: 1 if s in varied else n for s, n in low.items()}
         wide_high = {s: _roomy(n) if s in varied else n for s, n in high.items()}
         wanted = [(wide_low, wide_high), (low, high)]
@@ -117,7 +119,7 @@ class _Symbols:
         return tuple(tuple(int(dim.xreplace(_whole(sizes))) for dim in dims) for dims in self.dims)
 
     def hold(self, sizes: Sizes) -> bool:
-        """Whether the cluster's shapes are right at ``sizes``, as far as its guards tell."""
+        """Whether the cluster's guards hold at ``sizes``."""
         inside = all(
             bool(bound.lower <= sizes[s]) and bool(sizes[s] <= bound.upper)
             for s, bound in self.bounds.items()
@@ -126,7 +128,7 @@ class _Symbols:
         return inside and all(r.xreplace(whole) != sympy.false for r in self.relations)
 
     def profiles(self, low: Sizes, opts: Sequence[Sizes], high: Sizes) -> "Profiles | None":
-        """``None`` where the model cannot have the sizes ``low`` or ``high``."""
+        """The profiles; ``None`` if the guards exclude the sizes ``low`` or ``high``."""
         inside = [o for o in opts if all(low[s] <= o[s] <= high[s] for s in self.bounds)]
         if not inside or not self.hold(low) or not self.hold(high):
             return None
@@ -172,7 +174,7 @@ def _hull(runs: Sequence[Sizes]) -> tuple[dict[sympy.Symbol, int], dict[sympy.Sy
 
 
 def _reaches_one(config: Config) -> bool:
-    """Whether any declared range starts at a single one (or none, which engines do not serve)."""
+    """Whether any declared range starts at 1 (or at 0, which engines do not serve)."""
     dims = [d for axes in (config.dynamic_shapes or {}).values() for d in axes.values()]
     return any(isinstance(d, tuple) and d[0] <= 1 for d in dims)
 

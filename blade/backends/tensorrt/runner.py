@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Load an engine and execute it on torch's current stream, from any number of threads at once.
 
-    run = load(name, payload, constants, program)       # what ``register_runner`` asks for
-    outputs = run([x, y])                               # enqueued, not waited for
+    run = load(name, payload, constants, program)       # a runner for ``register_runner``
+    outputs = run([x, y])                               # enqueued, without waiting
 
-A context belongs to one thread, stream and profile: nothing is shared but the engine, whose methods used
-here TensorRT allows from several threads at once, so no lock is held while anything is enqueued. Outputs and
-workspace are torch's: its allocator frees in the order of the stream, as the kernels run.
+A context belongs to one thread, stream and profile. Only the engine is shared, and TensorRT allows concurrent
+calls of the methods used here, so work is enqueued without a lock. torch allocates outputs and workspace: its
+allocator frees in stream order.
 """
 
 import threading
@@ -16,28 +16,31 @@ from typing import Any
 
 import torch
 
+from blade.backends.shared.onnx.self_contained import check_model
+from blade.backends.shared.output_buffers import restore
+from blade.backends.shared.weight_versions import WeightVersions
 from blade.backends.tensorrt import library as tensorrt
-from blade.backends.tensorrt.deserialize import Engine, open_engine
+from blade.backends.tensorrt.deserialize import DeserializedEngine, open_engine
 from blade.backends.tensorrt.dtypes import TORCH
-from blade.backends.tensorrt.kernels import KernelCache
-from blade.backends.tensorrt.payload import Payload, from_bytes
+from blade.backends.tensorrt.kernel_cache import KernelCache
+from blade.backends.tensorrt.payload import TensorRTPayload, from_bytes
 from blade.backends.tensorrt.profiles import Shape, nearest
 from blade.errors import BackendError
-from blade.exchange.results import restore
-from blade.exchange.watch import Watch
 from blade.runtime.engine import Runner
 
 DEVICE = "cuda"
-REMEMBERED = 1024  # shapes whose profile is not looked for again
+REMEMBERED = 1024  # number of shapes whose profile is cached
 
 
 def load(name: str, payload: torch.Tensor, constants: list[torch.Tensor], program: str) -> Runner:
-    """The function behind a saved engine.
+    """The runner of a saved engine.
 
-    Raises ``BackendError`` where the engine cannot run here: no TensorRT, another version of it than
-    built the engine, no CUDA device, or one that this TensorRT does not support.
+    Raises ``BackendError`` if the engine cannot run here: no TensorRT, another version than built the engine,
+    no CUDA device, or one that this TensorRT does not support.
     """
-    found = from_bytes(payload.numpy().tobytes())
+    found = from_bytes(payload.numpy().tobytes(), len(constants))
+    if found.head.weights:  # otherwise the graph is not read
+        check_model(found.graph, found.head.weights, "TensorRT")
     library = tensorrt.find_library()
     if library.stamp != found.head.library:
         raise BackendError(
@@ -48,20 +51,21 @@ def load(name: str, payload: torch.Tensor, constants: list[torch.Tensor], progra
 
 
 class Execution:
-    """One engine, on every device it is called on (it is loaded to each when that first happens)."""
+    """One engine on every device it is called on; the first call on a device loads it there."""
 
     def __init__(
-        self, library: tensorrt.Library, payload: Payload, constants: Sequence[torch.Tensor]
+        self,
+        library: tensorrt.TensorRTLibrary,
+        payload: TensorRTPayload,
+        constants: Sequence[torch.Tensor],
     ) -> None:
         self.library, self.payload, self.constants = library, payload, list(constants)
-        self._watch = Watch(self.constants)
-        self._engines: dict[int, Engine] = {}
+        self._watch = WeightVersions(self.constants)
+        self._engines: dict[int, DeserializedEngine] = {}
         self._loading = threading.Lock()
         self._own = threading.local()
         self._profiles: dict[tuple[Shape, ...], int] = {}
-        self._engine(
-            current_device()
-        )  # an engine that cannot be loaded is known before the first call
+        self._engine(current_device())  # load early: an error shows before the first call
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         if self._watch.since():
@@ -79,8 +83,8 @@ class Execution:
             raise ValueError(f"TensorRT wants all inputs on one {DEVICE} device")
         return device.index or 0
 
-    def _engine(self, device: int) -> Engine:
-        """The engine on ``device``. Locks only while it is loaded there."""
+    def _engine(self, device: int) -> DeserializedEngine:
+        """The engine on ``device``. Takes a lock only to load it there."""
         found = self._engines.get(device)
         if found is None:
             with self._loading:
@@ -98,28 +102,28 @@ class Execution:
                 self._profiles[shapes] = found
         return found
 
-    def _context(self, device: int, stream: int, profile: int) -> "Context":
-        own: dict[tuple[int, int], Lane] = self._own.__dict__.setdefault("lanes", {})
+    def _context(self, device: int, stream: int, profile: int) -> "TensorRTContext":
+        own: dict[tuple[int, int], StreamContext] = self._own.__dict__.setdefault("lanes", {})
         lane = own.get((device, stream))
         if lane is None:
             engine = self._engine(device)
-            lane = own[device, stream] = Lane(engine, workspace(engine, device), {})
+            lane = own[device, stream] = StreamContext(engine, workspace(engine, device), {})
         if profile not in lane.contexts:
-            lane.contexts[profile] = Context(lane.engine, stream, profile, lane.workspace)
+            lane.contexts[profile] = TensorRTContext(lane.engine, stream, profile, lane.workspace)
         return lane.contexts[profile]
 
 
 @dataclass(frozen=True)
-class Lane:
-    """One thread's work on one stream. It runs in order, so that contexts of all profiles share the workspace."""
+class StreamContext:
+    """One thread's contexts on one stream. Their work runs in order, so all profiles share one workspace."""
 
-    engine: Engine
+    engine: DeserializedEngine
     workspace: torch.Tensor
-    contexts: dict[int, "Context"]
+    contexts: dict[int, "TensorRTContext"]
 
 
 @dataclass(frozen=True)
-class _Output:
+class _OutputSpec:
     """An output of the engine."""
 
     name: str
@@ -127,13 +131,15 @@ class _Output:
     order: tuple[int, ...] | None
 
 
-class Context:
+class TensorRTContext:
     """``IExecutionContext`` of one thread, stream and profile."""
 
-    def __init__(self, engine: Engine, stream: int, profile: int, workspace: torch.Tensor) -> None:
+    def __init__(
+        self, engine: DeserializedEngine, stream: int, profile: int, workspace: torch.Tensor
+    ) -> None:
         self.engine, self.stream, self.workspace = engine, stream, workspace
         self.inputs = [one.name for one in engine.head.inputs]
-        self.outputs = [_Output(t.name, TORCH[t.dtype], t.order) for t in engine.head.outputs]
+        self.outputs = [_OutputSpec(t.name, TORCH[t.dtype], t.order) for t in engine.head.outputs]
         self.shapes: tuple[Shape, ...] | None = None
         self.sizes: list[Shape] = []
         self.kernels: KernelCache | None
@@ -163,7 +169,7 @@ class Context:
         return [restore(t, one.order) for t, one in zip(outputs, self.outputs, strict=True)]
 
     def _set_shapes(self, shapes: tuple[Shape, ...], errors: list[str]) -> None:
-        self.shapes, said = None, self.engine.library.said  # no shapes until all is done
+        self.shapes, said = None, self.engine.library.said  # unset until all shapes are set
         for name, shape in zip(self.inputs, shapes, strict=True):
             if not self.context.set_input_shape(name, shape):
                 raise RuntimeError(said(f"does not take {name} of shape {shape}", errors))
@@ -183,13 +189,13 @@ class Context:
 
 
 def current_device() -> int:
-    """The device engines are loaded to. Raises ``BackendError`` where torch has none."""
+    """The device that engines are loaded to. Raises ``BackendError`` if torch has none."""
     if (why := tensorrt.why_no_device()) is not None:
         raise BackendError(f"TensorRT engines run on CUDA devices, and {why}.")
     return int(torch.cuda.current_device())
 
 
-def workspace(engine: Engine, device: int) -> torch.Tensor:
+def workspace(engine: DeserializedEngine, device: int) -> torch.Tensor:
     """Device memory for intermediate results, enough for every profile."""
     size = max(engine.workspace_bytes, 1)
     return torch.empty(size, dtype=torch.uint8, device=torch.device(DEVICE, device))
@@ -201,5 +207,5 @@ def current_stream(device: int) -> int:
 
 
 def on_device(device: int) -> Any:
-    """Makes ``device`` the current one within a block."""
+    """Make ``device`` the current one within a block."""
     return torch.cuda.device(device)

@@ -1,36 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TVM as a backend: a cluster through Relax to a shared library, weights beside it."""
+"""TVM as a backend: it compiles a cluster through Relax to a shared library; weights are constants."""
 
 import importlib.util
 import shutil
 
 import torch
 
-from blade.backends.archive import Archive
-from blade.backends.base import Cluster, OpNode
-from blade.backends.native_code import for_this_cpu
+from blade.backends.shared.archive import EngineArchive
+from blade.backends.shared.host_isa import for_this_cpu
 from blade.backends.tvm.compile import compile_cluster
 from blade.backends.tvm.ops import NAME, why_not_op
-from blade.backends.tvm.run import LIBRARY, load
+from blade.backends.tvm.run import LIBRARY
 from blade.backends.tvm.versions import INSTALL, stamp
 from blade.config import Config
-from blade.exchange.exported import output_orders
-from blade.exchange.guards import guard_program
-from blade.reason import Reason
-from blade.runtime.engine import make_engine, register_runner
+from blade.core.backend import Backend
+from blade.core.cluster import Cluster, OpNode
+from blade.core.reason import Reason
+from blade.graph.fx.exported_program import output_orders
+from blade.program.guard_program import guard_program
+from blade.runtime.engine import make_engine
 
-START_S, OP_S = 6.0, 0.1  # of a conversion on two idle cores of 2024: mostly importing
+START_S, OP_S = 6.0, 0.1  # per conversion and per op, on two idle cores of 2024: mostly imports
 
 
-class TvmBackend:
-    """Apache TVM, with schedules that need no search. CPU: links with a C++ compiler.
+class TvmBackend(Backend):
+    """Apache TVM on the CPU, with schedules that need no search; it links with a C++ compiler.
 
-    It is not tuned, whatever ``Config.time_budget`` is: TVM's searches (MetaSchedule) measure programs of fixed
-    sizes, and a cluster has symbols.
+    ``Config.time_budget`` is not used for tuning: TVM's search (MetaSchedule) measures programs of fixed
+    sizes, but a cluster has symbolic sizes.
     """
 
     name = NAME
-    note = "untuned: TVM's searches are for fixed sizes"
+    summary = "untuned: TVM's searches are for fixed sizes"
 
     @property
     def version(self) -> str:
@@ -54,7 +55,7 @@ class TvmBackend:
         orders = output_orders(cluster)
         compiled = compile_cluster(cluster)
         facts = {"weights": len(compiled.weights), "orders": orders}
-        archive = Archive(stamp(), facts, {LIBRARY: compiled.library})
+        archive = EngineArchive(stamp(), facts, {LIBRARY: compiled.library})
         return make_engine(
             cluster.name,
             self.name,
@@ -63,6 +64,3 @@ class TvmBackend:
             [*compiled.weights, *compiled.folded],
             {"max_failures": config.max_failures},
         )
-
-
-register_runner(NAME, load)

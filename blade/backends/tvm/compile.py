@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A cluster compiled by TVM: exported program -> Relax -> schedules -> one shared library.
+"""Compile a cluster with TVM: exported program -> Relax -> schedules -> one shared library.
 
     compiled = compile_cluster(cluster)
     compiled.library, compiled.weights
 
-Weights are parameters of the compiled function, not part of it. Small constants are, so that TVM can
-compute with them.
+Weights are parameters of the compiled function. Small constants are part of the code, so that TVM can fold them.
 """
 
 import tempfile
@@ -18,15 +17,15 @@ import torch.fx.experimental._config as symbolic_config
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
-from blade.backends.base import Cluster
 from blade.backends.tvm.schedule import schedules
-from blade.exchange.exported import to_exported
+from blade.core.cluster import Cluster
+from blade.graph.fx.exported_program import to_exported
 
-SMALL = 1024  # bytes of a constant up to which it goes into the code
+SMALL = 1024  # bytes; constants up to this size are part of the code
 
 
 @dataclass(frozen=True)
-class Compiled:
+class CompiledModule:
     """``weights`` are the function's parameters after the inputs; ``folded`` constants are in the code."""
 
     library: bytes
@@ -34,8 +33,8 @@ class Compiled:
     folded: tuple[torch.Tensor, ...]
 
 
-def compile_cluster(cluster: Cluster) -> Compiled:
-    """Raises what TVM raises for ops and shapes its converter does not know."""
+def compile_cluster(cluster: Cluster) -> CompiledModule:
+    """Compile ``cluster``. Raises what TVM raises for ops and shapes that its converter does not support."""
     from tvm.relax.frontend.torch import from_exported_program
 
     # a size whose hint is 2 may be 1 all the same
@@ -48,11 +47,11 @@ def compile_cluster(cluster: Cluster) -> Compiled:
     )
     held = dict(program.state_dict)
     weights = tuple(held.pop(name) for name in names)
-    return Compiled(_build(module), weights, tuple(held.values()))
+    return CompiledModule(_build(module), weights, tuple(held.values()))
 
 
 def _foreign() -> Any:
-    """How to decompose the ops that TVM's converter does not know."""
+    """Decompositions of the ops that TVM's converter does not support."""
     from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
     known = ExportedProgramImporter().create_convert_map()
@@ -64,10 +63,10 @@ def _foreign() -> Any:
 
 
 def _settle_sizes(program: ExportedProgram) -> None:
-    """Sizes that were found to be numbers become numbers: TVM takes any other for a variable."""
+    """Replace symbols that are known to be constant by numbers: TVM treats all others as variables."""
     for node in program.graph.find_nodes(op="placeholder"):
         fake = node.meta["val"]
-        node.meta.pop("tensor_meta", None)  # would be read first
+        node.meta.pop("tensor_meta", None)  # has precedence over ``val``
         with fake.fake_mode:
             sizes = [_settled(size) for size in fake.shape]
             node.meta["val"] = torch.empty(sizes, dtype=fake.dtype, device=fake.device)
@@ -81,7 +80,7 @@ def _settled(size: int | torch.SymInt) -> int | torch.SymInt:
 
 
 def _lift_weights(program: ExportedProgram) -> list[str]:
-    """The large buffers become parameters, which the converter can leave outside; in their order."""
+    """Turn large buffers into parameters, in order; the converter can keep these out of the code."""
     names = []
     for spec in program.graph_signature.input_specs:
         if spec.kind is not InputKind.BUFFER or spec.target is None:
@@ -105,7 +104,7 @@ def _build(module: Any) -> bytes:
 
 
 def host_target() -> Any:
-    """This machine, as TVM's code generator names it."""
+    """This machine as a target of TVM's code generator."""
     import tvm
     from tvm.target.codegen import llvm_get_system_cpu
 
@@ -113,7 +112,7 @@ def host_target() -> Any:
 
 
 def _pipeline(target: Any) -> Any:
-    """TVM's own for CPUs, with a schedule for every function between fusing and lowering."""
+    """TVM's pipeline for CPUs, with our schedules between fusion and lowering."""
     import tvm
     from tvm.relax.backend.cpu_generic import pipeline
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which nodes TVM takes: a table of ops whose conversion was seen to be right, in fp32.
+"""Nodes that TVM supports: a table of ops whose conversion was verified, in fp32.
 
-Its converter has rules for many more ops. It has them for one form of each: it adds ints to floats, divides
-ints to ints and computes products in fp32 whatever it is given, so what is not uniformly float stays out.
+TVM's converter has rules for many more ops, but for one combination of dtypes each: it adds ints to floats,
+divides ints to ints and computes products in fp32 for any inputs. So ops with mixed dtypes are not supported.
 """
 
 from collections.abc import Callable
@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from blade.backends.base import OpNode, ValueInfo, values_in
-from blade.reason import Code, Reason, Stage
+from blade.core.cluster import OpNode, ValueInfo, values_in
+from blade.core.reason import Code, Reason, Stage
 
 NAME = "tvm"
 aten = torch.ops.aten
@@ -26,7 +26,7 @@ _FLOATS = frozenset(
         *(aten.softmax.int, aten.layer_norm.default, aten.mean.dim, aten.sum.dim_IntList),
     }
 )
-"""Taken if all tensors are fp32. Not here: tanh, which makes 0 of tiny arguments."""
+"""Supported if all tensors are fp32. tanh is missing, because it returns 0 for tiny arguments."""
 _LAYOUTS = frozenset(
     {
         *(aten.view.default, aten.reshape.default, aten.permute.default, aten.transpose.int),
@@ -34,12 +34,12 @@ _LAYOUTS = frozenset(
         *(aten.eq.Scalar, aten.ne.Scalar, aten.masked_fill.Scalar),
     }
 )
-"""Taken for ints and bools too: they move elements, compare or select."""
+"""Supported for ints and bools too: they move elements, compare or select."""
 _DTYPES = (torch.float32, torch.int64, torch.int32, torch.bool)
 
 
 def why_not_op(node: OpNode) -> Reason | None:
-    """``None`` if TVM takes ``node``."""
+    """``None`` if TVM supports ``node``."""
     if node.target not in _FLOATS | _LAYOUTS:
         return _reason(Code.UNSUPPORTED_OP, node, "it is not among the ops tried with it")
     allowed = _DTYPES if node.target in _LAYOUTS else (torch.float32,)
@@ -94,7 +94,7 @@ _ARGUMENTS: dict[Any, Callable[[OpNode], str | None]] = {
     aten.mean.dim: _reduced,
     aten.sum.dim_IntList: _reduced,
 }
-"""Taken with some arguments only; ``node.args`` has one entry per positional argument."""
+"""Supported with some arguments only; ``node.args`` has one entry per positional argument."""
 
 
 def _reason(code: Code, node: OpNode, why: str) -> Reason:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Load a library that TVM compiled and call it, from many threads at once.
+"""Load a library that TVM compiled, and call it from many threads at once.
 
     run = load("cluster_0", payload, constants, program)
     outputs = run([x, y])
@@ -21,28 +21,32 @@ from typing import Any
 import torch
 from torch.utils.dlpack import from_dlpack
 
-from blade.backends.archive import Archive, read
+from blade.backends.shared.archive import EngineArchive, read
+from blade.backends.shared.library_payload import why_no_orders
+from blade.backends.shared.output_buffers import restore
+from blade.backends.shared.weight_versions import WeightVersions
 from blade.backends.tvm.versions import stamp
 from blade.errors import BackendError
-from blade.exchange.results import restore
-from blade.exchange.watch import Watch
 from blade.runtime.engine import Runner
 
 LIBRARY = "model.so"
-ALIGNMENT = 64  # bytes: what TVM's code takes for granted
+ALIGNMENT = 64  # bytes, which TVM's code assumes
 _CPU, _POOLED = 1, 2  # DLPack's device type; the allocator that keeps buffers for the next call
 _RUNTIME = ("libtvm_runtime.so", "libtvm_runtime_extra.so")
 
 
 def load(name: str, payload: torch.Tensor, constants: list[torch.Tensor], program: str) -> Runner:
-    """Raises ``BackendError`` where the library does not suit this process."""
-    archive = read(payload.numpy().tobytes(), stamp(), "TVM")
-    given = archive.facts["weights"]
-    orders = archive.facts["orders"]
-    return _Model(_open(archive), constants[:given], constants[given:], orders)
+    """The runner of an engine. Raises ``BackendError`` if the library cannot run in this process."""
+    archive = read(payload.numpy().tobytes(), stamp(), "TVM", {LIBRARY})
+    given: Any = archive.facts.get("weights")
+    orders: Any = archive.facts.get("orders")
+    counted = type(given) is int and 0 <= given <= len(constants)
+    if not counted or why_no_orders(orders) is not None or LIBRARY not in archive.files:
+        raise BackendError("what TVM compiled is damaged (its head is in another form).")
+    return _TvmModel(_open(archive), constants[:given], constants[given:], orders)
 
 
-class _Model:
+class _TvmModel:
     """One loaded library over one set of weights."""
 
     def __init__(
@@ -55,7 +59,7 @@ class _Model:
         self._executable = executable
         self._weights = [_aligned(t) for t in weights]
         copied = [t for t, own in zip(weights, self._weights, strict=True) if t is not own]
-        self._written = Watch([*folded, *copied])
+        self._written = WeightVersions([*folded, *copied])
         self._orders = orders
         self._mine = threading.local()
 
@@ -76,7 +80,7 @@ class _Model:
         return main
 
 
-def _open(archive: Archive) -> Any:
+def _open(archive: EngineArchive) -> Any:
     _load_runtime()
     import tvm_ffi
 
@@ -92,11 +96,11 @@ def _open(archive: Archive) -> Any:
 
 @cache
 def _load_runtime() -> None:
-    """As ``import tvm`` does it, but without 250 MB of compiler."""
+    """Load the runtime as ``import tvm`` does, but without 250 MB of compiler."""
     spec = importlib.util.find_spec("tvm")
     if spec is None or spec.origin is None or importlib.util.find_spec("tvm_ffi") is None:
         raise BackendError("TVM is not installed: `pip install apache-tvm`.")
-    import tvm_ffi  # noqa: F401 - loads what the runtime needs
+    import tvm_ffi  # noqa: F401 - loads dependencies of the runtime
 
     folder = Path(spec.origin).parent / "lib"
     for name in _RUNTIME:
@@ -107,6 +111,6 @@ def _load_runtime() -> None:
 
 
 def _aligned(tensor: torch.Tensor) -> torch.Tensor:
-    """Row-major and on a boundary; where it is neither, a copy that is both."""
+    """``tensor`` if it is row-major and aligned, else a copy that is."""
     tensor = tensor.contiguous()
     return tensor.clone() if tensor.data_ptr() % ALIGNMENT else tensor

@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loops that TVM would run as they were written: in parallel, and so that memory is read in a row.
+"""Schedule loops that TVM would run as written: in parallel, with contiguous memory access.
 
     module = schedules()(module)
 
-Nothing is searched or measured: what TVM tunes has fixed sizes, and here they are symbols. TVM proves of
-every step that it keeps the meaning, and refuses it otherwise; such a function stays as it is.
+Nothing is searched or measured: TVM tunes for fixed sizes, and here sizes are symbolic. TVM proves that every
+step preserves semantics, or refuses it; such a function stays as it is.
 """
 
 from typing import Any
 
-INNER = 512  # elements of an elementwise loop that one task takes
+INNER = 512  # elements of an elementwise loop per task
 
 
 def schedules() -> Any:
-    """A pass over a module: every function that has no schedule yet gets one."""
+    """A pass over a module that schedules every function without a schedule."""
     from tvm import s_tir
     from tvm.s_tir import dlight
 
@@ -31,7 +31,7 @@ def schedules() -> Any:
 
 
 def _arrange(schedule: Any, block: Any) -> None:
-    """Rows of the result in parallel; within one, sums outside and the row's elements inside."""
+    """Run rows of the result in parallel; within a row, reduction loops are outside, elements inside."""
     kinds = block.dom_kind()
     loops = list(zip(kinds, schedule.get_loops(block.block_rv), strict=True))
     across = [loop for kind, loop in loops if kind == "S"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which TVM is installed, found out without importing it."""
+"""The installed version of TVM, without importing it."""
 
 from importlib import metadata
 
@@ -9,7 +9,7 @@ INSTALL = "`pip install apache-tvm`"
 
 
 def stamp() -> dict[str, str]:
-    """Its packages and their versions; raises ``BackendError`` if one is missing."""
+    """TVM's packages and their versions; raises ``BackendError`` if one is missing."""
     try:
         return {name: metadata.version(name) for name in ("apache-tvm", "apache-tvm-ffi")}
     except metadata.PackageNotFoundError as error:

@@ -12,10 +12,19 @@ from collections.abc import Mapping, Sequence
 import sympy
 import torch
 
-from blade.backends.disc.cpu import Target, emit, host
-from blade.backends.disc.cpu.llvm import load
-from blade.backends.disc.interpret import interpret
-from blade.backends.disc.kernel import Access, Arg, Compute, Dim, Kernel, Load, Store
+from blade.backends.disc.cpu.compile.llvm import load
+from blade.backends.disc.cpu.emit.kernel import emit
+from blade.backends.disc.ir.kernel import (
+    Access,
+    Arg,
+    Compute,
+    Dim,
+    Kernel,
+    Load,
+    Store,
+)
+from blade.backends.disc.reference.interpret_kernel import interpret
+from blade.backends.disc.target.cpu import CpuTarget, host
 
 _CANARY = 0xA5
 
@@ -33,7 +42,7 @@ def evaluate(dim: Dim, sizes: Mapping[str, int]) -> int:
 class Native:
     """Compiled kernels by name."""
 
-    def __init__(self, kernels: Mapping[str, Kernel], target: Target | None = None) -> None:
+    def __init__(self, kernels: Mapping[str, Kernel], target: CpuTarget | None = None) -> None:
         self.kernels, target = dict(kernels), target or host()
         self.emitted = {name: emit(k, name, target) for name, k in kernels.items()}
         self.engine = load([(name, e.text) for name, e in self.emitted.items()])

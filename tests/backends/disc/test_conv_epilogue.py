@@ -9,13 +9,13 @@ import torch.nn.functional as F
 from op_trace import trace
 
 from blade.backends.disc.compiler import compile_ir
-from blade.backends.disc.conv_epilogue import absorb
-from blade.backends.disc.convolution import operands
-from blade.backends.disc.cpu.target import host
-from blade.backends.disc.interpret_ir import interpret
-from blade.backends.disc.ir import Graph, Value
-from blade.backends.disc.layouts import propagate
-from blade.backends.disc.lower import lower
+from blade.backends.disc.frontend.lower import lower
+from blade.backends.disc.ir.convolution import operands
+from blade.backends.disc.ir.graph import Graph, Value
+from blade.backends.disc.passes.fuse_conv_epilogue import fuse_conv_epilogue
+from blade.backends.disc.passes.propagate_layouts import propagate
+from blade.backends.disc.reference.interpret_graph import interpret
+from blade.backends.disc.target.cpu import host
 from blade.runtime.engine import make_engine
 
 pytestmark = [pytest.mark.needs("runtime"), pytest.mark.needs("torch_mlir")]
@@ -40,7 +40,7 @@ def absorbed(function: Function) -> Graph:
     graph = lower(*trace(function, [sample], [[True, False, True, True]]))
     compiled = compile_ir(graph, host())
     engine = make_engine("t", "disc", compiled.program, compiled.object, compiled.constants, {})
-    graph = absorb(propagate(graph))
+    graph = fuse_conv_epilogue(propagate(graph))
     for x in (sample, torch.randn(1, 4, 3, 3), torch.randn(0, 4, 5, 9)):
         found = function(x)
         want = found if isinstance(found, tuple) else (found,)

@@ -10,12 +10,12 @@ import torch
 import torch.nn.functional as F
 from disc_programs import S0, S1, S2, add_input, compile_to_engine, finish, new_builder
 
-from blade.backends.disc.attention import attend, grouped
-from blade.backends.disc.cpu.attention_block import BLOCK_KEYS
-from blade.backends.disc.cpu.attention_kernel import FEW, PACKED_KEYS
-from blade.backends.disc.cpu.target import Target, host
-from blade.backends.disc.interpret_ir import interpret
-from blade.backends.disc.ir import Builder, Graph, Value
+from blade.backends.disc.cpu.attention.block import BLOCK_KEYS
+from blade.backends.disc.cpu.attention.kernel import FEW, PACKED_KEYS
+from blade.backends.disc.ir.attention import attend, grouped
+from blade.backends.disc.ir.graph import Graph, IrBuilder, Value
+from blade.backends.disc.reference.interpret_graph import interpret
+from blade.backends.disc.target.cpu import CpuTarget, host
 from blade.runtime.engine import Engine
 
 pytestmark = pytest.mark.needs("torch_mlir")
@@ -125,7 +125,7 @@ CASES = [
 )
 def test_against_float64(lanes: int, case: Case) -> None:
     torch.manual_seed(case.depth + lanes)
-    engine = compile_to_engine(graph_of(case), Target(host().isa, lanes))
+    engine = compile_to_engine(graph_of(case), CpuTarget(host().isa, lanes))
     assert "kernel attention_f32 " in engine.program() and "call " not in engine.program()
     for size in SIZES:
         given = inputs(case, *size)
@@ -180,7 +180,7 @@ def test_large_scores_do_not_overflow() -> None:
     assert (found - exact).abs().max() <= 4 * (near - exact).abs().max()
 
 
-def heads_last(b: Builder, heads: int, depth: int, length: sympy.Symbol) -> Value:
+def heads_last(b: IrBuilder, heads: int, depth: int, length: sympy.Symbol) -> Value:
     """What a projection leaves: [B, L, H * D], seen as [B, H, L, D]."""
     x = add_input(b, (S0, length, heads * depth))
     return b.permute(b.reshape(x, (S0, length, heads, depth)), (0, 2, 1, 3))

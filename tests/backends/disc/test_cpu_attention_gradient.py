@@ -9,12 +9,12 @@ import sympy
 import torch
 from disc_programs import S0, S1, S2, add_input, compile_to_engine, finish, new_builder
 
-from blade.backends.disc.cpu.attention_block import BLOCK_KEYS
-from blade.backends.disc.cpu.attention_gradient import BLOCK
-from blade.backends.disc.cpu.target import Target, host
-from blade.backends.disc.flash_attention import attend_and_sum, attention_gradient
-from blade.backends.disc.interpret_ir import interpret
-from blade.backends.disc.ir import Builder, Graph, Value
+from blade.backends.disc.cpu.attention.block import BLOCK_KEYS
+from blade.backends.disc.cpu.attention.gradient import BLOCK
+from blade.backends.disc.ir.flash_attention import attend_and_sum, attention_gradient
+from blade.backends.disc.ir.graph import Graph, IrBuilder, Value
+from blade.backends.disc.reference.interpret_graph import interpret
+from blade.backends.disc.target.cpu import CpuTarget, host
 from blade.runtime.engine import Engine
 
 pytestmark = pytest.mark.needs("torch_mlir")
@@ -52,7 +52,7 @@ CASES = [
 ]
 
 
-def heads_last(b: Builder, length: sympy.Symbol, depth: int) -> Value:
+def heads_last(b: IrBuilder, length: sympy.Symbol, depth: int) -> Value:
     """As a projection leaves it: heads within the row of a place."""
     return b.permute(add_input(b, (S0, length, H, depth)), (0, 2, 1, 3))
 
@@ -136,7 +136,7 @@ def close(case: Case, given: list[torch.Tensor], found: list[torch.Tensor]) -> N
 )
 def test_against_autograd_in_float64(lanes: int, case: Case) -> None:
     torch.manual_seed(case.depth + lanes)
-    engine = compile_to_engine(graph_of(case), Target(host().isa, lanes))
+    engine = compile_to_engine(graph_of(case), CpuTarget(host().isa, lanes))
     program = engine.program()
     assert "kernel attention_f32_logs " in program and "kernel attention_f32_gradient " in program
     assert "call " not in program

@@ -7,9 +7,9 @@ import pytest
 import torch
 from cpu_native import Native, samples, symbol
 
-from blade.backends.disc.cpu import Target, emit, host
-from blade.backends.disc.cpu.columns import side_by_side
-from blade.backends.disc.kernel import (
+from blade.backends.disc.cpu.emit.column_blocks import side_by_side
+from blade.backends.disc.cpu.emit.kernel import emit
+from blade.backends.disc.ir.kernel import (
     Access,
     Arg,
     Compute,
@@ -20,11 +20,12 @@ from blade.backends.disc.kernel import (
     Reduce,
     Store,
 )
+from blade.backends.disc.target.cpu import CpuTarget, host
 
 S0, S1, S2 = (symbol(f"s{k}") for k in range(3))
 WIDE = (S1 * S2, 1, S2)  # [s0, s1, s2] walked as outer (s0, s2), inner s1
 F32 = torch.float32
-TARGETS = [Target(host().isa, lanes) for lanes in sorted({8, host().lanes})]
+TARGETS = [CpuTarget(host().isa, lanes) for lanes in sorted({8, host().lanes})]
 SIZES = [(1, 1, 1), (2, 3, 5), (1, 7, 16), (3, 20, 33), (2, 5, 130), (0, 4, 9), (2, 0, 20)]
 
 
@@ -71,7 +72,7 @@ def counted() -> Kernel:
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda t: f"{t.lanes} lanes")
-def test_columns_are_the_interpreters(target: Target) -> None:
+def test_columns_are_the_interpreters(target: CpuTarget) -> None:
     kinds = [
         ("sum", F32),
         ("max", torch.bfloat16),
@@ -115,5 +116,5 @@ def test_many_places_keep_precision() -> None:
 
 
 def test_extent_counts_blocks_of_rows() -> None:
-    emitted = emit(totals("sum", F32), "k", Target(host().isa, 8))
+    emitted = emit(totals("sum", F32), "k", CpuTarget(host().isa, 8))
     assert emitted.extent.subs({S0: 3, S2: 65}) == 9  # type: ignore[union-attr]

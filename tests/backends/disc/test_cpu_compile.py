@@ -3,15 +3,17 @@
 
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from blade.backends.disc.cpu import compile as module
-from blade.backends.disc.cpu import host, llvm
-from blade.backends.disc.cpu.archive import archive
-from blade.backends.disc.cpu.compile import compile_kernels
-from blade.cache import Cache
+from blade.backends.disc.cpu.compile import llvm
+from blade.backends.disc.cpu.compile import parallel as module
+from blade.backends.disc.cpu.compile.ar_archive import archive
+from blade.backends.disc.cpu.compile.parallel import compile_kernels
+from blade.backends.disc.target.cpu import host
+from blade.core.disk_cache import DiskCache
 
 pytestmark = pytest.mark.needs("torch_mlir")
 
@@ -37,7 +39,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_only_what_is_not_in_the_cache_is_compiled(tmp_path: Path, compiled: list[str]) -> None:
-    cache = Cache(tmp_path)
+    cache = DiskCache(tmp_path)
     first = compile_kernels([kernel("a"), kernel("b")], host(), cache)
     assert sorted(compiled) == ["a", "b"]
     second = compile_kernels([kernel("a"), kernel("c"), kernel("b")], host(), cache)
@@ -50,7 +52,7 @@ def test_only_what_is_not_in_the_cache_is_compiled(tmp_path: Path, compiled: lis
 def test_the_cpu_and_the_compiler_are_part_of_the_key(
     tmp_path: Path, compiled: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cache = Cache(tmp_path)
+    cache = DiskCache(tmp_path)
     compile_kernels([kernel("a")], host(), cache)
     monkeypatch.setattr(module, "compiler", lambda: "another version or CPU")
     compile_kernels([kernel("a")], host(), cache)
@@ -83,7 +85,7 @@ def test_slow_kernels_are_shared_between_processes(compiled: list[str]) -> None:
 def test_what_a_process_does_not_deliver_is_compiled_here(
     python: str, compiled: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module.sys, "executable", python)
+    monkeypatch.setattr(sys, "executable", python)
     compile_kernels([kernel(f"k{i}") for i in range(5)], host())
     assert sorted(compiled) == [f"k{i}" for i in range(5)]
 

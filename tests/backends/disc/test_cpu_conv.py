@@ -10,10 +10,10 @@ import torch
 from disc_programs import add_input, compile_to_engine, finish, new_builder
 from torch.utils._sympy.functions import FloorDiv
 
-from blade.backends.disc.cpu.conv import RUN
-from blade.backends.disc.cpu.conv_plan import runs_per_group
-from blade.backends.disc.cpu.target import Target, host
-from blade.backends.disc.ir import Builder, Value
+from blade.backends.disc.cpu.conv.implicit_gemm import RUN
+from blade.backends.disc.cpu.conv.plan import runs_per_group
+from blade.backends.disc.ir.graph import IrBuilder, Value
+from blade.backends.disc.target.cpu import CpuTarget, host
 from blade.runtime.engine import Engine
 
 pytestmark = pytest.mark.needs("torch_mlir")
@@ -106,7 +106,7 @@ def case(name: str, fused: bool = False) -> Case:
     )
 
 
-def engine_of(*cases: Case, target: Target | None = None) -> Engine:
+def engine_of(*cases: Case, target: CpuTarget | None = None) -> Engine:
     """All cases side by side in one program (compiled once): x, residual?, x, ... -> result, ..."""
     b, results, constants = new_builder(), [], []
     for number, given in enumerate(cases):
@@ -115,7 +115,7 @@ def engine_of(*cases: Case, target: Target | None = None) -> Engine:
     return compile_to_engine(finish(b, *results, constants=constants), target)
 
 
-def _add(b: Builder, given: Case, names: list[str], constants: list[torch.Tensor]) -> Value:
+def _add(b: IrBuilder, given: Case, names: list[str], constants: list[torch.Tensor]) -> Value:
     conv = given.conv
     batch, *sizes = (sympy.Symbol(name, integer=True, nonnegative=True) for name in names)
     operands = [add_input(b, (batch, *sizes, conv.channels))]
@@ -244,7 +244,7 @@ def test_vector_widths(lanes: int) -> None:
     torch.manual_seed(lanes)
     names = ["mixed", "few channels", "minimal filtering", "groups", "depthwise, mixed"]
     cases = [case(name, True) for name in names]
-    check_all(engine_of(*cases, target=Target(host().isa, lanes)), cases)
+    check_all(engine_of(*cases, target=CpuTarget(host().isa, lanes)), cases)
 
 
 def test_weights_in_other_orders() -> None:

@@ -8,8 +8,8 @@ import torch
 from op_trace import trace
 
 from blade.backends.disc.compiler import compile_ir
-from blade.backends.disc.cpu.target import Target, host
-from blade.backends.disc.lower import lower
+from blade.backends.disc.frontend.lower import lower
+from blade.backends.disc.target.cpu import CpuTarget, host
 from blade.runtime.engine import Engine, make_engine
 
 pytestmark = [pytest.mark.needs("runtime"), pytest.mark.needs("torch_mlir")]
@@ -71,7 +71,7 @@ def engine_of(conv: Conv, lanes: int) -> Engine:
     fixed = [False] * len(conv.weight)
     dynamic = [[True, False, *spatial], [True, False, *spatial], fixed, [False]]
     gm, shape_env = trace(conv.all, inputs(conv, 2, 7), dynamic)
-    made = compile_ir(lower(gm, shape_env), Target(host().isa, lanes))
+    made = compile_ir(lower(gm, shape_env), CpuTarget(host().isa, lanes))
     return make_engine("t", "disc", made.program, made.object, list(made.constants), {})
 
 

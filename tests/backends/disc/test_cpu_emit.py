@@ -12,12 +12,14 @@ import torch
 from cpu_native import pointwise_kernel, symbol
 from test_cpu_kernels import gelu, layer_norm, softmax
 
-from blade.backends.disc.cpu import Target, compile_kernels, emit, host
-from blade.backends.disc.cpu.archive import MAGIC
-from blade.backends.disc.kernel import Kernel
+from blade.backends.disc.cpu.compile.ar_archive import MAGIC
+from blade.backends.disc.cpu.compile.parallel import compile_kernels
+from blade.backends.disc.cpu.emit.kernel import emit
+from blade.backends.disc.ir.kernel import Kernel
+from blade.backends.disc.target.cpu import CpuTarget, host
 from blade.errors import Refused
 
-AVX2 = Target(("avx2", "fma", "f16c"), 8)
+AVX2 = CpuTarget(("avx2", "fma", "f16c"), 8)
 GOLDEN = {
     "gelu_1536": gelu(1536),
     "softmax": softmax(),
@@ -58,7 +60,7 @@ def test_the_main_loop_has_no_mask_and_a_constant_multiple_no_rest() -> None:
 def test_float16_without_conversion_instructions_is_refused() -> None:
     kernel = pointwise_kernel("add", [torch.float16] * 2, torch.float16)
     with pytest.raises(Refused, match="F16C") as caught:
-        emit(kernel, "k", Target(("sse4_1",), 4))
+        emit(kernel, "k", CpuTarget(("sse4_1",), 4))
     assert caught.value.code == "unsupported_dtype"
 
 

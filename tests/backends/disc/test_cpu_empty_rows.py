@@ -5,7 +5,14 @@ import pytest
 import torch
 from cpu_native import Native, symbol
 
-from blade.backends.disc.kernel import Access, Arg, Compute, Kernel, Load, Store
+from blade.backends.disc.ir.kernel import (
+    Access,
+    Arg,
+    Compute,
+    Kernel,
+    Load,
+    Store,
+)
 
 pytestmark = pytest.mark.needs("torch_mlir")
 F32 = torch.float32

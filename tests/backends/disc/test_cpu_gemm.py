@@ -7,17 +7,17 @@ import torch
 from disc_programs import S0, S1, add_input, compile_to_engine, finish, new_builder
 from hypothesis import given, settings
 
-from blade.backends.disc.cpu.gemm import BLOCK_DEPTH, MANY_ROWS
-from blade.backends.disc.cpu.micro_kernel import form
-from blade.backends.disc.cpu.target import Target, host
-from blade.backends.disc.ir import Value
+from blade.backends.disc.cpu.gemm.gemm import BLOCK_DEPTH, MANY_ROWS
+from blade.backends.disc.cpu.gemm.micro_kernel import gemm_tiling
+from blade.backends.disc.ir.graph import Value
+from blade.backends.disc.target.cpu import CpuTarget, host
 from blade.runtime.engine import Engine, renew
 
 pytestmark = pytest.mark.needs("torch_mlir")
 
 
 def linear_engine(
-    weight: torch.Tensor, bias: torch.Tensor | None, target: Target | None = None
+    weight: torch.Tensor, bias: torch.Tensor | None, target: CpuTarget | None = None
 ) -> Engine:
     """x [s0, s1, k] -> x @ weight.T + bias."""
     b = new_builder()
@@ -81,9 +81,9 @@ def test_any_size(columns: int, depth: int, with_bias: bool, transposed: bool) -
 def test_every_tile(lanes: int, rest: int) -> None:
     """The tiles of SSE or NEON, AVX2 and AVX-512, on whatever runs this (LLVM splits or joins vectors)."""
     torch.manual_seed(lanes + rest)
-    columns = 2 * form(Target(host().isa, lanes)).width + max(0, rest * lanes - 1)
+    columns = 2 * gemm_tiling(CpuTarget(host().isa, lanes)).width + max(0, rest * lanes - 1)
     weight, bias = torch.randn(columns, 33), torch.randn(columns)
-    engine = linear_engine(weight, bias, Target(host().isa, lanes))
+    engine = linear_engine(weight, bias, CpuTarget(host().isa, lanes))
     for rows in range(1, 14):
         check(engine, weight, bias, rows)
 
@@ -93,7 +93,7 @@ def test_double(lanes: int) -> None:
     torch.manual_seed(lanes)
     weight = torch.randn(83, 500, dtype=torch.float64)
     bias = torch.randn(83, dtype=torch.float64)
-    engine = linear_engine(weight, bias, Target(host().isa, lanes))
+    engine = linear_engine(weight, bias, CpuTarget(host().isa, lanes))
     assert "kernel gemm_f64" in engine.program()
     for rows in (0, 1, 2, 5, 12, 100):
         check(engine, weight, bias, rows)
@@ -179,6 +179,7 @@ def test_a_renewed_engine_keeps_what_it_packed() -> None:
     torch.manual_seed(1)
     weight = torch.randn(32, 16)
     engine = linear_engine(weight, None)
+    check(engine, weight, None, 9)  # the first call packs
     before = weight.clone()
     weight.data.mul_(-3)  # noted nowhere: only packing once more would show it
     renew(engine)

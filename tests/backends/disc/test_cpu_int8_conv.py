@@ -11,8 +11,8 @@ from test_cpu_int8_gemm import TARGETS, bytes_of, run
 from test_int8 import U8, Weight, build, check, count, per_tensor
 from torch.utils._sympy.functions import FloorDiv
 
-from blade.backends.disc.cpu.target import Target
-from blade.backends.disc.int8_reference import product
+from blade.backends.disc.reference.quantized import product
+from blade.backends.disc.target.cpu import CpuTarget
 from blade.runtime.engine import Engine
 
 pytestmark = [pytest.mark.needs("runtime"), pytest.mark.needs("torch_mlir")]
@@ -34,7 +34,7 @@ def conv_engine(
     dilation: int = 1,
     groups: int = 1,
     zero: int = 0,
-    target: Target | None = None,
+    target: CpuTarget | None = None,
 ) -> tuple[Engine, Callable[[torch.Tensor], torch.Tensor]]:
     """x [s0, s1, s2, c] of unsigned bytes, scales of 1: an engine and what it should give."""
     b = new_builder()

@@ -7,31 +7,31 @@ import torch
 from disc_programs import S0, S1, add_input, compile_to_engine, finish, new_builder
 from hypothesis import given, settings
 
-from blade.backends.disc.cpu.dot import dot
-from blade.backends.disc.cpu.gemm import GROUP_ROWS, MANY_ROWS
-from blade.backends.disc.cpu.gemm_driver import tiling
-from blade.backends.disc.cpu.int8_gemm import gemm_text
-from blade.backends.disc.cpu.int8_kernel import ROW_FACTORS, Int8Form
-from blade.backends.disc.cpu.target import Target, host
-from blade.backends.disc.ir import Value
+from blade.backends.disc.cpu.emit.int8_dot import int8_dot
+from blade.backends.disc.cpu.gemm.driver import tiling
+from blade.backends.disc.cpu.gemm.gemm import GROUP_ROWS, MANY_ROWS
+from blade.backends.disc.cpu.gemm.int8_gemm import gemm_text
+from blade.backends.disc.cpu.gemm.int8_micro_kernel import ROW_FACTORS, Int8KernelSpec
+from blade.backends.disc.ir.graph import Value
+from blade.backends.disc.target.cpu import CpuTarget, host
 from blade.runtime.engine import Engine
 
 pytestmark = pytest.mark.needs("torch_mlir")
 
 # Each runs on whatever runs this: LLVM splits and joins vectors.
 TARGETS = {
-    "plain4": Target((), 4),
-    "madd4": Target(("sse4_1",), 4),
-    "madd8": Target(("avx2", "fma"), 8),
-    "madd16": Target(("avx512f", "avx512bw"), 16),
+    "plain4": CpuTarget((), 4),
+    "madd4": CpuTarget(("sse4_1",), 4),
+    "madd8": CpuTarget(("avx2", "fma"), 8),
+    "madd16": CpuTarget(("avx512f", "avx512bw"), 16),
 }
 WITH_VNNI = {
-    "vnni8": Target(("avx2", "fma", "avx_vnni"), 8),
-    "vnni16": Target(("avx512f", "avx512bw", "avx512_vnni"), 16),
+    "vnni8": CpuTarget(("avx2", "fma", "avx_vnni"), 8),
+    "vnni16": CpuTarget(("avx512f", "avx512bw", "avx512_vnni"), 16),
 }
 
 
-def _targets() -> dict[str, Target]:
+def _targets() -> dict[str, CpuTarget]:
     has_vnni = {"avx512_vnni", "avx_vnni"} & set(host().isa)
     return {**TARGETS, **(WITH_VNNI if has_vnni else {})}
 
@@ -43,7 +43,7 @@ def int8_engine(
     weight: torch.Tensor,
     scales: torch.Tensor,
     bias: torch.Tensor,
-    target: Target | None = None,
+    target: CpuTarget | None = None,
     rows: str = "none",
     scale: float = 1.0,
     zero: int = 0,
@@ -86,7 +86,7 @@ def check_integers(engine: Engine, weight: torch.Tensor, rows: int, zero: int = 
     assert torch.equal(run(engine, x), exact.float())
 
 
-def plain_engine(weight: torch.Tensor, target: Target | None = None, zero: int = 0) -> Engine:
+def plain_engine(weight: torch.Tensor, target: CpuTarget | None = None, zero: int = 0) -> Engine:
     columns = len(weight)
     return int8_engine(weight, torch.ones(columns), torch.zeros(columns), target, zero=zero)
 
@@ -111,7 +111,7 @@ def test_every_instruction_and_tile(name: str) -> None:
     if name not in _targets():
         pytest.skip("this CPU has no VNNI")
     target = _targets()[name]
-    tiles = dot(target)
+    tiles = int8_dot(target)
     assert f"{tiles.how}{tiles.lanes}" == name
     for rest in range(tiles.vectors + 1):
         columns, depth = 2 * tiles.width + max(0, rest * tiles.lanes - 1), (35, 64, 1)[rest % 3]
@@ -140,7 +140,7 @@ def test_scales_zero_points_and_bias(lanes: int, rows: str) -> None:
     scales, bias = torch.rand(83) + 0.01, torch.randn(83)
     factor, zero = (0.37, 77) if rows == "none" else (1.0, 0 if "zero" in rows else 128)
     engine = int8_engine(
-        weight, scales, bias, Target(host().isa, lanes), rows, scale=factor, zero=zero
+        weight, scales, bias, CpuTarget(host().isa, lanes), rows, scale=factor, zero=zero
     )
     for count in ROWS:
         x = bytes_of(1, count, 130, dtype=torch.uint8, seed=count)
@@ -201,9 +201,9 @@ def test_arms_instruction_is_valid_code(rows: str) -> None:
     from torch_mlir import ir
     from torch_mlir._mlir_libs import _mlirRegisterEverything  # noqa: F401
 
-    tiles = dot(Target(("asimd", "asimddp"), 4))
+    tiles = int8_dot(CpuTarget(("asimd", "asimddp"), 4))
     assert (tiles.how, tiles.offset) == ("sdot", 128)
-    text = gemm_text(Int8Form(tiles, tiling(40, tiles.rows, tiles.vectors, 4), rows))
+    text = gemm_text(Int8KernelSpec(tiles, tiling(40, tiles.rows, tiles.vectors, 4), rows))
     assert "llvm.aarch64.neon.sdot" in text
     with ir.Context():
         assert ir.Module.parse(f"module {{\n{text}\n}}\n").operation.verify()

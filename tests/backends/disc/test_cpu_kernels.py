@@ -11,9 +11,8 @@ from cpu_native import Native, samples, symbol
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blade.backends.disc.cpu import Target, emit, host
-from blade.backends.disc.cpu.passes import plan
-from blade.backends.disc.kernel import (
+from blade.backends.disc.cpu.emit.kernel import emit
+from blade.backends.disc.ir.kernel import (
     Access,
     Arg,
     Compute,
@@ -27,6 +26,8 @@ from blade.backends.disc.kernel import (
     Stmt,
     Store,
 )
+from blade.backends.disc.ir.kernel_schedule import schedule_kernel
+from blade.backends.disc.target.cpu import CpuTarget, host
 
 pytestmark = pytest.mark.needs("torch_mlir")
 
@@ -136,7 +137,7 @@ def test_symbolic_rows(native: Native, rows: int, width: int) -> None:
 def test_other_vector_widths(lanes: int) -> None:
     """LLVM splits or widens what the machine does not have: the text for any width runs anywhere."""
     kernels = {"softmax": softmax(), "layer_norm": layer_norm(S1), "fixed": layer_norm(40)}
-    native = Native(kernels, Target(host().isa, lanes))
+    native = Native(kernels, CpuTarget(host().isa, lanes))
     rng = torch.Generator().manual_seed(lanes)
     for width in (0, 1, lanes, 40, 67):
         x, residual, *weights = _random(rng, 3 * width, 3 * width, width, width, width)
@@ -188,9 +189,9 @@ def test_output_in_place_of_an_input() -> None:
 
 
 def test_softmax_evaluates_the_exponential_once_and_layer_norm_keeps_its_sum() -> None:
-    first, second, third = plan(softmax()).passes
+    first, second, third = schedule_kernel(softmax()).passes
     assert (first.keep, second.keep, third.reload) == ((), (3,), (3,))
-    steps = plan(layer_norm(S1)).passes
+    steps = schedule_kernel(layer_norm(S1)).passes
     assert [s.keep for s in steps] == [(4,), (), ()]
     assert [s.reload for s in steps] == [(), (4,), (4,)]
     assert emit(gelu(S1), "k", host()).scratch == 0

@@ -8,8 +8,8 @@ import sympy
 import torch
 from disc_programs import S0, S1, S2, add_input, compile_to_engine, finish, new_builder
 
-from blade.backends.disc.cpu.matmul import PANEL_DEPTH
-from blade.backends.disc.cpu.target import Target, host
+from blade.backends.disc.cpu.gemm.batched_matmul import PANEL_DEPTH
+from blade.backends.disc.target.cpu import CpuTarget, host
 from blade.runtime.engine import Engine
 
 pytestmark = pytest.mark.needs("torch_mlir")
@@ -37,7 +37,7 @@ def product_engine(layout: Sequence[int], lanes: int) -> Engine:
     stored = add_input(builder, [sizes[k] for k in layout])
     b = builder.permute(stored, [list(layout).index(k) for k in range(3)])
     y = builder.make("matmul", (a, b), (S0, S1, S3), torch.float32)
-    engine = compile_to_engine(finish(builder, y), Target(host().isa, lanes))
+    engine = compile_to_engine(finish(builder, y), CpuTarget(host().isa, lanes))
     assert "kernel matmul_f32" in engine.program()
     return engine
 
@@ -83,7 +83,7 @@ def test_linear_with_weights_that_are_not_constant(columns: int, biased: bool, l
     x, w = add_input(builder, (S0, S1, 20)), add_input(builder, (columns, 20))
     operands = [x, w, add_input(builder, (columns,))] if biased else [x, w]
     y = builder.make("linear", operands, (S0, S1, columns), torch.float32)
-    engine = compile_to_engine(finish(builder, y), Target(host().isa, lanes))
+    engine = compile_to_engine(finish(builder, y), CpuTarget(host().isa, lanes))
     assert "aten::" not in engine.program()
     for batch, rows in [(1, 1), (2, 3), (5, 97), (0, 3), (3, 0)]:
         given = [torch.randn(batch, rows, 20), torch.randn(columns, 20), torch.randn(columns)]

@@ -7,9 +7,20 @@ import pytest
 import torch
 from cpu_native import Native, pointwise_kernel, samples, symbol
 
-from blade.backends.disc.cpu import emit, host, supports
-from blade.backends.disc.interpret import pointwise, working
-from blade.backends.disc.kernel import POINTWISE, Access, Arg, Compute, Const, Kernel, Load, Store
+from blade.backends.disc.cpu.emit.kernel import emit
+from blade.backends.disc.cpu.emit.pointwise import supports
+from blade.backends.disc.ir.kernel import (
+    POINTWISE,
+    Access,
+    Arg,
+    Compute,
+    Const,
+    Kernel,
+    Load,
+    Store,
+)
+from blade.backends.disc.reference.interpret_kernel import pointwise, working
+from blade.backends.disc.target.cpu import host
 from blade.errors import Refused
 
 pytestmark = pytest.mark.needs("torch_mlir")

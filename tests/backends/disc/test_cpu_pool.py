@@ -7,8 +7,8 @@ import torch
 from disc_programs import add_input, compile_to_engine, finish, new_builder
 from torch.utils._sympy.functions import FloorDiv
 
-from blade.backends.disc.cpu.target import Target, host
-from blade.backends.disc.ops.table import Slot
+from blade.backends.disc.frontend.ops.table import OperandSlot
+from blade.backends.disc.target.cpu import CpuTarget, host
 from blade.runtime.engine import Engine
 
 pytestmark = pytest.mark.needs("torch_mlir")
@@ -23,7 +23,7 @@ WINDOWS = {
 }
 
 
-def engine_of(dilation: int, target: Target | None = None) -> Engine:
+def engine_of(dilation: int, target: CpuTarget | None = None) -> Engine:
     """All windows side by side: images [n, h, w, c] each -> maxima."""
     b, results = new_builder(), []
     for k, (channels, kernel, stride, padding, ceil) in enumerate(WINDOWS.values()):
@@ -32,7 +32,7 @@ def engine_of(dilation: int, target: Target | None = None) -> Engine:
         for size, extent, step, pad in zip(sizes, kernel, stride or kernel, padding, strict=True):
             free = size + 2 * pad - dilation * (extent - 1) - 1
             out.append(FloorDiv(free + (step - 1) * ceil, step) + 1)
-        template = (Slot(0), kernel, stride, padding, (dilation, dilation), ceil)
+        template = (OperandSlot(0), kernel, stride, padding, (dilation, dilation), ceil)
         x = add_input(b, (n, *sizes, channels))
         results.append(
             b.make(
@@ -64,7 +64,7 @@ def check(engine: Engine, dilation: int, size: int, images: int, with_nan: bool 
 @pytest.mark.parametrize("lanes", [4, 8, 16])
 def test_values(lanes: int) -> None:
     torch.manual_seed(lanes)
-    engine = engine_of(1, Target(host().isa, lanes))
+    engine = engine_of(1, CpuTarget(host().isa, lanes))
     assert "aten::max_pool2d" not in engine.program()
     for size, images in ((5, 1), (6, 3), (9, 0), (15, 2), (40, 1)):
         check(engine, 1, size, images)

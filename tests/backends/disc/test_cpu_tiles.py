@@ -7,9 +7,9 @@ import pytest
 import torch
 from cpu_native import Native, samples, symbol
 
-from blade.backends.disc.cpu import Target, emit, host
-from blade.backends.disc.cpu.space import across
-from blade.backends.disc.kernel import (
+from blade.backends.disc.cpu.emit.kernel import emit
+from blade.backends.disc.ir.iteration_space import across
+from blade.backends.disc.ir.kernel import (
     Access,
     Arg,
     Compute,
@@ -20,12 +20,13 @@ from blade.backends.disc.kernel import (
     Size,
     Store,
 )
+from blade.backends.disc.target.cpu import CpuTarget, host
 
 S0, S1, S2 = (symbol(f"s{k}") for k in range(3))
 TURNED: tuple[Dim, ...] = (S1 * S2, 1, S1)  # [s0, s2, s1] read as [s0, s1, s2]
 STRAIGHT: tuple[Dim, ...] = (S1 * S2, S2, 1)
 F32 = torch.float32
-TARGETS = [Target(host().isa, lanes) for lanes in sorted({8, host().lanes})]
+TARGETS = [CpuTarget(host().isa, lanes) for lanes in sorted({8, host().lanes})]
 SIZES = [(1, 1, 1), (2, 16, 16), (1, 17, 33), (2, 3, 40), (1, 40, 3), (1, 48, 100), (0, 16, 16)]
 
 
@@ -55,7 +56,7 @@ def mixed() -> Kernel:
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda t: f"{t.lanes} lanes")
-def test_tiles_are_the_interpreters(target: Target) -> None:
+def test_tiles_are_the_interpreters(target: CpuTarget) -> None:
     dtypes = [F32, torch.float64, torch.bfloat16, torch.int8, torch.bool, torch.int64]
     kernels = {f"in_{str(d)[6:]}": copied(d, TURNED, STRAIGHT) for d in dtypes}
     kernels |= {"out": copied(F32, STRAIGHT, TURNED), "mixed": mixed()}

@@ -7,8 +7,8 @@ import pytest
 import torch
 from disc_programs import S0, S1, add_input, compile_to_engine, finish, new_builder
 
-from blade.backends.disc.cpu.micro_kernel import form
-from blade.backends.disc.cpu.target import Target, host
+from blade.backends.disc.cpu.gemm.micro_kernel import gemm_tiling
+from blade.backends.disc.target.cpu import CpuTarget, host
 from blade.runtime.engine import Engine
 
 pytestmark = pytest.mark.needs("torch_mlir")
@@ -25,7 +25,7 @@ def make(columns: int, depth: int, groups: int, bits: int) -> list[torch.Tensor]
     return [weight, scales, torch.randn(columns, generator=generator)]
 
 
-def engine_of(constants: list[torch.Tensor], bits: int, target: Target | None = None) -> Engine:
+def engine_of(constants: list[torch.Tensor], bits: int, target: CpuTarget | None = None) -> Engine:
     """x [s0, s1, k] times them."""
     b = new_builder()
     columns, depth = constants[0].shape
@@ -67,8 +67,8 @@ def test_any_size(bits: int, depth: int, groups: int) -> None:
 
 @pytest.mark.parametrize(("lanes", "bits"), list(itertools.product((4, 8, 16), (8, 4))))
 def test_every_tile(lanes: int, bits: int) -> None:
-    target = Target(host().isa, lanes)
-    tiles = form(target)
+    target = CpuTarget(host().isa, lanes)
+    tiles = gemm_tiling(target)
     for rest in range(tiles.vectors + 1):
         columns = tiles.width + max(0, rest * lanes - 1)
         constants = make(columns, 36, 2, bits)

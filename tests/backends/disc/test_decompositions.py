@@ -11,10 +11,10 @@ from torch import nn
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from blade.backends.disc.compiler import compile_ir
-from blade.backends.disc.cpu.target import host
-from blade.backends.disc.decompositions import DECOMPOSITIONS, resampling_kept_whole
-from blade.backends.disc.lower import lower
-from blade.backends.disc.ops.table import TABLE
+from blade.backends.disc.frontend.aot_decompositions import DECOMPOSITIONS, resampling_kept_whole
+from blade.backends.disc.frontend.lower import lower
+from blade.backends.disc.frontend.ops.table import TABLE
+from blade.backends.disc.target.cpu import host
 from blade.runtime.engine import make_engine
 
 aten = torch.ops.aten

@@ -9,80 +9,85 @@ import torch
 from disc_programs import S0, S1, add_input, compile_to_engine, finish, new_builder
 
 from blade.backends.disc.compiler import compile_ir
-from blade.backends.disc.cpu.target import host
-from blade.backends.disc.interpret_ir import interpret
-from blade.backends.disc.ir import Builder, Graph, Value, contiguous_strides
+from blade.backends.disc.ir.graph import (
+    Graph,
+    IrBuilder,
+    Value,
+    contiguous_strides,
+)
+from blade.backends.disc.reference.interpret_graph import interpret
+from blade.backends.disc.target.cpu import host
 
 pytestmark = pytest.mark.needs("torch_mlir", "runtime")
 F32 = torch.float32
 Made = tuple[list[Value], list[tuple[int, Value]]]  # what is returned; (input, new contents)
 
 
-def plain(b: Builder, x: Value, y: Value) -> Made:
+def plain(b: IrBuilder, x: Value, y: Value) -> Made:
     return [], [(0, b.pointwise("add", x, y))]
 
 
-def momentum(b: Builder, x: Value, y: Value) -> Made:
+def momentum(b: IrBuilder, x: Value, y: Value) -> Made:
     """One kernel reads and writes both."""
     new = b.pointwise("add", x, y)
     return [], [(0, new), (1, b.pointwise("mul", new, y))]
 
 
-def apart(b: Builder, x: Value, y: Value) -> Made:
+def apart(b: IrBuilder, x: Value, y: Value) -> Made:
     """Two kernels read both: only the last one may write over what it reads."""
     return [], [(0, b.pointwise("add", x, y)), (1, b.pointwise("mul", x, y))]
 
 
-def normalized(b: Builder, x: Value, y: Value) -> Made:
+def normalized(b: IrBuilder, x: Value, y: Value) -> Made:
     """A row is read as a whole before any of it is stored."""
     total = b.broadcast(b.reduce("sum", b.pointwise("abs", x), [1]), x.shape)
     return [], [(0, b.pointwise("sub", x, b.pointwise("mul", total, y)))]
 
 
-def beside(b: Builder, x: Value, y: Value) -> Made:
+def beside(b: IrBuilder, x: Value, y: Value) -> Made:
     """A product by the library, which may fail, comes first though the graph has it last."""
     new = b.pointwise("add", x, y)
     return [_product(b, x, y)], [(0, new)]
 
 
-def after(b: Builder, x: Value, y: Value) -> Made:
+def after(b: IrBuilder, x: Value, y: Value) -> Made:
     return [], [(1, b.pointwise("sub", y, _product(b, x, y)))]
 
 
-def returned(b: Builder, x: Value, y: Value) -> Made:
+def returned(b: IrBuilder, x: Value, y: Value) -> Made:
     """What the caller gets must not change with the next call."""
     new = b.pointwise("add", x, y)
     return [new], [(0, new)]
 
 
-def transposed(b: Builder, x: Value, y: Value) -> Made:
+def transposed(b: IrBuilder, x: Value, y: Value) -> Made:
     turned = b.permute(b.reshape(x, (S1, S0)), (1, 0))
     return [], [(0, b.pointwise("add", y, turned))]
 
 
-def swapped(b: Builder, x: Value, y: Value) -> Made:
+def swapped(b: IrBuilder, x: Value, y: Value) -> Made:
     """One goes aside before it is written over."""
     return [], [(0, y), (1, x)]
 
 
-def read_later(b: Builder, x: Value, y: Value) -> Made:
+def read_later(b: IrBuilder, x: Value, y: Value) -> Made:
     """A kernel over other shapes reads x: before or after, but not in the midst."""
     total = b.reduce("sum", b.reshape(b.pointwise("mul", x, y), (S0 * S1,)), [0])
     spread = b.broadcast(b.reshape(total, ()), x.shape)
     return [], [(0, b.pointwise("add", x, spread))]
 
 
-def equal(b: Builder, x: Value, y: Value) -> Made:
+def equal(b: IrBuilder, x: Value, y: Value) -> Made:
     new = b.pointwise("add", x, y)
     return [], [(0, new), (1, new)]
 
 
-def shifted(b: Builder, x: Value, y: Value) -> Made:
+def shifted(b: IrBuilder, x: Value, y: Value) -> Made:
     rest, row = b.slice(x, 0, 1, 1, S0 - 1), b.slice(y, 0, 0, 1, 1)
     return [], [(0, b.make("concat", (rest, row), x.shape, F32, axis=0))]
 
 
-CASES: dict[Callable[[Builder, Value, Value], Made], tuple[int, int]] = {
+CASES: dict[Callable[[IrBuilder, Value, Value], Made], tuple[int, int]] = {
     plain: (1, 0),
     momentum: (2, 0),
     apart: (1, 1),
@@ -99,7 +104,7 @@ CASES: dict[Callable[[Builder, Value, Value], Made], tuple[int, int]] = {
 """How many inputs are updated in place, and how many by a copy."""
 
 
-def _product(b: Builder, x: Value, y: Value) -> Value:
+def _product(b: IrBuilder, x: Value, y: Value) -> Value:
     target = torch.ops.aten.hypot.default
     strides = contiguous_strides(x.shape)
     template = tuple(map(_slot, range(2)))
@@ -107,12 +112,12 @@ def _product(b: Builder, x: Value, y: Value) -> Value:
 
 
 def _slot(k: int) -> object:
-    from blade.backends.disc.ops.table import Slot
+    from blade.backends.disc.frontend.ops.table import OperandSlot
 
-    return Slot(k)
+    return OperandSlot(k)
 
 
-def graph_of(make: Callable[[Builder, Value, Value], Made]) -> Graph:
+def graph_of(make: Callable[[IrBuilder, Value, Value], Made]) -> Graph:
     b = new_builder()
     x, y = add_input(b, (S0, S1)), add_input(b, (S0, S1))
     outputs, updates = make(b, x, y)
@@ -121,7 +126,7 @@ def graph_of(make: Callable[[Builder, Value, Value], Made]) -> Graph:
 
 
 @pytest.mark.parametrize("make", CASES, ids=lambda make: make.__name__)
-def test_updates(make: Callable[[Builder, Value, Value], Made]) -> None:
+def test_updates(make: Callable[[IrBuilder, Value, Value], Made]) -> None:
     graph = graph_of(make)
     program = compile_ir(graph, host()).program
     copies = program.count("call aten::copy_")

@@ -12,16 +12,16 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from blade.backends.disc.compiler import compile_graph
-from blade.backends.disc.cpu.target import Target
-from blade.backends.disc.decompositions import decompositions
-from blade.backends.disc.gpu.target import GpuTarget
-from blade.backends.disc.support import why_not_op
+from blade.backends.disc.frontend.aot_decompositions import decompositions
+from blade.backends.disc.frontend.support import why_not_op
+from blade.backends.disc.target.cpu import CpuTarget
+from blade.backends.disc.target.gpu import GpuTarget
 from blade.clustering.cluster import cluster
-from blade.dynamo.partition import forget_states
-from blade.dynamo.prepare import prepare
-from blade.graph import fx_extract
-from blade.graph.fx_view import FxView, view_fx
-from blade.reason import Code, Reason
+from blade.core.reason import Code, Reason
+from blade.dynamo.forward_backward import forget_states
+from blade.dynamo.rewrites import apply_rewrites
+from blade.graph.fx import extract as fx_extract
+from blade.graph.fx.view import FxView, view_fx
 
 aten = torch.ops.aten
 BF16 = torch.bfloat16
@@ -38,7 +38,7 @@ def _stand_ins_are_fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
                 fake.shape, fake.stride(), dtype=fake.dtype, device=fake.device
             )
 
-    monkeypatch.setattr(fx_extract, "stand_in", stand_in)
+    monkeypatch.setattr(fx_extract, "materialize", stand_in)
     yield
 
 
@@ -49,18 +49,18 @@ def traced(
     with FakeTensorMode():
         given = [torch.empty(shape, dtype=BF16, device=device) for shape in shapes]
         gm: GraphModule = make_fx(function, decomposition_table=decompositions())(*given)
-    prepare(gm.graph)
+    apply_rewrites(gm.graph)
     return view_fx(gm.graph)
 
 
 def refused(view: FxView) -> list[Reason]:
     reasons = [
-        view.pinned.get(i) or why_not_op(n, lambda _: None) for i, n in enumerate(view.nodes)
+        view.excluded.get(i) or why_not_op(n, lambda _: None) for i, n in enumerate(view.nodes)
     ]
     return [why for why in reasons if why is not None]
 
 
-def program(view: FxView, target: Target | GpuTarget | None = None) -> list[str]:
+def program(view: FxView, target: CpuTarget | GpuTarget | None = None) -> list[str]:
     """The instructions of the one cluster that there is to be."""
     assert not refused(view)
     (group,) = cluster(view.problem([frozenset({"disc"})] * len(view.nodes))).groups

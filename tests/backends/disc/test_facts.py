@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from sympy import Eq, Ge, Gt, Le, Lt, Ne
 from torch.utils._sympy.functions import FloorDiv, Max, Min, Mod
 
-from blade.backends.disc.facts import Facts, minimal
-from blade.backends.disc.kernel import Dim
-from blade.backends.disc.shapes import normalize
-from blade.backends.disc.views import reshape_strides
+from blade.backends.disc.ir.kernel import Dim
+from blade.backends.disc.ir.size_facts import SizeRelations, minimal
+from blade.backends.disc.ir.views import reshape_strides
+from blade.backends.disc.passes.normalize_sizes import normalize_sizes
 
 SYMBOLS = (S0, S1, S2)
 NUMBERS = st.integers(1, 6)
@@ -69,7 +69,7 @@ def test_what_is_shown_holds(
     relation: sympy.Basic,
     number: int,
 ) -> None:
-    facts = Facts(given_facts)
+    facts = SizeRelations(given_facts)
     normal, shown_equal = facts.normal(a), facts.equal(a, b)
     low, high = facts.bounds(a)
     divides, implied = facts.divides(number, a), facts.implies(relation)
@@ -96,12 +96,14 @@ def test_what_is_shown_holds(
     ],
 )
 def test_what_must_be_shown(given_facts: list[sympy.Basic], a: Dim, b: Dim) -> None:
-    assert Facts(given_facts).equal(a, b)
-    assert not Facts().equal(a, b) or not given_facts
+    assert SizeRelations(given_facts).equal(a, b)
+    assert not SizeRelations().equal(a, b) or not given_facts
 
 
 def test_multiples_and_ranges() -> None:
-    facts = Facts([Eq(Mod(S0, 8), 0), Le(S1, 512, evaluate=False), Ge(S1, 2, evaluate=False)])
+    facts = SizeRelations(
+        [Eq(Mod(S0, 8), 0), Le(S1, 512, evaluate=False), Ge(S1, 2, evaluate=False)]
+    )
     assert facts.divides(16, 2 * S0)
     assert facts.divides(8, S0 * S1 + 24)
     assert not facts.divides(8, S0 + S1)
@@ -123,7 +125,7 @@ def test_facts_make_shapes_equal_and_keep_their_guards() -> None:
     b.require(Eq(Mod(S0, 7), 0))
     windows = b.reshape(x, (FloorDiv(S0, 7), 7, S1))
     back = b.reshape(b.pointwise("neg", windows), (7 * FloorDiv(S0, 7), S1))
-    graph = normalize(finish(b, b.pointwise("add", back, b.broadcast(x, back.shape))))
+    graph = normalize_sizes(finish(b, b.pointwise("add", back, b.broadcast(x, back.shape))))
     assert [str(f.relation) for f in graph.facts] == ["Eq(Mod(s0, 7), 0)"]
     assert graph.outputs[0].shape == x.shape
     windows = next(v for v in graph.values if v.op == "reshape")

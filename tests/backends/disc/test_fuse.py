@@ -5,11 +5,11 @@ import torch
 from disc_programs import S0, S1, add_input, compile_to_engine, finish, new_builder
 
 from blade.backends.disc.compiler import copies_of
-from blade.backends.disc.fuse import Fused, Group, fuse
-from blade.backends.disc.interpret_ir import interpret
-from blade.backends.disc.ir import Builder, Graph, Value
-from blade.backends.disc.kernels import join_copies
-from blade.backends.disc.passes import PASSES
+from blade.backends.disc.fusion.build_kernels import join_copies
+from blade.backends.disc.fusion.fuse import Fused, FusionGroup, fuse
+from blade.backends.disc.ir.graph import Graph, IrBuilder, Value
+from blade.backends.disc.passes.pipeline import PASSES
+from blade.backends.disc.reference.interpret_graph import interpret
 
 
 def fused(graph: Graph) -> Fused:
@@ -19,10 +19,10 @@ def fused(graph: Graph) -> Fused:
 
 
 def kinds(graph: Graph) -> list[str]:
-    return [u.kind if isinstance(u, Group) else u.op for u in fused(graph).units]
+    return [u.kind if isinstance(u, FusionGroup) else u.op for u in fused(graph).units]
 
 
-def softmax(b: Builder, x: Value) -> Value:
+def softmax(b: IrBuilder, x: Value) -> Value:
     axis = len(x.shape) - 1
     top = b.broadcast(b.reduce("max", x, [axis]), x.shape)
     e = b.pointwise("exp", b.pointwise("sub", x, top))
@@ -91,7 +91,7 @@ def test_only_what_others_read_is_stored() -> None:
     a = b.pointwise("exp", x)
     c = b.pointwise("add", a, x)
     result = fused(finish(b, c))
-    stored = {m.op for u in result.units if isinstance(u, Group) for m in u.members}
+    stored = {m.op for u in result.units if isinstance(u, FusionGroup) for m in u.members}
     assert stored == {"exp", "add"}
     assert [v.op for v in result.graph.values if v.id in result.stored] == ["add"]
 

@@ -7,11 +7,11 @@ import torch.nn.functional as F
 from op_trace import trace
 
 from blade.backends.disc.compiler import compile_ir
-from blade.backends.disc.cpu.target import Target, host
-from blade.backends.disc.fuse import Group, fuse
-from blade.backends.disc.ir import Graph
-from blade.backends.disc.lower import lower
-from blade.backends.disc.passes import PASSES
+from blade.backends.disc.frontend.lower import lower
+from blade.backends.disc.fusion.fuse import FusionGroup, fuse
+from blade.backends.disc.ir.graph import Graph
+from blade.backends.disc.passes.pipeline import PASSES
+from blade.backends.disc.target.cpu import CpuTarget, host
 from blade.runtime.engine import Engine, make_engine
 
 pytestmark = [pytest.mark.needs("runtime"), pytest.mark.needs("torch_mlir")]
@@ -37,7 +37,7 @@ def lowered(function: object, *samples: torch.Tensor) -> Graph:
     return lower(gm, shape_env)
 
 
-def compiled(graph: Graph, target: Target | None = None) -> Engine:
+def compiled(graph: Graph, target: CpuTarget | None = None) -> Engine:
     made = compile_ir(graph, target or host())
     return make_engine("test", "disc", made.program, made.object, list(made.constants), {})
 
@@ -50,14 +50,14 @@ def test_embeddings_and_layer_norm_are_one_kernel() -> None:
     graph = lowered(embeddings, ids(2, 5), ids(2, 5, 2))
     for _, run_pass in PASSES:
         graph = run_pass(graph)
-    groups = [u for u in fuse(graph).units if isinstance(u, Group)]
+    groups = [u for u in fuse(graph).units if isinstance(u, FusionGroup)]
     assert [g.kind for g in groups if any(m.op == "gather" for m in g.members)] == ["stitch"]
     assert sum(m.op == "gather" for g in groups for m in g.members) == 2
 
 
 @pytest.mark.parametrize("lanes", [8, 16])
 def test_embeddings_are_eagers(lanes: int) -> None:
-    target = host() if lanes == host().lanes else Target(host().isa, lanes)
+    target = host() if lanes == host().lanes else CpuTarget(host().isa, lanes)
     engine = compiled(lowered(embeddings, ids(2, 5), ids(2, 5, 2)), target)
     for batch, length in [(1, 1), (3, 7), (2, 11), (0, 4)]:
         given = [ids(batch, length), ids(batch, length, 2)]

@@ -8,8 +8,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import blade
-from blade.backends.disc.interpret_ir import interpret
-from blade.backends.disc.lower import lower
+from blade.backends.disc.frontend.lower import lower
+from blade.backends.disc.reference.interpret_graph import interpret
 
 aten = torch.ops.aten
 

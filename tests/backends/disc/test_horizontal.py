@@ -6,16 +6,16 @@ import torch
 from disc_programs import S0, S1, add_input, compile_to_engine, finish, new_builder
 
 from blade.backends.disc.compiler import compile_ir
-from blade.backends.disc.cpu.target import host
-from blade.backends.disc.horizontal import FAR, merge_linears
-from blade.backends.disc.interpret_ir import interpret
-from blade.backends.disc.ir import Builder, Graph, Value
+from blade.backends.disc.ir.graph import Graph, IrBuilder, Value
+from blade.backends.disc.passes.merge_linears import FAR, merge_linears
+from blade.backends.disc.reference.interpret_graph import interpret
+from blade.backends.disc.target.cpu import host
 
 
 class Weights:
     """Constants of a graph under construction."""
 
-    def __init__(self, b: Builder) -> None:
+    def __init__(self, b: IrBuilder) -> None:
         self.b = b
         self.tensors: list[torch.Tensor] = []
 
@@ -45,7 +45,7 @@ def check(graph: Graph, *sizes: tuple[int, int]) -> None:
             torch.testing.assert_close(have, want, rtol=1e-5, atol=1e-5)
 
 
-def heads(b: Builder, v: Value) -> Value:
+def heads(b: IrBuilder, v: Value) -> Value:
     """[s0, s1, 24] -> [s0, 3, s1, 8]."""
     return b.permute(b.reshape(v, (S0, S1, 3, 8)), (0, 2, 1, 3))
 

@@ -10,11 +10,20 @@ from cpu_native import symbol
 from disc_programs import S0, S1, add_input, compile_to_engine, finish, new_builder
 
 from blade.backends.disc.compiler import compile_ir
-from blade.backends.disc.cpu.target import host
-from blade.backends.disc.inplace import Lives, overwritable
-from blade.backends.disc.interpret_ir import interpret
-from blade.backends.disc.ir import Builder, Graph, Value
-from blade.backends.disc.kernel import Access, Arg, Compute, Gather, Kernel, Load, Stmt, Store
+from blade.backends.disc.ir.graph import Graph, IrBuilder, Value
+from blade.backends.disc.ir.kernel import (
+    Access,
+    Arg,
+    Compute,
+    Gather,
+    Kernel,
+    Load,
+    Stmt,
+    Store,
+)
+from blade.backends.disc.program.buffer_reuse import Liveness, overwritable
+from blade.backends.disc.reference.interpret_graph import interpret
+from blade.backends.disc.target.cpu import host
 
 N, M = symbol("n"), symbol("m")
 F32, BF16, I32 = torch.float32, torch.bfloat16, torch.int32
@@ -71,7 +80,7 @@ def test_a_buffer_stored_in_two_places_overwrites_nothing() -> None:
 
 
 def test_a_slot_is_taken_once_and_only_where_it_ends() -> None:
-    lives = Lives()
+    lives = Liveness()
     for slot, at in [(0, 0), (1, 0), (0, 1), (2, 1), (3, 1), (1, 1), (1, 2), (2, 2), (4, 2)]:
         lives.touch(slot, at)
     for read, written, at in [(1, 2, 1), (0, 2, 1), (0, 3, 1), (1, 4, 2), (2, 4, 2)]:
@@ -82,7 +91,7 @@ def test_a_slot_is_taken_once_and_only_where_it_ends() -> None:
     }  # slot 1 is read again, slot 0 taken, slot 4 has its own
 
 
-def product(b: Builder, *middle: Callable[[Value], Value], again: bool = False) -> Graph:
+def product(b: IrBuilder, *middle: Callable[[Value], Value], again: bool = False) -> Graph:
     """Two matrix products and, between them, a kernel for each of ``middle``."""
     x, y = add_input(b, (S0, S1, S1)), add_input(b, (S0, S1, S1))
     value = first = b.make("matmul", (x, y), (S0, S1, S1), F32)
@@ -98,7 +107,7 @@ def reused(graph: Graph) -> list[tuple[int, int]]:
     return [(int(s[1]), int(s[-1])) for s in lines if s[0] == "slot" and "reuse" in s]
 
 
-def normalized(b: Builder) -> Callable[[Value], Value]:
+def normalized(b: IrBuilder) -> Callable[[Value], Value]:
     def step(x: Value) -> Value:
         centred = b.pointwise("sub", x, row(b, "max", x))
         length = row(
@@ -109,20 +118,20 @@ def normalized(b: Builder) -> Callable[[Value], Value]:
     return step
 
 
-def row(b: Builder, kind: str, x: Value, axis: int = 2) -> Value:
+def row(b: IrBuilder, kind: str, x: Value, axis: int = 2) -> Value:
     total = b.reduce(kind, x, [axis])
     return b.broadcast(total, x.shape)
 
 
-def centred_columns(b: Builder) -> Callable[[Value], Value]:
+def centred_columns(b: IrBuilder) -> Callable[[Value], Value]:
     return lambda x: b.pointwise("sub", b.pointwise("tanh", x), row(b, "sum", x, 1))
 
 
-def symmetric(b: Builder) -> Callable[[Value], Value]:
+def symmetric(b: IrBuilder) -> Callable[[Value], Value]:
     return lambda x: b.pointwise("add", b.pointwise("tanh", x), b.permute(x, (0, 2, 1)))
 
 
-def elementwise(b: Builder) -> Callable[[Value], Value]:
+def elementwise(b: IrBuilder) -> Callable[[Value], Value]:
     return lambda x: b.pointwise("tanh", x)
 
 
@@ -144,7 +153,7 @@ def check(graph: Graph) -> None:
     ids=lambda v: getattr(v, "__name__", str(v)),
 )
 def test_products_with_a_kernel_between(
-    make: Callable[[Builder], Callable[[Value], Value]], expected: int
+    make: Callable[[IrBuilder], Callable[[Value], Value]], expected: int
 ) -> None:
     """Rows and columns are read several times before they are stored; a transpose is in the way."""
     b = new_builder()
@@ -155,7 +164,7 @@ def test_products_with_a_kernel_between(
 
 @pytest.mark.needs("torch_mlir", "runtime")
 @pytest.mark.parametrize("make", [elementwise, normalized])
-def test_what_is_read_again_is_kept(make: Callable[[Builder], Callable[[Value], Value]]) -> None:
+def test_what_is_read_again_is_kept(make: Callable[[IrBuilder], Callable[[Value], Value]]) -> None:
     b = new_builder()
     graph = product(b, make(b), again=True)
     assert reused(graph) == []

@@ -9,12 +9,12 @@ import torch.nn.functional as F
 from op_trace import ops_of, trace
 
 from blade.backends.disc.compiler import compile_ir
-from blade.backends.disc.cpu.target import host
-from blade.backends.disc.interpret_ir import interpret
-from blade.backends.disc.ir import Graph
-from blade.backends.disc.lower import lower
-from blade.backends.disc.ops.table import NAMED
-from blade.backends.disc.passes import PASSES
+from blade.backends.disc.frontend.lower import lower
+from blade.backends.disc.frontend.ops.table import NAMED
+from blade.backends.disc.ir.graph import Graph
+from blade.backends.disc.passes.pipeline import PASSES
+from blade.backends.disc.reference.interpret_graph import interpret
+from blade.backends.disc.target.cpu import host
 from blade.runtime.engine import Engine, make_engine
 
 pytestmark = [pytest.mark.needs("runtime"), pytest.mark.needs("torch_mlir")]

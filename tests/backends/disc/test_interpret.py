@@ -5,8 +5,7 @@ import torch
 from cpu_native import symbol
 from test_cpu_kernels import layer_norm, softmax
 
-from blade.backends.disc.interpret import interpret
-from blade.backends.disc.kernel import (
+from blade.backends.disc.ir.kernel import (
     Access,
     Arg,
     Compute,
@@ -18,6 +17,7 @@ from blade.backends.disc.kernel import (
     Size,
     Store,
 )
+from blade.backends.disc.reference.interpret_kernel import interpret
 
 S0, S1 = symbol("s0"), symbol("s1")
 F32, BF16 = torch.float32, torch.bfloat16

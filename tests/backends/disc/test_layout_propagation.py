@@ -10,14 +10,14 @@ from disc_programs import S0, S1, S2, add_input, compile_to_engine, finish, new_
 from op_trace import trace
 
 from blade.backends.disc.compiler import compile_ir
-from blade.backends.disc.cpu.target import host
-from blade.backends.disc.interpret_ir import interpret
-from blade.backends.disc.ir import Graph, Value
-from blade.backends.disc.layouts import propagate
-from blade.backends.disc.legalize import addressable, rows
-from blade.backends.disc.lower import lower
-from blade.backends.disc.outputs import outputs
-from blade.backends.disc.views import view_of
+from blade.backends.disc.frontend.lower import lower
+from blade.backends.disc.ir.graph import Graph, Value
+from blade.backends.disc.ir.views import view_of
+from blade.backends.disc.passes.legalize import addressable, rows
+from blade.backends.disc.passes.materialize_outputs import materialize_outputs
+from blade.backends.disc.passes.propagate_layouts import propagate
+from blade.backends.disc.reference.interpret_graph import interpret
+from blade.backends.disc.target.cpu import host
 from blade.runtime.engine import make_engine
 
 pytestmark = [pytest.mark.needs("runtime"), pytest.mark.needs("torch_mlir")]
@@ -31,7 +31,7 @@ def weights(*shape: int) -> torch.Tensor:
 
 def copies(graph: Graph) -> list[Value]:
     """The values that are only copies, once everything that needs an order has one."""
-    graph = outputs(addressable(rows(propagate(graph))))
+    graph = materialize_outputs(addressable(rows(propagate(graph))))
     return [v for v in graph.values if v.op == "cast" and v.args[0].dtype == v.dtype]
 
 

@@ -13,8 +13,8 @@ from op_samples import Sample, inputs
 from op_table import EVERY
 from op_trace import ops_of
 
-from blade.backends.disc.cpu.target import host
-from blade.backends.disc.ops.table import TABLE
+from blade.backends.disc.frontend.ops.table import TABLE
+from blade.backends.disc.target.cpu import host
 
 pytestmark = [pytest.mark.needs("runtime"), pytest.mark.needs("torch_mlir")]
 

@@ -7,14 +7,14 @@ import torch
 from disc_programs import S0, S1, S2, add_input, compile_to_engine, finish, new_builder
 from hypothesis import HealthCheck, given, settings
 
-from blade.backends.disc.interpret_ir import interpret
-from blade.backends.disc.ir import Builder, Graph, Value
+from blade.backends.disc.ir.graph import Graph, IrBuilder, Value
+from blade.backends.disc.reference.interpret_graph import interpret
 
 pytestmark = pytest.mark.needs("torch_mlir")
 SIZES = st.sampled_from([1, 2, 3, 5, 8, 17, 33])
 
 
-def grow(draw: st.DrawFn, b: Builder, pool: list[Value]) -> Value:
+def grow(draw: st.DrawFn, b: IrBuilder, pool: list[Value]) -> Value:
     """One more value from earlier ones."""
     x = draw(st.sampled_from(pool))
     kind = draw(
@@ -48,7 +48,7 @@ def grow(draw: st.DrawFn, b: Builder, pool: list[Value]) -> Value:
     return b.pointwise(draw(st.sampled_from(["tanh", "neg", "sigmoid", "abs"])), x)
 
 
-def gathered(draw: st.DrawFn, b: Builder, x: Value) -> Value:
+def gathered(draw: st.DrawFn, b: IrBuilder, x: Value) -> Value:
     """Elements of ``x`` along one axis by an index that depends on some of the axes."""
     rank, integer = len(x.shape), torch.int64
     axis = draw(st.integers(0, rank - 1))

@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from op_trace import trace
 
 from blade.backends.disc.compiler import compile_ir
-from blade.backends.disc.cpu.target import host
-from blade.backends.disc.lower import lower
+from blade.backends.disc.frontend.lower import lower
+from blade.backends.disc.target.cpu import host
 from blade.runtime.engine import make_engine
 
 pytestmark = [pytest.mark.needs("runtime"), pytest.mark.needs("torch_mlir")]

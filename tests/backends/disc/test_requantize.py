@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from test_cpu_int8_conv import Conv
 from test_int8 import I8, U8, Weight, build, per_tensor, qd
 
-from blade.backends.disc.interpret_ir import interpret
-from blade.backends.disc.ir import Graph
+from blade.backends.disc.ir.graph import Graph
+from blade.backends.disc.reference.interpret_graph import interpret
 
 pytestmark = [pytest.mark.needs("runtime"), pytest.mark.needs("torch_mlir")]
 

@@ -6,9 +6,14 @@ import torch
 from disc_programs import S0, S1, S2, add_input, finish, new_builder
 
 from blade.backends.disc.compiler import compile_ir
-from blade.backends.disc.cpu import conv
-from blade.backends.disc.cpu.target import host
-from blade.backends.disc.ir import Builder, Graph, Value, contiguous_strides
+from blade.backends.disc.cpu.conv import implicit_gemm as conv
+from blade.backends.disc.ir.graph import (
+    Graph,
+    IrBuilder,
+    Value,
+    contiguous_strides,
+)
+from blade.backends.disc.target.cpu import host
 from blade.runtime.engine import make_engine
 
 pytestmark = pytest.mark.needs("torch_mlir", "runtime")
@@ -19,7 +24,7 @@ class Net:
     """Convolutions of ``CHANNELS`` to as many, image sizes kept."""
 
     def __init__(self) -> None:
-        self.b: Builder = new_builder()
+        self.b: IrBuilder = new_builder()
         self.x = add_input(self.b, (S0, S1, S2, CHANNELS))
         self.weights: list[torch.Tensor] = []
 

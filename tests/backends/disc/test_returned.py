@@ -9,7 +9,7 @@ import torch
 from op_trace import trace
 
 from blade.backends.disc.compiler import compile_graph
-from blade.backends.disc.cpu.target import host
+from blade.backends.disc.target.cpu import host
 from blade.runtime.engine import make_engine
 
 pytestmark = pytest.mark.needs("runtime", "torch_mlir")

@@ -8,28 +8,33 @@ import pytest
 import sympy
 import torch
 
-from blade.backends.disc.interpret_ir import interpret
-from blade.backends.disc.ir import Builder, Graph, Value, live
-from blade.backends.disc.simplify import RULES
+from blade.backends.disc.ir.graph import (
+    Graph,
+    IrBuilder,
+    Value,
+    live,
+)
+from blade.backends.disc.ir.simplify import RULES
+from blade.backends.disc.reference.interpret_graph import interpret
 
 F32, I64, BOOL = torch.float32, torch.int64, torch.bool
 M = sympy.Symbol("m", integer=True, positive=True)
 N = sympy.Symbol("n", integer=True, positive=True)
-Make = Callable[[Builder, Value, Value], Value]
+Make = Callable[[IrBuilder, Value, Value], Value]
 NUMBERS = torch.tensor(
     [math.nan, -0.0, 0.0, math.inf, -math.inf, 1.5, -2.25, 3e38, 1e-42, 7.0, -1.0, 2.0]
 )
 
 
-def cast(b: Builder, x: Value, dtype: torch.dtype) -> Value:
+def cast(b: IrBuilder, x: Value, dtype: torch.dtype) -> Value:
     return b.pointwise("cast", x, dtype=dtype)
 
 
-def number(b: Builder, value: float, like: Value) -> Value:
+def number(b: IrBuilder, value: float, like: Value) -> Value:
     return b.fill(value, like.shape, like.dtype)
 
 
-def iota(b: Builder, size: sympy.Expr | int) -> Value:
+def iota(b: IrBuilder, size: sympy.Expr | int) -> Value:
     return b.make("iota", (), (size,), I64, axis=0)
 
 
@@ -112,7 +117,7 @@ CASES: dict[str, tuple[str | None, Make]] = {
 
 
 def run(make: Make, rules: bool, x: torch.Tensor, i: torch.Tensor) -> tuple[Value, torch.Tensor]:
-    b = Builder(RULES if rules else None)
+    b = IrBuilder(RULES if rules else None)
     vx = b.make("input", (), (M, N), F32, index=0)
     vi = b.make("input", (), (M, N), I64, index=1)
     made = make(b, vx, vi)

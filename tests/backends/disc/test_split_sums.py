@@ -8,12 +8,12 @@ import sympy
 import torch
 from disc_programs import S0, S1, S2, add_input, compile_to_engine, finish, new_builder
 
-from blade.backends.disc.cpu.columns import side_by_side
-from blade.backends.disc.cpu.space import coalesce
-from blade.backends.disc.fuse import Group, fuse
-from blade.backends.disc.ir import Graph
-from blade.backends.disc.kernels import build_kernel
-from blade.backends.disc.passes import PASSES
+from blade.backends.disc.cpu.emit.column_blocks import side_by_side
+from blade.backends.disc.fusion.build_kernels import build_kernel
+from blade.backends.disc.fusion.fuse import FusionGroup, fuse
+from blade.backends.disc.ir.graph import Graph
+from blade.backends.disc.ir.iteration_space import coalesce
+from blade.backends.disc.passes.pipeline import PASSES
 
 Shape = Sequence[int | sympy.Expr]
 
@@ -27,7 +27,7 @@ def spaces(graph: Graph) -> list[list[str]]:
     """The shapes that the kernels walk, one after the other."""
     for _, run_pass in PASSES:
         graph = run_pass(graph)
-    return [[str(d) for d in u.shape] for u in fuse(graph).units if isinstance(u, Group)]
+    return [[str(d) for d in u.shape] for u in fuse(graph).units if isinstance(u, FusionGroup)]
 
 
 SUMS = [
@@ -77,5 +77,5 @@ def test_numbers_of_a_row_do_not_keep_columns_out_of_lanes() -> None:
     for _, run_pass in PASSES:
         graph = run_pass(graph)
     fused = fuse(graph)
-    [group] = [u for u in fused.units if isinstance(u, Group)]
+    [group] = [u for u in fused.units if isinstance(u, FusionGroup)]
     assert side_by_side(coalesce(build_kernel(group, fused).kernel)) == 0

@@ -5,25 +5,25 @@ import torch
 from disc_programs import S0, S1, add_input, compile_to_engine, finish, new_builder
 
 from blade.backends.disc.compiler import compile_ir
-from blade.backends.disc.cpu.target import host
-from blade.backends.disc.interpret_ir import interpret
-from blade.backends.disc.ir import Builder, Graph, Value
+from blade.backends.disc.ir.graph import Graph, IrBuilder, Value
+from blade.backends.disc.reference.interpret_graph import interpret
+from blade.backends.disc.target.cpu import host
 
 
-def concat(b: Builder, axis: int, *parts: Value) -> Value:
+def concat(b: IrBuilder, axis: int, *parts: Value) -> Value:
     size = sum(p.shape[axis] for p in parts)  # type: ignore[misc]
     shape = tuple(size if k == axis else d for k, d in enumerate(parts[0].shape))
     return b.make("concat", parts, shape, parts[0].dtype, axis=axis)
 
 
-def rotate(b: Builder, x: Value) -> Value:
+def rotate(b: IrBuilder, x: Value) -> Value:
     """Halves of the last axis swapped, the first negated."""
     axis, half = len(x.shape) - 1, x.shape[-1] // 2  # type: ignore[operator]
     first, second = (b.slice(x, axis, k * half, 1, half) for k in range(2))
     return concat(b, axis, b.pointwise("neg", second), first)
 
 
-def rotary(b: Builder, x: Value, cos: Value, sin: Value) -> Value:
+def rotary(b: IrBuilder, x: Value, cos: Value, sin: Value) -> Value:
     cos, sin = (b.broadcast(y, x.shape) for y in (cos, sin))
     straight = b.pointwise("mul", x, cos)
     return b.pointwise("add", straight, b.pointwise("mul", rotate(b, x), sin))

@@ -9,7 +9,7 @@ import torch
 from disc_programs import S0, S1
 from hypothesis import given, settings
 
-from blade.backends.disc.views import collapse, reshape_strides
+from blade.backends.disc.ir.views import collapse, reshape_strides
 
 
 @st.composite

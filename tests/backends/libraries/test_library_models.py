@@ -14,9 +14,9 @@ import torch
 from torch import nn
 
 import blade
-from blade.exchange.library import Library
-from blade.fallback.isolate import close_workers
-from blade.reason import Code
+from blade.backends.shared.library_sessions import OptionalLibrary
+from blade.core.reason import Code
+from blade.fallback.isolated_convert import close_workers
 
 pytestmark = pytest.mark.needs("runtime")
 NAMES = ("onnxruntime", "openvino")
@@ -173,7 +173,7 @@ def test_without_the_library_a_file_runs_the_original(
 def test_with_another_version_a_file_runs_the_original(
     saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Library, "installed", lambda self: "0.1")
+    monkeypatch.setattr(OptionalLibrary, "installed", lambda self: "0.1")
     module = reloaded(saved)
     check(module, sample(2, 5))
     assert all(c["backend_unavailable"] == 1 for c in blade.stats(module).values())

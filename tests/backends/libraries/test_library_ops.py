@@ -7,14 +7,17 @@ what becomes of NaN. All samples would take each of them some minutes: BLADE_OP_
 """
 
 import os
+from collections.abc import Sequence
 
 import pytest
+from op_samples import Sample
 from op_table import SAMPLES
 from op_units import Found, judged
+from tiers import FAMILIES
 
 import blade
 from blade.backends import registry
-from blade.reason import Code, Reason, Stage
+from blade.core.reason import Code, Reason, Stage
 
 pytestmark = pytest.mark.needs("runtime")
 CONFIG = blade.Config(cache=False)
@@ -31,17 +34,28 @@ NOT_FINITE = {
 
 
 @pytest.mark.parametrize("name", BACKENDS)
+def test_a_sample_of_each_family_is_refused_or_right(name: str) -> None:
+    samples = [s for s in SAMPLES if s.name in FAMILIES - NOT_TRACED]
+    assert len(all_refused_or_right(name, samples)) > 12
+
+
+@pytest.mark.parametrize("name", BACKENDS)
 def test_every_op_sample_is_refused_or_right(name: str) -> None:
     samples = [s for s in SAMPLES if s.name not in NOT_TRACED]
     if os.environ.get("BLADE_OP_SAMPLES") != "all":
         samples = samples[list(LEAST).index(name) :: 4]
+    assert len(all_refused_or_right(name, samples)) > LEAST[name]
+
+
+def all_refused_or_right(name: str, samples: Sequence[Sample]) -> set[str]:
+    """The overloads in engines that passed."""
     found = {one.sample: one for one in judged(registry.load(name), samples, CONFIG)}
     assert len(found) > 0.95 * len(samples)  # a few are constants as a whole
     assert all(one.refused or one.verdicts for one in found.values())
     assert all(r.detail.endswith(".") for one in found.values() for r in one.refused)
     failed = {n: why for n, one in found.items() if (why := unexpected(name, one))}
     assert failed == {}
-    assert len(set().union(*(one.ops for one in found.values()))) > LEAST[name]
+    return set().union(*(one.ops for one in found.values()))
 
 
 def unexpected(backend: str, one: Found) -> list[Reason]:

@@ -11,15 +11,16 @@ import torch
 from cutting import cut, trace
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from blade.backends.base import Cluster
-from blade.backends.onnxruntime import backend, place, session
-from blade.backends.onnxruntime.place import Place, place_of, providers
+from blade.backends.onnxruntime import backend, session
+from blade.backends.onnxruntime import device as place
+from blade.backends.onnxruntime.device import OrtDevice, ort_device_of, providers
+from blade.backends.shared.library_payload import LibraryHeader, pack
+from blade.core.cluster import Cluster
+from blade.core.reason import Code
 from blade.errors import BackendError, Refused
-from blade.exchange.guards import guard_program
-from blade.exchange.onnx_engine import MODEL
-from blade.exchange.payload import Head, pack
-from blade.reason import Code
+from blade.program.guard_program import guard_program
 
+MODEL = b"\x3a\x00"  # an empty graph; weights are inputs
 STAMP = {"onnxruntime": "1.2"}
 
 
@@ -40,17 +41,17 @@ def stream(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 
 def test_on_the_cpu_a_place_is_a_number_of_threads() -> None:
-    assert place_of([torch.ones(2)]) == Place(torch.get_num_threads())
-    assert providers(Place(2)) == ["CPUExecutionProvider"]
-    assert place.run_options(Place(2)) is None
+    assert ort_device_of([torch.ones(2)]) == OrtDevice(torch.get_num_threads())
+    assert providers(OrtDevice(2)) == ["CPUExecutionProvider"]
+    assert place.run_options(OrtDevice(2)) is None
 
 
 def test_on_a_gpu_it_is_the_device_of_the_inputs_and_its_current_stream(
     stream: SimpleNamespace,
 ) -> None:
     stream.handle = 4096
-    found = place_of([torch.ones(2), on_gpu(3)])
-    assert found == Place(torch.get_num_threads(), 3, 4099)
+    found = ort_device_of([torch.ones(2), on_gpu(3)])
+    assert found == OrtDevice(torch.get_num_threads(), 3, 4099)
     assert found.device == torch.device("cuda:3")
     [(name, settings), last] = providers(found)
     assert (name, last) == ("CUDAExecutionProvider", "CPUExecutionProvider")
@@ -58,7 +59,7 @@ def test_on_a_gpu_it_is_the_device_of_the_inputs_and_its_current_stream(
 
 
 def test_the_default_stream_has_a_handle_that_is_not_none(stream: SimpleNamespace) -> None:
-    [(_, settings), _] = providers(place_of([on_gpu(0)]))
+    [(_, settings), _] = providers(ort_device_of([on_gpu(0)]))
     assert settings["user_compute_stream"] == "1"
 
 
@@ -66,8 +67,8 @@ def test_the_default_stream_has_a_handle_that_is_not_none(stream: SimpleNamespac
 def library(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The stand-in, in the place of the library, and the host's memory in that of a GPU's."""
     monkeypatch.setitem(sys.modules, "onnxruntime", fake)
-    monkeypatch.setattr(session.Library, "installed", lambda self: STAMP["onnxruntime"])
-    monkeypatch.setattr(Place, "device", property(lambda self: torch.device("cpu")))
+    monkeypatch.setattr(session.OptionalLibrary, "installed", lambda self: STAMP["onnxruntime"])
+    monkeypatch.setattr(OrtDevice, "device", property(lambda self: torch.device("cpu")))
     place.has_cuda.cache_clear()
     place._without_waiting.cache_clear()
     fake.MADE.clear()
@@ -83,16 +84,18 @@ def cluster() -> Cluster:
 
 
 def payload(device: str) -> torch.Tensor:
-    head = Head(weights=("w",), inputs=("x",), outputs=("y",), orders=(None,), device=device)
-    data = pack(head, STAMP, {MODEL: b"weights are inputs"})
+    head = LibraryHeader(
+        weights=("w",), inputs=("x",), outputs=("y",), orders=(None,), device=device
+    )
+    data = pack(head, STAMP, MODEL)
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 
 def test_a_gpu_has_a_session_per_stream_and_weights_that_stay_bound(
     library: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    current = Place(2, 1, 77)
-    monkeypatch.setattr(session, "place_of", lambda tensors: current)
+    current = OrtDevice(2, 1, 77)
+    monkeypatch.setattr(session, "ort_device_of", lambda tensors: current)
     weight = torch.randn(3, 4)
     run = session.load("c", payload("cuda"), [weight], guard_program(cluster()))
     assert not library.MADE, "nothing is known of the stream yet"
@@ -101,7 +104,7 @@ def test_a_gpu_has_a_session_per_stream_and_weights_that_stay_bound(
         [answer] = run([x])
         torch.testing.assert_close(answer, x + weight)
     [made] = library.MADE
-    assert made.model == b"weights are inputs"
+    assert made.model == MODEL
     assert made.providers == providers(current)
     assert made.options.intra_op_num_threads == 2
     [binding] = made.bindings
@@ -110,7 +113,7 @@ def test_a_gpu_has_a_session_per_stream_and_weights_that_stay_bound(
         {"disable_synchronize_execution_providers": "1"}
     ] * 2
 
-    current = Place(2, 1, 78)
+    current = OrtDevice(2, 1, 78)
     run([torch.randn(3, 4)])
     assert [s.providers[0][1]["user_compute_stream"] for s in library.MADE] == ["77", "78"]
 

@@ -10,10 +10,15 @@ from cutting import cut, trace
 from torch import nn
 
 import blade
-from blade.backends.base import OpNode, ValueInfo
-from blade.backends.openvino.integers import LIMIT, check_bounds, is_within, why_not
+from blade.backends.openvino.int64_bounds import (
+    LIMIT,
+    check_bounds,
+    is_within,
+    why_not,
+)
+from blade.core.cluster import OpNode, ValueInfo
+from blade.core.reason import Code
 from blade.errors import Refused
-from blade.reason import Code
 
 aten = torch.ops.aten
 LONG = ValueInfo("tensor", torch.int64, torch.device("cpu"), 2)

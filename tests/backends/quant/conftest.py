@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import nn
 
-from blade.backends.base import Cluster
-from blade.capture.torchscript import capture
+from blade.capture.capture import capture
 from blade.config import Config
-from blade.graph.extract import extract
-from blade.graph.view import view
+from blade.core.cluster import Cluster
+from blade.graph.torchscript.extract import extract
+from blade.graph.torchscript.view import view
 
 Make = Callable[..., Cluster]
 

@@ -10,13 +10,13 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from blade.backends.base import Cluster
-from blade.backends.quant import calibrate as module
-from blade.backends.quant.calibrate import LONG, Seen, calibrate
-from blade.backends.quant.layers import find_layers
+from blade.backends.quant.analysis import calibrate as module
+from blade.backends.quant.analysis.calibrate import LONG, CalibrationStats, calibrate
+from blade.backends.quant.analysis.layers import find_layers
+from blade.core.cluster import Cluster
+from blade.core.progress import Step, watched
+from blade.core.reason import Code
 from blade.errors import Refused
-from blade.progress import Step, watched
-from blade.reason import Code
 
 Make = Callable[..., Cluster]
 
@@ -27,7 +27,9 @@ def cluster(cluster_of: Make) -> Cluster:
     return cluster_of(model, [torch.randn(4, 8)])
 
 
-def calibrated(cluster: Cluster, samples: list[torch.Tensor], method: str = "min_max") -> Seen:
+def calibrated(
+    cluster: Cluster, samples: list[torch.Tensor], method: str = "min_max"
+) -> CalibrationStats:
     return calibrate(cluster.gm, find_layers(cluster.gm), [(x,) for x in samples], method)
 
 

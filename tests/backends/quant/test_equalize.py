@@ -7,17 +7,17 @@ import pytest
 import torch
 from torch import nn
 
-from blade.backends.base import Cluster
-from blade.backends.quant.equalize import (
+from blade.backends.quant.analysis.affine import affine_of, quantize_weight
+from blade.backends.quant.analysis.layers import find_layers
+from blade.backends.quant.analysis.simulate import Scheme, Simulation
+from blade.backends.quant.transforms.equalize import (
     correct_bias,
     equalize,
     find_pairs,
     input_ranges,
     multiply_inputs,
 )
-from blade.backends.quant.layers import find_layers
-from blade.backends.quant.numbers import affine_of, quantize_weight
-from blade.backends.quant.simulate import Scheme, Simulation
+from blade.core.cluster import Cluster
 
 Make = Callable[..., Cluster]
 

@@ -10,13 +10,13 @@ import torch
 from torch import nn
 
 import blade
-from blade.backends.base import Cluster
-from blade.backends.quant.existing import accept, given_layers, grid_of
-from blade.backends.quant.plans import make_plans
 from blade.backends.quant.prepare import prepare
-from blade.backends.quant.write import ops
-from blade.budget import output_error
+from blade.backends.quant.search.cpu_plans import make_plans
+from blade.backends.quant.transforms.accept_quantized import accept, given_layers, grid_of
+from blade.backends.quant.transforms.insert_qdq import ops
 from blade.config import Config
+from blade.config.accuracy import output_error
+from blade.core.cluster import Cluster
 from blade.errors import InputError
 
 Make = Callable[..., Cluster]

@@ -4,12 +4,12 @@
 import pytest
 import torch
 
-from blade.backends.quant import forms
+from blade.backends.quant import device_dtypes as forms
 from blade.backends.quant.backend import QuantBackend
 from blade.config import Config
+from blade.core.reason import Code
 from blade.errors import Refused
-from blade.fallback.support import resolve
-from blade.reason import Code
+from blade.partition.support import resolve
 
 CUDA, CPU = torch.device("cuda"), torch.device("cpu")
 BOTH = Config(enable_fp8=True, enable_int8=True)
@@ -33,8 +33,8 @@ def test_what_a_gpu_has(
     gpu: dict[str, tuple[int, int]], capability: tuple[int, int], names: list[str]
 ) -> None:
     gpu["capability"] = capability
-    assert list(forms.forms_of(CUDA, BOTH)) == names
-    assert list(forms.forms_of(CUDA, Config(enable_int8=True))) == names[-1:]
+    assert list(forms.device_dtypes(CUDA, BOTH)) == names
+    assert list(forms.device_dtypes(CUDA, Config(enable_int8=True))) == names[-1:]
     assert sorted(QuantBackend().precisions) == sorted({"int8", *names})
 
 

@@ -8,7 +8,7 @@ import numpy
 import pytest
 import torch
 
-from blade.backends.quant.observers import (
+from blade.backends.quant.analysis.observers import (
     BINS,
     LEVELS,
     MOMENTUM,

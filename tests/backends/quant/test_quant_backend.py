@@ -14,13 +14,18 @@ from torch import nn
 
 import blade
 from blade.backends.quant.backend import check_is_portable
-from blade.budget import output_error
 from blade.config import Config
+from blade.config.accuracy import output_error
+from blade.core.reason import Code, Reason, Stage
 from blade.errors import ConfigError, Refused
-from blade.fallback import lossy
-from blade.precision import annotated, precision_of
-from blade.reason import Code, Reason, Stage
 from blade.report import LayerPrecision, Report, report
+from blade.report.layer_notes import (
+    annotated,
+    kernel_ops_of,
+    precision_of,
+    with_kernel_ops,
+)
+from blade.verification import reduced_precision as lossy
 
 pytestmark = pytest.mark.needs("runtime", "torch_mlir")
 
@@ -255,5 +260,8 @@ def test_notes_travel_in_the_program() -> None:
     program = "blade.disc 1\noutputs 0\nend\n"
     assert precision_of(annotated(program, layers)) == layers
     assert precision_of(program) == ()
-    assert lossy.is_lossy("quant", Config())
-    assert not lossy.is_lossy("disc", Config())
+    both = annotated(with_kernel_ops(program, {"loop_1": "add"}), layers)
+    assert precision_of(both) == layers and kernel_ops_of(both) == {"loop_1": "add"}
+    assert kernel_ops_of(annotated(program, layers)) == {}
+    assert lossy.has_reduced_precision("quant", Config())
+    assert not lossy.has_reduced_precision("disc", Config())

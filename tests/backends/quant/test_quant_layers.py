@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from blade.backends.base import Cluster
-from blade.backends.quant.layers import find_layers
+from blade.backends.quant.analysis.layers import find_layers
+from blade.core.cluster import Cluster
 
 Make = Callable[..., Cluster]
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.ao.quantization.fx import _decomposed  # noqa: F401 - registers the ops
 
-from blade.backends.quant.numbers import (
+from blade.backends.quant.analysis.affine import (
     affine_of,
     group_of,
     quantize_weight,

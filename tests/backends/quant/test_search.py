@@ -7,15 +7,21 @@ import pytest
 import torch
 from torch import nn
 
-from blade.backends.base import Cluster
-from blade.backends.quant import simulate
-from blade.backends.quant.plans import Plan, Prepared, make_plans
+from blade.backends.quant.analysis import simulate
 from blade.backends.quant.prepare import prepare
-from blade.backends.quant.search import FEW, Alone, first_that_holds, groups_of, within_budget
-from blade.budget import AccuracyBudget, parse
+from blade.backends.quant.search.cpu_plans import PreparedCluster, QuantPlan, make_plans
+from blade.backends.quant.search.within_budget import (
+    FEW,
+    ErrorsAlone,
+    first_that_holds,
+    groups_of,
+    within_budget,
+)
 from blade.config import Config
+from blade.config.accuracy import AccuracyBudget, parse
+from blade.core.cluster import Cluster
+from blade.core.reason import Code
 from blade.errors import Refused
-from blade.reason import Code
 
 Make = Callable[..., Cluster]
 
@@ -35,14 +41,14 @@ class Residual(nn.Module):
 
 
 @pytest.fixture
-def ready(cluster_of: Make) -> tuple[Prepared, Plan]:
+def ready(cluster_of: Make) -> tuple[PreparedCluster, QuantPlan]:
     cluster = cluster_of(Residual(), [torch.randn(16, 32) for _ in range(3)])
     config = Config(enable_int8=True, quantization_type="dynamic")
     prepared = prepare(cluster, config)
     return prepared, next(iter(make_plans(prepared, config)))
 
 
-def test_a_loose_budget_keeps_everything(ready: tuple[Prepared, Plan]) -> None:
+def test_a_loose_budget_keeps_everything(ready: tuple[PreparedCluster, QuantPlan]) -> None:
     prepared, plan = ready
     found = within_budget(prepared.simulation, plan.schemes, parse(0.5))
     assert found.schemes == plan.schemes
@@ -52,7 +58,7 @@ def test_a_loose_budget_keeps_everything(ready: tuple[Prepared, Plan]) -> None:
 
 @pytest.mark.parametrize("form", ["relative", "cosine", "snr_db"])
 def test_half_the_budget_leaves_visibly_fewer_layers(
-    ready: tuple[Prepared, Plan], form: str
+    ready: tuple[PreparedCluster, QuantPlan], form: str
 ) -> None:
     prepared, plan = ready
     error = prepared.simulation.error(plan.schemes)
@@ -71,7 +77,9 @@ def test_half_the_budget_leaves_visibly_fewer_layers(
     assert 0 < counts[2] < counts[1] < 8
 
 
-def test_the_worst_go_first_and_no_more_than_it_takes(ready: tuple[Prepared, Plan]) -> None:
+def test_the_worst_go_first_and_no_more_than_it_takes(
+    ready: tuple[PreparedCluster, QuantPlan],
+) -> None:
     prepared, plan = ready
     error = prepared.simulation.error(plan.schemes)
     budget = AccuracyBudget("relative", 0.5 * error.relative)
@@ -85,7 +93,7 @@ def test_the_worst_go_first_and_no_more_than_it_takes(ready: tuple[Prepared, Pla
 
 
 def test_a_budget_that_no_layer_meets_is_refused_with_the_numbers(
-    ready: tuple[Prepared, Plan],
+    ready: tuple[PreparedCluster, QuantPlan],
 ) -> None:
     prepared, plan = ready
     with pytest.raises(Refused, match=r"a relative error of at most 1e-09, and no layer") as caught:
@@ -149,10 +157,10 @@ def test_alone_is_what_a_run_with_that_scheme_says(
 
 
 def test_what_is_known_of_a_scheme_is_not_asked_again(
-    ready: tuple[Prepared, Plan], monkeypatch: pytest.MonkeyPatch
+    ready: tuple[PreparedCluster, QuantPlan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prepared, plan = ready
-    known: Alone = {}
+    known: ErrorsAlone = {}
     first = within_budget(prepared.simulation, plan.schemes, parse(0.5), known)
     monkeypatch.setattr(simulate.Simulation, "_values", None)  # nothing is run alone any more
     assert within_budget(prepared.simulation, plan.schemes, parse(0.5), known) == first

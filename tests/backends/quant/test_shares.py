@@ -9,13 +9,13 @@ import torch
 from torch import nn
 
 from blade.backends import registry
-from blade.backends.base import Cluster
-from blade.backends.quant.plans import make_plans
 from blade.backends.quant.prepare import prepare
-from blade.backends.quant.shares import Taken, _Readers, layer_seconds
-from blade.backends.quant.worth import Worth, weigh
-from blade.backends.quant.write import write
+from blade.backends.quant.search.cpu_plans import make_plans
+from blade.backends.quant.search.layer_profile import LayerProfile, _ConstantReaders, profile_layers
+from blade.backends.quant.search.layer_savings import LayerSavings, measure_savings
+from blade.backends.quant.transforms.insert_qdq import insert_qdq
 from blade.config import Config
+from blade.core.cluster import Cluster
 
 Make = Callable[..., Cluster]
 pytestmark = pytest.mark.needs("runtime", "torch_mlir")
@@ -64,13 +64,13 @@ def test_every_layer_is_found_in_both_engines(
     names = [layer.name for layer in prepared.layers]
     for schemes in ({}, plan.schemes):
         engine = compiler.convert(
-            write(replace(cluster, gm=prepared.gm), prepared.layers, schemes), config
+            insert_qdq(replace(cluster, gm=prepared.gm), prepared.layers, schemes), config
         )
         weights = {
             layer.name: schemes[layer.name].weight.values if schemes else layer.weight
             for layer in prepared.layers
         }
-        taken = layer_seconds(engine, weights, cluster.samples[0])
+        taken = profile_layers(engine, weights, cluster.samples[0])
         assert sorted(taken.layers) == sorted(names)
         assert all(seconds > 0 for seconds in taken.layers.values())
         assert taken.rest >= 0
@@ -82,13 +82,13 @@ def test_the_rest_is_shared_by_what_is_read(cluster_of: Make) -> None:
     prepared = prepare(cluster, Config(enable_int8=True))
     int8 = {layer.name: layer.weight.to(torch.int8) for layer in prepared.layers}
 
-    def profile(engine: str, weights: object, inputs: object) -> Taken:
-        return Taken(
+    def profile(engine: str, weights: object, inputs: object) -> LayerProfile:
+        return LayerProfile(
             dict.fromkeys(int8, 2.0 if engine == "exact" else 1.0),
             9.0 if engine == "exact" else 3.0,
         )
 
-    worth = weigh(
+    worth = measure_savings(
         prepared.layers, int8, "exact", "int8", prepared.simulation, cluster.samples, profile
     )
     extra = 6.0 / 6  # of six volumes: x, what up reads, and four of it for down
@@ -107,9 +107,11 @@ def test_a_layer_that_no_instruction_shows_is_doubtful(cluster_of: Make) -> None
     prepared = prepare(cluster_of(Attention(), [torch.randn(2, 12, 32)]), Config(enable_int8=True))
     first, *others = prepared.layers
     known = {layer.name: (1.0, 1.0) for layer in others}
-    worth = Worth(known, dict.fromkeys(known, (2.0, 2.0)))
+    worth = LayerSavings(known, dict.fromkeys(known, (2.0, 2.0)))
     assert worth.doubtful([(layer,) for layer in prepared.layers]) == [(first,)]
-    slow = Worth({**known, first.name: (1.0, 0.1)}, dict.fromkeys([*known, first.name], (2.0, 2.0)))
+    slow = LayerSavings(
+        {**known, first.name: (1.0, 0.1)}, dict.fromkeys([*known, first.name], (2.0, 2.0))
+    )
     assert slow.doubtful([(layer,) for layer in prepared.layers]) == [(first,)]
 
 
@@ -119,7 +121,7 @@ slot 0 const 0
 slot 1 const 1
 slot 2 input 0
 end"""
-    readers = _Readers(program, 2)
+    readers = _ConstantReaders(program, 2)
     assert readers.constants("launch linear_1 7 8 8 3 2 1 2 1 9") == [1]
     assert readers.constants("when 5 launch linear_1 7 8 8 3 2 0 1 1 9") == [0, 1]
     assert readers.constants("when 5 call aten::mm.out 3 t:2 t:1 t:2 0") == [1]

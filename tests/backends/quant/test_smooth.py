@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import nn
 
-from blade.backends.base import Cluster
-from blade.backends.quant.calibrate import calibrate
-from blade.backends.quant.layers import find_layers
-from blade.backends.quant.numbers import affine_of, quantize_weight
-from blade.backends.quant.smooth import find_migrations, scales_of, smooth
+from blade.backends.quant.analysis.affine import affine_of, quantize_weight
+from blade.backends.quant.analysis.calibrate import calibrate
+from blade.backends.quant.analysis.layers import find_layers
+from blade.backends.quant.transforms.smoothquant import find_migrations, scales_of, smoothquant
+from blade.core.cluster import Cluster
 
 Make = Callable[..., Cluster]
 
@@ -77,7 +77,7 @@ class ThroughGelu(nn.Module):
 def smoothed(cluster: Cluster, per_token: bool) -> tuple[torch.fx.GraphModule, list[str]]:
     layers = find_layers(cluster.gm)
     seen = calibrate(cluster.gm, layers, cluster.samples, "min_max")
-    return smooth(cluster.gm, layers, seen, per_token)
+    return smoothquant(cluster.gm, layers, seen, per_token)
 
 
 @pytest.mark.parametrize("per_token", [True, False])

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import nn
 
-from blade.backends.base import Cluster
-from blade.backends.quant.layers import find_layers
-from blade.backends.quant.plans import make_plans
+from blade.backends.quant.analysis.layers import find_layers
 from blade.backends.quant.prepare import prepare
-from blade.backends.quant.write import write
-from blade.budget import output_error
+from blade.backends.quant.search.cpu_plans import make_plans
+from blade.backends.quant.transforms.insert_qdq import insert_qdq
 from blade.config import Config
+from blade.config.accuracy import output_error
+from blade.core.cluster import Cluster
 
 Make = Callable[..., Cluster]
 
@@ -99,7 +99,7 @@ def test_the_graph_computes_what_was_simulated(
     prepared = prepare(cluster, config)
     plan = next(iter(make_plans(prepared, config)))
     assert set(plan.schemes) == {layer.name for layer in prepared.layers}
-    made = write(replace(cluster, gm=prepared.gm), prepared.layers, plan.schemes)
+    made = insert_qdq(replace(cluster, gm=prepared.gm), prepared.layers, plan.schemes)
     for inputs in prepared.simulation.samples:
         [got], [want] = made.gm(*inputs), prepared.simulation.run(inputs, plan.schemes)
         assert output_error(got, want).relative < 5e-3  # a value between two ints may go either way
@@ -117,7 +117,7 @@ def test_readers_of_one_activation_share_its_quantization(cluster_of: Make) -> N
     config = Config(enable_int8=True, quantization_type="dynamic", symmetric_activations=True)
     prepared = prepare(cluster, config)
     plan = next(iter(make_plans(prepared, config)))
-    made = write(replace(cluster, gm=prepared.gm), prepared.layers, plan.schemes)
+    made = insert_qdq(replace(cluster, gm=prepared.gm), prepared.layers, plan.schemes)
     found = targets(made)
     assert found.count("choose_qparams_per_token") == 2  # of the norm, and of the product of both
     assert found.count("dequantize_per_channel") == 3
@@ -131,7 +131,7 @@ def test_only_the_layers_with_a_scheme_change(cluster_of: Make) -> None:
     prepared = prepare(cluster, config)
     plan = next(iter(make_plans(prepared, config)))
     some = dict(list(plan.schemes.items())[2:])
-    made = write(replace(cluster, gm=prepared.gm), prepared.layers, some)
+    made = insert_qdq(replace(cluster, gm=prepared.gm), prepared.layers, some)
     assert targets(made) == [
         "quantize_per_tensor",
         "dequantize_per_tensor",
@@ -145,7 +145,7 @@ def test_a_residual_is_read_in_bytes_where_nobody_else_reads_floats(cluster_of: 
     config = Config(enable_int8=True, quantization_type="static")
     prepared = prepare(cluster, config)
     plan = next(iter(make_plans(prepared, config)))
-    made = write(replace(cluster, gm=prepared.gm), prepared.layers, plan.schemes)
+    made = insert_qdq(replace(cluster, gm=prepared.gm), prepared.layers, plan.schemes)
     sums = [n for n in made.gm.graph.nodes if n.target is torch.ops.aten.add.Tensor]
     read = [[str(a.target) for a in n.args if isinstance(a, torch.fx.Node)] for n in sums]
     dequantized = ["quantized_decomposed.dequantize_per_tensor.default" in each for each in read]

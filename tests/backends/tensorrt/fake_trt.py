@@ -250,8 +250,15 @@ class Refitter:
         return True
 
 
+def as_graph(initializers: dict[str, tuple[str, list[int]]]) -> bytes:
+    """An ONNX model without nodes, whose doc_string says what ``OnnxParserRefitter`` finds in it."""
+    text = json.dumps(initializers).encode()
+    assert len(text) < 128  # a length of one byte
+    return b"\x32" + bytes([len(text)]) + text + b"\x3a\x00"
+
+
 class OnnxParserRefitter:
-    """Finds weights by the names of a graph's initializers; here the "graph" is JSON: name -> [dtype, shape]."""
+    """Finds weights by the names of a graph's initializers; here these are JSON: name -> [dtype, shape]."""
 
     num_errors = 0
 
@@ -261,7 +268,7 @@ class OnnxParserRefitter:
         self.held: dict[str, tuple[int, int]] = {}
 
     def load_model_proto(self, graph: bytes, path: str | None = None) -> bool:
-        self.graph = json.loads(graph)
+        self.graph = json.loads(graph[2:-2])
         return True
 
     def load_initializer(self, name: str, address: int, size: int) -> bool:

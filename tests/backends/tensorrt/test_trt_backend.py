@@ -15,10 +15,11 @@ from trt_clusters import Mlp, Plain, cluster_of
 
 import blade
 from blade.backends import registry
-from blade.backends.tensorrt import half, library
+from blade.backends.shared.half_precision import HALF_OPS, choose, name_of
+from blade.backends.tensorrt import insert_casts as half
+from blade.backends.tensorrt import library
 from blade.backends.tensorrt.backend import TensorRTBackend
 from blade.config import Config
-from blade.exchange.half import NARROW, choose, name_of
 
 pytestmark = pytest.mark.needs("runtime")
 
@@ -135,7 +136,7 @@ def test_half_precision_casts(case: int, dtype: torch.dtype) -> None:
     halved = half.to_half(cluster, dtype)
     assert len(cluster.shape_env.guards) == guards
     for node in halved.gm.graph.nodes:
-        if name_of(node.target) in NARROW:
+        if name_of(node.target) in HALF_OPS:
             assert node.meta["val"].dtype == dtype
         if name_of(node.target) in half.WIDE:
             assert node.meta["val"].dtype == torch.float32

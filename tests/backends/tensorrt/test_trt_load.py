@@ -6,8 +6,8 @@ import torch
 from trt_clusters import Mlp, cluster_of
 
 from blade.backends.tensorrt import library, runner
-from blade.backends.tensorrt.build import Built, build_engine
-from blade.backends.tensorrt.payload import Payload
+from blade.backends.tensorrt.build import BuiltEngine, build_engine
+from blade.backends.tensorrt.payload import TensorRTPayload
 from blade.config import Config
 from blade.errors import BackendError
 
@@ -18,7 +18,7 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def built() -> Built:
+def built() -> BuiltEngine:
     return build_engine(cluster_of(Mlp(), torch.randn(8, 64)), Config(cache=False))
 
 
@@ -26,7 +26,7 @@ def load(data: bytes) -> None:
     runner.load("cluster_0", torch.frombuffer(bytearray(data), dtype=torch.uint8), [], "")
 
 
-def test_without_a_device_nothing_is_tried(built: Built) -> None:
+def test_without_a_device_nothing_is_tried(built: BuiltEngine) -> None:
     with pytest.raises(
         BackendError, match=r"run on CUDA devices, and torch .* is built without CUDA"
     ):
@@ -34,7 +34,7 @@ def test_without_a_device_nothing_is_tried(built: Built) -> None:
 
 
 def test_the_library_s_own_words_when_it_cannot_load(
-    built: Built, monkeypatch: pytest.MonkeyPatch
+    built: BuiltEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """``deserialize_cuda_engine`` returns None, as on a GPU that TensorRT-RTX does not run on."""
     monkeypatch.setattr(runner, "current_device", lambda: 0)
@@ -42,12 +42,12 @@ def test_the_library_s_own_words_when_it_cannot_load(
         load(built.payload())
 
 
-def test_another_version_is_told_before_the_plan_is_touched(built: Built) -> None:
+def test_another_version_is_told_before_the_plan_is_touched(built: BuiltEngine) -> None:
     head = type(built.head)(**{**built.head.__dict__, "library": "tensorrt_rtx 1.2.0.54"})
     with pytest.raises(
         BackendError, match=r"built by tensorrt_rtx 1.2.0.54, and tensorrt_rtx 1\.\d"
     ):
-        load(Payload(head, built.plan, built.graph).to_bytes())
+        load(TensorRTPayload(head, built.plan, built.graph).to_bytes())
 
 
 def test_the_library_knows_which_devices_it_runs_on(monkeypatch: pytest.MonkeyPatch) -> None:

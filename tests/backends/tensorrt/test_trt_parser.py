@@ -12,11 +12,11 @@ from op_samples import Sample, inputs
 from op_table import SAMPLES
 from trt_clusters import Mlp, Plain, nodes_of, traced_nodes
 
-from blade.backends.base import OpNode
 from blade.backends.tensorrt import parser
 from blade.backends.tensorrt.parser import survey, why_not, why_not_built
 from blade.config import Config
-from blade.reason import Code
+from blade.core.cluster import OpNode
+from blade.core.reason import Code
 
 pytestmark = pytest.mark.needs("tensorrt_rtx", "runtime")
 UNCACHED = Config(cache=False)

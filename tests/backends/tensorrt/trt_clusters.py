@@ -6,13 +6,13 @@ from typing import Any
 
 import torch
 
-from blade.backends.base import Cluster, OpNode
-from blade.capture.captured import Captured
-from blade.capture.torchscript import capture
+from blade.capture.capture import capture
 from blade.config import Config
-from blade.graph.extract import extract
-from blade.graph.group import group
-from blade.graph.view import GraphView, view
+from blade.core.captured import Captured
+from blade.core.cluster import Cluster, OpNode
+from blade.graph.torchscript.extract import extract
+from blade.graph.torchscript.group import cluster_blocks
+from blade.graph.torchscript.view import GraphView, view
 
 
 class Plain(torch.nn.Module):
@@ -45,7 +45,7 @@ def seen(model: torch.nn.Module, inputs: Any, config: Config | None = None) -> G
 def nodes_of(model: torch.nn.Module, inputs: Any) -> tuple[OpNode, ...]:
     """What a backend is asked about; pinned nodes are left out."""
     graph = seen(model, inputs)
-    return tuple(n for i, n in enumerate(graph.nodes) if i not in graph.pinned)
+    return tuple(n for i, n in enumerate(graph.nodes) if i not in graph.excluded)
 
 
 def traced_nodes(model: torch.nn.Module, *sample: torch.Tensor) -> tuple[OpNode, ...]:
@@ -61,10 +61,10 @@ def cluster_of(model: torch.nn.Module, inputs: Any, config: Config | None = None
     captured = capture(model.eval(), inputs, config or Config())
     graph = view(captured)
     labels = [
-        frozenset[str]() if i in graph.pinned else frozenset({"any"})
+        frozenset[str]() if i in graph.excluded else frozenset({"any"})
         for i in range(len(graph.nodes))
     ]
-    groups = [found.nodes for found in group(graph, labels).groups]
+    groups = [found.nodes for found in cluster_blocks(graph, labels).groups]
     names = list(captured.fixed)
     _, *inputs_of_graph = (v.debugName() for v in captured.module.graph.inputs())
 

@@ -1,22 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether this machine can compile for a GPU and run what it compiled, and what an engine depends on."""
+"""Whether this machine can compile for a GPU and run the code, and the versions that an engine depends on."""
 
 import importlib.metadata
 from importlib.util import find_spec
 
 import torch
 
-from blade.backends.disc.gpu.target import target_of
+from blade.backends.disc.target.gpu import target_of
 from blade.runtime import cuda
 
 
 def why_unavailable() -> str | None:
-    """``None`` where kernels can be compiled and launched, else a sentence with the fix."""
+    """``None`` if kernels can be compiled and launched, else a sentence with the fix."""
     return why_no_code() or cuda.why_unavailable() or None
 
 
 def why_no_code() -> str | None:
-    """The same of compiling alone."""
+    """``None`` if kernels can be compiled, else a sentence with the fix."""
     if torch.version.cuda is None:
         return f"torch {torch.__version__} is a build without CUDA; install one with it."
     if not torch.cuda.is_available():
@@ -27,10 +27,9 @@ def why_no_code() -> str | None:
 
 
 def compiler() -> str:
-    """The versions of what compiles and of what is called, and the GPU they do it for.
+    """The versions of the compiler and of the called libraries, and the name of the GPU.
 
-    "" where nothing has used a GPU in this process: then nothing is compiled for one, and asking would
-    start the driver.
+    "" if this process has not used a GPU: then no GPU code is compiled, and a query would start the driver.
     """
     if not torch.cuda.is_initialized() or why_unavailable() is not None:
         return ""

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // CUDA as an accelerator of the executor, registered when this library is loaded.
-#include "accelerator.h"
+#include "device/accelerator.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/cuda/CUDAFunctions.h>

@@ -3,7 +3,7 @@
 // the default stream) neither fails nor makes the graph fail.
 #pragma once
 
-#include "accelerator.h"
+#include "device/accelerator.h"
 
 namespace blade::cuda {
 

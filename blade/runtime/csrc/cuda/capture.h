@@ -2,7 +2,7 @@
 // CUDA graphs of what an engine, and ops of torch that it calls, enqueue.
 #pragma once
 
-#include "accelerator.h"
+#include "device/accelerator.h"
 
 namespace blade::cuda {
 

@@ -7,7 +7,7 @@
 #include <optional>
 #include <vector>
 
-#include "accelerator.h"
+#include "device/accelerator.h"
 
 namespace blade::cuda {
 

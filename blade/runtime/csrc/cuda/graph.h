@@ -6,7 +6,7 @@
 
 #include <vector>
 
-#include "accelerator.h"
+#include "device/accelerator.h"
 #include "copy.h"
 
 namespace blade::cuda {

@@ -6,7 +6,7 @@
 
 #include <string>
 
-#include "accelerator.h"
+#include "device/accelerator.h"
 
 namespace blade::cuda {
 

@@ -4,7 +4,7 @@
 
 #include <cuda.h>
 
-#include "accelerator.h"
+#include "device/accelerator.h"
 
 namespace blade::cuda {
 

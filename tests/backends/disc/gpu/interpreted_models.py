@@ -27,18 +27,18 @@ from run_program import GuardFailed, compile_graph_to_program
 from torch import nn
 
 import blade
-from blade.backends.base import Cluster
 from blade.backends.disc.backend import DiscBackend
-from blade.backends.disc.gpu import choose
-from blade.backends.disc.gpu.gemm import Product
-from blade.backends.disc.gpu.plan import Plan, classes_of, merged
-from blade.backends.disc.gpu.target import GpuTarget
-from blade.backends.disc.gpu.tiles import candidate
+from blade.backends.disc.gpu.gemm import autotune as choose
+from blade.backends.disc.gpu.gemm.plan import GemmPlan, classes_of, merged
+from blade.backends.disc.gpu.gemm.product import GemmProduct
+from blade.backends.disc.gpu.gemm.tile_table import candidate
+from blade.backends.disc.target.gpu import GpuTarget
+from blade.core.attempt import attempt
+from blade.core.cluster import Cluster
+from blade.core.reason import Code, Reason, Stage
 from blade.errors import Refused
-from blade.fallback.attempt import attempt
-from blade.fallback.verify import verify
-from blade.reason import Code, Reason, Stage
 from blade.report import Verdict
+from blade.verification.verify import verify
 
 Inputs = tuple[torch.Tensor, ...]
 
@@ -86,6 +86,9 @@ class Interpreted:
     def last_error(self) -> str:
         return self.error
 
+    def backend(self) -> str:
+        return "disc"
+
     def why_unavailable(self) -> str:
         return ""
 
@@ -121,7 +124,7 @@ def interpreted(
 def ours_alone(ours: bool) -> Iterator[None]:
     """Plans in which no product is ATen's."""
 
-    def plan(product: Product, target: GpuTarget) -> Plan:
+    def plan(product: GemmProduct, target: GpuTarget) -> GemmPlan:
         least = classes_of(product)[0]
         return merged([(m, candidate(product, m or least, target)) for m in classes_of(product)])
 

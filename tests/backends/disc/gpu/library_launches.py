@@ -12,12 +12,12 @@ import torch
 from cpu_native import evaluate
 from triton_interpreter import _int64, load
 
-from blade.backends.disc.gpu.launch import LibraryLaunch
-from blade.backends.disc.ir import Value
-from blade.backends.disc.steps import Counters, Scratch
-from blade.backends.disc.views import view_of
+from blade.backends.disc.gpu.emit.library_launch import LibraryLaunch
+from blade.backends.disc.ir.graph import Value
+from blade.backends.disc.ir.views import view_of
+from blade.backends.disc.program.instructions import Counters, ScratchBuffer
 
-Operand = Value | Scratch | Counters
+Operand = Value | ScratchBuffer | Counters
 
 
 def run(

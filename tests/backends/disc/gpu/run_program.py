@@ -17,11 +17,11 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from triton_interpreter import launch
 
 from blade.backends.disc import compiler
-from blade.backends.disc.gpu import generator
-from blade.backends.disc.gpu.target import GpuTarget
-from blade.backends.disc.gpu.unit import Unit
-from blade.backends.disc.ir import Graph
-from blade.exchange.dtypes import DTYPES
+from blade.backends.disc.gpu import codegen as generator
+from blade.backends.disc.gpu.compile.triton_unit import TritonUnit
+from blade.backends.disc.ir.graph import Graph
+from blade.backends.disc.target.gpu import GpuTarget
+from blade.program.dtypes import DTYPES
 
 _DTYPES = {name: dtype for dtype, name in DTYPES.items()}
 _OPS: dict[str, Callable[[int, int], int]] = {
@@ -52,7 +52,7 @@ class GpuProgram:
     """A program with its functions as text: nothing is compiled for a GPU."""
 
     text: str
-    units: Mapping[str, Unit]
+    units: Mapping[str, TritonUnit]
     constants: tuple[torch.Tensor, ...]
 
     def __call__(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
@@ -84,10 +84,10 @@ def compile_graph_to_program(
     return _noted(lambda: compiler.compile_graph(gm, shape_env, target, updates=updates, half=half))
 
 
-def _noted(compile_: Callable[[], compiler.Compiled]) -> GpuProgram:
-    units: dict[str, Unit] = {}
+def _noted(compile_: Callable[[], compiler.CompiledProgram]) -> GpuProgram:
+    units: dict[str, TritonUnit] = {}
 
-    def note(given: Sequence[Unit], *_: object) -> bytes:
+    def note(given: Sequence[TritonUnit], *_: object) -> bytes:
         units.update((unit.name, unit) for unit in given)
         return b""
 
@@ -98,7 +98,7 @@ def _noted(compile_: Callable[[], compiler.Compiled]) -> GpuProgram:
 
 def run_program(
     program: str,
-    units: Mapping[str, Unit],
+    units: Mapping[str, TritonUnit],
     inputs: Sequence[torch.Tensor],
     constants: Sequence[torch.Tensor] = (),
 ) -> list[torch.Tensor]:
@@ -118,7 +118,7 @@ class _Run:
     def __init__(
         self,
         program: str,
-        units: Mapping[str, Unit],
+        units: Mapping[str, TritonUnit],
         inputs: Sequence[torch.Tensor],
         constants: Sequence[torch.Tensor],
     ) -> None:

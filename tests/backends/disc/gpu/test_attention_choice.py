@@ -13,33 +13,33 @@ from test_attention_gpu import B, L, S, merged, source
 from test_gpu_programs import compiled
 from torch import nn
 
-from blade.backends.disc.attention import attend, grouped
-from blade.backends.disc.facts import Facts
-from blade.backends.disc.gpu import generator
-from blade.backends.disc.gpu.attention import attention, attention_key, long_class
-from blade.backends.disc.gpu.attention_choice import LENGTH, choose_kernels, long_sizes
-from blade.backends.disc.gpu.target import GpuTarget
-from blade.backends.disc.ir import Builder, Value
-from blade.backends.disc.sdpa import kernels, operands_of
+from blade.backends.disc.gpu import codegen as generator
+from blade.backends.disc.gpu.attention.autotune import LENGTH, choose_kernels, long_sizes
+from blade.backends.disc.gpu.attention.calls import attention, attention_key, long_class
+from blade.backends.disc.ir.attention import attend, grouped
+from blade.backends.disc.ir.graph import IrBuilder, Value
+from blade.backends.disc.ir.size_facts import SizeRelations
+from blade.backends.disc.program.attention_calls import kernels, operands_of
+from blade.backends.disc.target.gpu import GpuTarget
 
 TARGET = GpuTarget()
 F16 = torch.float16
 
 
 def made(depth: int = 64, dtype: torch.dtype = F16, causal: bool = False) -> Value:
-    b = Builder()
+    b = IrBuilder()
     _, (q, k, v) = merged(b, 4, depth, dtype)
     return source(attend(b, q, k, v, None, 0.125, causal))
 
 
 def test_who_takes_which_attention() -> None:
-    facts = Facts()
+    facts = SizeRelations()
     assert kernels(made(), facts) == ("flash",)
     assert kernels(made(causal=True), facts) == ("flash",)  # as many queries as keys
     assert kernels(made(dtype=torch.bfloat16), facts) == ("flash",)
     assert kernels(made(dtype=torch.float32), facts) == ()
     assert kernels(made(depth=36), facts) == ()
-    b = Builder()
+    b = IrBuilder()
     fixed = [b.make("input", (), (2, 4, 512, 64), F16, index=k) for k in range(3)]
     assert kernels(source(attend(b, *fixed, None, 1.0)), facts) == ("flash", "cudnn")
     mask = b.make("input", (), (2, 4, 512, 512), F16, index=3)
@@ -56,13 +56,13 @@ def test_who_takes_which_attention() -> None:
 
 
 def test_heads_that_others_share_are_seen_once() -> None:
-    b = Builder()
+    b = IrBuilder()
     q = b.make("input", (), (B, 8, L, 64), F16, index=0)
     k, v = (b.make("input", (), (B, 2, L, 64), F16, index=n) for n in (1, 2))
     value = grouped(b, q, k, v, None, 1.0)
     while value.is_layout:
         value = value.args[0]
-    assert kernels(value, Facts()) == ("flash",)
+    assert kernels(value, SizeRelations()) == ("flash",)
     found = operands_of(value)
     assert found is not None
     assert [x.shape for x in found] == [(B, L, 8, 64), (B, L, 2, 64), (B, L, 2, 64)]
@@ -71,7 +71,7 @@ def test_heads_that_others_share_are_seen_once() -> None:
 def test_classes_are_exclusive_and_complete_with_a_kernel_of_atens() -> None:
     value = made()
     long = long_class(value, TARGET)
-    launches = attention(value, TARGET, Facts(), long)
+    launches = attention(value, TARGET, SizeRelations(), long)
     assert launches is not None
     for batch, length in ((1, 1), (1, 40), (2, 300), (64, 40), (64, 256), (64, 257), (1, 9000)):
         sizes = {B: batch, L: length}
@@ -81,7 +81,7 @@ def test_classes_are_exclusive_and_complete_with_a_kernel_of_atens() -> None:
 
 @pytest.mark.parametrize("lengths", [(L, L), (L, S), (L * S, 77), (4 * L + 1, L)], ids=str)
 def test_it_is_measured_where_it_is_long(lengths: tuple[Any, Any]) -> None:
-    b = Builder()
+    b = IrBuilder()
     q, k, v = (b.make("input", (), (B, 4, lengths[n > 0], 64), F16, index=n) for n in range(3))
     value = source(attend(b, q, k, v, None, 1.0))
     sizes = long_sizes(value, TARGET)
@@ -94,7 +94,7 @@ def test_it_is_measured_where_it_is_long(lengths: tuple[Any, Any]) -> None:
 
 def test_nothing_is_measured_without_a_device() -> None:
     with mock.patch("torch.cuda.is_available", return_value=False):
-        assert choose_kernels([made()], TARGET, Facts(), None) == {}
+        assert choose_kernels([made()], TARGET, SizeRelations(), None) == {}
 
 
 class Attention(nn.Module):

@@ -8,12 +8,12 @@ import torch
 from cpu_native import evaluate, symbol
 from library_launches import holds, run
 
-from blade.backends.disc.attention import attend, grouped, reference
-from blade.backends.disc.facts import Facts
-from blade.backends.disc.gpu.attention import FEWEST_KEYS, attention
-from blade.backends.disc.gpu.attention_tiles import parts_of
-from blade.backends.disc.gpu.target import GpuTarget
-from blade.backends.disc.ir import Builder, Value
+from blade.backends.disc.gpu.attention.calls import FEWEST_KEYS, attention
+from blade.backends.disc.gpu.attention.tile_table import parts_of
+from blade.backends.disc.ir.attention import attend, grouped, reference
+from blade.backends.disc.ir.graph import IrBuilder, Value
+from blade.backends.disc.ir.size_facts import SizeRelations
+from blade.backends.disc.target.gpu import GpuTarget
 
 pytestmark = pytest.mark.needs("triton_interpreter")
 
@@ -22,7 +22,7 @@ TARGET = GpuTarget()
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 
 
-def merged(b: Builder, heads: int, depth: int, dtype: torch.dtype) -> tuple[Value, list[Value]]:
+def merged(b: IrBuilder, heads: int, depth: int, dtype: torch.dtype) -> tuple[Value, list[Value]]:
     """Queries, keys and values in one product's rows, as strided views of it."""
     x = b.make("input", (), (B, L, 3 * heads * depth), dtype, index=0)
 
@@ -40,7 +40,7 @@ def check(
     operands: list[torch.Tensor | None],
 ) -> int:
     """Runs ``made``'s launches and compares; how many launches that took."""
-    launches = attention(made, TARGET, Facts())
+    launches = attention(made, TARGET, SizeRelations())
     assert launches is not None
     want = reference(made, *[None if x is None else x.double() for x in operands])
     got = torch.full(want.shape, math.inf, dtype=made.dtype)
@@ -59,7 +59,7 @@ def source(made: Value) -> Value:
 @pytest.mark.parametrize("causal", [False, True])
 def test_strided_out_of_a_merged_product(sizes: tuple[int, int], causal: bool) -> None:
     torch.manual_seed(0)
-    b, heads, depth = Builder(), 2, 24
+    b, heads, depth = IrBuilder(), 2, 24
     x, (q, k, v) = merged(b, heads, depth, torch.float32)
     made = source(attend(b, q, k, v, None, 0.2, causal))
     given = torch.randn(*sizes, 3 * heads * depth)
@@ -73,7 +73,7 @@ def test_strided_out_of_a_merged_product(sizes: tuple[int, int], causal: bool) -
 def test_bias_is_read_where_it_repeats(dtype: torch.dtype, shape: str, length: int) -> None:
     """Rows that begin at multiples of 16 bytes, and rows that do not."""
     torch.manual_seed(1)
-    b, heads, depth, size = Builder(), 2, 16, (2, length)
+    b, heads, depth, size = IrBuilder(), 2, 16, (2, length)
     x, (q, k, v) = merged(b, heads, depth, dtype)
     kinds = {"row": (B, 1, 1, L), "matrix": (1, 1, L, L), "head": (1, heads, L, L)}
     m = b.make("input", (), kinds[shape], dtype, index=1)
@@ -93,7 +93,7 @@ def test_bias_is_read_where_it_repeats(dtype: torch.dtype, shape: str, length: i
 def test_depths_that_are_two_powers_of_two(depth: int, length: int) -> None:
     torch.manual_seed(6)
     assert sum(parts_of(depth)) < 1 << depth.bit_length()
-    b = Builder()
+    b = IrBuilder()
     x, (q, k, v) = merged(b, 1, depth, torch.float32)
     made = source(attend(b, q, k, v, None, 0.1))
     given = torch.randn(1, length, 3 * depth)
@@ -114,7 +114,7 @@ def test_blocks_cover_every_depth() -> None:
 def test_rows_without_any_key(undefined: bool, lowest: float) -> None:
     """All scores -inf: 0, or NaN where the model wrote the softmax out; all the lowest number: the mean."""
     torch.manual_seed(2)
-    b, size = Builder(), (1, 20)
+    b, size = IrBuilder(), (1, 20)
     x, (q, k, v) = merged(b, 1, 16, torch.float32)
     m = b.make("input", (), (B, 1, L, L), torch.float32, index=1)
     made = source(attend(b, q, k, v, m, 0.25, undefined=undefined))
@@ -127,7 +127,7 @@ def test_rows_without_any_key(undefined: bool, lowest: float) -> None:
 def test_a_row_without_any_key_still_meets_infinite_values() -> None:
     """0 times infinity: NaN, as ATen's math kernel has it."""
     torch.manual_seed(8)
-    b = Builder()
+    b = IrBuilder()
     x, (q, k, v) = merged(b, 1, 16, torch.float32)
     m = b.make("input", (), (B, 1, L, L), torch.float32, index=1)
     made = source(attend(b, q, k, v, m, 0.25))
@@ -135,7 +135,7 @@ def test_a_row_without_any_key_still_meets_infinite_values() -> None:
     bias[:, :, 4] = -math.inf
     given[:, 7, 35] = math.inf
     parts = [p.view(1, 20, 1, 16).transpose(1, 2) for p in given.split(16, -1)]
-    launches = attention(made, TARGET, Facts())
+    launches = attention(made, TARGET, SizeRelations())
     assert launches is not None
     got = torch.zeros(1, 20, 1, 16)
     run(launches, {x.id: given, m.id: bias, made.id: got}, {"s0": 1, "s1": 20})
@@ -148,7 +148,7 @@ def test_a_row_without_any_key_still_meets_infinite_values() -> None:
 
 def test_bias_in_the_place_of_scores() -> None:
     torch.manual_seed(3)
-    b = Builder()
+    b = IrBuilder()
     x, (q, k, v) = merged(b, 1, 16, torch.float32)
     m = b.make("input", (), (B, 1, L, L), torch.float32, index=1)
     made = source(attend(b, q, k, v, m, -0.25, undefined=True, replaces=True))
@@ -161,7 +161,7 @@ def test_bias_in_the_place_of_scores() -> None:
 @pytest.mark.parametrize("scale", [-0.5, 0.0])
 def test_scales_that_are_not_positive(scale: float) -> None:
     torch.manual_seed(4)
-    b = Builder()
+    b = IrBuilder()
     x, (q, k, v) = merged(b, 1, 16, torch.float32)
     made = source(attend(b, q, k, v, None, scale))
     given = torch.randn(1, 19, 48)
@@ -174,7 +174,7 @@ def test_scales_that_are_not_positive(scale: float) -> None:
 def test_decoding_shares_many_keys_between_programs(keys: int, columns: int) -> None:
     """One query; grouped heads; keys and values of different widths."""
     torch.manual_seed(5)
-    b = Builder()
+    b = IrBuilder()
     q = b.make("input", (), (B, 4, 1, 32), torch.float32, index=0)
     k = b.make("input", (), (B, 2, S, 32), torch.float32, index=1)
     v = b.make("input", (), (B, 2, S, columns), torch.float32, index=2)
@@ -202,7 +202,7 @@ def test_decoding_shares_many_keys_between_programs(keys: int, columns: int) -> 
 def test_one_query_of_heads_that_share_keys(keys: int, queries: int, masked: bool) -> None:
     """They are queries of one head then, whose number is only known when it runs; masks of their own, too."""
     torch.manual_seed(7)
-    b = Builder()
+    b = IrBuilder()
     q = b.make("input", (), (B, 6, L, 16), torch.float32, index=0)
     k, v = (b.make("input", (), (B, 2, S, 16), torch.float32, index=n) for n in (1, 2))
     m = b.make("input", (), (6 if masked else 1, L, S), torch.float32, index=3)
@@ -215,7 +215,7 @@ def test_one_query_of_heads_that_share_keys(keys: int, queries: int, masked: boo
     bias = mask.expand(2, 6, queries, keys).reshape(2, 2, 3, queries, keys)
     tensors = dict(zip((q.id, k.id, v.id, m.id), (*given, mask), strict=True))
     check(made, tensors, {"s0": 2, "s1": queries, "s2": keys}, [*wide, bias])
-    launches = attention(made, TARGET, Facts())
+    launches = attention(made, TARGET, SizeRelations())
     assert launches is not None
     [first, *_] = [x for x in launches if holds(x, {"s0": 2, "s1": queries, "s2": 7})]
     grid = evaluate(first.choice.grid[0], {"s0": 2, "s1": queries, "s2": 7})
@@ -223,7 +223,7 @@ def test_one_query_of_heads_that_share_keys(keys: int, queries: int, masked: boo
 
 
 def test_what_has_no_kernel_is_left_to_the_library() -> None:
-    b = Builder()
+    b = IrBuilder()
     for depth, dtype in ((512, torch.float16), (64, torch.float64)):
         _, (q, k, v) = merged(b, 1, depth, dtype)
-        assert attention(source(attend(b, q, k, v, None, 1.0)), TARGET, Facts()) is None
+        assert attention(source(attend(b, q, k, v, None, 1.0)), TARGET, SizeRelations()) is None

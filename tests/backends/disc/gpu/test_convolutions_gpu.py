@@ -12,18 +12,18 @@ from run_program import GpuProgram
 from test_gpu_programs import compiled
 from torch import nn
 
-from blade.backends.disc.gpu import choose
-from blade.backends.disc.gpu.epilogue import plain_epilogue
-from blade.backends.disc.gpu.gemm import Product, Tile, product_of
-from blade.backends.disc.gpu.measure import sizes_near
-from blade.backends.disc.gpu.passes import FORMS
-from blade.backends.disc.gpu.plan import PIXEL_CLASSES, Plan, classes_of
-from blade.backends.disc.gpu.target import GpuTarget
-from blade.backends.disc.gpu.tiles import candidate
-from blade.backends.disc.interpret_ir import interpret
-from blade.backends.disc.ir import Builder
-from blade.backends.disc.kernel import Dim
-from blade.backends.disc.lower import lower
+from blade.backends.disc.frontend.lower import lower
+from blade.backends.disc.gpu.gemm import autotune as choose
+from blade.backends.disc.gpu.gemm.benchmark import sizes_near
+from blade.backends.disc.gpu.gemm.epilogue import plain_epilogue
+from blade.backends.disc.gpu.gemm.plan import PIXEL_CLASSES, GemmPlan, classes_of
+from blade.backends.disc.gpu.gemm.product import GemmProduct, GemmTile, product_of
+from blade.backends.disc.gpu.gemm.tile_table import candidate
+from blade.backends.disc.gpu.passes.pipeline import FORMS
+from blade.backends.disc.ir.graph import IrBuilder
+from blade.backends.disc.ir.kernel import Dim
+from blade.backends.disc.reference.interpret_graph import interpret
+from blade.backends.disc.target.gpu import GpuTarget
 
 pytestmark = pytest.mark.needs("triton_interpreter")
 
@@ -56,10 +56,10 @@ def drawn(model: nn.Module) -> nn.Module:
     return model.eval()
 
 
-def with_tile(monkeypatch: pytest.MonkeyPatch, tile: Tile) -> None:
-    def plan(product: Product, _: GpuTarget) -> Plan:
+def with_tile(monkeypatch: pytest.MonkeyPatch, tile: GemmTile) -> None:
+    def plan(product: GemmProduct, _: GpuTarget) -> GemmPlan:
         pieces = ((MOST, tile), (None, None))
-        return Plan(pieces if product.conv is not None else ((None, None),))
+        return GemmPlan(pieces if product.conv is not None else ((None, None),))
 
     monkeypatch.setattr(choose, "unmeasured", plan)
 
@@ -81,7 +81,7 @@ def test_a_convolution_and_its_batch_norm_are_one_kernel(
 ) -> None:
     torch.manual_seed(0)
     split = 3 if shape["kernel_size"] != 1 and shape["kernel_size"] != (5, 1) else 1
-    with_tile(monkeypatch, Tile(16, 16, 32, split=split))
+    with_tile(monkeypatch, GemmTile(16, 16, 32, split=split))
     conv = nn.Conv2d(32, 24, bias=False, **shape)
     after = nn.Conv2d(24, 8, 1, bias=False)  # ATen's: its channels make no whole blocks
     model = drawn(nn.Sequential(conv, nn.BatchNorm2d(24), nn.ReLU(), after)).to(dtype)
@@ -128,7 +128,7 @@ class Block(nn.Module):
 
 def test_a_residual_is_added_in_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(1)
-    with_tile(monkeypatch, Tile(16, 32, 32))
+    with_tile(monkeypatch, GemmTile(16, 32, 32))
     model = drawn(Block()).to(F16)
     program = compiled(model, [torch.randn(2, 64, 7, 8, dtype=F16)], [IMAGES])
     assert program.ran(torch.randn(2, 64, 6, 7, dtype=F16)) == ["loop", "linear", "linear", "loop"]
@@ -147,7 +147,7 @@ def test_a_residual_is_added_in_the_kernel(monkeypatch: pytest.MonkeyPatch) -> N
     ids=["groups", "odd channels", "one axis", "float32"],
 )
 def test_others_are_atens(conv: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
-    with_tile(monkeypatch, Tile(16, 16, 16))
+    with_tile(monkeypatch, GemmTile(16, 16, 16))
     dtype = F16 if conv.padding_mode != "zeros" or conv.groups == 2 else conv.weight.dtype
     model = nn.Sequential(conv, nn.ReLU()).eval().to(dtype)
     rank = conv.weight.dim()
@@ -210,8 +210,8 @@ def test_larger_kernels_than_strides_are_no_patches() -> None:
     assert "aten::convolution" in compiled(model, [x], [IMAGES]).ran(x)
 
 
-def product(batch: Dim, size: Dim, channels: int, out: int, kernel: int = 3) -> Product:
-    b = Builder()
+def product(batch: Dim, size: Dim, channels: int, out: int, kernel: int = 3) -> GemmProduct:
+    b = IrBuilder()
     x = b.make("input", (), (batch, size, size, channels), F16, index=0)
     stored = b.make("const", (), (out, kernel, kernel, channels), F16, index=0)
     w, p = b.permute(stored, (0, 3, 1, 2)), kernel // 2
@@ -240,16 +240,16 @@ def test_blocks_lie_within_a_tap_and_share_the_depth_evenly(channels: int, kerne
 @pytest.mark.parametrize(
     ("channels", "out", "kernel", "most", "tile"),
     [
-        (64, 64, 3, 4096, Tile(64, 64, 64)),
-        (256, 256, 3, 256, Tile(64, 64, 64, split=3)),
-        (512, 512, 3, 64, Tile(64, 64, 128, split=6, stages=3)),
-        (1024, 256, 1, 256, Tile(32, 32, 64, split=2)),
-        (2048, 512, 1, 64, Tile(32, 32, 64, split=4)),
-        (512, 2048, 1, 64, Tile(64, 64, 64)),
+        (64, 64, 3, 4096, GemmTile(64, 64, 64)),
+        (256, 256, 3, 256, GemmTile(64, 64, 64, split=3)),
+        (512, 512, 3, 64, GemmTile(64, 64, 128, split=6, stages=3)),
+        (1024, 256, 1, 256, GemmTile(32, 32, 64, split=2)),
+        (2048, 512, 1, 64, GemmTile(32, 32, 64, split=4)),
+        (512, 2048, 1, 64, GemmTile(64, 64, 64)),
     ],
 )
 def test_what_was_fastest_on_an_h200(
-    channels: int, out: int, kernel: int, most: int, tile: Tile
+    channels: int, out: int, kernel: int, most: int, tile: GemmTile
 ) -> None:
     assert candidate(product(N, H, channels, out, kernel), most, GpuTarget()) == tile
 

@@ -8,30 +8,42 @@ import torch
 from cpu_native import symbol
 from library_launches import run
 
-from blade.backends.disc.facts import Facts
-from blade.backends.disc.fuse import Fused, Group, fuse
-from blade.backends.disc.gpu.epilogue import group_epilogue, plain_epilogue
-from blade.backends.disc.gpu.gemm import Product, Tile, launch, product_of
-from blade.backends.disc.ir import Builder, Graph, Value, contiguous_strides
-from blade.backends.disc.steps import Counters
+from blade.backends.disc.fusion.fuse import Fused, FusionGroup, fuse
+from blade.backends.disc.gpu.gemm.epilogue import group_epilogue, plain_epilogue
+from blade.backends.disc.gpu.gemm.product import (
+    GemmProduct,
+    GemmTile,
+    launch,
+    product_of,
+)
+from blade.backends.disc.ir.graph import (
+    Graph,
+    IrBuilder,
+    Value,
+    contiguous_strides,
+)
+from blade.backends.disc.ir.size_facts import SizeRelations
+from blade.backends.disc.program.instructions import Counters
 
 pytestmark = pytest.mark.needs("triton_interpreter")
 
 B, S = symbol("s0"), symbol("s1")
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
-TILES = (Tile(16, 32, 16), Tile(32, 16, 32, split=3), Tile(16, 16, 16, split=2))
+TILES = (GemmTile(16, 32, 16), GemmTile(32, 16, 32, split=3), GemmTile(16, 16, 16, split=2))
 
 
 def compute(
-    product: Product, tile: Tile, tensors: dict[int, torch.Tensor], sizes: dict[str, int]
+    product: GemmProduct, tile: GemmTile, tensors: dict[int, torch.Tensor], sizes: dict[str, int]
 ) -> None:
-    run([launch(product, tile, None, Counters(64), Facts())], tensors, sizes)
+    run([launch(product, tile, None, Counters(64), SizeRelations())], tensors, sizes)
 
 
-def fused_with(b: Builder, outputs: list[Value], inputs: list[Value]) -> tuple[Fused, Group]:
+def fused_with(
+    b: IrBuilder, outputs: list[Value], inputs: list[Value]
+) -> tuple[Fused, FusionGroup]:
     strides = tuple(contiguous_strides(v.shape) for v in outputs)
     fused = fuse(Graph(b.values, tuple(outputs), strides, tuple(inputs)))
-    (group,) = [u for u in fused.units if isinstance(u, Group)]
+    (group,) = [u for u in fused.units if isinstance(u, FusionGroup)]
     return fused, group
 
 
@@ -44,9 +56,9 @@ def close(got: torch.Tensor, want: torch.Tensor) -> None:
 @pytest.mark.parametrize("tile", TILES, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("sizes", [(1, 1), (2, 9), (0, 3)])
-def test_product_with_bias(tile: Tile, dtype: torch.dtype, sizes: tuple[int, int]) -> None:
+def test_product_with_bias(tile: GemmTile, dtype: torch.dtype, sizes: tuple[int, int]) -> None:
     torch.manual_seed(0)
-    b, depth, columns = Builder(), 40, 24
+    b, depth, columns = IrBuilder(), 40, 24
     x = b.make("input", (), (B, S, depth), dtype, index=0)
     w = b.make("const", (), (columns, depth), dtype, index=0)
     bias = b.make("const", (), (columns,), dtype, index=1)
@@ -61,10 +73,10 @@ def test_product_with_bias(tile: Tile, dtype: torch.dtype, sizes: tuple[int, int
 
 
 @pytest.mark.parametrize("tile", TILES, ids=str)
-def test_operands_are_read_where_they_lie(tile: Tile) -> None:
+def test_operands_are_read_where_they_lie(tile: GemmTile) -> None:
     """A slice of wider rows times a transposed slice, as merged and GPT-2's products are."""
     torch.manual_seed(1)
-    b = Builder()
+    b = IrBuilder()
     wide = b.make("input", (), (B, S, 96), torch.float32, index=0)
     x = b.slice(wide, 2, 32, 1, 48)
     stored = b.make("const", (), (48, 80), torch.float32, index=0)
@@ -80,10 +92,10 @@ def test_operands_are_read_where_they_lie(tile: Tile) -> None:
 
 @pytest.mark.parametrize("tile", TILES, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_what_follows_is_computed_in_the_same_kernel(tile: Tile, dtype: torch.dtype) -> None:
+def test_what_follows_is_computed_in_the_same_kernel(tile: GemmTile, dtype: torch.dtype) -> None:
     """Bias, GELU, a residual; a second result; one number for every row."""
     torch.manual_seed(2)
-    b, depth, columns = Builder(), 32, 40
+    b, depth, columns = IrBuilder(), 32, 40
     x = b.make("input", (), (B, S, depth), dtype, index=0)
     residual = b.make("input", (), (B, S, columns), dtype, index=1)
     row = b.make("input", (), (B, S, 1), dtype, index=2)
@@ -116,7 +128,7 @@ def test_what_follows_is_computed_in_the_same_kernel(tile: Tile, dtype: torch.dt
 def test_a_residual_in_another_order() -> None:
     """Rows that lie at two distances: their index is taken apart."""
     torch.manual_seed(3)
-    b = Builder()
+    b = IrBuilder()
     x = b.make("input", (), (B, S, 16), torch.float32, index=0)
     other = b.make("input", (), (S, B, 24), torch.float32, index=1)
     w = b.make("const", (), (24, 16), torch.float32, index=0)
@@ -137,7 +149,7 @@ def test_a_residual_in_another_order() -> None:
 
 @pytest.mark.parametrize("reads", ["reversed", "halves"])
 def test_only_what_reads_its_own_point_follows(reads: str) -> None:
-    b = Builder()
+    b = IrBuilder()
     x = b.make("input", (), (B, S, 16), torch.float32, index=0)
     w = b.make("const", (), (24, 16), torch.float32, index=0)
     y = b.make("linear", (x, w), (B, S, 24), torch.float32)
@@ -150,7 +162,7 @@ def test_only_what_reads_its_own_point_follows(reads: str) -> None:
 
 
 def test_sizes_that_are_not_known_are_left_to_the_library() -> None:
-    b = Builder()
+    b = IrBuilder()
     x = b.make("input", (), (B, S), torch.float32, index=0)
     w = b.make("input", (), (24, S), torch.float32, index=1)
     y = b.make("linear", (x, w), (B, 24), torch.float32)

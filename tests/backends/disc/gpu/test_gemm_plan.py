@@ -6,20 +6,28 @@ import sympy
 import torch
 from cpu_native import symbol
 
-from blade.backends.disc.gpu.epilogue import plain_epilogue
-from blade.backends.disc.gpu.gemm import Product, Tile, product_of
-from blade.backends.disc.gpu.measure import sizes_for
-from blade.backends.disc.gpu.plan import CLASSES, Plan, between, classes, merged
-from blade.backends.disc.gpu.target import GpuTarget
-from blade.backends.disc.gpu.tiles import candidate, unmeasured
-from blade.backends.disc.ir import Builder, Shape
+from blade.backends.disc.gpu.gemm.benchmark import sizes_for
+from blade.backends.disc.gpu.gemm.epilogue import plain_epilogue
+from blade.backends.disc.gpu.gemm.plan import (
+    CLASSES,
+    GemmPlan,
+    between,
+    classes,
+    merged,
+)
+from blade.backends.disc.gpu.gemm.product import GemmProduct, GemmTile, product_of
+from blade.backends.disc.gpu.gemm.tile_table import candidate, unmeasured
+from blade.backends.disc.ir.graph import IrBuilder, Shape
+from blade.backends.disc.target.gpu import GpuTarget
 
 B, S = symbol("s0"), symbol("s1")
 TARGET = GpuTarget()
 
 
-def product(rows: Shape, columns: int, depth: int, dtype: torch.dtype = torch.float16) -> Product:
-    b = Builder()
+def product(
+    rows: Shape, columns: int, depth: int, dtype: torch.dtype = torch.float16
+) -> GemmProduct:
+    b = IrBuilder()
     x = b.make("input", (), (*rows, depth), dtype, index=0)
     w = b.make("const", (), (columns, depth), dtype, index=0)
     y = b.make("linear", (x, w), (*rows, columns), dtype)
@@ -36,12 +44,12 @@ def test_a_product_of_nothing_has_no_kernel(sizes: tuple[int, int, int]) -> None
 
 
 def test_neighbours_that_agree_are_one_range() -> None:
-    small, large = Tile(16, 32, 64), Tile(64, 64, 64)
+    small, large = GemmTile(16, 32, 64), GemmTile(64, 64, 64)
     plan = merged([(32, small), (128, small), (256, large), (None, None)])
     assert plan.ranges == ((128, small), (256, large), (None, None))
     assert merged([(32, small)]).ranges == ((None, small),)
     with pytest.raises(AssertionError):
-        Plan(((32, small),))
+        GemmPlan(((32, small),))
 
 
 def test_ranges_hold_once_for_every_number_of_rows() -> None:

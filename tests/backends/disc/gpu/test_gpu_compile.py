@@ -17,18 +17,18 @@ from test_gpu_emit import chain, masked_softmax
 from test_gpu_pointwise import EXACT
 from triton_interpreter import TARGET
 
-from blade.backends.disc.gpu import compile as compiling
-from blade.backends.disc.gpu import cubin
-from blade.backends.disc.gpu.compile import (
+from blade.backends.disc.gpu.compile import compile as compiling
+from blade.backends.disc.gpu.compile import cubin
+from blade.backends.disc.gpu.compile.compile import (
     Cubin,
     compile_units,
     why_unavailable,
     write_object,
 )
-from blade.backends.disc.gpu.emit import emit
-from blade.backends.disc.gpu.pointwise import supports
-from blade.backends.disc.gpu.unit import Unit, named
-from blade.backends.disc.kernel import (
+from blade.backends.disc.gpu.compile.triton_unit import TritonUnit, named_unit
+from blade.backends.disc.gpu.emit.kernel import emit
+from blade.backends.disc.gpu.emit.pointwise import supports
+from blade.backends.disc.ir.kernel import (
     POINTWISE,
     Access,
     Compute,
@@ -40,7 +40,7 @@ from blade.backends.disc.kernel import (
     Stmt,
     Store,
 )
-from blade.cache import Cache
+from blade.core.disk_cache import DiskCache
 from blade.errors import Refused
 
 pytestmark = pytest.mark.needs("triton")
@@ -55,7 +55,7 @@ with tempfile.TemporaryDirectory() as folder:
 """
 
 
-def ptx(unit: Unit, folder: Path) -> str:
+def ptx(unit: TritonUnit, folder: Path) -> str:
     """In another process: in this one Triton interprets."""
     run = subprocess.run(
         [sys.executable, "-c", _PTX.format(path=cubin.__file__)],
@@ -128,13 +128,13 @@ def test_units_that_may_start_early_are_marked() -> None:
     data = write_object({"plain": code, "waits": code}, TARGET, early={"waits"})
     assert data.splitlines()[2:4] == [b"sm_90 plain 128 0 4", b"sm_90 waits 128 0 4 early"]
     text = "def kernel(x):\n    pass\n"
-    units = [named("loop", text, (), early=early) for early in (False, True)]
+    units = [named_unit("loop", text, (), early=early) for early in (False, True)]
     assert [unit.early for unit in units] == [False, True] and units[0].name != units[1].name
 
 
 def test_registers_of_a_thread_are_limited_where_a_unit_says_so(tmp_path: Path) -> None:
     text = "import triton\n\n\n@triton.jit\ndef kernel(x):\n    pass\n"
-    free, few = (named("loop", text, (("x", "*fp32"),), registers=n) for n in (0, 32))
+    free, few = (named_unit("loop", text, (("x", "*fp32"),), registers=n) for n in (0, 32))
     assert free.name != few.name
     assert ".maxnreg 32" in ptx(few, tmp_path) and ".maxnreg" not in ptx(free, tmp_path)
 
@@ -142,7 +142,7 @@ def test_registers_of_a_thread_are_limited_where_a_unit_says_so(tmp_path: Path) 
 def test_what_was_compiled_once_comes_from_the_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cache = Cache(tmp_path)
+    cache = DiskCache(tmp_path)
     unit = emit(pointwise_kernel("add", [F32, F32], F32), TARGET)[0].unit
     first = compile_units([unit], TARGET, cache)
     monkeypatch.setattr(compiling, "_compile", lambda units, target: {} if not units else None)

@@ -11,9 +11,18 @@ from cpu_native import pointwise_kernel, symbol
 from test_cpu_kernels import F16, F32, _args, gelu, layer_norm, softmax
 from triton_interpreter import TARGET, chosen
 
-from blade.backends.disc.gpu.emit import emit
-from blade.backends.disc.gpu.target import GpuTarget
-from blade.backends.disc.kernel import Access, Compute, Const, Kernel, Load, Reduce, Stmt, Store
+from blade.backends.disc.gpu.emit.kernel import emit
+from blade.backends.disc.ir.kernel import (
+    Access,
+    Compute,
+    Const,
+    Kernel,
+    Load,
+    Reduce,
+    Stmt,
+    Store,
+)
+from blade.backends.disc.target.gpu import GpuTarget
 
 S0, S1, S2 = symbol("s0"), symbol("s1"), symbol("s2")
 

@@ -29,8 +29,8 @@ from test_cpu_kernels import (
 )
 from triton_interpreter import TARGET, both, check, run
 
-from blade.backends.disc.gpu.emit import emit
-from blade.backends.disc.kernel import (
+from blade.backends.disc.gpu.emit.kernel import emit
+from blade.backends.disc.ir.kernel import (
     Access,
     Arg,
     Compute,

@@ -25,9 +25,9 @@ from test_cpu_kernels import (
 )
 from triton_interpreter import TARGET, both, check, chosen, run
 
-from blade.backends.disc.gpu import shapes
-from blade.backends.disc.gpu.emit import emit
-from blade.backends.disc.kernel import (
+from blade.backends.disc.gpu.emit import tile_table as shapes
+from blade.backends.disc.gpu.emit.kernel import emit
+from blade.backends.disc.ir.kernel import (
     Access,
     Compute,
     Const,

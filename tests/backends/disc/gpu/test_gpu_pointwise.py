@@ -7,10 +7,19 @@ from cpu_native import pointwise_kernel, samples, symbol
 from test_cpu_pointwise import DTYPES, _inputs, _result, _sources, _ulps
 from triton_interpreter import TARGET, check, run
 
-from blade.backends.disc.gpu.emit import emit
-from blade.backends.disc.gpu.pointwise import supports
-from blade.backends.disc.interpret import pointwise, working
-from blade.backends.disc.kernel import POINTWISE, Access, Arg, Compute, Const, Kernel, Load, Store
+from blade.backends.disc.gpu.emit.kernel import emit
+from blade.backends.disc.gpu.emit.pointwise import supports
+from blade.backends.disc.ir.kernel import (
+    POINTWISE,
+    Access,
+    Arg,
+    Compute,
+    Const,
+    Kernel,
+    Load,
+    Store,
+)
+from blade.backends.disc.reference.interpret_kernel import pointwise, working
 from blade.errors import Refused
 
 pytestmark = pytest.mark.needs("triton_interpreter")
@@ -103,7 +112,7 @@ def test_unsupported_is_refused_and_supports_agrees() -> None:
 
 
 def test_every_op_the_cpu_has_is_there() -> None:
-    from blade.backends.disc.cpu import supports as on_cpu
+    from blade.backends.disc.cpu.emit.pointwise import supports as on_cpu
 
     missing = [(op, d) for op in POINTWISE for d in DTYPES if on_cpu(op, d) and not supports(op, d)]
     assert missing == []

@@ -9,9 +9,17 @@ from test_cpu_kernels import BF16, F16, F32, S0, S1, _args, gelu
 from test_gpu_many_programs import in_halves
 from triton_interpreter import TARGET, run
 
-from blade.backends.disc.gpu.emit import emit
-from blade.backends.disc.gpu.precision import beside_one, hidden
-from blade.backends.disc.kernel import Access, Compute, Kernel, Load, Reduce, Stmt, Store
+from blade.backends.disc.gpu.emit.fast_math import beside_one, hidden
+from blade.backends.disc.gpu.emit.kernel import emit
+from blade.backends.disc.ir.kernel import (
+    Access,
+    Compute,
+    Kernel,
+    Load,
+    Reduce,
+    Stmt,
+    Store,
+)
 
 EXP, SUM, DIV = 4, 5, 6
 

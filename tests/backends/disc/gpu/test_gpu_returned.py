@@ -8,7 +8,7 @@ import torch
 from op_trace import trace
 from run_program import compile_to_program
 
-from blade.backends.disc.lower import lower
+from blade.backends.disc.frontend.lower import lower
 
 pytestmark = pytest.mark.needs("triton_interpreter")
 

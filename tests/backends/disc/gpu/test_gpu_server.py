@@ -2,59 +2,41 @@
 """The process that compiles: one for many requests, gone with its parent or when idle, and back when it is needed."""
 
 import os
-import pickle
-import subprocess
-import sys
+import signal
 from collections.abc import Iterator
 
 import pytest
+import quick_cubin
 from cpu_native import pointwise_kernel
 from test_cpu_kernels import F32
 from triton_interpreter import TARGET
 
-from blade.backends.disc.gpu import cubin, server
-from blade.backends.disc.gpu.emit import emit
-from blade.backends.disc.gpu.server import compile_in_forks
-from blade.backends.disc.gpu.unit import Unit
-from blade.meanwhile import meanwhile
+from blade.backends.disc.gpu.compile import cubin, server
+from blade.backends.disc.gpu.compile.server import compile_in_forks
+from blade.backends.disc.gpu.compile.triton_unit import TritonUnit
+from blade.backends.disc.gpu.emit.kernel import emit
+from blade.process.child import NoAnswer
+from blade.process.overlap import overlapping
 
 pytestmark = pytest.mark.needs("triton")
-
-# As cubin's, but for what takes long: it compiles by a look at the text.
-_QUICK = """
-import importlib.util, os, sys
-spec = importlib.util.spec_from_file_location("cubin", {file!r})
-cubin = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(cubin)
-def compile_unit(unit, arch, folder):
-    print("on stdout")
-    if unit.text == "crash":
-        os.abort()
-    assert unit.text != "wrong", "what is wrong"
-    return unit
-cubin._prepare = cubin._keep_in = lambda given: None
-cubin.compile_unit = compile_unit
-cubin.pack = lambda unit: (unit.text.encode(), 128, os.getpid())
-cubin.serve({arch}, {idle_s})
-"""
 
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(server, "_server", None)
-    monkeypatch.setattr(server, "_PROGRAM", _QUICK)
+    monkeypatch.setattr(cubin, "serve_compilations", quick_cubin.serve)
     yield
     if server._server is not None:
-        server._server.end()
+        server._server.close()
 
 
-def unit(text: str) -> Unit:
-    return Unit("unit", text, ())
+def unit(text: str) -> TritonUnit:
+    return TritonUnit("unit", text, ())
 
 
 def test_real_units_compile_one_request_after_the_other() -> None:
     units = [emit(pointwise_kernel(op, [F32, F32], F32), TARGET)[0].unit for op in ("add", "mul")]
-    server.expect(TARGET)
+    server.warm_up(TARGET)
     first = server._server
     both, again = compile_in_forks(units, TARGET), compile_in_forks(units[:1], TARGET)
     assert server._server is first
@@ -73,11 +55,11 @@ def test_results_are_in_the_order_of_the_units_from_processes_of_their_own(quick
 
 def test_whoever_waits_has_something_else_done(quick: None) -> None:
     done: list[bool] = []
-    with meanwhile(lambda: done.append(server._lock.locked())):
+    with overlapping(lambda: done.append(server._lock.locked())):
         for text in ("a", "b"):
             assert compile_in_forks([unit(text)], TARGET)[0][0] == text.encode()
     assert done == [True]  # once, by the first request
-    with meanwhile(lambda: 1 // 0), pytest.raises(ZeroDivisionError):
+    with overlapping(lambda: 1 // 0), pytest.raises(ZeroDivisionError):
         compile_in_forks([unit("c")], TARGET)
     assert compile_in_forks([unit("d")], TARGET)[0][0] == b"d"  # not the answer to "c"
 
@@ -101,49 +83,48 @@ def test_after_a_while_without_work_it_is_gone_and_comes_back(
     monkeypatch.setattr(server, "IDLE_S", 0.1)
     compile_in_forks([unit("a")], TARGET)
     first = server._server
-    assert first is not None and first.process.wait(timeout=60) == 0
+    assert first is not None
+    with pytest.raises(NoAnswer, match="ended the process with exit status 0"):
+        first.answer(60)
     assert compile_in_forks([unit("b")], TARGET)[0][0] == b"b"
     assert server._server is not first
 
 
 def test_one_that_was_killed_is_said_to_have_ended_and_replaced(quick: None) -> None:
-    server.expect(TARGET)
+    server.warm_up(TARGET)
     assert server._server is not None
-    server._server.process.kill()
-    server._server.process.wait()
+    server._server.kill()
+    os.waitid(os.P_PID, server._server.pid, os.WEXITED | os.WNOWAIT)
     assert compile_in_forks([unit("a")], TARGET)[0][0] == b"a"
 
 
 def test_where_it_cannot_start_its_words_are_the_reason(
     quick: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "_PROGRAM", "raise ImportError('no such library')")
+    monkeypatch.setattr(cubin, "serve_compilations", quick_cubin.fails)
     [found] = compile_in_forks([unit("a")], TARGET)
     assert isinstance(found, str) and found.strip().endswith("ImportError: no such library")
 
 
 def test_a_fork_of_the_process_starts_one_of_its_own(quick: None) -> None:
-    compile_in_forks([unit("a")], TARGET)
+    [first] = compile_in_forks([unit("a")], TARGET)
     mine = server._server
-    assert mine is not None and mine.serves(TARGET.arch)
-    mine.owner += 1
-    assert not mine.serves(TARGET.arch)
-    compile_in_forks([unit("b")], TARGET)
-    assert server._server is not mine and mine.process.poll() is None  # it is another's to end
-    mine.owner -= 1
-    mine.end()
-    assert mine.process.poll() is not None
+    assert mine is not None
+    if (pid := os.fork()) == 0:
+        signal.alarm(60)  # a hang ends by this
+        right = not mine.is_alive() and compile_in_forks([unit("b")], TARGET)[0][0] == b"b"
+        assert server._server is not None
+        server._server.close()
+        mine.close()
+        os._exit(0 if right and server._server is not mine else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert mine.is_alive()
+    assert compile_in_forks([unit("a")], TARGET)[0][0] == first[0]
+    assert server._server is mine
 
 
-def test_it_ends_when_nobody_can_ask_any_more() -> None:
-    program = _QUICK.format(file=cubin.__file__, arch=90, idle_s=600)
-    run = subprocess.run(
-        [sys.executable, "-c", program], input=b"", capture_output=True, timeout=60
-    )
-    assert run.returncode == 0 and run.stdout == b""
-    request = pickle.dumps(([{"name": "u", "text": "a"}], "/nowhere", 1))
-    run = subprocess.run(
-        [sys.executable, "-c", program], input=request, capture_output=True, timeout=60
-    )
-    [found] = pickle.loads(run.stdout)  # where no file can be written
+def test_where_no_file_can_be_written_that_is_the_answer(quick: None) -> None:
+    child = server._started(TARGET)
+    child.post(([{"name": "u", "text": "a"}], "/nowhere", 1))
+    [found] = child.answer(60)
     assert "ended" in found

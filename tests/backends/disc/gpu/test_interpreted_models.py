@@ -15,8 +15,8 @@ from tiny_model import in_dtype
 from tiny_zoo import MODELS
 
 import blade
-from blade.backends.disc.gpu.passes import FORMS
-from blade.backends.disc.lower import lower
+from blade.backends.disc.frontend.lower import lower
+from blade.backends.disc.gpu.passes.pipeline import FORMS
 
 pytestmark = [pytest.mark.needs("triton_interpreter"), pytest.mark.needs("runtime")]
 
@@ -48,14 +48,14 @@ class Scaled(torch.nn.Module):
 
 def test_the_judge_sees_a_wrong_program(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows are one short."""
-    from blade.backends.disc.gpu import body
+    from blade.backends.disc.gpu.emit import statements as body
 
-    finish = body.Body.finish
+    finish = body.TritonBody.finish
 
-    def short(self: body.Body, i: int, stmt: object, x: str) -> None:
+    def short(self: body.TritonBody, i: int, stmt: object, x: str) -> None:
         finish(self, i, stmt, f"tl.where(c > 0, {x}, 0.0)")  # type: ignore[arg-type]
 
-    monkeypatch.setattr(body.Body, "finish", short)
+    monkeypatch.setattr(body.TritonBody, "finish", short)
     [text] = wrong(
         interpreted(Scaled().eval(), [(torch.randn(3, 5),)], blade.Config(min_cluster_size=1))
     )

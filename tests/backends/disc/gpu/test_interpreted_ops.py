@@ -13,8 +13,8 @@ from op_table import EVERY
 from op_trace import trace
 from run_program import GuardFailed, compile_to_program
 
-from blade.backends.disc.gpu.passes import FORMS
-from blade.backends.disc.lower import lower
+from blade.backends.disc.frontend.lower import lower
+from blade.backends.disc.gpu.passes.pipeline import FORMS
 
 pytestmark = pytest.mark.needs("triton_interpreter")
 

@@ -14,18 +14,18 @@ from test_gemm_gpu import fused_with
 from test_gpu_compile import accesses, ptx
 from test_moments_gpu import made as made_moments
 
-from blade.backends.disc.attention import attend
-from blade.backends.disc.facts import Facts
-from blade.backends.disc.gpu.attention import attention
-from blade.backends.disc.gpu.compile import compile_units
-from blade.backends.disc.gpu.epilogue import group_epilogue, plain_epilogue
-from blade.backends.disc.gpu.gemm import Tile, launch, product_of
-from blade.backends.disc.gpu.launch import LibraryLaunch
-from blade.backends.disc.gpu.moments import moments
-from blade.backends.disc.gpu.target import GpuTarget
-from blade.backends.disc.ir import Builder
-from blade.backends.disc.kernel import Dim
-from blade.backends.disc.steps import Counters
+from blade.backends.disc.gpu.attention.calls import attention
+from blade.backends.disc.gpu.compile.compile import compile_units
+from blade.backends.disc.gpu.emit.library_launch import LibraryLaunch
+from blade.backends.disc.gpu.gemm.epilogue import group_epilogue, plain_epilogue
+from blade.backends.disc.gpu.gemm.product import GemmTile, launch, product_of
+from blade.backends.disc.gpu.library.group_moments import moments
+from blade.backends.disc.ir.attention import attend
+from blade.backends.disc.ir.graph import IrBuilder
+from blade.backends.disc.ir.kernel import Dim
+from blade.backends.disc.ir.size_facts import SizeRelations
+from blade.backends.disc.program.instructions import Counters
+from blade.backends.disc.target.gpu import GpuTarget
 
 pytestmark = pytest.mark.needs("triton")
 S = symbol("s1")
@@ -35,11 +35,11 @@ def attention_launches(
     depth: int, dtype: torch.dtype, biased: bool, rows: Dim = 1
 ) -> list[LibraryLaunch]:
     """``rows``: 1 where the bias is one row for all queries."""
-    b = Builder()
+    b = IrBuilder()
     x, (q, k, v) = merged(b, 4, depth, dtype)
     m = b.make("input", (), (x.shape[0], 1, rows, L), dtype, index=1)
     bias = b.broadcast(m, (x.shape[0], 4, L, L)) if biased else None
-    launches = attention(source(attend(b, q, k, v, bias, 0.125)), GpuTarget(), Facts())
+    launches = attention(source(attend(b, q, k, v, bias, 0.125)), GpuTarget(), SizeRelations())
     assert launches is not None
     return launches
 
@@ -47,7 +47,7 @@ def attention_launches(
 @pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels_last"])
 def test_moments_read_neighbours_at_once(last: bool, tmp_path: Path) -> None:
     _, value = made_moments(64, 8, "channels_last" if last else "contiguous", torch.float16)
-    launches = moments(value, GpuTarget(), Counters(64), Facts())
+    launches = moments(value, GpuTarget(), Counters(64), SizeRelations())
     for line in resources(launches, tmp_path):
         assert "STACK:0" in line and "LOCAL:0" in line, line
     text = ptx(launches[-1].choice.unit, tmp_path)
@@ -56,14 +56,14 @@ def test_moments_read_neighbours_at_once(last: bool, tmp_path: Path) -> None:
         assert 16 in accesses(text, "ld")
 
 
-def product_launch(tile: Tile, dtype: torch.dtype) -> LibraryLaunch:
-    b = Builder()
+def product_launch(tile: GemmTile, dtype: torch.dtype) -> LibraryLaunch:
+    b = IrBuilder()
     x = b.make("input", (), (S, 768), dtype, index=0)
     w = b.make("const", (), (768, 768), dtype, index=0)
     y = b.make("linear", (x, w), (S, 768), dtype)
     product = product_of(y, plain_epilogue(y))
     assert product is not None
-    return launch(product, tile, None, Counters(1), Facts(), early=True)
+    return launch(product, tile, None, Counters(1), SizeRelations(), early=True)
 
 
 def resources(launches: list[LibraryLaunch], folder: Path) -> list[str]:
@@ -119,7 +119,7 @@ def test_a_bias_for_every_score_fits_into_registers(depth: int, tmp_path: Path) 
 
 
 def test_products_keep_to_registers_and_tensor_cores(tmp_path: Path) -> None:
-    few, many = Tile(32, 32, 128, split=2), Tile(128, 128, 64, warps=8, stages=3)
+    few, many = GemmTile(32, 32, 128, split=2), GemmTile(128, 128, 64, warps=8, stages=3)
     launches = [product_launch(tile, torch.float16) for tile in (few, many)]
     for line in resources(launches, tmp_path):
         assert "STACK:0" in line and "LOCAL:0" in line, line
@@ -131,16 +131,16 @@ def test_products_keep_to_registers_and_tensor_cores(tmp_path: Path) -> None:
 
 def test_the_sums_of_a_split_product_are_there_before_it_is_counted(tmp_path: Path) -> None:
     """Every thread's stores, a barrier, and then one thread's atomic with release and acquire."""
-    text = ptx(product_launch(Tile(32, 32, 128, split=2), torch.float16).choice.unit, tmp_path)
+    text = ptx(product_launch(GemmTile(32, 32, 128, split=2), torch.float16).choice.unit, tmp_path)
     counted = text.index("atom.global.gpu.acq_rel")
     stored = text.rindex("st.global", 0, counted)
     assert "bar.sync" in text[stored:counted]
     assert "ld.global.cg" in text[counted:]
 
 
-def followed_by_tanh(lead: tuple[Dim, ...], columns: int, tile: Tile) -> LibraryLaunch:
+def followed_by_tanh(lead: tuple[Dim, ...], columns: int, tile: GemmTile) -> LibraryLaunch:
     """tanh(x @ w.T + bias): also one that is read as it is, so that there are two stores."""
-    b = Builder()
+    b = IrBuilder()
     x = b.make("input", (), (*lead, 768), torch.bfloat16, index=0)
     w = b.make("const", (), (columns, 768), torch.bfloat16, index=0)
     bias = b.make("const", (), (columns,), torch.bfloat16, index=1)
@@ -151,13 +151,13 @@ def followed_by_tanh(lead: tuple[Dim, ...], columns: int, tile: Tile) -> Library
     assert epilogue is not None
     product = product_of(y, epilogue)
     assert product is not None
-    return launch(product, tile, None, Counters(64), Facts(), early=True)
+    return launch(product, tile, None, Counters(64), SizeRelations(), early=True)
 
 
-@pytest.mark.parametrize("tile", [Tile(32, 32, 128), Tile(32, 32, 128, split=2)], ids=str)
+@pytest.mark.parametrize("tile", [GemmTile(32, 32, 128), GemmTile(32, 32, 128, split=2)], ids=str)
 @pytest.mark.parametrize("sizes", [((1,), 768), ((1, 1), 768), ((S,), 1), ((1,), 1)], ids=str)
 def test_what_has_size_one_is_stored_from_a_whole_block(
-    sizes: tuple[tuple[Dim, ...], int], tile: Tile
+    sizes: tuple[tuple[Dim, ...], int], tile: GemmTile
 ) -> None:
     """The interpreter broadcasts a pointer to its value's shape; the compiler does not."""
     unit = followed_by_tanh(*sizes, tile).choice.unit
@@ -166,7 +166,7 @@ def test_what_has_size_one_is_stored_from_a_whole_block(
 
 @pytest.mark.parametrize("kernel", [1, 3])
 def test_what_a_convolution_sees_is_copied_16_bytes_at_a_time(kernel: int, tmp_path: Path) -> None:
-    b, images = Builder(), (symbol("s0"), S, symbol("s2"), 128)
+    b, images = IrBuilder(), (symbol("s0"), S, symbol("s2"), 128)
     x = b.make("input", (), images, torch.float16, index=0)
     stored = b.make("const", (), (64, kernel, kernel, 128), torch.float16, index=0)
     y = b.make(
@@ -183,7 +183,7 @@ def test_what_a_convolution_sees_is_copied_16_bytes_at_a_time(kernel: int, tmp_p
     )
     product = product_of(y, plain_epilogue(y))
     assert product is not None
-    made = launch(product, Tile(64, 64, 64), None, Counters(64), Facts(), early=True)
+    made = launch(product, GemmTile(64, 64, 64), None, Counters(64), SizeRelations(), early=True)
     text = ptx(made.choice.unit, tmp_path)
     assert "cp.async.cg.shared.global" in text and "wgmma.mma_async" in text
     assert accesses(text, "ld.global") <= {16}

@@ -8,12 +8,12 @@ from library_launches import run
 from test_gpu_programs import compiled
 from torch import nn
 
-from blade.backends.disc.facts import Facts
-from blade.backends.disc.gpu.moments import PARTS, TILE, moments
-from blade.backends.disc.gpu.target import GpuTarget
-from blade.backends.disc.ir import Builder, Value
-from blade.backends.disc.moments import reference
-from blade.backends.disc.steps import Counters
+from blade.backends.disc.frontend.ops.group_moments import reference
+from blade.backends.disc.gpu.library.group_moments import PARTS, TILE, moments
+from blade.backends.disc.ir.graph import IrBuilder, Value
+from blade.backends.disc.ir.size_facts import SizeRelations
+from blade.backends.disc.program.instructions import Counters
+from blade.backends.disc.target.gpu import GpuTarget
 
 pytestmark = pytest.mark.needs("triton_interpreter")
 N, H, W = symbol("s0"), symbol("s1"), symbol("s2")
@@ -22,7 +22,7 @@ IMAGES = (True, False, True, True)
 
 def made(channels: int, groups: int, layout: str, dtype: torch.dtype) -> tuple[Value, Value]:
     """The input and its moments. ``layout``: how [N, C, H, W] lies in memory, or "window": in a larger image."""
-    b = Builder()
+    b = IrBuilder()
     if layout == "channels_last":
         x = b.make("input", (), (N, H, W, channels), dtype, index=0)
         y = b.permute(x, (0, 3, 1, 2))
@@ -43,7 +43,7 @@ def test_every_layout(layout: str, channels: int, groups: int, dtype: torch.dtyp
     """One pixel, a few, and so many that programs share a group; a mean far from zero."""
     torch.manual_seed(0)
     x, value = made(channels, groups, layout, dtype)
-    launches = moments(value, GpuTarget(), Counters(64), Facts())
+    launches = moments(value, GpuTarget(), Counters(64), SizeRelations())
     for n, h, w in ((1, 1, 1), (2, 5, 7), (1, 2 * PARTS, 2 * TILE // channels // PARTS)):
         sizes = {"s0": n, "s1": h, "s2": w}
         given = torch.randn(

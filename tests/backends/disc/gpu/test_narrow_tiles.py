@@ -5,21 +5,21 @@ import pytest
 import torch
 from cpu_native import symbol
 
-from blade.backends.disc.gpu.epilogue import plain_epilogue
-from blade.backends.disc.gpu.gemm import Product, product_of
-from blade.backends.disc.gpu.narrow_tiles import MANY, candidates
-from blade.backends.disc.gpu.plan import NARROW_CLASSES, classes_of
-from blade.backends.disc.gpu.target import GpuTarget
-from blade.backends.disc.gpu.tiles import unmeasured
-from blade.backends.disc.ir import Builder, Dim
+from blade.backends.disc.gpu.gemm.epilogue import plain_epilogue
+from blade.backends.disc.gpu.gemm.plan import EIGHT_BIT_CLASSES, classes_of
+from blade.backends.disc.gpu.gemm.product import GemmProduct, product_of
+from blade.backends.disc.gpu.gemm.tile_table import unmeasured
+from blade.backends.disc.gpu.gemm.tile_table_8bit import MANY, candidates
+from blade.backends.disc.ir.graph import Dim, IrBuilder
+from blade.backends.disc.target.gpu import GpuTarget
 
 S = symbol("s0")
 TARGETS = (GpuTarget(), GpuTarget(89, 58, 99 * 1024))
 SIZES = ((4096, 4096), (768, 3072), (3072, 768), (11008, 4096), (16, 16), (48, 10000), (4096, 160))
 
 
-def product(rows: Dim, columns: int, depth: int) -> Product:
-    b, f8, f32 = Builder(), torch.float8_e4m3fn, torch.float32
+def product(rows: Dim, columns: int, depth: int) -> GemmProduct:
+    b, f8, f32 = IrBuilder(), torch.float8_e4m3fn, torch.float32
     x = b.make("input", (), (rows, depth), f8, index=0)
     s = b.make("input", (), (rows, 1), f32, index=1)
     w = b.make("const", (), (columns, depth), f8, index=0)
@@ -35,8 +35,8 @@ def product(rows: Dim, columns: int, depth: int) -> Product:
 @pytest.mark.parametrize(("columns", "depth"), SIZES)
 def test_candidates_fit(target: GpuTarget, columns: int, depth: int) -> None:
     made = product(S, columns, depth)
-    assert classes_of(made) == NARROW_CLASSES
-    for most in NARROW_CLASSES:
+    assert classes_of(made) == EIGHT_BIT_CLASSES
+    for most in EIGHT_BIT_CLASSES:
         found = candidates(made, most, target)
         assert found and len(set(found)) == len(found)
         for tile in found:
@@ -57,7 +57,7 @@ def test_without_a_measurement_it_is_ours_for_any_number_of_rows() -> None:
 def test_products_that_differ_in_their_scales_have_plans_of_their_own() -> None:
     one = product(S, 64, 64)
     assert one.scales is not None and one.scales.names == ["w_scale", "x_scale"]
-    b = Builder()
+    b = IrBuilder()
     x, w = (b.make("input", (), (n, 64), torch.int8, index=k) for k, n in enumerate((S, 64)))
     ws = b.make("const", (), (64,), torch.float32, index=1)
     keys = set()

@@ -10,21 +10,21 @@ from run_program import compile_to_program
 from torch import nn
 from torch.nn import functional
 
-from blade.backends.base import Cluster
-from blade.backends.disc.gpu.passes import FORMS as DISC_FORMS
-from blade.backends.disc.lower import lower
+from blade.backends.disc.frontend.lower import lower
+from blade.backends.disc.gpu.passes.pipeline import FORMS as DISC_FORMS
 from blade.backends.quant import quantize as quantizing
-from blade.backends.quant.forms import FORMS
-from blade.backends.quant.gpu_plans import make_gpu_plans
-from blade.backends.quant.plans import Plan
+from blade.backends.quant.device_dtypes import EIGHT_BIT_DTYPES
 from blade.backends.quant.prepare import prepare
-from blade.backends.quant.write import write
-from blade.budget import output_error
-from blade.capture.torchscript import capture
+from blade.backends.quant.search.cpu_plans import QuantPlan
+from blade.backends.quant.search.gpu_plans import make_gpu_plans
+from blade.backends.quant.transforms.insert_qdq import insert_qdq
+from blade.capture.capture import capture
 from blade.config import Config
+from blade.config.accuracy import output_error
+from blade.core.cluster import Cluster
 from blade.errors import Refused
-from blade.graph.extract import extract
-from blade.graph.view import view
+from blade.graph.torchscript.extract import extract
+from blade.graph.torchscript.view import view
 
 pytestmark = pytest.mark.needs("triton_interpreter")
 F16, F32 = torch.float16, torch.float32
@@ -54,14 +54,15 @@ def cluster_of(dtype: torch.dtype) -> Cluster:
     return extracted.cluster
 
 
-def plans_of(cluster: Cluster, **fields: object) -> dict[str, Plan]:
+def plans_of(cluster: Cluster, **fields: object) -> dict[str, QuantPlan]:
     config = Config(enable_fp8=True, enable_int8=True, **fields)
     return {
-        plan.name: plan for plan in make_gpu_plans(prepare(cluster, config, True), config, FORMS)
+        plan.name: plan
+        for plan in make_gpu_plans(prepare(cluster, config, True), config, EIGHT_BIT_DTYPES)
     }
 
 
-def by_title(plan: Plan, cluster: Cluster) -> Mapping[str, str]:
+def by_title(plan: QuantPlan, cluster: Cluster) -> Mapping[str, str]:
     layers = prepare(cluster, Config(enable_fp8=True), True).layers
     return {
         layer.title: plan.schemes[layer.name].precision if layer.name in plan.schemes else ""
@@ -73,7 +74,7 @@ def test_what_is_proposed() -> None:
     cluster = cluster_of(F16)
     plans = plans_of(cluster)
     assert list(plans) == [
-        f"{form} {kind}" for form in FORMS for kind in ("mixed", "dynamic", "static")
+        f"{form} {kind}" for form in EIGHT_BIT_DTYPES for kind in ("mixed", "dynamic", "static")
     ]
     assert by_title(plans["fp8 mixed"], cluster) == {
         "up": "fp8 dynamic",  # a norm makes what it reads
@@ -95,9 +96,9 @@ def test_a_program_answers_as_the_simulation_says(name: str, dtype: torch.dtype)
     cluster = cluster_of(dtype)
     config = Config(enable_fp8=True, enable_int8=True)
     prepared = prepare(cluster, config, True)
-    [plan] = [p for p in make_gpu_plans(prepared, config, FORMS) if p.name == name]
+    [plan] = [p for p in make_gpu_plans(prepared, config, EIGHT_BIT_DTYPES) if p.name == name]
     moved = replace(cluster, gm=prepared.gm)  # of float32, scales may have been
-    quantized = write(moved, prepared.layers, plan.schemes)
+    quantized = insert_qdq(moved, prepared.layers, plan.schemes)
     program = compile_to_program(lower(quantized.gm, quantized.shape_env, forms=DISC_FORMS))
     narrow = "f8" if name.startswith("fp8") else "i8"
     slots = [line.split() for line in program.text.splitlines() if line.startswith("slot ")]
@@ -127,7 +128,7 @@ def test_layers_that_differ_in_their_weights_and_scales_alone_share_their_code()
     prepared = prepare(extracted.cluster, config, True)
     [plan] = make_gpu_plans(prepared, config, {"fp8": torch.float8_e4m3fn})
     assert len({s.activation for s in plan.schemes.values()}) == 4
-    quantized = write(extracted.cluster, prepared.layers, plan.schemes)
+    quantized = insert_qdq(extracted.cluster, prepared.layers, plan.schemes)
     program = compile_to_program(lower(quantized.gm, quantized.shape_env, forms=DISC_FORMS))
     launched = [word for word in program.text.split() if word.startswith("linear_")]
     one = len(launched) // 4  # for each range of rows
@@ -141,7 +142,7 @@ def test_a_cluster_on_a_gpu_is_quantized_as_far_as_the_budget_goes(
 ) -> None:
     """All but the device: what is compiled is one plan's program, and every layer is accounted for."""
     monkeypatch.setattr(quantizing, "device_of", lambda _: torch.device("cuda"))
-    monkeypatch.setattr(quantizing, "forms_of", lambda *_: {"fp8": torch.float8_e4m3fn})
+    monkeypatch.setattr(quantizing, "device_dtypes", lambda *_: {"fp8": torch.float8_e4m3fn})
     cluster = cluster_of(F16)
     config = Config(enable_fp8=True, timing=False, accuracy_budget=budget)
     gm, layers = quantizing.quantize(cluster, config, lambda quantized: quantized.gm)

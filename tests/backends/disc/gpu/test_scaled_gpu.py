@@ -15,17 +15,22 @@ from op_trace import trace
 from run_program import GpuProgram, compile_to_program
 from torch import nn
 
-from blade.backends.disc.facts import Facts
-from blade.backends.disc.gpu import generator
-from blade.backends.disc.gpu.epilogue import plain_epilogue
-from blade.backends.disc.gpu.gemm import Product, Tile, launch, product_of
-from blade.backends.disc.gpu.passes import FORMS
-from blade.backends.disc.gpu.plan import Plan
-from blade.backends.disc.interpret_ir import interpret
-from blade.backends.disc.ir import Builder
-from blade.backends.disc.lower import lower
-from blade.backends.disc.steps import Counters
-from blade.backends.quant.scaled import ops, quantize_rows
+from blade.backends.disc.frontend.lower import lower
+from blade.backends.disc.gpu import codegen as generator
+from blade.backends.disc.gpu.gemm.epilogue import plain_epilogue
+from blade.backends.disc.gpu.gemm.plan import GemmPlan
+from blade.backends.disc.gpu.gemm.product import (
+    GemmProduct,
+    GemmTile,
+    launch,
+    product_of,
+)
+from blade.backends.disc.gpu.passes.pipeline import FORMS
+from blade.backends.disc.ir.graph import IrBuilder
+from blade.backends.disc.ir.size_facts import SizeRelations
+from blade.backends.disc.program.instructions import Counters
+from blade.backends.disc.reference.interpret_graph import interpret
+from blade.backends.quant.analysis.scaled_ops import ops, quantize_rows
 
 pytestmark = pytest.mark.needs("triton_interpreter")
 
@@ -98,7 +103,7 @@ def relative(got: torch.Tensor, want: torch.Tensor) -> float:
     return float((got.double() - want.double()).norm() / want.double().norm())
 
 
-TILES = (Tile(16, 32, 32), Tile(32, 16, 32, split=3), Tile(16, 16, 64, split=2))
+TILES = (GemmTile(16, 32, 32), GemmTile(32, 16, 32, split=3), GemmTile(16, 16, 64, split=2))
 
 
 @pytest.mark.parametrize("tile", TILES, ids=str)
@@ -106,10 +111,10 @@ TILES = (Tile(16, 32, 32), Tile(32, 16, 32, split=3), Tile(16, 16, 64, split=2))
 @pytest.mark.parametrize("rows", ["row", "tensor"])
 @pytest.mark.parametrize("biased", [True, False])
 def test_a_product_is_what_its_definition_says(
-    tile: Tile, narrow: torch.dtype, rows: str, biased: bool
+    tile: GemmTile, narrow: torch.dtype, rows: str, biased: bool
 ) -> None:
     torch.manual_seed(0)
-    b, depth, columns = Builder(), 40, 24
+    b, depth, columns = IrBuilder(), 40, 24
     x = b.make("input", (), (B, S, depth), narrow, index=0)
     s = b.make("input", (), (B, S, 1), F32, index=1)
     w = b.make("const", (), (columns, depth), narrow, index=0)
@@ -128,7 +133,7 @@ def test_a_product_is_what_its_definition_says(
         given[4] = given[4].half()
         got = torch.full((*sizes, columns), math.inf, dtype=F16)
         tensors = {v.id: t for v, t in zip((x, s, w, ws, bias), given, strict=True)} | {y.id: got}
-        made = launch(product, tile, None, Counters(64), Facts())
+        made = launch(product, tile, None, Counters(64), SizeRelations())
         run([made], tensors, {"s0": sizes[0], "s1": sizes[1]})
         sums = given[0].double() @ given[2].double().t() * given[3].double() * number
         sums = sums * given[1].double() if rows == "row" else sums
@@ -199,8 +204,8 @@ def test_mixed_precision_stores_results_in_half() -> None:
 
 @pytest.mark.parametrize("narrow", [S8, F8], ids=str)
 def test_the_reference_computes_the_same(narrow: torch.dtype) -> None:
-    from blade.backends.disc.gpu.scaled import ScaledLowerer
-    from blade.backends.disc.int8 import lower_int8
+    from blade.backends.disc.gpu.passes.lower_scaled import ScaledLowerer
+    from blade.backends.disc.passes.lower_quantized import lower_int8
 
     model = Layer(narrow).requires_grad_(False)
     x = torch.randn(2, 8, WIDTH)
@@ -242,14 +247,14 @@ def test_what_no_product_reads_is_written_out() -> None:
 
 def test_aten_serves_what_is_chosen_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """A product that quantizing follows, one that a residual follows, and one that nothing does."""
-    plan = Plan(((15, Tile(16, 32, 32)), (None, None)))
+    plan = GemmPlan(((15, GemmTile(16, 32, 32)), (None, None)))
     by_aten: list[bool] = []
 
-    def planned(products: Sequence[Product], *_: object) -> dict[str, Plan]:
+    def planned(products: Sequence[GemmProduct], *_: object) -> dict[str, GemmPlan]:
         by_aten.extend(p.by_aten for p in products)
         return {p.key: plan for p in products}
 
-    monkeypatch.setattr(generator, "choose", planned)
+    monkeypatch.setattr(generator, "choose_plans", planned)
     model = Layer(F8, torch.bfloat16)
     program = compiled(model, [torch.randn(2, 8, WIDTH).bfloat16()])
     assert by_aten == [True] * 4

@@ -17,7 +17,7 @@ from typing import Any
 
 def refused(units: Iterable[Any]) -> dict[str, str]:
     """Name -> what Triton says, for the units it refuses."""
-    from blade.backends.disc.gpu import cubin
+    from blade.backends.disc.gpu.compile import cubin
 
     request = pickle.dumps((cubin.__file__, [asdict(unit) for unit in units]))
     environment = {**os.environ, "TRITON_INTERPRET": "0"}

@@ -23,14 +23,14 @@ import numpy as np
 import torch
 from cpu_native import evaluate
 
-from blade.backends.disc.gpu.emit import emit
-from blade.backends.disc.gpu.target import GpuTarget
-from blade.backends.disc.gpu.unit import Choice, Unit
-from blade.backends.disc.interpret import interpret
-from blade.backends.disc.kernel import Kernel
+from blade.backends.disc.gpu.compile.triton_unit import LaunchChoice, TritonUnit
+from blade.backends.disc.gpu.emit.kernel import emit
+from blade.backends.disc.ir.kernel import Kernel
+from blade.backends.disc.reference.interpret_kernel import interpret
+from blade.backends.disc.target.gpu import GpuTarget
 
 TARGET = GpuTarget()
-ran: dict[str, Unit] = {}  # what was interpreted, by name
+ran: dict[str, TritonUnit] = {}  # what was interpreted, by name
 _FOLDER = tempfile.TemporaryDirectory(prefix="blade-interpreted-")
 _DIRECT = (
     "exp exp2 expm1 log log2 log1p sin cos tan tanh sinh cosh asin acos atan erf erfc floor ceil trunc "
@@ -128,7 +128,7 @@ class _Libdevice:
 
 
 @cache
-def load(unit: Unit) -> types.ModuleType:
+def load(unit: TritonUnit) -> types.ModuleType:
     """The unit's module, for the interpreter."""
     ran[unit.name] = unit
     path = Path(_FOLDER.name, f"{unit.name}.py")
@@ -154,10 +154,10 @@ def _range(*bounds: Any) -> range:
     return range(*(b if isinstance(b, int) else int(b.handle.data.item()) for b in bounds))
 
 
-def chosen(choices: Sequence[Choice], sizes: Mapping[str, int]) -> Choice:
+def chosen(choices: Sequence[LaunchChoice], sizes: Mapping[str, int]) -> LaunchChoice:
     """The one choice for these sizes."""
 
-    def holds(choice: Choice) -> bool:
+    def holds(choice: LaunchChoice) -> bool:
         if choice.when is None:
             return True
         values = {s: sizes[str(s)] for s in choice.when.free_symbols}
@@ -169,7 +169,7 @@ def chosen(choices: Sequence[Choice], sizes: Mapping[str, int]) -> Choice:
 
 def run(
     kernel: Kernel,
-    choices: Sequence[Choice],
+    choices: Sequence[LaunchChoice],
     buffers: Sequence[torch.Tensor],
     sizes: Mapping[str, int],
 ) -> None:
@@ -180,7 +180,7 @@ def run(
 
 
 def launch(
-    unit: Unit, grid: Sequence[int], pointers: Sequence[torch.Tensor], ints: Sequence[int]
+    unit: TritonUnit, grid: Sequence[int], pointers: Sequence[torch.Tensor], ints: Sequence[int]
 ) -> None:
     """As the executor launches it: an empty grid is nothing."""
     if 0 in grid:

@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The generated depthwise convolution over channels-last data, in f32: vectors run along the channels.
+
+A tile is some adjacent pixels of one result row times one or two vectors of channels. Each input
+vector is loaded once per kernel row and multiplied with every tap that reads it, so code is generated per
+extent, stride and dilation along w. Kernel rows outside the image are skipped. Pixels beyond the left and
+right border are read from zeros.
+
+    depthwise_f32_k3s1d1(ptrs = x, packed, bias, zeros, residual, result; ints = SIZES)
+    units = result rows x runs of channels, runs fastest
+"""
+
+import functools
+from dataclasses import dataclass
+
+from blade.backends.disc.cpu.conv.micro_kernel import clamp
+from blade.backends.disc.cpu.emit.mlir_builder import SsaValue
+from blade.backends.disc.cpu.emit.mlir_function import POINTER, MlirFunction, MlirRoutine
+from blade.backends.disc.target.cpu import CpuTarget
+
+RUN = 8  # vectors of channels per unit
+PIXELS = (8, 7, 4, 1)  # per tile; the last tile of a row overlaps the previous one
+SIZES = (
+    "c in_h in_w out_h out_w kernel_h stride_h pad_h gap_h pad_w residual_pixel low high".split()
+)
+"""low, high: bits of the result's bounds as floats; residual_pixel: c, or 0 without a residual."""
+
+_TILE = (
+    ("x", POINTER),  # the first kernel row inside the image, at the image's left border
+    ("row", "i64"),  # stride of kernel rows
+    ("rows", "i64"),
+    ("left", "i64"),  # the tile's first column in the image
+    ("in_w", "i64"),
+    ("c", "i64"),  # stride of pixels
+    ("w", POINTER),  # packed weights of the first kernel row
+    ("panel", "i64"),  # stride of vectors of channels
+    ("count", "i64"),  # number of channels
+    ("bias", POINTER),
+    ("zeros", POINTER),
+    ("residual", POINTER),
+    ("residual_pixel", "i64"),
+    ("result", POINTER),
+    ("low", "f32"),
+    ("high", "f32"),
+)
+
+
+@dataclass(frozen=True)
+class DepthwiseTaps:
+    """The kernel along w, for which code is generated."""
+
+    count: int
+    stride: int
+    gap: int
+
+    @property
+    def name(self) -> str:
+        return f"depthwise_f32_k{self.count}s{self.stride}d{self.gap}"
+
+    def reach(self, pixels: int) -> int:
+        """Columns of the image that ``pixels`` adjacent result pixels read."""
+        return (pixels - 1) * self.stride + (self.count - 1) * self.gap + 1
+
+
+def vectors(taps: DepthwiseTaps, target: CpuTarget) -> int:
+    """Vectors of channels per tile: two if their weights and sums fit the registers."""
+    registers = 32 if target.lanes == 16 or "asimd" in target.isa else 16
+    return 2 if 2 * (taps.count + PIXELS[0] + 1) <= registers else 1
+
+
+@functools.cache
+def depthwise_text(taps: DepthwiseTaps, target: CpuTarget) -> str:
+    """MLIR of the driver and its tiles."""
+    parts = [_tile(taps, n, edge, target) for n in PIXELS for edge in (False, True)]
+    return "".join([*parts, _driver(taps, target)])
+
+
+def _tile_name(taps: DepthwiseTaps, pixels: int, edge: bool) -> str:
+    return f"{taps.name}_{'edge' if edge else 'inner'}_{pixels}"
+
+
+def _driver(taps: DepthwiseTaps, target: CpuTarget) -> str:
+    """The loops over result rows, runs of channels and tiles."""
+    lanes = target.lanes
+    block = lanes * vectors(taps, target)
+    f = MlirRoutine(taps.name)
+    p = f.unpack(f["ptrs"], ("x", "packed", "bias", "zeros", "residual", "result"), POINTER)
+    size = f.unpack(f["ints"], SIZES, "i64")
+    low, high = (f.get(f["ints"], 2 * SIZES.index(n)) for n in ("low", "high"))
+    c, in_w, out_w = size["c"], size["in_w"], size["out_w"]
+    runs = f.above(c, RUN * lanes)
+    panel = f.product(size["kernel_h"], taps.count * lanes)
+    pixels = tile_pixels(f, out_w)
+    reach = f.sum(f.product(f.minus(pixels, 1), taps.stride), (taps.count - 1) * taps.gap)
+    with f.range(f["begin"], f["end"]) as unit:
+        row, c0 = f.over(unit, runs), f.product(f.rest(unit, runs), RUN * lanes)
+        image, y = f.over(row, size["out_h"]), f.rest(row, size["out_h"])
+        count = f.least(f.minus(c, c0), RUN * lanes)
+        top = f.minus(f.product(y, size["stride_h"]), size["pad_h"])
+        k0 = f.above(f.most(f.minus(0, top), 0), size["gap_h"])
+        k1 = f.above(f.most(f.minus(size["in_h"], top), 0), size["gap_h"])
+        first = f.sum(f.product(image, size["in_h"]), top, f.product(k0, size["gap_h"]))
+        start = f.product(row, out_w)
+        given = {
+            "x": f.at(p["x"], f.sum(f.product(first, in_w, c), c0)),
+            "row": f.product(size["gap_h"], in_w, c),
+            "rows": f.most(f.minus(f.least(k1, size["kernel_h"]), k0), 0),
+            "in_w": in_w,
+            "c": c,
+            "w": f.at(
+                p["packed"],
+                f.sum(f.product(f.over(c0, lanes), panel), f.product(k0, taps.count * lanes)),
+            ),
+            "panel": panel,
+            "bias": f.at(p["bias"], c0),
+            "zeros": p["zeros"],
+            "residual_pixel": size["residual_pixel"],
+            "low": low,
+            "high": high,
+        }
+        with f.range(0, f.above(out_w, pixels)) as tile:
+            x = f.least(f.product(tile, pixels), f.minus(out_w, pixels))
+            left = f.minus(f.product(x, taps.stride), size["pad_w"])
+            at = f.sum(start, x)
+            moved = given | {
+                "left": left,
+                "residual": f.at(p["residual"], f.sum(f.product(at, size["residual_pixel"]), c0)),
+                "result": f.at(p["result"], f.sum(f.product(at, c), c0)),
+            }
+            inside = f.both(
+                f.test("sge", left, 0),
+                f.test("slt", f.sum(left, reach), in_w),
+            )
+            whole = f.pick(inside, f.product(f.over(count, block), block), 0)
+            _call(f, taps, pixels, False, moved | {"count": whole})
+            with f.when(f.test("slt", whole, count)):
+                _call(f, taps, pixels, True, _from(f, moved, whole, count, panel, lanes))
+    return f.text(internal=False)
+
+
+def tile_pixels(f: MlirRoutine, out_w: SsaValue) -> SsaValue:
+    """Pixels per tile: the size that fits a row and computes the fewest pixels twice."""
+    best, waste = f.whole(1), f.product(out_w, 4)
+    for pixels in PIXELS[:-1]:
+        extra = f.product(f.above(out_w, pixels), pixels + 1)
+        better = f.both(f.test("sge", out_w, pixels), f.test("slt", extra, waste))
+        best, waste = f.pick(better, pixels, best), f.pick(better, extra, waste)
+    return best
+
+
+def _from(
+    f: MlirRoutine,
+    given: dict[str, SsaValue],
+    at: SsaValue,
+    count: SsaValue,
+    panel: SsaValue,
+    lanes: int,
+) -> dict[str, SsaValue]:
+    """The arguments of the channels that start at ``at``."""
+    moved = {name: f.at(given[name], at) for name in ("x", "bias", "result")}
+    moved["residual"] = f.at(
+        given["residual"], f.pick(f.test("ne", given["residual_pixel"], 0), at, 0)
+    )
+    moved["w"] = f.at(given["w"], f.product(f.over(at, lanes), panel))
+    return given | moved | {"count": f.minus(count, at)}
+
+
+def _call(
+    f: MlirRoutine, taps: DepthwiseTaps, pixels: SsaValue, edge: bool, given: dict[str, SsaValue]
+) -> None:
+    cases: dict[int, MlirFunction] = {
+        n: MlirRoutine(_tile_name(taps, n, edge), _TILE) for n in PIXELS
+    }
+    f.switch(pixels, cases, given)
+
+
+def _tile(taps: DepthwiseTaps, pixels: int, edge: bool, target: CpuTarget) -> str:
+    """One tile along ``count`` channels; ``edge``: columns may be outside, the last vector partial."""
+    lanes, width = target.lanes, vectors(taps, target)
+    f = MlirRoutine(_tile_name(taps, pixels, edge), _TILE, lanes)
+    cells = [(p, v) for p in range(pixels) for v in range(width)]
+    columns = sorted(
+        {p * taps.stride + j * taps.gap for p in range(pixels) for j in range(taps.count)}
+    )
+    with f.range(0, f["count"], width * lanes) as at:
+        masks = [
+            f.first_lanes(f.minus(f["count"], f.sum(at, v * lanes))) if edge else None
+            for v in range(width)
+        ]
+        bias = [_read(f, f["bias"], f.sum(at, v * lanes), masks[v], lanes) for v in range(width)]
+        with f.carrying(f.whole(0), f["rows"], 1, [bias[v] for _, v in cells]) as kernel:
+            of = dict(zip(cells, kernel.values, strict=True))
+            top = f.sum(
+                f.product(f.over(at, lanes), f["panel"]),
+                f.product(kernel.index, taps.count * lanes),
+            )
+            weights = {
+                (j, v): f.get(
+                    f.at(f["w"], f.sum(top, f.product(f["panel"], v))), j * lanes, lanes=lanes
+                )
+                for j in range(taps.count)
+                for v in range(width)
+            }
+            row = f.at(f["x"], f.sum(f.product(kernel.index, f["row"]), at))
+            for column in columns:
+                source = _pixel(f, row, column, edge)
+                for v in range(width):
+                    x = _read(f, source, v * lanes, masks[v], lanes)
+                    for p, j in meets(taps, pixels, column):
+                        of[p, v] = f.fma(x, weights[j, v], of[p, v])
+            kernel.next(list(of.values()))
+        _finish(f, dict(zip(cells, kernel.results, strict=True)), at, masks, lanes)
+    return f.text()
+
+
+def meets(taps: DepthwiseTaps, pixels: int, column: int) -> list[tuple[int, int]]:
+    """(pixel, tap) pairs that read ``column``."""
+    every = ((p, j) for p in range(pixels) for j in range(taps.count))
+    return [(p, j) for p, j in every if p * taps.stride + j * taps.gap == column]
+
+
+def _pixel(f: MlirRoutine, row: SsaValue, column: int, edge: bool) -> SsaValue:
+    x = f.sum(f["left"], column)
+    address = f.at(row, f.product(x, f["c"]))
+    return f.either(f.compare("ult", x, f["in_w"]), address, f["zeros"]) if edge else address
+
+
+def _read(
+    f: MlirRoutine, pointer: SsaValue, at: SsaValue | int, mask: SsaValue | None, lanes: int
+) -> SsaValue:
+    if mask is None:
+        return f.get(pointer, at, lanes=lanes)
+    return f.load_masked(f.at(pointer, at), mask)
+
+
+def _finish(
+    f: MlirRoutine,
+    sums: dict[tuple[int, int], SsaValue],
+    at: SsaValue,
+    masks: list[SsaValue | None],
+    lanes: int,
+) -> None:
+    """Residual, clamp, store. Without a residual, zeros are added, with a pixel stride of 0."""
+    low, high = (f.broadcast(f[name], lanes) for name in ("low", "high"))
+    some = f.test("ne", f["residual_pixel"], 0)
+    for (p, v), total in sums.items():
+        offset = f.sum(at, v * lanes)
+        more = f.at(f["residual"], f.product(f["residual_pixel"], p))
+        y = f.add(total, _read(f, more, f.pick(some, offset, 0), masks[v], lanes))
+        y = clamp(f, y, low, high)
+        to = f.at(f["result"], f.product(f["c"], p))
+        mask = masks[v]
+        if mask is None:
+            f.put(y, to, offset)
+        else:
+            f.store_masked(y, f.at(to, offset), mask)

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Decompositions that AOTAutograd applies for DISC, and an op that it must keep whole.
+
+    with resampling_kept_whole():
+        aot_autograd(fw_compiler=..., decompositions=decompositions())
+
+The list is short on purpose: ops with a row in the table (ops/) are lowered there, in a form that fuses,
+and the graph stays small, which makes tracing and partitioning faster. Listed here are only ops that draw
+random numbers besides computing, ops over lists of tensors, and rare ops that decompose into pointwise ops.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch._C import DispatchKey
+from torch._decomp import decomposition_table as torchs
+from torch._decomp.decompositions import get_scale_value, upsample_compute_output_size
+
+from blade.backends.disc.frontend.foreach import FOREACH
+
+aten = torch.ops.aten
+Decomposition = Callable[..., Any]
+
+
+def native_dropout(x: torch.Tensor, p: float, train: bool | None) -> Any:
+    """Split dropout into a random mask, which stays an op, and a product, which fuses.
+
+    The mask is drawn as in eager mode, so the same seed drops the same elements. On a GPU eager draws and
+    multiplies in one kernel, so there the op stays whole.
+    """
+    if x.is_cuda:
+        return NotImplemented
+    if train is False or p == 0:
+        return x.clone(), torch.ones_like(x, dtype=torch.bool)
+    if p == 1:
+        return torch.zeros_like(x), torch.zeros_like(x, dtype=torch.bool)
+    mask = aten.bernoulli.p(torch.empty_like(x, dtype=torch.bool), 1 - p)
+    return x * mask * (1 / (1 - p)), mask
+
+
+DECOMPOSITIONS: Mapping[torch._ops.OpOverload, Decomposition] = {
+    aten.native_dropout.default: native_dropout,
+    **FOREACH,
+    **{
+        op: torchs[op]
+        for op in (
+            # rare: pointwise with a reduction
+            aten.soft_margin_loss.default,
+            aten.soft_margin_loss_backward.default,
+            aten.logit_backward.default,
+            aten.sgn.default,
+            aten.isposinf.default,
+            aten.isneginf.default,
+            aten.xlogy.Scalar_Other,
+            aten.xlogy.Scalar_Self,
+            aten.heaviside.default,
+            aten.logaddexp2.default,
+            # masks and constants from sizes
+            aten.eye.default,
+            aten.eye.m,
+            aten.fill.Scalar,
+            aten.fill.Tensor,
+            # outer products, and norms of columns
+            aten._weight_norm_interface.default,
+            aten.addr.default,
+        )
+    },
+}
+"""ATen overload -> its decomposition."""
+
+
+def decompositions() -> dict[torch._ops.OpOverload, Decomposition]:
+    """``DECOMPOSITIONS``, and one for Inductor's ``prims.fma`` (scaled sums in optimizers) if it is
+    loaded.
+    """
+    table = dict(DECOMPOSITIONS)
+    if hasattr(torch.ops.prims, "fma"):  # defined when Inductor is imported
+        table[torch.ops.prims.fma.default] = _fma
+    return table
+
+
+def _fma(a: Any, b: Any, c: Any) -> Any:
+    return a * b + c
+
+
+def _upsample_nearest2d(x: Any, output_size: Any, scale_factors: Any) -> Any:
+    """The overload with given sizes; torch decomposes the one with scales into gathers and scattered sums."""
+    size = upsample_compute_output_size(x.size(), output_size, scale_factors)
+    scales = [get_scale_value(scale_factors, k) for k in range(2)] if scale_factors else [None] * 2
+    return aten.upsample_nearest2d.default(x, size, *scales)
+
+
+@contextmanager
+def resampling_kept_whole() -> Iterator[None]:
+    """A context in which autograd sees `upsample_nearest2d` as one op with one op as gradient.
+
+    torch registers its decomposition in Python, below any table: an index per axis, and in the gradient an
+    accumulating `index_put`, which is no longer recognizable as resampling.
+    """
+    ops = (aten.upsample_nearest2d.vec, aten.upsample_nearest2d.default)
+    keys = (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd)
+    before = {op: dict(op.py_kernels) for op in ops}
+    try:
+        for op in ops:
+            for key in keys:
+                op.py_kernels.pop(key, None)
+        for key in keys:
+            aten.upsample_nearest2d.vec.py_kernels[key] = _upsample_nearest2d
+        _forget(ops)
+        yield
+    finally:
+        for op, kernels in before.items():
+            op.py_kernels.clear()
+            op.py_kernels.update(kernels)
+        _forget(ops)
+
+
+def _forget(ops: tuple[torch._ops.OpOverload, ...]) -> None:
+    for op in ops:
+        op._dispatch_cache.clear()

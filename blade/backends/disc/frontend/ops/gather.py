@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of ops that select elements by an index tensor: `gather`, which kernels compute in place.
+
+A kernel trusts its indices. So a check runs first, a reduction over the indices and an assertion: if an
+index is out of bounds the engine raises, and the fallback then raises torch's error.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import sympy
+import torch
+
+from blade.backends.disc.frontend.ops.table import (
+    Lowering,
+    OperandSlot,
+    ResultType,
+    lowers,
+)
+from blade.backends.disc.ir.graph import Value, contiguous_strides, numel
+from blade.backends.disc.ir.kernel import Dim
+
+aten = torch.ops.aten
+_ASSERT = aten._functional_assert_async.msg
+
+
+@lowers(aten.embedding.default)
+def embedding(lo: Lowering, weight: Value, indices: Value, *_: Any, **__: Any) -> Value:
+    return _select(lo, weight, 0, indices, wraps=False)
+
+
+@lowers(aten.index_select.default)
+def index_select(lo: Lowering, x: Value, dim: int, index: Value) -> Value:
+    if not x.shape or len(index.shape) != 1:
+        raise lo.otherwise()
+    return _select(lo, x, dim % len(x.shape), index, wraps=False)
+
+
+@lowers(aten.gather.default)
+def gather(lo: Lowering, x: Value, dim: int, index: Value, sparse_grad: bool = False) -> Value:
+    rank = len(x.shape)
+    if not rank or len(index.shape) != rank:
+        raise lo.otherwise()
+    axis = dim % rank
+    for k, (have, want) in enumerate(zip(x.shape, index.shape, strict=True)):
+        if k != axis and have != want:
+            lo.b.require(sympy.Le(want, have, evaluate=False), "gather within bounds")
+    axes = tuple(None if k == axis else k for k in range(rank))
+    return _gather(lo, x, axis, index, index, axes)
+
+
+def index_along(lo: Lowering, x: Value, indices: Sequence[Value | None]) -> Value:
+    """`x[:, i]`: one tensor of integer indices, which may count from the end."""
+    given = [(axis, i) for axis, i in enumerate(indices) if i is not None]
+    if len(given) != 1 or given[0][1].dtype in (torch.bool, torch.uint8):
+        raise lo.otherwise()
+    axis, index = given[0]
+    return _select(lo, x, axis, index, wraps=True)
+
+
+def _select(lo: Lowering, x: Value, axis: int, index: Value, wraps: bool) -> Value:
+    """Select along ``axis``; result axes: those of ``x`` before ``axis``, the index's, those after."""
+    rank = len(index.shape)
+    axes = tuple(
+        None if k == axis else k if k < axis else k - 1 + rank for k in range(len(x.shape))
+    )
+    if index.op == "fill":
+        return _one(lo, x, axis, int(index.attrs["value"]), axes)
+    found = index
+    if wraps:
+        below = lo.b.pointwise("lt", index, lo.number(0, index), dtype=torch.bool)
+        found = lo.b.pointwise("add", index, lo.number(x.shape[axis], index))
+        found = lo.b.pointwise("where", below, found, index)
+    places = tuple(range(axis, axis + rank))
+    whole = lo.b.make("broadcast", (found,), lo.shape, index.dtype, axes=places)
+    return _gather(lo, x, axis, index, whole, axes, wraps)
+
+
+def _gather(
+    lo: Lowering,
+    x: Value,
+    axis: int,
+    index: Value,
+    whole: Value,
+    axes: tuple[int | None, ...],
+    wraps: bool = False,
+) -> Value:
+    """A checked `gather`. ``whole``: ``index`` at every point of the result."""
+    if x.dtype.is_complex or index.dtype not in (torch.int64, torch.int32):
+        raise lo.otherwise()
+    low = -sympy.sympify(x.shape[axis]) if wraps else 0
+    check = _check(lo, index, low, x.shape[axis])
+    args = (x, whole) if check is None else (x, whole, check)
+    return lo.b.make("gather", args, lo.shape, lo.dtype, axis=axis, axes=axes)
+
+
+def select_with_check(
+    lo: Lowering, x: Value, axis: int, index: Value, axes: tuple[int | None, ...]
+) -> Value:
+    """Element ``index`` along ``axis`` of ``x``; its other axes k are the index's axes[k].
+
+    Raises at run time for an index out of bounds.
+    """
+    result = ResultType(index.shape, x.dtype, contiguous_strides(index.shape))
+    return _gather(replace(lo, results=(result,)), x, axis, index, index, axes)
+
+
+def _one(lo: Lowering, x: Value, axis: int, index: int, axes: tuple[int | None, ...]) -> Value:
+    """The same index everywhere: a slice, broadcast."""
+    size = x.shape[axis]
+    if isinstance(size, int) and not -size <= index < size:
+        raise lo.otherwise()
+    if index < 0 or not isinstance(size, int):
+        raise lo.otherwise()
+    one = lo.b.slice(x, axis, index, 1, 1)
+    core = lo.b.reshape(one, [d for k, d in enumerate(x.shape) if k != axis])
+    places = tuple(a for a in axes if a is not None)
+    return lo.b.make("broadcast", (core,), lo.shape, lo.dtype, axes=places)
+
+
+def _check(lo: Lowering, index: Value, low: Any, high: Dim) -> Value | None:
+    """A value that exists once ``low <= index < high`` has been checked; ``None`` if known to hold."""
+    index = lo.b.reshape(index, (numel(index.shape),))  # one row: one kernel compares and reduces
+    above = lo.b.pointwise("ge", index, lo.number(low, index), dtype=torch.bool)
+    below = lo.b.pointwise("lt", index, lo.number(high, index), dtype=torch.bool)
+    inside = lo.b.pointwise("bitwise_and", above, below)
+    if inside.op == "fill" and inside.attrs["value"]:
+        return None
+    fine = lo.b.reshape(lo.b.reduce("all", inside, (0,)), ())
+    return lo.b.make(
+        "call",
+        (fine, fine),
+        (),
+        torch.bool,
+        (),
+        target=_ASSERT,
+        template=(OperandSlot(0), "index_out_of_range", OperandSlot(1)),
+    )

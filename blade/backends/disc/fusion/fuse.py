@@ -1,0 +1,333 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fusion: decides which pointwise ops and reductions run together in one kernel.
+
+    fuse(graph) -> Fused: groups of values and library ops, in execution order
+
+A group has one shape. A *loop* group computes every value at every point. A *row* group also reduces
+over the last axis; its row values (sum, maximum and values computed from them) have size 1 there. A row
+group with several reductions that depend on each other is a *stitch* group. Groups grow in topological
+order: a value joins the group of an operand if the shapes fit and no path leaves the group and returns
+to it.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from blade.backends.disc.ir.concat_placement import place_operands
+from blade.backends.disc.ir.graph import (
+    LEAVES,
+    Graph,
+    Shape,
+    Value,
+)
+from blade.backends.disc.ir.size_facts import SizeRelations
+from blade.backends.disc.ir.views import StridedView, view_of
+
+
+@dataclass(eq=False)
+class FusionGroup:
+    """Values that one kernel computes over ``shape``; ``row`` is set if one of them is a reduction."""
+
+    shape: Shape
+    members: list[Value] = field(default_factory=list)
+    row: bool = False
+
+    @property
+    def row_shape(self) -> Shape:
+        return (*self.shape[:-1], 1)
+
+    @property
+    def kind(self) -> str:
+        reductions = [m for m in self.members if m.op == "reduce"]
+        if not reductions:
+            return "loop"
+        return "row" if len(reductions) == 1 else "stitch"
+
+
+FusionUnit = FusionGroup | Value
+
+
+@dataclass(frozen=True)
+class Fused:
+    """``units`` in execution order: groups, and values that are library ops."""
+
+    graph: Graph
+    units: tuple[FusionUnit, ...]
+    group_of: dict[int, FusionGroup]
+    stored: frozenset[int]  # ids of members that other units read from memory
+    placed: Mapping[int, StridedView] = field(
+        default_factory=dict
+    )  # stored members that lie in a concatenation
+
+    @cached_property
+    def facts(self) -> SizeRelations:
+        """The graph's facts, for queries."""
+        return SizeRelations(f.relation for f in self.graph.facts)
+
+    def __str__(self) -> str:
+        lines = []
+        for unit in self.units:
+            if isinstance(unit, FusionGroup):
+                lines.append(f"{unit.kind} group over [{', '.join(map(str, unit.shape))}]")
+                lines += [f"    {m}{'  stored' * (m.id in self.stored)}" for m in unit.members]
+            else:
+                lines.append(str(unit))
+        return "\n".join(lines)
+
+
+def fuse(graph: Graph) -> Fused:
+    """Group the fusible values of a legalized graph."""
+    fuser = _Fuser(graph)
+    for value in graph.values:
+        if is_fusible(value):
+            fuser.place(value)
+    fuser.join_reductions()
+    fuser.join_siblings()
+    made = {member.id: group.row for group in fuser.groups for member in group.members}
+    copies = {g.members[0].id for g in fuser.groups if is_copy(g)}
+    placed = place_operands(graph, list(fuser.reads()), made, copies)
+    done = copies & {reader.id for reader, a in fuser.reads() if _base(a) & placed.keys()}
+    units = [u for u in fuser.ordered() if isinstance(u, Value) or u.members[0].id not in done]
+    return Fused(graph, tuple(units), fuser.group_of, fuser.stored(), placed)
+
+
+def is_copy(group: FusionGroup) -> bool:
+    """Whether ``group`` only reorders elements."""
+    (only, *more) = group.members
+    return not more and only.op == "cast" and only.dtype == only.args[0].dtype
+
+
+def is_fusible(value: Value) -> bool:
+    return value.is_pointwise or value.op in ("reduce", "gather")
+
+
+def is_instruction(value: Value) -> bool:
+    """Whether ``value`` is an instruction of its own: a library op or a concatenation."""
+    return value.op in (
+        "linear",
+        "int8_linear",
+        "int8_conv",
+        "weight_only_linear",
+        "scaled_linear",
+        "matmul",
+        "conv",
+        "spatial",
+        "attention",
+        "group_moments",
+        "flash_attention",
+        "flash_attention_gradient",
+        "call",
+        "item",
+        "concat",
+    )
+
+
+def row_source(value: Value) -> Value | None:
+    """The [.., 1] value that ``value`` repeats along the last axis; ``None`` if it is not such a
+    broadcast.
+    """
+    if value.op != "broadcast" or not value.shape:
+        return None
+    core, rank = value.args[0], len(value.shape)
+    if value.attrs["axes"] != tuple(range(rank - 1)):
+        return None
+    if core.op == "reshape" and core.args[0].shape == (*value.shape[:-1], 1):
+        return core.args[0]
+    return None
+
+
+class _Fuser:
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.users = graph.users()
+        self.group_of: dict[int, FusionGroup] = {}
+        self.groups: list[FusionGroup] = []
+
+    def place(self, v: Value) -> None:
+        """Put ``v`` into the group of an operand and merge the groups it connects, or into a new group."""
+        home: FusionGroup | None = None
+        for group in self.candidates(v):
+            if home is None:
+                fits = self.fits(v, group) and not self.reached(self.outside(v, group), group)
+                home = group if fits and not self.is_for_others(v, group) else None
+            elif group is not home and self.can_merge(home, group):
+                self.merge(home, group)
+        if home is None:
+            shape = v.args[0].shape if v.op == "reduce" else v.shape
+            home = FusionGroup(shape)
+            self.groups.append(home)
+        home.members.append(v)
+        home.row |= v.op == "reduce"
+        self.group_of[v.id] = home
+
+    def candidates(self, v: Value) -> list[FusionGroup]:
+        groups = [self.group_of[m.id] for m in self.joined(v)]
+        return sorted(set(groups), key=lambda g: -g.members[-1].id)
+
+    def joined(self, v: Value) -> Iterator[Value]:
+        """Operands of ``v`` that a kernel could pass in a register."""
+        for arg in _elements(v):
+            source = row_source(arg) or arg
+            if source.id in self.group_of:
+                yield source
+
+    def fits(self, v: Value, group: FusionGroup) -> bool:
+        if v.op == "reduce":
+            return v.args[0].shape == group.shape and len(group.shape) > 0
+        if v.shape == group.shape:
+            return self.all_rows_fit(v, group)
+        return group.row and v.shape == group.row_shape
+
+    def is_for_others(self, v: Value, group: FusionGroup) -> bool:
+        """Whether ``v`` only widens a value of ``group`` for readers that cannot join the group.
+
+        Such readers load the narrow value, which is half the size, and widen it themselves.
+        """
+        if v.op != "cast" or v.dtype.itemsize <= v.args[0].dtype.itemsize or not self.users[v.id]:
+            return False
+        return all(
+            u.is_pointwise
+            and self.reached([a for a in self.outside(u, group) if a is not v], group)
+            for u in self.users[v.id]
+        )
+
+    def all_rows_fit(self, v: Value, group: FusionGroup) -> bool:
+        """Whether ``v`` repeats row values only within the rows of their own group."""
+        for arg in v.args:
+            source = row_source(arg)
+            if source is not None and self.group_of.get(source.id) is group and not group.row:
+                return False
+        return True
+
+    def can_merge(self, a: FusionGroup, b: FusionGroup) -> bool:
+        if a.shape != b.shape:
+            return False
+        return not self.reached(self.entries(a, b), b) and not self.reached(self.entries(b, a), a)
+
+    def entries(self, group: FusionGroup, other: FusionGroup) -> list[Value]:
+        """Values that ``group`` would still read from memory after merging with ``other``."""
+        return [
+            o
+            for m in group.members
+            for o in self.outside(m, group)
+            if o not in _elements(m) or not self.within(o, other)
+        ]
+
+    def within(self, v: Value, group: FusionGroup) -> bool:
+        source = row_source(v) or v
+        return self.group_of.get(source.id) is group
+
+    def merge(self, a: FusionGroup, b: FusionGroup) -> None:
+        a.members = sorted([*a.members, *b.members], key=lambda m: m.id)
+        a.row |= b.row
+        for member in b.members:
+            self.group_of[member.id] = a
+        self.groups.remove(b)
+
+    def outside(self, v: Value, group: FusionGroup) -> list[Value]:
+        """Operands of ``v`` from outside ``group``; the source of a gather always counts as outside."""
+        elements = _elements(v)
+        return [a for a in v.args if a not in elements or not self.within(a, group)]
+
+    def reached(self, start: list[Value], target: FusionGroup) -> bool:
+        """Whether any value in ``start`` depends on ``target``."""
+        earliest = min(m.id for m in target.members)
+        seen: set[int] = set()
+        stack = list(start)
+        while stack:
+            v = stack.pop()
+            if v.id in seen:
+                continue
+            seen.add(v.id)
+            group = self.group_of.get(v.id)
+            if group is target:
+                return True
+            unit = group.members if group is not None else [v]
+            if max(m.id for m in unit) < earliest:
+                continue
+            stack += [a for m in unit for a in m.args]
+        return False
+
+    def reads(self) -> Iterator[tuple[Value, Value]]:
+        """(reader, operand) for each read from memory."""
+        for v in self.graph.values:
+            group = self.group_of.get(v.id)
+            if group is not None:
+                yield from ((v, a) for a in self.outside(v, group))
+            elif is_instruction(v):
+                yield from ((v, a) for a in v.args)
+
+    def join_reductions(self) -> None:
+        """Merge groups that reduce rows of the same tensor, to read it once."""
+        readers: dict[
+            tuple[Shape, int], Value
+        ] = {}  # (shape of rows, id of the operand) -> first reader
+        for v in self.graph.values:
+            group = self.group_of.get(v.id)
+            if group is None or not group.row:
+                continue
+            for a in v.args:
+                outside = a.shape == group.shape and not self.within(a, group)
+                if outside and a.op not in (*LEAVES, "broadcast"):
+                    twin = self.group_of[readers.setdefault((a.shape, a.id), v).id]
+                    if twin is not group and self.can_merge(twin, group):
+                        self.merge(twin, group)
+                        group = twin
+
+    def join_siblings(self) -> None:
+        """Merge groups over one shape whose results go into the same concatenation."""
+        for v in self.graph.values:
+            groups: list[FusionGroup] = []
+            for part in v.args if v.op == "concat" else ():
+                view = view_of(part)
+                group = None if view is None else self.group_of.get(view.base.id)
+                if group is None:
+                    continue
+                twin = next((g for g in groups if g is group or self.can_merge(g, group)), None)
+                if twin is None:
+                    groups.append(group)
+                elif twin is not group:
+                    self.merge(twin, group)
+
+    def stored(self) -> frozenset[int]:
+        needed: set[int] = set()
+        for _, operand in self.reads():
+            needed |= _base(operand)
+        for v in self.graph.outputs:
+            needed |= _base(v)
+        return frozenset(needed & set(self.group_of))
+
+    def ordered(self) -> tuple[FusionUnit, ...]:
+        """Units sorted so that producers come first, otherwise in graph order."""
+        begun: set[int] = set()
+        order: list[FusionUnit] = []
+        for v in self.graph.values:
+            if v.id in self.group_of or is_instruction(v):
+                self.visit(v, begun, order)
+        return tuple(order)
+
+    def visit(self, v: Value, begun: set[int], order: list[FusionUnit]) -> None:
+        """Depth-first visit; layouts between members of one group lead back to it and are skipped."""
+        stack: list[tuple[Value, bool]] = [(v, False)]
+        while stack:
+            value, ready = stack.pop()
+            group = self.group_of.get(value.id)
+            unit = group.members if group is not None else [value]
+            if ready:
+                if group is not None or is_instruction(value):
+                    order.append(group if group is not None else value)
+            elif unit[0].id not in begun:
+                begun.update(m.id for m in unit)
+                stack.append((value, True))
+                stack += [(a, False) for m in reversed(unit) for a in reversed(m.args)]
+
+
+def _elements(v: Value) -> tuple[Value, ...]:
+    """Operands that ``v`` reads at its own point."""
+    return (v.args[1],) if v.op == "gather" else v.args
+
+
+def _base(v: Value) -> set[int]:
+    view = view_of(v)
+    return set() if view is None else {view.base.id}

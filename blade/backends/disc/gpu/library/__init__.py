@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Launches of prepared kernels beside generated ones."""

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mixed precision: products in 16 bits with float32 accumulation, everything else in float32.
+
+    %3 = linear %x %w                       %1 = cast %x : f16          in the kernel that computes %x
+    %4 = gelu.. %3                  ->      %2 = cast %w : f16          once per loaded engine
+                                            %3 = linear %1 %2 : f16
+                                            %4 = gelu.. (cast %3 : f32)
+
+Sums, norms, softmax, exponentials and powers keep float32, as in autocast. Inputs and outputs keep their
+dtypes. Casts are pointwise: they run in the kernels around the products and need no launch.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from blade.backends.disc.gpu.emit.pointwise import HALVES
+from blade.backends.disc.ir.graph import (
+    Graph,
+    IrBuilder,
+    Rule,
+    Value,
+    rewrite,
+)
+from blade.backends.disc.ir.simplify import RULES
+
+F32 = torch.float32
+PRODUCTS = ("linear", "matmul", "conv", "attention")
+_ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
+
+
+def use_mixed_precision(graph: Graph, dtype: torch.dtype) -> Graph:
+    """``graph`` with its float32 products computed in ``dtype``, float16 or bfloat16."""
+    narrowed = {op: [_HalfProducts(dtype)] for op in (*PRODUCTS, "scaled_linear", "call")}
+    return rewrite(graph, {**_RULES, **narrowed})
+
+
+class _HalfProducts:
+    """The rule that replaces a float32 product by one in ``dtype``."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+
+    def __call__(self, b: IrBuilder, v: Value) -> Value | None:
+        if v.dtype == F32 and v.op == "scaled_linear":
+            return b.cast(b.make(v.op, v.args, v.shape, self.dtype, **v.attrs), F32)
+        if v.dtype != F32 or (v.op == "call" and v.attrs["target"] is not _ATTENTION):
+            return None
+        mask = v.op in ("call", "attention")
+        args = [
+            b.cast(self._limited(b, a) if mask and k == 3 else a, self.dtype)
+            for k, a in enumerate(v.args)
+        ]
+        return b.cast(b.make(v.op, args, v.shape, self.dtype, v.strides, **v.attrs), F32)
+
+    def _limited(self, b: IrBuilder, bias: Value) -> Value:
+        """Limit a mask to float16's range: its lowest float32 would become -inf, and a row of these NaN."""
+        if torch.finfo(self.dtype).min <= torch.finfo(F32).min or bias.dtype != F32:
+            return bias
+        if bias.op == "broadcast":
+            core = self._limited(b, bias.args[0])
+            return b.make("broadcast", (core,), bias.shape, bias.dtype, **bias.attrs)
+        lowest = b.fill(torch.finfo(self.dtype).min, bias.shape, F32)
+        never = b.fill(float("-inf"), bias.shape, F32)
+        limited = b.pointwise("maximum", bias, lowest)
+        is_never = b.pointwise("eq", bias, never, dtype=torch.bool)
+        return b.pointwise("where", is_never, bias, limited)
+
+
+def drop_cast_and_back(b: IrBuilder, v: Value) -> Value | None:
+    """cast(cast(x : f32) : f16) -> x, for x of 16 bits."""
+    inner = v.args[0]
+    return inner.args[0] if _is_widened(inner) and inner.args[0].dtype == v.dtype else None
+
+
+def cast_before_layout(b: IrBuilder, v: Value) -> Value | None:
+    """Cast to 16 bits before a layout op: in the kernel that computes the value, not in a copy."""
+    inner = v.args[0]
+    if v.dtype.itemsize != 2 or inner.dtype != F32 or inner.op not in _MOVED:
+        return None
+    args = [b.cast(a, v.dtype) for a in inner.args]
+    return b.make(inner.op, args, v.shape, v.dtype, **inner.attrs)
+
+
+def cast_after_layout(b: IrBuilder, v: Value) -> Value | None:
+    """Widen a product's result after a layout op: it is moved as 16 bits, and its readers widen it."""
+    inner = v.args[0]
+    if not _is_widened(inner):
+        return None
+    return b.cast(b.make(v.op, inner.args, v.shape, inner.args[0].dtype, **v.attrs), v.dtype)
+
+
+def _is_widened(v: Value) -> bool:
+    return v.op == "cast" and v.dtype == F32 and v.args[0].dtype in HALVES
+
+
+_MOVED = ("permute", "reshape", "broadcast", "concat")
+_RULES: Mapping[str, Sequence[Rule]] = {
+    **RULES,
+    "cast": [drop_cast_and_back, cast_before_layout, *RULES["cast"]],
+    **{op: [*RULES[op], cast_after_layout] for op in ("permute", "reshape", "slice")},
+}

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Convolutions in the form that suits cuDNN: channels-last weights, like the data, and no bias.
+
+ATen adds a bias in a separate kernel; here the kernel that reads the result adds it. Convolutions whose
+kernels tile the image, as in vision transformers, become products of patches laid out as rows.
+"""
+
+import sympy
+
+from blade.backends.disc.gpu.passes.precompute_constants import packed
+from blade.backends.disc.ir.convolution import operands, to_channels_first, to_channels_last
+from blade.backends.disc.ir.graph import (
+    Graph,
+    IrBuilder,
+    Value,
+    numel,
+    plain,
+)
+from blade.backends.disc.ir.rewrite import rewrite_values
+
+
+def bias_after(graph: Graph) -> Graph:
+    """``graph`` with separate additions of the convolutions' biases."""
+
+    def step(b: IrBuilder, v: Value, args: list[Value]) -> Value | None:
+        bias = operands(v).bias if v.op == "conv" else None
+        if bias is None:
+            return None
+        rest = [a for a, old in zip(args, v.args, strict=True) if old is not bias]
+        bare = b.make("conv", rest, v.shape, v.dtype, **v.attrs)
+        added = args[v.args.index(bias)]
+        return b.pointwise("add", bare, b.broadcast(added, v.shape))
+
+    return rewrite_values(graph, step)
+
+
+def patches_to_rows(graph: Graph) -> Graph:
+    """``graph`` with products for convolutions whose windows do not overlap: im2col only moves pixels."""
+
+    def step(b: IrBuilder, v: Value, args: list[Value]) -> Value | None:
+        if not _tiles(v) or len(args) != 2:
+            return None
+        x, w = args
+        kernel, rank = w.shape[2:], len(v.shape)
+        for axis, size in enumerate(kernel, 1):  # pixels left over at the far border are not read
+            x = b.slice(x, axis, 0, 1, plain(sympy.sympify(v.shape[axis]) * size))
+        # [N, *spatial, C] -> [N, (pixels, taps) of each axis, C] -> [N, *pixels, depth]
+        split = [d for pair in zip(v.shape[1:-1], kernel, strict=True) for d in pair]
+        x = b.reshape(x, (v.shape[0], *split, w.shape[1]))
+        pixels, taps = range(1, 2 * rank - 4, 2), range(2, 2 * rank - 3, 2)
+        channels = len(x.shape) - 1
+        # the order of the weights, unless that would split the pixels of channels-last data
+        first = args[0].op == "permute" and args[0].attrs["perm"] == tuple(to_channels_last(rank))
+        depth = (channels, *taps) if first else (*taps, channels)
+        w = w if first else b.permute(w, to_channels_last(rank))
+        rows = b.permute(x, (0, *pixels, *depth))
+        rows = b.reshape(rows, (*v.shape[:-1], numel(w.shape[1:])))
+        return b.make(
+            "linear", (rows, b.reshape(w, (w.shape[0], numel(w.shape[1:])))), v.shape, v.dtype
+        )
+
+    return rewrite_values(graph, step)
+
+
+def _tiles(v: Value) -> bool:
+    """Is ``v`` a convolution of more than one tap whose stride equals its kernel size?"""
+    if v.op != "conv" or v.attrs["transposed"] or v.attrs["groups"] != 1:
+        return False
+    kernel, a = v.args[1].shape[2:], v.attrs
+    plain_ = set(a["padding"]) == {0} and set(a["dilation"]) == {1}
+    alone = a["activation"] is None and operands(v).residual is None
+    return alone and plain_ and tuple(kernel) == tuple(a["stride"]) and set(kernel) != {1}
+
+
+def weights_channels_last(graph: Graph) -> Graph:
+    """``graph`` with constant convolution weights copied once into channels-last memory."""
+
+    def step(b: IrBuilder, v: Value, args: list[Value]) -> Value | None:
+        if v.op != "conv":
+            return None
+        weight, rank = args[1], len(args[1].shape)
+        if weight.shape[1] == 1 or all(d == 1 for d in weight.shape[2:]):
+            return None  # both orders are equal
+        source = weight.args[0] if weight.op == "cast" else weight
+        last = b.permute(source, to_channels_last(rank))
+        made = packed(b, [last], b.make("cast", [last], last.shape, weight.dtype))
+        if made is None:
+            return None
+        kernel = b.permute(made, to_channels_first(rank))
+        return b.make("conv", [args[0], kernel, *args[2:]], v.shape, v.dtype, **v.attrs)
+
+    return rewrite_values(graph, step)

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The op `conv` of the IR: its operands by name, and its meaning as an ATen op.
+
+    conv x w bias? residual? {stride, padding, dilation, groups, activation, transposed}
+
+``x`` is [N, *spatial, C] with 1 to 3 spatial axes, ``w`` [O, C/groups, *kernel] in torch's layout, the
+result [N, *out, O]: channels are the last axis of input and result. ``bias`` is [O]; ``residual`` has the
+result's shape. result = activation(convolution + bias + residual).
+
+``transposed``: the gradient of such a convolution with respect to its input, with ``w``
+[C, O/groups, *kernel]. Several result sizes are possible; the value's shape says which one is meant.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+import torch
+
+from blade.backends.disc.ir.graph import Value, plain
+from blade.backends.disc.ir.kernel import Dim
+
+CLAMPS: Mapping[str, tuple[int, int | None]] = {"relu": (0, None), "relu6": (0, 6)}
+"""Values of ``activation`` besides ``None`` -> the range that results are clamped to."""
+
+
+@dataclass(frozen=True)
+class ConvOperands:
+    """The operands of one `conv`: ``bias`` has one axis, ``residual`` as many as the result."""
+
+    x: Value
+    weight: Value
+    bias: Value | None
+    residual: Value | None
+
+
+def operands(value: Value) -> ConvOperands:
+    """The operands of the `conv` ``value``, by name."""
+    x, weight, *rest = value.args
+    bias = next((a for a in rest if len(a.shape) == 1), None)
+    return ConvOperands(x, weight, bias, next((a for a in rest if len(a.shape) > 1), None))
+
+
+def to_channels_first(rank: int) -> list[int]:
+    """The permutation of [N, *spatial, C] to [N, C, *spatial]."""
+    return [0, rank - 1, *range(1, rank - 1)]
+
+
+def to_channels_last(rank: int) -> list[int]:
+    """The permutation of [N, C, *spatial] to [N, *spatial, C]."""
+    return [0, *range(2, rank), 1]
+
+
+def output_padding(value: Value, shape: Sequence[Dim], x: Sequence[Dim]) -> list[Dim]:
+    """torch's ``output_padding`` per spatial axis of a transposed convolution from ``x`` to ``shape``."""
+    a, kernel = value.attrs, operands(value).weight.shape[2:]
+    found = []
+    for k, (size, given) in enumerate(zip(shape[1:-1], x[1:-1], strict=True)):
+        reach = a["dilation"][k] * (int(kernel[k]) - 1) + 1
+        least = (sympy.sympify(given) - 1) * a["stride"][k] - 2 * a["padding"][k] + reach
+        found.append(plain(sympy.sympify(size) - least))
+    return found
+
+
+def reference(value: Value, tensors: Sequence[Any], shape: Sequence[int]) -> torch.Tensor:
+    """``value`` at ``shape``, computed by torch from its operands."""
+    named = dict(zip((a.id for a in value.args), tensors, strict=True))
+    given, a, rank = operands(value), value.attrs, len(value.shape)
+    x = named[given.x.id]
+    y: torch.Tensor = torch.ops.aten.convolution(
+        x.permute(to_channels_first(rank)),
+        named[given.weight.id],
+        None if given.bias is None else named[given.bias.id],
+        a["stride"],
+        a["padding"],
+        a["dilation"],
+        a["transposed"],
+        output_padding(value, shape, x.shape) if a["transposed"] else [0] * (rank - 2),
+        a["groups"],
+    ).permute(to_channels_last(rank))
+    if given.residual is not None:
+        y = y + named[given.residual.id]
+    return y if a["activation"] is None else torch.clamp(y, *CLAMPS[a["activation"]])

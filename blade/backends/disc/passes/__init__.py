@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Passes from IR to IR; each file is named after its function."""

@@ -1,0 +1,280 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fuses attention written out as two products and a softmax into one ``attention``: scores stay in cache.
+
+    %s = matmul %q %kT          %m = add (mul %s 0.125) %mask
+    %p = div (exp (sub %m (max %m))) (sum ...)             ->      %y = attention %q %k %v %mask
+    %y = matmul %p %v
+
+Between the product and the softmax the scores may be scaled by numbers, added to biases, filled under a
+condition (``masked_fill``), and reshaped in their leading axes (windows, heads). Nothing else may read the
+scores.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from blade.backends.disc.ir.attention import attend, repeats, why_not
+from blade.backends.disc.ir.graph import (
+    Graph,
+    IrBuilder,
+    Shape,
+    Value,
+    live,
+)
+from blade.backends.disc.ir.simplify import RULES
+from blade.backends.disc.target.capabilities import CPU, TargetCapabilities
+
+_LAYOUT = ("reshape", "permute", "slice")
+
+
+@dataclass(frozen=True)
+class _Scores:
+    """``scale * product`` plus ``biases`` (value, negated?), replaced by ``fill`` unless ``where`` is
+    ``kept``.
+    """
+
+    product: Value
+    scale: float
+    biases: tuple[tuple[Value, bool], ...] = ()
+    where: Value | None = None
+    fill: float = 0.0
+    kept: bool = True
+
+
+def find_attention(graph: Graph, forms: TargetCapabilities = CPU) -> Graph:
+    """``graph`` with every written-out attention replaced by one ``attention``."""
+    values = live(graph)
+    readers: dict[int, set[int]] = {v.id: set() for v in values}
+    for v in values:
+        for arg in v.args:
+            readers[arg.id].add(v.id)
+    for v in graph.outputs:
+        readers[v.id].add(-1)
+    b = IrBuilder(RULES)
+    new: dict[int, Value] = {}
+    for v in values:
+        found = _match(v, readers) if v.op == "matmul" else None
+        heads = 0 if -1 in readers[v.id] else 1  # an output keeps the product's strides
+        made = None if found is None else _build(b, v, found, new, heads, forms)
+        if made is None:
+            args = [new[a.id] for a in v.args]
+            made = b.make(v.op, args, v.shape, v.dtype, v.strides, **v.attrs)
+        new[v.id] = made
+    outs = tuple(new[v.id] for v in graph.outputs)
+    ins = tuple(new[v.id] for v in graph.inputs)
+    rebuilt = replace(graph, values=b.values, outputs=outs, inputs=ins)
+    rebuilt.values = live(rebuilt)
+    return rebuilt
+
+
+def _match(v: Value, readers: dict[int, set[int]]) -> _Scores | None:
+    """The scores whose softmax the product ``v`` reads; ``None`` if there is none or it has other readers."""
+    inside: set[int] = {v.id}
+    weights = _regrouped(v.args[0], inside)
+    logits = _softmax_of(weights, inside)
+    if logits is None:
+        return None
+    scores = _scores(logits, inside)
+    if scores is None:
+        return None
+    inside.add(scores.product.id)
+    hidden = inside - {v.id}
+    return scores if all(readers[k] <= inside for k in hidden) else None
+
+
+def _regrouped(v: Value, inside: set[int]) -> Value:
+    """The operand of reshapes that divide the leading axes differently."""
+    while v.op == "reshape" and v.args[0].shape[-2:] == v.shape[-2:]:
+        inside.add(v.id)
+        v = v.args[0]
+    return v
+
+
+def _softmax_of(v: Value, inside: set[int]) -> Value | None:
+    """x if ``v`` is exp(x - max x) / sum exp(x - max x) along the last axis."""
+    if v.op != "div" or v.args[0].op != "exp" or v.args[0].args[0].op != "sub":
+        return None
+    exps, shifted = v.args[0], v.args[0].args[0]
+    found = {v.id, exps.id, shifted.id}
+    logits = shifted.args[0]
+    for part, kind, of in ((v.args[1], "sum", exps), (shifted.args[1], "max", logits)):
+        while part.op in ("broadcast", "reshape"):
+            found.add(part.id)
+            part = part.args[0]
+        axes = (len(logits.shape) - 1,)
+        if part.op != "reduce" or part.args[0] is not of:
+            return None
+        if part.attrs["kind"] != kind or part.attrs["axes"] != axes:
+            return None
+        found.add(part.id)
+    inside |= found
+    return logits
+
+
+def _scores(v: Value, inside: set[int]) -> _Scores | None:
+    """``v`` as a product of two matrices under scales, biases and a fill, matched from the outside in."""
+    if v.op == "matmul":
+        return _Scores(v, 1.0)
+    step = _STEPS.get(v.op)
+    found = None if step is None else step(v, inside)
+    if found is not None:
+        inside.add(v.id)
+    return found
+
+
+def _reshape(v: Value, inside: set[int]) -> _Scores | None:
+    return _scores(v.args[0], inside) if v.args[0].shape[-2:] == v.shape[-2:] else None
+
+
+def _scaled(v: Value, inside: set[int]) -> _Scores | None:
+    for x, y in (v.args, v.args[::-1]):
+        if y.op == "fill" and not (v.op == "div" and y is v.args[0]):
+            found = _scores(x, inside)
+            number = float(y.attrs["value"])
+            if found is None or found.biases or found.where is not None or number == 0:
+                return None
+            scale = found.scale / number if v.op == "div" else found.scale * number
+            return replace(found, scale=scale) if math.isfinite(scale) else None
+    return None
+
+
+def _added(v: Value, inside: set[int]) -> _Scores | None:
+    sides = (v.args, v.args[::-1]) if v.op == "add" else (v.args,)
+    for x, y in sides:
+        found = _scores(x, inside)
+        if found is not None:
+            return _biased(found, y, v.op == "sub")
+    return None
+
+
+def _fused(v: Value, inside: set[int]) -> _Scores | None:
+    """bias * number + scores, as baddbmm writes it, or scores * number + bias."""
+    x, number, y = v.args
+    if number.op != "fill":
+        return None
+    found = _scores(y, inside)
+    if found is not None and float(number.attrs["value"]) == 1:
+        return _biased(found, x, False)
+    return None
+
+
+def _biased(found: _Scores, bias: Value, negated: bool) -> _Scores | None:
+    if found.where is not None:
+        return None
+    return replace(found, biases=(*found.biases, (bias, negated)))
+
+
+def _filled(v: Value, inside: set[int]) -> _Scores | None:
+    condition, yes, no = v.args
+    for x, y, kept in ((yes, no, True), (no, yes, False)):
+        if y.op == "fill" and not math.isnan(y.attrs["value"]):
+            found = _scores(x, inside)
+            if found is None or found.biases or found.where is not None:
+                return None
+            return replace(found, where=condition, fill=float(y.attrs["value"]), kept=kept)
+    return None
+
+
+_STEPS: dict[str, Callable[[Value, set[int]], _Scores | None]] = {
+    "reshape": _reshape,
+    "mul": _scaled,
+    "div": _scaled,
+    "add": _added,
+    "sub": _added,
+    "fma": _fused,
+    "where": _filled,
+}
+
+
+def _build(
+    b: IrBuilder,
+    v: Value,
+    scores: _Scores,
+    new: dict[int, Value],
+    heads: int,
+    forms: TargetCapabilities,
+) -> Value | None:
+    """The attention that replaces the product ``v``."""
+    q, kt = (new[a.id] for a in scores.product.args)
+    rank = len(kt.shape)
+    k = b.permute(kt, (*range(rank - 2), rank - 1, rank - 2))
+    value = new[v.args[1].id]
+    q, before = _without_scale(b, q)
+    k, behind = _without_scale(b, k)
+    scale = scores.scale * before * behind
+    given = [new[x.id] for x, _ in scores.biases]
+    conditions = [] if scores.where is None else [new[scores.where.id]]
+    lead = _finest([*given, *conditions, *(_source(x) for x in (q, k, value)), v])
+    q, k, value = (b.reshape(x, (*lead, *x.shape[-2:])) for x in (q, k, value))
+    shape = (*lead, q.shape[-2], k.shape[-2])
+    biases = [
+        b.pointwise("neg", x) if negated else x
+        for x, (_, negated) in zip(given, scores.biases, strict=True)
+    ]
+    bias: Value | None = None
+    for x in biases:
+        x = _seen_as(b, x, shape)
+        bias = x if bias is None else _sum(b, bias, x)
+    if conditions:
+        keep = b.fill(math.nan, conditions[0].shape, v.dtype)
+        other = b.fill(scores.fill, conditions[0].shape, v.dtype)
+        order = (keep, other) if scores.kept else (other, keep)
+        bias = _seen_as(b, b.pointwise("where", conditions[0], *order), shape)
+    if why_not(q, k, value, bias, forms) is not None:
+        return None
+    made = attend(
+        b, q, k, value, bias, scale, undefined=True, heads=heads, replaces=bool(conditions)
+    )
+    return b.reshape(made, v.shape)
+
+
+def _seen_as(b: IrBuilder, v: Value, shape: Shape) -> Value:
+    """``v`` with its leading axes divided as in ``shape``; broadcast axes stay broadcast."""
+    if v.op == "broadcast" and v.shape != shape:
+        pairs = list(zip(reversed(v.shape), reversed(shape), strict=False))
+        same = next((k for k, (x, y) in enumerate(pairs) if x != y), len(pairs))
+        first, shift = len(v.shape) - same, len(shape) - len(v.shape)
+        if all(a >= first for a in v.attrs["axes"]):
+            axes = tuple(a + shift for a in v.attrs["axes"])
+            return b.make("broadcast", v.args, shape, v.dtype, axes=axes)
+    return b.reshape(v, shape)
+
+
+def _source(v: Value) -> Value:
+    """The operand of a reshape that only merges leading axes."""
+    if v.op == "reshape" and v.args[0].shape[-2:] == v.shape[-2:] and repeats(v) is None:
+        return v.args[0]
+    return v
+
+
+def _finest(values: list[Value]) -> Shape:
+    """The leading axes of the value that divides them most."""
+    return max((v.shape[:-2] for v in values), key=len)
+
+
+def _without_scale(b: IrBuilder, v: Value) -> tuple[Value, float]:
+    """``v`` before its multiplication by a number, and the number; models often scale queries so."""
+    if v.op == "mul":
+        for x, y in (v.args, v.args[::-1]):
+            if y.op == "fill" and math.isfinite(y.attrs["value"]) and y.attrs["value"] != 0:
+                return x, float(y.attrs["value"])
+    if v.op in _LAYOUT:
+        inner, scale = _without_scale(b, v.args[0])
+        if scale != 1:
+            return b.make(v.op, (inner,), v.shape, v.dtype, **v.attrs), scale
+    return v, 1.0
+
+
+def _sum(b: IrBuilder, x: Value, y: Value) -> Value:
+    """x + y at the smallest shape that both broadcast from."""
+    pair = [(v.args[0], v.attrs["axes"]) if v.op == "broadcast" else None for v in (x, y)]
+    if pair[0] is None or pair[1] is None:
+        return b.pointwise("add", x, y)
+    axes = tuple(sorted({*pair[0][1], *pair[1][1]}))
+    core = tuple(x.shape[a] for a in axes)
+    parts = [
+        b.make("broadcast", (v,), core, v.dtype, axes=tuple(axes.index(a) for a in places))
+        for v, places in (p for p in pair if p is not None)
+    ]
+    return b.make("broadcast", (b.pointwise("add", *parts),), x.shape, x.dtype, axes=axes)

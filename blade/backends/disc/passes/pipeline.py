@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The order of the passes between lowering and fusion on CPU; each takes a graph and returns a new one."""
+
+from collections.abc import Callable
+
+from blade.backends.disc.ir.graph import Graph
+from blade.backends.disc.passes import legalize
+from blade.backends.disc.passes.fuse_attention import find_attention
+from blade.backends.disc.passes.fuse_conv_epilogue import fuse_conv_epilogue
+from blade.backends.disc.passes.fuse_requantize import fuse_requantize
+from blade.backends.disc.passes.linear_to_matmul import linear_to_matmul
+from blade.backends.disc.passes.lower_quantized import lower_int8
+from blade.backends.disc.passes.materialize_outputs import materialize_outputs
+from blade.backends.disc.passes.merge_linears import merge_linears
+from blade.backends.disc.passes.normalize_sizes import normalize_sizes
+from blade.backends.disc.passes.propagate_layouts import propagate
+from blade.backends.disc.passes.push_through_concat import push_through_concat
+from blade.backends.disc.passes.reduce_last_axis import reduce_last_axis
+from blade.backends.disc.passes.split_reductions import split_reductions
+
+GraphPass = Callable[[Graph], Graph]
+
+PASSES: tuple[tuple[str, GraphPass], ...] = (
+    ("normalize", normalize_sizes),
+    ("int8", lower_int8),
+    ("find_attention", find_attention),
+    ("layouts", propagate),
+    ("conv_epilogue", fuse_conv_epilogue),
+    ("requantize", fuse_requantize),
+    ("spread", push_through_concat),
+    ("split_sums", split_reductions),
+    ("compute_in_rows", reduce_last_axis),
+    ("rows", legalize.rows),
+    ("bias_to_consumers", legalize.bias_to_consumers),
+    ("merge_linears", merge_linears),
+    ("multiply_computed", linear_to_matmul),
+    ("addressable", legalize.addressable),
+    ("outputs", materialize_outputs),
+)

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recomputes the operand of a reduction over axes other than the last in the reduction's order.
+
+    %2 = mul %1 %1                          %2 = reshape (permute %1)       [s0, 8, s1*s2]
+    %3 = reduce %2 {sum, axes=(1, 2)}       %3 = mul %2 %2
+                                    ->      %4 = reduce %3 {sum, axes=(2,)}
+
+A kernel has one shape, and a reduction's has the reduced axes, merged into one, at the end. A preceding op
+in its own shape would be another kernel, whose result is written and read again.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from blade.backends.disc.ir.graph import (
+    Graph,
+    IrBuilder,
+    Shape,
+    Value,
+    contiguous_strides,
+    live,
+    numel,
+)
+from blade.backends.disc.ir.simplify import RULES
+from blade.backends.disc.ir.views import reshape_strides, view_of
+
+_CHEAP = ("add", "sub", "mul", "neg", "abs", "cast", "fma", "maximum", "minimum")
+
+
+def reduce_last_axis(graph: Graph) -> Graph:
+    """``graph`` with the operands of reductions over several or leading axes computed row by row."""
+    users, returned = graph.users(), {v.id for v in graph.outputs}
+    once = frozenset(
+        v.id for v in graph.values if len({u.id for u in users[v.id]}) == 1 and v.id not in returned
+    )
+    b = IrBuilder(RULES)
+    new: dict[int, Value] = {}
+    for v in live(graph):
+        made = _in_rows(b, v, new, once) if v.op == "reduce" else None
+        args = [new[a.id] for a in v.args]
+        new[v.id] = made or b.make(v.op, args, v.shape, v.dtype, v.strides, **v.attrs)
+    rebuilt = replace(
+        graph,
+        values=b.values,
+        outputs=tuple(new[v.id] for v in graph.outputs),
+        inputs=tuple(new[v.id] for v in graph.inputs),
+    )
+    rebuilt.values = live(rebuilt)
+    return rebuilt
+
+
+def _in_rows(b: IrBuilder, v: Value, new: dict[int, Value], once: frozenset[int]) -> Value | None:
+    x, axes = v.args[0], v.attrs["axes"]
+    rest = [k for k in range(len(x.shape)) if k not in axes]
+    if not x.is_pointwise or axes == (len(x.shape) - 1,):
+        return None
+    shape = (*(x.shape[k] for k in rest), numel([x.shape[k] for k in axes]))
+    moved = _AxisMover(b, new, once, (*rest, *axes), shape).computed(x)
+    if moved is None:
+        return None
+    return b.reshape(b.reduce(v.attrs["kind"], moved, [len(rest)]), v.shape)
+
+
+@dataclass(frozen=True)
+class _AxisMover:
+    """Rebuilds values with the axes in ``order`` and the last of them merged into one, at ``shape``."""
+
+    b: IrBuilder
+    new: dict[int, Value]
+    once: frozenset[int]
+    order: Sequence[int]
+    shape: Shape
+    made: dict[int, Value | None] = field(default_factory=dict)
+
+    def value(self, v: Value) -> Value | None:
+        if v.id not in self.made:
+            self.made[v.id] = self.computed(v) or self.seen(v)
+        return self.made[v.id]
+
+    def computed(self, v: Value) -> Value | None:
+        """``v`` recomputed, if that saves writing it or reads no more than its result would take."""
+        if v.op in ("fill", "size"):
+            return self.b.make(v.op, (), self.shape, v.dtype, **v.attrs)
+        if not v.is_pointwise or not (v.id in self.once or _is_cheap(v)):
+            return None
+        operands = [self.value(a) for a in v.args]
+        known = [o for o in operands if o is not None]
+        if len(known) != len(operands):
+            return None
+        return self.b.make(v.op, known, self.shape, v.dtype, **v.attrs)
+
+    def seen(self, v: Value) -> Value | None:
+        """``v`` as a view of its buffer, if strides can express it."""
+        strides = _strides(self.new[v.id])
+        if strides is None:
+            return None
+        shape = tuple(v.shape[k] for k in self.order)
+        if reshape_strides(shape, tuple(strides[k] for k in self.order), self.shape) is None:
+            return None
+        return self.b.reshape(self.b.permute(self.new[v.id], self.order), self.shape)
+
+
+def _strides(v: Value) -> Shape | None:
+    """Strides that ``v`` will have; a broadcast without strides will have its operand copied first."""
+    view = view_of(v)
+    if view is not None or v.op != "broadcast":
+        return None if view is None else view.strides
+    core = contiguous_strides(v.args[0].shape)
+    places = dict(zip(v.attrs["axes"], core, strict=True))
+    return tuple(places.get(k, 0) for k in range(len(v.shape)))
+
+
+def _is_cheap(v: Value) -> bool:
+    """Whether ``v`` does little work on one full-size operand: as cheap as reading the result."""
+    wide = [a for a in v.args if a.op not in ("fill", "size", "broadcast")]
+    return v.op in _CHEAP and len({a.id for a in wide}) <= 1

@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Dtypes for which a target implements each IR op; lowering may use no others."""
+
+from dataclasses import dataclass
+
+import torch
+
+Dtypes = tuple[torch.dtype, ...]
+
+
+@dataclass(frozen=True)
+class TargetCapabilities:
+    """Dtypes of ``attention``, of ``conv``, and of a convolution's gradients (a ``conv`` and a product).
+
+    With other dtypes the op stays an ATen `call`; ``group_moments`` is written out in pointwise ops.
+    """
+
+    attention: Dtypes
+    convolution: Dtypes
+    gradients: Dtypes = ()
+    widest_head: int | None = None  # head size of an attention; None: no limit
+    moments: Dtypes = ()  # dtypes of ``group_moments``
+
+
+CPU = TargetCapabilities((torch.float32,), (torch.float32,), (torch.float32,))
+"""Kernels are generated for float32 only: most CPUs have no 16-bit products."""

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The CPU that kernels are generated for: vector width and the required features.
+
+``host()`` describes the running machine. Feature names are those of ``lscpu`` / ``/proc/cpuinfo``; the
+C++ runtime compares them with its own CPU before it loads the object.
+"""
+
+import functools
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+
+# Features that LLVM may use in code for the host, as far as they change generated kernels.
+_X86 = (
+    "sse4_1 sse4_2 popcnt avx avx2 fma f16c bmi1 bmi2 movbe abm "
+    "avx512f avx512bw avx512dq avx512vl avx512cd avx512_vnni avx512_bf16 avx512_fp16 avx512_vbmi "
+    "avx512_vbmi2 avx512ifma avx512_bitalg avx512_vpopcntdq avx_vnni gfni vaes vpclmulqdq"
+).split()
+_ARM = "fp asimd asimdhp fphp asimddp bf16 i8mm sve sve2".split()
+
+
+@dataclass(frozen=True)
+class CpuTarget:
+    """Vectors have ``lanes`` elements of any type; ``isa`` lists the features that a CPU must have."""
+
+    isa: tuple[str, ...]
+    lanes: int
+
+    @property
+    def registers(self) -> int:
+        """Number of vector registers of ``lanes`` floats."""
+        return 32 if self.lanes == 16 or "asimd" in self.isa else 16
+
+    @property
+    def has_half(self) -> bool:
+        """Whether float16 conversion is an instruction (otherwise it is a call into compiler-rt)."""
+        return "f16c" in self.isa or "asimd" in self.isa
+
+
+@functools.lru_cache(maxsize=1)
+def host() -> CpuTarget:
+    """The machine this process runs on."""
+    present = _flags()
+    known = _ARM if platform.machine() in ("aarch64", "arm64") else _X86
+    isa = tuple(flag for flag in known if flag in present)
+    if "avx512f" in isa and "avx512bw" in isa and "avx512vl" in isa and "avx512dq" in isa:
+        return CpuTarget(isa, 16)
+    return CpuTarget(isa, 8 if "avx2" in isa and "fma" in isa else 4)
+
+
+def _flags() -> frozenset[str]:
+    """CPU feature names of the first processor; empty if the system does not list them."""
+    path = Path("/proc/cpuinfo")
+    if not path.exists():
+        return frozenset()
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() in ("flags", "Features"):
+            return frozenset(value.split())
+    return frozenset()

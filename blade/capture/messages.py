@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The sentences of capture: what a trace lost, and what the user can do about it."""
+
+from collections.abc import Collection, Sequence
+
+from torch import nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from blade.capture.derived_shapes import Axis, axes_of
+from blade.capture.inputs import CallSignature, Sample, describe, name_of_leaf
+from blade.core.captured import EqualSizes, Reference, SizeRange
+from blade.core.reason import Code, Reason, Stage
+
+Differences = Sequence[tuple[Reference, str]]
+
+WHAT_TO_DO = (
+    "Make the model scriptable (torch.jit.script tells what it does not understand), or name the "
+    "submodules without such decisions in Config(allow_tracing=[...]) so that only the rest is scripted"
+)
+
+
+def capture_failed(subject: str, code: Code, detail: str) -> Reason:
+    """Return a ``Reason`` of this stage."""
+    return Reason(Stage.CAPTURE, code, None, subject, detail)
+
+
+def specialized(subject: str, call: CallSignature, differences: Differences) -> Reason:
+    """Reason that the trace of ``subject`` differs from the model."""
+    return capture_failed(
+        subject,
+        Code.TRACE_SPECIALIZED,
+        f"The trace differs from the model at {list_differences(call, differences)}.",
+    )
+
+
+def limited(
+    subject: str, call: CallSignature, sample: Sample, limits: Sequence[SizeRange]
+) -> Reason:
+    """Reason that the trace of ``subject`` is kept with checks on sizes."""
+    where = "; ".join(size_range_text(call, sample, one) for one in limits)
+    return capture_failed(
+        subject,
+        Code.TRACE_SPECIALIZED,
+        f"The trace is kept for the sizes it is right at; elsewhere it raises: {where}.",
+    )
+
+
+def warning(kept: Reason, axes: Collection[Axis]) -> str:
+    """Return the warning for a user who did not ask for limits; ``kept`` is their Reason."""
+    several = "these dimensions" if len(axes) > 1 else "this dimension"
+    return (
+        f"{kept.subject}: {kept.detail} If that is meant, say so: Config(allow_tracing=True), or fix {several} in "
+        f"Config(dynamic_shapes=...). If not: {WHAT_TO_DO[0].lower()}{WHAT_TO_DO[1:]}."
+    )
+
+
+def size_range_text(call: CallSignature, sample: Sample, limit: SizeRange) -> str:
+    """``axis 1 of 'x' must be 16``."""
+    name = name_of_leaf(call.names, sample, limit.index)
+    size = f"{limit.low}" if limit.low == limit.high else f"{limit.low}..{limit.high}"
+    return f"axis {limit.axis} of {name!r} must be {size}"
+
+
+def tied(subject: str, call: CallSignature, sample: Sample, ties: Sequence[EqualSizes]) -> Reason:
+    """Reason that the trace of ``subject`` is kept with checks on equal sizes."""
+    where = "; ".join(equal_sizes_text(call, sample, one) for one in ties)
+    return capture_failed(
+        subject,
+        Code.TRACE_SPECIALIZED,
+        f"The trace is kept for samples like those given; it raises unless {where}.",
+    )
+
+
+def equal_sizes_text(call: CallSignature, sample: Sample, tie: EqualSizes) -> str:
+    """``axis 1 of 'mask' is as long as axis 2 of 'key'``."""
+    (a, i), (b, j) = tie.first, tie.second
+    first, second = (name_of_leaf(call.names, sample, index) for index in (a, b))
+    return f"axis {i} of {first!r} is as long as axis {j} of {second!r}"
+
+
+def list_differences(call: CallSignature, differences: Differences) -> str:
+    """``other sizes (x: float32[3, 4]): output 0 is off by up to 0.5; ...``, three at most."""
+    shown = [
+        f"{one.what} ({describe(call.names, one.sample)}): {why}" for one, why in differences[:3]
+    ]
+    more = len(differences) - len(shown)
+    return "; ".join(shown) + (f"; and {more} more" if more else "")
+
+
+def no_graph(
+    how: str, call: CallSignature, differences: Differences, reasons: Sequence[Reason]
+) -> str:
+    """Return the text of the ``InputError`` when the best graph is wrong."""
+    done = "traced" if how == "trace" else "scripted"
+    text = (
+        f"model: the {done} module differs from the model at {list_differences(call, differences)}."
+    )
+    why_not_scripted = [one.detail for one in reasons if one.code is Code.SCRIPT_FAILED]
+    if why_not_scripted:
+        text += f" Scripting is no way out: {' '.join(why_not_scripted)}"
+    if how != "trace":
+        return text
+    text += f" {WHAT_TO_DO}"
+    if all(one.axes for one, _ in differences):
+        first = axes_of(differences[0][0].sample)
+        sizes = ", ".join(str(first[axis]) for axis in sorted(differences[0][0].axes))
+        text += (
+            f"; or keep the trace for the sizes of the samples only (it raises at others, such as {sizes}): "
+            "Config(allow_tracing=True), or fix these dimensions in Config(dynamic_shapes=...)"
+        )
+    return text + "."
+
+
+def neither(model: nn.Module, methods: Sequence[str], reasons: Sequence[Reason]) -> str:
+    """Return the text of the ``InputError`` when there is no graph at all."""
+    subject = type(model).__name__
+    details = " ".join(f"[{one.code.value}] {one.detail}" for one in reasons)
+    if methods:
+        return (
+            f"preserved_attributes: {methods[0]!r} is a method, and tracing keeps only forward; {subject} "
+            f"has to be scriptable (with @torch.jit.export on {methods[0]!r}), and it is not. {details}"
+        )
+    return f"model: {subject} can be neither traced nor scripted. {details}{_wrapped(model)}"
+
+
+def _wrapped(model: nn.Module) -> str:
+    """Return advice on parameters that are tensor subclasses; empty without any."""
+    for name, parameter in model.named_parameters():
+        if is_traceable_wrapper_subclass(parameter):
+            return (
+                f" Its parameter {name!r} is a {type(parameter).__name__}, whose operations TorchScript cannot record. "
+                "Give the model as it was before its weights were wrapped (int8 is what Config(enable_int8=True) is "
+                "for), or one that says explicitly how it is quantized, as torchao's convert_pt2e returns it."
+            )
+    return ""

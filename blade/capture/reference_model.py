@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run a module as in a first call: on copies of the inputs, from one random seed, with its state restored.
+
+original = ReferenceModel(private_copy, call, flatten=True)
+original(*sample)          # the reference: tensors in the order of the captured graph
+"""
+
+import warnings
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from blade.capture.attributes import attributes_of, may_write
+from blade.capture.inputs import CallSignature, Sample
+from blade.capture.model import device_of, private_copy
+from blade.capture.outputs import tensors_of
+from blade.verification.attention_semantics import rows_with_keys
+
+# Exceptions of a model at inputs it does not accept (torch.jit.Error is a RuntimeError).
+MODEL_ERRORS = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    BufferError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+
+
+T = TypeVar("T")
+Answer = tuple[Any, Any]  # the output, and the arguments as the call left them
+
+
+class ModelState:
+    """The present buffers and attributes of ``module``, to be restored after a run."""
+
+    def __init__(self, module: nn.Module) -> None:
+        parts = list(module.modules())
+        python = [part for part in parts if not isinstance(part, torch.jit.ScriptModule)]
+        held = [d for part in python for d in (part._buffers, vars(part), *_hooks(part))]
+        self._dicts = [(d, dict(d)) for d in held]
+        scripts = [module] if isinstance(module, torch.jit.ScriptModule) else []
+        self._attributes = [(a, a.get()) for script in scripts for a in attributes_of(script)]
+        kept = [value for _, value in self._attributes if isinstance(value, torch.Tensor)]
+        tensors = [*module.buffers(), *kept]
+        if isinstance(module, torch.jit.ScriptModule) and not may_write(module):
+            tensors = []  # in an optimized module these are the weights, for the fallback
+        unique = {id(tensor): tensor for tensor in tensors}
+        self._tensors = [(tensor, tensor.detach().clone()) for tensor in unique.values()]
+        self._versions = [tensor._version for tensor, _ in self._tensors]
+
+    def restore(self) -> bool:
+        """Restore everything; return whether it had changed."""
+        changed = self._rebind()
+        for index, (tensor, saved) in enumerate(self._tensors):
+            if tensor._version != self._versions[index]:
+                changed = True
+                with torch.no_grad():
+                    tensor.copy_(saved)
+                self._versions[index] = tensor._version
+        return changed
+
+    def _rebind(self) -> bool:
+        changed = False
+        for live, saved in self._dicts:
+            if live.keys() != saved.keys() or any(live[key] is not saved[key] for key in saved):
+                changed = True
+                live.clear()
+                live.update(saved)
+        for attribute, value in self._attributes:
+            if not _is_same(attribute.get(), value):
+                changed = True
+                attribute.set(value)
+        return changed
+
+
+def _hooks(module: nn.Module) -> list[dict[Any, Any]]:
+    """Return the hooks: some models register them in their first call, and remember that they did."""
+    return [d for name, d in vars(module).items() if "_hooks" in name and isinstance(d, dict)]
+
+
+def _is_same(a: Any, b: Any) -> bool:
+    """Whether two attribute values hold the same tensors and otherwise equal values."""
+    (leaves_a, spec_a), (leaves_b, spec_b) = pytree.tree_flatten(a), pytree.tree_flatten(b)
+    return spec_a == spec_b and all(map(_is_same_leaf, leaves_a, leaves_b))
+
+
+def _is_same_leaf(a: Any, b: Any) -> bool:
+    if a is b or isinstance(a, torch.ScriptObject):  # not comparable; no forward rebinds one
+        return True
+    return not isinstance(a, torch.Tensor) and not isinstance(b, torch.Tensor) and bool(a == b)
+
+
+class ReferenceModel:
+    """The user's own code on the private copy: positional tensors in, the reference tensors out.
+
+    Runs without gradients and from the module's state at capture, which is restored after each call: every
+    call answers as a first call would. Inputs are not changed.
+    """
+
+    def __init__(self, model: nn.Module, call: CallSignature, flatten: bool) -> None:
+        self._model, self._call, self._flatten = model, call, flatten
+        self._state = ModelState(model)
+        self.device = device_of(model)
+        self.is_stateful = False
+
+    def __call__(self, *sample: Any) -> Any:
+        return self.run(sample, times=1)[0][0]
+
+    @property
+    def name(self) -> str:
+        """The name of the model's class."""
+        if isinstance(self._model, torch.jit.ScriptModule):
+            return str(self._model.original_name)
+        return type(self._model).__name__
+
+    def eager(self, sample: Sample) -> Callable[..., Any] | None:
+        """Return a bare call of the user's code on ``sample``, to be timed; ``reset`` restores the state.
+
+        Return ``None`` for a model that is TorchScript itself. The call ignores its arguments.
+        """
+        if isinstance(self._model, torch.jit.ScriptModule):
+            return None
+        args, kwargs = self._call.bind(sample)
+        return lambda *_: self._model(*args, **kwargs)
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Parameters and buffers."""
+        return [*self._model.parameters(), *self._model.buffers()]
+
+    def in_fp64(self) -> "ReferenceModel":
+        """Return a copy of the model with all floating-point parameters and buffers in float64."""
+        return ReferenceModel(private_copy(self._model).double(), self._call, self._flatten)
+
+    def run(self, sample: Sample, times: int) -> list[Answer]:
+        """Return the answers of ``times`` calls in a row from the state at capture."""
+        self.reset()
+        try:
+            with torch.no_grad(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                return [answer_of(self._tensors, sample) for _ in range(times)]
+        finally:
+            self.is_stateful |= self._state.restore()
+
+    def reset(self) -> None:
+        """Restore the module's state, after runs from elsewhere such as tracing."""
+        self._state.restore()
+
+    def first(self, sample: Sample) -> tuple[Any, Answer]:
+        """Return the output as the user's model returns it, and the answer made from it."""
+        arguments = copy_of(sample)
+        args, kwargs = self._call.bind(arguments)
+        try:
+            with torch.no_grad(), rows_with_keys(sample):
+                output = self._model(*args, **kwargs)
+            flat = tensors_of(output) if self._flatten else output
+            return output, (copy_of(flat), arguments)
+        finally:
+            self.is_stateful |= self._state.restore()
+
+    def _tensors(self, sample: Sample) -> Any:
+        args, kwargs = self._call.bind(sample)
+        output = self._model(*args, **kwargs)
+        return tensors_of(output) if self._flatten else output
+
+
+def answer_of(function: Callable[[Sample], Any], sample: Sample) -> Answer:
+    """Return the output of ``function`` on a copy of ``sample``, and that copy after the call."""
+    arguments = copy_of(sample)
+    # A copy: the output may be a buffer, or an argument, that the next call overwrites.
+    with rows_with_keys(sample):
+        return copy_of(function(arguments)), arguments
+
+
+def copy_of(value: Any) -> Any:
+    """Return ``value`` with every tensor in it cloned (strides kept), so that in-place ops stay private."""
+    return pytree.tree_map(
+        lambda leaf: leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf, value
+    )
+
+
+def seeded(function: Callable[[], T]) -> T:
+    """Run ``function()`` from a fixed random seed, and restore the generators' states."""
+    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(0)
+        return function()

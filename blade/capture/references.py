@@ -1,0 +1,314 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reference answers: the original at the samples, at derived shapes and at other values.
+
+seen = run_references(own, inputs, config, bake=True)
+seen.references        # every input tried, with the answers a captured module has to give
+"""
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+from time import perf_counter
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from blade.capture.declared_shapes import Range, declared_ranges, tuning_samples
+from blade.capture.derived_shapes import (
+    Axis,
+    VaryingDimensions,
+    axes_of,
+    find_varying_dimensions,
+    resized,
+)
+from blade.capture.equivalence import reference
+from blade.capture.inputs import CallSignature, Sample, describe, normalize
+from blade.capture.model import device_of, signature_of
+from blade.capture.outputs import NotTensors, expect_dense, is_plain
+from blade.capture.reference_model import (
+    MODEL_ERRORS,
+    Answer,
+    ReferenceModel,
+    seeded,
+)
+from blade.config import Config
+from blade.core.captured import Reference
+from blade.core.reason import Code, Reason, Stage
+from blade.errors import ConfigError, InputError
+from blade.process.forked_trial import ForkedRunner
+from blade.verification.derived_inputs import can_try
+
+OTHER_VALUES = "other values"  # name of a reference with the sample's sizes
+TWICE = "twice the size"  # name of a reference that tests the trace alone
+LEAST_BLOCKS = 8  # the smallest size that a model may process in blocks
+SLACK = 100.0  # factor to the samples' time after which a derived input is given up
+LARGEST = 1 << 24  # elements of an input made only to try the end of a declared range
+
+
+@dataclass(frozen=True)
+class ReferenceRuns:
+    """One way to call the model, its samples in that form, and the original's answers."""
+
+    call: CallSignature
+    original: ReferenceModel
+    samples: tuple[Sample, ...]
+    probes: tuple[Sample, ...]
+    references: tuple[Reference, ...]
+    ranges: dict[Axis, Range]
+    crashes: tuple[Reason, ...]  # inputs at which the original ended the process that tried it
+    is_plain: bool  # forward takes a sample as it is and returns nothing but tensors
+
+
+def run_references(
+    model: nn.Module,
+    inputs: Any,
+    config: Config,
+    bake: bool,
+    together: Collection[frozenset[Axis]] = (),
+) -> ReferenceRuns:
+    """Run ``model`` (a private copy) at ``inputs`` and at inputs derived from them.
+
+    With ``bake`` the view is that of a trace: tensor arguments only, outputs flattened. Dimensions in one of
+    ``together`` are varied together only. Raises ``InputError`` if ``inputs`` do not fit the model,
+    ``ConfigError`` if the declared sizes do not fit the inputs.
+    """
+    call, samples = normalize(signature_of(model), inputs, bake)
+    _check_devices(model, call, samples[0])
+    original = ReferenceModel(model, call, flatten=bake)
+    start = perf_counter()
+    first = [_first_run(original, call, sample, index) for index, sample in enumerate(samples)]
+    took_s = perf_counter() - start
+    ranges = declared_ranges(config, call, samples)
+    tuning = tuning_samples(config, call, samples[0])
+    with _ReferenceRunner(original, call, samples[0], together, SLACK * took_s) as seen:
+        for index, sample in enumerate(samples):
+            seen.require(sample, f"sample {index}", first[index][1])
+        for sample in tuning:
+            seen.require(sample, "a shape of dynamic_tuning_shapes")
+        probes = tuple(seen.vary(samples, ranges))
+        if ranges and not tuning:  # the ends of tuning shapes are samples already
+            probes += tuple(seen.range_ends(ranges))
+        if ranges:
+            list(seen.vary(samples, {}))
+        seen.vary_values()
+    plain = bake and not call.baked and all(is_plain(output) for output, _ in first)
+    everything = (*samples, *tuning)
+    references, crashes = tuple(seen.references), tuple(seen.crashes)
+    return ReferenceRuns(call, original, everything, probes, references, ranges, crashes, plain)
+
+
+class _ReferenceRunner:
+    """Collects the references; every input is run once.
+
+    Inputs derived from ``base`` run in a forked process first (``ForkedRunner``): if the original ends that
+    process, or does not return, it counts as rejecting the input, with a Reason. ``slack_s``: extra seconds
+    allowed there.
+    """
+
+    def __init__(
+        self,
+        original: ReferenceModel,
+        call: CallSignature,
+        base: Sample,
+        together: Collection[frozenset[Axis]],
+        slack_s: float,
+    ) -> None:
+        self._original, self._call, self._base = original, call, base
+        self._together = together
+        self._apart = (
+            ForkedRunner(self._try, slack_s, answers=True)
+            if can_try([base, *original.tensors()])
+            else None
+        )
+        self.references: list[Reference] = []
+        self.crashes: list[Reason] = []
+
+    def __enter__(self) -> "_ReferenceRunner":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._apart is not None:
+            self._apart.close()
+
+    def require(self, sample: Sample, what: str, answer: Answer | None = None) -> None:
+        """Add ``sample``; ``answer`` is that of its first run, enough for a model without a state."""
+        if answer is not None and not self._original.is_stateful:
+            self.references.append(Reference(sample, (answer,), frozenset(), what))
+        elif not self._add(sample, frozenset(), what):
+            shown = describe(self._call.names, sample)
+            raise ConfigError(f"dynamic_tuning_shapes: the model does not run at {what} ({shown}).")
+
+    def vary(self, samples: Sequence[Sample], ranges: dict[Axis, Range]) -> Iterator[Sample]:
+        """Yield the probes (all varied sizes >= 2); inputs of size 1 become references only."""
+        base = samples[0]
+
+        def accepts(sizes: dict[Axis, int]) -> bool:
+            what = "other sizes" if 1 not in sizes.values() else "size 1"
+            return self._add_derived(sizes, frozenset(sizes), what)
+
+        varied = find_varying_dimensions(samples, ranges, accepts, self._together)
+        least: dict[Axis, int] = {}
+        for one in varied:
+            yield resized(base, one.sizes)
+            if accepts(dict.fromkeys(one.axes, 1)):
+                least |= dict.fromkeys(one.axes, 1)
+        for doubled in _doubled(base, varied, ranges):
+            self._add_derived({**least, **doubled}, frozenset(doubled), TWICE)
+        if len(varied) > 1:
+            together = _merge(varied)
+            if accepts(together):
+                yield resized(base, together)
+            accepts(dict.fromkeys(together, 1))
+
+    def range_ends(self, ranges: dict[Axis, Range]) -> Iterator[Sample]:
+        """Yield the sample at the lower (at least 2) and at the upper end of all ranges together."""
+        for end in (0, 1):
+            sizes = {k: max(r[end], 2) if r[0] < r[1] else r[0] for k, r in ranges.items()}
+            if not _is_affordable(self._base, sizes):
+                continue
+            if self._add_derived(sizes, frozenset(sizes), "the ends of the declared ranges"):
+                yield resized(self._base, sizes)
+
+    def vary_values(self) -> None:
+        """Add other contents: floating inputs negated, every input reversed along its longest axis."""
+        for change in _CHANGES:
+            if _changed(self._base, change) is not None:
+                self._add_derived(change, frozenset(), OTHER_VALUES)
+
+    def _add_derived(self, how: "_Derived", axes: frozenset[Axis], what: str) -> bool:
+        sample = _derive(self._base, how)
+        if self._apart is None:
+            return self._add(sample, axes, what)
+        self._apart.post((how, self._original.is_stateful))
+        tried = self._apart.result()
+        if tried.why is not None:
+            shown = describe(self._call.names, sample)
+            where = f"At {what} ({shown}), in a process apart,"
+            detail = f"{where} the model {tried.why}; nothing is tried or verified there."
+            name = self._original.name
+            self.crashes.append(Reason(Stage.CAPTURE, Code.PROBE_CRASHED, None, name, detail))
+            return False
+        if not tried.answers:  # the answers cannot be pickled
+            return self._add(sample, axes, what)
+        [(answers, is_stateful)] = tried.answers
+        self._original.is_stateful |= is_stateful
+        if answers is not None:
+            self.references.append(Reference(sample, answers, axes, what))
+        return answers is not None
+
+    def _try(self, item: tuple["_Derived", bool]) -> tuple[tuple[Answer, ...] | None, bool]:
+        """In the forked process: return the answers, and whether calls change the model's state."""
+        how, self._original.is_stateful = item
+        one = reference(self._original, _derive(self._base, how), frozenset(), "a trial")
+        return None if one is None else one.answers, self._original.is_stateful
+
+    def _add(self, sample: Sample, axes: frozenset[Axis], what: str) -> bool:
+        one = reference(self._original, sample, axes, what)
+        if one is not None:
+            self.references.append(one)
+        return one is not None
+
+
+_Derived = dict[Axis, int] | str
+"""Other sizes, or one of ``_CHANGES``."""
+
+
+def _derive(base: Sample, how: _Derived) -> Sample:
+    if isinstance(how, dict):
+        return resized(base, how)
+    changed = _changed(base, how)
+    assert changed is not None, how
+    return changed
+
+
+def _changed(sample: Sample, change: str) -> Sample | None:
+    """Return ``sample`` with other contents; ``None`` if it has nothing to change."""
+    leaves, spec = pytree.tree_flatten(sample)
+    changed = [_CHANGES[change](x) for x in leaves]
+    if all(x is y for x, y in zip(changed, leaves)):
+        return None
+    result: Sample = pytree.tree_unflatten(changed, spec)
+    return result
+
+
+def _is_affordable(sample: Sample, sizes: dict[Axis, int]) -> bool:
+    """Whether the input is small enough to allocate: a declared maximum may be huge."""
+    leaves = pytree.tree_leaves(sample)
+    shapes = {i: list(x.shape) for i, x in enumerate(leaves) if isinstance(x, torch.Tensor)}
+    for (index, axis), size in sizes.items():
+        shapes[index][axis] = size
+    return all(0 not in leaves[i].shape and prod(s) <= LARGEST for i, s in shapes.items())
+
+
+def _check_devices(model: nn.Module, call: CallSignature, sample: Sample) -> None:
+    device = device_of(model)
+    if device is None:
+        return
+    for name, entry in zip(call.names, sample):
+        for leaf in pytree.tree_leaves(entry):
+            # A 0-d CPU tensor is a number to every kernel.
+            if not isinstance(leaf, torch.Tensor) or (leaf.dim() == 0 and leaf.is_cpu):
+                continue
+            if leaf.device != device:
+                raise InputError(
+                    f"inputs: argument {name!r} is on {leaf.device}, the model is on {device}; "
+                    "move one of them."
+                )
+
+
+def _doubled(
+    sample: Sample, varied: Sequence[VaryingDimensions], ranges: dict[Axis, Range]
+) -> Iterator[dict[Axis, int]]:
+    """Yield twice the size of each of ``varied`` that may be cut into blocks.
+
+    A loop over blocks is traced with the sample's number of iterations, which is right at slightly larger
+    sizes too.
+    """
+    sizes = axes_of(sample)
+    for one in varied:
+        size = 2 * sizes[min(one.axes)]
+        high = min((ranges[axis][1] for axis in one.axes if axis in ranges), default=size)
+        if 2 * LEAST_BLOCKS <= size <= high:
+            yield dict.fromkeys(one.axes, size)
+
+
+def _merge(varied: Sequence[VaryingDimensions]) -> dict[Axis, int]:
+    return {axis: size for one in varied for axis, size in one.sizes.items()}
+
+
+def _negated(value: Any) -> Any:
+    is_tensor = isinstance(value, torch.Tensor)
+    return -value if is_tensor and (value.is_floating_point() or value.is_complex()) else value
+
+
+def _reversed(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor) or not value.dim():
+        return value
+    return value.flip(max(range(value.dim()), key=lambda axis: value.shape[axis]))
+
+
+_CHANGES: dict[str, Callable[[Any], Any]] = {"negated": _negated, "reversed": _reversed}
+
+
+def _first_run(
+    original: ReferenceModel, call: CallSignature, sample: Sample, index: int
+) -> tuple[Any, Answer]:
+    try:
+        output, answer = seeded(lambda: original.first(sample))
+    except NotTensors:
+        raise  # the model itself runs
+    except MODEL_ERRORS as error:
+        raise InputError(
+            f"inputs: the model does not run on sample {index} ({describe(call.names, sample)}): "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    expect_dense(output)
+    return output, answer

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trace directly to a frozen graph: weights are inputs of one graph, and become its constants.
+
+    frozen = flat_trace(model, ["input_ids"], [ids])
+    frozen(ids)
+
+``torch.jit.trace`` makes a TorchScript class for every submodule, and freezing inlines them all again.
+Freezing also compares every two constants of one size, several times: on a GPU these are tens of thousands of
+kernels, each with a synchronization. If no weight is written to, neither is needed: inputs are not compared,
+and equal weights are merged here.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import nn
+from torch.jit import _trace as tracer
+
+from blade.capture.clean import optimized
+from blade.graph.torchscript.inline_autograd_functions import inline_functions
+from blade.graph.torchscript.to_script_module import script_of, simplified
+
+_LOOKED_AT = 16
+"""Leading elements that are compared before whole tensors are."""
+
+
+def flat_trace(
+    model: nn.Module, names: Sequence[str], entries: Sequence[Any]
+) -> torch.jit.ScriptModule | None:
+    """Trace ``model`` at ``entries``, named ``names``, and freeze it; ``None`` if it may write to a weight.
+
+    Raises what tracing raises; a ScriptModule or a C++ object inside ``model`` can only be traced as part of
+    a module.
+    """
+    weights = dict((*model.named_parameters(), *model.named_buffers()))
+    inputs = [*names, *(f"weight_{k}" for k in range(len(weights)))]
+    with _scopes(model):
+        graph: Any = torch._C._create_graph_by_tracing(
+            lambda *given: model(*given[: len(names)]),
+            (*entries, *weights.values()),
+            tracer._create_interpreter_name_lookup_fn(),
+            False,  # not strict: a dict may be returned
+            False,  # in-place ops stay as they are
+            None,
+            inputs,
+        )[0]
+    inline_functions(graph)
+    # the tracer notes the sample's sizes on every value; no pass may rely on them
+    torch._C._jit_erase_non_input_shape_information(graph)
+    _merge(list(graph.inputs())[len(names) :], [*weights.values()])
+    free = simplified(graph, inputs)
+    values = list(free.inputs())[len(names) :]
+    aliases: Any = free.alias_db()
+    if any(aliases.has_writers(value) for value in values):
+        return None
+    constants = {
+        name: tensor.detach() if value.uses() else None
+        for value, (name, tensor) in zip(values, weights.items(), strict=True)
+    }
+
+    def frozen() -> torch.jit.ScriptModule:
+        made = script_of(free, type(model).__name__, names, constants)
+        torch._C._jit_pass_constant_propagation(made.graph)
+        torch._C._jit_pass_dce(made.graph)
+        return made
+
+    return optimized(frozen, model)
+
+
+@contextmanager
+def _scopes(model: nn.Module) -> Iterator[None]:
+    """Record the submodule that calls each op, as ``torch.jit.trace`` does."""
+    names = {part: f"__module.{name}" for name, part in model.named_modules() if name}
+    tracer._trace_module_map = names
+    try:
+        yield
+    finally:
+        tracer._trace_module_map = None
+
+
+def _merge(values: Sequence[Any], tensors: Sequence[torch.Tensor]) -> None:
+    """Replace each of ``values`` whose tensor equals an earlier one by that one."""
+    alike: dict[Any, list[int]] = {}
+    for k, tensor in enumerate(tensors):
+        if type(tensor) in (torch.Tensor, nn.Parameter) and tensor.layout is torch.strided:
+            form = tensor.dtype, tensor.device, tensor.shape, tensor.stride()
+            alike.setdefault(form, []).append(k)
+    several = [k for group in alike.values() if len(group) > 1 for k in group]
+    begins = dict(zip(several, _beginnings([tensors[k] for k in several]), strict=True))
+    for group in alike.values():
+        first: dict[bytes, list[int]] = {}
+        for k in group if len(group) > 1 else ():
+            known = first.setdefault(begins[k], [])
+            equal = next((j for j in known if torch.equal(tensors[j], tensors[k])), None)
+            if equal is None:
+                known.append(k)
+            else:
+                values[k].replaceAllUsesWith(values[equal])
+
+
+def _beginnings(tensors: Sequence[torch.Tensor]) -> list[bytes]:
+    """Return the leading elements of each of ``tensors``, of one device; all are fetched at once."""
+    rows = [_beginning(tensor.detach()) for tensor in tensors]
+    data = torch.cat(rows).cpu().numpy().tobytes() if rows else b""
+    ends = list(accumulate(row.numel() for row in rows))
+    return [data[end - row.numel() : end] for row, end in zip(rows, ends, strict=True)]
+
+
+def _beginning(tensor: torch.Tensor) -> torch.Tensor:
+    while tensor.dim() > 1 and tensor.shape[0]:
+        tensor = tensor[0]
+    return tensor.reshape(-1)[:_LOOKED_AT].contiguous().view(torch.uint8)

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The result of capture: the frozen graph, and the data to verify anything made from it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from blade.core.reason import Reason
+
+
+@dataclass(frozen=True)
+class SizeRange:
+    """A range, ``low <= size <= high``, of dimension ``axis`` of tensor ``index`` among a sample's leaves."""
+
+    index: int
+    axis: int
+    low: int
+    high: int
+
+
+@dataclass(frozen=True)
+class EqualSizes:
+    """Two dimensions (tensor among the leaves of a sample, axis) that must be equal."""
+
+    first: tuple[int, int]
+    second: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The original's answers to ``sample``: one per call, two if calls change its state.
+
+    An answer is the output, and the arguments after the call (forward may write to them). ``axes`` are the
+    dimensions (tensor, axis) whose size differs from the first sample's.
+    """
+
+    sample: tuple[Any, ...]
+    answers: tuple[tuple[Any, Any], ...]
+    axes: frozenset[tuple[int, int]]
+    what: str
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A private, frozen copy of the user's model.
+
+    Later stages view and cut ``module.graph``; its inputs are ``self`` and one value per entry of a sample.
+    It was never executed: the executor would keep the graph of the first call. ``original`` computes the
+    reference: the user's own code on a deep copy, with the same positional arguments and tensor outputs in
+    ``module``'s order. ``samples``: the user's, as positional tuples in the graph's input order, then those
+    made for ``Config.dynamic_tuning_shapes``. ``probes``: samples at derived shapes (distinct sizes, no
+    varied size is 0 or 1) that ``original`` accepted. ``limits``: ranges outside of which ``module`` raises,
+    because the trace is wrong there. ``equal_sizes``: dimensions at which it raises unless they are equal.
+    ``fixed``: (input of the graph, axis) that the user declared to have one size only. ``references``:
+    answers of ``original`` at the samples and at other sizes within ``limits``, kept to avoid a second run.
+    ``calibration``: further samples of the user's, of the same sizes as ``samples``, not run yet. ``key``:
+    the graph's key that ``capture`` received. ``is_compared`` is false if ``capture`` was told that the graph
+    is known.
+    """
+
+    module: torch.jit.ScriptModule
+    original: Callable[..., Any]
+    samples: tuple[tuple[Any, ...], ...]
+    probes: tuple[tuple[Any, ...], ...]
+    reasons: tuple[Reason, ...]
+    how: str  # "trace" or "script"
+    limits: tuple[SizeRange, ...] = ()
+    equal_sizes: tuple[EqualSizes, ...] = ()
+    fixed: frozenset[tuple[int, int]] = frozenset()
+    references: tuple[Reference, ...] = ()
+    calibration: tuple[tuple[Any, ...], ...] = ()
+    key: str | None = None
+    is_compared: bool = True
+
+    def is_fixed(self, name: str, axis: int) -> bool:
+        """Whether the user declared one size for ``axis`` of the graph's input called ``name``."""
+        _, *inputs = (v.debugName() for v in self.module.graph.inputs())
+        return name in inputs and (inputs.index(name), axis) in self.fixed

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ops, values and clusters: the input of every backend."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+
+SCALAR_BYTES = 8
+"""The weight of an edge that carries sizes or scalars only."""
+
+
+_OFF = {"train": False, "training": False, "p": 0, "dropout": 0, "dropout_p": 0}
+"""Arguments that switch the randomness of an op off, with the value that does so."""
+
+
+@dataclass(frozen=True)
+class ValueInfo:
+    """Facts about one value from running the samples; ``None`` means unknown.
+
+    ``shape`` has the sizes at the first sample; other calls have other sizes. A ``constant`` tensor belongs
+    to the model. ``is_size``: a 0-d integer tensor that tracing made from a size; each op that needs it gets
+    a new one, on the op's device.
+    """
+
+    kind: str  # "tensor", "int", "float", "bool", "list", "str", "none", "other"
+    dtype: torch.dtype | None = None
+    device: torch.device | None = None
+    rank: int | None = None
+    shape: tuple[int, ...] | None = field(default=None, compare=False)
+    constant: bool = field(default=False, compare=False)
+    is_size: bool = field(default=False, compare=False)
+
+
+@dataclass(frozen=True)
+class OpNode:
+    """One op of the captured graph, as a backend sees it.
+
+    ``target`` is the ATen overload (``torch.ops.aten.add.Tensor``). ``args``/``kwargs`` are bound to
+    the schema; a constant argument is its Python value, anything else is a ``ValueInfo`` (or a list
+    of them).
+    """
+
+    name: str
+    target: torch._ops.OpOverload
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    outputs: tuple[ValueInfo, ...]
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A convex group of ops, self-contained.
+
+    ``gm`` takes one placeholder per entry of ``inputs`` (tensors, in this order) and returns a tuple of
+    tensors. Constants are ``get_attr`` nodes over ``gm``'s attributes ``const_0`` ..., which are the
+    fallback's own tensors (no copies). ``node.meta["val"]`` of every node is a fake tensor or a SymInt, made
+    under ``shape_env``; ``shape_env.guards`` are the assumptions of the shapes. ``samples``: real inputs, one
+    tuple per sample of the user. ``probes``: the same at derived shapes, all of which the user's model
+    accepts. ``calibration``: inputs at further samples, used for their values only; each iteration runs the
+    model again. ``updates``: indices of inputs that are written to: the last results of ``gm`` are not
+    returned but are the new contents of these inputs, in order. Nodes of ``aten.copy_`` show them to a
+    backend. ``live``: the constants remain the caller's, who may write to them at any time, even without
+    bumping a version counter.
+    """
+
+    name: str
+    gm: torch.fx.GraphModule
+    shape_env: "ShapeEnv"
+    inputs: tuple[ValueInfo, ...]
+    ops: tuple[str, ...]
+    samples: Sequence[tuple[torch.Tensor, ...]] = field(default=())
+    probes: Sequence[tuple[torch.Tensor, ...]] = field(default=())
+    calibration: Iterable[tuple[torch.Tensor, ...]] = field(default=())
+    live: bool = False
+    updates: tuple[int, ...] = ()
+
+
+def values_in(args: Any) -> Iterator[ValueInfo]:
+    """The values among the arguments of an ``OpNode``, those in lists included; constants are not."""
+    for arg in args:
+        if isinstance(arg, ValueInfo):
+            yield arg
+        elif isinstance(arg, (list, tuple)):
+            yield from values_in(arg)
+
+
+def device_of(cluster: Cluster) -> torch.device:
+    """The device of the cluster: all its ops are on one device."""
+    for node in cluster.gm.graph.nodes:
+        value = node.meta.get("val")
+        if node.op == "call_function" and isinstance(value, torch.Tensor):
+            return value.device
+    return torch.device("cpu")
+
+
+def unknown_target() -> torch._ops.OpOverload:
+    """The ``OpNode.target`` of nodes that are no ATen ops; such nodes are excluded."""
+    target = torch.ops.aten._assert_async.msg
+    assert isinstance(target, torch._ops.OpOverload)
+    return target
+
+
+def is_random(node: OpNode) -> bool:
+    """Whether the op, with its constant arguments, draws from a random generator."""
+    if torch.Tag.nondeterministic_seeded not in node.target.tags:
+        return False
+    names = [a.name for a in node.target._schema.arguments if not a.kwarg_only]
+    given = dict(zip(names, node.args, strict=True)) | dict(node.kwargs)
+    return not any(
+        not isinstance(given.get(name), ValueInfo) and given.get(name) == off
+        for name, off in _OFF.items()
+        if name in given
+    )

@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Functions of the CUDA driver that torch does not offer.
+
+call("cuGraphLaunch", graph, stream)                  # DriverError with the driver's error number if it fails
+"""
+
+import ctypes
+from functools import cache
+from typing import Any
+
+
+class DriverError(RuntimeError):
+    """A call of the driver failed; the message has the error number."""
+
+
+def call(name: str, *args: Any) -> None:
+    """Call the driver's function ``name``; raises ``DriverError``."""
+    code = getattr(_library(), name)(*args)
+    if code != 0:
+        raise DriverError(f"{name}: CUDA error {code}")
+
+
+@cache
+def _library() -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        raise DriverError(f"the CUDA driver's library cannot be loaded: {error}") from error

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cut a joint graph into forward and backward with torch's min-cut, after two repairs and one pass.
+
+Results that forward returns for backward alone are marked (``is_saved``): they are freed once backward has run.
+
+The gradient of a batch norm in training takes the running statistics but does not read them. AOTAutograd
+passes it the new statistics, which forward would then have to return as well as write to the module.
+
+The gradient of attention takes the generator's state but does not read it without dropout. Forward would then
+have to return uninitialized memory (of some CPU kernels) as that state.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch._functorch.config as functorch_config
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch.fx import Graph, GraphModule, Node
+
+from blade.dynamo.cse import eliminate_common_subexpressions
+
+aten = torch.ops.aten
+_SAVED = "blade_saved"
+_ATTENTION = (
+    aten._scaled_dot_product_flash_attention_backward.default,
+    aten._scaled_dot_product_cudnn_attention_backward.default,
+    aten._scaled_dot_product_efficient_attention_backward.default,
+)
+_RUNNING = (3, 4)  # arguments of native_batch_norm_backward
+_TRAIN = 7
+
+
+def partition(
+    joint: GraphModule, inputs: Sequence[Any], **kwargs: Any
+) -> tuple[GraphModule, GraphModule]:
+    """The ``partition_fn`` of ``aot_autograd``."""
+    _forget_running_statistics(joint.graph)
+    forget_states(joint.graph)
+    if functorch_config.cse:
+        joint.graph.eliminate_dead_code()
+        eliminate_common_subexpressions(joint.graph)
+    with functorch_config.patch(cse=False):
+        forward, backward = min_cut_rematerialization_partition(joint, inputs, **kwargs)
+    _mark_saved(forward.graph, kwargs["num_fwd_outputs"])
+    return forward, backward
+
+
+def is_saved(node: Node) -> bool:
+    """Whether ``node`` of a forward graph is returned for the backward graph only."""
+    return _SAVED in node.meta
+
+
+def _mark_saved(forward: Graph, count: int) -> None:
+    """``count``: number of results of the model, which come first."""
+    returned = forward.output_node().args[0]
+    assert isinstance(returned, (list, tuple))
+    seen = set(returned[:count])
+    for node in returned[count:]:
+        if isinstance(node, Node) and node not in seen:
+            node.meta[_SAVED] = True
+
+
+def _forget_running_statistics(graph: Graph) -> None:
+    for node in graph.nodes:
+        if node.target is aten.native_batch_norm_backward.default and node.args[_TRAIN]:
+            for k in _RUNNING:
+                node.update_arg(k, None)
+
+
+def forget_states(graph: Graph) -> None:
+    """Pass zeros as the generator's state to the gradient of attention without dropout."""
+    for node in list(graph.nodes):
+        if node.target not in _ATTENTION:
+            continue
+        names = [a.name for a in node.target._schema.arguments]
+        given = dict(zip(names, node.args, strict=False))
+        if given["dropout_p"] != 0:
+            continue
+        query = given["query"].meta["val"]
+        for name in ("philox_seed", "philox_offset"):
+            node.update_arg(names.index(name), _zero(graph, node, query))
+
+
+def _zero(graph: Graph, before: Node, query: torch.Tensor) -> Node:
+    form: dict[str, Any] = {"dtype": torch.int64, "device": query.device, "pin_memory": False}
+    with graph.inserting_before(before):
+        made = graph.call_function(aten.full.default, ([], 0), form)
+    made.meta = {**before.meta, "val": query.new_zeros((), dtype=torch.int64)}
+    return made

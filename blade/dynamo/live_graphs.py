@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The graphs of ``torch.compile`` that blade compiled and that are still alive, oldest first."""
+
+import threading
+import weakref
+from typing import TYPE_CHECKING
+
+from blade.report import Report
+
+if TYPE_CHECKING:
+    from blade.dynamo.compile_graph import CompiledGraph
+
+_lock = threading.Lock()
+_made: list["weakref.ref[CompiledGraph]"] = []
+
+
+def reports() -> list[Report]:
+    """One report per graph: forward and backward are two graphs.
+
+    A graph's engines are verified and selected at its first call; before it the report lacks these results.
+    """
+    return [graph.report() for graph in live_graphs()]
+
+
+def stats() -> dict[str, dict[str, int]]:
+    """Run-time counters per engine, in the form of ``blade.stats``."""
+    return {name: counts for graph in live_graphs() for name, counts in graph.stats().items()}
+
+
+def track(graph: "CompiledGraph") -> None:
+    """Remember ``graph`` as long as it is alive."""
+    with _lock:
+        _made.append(weakref.ref(graph, _made.remove))
+
+
+def live_graphs() -> list["CompiledGraph"]:
+    """The graphs that are still alive."""
+    with _lock:
+        found = [ref() for ref in _made]
+    return [graph for graph in found if graph is not None]

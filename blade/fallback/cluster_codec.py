@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Serialize a cluster as bytes and a file of tensors, for another process.
+
+    save_tensors(cluster, path)          # or an open file
+    data = encode_cluster(cluster)
+    cluster = decode_cluster(data, path)         # elsewhere: same graph, same symbols, same guards
+
+The graph is stored as a list of calls. Its symbolic shapes are not stored: they are computed again from the
+same inputs under the same rules, as in the conversion to FX, hence with the same result. Declarations about
+sizes that are no guards are not stored: the copy assumes less and guards more.
+"""
+
+import pickle
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+import torch.fx.experimental._config as symbolic_config
+from torch._dispatch.python import enable_python_dispatcher
+from torch._dynamo.source import ConstantSource
+from torch.fx.experimental.symbolic_shapes import (
+    DimDynamic,
+    ShapeEnv,
+    StatelessSymbolicContext,
+)
+
+from blade.core.cluster import Cluster, ValueInfo
+from blade.graph.shapes.shape_functions import result_of
+from blade.graph.shapes.symbolic import UnspecializedFakeMode, UnspecializedShapeEnv
+
+Tensors = tuple[torch.Tensor, ...]
+
+
+@dataclass(frozen=True)
+class _NodeRef:
+    """A reference to another node, as an argument."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class _SerializedCall:
+    """One FX node. ``target`` is the text of an ATen overload, a picklable function, or a name."""
+
+    op: str
+    name: str
+    target: Any
+    args: Any
+    kwargs: Any
+    source: str | None
+
+
+@dataclass(frozen=True)
+class _SerializedInput:
+    """A placeholder's tensor: its sizes (hints where symbolic), strides, and which axes are symbolic."""
+
+    dtype: torch.dtype
+    device: torch.device
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dynamic: tuple[bool, ...]
+
+
+@dataclass(frozen=True)
+class _SerializedCluster:
+    name: str
+    calls: tuple[_SerializedCall, ...]
+    examples: tuple[_SerializedInput, ...]
+    inputs: tuple[ValueInfo, ...]
+    ops: tuple[str, ...]
+    updates: tuple[int, ...]
+
+
+def encode_cluster(cluster: Cluster) -> bytes:
+    """Serialize ``cluster`` without its tensors; raises what ``pickle`` raises for odd arguments."""
+    nodes = list(cluster.gm.graph.nodes)
+    return pickle.dumps(
+        _SerializedCluster(
+            name=cluster.name,
+            calls=tuple(_encode_call(node) for node in nodes),
+            examples=tuple(_example(n.meta["val"]) for n in nodes if n.op == "placeholder"),
+            inputs=cluster.inputs,
+            ops=cluster.ops,
+            updates=cluster.updates,
+        )
+    )
+
+
+def constants_of(cluster: Cluster) -> dict[str, torch.Tensor]:
+    """Return the tensors that ``cluster.gm`` reads, by attribute name, in program order."""
+    read = [str(n.target) for n in cluster.gm.graph.nodes if n.op == "get_attr"]
+    return {name: attrgetter(name)(cluster.gm) for name in dict.fromkeys(read)}
+
+
+def save_tensors(cluster: Cluster, file: Path | IO[bytes], *, with_constants: bool = True) -> None:
+    """Write samples, probes and, with ``with_constants``, constants in the format of ``torch.save``."""
+    torch.save(
+        {
+            "constants": constants_of(cluster) if with_constants else {},
+            "samples": [tuple(map(_alone, one)) for one in cluster.samples],
+            "probes": [tuple(map(_alone, one)) for one in cluster.probes],
+        },
+        file,
+    )
+
+
+def decode_cluster(
+    data: bytes, path: Path, known: Callable[[str], torch.Tensor] | None = None
+) -> Cluster:
+    """Restore the cluster. ``known`` gives the constants by name; by default they are in the file."""
+    parcel = pickle.loads(data)
+    assert isinstance(parcel, _SerializedCluster), parcel
+    # mapped, not read: weights are paged in at their first use
+    tensors = torch.load(path, mmap=True, weights_only=True)
+    root = torch.nn.Module()
+    for name in dict.fromkeys(str(c.target) for c in parcel.calls if c.op == "get_attr"):
+        root.register_buffer(name, known(name) if known else tensors["constants"][name])
+    gm, shape_env = _decode_graph(parcel, root)
+    return Cluster(
+        name=parcel.name,
+        gm=gm,
+        shape_env=shape_env,
+        inputs=parcel.inputs,
+        ops=parcel.ops,
+        samples=tensors["samples"],
+        probes=tensors["probes"],
+        updates=parcel.updates,
+    )
+
+
+def _alone(tensor: torch.Tensor) -> torch.Tensor:
+    """Copy a view of a larger tensor, which would be saved as a whole."""
+    tensor = tensor.detach()
+    small = tensor.untyped_storage().nbytes() <= 2 * tensor.numel() * tensor.element_size()
+    return tensor if small else tensor.clone()
+
+
+def _encode_call(node: torch.fx.Node) -> _SerializedCall:
+    target = node.target
+    text = f"torch.ops.{target}" if isinstance(target, torch._ops.OpOverload) else None
+    args, kwargs = _encode_argument(node.args), _encode_argument(node.kwargs)
+    return _SerializedCall(
+        node.op, node.name, text or target, args, kwargs, node.meta.get("source")
+    )
+
+
+def _encode_argument(value: Any) -> Any:
+    """Encode in plain containers: FX's own would need FX's pickling."""
+    if isinstance(value, torch.fx.Node):
+        return _NodeRef(value.name)
+    if isinstance(value, dict):
+        return {key: _encode_argument(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return (list if isinstance(value, list) else tuple)(map(_encode_argument, value))
+    return value
+
+
+def _example(fake: torch.Tensor) -> _SerializedInput:
+    return _SerializedInput(
+        dtype=fake.dtype,
+        device=fake.device,
+        shape=tuple(_hint(n) for n in fake.shape),
+        stride=tuple(_hint(n) for n in fake.stride()),
+        dynamic=tuple(isinstance(n, torch.SymInt) for n in fake.shape),
+    )
+
+
+def _hint(size: int | torch.SymInt) -> int:
+    return int(size.node.hint) if isinstance(size, torch.SymInt) else size
+
+
+def _decode_graph(
+    parcel: _SerializedCluster, root: torch.nn.Module
+) -> tuple[torch.fx.GraphModule, ShapeEnv]:
+    env = UnspecializedShapeEnv()
+    mode = UnspecializedFakeMode(env)
+    graph = torch.fx.Graph()
+    nodes: dict[str, torch.fx.Node] = {}
+    inputs = iter(parcel.examples)
+    oblivious = symbolic_config.patch(backed_size_oblivious=True)  # type: ignore[attr-defined]
+    with oblivious, torch.no_grad():
+        for call in parcel.calls:
+            args, kwargs = _decode_argument((call.args, call.kwargs), nodes)
+            target = _decode_target(call.target)
+            node = graph.create_node(call.op, target, args, kwargs, name=call.name)
+            nodes[call.name] = node
+            if call.op == "placeholder":
+                node.meta["val"] = _fake_input(mode, call.name, next(inputs))
+            elif call.op == "get_attr":
+                node.meta["val"] = mode.from_tensor(
+                    attrgetter(call.target)(root), static_shapes=True
+                )
+            elif call.op == "call_function":
+                node.meta["val"] = _compute(mode, node)
+            if call.source is not None:
+                node.meta["source"] = call.source
+    graph.lint()
+    return torch.fx.GraphModule(root, graph), env
+
+
+def _decode_argument(value: Any, nodes: dict[str, torch.fx.Node]) -> Any:
+    if isinstance(value, _NodeRef):
+        return nodes[value.name]
+    if isinstance(value, dict):
+        return {key: _decode_argument(one, nodes) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_decode_argument(one, nodes) for one in value)
+    return value
+
+
+def _decode_target(target: Any) -> Any:
+    if isinstance(target, str) and target.startswith("torch.ops."):
+        return attrgetter(target.removeprefix("torch.ops."))(torch.ops)
+    return target
+
+
+def _fake_input(mode: UnspecializedFakeMode, name: str, like: _SerializedInput) -> torch.Tensor:
+    real = torch.empty_strided(like.shape, like.stride, dtype=like.dtype, device=like.device)
+    dims = [DimDynamic.DYNAMIC if free else DimDynamic.STATIC for free in like.dynamic]
+    context: StatelessSymbolicContext[Any, Any] = StatelessSymbolicContext(dynamic_sizes=dims)
+    return mode.from_tensor(real, source=ConstantSource(name), symbolic_context=context)
+
+
+def _compute(mode: UnspecializedFakeMode, node: torch.fx.Node) -> Any:
+    def value(argument: torch.fx.Node) -> Any:
+        return argument.meta["val"]
+
+    args: Sequence[Any] = torch.fx.map_arg(node.args, value)
+    kwargs: dict[str, Any] = torch.fx.map_arg(node.kwargs, value)
+    assert callable(node.target), node
+    with mode, enable_python_dispatcher():
+        return result_of(node.target, args, kwargs)

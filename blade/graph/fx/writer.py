@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes an FX graph of ATen ops over symbolic sizes, call by call.
+
+    writer = FxWriter()
+    x = writer.place("x0", stand_in, [DimDynamic.DYNAMIC, DimDynamic.STATIC], "%x.1")
+    y = writer.emit(torch.ops.aten.relu.default, (x,), {}, "model.py:7")
+    gm = writer.finish([y])                       # writer.shape_env.guards: relations that the sizes rely on
+
+Each call runs on fake tensors, only to learn the shapes and the guards they rely on; equal calls run once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.fx.experimental._config as symbolic_config
+from torch._dispatch.python import enable_python_dispatcher
+from torch._dynamo.source import ConstantSource
+from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
+from torch.utils._pytree import tree_map_only
+
+from blade.graph.shapes.memo import MemoizedResult, ResultMemo, settle
+from blade.graph.shapes.observed_layout import in_observed_layout
+from blade.graph.shapes.symbolic import UnspecializedFakeMode, UnspecializedShapeEnv, is_symbolic
+
+CANNOT = (
+    *(RuntimeError, TypeError, ValueError, NotImplementedError, AssertionError, KeyError),
+    ZeroDivisionError,
+)
+"""Errors of torch's shape functions for shapes that they cannot express."""
+
+
+@contextmanager
+def writing() -> Iterator[None]:
+    """A context for using ``FxWriter``: a size whose hint is 1 must not be taken for a broadcast axis."""
+    oblivious = symbolic_config.patch(backed_size_oblivious=True)  # type: ignore[attr-defined]
+    with oblivious, torch.no_grad():
+        yield
+
+
+class FxWriter:
+    """The graph so far. Every node has its fake value in ``meta["val"]``."""
+
+    def __init__(self) -> None:
+        self.shape_env = UnspecializedShapeEnv()
+        self.mode = UnspecializedFakeMode(self.shape_env)
+        # ``results`` caches calls already; torch's cache would double the time
+        self.mode.cache_enabled = False
+        self.graph = torch.fx.Graph()
+        self.root = torch.nn.Module()
+        self.results = ResultMemo()
+        self.made: dict[torch.fx.Node, MemoizedResult] = {}
+
+    def place(
+        self, name: str, like: torch.Tensor, sizes: Sequence[DimDynamic], source: str
+    ) -> torch.fx.Node:
+        """An input; a dynamic size takes its hint from ``like``."""
+        node = self.graph.placeholder(name)
+        if any(size is not DimDynamic.STATIC for size in sizes):
+            node.meta["val"] = self.mode.from_tensor(
+                like,
+                source=ConstantSource(name),
+                symbolic_context=StatelessSymbolicContext(dynamic_sizes=list(sizes)),
+            )
+        else:  # equivalent in a tenth of the time: an optimizer's graph has hundreds of inputs
+            with self.mode:
+                node.meta["val"] = _blank(like)
+        node.meta["source"] = source
+        return node
+
+    def hold(self, slot: int, tensor: torch.Tensor, source: str) -> torch.fx.Node:
+        """The constant ``const_{slot}``: ``tensor`` itself."""
+        self.root.register_buffer(f"const_{slot}", tensor)
+        node = self.graph.get_attr(f"const_{slot}")
+        if _is_whole(tensor):  # equivalent and faster: a model has hundreds of constants
+            with self.mode:
+                node.meta["val"] = _blank(tensor)
+        else:
+            node.meta["val"] = self.mode.from_tensor(tensor, static_shapes=True)
+        node.meta["source"] = source
+        return node
+
+    def emit(
+        self,
+        target: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        source: str,
+    ) -> torch.fx.Node:
+        """A call; raises one of ``CANNOT`` if its shapes cannot be expressed."""
+        fake_args = torch.fx.map_arg(tuple(args), value_of)
+        fake_kwargs = torch.fx.map_arg(dict(kwargs), value_of)
+        # Without the Python dispatcher, ops that decompose in C++ (pad, upsample) treat the sample's
+        # sizes as constants, and some shape functions fail on symbols.
+        with self.mode, enable_python_dispatcher():
+            made = self.results.of(target, fake_args, fake_kwargs)
+        node = self.graph.call_function(target, tuple(args), dict(kwargs))
+        node.meta["val"] = made.value
+        self.made[node] = made
+        node.meta["source"] = source
+        return node
+
+    def lay_out(self, node: torch.fx.Node, order: Sequence[int] | None) -> None:
+        """Give ``node``'s result the memory order observed when the model ran (``in_observed_layout``)."""
+        with self.mode:
+            self.made[node] = in_observed_layout(self.made[node], order)
+        node.meta["val"] = self.made[node].value
+
+    def copy(
+        self,
+        target: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        like: Any,
+        source: str,
+    ) -> torch.fx.Node:
+        """A call whose results are known to look like ``like``: static tensors, one, several or none."""
+        node = self.graph.call_function(target, tuple(args), dict(kwargs))
+        with self.mode:
+            node.meta["val"] = tree_map_only(torch.Tensor, _blank, like)
+        node.meta["source"] = source
+        return node
+
+    def size(self, tensor: torch.fx.Node, axis: int, source: str) -> Any:
+        """The size of ``tensor`` along ``axis``: a number if known, else a node."""
+        size = tensor.meta["val"].shape[axis]
+        if not is_symbolic(size):
+            return size
+        return self.emit(torch.ops.aten.sym_size.int, (tensor, axis), {}, source)
+
+    def number(self, function: Callable[..., Any], inputs: Sequence[Any], source: str) -> Any:
+        """``function`` of numbers: computed now if all are known; an input if the result equals it."""
+        if not any(isinstance(i, torch.fx.Node) and is_symbolic(value_of(i)) for i in inputs):
+            return function(*map(value_of, inputs))
+        node = self.emit(function, tuple(inputs), {}, source)
+        made = node.meta["val"]
+        same = next((i for i in inputs if _same_number(value_of(i), made)), None)
+        if is_symbolic(made) and same is None:
+            return node
+        self.graph.erase_node(node)
+        return made if same is None else same
+
+    def finish(self, outputs: Sequence[torch.fx.Node]) -> torch.fx.GraphModule:
+        with self.mode, enable_python_dispatcher():
+            settle(outputs, self.made)
+        self.graph.output(tuple(outputs))
+        self.graph.lint()
+        return torch.fx.GraphModule(self.root, self.graph)
+
+
+def value_of(node: Any) -> Any:
+    """The fake value of a node; any other object is returned unchanged."""
+    return node.meta["val"] if isinstance(node, torch.fx.Node) else node
+
+
+def _is_whole(tensor: torch.Tensor) -> bool:
+    """Whether sizes and strides describe ``tensor`` completely."""
+    flags = tensor.is_conj() or tensor.is_neg() or tensor.is_quantized
+    return tensor.layout is torch.strided and not flags and tensor.storage_offset() == 0
+
+
+def _blank(like: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
+
+
+def _same_number(a: Any, b: Any) -> bool:
+    """Whether a and b are the same symbolic expression (``size + 0``, ``int(size)``)."""
+    return is_symbolic(a) and type(a) is type(b) and bool(a.node.expr == b.node.expr)

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Clusters every block of a graph separately, with nodes numbered as in the whole view.
+
+cluster_blocks(graph_view, plan.labels, min_size=3).groups
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from blade.clustering.cluster import cluster
+from blade.clustering.problem import Clustering, Dissolved, Group, Problem
+from blade.core.cluster import OpNode, values_in
+from blade.graph.torchscript.view import GraphView
+
+_AT = "@"  # separates a backend's name and a device
+
+
+def cluster_blocks(
+    view: GraphView, labels: Sequence[frozenset[str]], min_size: int = 1
+) -> Clustering:
+    """Groups and dissolved groups of all blocks, ordered by smallest node; no group spans devices."""
+    groups: list[Group] = []
+    dissolved: list[Dissolved] = []
+    places = [_device(node) for node in view.nodes]
+    apart = _per_device(labels, places)
+    for nodes, problem in zip(view.blocks, _problems(view, apart, min_size), strict=True):
+        found = cluster(problem)
+        groups += [
+            Group(tuple(nodes[v] for v in g.nodes), _eligible(g.label)) for g in found.groups
+        ]
+        dissolved += [
+            replace(d, nodes=tuple(nodes[v] for v in d.nodes), label=_eligible(d.label))
+            for d in found.dissolved
+        ]
+    return Clustering(
+        tuple(sorted(groups, key=lambda g: g.nodes)),
+        tuple(sorted(dissolved, key=lambda d: d.nodes)),
+    )
+
+
+def _per_device(
+    labels: Sequence[frozenset[str]], places: Sequence[torch.device | None]
+) -> Sequence[frozenset[str]]:
+    """Labels with one entry per backend and device if there are several; a node without tensors fits each."""
+    devices = dict.fromkeys(place for place in places if place is not None)
+    if len(devices) < 2:
+        return labels
+    return [
+        frozenset(
+            f"{name}{_AT}{one}" for name in label for one in (devices if place is None else [place])
+        )
+        for label, place in zip(labels, places, strict=True)
+    ]
+
+
+def _eligible(label: frozenset[str]) -> frozenset[str]:
+    return frozenset(name.partition(_AT)[0] for name in label)
+
+
+def _device(node: OpNode) -> torch.device | None:
+    """Device of ``node``'s results, or of its operands if it returns no tensor."""
+    found = [v.device for v in (*node.outputs, *values_in(node.args)) if v.device is not None]
+    return found[0] if found else None
+
+
+def _problems(view: GraphView, labels: Sequence[frozenset[str]], min_size: int) -> list[Problem]:
+    block_of = {node: b for b, nodes in enumerate(view.blocks) for node in nodes}
+    number = {node: i for nodes in view.blocks for i, node in enumerate(nodes)}
+    edges: list[list[tuple[int, int, int]]] = [[] for _ in view.blocks]
+    effects: list[list[tuple[int, int]]] = [[] for _ in view.blocks]
+    for p, c, weight in view.edges:
+        edges[block_of[p]].append((number[p], number[c], weight))
+    for a, b in view.effects:
+        effects[block_of[a]].append((number[a], number[b]))
+    return [
+        Problem([labels[v] for v in nodes], edges[b], effects[b], min_size=min_size)
+        for b, nodes in enumerate(view.blocks)
+    ]

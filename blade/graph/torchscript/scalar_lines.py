@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finds scalar lines: bookkeeping such as sizes, scalar arithmetic and lists, which are no ops.
+
+A scalar line is pure and nearly free, so it is never a node: it is duplicated into every user of its
+value, and edges pass through it. ``jit.trace`` writes ``x.size(1) + 1`` as
+``NumToTensor -> aten::add (a 0-d tensor) -> aten::Int``; such chains of 0-d integer tensors are scalar
+lines too. Chains that leave the integers (``sqrt``, true division) are not: they round in the 0-d tensor's
+dtype, which only the real op reproduces.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from blade.graph.torchscript.alias import Aliases, schema_of
+from blade.graph.torchscript.program import Line, Program
+
+INTEGER_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+METADATA = frozenset(
+    "aten::size aten::len aten::dim aten::numel aten::is_floating_point prim::dtype prim::device "
+    "prim::layout prim::is_cuda prim::is_cpu".split()
+)
+"""Properties of a tensor that do not depend on its elements."""
+
+SCALAR = frozenset(
+    "aten::Int aten::Float aten::Bool aten::ScalarImplicit aten::IntImplicit aten::FloatImplicit "
+    "aten::add aten::sub aten::mul aten::div aten::floordiv aten::remainder aten::neg aten::floor "
+    "aten::ceil aten::round aten::sqrt aten::pow aten::abs prim::min prim::max prim::abs aten::eq "
+    "aten::ne aten::lt aten::le aten::gt aten::ge aten::__and__ aten::__or__ aten::__not__ "
+    "aten::__is__ aten::__isnot__ aten::__getitem__ aten::__range_length aten::__derive_index "
+    "prim::unchecked_cast aten::list aten::format aten::str aten::slice aten::mod".split()
+)
+"""Arithmetic on plain scalars and lists; a scalar line if no tensor goes in or comes out."""
+
+STRUCTURE = frozenset(("prim::ListConstruct", "prim::TupleConstruct"))
+
+CHAIN = frozenset(
+    "aten::add aten::sub aten::mul aten::floor_divide aten::remainder aten::neg aten::rsub aten::div "
+    "aten::to".split()
+)
+"""Integer arithmetic that tracing writes on 0-d tensors of sizes; only divisions that round and
+conversions that change nothing."""
+
+FROM_CHAIN = frozenset(
+    "aten::Int aten::Float aten::ScalarImplicit aten::IntImplicit aten::FloatImplicit".split()
+)
+
+
+def find_scalar_lines(program: Program, aliases: Aliases) -> frozenset[int]:
+    """Indices of the scalar lines of ``program``, constants included."""
+    cheap: set[int] = set()
+    chain: set[int] = set()  # 0-d integer tensors that stand for scalars
+    for line in program.lines:
+        if any(aliases.may_be_written(v) for v in line.outputs):
+            continue
+        if line.kind == "prim::Constant" or line.kind in STRUCTURE:
+            cheap.add(line.index)
+        elif _is_chain(program, line, chain):
+            cheap.add(line.index)
+            chain.update(line.outputs)
+        elif _is_scalar_code(program, line, chain, cheap, aliases):
+            cheap.add(line.index)
+    return frozenset(cheap)
+
+
+def _is_chain(program: Program, line: Line, chain: set[int]) -> bool:
+    if line.kind == "prim::NumToTensor":
+        return _is_int(program, line.inputs[0])
+    return line.kind in CHAIN and _extends_chain(program, line, chain)
+
+
+def _is_int(program: Program, value: int) -> bool:
+    return program.values[value].type().kind() == "IntType"
+
+
+def _extends_chain(program: Program, line: Line, chain: set[int]) -> bool:
+    if line.kind == "aten::to":
+        return line.inputs[0] in chain and _stays_as_it_is(program, line)
+    numbers = line.inputs
+    if line.kind == "aten::div":  # the mode is the last input, absent by default
+        if len(numbers) != 3 or program.held(numbers[2]) not in ("trunc", "floor"):
+            return False
+        numbers = numbers[:2]
+    tensors = [v for v in numbers if program.is_tensor(v)]
+    others = [v for v in numbers if not program.is_tensor(v)]
+    return (
+        any(v in chain for v in tensors)
+        and all(v in chain or _is_int_scalar_constant(program, v) for v in tensors)
+        and all(_is_int_number(program, v) for v in others)
+    )
+
+
+def _stays_as_it_is(program: Program, line: Line) -> bool:
+    """Whether an ``aten::to`` leaves an int64 on the CPU unchanged."""
+    schema = schema_of(line.node)
+    if schema is None or not all(program.constant(v) for v in line.inputs[1:]):
+        return False
+    names = [argument.name for argument in schema.arguments]
+    given = {name: program.held(v) for name, v in zip(names, line.inputs, strict=False)}
+    on_cpu = torch.device(given.get("device") or "cpu").type == "cpu"
+    return "other" not in given and on_cpu and given.get("dtype") in _INT64
+
+
+_INT64 = (None, torch.int64, 4)  # 4: TorchScript's number of int64
+
+
+def _is_int_scalar_constant(program: Program, value: int) -> bool:
+    if not program.constant(value):
+        return False
+    tensor = program.held(value)
+    if type(tensor) is int:  # a 0-d tensor that was a plain number when traced
+        return True
+    return isinstance(tensor, torch.Tensor) and tensor.dim() == 0 and tensor.dtype in INTEGER_DTYPES
+
+
+def _is_int_number(program: Program, value: int) -> bool:
+    if _is_int(program, value):
+        return True
+    return program.constant(value) and type(program.held(value)) is int
+
+
+def _is_scalar_code(
+    program: Program, line: Line, chain: set[int], cheap: set[int], aliases: Aliases
+) -> bool:
+    if any(holds_tensor(program.values[v].type()) for v in line.outputs) or not line.outputs:
+        return False
+    if line.kind in METADATA:
+        return not any(aliases.may_be_resized(v) for v in line.inputs)
+    if line.kind in ("prim::ListUnpack", "prim::TupleUnpack"):
+        return program.producer.get(line.inputs[0]) in cheap
+    if line.kind in FROM_CHAIN and line.inputs[0] in chain:
+        return True
+    tensors = any(holds_tensor(program.values[v].type()) for v in line.inputs)
+    written = any(aliases.may_be_written(v) for v in line.inputs)  # e.g. a list that is appended to
+    return line.kind in SCALAR and not tensors and not written
+
+
+def holds_tensor(kind: torch._C.JitType) -> bool:
+    """Whether a value of this type may contain a tensor (``None`` contains none)."""
+    if kind.kind() in ("TensorType", "AnyType", "ClassType", "InterfaceType", "FutureType"):
+        return True
+    return any(holds_tensor(inner) for inner in kind.containedTypes())  # type: ignore[attr-defined]

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes a ScriptModule whose forward is a given graph without attributes.
+
+module = script_of(graph, "BertModel", ["input_ids"], {"embeddings.weight": tensor})
+module(input_ids)
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from blade.graph.torchscript.extract import clear
+
+_BY_NAME: Mapping[str, torch.Tensor] = {}
+_OF_TENSORS = re.compile(r"(?:(?:Tensor|Tuple|List|Dict|str|int)\b|[\[\], ])+")
+
+
+def script_of(
+    graph: torch._C.Graph,
+    name: str,
+    inputs: Sequence[str],
+    constants: Mapping[str, torch.Tensor | None] = _BY_NAME,
+) -> torch.jit.ScriptModule:
+    """A module without attributes; ``name`` is the name of its class.
+
+    The first inputs of ``graph`` are the module's ``inputs``, the others its ``constants``; ``None`` is a
+    constant that is never read. ``graph`` returns one value and stays unchanged.
+    """
+    holder = type(name, (nn.Module,), {})().eval()
+    # By default equal modules share one TorchScript class, and filling one would fill all.
+    script = torch.jit._recursive.create_script_module(holder, lambda _: (), share_types=False)
+    script.define(_stub(graph, inputs))
+    module = _frozen(script)  # drops the attributes that every nn.Module has
+    target: Any = module.graph
+    clear(target)
+    target.setInsertPoint(target.block())
+    parameters = list(target.inputs())[1:]
+    for value, called in zip(parameters, inputs, strict=True):
+        value.setDebugName(called)
+    given = [_placed(target, *constant) for constant in constants.items()]
+    [result] = target.insertGraph(graph, [*parameters, *given])
+    target.registerOutput(result)
+    torch._C._jit_pass_dce(target)
+    target.lint()
+    return module
+
+
+def copy_of_script(module: torch.jit.ScriptModule) -> torch.jit.ScriptModule | None:
+    """A copy of ``module`` with a class and graph of its own; ``None`` if it takes or returns other values
+    than tensors, or its forward has defaults.
+
+    ``module`` has a forward and no attributes. Tensors are shared, and torch's passes do not compare them.
+    """
+    given: Any = module.graph.inputs()
+    this, *inputs = given
+    arguments = module._c._get_method("forward").schema.arguments[1:]
+    kinds = [value.type().annotation_str for value in (*inputs, *module.graph.outputs())]
+    defaults = any(argument.has_default_value() for argument in arguments)
+    if this.uses() or defaults or not all(map(_OF_TENSORS.fullmatch, kinds)):
+        return None
+    graph: Any = module.graph.copy()
+    graph.eraseInput(0)
+    return script_of(graph, module.original_name, [argument.name for argument in arguments])
+
+
+def simplified(graph: torch._C.Graph, inputs: Sequence[str]) -> torch._C.Graph:
+    """``graph``, which takes ``inputs``, as freezing leaves it: inlined, without duplicate or dead code."""
+    made: Any = _frozen(script_of(graph, "Simplified", inputs)).graph.copy()
+    made.eraseInput(0)
+    return made  # type: ignore[no-any-return]
+
+
+def _frozen(script: torch.jit.ScriptModule) -> torch.jit.ScriptModule:
+    frozen = torch._C._freeze_module(script._c, [], True, True)
+    wrapped: torch.jit.ScriptModule = torch.jit._recursive.wrap_cpp_module(frozen)
+    return wrapped
+
+
+def _placed(graph: Any, name: str, tensor: torch.Tensor | None) -> Any:
+    value = graph.insertConstant(tensor)
+    value.setDebugName(f"self.{name}")
+    return value
+
+
+def _stub(graph: torch._C.Graph, inputs: Sequence[str]) -> str:
+    """Source of a forward with the types of ``graph``."""
+    given: Any = list(graph.inputs())[: len(inputs)]
+    kinds = [value.type().annotation_str for value in given]
+    parameters = "".join(f", {name}: {kind}" for name, kind in zip(inputs, kinds, strict=True))
+    made: Any = next(iter(graph.outputs()))
+    result = made.type().annotation_str
+    return f"def forward(self{parameters}) -> {result}:\n    raise RuntimeError('')\n"

@@ -1,0 +1,301 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The view of a captured graph for later stages: nodes, edges, order, and excluded nodes.
+
+    graph_view = view(captured)
+    graph_view.nodes[7].target, graph_view.edges, graph_view.effects, graph_view.excluded
+
+A *node* is an op that makes or consumes tensors, in program order. Constants, sizes, scalar arithmetic and
+lists are not nodes: their users get copies, and edges pass through them. ``aten::chunk`` and the
+``ListUnpack`` of its result are one node, because tensor lists never cross a boundary.
+
+Nodes are numbered through all blocks. Edges and effects stay within a block: to the block around it, an If
+or a Loop is one node with the reads and effects of its blocks.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from types import MappingProxyType
+
+from blade.core.captured import Captured
+from blade.core.cluster import SCALAR_BYTES, OpNode, ValueInfo
+from blade.core.reason import Reason
+from blade.graph.shapes.observed_layout import ObservedRun
+from blade.graph.torchscript.alias import Aliases, find_aliases
+from blade.graph.torchscript.bind_overloads import resolve
+from blade.graph.torchscript.boundary_scalars import (
+    OPERANDS,
+    TENSOR_OVERLOADS,
+    number_dtype,
+    promotes_alike,
+)
+from blade.graph.torchscript.describe import ObservedFacts, describe
+from blade.graph.torchscript.effects import find_effects
+from blade.graph.torchscript.observe_values import observe_facts
+from blade.graph.torchscript.pinned import find_excluded
+from blade.graph.torchscript.program import (
+    Line,
+    Program,
+    is_tensor_type,
+    read,
+)
+from blade.graph.torchscript.scalar_lines import find_scalar_lines, holds_tensor
+
+RETURN = -1
+"""A block's return, in the list of a value's readers."""
+
+
+@dataclass(frozen=True)
+class NodeUnit:
+    """The lines of one node: the op, then the lines that unpack its tensor list.
+
+    ``results`` are the tensors (or other values) that others may use. ``picks[k]`` is the position of
+    result k in the op's list; it is empty for an op that returns no list.
+    """
+
+    lines: tuple[int, ...]
+    results: tuple[int, ...]
+    picks: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class GraphView:
+    """A captured graph as later stages see it; nodes are referred to by index.
+
+    ``blocks[b]`` are the nodes of block b of the program, ascending. ``edges`` are (producer, consumer,
+    bytes at the first sample), ``effects`` pairs (before, after) that must keep their order, ``excluded``
+    the nodes that no backend may take. ``scalars[line]`` are the plain numbers that cross as 0-d tensors
+    if that line is in a cluster.
+    """
+
+    nodes: tuple[OpNode, ...]
+    blocks: tuple[tuple[int, ...], ...]
+    edges: tuple[tuple[int, int, int], ...]
+    effects: tuple[tuple[int, int], ...]
+    excluded: dict[int, Reason]
+    program: Program
+    aliases: Aliases
+    scalar_lines: frozenset[int]
+    units: tuple[NodeUnit, ...]
+    unit_of: dict[int, int]  # line -> node
+    scalars: dict[int, frozenset[int]]
+    facts: tuple[ObservedRun, ...]  # per sample, then per probe
+
+    def info(self, value: int) -> ValueInfo:
+        """The known facts of ``value``."""
+        return ObservedFacts(self.program, self.facts).info(value)
+
+    @cached_property
+    def readers(self) -> dict[int, list[int]]:
+        """Value -> lines that need it, directly or through scalar lines; ``RETURN`` is a block's return."""
+        found: dict[int, list[int]] = {}
+        for line in self.program.lines:
+            if line.index not in self.scalar_lines:
+                for value in dict.fromkeys(s for v in line.reads for s in self.sources(v)):
+                    found.setdefault(value, []).append(line.index)
+        for value in dict.fromkeys(s for v in self.program.returned for s in self.sources(v)):
+            found.setdefault(value, []).append(RETURN)
+        return found
+
+    def sources(self, value: int) -> tuple[int, ...]:
+        """The values that ``value`` is computed from by scalar lines alone (itself if it is no
+        scalar line's).
+        """
+        return sources(self.program, self.scalar_lines, value)
+
+
+def view(
+    captured: Captured, observe: Callable[[Program], tuple[ObservedRun, ...]] | None = None
+) -> GraphView:
+    """Read ``captured.module``'s forward and run its samples and probes once each.
+
+    ``observe`` replaces these runs if their facts are known.
+    """
+    program = read(captured.module.graph)
+    aliases = find_aliases(program)
+    cheap = find_scalar_lines(program, aliases)
+    units = _find_units(program, aliases, cheap)
+    unit_of = {line: index for index, unit in enumerate(units) for line in unit.lines}
+    facts = observe_runs(captured, program) if observe is None else observe(program)
+    known = ObservedFacts(program, facts)
+    heads = [program.lines[unit.lines[0]] for unit in units]
+    scalars = {head.index: _find_scalars(program, cheap, known, head) for head in heads}
+    nodes = tuple(
+        describe(program, known, cheap, head, unit.results, scalars[head.index])
+        for head, unit in zip(heads, units, strict=True)
+    )
+    reads = [_unit_reads(program, cheap, unit) for unit in units]
+    needs = [_unit_reads(program, cheap, unit, scalars) for unit in units]
+    lines = [unit.lines for unit in units]
+    blocks = _find_blocks(program, heads)
+    return GraphView(
+        nodes=nodes,
+        blocks=blocks,
+        edges=_find_edges(program, heads, unit_of, reads, facts),
+        effects=tuple(
+            effect
+            for members in blocks
+            for effect in find_effects(program, aliases, lines, reads, nodes, members)
+        ),
+        excluded=find_excluded(program, aliases, known, lines, needs, nodes),
+        program=program,
+        aliases=aliases,
+        scalar_lines=cheap,
+        units=units,
+        unit_of=unit_of,
+        scalars={line: values for line, values in scalars.items() if values},
+        facts=facts,
+    )
+
+
+def observe_runs(captured: Captured, program: Program) -> tuple[ObservedRun, ...]:
+    """The facts of every value of ``program`` at each sample, then at each probe."""
+    runs = (*captured.samples, *captured.probes)
+    return observe_facts(program, captured.module, runs)
+
+
+def sources(program: Program, cheap: frozenset[int], value: int) -> tuple[int, ...]:
+    """Values (op results, graph inputs) that ``value`` depends on through scalar lines."""
+    found: dict[int, None] = {}
+    seen: set[int] = set()
+    pending = [value]
+    while pending:
+        current = pending.pop()
+        if current in seen:
+            continue
+        seen.add(current)
+        line = program.maker(current)
+        if line is not None and line.index in cheap:
+            pending.extend(reversed(line.reads))
+        else:
+            found[current] = None
+    return tuple(found)
+
+
+def _find_units(program: Program, aliases: Aliases, cheap: frozenset[int]) -> tuple[NodeUnit, ...]:
+    units: list[NodeUnit] = []
+    glued: set[int] = set()
+    for line in program.lines:
+        if line.index in cheap or line.index in glued:
+            continue
+        unit = _glue(program, aliases, line)
+        glued.update(unit.lines)
+        units.append(unit)
+    return tuple(units)
+
+
+def _glue(program: Program, aliases: Aliases, line: Line) -> NodeUnit:
+    """``line`` with the lines that unpack its list of tensors, if the list has no other use."""
+    alone = NodeUnit((line.index,), line.outputs)
+    if len(line.outputs) != 1 or not _is_tensor_list(program, line.outputs[0]):
+        return alone
+    made = line.outputs[0]
+    users = [program.lines[i] for i in program.users.get(made, ())]
+    if made in program.returned or not users or aliases.may_be_written(made):
+        return alone
+    results: list[int] = []
+    picks: list[int] = []
+    for user in users:
+        places = _places(program, user, made)
+        if places is None:
+            return alone
+        results.extend(user.outputs)
+        picks.extend(places)
+    return NodeUnit((line.index, *(u.index for u in users)), tuple(results), tuple(picks))
+
+
+def _places(program: Program, user: Line, made: int) -> tuple[int, ...] | None:
+    """Positions in the list ``made`` of ``user``'s outputs; ``None`` if ``user`` does more than unpack."""
+    if user.free or user.inputs[0] != made:
+        return None
+    if user.kind == "prim::ListUnpack":
+        return tuple(range(len(user.outputs)))
+    if user.kind == "aten::__getitem__" and program.constant(user.inputs[1]):
+        return (int(program.held(user.inputs[1])),)
+    return None
+
+
+def _is_tensor_list(program: Program, value: int) -> bool:
+    kind = program.values[value].type()
+    return kind.kind() == "ListType" and is_tensor_type(kind.getElementType())
+
+
+def _find_blocks(program: Program, heads: Sequence[Line]) -> tuple[tuple[int, ...], ...]:
+    members: list[list[int]] = [[] for _ in program.blocks]
+    for index, head in enumerate(heads):
+        members[head.block].append(index)
+    return tuple(map(tuple, members))
+
+
+def _find_scalars(
+    program: Program, cheap: frozenset[int], facts: ObservedFacts, line: Line
+) -> frozenset[int]:
+    """Numbers known only at run time that ``line`` can take as 0-d tensors (boundary_scalars.py)."""
+    overload = resolve(line.node)
+    if overload not in TENSOR_OVERLOADS:
+        return frozenset()
+    beside = facts.info(line.inputs[0])
+    names = (argument.name for argument in overload._schema.arguments)
+    return frozenset(
+        value
+        for name, value in zip(names, line.inputs, strict=True)
+        if name in OPERANDS
+        and (number := number_dtype(program, value)) is not None
+        and _is_plain(program, cheap, value)
+        and promotes_alike(beside, number)
+    )
+
+
+def _is_plain(program: Program, cheap: frozenset[int], value: int) -> bool:
+    """Whether ``value`` is not constant and does not depend on a tensor's size."""
+    found = sources(program, cheap, value)
+    return bool(found) and not any(holds_tensor(program.values[v].type()) for v in found)
+
+
+def _unit_reads(
+    program: Program,
+    cheap: frozenset[int],
+    unit: NodeUnit,
+    without: Mapping[int, frozenset[int]] = MappingProxyType({}),
+) -> dict[int, bool]:
+    """Values the unit needs from other units or the caller -> whether it needs their elements.
+
+    ``without[line]`` are arguments that do not count.
+    """
+    own = {v for index in unit.lines for v in program.lines[index].outputs}
+    reads: dict[int, bool] = {}
+    for index in unit.lines:
+        for value in program.lines[index].reads:
+            if value in without.get(index, ()):
+                continue
+            direct = not program.is_tensor(value) and not _is_tensor_list(program, value)
+            for source in sources(program, cheap, value):
+                if source not in own:
+                    elements = not direct or not program.is_tensor(source)
+                    reads[source] = reads.get(source, False) or elements
+    return reads
+
+
+def _find_edges(
+    program: Program,
+    heads: Sequence[Line],
+    unit_of: dict[int, int],
+    reads: Sequence[dict[int, bool]],
+    facts: Sequence[ObservedRun],
+) -> tuple[tuple[int, int, int], ...]:
+    """Edges between nodes of one block; a value that a nested block reads is an edge to its If or Loop."""
+    edges: dict[tuple[int, int], int] = {}
+    for consumer, needs in enumerate(reads):
+        for value, elements in needs.items():
+            index = program.producer.get(value)
+            if index is None or program.lines[index].block != heads[consumer].block:
+                continue
+            weight = _bytes(facts, value) if elements else SCALAR_BYTES
+            key = (unit_of[index], consumer)
+            edges[key] = edges.get(key, 0) + weight
+    return tuple((a, b, weight) for (a, b), weight in edges.items())
+
+
+def _bytes(facts: Sequence[ObservedRun], value: int) -> int:
+    """Size of ``value`` in bytes when first observed."""
+    return next((seen[value][0].bytes for seen in facts if value in seen), SCALAR_BYTES)

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The file format: programs of engines, guards, and saved files read as data."""

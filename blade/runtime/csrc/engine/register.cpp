@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+// What Python and TorchScript see of this library.
+#include <torch/library.h>
+#include <torch/version.h>
+
+#include "device/accelerator.h"
+#include "engine/checksum.h"
+#include "device/cpu_features.h"
+#include "engine/engine.h"
+#include "engine/interrupt.h"
+#include "engine/policy.h"
+
+// For whoever reads this file without being able to load it: `python -m blade doctor`.
+extern "C" __attribute__((used, visibility("default"))) const char blade_built_with[] =
+    "blade-built-with-torch=" TORCH_VERSION;
+
+// Read by Python (blade/runtime/engine.py), and by nothing that a file can say.
+extern "C" __attribute__((used, visibility("default"))) int64_t blade_token() { return blade::process_token(); }
+
+namespace blade {
+namespace {
+
+std::vector<std::string> isa_features() { return {cpu_features().begin(), cpu_features().end()}; }
+
+}  // namespace
+}  // namespace blade
+
+TORCH_LIBRARY(blade, m) {
+  using blade::Engine;
+  m.class_<Engine>("Engine")
+      .def(torch::init<
+           std::string, std::string, std::string, at::Tensor, std::vector<at::Tensor>, const blade::Limits&>())
+      .def("try_execute", &Engine::try_execute)
+      .def("profile", &Engine::profile)
+      .def("stats", &Engine::stats)
+      .def("set_enabled", &Engine::set_enabled)
+      .def("adopt", &Engine::adopt)
+      .def("rearm", &Engine::rearm)
+      .def("renew", &Engine::renew)
+      .def("lend", &Engine::lend)
+      .def("set_limit", &Engine::set_limit)
+      .def("is_due", &Engine::is_due)
+      .def("agrees", &Engine::agrees)
+      .def("set_signature", &Engine::set_signature)
+      .def("signature", [](const c10::intrusive_ptr<Engine>& self) { return self->signature(); })
+      .def("last_error", &Engine::last_error)
+      .def("why_unavailable", &Engine::why_unavailable)
+      .def("name", [](const c10::intrusive_ptr<Engine>& self) { return self->name(); })
+      .def("backend", [](const c10::intrusive_ptr<Engine>& self) { return self->backend(); })
+      .def("program", [](const c10::intrusive_ptr<Engine>& self) { return self->program(); })
+      .def_pickle(
+          [](const c10::intrusive_ptr<Engine>& self) { return self->to_state(); },
+          [](Engine::State state) { return Engine::from_state(std::move(state)); });
+  m.def("isa_features() -> str[]", &blade::isa_features);
+  m.def("announce_runner(str backend, bool keeps_inputs) -> ()", [](const std::string& backend, bool keeps_inputs) {
+    blade::announce_runner(backend, keeps_inputs);
+  });
+  m.def("allow_op(str name) -> ()", [](const std::string& name) { blade::allow_call(name); });
+  m.def("xxh64(Tensor bytes) -> int", [](const at::Tensor& bytes) {
+    TORCH_CHECK(bytes.is_cpu() && bytes.is_contiguous(), "blade: xxh64 takes a contiguous tensor on the CPU");
+    return static_cast<int64_t>(blade::xxh64(bytes.const_data_ptr(), bytes.nbytes()));
+  });
+  m.def("note_interrupt() -> ()", &blade::note_interrupt);
+  m.def("expect_interrupts() -> ()", &blade::expect_interrupts);
+  // The library of an accelerator calls this when it is loaded (accelerator.h); `pointer` is its Accelerator.
+  m.def("register_accelerator(str name, int abi, int pointer) -> ()", [](std::string name, int64_t abi, int64_t pointer) {
+    blade::register_accelerator(name, abi, reinterpret_cast<blade::Accelerator*>(pointer));
+  });
+  m.def("accelerators() -> str[]", &blade::accelerator_names);
+  // Python implements these (blade/runtime/engine.py). load_runner: "" or why it cannot.
+  m.def("load_runner(str backend, str name, Tensor payload, Tensor[] constants, str program) -> str");
+  m.def("run_runner(Tensor payload, Tensor[] inputs) -> Tensor[]");
+  // "" if a trusted key signed the rest, else a sentence.
+  m.def(
+      "why_untrusted(str name, str backend, str program, str[] limit_names, int[] limits, Tensor[] tensors, str signature) -> "
+      "str");
+}

@@ -1,0 +1,372 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "execute/executor.h"
+
+#include <ATen/Context.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/InferenceMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <torch/csrc/jit/codegen/fuser/interface.h>
+
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <cstring>
+#include <thread>
+
+#include "memory/memory.h"
+#include "execute/input_updates.h"
+
+namespace blade {
+
+namespace {
+
+c10::DeviceIndex index_of(c10::Device device) { return std::max<c10::DeviceIndex>(device.index(), 0); }
+
+// Engine code runs as an op would run below autograd, and its results are ordinary tensors even
+// when the caller is in inference mode (prebuilt tensors must serve both kinds of callers). Nor do
+// modes of Python's see torch's ops in it, as they do not see native kernels: an op that raised there
+// would leave Python's error set, which this library cannot clear.
+struct BelowAutograd {
+  c10::InferenceMode ordinary_tensors{false};
+  c10::NoGradGuard no_grad;
+  at::AutoDispatchBelowADInplaceOrView below;
+  c10::impl::ExcludeDispatchKeyGuard no_autocast{c10::autocast_dispatch_keyset};
+  c10::impl::ExcludeDispatchKeyGuard no_modes{
+      c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot})};
+};
+
+bool has_bfloat16(const Program& program) {
+  const auto is_so = [](const auto& one) { return one.dtype == at::kBFloat16; };
+  return std::any_of(program.inputs.begin(), program.inputs.end(), is_so) ||
+      std::any_of(program.slots.begin(), program.slots.end(), is_so);
+}
+
+// A device's random generator, as it was: the original, which runs instead, draws what this run drew.
+class Drawn {
+ public:
+  explicit Drawn(c10::Device device) : generator_(at::globalContext().defaultGenerator(device)) {
+    const std::lock_guard<std::mutex> lock(generator_.mutex());
+    state_ = generator_.get_state();
+  }
+  void put_back() const {
+    auto generator = generator_;
+    const std::lock_guard<std::mutex> lock(generator.mutex());
+    generator.set_state(state_);
+  }
+
+ private:
+  at::Generator generator_;
+  at::Tensor state_;
+};
+
+}  // namespace
+
+Executor::Executor(
+    Program program, const at::Tensor& object, const std::vector<at::Tensor>& constants, ExecutorLimits limits)
+    : limits_(limits) {
+  loaded_.accelerator = find_target(program);
+  const auto type = loaded_.accelerator == nullptr ? at::kCPU : loaded_.accelerator->type();
+  loaded_.program = std::move(program);
+  loaded_.constants = aliases_of(constants, type);
+  num_given_ = constants.size();
+  if (loaded_.accelerator != nullptr) find_device();
+  // What stays TorchScript, the original above all, must answer: from the third call on TorchScript fuses what is on
+  // a GPU, and its code for bfloat16 is none that CUDA 13 compiles. The call raises.
+  if (loaded_.accelerator != nullptr && has_bfloat16(loaded_.program)) torch::jit::overrideCanFuseOnGPU(false);
+  load_code(object);
+  capturable_ = loaded_.accelerator != nullptr && limits_.graphs.enabled && can_be_captured(loaded_.program, type);
+  const auto& packs = loaded_.program.packs;
+  for (const auto& pack : packs) {
+    for (const auto& fill : pack.fills) {
+      packed_from_.emplace_back(fill.constant, Seen(constants[fill.constant], limits_.watch_constants));
+    }
+  }
+  loaded_.constants.resize(num_given_ + packs.size());
+  packed_ = packs.empty();
+  if (packed_) return;
+  if (loaded_.accelerator != nullptr && !device_) device_ = index_of(c10::impl::VirtualGuardImpl(type).getDevice());
+}
+
+void Executor::load_code(const at::Tensor& object) {
+  const auto& program = loaded_.program;
+  if (loaded_.accelerator != nullptr) {
+    code_ = std::make_unique<DeviceCode>(program, *loaded_.accelerator, object);
+    if (!device_) return;  // where it is called
+    const auto guard = guard_device();
+    place_of({});
+    return;
+  }
+  if (object.numel() > 0) {
+    loaded_.library = std::make_unique<Library>(static_cast<const uint8_t*>(object.const_data_ptr()), object.numel());
+  }
+  for (const auto& instr : program.instrs) {
+    if (!instr.op && !loaded_.library) {
+      throw Unavailable(Code::kCorruptPayload, "The engine's program has kernels but no native code.");
+    }
+    loaded_.kernels.push_back(instr.op ? nullptr : loaded_.library->find(instr.kernel));
+  }
+  for (const auto& pack : program.packs) {
+    if (!loaded_.library) throw Unavailable(Code::kCorruptPayload, "The engine packs constants but has no native code.");
+    pack_kernels_.push_back(loaded_.library->find(pack.kernel));
+  }
+}
+
+// Constants that launches read are on one device, and aligned as kernels expect.
+void Executor::find_device() {
+  const auto& program = loaded_.program;
+  const auto type = loaded_.accelerator->type();
+  std::vector<bool> read(num_given_, false);
+  for (const auto& instr : program.instrs) {
+    for (const int64_t id : instr.ptrs) {
+      const auto& root = program.slots[program.slots[id].root];
+      if (root.kind == SlotKind::kConst && root.index < static_cast<int64_t>(num_given_)) read[root.index] = true;
+    }
+  }
+  for (const auto& pack : program.packs) {
+    for (const auto& fill : pack.fills) read[fill.constant] = true;
+  }
+  for (size_t k = 0; k < num_given_; ++k) {
+    const auto& constant = loaded_.constants[k];
+    const auto device = constant.device();
+    const bool same = device.type() == type && (!device_ || *device_ == index_of(device));
+    if (!same && (read[k] || device.type() == type)) {
+      throw Unavailable(
+          Code::kDeviceMismatch, "A constant of the engine is on " + device.str() + ", but its kernels need all on one " + program.isa[0] +
+                                     " device: move the whole module to one device before it is saved, or optimize it again.");
+    }
+    if (device.type() == type) device_ = index_of(device);
+    if (read[k] && !is_aligned(constant)) {
+      throw Unavailable(Code::kDeviceMismatch, "A constant of the engine does not begin at a multiple of 16 bytes, as its kernels need.");
+    }
+  }
+}
+
+void Executor::pack_constants() {
+  const auto place = loaded_.accelerator == nullptr ? Place() : place_of({});
+  for (size_t i = 0; i < loaded_.program.packs.size(); ++i) {
+    loaded_.accelerator == nullptr ? pack_on_cpu(i) : pack_on_device(i, place);
+  }
+}
+
+void Executor::pack_on_cpu(size_t i) {
+  const auto& pack = loaded_.program.packs[i];
+  auto& packed = loaded_.constants[num_given_ + i];
+  if (packed.nbytes() > 0) std::memset(packed.mutable_data_ptr(), 0, packed.nbytes());
+  for (const auto& fill : pack.fills) {
+    auto* source = const_cast<void*>(loaded_.constants[fill.constant].const_data_ptr());
+    void* ptrs[] = {source, packed.mutable_data_ptr(), nullptr};
+    at::parallel_for(0, fill.extent, 1, [&](int64_t begin, int64_t end) {
+      pack_kernels_[i](ptrs, fill.ints.data(), begin, end);
+    });
+  }
+}
+
+void Executor::pack_on_device(size_t i, const Place& place) {
+  const auto& pack = loaded_.program.packs[i];
+  auto& packed = loaded_.constants[num_given_ + i];
+  void* target = packed.mutable_data_ptr();
+  loaded_.accelerator->zero(target, packed.nbytes(), place.stream);
+  for (const auto& fill : pack.fills) {
+    if (fill.extent == 0) continue;
+    auto* source = const_cast<void*>(loaded_.constants[fill.constant].const_data_ptr());
+    auto ints = fill.ints;
+    void* none = nullptr;
+    std::vector<void*> params{&source, &target};
+    for (auto& value : ints) params.push_back(&value);
+    params.insert(params.end(), 2, &none);
+    const Grid grid{static_cast<uint32_t>(fill.extent), 1, 1};
+    code_->on(place.device.index()).packs[i]->launch(grid, params.data(), place.stream);
+  }
+}
+
+void Executor::refresh_packs(const std::vector<at::Tensor>& constants) {
+  const auto is_stale = [&](const PackedFrom& from) {
+    return !from.is(Seen(constants[from.constant], limits_.watch_constants));
+  };
+  const auto is_fresh = [&] { return packed_ && std::none_of(packed_from_.begin(), packed_from_.end(), is_stale); };
+  if (is_fresh()) return;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  // one that waited here must not pack again what the other one computes with by now
+  if (is_fresh()) return;
+  std::vector<Seen> seen;  // before they are read: who writes meanwhile is seen next time
+  for (const auto& from : packed_from_) seen.emplace_back(constants[from.constant], limits_.watch_constants);
+  const BelowAutograd below;
+  const auto guard = guard_device();
+  const bool is_first = begin_packing();
+  pack_constants();
+  if (is_first && loaded_.accelerator != nullptr) loaded_.accelerator->synchronize(place_of({}).stream);
+  if (!is_first && loaded_.accelerator != nullptr) {
+    const auto place = place_of({});
+    // what is recorded orders itself, and nothing is packed yet
+    if (loaded_.accelerator->is_capturing(place.stream)) return;
+    if (!repacked_) repacked_ = loaded_.accelerator->make_event();
+    repacked_->record(place.stream);
+    repacked_on_ = place.stream;
+  }
+  for (size_t k = 0; k < seen.size(); ++k) packed_from_[k].set(seen[k]);
+  packed_ = true;
+}
+
+// Memory for the packs, if there is none yet: then no call has begun that might read them. True if so.
+bool Executor::begin_packing() {
+  if (packed_) return false;
+  if (loaded_.accelerator != nullptr && loaded_.accelerator->is_capturing(place_of({}).stream)) {
+    throw Unavailable(
+        Code::kPending, "The engine's first call is recorded into a CUDA graph of somebody's: call it once before, "
+                        "so that its weights are packed outside of that graph.");
+  }
+  const auto type = loaded_.accelerator == nullptr ? at::kCPU : loaded_.accelerator->type();
+  auto packs = empty_packs(loaded_.program.packs, type);
+  std::move(packs.begin(), packs.end(), loaded_.constants.begin() + static_cast<int64_t>(num_given_));
+  return true;
+}
+
+// Nothing to guard on the CPU, or while no device is known.
+c10::OptionalDeviceGuard Executor::guard_device() const {
+  if (!device_) return c10::OptionalDeviceGuard();
+  return c10::OptionalDeviceGuard(c10::Device(loaded_.accelerator->type(), *device_));
+}
+
+std::optional<Code> Executor::check_device(const std::vector<at::Tensor>& inputs) const {
+  if (loaded_.accelerator == nullptr) return std::nullopt;
+  auto device = device_;
+  for (const auto& input : inputs) {
+    if (input.device().type() != loaded_.accelerator->type()) continue;
+    const auto index = index_of(input.device());
+    if (device && *device != index) return Code::kGuardDevice;
+    device = index;
+  }
+  return std::nullopt;
+}
+
+// Makes nothing current: guard_device or the caller did.
+Place Executor::place_of(const std::vector<at::Tensor>& inputs) {
+  const auto type = loaded_.accelerator->type();
+  auto device = device_;
+  for (size_t i = 0; i < inputs.size() && !device; ++i) {
+    if (inputs[i].device().type() == type) device = index_of(inputs[i].device());
+  }
+  if (!device) device = index_of(c10::impl::VirtualGuardImpl(type).getDevice());
+  loaded_.accelerator->enter(*device);
+  return {{type, *device}, loaded_.accelerator->current_stream(*device), &code_->on(*device).launches};
+}
+
+Executor::~Executor() = default;
+
+std::unique_ptr<StreamContext> Executor::take_context(const Place& place) {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (repacked_ && repacked_on_ != place.stream) repacked_->block(place.stream);
+    for (size_t i = idle_.size(); i-- > 0;) {
+      if (!idle_[i]->is_at(place)) continue;
+      auto context = std::move(idle_[i]);
+      idle_.erase(idle_.begin() + static_cast<int64_t>(i));
+      idle_bytes_ -= context->bytes();
+      return context;
+    }
+  }
+  return std::make_unique<StreamContext>(place);
+}
+
+void Executor::release_context(std::unique_ptr<StreamContext> context) {
+  static const size_t max_idle = std::max<size_t>(8, 2 * std::thread::hardware_concurrency());
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const bool room = idle_.size() < max_idle && idle_bytes_ + context->bytes() <= limits_.max_idle_bytes;
+  if (!idle_.empty() && !room) return;
+  idle_bytes_ += context->bytes();
+  idle_.push_back(std::move(context));
+}
+
+// Outputs that share memory with one that is not lent are copied together with it.
+void Executor::lend(const std::vector<int64_t>& outputs) {
+  const auto& program = loaded_.program;
+  std::vector<bool> borrowed(program.slots.size(), false);
+  const auto mark = [&](int64_t k, bool value) { borrowed[program.slots[program.outputs[k]].root] = value; };
+  for (const int64_t k : outputs) mark(k, true);
+  for (int64_t k = 0; k < static_cast<int64_t>(program.outputs.size()); ++k) {
+    if (std::find(outputs.begin(), outputs.end(), k) == outputs.end()) mark(k, false);
+  }
+  limits_.graphs.borrowed = std::move(borrowed);
+}
+
+void Executor::forget_sizes() {
+  graph_counts_.clear();
+  const std::lock_guard<std::mutex> lock(mutex_);
+  idle_.clear();
+  idle_bytes_ = 0;
+}
+
+bool Executor::is_ready(const at::Tensor& input, size_t i) const {
+  if (!input.is_contiguous() || !is_memory(input)) return false;
+  return !loaded_.program.launched[i] || is_aligned(input);
+}
+
+std::optional<std::vector<at::Tensor>> Executor::run_in_context(
+    const std::vector<at::Tensor>& inputs, std::vector<double>* seconds) {
+  if (!may_update(loaded_.program, inputs, loaded_.constants)) return std::nullopt;
+  const BelowAutograd guards;
+  if (loaded_.accelerator == nullptr) return run_at(Place(), inputs, seconds);
+  c10::OptionalDeviceGuard guard = guard_device();
+  for (size_t i = 0; i < inputs.size() && !device_; ++i) {
+    if (inputs[i].device().type() == loaded_.accelerator->type()) guard.reset_device(inputs[i].device());
+  }
+  return run_at(place_of(inputs), inputs, seconds);
+}
+
+std::optional<std::vector<at::Tensor>> Executor::run_at(
+    const Place& place, const std::vector<at::Tensor>& inputs, std::vector<double>* seconds) {
+  const auto& program = loaded_.program;
+  std::vector<at::Tensor> copies;  // filled at the first input that is not as kernels need it
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (is_ready(inputs[i], i)) continue;
+    if (program.aliased[i]) return std::nullopt;
+    if (copies.empty()) copies = inputs;
+    copies[i] = as_memory(inputs[i]).contiguous();
+    if (program.launched[i] && !is_aligned(copies[i])) copies[i] = copies[i].clone();
+  }
+  const auto& ready = copies.empty() ? inputs : copies;
+  // What somebody records is replayed whenever they like: its memory is theirs.
+  const bool recorded = loaded_.accelerator != nullptr && loaded_.accelerator->is_capturing(place.stream);
+  auto context = recorded ? std::make_unique<StreamContext>(place) : take_context(place);
+  if (context->shape_for(loaded_, ready, limits_.max_shapes).plan.failed() != nullptr) {
+    if (!recorded) release_context(std::move(context));
+    return std::nullopt;
+  }
+  std::vector<at::Tensor> outputs;
+  const auto drawn_from = program.draws && !recorded ? std::optional<Drawn>(place.device) : std::nullopt;
+  try {
+    const bool graphed = capturable_ && !recorded && seconds == nullptr;
+    outputs = graphed ? context->run_graphed(ready, limits_.graphs, graph_counts_) : context->run(ready, seconds);
+  } catch (...) {
+    context->drop_front();
+    if (!recorded) release_context(std::move(context));
+    if (drawn_from) drawn_from->put_back();
+    throw;
+  }
+  if (!recorded) release_context(std::move(context));
+  finish_updates(program, inputs, ready);
+  for (size_t k = 0; k < outputs.size(); ++k) {  // an input given back is the caller's own tensor
+    const auto& slot = program.slots[program.outputs[k]];
+    if (slot.kind == SlotKind::kInput) outputs[k] = inputs[slot.index];
+  }
+  return outputs;
+}
+
+std::optional<std::vector<at::Tensor>> Executor::run(const std::vector<at::Tensor>& inputs) {
+  return run_in_context(inputs, nullptr);
+}
+
+std::vector<double> Executor::profile(const std::vector<at::Tensor>& inputs, int64_t repeats) {
+  std::vector<double> seconds(loaded_.program.instrs.size(), 0.0);
+  run(inputs);  // the first call of a shape prepares it
+  for (int64_t i = 0; i < repeats; ++i) {
+    TORCH_CHECK(run_in_context(inputs, &seconds), "blade: the engine's guards do not hold for these inputs");
+  }
+  for (double& s : seconds) s /= static_cast<double>(std::max<int64_t>(repeats, 1));
+  return seconds;
+}
+
+}  // namespace blade

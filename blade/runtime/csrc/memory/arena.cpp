@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <limits>
+#include <numeric>
+
+#include "execute/execution_plan.h"
+#include "memory/memory.h"
+
+namespace blade {
+namespace {
+
+constexpr size_t kAlign = 64;
+
+}  // namespace
+
+Arena::Arena(c10::DeviceType type) : type_(type) { allocate(kAlign); }
+
+void Arena::allocate(size_t bytes) {
+  auto memory = allocate_memory(type_, bytes);
+  data_ = static_cast<char*>(memory.get());
+  capacity_ = bytes;
+  ++moves_;
+  if (!storage_) {
+    // not resizable: an op that tried to resize a tensor of the arena must raise instead
+    storage_ = c10::Storage(
+        c10::Storage::use_byte_size_t(), bytes, std::move(memory), /*allocator=*/nullptr, /*resizable=*/false);
+    return;
+  }
+  storage_.set_data_ptr_noswap(std::move(memory));
+  storage_.unsafeGetStorageImpl()->unsafe_set_nbytes(bytes);
+}
+
+void Arena::reserve(size_t bytes) {
+  if (bytes <= capacity_) return;
+  // every move of an accelerator's memory costs the graphs that know its address
+  allocate(type_ == at::kCPU ? bytes : std::max(bytes, capacity_ / 4 * 5));
+}
+
+void Arena::shrink(size_t bytes) {
+  if (bytes < capacity_) allocate(std::max(bytes, kAlign));
+}
+
+size_t plan_memory(std::vector<Buffer>& buffers) {
+  std::vector<size_t> order(buffers.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return buffers[a].bytes > buffers[b].bytes; });
+  std::vector<size_t> placed;  // sorted by offset
+  size_t total = 0;
+  for (const size_t id : order) {
+    Buffer& buffer = buffers[id];
+    if (buffer.first < 0 || buffer.bytes == 0) continue;
+    buffer.bytes = (buffer.bytes + kAlign - 1) / kAlign * kAlign;
+    size_t best = 0, best_gap = std::numeric_limits<size_t>::max(), end = 0;
+    for (const size_t other_id : placed) {
+      const Buffer& other = buffers[other_id];
+      if (other.last < buffer.first || buffer.last < other.first) continue;
+      if (other.offset >= end + buffer.bytes && other.offset - end < best_gap) {
+        best = end;
+        best_gap = other.offset - end;
+      }
+      end = std::max(end, other.offset + other.bytes);
+    }
+    buffer.offset = best_gap == std::numeric_limits<size_t>::max() ? end : best;
+    total = std::max(total, buffer.offset + buffer.bytes);
+    const auto by_offset = [&](size_t a, size_t b) { return buffers[a].offset < buffers[b].offset; };
+    placed.insert(std::upper_bound(placed.begin(), placed.end(), id, by_offset), id);
+  }
+  return total;
+}
+
+}  // namespace blade

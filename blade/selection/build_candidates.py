@@ -1,0 +1,328 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Turn clusters into verified engines: one per backend that succeeds, and a Reason for each other backend.
+
+    [(candidates, reasons)] = build_candidates([BuildRequest(extracted, backends)], config)
+
+Nothing is timed here; ``select`` does that. Exceptions of a backend become Reasons. Conversions in separate
+processes run in parallel with each other and with those in this process; their order does not change the
+results.
+"""
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from time import monotonic
+
+import torch
+
+from blade.backends import registry
+from blade.config import Config
+from blade.core.attempt import attempt
+from blade.core.backend import Backend
+from blade.core.cluster import Cluster
+from blade.core.progress import announce
+from blade.core.reason import Code, Reason, Stage
+from blade.errors import BackendError
+from blade.fallback.cluster_module import cluster_module
+from blade.fallback.convert_pool import ConvertPool, size_of_pool
+from blade.fallback.isolated_convert import convert_isolated, keep_workers, raise_if_strict
+from blade.fallback.run_limits import admit_autocast, recheck
+from blade.graph.torchscript.extract import Extracted
+from blade.process.overlap import overlapping
+from blade.process.timing_lock import TIMING_LOCK
+from blade.report import Verdict
+from blade.selection.cache.engines import NONE_CACHED, CachedEngines
+from blade.selection.plan.candidate import Candidate
+from blade.timing.conversion_estimate import estimate_s, record_seconds
+from blade.timing.time_budget import UNLIMITED, TimeBudget
+from blade.verification.derived_inputs import end
+from blade.verification.fp64_reference import Fp64Reference
+from blade.verification.prefetch_reference import PrefetchedReference
+from blade.verification.reduced_precision import budget_of
+from blade.verification.verify import try_forked, verify
+
+Engine = torch.ScriptObject
+Found = tuple[tuple[Candidate, ...], tuple[Reason, ...]]
+
+
+@dataclass(frozen=True)
+class BuildRequest:
+    """A cluster and the backends to try, in this order; engines in ``stored`` are not built again.
+
+    The backend called ``first`` is tried whatever time is left. Without it, that is the first of
+    ``backends``.
+    """
+
+    extracted: Extracted
+    backends: Sequence[Backend]
+    stored: CachedEngines = NONE_CACHED
+    first: str | None = None
+
+
+def build_candidates(
+    wanted: Sequence[BuildRequest], config: Config, budget: TimeBudget = UNLIMITED
+) -> list[Found]:
+    """Convert and verify each cluster with each of its backends, as far as ``budget`` goes.
+
+    The first backend of a cluster is always tried. With ``timing=False`` the first verified engine of a
+    cluster ends its search. With ``config.strict``, raises the backend's exception, and ``BackendError`` for
+    a wrong engine.
+    """
+    if not config.timing:
+        return [_build_first(done, len(wanted), one, config) for done, one in enumerate(wanted)]
+    try:
+        return _build_measured(wanted, config, budget)
+    finally:
+        for one in wanted:
+            _end(one)
+
+
+def _end(one: BuildRequest) -> None:
+    if (cluster := vars(one.extracted).get("cluster")) is not None:  # else nothing was tried
+        end(cluster.gm)
+
+
+def _build_measured(
+    wanted: Sequence[BuildRequest], config: Config, budget: TimeBudget
+) -> list[Found]:
+    several = {i: dict[str, Candidate | Reason]() for i in range(len(wanted))}
+    with _pool(sum(map(_conversions_apart, wanted)), config) as pool:
+        here: list[_Task] = []
+        apart: list[tuple[_Task, Future[Engine | Reason]]] = []
+        for task in _tasks(wanted):
+            _, one, backend, is_first = task
+            if _is_stored(one, backend) or backend.in_process:
+                here.append(task)
+            else:
+                convert = partial(_convert_apart, one.extracted, backend, config)
+                apart.append((task, pool.submit(convert, budget, is_first)))
+        total = len(here) + len(apart)
+        for done, (i, one, backend, is_first) in enumerate(here):
+            announce("convert", done, total, f"{one.extracted.name}, {backend.name}")
+            several[i][backend.name] = _candidate(one, backend, config, budget, is_first)
+        for done, ((i, one, backend, _), future) in enumerate(apart, len(here)):
+            announce("convert", done, total, f"{one.extracted.name}, {backend.name}")
+            engine = raise_if_strict(future.result(), config)
+            several[i][backend.name] = _verified_candidate(one.extracted, backend, engine, config)
+    return [_in_backend_order(one, several[i]) for i, one in enumerate(wanted)]
+
+
+def convert_each(
+    cluster: Cluster, backends: Sequence[Backend], config: Config, budget: TimeBudget
+) -> dict[str, Engine | Reason]:
+    """Return the engine or the Reason of each of ``backends``, by name, in their order; nothing is verified.
+
+    With ``timing=False`` the first success ends the search. Otherwise conversions in separate processes run
+    in parallel, as far as ``budget`` goes; the first backend is always tried.
+    """
+    found: dict[str, Engine | Reason] = {}
+    if not config.timing or len(backends) == 1:
+        for backend in backends:
+            found[backend.name] = convert(cluster, backend, config)
+            if not isinstance(found[backend.name], Reason):
+                break
+        return found
+    apart = [b for b in backends if not b.in_process]
+    here = [b for b in backends if b.in_process]
+    with _pool(len(apart), config) as pool:
+        futures = [
+            pool.submit(convert_in_time, cluster, b, config, budget, b is backends[0])
+            for b in apart
+        ]
+        for b in here:
+            found[b.name] = convert_in_time(cluster, b, config, budget, b is backends[0])
+        for b, future in zip(apart, futures, strict=True):
+            found[b.name] = raise_if_strict(future.result(), config)
+    named = {b.name: found[b.name] for b in backends}
+    # a failure of the pool itself knows neither backend nor cluster
+    return {
+        name: replace(one, backend=name, subject=cluster.name) if isinstance(one, Reason) else one
+        for name, one in named.items()
+    }
+
+
+def convert_and_verify(
+    cluster: Cluster, original: torch.jit.ScriptModule, backend: Backend, config: Config
+) -> tuple[Engine, Verdict] | Reason:
+    """Return a verified engine, or the Reason why ``backend`` gives none."""
+    try_forked(cluster, original)
+    try:
+        engine = convert(cluster, backend, config)
+        if isinstance(engine, Reason):
+            return engine
+        return _verify(cluster, original, backend, engine, config)
+    finally:
+        end(cluster.gm)
+
+
+@contextmanager
+def _pool(conversions: int, config: Config) -> Iterator[ConvertPool[Engine | Reason]]:
+    """A pool for this many ``conversions``, with as many processes as the machine has room for."""
+    size = max(1, min(size_of_pool(config), conversions))
+    with keep_workers(size), ConvertPool[Engine | Reason](size) as pool:
+        yield pool
+
+
+_Task = tuple[
+    int, BuildRequest, Backend, bool
+]  # index of the cluster, whether the backend is its first
+
+
+def _tasks(wanted: Sequence[BuildRequest]) -> list[_Task]:
+    """Return all conversions: those by the first backend of each cluster, then backend by backend."""
+    place = {name: i for i, name in enumerate(registry.names())}
+    tasks: list[_Task] = []
+    for i, one in enumerate(wanted):
+        first = one.first or next((b.name for b in one.backends), None)
+        tasks += [(i, one, backend, backend.name == first) for backend in one.backends]
+    return sorted(tasks, key=lambda t: (not t[3], place.get(t[2].name.lower(), len(place))))
+
+
+def _build_first(done: int, total: int, one: BuildRequest, config: Config) -> Found:
+    """Return the first verified candidate, and the reasons of the backends before it."""
+    announce("convert", done, total, one.extracted.name)
+    found: dict[str, Candidate | Reason] = {}
+    try:
+        for backend in one.backends:
+            found[backend.name] = _candidate(one, backend, config, UNLIMITED, is_first=True)
+            if isinstance(found[backend.name], Candidate):
+                break
+    finally:
+        _end(one)
+    return _in_backend_order(one, found)
+
+
+def _in_backend_order(one: BuildRequest, found: dict[str, Candidate | Reason]) -> Found:
+    """Return candidates and reasons, in the order of the backends."""
+    results = [found[b.name] for b in one.backends if b.name in found]
+    return (
+        tuple(
+            replace(r, key=one.stored.keys.get(r.backend))
+            for r in results
+            if isinstance(r, Candidate)
+        ),
+        tuple(r for r in results if isinstance(r, Reason)),
+    )
+
+
+def _candidate(
+    one: BuildRequest, backend: Backend, config: Config, budget: TimeBudget, is_first: bool
+) -> Candidate | Reason:
+    if (stored := one.stored.found(backend.name)) is not None:
+        return stored
+    cluster = one.extracted.cluster
+    try_forked(cluster, one.extracted.fallback)
+    early = PrefetchedReference(cluster, one.extracted.fallback if config.timing else None)
+    with nullcontext() if budget_of(backend, config) else overlapping(early.find):
+        engine = convert_in_time(cluster, backend, config, budget, is_first)
+    return _verified_candidate(one.extracted, backend, engine, config, early.found)
+
+
+def _verified_candidate(
+    extracted: Extracted,
+    backend: Backend,
+    engine: Engine | Reason,
+    config: Config,
+    truth: Fp64Reference | None = None,
+) -> Candidate | Reason:
+    """Return the verified candidate, or the Reason against it; ``truth`` as in ``verify``."""
+    if isinstance(engine, Reason):
+        return replace(engine, backend=backend.name, subject=extracted.name)
+    found = _verify(extracted.cluster, extracted.fallback, backend, engine, config, truth)
+    if isinstance(found, Reason):
+        return found
+    _, verdict = found
+    recheck(engine, extracted.cluster, verdict, config)
+    module = attempt(
+        Stage.CONVERT,
+        backend.name,
+        extracted.name,
+        lambda: cluster_module(extracted, engine),
+        config.strict,
+    )
+    if isinstance(module, Reason):
+        return module
+    return Candidate(backend.name, engine, module, verdict)
+
+
+def _verify(
+    cluster: Cluster,
+    original: torch.jit.ScriptModule,
+    backend: Backend,
+    engine: Engine,
+    config: Config,
+    truth: Fp64Reference | None = None,
+) -> tuple[Engine, Verdict] | Reason:
+    budget = budget_of(backend, config)
+    admit_autocast(engine)
+    with TIMING_LOCK.converting():
+        verdict = verify(
+            cluster, engine, original, backend.name, config.strict, budget, truth=truth
+        )
+    if not isinstance(verdict, Reason):
+        return engine, verdict
+    if config.strict:
+        raise BackendError(f"{cluster.name} in {backend.name}: {verdict.detail}")
+    return verdict
+
+
+def _convert_apart(
+    extracted: Extracted, backend: Backend, config: Config, budget: TimeBudget, is_first: bool
+) -> Engine | Reason:
+    try_forked(extracted.cluster, extracted.fallback)
+    return convert_in_time(extracted.cluster, backend, config, budget, is_first)
+
+
+def convert_in_time(
+    cluster: Cluster, backend: Backend, config: Config, budget: TimeBudget, is_first: bool
+) -> Engine | Reason:
+    """Convert within the budget, and stop the conversion where it exceeds that; the first always runs."""
+    if is_first and not budget.is_cancelled:
+        return convert(cluster, backend, config)
+    estimate = attempt(
+        Stage.CONVERT, backend.name, cluster.name, lambda: estimate_s(backend, cluster, config)
+    )
+    if isinstance(estimate, Reason):
+        return estimate
+    if (why := budget.why_not(estimate)) is not None:
+        return _out_of_time(backend, cluster, why)
+    left = budget.left_to_convert()
+    if left >= config.conversion_deadline_s:
+        return convert(cluster, backend, config)
+    found = convert(cluster, backend, config.evolve(conversion_deadline_s=left))
+    if isinstance(found, Reason) and found.code is Code.CONVERSION_TIMEOUT:
+        return _out_of_time(backend, cluster, budget.why_ended("it was converted"))
+    return found
+
+
+def _out_of_time(backend: Backend, cluster: Cluster, why: str) -> Reason:
+    return Reason(Stage.CONVERT, Code.TIME_BUDGET, backend.name, cluster.name, why)
+
+
+def convert(cluster: Cluster, backend: Backend, config: Config) -> Engine | Reason:
+    """Convert in a separate process unless the backend needs none (``in_process``)."""
+    with TIMING_LOCK.converting():
+        if not backend.in_process:
+            start = monotonic()
+            found = convert_isolated(backend, cluster, config)
+            if not isinstance(found, Reason) or found.code is Code.CONVERSION_TIMEOUT:
+                took = partial(record_seconds, backend, cluster, monotonic() - start, config)
+                attempt(Stage.CONVERT, backend.name, cluster.name, took)
+            return found
+        return attempt(
+            Stage.CONVERT,
+            backend.name,
+            cluster.name,
+            lambda: backend.convert(cluster, config),
+            config.strict,
+        )
+
+
+def _is_stored(one: BuildRequest, backend: Backend) -> bool:
+    return one.stored.found(backend.name) is not None
+
+
+def _conversions_apart(one: BuildRequest) -> int:
+    return sum(not b.in_process and not _is_stored(one, b) for b in one.backends)

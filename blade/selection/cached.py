@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The decision cache around the stages: a known module is not searched again.
+
+task = recalled(prepare, config)       # prepare captures; task.decided is the cached decision
+decided = cached(search)(task)         # searches only if there is none
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+from blade.capture.capture import LookUp
+from blade.config import Config
+from blade.selection.cache.decisions import (
+    SelectionResult,
+    cached_decision,
+    decision_key,
+    look_up_trace,
+    put_decision,
+)
+from blade.selection.task import Search, Task
+
+Prepare = Callable[[LookUp | None], Task]
+
+
+def recalled(prepare: Prepare, config: Config) -> Task:
+    """Return the task that ``prepare`` makes, with the cached decision.
+
+    A trace in the cache is not compared with the model, because the optimized module will be. If the cache
+    turns out to have no decision, ``prepare`` runs again and compares. With reduced precision the trace is
+    always compared: a result verified only to a budget says too little about it.
+    """
+    look_up = None if config.reduces_precision else partial(look_up_trace, config)
+    task = _with_decision(prepare(look_up))
+    if task.decided is None and not task.captured.is_compared:
+        task = _with_decision(prepare(None))
+    return task
+
+
+def cached(search: Search) -> Search:
+    """Skip ``search`` if the task brings a decision; otherwise store its result under the task's key."""
+
+    def find(task: Task) -> SelectionResult:
+        if task.decided is not None:
+            return task.decided
+        decided = search(task)
+        put_decision(task.key, decided, task.captured, task.config)
+        return decided
+
+    return find
+
+
+def _with_decision(task: Task) -> Task:
+    with task.clock.stage("convert"):
+        key = decision_key(task.captured, task.graph, task.backends, task.config, task.contents)
+        decided = cached_decision(key, task.captured, task.graph, task.config)
+    return replace(task, key=key, decided=decided)

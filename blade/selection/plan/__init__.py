@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Engine plans: choose one engine, or several by size, per cluster, and assemble the choices."""

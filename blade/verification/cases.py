@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cases: the inputs that an engine is verified at.
+
+    for case in verification_cases(cluster.samples, cluster.probes): ...
+
+The samples of the user come first, then the probes of capture, then inputs derived from the first sample:
+other sizes (1, odd) cut out of it, other contents, another layout in memory. A derived case may be invalid
+for the model: run the original on it first.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import inf, isfinite
+from time import perf_counter
+
+import torch
+
+from blade.graph.shapes.memory_format import in_order, stride_order
+
+Inputs = tuple[torch.Tensor, ...]
+# Factors of the first sample's floats: exponentials overflow, squares vanish, and only the signs of zeros
+# remain.
+_SCALES = {"large contents": 100.0, "small contents": 1e-20, "zeros": 0.0}
+# Sizes of one dimension in all samples and probes; dimensions with equal ones vary together.
+Signature = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Case:
+    """``kind``: "sample", "probe", "size", "contents" or "layout"."""
+
+    kind: str
+    name: str
+    inputs: Inputs
+
+
+def verification_cases(
+    samples: Sequence[Inputs], probes: Sequence[Inputs], derived: bool = True, seconds: float = inf
+) -> Iterator[Case]:
+    """Yield every case, the most telling first; deterministic. ``derived=False``: samples and probes only.
+
+    ``seconds``: derived cases stop when one as slow as the last would no longer fit.
+    """
+    last = 0.0
+    for kind, several in (("sample", samples), ("probe", probes)):
+        for i, one in enumerate(several):
+            start = perf_counter()
+            yield Case(kind, f"{kind} {i}", one)
+            last = perf_counter() - start
+    if not samples or not derived:
+        return
+    orders = [stride_order(t) for t in samples[0]]
+    end = perf_counter() + seconds
+    further = _derived(samples, probes)
+    while (start := perf_counter()) + last <= end and (case := next(further, None)) is not None:
+        if case.kind != "layout":  # keep the sample's layout: the original's results follow it
+            laid_out = [in_order(t, o) for t, o in zip(case.inputs, orders, strict=True)]
+            case = replace(case, inputs=tuple(laid_out))
+        yield case
+        last = perf_counter() - start
+
+
+def _derived(samples: Sequence[Inputs], probes: Sequence[Inputs]) -> Iterator[Case]:
+    generator = torch.Generator().manual_seed(0)
+    yield from _other_sizes(samples, probes)
+    first = samples[0]
+    yield Case("contents", "random contents", tuple(random_contents(t, generator) for t in first))
+    yield Case("contents", "shuffled contents", tuple(_shuffled(t, generator) for t in first))
+    if any(t.is_floating_point() for t in first):
+        for name, scale in _SCALES.items():
+            yield Case("contents", name, tuple(_scaled(t, scale) for t in first))
+        yield Case("contents", "non-finite contents", tuple(_not_finite(t) for t in first))
+    if any(t.dim() > 1 for t in first):
+        yield Case("layout", "transposed layout", tuple(_transposed(t) for t in first))
+
+
+def _other_sizes(samples: Sequence[Inputs], probes: Sequence[Inputs]) -> Iterator[Case]:
+    """Yield size 1 in every dynamic dimension, in each one alone, and an odd size in all of them."""
+    every = [*samples, *probes]
+    moving = _moving(every)
+    whole = max(range(len(every)), key=lambda n: sum(t.numel() for t in every[n]))
+    largest = every[whole]
+    if not moving:
+        return
+    yield Case("size", "size 1", _cut(largest, dict.fromkeys(moving, 1), every))
+    if len(moving) > 1:
+        for n, signature in enumerate(moving):
+            yield Case("size", f"size 1 in dimension {n}", _cut(largest, {signature: 1}, every))
+    odd = {s: max(1, (s[whole] - 1) // 2 * 2 - 1) for s in moving}
+    yield Case("size", "odd sizes", _cut(largest, odd, every))
+
+
+def _moving(every: Sequence[Inputs]) -> list[Signature]:
+    found: dict[Signature, None] = {}
+    for i, tensor in enumerate(every[0]):
+        for axis in range(tensor.dim()):
+            signature = _signature(every, i, axis)
+            if len(set(signature)) > 1:
+                found.setdefault(signature)
+    return list(found)
+
+
+def _signature(every: Sequence[Inputs], i: int, axis: int) -> Signature:
+    return tuple(inputs[i].shape[axis] for inputs in every)
+
+
+def _cut(inputs: Inputs, sizes: dict[Signature, int], every: Sequence[Inputs]) -> Inputs:
+    out = []
+    for i, tensor in enumerate(inputs):
+        for axis in range(tensor.dim()):
+            size = sizes.get(_signature(every, i, axis), tensor.shape[axis])
+            tensor = tensor.narrow(axis, 0, min(size, tensor.shape[axis]))
+        out.append(tensor.contiguous())
+    return tuple(out)
+
+
+def random_contents(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Draw contents within the range of the sample, so that indices and probabilities stay legal."""
+    if not tensor.numel() or tensor.is_complex():
+        return tensor
+    if tensor.dtype == torch.bool:
+        fresh = torch.randint(0, 2, tensor.shape, generator=generator)
+        return fresh.to(tensor.device, torch.bool)
+    low, high = (end.item() for end in torch.aminmax(tensor))
+    if not (isfinite(low) and isfinite(high)):
+        finite = tensor[torch.isfinite(tensor)]
+        if not finite.numel():
+            return tensor
+        low, high = (end.item() for end in torch.aminmax(finite))
+    if tensor.is_floating_point():
+        unit = torch.rand(tensor.shape, generator=generator, dtype=torch.float64)
+        return unit.mul_(high - low).add_(low).to(tensor.device, tensor.dtype)
+    # A tensor of ones is most often a mask: zeros reveal an engine that has folded it away.
+    low = 0 if (low, high) == (1, 1) else low
+    end = min(int(high), (1 << 63) - 2) + 1  # the largest int64 is never drawn
+    fresh = torch.randint(min(int(low), end - 1), end, tensor.shape, generator=generator)
+    return fresh.to(tensor.device, tensor.dtype)
+
+
+def _shuffled(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    order = torch.randperm(tensor.numel(), generator=generator).to(tensor.device)
+    return tensor.flatten()[order].reshape(tensor.shape)
+
+
+def _scaled(tensor: torch.Tensor, scale: float) -> torch.Tensor:
+    return tensor * scale if tensor.is_floating_point() else tensor
+
+
+def _not_finite(tensor: torch.Tensor) -> torch.Tensor:
+    """Put an infinity of either sign and a NaN far apart, so that most rows have at most one of them."""
+    if not tensor.is_floating_point() or not tensor.numel():
+        return tensor
+    flat = tensor.flatten().clone()
+    for i, value in enumerate((torch.inf, -torch.inf, torch.nan)):
+        flat[i * (flat.numel() - 1) // 2] = value
+    return flat.reshape(tensor.shape)
+
+
+def _transposed(tensor: torch.Tensor) -> torch.Tensor:
+    """The same values, stored with the last two axes swapped."""
+    return tensor.mT.contiguous().mT if tensor.dim() > 1 else tensor

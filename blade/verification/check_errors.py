@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Check the measured errors of an engine at all cases against the allowed ones.
+
+    check_errors(answers, answers_at, moves_at)      # raises Refused(WRONG_VALUES) where one is too large
+
+The original's own error at one case may be small by chance (few elements). If it is below the median over all
+cases, the tolerance is twice that median, and a larger error is checked with other contents before it counts.
+A small output is also compared with the median over the other outputs of its case: training has no other
+cases. Each draw runs engine, original and fp64 once, for all outputs in doubt. At derived contents an error
+is also right if a rounding of the inputs causes as large a change in the original.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from blade.core.reason import Code
+from blade.errors import Refused
+from blade.report import shape_text
+from blade.verification.cases import Case
+from blade.verification.conditioning import may_be_ill_conditioned
+from blade.verification.resample import MAX_CHANCE_RATIO, passes_on_other_inputs, resampled
+from blade.verification.tolerance import RelativeErrors, allowed, usual_error
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One output of the engine at one case, measured."""
+
+    case: Case
+    output: int
+    dtype: torch.dtype
+    errors: RelativeErrors
+    is_near: bool = False  # so near to the original that fp64 was not run
+    is_small: bool = False  # of so few elements that all of them may be exact by chance
+    half: torch.dtype | None = None  # 16-bit dtype of part of the computation
+
+
+@dataclass(frozen=True)
+class _Suspect:
+    """An answer whose error is ``ratio`` > 1 times the allowed one; ``usual`` is the original's own error."""
+
+    answer: Answer
+    usual: float
+    ratio: float
+
+    def may_be_chance(self) -> bool:
+        return self.answer.errors.original_fp64 is not None and self.ratio <= MAX_CHANCE_RATIO
+
+    def refusal(self) -> Refused:
+        return Refused(
+            Code.WRONG_VALUES,
+            f"at {describe_case(self.answer.case)} {_sentence(self.answer, self.usual)}",
+        )
+
+
+AnswersAt = Callable[[Case, Sequence[int]], Sequence[Answer] | None]
+"""Measure these outputs at a case; ``None`` if the engine or the original does not answer there."""
+SensitivityAt = Callable[[Case, Sequence[int]], Sequence[float]]
+"""Relative change of these outputs of the original when a case's floats change by one rounding."""
+
+
+def check_errors(answers: Sequence[Answer], answers_at: AnswersAt, moves_at: SensitivityAt) -> None:
+    """Compare each error with the allowed one; raises ``Refused``."""
+    doubts: dict[str, list[_Suspect]] = {}
+    for one in answers:
+        if one.is_near:
+            continue
+        peers = [
+            a.errors.original_fp64
+            for a in answers
+            if a.output == one.output or (one.is_small and a.case is one.case)
+        ]
+        usual = usual_error(peers)
+        doubt = _Suspect(one, usual, _over(one, usual))
+        if doubt.ratio <= 1:
+            continue
+        if not (doubt.may_be_chance() or may_be_ill_conditioned(one.case)):
+            raise doubt.refusal()
+        doubts.setdefault(one.case.name, []).append(doubt)
+    for several in doubts.values():
+        _check_suspects(several, answers_at, moves_at)
+
+
+def _check_suspects(
+    doubts: Sequence[_Suspect], answers_at: AnswersAt, moves_at: SensitivityAt
+) -> None:
+    """Check other draws of the one case of ``doubts``, then the sensitivity to one rounding."""
+    case = doubts[0].answer.case
+    lucky = [doubt for doubt in doubts if doubt.may_be_chance()]
+    outputs = [doubt.answer.output for doubt in lucky]
+    seen = [answers_at(other, outputs) for other in resampled(case)] if lucky else []
+    wrong = [doubt for doubt in doubts if not doubt.may_be_chance()]
+    for k, doubt in enumerate(lucky):
+        again = [None if answers is None else _over(answers[k], doubt.usual) for answers in seen]
+        if not passes_on_other_inputs(doubt.ratio, again):
+            wrong.append(doubt)
+    if not wrong:
+        return
+    if not may_be_ill_conditioned(case):
+        raise wrong[0].refusal()
+    moves = moves_at(case, [doubt.answer.output for doubt in wrong])
+    for doubt, moved in zip(wrong, moves, strict=True):
+        if not _bound(doubt.answer, doubt.usual)[0] <= 2 * moved:
+            raise doubt.refusal()
+
+
+def _over(one: Answer, usual: float) -> float:
+    """Return the error over the allowed one; infinite where none is allowed and there is one."""
+    seen, limit, _ = _bound(one, usual)
+    return seen / limit if limit else (float("inf") if seen else 0.0)
+
+
+def _bound(one: Answer, usual: float) -> tuple[float, float, float | None]:
+    """Return the error, the allowed one, and the original's own if known (``usual``: at other cases)."""
+    own = one.errors.original_fp64
+    if own is None:
+        dtype = one.dtype if one.half is None or not one.dtype.is_floating_point else one.half
+        return one.errors.error, allowed(dtype, None), None
+    assert one.errors.error_fp64 is not None
+    own = max(own, usual)
+    return one.errors.error_fp64, allowed(one.dtype, own), own
+
+
+def _sentence(one: Answer, usual: float) -> str:
+    seen, limit, own = _bound(one, usual)
+    return (
+        f"output {one.output} is {seen:.1e} from {'the original' if own is None else 'an fp64 run'} (relative "
+        f"to its largest magnitude); {limit:.1e} is allowed, the original's own error being "
+        f"{'unknown' if own is None else f'{own:.1e}'}."
+    )
+
+
+def describe_case(case: Case) -> str:
+    """Describe ``case`` in a sentence."""
+    return f"{case.name} ({shape_text(t.shape for t in case.inputs)})"

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compare the form of two results: dtypes, devices, sizes, strides, and the positions of NaN and infinity.
+
+    why_other_form(got, want)             # None, or "output 1 is float64 and the original's is float32"
+
+``tolerance`` compares their values.
+"""
+
+from collections.abc import Sequence
+from math import isfinite
+
+import torch
+
+from blade.graph.shapes.memory_format import lies_as
+from blade.verification.tolerance import largest_of
+
+
+def why_other_form(
+    got: Sequence[torch.Tensor],
+    want: Sequence[torch.Tensor],
+    strides: bool = True,
+    truths: Sequence[torch.Tensor] | None = None,
+    places: bool = True,
+    like: Sequence[torch.Tensor] = (),
+) -> str | None:
+    """Return a sentence on the first difference in number, dtype, shape, device, strides, NaN or infinity.
+
+    ``places``: whether positions of NaN and infinity are compared. ``like``: the original's outputs at other
+    sizes, whose memory layouts are allowed as well.
+
+    A NaN, infinity or number that an fp64 run has as well (``truths``) is right, whatever the original has:
+    torch's vectorized fp32 GELU turns an infinity into NaN on some CPUs, and its 16-bit attention turns one
+    NaN of a hidden key into NaN for rows that do not see it.
+    """
+    if len(got) != len(want):
+        return f"it returned {len(got)} tensors and the original {len(want)}"
+    for i, (a, b) in enumerate(zip(got, want, strict=True)):
+        for what in ("dtype", "device", "shape", *(["stride"] if strides else [])):
+            mine, theirs = _property(a, what), _property(b, what)
+            if mine != theirs and not (what == "stride" and like and lies_as(a, like[i])):
+                return f"output {i} has {what} {mine} and the original's has {theirs}"
+        if places and (sentence := _misplaced(a, b, truths[i] if truths else None)):
+            return f"output {i} {sentence}"
+    return None
+
+
+def _property(tensor: torch.Tensor, what: str) -> object:
+    if what == "shape":
+        return tuple(tensor.shape)
+    if what == "stride":  # the stride of a dimension of size 0 or 1 means nothing
+        pairs = zip(tensor.shape, tensor.stride(), strict=True)
+        return tuple(s if n > 1 and tensor.numel() else None for n, s in pairs)
+    return getattr(tensor, what)
+
+
+def _misplaced(got: torch.Tensor, want: torch.Tensor, truth: torch.Tensor | None) -> str | None:
+    if not (want.is_floating_point() or want.is_complex()) or torch.equal(got, want):
+        return None
+    if isfinite(largest_of(got)) and isfinite(largest_of(want)):
+        return None
+    right = torch.zeros_like(got, dtype=torch.bool)
+    if truth is not None and truth.shape == got.shape and not truth.is_complex():
+        right = torch.isinf(got) & (got == truth) | torch.isnan(got) & torch.isnan(truth)
+        right |= _is_number_of(got, truth)
+    wrong = (torch.isnan(got) ^ torch.isnan(want)) & ~right
+    if bool(wrong.any()):
+        return f"differs from the original in {int(wrong.sum())} places of NaN"
+    if want.is_complex():
+        return None
+    infinite = torch.isinf(got) | torch.isinf(want)
+    wrong = infinite & (got != want) & ~right
+    if bool(wrong.any()):
+        return f"differs from the original in {int(wrong.sum())} places of infinity"
+    return None
+
+
+def _is_number_of(got: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
+    """Mask of elements that are finite in both and agree in half of their digits."""
+    digits = torch.finfo(got.dtype).eps ** 0.5
+    finite = torch.isfinite(truth)
+    largest = float(truth[finite].abs().max()) if bool(finite.any()) else 0.0
+    is_near: torch.Tensor = (got - truth).abs() <= digits * largest
+    return finite & torch.isfinite(got) & is_near

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tell ill-conditioning from a wrong engine: how far one rounding of the inputs moves the original.
+
+    moved = perturbation_sensitivity(original_at, rounded_at, case, [0, 3])      # outputs 0 and 3
+
+Where attention nearly ties between two keys, or a sum cancels out, the last bit of an input decides the
+answer: the original and the engine round differently inside, and neither is nearer to the exact result. An
+error no larger than that of one rounding of the inputs, or of intermediate sums, is no fault then (a small
+backward error; N. Higham, Accuracy and Stability of Numerical Algorithms, 1.5). This holds for derived
+contents only: the user's own must match.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+import torch
+
+from blade.verification.cases import Case
+from blade.verification.rounding_noise import perturb_by_ulp
+from blade.verification.tolerance import errors
+
+DRAWS = 3
+
+AnswersAt = Callable[[Case], Sequence[torch.Tensor] | None]
+"""``None`` where the function raises."""
+
+
+def may_be_ill_conditioned(case: Case) -> bool:
+    """Whether ``case`` has derived contents: not given by the user, nor a change of sizes alone."""
+    return case.kind == "contents"
+
+
+def perturbation_sensitivity(
+    original: AnswersAt,
+    rounded: Callable[[Case, int], Sequence[torch.Tensor] | None],
+    case: Case,
+    outputs: Sequence[int],
+) -> list[float]:
+    """Return the largest change of ``outputs``, relative to their largest magnitudes; infinite for ints.
+
+    ``rounded``: the original with its sums off by a rounding that a seed determines.
+    """
+    want = original(case)
+    if want is None:
+        return [0.0] * len(outputs)
+    several = [*map(original, _perturbed(case)), *(rounded(case, seed) for seed in range(DRAWS))]
+    found = [answer for answer in several if answer is not None]
+    return [
+        max((errors(one[i], want[i], None).error for one in found), default=0.0) for i in outputs
+    ]
+
+
+def _perturbed(case: Case) -> Iterator[Case]:
+    """Yield ``case`` with each float one rounding up or down, ``DRAWS`` times; deterministic."""
+    generator = torch.Generator().manual_seed(2)
+    for n in range(DRAWS):
+        inputs = tuple(perturb_by_ulp(t, generator) for t in case.inputs)
+        yield replace(case, name=f"{case.name}, nudged ({n + 1})", inputs=inputs)

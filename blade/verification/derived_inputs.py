@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Try the derived inputs of verification on the original in a forked process first.
+
+    begin(cluster, run, kinds)                # forks, and returns at once; conversion may go on meanwhile
+    survives(cluster, case)                   # False: the case is left out, for the original and for engines
+    crashes(cluster.gm)                       # a Reason for each case that is left out
+    end(cluster.gm)                           # by the caller of begin
+
+Only the cases that ``verification_cases`` derives are tried: the samples are the user's, and capture tried
+the probes. The results for a cluster hold for all of its engines. Clusters on a GPU are not tried: CUDA
+cannot be used in a forked process.
+"""
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch.utils import _pytree as pytree
+
+from blade.core.attempt import attempt
+from blade.core.cluster import Cluster
+from blade.core.reason import Code, Reason, Stage
+from blade.process.forked_trial import ForkedRunner
+from blade.report import shape_text
+from blade.verification import index_guard as bounds
+from blade.verification.cases import Case, verification_cases
+
+GIVEN = ("sample", "probe")
+
+Run = Callable[[Case], object]
+
+
+class _DerivedTrials:
+    """The derived cases of one cluster, in their order, and their results so far."""
+
+    def __init__(self, cluster: Cluster, run: Run, kinds: frozenset[str]) -> None:
+        self._name, self._kinds = cluster.name, kinds
+        self._inputs = cluster.samples, cluster.probes
+        self._run: Run | None = run
+        self._shapes = {c.name: shape_text(t.shape for t in c.inputs) for c in self._derived()}
+        self._left = list(self._shapes)
+        self._made: list[Case] = []  # in the forked process only
+        self._known: dict[str, str | None] = {}
+        self._lock = threading.Lock()
+        self._apart = ForkedRunner(self._try)
+        self.reasons: list[Reason] = []
+        self._apart.post(*range(len(self._left)))
+
+    @property
+    def is_cut_short(self) -> bool:
+        """Whether the trial ended before all results were known."""
+        return self._run is None and bool(self._left)
+
+    def end(self) -> None:
+        """End the process, and release the inputs and the original."""
+        self._apart.close()
+        self._run, self._inputs = None, ((), ())
+
+    def survives(self, name: str) -> bool:
+        """Wait for the result of the case; true for a name that is no derived case."""
+        is_over = True
+        with self._lock:
+            try:
+                while name in self._left:
+                    self._learn(self._left[0], self._apart.result().why)
+                    self._left.pop(0)
+                is_over = not self._left
+            finally:
+                if is_over:  # or interrupted
+                    self.end()
+            return self._known.get(name) is None
+
+    def left_out(self) -> frozenset[str]:
+        """Names of all cases that the original does not survive."""
+        return frozenset(name for name in self._shapes if not self.survives(name))
+
+    def _learn(self, name: str, why: str | None) -> None:
+        self._known[name] = why
+        if why is not None:
+            where = f"At {name} ({self._shapes[name]}), in a process apart,"
+            detail = f"{where} the original {why}; nothing is verified there."
+            self.reasons.append(Reason(Stage.VERIFY, Code.PROBE_CRASHED, None, self._name, detail))
+
+    def _derived(self) -> Iterator[Case]:
+        """Yield the same cases in both processes."""
+        every = verification_cases(*self._inputs)
+        return (case for case in every if case.kind in self._kinds)
+
+    def _try(self, k: int) -> object:
+        assert self._run is not None
+        self._made = self._made or list(self._derived())
+        return self._run(self._made[k])
+
+
+def begin(cluster: Cluster, run: Run, kinds: frozenset[str]) -> None:
+    """Try the derived cases of ``cluster`` that are of ``kinds``, once for all engines."""
+    with _lock:
+        known = _surveys.get(cluster.gm)
+        if (known is not None and not known.is_cut_short) or not cluster.samples:
+            return
+        weights = (*cluster.gm.parameters(), *cluster.gm.buffers())
+        if not can_try([*cluster.samples, *weights]):
+            return
+        found = attempt(
+            Stage.VERIFY, None, cluster.name, lambda: _DerivedTrials(cluster, run, kinds)
+        )
+        if isinstance(found, _DerivedTrials):
+            _surveys[cluster.gm] = found
+
+
+def survives(cluster: Cluster, case: Case) -> bool:
+    """Whether the original returned from ``case``; true also where nothing could be tried."""
+    survey = _surveys.get(cluster.gm)
+    return case.kind in GIVEN or survey is None or survey.survives(case.name)
+
+
+def end(gm: torch.fx.GraphModule) -> None:
+    """End the trial; results not known yet are not waited for, and ``begin`` would start again."""
+    if (survey := _surveys.get(gm)) is not None:
+        survey.end()
+
+
+def left_out(gm: torch.fx.GraphModule) -> frozenset[str]:
+    """Return the names of the cases at which the original ends the process."""
+    survey = _surveys.get(gm)
+    return frozenset() if survey is None else survey.left_out()
+
+
+def crashes(gm: torch.fx.GraphModule) -> tuple[Reason, ...]:
+    """Return the Reasons found so far."""
+    survey = _surveys.get(gm)
+    return () if survey is None else tuple(survey.reasons)
+
+
+_lock = threading.Lock()
+_surveys: WeakKeyDictionary[torch.nn.Module, _DerivedTrials] = WeakKeyDictionary()
+
+
+def can_try(values: Iterable[Any]) -> bool:
+    """Whether a forked process can use every tensor anywhere in ``values``."""
+    tensors = (x for x in pytree.tree_leaves(list(values)) if isinstance(x, torch.Tensor))
+    return not any(bounds.asserts(x.device) for x in tensors)

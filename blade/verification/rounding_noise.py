@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A cluster whose sums are off by one rounding: the error that its own arithmetic leaves open.
+
+    noisy = [RoundingNoise(cluster.gm, seed)(*inputs) for seed in range(3)]
+
+Summation order is unspecified. Normalizing nearly constant data (a plane of nothing but a convolution's bias)
+amplifies that rounding error by 1 / sqrt(eps), so two correct engines may differ. This is Monte Carlo
+arithmetic (D. S. Parker, 1997), of sums alone: pointwise ops, copies and comparisons round as torch does.
+"""
+
+from collections.abc import Callable, Sequence
+from math import prod, sqrt
+from typing import Any
+
+import torch
+
+from blade.graph.fx.interpreter import Interpreter
+
+# Ops whose results are off by a rounding;
+_SUMS = frozenset(
+    "mm bmm addmm baddbmm addmv addr mv dot vdot matmul linear bilinear einsum convolution _convolution conv1d "
+    "conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d sum mean var std var_mean std_mean cumsum "
+    "scaled_dot_product_attention avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool2d _adaptive_avg_pool2d".split()
+)
+# those that reduce many numbers to one;
+_MEANS = frozenset(("sum", "mean"))
+# and norms, which contain a mean: how many numbers it is taken over, from their arguments.
+_NORMS: dict[str, Callable[[Sequence[Any]], int]] = {
+    "instance_norm": lambda args: prod(args[0].shape[2:]),
+    "group_norm": lambda args: prod(args[0].shape[1:]) // args[1],
+    "native_group_norm": lambda args: args[4] * args[5] // args[6],
+    "layer_norm": lambda args: prod(args[1]),
+    "native_layer_norm": lambda args: prod(args[1]),
+}
+
+
+class RoundingNoise(Interpreter):
+    """Run an FX graph; each float that a sum returns is rounded up or down, drawn from ``seed``.
+
+    A mean of n numbers, inside a norm too, is off by sqrt(n) roundings (N. Higham and T. Mary, A new approach
+    to probabilistic rounding error analysis, 2019).
+    """
+
+    def __init__(
+        self, gm: torch.fx.GraphModule, seed: int, before: Callable[[], None] = lambda: None
+    ) -> None:
+        super().__init__(gm, garbage_collect_values=True)
+        self._generator = torch.Generator().manual_seed(seed)
+        self._before = before
+
+    def __call__(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        self._before()
+        outputs: tuple[torch.Tensor, ...] = self.run(*inputs, enable_io_processing=False)
+        return outputs
+
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        name = getattr(getattr(target, "overloadpacket", None), "__name__", "")
+        if name in _NORMS:
+            args = (perturb_by_ulp(args[0], self._generator, sqrt(_NORMS[name](args))), *args[1:])
+        made = super().call_function(target, args, kwargs)
+        if name in _MEANS and isinstance(made, torch.Tensor):
+            of = args[0].numel() // max(made.numel(), 1)
+            return perturb_by_ulp(made, self._generator, sqrt(max(of, 1)))
+        return perturb_by_ulp(made, self._generator) if name in _SUMS else made
+
+
+def perturb_by_ulp(value: Any, generator: torch.Generator, roundings: float = 1.0) -> Any:
+    """Move each float of ``value`` up or down by ``roundings`` units in the last place."""
+    if isinstance(value, (tuple, list)):
+        return type(value)(perturb_by_ulp(one, generator, roundings) for one in value)
+    if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+        return value
+    signs = torch.randint(0, 2, value.shape, generator=generator).mul_(2).sub_(1).to(value.device)
+    by = roundings * torch.finfo(value.dtype).eps
+    return torch.addcmul(value, value, signs.to(value.dtype), value=by)

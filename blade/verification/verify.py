@@ -1,0 +1,405 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Try an engine on many inputs against the original subgraph; an engine that fails is never used.
+
+    verdict = verify(cluster, engine, original, "disc")     # Verdict, or the Reason against it
+
+An engine passes if at every case it answers with the original's dtypes, shapes, layout, NaNs and infinities,
+exact ints and bools, and floats about as close to an fp64 run as the original's are (``tolerance``,
+``check_errors``). Values of a reduced-precision engine are held to a budget instead (``reduced_precision``).
+An engine may decline a case (its guard fails, the original serves) except the user's own samples. It must
+change none of its inputs but those of ``cluster.updates``, whose new contents count as outputs, must not
+answer where the original raises, and must return memory that no later call writes to (``output_ownership``).
+"""
+
+import copy
+import logging
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import partial
+from math import inf
+from typing import Any
+
+import torch
+from torch.jit._fuser import optimized_execution
+
+from blade.config.accuracy import AccuracyBudget
+from blade.core.attempt import attempt
+from blade.core.cluster import Cluster
+from blade.core.reason import Code, Reason, Stage
+from blade.errors import Refused
+from blade.report import Verdict
+from blade.verification import compare, tolerance
+from blade.verification import reduced_precision as lossy
+from blade.verification.attention_semantics import rows_with_keys
+from blade.verification.cases import Case, verification_cases
+from blade.verification.check_errors import Answer, check_errors, describe_case
+from blade.verification.conditioning import perturbation_sensitivity
+from blade.verification.derived_inputs import GIVEN, begin, survives
+from blade.verification.fp64_reference import Fp64Reference
+from blade.verification.index_guard import in_bounds
+from blade.verification.output_ownership import check_fresh
+from blade.verification.rng_replay import RngReplay, may_draw
+from blade.verification.rounding_noise import RoundingNoise
+
+log = logging.getLogger(__name__)
+Tensors = Sequence[torch.Tensor]
+# Reasons why a call goes to the original; counters of ``engine.stats()`` have the same names.
+_DECLINED = tuple(c for c in Code if c.value.startswith("guard_")) + (Code.ENGINE_RAISED,)
+_ALIGNED = 16  # elements; vectors of any dtype begin at multiples of this
+FEW = 64  # elements of a small tensor, at most
+PEERS = 8  # the most outputs that a small one is compared with, where all of them are near
+# Ops that read and write at unchecked indices, and one that makes MKL end the process at a NaN: contents
+# other than the user's may crash.
+_UNCHECKED = (
+    *("aten.embedding_bag", "aten._embedding_bag", "aten.linalg_eigvals"),
+    # the number of steps is the value of a float: hours if it is large
+    *("aten.special_laguerre_polynomial_l", "aten.special_legendre_polynomial_p"),
+)
+
+# Ops that assume a dense last axis without a check: their callers ensure it, and in another layout they read
+# the wrong memory.
+_DENSE_ROWS = ("aten._scaled_dot_product_flash_attention_for_cpu",)
+
+
+def verify(
+    cluster: Cluster,
+    engine: torch.ScriptObject,
+    original: Callable[..., Any],
+    backend: str,
+    strict: bool = False,
+    budget: AccuracyBudget | None = None,
+    derived: bool = True,
+    seconds: float | None = None,
+    truth: Fp64Reference | None = None,
+    left_out: Collection[str] | None = None,
+) -> Verdict | Reason:
+    """Return the verdict on ``engine``; ``original`` is the subgraph, in TorchScript or FX.
+
+    ``budget``: the engine has reduced precision, and this bounds its error. ``derived=False``: only the
+    samples and probes are tried, where other contents would contradict each other. ``seconds``: the time that
+    derived inputs may take; an fp64 run is then made only where engine and original differ by more than
+    rounding. ``truth``: the fp64 reference of ``cluster``, if there is one (``reference_of_first``).
+    ``left_out``: names of cases at which the original ends the process; by default a forked process finds
+    them (``derived_inputs``).
+    """
+    with torch.no_grad(), RngReplay(cluster.gm) as generators:
+        drawing = generators.before(original)
+        return attempt(
+            Stage.VERIFY,
+            backend,
+            cluster.name,
+            lambda: _verify(
+                cluster, engine, drawing, budget, derived, seconds, generators, truth, left_out
+            ),
+            strict,
+        )
+
+
+def _verify(
+    cluster: Cluster,
+    engine: Any,
+    original: Callable[..., Any],
+    budget: AccuracyBudget | None,
+    derived: bool,
+    seconds: float | None,
+    generators: RngReplay,
+    truth: Fp64Reference | None,
+    left_out: Collection[str] | None,
+) -> Verdict:
+    """``generators``: the engine and the fp64 run draw the same random numbers as ``original``."""
+    answers: list[Answer] = []
+    known: list[float] = []
+    like: Tensors = ()
+    truth = Fp64Reference(cluster.gm, generators.reset) if truth is None else truth
+    tried = declined = 0
+    is_checked = not _has(cluster, _UNCHECKED)
+    kinds = _kinds(cluster)
+    if derived and left_out is None:
+        try_forked(cluster, original)
+    limit = inf if seconds is None else seconds
+    for case in verification_cases(cluster.samples, cluster.probes, derived and is_checked, limit):
+        if case.kind not in (*GIVEN, *kinds):
+            continue
+        if not survives(cluster, case) if left_out is None else case.name in left_out:
+            continue
+        with in_bounds(*case.inputs) as seen, rows_with_keys(*case.inputs):
+            want = _call(case, original, cluster.updates)
+        if want is None:
+            if not seen.why:  # otherwise the kernels of an engine would stop the GPU
+                _check_raises(case, engine, cluster.updates, generators)
+            continue
+        tried += 1
+        before = engine.stats()
+        got = _try(engine, case, cluster.updates, generators)
+        if got is None:
+            declined += 1
+            _check_declined(case, engine, before)
+            continue
+        if budget is not None:
+            answers += _within(budget, case, got, want, like)
+            like = like or _layouts(want)
+            continue
+        _check_form(case, got, want, truth, like)
+        if tried == 1:
+            check_fresh(engine, case, cluster.updates)
+        like = like or _layouts(want)
+        answers += _measure(case, got, want, truth, known, hurry=seconds is not None)
+        known = known or _known(answers)
+
+    def wanted(case: Case) -> Tensors | None:
+        with in_bounds(*case.inputs), rows_with_keys(*case.inputs):
+            return _call(case, original, cluster.updates) if is_checked else None
+
+    def answers_at(case: Case, outputs: Sequence[int]) -> list[Answer] | None:
+        want = wanted(case)
+        got = None if want is None else _try(engine, case, cluster.updates, generators)
+        if want is None or got is None:
+            return None
+        _check_form(case, got, want, truth, like)
+        return _measure(case, got, want, truth, (), only=outputs)
+
+    def rounded(case: Case, seed: int) -> Tensors | None:
+        original = RoundingNoise(cluster.gm, seed, generators.reset)
+        with in_bounds(*case.inputs), rows_with_keys(*case.inputs):
+            return _call(case, original, cluster.updates) if is_checked else None
+
+    check_errors(answers, answers_at, partial(perturbation_sensitivity, wanted, rounded))
+    return _verdict(answers, tried - declined, declined)
+
+
+def try_forked(cluster: Cluster, original: Callable[..., Any]) -> None:
+    """Start a forked process in which ``original`` runs the derived inputs; return at once."""
+    if kinds := _kinds(cluster):
+        begin(cluster, lambda case: _call(case, original, cluster.updates), kinds)
+
+
+def _kinds(cluster: Cluster) -> frozenset[str]:
+    """Kinds of the cases that are derived for ``cluster``."""
+    if _has(cluster, _UNCHECKED):
+        return frozenset()
+    kinds = frozenset({"size", "contents", "layout"})
+    return kinds - {"layout"} if _has(cluster, _DENSE_ROWS) else kinds
+
+
+def reference_of_first(cluster: Cluster) -> Fp64Reference | None:
+    """Return the fp64 reference of ``cluster`` at the first sample; ``None`` if it draws or has none."""
+    if any(map(may_draw, cluster.gm.graph.nodes)) or not cluster.samples:
+        return None
+    [first, *_] = verification_cases(cluster.samples[:1], (), derived=False)
+    truth = Fp64Reference(cluster.gm)
+    with torch.no_grad():
+        found = _fp64_reference(first, truth)
+    if found is None:
+        return None
+    truth.remember(first.inputs, found)
+    return truth
+
+
+def _layouts(tensors: Tensors) -> Tensors:
+    """Sizes and strides of ``tensors``, without their memory."""
+    return [torch.empty_strided(t.shape, t.stride(), device="meta") for t in tensors]
+
+
+def _check_form(
+    case: Case, got: Tensors, want: Tensors, truth: Fp64Reference, like: Tensors
+) -> None:
+    """Raise unless ``got`` has the form of ``want``; layouts ``like`` are allowed at sizes not the user's.
+
+    Torch may choose other layouts there, by the meaningless stride of an axis of size 1 or by the size of a
+    convolution. A view that works on the sample's result works on one with the same layout.
+    """
+    # Engines read inputs as if contiguous, and their outputs' strides follow: this is right for a layout
+    # that the model was not sampled with.
+    strides = case.kind != "layout"
+    like = () if case.kind == "sample" else like
+    if compare.why_other_form(got, want, strides=strides, like=like):
+        truths = _fp64_reference(case, truth)
+        if sentence := compare.why_other_form(got, want, strides=strides, truths=truths, like=like):
+            raise Refused(Code.WRONG_VALUES, f"at {describe_case(case)} {sentence}.")
+
+
+def _has(cluster: Cluster, names: Sequence[str]) -> bool:
+    return any(name in op for op in cluster.ops for name in names)
+
+
+def _call(case: Case, fn: Callable[..., Any], updates: Sequence[int] = ()) -> Tensors | None:
+    """Return the outputs of ``fn`` on copies of the inputs, then its ``updates``; ``None`` if it raises."""
+    copies = tuple(
+        map(_copy, case.inputs)
+    )  # the result of some ops depends on the layout of their inputs
+    # the profiling executor would specialize again at the sizes of every case
+    with optimized_execution(False):
+        result = attempt(
+            Stage.VERIFY,
+            None,
+            case.name,
+            lambda: fn(copies) if isinstance(fn, Fp64Reference) else fn(*copies),
+        )
+    if isinstance(result, Reason):
+        return None
+    answer = (result,) if isinstance(result, torch.Tensor) else tuple(result)
+    return *answer, *(copies[i] for i in updates)
+
+
+def _fp64_reference(case: Case, truth: Fp64Reference) -> Tensors | None:
+    """Return the outputs in fp64, where indices computed from floats may differ."""
+    if (known := truth.known(case.inputs)) is not None:
+        return known
+    with in_bounds(*case.inputs):
+        return _call(case, truth)
+
+
+def _try(engine: Any, case: Case, updates: Sequence[int], generators: RngReplay) -> Tensors | None:
+    """Return the engine's outputs and updates; ``None`` if it declines, and then it has changed nothing."""
+    given = [_copy(t) for t in case.inputs]
+    engine.rearm()
+    generators.reset()
+    got: Tensors | None = engine.try_execute(given)
+    for i, (before, after) in enumerate(zip(case.inputs, given, strict=True)):
+        if got is not None and i in updates:
+            continue
+        if compare.why_other_form([after], [before]) or not _same(after, before):
+            raise Refused(Code.WRONG_VALUES, f"at {describe_case(case)} it changed its input {i}.")
+    return None if got is None else (*got, *(given[i] for i in updates))
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    """Copy a tensor with its strides, also those of a slice or expansion (``clone`` makes them dense).
+
+    A small part of a large tensor, such as a graph saves for backward, costs no more than the part.
+    """
+    tensor = tensor.detach()
+    if tensor.is_conj():  # a copy of a lazily conjugated or negated tensor would be dense
+        return _copy(tensor.conj()).conj()
+    if tensor.is_neg():
+        return torch._neg_view(_copy(torch._neg_view(tensor)))
+    if tensor.untyped_storage().nbytes() <= 2 * tensor.numel() * tensor.element_size():
+        return copy.deepcopy(tensor)
+    shape, strides = tensor.shape, tensor.stride()
+    last = sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) if tensor.numel() else -1
+    first = tensor.storage_offset() % _ALIGNED  # keep the alignment
+    start = tensor.storage_offset() - first
+    memory = tensor.as_strided((first + last + 1,), (1,), start).clone()
+    return memory.as_strided(shape, strides, first)
+
+
+def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return torch.equal(a, b) or bool(((a == b) | ((a != a) & (b != b))).all())
+
+
+def _check_raises(case: Case, engine: Any, updates: Sequence[int], generators: RngReplay) -> None:
+    """Where sizes make the original raise, the engine must decline, so that the user sees the exception.
+
+    This is not tried with other contents, as an index out of range is unsafe in an unverified engine, nor in
+    another layout, where only ``view`` raises and an answer would not be wrong.
+    """
+    is_tried = case.kind not in ("contents", "layout")
+    if is_tried and _try(engine, case, updates, generators) is not None:
+        raise Refused(
+            Code.WRONG_VALUES,
+            f"at {describe_case(case)} it gave an answer where the original raises.",
+        )
+
+
+def _check_declined(case: Case, engine: Any, before: dict[str, int]) -> None:
+    """Raise if the engine declined a sample, or declined for another reason than a guard."""
+    after = engine.stats()
+    codes = [c for c in _DECLINED if after.get(c.value, 0) > before.get(c.value, 0)]
+    if Code.ENGINE_RAISED in codes:
+        raise Refused(
+            Code.ENGINE_RAISED, f"at {describe_case(case)} it raised: {engine.last_error()}"
+        )
+    if case.kind == "sample":
+        why = ", ".join(code.value for code in codes) or engine.why_unavailable() or "no reason"
+        code = codes[0] if codes else Code.DISABLED
+        raise Refused(
+            code, f"it does not serve {describe_case(case)}, which is the user's own: {why}."
+        )
+
+
+def _measure(
+    case: Case,
+    got: Tensors,
+    want: Tensors,
+    truth: Fp64Reference,
+    known: Sequence[float],
+    hurry: bool = False,
+    only: Sequence[int] | None = None,
+) -> list[Answer]:
+    """Return the errors at ``case``, ``only`` those of these outputs; ``known`` are the original's own at the
+    first case, one per output.
+
+    An output that is as near to the original as the original is to the fp64 reference, plus rounding, is
+    within twice that of the reference (the triangle inequality). This is the tolerance, so fp64 is not run.
+    ``hurry``: fp64 is not run either, output by output, where the difference to the original is within
+    rounding alone.
+    """
+    outputs = range(len(want)) if only is None else only
+    near = _near(case, got, want, known or [0.0] * len(want), outputs) if known or hurry else {}
+    if len(near) == len(outputs):
+        return list(near.values())
+    far = _in_question(want, near, outputs) if hurry else list(outputs)
+    truths: Sequence[torch.Tensor | None] = _fp64_reference(case, truth.of(far)) or [None] * len(
+        far
+    )
+    scale = max((tolerance.magnitude(b) for b in want if b.is_floating_point()), default=0.0)
+    half = tolerance.narrowest(truth.graph)
+    for i, t in zip(far, truths, strict=True):
+        errors = tolerance.errors(got[i], want[i], t, scale, half)
+        is_small = want[i].numel() <= FEW
+        near[i] = Answer(case, i, want[i].dtype, errors, is_small=is_small, half=half)
+    return [near[i] for i in outputs]
+
+
+def _near(
+    case: Case, got: Tensors, want: Tensors, known: Sequence[float], outputs: Sequence[int]
+) -> dict[int, Answer]:
+    """Return the outputs so near to the original that the original's own error proves them right."""
+    found: dict[int, Answer] = {}
+    for i in outputs:
+        errors, own = tolerance.errors(got[i], want[i], None), known[i]
+        if errors.error <= tolerance.allowed(want[i].dtype, own) - own:
+            found[i] = Answer(case, i, want[i].dtype, errors, is_near=True)
+    return found
+
+
+def _in_question(want: Tensors, near: Collection[int], outputs: Sequence[int]) -> list[int]:
+    """Return the outputs that are not near, and, for small ones among them, some others to compare with."""
+    far = [i for i in outputs if i not in near]
+    if all(want[i].numel() > FEW for i in far):
+        return far
+    others = sorted((i for i in near if want[i].is_floating_point()), key=lambda i: want[i].numel())
+    return sorted([*far, *others[:PEERS]])
+
+
+def _within(
+    budget: AccuracyBudget, case: Case, got: Tensors, want: Tensors, like: Tensors
+) -> Iterator[Answer]:
+    """Yield the errors of a reduced-precision engine at ``case``; raise where they exceed the budget."""
+    like = () if case.kind == "sample" else like
+    if sentence := lossy.why_not(budget, case, got, want, like):
+        raise Refused(lossy.code_of(case, got, want, like), f"at {describe_case(case)} {sentence}.")
+    for i, (a, b) in enumerate(zip(got, want, strict=True)):
+        if lossy.is_value_checked(case):
+            yield Answer(case, i, b.dtype, tolerance.errors(a, b, None), is_near=True)
+
+
+def _known(answers: Sequence[Answer]) -> list[float]:
+    """Return the original's own errors at the one case of ``answers``; empty without an fp64 reference."""
+    own = [a.errors.original_fp64 for a in answers]
+    exact = [not (a.dtype.is_floating_point or a.dtype.is_complex) for a in answers]
+    if any(e is None and not whole for e, whole in zip(own, exact, strict=True)):
+        return []
+    return [e or 0.0 for e in own]
+
+
+def _verdict(answers: Sequence[Answer], checked: int, refused: int) -> Verdict:
+    def largest(values: Iterable[float | None]) -> float | None:
+        return max((v for v in values if v is not None), default=None)
+
+    return Verdict(
+        checked=checked,
+        refused=refused,
+        error=max((a.errors.error for a in answers), default=0.0),
+        error_fp64=largest(a.errors.error_fp64 for a in answers),
+        original_error_fp64=largest(a.errors.original_fp64 for a in answers),
+    )

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models in 16 bits: a result is right that is about as far from float64 as the model itself."""
+
+import pytest
+import torch
+from torch import nn
+
+from blade.capture.equivalence import find_differences
+from blade.capture.equivalence_fp64 import Fp64Model
+from blade.capture.references import ReferenceRuns, run_references
+from blade.config import Config
+from blade.core.captured import Reference
+
+DTYPE = torch.bfloat16
+FEATURES = 64
+
+
+class Chaotic(nn.Module):
+    """Every layer makes differences larger, as deep networks with random weights do."""
+
+    def __init__(self, layers: int = 12, wide: bool = False, factor: float = 1.0) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        scale = 3.0 * FEATURES**-0.5
+        self.weights = nn.ParameterList(
+            nn.Parameter((torch.randn(FEATURES, FEATURES) * scale).to(DTYPE)) for _ in range(layers)
+        )
+        self.wide, self.factor = wide, factor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        dtype = x.dtype
+        for w in self.weights:
+            x = torch.sin(x.float() @ w.float()) if self.wide else torch.sin(x @ w)
+        return (self.factor * x).to(dtype)
+
+
+class Narrowed(nn.Module):
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.module(x.double()).float()
+
+
+class Noisy(Chaotic):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) + 0.1 * torch.randn_like(x)
+
+
+def seen(model: nn.Module, rows: int = 4) -> ReferenceRuns:
+    torch.manual_seed(1)
+    x = torch.randn(rows, FEATURES, dtype=DTYPE)
+    return run_references(model.eval(), x, Config(), bake=True)
+
+
+def traced(model: nn.Module) -> torch.jit.ScriptModule:
+    return torch.jit.trace(model.eval(), torch.randn(4, FEATURES, dtype=DTYPE))
+
+
+def test_a_result_nearer_to_float64_than_the_original_is_right() -> None:
+    """It is further from the original than what a shallow model's results may be."""
+    observed, module = seen(Chaotic(5)), traced(Chaotic(5, wide=True))
+    assert find_differences(module, observed.references)
+    assert not find_differences(module, observed.references, original=observed.original)
+
+
+def test_so_is_one_in_32_bits() -> None:
+    """Of a model whose rounding grows until it is beyond what a shallow one's may be, as TF32 is at once."""
+    torch.manual_seed(1)
+    x = torch.randn(4, FEATURES)
+    observed = run_references(Chaotic(11).float().eval(), x, Config(), bake=True)
+    module = torch.jit.trace(Chaotic(11).double().eval(), x.double())
+    narrowed = torch.jit.trace(Narrowed(module), x)
+    assert find_differences(narrowed, observed.references)
+    assert not find_differences(narrowed, observed.references, original=observed.original)
+
+
+def test_an_error_beyond_twice_the_originals_is_wrong() -> None:
+    observed = seen(Chaotic(2))
+    module = traced(Chaotic(2, wide=True, factor=1.2))
+    found = find_differences(module, observed.references, original=observed.original)
+    assert len(found) == len(observed.references)
+    assert all("from a run in float64; the original is" in why for _, why in found)
+
+
+def test_what_draws_numbers_has_no_truth() -> None:
+    observed = seen(Noisy(2))
+    module = traced(Chaotic(2))
+    _, why = find_differences(module, observed.references, original=observed.original)[0]
+    assert "float64" not in why
+
+
+def test_chaos_beyond_half_of_the_largest_value_is_no_yardstick() -> None:
+    observed, module = seen(Chaotic(60)), traced(Chaotic(60, wide=True))
+    found = find_differences(module, observed.references, original=observed.original)
+    assert found and "float64" not in found[0][1]
+
+
+def test_an_error_small_by_luck_counts_as_the_usual_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    observed = seen(Chaotic(1))
+    lucky, *others = observed.references
+    assert len(others) >= 2
+    errors = {id(lucky): 0.0, **{id(one): 0.02 for one in others}}
+
+    def own(_: Fp64Model, one: Reference, *rest: object) -> float:
+        return errors[id(one)]
+
+    monkeypatch.setattr(Fp64Model, "_own", own)
+    exact = Fp64Model(observed.original, observed.references)
+    want = lucky.answers[0][0]
+    assert isinstance(want, torch.Tensor)
+    off = float(want.abs().max()) * 0.03
+    assert exact.why_not(lucky, 0, 0, want, want + off) is None
+    assert exact.why_not(lucky, 0, 0, want, want + 2 * off)
+
+
+def test_the_wide_model_is_a_copy() -> None:
+    model = Chaotic(1).eval()
+    observed = seen(model)
+    wide = observed.original.in_fp64()
+    (sample,) = observed.samples
+    answer = wide(*(x.double() for x in sample))
+    assert isinstance(answer, torch.Tensor) and answer.dtype == torch.float64
+    assert all(p.dtype == DTYPE for p in model.parameters())
+
+
+class Overflows(nn.Module):
+    """Has no numbers in float64, as a model that masks with the least number of its own dtype, twice."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * (float("nan") if x.dtype == torch.float64 else self.factor)
+
+
+def test_where_float64_has_no_numbers_the_original_has_to_be_met() -> None:
+    observed = seen(Overflows(2.0))
+    assert not find_differences(
+        traced(Overflows(2.0)), observed.references, original=observed.original
+    )
+    wrong = find_differences(
+        traced(Overflows(2.5)), observed.references, original=observed.original
+    )
+    assert len(wrong) == len(observed.references)
+
+
+def test_where_all_cancels_out_rounding_may_be_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    observed = seen(Chaotic(1))
+    exact = Fp64Model(observed.original, observed.references)
+    truth = torch.full((4,), 1e-16, dtype=torch.float64)
+    monkeypatch.setattr(Fp64Model, "_truth", lambda *_: truth)
+    noise = torch.tensor([0.0, 3e-8, -1e-8, 0.0])
+    one = observed.references[0]
+    assert exact.why_not(one, 0, 0, noise, torch.zeros(4)) is None
+    assert exact.why_not(one, 0, 0, noise, noise.flip(0)) is None
+    assert exact.why_not(one, 0, 0, noise, 3 * noise) == ""
+
+
+def test_what_is_as_near_as_can_be_is_right_however_far_the_original_is() -> None:
+    observed = seen(Chaotic(60))
+    exact = Fp64Model(observed.original, observed.references)
+    one = observed.references[0]
+    want = one.answers[0][0]
+    [truth] = observed.original.in_fp64()(*(x.double() for x in one.sample)).split(len(want))
+    assert exact.why_not(one, 0, 0, want, truth.to(DTYPE)) is None
+    assert exact.why_not(one, 0, 0, want, want) == ""

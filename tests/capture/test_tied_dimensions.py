@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sizes that are equal in the samples, and that the model lets differ where its trace cannot."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import blade
+from blade.capture.capture import capture
+from blade.config import Config
+from blade.core.captured import Captured, EqualSizes
+from blade.core.reason import Code
+from blade.errors import InputError
+
+
+class Masked(nn.Module):
+    """Pads a mask that is shorter than the states, in Python that no script understands."""
+
+    def forward(self, states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        missing = int(states.shape[2]) - int(mask.shape[1])
+        ways = {True: lambda m: nn.functional.pad(m, (0, missing)), False: lambda m: m}
+        mask = ways[missing > 0](mask)
+        return torch.relu(states * mask[:, None, : states.shape[2], None]) + 1
+
+
+class MaskedOnce(Masked):
+    """Besides, decides on a size that nothing is equal to."""
+
+    def forward(self, states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        ways = {True: 2.0, False: 3.0}
+        return super().forward(states, mask) * ways[int(states.shape[3]) > 4]
+
+
+def _inputs(batch: int, length: int, width: int = 5, mask: int | None = None) -> Any:
+    rng = torch.Generator().manual_seed(0)
+    states = torch.randn(batch, 2, length, width, generator=rng)
+    return states, torch.rand(batch, length if mask is None else mask, generator=rng)
+
+
+def _captured(model: nn.Module, config: Config | None = None) -> Captured:
+    return capture(model.eval(), _inputs(3, 7), config or Config())
+
+
+def test_a_trace_is_kept_where_the_sizes_are_equal() -> None:
+    captured = _captured(Masked())
+    assert captured.equal_sizes == (EqualSizes((1, 1), (0, 2)),)
+    [reason] = [r for r in captured.reasons if "unless" in r.detail]
+    assert reason.code is Code.TRACE_SPECIALIZED
+    assert "axis 1 of 'mask' is as long as axis 2 of 'states'" in reason.detail
+    for sizes in ((1, 1, 1), (3, 7, 5), (2, 9, 4)):
+        inputs = _inputs(*sizes)
+        torch.testing.assert_close(captured.module(*inputs), Masked()(*inputs))
+
+
+@pytest.mark.parametrize("mask", [5, 9])
+def test_elsewhere_it_raises(mask: int) -> None:
+    captured = _captured(Masked())
+    with pytest.raises(Exception, match="axis 1 of 'mask' is as long as"):
+        captured.module(*_inputs(3, 7, mask=mask))
+
+
+def test_a_size_that_cannot_vary_may_equal_theirs() -> None:
+    class Wide(Masked):
+        def forward(self, states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+            return super().forward(states, mask) * torch.arange(7)  # the width is 7
+
+    captured = capture(Wide().eval(), _inputs(3, 7, width=7), Config())
+    assert captured.equal_sizes == (EqualSizes((1, 1), (0, 2)),)
+    inputs = _inputs(2, 9, width=7)
+    torch.testing.assert_close(captured.module(*inputs), Wide()(*inputs))
+
+
+def test_probes_keep_to_it() -> None:
+    for states, mask in _captured(Masked()).probes:
+        assert states.shape[2] == mask.shape[1]
+
+
+def test_what_a_tie_does_not_cover_is_still_refused() -> None:
+    with pytest.raises(InputError, match="differs from the model"):
+        _captured(MaskedOnce(), Config(strict=True))
+
+
+@pytest.mark.needs("runtime", "torch_mlir")
+def test_engines_serve_it() -> None:
+    config = blade.Config(timing=False, min_cluster_size=1)
+    optimized = blade.optimize(Masked().eval(), _inputs(3, 7), config)
+    for sizes in ((1, 1), (3, 7), (2, 9)):
+        inputs = _inputs(*sizes)
+        torch.testing.assert_close(optimized(*inputs), Masked()(*inputs))
+    [counters] = blade.stats(optimized).values()
+    assert counters["engine_runs"] == counters["calls"] == 3
+    with pytest.raises(Exception, match="axis 1 of 'mask' is as long as"):
+        optimized(*_inputs(3, 7, mask=9))

@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which tests `make check` and `make test` run. `make test-all` runs every test there is.
+
+`make test` runs a test with parameters at a few of its cases if a case is slow by ``tests/durations.json``, which
+`make durations` writes, and leaves out what ``RELEASE`` lists. A pattern is a path below tests/, ``path::function``,
+or a folder; ``*`` stands for any text.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+TIERS = ("check", "test", "all")
+
+# One sample per family of lowering rules (a module of blade/backends/disc/frontend/ops), and one more where a family
+# has two kinds of code.
+FAMILIES = frozenset(
+    {
+        "gelu",
+        "softmax_backward",
+        "cat",
+        "pad",
+        "attention mask",
+        "batch_norm training",
+        "conv2d",
+        "convolution_backward",
+        "einsum",
+        "arange",
+        "lerp",
+        "index_select",
+        "linear",
+        "mse_loss mean",
+        "layer_norm",
+        "softmax",
+        "native_layer_norm_backward",
+        "add",
+        "max_pool2d",
+        "sum dims",
+        "slice_scatter",
+        "encoder layer",
+        "unfold",
+    }
+)
+
+
+@dataclass(frozen=True)
+class Release:
+    """Tests that wait for `make test-all`.
+
+    ``keep``: of a test with parameters, how many of its cases (spread over their order) or which samples `make test`
+    runs all the same.
+    """
+
+    pattern: str
+    why: str
+    keep: int | frozenset[str] = 0
+
+
+_OTHER_PATH = "test_ops.py runs every sample; another path needs one op per family"
+_LIBRARY = "minutes of a library's own compiler; one case per library says whether its path works"
+_SIZES = "the same code at more sizes, dtypes or schemes"
+_REPEAT = "models that other tests optimize as well"
+
+# Seconds that a case takes on a busy machine, and how many cases of such a test `make test` runs.
+SLOW = ((0.6, 1), (0.15, 2))
+
+RELEASE: tuple[Release, ...] = (
+    Release("backends/disc/test_ops.py::test_answers_are_eagers", "every sample, once", 10**6),
+    Release("test_op_models.py::test_one_op_model*", _OTHER_PATH, FAMILIES),
+    Release("backends/disc/gpu/test_interpreted_ops.py", _OTHER_PATH, FAMILIES),
+    Release(
+        "backends/libraries/test_library_ops.py::test_every_op_sample_is_refused_or_right",
+        _OTHER_PATH,
+    ),
+    Release("backends/test_native_ops.py", _OTHER_PATH),
+    Release("backends/tensorrt/test_trt_parser.py::test_the_sample_table*", _OTHER_PATH),
+    Release("backends/test_native_backends.py::test_sizes_it_has_not_seen", _LIBRARY),
+    Release("backends/test_native_backends.py::test_nothing_at_all", _LIBRARY, 1),
+    Release("dynamo/test_training.py::test_two_processes_average*", "two processes train"),
+    Release("dynamo/test_competition.py::test_real_clocks*", "real clocks"),
+    Release("dynamo/test_written_inputs.py::test_a_disabled_engine_leaves*", _REPEAT),
+    Release("safety/test_probes_apart.py", "each case ends a process", 1),
+    Release("safety/test_lifetimes.py::test_thirty_loads*", "memory over many loads", 1),
+    Release("core/test_disk_cache.py::test_processes_share_it", "two processes race"),
+    Release("dynamo/test_competition.py::test_conversions_in_processes_apart*", _REPEAT),
+    Release("dynamo/test_competition.py::test_engines_that_lost_are_dropped", _REPEAT),
+    Release("dynamo/test_training.py::test_training_evaluation_and_no_grad*", _REPEAT),
+    Release("dynamo/test_training.py::test_a_step_leaves_what_eager_leaves", _REPEAT),
+    Release("backends/test_native_faults.py", _LIBRARY, 1),
+    Release("backends/quant/test_search.py::test_half_the_budget*", _REPEAT),
+    Release("backends/quant/test_quant_backend.py::test_half_the_budget*", _REPEAT),
+    Release("backends/quant/test_quant_backend.py::test_a_metric*", _REPEAT),
+    Release("safety/test_lifetimes.py::test_a_loaded_engine_is_destroyed*", _REPEAT),
+    Release("selection/test_reproducer.py::test_the_script_says_when*", _REPEAT),
+    Release("test_concurrency.py::test_two_hundred_threads*", "hundreds of threads", 1),
+    Release("backends/quant/test_observers.py::test_entropy_takes*", _REPEAT),
+    Release("backends/test_backend_faults.py", _LIBRARY, 1),
+    Release("backends/libraries/test_library_models.py", _LIBRARY, 1),
+    Release("backends/test_known_ops.py", _LIBRARY),
+    Release("backends/tensorrt/test_trt_backend.py", _LIBRARY, 2),
+    Release("backends/tensorrt/test_trt_build.py::test_the_real_minilm", _LIBRARY),
+    Release("backends/tensorrt/test_trt_build.py::test_models_of_other_kinds", _LIBRARY, 1),
+    Release("backends/disc/test_cpu_conv_gradient.py", _SIZES, 3),
+    Release("backends/disc/test_requantize.py", _SIZES, 2),
+    Release("backends/disc/test_cpu_attention_gradient.py", _SIZES, 3),
+    Release("backends/disc/test_cpu_int8_conv.py", _SIZES, 4),
+    Release("backends/disc/test_cpu_int8_gemm.py", _SIZES, 3),
+    Release("backends/disc/test_cpu_widen.py", _SIZES, 3),
+    Release("backends/disc/test_cpu_matmul.py", _SIZES, 3),
+    Release("backends/disc/test_cpu_attention.py", _SIZES, 3),
+    Release("backends/disc/test_cpu_pointwise.py::test_values", _SIZES, 12),
+    Release("backends/disc/test_cpu_gemm.py::test_every_tile", _SIZES, 4),
+    Release("backends/disc/test_convolution.py::test_values", _SIZES, 3),
+    Release("backends/disc/gpu/test_gpu_edges.py", _SIZES, 4),
+    Release("backends/disc/gpu/test_gpu_kernels.py", _SIZES, 6),
+    Release("backends/disc/gpu/test_gpu_pointwise.py", _SIZES, 6),
+    Release("backends/disc/gpu/test_attention_gpu.py", _SIZES, 4),
+    Release("backends/disc/gpu/test_library_compile.py", _SIZES, 1),
+    Release("backends/disc/gpu/test_scaled_gpu.py", _SIZES, 2),
+    Release("backends/disc/gpu/test_quantized_gpu.py", _SIZES, 3),
+    Release("backends/disc/test_random_programs.py", "many seeds of one property"),
+    Release("backends/disc/gpu/test_gpu_compile.py::test_every_op_compiles", _OTHER_PATH),
+    Release("backends/disc/gpu/test_max_pool_gpu.py::test_every_window", _SIZES, 2),
+    Release("backends/disc/gpu/test_convolutions_gpu.py", _SIZES, 3),
+    Release("backends/disc/gpu/test_interpreted_models.py", _REPEAT),
+    Release("backends/libraries/test_library_models.py::test_minilm", _REPEAT),
+    Release("backends/quant/test_write.py", _SIZES, 2),
+    Release("backends/quant/test_shares.py", _REPEAT, 1),
+    Release("backends/quant/test_existing.py", _REPEAT, 1),
+    Release("backends/quant/test_search.py", _REPEAT, 1),
+    Release("backends/quant/test_quant_backend.py", _REPEAT, 1),
+    Release("backends/quant/test_calibrate.py", _SIZES, 2),
+    Release("safety/test_library_choices.py::test_every_batch_is_served", _SIZES, 3),
+    Release("test_installed_wheel.py", "builds the runtime once more"),
+    Release("test_minilm.py::test_200_shapes*", _SIZES),
+    Release("test_bench_gpu.py", "the benchmark, not the package"),
+)
+
+# Pure logic, the style of the sources, a run through each tier of fallback, and a small model through DISC.
+CHECK: tuple[str, ...] = (
+    "test_style.py",
+    "test_tiers.py",
+    "clustering",
+    "config",
+    "core/test_attempt.py",
+    "partition",
+    "program",
+    "report/test_report.py",
+    "fallback/test_reason_codes.py",
+    "fallback/test_bisect.py",
+    "verification/test_compare.py",
+    "verification/test_cases.py",
+    "selection/plan/test_select.py",
+    "graph/shapes/test_shape_guards.py",
+    "graph/torchscript/test_view.py",
+    "backends/test_registry.py",
+    "backends/disc/test_simplify.py",
+    "backends/disc/test_facts.py",
+    "backends/disc/test_fuse.py",
+    "backends/disc/test_interpret.py",
+    "backends/disc/test_views.py",
+    # An op, a subgraph, a call: what fails falls back.
+    "test_api.py::test_a_bad_node_does_not_cost_the_rest",
+    "test_api.py::test_a_wrong_engine_never_serves",
+    "test_api.py::test_an_engine_that_raises_when_tried_never_serves",
+    "fallback/test_run_time.py::test_an_engine_that_breaks_later*",
+    # A small model through DISC, saved, and loaded in another process.
+    "test_api.py::test_disc_serves_saved_and_loaded_elsewhere",
+)
+
+
+def deselected(items: Sequence[Any], tier: str) -> set[str]:
+    """The node ids that ``tier`` leaves out."""
+    if tier == "all":
+        return set()
+    if tier == "check":
+        return {item.nodeid for item in items if not _is_any(item.nodeid, CHECK)}
+    left: set[str] = set()
+    seconds = durations()
+    cases: dict[str, list[Any]] = {}
+    for item in items:
+        cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for name, group in cases.items():
+        rows = [row.keep for row in RELEASE if matches(name, row.pattern)]
+        for keep in rows or [_how_many(seconds.get(name.removeprefix("tests/"), 0.0))]:
+            left |= {item.nodeid for item in group} - set(_kept(group, keep))
+    return left
+
+
+def durations() -> Mapping[str, float]:
+    """Recorded seconds of a case, by test; tests that take less than a second in all are not listed."""
+    found = json.loads((Path(__file__).parent / "durations.json").read_text(encoding="utf-8"))
+    return {name: seconds / max(cases, 1) for name, (cases, seconds) in found.items()}
+
+
+def _how_many(seconds: float) -> int:
+    """Cases of a test without a row in ``RELEASE``: all of them unless one takes long."""
+    return next((count for limit, count in SLOW if seconds > limit), 10**6)
+
+
+def matches(nodeid: str, pattern: str) -> bool:
+    """Whether a test, or a case of it, is one of ``pattern``."""
+    name = nodeid.partition("[")[0].removeprefix("tests/")
+    if "::" in pattern:
+        return fnmatchcase(name, pattern)
+    path = name.partition("::")[0]
+    return fnmatchcase(path, pattern) or path.startswith(pattern.rstrip("/") + "/")
+
+
+def _is_any(nodeid: str, patterns: Iterable[str]) -> bool:
+    return any(matches(nodeid, pattern) for pattern in patterns)
+
+
+def _kept(group: Sequence[Any], keep: int | frozenset[str]) -> list[str]:
+    if isinstance(keep, frozenset):
+        return [item.nodeid for item in group if _sample(item) in keep]
+    count = min(keep, len(group))
+    return [group[k * len(group) // count].nodeid for k in range(count)]
+
+
+@cache
+def _sample(item: Any) -> str:
+    found = item.callspec.params.get("sample") if hasattr(item, "callspec") else None
+    return str(getattr(found, "name", found))

@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""interleaved: what is measured, for how long, and what counts as a win, with a clock that is ours."""
+
+import random
+from collections.abc import Callable
+
+import pytest
+import torch
+from fake_clock import Clock
+
+from blade.report import Timing
+from blade.timing.interleaved import (
+    MIN_ROUNDS,
+    interval,
+    measure,
+    measure_all,
+    why_slower,
+)
+
+X = (torch.ones(2, 3),)
+
+
+def timing(speedup: float, spread: float = 0.0) -> Timing:
+    return Timing(((2, 3),), speedup, 1.0, spread)
+
+
+def test_measure_gives_medians_and_no_spread_for_steady_functions() -> None:
+    clock = Clock()
+    t = measure(clock.costs(0.010), clock.costs(0.030), X, 15, clock)
+    assert t.shapes == ((2, 3),)
+    assert t.engine_ms == pytest.approx(10)
+    assert t.original_ms == pytest.approx(30)
+    assert t.speedup == pytest.approx(3)
+    assert t.spread == pytest.approx(0, abs=1e-9)
+
+
+def test_measure_is_not_fooled_by_an_outlier_and_tells_noise() -> None:
+    clock = Clock()
+    steady = measure(clock.costs(*[0.01] * 12, 1.0), clock.costs(0.02), X, 13, clock)
+    assert steady.speedup == pytest.approx(2)
+    noisy = measure(clock.costs(0.008, 0.012, 0.01, 0.011), clock.costs(0.02), X, 15, clock)
+    assert noisy.spread > 0.05
+
+
+def test_after_the_early_exit_a_clear_win_needs_one_round_and_no_other_result_does() -> None:
+    slow = 1.0
+    for engine, rounds in ((0.25, 1), (1.25, MIN_ROUNDS)):
+        clock = Clock()
+        t = measure(clock.costs(engine), clock.costs(slow), X, 15, clock, early_exit_s=0.5)
+        assert t.speedup == pytest.approx(slow / engine)
+        assert clock.now == pytest.approx(
+            (slow + engine) * (1 + rounds)
+        )  # one call each to warm up
+
+
+@pytest.mark.parametrize(("fast", "rounds"), [(0.001, MIN_ROUNDS), (0.009, 15)])
+def test_what_is_many_times_its_noise_needs_few_rounds(fast: float, rounds: int) -> None:
+    clock = Clock()
+    calls: list[float] = []
+    original = clock.costs(0.010, 0.013, 0.011, 0.012, 0.010, 0.013, 0.011)
+
+    def counted(*inputs: torch.Tensor) -> None:
+        calls.append(clock.now)
+        original()
+
+    measure(clock.costs(fast), counted, X, 15, clock)
+    assert len(calls) == 4 + 3 * rounds  # those that warm it up; two of a turn are not timed
+
+
+def test_short_calls_are_repeated_and_long_ones_bounded() -> None:
+    clock = Clock()
+    calls = []
+
+    def short(*inputs: torch.Tensor) -> None:
+        calls.append(1)
+        clock.now += 1e-5
+
+    measure(short, clock.costs(1e-5), X, 15, clock)
+    assert len(calls) > 15 * 100
+    clock = Clock()
+    measure(clock.costs(1.0), clock.costs(1.0), X, 15, clock)
+    assert clock.now <= 2 * (4 + MIN_ROUNDS) + 1
+
+
+@pytest.mark.parametrize(
+    ("timings", "wins"),
+    [
+        ([timing(1.5)], True),
+        ([timing(1.01)], True),
+        ([timing(1.0)], False),
+        ([timing(0.8)], False),
+        ([timing(1.02, spread=0.05)], False),  # within the noise
+        ([timing(2.0), timing(0.97)], True),  # not clearly slower there
+        ([timing(2.0), timing(0.9)], False),
+        ([timing(2.0), timing(0.9, spread=0.08)], True),  # could be noise
+        ([], False),
+    ],
+)
+def test_what_is_a_win(timings: list[Timing], wins: bool) -> None:
+    assert (why_slower(timings) is None) is wins
+
+
+def test_the_sentence_has_the_numbers() -> None:
+    sentence = why_slower([timing(0.5)])
+    assert sentence == ("at 2x3 it takes 1.000 ms and the original 0.500 ms (0.50x, noise 0%).")
+
+
+def test_what_is_hopeless_is_called_twice_and_several_are_timed_together() -> None:
+    clock = Clock()
+    hopeless, fast = clock.costs(3.0), clock.costs(0.05)
+    slow, good = measure_all([hopeless, fast], clock.costs(0.1), [X] * 3, 15, clock)
+    assert (slow.speedup, slow.spread) == (pytest.approx(1 / 30), 0)
+    assert good.speedup == pytest.approx(2)
+    assert clock.now < 2 * 3.0 + (4 + 15) * 0.15 + 0.01
+
+
+def test_measuring_ends_as_soon_as_the_speed_up_is_known() -> None:
+    clock = Clock()
+    measure(clock.costs(0.010), clock.costs(0.030), X, 15, clock)
+    steady = clock.now
+    clock = Clock()
+    measure(clock.costs(0.010), clock.costs(0.010), X, 15, clock)  # never clear which is faster
+    # the same warm-up, then a round, two calls or one of each untimed, as often as needed, and in all 15
+    assert steady == pytest.approx(4 * 0.04 + MIN_ROUNDS * (3 * 0.01 + 2 * 0.03))
+    assert clock.now == pytest.approx((4 + 15 * 3) * 0.02)
+
+
+def test_an_original_that_is_slow_at_times_makes_no_win_doubtful() -> None:
+    """What varies is by how much the engine wins: on a busy machine the original was kept for that."""
+    clock = Clock()
+    t = measure(clock.costs(0.010), clock.costs(0.024, 0.075, 0.024, 0.075, 0.024), X, 15, clock)
+    assert t.speedup < 1 + t.spread  # as a noise of both directions it would be no win
+    assert t.shortfall == pytest.approx(0, abs=1e-9)
+    assert why_slower([t]) is None
+    other = measure(
+        clock.costs(0.010, 0.075, 0.010, 0.075, 0.010), clock.costs(0.024), X, 15, clock
+    )
+    assert other.shortfall > 1
+    assert why_slower([other]) is not None
+
+
+def test_where_noise_hides_a_win_there_are_more_rounds() -> None:
+    def rounds(*seconds: float) -> int:
+        clock, calls = Clock(), []
+        costs = clock.costs(*seconds)
+
+        def counted(*inputs: torch.Tensor) -> None:
+            calls.append(1)
+            costs()
+
+        measure(counted, clock.costs(0.0053), X, 7, clock)
+        return (len(calls) - 4) // 3  # those that warm it up; two of a round are not timed
+
+    varies = (0.0041, 0.0082, 0.0041, 0.0082, 0.0041)
+    assert rounds(*varies) == 4 * 7
+    assert rounds(0.0053) == 7  # no win is in sight
+    assert rounds(*(2 * s for s in varies)) == 7
+
+
+def test_who_is_beaten_drops_out_and_two_that_are_close_are_measured_further() -> None:
+    clock = Clock()
+    rounds: list[str] = []
+
+    def counted(name: str, *seconds: float) -> Callable[..., None]:
+        costs = clock.costs(*seconds)
+
+        def fn(*inputs: torch.Tensor) -> None:
+            rounds.append(name)
+            costs()
+
+        return fn
+
+    noise = (0.0100, 0.0104, 0.0098, 0.0101, 0.0096, 0.0103, 0.0099)
+    one, two, far = measure_all(
+        [
+            counted("one", *noise),
+            counted("two", *(s * 1.01 for s in noise[::-1])),
+            counted("far", *(s * 1.5 for s in noise)),
+        ],
+        clock.costs(0.03),
+        [X] * 4,
+        15,
+        clock,
+    )
+    turn = 2 + 1  # two that are not timed
+    assert rounds.count("far") == 4 + MIN_ROUNDS * turn  # those that warm it up, and the fewest
+    assert rounds.count("one") == rounds.count("two") == 4 + 15 * turn
+    assert one.speedup == pytest.approx(3, rel=0.04)
+    assert two.speedup == pytest.approx(3, rel=0.04)
+    assert far.speedup == pytest.approx(2, rel=0.04)
+
+
+def test_noise_is_an_interval_that_holds() -> None:
+    """Of many measurements of two equally fast functions, nearly all have 1 within their noise."""
+    draw = random.Random(0)
+    held = 0
+    for _ in range(200):
+        engine = [
+            draw.lognormvariate(0, 0.2) * (5 if draw.random() < 0.1 else 1) for _ in range(15)
+        ]
+        original = [draw.lognormvariate(0, 0.2) for _ in range(15)]
+        low, middle, high = interval(engine, original)
+        assert low <= middle <= high
+        held += low <= 1 <= high
+    assert held > 0.85 * 200  # the outliers hit one side only
+    assert interval([2.0] * 5, [1.0, 3.0, 2.0, 4.0, 2.0]) == (0.5, 1.0, 2.0)

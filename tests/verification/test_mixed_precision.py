@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Clusters whose results are float32 and that compute in 16 bits on the way, as autocast's gradients are."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from fake_backends import PythonEngine
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from blade.core.cluster import Cluster, ValueInfo
+from blade.core.reason import Code, Reason
+from blade.report import Verdict
+from blade.verification.tolerance import narrowest
+from blade.verification.verify import verify
+
+Function = Callable[[torch.Tensor], tuple[torch.Tensor, ...]]
+SAMPLE = torch.randn(64, 64, generator=torch.Generator().manual_seed(1))
+
+
+def traced(function: Function) -> torch.fx.GraphModule:
+    with FakeTensorMode():
+        gm: torch.fx.GraphModule = make_fx(function)(torch.empty(64, 64))
+    return gm
+
+
+def verdict(original: Function, engine: Function) -> Any:
+    """Of the one sample alone, as in training."""
+    gm = traced(original)
+    info = ValueInfo("tensor", torch.float32, torch.device("cpu"), 2)
+    cluster = Cluster("cluster_0", gm, ShapeEnv(), (info,), (), [(SAMPLE,)], [])
+    fake = PythonEngine(traced(engine))
+    return verify(cluster, fake, gm, "fake", derived=False, seconds=1.0)  # type: ignore[arg-type]
+
+
+def coarse(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Off by a tenth of its magnitude: more than float32 ever is."""
+    return ((x.bfloat16() + 64).float() - 64,)
+
+
+def test_a_coarse_original_does_not_make_an_exact_engine_wrong() -> None:
+    assert narrowest(traced(coarse).graph) == torch.bfloat16
+    found = verdict(coarse, lambda x: (x + 64 - 64,))
+    assert isinstance(found, Verdict)
+    assert found.original_error_fp64 is not None and found.original_error_fp64 > 0.05
+
+
+def test_what_is_further_off_is_wrong() -> None:
+    found = verdict(coarse, lambda x: (x * 0.4,))
+    assert isinstance(found, Reason) and found.code is Code.WRONG_VALUES
+
+
+def test_the_gradient_that_cancels_out_is_rounding_alone() -> None:
+    """Small beside the other outputs, and as far from the truth as it is large."""
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        half = x.bfloat16()
+        return (x * 100).bfloat16().float(), (half.float() - x).sum(0)
+
+    def otherwise(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (x * 100).bfloat16().float(), (x - x).sum(0)
+
+    assert isinstance(verdict(function, otherwise), Verdict)
+
+
+def test_a_number_that_is_exact_by_luck_is_held_to_what_the_others_are() -> None:
+    """A loss: one element, whose error says nothing of how exactly it was computed."""
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = x.bfloat16().float()
+        return y, y * 2, x.square().sum()
+
+    def otherwise(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = x.bfloat16().float()
+        return y, y * 2, y.square().sum()
+
+    def wrong(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = x.bfloat16().float()
+        return y, y * 2, y.square().sum() * 1.1
+
+    assert isinstance(verdict(function, otherwise), Verdict)
+    found = verdict(function, wrong)
+    assert isinstance(found, Reason) and found.code is Code.WRONG_VALUES
