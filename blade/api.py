@@ -16,7 +16,8 @@ from typing import Any
 
 import torch
 
-from blade.capture.capture import LookUp, capture
+from blade.capture.candidate import LookUp
+from blade.capture.capture import capture
 from blade.config import Config
 from blade.core.reason import Reason
 from blade.errors import ConfigError

@@ -29,6 +29,13 @@ class EqualSizes:
 
 
 @dataclass(frozen=True)
+class Path:
+    """One way through the model's code, and the conditions under which it answers."""
+
+    conditions: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Reference:
     """The original's answers to ``sample``: one per call, two if calls change its state.
 
@@ -57,7 +64,7 @@ class Captured:
     answers of ``original`` at the samples and at other sizes within ``limits``, kept to avoid a second run.
     ``calibration``: further samples of the user's, of the same sizes as ``samples``, not run yet. ``key``:
     the graph's key that ``capture`` received. ``is_compared`` is false if ``capture`` was told that the graph
-    is known.
+    is known. ``paths``: of a trace; elsewhere ``module`` raises.
     """
 
     module: torch.jit.ScriptModule
@@ -73,6 +80,7 @@ class Captured:
     calibration: tuple[tuple[Any, ...], ...] = ()
     key: str | None = None
     is_compared: bool = True
+    paths: tuple[Path, ...] = ()
 
     def is_fixed(self, name: str, axis: int) -> bool:
         """Whether the user declared one size for ``axis`` of the graph's input called ``name``."""

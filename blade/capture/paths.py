@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The paths through a model's code that were traced, as one module.
+
+    table = PathTable(first)
+    table.add(second)                    # joins where the decisions of both part
+    table.module("Model", ["x"])
+
+A path is a trace with checks of its decisions. Checks of sizes are conditions on the sizes of the inputs and
+stand at its beginning; checks of elements stand where the decision fell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from blade.capture.decisions.recorder import Decision, Recorder
+from blade.capture.inputs import Sample
+from blade.core.captured import Path
+from blade.graph.torchscript.decision_checks import checks_of, describe_checks, drop_check
+from blade.graph.torchscript.hoist_size_checks import ASSUMED, hoist_size_checks
+from blade.graph.torchscript.merge_paths import PathGraph, merged, same_computation
+
+WHAT_TO_DO = (
+    "Optimize with a sample that takes this path, too (Config.max_paths bounds their number), or call the original "
+    "model here."
+)
+
+
+@dataclass
+class CapturedPath:
+    """A traced path: its module, what was decided, and the conditions that its checks compare.
+
+    ``conditions`` has, by decision, the relation between sizes that has to hold, or the source line of a
+    decision on elements. ``others`` are the paths that begin at a check of this one.
+    """
+
+    module: torch.jit.ScriptModule
+    recorder: Recorder
+    sample: Sample
+    conditions: dict[int, str] = field(default_factory=dict)
+    elements: frozenset[int] = frozenset()  # decisions on elements
+    others: dict[int, CapturedPath] = field(default_factory=dict)
+
+    @property
+    def decisions(self) -> Sequence[Decision]:
+        return self.recorder.decisions
+
+    def tree(self) -> PathGraph:
+        return PathGraph(
+            self.module.graph, {index: other.tree() for index, other in self.others.items()}
+        )
+
+
+def finish(module: torch.jit.ScriptModule, recorder: Recorder, sample: Sample) -> CapturedPath:
+    """Move the checks of sizes in ``module``, a frozen trace at ``sample``, and write all checks' messages."""
+    graph, decisions = module.graph, recorder.decisions
+    given: Any = graph.inputs()
+    conditions = {}
+    if decisions and len(list(given)) == len(sample) + 1:
+        conditions = hoist_size_checks(graph, sample)
+    left = {check.index for check in checks_of(graph)}
+    elements = frozenset(left - conditions.keys())
+
+    def describe(index: int) -> str:
+        if index == ASSUMED:
+            return f"its sizes have to fit together: {conditions[index]}. {WHAT_TO_DO}"
+        one = decisions[index]
+        of = f" (here, {conditions[index]} has to hold)" if index in conditions else ""
+        return (
+            f"{one} gave {one.outcome} when the model was captured and gives another value now{of}. "
+            f"{WHAT_TO_DO}"
+        )
+
+    describe_checks(graph, describe)
+    texts = conditions | {
+        index: f"{decisions[index]} gave {decisions[index].outcome}" for index in elements
+    }
+    return CapturedPath(module, recorder, sample, dict(sorted(texts.items())), elements)
+
+
+class PathTable:
+    """The paths of one model, the first of them that of its first sample."""
+
+    def __init__(self, first: CapturedPath) -> None:
+        self.paths = [first]
+
+    def add(self, path: CapturedPath) -> bool:
+        """Let ``path`` begin where its decisions part from those of a known path; ``False`` if they do not.
+
+        A decision without consequences is none: where ``path`` computes what the known one does, the check
+        goes instead.
+        """
+        lengths = [_common(known.decisions, path.decisions) for known in self.paths]
+        longest = max(lengths)
+        known = self.paths[len(lengths) - 1 - lengths[::-1].index(longest)]
+        if longest in known.others or longest not in known.conditions:
+            return False
+        if _is_alike(known, path, longest):
+            drop_check(known.module.graph, longest)
+            del known.conditions[longest]
+            known.elements -= {longest}
+            if set(known.conditions) == {ASSUMED}:  # nothing relies on it any more
+                drop_check(known.module.graph, ASSUMED)
+                known.conditions.clear()
+            return True
+        known.others[longest] = path
+        self.paths.append(path)
+        return True
+
+    def remove_last(self) -> None:
+        """Take back the last addition."""
+        last = self.paths.pop()
+        for known in self.paths:
+            known.others = {k: one for k, one in known.others.items() if one is not last}
+
+    def counts(self, path: CapturedPath) -> bool:
+        """Whether a count or another number, not a yes or no, made ``path`` part from the others."""
+        for known in self.paths:
+            for index, other in known.others.items():
+                if other is path:
+                    return known.decisions[index].kind not in ("bool", "comparison")
+        return False
+
+    def finish_again(self, module: torch.jit.ScriptModule) -> None:
+        """``finish`` for another copy of the only path's module."""
+        [only] = self.paths
+        finish(module, only.recorder, only.sample)
+
+    def described(self) -> tuple[Path, ...]:
+        """The paths as the report shows them."""
+        return tuple(Path(tuple(one.conditions.values())) for one in self.paths)
+
+    def module(self, name: str, inputs: Sequence[str]) -> torch.jit.ScriptModule:
+        """One module of all paths; raises ``CannotMerge``."""
+        if len(self.paths) == 1:
+            return self.paths[0].module
+        return merged(self.paths[0].tree(), name, inputs)
+
+
+def _common(first: Sequence[Decision], second: Sequence[Decision]) -> int:
+    """How many decisions both take alike before the one that falls out differently."""
+    for index, (a, b) in enumerate(zip(first, second)):
+        if (a.where, a.kind, a.outcome) != (b.where, b.kind, b.outcome):
+            return index
+    return min(len(first), len(second))
+
+
+def _is_alike(known: CapturedPath, path: CapturedPath, index: int) -> bool:
+    """Whether both compute the same, but for the check of decision ``index`` at which they part."""
+    if known.others:
+        return False
+    needed = {text for k, text in path.conditions.items() if k != index}
+    kept = {text for k, text in known.conditions.items() if k != index}
+    return needed <= kept and same_computation(known.module.graph, path.module.graph)
