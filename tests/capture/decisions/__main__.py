@@ -18,6 +18,8 @@ import torch
 os.environ.setdefault("BLADE_BACKENDS", "disc")
 
 import on_arguments  # noqa: F401 - each adds its rows to the table
+import on_library_code  # noqa: F401
+import on_lists  # noqa: F401
 import on_loops  # noqa: F401
 import on_numbers  # noqa: F401
 import on_sizes  # noqa: F401
@@ -30,6 +32,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help="rows; all by default")
     parser.add_argument("--apart", action="store_true", help="saved and loaded, without fallback")
+    parser.add_argument("--traced", action="store_true", help="never scripted")
     parser.add_argument("--why", action="store_true", help="the first wrong answer of each row")
     options = parser.parse_args()
     torch.set_num_threads(2)
@@ -38,7 +41,9 @@ def main() -> None:
     for name in options.names or ROWS:
         started = time.process_time()
         apart = options.apart
-        score = judge(ROWS[name], python_fallback=not apart, is_loaded=apart)
+        score = judge(
+            ROWS[name], python_fallback=not apart, is_loaded=apart, is_traced=options.traced
+        )
         took = time.process_time() - started
         seconds += took
         print(f"{name:22} {ROWS[name].kind:52} {_columns(score)} {took:6.2f}", flush=True)

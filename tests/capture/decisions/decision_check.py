@@ -36,13 +36,16 @@ _PLACE = re.compile(r"([\w.-]+\.py)\W+(?:line )?(\d+)")
 class Score:
     """What became of the calls of one row.
 
-    ``refused``: the ``InputError`` of ``optimize``; ``crashed``: what else it raised. Calls: answered by a
-    path, answered by the original in Python, raised with the place of a decision, raised like the original,
-    answered wrongly, raised in another way.
+    ``refused``: the ``InputError`` of ``optimize``; ``crashed``: what else it raised. ``sample_paths``: samples
+    that a path answered; ``at_samples``: what is wrong there. The others are of the calls: answered by a path,
+    answered by the original in Python, raised with the place of a decision, raised like the original, answered
+    wrongly, raised in another way.
     """
 
     refused: str = ""
     crashed: str = ""
+    sample_paths: int = 0
+    at_samples: list[str] = field(default_factory=list)
     paths: int = 0
     fallback: int = 0
     raised: int = 0
@@ -52,7 +55,7 @@ class Score:
 
     @property
     def failures(self) -> list[str]:
-        return [*filter(None, [self.crashed]), *self.wrong, *self.unnamed]
+        return [*filter(None, [self.crashed]), *self.at_samples, *self.wrong, *self.unnamed]
 
 
 def config(**fields: Any) -> blade.Config:
@@ -61,12 +64,17 @@ def config(**fields: Any) -> blade.Config:
     return blade.Config(timing=False, min_cluster_size=1, **known)
 
 
-def judge(row: Row, *, python_fallback: bool = True, is_loaded: bool = False) -> Score:
-    """Optimize ``row.make()`` at its sample and make its calls; ``is_loaded``: save and load it before."""
+def judge(
+    row: Row, *, python_fallback: bool = True, is_loaded: bool = False, is_traced: bool = False
+) -> Score:
+    """Optimize ``row.make()`` at its sample and make its calls.
+
+    ``is_loaded``: save and load it before. ``is_traced``: capture may not script it, as it cannot most models.
+    """
     score = Score()
     model = row.make()
     try:
-        optimized = optimize(row, model, python_fallback)
+        optimized = optimize(row, python_fallback, is_traced)
     except blade.InputError as error:
         score.refused = str(error)
         return score
@@ -77,17 +85,32 @@ def judge(row: Row, *, python_fallback: bool = True, is_loaded: bool = False) ->
         buffer = io.BytesIO()
         torch.jit.save(optimized, buffer)
         optimized = torch.jit.load(io.BytesIO(buffer.getvalue()))
+    model = _judge_samples(score, row, model, optimized)
     may_raise = is_loaded or not python_fallback
     for inputs in row.calls():
         model = _judge_call(score, model, optimized, inputs, may_raise)
     return score
 
 
-def optimize(row: Row, model: nn.Module, python_fallback: bool) -> torch.jit.ScriptModule:
+def _judge_samples(score: Score, row: Row, model: nn.Module, optimized: nn.Module) -> nn.Module:
+    """Call at the samples, at which a path has to answer."""
+    samples = row.first()
+    there = Score()
+    for inputs in samples if isinstance(samples, list) else [samples]:
+        model = _judge_call(there, model, optimized, inputs, may_raise=False)
+    score.sample_paths = there.paths
+    score.at_samples = [f"at a sample: {why}" for why in there.failures]
+    return model
+
+
+def optimize(row: Row, python_fallback: bool, is_traced: bool) -> torch.jit.ScriptModule:
+    fields: dict[str, Any] = {"allow_tracing": True} if is_traced else {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", BladeWarning)
         warnings.simplefilter("ignore", torch.jit.TracerWarning)
-        return blade.optimize(model, row.first(), config(python_fallback=python_fallback))
+        return blade.optimize(
+            row.make(), row.first(), config(python_fallback=python_fallback, **fields)
+        )
 
 
 @dataclass(frozen=True)

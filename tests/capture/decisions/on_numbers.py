@@ -258,3 +258,41 @@ class Dice(nn.Module):
         p = torch.sigmoid(self.norm(y))
         z = p * y + (1 - p) * self.alpha * y
         return z if z.sum() > 0 else z - 1  # decides
+
+
+@decides("a tensor as a bound, x[:t] and x[t:]", positioned, is_fixed=True)
+class TensorAsBound(nn.Module):
+    def forward(self, x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+        y = torch.tanh(x)
+        return torch.cat([y[at:], -y[:at]]) * 2  # decides
+
+
+@decides("shifts and amounts of padding", positioned)
+class RollsAndPads(nn.Module):
+    def forward(self, x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+        y = torch.roll(torch.tanh(x), int(at), 0)  # decides
+        return functional.pad(y, (0, int(at))) + 1  # decides
+
+
+@decides("repeat, expand and chunk by ints of tensors", lambda d: (d.normal(1, 8), d.ints(1, 4)))
+class RepeatsByValue(nn.Module):
+    def forward(self, x: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
+        n = int(count)
+        y = torch.tanh(x).repeat(n, 1) + x.expand(n, -1)  # decides
+        return torch.cat([c.sum(1) for c in torch.chunk(y, n, 1)]) * 2  # decides
+
+
+@decides("an own buffer written in a loop, by position", positioned)
+class FillsOwnBuffer(nn.Module):
+    def forward(self, x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+        out = torch.zeros(x.shape[0], 8)
+        for k in range(int(at) + 1):  # decides
+            out[k] = torch.tanh(x[k]) * (k + 1)
+        return out + 1
+
+
+@decides("int(t) + 1, negative and doubled, of one number", positioned)
+class IntArithmetic(nn.Module):
+    def forward(self, x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+        last = -int(at) - 1
+        return torch.tanh(x[last]) * (2 * int(at) + 1) + torch.ones(abs(last), 8).sum(0)  # decides

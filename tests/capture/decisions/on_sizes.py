@@ -52,9 +52,8 @@ class LargeOrSmall(nn.Module):
 class SeventhParts(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         part = x.size(0) // 7
-        return (
-            torch.cat([c.mean(0, keepdim=True) for c in x[: part * 7].split(part)]) * 2
-        )  # decides
+        parts = x[: part * 7].split(part)  # decides
+        return torch.cat([one.mean(0, keepdim=True) for one in parts]) * 2
 
 
 @decides("math.ceil(h / 7) as a size", images)
@@ -295,3 +294,72 @@ class DeviceAndTraining(nn.Module):
         if self.training:  # decides
             x = functional.dropout(x, 0.5)
         return torch.relu(x) + 1
+
+
+@decides("two sizes of one input compared", images)
+class WiderThanTall(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.shape[-1] > x.shape[-2]:  # decides
+            x = x.transpose(-1, -2)
+        return torch.relu(x).sum(-1) * 2
+
+
+@decides("a product of sizes, h * w > 64", images)
+class Area(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.shape[-1] * x.shape[-2] > 64:  # decides
+            x = functional.avg_pool2d(x, 2)
+        return torch.tanh(x) * 2
+
+
+@decides("a power of two, n & (n - 1)", lambda d: (d.normal(d.pick(1, 2, 3, 4, 6, 8, 12, 16), 8),))
+class PowerOfTwo(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        n = int(x.shape[0])
+        if n & (n - 1):  # decides
+            x = functional.pad(x, (0, 0, 0, 2 ** n.bit_length() - n))
+        return torch.cumsum(torch.tanh(x), 0)
+
+
+@decides("math.gcd and max of two sizes", images)
+class SquareTiles(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h, w = int(x.shape[-2]), int(x.shape[-1])
+        side, tile = max(h, w), math.gcd(h, w)  # decides
+        x = functional.pad(x, (0, side - w, 0, side - h))
+        return torch.relu(functional.avg_pool2d(x, tile))
+
+
+@decides(
+    "an index of a Python list by a size, and except",
+    lambda d: (d.normal(d.size(1, 6), 8),),
+    sample=lambda d: (d.normal(2, 8),),
+)
+class ExceptOnSize(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        try:
+            act = [torch.relu, torch.tanh, torch.sigmoid][x.shape[0] - 1]  # decides
+        except IndexError:
+            act = torch.sin
+        return act(x) * 2
+
+
+@decides("while the size is above 2", lambda d: (d.normal(1, 2, d.size(2, 20)),))
+class Pyramid(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        sums = x.sum(-1)
+        while x.shape[-1] > 2:  # decides
+            x = torch.tanh(functional.avg_pool1d(x, 2, ceil_mode=True))
+            sums = sums + x.sum(-1)
+        return sums
+
+
+@decides("the size of x[mask]", lambda d: (d.normal(6, 8), d.bits(6, share=d.pick(0.0, 0.4, 0.9))))
+class SizeOfSelected(nn.Module):
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        kept = x[mask]
+        if kept.shape[0] == 0:  # decides
+            return torch.zeros(8)
+        if kept.shape[0] % 2:  # decides
+            kept = kept[:-1]
+        return torch.tanh(kept).sum(0) + 1

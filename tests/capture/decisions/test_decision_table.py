@@ -11,6 +11,8 @@ from typing import Any
 
 import decision_check
 import on_arguments  # noqa: F401 - each adds its rows to the table
+import on_library_code  # noqa: F401
+import on_lists  # noqa: F401
 import on_loops  # noqa: F401
 import on_numbers  # noqa: F401
 import on_sizes  # noqa: F401
@@ -21,12 +23,12 @@ from decision_check import Score, call, judge, why_differs
 from decision_table import CALLS, MARK, ROWS, Row
 from torch import nn
 
-MODES: tuple[dict[str, bool], ...] = (
-    {"python_fallback": True},
-    {"python_fallback": False},
-    {"python_fallback": False, "is_loaded": True},
-)
-NAMES = {id(mode): name for mode, name in zip(MODES, ("fallback", "alone", "loaded"), strict=True)}
+MODES: dict[str, dict[str, bool]] = {
+    "fallback": {"python_fallback": True},
+    "alone": {"python_fallback": False},
+    "loaded": {"python_fallback": False, "is_loaded": True},
+    "traced": {"python_fallback": False, "is_loaded": True, "is_traced": True},
+}
 
 every_row = pytest.mark.parametrize("sample", ROWS.values(), ids=lambda row: row.name)
 
@@ -34,22 +36,22 @@ every_row = pytest.mark.parametrize("sample", ROWS.values(), ids=lambda row: row
 def assert_no_failure(row: Row, score: Score) -> None:
     assert score.failures == []
     assert bool(score.refused) == row.refused, score.refused or "optimize takes it now"
-    assert score.refused or score.paths, "no call was answered by what was captured"
+    assert score.refused or score.sample_paths, "the sample was not answered by what was captured"
 
 
 @pytest.mark.needs("runtime", "torch_mlir")
 @every_row
 def test_no_answer_is_wrong(sample: Row) -> None:
     """Each row in one of the modes."""
-    mode = MODES[list(ROWS).index(sample.name) % len(MODES)]
-    assert_no_failure(sample, judge(sample, **mode))
+    mode = list(MODES)[list(ROWS).index(sample.name) % len(MODES)]
+    assert_no_failure(sample, judge(sample, **MODES[mode]))
 
 
 @pytest.mark.needs("runtime", "torch_mlir")
 @every_row
-@pytest.mark.parametrize("mode", MODES, ids=lambda mode: NAMES[id(mode)])
-def test_no_answer_is_wrong_in_any_mode(sample: Row, mode: dict[str, bool]) -> None:
-    assert_no_failure(sample, judge(sample, **mode))
+@pytest.mark.parametrize("mode", MODES)
+def test_no_answer_is_wrong_in_any_mode(sample: Row, mode: str) -> None:
+    assert_no_failure(sample, judge(sample, **MODES[mode]))
 
 
 def test_the_table_is_large_enough() -> None:
@@ -58,9 +60,8 @@ def test_the_table_is_large_enough() -> None:
     assert CALLS == 50
 
 
-@every_row
-def test_a_row_has_marked_lines(sample: Row) -> None:
-    assert MARK in inspect.getsource(sample.model)
+def test_rows_have_marked_lines() -> None:
+    assert [row for row in ROWS.values() if MARK not in inspect.getsource(row.model)] == []
 
 
 @every_row
@@ -150,7 +151,7 @@ class _Instead(nn.Module):
 def judged(
     monkeypatch: pytest.MonkeyPatch, row: str, function: Callable[..., Any], **mode: bool
 ) -> Score:
-    def optimize(row: Row, model: nn.Module, python_fallback: bool) -> _Instead:
+    def optimize(row: Row, *mode: bool) -> _Instead:
         return _Instead(row.make(), function)
 
     monkeypatch.setattr(decision_check, "optimize", optimize)
