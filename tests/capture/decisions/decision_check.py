@@ -29,7 +29,7 @@ import blade
 from blade.errors import BladeWarning
 from blade.verification.tolerance import distance, tolerance_of
 
-_PLACE = re.compile(r"([\w.-]+\.py)\W+(?:line )?(\d+)")
+_PLACE = re.compile(r"([\w.-]+\.py):(\d+)")
 
 
 @dataclass
