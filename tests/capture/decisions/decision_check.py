@@ -22,7 +22,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from decision_table import Inputs, Row, is_deciding
+from decision_table import Inputs, Row
 from torch import nn
 
 import blade
@@ -88,7 +88,7 @@ def judge(
     model = _judge_samples(score, row, model, optimized)
     may_raise = is_loaded or not python_fallback
     for inputs in row.calls():
-        model = _judge_call(score, model, optimized, inputs, may_raise)
+        model = _judge_call(score, row, model, optimized, inputs, may_raise)
     return score
 
 
@@ -97,7 +97,7 @@ def _judge_samples(score: Score, row: Row, model: nn.Module, optimized: nn.Modul
     samples = row.first()
     there = Score()
     for inputs in samples if isinstance(samples, list) else [samples]:
-        model = _judge_call(there, model, optimized, inputs, may_raise=False)
+        model = _judge_call(there, row, model, optimized, inputs, may_raise=False)
     score.sample_paths = there.paths
     score.at_samples = [f"at a sample: {why}" for why in there.failures]
     return model
@@ -124,7 +124,6 @@ class Call:
 
 def call(module: Callable[..., Any], inputs: Inputs) -> Call:
     own = copy.deepcopy(inputs)
-    torch.manual_seed(3)
     answer, error = None, None
     with torch.no_grad():
         try:
@@ -135,7 +134,7 @@ def call(module: Callable[..., Any], inputs: Inputs) -> Call:
 
 
 def _judge_call(
-    score: Score, model: nn.Module, optimized: nn.Module, inputs: Inputs, may_raise: bool
+    score: Score, row: Row, model: nn.Module, optimized: nn.Module, inputs: Inputs, may_raise: bool
 ) -> nn.Module:
     """Add one call to ``score``; return the model in the state that the call left."""
     after = copy.deepcopy(model)
@@ -148,7 +147,7 @@ def _judge_call(
         score.both_raise += got.error is not None
         return after
     if got.error is not None:
-        why = _why_no_refusal(got, inputs, may_raise)
+        why = _why_no_refusal(got, row, inputs, may_raise)
         score.unnamed += [why] if why else []
         score.raised += not why
         return model
@@ -161,14 +160,15 @@ def _judge_call(
     return after
 
 
-def _why_no_refusal(got: Call, inputs: Inputs, may_raise: bool) -> str:
+def _why_no_refusal(got: Call, row: Row, inputs: Inputs, may_raise: bool) -> str:
     """Why an exception is no allowed answer."""
     text = str(got.error)
     if not may_raise:
         return f"raises although the original could answer: {text[-300:]}"
     if not isinstance(got.error, RuntimeError):
         return f"raises {type(got.error).__name__}: {text[-300:]}"
-    if not any(is_deciding(file, int(line)) for file, line in _PLACE.findall(text)):
+    places = {(f"{row.theme}.py", str(line)) for line in row.marked_lines()}
+    if places.isdisjoint(_PLACE.findall(text)):
         return f"raises without the place of a decision: {text[-300:]}"
     if _apart(leaves_of(got.inputs), leaves_of(inputs), exact=True):
         return "raises after it wrote to its arguments"

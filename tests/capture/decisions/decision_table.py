@@ -7,9 +7,12 @@
 Lines on which a decision falls end in ``# decides``: an error of the optimized model has to name one of them.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
+from inspect import isclass, isfunction
 from pathlib import Path
+from types import CodeType
 from typing import Any, TypeVar
 
 import torch
@@ -79,6 +82,22 @@ class Row:
     def first(self) -> Inputs:
         return self.sample(Draw(1))
 
+    def codes(self) -> Iterator[CodeType]:
+        yield from _codes(self.model)
+
+    def lines(self) -> set[int]:
+        """The lines of the code of the model's methods."""
+        return {
+            line
+            for code in self.codes()
+            for _, _, line in code.co_lines()
+            if line is not None and line > code.co_firstlineno
+        }
+
+    def marked_lines(self) -> set[int]:
+        """The lines on which a decision of the model falls."""
+        return {line for line in self.lines() if _source(self.theme)[line - 1].endswith(MARK)}
+
     def calls(self, count: int = CALLS) -> list[Inputs]:
         return [self.further(Draw(100 + k)) for k in range(count)]
 
@@ -114,8 +133,24 @@ def decides(
     return add
 
 
-def is_deciding(file: str, line: int) -> bool:
-    """Whether ``file`` (its name) is one of the table's, and ``line`` of it is marked."""
-    path = Path(__file__).parent / file
-    lines: Sequence[str] = path.read_text(encoding="utf-8").splitlines() if path.is_file() else ()
-    return 1 <= line <= len(lines) and lines[line - 1].endswith(MARK)
+def _codes(model: type) -> Iterator[CodeType]:
+    """The code of the methods of ``model`` and of classes in it, but not of their constructors."""
+    for name, member in vars(model).items():
+        member = member.__func__ if isinstance(member, staticmethod) else member
+        if isclass(member):
+            yield from _codes(member)
+        elif isfunction(member) and name != "__init__":
+            yield from _nested(member.__code__)
+
+
+def _nested(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _nested(constant)
+
+
+@cache
+def _source(theme: str) -> tuple[str, ...]:
+    path = Path(__file__).parent / f"{theme}.py"
+    return tuple(path.read_text(encoding="utf-8").splitlines())

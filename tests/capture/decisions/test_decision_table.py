@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """No answer for a path that was not taken: every row of the table, called at inputs that were not sampled."""
 
-import inspect
 import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any
 
 import decision_check
@@ -20,7 +19,7 @@ import on_values  # noqa: F401
 import pytest
 import torch
 from decision_check import Score, call, judge, why_differs
-from decision_table import CALLS, MARK, ROWS, Row
+from decision_table import CALLS, ROWS, Row
 from torch import nn
 
 MODES: dict[str, dict[str, bool]] = {
@@ -61,14 +60,14 @@ def test_the_table_is_large_enough() -> None:
 
 
 def test_rows_have_marked_lines() -> None:
-    assert [row for row in ROWS.values() if MARK not in inspect.getsource(row.model)] == []
+    assert [row.name for row in ROWS.values() if not row.marked_lines()] == []
 
 
 @every_row
 def test_the_calls_go_to_all_sides(sample: Row) -> None:
     """Some call reaches each line of the model, and a trace of the sample is wrong at some call."""
     model = sample.make()
-    with _lines(sample.model) as missing:
+    with _lines(sample) as missing:
         wanted = [call(model, inputs) for inputs in sample.calls()]
     assert sample.is_fixed or missing == set()
     with warnings.catch_warnings():
@@ -98,10 +97,9 @@ def _differs(traced: Callable[..., Any], inputs: Any, want: Any) -> bool:
 
 
 @contextmanager
-def _lines(model: type[nn.Module]) -> Iterator[set[int]]:
-    """The lines of the methods of ``model`` and its inner classes that nothing has run yet."""
-    codes = {*_codes(model)}
-    left = {line for code in codes for line in _lines_of(code)}
+def _lines(row: Row) -> Iterator[set[int]]:
+    """The lines of the row's model that nothing has run yet."""
+    codes, left = {*row.codes()}, {*row.lines()}
 
     def local(frame: FrameType, event: str, arg: Any) -> Any:
         left.discard(frame.f_lineno)
@@ -116,25 +114,6 @@ def _lines(model: type[nn.Module]) -> Iterator[set[int]]:
         yield left
     finally:
         sys.settrace(before)
-
-
-def _codes(model: type[nn.Module]) -> Iterator[CodeType]:
-    for name, member in vars(model).items():
-        if inspect.isclass(member):
-            yield from _codes(member)
-        elif inspect.isfunction(member) and name != "__init__":
-            yield from _nested(member.__code__)
-
-
-def _nested(code: CodeType) -> Iterator[CodeType]:
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _nested(constant)
-
-
-def _lines_of(code: CodeType) -> set[int]:
-    return {line for _, _, line in code.co_lines() if line and line > code.co_firstlineno}
 
 
 class _Instead(nn.Module):
@@ -191,14 +170,9 @@ def test_other_answers_are_wrong(what: str, monkeypatch: pytest.MonkeyPatch) -> 
     assert len(score.wrong) == CALLS
 
 
-def line_of(row: str) -> int:
-    lines, first = inspect.getsourcelines(ROWS[row].model)
-    return first + next(k for k, line in enumerate(lines) if line.rstrip().endswith(MARK))
-
-
 @pytest.mark.parametrize("offset", [0, 1])
 def test_an_error_has_to_name_the_line(offset: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = f"on_values.py:{line_of('Confident') + offset}"
+    place = f"on_values.py:{min(ROWS['Confident'].marked_lines()) + offset}"
 
     def refuse(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
         raise RuntimeError(f"no path fits: {place}, float(...) > 0.5 was False")
@@ -210,7 +184,7 @@ def test_an_error_has_to_name_the_line(offset: int, monkeypatch: pytest.MonkeyPa
 
 
 def test_an_error_after_a_write_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    place = f"on_arguments.py:{line_of('WritesThenDecides')}"
+    place = f"on_arguments.py:{min(ROWS['WritesThenDecides'].marked_lines())}"
 
     def write(model: nn.Module, x: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
         cache.add_(torch.tanh(x))
