@@ -32,7 +32,7 @@ UNITS = {
         *("execute/input_updates", "execute/executor"),
     ),
     "engine": (
-        *("engine/checksum", "engine/policy", "engine/interrupt", "engine/recheck"),
+        *("engine/checksum", "engine/policy", "engine/interrupt", "engine/originals", "engine/recheck"),
         *("engine/runner", "engine/engine", "engine/register"),
     ),
     "native": (

@@ -57,6 +57,7 @@ from blade.core.captured import Captured, EqualSizes, SizeRange
 from blade.core.reason import Code, Reason, Stage
 from blade.errors import InputError, warn_user
 from blade.graph.torchscript.functionalize import functionalize
+from blade.runtime.originals import new_number
 
 _log = logging.getLogger(__name__)
 
@@ -114,7 +115,18 @@ def capture(
         key=graph.key,
         is_compared=graph.is_compared,
         paths=graph.table.described() if graph.table is not None else (),
+        original_number=_number(graph, config),
     )
+
+
+def _number(graph: Candidate, config: Config) -> int:
+    """The number of the original if it is to answer where no path does, else 0.
+
+    A model with a state has another one than the graph after the first call.
+    """
+    if graph.table is None or not config.python_fallback or graph.seen.original.is_stateful:
+        return 0
+    return new_number()
 
 
 def _normalized(
@@ -145,9 +157,7 @@ def _trace_or_script(
     methods = [name for name in config.preserved_attributes if _is_method(own, name)]
     name = type(own).__name__
     if traced is not None:
-        whole = config.allow_tracing is True or not (
-            traced.unserved or traced.decides_on_elements
-        )
+        whole = config.allow_tracing is True or not (traced.unserved or traced.decides_on_elements)
         if not traced.differences and whole and not methods and not _only_numbers(traced.seen):
             reasons += traced.warnings
             tell(name, traced, config, reasons)

@@ -20,6 +20,7 @@ import torch
 from blade.capture.decisions.recorder import Decision, Recorder
 from blade.capture.inputs import Sample
 from blade.core.captured import Path
+from blade.graph.torchscript.check_forms import FLOATS, INTEGERS, RANK, check_forms
 from blade.graph.torchscript.decision_checks import checks_of, describe_checks, drop_check
 from blade.graph.torchscript.hoist_size_checks import ASSUMED, hoist_size_checks
 from blade.graph.torchscript.merge_paths import PathGraph, merged, same_computation
@@ -62,6 +63,8 @@ def finish(module: torch.jit.ScriptModule, recorder: Recorder, sample: Sample) -
     conditions = {}
     if decisions and len(list(given)) == len(sample) + 1:
         conditions = hoist_size_checks(graph, sample)
+        forms = {k: i for k, i in recorder.consulted.items() if k in (RANK, FLOATS, INTEGERS)}
+        conditions = check_forms(graph, sample, forms) | conditions
     left = {check.index for check in checks_of(graph)}
     elements = frozenset(left - conditions.keys())
 
@@ -69,6 +72,9 @@ def finish(module: torch.jit.ScriptModule, recorder: Recorder, sample: Sample) -
         if index == ASSUMED:
             return f"its sizes have to fit together: {conditions[index]}. {WHAT_TO_DO}"
         one = decisions[index]
+        if one.kind == "form":
+            asked = f"{one} asks for the {one.outcome[1:-1]} of a tensor"
+            return f"{asked}, and here {conditions[index]} has to hold. {WHAT_TO_DO}"
         of = f" (here, {conditions[index]} has to hold)" if index in conditions else ""
         return (
             f"{one} gave {one.outcome} when the model was captured and gives another value now{of}. "

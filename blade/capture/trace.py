@@ -73,7 +73,8 @@ def trace_frozen(
     """Trace and freeze at once, in a fraction of the time; ``None`` for a model that may have a state."""
     target = _target(model, call, is_plain, limits, ties)
     with _quiet() as caught, _tracing(model) as recorder:
-        module = flat_trace(target, call.names, copy_of(sample))
+        recorder.may_defer = True
+        module = flat_trace(target, call.names, copy_of(sample), recorder.ended)
     return None if module is None else Trace(module, _texts(caught), recorder, is_frozen=True)
 
 

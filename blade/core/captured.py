@@ -65,6 +65,7 @@ class Captured:
     ``calibration``: further samples of the user's, of the same sizes as ``samples``, not run yet. ``key``:
     the graph's key that ``capture`` received. ``is_compared`` is false if ``capture`` was told that the graph
     is known. ``paths``: of a trace; elsewhere ``module`` raises.
+    ``original_number``: under which the original answers there in this process (``runtime/originals.py``), or 0.
     """
 
     module: torch.jit.ScriptModule
@@ -81,6 +82,7 @@ class Captured:
     key: str | None = None
     is_compared: bool = True
     paths: tuple[Path, ...] = ()
+    original_number: int = 0
 
     def is_fixed(self, name: str, axis: int) -> bool:
         """Whether the user declared one size for ``axis`` of the graph's input called ``name``."""

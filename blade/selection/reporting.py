@@ -36,6 +36,7 @@ from blade.report import (
 )
 from blade.report.layer_notes import precision_of
 from blade.runtime.engine import Engine
+from blade.runtime.originals import register
 from blade.selection.cache.decisions import SelectionResult
 from blade.selection.kernel_times import kernel_times
 from blade.selection.plan.assemble import ValidatedPlan
@@ -50,6 +51,7 @@ log = logging.getLogger(__name__)
 def wrap(task: Task, decided: SelectionResult) -> torch.jit.ScriptModule:
     """Return the chosen module, with its report inside."""
     module = decided.confirmed.module
+    _lend_original(task.captured, module)
     report = _report(task, decided, READY)
     module._c._register_attribute(ATTRIBUTE, torch._C.StringType.get(), report.to_json())
     _tell(task, module, report)
@@ -59,9 +61,17 @@ def wrap(task: Task, decided: SelectionResult) -> torch.jit.ScriptModule:
 def wrap_early(task: Task, decided: SelectionResult) -> torch.jit.ScriptModule:
     """Return the interim module of a search that continues: the report says so, and nothing is logged yet."""
     module = decided.confirmed.module
+    _lend_original(task.captured, module)
     report = _report(task, decided, SEARCHING)
     module._c._register_attribute(ATTRIBUTE, torch._C.StringType.get(), report.to_json())
     return module
+
+
+def _lend_original(captured: Captured, module: torch.jit.ScriptModule) -> None:
+    """Let the original answer where no path of ``module`` does, as long as ``module`` lives."""
+    original, first = captured.original, captured.samples[0]
+    if captured.original_number and isinstance(original, ReferenceModel):
+        register(captured.original_number, module, lambda tensors: original.leaves(tensors, first))
 
 
 def wrap_again(module: torch.jit.ScriptModule, task: Task, decided: SelectionResult) -> None:

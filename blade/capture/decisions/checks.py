@@ -11,10 +11,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+_all: list[Callable[[], Any]] = []
+
+
+def compile_all() -> None:
+    """Compile every check, before names that they use are patched."""
+    for compiled in _all:
+        compiled()
+
 
 def _scripted(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """``function`` in TorchScript, compiled when it is first called."""
     compiled = cache(lambda: torch.jit.script(function))
+    _all.append(compiled)
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Tensor:

@@ -33,6 +33,7 @@ from blade.capture.decisions.traced_number import (
     is_traced,
     rank_of,
     untraced,
+    watch_divisors,
 )
 from blade.graph.torchscript.decision_checks import MARK
 from blade.process.shared_switch import SharedSwitch
@@ -48,7 +49,7 @@ class Decision:
     """One conversion of a tensor into Python: where it is in the model's code, and what it gave."""
 
     index: int
-    kind: str  # "bool", "int", "float", "elements", "layout" or "comparison"
+    kind: str  # "bool", "int", "float", "elements", "layout", "comparison" or "form"
     where: str  # "models.py:12"
     function: str
     line: str  # the source line
@@ -61,10 +62,16 @@ class Decision:
 
 @dataclass
 class Recorder:
-    """What one trace decided. ``consulted`` has "rank", "dtype of floats", "dtype of integers" and "device"."""
+    """What one trace decided. ``consulted``: the kinds of forms that the code asked for, with their decisions.
+
+    ``deferred`` are conditions to be checked at the end of the trace, where it can be extended: what depends on
+    them does no harm, and a check cuts what may be one cluster.
+    """
 
     decisions: list[Decision] = field(default_factory=list)
-    consulted: set[str] = field(default_factory=set)
+    consulted: dict[str, int] = field(default_factory=dict)
+    may_defer: bool = False
+    deferred: list[tuple[int, torch.Tensor]] = field(default_factory=list)
     weights: frozenset[int] = frozenset()  # ids of tensors whose form never changes
     _is_busy: bool = False
 
@@ -85,18 +92,36 @@ class Recorder:
         """Note that the model's code asked ``tensor``, if it is none of the weights, for its form."""
         if about in self.consulted or id(tensor) in self.weights:
             return
-        if rank_of(tensor) and is_traced(tensor):
-            self.consulted.add(about)
+        if (rank_of(tensor) or about == "device") and is_traced(tensor):
+            self.consulted[about] = self._add("form", about)
 
     def note(self, kind: str, outcome: object, check: Callable[[str], Any]) -> None:
         """Add a decision; ``check(text)`` puts its check into the graph."""
-        place = _place()
-        where, function, line = _described(place)
+        index = self._add(kind, outcome)
+        with self.paused(), torch._C.DisableTorchFunctionSubclass():
+            check(f"{MARK}{index}")
+
+    def never(self, condition: torch.Tensor) -> None:
+        """Add a decision whose ``condition`` is false, to be checked at the end of the trace."""
+        if self.may_defer:
+            self.deferred.append((self._add("bool", False), condition))
+        else:
+            self.note("bool", False, lambda text: checks.same_bool(condition, False, text))
+
+    def ended(self, output: Any) -> Any:
+        """``output``, behind the checks that were put off until it exists."""
+        with self.paused(), torch._C.DisableTorchFunctionSubclass():
+            for index, condition in self.deferred:
+                checks.same_bool(condition, False, f"{MARK}{index}")
+        self.deferred.clear()
+        return output
+
+    def _add(self, kind: str, outcome: object) -> int:
+        where, function, line = _described(_place())
         index = len(self.decisions)
         shown = repr(outcome) if len(repr(outcome)) < 80 else f"{repr(outcome)[:77]}..."
         self.decisions.append(Decision(index, kind, where, function, line, shown))
-        with self.paused(), torch._C.DisableTorchFunctionSubclass():
-            check(f"{MARK}{index}")
+        return index
 
 
 _local = threading.local()
@@ -111,6 +136,7 @@ def current() -> Recorder | None:
 @contextmanager
 def recording(weights: frozenset[int] = frozenset()) -> Iterator[Recorder]:
     """Record the decisions of this thread's trace."""
+    checks.compile_all()
     before = getattr(_local, "recorder", None)
     _local.recorder = made = Recorder(weights=weights)
     try:
@@ -138,6 +164,20 @@ def _described(frame: FrameType | None) -> tuple[str, str, str]:
     line = linecache.getline(path, number).strip()
     return f"{os.path.basename(path)}:{number}", frame.f_code.co_name, line
 
+
+def _see_divisor(divisor: Any) -> None:
+    """Python raises where a number is divided by 0; tensors do not."""
+    recorder = current()
+    if recorder is None or not is_traced(divisor):
+        return
+    if not _plain(divisor, lambda t: bool(t == 0)):
+        recorder.never(divisor == 0)
+        return
+    recorder.note("bool", True, lambda text: checks.same_bool(divisor == 0, True, text))
+    raise ZeroDivisionError("division by zero")
+
+
+watch_divisors(_see_divisor)
 
 # The methods of torch.Tensor
 
@@ -317,7 +357,7 @@ def _format(original: Callable[..., str]) -> Callable[..., str]:
             return original(self, form)
         if rank_of(self) == 0:  # as a number is written
             return format(self.__float__() if is_float(self) else self.__int__(), form)
-        return _elements(recorder, self, lambda t: original(t, form))
+        return str(_elements(recorder, self, lambda t: original(t, form)))
 
     return __format__
 
@@ -372,7 +412,7 @@ def _device(tensor: torch.Tensor) -> str:
 
 
 def _methods() -> dict[str, Any]:
-    own = {
+    own: dict[str, Any] = {
         "__bool__": _reader("__bool__", "bool", checks.same_bool),
         "is_nonzero": _reader("is_nonzero", "bool", checks.same_bool),
         "__int__": _reader("__int__", "int", checks.same_int),
@@ -419,7 +459,15 @@ def _functions() -> dict[str, Any]:
         "tensor": _making(torch.tensor),
         "as_tensor": _making(torch.as_tensor),
         "is_floating_point": _consulting(torch.is_floating_point, _dtype),
+        "is_nonzero": _reader("is_nonzero", "bool", checks.same_bool),
     }
+
+
+_BUILTINS = {"equal": "aten::equal", "allclose": "aten::allclose", "unbind": "aten::unbind"}
+_BUILTINS |= {"split": "aten::split", "chunk": "aten::chunk", "tensor": "aten::tensor"}
+_BUILTINS |= {"as_tensor": "aten::as_tensor", "is_floating_point": "aten::is_floating_point"}
+_BUILTINS |= {"is_nonzero": "aten::is_nonzero"}
+"""What the patched functions are to code that is scripted while a model is traced."""
 
 
 def _comparing(original: Callable[..., bool], check: Callable[..., Any]) -> Callable[..., bool]:
@@ -491,6 +539,7 @@ def _put() -> tuple[dict[str, Any], dict[str, Any]]:
         setattr(_T, name, made)
     for name, made in functions.items():
         setattr(torch, name, made)
+        torch.jit._builtins._register_builtin(made, _BUILTINS[name])
     return {name: kept.get(name) for name in methods}, kept_functions
 
 

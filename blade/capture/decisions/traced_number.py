@@ -9,7 +9,7 @@ With another tensor a number takes the dtype that torch would compute in with a 
 any other way (in a branch, as an index, as a key) asks for its value, which the recorder sees.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -117,6 +117,10 @@ class TracedNumber(torch.Tensor):
             args, kwargs = pytree.tree_map(
                 lambda x: _among(x, floats), (tuple(args), dict(kwargs or {}))
             )
+            if name in _DIVISIONS:
+                divisor = args[0] if name.startswith("__r") else args[1]
+                for watch in _watchers:
+                    watch(divisor)
             result = func(*args, **(kwargs or {}))
         if isinstance(result, torch.Tensor) and dtype_of(result) in (_FLOAT, _INT, torch.bool):
             return as_own_number(result)
@@ -134,6 +138,21 @@ class TracedNumber(torch.Tensor):
     def is_integer(self) -> bool:
         """Whether this float is a whole number, like ``float.is_integer``."""
         return bool(self == torch.trunc(self))
+
+
+_DIVISIONS = frozenset(
+    "div __truediv__ __rtruediv__ __floordiv__ __rfloordiv__ __mod__ __rmod__ true_divide "
+    "floor_divide remainder divide __div__ __rdiv__".split()
+)
+"""Functions of two numbers that raise in Python if the second one is 0."""
+
+
+def watch_divisors(function: Callable[[Any], None]) -> None:
+    """Let ``function`` see the divisor of each division among numbers before it is computed."""
+    _watchers[:] = [function]
+
+
+_watchers: list[Callable[[Any], None]] = []
 
 
 _PLAIN = _ARITHMETIC | {"truediv", "floordiv", "mod", "sub", "and", "or"}

@@ -21,7 +21,6 @@ from torch.utils._sympy.printers import PythonPrinter
 from blade.graph.torchscript.decision_checks import MARK, Check, checks_of
 from blade.graph.torchscript.symbolic_sizes import NotOfSizes, SymbolicSizes
 
-
 ASSUMED = 1_000_000
 """The number of the check of what the conditions themselves rely on, which no decision asked for."""
 

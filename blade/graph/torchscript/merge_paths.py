@@ -82,7 +82,6 @@ def _listed(graph: torch._C.Graph) -> list[Any]:
     for check in list(checks_of(own)):
         check.node.destroy()
     torch._C._jit_pass_dce(own)
-    torch._C._jit_pass_constant_pooling(own)
     numbers = {value.unique(): k for k, value in enumerate(own.inputs())}
     constants: dict[int, Any] = {}
     found: list[Any] = []
@@ -99,7 +98,9 @@ def _listed(graph: torch._C.Graph) -> list[Any]:
                 numbers[value.unique()] = len(numbers)
             for inner in block.nodes():
                 add(inner)
-            found.append([numbers.get(v.unique(), constants.get(v.unique())) for v in block.outputs()])
+            found.append(
+                [numbers.get(v.unique(), constants.get(v.unique())) for v in block.outputs()]
+            )
         for value in node.outputs():
             numbers[value.unique()] = len(numbers)
 
@@ -164,16 +165,18 @@ class _Writer:
     ) -> Sequence[Value]:
         check = check_of(node)
         assert check is not None, node
-        target, outputs = self._target, list(path.graph.outputs())
+        target: Any = self._target
+        outputs: list[Any] = list(path.graph.outputs())
         branch = target.create("prim::If", [known[check.fails.unique()]], len(outputs))
         target.insertNode(branch)
         branch.copyMetadata(node)
         outside = target.insertPoint()
         other = path.others[check.index]
-        for block, write in (
+        blocks: tuple[tuple[Any, Any], ...] = (
             (branch.addBlock(), lambda: self.write(other, dict(computed))),
             (branch.addBlock(), lambda: self._from(path, rest, dict(known), dict(computed))),
-        ):
+        )
+        for block, write in blocks:
             target.setInsertPoint(block)
             for value in write():
                 block.registerOutput(value)
