@@ -118,8 +118,8 @@ class Recorder:
 
     def _add(self, kind: str, outcome: object) -> int:
         where, function, line = _described(_place())
-        index = len(self.decisions)
-        shown = repr(outcome) if len(repr(outcome)) < 80 else f"{repr(outcome)[:77]}..."
+        text, index = repr(outcome), len(self.decisions)
+        shown = text if len(text) < 80 else f"{text[:77]}..."
         self.decisions.append(Decision(index, kind, where, function, line, shown))
         return index
 
@@ -289,7 +289,8 @@ def _elements(recorder: Recorder, self: torch.Tensor, read: Callable[..., Any]) 
     """``read(self)``, which is right as long as all elements are what they are."""
     want = _untraced(self)
     value = read(want)
-    recorder.note("elements", list(want.shape), lambda text: checks.same_elements(self, want, text))
+    shape = _plain(want, lambda t: list(t.shape))
+    recorder.note("elements", shape, lambda text: checks.same_elements(self, want, text))
     return value
 
 
