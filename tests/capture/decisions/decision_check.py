@@ -36,10 +36,10 @@ _PLACE = re.compile(r"([\w.-]+\.py):(\d+)")
 class Score:
     """What became of the calls of one row.
 
-    ``refused``: the ``InputError`` of ``optimize``; ``crashed``: what else it raised. ``sample_paths``: samples
-    that a path answered; ``at_samples``: what is wrong there. The others are of the calls: answered by a path,
-    answered by the original in Python, raised with the place of a decision, raised like the original, answered
-    wrongly, raised in another way.
+    ``refused``: the ``InputError`` of ``optimize``; ``crashed``: what else it raised, or loading did.
+    ``sample_paths``: samples that a path answered; ``at_samples``: what is wrong there. The others are of the
+    calls: answered by a path, answered by the original in Python, raised with the place of a decision, raised
+    like the original, answered wrongly, raised in another way.
     """
 
     refused: str = ""
@@ -75,16 +75,13 @@ def judge(
     model = row.make()
     try:
         optimized = optimize(row, python_fallback, is_traced)
+        optimized = _saved_and_loaded(optimized) if is_loaded else optimized
     except blade.InputError as error:
         score.refused = str(error)
         return score
     except Exception as error:
-        score.crashed = f"{type(error).__name__}: {error}"
+        score.crashed = f"{type(error).__name__}: {str(error)[:2000]}"
         return score
-    if is_loaded:
-        buffer = io.BytesIO()
-        torch.jit.save(optimized, buffer)
-        optimized = torch.jit.load(io.BytesIO(buffer.getvalue()))
     model = _judge_samples(score, row, model, optimized)
     may_raise = is_loaded or not python_fallback
     for inputs in row.calls():
@@ -111,6 +108,12 @@ def optimize(row: Row, python_fallback: bool, is_traced: bool) -> torch.jit.Scri
         return blade.optimize(
             row.make(), row.first(), config(python_fallback=python_fallback, **fields)
         )
+
+
+def _saved_and_loaded(optimized: torch.jit.ScriptModule) -> torch.jit.ScriptModule:
+    buffer = io.BytesIO()
+    torch.jit.save(optimized, buffer)
+    return torch.jit.load(io.BytesIO(buffer.getvalue()))
 
 
 @dataclass(frozen=True)
