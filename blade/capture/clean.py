@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from blade.capture.attributes import attributes_of
-from blade.capture.fold_constants import fold
 from blade.capture.reference_model import copy_of
 from blade.errors import InputError
 from blade.graph.torchscript.detach_constants import detached_constants
+from blade.graph.torchscript.fold_constants import fold
 from blade.graph.torchscript.keep_type_promotion import keep_type_promotion
 from blade.graph.torchscript.unpack_constant_lists import unpack_constant_lists
 

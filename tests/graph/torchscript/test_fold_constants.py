@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from blade.capture.capture import capture
-from blade.capture.fold_constants import fold
 from blade.config import Config
+from blade.graph.torchscript.fold_constants import fold
 
 
 class Calls(nn.Module):
