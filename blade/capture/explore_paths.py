@@ -60,28 +60,41 @@ def _with_further_paths(
     seen, name = traced.seen, traced.module.original_name
     waiting = sorted(traced.unserved, key=_rank)
     while waiting and len(table.paths) < config.max_paths:
-        (one, _), *waiting = waiting
-        path = _path_at(own, seen, one.sample, reasons)
-        if path is None or not table.add(path):
+        (one, why), *waiting = waiting
+        if not one.what.startswith("sample") and table.is_of_a_count(why):
             continue
-        if not one.what.startswith("sample") and table.counts(path):
-            table.remove_last()
+        path = _path_at(own, seen, one.sample, reasons)
+        if path is None:
+            continue
+        if table.widened_by(path):
+            traced, waiting = _served_again(traced, waiting)
+            continue
+        if not table.add(path):
             continue
         try:
             module = table.module(name, seen.call.names)
         except CannotMerge:
             table.remove_last()
             continue
-        found, unserved = differences_of(module, seen, [ref for ref, _ in traced.unserved])
-        if found or any(
-            ref is one for ref, _ in unserved
-        ):  # the path is wrong, or not where it was
+        again, left = _served_again(replace(traced, module=module, frozen=module), waiting)
+        if len(again.differences) > len(traced.differences) or any(
+            ref is one for ref, _ in again.unserved
+        ):  # the path is wrong, or does not lead here
             table.remove_last()
             continue
-        traced = replace(traced, module=module, frozen=module, unserved=unserved)
-        left = {id(ref) for ref, _ in unserved}
-        waiting = [item for item in waiting if id(item[0]) in left]
+        traced, waiting = again, left
     return traced
+
+
+def _served_again(
+    traced: Candidate, waiting: list[tuple[Reference, str]]
+) -> tuple[Candidate, list[tuple[Reference, str]]]:
+    """``traced``, whose module has changed, and which of ``waiting`` it still does not answer."""
+    references = [one for one, _ in traced.unserved]
+    differences, unserved = differences_of(traced.module, traced.seen, references)
+    whys = {id(one): why for one, why in unserved}
+    again = replace(traced, differences=[*traced.differences, *differences], unserved=unserved)
+    return again, [(one, whys[id(one)]) for one, _ in waiting if id(one) in whys]
 
 
 def _rank(item: tuple[Reference, str]) -> int:

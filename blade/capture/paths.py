@@ -20,7 +20,14 @@ import torch
 from blade.capture.decisions.recorder import Decision, Recorder
 from blade.capture.inputs import Sample
 from blade.core.captured import Path
-from blade.graph.torchscript.check_forms import FLOATS, INTEGERS, RANK, check_forms
+from blade.graph.torchscript.check_forms import (
+    FLOATS,
+    IDENTITY,
+    INTEGERS,
+    RANK,
+    STRUCTURE,
+    check_forms,
+)
 from blade.graph.torchscript.decision_checks import checks_of, describe_checks, drop_check
 from blade.graph.torchscript.hoist_size_checks import ASSUMED, hoist_size_checks
 from blade.graph.torchscript.merge_paths import PathGraph, merged, same_computation
@@ -29,6 +36,9 @@ WHAT_TO_DO = (
     "Optimize with a sample that takes this path, too (Config.max_paths bounds their number), or call the original "
     "model here."
 )
+
+
+FORMS = (RANK, FLOATS, INTEGERS, IDENTITY)
 
 
 @dataclass
@@ -61,14 +71,17 @@ def finish(module: torch.jit.ScriptModule, recorder: Recorder, sample: Sample) -
     graph, decisions = module.graph, recorder.decisions
     given: Any = graph.inputs()
     conditions = {}
-    if decisions and len(list(given)) == len(sample) + 1:
-        conditions = hoist_size_checks(graph, sample)
-        forms = {k: i for k, i in recorder.consulted.items() if k in (RANK, FLOATS, INTEGERS)}
+    if len(list(given)) == len(sample) + 1:
+        if decisions:
+            conditions = hoist_size_checks(graph, sample)
+        forms = {k: i for k, i in recorder.consulted.items() if k in FORMS}
         conditions = check_forms(graph, sample, forms) | conditions
     left = {check.index for check in checks_of(graph)}
     elements = frozenset(left - conditions.keys())
 
     def describe(index: int) -> str:
+        if index == STRUCTURE:
+            return f"its containers have to hold the same: {conditions[index]}. {WHAT_TO_DO}"
         if index == ASSUMED:
             return f"its sizes have to fit together: {conditions[index]}. {WHAT_TO_DO}"
         one = decisions[index]
@@ -94,28 +107,36 @@ class PathTable:
     def __init__(self, first: CapturedPath) -> None:
         self.paths = [first]
 
-    def add(self, path: CapturedPath) -> bool:
-        """Let ``path`` begin where its decisions part from those of a known path; ``False`` if they do not.
+    def widened_by(self, path: CapturedPath) -> bool:
+        """Drop the check at which ``path`` parts from a known path, if both compute the same behind it.
 
-        A decision without consequences is none: where ``path`` computes what the known one does, the check
-        goes instead.
+        A decision without consequences is none.
         """
-        lengths = [_common(known.decisions, path.decisions) for known in self.paths]
-        longest = max(lengths)
-        known = self.paths[len(lengths) - 1 - lengths[::-1].index(longest)]
-        if longest in known.others or longest not in known.conditions:
+        known, index = self._parting(path)
+        if index not in known.conditions or not _is_alike(known, path, index):
             return False
-        if _is_alike(known, path, longest):
-            drop_check(known.module.graph, longest)
-            del known.conditions[longest]
-            known.elements -= {longest}
-            if set(known.conditions) == {ASSUMED}:  # nothing relies on it any more
-                drop_check(known.module.graph, ASSUMED)
-                known.conditions.clear()
-            return True
-        known.others[longest] = path
+        drop_check(known.module.graph, index)
+        del known.conditions[index]
+        known.elements -= {index}
+        if set(known.conditions) == {ASSUMED}:  # nothing relies on it any more
+            drop_check(known.module.graph, ASSUMED)
+            known.conditions.clear()
+        return True
+
+    def add(self, path: CapturedPath) -> bool:
+        """Let ``path`` begin where its decisions part from those of a known path; ``False`` if they do not."""
+        known, index = self._parting(path)
+        if index in known.others or index not in known.conditions:
+            return False
+        known.others[index] = path
         self.paths.append(path)
         return True
+
+    def _parting(self, path: CapturedPath) -> tuple[CapturedPath, int]:
+        """The last of the known paths that go along with ``path`` the longest, and where they part."""
+        lengths = [_common(known.decisions, path.decisions) for known in self.paths]
+        longest = max(lengths)
+        return self.paths[len(lengths) - 1 - lengths[::-1].index(longest)], longest
 
     def remove_last(self) -> None:
         """Take back the last addition."""
@@ -123,13 +144,15 @@ class PathTable:
         for known in self.paths:
             known.others = {k: one for k, one in known.others.items() if one is not last}
 
-    def counts(self, path: CapturedPath) -> bool:
-        """Whether a count or another number, not a yes or no, made ``path`` part from the others."""
-        for known in self.paths:
-            for index, other in known.others.items():
-                if other is path:
-                    return known.decisions[index].kind not in ("bool", "comparison")
-        return False
+    def is_of_a_count(self, why: str) -> bool:
+        """Whether a count or another number, not a yes or no, made a call fail with the message ``why``."""
+        index = int(why.partition("[")[2].partition("]")[0])
+        found = [
+            known.decisions[index].kind
+            for known in self.paths
+            if index < len(known.decisions) and str(known.decisions[index]) in why
+        ]
+        return bool(found) and found[0] not in ("bool", "comparison")
 
     def finish_again(self, module: torch.jit.ScriptModule) -> None:
         """``finish`` for another copy of the only path's module."""

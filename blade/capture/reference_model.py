@@ -185,9 +185,14 @@ def answer_of(function: Callable[[Sample], Any], sample: Sample) -> Answer:
 
 def copy_of(value: Any) -> Any:
     """Return ``value`` with every tensor in it cloned (strides kept), so that in-place ops stay private."""
-    return pytree.tree_map(
-        lambda leaf: leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf, value
-    )
+    made: dict[int, torch.Tensor] = {}  # one tensor that is given twice stays one
+
+    def copy(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        return made.setdefault(id(leaf), leaf.detach().clone())
+
+    return pytree.tree_map(copy, value)
 
 
 def seeded(function: Callable[[], T]) -> T:

@@ -15,6 +15,7 @@ from torch import nn
 from torch.jit._trace import TracerWarning
 from torch.utils import _pytree as pytree
 
+from blade.capture.decisions.identity import code_that_compares_objects
 from blade.capture.decisions.recorder import Recorder, recording
 from blade.capture.decisions.shadows import shadowed
 from blade.capture.inputs import CallSignature, Sample, call_from, flat_arguments
@@ -83,6 +84,8 @@ def _tracing(model: nn.Module) -> Iterator[Recorder]:
     """Without gradients, with the decisions of ``model``'s code recorded."""
     weights = frozenset(map(id, (*model.parameters(), *model.buffers())))
     with torch.no_grad(), patched_repeat_interleave, shadowed(model), recording(weights) as made:
+        if (code := code_that_compares_objects(model)) is not None:
+            made.consult_code("identity", code)
         yield made
 
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -94,6 +94,15 @@ class Recorder:
             return
         if (rank_of(tensor) or about == "device") and is_traced(tensor):
             self.consulted[about] = self._add("form", about)
+
+    def consult_code(self, about: str, place: tuple[CodeType, int]) -> None:
+        """Note that the model's code asks for forms at ``place``, a code and a line of it."""
+        code, number = place
+        where = f"{os.path.basename(code.co_filename)}:{number}"
+        line = linecache.getline(code.co_filename, number).strip()
+        index = len(self.decisions)
+        self.consulted[about] = index
+        self.decisions.append(Decision(index, "form", where, code.co_name, line, repr(about)))
 
     def note(self, kind: str, outcome: object, check: Callable[[str], Any]) -> None:
         """Add a decision; ``check(text)`` puts its check into the graph."""
@@ -311,18 +320,21 @@ def _indexing(original: Callable[..., Any]) -> Callable[..., Any]:
 
     def method(self: torch.Tensor, index: Any, *value: Any) -> Any:
         recorder = current()
-        if recorder is None or not _is_recorded(index):
+        if recorder is None:
             return original(self, index, *value)
+        if isinstance(index, tuple):
+            index = tuple(_stacked(part) if _has_numbers(part) else part for part in index)
+        elif _has_numbers(index):
+            index = _stacked(index)
         with recorder.paused():
             return original(self, index, *value)
 
     return method
 
 
-def _is_recorded(index: Any) -> bool:
-    """Whether all traced tensors in ``index`` become values of the trace."""
-    parts = index if isinstance(index, tuple) else (index,)
-    return not any(isinstance(part, (list, tuple)) for part in parts)
+def _has_numbers(part: Any) -> bool:
+    """Whether ``part`` is a list of indices with traced ones, which the tracer would take for constants."""
+    return isinstance(part, list) and _has_traced(part)
 
 
 def _contains(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from blade.graph.torchscript.check_forms import STRUCTURE
 from blade.graph.torchscript.decision_checks import check_of, checks_of
 from blade.graph.torchscript.program import TENSOR
 
@@ -27,14 +28,17 @@ OP = "blade::answer_by_original"
 def answer_by_original(graph: torch._C.Graph, number: int) -> bool:
     """Rewrite every check whose failure may end the call; ``number`` is that of the original, or 0.
 
-    ``False``, and nothing is changed, if inputs or results are no tensors or tuples of tensors.
+    Without tensors, or tuples of them, as inputs the call raises. ``False``, and nothing is changed, if the
+    results are something else.
     """
     given: Any = graph.inputs()
     _, *inputs = given
     if next(checks_of(graph), None) is None:
         return True
-    if not all(_is_tensors(v.type()) for v in (*inputs, *graph.outputs())):
+    if not all(_is_tensors(value.type()) for value in graph.outputs()):
         return False
+    if not all(_is_tensors(value.type()) for value in inputs):
+        inputs, number = [], 0
     _Writer(graph, inputs, number).rewrite(graph.block())
     graph.lint()
     return True
@@ -103,7 +107,8 @@ class _Writer:
         tensors = graph.insertNode(graph.create("prim::ListConstruct", given, 1)).output()
         tensors.setType(torch._C.ListType(TENSOR))
         count = sum(map(_count, kinds))
-        constants = [graph.insertConstant(x) for x in (self._number, count, text)]
+        number = 0 if f"[{STRUCTURE}]" in text else self._number  # not what the caller gave
+        constants = [graph.insertConstant(x) for x in (number, count, text)]
         node = graph.insertNode(graph.create(OP, [tensors, *constants], 1))
         node.output().setType(torch._C.ListType(TENSOR))
         unpacked = graph.insertNode(graph.create("prim::ListUnpack", [node.output()], count))

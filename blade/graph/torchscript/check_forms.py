@@ -14,6 +14,10 @@ import torch
 from blade.graph.torchscript.decision_checks import MARK
 
 RANK, FLOATS, INTEGERS = "rank", "dtype of floats", "dtype of integers"
+IDENTITY = "identity"
+
+STRUCTURE = 1_000_001
+"""The number of the check of what containers among the inputs hold, which no decision asked for."""
 
 
 def check_forms(
@@ -21,7 +25,8 @@ def check_forms(
 ) -> dict[int, str]:
     """Write a check in front of ``graph`` for each kind of form in ``asked``, which maps it to a number.
 
-    Return the conditions by number. Inputs that are no tensors or tuples of tensors are not checked.
+    Return the conditions by number. What a tuple or dict among the inputs holds is always checked: TorchScript
+    takes a tensor of two rows for a tuple of two, and dicts with any keys.
     """
     given: Any = graph.inputs()
     _, *inputs = given
@@ -30,7 +35,7 @@ def check_forms(
     tensors: list[tuple[Any, torch.Tensor, str]] = []
     for value, entry in zip(inputs, sample, strict=True):
         tensors += _leaves(own, value, entry, value.debugName())
-    texts: dict[int, str] = {}
+    texts = _check_containers(own, inputs, sample)
     lines = [f"def check({', '.join(f'x{k}: Tensor' for k in range(len(tensors)))}) -> None:"]
     for kind, number in asked.items():
         terms = [
@@ -42,7 +47,13 @@ def check_forms(
             code = " and ".join(f"({code})" for code, _ in terms)
             texts[number] = " and ".join(shown for _, shown in terms)
             lines += [f"    if not ({code}):", f"        raise RuntimeError('{MARK}{number}')"]
-    if texts:
+    same = _identity(tensors) if IDENTITY in asked else []
+    if same:
+        number = asked[IDENTITY]
+        texts[number] = " and ".join(shown for _, shown in same)
+        code = " and ".join(f"({code})" for code, _ in same)
+        lines += [f"    if not ({code}):", f"        raise RuntimeError('{MARK}{number}')"]
+    if len(lines) > 1:
         unit: Any = torch.jit.CompilationUnit("\n".join([*lines, "    return None", ""]))
         own.insertGraph(unit.check.graph, [value for value, _, _ in tensors])
     own.setInsertPoint(own.block())
@@ -72,3 +83,46 @@ def _term(kind: str, tensor: torch.Tensor) -> str | None:
     if (kind == FLOATS) != tensor.is_floating_point():
         return None
     return f"dtype == {tensor.dtype}"
+
+
+def _check_containers(graph: Any, inputs: Sequence[Any], sample: Sequence[Any]) -> dict[int, str]:
+    """Check ranks in tuples and keys of dicts; return the condition, if there is one."""
+    terms: list[str] = []
+    given: list[Any] = []
+    parameters: list[str] = []
+    shown: list[str] = []
+    for value, entry in zip(inputs, sample, strict=True):
+        name = f"x{len(given)}"
+        if isinstance(entry, dict) and value.type().kind() == "DictType":
+            found = [f"len({name}) == {len(entry)}", *(f"{key!r} in {name}" for key in entry)]
+        elif isinstance(entry, tuple) and value.type().kind() == "TupleType":
+            found = [
+                f"{name}[{k}].dim() == {part.dim()}"
+                for k, part in enumerate(entry)
+                if isinstance(part, torch.Tensor)
+            ]
+        else:
+            continue
+        terms += found
+        shown += [one.replace(name, value.debugName()) for one in found]
+        parameters.append(f"{name}: {value.type().annotation_str}")
+        given.append(value)
+    if not terms:
+        return {}
+    code = " and ".join(f"({one})" for one in terms)
+    lines = [f"def check({', '.join(parameters)}) -> None:", f"    if not ({code}):"]
+    lines += [f"        raise RuntimeError('{MARK}{STRUCTURE}')", "    return None", ""]
+    unit: Any = torch.jit.CompilationUnit("\n".join(lines))
+    graph.insertGraph(unit.check.graph, given)
+    return {STRUCTURE: " and ".join(shown)}
+
+
+def _identity(tensors: Sequence[tuple[Any, torch.Tensor, str]]) -> list[tuple[str, str]]:
+    """Which of the tensors are one and the same object, and which are not."""
+    found = []
+    for k, (_, first, name) in enumerate(tensors):
+        for j, (_, second, other) in enumerate(tensors[:k]):
+            if first.dim() == second.dim() and first.dtype == second.dtype:
+                word = "is" if first is second else "is not"
+                found.append((f"x{j} {word} x{k}", f"{other} {word} {name}"))
+    return found
