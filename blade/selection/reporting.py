@@ -20,7 +20,7 @@ from blade.core.captured import Captured
 from blade.core.disk_cache import untrusted
 from blade.core.hardware import cpu_name
 from blade.core.reason import Reason
-from blade.graph.torchscript.listing import kind_of, list_nodes
+from blade.graph.torchscript.listing import check_nodes, kind_of, list_nodes
 from blade.graph.torchscript.view import GraphView
 from blade.report import (
     ATTRIBUTE,
@@ -93,7 +93,8 @@ def _report(task: Task, decided: SelectionResult, state: str) -> Report:
     captured, graph = task.captured, task.graph
     members = {c.built.name: c.built.group.nodes for c in decided.confirmed.composition.choices}
     inside = {node for nodes in members.values() for node in nodes}
-    outside = [n for i, n in enumerate(graph.nodes) if i not in inside]
+    checks = check_nodes(graph)
+    outside = [n for i, n in enumerate(graph.nodes) if i not in inside and i not in checks]
     return Report(
         clusters=decided.clusters,
         reasons=(*task.reasons, *decided.reasons, *untrusted(task.config.cache)),
