@@ -187,9 +187,7 @@ def _trace_or_script(
     return traced
 
 
-def _exported(
-    program: ExportedProgram, own: nn.Module, inputs: Any, config: Config
-) -> Candidate:
+def _exported(program: ExportedProgram, own: nn.Module, inputs: Any, config: Config) -> Candidate:
     """Return ``program`` as it is, compared with ``own``, its module."""
     seen = run_references(own, inputs, config, bake=True)
     interface = interface_of(program, own, seen.call, seen.samples[0])

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """torch's higher-order operators as ``prim::If`` and ``prim::Loop``, or inlined.
 
-``cond`` becomes an If, ``while_loop`` a Loop with a condition, ``scan``, ``associative_scan`` and ``map``
-a Loop over the first axis, whose results are collected in lists and stacked. An operator that only says how
-its subgraph is to be run (``wrap_with_set_grad_enabled``, ``invoke_subgraph``) is that subgraph.
+``cond`` becomes an If, ``while_loop`` a Loop with a condition, ``scan`` and ``map`` a Loop over the first
+axis, whose results are collected in lists and stacked. A change of the gradient mode is its subgraph.
 """
 
 from __future__ import annotations
@@ -38,29 +37,19 @@ def write_higher_order(
     """
     if name in _FUNCTIONALIZED:
         return _FUNCTIONALIZED[name](writer, args[0], kwargs)
-    if name in _INLINED:
-        return _inlined(run, args)
+    if name == "wrap_with_set_grad_enabled":
+        _, body, *operands = args
+        return run(body, operands)
     if name not in _WRITERS:
         what = f"The higher-order operator {name!r} has no form in TorchScript."
         raise Refused(Code.EXPORT_FAILED, what)
     return _WRITERS[name](writer, run, *args, **kwargs)
 
 
-def _inlined(run: Run, args: Sequence[Any]) -> Any:
-    """The arguments before the subgraph are settings; those after it are its inputs, and an identifier."""
-    place = next(k for k, one in enumerate(args) if isinstance(one, fx.GraphModule))
-    return run(args[place], [one for one in args[place + 1 :] if not isinstance(one, str)])
-
-
 _FUNCTIONALIZED = {
     "auto_functionalized": write_functionalized,
     "auto_functionalized_v2": write_functionalized_bases,
 }
-
-_INLINED = frozenset(
-    ("wrap_with_set_grad_enabled", "wrap", "invoke_subgraph", "strict_mode")
-    + ("wrap_activation_checkpoint", "tag_activation_checkpoint", "hints_wrapper")
-)
 
 
 def _cond(
@@ -132,38 +121,16 @@ def _map(
     return _over_first_axis(writer, step, [], xs, len(returned))
 
 
-def _associative_scan(
-    writer: ScriptWriter,
-    run: Run,
-    body: fx.GraphModule,
-    xs: Sequence[Any],
-    additional: Sequence[Any] = (),
-) -> list[Any]:
-    """One element after the other: the first is its own result."""
-
-    def step(carried: Values, slices: Values) -> tuple[Values, Values]:
-        made = _values(writer, run(body, [*carried, *slices, *additional]))
-        return made, made
-
-    aten = torch.ops.aten
-    zero, one = writer.constant(0), writer.constant(1)
-    first = [_call(writer, aten.select.int, [x, zero, zero]) for x in xs]
-    end = writer.constant(2**63 - 1)
-    rest = [_call(writer, aten.slice.Tensor, [x, zero, one, end, one]) for x in xs]
-    return _over_first_axis(writer, step, first, rest, len(xs), starts=first)[len(xs) :]
-
-
 def _over_first_axis(
     writer: ScriptWriter,
     step: Callable[[Values, Values], tuple[Values, Values]],
     init: Values,
     xs: Sequence[torch._C.Value],
     count: int,
-    starts: Values | None = None,
 ) -> list[Any]:
-    """The carried values and ``count`` stacked results, which begin with ``starts``."""
+    """The carried values and ``count`` stacked results."""
     zero = writer.constant(0)
-    lists = [writer.list_of([] if starts is None else [starts[k]], TENSOR) for k in range(count)]
+    lists = [writer.list_of([], TENSOR) for _ in range(count)]
 
     def trip(index: torch._C.Value, carried: Values) -> tuple[None, Values]:
         slices = [_call(writer, torch.ops.aten.select.int, [x, zero, index]) for x in xs]
@@ -201,5 +168,4 @@ _WRITERS: dict[str, Callable[..., Any]] = {
     "while_loop": _while_loop,
     "scan": _scan,
     "map_impl": _map,
-    "associative_scan": _associative_scan,
 }

@@ -19,6 +19,7 @@ from blade.capture.exported.numbers import write_call, write_expression
 from blade.core.reason import Code
 from blade.errors import InputError, Refused
 from blade.graph.torchscript.bind_overloads import SCALAR_TYPES
+from blade.graph.torchscript.decision_checks import NO_PATH
 from blade.graph.torchscript.writer import BOOL, INT, ScriptWriter, Values
 
 _Check = tuple[torch._C.Value, str]
@@ -61,7 +62,7 @@ def _write(writer: ScriptWriter, checks: Sequence[_Check]) -> None:
 
     def fail() -> Values:
         string = torch._C.StringType.get()
-        texts = [writer.constant(f"{text} does not hold; {_WHY}") for _, text in checks]
+        texts = [writer.constant(f"{NO_PATH}: {text} does not hold; {_WHY}.") for _, text in checks]
         false = writer.constant(False)
         first = writer.op("aten::index", [writer.list_of(conditions, BOOL), false], INT)
         every_text = writer.list_of(texts, string)
