@@ -9,7 +9,7 @@ import torch
 
 from blade.capture.attributes import attributes_of
 from blade.capture.clean import forward_of, freeze
-from blade.capture.derived_shapes import axes_of
+from blade.capture.derived_shapes import Axis, axes_of
 from blade.capture.equivalence import find_differences
 from blade.capture.inputs import Sample
 from blade.capture.messages import Differences
@@ -45,6 +45,7 @@ class Candidate:
     key: str | None = None
     is_compared: bool = True
     frozen: torch.jit.ScriptModule | None = None  # ``module`` frozen, if still unchanged
+    fixed: frozenset[Axis] = frozenset()  # sizes that an exported program has as constants
 
     @property
     def decides_on_elements(self) -> bool:

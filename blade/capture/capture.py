@@ -18,11 +18,14 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.export import ExportedProgram
 
 from blade.capture.candidate import Candidate, LookUp, compared, is_within
+from blade.capture.capture_exported import inputs_of, interface_of, module_of, script_exported
 from blade.capture.clean import clean, freeze
 from blade.capture.derived_shapes import Axis, axes_of
 from blade.capture.explore_paths import explore, served_by, tell
+from blade.capture.exported.interface import fixed_axes
 from blade.capture.inputs import Sample, gathered, normalize, to_calibrate
 from blade.capture.messages import (
     Differences,
@@ -63,24 +66,30 @@ _log = logging.getLogger(__name__)
 
 
 def capture(
-    model: nn.Module, inputs: Any, config: Config, look_up: LookUp | None = None
+    model: nn.Module | ExportedProgram, inputs: Any, config: Config, look_up: LookUp | None = None
 ) -> Captured:
     """Return a frozen, cleaned graph of ``model`` that agrees with it at the samples and at other sizes.
 
     ``inputs`` is a tensor, a tuple of positional arguments, a mapping of keyword arguments, or a list of such
-    samples. A trace that ``look_up`` knows is compared at other values only; the optimized module has to be
-    compared at all of ``references``. Raises ``InputError`` for a model or inputs that cannot be used, and
-    for a model without a graph that computes the same; ``ConfigError`` for declared sizes that do not fit the
-    inputs.
+    samples; by default, the example inputs of an ``ExportedProgram``. A trace that ``look_up`` knows is
+    compared at other values only; the optimized module has to be compared at all of ``references``.
+
+    Raises ``InputError`` for a model or inputs that cannot be used, and for a model without a graph that
+    computes the same; ``ConfigError`` for declared sizes that do not fit the inputs.
     """
-    own = private_copy(model)
+    program = model if isinstance(model, ExportedProgram) else None
+    own = private_copy(model) if program is None else module_of(program)
+    if program is not None and inputs is None:
+        inputs = inputs_of(program, own)
     reasons: list[Reason] = []
     further: list[Any] = []
     if config.quantizes:
         inputs, further = to_calibrate(
             gathered(inputs, config.calibration_samples), config.calibration_samples
         )
-    if isinstance(own, torch.jit.ScriptModule):
+    if program is not None:
+        graph = _exported(program, own, inputs, config)
+    elif isinstance(own, torch.jit.ScriptModule):
         graph = compared(own, run_references(own, inputs, config, bake=False), "script", config)
     elif isinstance(config.allow_tracing, tuple):
         graph = _script_partly(own, inputs, config, config.allow_tracing)
@@ -109,7 +118,7 @@ def capture(
         how=graph.how,
         limits=graph.limits,
         equal_sizes=graph.equal_sizes,
-        fixed=_fixed(graph.seen),
+        fixed=_fixed(graph.seen) | graph.fixed,
         references=served.references,
         calibration=_normalized(own, graph, inputs, further),
         key=graph.key,
@@ -136,7 +145,7 @@ def _normalized(
     if not further:
         return ()
     known = inputs if isinstance(inputs, list) else [inputs]
-    bake = graph.how == "trace"
+    bake = graph.how != "script"
     _, samples = normalize(signature_of(model), [*known, *further], bake)
     return samples[len(known) :]
 
@@ -176,6 +185,16 @@ def _trace_or_script(
         traced = _with_size_limits(own, traced, config, reasons) if kept is None else kept
     tell(name, traced, config, reasons)
     return traced
+
+
+def _exported(program: ExportedProgram, own: nn.Module, inputs: Any, config: Config) -> Candidate:
+    """Return ``program`` as it is, compared with ``own``, its module."""
+    seen = run_references(own, inputs, config, bake=True)
+    interface = interface_of(program, own, seen.call, seen.samples[0])
+    module = script_exported(program, own, interface)
+    seen.original.reset()
+    graph = compared(module, seen, "export", config)
+    return replace(graph, fixed=fixed_axes(program, interface))
 
 
 def _only_numbers(seen: ReferenceRuns) -> bool:

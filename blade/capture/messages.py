@@ -129,7 +129,7 @@ def no_graph(
     how: str, call: CallSignature, differences: Differences, reasons: Sequence[Reason]
 ) -> str:
     """Return the text of the ``InputError`` when the best graph is wrong."""
-    done = "traced" if how == "trace" else "scripted"
+    done = {"trace": "traced", "script": "scripted", "export": "exported"}[how]
     text = (
         f"model: the {done} module differs from the model at {list_differences(call, differences)}."
     )

@@ -73,7 +73,7 @@ class Captured:
     samples: tuple[tuple[Any, ...], ...]
     probes: tuple[tuple[Any, ...], ...]
     reasons: tuple[Reason, ...]
-    how: str  # "trace" or "script"
+    how: str  # "trace", "script" or "export"
     limits: tuple[SizeRange, ...] = ()
     equal_sizes: tuple[EqualSizes, ...] = ()
     fixed: frozenset[tuple[int, int]] = frozenset()

@@ -73,7 +73,7 @@ def resolve(config: Config) -> tuple[tuple[Backend, ...], tuple[Reason, ...]]:
 
 def warm_up(model: object, backends: Sequence[Backend]) -> None:
     """Tell the backends which device ``model`` is on, before any other call of them."""
-    if not isinstance(model, torch.nn.Module):
+    if not isinstance(model, (torch.nn.Module, torch.export.ExportedProgram)):
         return
     first = next(chain(model.parameters(), model.buffers()), None)
     if first is None:
