@@ -27,6 +27,7 @@ from blade.graph.torchscript.bind_overloads import resolve
 from blade.graph.torchscript.buffers import Buffers, ViewOf, drops_nothing, find_buffers, name_of
 from blade.graph.torchscript.describe import ObservedFacts
 from blade.graph.torchscript.insert import Inserter
+from blade.graph.torchscript.number_tensors import make_number_tensors
 from blade.graph.torchscript.observe_values import observe_facts
 from blade.graph.torchscript.out_of_place import (
     copies_layout,
@@ -47,6 +48,7 @@ _BY_STRIDES = frozenset("view view_as unflatten view_as_real view_as_complex".sp
 
 def functionalize(module: torch.jit.ScriptModule, samples: Sequence[Sequence[Any]]) -> None:
     """Replace in-place ops in ``module``'s forward, where possible; dtypes are taken from ``samples``."""
+    make_number_tensors(module.graph)
     program = read(module.graph)
     if not any(functional(line) or drops_nothing(program, line) for line in program.lines):
         return

@@ -39,7 +39,11 @@ class Inserter:
     def sum_of_ints(self, a: torch._C.Value, b: torch._C.Value) -> torch._C.Value:
         return self._insert("aten::add", [a, b], _INT)
 
-    def constant(self, held: int | list[int]) -> torch._C.Value:
+    def int_of(self, number: torch._C.Value) -> torch._C.Value:
+        """0 or 1 for a bool."""
+        return self._insert("aten::Int", [number], _INT)
+
+    def constant(self, held: int | list[int] | None) -> torch._C.Value:
         graph: Any = self.graph  # insertConstant is missing in the stubs
         made: torch._C.Value = graph.insertConstant(held)
         made.node().moveBefore(self.before)

@@ -70,7 +70,7 @@ def _part(lo: Lowering, x: Value, index: int) -> Value:
 
 @lowers(aten._conj.default, aten.conj.default)
 def conj(lo: Lowering, x: Value) -> Value:
-    if not x.dtype.is_complex:
+    if not x.dtype.is_complex:  # of a real tensor it is that tensor
         return x
     made: Value = lo.call(aten.conj_physical.default, [x])
     return made
