@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from blade.core.cluster import ValueInfo
 from blade.graph.torchscript.alias import find_aliases
 from blade.graph.torchscript.bind_overloads import resolve
 from blade.graph.torchscript.buffers import Buffers, ViewOf, drops_nothing, find_buffers, name_of
@@ -125,7 +126,7 @@ class _Functionalizer:
         views = list(self._path(line.inputs[0]))
         return (
             all(has_inverse(self.program, view) for view in views)
-            and keeps_form(line, self._dtypes(line))
+            and keeps_form(line, self._infos(line))
             and not self._copies_much(line, views)
         )
 
@@ -146,8 +147,14 @@ class _Functionalizer:
         above = self.program.lines[owner]
         return above.kind == "prim::Loop" or self._is_in_loop(above)
 
-    def _dtypes(self, line: Line) -> list[torch.dtype | None]:
-        return [self.facts.info(v).dtype for v in line.inputs]
+    def _infos(self, line: Line) -> list[ValueInfo]:
+        return [self._info(v) for v in line.inputs]
+
+    def _info(self, value: int) -> ValueInfo:
+        is_number = self.program.constant(value) and self.program.is_tensor(value)
+        if is_number and self.program.tensor_constant(value) is None:  # traced into a tensor
+            return ValueInfo("tensor", self.program.tensor_dtype(value), None, 0)
+        return self.facts.info(value)
 
     def _path(self, value: int) -> Iterator[ViewOf]:
         """The views from ``value`` to its whole tensor."""
@@ -238,7 +245,7 @@ class _Functionalizer:
         node = line.node
         insert = Inserter(self.program.graph, node)
         inputs = self._inputs(line, node)
-        new = write_out_of_place(line, inputs, self._dtypes(line), insert)
+        new = write_out_of_place(line, inputs, self._infos(line), insert)
         buffer = self.buffers.buffer(line.inputs[0])
         if not copies_layout(line) and self._depends_on_layout(buffer):
             new = insert.op("aten::copy", [inputs[0], new, insert.constant(False)])

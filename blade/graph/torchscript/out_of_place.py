@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import torch
 
+from blade.core.cluster import ValueInfo
 from blade.graph.torchscript.bind_overloads import resolve
 from blade.graph.torchscript.buffers import name_of, writes_first
 from blade.graph.torchscript.insert import Inserter
@@ -58,20 +59,23 @@ def _parameters(overload: torch._ops.OpOverload) -> list[tuple[str, str]]:
     return [(a.name, str(a.type)) for a in overload._schema.arguments]
 
 
-def keeps_form(line: Line, dtypes: Sequence[torch.dtype | None]) -> bool:
-    """Whether ``write_out_of_place`` keeps ``self``'s dtype and shape; ``dtypes`` are those of the inputs."""
+def keeps_form(line: Line, infos: Sequence[ValueInfo]) -> bool:
+    """Whether ``write_out_of_place`` keeps ``self``'s dtype and shape; ``infos`` are those of the inputs."""
     twin = functional(line)
     if twin is None:
         return False
-    name, own = name_of(twin), dtypes[0]
+    name, own = name_of(twin), infos[0]
     if name in _KEEPS_FORM:
         return True
-    if name in _ANSWERS_BOOL and own is None:
+    if name in _ANSWERS_BOOL and own.dtype is None:
         return False
-    for argument, dtype in list(zip(twin._schema.arguments, dtypes, strict=True))[1:]:
+    for argument, info in list(zip(twin._schema.arguments, infos, strict=True))[1:]:
         if "Tensor" not in str(argument.type):
             continue
-        if argument.name not in _BROADCAST or own is None or dtype is None:
+        if argument.name not in _BROADCAST or own.dtype is None or info.dtype is None:
+            return False
+        promotes = argument.name != "mask" and info.dtype != own.dtype
+        if promotes and (own.rank is None or info.rank is None):
             return False
     return True
 
@@ -79,12 +83,12 @@ def keeps_form(line: Line, dtypes: Sequence[torch.dtype | None]) -> bool:
 def write_out_of_place(
     line: Line,
     inputs: Sequence[torch._C.Value],
-    dtypes: Sequence[torch.dtype | None],
+    infos: Sequence[ValueInfo],
     insert: Inserter,
 ) -> torch._C.Value:
     """What ``line`` leaves in its first argument; ``inputs`` stand for those of ``line``."""
     twin = functional(line)
-    assert twin is not None and keeps_form(line, dtypes), line
+    assert twin is not None and keeps_form(line, infos), line
     name = name_of(twin)
     own, given = inputs[0], list(inputs)
     if name in _KEEPS_FORM:
@@ -93,17 +97,20 @@ def write_out_of_place(
     for place, argument in enumerate(twin._schema.arguments):
         if argument.name not in _BROADCAST or "Tensor" not in str(argument.type):
             continue
-        given[place] = insert.op("aten::expand_as", [given[place], own])
+        if infos[place].rank != 0:  # a 0-d operand enlarges nothing, and promotes like a number
+            given[place] = insert.op("aten::expand_as", [given[place], own])
         if argument.name != "mask":
-            is_cast |= _promotes(dtypes[0], dtypes[place])
+            is_cast |= _promotes(infos[0], infos[place])
     made = insert.op(twin._schema.name, given)
     return insert.op("aten::type_as", [made, own]) if is_cast else made
 
 
-def _promotes(own: torch.dtype | None, other: torch.dtype | None) -> bool:
-    """Whether a result of tensors of these dtypes is not of dtype ``own``."""
-    assert own is not None and other is not None
-    return torch.promote_types(own, other) != own
+def _promotes(own: ValueInfo, other: ValueInfo) -> bool:
+    """Whether a result of tensors like these may not be of the dtype of ``own``."""
+    assert own.dtype is not None and other.dtype is not None
+    if other.rank == 0 and own.rank != 0:  # of a higher category it could not be written
+        return False
+    return torch.promote_types(own.dtype, other.dtype) != own.dtype
 
 
 def copies_layout(line: Line) -> bool:

@@ -111,6 +111,14 @@ def _other_dtype(x: torch.Tensor) -> torch.Tensor:
     return y
 
 
+def _by_a_scalar(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """A 0-d operand of a higher dtype does not make the product more exact."""
+    y, z = x * 2, x.sum() * 1
+    y[:, 1:] *= torch.pi * x.double().sum()
+    z += x.double().mean()
+    return y, z
+
+
 def _in_a_loop(x: torch.Tensor) -> torch.Tensor:
     y = x * 2
     for _ in range(x.size(0)):
@@ -254,6 +262,7 @@ REPLACED = (
     _view_read_after,
     _view_returned,
     _other_dtype,
+    _by_a_scalar,
     _in_a_loop,
     _slices,
     _mask,
@@ -365,6 +374,14 @@ def _script(model: Model) -> torch.jit.ScriptModule:
     return scripted
 
 
+def _trace(model: Model) -> torch.jit.ScriptModule:
+    class Holder(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> object:
+            return model(x)
+
+    return torch.jit.freeze(torch.jit.trace(Holder().eval(), (_sample(),)))
+
+
 def _sample(rows: int = 3, seed: int = 0) -> torch.Tensor:
     return torch.randn(rows, 4, generator=torch.Generator().manual_seed(seed))
 
@@ -419,6 +436,20 @@ def test_still_raises_where_the_operand_is_larger() -> None:
     assert not _writes(module)
     with pytest.raises(RuntimeError, match="expand"):
         module(_sample(rows=3))
+
+
+def test_a_number_that_was_traced() -> None:
+    def model(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        y[:, :2] *= 0.1
+        y += 3
+        return y
+
+    module = _trace(model)
+    assert _writes(module)
+    functionalize(module, [(_sample(),)])
+    assert not _writes(module)
+    _check_same(model, module)
 
 
 def test_returned_tensors_are_still_one() -> None:
