@@ -45,7 +45,9 @@ def _all_in_one_engine(model: torch.nn.Module, x: torch.Tensor, *others: torch.T
     optimized = blade.optimize(model.eval(), x, _QUICK)
     report = blade.report(optimized)
     assert [c.backend for c in report.clusters] == ["disc"], report
-    assert not report.outside, report
+    assert set(report.outside) <= {"prim::If", "prim::RaiseException"}, (
+        report
+    )  # guards of the capture
     assert not [r for r in report.reasons if r.code in (blade.Code.ALIASES, blade.Code.MUTATES)]
     for other in (x, *others):
         torch.testing.assert_close(optimized(other), model(other), rtol=1e-5, atol=1e-5)
