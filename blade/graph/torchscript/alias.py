@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cache
 
 import torch
 
@@ -143,7 +144,12 @@ def schema_of(node: torch._C.Node) -> torch._C.FunctionSchema | None:
     """The operator schema that ``node`` was resolved to; ``None`` without one and for calls into Python."""
     text = node.schema()
     unknown = text == "(no schema)" or node.kind() == "prim::PythonOp"
-    return None if unknown else torch._C.parse_schema(text)
+    return None if unknown else _parsed(text)
+
+
+@cache
+def _parsed(schema: str) -> torch._C.FunctionSchema:
+    return torch._C.parse_schema(schema)
 
 
 def _apply_schema(
@@ -177,7 +183,7 @@ def _apply_schema(
         names: Iterable[str] = () if info is None else info.before_set
         shared = frozenset[int]().union(*(by_set.get(n, frozenset()) for n in names))
         if info is not None and not shared:  # wildcard: an element of some argument
-            shared = found.union(line.inputs)
+            shared = found.union(v for v in line.inputs if not _is_plain(program, v))
         if info is None:
             shared = _unannotated(program, line, value, result.type.kind() in _VARIABLE, found)
         found.roots[value] = shared if shared else frozenset({value})
@@ -225,6 +231,14 @@ def _contained(kind: torch._C.JitType) -> list[torch._C.JitType]:
     """The types that ``kind`` is made of: elements of a list or tuple, keys and values of a dict."""
     found: list[torch._C.JitType] = kind.containedTypes()  # type: ignore[attr-defined]
     return found
+
+
+def _is_plain(program: Program, value: int) -> bool:
+    """Whether ``value`` is a number, a string, nothing, or a list of such: no part of a tensor."""
+    kind = program.values[value].type()
+    if _is_container(kind):
+        return all(map(_is_immutable, _contained(kind)))
+    return _is_immutable(kind)
 
 
 def _apply_unknown(line: Line, found: Aliases, merges: list[frozenset[int]]) -> None:

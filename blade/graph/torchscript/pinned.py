@@ -13,6 +13,7 @@ from blade.graph.torchscript.bind_overloads import resolve
 from blade.graph.torchscript.describe import ObservedFacts
 from blade.graph.torchscript.program import Line, Program
 from blade.graph.torchscript.scalar_lines import FROM_CHAIN
+from blade.graph.torchscript.scalars_to_fx import has_form
 
 _IN_TRAINING = {
     "batch_norm": "training",
@@ -31,6 +32,7 @@ class _RuleInput:
 
     program: Program
     aliases: Aliases
+    cheap: frozenset[int]
     facts: ObservedFacts
     head: Line
     lines: Sequence[int]
@@ -42,6 +44,7 @@ class _RuleInput:
 def find_excluded(
     program: Program,
     aliases: Aliases,
+    cheap: frozenset[int],
     facts: ObservedFacts,
     units: Sequence[Sequence[int]],
     reads: Sequence[Mapping[int, bool]],
@@ -52,7 +55,9 @@ def find_excluded(
     pins: dict[int, Reason] = {}
     for index, unit in enumerate(units):
         head = program.lines[unit[0]]
-        case = _RuleInput(program, aliases, facts, head, unit, reads[index], nodes[index], returned)
+        case = _RuleInput(
+            program, aliases, cheap, facts, head, unit, reads[index], nodes[index], returned
+        )
         for rule, code in _RULES:
             detail = rule(case)
             if detail is not None:
@@ -173,6 +178,21 @@ def _has_known_sizes(node: OpNode) -> bool:
     return bool(indices) and all(i.dtype not in masks for i in indices)
 
 
+def _inexpressible(case: _RuleInput) -> str | None:
+    """A number that an op takes must have an FX form; without this rule the whole cluster would be refused."""
+    pending = [v for i in case.lines for v in case.program.lines[i].reads]
+    seen: set[int] = set()
+    while pending:
+        line = case.program.maker(pending.pop())
+        if line is None or line.index not in case.cheap or line.index in seen:
+            continue
+        seen.add(line.index)
+        if not has_form(line.kind):
+            return f"It takes a number that {line.kind} makes of sizes, which has no symbolic form."
+        pending.extend(line.reads)
+    return None
+
+
 def _unknown(case: _RuleInput) -> str | None:
     tensors = [case.facts.info(v) for v in case.reads] + list(case.node.outputs)
     for info in tensors:
@@ -188,5 +208,6 @@ _RULES: tuple[tuple[Callable[[_RuleInput], str | None], Code], ...] = (
     (_random, Code.RANDOM),
     (_aliases, Code.ALIASES),
     (_data_dependent, Code.DATA_DEPENDENT),
+    (_inexpressible, Code.UNSUPPORTED_OP),
     (_unknown, Code.UNKNOWN_TYPE),
 )

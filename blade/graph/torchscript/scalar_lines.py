@@ -29,7 +29,8 @@ SCALAR = frozenset(
     "aten::ceil aten::round aten::sqrt aten::pow aten::abs prim::min prim::max prim::abs aten::eq "
     "aten::ne aten::lt aten::le aten::gt aten::ge aten::__and__ aten::__or__ aten::__not__ "
     "aten::__is__ aten::__isnot__ aten::__getitem__ aten::__range_length aten::__derive_index "
-    "prim::unchecked_cast aten::list aten::format aten::str aten::slice aten::mod".split()
+    "prim::unchecked_cast aten::list aten::copy aten::sum aten::format aten::str aten::slice aten::mod "
+    "aten::__lshift__ aten::__rshift__ aten::__contains__ aten::divmod prim::type".split()
 )
 """Arithmetic on plain scalars and lists; a scalar line if no tensor goes in or comes out."""
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
+from functools import reduce
 from typing import Any
 
 import torch
@@ -36,7 +37,7 @@ from blade.graph.torchscript.boundary_scalars import tensor_form
 from blade.graph.torchscript.describe import source
 from blade.graph.torchscript.program import Line
 from blade.graph.torchscript.scalar_lines import CHAIN, FROM_CHAIN
-from blade.graph.torchscript.scalars_to_fx import FUNCTIONS, PASS_THROUGH
+from blade.graph.torchscript.scalars_to_fx import FOLDS, FUNCTIONS, LISTS, PASS_THROUGH
 from blade.graph.torchscript.view import GraphView
 
 _DISGUISED_DTYPE = torch.int64
@@ -210,6 +211,8 @@ class _FxGraphBuilder:
     def _cheap(self, line: Line, value: int) -> Any:
         if line.kind == "prim::Constant":
             return self._constant(value)
+        if line.kind == "prim::TupleConstruct":
+            return tuple(self._evaluate(v) for v in line.inputs)
         if line.kind == "prim::ListConstruct":
             tensors = self.view.program.values[value].type().getElementType().kind()
             numbers = tensors in ("IntType", "FloatType", "BoolType", "NumberType")
@@ -224,13 +227,25 @@ class _FxGraphBuilder:
             return self._size(line, inputs[0], 0)
         if line.kind == "aten::numel":
             return self._numel(line, inputs[0])
-        if line.kind == "aten::__getitem__":
-            return inputs[0][inputs[1]]
-        if line.kind == "prim::ListUnpack":
-            return inputs[0][line.outputs.index(value)]
+        if inputs and isinstance(inputs[0], (list, tuple)):
+            return self._of_list(line, inputs, line.outputs.index(value))
+        if line.kind == "aten::divmod":
+            both = ("aten::floordiv", "aten::remainder")
+            return self._apply(FUNCTIONS[both[line.outputs.index(value)]], inputs, line)
         if line.kind in _OF_TENSOR:
             return _OF_TENSOR[line.kind](value_of(inputs[0]))
         return self._arithmetic(line, inputs)
+
+    def _of_list(self, line: Line, inputs: list[Any], output: int) -> Any:
+        """The result of an op on a list of numbers: a number, or a list of them."""
+        if line.kind in ("prim::ListUnpack", "prim::TupleUnpack"):
+            return inputs[0][output]
+        if line.kind in FOLDS and len(inputs) == 1:
+            function = FUNCTIONS[FOLDS[line.kind]]
+            return reduce(lambda a, b: self._apply(function, [a, b], line), inputs[0] or [0])
+        if line.kind not in LISTS:
+            raise NotImplementedError(f"{line.kind} of a list of sizes has no FX form")
+        return LISTS[line.kind](*inputs)
 
     def _number(self, line: Line, value: int) -> Any:
         """``value`` as ``line`` wants it: in arithmetic on sizes a constant 0-d tensor is its number."""
@@ -272,6 +287,13 @@ class _FxGraphBuilder:
             return inputs[0]
         if line.kind == "aten::div" and len(inputs) == 3:
             return self._quotient(line, *inputs)
+        if line.kind in ("prim::abs", "aten::abs"):
+            negative = self._apply(FUNCTIONS["aten::neg"], inputs, line)
+            return self._apply(FUNCTIONS["prim::max"], [inputs[0], negative], line)
+        if line.kind in ("aten::__lshift__", "aten::__rshift__"):
+            by = self._apply(FUNCTIONS["aten::pow"], [2, inputs[1]], line)
+            kind = "aten::mul" if line.kind == "aten::__lshift__" else "aten::floordiv"
+            return self._apply(FUNCTIONS[kind], [inputs[0], by], line)
         function = FUNCTIONS.get(line.kind)
         if function is None:
             raise NotImplementedError(f"{line.kind} of a size has no FX form")
@@ -301,7 +323,7 @@ class _FxGraphBuilder:
         return self.writer.number(function, inputs, source(line))
 
 
-_OF_TENSOR: dict[str, Callable[[torch.Tensor], Any]] = {
+_OF_TENSOR: dict[str, Callable[[Any], Any]] = {
     "aten::dim": lambda t: t.dim(),
     "aten::is_floating_point": lambda t: t.is_floating_point(),
     "prim::dtype": lambda t: t.dtype,
@@ -309,6 +331,7 @@ _OF_TENSOR: dict[str, Callable[[torch.Tensor], Any]] = {
     "prim::layout": lambda t: t.layout,
     "prim::is_cuda": lambda t: t.device.type == "cuda",
     "prim::is_cpu": lambda t: t.device.type == "cpu",
+    "prim::type": lambda device: device.type,
 }
 """Properties that do not depend on the shape: folded, because guards check dtype and device."""
 

@@ -137,7 +137,7 @@ def view(
             for members in blocks
             for effect in find_effects(program, aliases, lines, reads, nodes, members)
         ),
-        excluded=find_excluded(program, aliases, known, lines, needs, nodes),
+        excluded=find_excluded(program, aliases, cheap, known, lines, needs, nodes),
         program=program,
         aliases=aliases,
         scalar_lines=cheap,

@@ -22,6 +22,7 @@ from blade.backends.disc.frontend.ops import (
     assemble,
     attention,
     batch_norm,
+    complex_numbers,
     convolution,
     convolution_backward,
     einsum,
@@ -69,6 +70,7 @@ FAMILIES = (
     assemble,
     attention,
     batch_norm,
+    complex_numbers,
     convolution,
     convolution_backward,
     einsum,
@@ -173,6 +175,8 @@ class _Lowerer:
         )
         lo = Lowering(self.b, self.results(node), places, self.forms)
         rule = rule_for(node.target)
+        if complex_numbers.is_complex(args, tuple(kwargs.values()), lo.results):
+            rule = rule if complex_numbers.has_views_only(node.target) else None
         if rule is not None:
             try:
                 return rule(lo, *args, **kwargs)

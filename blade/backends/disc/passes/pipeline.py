@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from blade.backends.disc.ir.graph import Graph
 from blade.backends.disc.passes import legalize
+from blade.backends.disc.passes.copy_complex import copy_complex
 from blade.backends.disc.passes.fuse_attention import find_attention
 from blade.backends.disc.passes.fuse_conv_epilogue import fuse_conv_epilogue
 from blade.backends.disc.passes.fuse_requantize import fuse_requantize
@@ -36,4 +37,5 @@ PASSES: tuple[tuple[str, GraphPass], ...] = (
     ("multiply_computed", linear_to_matmul),
     ("addressable", legalize.addressable),
     ("outputs", materialize_outputs),
+    ("complex", copy_complex),
 )

@@ -24,6 +24,7 @@ from blade.backends.disc.gpu.passes.prepare_convolutions import (
 from blade.backends.disc.gpu.passes.recompute_channel_values import recompute_channel_values
 from blade.backends.disc.ir.graph import Value
 from blade.backends.disc.passes import legalize
+from blade.backends.disc.passes.copy_complex import copy_complex
 from blade.backends.disc.passes.fuse_attention import find_attention
 from blade.backends.disc.passes.lower_quantized import lower_int8
 from blade.backends.disc.passes.materialize_outputs import materialize_outputs
@@ -64,6 +65,7 @@ def passes(half: torch.dtype | None) -> Sequence[tuple[str, GraphPass]]:
         ("addressable", partial(legalize.addressable, packed=_nothing)),
         ("precompute", precompute_constants),
         ("outputs", materialize_outputs),
+        ("complex", copy_complex),
     )
 
 
