@@ -24,7 +24,12 @@ UNITS = {
     "executor": (
         *("program/parse", "program/liveness", "program/stages", "program/program"),
         *("memory/huge_pages", "memory/arena", "memory/borrowed_outputs"),
-        *("execute/execution_plan", "execute/late_sizes", "execute/run_plan", "execute/stream_context"),
+        *(
+            "execute/execution_plan",
+            "execute/late_sizes",
+            "execute/run_plan",
+            "execute/stream_context",
+        ),
         *("graphs/capture_policy", "graphs/captured_graph"),
     ),
     "device": (

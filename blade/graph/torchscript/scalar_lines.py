@@ -63,9 +63,14 @@ def find_scalar_lines(program: Program, aliases: Aliases) -> frozenset[int]:
         elif _is_chain(program, line, chain):
             cheap.add(line.index)
             chain.update(line.outputs)
-        elif _is_scalar_code(program, line, chain, cheap, aliases) or is_read(program, line, aliases):
+        elif _is_scalar_code(program, line, chain, cheap, aliases) or is_read(
+            program, line, aliases
+        ):
             cheap.add(line.index)
     return frozenset(cheap)
+
+
+_ARITHMETIC = frozenset("aten::add aten::sub aten::mul aten::floordiv prim::min prim::max".split())
 
 
 def is_read(program: Program, line: Line, aliases: Aliases) -> bool:
@@ -85,22 +90,29 @@ def _becomes_sizes(program: Program, value: int) -> bool:
 def _takes_size(program: Program, line: Line, value: int) -> bool:
     if line.free or value not in line.inputs:
         return False
-    if line.kind in ("aten::add", "aten::sub", "aten::mul", "aten::floordiv", "prim::min", "prim::max"):
-        if all(_is_int(program, v) for v in (*line.inputs, *line.outputs)):
-            return _becomes_sizes(program, line.outputs[0])
+    if line.kind in _ARITHMETIC and all(_is_int(program, v) for v in (*line.inputs, *line.outputs)):
+        return _becomes_sizes(program, line.outputs[0])
     if line.kind == "prim::ListConstruct":
         made = line.outputs[0]
-        users = [program.lines[i] for i in program.users.get(made, ())]
-        return made not in program.returned and all(map(_has_overload, users))
-    schema = schema_of(line.node)
-    if schema is None or not _has_overload(line):
+        users = (program.lines[i] for i in program.users.get(made, ()))
+        return made not in program.returned and all(_has_sizes(user, made) for user in users)
+    return _has_sizes(line, value)
+
+
+def _has_sizes(line: Line, value: int) -> bool:
+    """Whether ``line`` is an op, and ``value`` a size or several wherever it is an argument."""
+    overload = resolve(line.node)
+    if overload is None:
         return False
-    taken = (a for a, v in zip(schema.arguments, line.inputs, strict=True) if v == value)
-    return all("int" in str(a.type).lower() for a in taken) or line.kind == "aten::arange"
+    given = zip(overload._schema.arguments, line.inputs, strict=True)
+    return line.kind == "aten::arange" or all(_is_size(a) for a, v in given if v == value)
 
 
-def _has_overload(line: Line) -> bool:
-    return resolve(line.node) is not None
+def _is_size(argument: torch._C.Argument) -> bool:
+    kind = argument.real_type
+    while kind.kind() in ("OptionalType", "ListType"):
+        kind = kind.getElementType()
+    return kind.kind() == "SymIntType"
 
 
 def reads_elements(program: Program, cheap: frozenset[int], value: int) -> bool:

@@ -232,9 +232,14 @@ class _Lowerer:
             else meta
         )
 
+    def raw_size(self, meta: Any) -> Any:
+        """A size that depends on elements under its own name, even if it is known to be equal to another one."""
+        is_raw = isinstance(meta, torch.SymInt) and is_late(meta.node._expr)
+        return meta.node._expr if is_raw else self.size(meta)
+
     def results(self, node: Node, as_made: bool = False) -> tuple[ResultType, ...]:
         """``as_made``: with the names that sizes had when ``node`` made them."""
-        size = raw_size if as_made else self.size
+        size = self.raw_size if as_made else self.size
         meta = node.meta["val"]
         metas = meta if isinstance(meta, (list, tuple)) else (meta,)
         return tuple(
@@ -272,11 +277,6 @@ class _Lowerer:
         )
         graph.values = live(graph)
         return graph
-
-
-def raw_size(meta: Any) -> Any:
-    """The size under its own name, even if it is known to be equal to another one."""
-    return plain(meta.node._expr) if isinstance(meta, torch.SymInt) else meta
 
 
 def new_sizes(node: Node) -> set[sympy.Symbol]:

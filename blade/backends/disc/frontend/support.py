@@ -35,7 +35,10 @@ BY_MEMORY = {
 MAKE_SIZES = frozenset(
     [
         *(f"aten::{name}" for name in "index masked_select nonzero nonzero_numpy where".split()),
-        *(f"aten::{name}" for name in "repeat_interleave _unique2 unique_consecutive unique_dim".split()),
+        *(
+            f"aten::{name}"
+            for name in "repeat_interleave _unique2 unique_consecutive unique_dim".split()
+        ),
         "torchvision::nms",
     ]
 )

@@ -10,7 +10,7 @@ size ``u0``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import sympy
@@ -41,13 +41,21 @@ def late_operands(values: Sequence[Value]) -> dict[int, list[Value]]:
     known = makers(values)
     if not known:
         return {}
-    found = {v.id: [known[s] for s in _sizes_of(v) if s in known] for v in values}
-    return {k: made for k, made in found.items() if made}
+    found: dict[int, list[Value]] = {}
+    for value in values:
+        if sizes := _sizes_of(value) & known.keys():
+            found[value.id] = [known[s] for s in sorted(sizes, key=str)]
+    return found
 
 
 def depends_on_late(relation: sympy.Basic) -> bool:
     """Whether ``relation`` concerns a size that depends on elements."""
-    return any(map(is_late, relation.free_symbols))
+    return bool(late_symbols(relation))
+
+
+def late_symbols(value: Any) -> set[sympy.Symbol]:
+    """The sizes that depend on elements in ``value``, an expression or nested tuples of such."""
+    return {s for e in _expressions(value) for s in e.free_symbols if is_late(s)}
 
 
 def _has_items(value: Value) -> bool:
@@ -57,17 +65,12 @@ def _has_items(value: Value) -> bool:
     return [str(r.type) for r in value.attrs["target"]._schema.returns] != ["Tensor"]
 
 
-def _sizes_of(value: Value) -> list[sympy.Symbol]:
+def _sizes_of(value: Value) -> set[sympy.Symbol]:
     """Late sizes that have to be known before ``value`` is computed; those of its own results are not."""
-    attrs = {k: v for k, v in value.attrs.items() if k != "symbol"}
-    given: tuple[Any, ...] = tuple(attrs.values())
-    if value.op not in _MAKES:
-        given += (value.shape,)
-    return list(dict.fromkeys(s for e in _expressions(given) for s in _late_symbols(e)))
-
-
-def _late_symbols(expr: sympy.Basic) -> list[sympy.Symbol]:
-    return sorted(filter(is_late, expr.free_symbols), key=str)
+    if value.op == "read":
+        return set()
+    attrs = tuple(value.attrs.values())
+    return late_symbols(attrs if value.op in _MAKES else (attrs, value.shape))
 
 
 def _expressions(value: Any) -> Iterator[sympy.Basic]:
@@ -76,5 +79,3 @@ def _expressions(value: Any) -> Iterator[sympy.Basic]:
     elif isinstance(value, (tuple, list)):
         for one in value:
             yield from _expressions(one)
-    elif isinstance(value, Mapping):
-        yield from _expressions(tuple(value.values()))

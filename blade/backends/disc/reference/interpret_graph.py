@@ -93,7 +93,7 @@ def _called(v: Value, args: list[Any], sizes: dict[sympy.Basic, int]) -> Any:
         made = args[0][v.attrs["index"]]
     else:
         made = _call(v.attrs["target"], [_argument(t, args, sizes) for t in v.attrs["template"]])
-    first = made if isinstance(made, torch.Tensor) else tuple(made)[0]
+    first = made if isinstance(made, torch.Tensor) else next(iter(made))
     for dim, size in zip(v.shape, first.shape, strict=True):
         if is_late(dim):
             sizes.setdefault(dim, size)
