@@ -83,6 +83,13 @@ class Cluster:
     updates: tuple[int, ...] = ()
 
 
+def has_late_sizes(cluster: Cluster) -> bool:
+    """Whether a size in ``cluster`` depends on elements."""
+    from torch.utils._sympy.symbol import SymT, symbol_is_type
+
+    return any(symbol_is_type(s, SymT.UNBACKED_INT) for s in cluster.shape_env.var_to_range)
+
+
 def values_in(args: Any) -> Iterator[ValueInfo]:
     """The values among the arguments of an ``OpNode``, those in lists included; constants are not."""
     for arg in args:
