@@ -44,7 +44,7 @@ class OpNode:
 
     ``target`` is the ATen overload (``torch.ops.aten.add.Tensor``). ``args``/``kwargs`` are bound to
     the schema; a constant argument is its Python value, anything else is a ``ValueInfo`` (or a list
-    of them).
+    of them). ``late_sizes``: torch.compile knows that a size of an operand or a result depends on elements.
     """
 
     name: str
@@ -53,6 +53,7 @@ class OpNode:
     kwargs: Mapping[str, Any]
     outputs: tuple[ValueInfo, ...]
     source: str = ""
+    late_sizes: bool = False
 
 
 @dataclass(frozen=True)
@@ -125,8 +126,11 @@ _MAKE_SIZES = ("aten::where", "aten::nonzero_numpy", "torchvision::nms")
 
 
 def makes_sizes(node: OpNode) -> bool:
-    """Whether sizes of the results depend on elements: of the op's operands, or of what an int was read from."""
-    if reads_sizes(node):
+    """Whether sizes of the results depend on elements: of the op's operands, or of what an int was read from.
+
+    In a graph of torch.compile, also whether an operand has such a size.
+    """
+    if reads_sizes(node) or node.late_sizes:
         return True
     target, name = node.target, node.target._schema.name
     if target is torch.ops.aten.one_hot.default:

@@ -65,9 +65,7 @@ def verification_cases(
         last = perf_counter() - start
 
 
-def _derived(
-    samples: Sequence[Inputs], probes: Sequence[Inputs], selects: bool
-) -> Iterator[Case]:
+def _derived(samples: Sequence[Inputs], probes: Sequence[Inputs], selects: bool) -> Iterator[Case]:
     generator = torch.Generator().manual_seed(0)
     yield from _other_sizes(samples, probes)
     first = samples[0]
@@ -183,7 +181,9 @@ def _many(tensor: torch.Tensor) -> torch.Tensor:
         return torch.ones_like(tensor)
     if not tensor.numel() or tensor.is_complex():
         return tensor
-    return tensor.abs() if tensor.is_floating_point() else torch.full_like(tensor, int(tensor.max()))
+    return (
+        tensor.abs() if tensor.is_floating_point() else torch.full_like(tensor, int(tensor.max()))
+    )
 
 
 _SELECTIONS = {"few selected": _few, "one selected": _one_of_few, "many selected": _many}

@@ -159,4 +159,4 @@ def test_selections_keep_empty_tensors_and_indices_in_range() -> None:
     for name in ("few selected", "one selected", "many selected"):
         empty, given = cases[name].inputs
         assert empty.shape == (0, 3)
-        assert -2 <= int(given.min()) and int(given.max()) <= 5
+        assert int(given.min()) >= -2 and int(given.max()) <= 5

@@ -5,44 +5,19 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import selections
 import torch
-from cutting import Plain, groups_of, script, trace
+from cutting import Plain, script, trace
+from selections import SAMPLE, Sample, cut_of, every
 
 from blade.backends.disc.backend import DiscBackend
 from blade.backends.disc.frontend.lower import lower
 from blade.backends.disc.reference.interpret_graph import interpret
 from blade.config import Config
 from blade.core.reason import Code
-from blade.graph.torchscript.extract import extract
 from blade.graph.torchscript.view import view
 
 pytestmark = pytest.mark.needs("runtime", "torch_mlir")
-
-Sample = tuple[torch.Tensor, ...]
-SAMPLE = torch.tensor([[0.5, -1.0, 2.0, 0.25], [-0.5, 3.0, -2.0, 1.0], [1.0, 1.0, -3.0, 0.0]])
-ONE = -torch.ones(3, 4)
-ONE[1, 2] = 5.0
-CONTENTS = {
-    "some": SAMPLE,
-    "none": -torch.ones(3, 4),
-    "one": ONE,
-    "all": torch.ones(3, 4) / 2,
-    "another size": torch.randn(5, 4, generator=torch.Generator().manual_seed(1)),
-    "empty": torch.empty(0, 4),
-}
-
-
-def cut_of(captured: Any) -> Any:
-    """The one cluster that everything in ``captured`` is, by DISC's support."""
-    seen = view(captured)
-    takes = [i for i, n in enumerate(seen.nodes) if DiscBackend().why_not(n, Config()) is None]
-    assert len(takes) == len(seen.nodes), [
-        n.name for i, n in enumerate(seen.nodes) if i not in takes
-    ]
-    assert not seen.excluded, [r.detail for r in seen.excluded.values()]
-    [group] = groups_of(seen)
-    [cut] = extract(captured, seen, [group])
-    return cut
 
 
 def check(
@@ -70,108 +45,32 @@ def check(
     return engine
 
 
-def every(*rest: torch.Tensor) -> list[Sample]:
-    return [(x, *rest) for x in CONTENTS.values()]
-
-
-def of_a_mask(x: torch.Tensor) -> Any:
-    y = x * 2 + 1
-    z = y[y > 0].exp() * 3
-    return z.sum() / z.shape[0], z
-
-
-def of_rows(x: torch.Tensor) -> Any:
-    kept = x[x.sum(1) > 0]
-    return torch.softmax(kept @ kept.new_ones(4, 3), 1), kept.mean(0)
-
-
-def of_positions(x: torch.Tensor) -> Any:
-    rows, columns = (x > 0).nonzero().unbind(1)
-    return x[rows, columns] + 1, torch.cat([rows, columns]) * 2
-
-
-def of_where(x: torch.Tensor) -> Any:
-    rows, columns = torch.where(x > 0)
-    return (rows + columns).float().exp().sum(), columns - rows
-
-
-def of_two_masks(x: torch.Tensor) -> Any:
-    a = torch.masked_select(x, x > 0).tanh()
-    b = a[a > 0.5]
-    return torch.cat([a * 2, b]), b.sum(), a.shape[0] + torch.zeros(2)
-
-
-def of_unique(x: torch.Tensor) -> Any:
-    found, where, counts = torch.unique(x.round(), return_inverse=True, return_counts=True)
-    return found * 2, where, counts.float() / counts.sum()
-
-
-def of_consecutive(x: torch.Tensor) -> Any:
-    return torch.unique_consecutive((x > 0).long()) + 1
-
-
-def of_repeats(x: torch.Tensor) -> Any:
-    counts = (x > 0).sum(1)
-    wide = x.exp().repeat_interleave(counts, dim=0)
-    return wide + 1, torch.repeat_interleave(counts)
-
-
-def of_attention(x: torch.Tensor) -> Any:
-    kept = x[x[:, 0] > 0]
-    weights = torch.softmax(kept @ kept.t(), -1)
-    return weights @ kept, torch.nn.functional.layer_norm(kept, [4]), kept.cumsum(0), kept.sort(0)[0]
-
-
-def of_lists(x: torch.Tensor) -> Any:
-    found = x.nonzero()
-    wide = found[:, 0].unsqueeze(1).expand(-1, 3)
-    return found.reshape(-1).float() * 2, wide + 1, found.t().contiguous()
-
-
-def of_counting(x: torch.Tensor) -> Any:
-    """What is made of the size alone has to wait for it."""
-    n = x[x > 0].shape[0]
-    return torch.arange(n) * 2, torch.zeros(n, 3) + 1, x * n
-
-
-@pytest.mark.parametrize(
-    "function",
-    [
-        *(of_a_mask, of_rows, of_positions, of_where, of_two_masks),
-        *(of_unique, of_consecutive, of_repeats, of_attention, of_lists, of_counting),
-    ],
-)
+@pytest.mark.parametrize("function", selections.ALL)
 def test_sizes_that_a_trace_has(function: Callable[..., Any]) -> None:
     samples = every()
-    if function is of_a_mask:
+    if function is selections.of_a_mask:
         samples.append((SAMPLE[:, :1],))
     check(function, samples)
 
 
-class Script(torch.nn.Module):
-    def __init__(self, k: int = 2) -> None:
-        super().__init__()
-        self.k = k
-
-
-class Narrow(Script):
+class Narrow(torch.nn.Module):
     def forward(self, x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
         return x[: int(n)].exp() + 1
 
 
-class Topk(Script):
+class Topk(torch.nn.Module):
     def forward(self, x: torch.Tensor, n: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         values, places = torch.topk(x, int(n) + 1, dim=1)
         return values * 2, places
 
 
-class Made(Script):
+class Made(torch.nn.Module):
     def forward(self, x: torch.Tensor, n: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         k = int(n.max())
         return torch.arange(k) + 1, torch.zeros([k, x.size(1)]) + x.sum(0)
 
 
-class Parts(Script):
+class Parts(torch.nn.Module):
     def forward(
         self, x: torch.Tensor, n: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -179,7 +78,7 @@ class Parts(Script):
         return x[:, k : k + 1].exp(), x[k:] * 2, x.new_full([k + 1], 2.0).tanh()
 
 
-class OfASelection(Script):
+class OfASelection(torch.nn.Module):
     def forward(self, x: torch.Tensor, n: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         chosen = x[x > 0]
         return chosen.view(-1, 1) * 2, chosen[: int(n)].exp()
@@ -193,12 +92,12 @@ def test_numbers_that_are_read(module: torch.nn.Module) -> None:
     check(module, samples, how=script)
 
 
-class Scaled(Script):
+class Scaled(torch.nn.Module):
     def forward(self, x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
         return x * int(n)
 
 
-class Along(Script):
+class Along(torch.nn.Module):
     def forward(self, x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
         return x.softmax(dim=int(n))
 

@@ -87,7 +87,8 @@ def _why_not_target(node: OpNode) -> Reason | None:
     if torch.Tag.nondeterministic_seeded in tags and not (draws_nothing(node) or may_draw(node)):
         return _reason(Code.RANDOM, node, "it draws random numbers")
     dynamic = makes_sizes(node) or torch.Tag.data_dependent_output in tags
-    if dynamic and not (reads_sizes(node) or schema.name in MAKE_SIZES):
+    follows = reads_sizes(node) or (node.late_sizes and torch.Tag.dynamic_output_shape not in tags)
+    if dynamic and not (follows or schema.name in MAKE_SIZES):
         return _reason(Code.DATA_DEPENDENT, node, "its result's shape depends on values")
     if node.target in BY_MEMORY:
         return _reason(
