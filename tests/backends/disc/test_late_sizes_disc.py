@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sizes that depend on elements stay inside one engine: its answers at contents that select none, one and all."""
 
+import importlib
+import io
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +12,7 @@ import torch
 from cutting import Plain, script, trace
 from selections import SAMPLE, Sample, cut_of, every
 
+import blade
 from blade.backends.disc.backend import DiscBackend
 from blade.backends.disc.frontend.lower import lower
 from blade.backends.disc.reference.interpret_graph import interpret
@@ -122,3 +125,37 @@ def test_sizes_that_have_to_agree() -> None:
     some = torch.tensor([1.0, -1, 2, 3, 4, 5, 6])
     one = torch.tensor([-1.0, -1, -2, 3, -4, -5, -6])
     check(lambda x, w: x[x > 0] + w, [(some, w), (some[1:], w[1:]), (one, w)], declines=1)
+
+
+def test_a_model_is_one_engine_by_optimize() -> None:
+    model = Plain(selections.of_a_mask).eval()
+    config = Config(optimization_pipeline="disc", cache=False, time_budget=5)
+    optimized = blade.optimize(model, SAMPLE, config)
+    assert [c.backend for c in blade.report(optimized).clusters] == ["disc"]
+    for (x,) in every():
+        torch.testing.assert_close(optimized(x), model(x), equal_nan=True)
+    [stats] = blade.stats(optimized).values()
+    assert stats == {"calls": 6, "engine_runs": 6, "fallbacks": 0}
+    saved = io.BytesIO()
+    torch.jit.save(optimized, saved)
+    saved.seek(0)
+    loaded = torch.jit.load(saved)
+    torch.testing.assert_close(loaded(SAMPLE), model(SAMPLE))
+    assert [s["fallbacks"] for s in blade.stats(loaded).values()] == [0]
+
+
+def of_boxes(x: torch.Tensor, features: torch.Tensor) -> Any:
+    """The head of a detector: scores, boxes that do not overlap, and what the features have there."""
+    keep = x[:, 0] > 0
+    boxes, scores = x[keep].abs().cumsum(1), x[keep][:, 0].sigmoid()
+    kept = torch.ops.torchvision.nms(boxes, scores, 0.5)
+    boxes = boxes[kept]
+    regions = torch.cat([boxes.new_zeros(boxes.shape[0], 1), boxes], 1)
+    pooled = torch.ops.torchvision.roi_align(features, regions, 1.0, 2, 2, 2, False)
+    return scores[kept] * 2, pooled.flatten(1).tanh() + 1
+
+
+@pytest.mark.needs("torchvision")
+def test_boxes_and_regions_of_torchvision() -> None:
+    importlib.import_module("torchvision")  # which defines the ops
+    check(of_boxes, every(torch.randn(1, 2, 6, 6)))

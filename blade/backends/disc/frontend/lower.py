@@ -196,6 +196,7 @@ class _Lowerer:
         if any(s not in axes for s in new):
             text = f"{node.target} makes a size that no result has as it is ({node.name})."
             raise Refused(Code.DATA_DEPENDENT, text)
+        assert isinstance(node.target, torch._ops.OpOverload), node
         made = Lowering(self.b, raw, places, self.forms).call(node.target, args)
         several = made if isinstance(made, list) else [made]
         shapes = iter([r.shape for r in known])
@@ -286,7 +287,7 @@ def new_sizes(node: Node) -> set[sympy.Symbol]:
 
 
 def _late(value: Any) -> set[sympy.Symbol]:
-    sizes = [s for t in tensors_in(value) for s in t.shape]
+    sizes: list[Any] = [s for t in tensors_in(value) for s in t.shape]
     sizes += [value] if isinstance(value, torch.SymInt) else []
     exprs = (s.node._expr for s in sizes if isinstance(s, torch.SymInt))
     return {s for e in exprs for s in e.free_symbols if is_late(s)}
