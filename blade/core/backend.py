@@ -44,6 +44,10 @@ class Backend(ABC):
     summary: str | None = None
     """A remark that ``python -m blade doctor`` prints after the version."""
 
+    sizes_from_elements: bool = False
+    """Whether it takes ops whose results have sizes that depend on elements (``nonzero``, a mask as index), and
+    whatever follows from such sizes. ``why_not`` is asked about such ops only if so."""
+
     @property
     def reduced_precision_with(self) -> Collection[str]:
         """Fields of ``Config`` that permit an otherwise exact backend to be less exact: ``("enable_fp16",)``.

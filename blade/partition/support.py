@@ -19,7 +19,7 @@ from blade.backends import registry
 from blade.config import Config
 from blade.core.attempt import attempt
 from blade.core.backend import Backend
-from blade.core.cluster import OpNode
+from blade.core.cluster import OpNode, makes_sizes
 from blade.core.reason import Code, Reason, Stage
 from blade.errors import BackendError, ConfigError, Refused
 from blade.graph.torchscript.listing import kind_of
@@ -110,7 +110,9 @@ def support(
             against.append(Reason(Stage.SUPPORT, Code.BLACK_LISTED, None, node.name, detail))
         else:
             for backend in backends:
-                why = None if i in white else _why_not(backend, node, config)
+                why = _why_not_sizes(backend, node)
+                if why is None and i not in white:
+                    why = _why_not(backend, node, config)
                 if why is None:
                     takers.append(backend.name.lower())
                 else:
@@ -170,6 +172,14 @@ def _why_not(backend: Backend, node: OpNode, config: Config) -> Reason | None:
         config.strict,
         Code.UNSUPPORTED_OP,
     )
+
+
+def _why_not_sizes(backend: Backend, node: OpNode) -> Reason | None:
+    """Why not, for a node whose results' sizes depend on elements; a white list has no say in that."""
+    if backend.sizes_from_elements or not makes_sizes(node):
+        return None
+    detail = f"A size of the result of {node.target} depends on elements, which {backend.name} does not take."
+    return Reason(Stage.SUPPORT, Code.DATA_DEPENDENT, backend.name, node.name, detail)
 
 
 _NEEDS = {"fp8": " It takes a GPU of compute capability 8.9 or later, and Triton."}

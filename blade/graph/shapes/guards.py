@@ -34,6 +34,16 @@ def relied_on(gm: GraphModule, shape_env: ShapeEnv) -> Iterator[tuple[sympy.Basi
         elif _ordered_strides(guard):
             continue
         yield relation, _where(guard)
+    yield from _on_late_sizes(shape_env)
+
+
+def _on_late_sizes(shape_env: ShapeEnv) -> Iterator[tuple[sympy.Basic, str]]:
+    """The relations that concern sizes that depend on elements, as torch recorded them: an equality also
+    renames a size, and must not become true by that.
+    """
+    for assertions in shape_env.deferred_runtime_asserts.values():
+        for one in assertions:
+            yield one.expr, one.msg.split("\n")[0]
 
 
 def end_of_own(shape_env: ShapeEnv) -> None:

@@ -155,8 +155,6 @@ def _data_dependent(case: _RuleInput) -> str | None:
     target = case.node.target
     if torch.Tag.data_dependent_output in target.tags:
         return f"{target} turns tensor elements into a scalar."
-    if torch.Tag.dynamic_output_shape in target.tags and not _has_known_sizes(case.node):
-        return f"The size of the result of {target} depends on tensor elements."
     if any(o.kind != "tensor" for o in case.node.outputs):
         return f"{target} makes a value that is not a tensor out of tensor elements."
     for value in case.reads:
@@ -165,17 +163,6 @@ def _data_dependent(case: _RuleInput) -> str | None:
             name = case.program.values[value].debugName()
             return f"%{name}, a {kind} known only when the model runs, is an argument."
     return None
-
-
-def _has_known_sizes(node: OpNode) -> bool:
-    """Whether an ``aten::index`` has no mask, or an ``aten::one_hot`` a given number of classes."""
-    if node.target is torch.ops.aten.one_hot.default:
-        return len(node.args) > 1 and type(node.args[1]) is int and node.args[1] > 0
-    if node.target is not torch.ops.aten.index.Tensor:
-        return False
-    indices = [i for i in node.args[1] if i is not None] if isinstance(node.args[1], list) else []
-    masks = (torch.bool, torch.uint8, None)
-    return bool(indices) and all(i.dtype not in masks for i in indices)
 
 
 def _inexpressible(case: _RuleInput) -> str | None:

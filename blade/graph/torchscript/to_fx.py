@@ -36,7 +36,7 @@ from blade.graph.torchscript.boundary import Boundary
 from blade.graph.torchscript.boundary_scalars import tensor_form
 from blade.graph.torchscript.describe import source
 from blade.graph.torchscript.program import Line
-from blade.graph.torchscript.scalar_lines import CHAIN, FROM_CHAIN
+from blade.graph.torchscript.scalar_lines import CHAIN, FROM_CHAIN, READS
 from blade.graph.torchscript.scalars_to_fx import FOLDS, FUNCTIONS, LISTS, PASS_THROUGH
 from blade.graph.torchscript.view import GraphView
 
@@ -219,6 +219,8 @@ class _FxGraphBuilder:
             read = self._evaluate if numbers else self._argument
             return [read(v) for v in line.inputs]
         inputs = [self._number(line, v) for v in line.inputs]
+        if line.kind in READS and isinstance(value_of(inputs[0]), torch.Tensor):
+            return self._read(line, inputs[0])
         if line.kind in PASS_THROUGH:
             return inputs[0]
         if line.kind == "aten::size":
@@ -277,6 +279,15 @@ class _FxGraphBuilder:
         if not is_symbolic(count):
             return count
         return self._emit(torch.ops.aten.sym_numel.default, (tensor,), {}, line)
+
+    def _read(self, line: Line, tensor: torch.fx.Node) -> torch.fx.Node:
+        """The int in ``tensor``, a size. A negative one is declined when the engine runs."""
+        aten = torch.ops.aten
+        if value_of(tensor).dtype is not torch.int64:
+            tensor = self._emit(aten.to.dtype, (tensor, torch.int64), {}, line)
+        number = self._emit(aten._local_scalar_dense.default, (tensor,), {}, line)
+        torch._check(number.meta["val"] >= 0)
+        return number
 
     def _arithmetic(self, line: Line, inputs: list[Any]) -> Any:
         if line.kind == "aten::rsub":

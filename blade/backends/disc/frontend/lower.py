@@ -6,7 +6,7 @@ sizes of the inputs (``node.meta["val"]``), and every assumption a guard of the 
 """
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
@@ -59,9 +59,11 @@ from blade.backends.disc.ir.graph import (
 )
 from blade.backends.disc.ir.simplify import RULES
 from blade.backends.disc.target.capabilities import CPU, TargetCapabilities
+from blade.core.pytree import tensors_in
 from blade.core.reason import Code
 from blade.errors import Refused
 from blade.graph.shapes.guards import relied_on
+from blade.graph.shapes.symbolic import is_late
 
 # Importing these modules fills the table.
 FAMILIES = (
@@ -160,6 +162,8 @@ class _Lowerer:
 
     def operation(self, node: Node) -> Any:
         meta = node.meta["val"]
+        if node.target is torch.ops.aten._local_scalar_dense.default:
+            return self.number(node)
         if isinstance(meta, (torch.SymInt, int)) and not isinstance(meta, bool):
             return self.size(meta)
         if isinstance(meta, torch.SymFloat):
@@ -174,6 +178,8 @@ class _Lowerer:
             else None
         )
         lo = Lowering(self.b, self.results(node), places, self.forms)
+        if new := new_sizes(node):
+            return self.call_making_sizes(node, new, bound(node.target, args, kwargs), places)
         rule = rule_for(node.target)
         if complex_numbers.is_complex(args, tuple(kwargs.values()), lo.results):
             rule = rule if complex_numbers.has_views_only(node.target) else None
@@ -183,6 +189,32 @@ class _Lowerer:
             except NotLowered:
                 pass
         return lo.call(node.target, bound(node.target, args, kwargs))
+
+    def call_making_sizes(
+        self, node: Node, new: Set[sympy.Symbol], args: list[Any], places: tuple[int, ...] | None
+    ) -> Any:
+        """A call whose results have sizes of their own, ``new``, and what they are known to be equal to."""
+        known = self.results(node)
+        raw = self.results(node, as_made=True)
+        axes = [d for r in raw for d in r.shape]
+        if any(s not in axes for s in new):
+            text = f"{node.target} makes a size that no result has as it is ({node.name})."
+            raise Refused(Code.DATA_DEPENDENT, text)
+        assert isinstance(node.target, torch._ops.OpOverload), node
+        made = Lowering(self.b, raw, places, self.forms).call(node.target, args)
+        several = made if isinstance(made, list) else [made]
+        shapes = iter([r.shape for r in known])
+        given = [v if v is None else self.b.reshape(v, next(shapes)) for v in several]
+        return given if isinstance(made, list) else given[0]
+
+    def number(self, node: Node) -> Any:
+        """A size that is read from a tensor."""
+        meta, operand = node.meta["val"], self.operand(node.args[0])
+        if not isinstance(meta, torch.SymInt):
+            raise Refused(Code.UNSUPPORTED_OP, f"{node.target} reads no integer ({node.name}).")
+        symbol = meta.node._expr
+        self.b.make("read", (operand,), (), torch.int64, symbol=symbol)
+        return self.size(meta)
 
     def python(self, node: Node, args: tuple[Any, ...]) -> Any:
         if node.target is operator.getitem:
@@ -205,14 +237,21 @@ class _Lowerer:
             else meta
         )
 
-    def results(self, node: Node) -> tuple[ResultType, ...]:
+    def raw_size(self, meta: Any) -> Any:
+        """A size that depends on elements under its own name, even if it is known to be equal to another one."""
+        is_raw = isinstance(meta, torch.SymInt) and is_late(meta.node._expr)
+        return meta.node._expr if is_raw else self.size(meta)
+
+    def results(self, node: Node, as_made: bool = False) -> tuple[ResultType, ...]:
+        """``as_made``: with the names that sizes had when ``node`` made them."""
+        size = self.raw_size if as_made else self.size
         meta = node.meta["val"]
         metas = meta if isinstance(meta, (list, tuple)) else (meta,)
         return tuple(
             ResultType(
-                tuple(self.size(d) for d in m.shape),
+                tuple(size(d) for d in m.shape),
                 m.dtype,
-                tuple(self.size(d) for d in m.stride()),
+                tuple(size(d) for d in m.stride()),
             )
             for m in metas
             if isinstance(m, torch.Tensor)
@@ -243,6 +282,19 @@ class _Lowerer:
         )
         graph.values = live(graph)
         return graph
+
+
+def new_sizes(node: Node) -> set[sympy.Symbol]:
+    """The sizes that depend on elements and that ``node`` makes: no operand has them."""
+    made = _late(node.meta["val"])
+    return made - {s for n in node.all_input_nodes for s in _late(n.meta["val"])} if made else made
+
+
+def _late(value: Any) -> set[sympy.Symbol]:
+    sizes: list[Any] = [s for t in tensors_in(value) for s in t.shape]
+    sizes += [value] if isinstance(value, torch.SymInt) else []
+    exprs = (s.node._expr for s in sizes if isinstance(s, torch.SymInt))
+    return {s for e in exprs for s in e.free_symbols if is_late(s)}
 
 
 def _dense(strides: Shape) -> Shape:

@@ -117,7 +117,7 @@ def _copy_before_layouts(
         return b.make(v.op, args, v.shape, v.dtype, **v.attrs)
     if v.op == "gather":
         return b.make(v.op, [_addressed(b, args[0]), *args[1:]], v.shape, v.dtype, **v.attrs)
-    if v.op in ("call", "concat", "group_moments"):
+    if v.op in ("call", "read", "concat", "group_moments"):
         args = [_addressed(b, a) for a in args]
         return b.make(v.op, args, v.shape, v.dtype, v.strides, **v.attrs)
     return None

@@ -202,6 +202,10 @@ class ProgramWriter:
             self.emit([f"call aten::bmm.out 3 t:{a} t:{b} t:{out} 0"])
         elif value.op == "call":
             self.call(value)
+        elif value.op == "read":
+            register = self.registers.of(value.attrs["symbol"])
+            target = "aten::_local_scalar_dense"
+            self.emit([f"call {target} 1 t:{self.seen(value.args[0])} 1 r{register}"])
         else:
             assert value.op == "item", value
 

@@ -20,6 +20,7 @@ from blade.backends.disc.ir.graph import Graph, Value
 from blade.backends.disc.ir.kernel import evaluate
 from blade.backends.disc.ir.pointwise import POINTWISE_REFERENCE, cast
 from blade.backends.disc.reference import quantized as int8_reference
+from blade.graph.shapes.symbolic import is_late
 
 REDUCTION_REFERENCE: dict[str, Callable[[torch.Tensor, tuple[int, ...]], torch.Tensor]] = {
     "sum": lambda x, axes: x.sum(dim=axes, keepdim=True, dtype=x.dtype),
@@ -62,8 +63,11 @@ def interpret(graph: Graph, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor
     env: dict[int, Any] = {}
     for value in graph.values:
         args = [env[a.id] for a in value.args]
+        if value.op in ("call", "item", "read"):
+            env[value.id] = _called(value, args, sizes)
         shape = [evaluate(d, sizes) for d in value.shape]
-        env[value.id] = _step(value, args, shape, sizes, graph, inputs)
+        if value.id not in env:
+            env[value.id] = _step(value, args, shape, sizes, graph, inputs)
         if isinstance(env[value.id], torch.Tensor):
             assert list(env[value.id].shape) == shape, (str(value), env[value.id].shape, shape)
     return [env[v.id] for v in graph.outputs]
@@ -78,6 +82,22 @@ def _sizes(graph: Graph, inputs: Sequence[torch.Tensor]) -> dict[sympy.Basic, in
     for symbol, (index, axis) in graph.origins.items():
         sizes[symbol] = inputs[index].shape[axis]
     return sizes
+
+
+def _called(v: Value, args: list[Any], sizes: dict[sympy.Basic, int]) -> Any:
+    """The result of a call, or one of several, or a number; ``sizes`` learns those that depend on elements."""
+    if v.op == "read":
+        sizes[v.attrs["symbol"]] = int(args[0])
+        return args[0]
+    if v.op == "item":
+        made = args[0][v.attrs["index"]]
+    else:
+        made = _call(v.attrs["target"], [_argument(t, args, sizes) for t in v.attrs["template"]])
+    first = made if isinstance(made, torch.Tensor) else next(iter(made))
+    for dim, size in zip(v.shape, first.shape, strict=True):
+        if is_late(dim):
+            sizes.setdefault(dim, size)
+    return made
 
 
 def _step(
@@ -105,8 +125,6 @@ def _step(
         return POINTWISE_REFERENCE[v.op](*args)
     if v.op == "reduce":
         return _reduce(v, args[0])
-    if v.op == "call":
-        return _call(a["target"], [_argument(t, args, sizes) for t in a["template"]])
     return _structural(v, args, shape, sizes)
 
 
@@ -177,8 +195,6 @@ def _structural(
         return moments.reference(v, *args)
     if v.op in ("flash_attention", "flash_attention_gradient"):
         return flash_attention.reference(v, *args)
-    if v.op == "item":
-        return args[0][a["index"]]
     raise AssertionError(str(v))
 
 

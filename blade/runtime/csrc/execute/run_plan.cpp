@@ -101,13 +101,15 @@ at::Tensor ExecutionPlan::output_tensor(int64_t id, const OutputMemory& homes) c
 }
 
 void ExecutionPlan::bind(const std::vector<at::Tensor>& inputs, const OutputMemory& homes) {
+  known_ = 0;
+  stages_differ_ = false;
   refresh_fixed_pointers();
   for (const int64_t id : changing_roots_) {
     const Slot& slot = program_.slots[id];
     if (slot.kind == SlotKind::kInput || slot.kind == SlotKind::kUpdate) {
       const auto& input = inputs[slot.index];
       bind_root(id, input, static_cast<char*>(const_cast<void*>(input.const_data_ptr())));
-    } else if (slot.kind == SlotKind::kOutput) {
+    } else if (slot.kind == SlotKind::kOutput && slot.known_at == 0) {
       at::Tensor output = output_tensor(id, homes);
       auto* data = static_cast<char*>(output.mutable_data_ptr());
       bind_root(id, std::move(output), data);
@@ -120,14 +122,21 @@ void ExecutionPlan::bind_root(int64_t id, at::Tensor tensor, char* data) {
   point_root(id, data);
   if (is_fixed(id)) return;
   for (const int64_t view : slots_[id].views) {
-    if (program_.slots[view].as_tensor) tensors_[view] = view_of(tensors_[id], slots_[view]);
+    const Slot& slot = program_.slots[view];
+    if (slot.as_tensor && slot.known_at <= known_) tensors_[view] = view_of(tensors_[id], slots_[view]);
   }
 }
 
 void ExecutionPlan::point_root(int64_t id, char* data) {
-  const auto itemsize = static_cast<int64_t>(c10::elementSize(slots_[id].dtype));
   ptrs_[id] = data;
-  for (const int64_t view : slots_[id].views) ptrs_[view] = data + slots_[view].offset * itemsize;
+  for (const int64_t view : slots_[id].views) {
+    if (program_.slots[view].known_at <= known_) point_view(view);
+  }
+}
+
+void ExecutionPlan::point_view(int64_t id) {
+  const auto itemsize = static_cast<int64_t>(c10::elementSize(slots_[id].dtype));
+  ptrs_[id] = ptrs_[program_.slots[id].root] + slots_[id].offset * itemsize;
 }
 
 void ExecutionPlan::release_root(int64_t id) {
@@ -138,10 +147,12 @@ void ExecutionPlan::release_root(int64_t id) {
 void ExecutionPlan::run_step(size_t i) {
   const Instr& instr = program_.instrs[i];
   Step& step = steps_[i];
-  if (instr.op) {
-    if (!step.skip) run_call(instr, step);
-  } else if (step.launch != nullptr) {
-    run_launch(step);
+  if (step.skip) {
+    // another instruction covers these sizes
+  } else if (instr.op) {
+    run_call(instr, step);
+  } else if (instr.launch) {
+    if (step.launch != nullptr) run_launch(step);
   } else {
     run_kernel(step);
   }
@@ -198,6 +209,7 @@ void ExecutionPlan::take_results(const Instr& instr) {
   }
   TORCH_CHECK(
       stack_.size() >= instr.results.size(), "blade: ", instr.text, ": returned ", stack_.size(), " values");
+  if (instr.stage >= 0) enter_stage(program_.stages[instr.stage]);
   for (size_t i = 0; i < instr.results.size(); ++i) {
     const int64_t id = instr.results[i];
     if (id < 0) continue;
@@ -220,7 +232,7 @@ at::Tensor ExecutionPlan::checked_result(int64_t id, const at::Tensor& result) c
       "blade: slot ", id, ": an op returned ", result.toString(), " ",
       result.defined() ? result.sizes() : c10::IntArrayRef(), " where ", want.dtype, " ",
       c10::IntArrayRef(want.sizes), " was expected");
-  const bool in_arena = result.storage().unsafeGetStorageImpl() == arena_.storage().unsafeGetStorageImpl();
+  const bool in_arena = arenas_.contain(result.storage().unsafeGetStorageImpl());
   const bool as_wanted = is_memory(result) && same_strides(result, want.strides);
   if (!in_arena && as_wanted && (loaded_.accelerator == nullptr || is_aligned(result))) return result;
   at::Tensor copy = empty_strided_tensor(place_.device.type(), want.sizes, want.strides, want.dtype);

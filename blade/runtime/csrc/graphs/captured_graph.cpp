@@ -55,6 +55,7 @@ bool can_be_captured(const Program& program, c10::DeviceType type) {
     const bool as_it_says = !written || root.kind == SlotKind::kUpdate;
     return as_it_says && program.inputs[root.index].device == type;
   };
+  if (!program.stages.empty()) return false;  // the host has to know sizes before it goes on
   for (const auto& instr : program.instrs) {
     for (const auto& arg : instr.args) {
       if (arg.kind == CallArg::kSlot && !is_fine(arg.id, arg.written)) return false;

@@ -62,6 +62,7 @@ class Parser : private Reader {
     expect("end");
     end_of_line();
     find_liveness(program_);
+    find_stages(program_);
     return std::move(program_);
   }
 
@@ -93,6 +94,8 @@ class Parser : private Reader {
       program_.regs.push_back({RegOp::kDim, input, axis});
     } else if (op == "const") {
       program_.regs.push_back({RegOp::kConst, number(), 0});
+    } else if (op == "late") {
+      program_.regs.push_back({RegOp::kLate});
     } else if (op == "scale") {
       const int64_t a = reg();
       program_.regs.push_back({RegOp::kScale, a, 0, to_double(word())});
@@ -256,7 +259,12 @@ class Parser : private Reader {
         fail(name + " needs an argument '" + params[i].name() + "'");
       }
     }
-    for (int64_t n = count(); n > 0; --n) instr.results.push_back(result());
+    for (int64_t n = count(); n > 0; --n) {
+      const auto text = word();
+      const bool is_number = !text.empty() && text[0] == 'r';
+      instr.numbers.push_back(is_number ? late(text.substr(1)) : -1);
+      instr.results.push_back(is_number || text == "-" ? -1 : result(text));
+    }
   }
 
   // Which ops a file may call is a closed list; a program compiled here calls what the user's own model called.
@@ -268,10 +276,13 @@ class Parser : private Reader {
                               "with the contents of the file, call blade.allow_ops('" + op + "') before it is loaded.");
   }
 
-  // -1: nobody reads it
-  int64_t result() {
-    const auto text = word();
-    if (text == "-") return -1;
+  int64_t late(const std::string& text) {
+    const int64_t id = below(to_number(text), program_.regs.size(), "register");
+    if (program_.regs[id].op != RegOp::kLate) fail("a call's result must be a late register");
+    return id;
+  }
+
+  int64_t result(const std::string& text) {
     const int64_t id = below(to_number(text), program_.slots.size(), "slot");
     if (program_.slots[id].kind != SlotKind::kDyn) fail("a call's result must be a dyn slot");
     return id;

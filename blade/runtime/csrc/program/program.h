@@ -23,15 +23,17 @@ struct InputSpec {
 
 enum class RegOp : uint8_t {
   kDim, kConst, kAdd, kSub, kMul, kFloorDiv, kMod, kMin, kMax, kEq, kNe, kLt, kLe, kGt, kGe, kAnd, kOr,
-  kScale
+  kScale, kLate
 };
 
-// kDim: input a, axis b. kConst: value a. kScale: register a times factor. Otherwise registers a and b.
+// kDim: input a, axis b. kConst: value a. kScale: register a times factor. kLate: what a call makes known. Otherwise
+// registers a and b.
 struct Reg {
   RegOp op;
   int64_t a = 0;
   int64_t b = 0;
   double factor = 0;
+  int64_t known_at = 0;  // how many instructions have to run before it is known
 };
 
 struct Guard {
@@ -51,6 +53,7 @@ struct Slot {
   int64_t offset = -1;           // register: kView
   int64_t reuse = -1;            // kArena: the slot whose bytes it takes where they are as many, or -1
   bool as_tensor = false;        // a call reads it or the engine returns it: needs an at::Tensor
+  int64_t known_at = 0;          // the largest of its registers' and its base's
 };
 
 struct CallArg {
@@ -78,6 +81,9 @@ struct Instr {
   bool draws = false;  // random numbers, from torch's default generator
   std::vector<CallArg> args;
   std::vector<int64_t> results;  // dyn slots; -1: not looked at
+  std::vector<int64_t> numbers;  // per result: the late register that it is, or -1
+  int64_t stage = -1;            // which of Program::stages begins behind it, or -1
+  int64_t known_at = 0;          // the largest of what it reads
   // dyn slots whose memory nothing needs after this instruction
   std::vector<int64_t> last_use;
 };
@@ -94,6 +100,17 @@ struct Pack {
   at::ScalarType dtype = at::ScalarType::Undefined;
   int64_t numel = 0;  // what no fill writes is zero
   std::vector<Fill> fills;
+};
+
+// What becomes known when a call has run whose results have sizes that depend on elements.
+struct Stage {
+  // A size of a result, or the result itself if the axis is -1.
+  struct Bound {
+    int64_t reg, result, axis;
+  };
+  int64_t instr;
+  std::vector<Bound> bound;
+  std::vector<int64_t> regs, guards, slots, instrs;  // those with known_at = instr + 1, without the late registers
 };
 
 struct Program {
@@ -114,11 +131,15 @@ struct Program {
   // Per input: a launch reads it, so that its address has to be aligned.
   std::vector<bool> launched;
   bool draws = false;  // one of the calls does
+  std::vector<Stage> stages;  // in the order of their calls; none: all sizes follow from the inputs'
 };
 
 // Fills in `first`, `last`, `aliased` and the instructions' `last_use`. Throws Unavailable for slots that are used in a way
 // the format rules out.
 void find_liveness(Program& program);
+
+// Fills in `stages` and every `known_at`. Throws Unavailable for what is used before it is known.
+void find_stages(Program& program);
 
 // Who wrote a program: this process, or a file, which may call no ops but those of policy.h.
 enum class Origin : uint8_t { kProcess, kFile };
@@ -126,11 +147,15 @@ enum class Origin : uint8_t { kProcess, kFile };
 // Throws Unavailable for text this library cannot run.
 Program parse_program(const std::string& text, size_t num_constants, Origin origin);
 
-// Register values for inputs of these sizes; division by zero gives 0.
+// Register values for inputs of these sizes; division by zero gives 0. Those that are not known yet are 0.
 void eval_registers(const Program& program, const std::vector<at::Tensor>& inputs, std::vector<int64_t>& values);
 
-// The first guard that does not hold, or nullptr.
+// The registers that follow from what `stage` binds, which `values` has.
+void eval_stage(const Program& program, const Stage& stage, std::vector<int64_t>& values);
+
+// The first guard that does not hold, or nullptr: of those on the inputs' sizes, or of a stage.
 const Guard* failed_guard(const Program& program, const std::vector<int64_t>& values);
+const Guard* failed_guard(const Program& program, const Stage& stage, const std::vector<int64_t>& values);
 
 // Everything that does not depend on sizes: count, dtype, device, rank, autograd, and unless `takes_autocast` that
 // autocast is off where the inputs are.

@@ -10,6 +10,7 @@ import torch
 from blade.backends.disc.frontend.ops.table import Lowering, lowers
 from blade.backends.disc.ir.graph import Value, numel, plain
 from blade.backends.disc.ir.kernel import Dim
+from blade.graph.shapes.symbolic import is_late
 
 aten = torch.ops.aten
 
@@ -167,6 +168,8 @@ def _holds_for_empty(size: Dim, sliced: Dim) -> bool:
     """Whether ``sliced`` is 0 for ``size`` 0, although these expressions assume positive sizes."""
     if not isinstance(size, sympy.Symbol):
         return isinstance(size, int)
+    if is_late(size):  # torch does not assume that there is an element
+        return True
     left: bool = sympy.sympify(sliced).subs(size, 0) == 0
     return left
 
