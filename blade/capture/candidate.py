@@ -27,7 +27,7 @@ LookUp = Callable[[torch.jit.ScriptModule, Sequence[Sample]], tuple[str | None, 
 
 
 @dataclass(frozen=True)
-class Candidate:
+class CapturedCandidate:
     """A module, the view of the model it was compared in, and where it is wrong.
 
     ``unserved`` are the references at which a trace raises because a decision falls out differently there.
@@ -67,7 +67,7 @@ def compared(
     limits: tuple[SizeRange, ...] = (),
     look_up: LookUp | None = None,
     sample: Sample | None = None,
-) -> Candidate:
+) -> CapturedCandidate:
     """Freeze ``module`` as it will be returned, and compare it with every reference within ``limits``, or, if
     it is known, with those at other values. ``sample`` is the one that ``traced`` was made at."""
     frozen = module
@@ -86,12 +86,12 @@ def compared(
     # unused so far, unless a run may have changed attributes
     reused = None if attributes_of(frozen) else frozen
     if traced is None:
-        return Candidate(module, seen, how, [*differences, *unserved], frozen=reused)
+        return CapturedCandidate(module, seen, how, [*differences, *unserved], frozen=reused)
     warnings = tuple(
         Reason(Stage.CAPTURE, Code.TRACER_WARNING, None, module.original_name, text)
         for text in traced.warnings
     )
-    found = Candidate(module, seen, how, differences, warnings, unserved, table, limits)
+    found = CapturedCandidate(module, seen, how, differences, warnings, unserved, table, limits)
     return replace(found, key=key, is_compared=not is_known, frozen=reused)
 
 

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from torch.export import ExportedProgram
 
-from blade.capture.candidate import Candidate, LookUp, compared, is_within
+from blade.capture.candidate import CapturedCandidate, LookUp, compared, is_within
 from blade.capture.capture_exported import inputs_of, interface_of, module_of, script_exported
 from blade.capture.clean import clean, freeze
 from blade.capture.derived_shapes import Axis, axes_of
@@ -128,7 +128,7 @@ def capture(
     )
 
 
-def _number(graph: Candidate, config: Config) -> int:
+def _number(graph: CapturedCandidate, config: Config) -> int:
     """The number of the original if it is to answer where no path does, else 0.
 
     A model with a state has another one than the graph after the first call.
@@ -139,7 +139,7 @@ def _number(graph: Candidate, config: Config) -> int:
 
 
 def _normalized(
-    model: nn.Module, graph: Candidate, inputs: Any, further: list[Any]
+    model: nn.Module, graph: CapturedCandidate, inputs: Any, further: list[Any]
 ) -> tuple[Sample, ...]:
     """Return ``further`` samples in the form of those that ``graph`` was made from."""
     if not further:
@@ -159,7 +159,7 @@ def _fixed(seen: ReferenceRuns) -> frozenset[Axis]:
 
 def _trace_or_script(
     own: nn.Module, inputs: Any, config: Config, reasons: list[Reason], look_up: LookUp | None
-) -> Candidate:
+) -> CapturedCandidate:
     """Return the traced paths if they answer everywhere, else the scripted module if that is right, else what
     the trace can be kept for."""
     traced = _trace(own, inputs, config, reasons, look_up)
@@ -187,7 +187,9 @@ def _trace_or_script(
     return traced
 
 
-def _exported(program: ExportedProgram, own: nn.Module, inputs: Any, config: Config) -> Candidate:
+def _exported(
+    program: ExportedProgram, own: nn.Module, inputs: Any, config: Config
+) -> CapturedCandidate:
     """Return ``program`` as it is, compared with ``own``, its module."""
     seen = run_references(own, inputs, config, bake=True)
     interface = interface_of(program, own, seen.call, seen.samples[0])
@@ -204,14 +206,14 @@ def _only_numbers(seen: ReferenceRuns) -> bool:
 
 def _trace(
     own: nn.Module, inputs: Any, config: Config, reasons: list[Reason], look_up: LookUp | None
-) -> Candidate | None:
+) -> CapturedCandidate | None:
     """Return the best trace: at the first sample or, if a size of 1 led it astray, at the widest probe."""
     try:
         seen = run_references(own, inputs, config, bake=True)
     except NotTensors as error:
         reasons.append(capture_failed(type(own).__name__, Code.TRACE_FAILED, str(error)))
         return None
-    best: Candidate | None = None
+    best: CapturedCandidate | None = None
     ways = [(sample, False) for sample in (seen.samples[0], *seen.probes[-1:])]
     if has_fused_layers(own):
         ways.append((seen.samples[0], True))
@@ -227,7 +229,7 @@ def _trace(
     return best
 
 
-def _faults(graph: Candidate) -> tuple[int, int]:
+def _faults(graph: CapturedCandidate) -> tuple[int, int]:
     return len(graph.differences), len(graph.unserved)
 
 
@@ -241,7 +243,7 @@ def _trace_at(
     ties: tuple[EqualSizes, ...] = (),
     look_up: LookUp | None = None,
     fused: bool = False,
-) -> Candidate | None:
+) -> CapturedCandidate | None:
     name = type(own).__name__
     result: Trace | Reason | None = None
     if config.freeze_module and not config.preserved_attributes and not seen.original.is_stateful:
@@ -262,7 +264,9 @@ def _trace_at(
     return replace(graph, equal_sizes=ties)
 
 
-def _script(own: nn.Module, inputs: Any, config: Config, reasons: list[Reason]) -> Candidate | None:
+def _script(
+    own: nn.Module, inputs: Any, config: Config, reasons: list[Reason]
+) -> CapturedCandidate | None:
     """Return the scripted model if it exists and is right; ``reasons`` gets what is against it."""
     name = type(own).__name__
     module = attempt(Stage.CAPTURE, None, name, lambda: script(own), code=Code.SCRIPT_FAILED)
@@ -277,7 +281,9 @@ def _script(own: nn.Module, inputs: Any, config: Config, reasons: list[Reason]) 
     return graph
 
 
-def _script_partly(own: nn.Module, inputs: Any, config: Config, names: Sequence[str]) -> Candidate:
+def _script_partly(
+    own: nn.Module, inputs: Any, config: Config, names: Sequence[str]
+) -> CapturedCandidate:
     seen = run_references(own, inputs, config, bake=False)
     # The copy under seen.original is not changed: its parts are needed untraced.
     module = attempt(
@@ -295,8 +301,8 @@ def _script_partly(own: nn.Module, inputs: Any, config: Config, names: Sequence[
 
 
 def _with_equal_sizes(
-    own: nn.Module, inputs: Any, graph: Candidate, config: Config, reasons: list[Reason]
-) -> Candidate | None:
+    own: nn.Module, inputs: Any, graph: CapturedCandidate, config: Config, reasons: list[Reason]
+) -> CapturedCandidate | None:
     """Trace ``graph`` again with checks that sizes equal in the samples are equal, if that is enough to make
     it right: a model may accept a mask of another length than the states it masks, though calls rarely do
     that.
@@ -313,8 +319,8 @@ def _with_equal_sizes(
 
 
 def _with_size_limits(
-    own: nn.Module, graph: Candidate, config: Config, reasons: list[Reason]
-) -> Candidate:
+    own: nn.Module, graph: CapturedCandidate, config: Config, reasons: list[Reason]
+) -> CapturedCandidate:
     """Trace ``graph`` again with checks that raise where it is wrong.
 
     The user agreed to limits by ``allow_tracing=True``, or by declaring the range of the dimension. Otherwise
@@ -353,7 +359,7 @@ def _guilty(differences: Differences) -> set[Axis]:
     return guilty
 
 
-def _is_accepted(graph: Candidate, config: Config) -> bool:
+def _is_accepted(graph: CapturedCandidate, config: Config) -> bool:
     """With ``allow_tracing=True`` the user vouches for other values, not for the samples."""
     only_values = all(one.what == OTHER_VALUES for one, _ in graph.differences)
     return graph.how == "trace" and config.allow_tracing is True and only_values

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trace the further paths of a model, at the references where those traced so far do not answer."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
 from torch import nn
 
-from blade.capture.candidate import Candidate, LookUp, differences_of, is_within
-from blade.capture.derived_shapes import axes_of
+from blade.capture.candidate import CapturedCandidate, LookUp, differences_of, is_within
+from blade.capture.declared_shapes import Range
+from blade.capture.derived_shapes import Axis, axes_of
 from blade.capture.inputs import Sample
 from blade.capture.messages import unanswered, unanswered_warning
 from blade.capture.paths import CapturedPath, PathTable, finish
@@ -23,11 +25,11 @@ from blade.graph.torchscript.merge_paths import CannotMerge
 
 def explore(
     own: nn.Module,
-    traced: Candidate,
+    traced: CapturedCandidate,
     config: Config,
     reasons: list[Reason],
     look_up: LookUp | None,
-) -> Candidate:
+) -> CapturedCandidate:
     """Return ``traced`` with further paths, at most ``Config.max_paths`` in all.
 
     The user's samples come first, then other contents, then other sizes. A path that a count decides, such as
@@ -55,8 +57,12 @@ def explore(
 
 
 def _with_further_paths(
-    own: nn.Module, traced: Candidate, table: PathTable, config: Config, reasons: list[Reason]
-) -> Candidate:
+    own: nn.Module,
+    traced: CapturedCandidate,
+    table: PathTable,
+    config: Config,
+    reasons: list[Reason],
+) -> CapturedCandidate:
     seen, name = traced.seen, traced.module.original_name
     waiting = sorted(traced.unserved, key=_rank)
     while waiting and len(table.paths) < config.max_paths:
@@ -87,8 +93,8 @@ def _with_further_paths(
 
 
 def _served_again(
-    traced: Candidate, waiting: list[tuple[Reference, str]]
-) -> tuple[Candidate, list[tuple[Reference, str]]]:
+    traced: CapturedCandidate, waiting: list[tuple[Reference, str]]
+) -> tuple[CapturedCandidate, list[tuple[Reference, str]]]:
     """``traced``, whose module has changed, and which of ``waiting`` it still does not answer."""
     references = [one for one, _ in traced.unserved]
     differences, unserved = differences_of(traced.module, traced.seen, references)
@@ -116,7 +122,7 @@ def _path_at(
     return None if result is None else finish(result.module, result.recorder, sample)
 
 
-def tell(name: str, traced: Candidate, config: Config, reasons: list[Reason]) -> None:
+def tell(name: str, traced: CapturedCandidate, config: Config, reasons: list[Reason]) -> None:
     """Add a Reason, and a warning unless the user agreed to it, that some calls are not answered by a path."""
     if not traced.unserved or config.strict:
         return
@@ -124,10 +130,16 @@ def tell(name: str, traced: Candidate, config: Config, reasons: list[Reason]) ->
     reasons.append(kept)
     ranges = traced.seen.ranges
     agreed = config.allow_tracing is True or all(
-        one.axes and all(axis in ranges for axis in one.axes) for one, _ in traced.unserved
+        _is_outside(one.sample, ranges) for one, _ in traced.unserved
     )
     if not agreed:
         warn_user(unanswered_warning(kept, config.python_fallback))
+
+
+def _is_outside(sample: Sample, ranges: Mapping[Axis, Range]) -> bool:
+    """Whether the user declared that such sizes will not be seen."""
+    sizes = axes_of(sample)
+    return any(not low <= sizes[axis] <= high for axis, (low, high) in ranges.items())
 
 
 @dataclass(frozen=True)
@@ -139,7 +151,7 @@ class Served:
     references: tuple[Reference, ...]
 
 
-def served_by(graph: Candidate) -> Served:
+def served_by(graph: CapturedCandidate) -> Served:
     """What later stages may run ``graph.module`` at; samples of further paths are added to the user's."""
     seen = graph.seen
     unserved = {id(one.sample) for one, _ in graph.unserved}

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from blade.capture.decisions.recorder import Decision, Recorder
+from blade.capture.decisions.recorder import Recorder, TracedDecision
 from blade.capture.inputs import Sample
 from blade.core.captured import Path
 from blade.graph.torchscript.check_forms import (
@@ -57,7 +57,7 @@ class CapturedPath:
     others: dict[int, CapturedPath] = field(default_factory=dict)
 
     @property
-    def decisions(self) -> Sequence[Decision]:
+    def decisions(self) -> Sequence[TracedDecision]:
         return self.recorder.decisions
 
     def tree(self) -> PathGraph:
@@ -170,7 +170,7 @@ class PathTable:
         return merged(self.paths[0].tree(), name, inputs)
 
 
-def _common(first: Sequence[Decision], second: Sequence[Decision]) -> int:
+def _common(first: Sequence[TracedDecision], second: Sequence[TracedDecision]) -> int:
     """How many decisions both take alike before the one that falls out differently."""
     for index, (a, b) in enumerate(zip(first, second)):
         if (a.where, a.kind, a.outcome) != (b.where, b.kind, b.outcome):

@@ -109,7 +109,7 @@ def test_what_no_path_answers_is_a_warning_at_the_line_of_the_user() -> None:
     [warned] = [one for one in caught if one.category is BladeWarning]
     assert warned.filename == __file__
     text = str(warned.message)
-    assert text.startswith("OnlyPython: The captured paths do not answer at other sizes")
+    assert text.startswith("OnlyPython: The captured paths do not answer at ")
     assert "int(x.shape[1]) > 4" in text and "max_paths" in text
     for x in (random(3, 6), random(1, 5)):
         assert torch.equal(captured.module(x), OnlyPython()(x))

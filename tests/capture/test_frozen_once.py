@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from blade.capture import candidate, capture as torchscript
+from blade.capture import candidate
+from blade.capture import capture as torchscript
 from blade.capture.capture import capture
 from blade.capture.clean import forward_of, freeze
 from blade.config import Config

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 from torch.jit import _trace as tracer
 
-from blade.capture import candidate, capture as torchscript
+from blade.capture import candidate
+from blade.capture import capture as torchscript
 from blade.capture.capture import capture
 from blade.capture.clean import freeze
 from blade.capture.trace_flat import flat_trace
@@ -194,6 +195,11 @@ def test_everything_is_folded_and_products_stay_apart(monkeypatch: pytest.Monkey
     kinds = [
         node.kind() for node in captured.module.graph.nodes() if node.kind() != "prim::Constant"
     ]
-    check = ["aten::dim", "aten::eq", "aten::__not__", "prim::If"]  # the batch norm asks for the rank
+    check = [
+        "aten::dim",
+        "aten::eq",
+        "aten::__not__",
+        "prim::If",
+    ]  # the batch norm asks for the rank
     assert kinds == [*check, "aten::_convolution", "aten::linear", "aten::linear", "aten::add"]
     torch.testing.assert_close(captured.module(x), model(x), rtol=1e-4, atol=1e-5)

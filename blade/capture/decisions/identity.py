@@ -2,6 +2,7 @@
 """Finds ``a is b`` in a model's code: whether two arguments are one tensor cannot be seen while it is traced."""
 
 import dis
+from inspect import getattr_static
 from types import CodeType
 
 from torch import nn
@@ -10,7 +11,7 @@ from torch import nn
 def code_that_compares_objects(model: nn.Module) -> tuple[CodeType, int] | None:
     """The code and line of the first ``a is b`` of two names in a ``forward`` of ``model``; ``None`` if none."""
     for kind in dict.fromkeys(type(part) for part in model.modules()):
-        code = getattr(kind.forward, "__code__", None)
+        code = getattr(getattr_static(kind, "forward", None), "__code__", None)
         if code is not None and (line := _line(code)) is not None:
             return code, line
     return None

@@ -3,7 +3,7 @@
 
     with recording() as recorder:
         graph = torch._C._create_graph_by_tracing(...)       # if x.sum() > 0: ...
-    recorder.decisions       # [Decision(0, "models.py:12", "if x.sum() > 0:", True)]
+    recorder.decisions       # [TracedDecision(0, "models.py:12", "if x.sum() > 0:", True)]
 
 A trace holds one path through the model's code. Where Python asks a tensor for a value (``bool``, ``int``,
 ``len``, iteration, ``numpy``, ...), the trace calls a function that raises unless the value is what it was; its
@@ -45,7 +45,7 @@ _HERE = (os.path.dirname(torch.__file__) + os.sep, str(Path(__file__).parents[2]
 
 
 @dataclass(frozen=True)
-class Decision:
+class TracedDecision:
     """One conversion of a tensor into Python: where it is in the model's code, and what it gave."""
 
     index: int
@@ -68,7 +68,7 @@ class Recorder:
     them does no harm, and a check cuts what may be one cluster.
     """
 
-    decisions: list[Decision] = field(default_factory=list)
+    decisions: list[TracedDecision] = field(default_factory=list)
     consulted: dict[str, int] = field(default_factory=dict)
     may_defer: bool = False
     deferred: list[tuple[int, torch.Tensor]] = field(default_factory=list)
@@ -102,7 +102,7 @@ class Recorder:
         line = linecache.getline(code.co_filename, number).strip()
         index = len(self.decisions)
         self.consulted[about] = index
-        self.decisions.append(Decision(index, "form", where, code.co_name, line, repr(about)))
+        self.decisions.append(TracedDecision(index, "form", where, code.co_name, line, repr(about)))
 
     def note(self, kind: str, outcome: object, check: Callable[[str], Any]) -> None:
         """Add a decision; ``check(text)`` puts its check into the graph."""
@@ -129,7 +129,7 @@ class Recorder:
         where, function, line = _described(_place())
         text, index = repr(outcome), len(self.decisions)
         shown = text if len(text) < 80 else f"{text[:77]}..."
-        self.decisions.append(Decision(index, kind, where, function, line, shown))
+        self.decisions.append(TracedDecision(index, kind, where, function, line, shown))
         return index
 
 

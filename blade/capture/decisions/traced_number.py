@@ -133,6 +133,8 @@ class TracedNumber(torch.Tensor):
 
     def __hash__(self) -> int:
         """The hash of the value, as a key or in a set."""
+        if dtype_of(self) is torch.bool:
+            return hash(self.__bool__())
         return hash(self.__float__() if is_float(self) else self.__int__())
 
     def is_integer(self) -> bool:

@@ -39,7 +39,7 @@ def answer_by_original(graph: torch._C.Graph, number: int) -> bool:
         return False
     if not all(_is_tensors(value.type()) for value in inputs):
         inputs, number = [], 0
-    _Writer(graph, inputs, number).rewrite(graph.block())
+    _FallbackWriter(graph, inputs, number).rewrite(graph.block())
     graph.lint()
     return True
 
@@ -56,7 +56,7 @@ def _is_tensors(kind: Any) -> bool:
     return bool(kind.kind() == "TensorType")
 
 
-class _Writer:
+class _FallbackWriter:
     def __init__(self, graph: Any, inputs: list[Value], number: int) -> None:
         self._graph, self._inputs, self._number = graph, inputs, number
 

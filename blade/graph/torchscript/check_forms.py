@@ -44,14 +44,14 @@ def check_forms(
             if (term := _term(kind, tensor)) is not None
         ]
         if terms:
-            code = " and ".join(f"({code})" for code, _ in terms)
+            code = " & ".join(f"({code})" for code, _ in terms)
             texts[number] = " and ".join(shown for _, shown in terms)
             lines += [f"    if not ({code}):", f"        raise RuntimeError('{MARK}{number}')"]
     same = _identity(tensors) if IDENTITY in asked else []
     if same:
         number = asked[IDENTITY]
         texts[number] = " and ".join(shown for _, shown in same)
-        code = " and ".join(f"({code})" for code, _ in same)
+        code = " & ".join(f"({code})" for code, _ in same)
         lines += [f"    if not ({code}):", f"        raise RuntimeError('{MARK}{number}')"]
     if len(lines) > 1:
         unit: Any = torch.jit.CompilationUnit("\n".join([*lines, "    return None", ""]))
@@ -109,7 +109,7 @@ def _check_containers(graph: Any, inputs: Sequence[Any], sample: Sequence[Any]) 
         given.append(value)
     if not terms:
         return {}
-    code = " and ".join(f"({one})" for one in terms)
+    code = " & ".join(f"({one})" for one in terms)
     lines = [f"def check({', '.join(parameters)}) -> None:", f"    if not ({code}):"]
     lines += [f"        raise RuntimeError('{MARK}{STRUCTURE}')", "    return None", ""]
     unit: Any = torch.jit.CompilationUnit("\n".join(lines))

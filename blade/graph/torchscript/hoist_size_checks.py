@@ -147,7 +147,7 @@ def _write(
     lines = [f"def check({', '.join(f'{name}: Tensor' for name in names.values())}) -> None:"]
     texts = {}
     for index, several in conditions.items():
-        code = " and ".join(f"({printer.doprint(one.xreplace(terms))})" for one in several)
+        code = " & ".join(f"({printer.doprint(one.xreplace(terms))})" for one in several)
         texts[index] = " and ".join(printer.doprint(one.xreplace(shown)) for one in several)
         lines += [f"    if not ({code}):", f"        raise RuntimeError('{MARK}{index}')"]
     lines.append("    return None")

@@ -64,7 +64,7 @@ def merged(tree: PathGraph, name: str, inputs: Sequence[str]) -> torch.jit.Scrip
         value = target.addInput()
         value.setType(parameter.type())
         values.append(value)
-    writer = _Writer(target, values)
+    writer = _MergeWriter(target, values)
     [result] = writer.write(tree, {})
     target.registerOutput(result)
     target.lint()
@@ -123,7 +123,7 @@ def _types(graph: Any) -> list[str]:
     return [value.type().annotation_str for value in graph.outputs()]
 
 
-class _Writer:
+class _MergeWriter:
     def __init__(self, target: Any, inputs: Sequence[Value]) -> None:
         self._target, self._inputs = target, inputs
         self._first = target.create("prim::Constant", [], 1)  # constants are put in front of it
