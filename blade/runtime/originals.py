@@ -11,7 +11,6 @@ import secrets
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,13 +21,7 @@ from blade.runtime.interrupts import interrupts_noted
 Original = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
 
 
-@dataclass
-class _Known:
-    call: Original
-    calls: int = 0
-
-
-_known: dict[int, _Known] = {}
+_known: dict[int, Original] = {}
 _lock = threading.Lock()
 
 
@@ -40,15 +33,9 @@ def new_number() -> int:
 def register(number: int, owner: Any, call: Original) -> None:
     """Let ``call`` answer for ``number`` as long as ``owner`` lives."""
     with _lock:
-        _known[number] = _Known(call)
+        _known[number] = call
     torch.ops.blade.announce_original(number, True)
     weakref.finalize(owner, _forget, number)
-
-
-def calls(number: int) -> int:
-    """How many calls the original has answered."""
-    with _lock:
-        return _known[number].calls if number in _known else 0
 
 
 def _forget(number: int) -> None:
@@ -57,16 +44,17 @@ def _forget(number: int) -> None:
         _known.pop(number, None)
 
 
-def _call_original(number: int, outputs: int, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+def _call_original(
+    number: int, outputs: int, text: str, inputs: list[torch.Tensor]
+) -> list[torch.Tensor]:
     with _lock:
-        known = _known[number]
-        known.calls += 1
+        call = _known[number]
     with interrupts_noted():
-        made = list(known.call(inputs))
+        made = list(call(inputs))
     if len(made) != outputs:
         raise RuntimeError(
             f"The original model returns {len(made)} tensors for these inputs, and {outputs} for the samples that it "
-            "was captured with; a TorchScript module returns always as many. Call the original model here."
+            f"was captured with; a TorchScript module returns always as many. {text}"
         )
     return made
 

@@ -108,6 +108,7 @@ def _report(task: Task, decided: SelectionResult, state: str) -> Report:
         state=state,
         model=captured.original.name if isinstance(captured.original, ReferenceModel) else "",
         date=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        paths=tuple(one.conditions for one in captured.paths),
     )
 
 

@@ -44,12 +44,6 @@ def answer_by_original(graph: torch._C.Graph, number: int) -> bool:
     return True
 
 
-def numbers_in(graph: torch._C.Graph) -> set[int]:
-    """The originals that ``graph`` asks."""
-    own: Any = graph
-    return {node.inputsAt(1).toIValue() for node in own.findAllNodes(OP, True)}
-
-
 def _is_tensors(kind: Any) -> bool:
     if kind.kind() == "TupleType":
         return all(map(_is_tensors, kind.elements()))

@@ -21,6 +21,7 @@ import torch.fx.experimental._config as symbolic_config
 from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.source import ConstantSource
 from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
+from torch.utils import _pytree as pytree
 
 from blade.graph.fx.writer import CANNOT
 from blade.graph.shapes.memo import ResultMemo
@@ -168,7 +169,10 @@ class SymbolicSizes:
         }
         args, kwargs = trim_defaults(overload, *split_arguments(overload, values))
         with self._mode, enable_python_dispatcher():
-            return self._results_of_calls.of(overload, args, kwargs).value
+            result = self._results_of_calls.of(overload, args, kwargs).value
+        if not any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(result)):
+            raise NotOfSizes(node.kind())  # strides, which the fake tensors need not share
+        return result
 
     def _operand(self, argument: Any, value: Any) -> Any:
         """``value``; a number that the graph holds in a tensor becomes a tensor of unknown content."""

@@ -166,7 +166,9 @@ def _judge_call(
 def _why_no_refusal(got: Call, row: Row, inputs: Inputs, may_raise: bool) -> str:
     """Why an exception is no allowed answer."""
     text = str(got.error)
-    if not may_raise:
+    if "Declaration: forward(" in text or "containers have to hold the same" in text:
+        return ""  # no TorchScript module takes such arguments; the text names them
+    if not may_raise and "returns always as many" not in text:
         return f"raises although the original could answer: {text[-300:]}"
     if not isinstance(got.error, RuntimeError):
         return f"raises {type(got.error).__name__}: {text[-300:]}"
