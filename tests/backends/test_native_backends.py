@@ -16,6 +16,8 @@ import torch
 from torch import nn
 
 import blade
+from blade.backends.shared.host_isa import instructions
+from blade.runtime.engine import isa_features
 
 pytestmark = pytest.mark.needs("runtime")
 NATIVE = [
@@ -150,6 +152,17 @@ def test_a_weight_written_in_place_is_seen_or_the_original_runs(
                 tensor.add_(1)
         changed.up.bias.add_(1)
         torch.testing.assert_close(loaded(*example(2, 5)), changed(*example(2, 5)))
+
+
+@pytest.mark.parametrize("optimized", NATIVE, indirect=True)
+def test_the_file_says_which_instructions_its_code_may_use(
+    optimized: torch.jit.ScriptModule,
+) -> None:
+    [engine] = [child.engine for child in optimized.children() if hasattr(child, "engine")]
+    _, isa, *_ = engine.program().splitlines()
+    assert isa.split() == ["isa", *instructions()]
+    vectors = {f for f in isa_features() if f.startswith(("sse4_", "avx", "fma", "f16c", "amx"))}
+    assert vectors <= set(isa.split())
 
 
 @pytest.mark.parametrize("optimized", NATIVE, indirect=True)

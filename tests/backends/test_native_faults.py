@@ -21,6 +21,8 @@ from blade.backends.inductor import run as inductor_run
 from blade.backends.inductor.backend import InductorBackend
 from blade.backends.inductor.package import InductorPackage
 from blade.backends.shared.archive import EngineArchive
+from blade.backends.shared.host_isa import for_this_cpu
+from blade.backends.tvm import compile as tvm_compile
 from blade.backends.tvm import run as tvm_run
 from blade.backends.tvm.backend import TvmBackend
 from blade.config import Config
@@ -178,6 +180,54 @@ def test_a_file_that_cannot_be_loaded_runs_the_original(
     assert counted[Code.BACKEND_UNAVAILABLE.value] == 2
     assert counted["engine_runs"] == 0
     assert why in loaded.cluster_0.engine.why_unavailable()
+
+
+@produces(Code.CPU_MISMATCH)
+@pytest.mark.parametrize("name", NATIVE)
+def test_a_library_for_another_cpu_is_not_mapped(
+    name: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with registered(Fake(name)):
+        config = Config(optimization_pipeline=name, timing=False, min_cluster_size=1)
+        optimized = blade.optimize(model(), X, config)
+    register_runner(name, LOADERS[name])
+    opened: list[Any] = []
+    monkeypatch.setattr(f"blade.backends.{name}.run._open", opened.append)
+    engine = optimized.cluster_0.engine
+    program = for_this_cpu(engine.program())
+    assert " sse2" in program
+    program = program.replace(" sse2", " sse2 warp_drive", 1)
+    made: Any = make_engine("cluster_0", name, program, payload(name, b"code"))
+    engine._get_method("__setstate__")(made._get_method("__getstate__")())
+    saved = io.BytesIO()
+    torch.jit.save(optimized, saved)
+    capfd.readouterr()
+    loaded = torch.jit.load(io.BytesIO(saved.getvalue()))
+    assert "'warp_drive', which this CPU lacks" in capfd.readouterr().err
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(X), model()(X))
+    [counted] = blade.stats(loaded).values()
+    assert counted[Code.CPU_MISMATCH.value] == 1
+    assert opened == []
+
+
+@pytest.mark.needs("tvm")
+def test_tvm_uses_no_vectors_that_the_machine_hides(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a hypervisor does: the model of the CPU has AVX-512, and its flags do not."""
+    import tvm.target.codegen
+
+    features = tvm.target.codegen.llvm_get_cpu_features
+    plain = "sse2 ssse3 avx avx2 fma f16c vaes vpclmulqdq gfni".split()
+    monkeypatch.setattr(tvm.target.codegen, "llvm_get_system_cpu", lambda: "znver4")
+    monkeypatch.setattr(tvm_compile, "isa_features", lambda: frozenset(plain))
+    used = set(map(str, features(tvm_compile.host_target())))
+    assert {"avx2", "fma", "gfni"} <= used
+    assert not [name for name in used if name.startswith("avx512")]
+    some = [*plain, "avx512f", "avx512bw", "avx512_bf16"]
+    monkeypatch.setattr(tvm_compile, "isa_features", lambda: frozenset(some))
+    used = set(map(str, features(tvm_compile.host_target())))
+    vectors = sorted(name for name in used if name.startswith("avx512"))
+    assert vectors == ["avx512bf16", "avx512bw", "avx512f"]
 
 
 @pytest.mark.parametrize("name", ["inductor", "tvm"])

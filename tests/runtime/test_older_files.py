@@ -13,7 +13,7 @@ import blade
 
 pytestmark = pytest.mark.needs("runtime")
 DATA = Path(__file__).parent / "data"
-NATIVE = ("disc", "quant", "inductor")
+NATIVE = ("disc", "quant", "inductor", "tvm")
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,20 @@ def test_the_loader_gets_the_payload_and_runs_once():
     assert constants[0].data_ptr() == constant.data_ptr()
 
 
+def test_a_payload_for_another_cpu_is_never_given_to_its_backend():
+    loads = []
+    program = even_columns().replace("isa", "isa warp_drive", 1)
+    backend = f"fake_{next(_numbers)}"
+    register_runner(backend, lambda *engine: loads.append(engine))
+    engine = make_engine("cluster_7", backend, program, b"abc")
+    assert engine.try_execute([torch.randn(3, 4)]) is None
+    engine.rearm()
+    assert engine.try_execute([torch.randn(3, 4)]) is None
+    assert engine.stats()["cpu_mismatch"] == 2
+    assert "'warp_drive', which this CPU lacks" in engine.why_unavailable()
+    assert loads == []
+
+
 def test_guards_hold_for_every_backend():
     engine = engine_of(lambda *_: lambda inputs: inputs)
     assert engine.try_execute([torch.randn(3, 5)]) is None

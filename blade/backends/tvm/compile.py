@@ -8,6 +8,7 @@ Weights are parameters of the compiled function. Small constants are part of the
 """
 
 import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,10 @@ from torch.export.graph_signature import InputKind
 from blade.backends.tvm.schedule import schedules
 from blade.core.cluster import Cluster
 from blade.graph.fx.exported_program import to_exported
+from blade.runtime.engine import isa_features
 
+# LLVM's names of vector instructions begin so
+_VECTORS = ("avx", "amx", "fma", "f16c", "gfni", "vaes", "vpclmulqdq")
 SMALL = 1024  # bytes; constants up to this size are part of the code
 
 
@@ -104,11 +108,26 @@ def _build(module: Any) -> bytes:
 
 
 def host_target() -> Any:
-    """This machine as a target of TVM's code generator."""
-    import tvm
-    from tvm.target.codegen import llvm_get_system_cpu
+    """This machine as a target of TVM's code generator.
 
-    return tvm.target.Target({"kind": "llvm", "mcpu": str(llvm_get_system_cpu())})
+    LLVM knows it by its model. Vector instructions of that model which this machine does not have, as a
+    hypervisor can hide them, are switched off.
+    """
+    import tvm
+    from tvm.target.codegen import llvm_get_cpu_features, llvm_get_system_cpu
+
+    model = {"kind": "llvm", "mcpu": str(llvm_get_system_cpu())}
+    features = map(str, llvm_get_cpu_features(tvm.target.Target(model)))
+    hidden = _not_here([name for name in features if name.startswith(_VECTORS)])
+    return tvm.target.Target(
+        {**model, "mattr": [f"-{name}" for name in hidden]} if hidden else model
+    )
+
+
+def _not_here(features: Iterable[str]) -> list[str]:
+    """Those of LLVM's ``features`` that this CPU lacks, sorted; Linux has ``avx512_bf16`` for ``avx512bf16``."""
+    here = {name.replace("_", "") for name in isa_features()}
+    return sorted(name for name in features if name.replace("-", "") not in here)
 
 
 def _pipeline(target: Any) -> Any:

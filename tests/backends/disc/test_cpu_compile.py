@@ -12,6 +12,7 @@ from blade.backends.disc.cpu.compile import llvm
 from blade.backends.disc.cpu.compile import parallel as module
 from blade.backends.disc.cpu.compile.ar_archive import archive
 from blade.backends.disc.cpu.compile.parallel import compile_kernels
+from blade.backends.disc.target import cpu
 from blade.backends.disc.target.cpu import host
 from blade.core.disk_cache import DiskCache
 
@@ -107,3 +108,15 @@ def test_an_archive_is_one_to_other_tools(tmp_path: Path) -> None:
     (tmp_path / "k.a").write_bytes(archive(objects))
     subprocess.run(["ar", "x", "k.a"], cwd=tmp_path, check=True)
     assert {name: (tmp_path / name).read_bytes() for name in objects} == objects
+
+
+def test_the_target_lists_features_by_linux_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Zen 5 as Linux 6.8 lists it: LLVM's code for it may use any of these."""
+    vectors = set(
+        "avx avx2 fma f16c avx512f avx512bw avx512dq avx512vl avx512cd avx512ifma avx512vbmi avx512_bf16 "
+        "avx512_vbmi2 avx512_vnni avx512_bitalg avx512_vpopcntdq avx_vnni gfni vaes vpclmulqdq".split()
+    )
+    monkeypatch.setattr(cpu, "_flags", lambda: frozenset({"fpu", "sse4_1", *vectors}))
+    target = cpu.host.__wrapped__()
+    assert set(target.isa) == {"sse4_1", *vectors}
+    assert target.lanes == 16

@@ -13,7 +13,7 @@ from pathlib import Path
 # Features that LLVM may use in code for the host, as far as they change generated kernels.
 _X86 = (
     "sse4_1 sse4_2 popcnt avx avx2 fma f16c bmi1 bmi2 movbe abm "
-    "avx512f avx512bw avx512dq avx512vl avx512cd avx512_vnni avx512_bf16 avx512_fp16 avx512_vbmi "
+    "avx512f avx512bw avx512dq avx512vl avx512cd avx512_vnni avx512_bf16 avx512_fp16 avx512vbmi "
     "avx512_vbmi2 avx512ifma avx512_bitalg avx512_vpopcntdq avx_vnni gfni vaes vpclmulqdq"
 ).split()
 _ARM = "fp asimd asimdhp fphp asimddp bf16 i8mm sve sve2".split()

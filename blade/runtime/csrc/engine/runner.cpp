@@ -13,6 +13,7 @@
 #include <map>
 
 #include "engine/interrupt.h"
+#include "engine/target.h"
 
 namespace blade {
 namespace {
@@ -121,7 +122,9 @@ Runner::Runner(
       program_(std::move(program)),
       payload_(payload.detach()),
       constants_(std::move(constants)),
-      text_(std::move(text)) {}
+      text_(std::move(text)) {
+  check_cpu(program_);  // before Python maps the payload, whose code runs at once
+}
 
 std::string Runner::why_unavailable() {
   if (state_ == kReady) return "";

@@ -20,6 +20,7 @@ bool has_runner(const std::string& backend);
 class Runner {
  public:
   // `program` holds the guards and, if the backend tells them, the outputs. `payload` is what the backend made of its engine.
+  // Throws Unavailable where this CPU lacks a feature of the program's isa: native code in a payload needs it.
   Runner(std::string backend, std::string name, Program program, const at::Tensor& payload,
          std::vector<at::Tensor> constants, std::string text);
 

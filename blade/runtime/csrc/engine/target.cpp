@@ -13,15 +13,6 @@ namespace {
 
 constexpr const char* kCuda = "cuda";
 
-void check_cpu(const Program& program) {
-  for (const auto& feature : program.isa) {
-    if (cpu_features().count(feature) == 0) {
-      throw Unavailable(
-          Code::kCpuMismatch, "The engine's native code needs the CPU feature '" + feature + "', which this CPU lacks.");
-    }
-  }
-}
-
 // An accelerator's programs may have inputs on the CPU, which only calls read.
 void check_devices(const Program& program, c10::DeviceType type) {
   for (size_t i = 0; i < program.inputs.size(); ++i) {
@@ -50,6 +41,15 @@ void check_instructions(const Program& program, bool on_cpu) {
 }
 
 }  // namespace
+
+void check_cpu(const Program& program) {
+  for (const auto& feature : program.isa) {
+    if (cpu_features().count(feature) == 0) {
+      throw Unavailable(
+          Code::kCpuMismatch, "The engine's native code needs the CPU feature '" + feature + "', which this CPU lacks.");
+    }
+  }
+}
 
 Accelerator* find_target(const Program& program) {
   Accelerator* accelerator = program.isa.empty() ? nullptr : find_accelerator(program.isa[0]);

@@ -13,6 +13,9 @@
 
 namespace blade {
 
+// Throws Unavailable where this CPU lacks a feature that the program's isa names.
+void check_cpu(const Program& program);
+
 // The accelerator of `isa NAME ...`, or nullptr for a program of the CPU. Throws Unavailable where it is not there,
 // where the CPU lacks a feature, and where the program's inputs or instructions are not this device's.
 Accelerator* find_target(const Program& program);
