@@ -22,7 +22,7 @@ CSRC = Path("blade/runtime/csrc")
 # Files compiled as one: reading torch's headers costs ten times what our own code does.
 UNITS = {
     "executor": (
-        *("program/parse", "program/liveness", "program/program"),
+        *("program/parse", "program/loops", "program/liveness", "program/program"),
         *("memory/huge_pages", "memory/arena", "memory/borrowed_outputs"),
         *("execute/execution_plan", "execute/run_plan", "execute/stream_context"),
         *("graphs/capture_policy", "graphs/captured_graph"),

@@ -51,6 +51,12 @@ class Registers:
         """The register of one input's size along one axis."""
         return self._line(f"dim {input_index} {axis}")
 
+    def index(self, symbol: sympy.Symbol) -> int:
+        """A new register for ``symbol``, the number of the current run of a loop."""
+        self.lines.append("index")
+        self._known[symbol] = len(self.lines) - 1
+        return self._known[symbol]
+
     def bind(self, symbol: sympy.Basic, register: int) -> None:
         self._known[symbol] = register
 

@@ -119,6 +119,8 @@ def is_instruction(value: Value) -> bool:
         "flash_attention_gradient",
         "call",
         "item",
+        "loop",
+        "carried",
         "concat",
     )
 

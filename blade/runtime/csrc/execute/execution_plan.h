@@ -122,6 +122,7 @@ class ExecutionPlan {
   // preparation: frame.cpp
   void prepare_slot(size_t id);
   void prepare_view(size_t id);
+  void check_view(size_t id) const;
   void plan_arena();
   void make_fixed_tensors();
   void prepare_kernel(size_t i);
@@ -143,7 +144,13 @@ class ExecutionPlan {
   void point_root(int64_t id, char* data);  // its pointers and those of its views
   void release_root(int64_t id);
   void release();  // all that a call holds
+  template <typename RunStep>
+  void run_range(size_t begin, size_t end, const RunStep& run_one);
+  void run_steps();
   void run_step(size_t i);
+  void begin_run(const LoopState& loop, int64_t index);
+  void swap(const std::pair<int64_t, int64_t>& slots);
+  void move_view(int64_t id);
   void run_kernel(const Step& step);
   void run_launch(Step& step);
   void run_timed(std::vector<double>& seconds);
@@ -170,8 +177,30 @@ class ExecutionPlan {
   std::vector<Step> steps_;
   std::vector<c10::IValue> stack_;
   std::vector<int64_t> changing_roots_;  // inputs, outputs, results of calls
+  std::vector<std::pair<int64_t, int64_t>> swapped_;  // slots that have each other's memory
   // roots with the same memory at every call, and where that memory was when last looked at
   std::vector<std::pair<int64_t, const void*>> fixed_roots_;
 };
+
+// Calls `run_one` with each step of [begin, end) that is no loop, in order, as often as the loops around it say.
+template <typename RunStep>
+void ExecutionPlan::run_range(size_t begin, size_t end, const RunStep& run_one) {
+  for (size_t i = begin; i < end; ++i) {
+    const Instr& instr = program_.instrs[i];
+    if (instr.loop < 0) {
+      run_one(i);
+      continue;
+    }
+    const auto length = static_cast<size_t>(instr.length);
+    const LoopState& loop = program_.loops[instr.loop];
+    for (int64_t index = 0; index < steps_[i].extent; ++index) {
+      begin_run(loop, index);
+      run_range(i + 1, i + 1 + length, run_one);
+      for (const auto& pair : instr.swaps) swap(pair);
+    }
+    for (const int64_t id : instr.last_use) release_root(id);
+    i += length;
+  }
+}
 
 }  // namespace blade

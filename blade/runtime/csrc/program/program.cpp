@@ -73,6 +73,11 @@ int64_t scale(int64_t a, double factor) {
 
 }  // namespace
 
+int64_t eval_register(const Reg& reg, const std::vector<int64_t>& values) {
+  if (reg.op == RegOp::kScale) return scale(values[reg.a], reg.factor);
+  return apply(reg.op, values[reg.a], values[reg.b]);
+}
+
 void eval_registers(const Program& program, const std::vector<at::Tensor>& inputs, std::vector<int64_t>& values) {
   values.clear();
   values.reserve(program.regs.size());
@@ -80,8 +85,8 @@ void eval_registers(const Program& program, const std::vector<at::Tensor>& input
     switch (reg.op) {
       case RegOp::kDim: values.push_back(inputs[reg.a].sizes()[reg.b]); break;
       case RegOp::kConst: values.push_back(reg.a); break;
-      case RegOp::kScale: values.push_back(scale(values[reg.a], reg.factor)); break;
-      default: values.push_back(apply(reg.op, values[reg.a], values[reg.b]));
+      case RegOp::kIndex: values.push_back(0); break;
+      default: values.push_back(eval_register(reg, values));
     }
   }
 }
