@@ -43,7 +43,7 @@ class OpNode:
 
     ``target`` is the ATen overload (``torch.ops.aten.add.Tensor``). ``args``/``kwargs`` are bound to
     the schema; a constant argument is its Python value, anything else is a ``ValueInfo`` (or a list
-    of them).
+    of them). ``body``: the ops of a loop, which a backend takes all or not at all.
     """
 
     name: str
@@ -52,6 +52,7 @@ class OpNode:
     kwargs: Mapping[str, Any]
     outputs: tuple[ValueInfo, ...]
     source: str = ""
+    body: tuple["OpNode", ...] = ()
 
 
 @dataclass(frozen=True)

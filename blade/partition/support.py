@@ -97,7 +97,7 @@ def support(
     white = _listed(nodes, config.customize_op_white_list)
     labels: list[frozenset[str]] = []
     reasons: list[Reason] = []
-    free = [n for i, n in enumerate(nodes) if i not in pinned and i not in black]
+    free = [n for i, n in enumerate(nodes) if i not in pinned and i not in black and not n.body]
     for backend in backends:
         _survey(backend, free, config)
     for i, node in enumerate(nodes):
@@ -162,6 +162,8 @@ def _survey(backend: Backend, nodes: Sequence[OpNode], config: Config) -> None:
 
 
 def _why_not(backend: Backend, node: OpNode, config: Config) -> Reason | None:
+    if node.body:
+        return _why_not_loop(backend, node, config)
     return attempt(
         Stage.SUPPORT,
         backend.name,
@@ -170,6 +172,15 @@ def _why_not(backend: Backend, node: OpNode, config: Config) -> Reason | None:
         config.strict,
         Code.UNSUPPORTED_OP,
     )
+
+
+def _why_not_loop(backend: Backend, node: OpNode, config: Config) -> Reason | None:
+    """A backend takes a loop if it takes each of its ops."""
+    if not backend.takes_loops:
+        detail = f"{backend.name} runs no loops."
+        return Reason(Stage.SUPPORT, Code.UNSUPPORTED_OP, backend.name, node.name, detail)
+    every = (_why_not(backend, one, config) for one in node.body)
+    return next((why for why in every if why is not None), None)
 
 
 _NEEDS = {"fp8": " It takes a GPU of compute capability 8.9 or later, and Triton."}

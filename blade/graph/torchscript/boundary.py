@@ -11,7 +11,7 @@ from blade.graph.torchscript.view import GraphView
 
 @dataclass(frozen=True)
 class Boundary:
-    """``lines`` in program order; ``constants[j]`` is the tensor ``tensors[slots[j]]``.
+    """``lines`` in program order, those in loops left out; ``constants[j]`` is the tensor ``tensors[slots[j]]``.
 
     Two constants of the graph that are one tensor (tied weights) get one slot. ``read_at[i]`` is the first
     line of the group that needs ``inputs[i]``.
@@ -31,7 +31,7 @@ def find_boundary(view: GraphView, group: Sequence[int]) -> Boundary:
     """The boundary of ``group`` (node indices of ``view``)."""
     program = view.program
     nodes = tuple(sorted(group))
-    lines = tuple(sorted(i for n in nodes for i in view.units[n].lines))
+    lines = tuple(sorted(i for n in view.outermost(nodes) for i in view.units[n].lines))
     inside = set(lines)
     own = dict.fromkeys(v for i in lines for v in program.lines[i].outputs)
     needed: dict[int, int] = {}

@@ -62,13 +62,13 @@ def to_fx(
     varied = len(examples) > 1 if varied is None else varied
     with writing():
         try:
-            return _FxGraphBuilder(view, boundary, examples, fixed, varied).build()
+            return _FxGraphBuilder(view, boundary).build(examples, fixed, varied)
         except Refused:
             if all(t.numel() for example in examples for t in example):
                 raise
         # Shape functions ask whether one size divides another, which fails for 0.
         filled = [tuple(map(_filled, example)) for example in examples]
-        return _FxGraphBuilder(view, boundary, filled, fixed, varied).build()
+        return _FxGraphBuilder(view, boundary).build(filled, fixed, varied)
 
 
 def _filled(tensor: torch.Tensor) -> torch.Tensor:
@@ -86,41 +86,51 @@ class _FxGraphBuilder:
         self,
         view: GraphView,
         boundary: Boundary,
-        examples: Sequence[tuple[torch.Tensor, ...]],
-        fixed: Callable[[str, int], bool] | None,
-        varied: bool,
+        around: FxWriter | None = None,
     ) -> None:
         self.view = view
-        self.varied = varied
         self.boundary = boundary
-        self.writer = FxWriter()
+        self.writer = FxWriter(around)
+        self.in_loop = around is not None
         self.nodes: dict[int, Any] = {}
         self.slots: dict[int, torch.fx.Node] = {}
         self.tensors: dict[tuple[int, torch.device | None], torch.fx.Node] = {}
         self.device: torch.device | None = None  # device of the current op
-        self._place_inputs(examples, fixed)
 
-    def build(self) -> tuple[torch.fx.GraphModule, ShapeEnv]:
+    def build(
+        self,
+        examples: Sequence[tuple[torch.Tensor, ...]],
+        fixed: Callable[[str, int], bool] | None,
+        varied: bool,
+    ) -> tuple[torch.fx.GraphModule, ShapeEnv]:
+        self._place_inputs(examples, fixed, varied)
+        self._convert(self.boundary.lines)
+        gm = self.writer.finish([self.nodes[v] for v in self.boundary.outputs])
+        return gm, self.writer.shape_env
+
+    def _convert(self, lines: Sequence[int]) -> None:
         program = self.view.program
         by_head = {self.view.units[n].lines[0]: n for n in self.boundary.nodes}
-        for index in self.boundary.lines:
+        for index in lines:
             if index not in by_head:
                 continue  # unpacks a list: converted with the line that makes the list
             line = program.lines[index]
             try:
-                self._call(line, self.view.units[by_head[index]].picks, by_head[index])
+                if line.blocks:
+                    self._loop(line)
+                else:
+                    self._call(line, self.view.units[by_head[index]].picks, by_head[index])
             except CANNOT as error:
                 name = self.view.nodes[by_head[index]].name
                 first = str(error).strip().split("\n")[0]
                 detail = f"{name} cannot be expressed with symbolic shapes: {first}"
                 raise Refused(Code.CONVERSION_FAILED, detail) from error
-        gm = self.writer.finish([self.nodes[v] for v in self.boundary.outputs])
-        return gm, self.writer.shape_env
 
     def _place_inputs(
         self,
         examples: Sequence[tuple[torch.Tensor, ...]],
         fixed: Callable[[str, int], bool] | None,
+        varied: bool,
     ) -> None:
         for i, value in enumerate(self.boundary.inputs):
             seen = [example[i] for example in examples]
@@ -128,7 +138,7 @@ class _FxGraphBuilder:
             from_caller = value in self.view.program.inputs
             dynamic = [
                 DimDynamic.STATIC
-                if _is_settled([t.shape[d] for t in seen], self.varied and not from_caller)
+                if _is_settled([t.shape[d] for t in seen], varied and not from_caller)
                 or (fixed is not None and fixed(name, d))
                 else DimDynamic.DYNAMIC
                 for d in range(seen[0].dim())
@@ -145,7 +155,8 @@ class _FxGraphBuilder:
             argument.name: to_python(argument, self._operand(overload, argument, value, line))
             for argument, value in zip(overload._schema.arguments, line.inputs, strict=True)
         }
-        overload = tensor_form(overload) if line.index in self.view.scalars else overload
+        if line.index in self.view.scalars and not self.in_loop:
+            overload = tensor_form(overload)
         args, kwargs = trim_defaults(overload, *split_arguments(overload, values))
         node = self._emit(overload, args, kwargs, line)
         results = self.view.units[unit].results
@@ -155,6 +166,28 @@ class _FxGraphBuilder:
             return
         for value, position in zip(results, picks or range(len(results)), strict=True):
             self.nodes[value] = self._emit(operator.getitem, (node, position), {}, line)
+
+    def _loop(self, line: Line) -> None:
+        """A loop as one call, with its block as a nested graph."""
+        [block] = (self.view.program.blocks[b] for b in line.blocks)
+        count = self._evaluate(line.inputs[0])
+        state = [self._argument(v) for v in line.inputs[2:]]
+        read = [v for v in self._captured(line) if v not in line.inputs[:2]]
+        given = [self._argument(v) for v in read]
+        body = _FxGraphBuilder(self.view, self.boundary, self.writer)
+        tensors = [n.meta["val"] for n in (*state, *given)]
+        inputs = body.writer.begin_run(count, tensors)
+        body.nodes = dict(zip((*block.inputs, *read), inputs, strict=True))
+        body._convert(block.lines)
+        new = [body._argument(v) for v in block.returns[1:]]
+        node = self.writer.loop(body.writer, count, state, given, new, source(line))
+        for k, value in enumerate(line.outputs):
+            self.nodes[value] = self._emit(operator.getitem, (node, k), {}, line)
+
+    def _captured(self, line: Line) -> list[int]:
+        """The tensors from outside of a loop that its runs need, without constants."""
+        found = dict.fromkeys(v for read in line.free for v in self.view.sources(read))
+        return [*found]
 
     def _emit(
         self, target: Callable[..., Any], args: Any, kwargs: dict[str, Any], line: Line

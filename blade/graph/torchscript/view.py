@@ -13,7 +13,7 @@ or a Loop is one node with the reads and effects of its blocks.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
 
@@ -31,6 +31,12 @@ from blade.graph.torchscript.boundary_scalars import (
 )
 from blade.graph.torchscript.describe import ObservedFacts, describe
 from blade.graph.torchscript.effects import find_effects
+from blade.graph.torchscript.loops import (
+    as_loop,
+    body_nodes,
+    stays_apart,
+    why_not_one_node,
+)
 from blade.graph.torchscript.observe_values import observe_facts
 from blade.graph.torchscript.pinned import find_excluded
 from blade.graph.torchscript.program import (
@@ -65,7 +71,8 @@ class GraphView:
     ``blocks[b]`` are the nodes of block b of the program, ascending. ``edges`` are (producer, consumer,
     bytes at the first sample), ``effects`` pairs (before, after) that must keep their order, ``excluded``
     the nodes that no backend may take. ``scalars[line]`` are the plain numbers that cross as 0-d tensors
-    if that line is in a cluster.
+    if that line is in a cluster. ``loops``: nodes that are loops, with the nodes that these run; a group has
+    both or neither.
     """
 
     nodes: tuple[OpNode, ...]
@@ -80,6 +87,16 @@ class GraphView:
     unit_of: dict[int, int]  # line -> node
     scalars: dict[int, frozenset[int]]
     facts: tuple[ObservedRun, ...]  # per sample, then per probe
+    loops: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+
+    def outermost(self, nodes: Sequence[int]) -> tuple[int, ...]:
+        """``nodes`` without those that a loop among them runs."""
+        inside = {inner for node in nodes for inner in self.loops.get(node, ())}
+        return tuple(node for node in nodes if node not in inside)
+
+    def with_bodies(self, nodes: Sequence[int]) -> tuple[int, ...]:
+        """``nodes`` and those that the loops among them run, ascending."""
+        return tuple(sorted({*nodes, *(i for node in nodes for i in self.loops.get(node, ()))}))
 
     def info(self, value: int) -> ValueInfo:
         """The known facts of ``value``."""
@@ -120,24 +137,27 @@ def view(
     known = ObservedFacts(program, facts)
     heads = [program.lines[unit.lines[0]] for unit in units]
     scalars = {head.index: _find_scalars(program, cheap, known, head) for head in heads}
-    nodes = tuple(
+    nodes = [
         describe(program, known, cheap, head, unit.results, scalars[head.index])
         for head, unit in zip(heads, units, strict=True)
-    )
+    ]
     reads = [_unit_reads(program, cheap, unit) for unit in units]
     needs = [_unit_reads(program, cheap, unit, scalars) for unit in units]
     lines = [unit.lines for unit in units]
     blocks = _find_blocks(program, heads)
+    effects = tuple(
+        effect
+        for members in blocks
+        for effect in find_effects(program, aliases, lines, reads, nodes, members)
+    )
+    excluded = find_excluded(program, aliases, known, lines, needs, nodes)
+    loops = _take_loops(program, aliases, known, cheap, units, needs, nodes, excluded)
     return GraphView(
-        nodes=nodes,
+        nodes=tuple(nodes),
         blocks=blocks,
         edges=_find_edges(program, heads, unit_of, reads, facts),
-        effects=tuple(
-            effect
-            for members in blocks
-            for effect in find_effects(program, aliases, lines, reads, nodes, members)
-        ),
-        excluded=find_excluded(program, aliases, known, lines, needs, nodes),
+        effects=effects,
+        excluded=excluded,
         program=program,
         aliases=aliases,
         scalar_lines=cheap,
@@ -145,7 +165,45 @@ def view(
         unit_of=unit_of,
         scalars={line: values for line, values in scalars.items() if values},
         facts=facts,
+        loops=loops,
     )
+
+
+def _take_loops(
+    program: Program,
+    aliases: Aliases,
+    facts: ObservedFacts,
+    cheap: frozenset[int],
+    units: Sequence[NodeUnit],
+    needs: Sequence[dict[int, bool]],
+    nodes: list[OpNode],
+    excluded: dict[int, Reason],
+) -> dict[int, tuple[int, ...]]:
+    """Make nodes of the loops that may be one, inner ones first: they are in ``excluded`` no more."""
+    heads = [program.lines[unit.lines[0]] for unit in units]
+    bodies = body_nodes(program, heads)
+    if not bodies:
+        return {}
+    counters = {program.blocks[heads[k].blocks[0]].inputs[0] for k in bodies}
+    plain = [{v: read for v, read in reads.items() if v not in counters} for reads in needs]
+    against = find_excluded(program, aliases, facts, [u.lines for u in units], plain, nodes)
+    taken: dict[int, tuple[int, ...]] = {}
+    for node in sorted(bodies, reverse=True):
+        line, inside = heads[node], bodies[node]
+        inner = {i for other in taken if other in inside for i in taken[other]}
+        own = [k for k in inside if k not in inner]
+        blamed = next((k for k in own if k not in taken and k in against), None)
+        known = {v: sources(program, cheap, v) for v in line.inputs}
+        why = why_not_one_node(program, aliases, line, plain[node], known)
+        if blamed is not None:
+            why = f"{nodes[blamed].name} in the loop: {against[blamed].detail}"
+        if why is not None:
+            excluded[node] = stays_apart(nodes[node], why)
+            continue
+        nodes[node] = as_loop(nodes[node], [nodes[k] for k in own])
+        del excluded[node]
+        taken[node] = inside
+    return taken
 
 
 def observe_runs(captured: Captured, program: Program) -> tuple[ObservedRun, ...]:
