@@ -33,7 +33,8 @@ class Problem:
 
     ``labels[v]`` names the backends that take node v; an empty label keeps v out of groups. ``benefit[v]`` is
     the gain from running v in an engine; one unit per node by default. ``ops[v]`` counts the ops of v, one
-    by default: a loop has several. A group of fewer than ``min_size`` ops, or with a benefit below its boundary's cost, is dissolved.
+    by default: a loop has several. A group of fewer than ``min_size`` ops, or with a benefit below its
+    boundary's cost, is dissolved.
     """
 
     labels: Sequence[frozenset[str]]

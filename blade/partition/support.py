@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
+from types import MappingProxyType
 
 import torch
 
@@ -87,11 +88,13 @@ def support(
     pinned: Mapping[int, Reason],
     backends: Sequence[Backend],
     config: Config,
+    loops: Mapping[int, Sequence[int]] = MappingProxyType({}),
 ) -> Support:
     """Ask every backend about every node that is neither excluded (``pinned``) nor black-listed.
 
     A white-listed node goes to all backends whatever they answer; a backend that fails to convert it gives a
-    reason like any other failure. An excluded node stays excluded: moving it would change the meaning.
+    reason like any other failure. Of the nodes in one of ``loops`` that a backend takes, no reasons are told. An
+    excluded node stays excluded: moving it would change the meaning.
     """
     black = _listed(nodes, config.customize_op_black_list)
     white = _listed(nodes, config.customize_op_white_list)
@@ -100,6 +103,7 @@ def support(
     free = [n for i, n in enumerate(nodes) if i not in pinned and i not in black and not n.body]
     for backend in backends:
         _survey(backend, free, config)
+    inside: set[int] = set()  # nodes in loops that somebody takes
     for i, node in enumerate(nodes):
         against: list[Reason] = []
         takers: list[str] = []
@@ -116,7 +120,8 @@ def support(
                 else:
                     against.append(why)
         labels.append(frozenset(takers))
-        reasons += against
+        inside.update(loops.get(i, ()) if takers else ())
+        reasons += [] if i in inside else against
     return Support(tuple(labels), tuple(reasons))
 
 

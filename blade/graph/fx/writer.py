@@ -166,6 +166,17 @@ class FxWriter:
             nodes.append(node)
         return nodes
 
+    def drop(self, inputs: Sequence[torch.fx.Node], outputs: Sequence[torch.fx.Node]) -> None:
+        """Erase ``inputs`` and calls that ``outputs`` do not need."""
+        needed, pending = set(outputs), [*outputs]
+        while pending:
+            fresh = [n for n in pending.pop().all_input_nodes if n not in needed]
+            needed.update(fresh)
+            pending += fresh
+        for node in reversed(self.graph.nodes):
+            if node in inputs or (node.op == "call_function" and node not in needed):
+                self.graph.erase_node(node)
+
     def loop(
         self,
         body: FxWriter,
@@ -173,6 +184,7 @@ class FxWriter:
         state: Sequence[torch.fx.Node],
         given: Sequence[torch.fx.Node],
         outputs: Sequence[torch.fx.Node],
+        fewest: int,
         source: str,
     ) -> torch.fx.Node:
         """The call of a loop whose body returns ``outputs``: the new state, then results of the run."""
@@ -182,7 +194,7 @@ class FxWriter:
             _require_form(before.meta["val"], after.meta["val"])
         self.root.add_module(name, body.finish(outputs))
         held = self.graph.get_attr(name)
-        node = self.graph.call_function(run_loop, (held, count, tuple(state), tuple(given)))
+        node = self.graph.call_function(run_loop, (held, count, tuple(state), tuple(given), fewest))
         with self.mode:
             final = [_like(n.meta["val"]) for n in new]
             every = [_like(n.meta["val"], value_of(count)) for n in results]

@@ -24,10 +24,13 @@ def run_loop(
     count: int,
     state: Sequence[torch.Tensor],
     given: Sequence[torch.Tensor],
+    fewest: int = 0,
 ) -> tuple[torch.Tensor, ...]:
-    """The meaning of a loop. Results of runs are stacked along a new first axis, of which there is none
-    without a run.
+    """The meaning of a loop, which runs at least ``fewest`` times. Results of runs are stacked along a new
+    first axis.
     """
+    if count < fewest:
+        raise ValueError(f"a loop runs {count} times, and {fewest} is the fewest")
     runs: list[Sequence[torch.Tensor]] = []
     for index in range(count):
         outputs = body(index, *state, *given)

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The boundary of a group: tensors and plain numbers in, tensors out, and the weights that it holds."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 
+from blade.graph.torchscript.program import Program
 from blade.graph.torchscript.view import GraphView
 
 
@@ -32,7 +33,7 @@ def find_boundary(view: GraphView, group: Sequence[int]) -> Boundary:
     program = view.program
     nodes = tuple(sorted(group))
     lines = tuple(sorted(i for n in view.outermost(nodes) for i in view.units[n].lines))
-    inside = set(lines)
+    inside = {n for i in lines for n in (i, *_lines_within(program, i))}
     own = dict.fromkeys(v for i in lines for v in program.lines[i].outputs)
     needed: dict[int, int] = {}
     constants: dict[int, None] = {}
@@ -53,6 +54,14 @@ def find_boundary(view: GraphView, group: Sequence[int]) -> Boundary:
         slots=slots,
         tensors=tensors,
     )
+
+
+def _lines_within(program: Program, line: int) -> Iterator[int]:
+    """The lines in the blocks of ``line``."""
+    for block in program.lines[line].blocks:
+        for inner in program.blocks[block].lines:
+            yield inner
+            yield from _lines_within(program, inner)
 
 
 def _tensor_constants(view: GraphView, value: int) -> list[int]:

@@ -8,6 +8,7 @@ Other loops are TorchScript, and each of their blocks is clustered by itself.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -22,6 +23,53 @@ _LIBRARY.define("loop(Tensor[] state, Tensor[] given) -> Tensor[]")
 
 LOOP = torch.ops.blade_graph.loop.default
 """The target of a node that is a loop; ``OpNode.body`` are the ops that it runs."""
+
+
+@dataclass(frozen=True)
+class Collected:
+    """A list to which each run of a loop appends a tensor, and that is joined after the loop.
+
+    ``made``, ``appended`` and ``joined`` are lines: ``[]``, ``aten::append`` and ``aten::stack`` or ``aten::cat``.
+    """
+
+    values: int
+    made: int
+    appended: int
+    joined: int
+
+
+def find_collected(program: Program) -> dict[int, tuple[Collected, ...]]:
+    """Line of a Loop -> the lists that it fills and that nothing else sees."""
+    found: dict[int, list[Collected]] = {}
+    for line in program.lines:
+        if line.kind != "aten::append" or program.users.get(line.outputs[0]):
+            continue
+        owner = program.blocks[line.block].owner
+        if owner is None or program.lines[owner].kind != "prim::Loop":
+            continue
+        one = _collected(program, program.lines[owner], line)
+        if one is not None:
+            found.setdefault(owner, []).append(one)
+    return {owner: tuple(lists) for owner, lists in found.items()}
+
+
+def _collected(program: Program, loop: Line, append: Line) -> Collected | None:
+    values = append.inputs[0]
+    made = program.maker(values)
+    if made is None or made.kind != "prim::ListConstruct" or made.inputs:
+        return None
+    if made.block != loop.block or values in program.returned:
+        return None
+    users = [program.lines[i] for i in program.users[values]]
+    joined = [u for u in users if u.kind in JOINS and u.block == loop.block]
+    if len(joined) != 1 or len(users) != 3 or {loop.index, append.index} - {u.index for u in users}:
+        return None
+    if joined[0].index < loop.index or not program.constant(joined[0].inputs[1]):
+        return None
+    return Collected(values, made.index, append.index, joined[0].index)
+
+
+JOINS = ("aten::stack", "aten::cat")
 
 
 def body_nodes(program: Program, heads: Sequence[Line]) -> dict[int, tuple[int, ...]]:
@@ -44,10 +92,12 @@ def why_not_one_node(
     line: Line,
     needs: Mapping[int, bool],
     sources: Mapping[int, Sequence[int]],
+    lists: Sequence[Collected] = (),
 ) -> str | None:
     """``None`` if ``line``, a Loop whose ops may all be in a cluster, may be a node.
 
     ``needs``: the values that it reads. ``sources``: those that its inputs are computed from.
+    ``lists``: those that it fills.
     """
     [index] = line.blocks
     body = program.blocks[index]
@@ -60,9 +110,12 @@ def why_not_one_node(
         return "The loop carries a value that is no tensor."
     if any(program.values[v].type().kind() != "TensorType" for v in needs):
         return "The loop reads a value that is no tensor."
-    if line.index in aliases.writes or any(map(aliases.may_be_written, line.outputs)):
+    own = {one.values for one in lists}
+    if aliases.writes.get(line.index, frozenset()) - own or any(
+        map(aliases.may_be_written, line.outputs)
+    ):
         return "The loop writes in place."
-    given = aliases.union(line.reads) | frozenset(body.inputs)
+    given = aliases.union(v for v in line.reads if v not in own) | frozenset(body.inputs)
     if given & aliases.union(body.returns[1:]):
         return "A run of the loop returns what it was given, or a view of it."
     return None

@@ -34,6 +34,7 @@ from blade.graph.torchscript.bind_overloads import (
 from blade.graph.torchscript.boundary import Boundary
 from blade.graph.torchscript.boundary_scalars import tensor_form
 from blade.graph.torchscript.describe import source
+from blade.graph.torchscript.loops_to_fx import write_loop
 from blade.graph.torchscript.program import Line
 from blade.graph.torchscript.scalar_lines import CHAIN, FROM_CHAIN
 from blade.graph.torchscript.scalars_to_fx import FUNCTIONS, PASS_THROUGH
@@ -104,11 +105,11 @@ class _FxGraphBuilder:
         varied: bool,
     ) -> tuple[torch.fx.GraphModule, ShapeEnv]:
         self._place_inputs(examples, fixed, varied)
-        self._convert(self.boundary.lines)
+        self.convert(self.boundary.lines)
         gm = self.writer.finish([self.nodes[v] for v in self.boundary.outputs])
         return gm, self.writer.shape_env
 
-    def _convert(self, lines: Sequence[int]) -> None:
+    def convert(self, lines: Sequence[int]) -> None:
         program = self.view.program
         by_head = {self.view.units[n].lines[0]: n for n in self.boundary.nodes}
         for index in lines:
@@ -158,38 +159,20 @@ class _FxGraphBuilder:
         if line.index in self.view.scalars and not self.in_loop:
             overload = tensor_form(overload)
         args, kwargs = trim_defaults(overload, *split_arguments(overload, values))
-        node = self._emit(overload, args, kwargs, line)
+        node = self.emit(overload, args, kwargs, line)
         results = self.view.units[unit].results
         if not picks and len(results) == 1:
             self.writer.lay_out(node, order_in(self.view.facts[0], results[0]))
             self.nodes[results[0]] = node
             return
         for value, position in zip(results, picks or range(len(results)), strict=True):
-            self.nodes[value] = self._emit(operator.getitem, (node, position), {}, line)
+            self.nodes[value] = self.emit(operator.getitem, (node, position), {}, line)
 
     def _loop(self, line: Line) -> None:
-        """A loop as one call, with its block as a nested graph."""
-        [block] = (self.view.program.blocks[b] for b in line.blocks)
-        count = self._evaluate(line.inputs[0])
-        state = [self._argument(v) for v in line.inputs[2:]]
-        read = [v for v in self._captured(line) if v not in line.inputs[:2]]
-        given = [self._argument(v) for v in read]
         body = _FxGraphBuilder(self.view, self.boundary, self.writer)
-        tensors = [n.meta["val"] for n in (*state, *given)]
-        inputs = body.writer.begin_run(count, tensors)
-        body.nodes = dict(zip((*block.inputs, *read), inputs, strict=True))
-        body._convert(block.lines)
-        new = [body._argument(v) for v in block.returns[1:]]
-        node = self.writer.loop(body.writer, count, state, given, new, source(line))
-        for k, value in enumerate(line.outputs):
-            self.nodes[value] = self._emit(operator.getitem, (node, k), {}, line)
+        self.nodes.update(write_loop(self, body, line))
 
-    def _captured(self, line: Line) -> list[int]:
-        """The tensors from outside of a loop that its runs need, without constants."""
-        found = dict.fromkeys(v for read in line.free for v in self.view.sources(read))
-        return [*found]
-
-    def _emit(
+    def emit(
         self, target: Callable[..., Any], args: Any, kwargs: dict[str, Any], line: Line
     ) -> torch.fx.Node:
         return self.writer.emit(target, args, kwargs, source(line))
@@ -197,26 +180,26 @@ class _FxGraphBuilder:
     def _operand(
         self, overload: torch._ops.OpOverload, argument: torch._C.Argument, value: int, line: Line
     ) -> Any:
-        """``_argument``; a number that was traced into a tensor becomes one again if the op takes
+        """``argument``; a number that was traced into a tensor becomes one again if the op takes
         no numbers.
         """
-        found = self._argument(value)
+        found = self.argument(value)
         if type(found) not in (bool, int, float) or argument.type.kind() != "TensorType":
             return found
         name = overload._schema.name.partition("::")[2]
         if torch._C._should_allow_numbers_as_tensors(name):
             return found
         form = {"dtype": self.view.program.tensor_dtype(value), "device": self.device}
-        return self._emit(torch.ops.aten.scalar_tensor.default, (found,), form, line)
+        return self.emit(torch.ops.aten.scalar_tensor.default, (found,), form, line)
 
-    def _argument(self, value: int) -> Any:
+    def argument(self, value: int) -> Any:
         """The FX argument for ``value``: a node, a plain Python value, or a list of them.
 
         A 0-d integer tensor that stands for a size becomes a tensor again as an argument of a real op. It
         is made on the device of that op's result: torch accepts a CPU scalar everywhere, an engine does
         not.
         """
-        found = self._evaluate(value)
+        found = self.evaluate(value)
         line = self.view.program.maker(value)
         if isinstance(found, list) or line is None or line.kind == "prim::Constant":
             return found
@@ -228,10 +211,10 @@ class _FxGraphBuilder:
         if key not in self.tensors:
             target = torch.ops.aten.scalar_tensor.default
             form = {"dtype": _DISGUISED_DTYPE, "device": self.device}
-            self.tensors[key] = self._emit(target, (number,), form, line)
+            self.tensors[key] = self.emit(target, (number,), form, line)
         return self.tensors[key]
 
-    def _evaluate(self, value: int) -> Any:
+    def evaluate(self, value: int) -> Any:
         """FX node or Python value of ``value``; converts its scalar producers first."""
         if value in self.nodes:
             return self.nodes[value]
@@ -246,7 +229,7 @@ class _FxGraphBuilder:
         if line.kind == "prim::ListConstruct":
             tensors = self.view.program.values[value].type().getElementType().kind()
             numbers = tensors in ("IntType", "FloatType", "BoolType", "NumberType")
-            read = self._evaluate if numbers else self._argument
+            read = self.evaluate if numbers else self.argument
             return [read(v) for v in line.inputs]
         inputs = [self._number(line, v) for v in line.inputs]
         if line.kind in PASS_THROUGH:
@@ -270,7 +253,7 @@ class _FxGraphBuilder:
         held = self.view.program.tensor_constant(value)
         if held is not None and held.dim() == 0 and line.kind in CHAIN | FROM_CHAIN:
             return held.item()
-        return self._evaluate(value)
+        return self.evaluate(value)
 
     def _constant(self, value: int) -> Any:
         if self.view.program.tensor_constant(value) is None:
@@ -294,7 +277,7 @@ class _FxGraphBuilder:
         count = tensor.meta["val"].numel()
         if not is_symbolic(count):
             return count
-        return self._emit(torch.ops.aten.sym_numel.default, (tensor,), {}, line)
+        return self.emit(torch.ops.aten.sym_numel.default, (tensor,), {}, line)
 
     def _arithmetic(self, line: Line, inputs: list[Any]) -> Any:
         if line.kind == "aten::rsub":

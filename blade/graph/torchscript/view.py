@@ -32,8 +32,10 @@ from blade.graph.torchscript.boundary_scalars import (
 from blade.graph.torchscript.describe import ObservedFacts, describe
 from blade.graph.torchscript.effects import find_effects
 from blade.graph.torchscript.loops import (
+    Collected,
     as_loop,
     body_nodes,
+    find_collected,
     stays_apart,
     why_not_one_node,
 )
@@ -55,8 +57,9 @@ RETURN = -1
 class NodeUnit:
     """The lines of one node: the op, then the lines that unpack its tensor list.
 
-    ``results`` are the tensors (or other values) that others may use. ``picks[k]`` is the position of
-    result k in the op's list; it is empty for an op that returns no list.
+    Of a loop also the lines around it that make and join lists. ``results`` are the tensors (or other values)
+    that others may use. ``picks[k]`` is the position of result k in the op's list; it is empty for an op that
+    returns no list.
     """
 
     lines: tuple[int, ...]
@@ -72,7 +75,7 @@ class GraphView:
     bytes at the first sample), ``effects`` pairs (before, after) that must keep their order, ``excluded``
     the nodes that no backend may take. ``scalars[line]`` are the plain numbers that cross as 0-d tensors
     if that line is in a cluster. ``loops``: nodes that are loops, with the nodes that these run; a group has
-    both or neither.
+    both or neither. ``collected``: lists that the loop of a line fills; they are part of its node.
     """
 
     nodes: tuple[OpNode, ...]
@@ -88,6 +91,7 @@ class GraphView:
     scalars: dict[int, frozenset[int]]
     facts: tuple[ObservedRun, ...]  # per sample, then per probe
     loops: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    collected: Mapping[int, tuple[Collected, ...]] = field(default_factory=dict)
 
     def outermost(self, nodes: Sequence[int]) -> tuple[int, ...]:
         """``nodes`` without those that a loop among them runs."""
@@ -131,7 +135,8 @@ def view(
     program = read(captured.module.graph)
     aliases = find_aliases(program)
     cheap = find_scalar_lines(program, aliases)
-    units = _find_units(program, aliases, cheap)
+    collected = find_collected(program)
+    units = _find_units(program, aliases, cheap, collected)
     unit_of = {line: index for index, unit in enumerate(units) for line in unit.lines}
     facts = observe_runs(captured, program) if observe is None else observe(program)
     known = ObservedFacts(program, facts)
@@ -151,7 +156,7 @@ def view(
         for effect in find_effects(program, aliases, lines, reads, nodes, members)
     )
     excluded = find_excluded(program, aliases, known, lines, needs, nodes)
-    loops = _take_loops(program, aliases, known, cheap, units, needs, nodes, excluded)
+    loops = _take_loops(program, aliases, known, cheap, units, needs, nodes, excluded, collected)
     return GraphView(
         nodes=tuple(nodes),
         blocks=blocks,
@@ -166,6 +171,7 @@ def view(
         scalars={line: values for line, values in scalars.items() if values},
         facts=facts,
         loops=loops,
+        collected=collected,
     )
 
 
@@ -178,6 +184,7 @@ def _take_loops(
     needs: Sequence[dict[int, bool]],
     nodes: list[OpNode],
     excluded: dict[int, Reason],
+    collected: Mapping[int, tuple[Collected, ...]],
 ) -> dict[int, tuple[int, ...]]:
     """Make nodes of the loops that may be one, inner ones first: they are in ``excluded`` no more."""
     heads = [program.lines[unit.lines[0]] for unit in units]
@@ -186,15 +193,19 @@ def _take_loops(
         return {}
     counters = {program.blocks[heads[k].blocks[0]].inputs[0] for k in bodies}
     plain = [{v: read for v, read in reads.items() if v not in counters} for reads in needs]
-    against = find_excluded(program, aliases, facts, [u.lines for u in units], plain, nodes)
+    against = find_excluded(
+        program, aliases, facts, [u.lines for u in units], plain, nodes, in_loop=True
+    )
     taken: dict[int, tuple[int, ...]] = {}
     for node in sorted(bodies, reverse=True):
         line, inside = heads[node], bodies[node]
         inner = {i for other in taken if other in inside for i in taken[other]}
-        own = [k for k in inside if k not in inner]
+        lists = collected.get(line.index, ())
+        appended = {one.appended for one in lists}
+        own = [k for k in inside if k not in inner and heads[k].index not in appended]
         blamed = next((k for k in own if k not in taken and k in against), None)
         known = {v: sources(program, cheap, v) for v in line.inputs}
-        why = why_not_one_node(program, aliases, line, plain[node], known)
+        why = why_not_one_node(program, aliases, line, plain[node], known, lists)
         if blamed is not None:
             why = f"{nodes[blamed].name} in the loop: {against[blamed].detail}"
         if why is not None:
@@ -230,13 +241,22 @@ def sources(program: Program, cheap: frozenset[int], value: int) -> tuple[int, .
     return tuple(found)
 
 
-def _find_units(program: Program, aliases: Aliases, cheap: frozenset[int]) -> tuple[NodeUnit, ...]:
+def _find_units(
+    program: Program,
+    aliases: Aliases,
+    cheap: frozenset[int],
+    collected: Mapping[int, tuple[Collected, ...]],
+) -> tuple[NodeUnit, ...]:
     units: list[NodeUnit] = []
-    glued: set[int] = set()
+    glued = {
+        line for lists in collected.values() for one in lists for line in (one.made, one.joined)
+    }
     for line in program.lines:
         if line.index in cheap or line.index in glued:
             continue
         unit = _glue(program, aliases, line)
+        if line.index in collected:
+            unit = _with_lists(program, line, collected[line.index])
         glued.update(unit.lines)
         units.append(unit)
     return tuple(units)
@@ -260,6 +280,14 @@ def _glue(program: Program, aliases: Aliases, line: Line) -> NodeUnit:
         results.extend(user.outputs)
         picks.extend(places)
     return NodeUnit((line.index, *(u.index for u in users)), tuple(results), tuple(picks))
+
+
+def _with_lists(program: Program, loop: Line, lists: Sequence[Collected]) -> NodeUnit:
+    """A loop with the lines that make the lists it fills, and that join them."""
+    joined = tuple(program.lines[one.joined].outputs[0] for one in lists)
+    made = tuple(one.made for one in lists)
+    lines = (loop.index, *made, *(one.joined for one in lists))
+    return NodeUnit(lines, (*loop.outputs, *joined))
 
 
 def _places(program: Program, user: Line, made: int) -> tuple[int, ...] | None:

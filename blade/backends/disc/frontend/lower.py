@@ -197,7 +197,7 @@ class _Lowerer:
 
     def loop(self, node: Node) -> list[Value]:
         """A loop, whose body is a graph of its own over the same constants and sizes."""
-        _, count, state, given = node.args
+        _, count, state, given, fewest = node.args
         nested = body_of(self.gm, node)
         inner = _Lowerer(nested, self.shape_env, self.of_constants, self.forms)
         inner.constants = self.constants
@@ -206,6 +206,8 @@ class _Lowerer:
         index, times = index_of(nested), self.size(value_of(count))
         for relation, fact in inner.b.facts.items():
             self.b.require(for_every_run(relation, {index: sympy.sympify(times)}), fact.source)
+        if fewest:
+            self.b.require(sympy.Ge(times, fewest, evaluate=False), "a loop that runs")
         body = LoopBody(inner.body(), index, len(self.operand(state)))
         check_body(body)
         args = [*self.operand(state), *self.operand(given)]
