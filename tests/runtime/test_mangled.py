@@ -31,6 +31,7 @@ WORDS = [
     *("update", "reuse", "dim", "mul", "floordiv", "mod", "scale", "nan", "inf", "1e400", "t:0", "t:99", "r:0"),
     *("li:r0,r1", "li:", "lt:0,1", "lo:n,0", "lf:1,2", "lb:1", "d:cpu", "d:nowhere", "dt:f32", "s:", "i:", "f:x", ":"),
     *("aten::add.Tensor", "aten::neg.out", "aten::nothing", "aten", "::", ".", "call", "draw", "when", "kernel"),
+    *("loop", "index"),
     *("launch", "slots", "end", "packs", "pack"),
 ]  # fmt: skip
 SIZES = [(3, 4), (1, 1), (0, 4), (5, 2)]

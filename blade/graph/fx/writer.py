@@ -56,7 +56,7 @@ class FxWriter:
             self.shape_env, self.mode = around.shape_env, around.mode
         self.graph = torch.fx.Graph()
         self.root = torch.nn.Module()
-        self.results = ResultMemo() if around is None else around.results
+        self.results: ResultMemo = ResultMemo() if around is None else around.results
         self.made: dict[torch.fx.Node, MemoizedResult] = {}
         self.loops = 0
 

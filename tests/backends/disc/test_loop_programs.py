@@ -2,34 +2,13 @@
 """Loops in compiled programs: the state in two buffers, what each run reads, and results of all runs."""
 
 import pytest
-import sympy
 import torch
-from disc_programs import S0, S1, add_input, compile_to_engine, finish, new_builder
+from disc_programs import compile_to_engine
+from loop_graphs import N, recurrence
 
-from blade.backends.disc.ir.graph import Graph, Value
-from blade.backends.disc.ir.loop import LoopBody
 from blade.backends.disc.reference.interpret_graph import interpret
 
 pytestmark = [pytest.mark.needs("runtime"), pytest.mark.needs("torch_mlir")]
-T = sympy.Symbol("t0", integer=True, nonnegative=True)
-N = 8
-
-
-def recurrence(keep_runs: bool = False) -> Graph:
-    """``h = tanh(x[t] + h)`` over x of shape [s1, s0, 8]; returns the last h, and all of them."""
-    inner = new_builder()
-    h, x = add_input(inner, (S0, N)), add_input(inner, (S1, S0, N))
-    here = inner.reshape(inner.slice(x, 0, T, 1, 1), (S0, N))
-    new = inner.pointwise("tanh", inner.pointwise("add", here, h))
-    body = LoopBody(finish(inner, new, new) if keep_runs else finish(inner, new), T, 1)
-    b = new_builder()
-    x = add_input(b, (S1, S0, N))
-    start = b.fill(0.5, (S0, N), torch.float32)
-    loop = b.make("loop", (start, x), (S0, N), torch.float32, body=body, count=S1)
-    outputs: list[Value] = [b.make("carried", (loop,), (S0, N), torch.float32, index=0)]
-    if keep_runs:
-        outputs.append(b.make("item", (loop,), (S1, S0, N), torch.float32, index=0))
-    return finish(b, *outputs)
 
 
 @pytest.mark.parametrize("keep_runs", [False, True])
