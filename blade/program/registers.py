@@ -52,7 +52,7 @@ class Registers:
         return self._line(f"dim {input_index} {axis}")
 
     def index(self, symbol: sympy.Symbol) -> int:
-        """A new register for ``symbol``, the number of the current run of a loop."""
+        """A new register for ``symbol``, the iteration index of a loop."""
         self.lines.append("index")
         self._known[symbol] = len(self.lines) - 1
         return self._known[symbol]

@@ -74,7 +74,7 @@ class Writer:
         self.instructions.append(f"launch {name} {join(*grid)} {tail}")
 
     def loop(self, count: int, index: int, length: int, pairs: list[tuple[int, int]]) -> None:
-        """The next ``length`` instructions run as often as register ``count`` says."""
+        """The next ``length`` instructions are a loop with the trip count in register ``count``."""
         slots = [slot for pair in pairs for slot in pair]
         self.instructions.append(f"loop {join(count, index, length, len(pairs), *slots)}")
 

@@ -102,7 +102,7 @@ def broken(change: str) -> str:
         words[6] = str(w.tensor("arena", [rows]))
     elif change == "an input that is exchanged":
         words[6] = "0"
-    elif change == "a number of runs that changes":
+    elif change == "a number of iterations that changes":
         words[1] = str(offset)
     elif change == "a size that changes":
         w.tensor("arena", [offset])
@@ -139,7 +139,7 @@ def broken(change: str) -> str:
         ("an index that is none", "is no index"),
         ("slots of different sizes", "exchanges slots of different sizes"),
         ("an input that is exchanged", "only an arena slot of its own"),
-        ("a number of runs that changes", "a number of runs depends on the index"),
+        ("a number of iterations that changes", "a number of iterations depends on the index"),
         ("a size that changes", "a size depends on the index"),
         ("a guard that changes", "a guard depends on the index"),
         ("a view used outside", "uses the index of a loop that it is not in"),

@@ -149,20 +149,23 @@ class FxWriter:
         self.graph.erase_node(node)
         return made if same is None else same
 
-    def begin_run(self, count: Any, tensors: Sequence[torch.Tensor]) -> list[torch.fx.Node]:
-        """The inputs of a loop's body: the number of the run, then the state and what every run reads."""
+    def begin_iteration(self, count: Any, given: Sequence[Any]) -> list[torch.fx.Node]:
+        """The inputs of a loop's body: the iteration index, then the state and what every iteration reads.
+
+        ``given``: fake tensors, and indices of loops around this one.
+        """
         hint = max(0, min(2, _hint(count) - 1))
         symbol = self.shape_env.create_unspecified_symbol(
-            hint, ConstantSource(f"run_{id(self)}"), DimDynamic.DYNAMIC
+            hint, ConstantSource(f"index_{id(self)}"), DimDynamic.DYNAMIC
         )
         number = self.shape_env.create_symintnode(symbol, hint=hint)
         index = self.graph.placeholder("index")
         index.meta["val"] = number
         nodes = [index]
-        for k, like in enumerate(tensors):
+        for k, like in enumerate(given):
             node = self.graph.placeholder(f"x{k}")
             with self.mode:
-                node.meta["val"] = torch.empty(like.shape, dtype=like.dtype, device=like.device)
+                node.meta["val"] = _like(like) if isinstance(like, torch.Tensor) else like
             nodes.append(node)
         return nodes
 
@@ -187,7 +190,7 @@ class FxWriter:
         fewest: int,
         source: str,
     ) -> torch.fx.Node:
-        """The call of a loop whose body returns ``outputs``: the new state, then results of the run."""
+        """The call of a loop whose body returns ``outputs``: the new state, then results of the iteration."""
         name, self.loops = f"loop_{self.loops}", self.loops + 1
         new, results = outputs[: len(state)], outputs[len(state) :]
         for before, after in zip(state, new, strict=True):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recognizes that each run of a loop writes its own part of a buffer, and nothing reads the buffer before.
+"""Recognizes that each iteration of a loop writes its own part of a buffer, and nothing reads the buffer before.
 
-out = select_scatter(out, y, 1, index)         # y is a result of the run; the loop collects it
+out = select_scatter(out, y, 1, index)         # y is a result of the iteration; the loop collects it
 """
 
 from dataclasses import dataclass
@@ -15,14 +15,14 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class WrittenPart:
-    """``part`` becomes the buffer's slice along ``axis`` at the number of the run."""
+    """``part`` becomes the buffer's slice along ``axis`` at the iteration index."""
 
     part: Node
     axis: int
 
 
 def written_part(whole: Node, new: Node, index: Node) -> WrittenPart | None:
-    """How ``new``, the buffer after a run, follows from ``whole``, the buffer before; ``None`` if in another
+    """How ``new``, the buffer after an iteration, follows from ``whole``, the buffer before; ``None`` if in another
     way, or if something else reads it.
     """
     seen: set[Node] = set()

@@ -15,7 +15,7 @@ import sympy
 from torch.fx import GraphModule
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from blade.graph.shapes.loops import all_nodes, counts, for_every_run
+from blade.graph.shapes.loops import all_nodes, counts, for_every_iteration
 from blade.graph.shapes.stride_only_guards import StrideOnlyGuards
 
 
@@ -23,7 +23,7 @@ def relied_on(gm: GraphModule, shape_env: ShapeEnv) -> Iterator[tuple[sympy.Basi
     """Every relation that sizes other than the sample's must satisfy, in the order recorded."""
     units = StrideOnlyGuards(gm, shape_env)
     fixed = _ranks_are_fixed(gm)
-    runs = {index: shape_env.replace(count) for index, count in counts(gm).items()}
+    trips = {index: shape_env.replace(count) for index, count in counts(gm).items()}
     own = getattr(shape_env, _OWN, len(shape_env.guards))
     for position, guard in enumerate(shape_env.guards):
         relation = shape_env.replace(guard.expr)
@@ -35,7 +35,7 @@ def relied_on(gm: GraphModule, shape_env: ShapeEnv) -> Iterator[tuple[sympy.Basi
                 continue
         elif _ordered_strides(guard):
             continue
-        yield for_every_run(relation, runs), _where(guard)
+        yield for_every_iteration(relation, trips), _where(guard)
 
 
 def end_of_own(shape_env: ShapeEnv) -> None:

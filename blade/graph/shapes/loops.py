@@ -2,11 +2,11 @@
 """Loops in FX graphs: a call of ``run_loop`` with a nested graph module.
 
     loop_0 = self.loop_0
-    found = run_loop(loop_0, sym_size, (zeros,), (x,))      # (state after the last run .., results of all runs ..)
+    found = run_loop(loop_0, sym_size, (zeros,), (x,))      # (last state .., results of all iterations ..)
 
-The nested module takes the number of the run, the state, and what every run reads. It returns the new
-state, then results of the run. Its nodes have values under the ``ShapeEnv`` of the outer graph, in which
-the number of the run is a symbol. So guards may contain it; they have to hold for every run.
+The nested module takes the iteration index, the state, and what every iteration reads. It returns the new
+state, then results of the iteration. Its nodes have values under the ``ShapeEnv`` of the outer graph, in which
+the iteration index is a symbol. So guards may contain it; they have to hold for every iteration.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,17 +26,17 @@ def run_loop(
     given: Sequence[torch.Tensor],
     fewest: int = 0,
 ) -> tuple[torch.Tensor, ...]:
-    """The meaning of a loop, which runs at least ``fewest`` times. Results of runs are stacked along a new
+    """The meaning of a loop, which runs at least ``fewest`` times. Results of iterations are stacked along a new
     first axis.
     """
     if count < fewest:
         raise ValueError(f"a loop runs {count} times, and {fewest} is the fewest")
-    runs: list[Sequence[torch.Tensor]] = []
+    results: list[Sequence[torch.Tensor]] = []
     for index in range(count):
         outputs = body(index, *state, *given)
         state, found = outputs[: len(state)], outputs[len(state) :]
-        runs.append(found)
-    return (*state, *(torch.stack(found) for found in zip(*runs, strict=True)))
+        results.append(found)
+    return (*state, *(torch.stack(found) for found in zip(*results, strict=True)))
 
 
 def body_of(gm: GraphModule, loop: Node) -> GraphModule:
@@ -49,7 +49,7 @@ def body_of(gm: GraphModule, loop: Node) -> GraphModule:
 
 
 def index_of(body: GraphModule) -> sympy.Symbol:
-    """The symbol of the number of the run."""
+    """The symbol of the iteration index."""
     first = next(iter(body.graph.nodes))
     symbol = first.meta["val"].node.expr
     assert isinstance(symbol, sympy.Symbol), first
@@ -69,7 +69,7 @@ def all_nodes(gm: GraphModule) -> Iterator[Node]:
 
 
 def counts(gm: GraphModule) -> dict[sympy.Symbol, sympy.Expr]:
-    """Number of the run -> how many there are, inner loops first."""
+    """Iteration index -> how many there are, inner loops first."""
     found: dict[sympy.Symbol, sympy.Expr] = {}
     for node in gm.graph.nodes:
         if is_loop(node):
@@ -85,11 +85,13 @@ def expression(number: object) -> sympy.Expr:
     return value.node.expr if isinstance(value, torch.SymInt) else sympy.sympify(value)
 
 
-def for_every_run(relation: sympy.Basic, runs: dict[sympy.Symbol, sympy.Expr]) -> sympy.Basic:
-    """What has to hold so that ``relation`` holds in every run of the loops; raises ``Refused`` if it
+def for_every_iteration(
+    relation: sympy.Basic, counts: dict[sympy.Symbol, sympy.Expr]
+) -> sympy.Basic:
+    """What has to hold so that ``relation`` holds in every iteration of the loops; raises ``Refused`` if it
     is not known how to tell.
     """
-    for index, count in runs.items():
+    for index, count in counts.items():
         if index in relation.free_symbols:
             relation = sympy.Or(sympy.Le(count, 0), _throughout(relation, index, count))
     return relation
@@ -112,5 +114,5 @@ def _throughout(relation: sympy.Basic, index: sympy.Symbol, count: sympy.Expr) -
 
 
 def _unknown(relation: sympy.Basic) -> Refused:
-    text = f"Whether {relation} holds in every run of a loop is not known in advance."
+    text = f"Whether {relation} holds in every iteration of a loop is not known in advance."
     return Refused(Code.CONVERSION_FAILED, text)

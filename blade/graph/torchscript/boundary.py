@@ -31,8 +31,9 @@ class Boundary:
 def find_boundary(view: GraphView, group: Sequence[int]) -> Boundary:
     """The boundary of ``group`` (node indices of ``view``)."""
     program = view.program
-    nodes = tuple(sorted(group))
-    lines = tuple(sorted(i for n in view.outermost(nodes) for i in view.units[n].lines))
+    outer = view.outermost(group)
+    nodes = view.with_bodies(outer)
+    lines = tuple(sorted(i for n in outer for i in view.units[n].lines))
     inside = {n for i in lines for n in (i, *_lines_within(program, i))}
     own = dict.fromkeys(v for i in lines for v in program.lines[i].outputs)
     needed: dict[int, int] = {}

@@ -27,7 +27,7 @@ LOOP = torch.ops.blade_graph.loop.default
 
 @dataclass(frozen=True)
 class Collected:
-    """A list to which each run of a loop appends a tensor, and that is joined after the loop.
+    """A list to which each iteration of a loop appends a tensor, and that is joined after the loop.
 
     ``made``, ``appended`` and ``joined`` are lines: ``[]``, ``aten::append`` and ``aten::stack`` or ``aten::cat``.
     """
@@ -116,8 +116,13 @@ def why_not_one_node(
     ):
         return "The loop writes in place."
     given = aliases.union(v for v in line.reads if v not in own) | frozenset(body.inputs)
-    if given & aliases.union(body.returns[1:]):
-        return "A run of the loop returns what it was given, or a view of it."
+    used = [
+        returned
+        for returned, last in zip(body.returns[1:], line.outputs, strict=True)
+        if program.users.get(last) or last in program.returned
+    ]
+    if given & aliases.union(used):
+        return "An iteration of the loop returns what it was given, or a view of it."
     return None
 
 

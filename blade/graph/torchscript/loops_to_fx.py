@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Converts a loop to one call in FX, with its block as a nested graph.
 
-A list that each run appends to, and a buffer of which each run writes its own slice, are no state: the
-call returns the results of all runs, stacked along a first axis.
+A list that each iteration appends to, and a buffer of which each iteration writes its own slice, are no state: the
+call returns the results of all iterations, stacked along a first axis.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class _LoopWriter:
         read = self._read()
         given = [self.outer.argument(v) for v in read]
         tensors = [n.meta["val"] for n in (*state, *given)]
-        index, *inputs = self.body.writer.begin_run(self.count, tensors)
+        index, *inputs = self.body.writer.begin_iteration(self.count, tensors)
         self.body.nodes = dict(zip((*self.block.inputs, *read), (index, *inputs), strict=True))
         appended = [self.program.lines[one.appended] for one in self.lists]
         skipped = {append.index for append in appended}
@@ -86,7 +86,7 @@ class _LoopWriter:
         return made | self._joined(every)
 
     def _read(self) -> list[int]:
-        """The tensors from outside that the runs need; weights are constants of the body."""
+        """The tensors from outside that the iterations need; weights are constants of the body."""
         own = {one.values for one in self.lists}
         found = dict.fromkeys(s for v in self.line.free for s in self.outer.view.sources(v))
         return [v for v in found if v not in own]
@@ -101,9 +101,9 @@ class _LoopWriter:
         alone = self.outer.view.readers.get(value) == [self.line.index]
         return roots == {value} and alone and not self.program.constant(value)
 
-    def _written(self, whole: Node, runs: Node, part: WrittenPart) -> Node:
-        """``whole`` with the results of the runs in its first slices."""
-        made = self._along(runs, part.axis)
+    def _written(self, whole: Node, every: Node, part: WrittenPart) -> Node:
+        """``whole`` with the results of the iterations in its first slices."""
+        made = self._along(every, part.axis)
         if whole.meta["val"].shape[part.axis] == value_of(self.count):
             return made
         return self._emit(aten.slice_scatter.default, whole, made, part.axis, 0, self.count)
@@ -111,22 +111,22 @@ class _LoopWriter:
     def _joined(self, every: Iterator[Node]) -> dict[int, Node]:
         """The results of ``aten::stack`` and ``aten::cat``."""
         made: dict[int, Node] = {}
-        for one, runs in zip(self.lists, every, strict=True):
+        for one, results in zip(self.lists, every, strict=True):
             join = self.program.lines[one.joined]
-            rank = runs.meta["val"].dim()
+            rank = results.meta["val"].dim()
             stacked = join.kind == "aten::stack"
             axis = int(self.program.held(join.inputs[1])) % (rank if stacked else rank - 1)
-            node = self._along(runs, axis)
+            node = self._along(results, axis)
             if not stacked:
                 node = self._emit(aten.flatten.using_ints, node, axis, axis + 1)
             made[join.outputs[0]] = node
         return made
 
-    def _along(self, runs: Node, axis: int) -> Node:
-        """The results of all runs, stacked along ``axis``."""
-        order = [k + 1 for k in range(runs.meta["val"].dim() - 1)]
+    def _along(self, results: Node, axis: int) -> Node:
+        """The results of all iterations, stacked along ``axis``."""
+        order = [k + 1 for k in range(results.meta["val"].dim() - 1)]
         order.insert(axis, 0)
-        moved = self._emit(aten.permute.default, runs, order)
+        moved = self._emit(aten.permute.default, results, order)
         return self._emit(aten.clone.default, moved, memory_format=torch.contiguous_format)
 
     def _emit(self, target: Callable[..., Any], *args: Any, **kwargs: Any) -> Node:

@@ -12,18 +12,18 @@ T = sympy.Symbol("t0", integer=True, nonnegative=True)
 N = 8
 
 
-def recurrence(keep_runs: bool = False) -> Graph:
+def recurrence(keep_iterations: bool = False) -> Graph:
     """``h = tanh(x[t] + h)`` over x of shape [s1, s0, 8]; returns the last h, and all of them."""
     inner = new_builder()
     h, x = add_input(inner, (S0, N)), add_input(inner, (S1, S0, N))
     here = inner.reshape(inner.slice(x, 0, T, 1, 1), (S0, N))
     new = inner.pointwise("tanh", inner.pointwise("add", here, h))
-    body = LoopBody(finish(inner, new, new) if keep_runs else finish(inner, new), T, 1)
+    body = LoopBody(finish(inner, new, new) if keep_iterations else finish(inner, new), T, 1)
     b = new_builder()
     x = add_input(b, (S1, S0, N))
     start = b.fill(0.5, (S0, N), torch.float32)
     loop = b.make("loop", (start, x), (S0, N), torch.float32, body=body, count=S1)
     outputs: list[Value] = [b.make("carried", (loop,), (S0, N), torch.float32, index=0)]
-    if keep_runs:
+    if keep_iterations:
         outputs.append(b.make("item", (loop,), (S1, S0, N), torch.float32, index=0))
     return finish(b, *outputs)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loops in compiled programs: the state in two buffers, what each run reads, and results of all runs."""
+"""Loops in compiled programs: the state in two buffers, what each iteration reads, and results of all iterations."""
 
 import pytest
 import torch
@@ -11,9 +11,9 @@ from blade.backends.disc.reference.interpret_graph import interpret
 pytestmark = [pytest.mark.needs("runtime"), pytest.mark.needs("torch_mlir")]
 
 
-@pytest.mark.parametrize("keep_runs", [False, True])
-def test_a_recurrence_at_many_lengths(keep_runs: bool) -> None:
-    graph = recurrence(keep_runs)
+@pytest.mark.parametrize("keep_iterations", [False, True])
+def test_a_recurrence_at_many_lengths(keep_iterations: bool) -> None:
+    graph = recurrence(keep_iterations)
     engine = compile_to_engine(graph)
     for length, rows in [(5, 3), (2, 3), (0, 4), (1, 1), (5, 3), (9, 2), (2, 3)]:
         x = torch.randn(length, rows, N)

@@ -64,7 +64,7 @@ from blade.core.reason import Code
 from blade.errors import Refused
 from blade.graph.fx.writer import value_of
 from blade.graph.shapes.guards import relied_on
-from blade.graph.shapes.loops import body_of, for_every_run, index_of, is_loop
+from blade.graph.shapes.loops import body_of, for_every_iteration, index_of, is_loop
 
 # Importing these modules fills the table.
 FAMILIES = (
@@ -136,7 +136,7 @@ class _Lowerer:
 
     def step(self, node: Node) -> None:
         if node.op == "placeholder" and isinstance(node.meta["val"], torch.SymInt):
-            self.env[node] = self.size(node.meta["val"])  # the number of a loop's run
+            self.env[node] = self.size(node.meta["val"])  # the index of an iteration
         elif node.op == "placeholder":
             result = self.results(node)[0]
             value = self.b.make("input", (), result.shape, result.dtype, index=len(self.inputs))
@@ -205,12 +205,15 @@ class _Lowerer:
             inner.step(one)
         index, times = index_of(nested), self.size(value_of(count))
         for relation, fact in inner.b.facts.items():
-            self.b.require(for_every_run(relation, {index: sympy.sympify(times)}), fact.source)
+            self.b.require(
+                for_every_iteration(relation, {index: sympy.sympify(times)}), fact.source
+            )
         if fewest:
             self.b.require(sympy.Ge(times, fewest, evaluate=False), "a loop that runs")
         body = LoopBody(inner.body(), index, len(self.operand(state)))
         check_body(body)
-        args = [*self.operand(state), *self.operand(given)]
+        read = [a for a in self.operand(given) if isinstance(a, Value)]  # no indices of outer loops
+        args = [*self.operand(state), *read]
         results = self.results(node)
         loop = self.b.make("loop", args, (), torch.float32, body=body, count=times)
         return [

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Loops: a nested graph that runs as often as a size says.
 
-    %4 f32[s0, 8] = loop %3 %0 body=loop_s5 count=s1        %3: the state at the start, %0: read by every run
-    %5 f32[s0, 8] = carried %4 index=0                      the state after the last run
-    %6 f32[s1, s0, 8] = item %4 index=0                     a result of each run, along a new first axis
+    %4 f32[s0, 8] = loop %3 %0 body=loop_s5 count=s1        %3: the state at the start, %0: read by every iteration
+    %5 f32[s0, 8] = carried %4 index=0                      the state after the last iteration
+    %6 f32[s1, s0, 8] = item %4 index=0                     a result of each iteration, along a new first axis
 
-The body is a graph of its own over the same size symbols. ``LoopBody.index`` is the number of the run;
+The body is a graph of its own over the same size symbols. ``LoopBody.index`` is the iteration index;
 it may occur where elements are read (the start of a slice) and in values, not in shapes.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import sympy
@@ -22,8 +23,8 @@ from blade.errors import Refused
 
 @dataclass(frozen=True, eq=False)
 class LoopBody:
-    """One run of a loop. Inputs: the state, then what every run reads. Outputs: the new state, then results
-    of the run, which the loop collects.
+    """One iteration of a loop. Inputs: the state, then what every iteration reads. Outputs: the new state, then results
+    of the iteration, which the loop collects.
 
     Compared by identity: two equal loops are two.
     """
@@ -47,13 +48,21 @@ def body_of(loop: Value) -> LoopBody:
 
 
 def check_body(body: LoopBody) -> None:
-    """Raise ``Refused`` if a shape depends on the index: a plan is made once for all runs."""
-    for value in body.graph.values:
-        dims = (*value.shape, *(value.strides or ()))
+    """Raise ``Refused`` if a shape depends on the index: a plan is made once for all iterations."""
+    for value in _values(body.graph):
+        dims = (*value.shape, *(value.strides or ()), value.attrs.get("count", 0))
         if any(isinstance(d, sympy.Expr) and body.index in d.free_symbols for d in dims):
             raise Refused(Code.UNSUPPORTED_OP, f"A shape in a loop depends on its index: {value}.")
         if "draw" in value.attrs:
             raise Refused(Code.UNSUPPORTED_OP, f"A loop draws random numbers: {value}.")
+
+
+def _values(graph: Graph) -> Iterator[Value]:
+    """The values of ``graph`` and of the bodies of its loops."""
+    for value in graph.values:
+        yield value
+        if value.op == "loop":
+            yield from _values(body_of(value).graph)
 
 
 def own_results(graph: Graph) -> Graph:

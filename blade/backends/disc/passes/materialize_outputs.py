@@ -21,7 +21,7 @@ from blade.backends.disc.ir.views import StridedView, same, view_of
 from blade.backends.disc.passes.legalize import copy
 
 _KEPT = ("const", "packed", "carried")
-"""Live as long as the engine, or lie wherever a loop's last run left them: callers get copies."""
+"""Live as long as the engine, or lie wherever a loop's last iteration left them: callers get copies."""
 
 
 def materialize_outputs(graph: Graph) -> Graph:

@@ -66,7 +66,7 @@ class Liveness:
 
     def span(self, first: int, last: int) -> None:
         """Instructions ``first`` to ``last`` are a loop: what is needed in it from before, or after it, is
-        needed at each of its runs.
+        needed at each of its iterations.
         """
         for slot, end in self.last.items():
             if self.first[slot] < first <= end:

@@ -3,8 +3,8 @@
 
     loop 4 9 3 1 5 6          register 4 says how often, 9 is the index; three instructions; slots 5 and 6 in turns
 
-The state has two buffers: each run reads one and writes the other, then they exchange their memory. A
-result of each run is written to its place among those of all runs.
+The state has two buffers: each iteration reads one and writes the other, then they exchange their memory. A
+result of each iteration is written to its place among those of all iterations.
 """
 
 from typing import TYPE_CHECKING
@@ -60,7 +60,7 @@ def _twin(writer: "ProgramWriter", slot: int) -> int:
 def _place(
     writer: "ProgramWriter", loop: Value, index: int, new: Value, number: sympy.Symbol
 ) -> int:
-    """The slot of a run's result: a part of the buffer for all runs."""
+    """The slot of an iteration's result: a part of the buffer for all iterations."""
     whole = next((i for i in _results(writer, loop, "item") if i.attrs["index"] == index), None)
     if whole is None:  # nobody reads it
         return writer.add_slot(

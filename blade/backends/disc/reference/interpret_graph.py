@@ -117,10 +117,10 @@ def _step(
     if v.op == "carried":
         return args[0][0][a["index"]]
     if v.op == "item" and v.args[0].op == "loop":
-        runs = args[0][1]
+        results = args[0][1]
         return (
-            torch.stack([run[a["index"]] for run in runs])
-            if runs
+            torch.stack([one[a["index"]] for one in results])
+            if results
             else torch.empty(shape, dtype=v.dtype)
         )
     if v.op == "call":
@@ -131,16 +131,16 @@ def _step(
 def _loop(
     v: Value, args: list[Any], graph: Graph, sizes: Mapping[sympy.Basic, int]
 ) -> tuple[list[Any], list[list[Any]]]:
-    """The state after the last run, and the results of each."""
+    """The state after the last iteration, and the results of each."""
     body = body_of(v)
     inner = replace(body.graph, constants=graph.constants)
     state, given = args[: body.carried], args[body.carried :]
-    runs: list[list[Any]] = []
+    results: list[list[Any]] = []
     for index in range(evaluate(v.attrs["count"], sizes)):
         outputs = _run(inner, [*state, *given], {**sizes, body.index: index})
         state = outputs[: body.carried]
-        runs.append(outputs[body.carried :])
-    return state, runs
+        results.append(outputs[body.carried :])
+    return state, results
 
 
 def _call(target: Any, args: list[Any]) -> Any:

@@ -148,7 +148,7 @@ class ExecutionPlan {
   void run_range(size_t begin, size_t end, const RunStep& run_one);
   void run_steps();
   void run_step(size_t i);
-  void begin_run(const LoopState& loop, int64_t index);
+  void begin_iteration(const LoopState& loop, int64_t index);
   void swap(const std::pair<int64_t, int64_t>& slots);
   void move_view(int64_t id);
   void run_kernel(const Step& step);
@@ -194,7 +194,7 @@ void ExecutionPlan::run_range(size_t begin, size_t end, const RunStep& run_one) 
     const auto length = static_cast<size_t>(instr.length);
     const LoopState& loop = program_.loops[instr.loop];
     for (int64_t index = 0; index < steps_[i].extent; ++index) {
-      begin_run(loop, index);
+      begin_iteration(loop, index);
       run_range(i + 1, i + 1 + length, run_one);
       for (const auto& pair : instr.swaps) swap(pair);
     }

@@ -86,8 +86,8 @@ void ExecutionPlan::run_timed(std::vector<double>& seconds) {
   for (size_t k = 0; k < ran.size(); ++k) seconds[ran[k]] += marks[k + 1]->seconds_since(*marks[k]);
 }
 
-// The run of a loop's body with this index: what depends on it changes, all else is as it was planned.
-void ExecutionPlan::begin_run(const LoopState& loop, int64_t index) {
+// An iteration of a loop: what depends on it changes, all else is as it was planned.
+void ExecutionPlan::begin_iteration(const LoopState& loop, int64_t index) {
   regs_[loop.index] = index;
   for (const int64_t id : loop.regs) regs_[id] = eval_register(program_.regs[id], regs_);
   for (const auto& one : loop.ints) {
@@ -97,7 +97,7 @@ void ExecutionPlan::begin_run(const LoopState& loop, int64_t index) {
   for (const int64_t id : loop.views) move_view(id);
 }
 
-// A view whose offset depends on a loop's index. Checked at each run: nothing else keeps it inside its base.
+// A view whose offset depends on a loop's index. Checked at each iteration: nothing else keeps it inside its base.
 void ExecutionPlan::move_view(int64_t id) {
   const Slot& slot = program_.slots[id];
   SlotState& state = slots_[id];

@@ -80,7 +80,7 @@ void CapturePolicy::look_at(size_t begin, size_t end, int64_t times, bool in_loo
   }
 }
 
-// A launch in a loop has an address per run: what it touches stays where it was captured, as for a call.
+// A launch in a loop has an address per iteration: what it touches stays where it was captured, as for a call.
 void CapturePolicy::look_at(size_t i, int64_t times, bool in_loop) {
   const Instr& instr = program_.instrs[i];
   const auto& step = plan_.steps_[i];

@@ -55,8 +55,8 @@ class Liveness {
     }
   }
 
-  // What comes from before a loop, or goes on after it, is in use at every run of its body. What only the body touches
-  // is written by each run before it is read.
+  // What comes from before a loop, or goes on after it, is in use at every iteration. What only the body touches is
+  // written by each iteration before it is read.
   void outlive(const Instr& loop, int64_t at) {
     const int64_t end = at + loop.length;
     for (const auto& [a, b] : loop.swaps) {

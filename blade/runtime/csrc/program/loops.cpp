@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What changes from one run of a loop's body to the next: registers computed from the loop's index, and the views and
+// What changes from one iteration of a loop to the next: registers computed from the loop's index, and the views and
 // arguments that use them. Everything else is settled once per set of sizes.
 #include "program/program.h"
 #include "program/reader.h"
@@ -83,7 +83,7 @@ class Loops {
     auto& loop = p_.loops[instr.loop];
     if (loop.instr >= 0) invalid("register " + std::to_string(loop.index) + " is the index of two loops");
     loop.instr = at;
-    settled(instr.count, "a number of runs");
+    settled(instr.count, "a number of iterations");
     const int64_t end = at + 1 + instr.length;
     const int64_t limit = open_.empty() ? static_cast<int64_t>(p_.instrs.size()) : open_.back().end;
     if (instr.length < 1 || end > limit) invalid("'" + instr.text + "' has no body of that length");

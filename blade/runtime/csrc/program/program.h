@@ -26,7 +26,7 @@ enum class RegOp : uint8_t {
   kScale, kIndex
 };
 
-// kDim: input a, axis b. kConst: value a. kScale: register a times factor. kIndex: how often the body of loop a has run.
+// kDim: input a, axis b. kConst: value a. kScale: register a times factor. kIndex: the iteration index of loop a.
 // Otherwise registers a and b.
 struct Reg {
   RegOp op;
@@ -84,10 +84,10 @@ struct Instr {
   std::vector<int64_t> results;  // dyn slots; -1: not looked at
   // loop: the instructions after this one are its body
   int64_t loop = -1;       // its number
-  int64_t count = 0;       // a register: how often the body runs
+  int64_t count = 0;       // a register: the trip count
   int64_t length = 0;      // instructions of the body
-  std::vector<std::pair<int64_t, int64_t>> swaps;  // slots that exchange their memory after each run of the body
-  // dyn slots whose memory nothing needs after this instruction, for a loop: after its last run
+  std::vector<std::pair<int64_t, int64_t>> swaps;  // slots that exchange their memory after each iteration
+  // dyn slots whose memory nothing needs after this instruction, for a loop: after its last iteration
   std::vector<int64_t> last_use;
 };
 
@@ -138,8 +138,8 @@ struct Program {
   bool draws = false;  // one of the calls does
 };
 
-// Fills in the loops' state. Throws Unavailable for loops that are not nested, and for what changes from one run of a
-// body to the next but may not: sizes, guards, extents.
+// Fills in the loops' state. Throws Unavailable for loops that are not nested, and for what changes from one iteration
+// to the next but may not: sizes, guards, extents.
 void find_loops(Program& program);
 
 // Fills in `first`, `last`, `aliased` and the instructions' `last_use`. Throws Unavailable for slots that are used in a way

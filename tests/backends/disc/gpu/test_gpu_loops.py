@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loops in programs for a GPU, by Triton's interpreter: a launch per fusion group and run."""
+"""Loops in programs for a GPU, by Triton's interpreter: a launch per fusion group and iteration."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.needs("triton_interpreter")
 
 
 def test_a_recurrence_is_a_launch_per_step() -> None:
-    graph = recurrence(keep_runs=True)
+    graph = recurrence(keep_iterations=True)
     program = compile_to_program(graph)
     for length, rows in [(3, 2), (1, 3), (0, 2)]:
         x = torch.randn(length, rows, N)
