@@ -79,6 +79,28 @@ def test_a_loop_in_a_loop() -> None:
 
 
 @pytest.mark.needs("runtime")
+def test_a_view_of_what_each_iteration_makes_anew() -> None:
+    w = Writer()
+    x = w.input("f32", 2)
+    rows, columns = w.dims(x, 2)
+    one, index = w.const(1), w.reg("index")
+    offset = w.reg(f"mul {index} {columns}")
+    a, made = w.slot(f"input {x}"), w.slot(f"dyn f32 2 {rows} {columns} {columns} {one}")
+    row, out = w.view(made, [columns], [one], offset), w.tensor("output", [columns])
+    w.call("aten::zero_", f"t:{out}")
+    w.loop(rows, index, 2, [])
+    w.call("aten::neg", f"t:{a}", results=(made,))
+    w.call("aten::add_.Tensor", f"t:{out}", f"t:{row}", "i:1")
+    w.outputs = [out]
+    engine = w.engine()
+    for n in (3, 3, 0, 5):
+        x = torch.randn(n, N)
+        found = engine.try_execute([x])
+        assert found is not None, engine.last_error()
+        torch.testing.assert_close(found[0], -x.sum(0))
+
+
+@pytest.mark.needs("runtime")
 def test_a_view_that_leaves_its_base_raises_before_it_is_read() -> None:
     w = running_sum()
     w.registers[0] = "const 5"  # runs, whatever there is

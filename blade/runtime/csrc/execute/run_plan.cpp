@@ -104,9 +104,10 @@ void ExecutionPlan::move_view(int64_t id) {
   TORCH_CHECK(
       !__builtin_add_overflow(slots_[slot.index].offset, reg(slot.offset), &state.offset), "blade: an offset is out of range");
   check_view(id);
-  if (ptrs_[slot.root] == nullptr) return;  // made later in this run, or empty
-  ptrs_[id] = ptrs_[slot.root] + state.offset * static_cast<int64_t>(c10::elementSize(state.dtype));
-  if (slot.as_tensor) tensors_[id] = view_of(tensors_[slot.root], state);
+  const auto& root = tensors_[slot.root];
+  if (!root.defined()) return;  // a call of this iteration makes it, and this view with it
+  ptrs_[id] = ptrs_[slot.root] == nullptr ? nullptr : ptrs_[slot.root] + state.offset * static_cast<int64_t>(root.itemsize());
+  if (slot.as_tensor) tensors_[id] = view_of(root, state);
 }
 
 void ExecutionPlan::swap(const std::pair<int64_t, int64_t>& slots) {
