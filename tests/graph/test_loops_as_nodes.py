@@ -2,11 +2,13 @@
 """Which loops are one node, what they read and return, and which stay TorchScript."""
 
 import pytest
+import sympy
 import torch
 from cutting import assert_fx_same, assert_same, cut, pins, rebuilt, script
 
 from blade.core.reason import Code
 from blade.errors import Refused
+from blade.graph.shapes.guards import relied_on
 from blade.graph.torchscript.view import view
 
 N = 4
@@ -50,7 +52,8 @@ class Written(Loop):
         for t in range(x.size(1)):
             h = torch.tanh(x[:, x.size(1) - 1 - t] + h @ self.w)
             longer = torch.select_scatter(longer, h * t, 1, t)
-            every = torch.slice_scatter(every, torch.select_scatter(every[:], h, 1, t), 0)
+            step = torch.ops.aten.copy(every[:][:, t], h)
+            every = torch.slice_scatter(every, torch.select_scatter(every[:], step, 1, t), 0)
         return longer, every
 
 
@@ -92,6 +95,17 @@ def test_what_a_slice_or_a_list_takes_is_no_state() -> None:
         [whole] = cut(script(model(), *SAMPLES))
         [call] = [n for n in whole.cluster.gm.graph.nodes if "run_loop" in str(n.target)]
         assert len(call.args[2]) == state
+
+
+@pytest.mark.parametrize("model", [LastState, Written])
+def test_one_iteration_is_as_good_as_many(model: type[Loop]) -> None:
+    [whole] = cut(script(model(), *SAMPLES))
+    gm, shape_env = whole.cluster.gm, whole.cluster.shape_env
+    batch, length, _ = next(iter(gm.graph.nodes)).meta["val"].shape
+    sizes = {batch.node.expr: sympy.Integer(3), length.node.expr: sympy.Integer(1)}
+    for relation, _ in relied_on(gm, shape_env):
+        assert relation.free_symbols <= sizes.keys(), relation
+        assert relation.xreplace(sizes) == sympy.true, relation
 
 
 class Breaks(Loop):

@@ -22,47 +22,42 @@ class WrittenPart:
 
 
 def written_part(whole: Node, new: Node, index: Node) -> WrittenPart | None:
-    """How ``new``, the buffer after an iteration, follows from ``whole``, the buffer before; ``None`` if in another
-    way, or if something else reads it.
+    """How ``new``, the buffer after an iteration, follows from ``whole``, the buffer before; ``None`` if in
+    another way, or if something else reads it.
     """
-    seen: set[Node] = set()
-    scatter = _inside(whole, new, seen)
+    own: set[Node] = set()
+    scatter = _write(whole, new, own)
     if scatter is None or scatter.target is not aten.select_scatter.default:
         return None
     base, part, axis, at = scatter.args
-    if at is not index or not isinstance(part, Node) or not _is_whole(base, whole, seen):
+    if at is not index or not isinstance(part, Node) or not _is_whole(base, whole, own):
         return None
-    readers = {user for node in (whole, *seen) for user in node.users}
-    if not readers <= {*seen, scatter, *_chain(new, scatter)} or _reads(part, whole):
+    part = _source(part, own)
+    readers = {user for node in (whole, *own) for user in node.users}
+    if readers - own or _reads(part, whole):
         return None
-    rank = whole.meta["val"].dim()
     assert isinstance(axis, int), scatter
-    return WrittenPart(part, axis % rank)
+    return WrittenPart(part, axis % whole.meta["val"].dim())
 
 
-def _inside(whole: Node, new: Node, seen: set[Node]) -> Node | None:
-    """The write behind ``new``, through writes of a slice that is everything."""
+def _write(whole: Node, new: Node, own: set[Node]) -> Node | None:
+    """The write behind ``new``, through writes of a slice that is everything; ``own`` learns what only these
+    need.
+    """
+    own.add(new)
     while new.target is aten.slice_scatter.default:
         into, source = new.args[:2]
-        if not _is_whole(into, whole, seen) or not isinstance(source, Node):
+        if not _is_whole(into, whole, own) or not isinstance(source, Node):
             return None
         if source.meta["val"].shape != new.meta["val"].shape or _step(new, 5) != 1:
             return None
         new = source
+        own.add(new)
     return new
 
 
-def _chain(new: Node, scatter: Node) -> list[Node]:
-    found = [new]
-    while found[-1] is not scatter:
-        source = found[-1].args[1]
-        assert isinstance(source, Node), new
-        found.append(source)
-    return found
-
-
-def _is_whole(node: Any, whole: Node, seen: set[Node]) -> bool:
-    """Whether ``node`` is ``whole``, or a slice of it that is everything; ``seen`` learns these slices."""
+def _is_whole(node: Any, whole: Node, own: set[Node]) -> bool:
+    """Whether ``node`` is ``whole``, or a slice of it that is everything."""
     path: list[Node] = []
     while isinstance(node, Node) and node is not whole:
         is_all = node.target is aten.slice.Tensor and _step(node, 4) == 1
@@ -70,8 +65,28 @@ def _is_whole(node: Any, whole: Node, seen: set[Node]) -> bool:
             return False
         path.append(node)
         node = node.args[0]
-    seen.update(path)
+    own.update(path)
     return node is whole
+
+
+def _source(part: Node, own: set[Node]) -> Node:
+    """What ``part`` is a copy of, in the form of the part of the buffer that it replaces."""
+    while part.target is aten.copy.default:
+        form, source = part.args[:2]
+        if not isinstance(form, Node) or not isinstance(source, Node):
+            break
+        old, value = form.meta["val"], source.meta["val"]
+        if (old.shape, old.dtype) != (value.shape, value.dtype):
+            break
+        own.add(part)
+        while isinstance(form, Node) and form.target in _VIEWS:
+            own.add(form)
+            form = form.args[0]
+        part = source
+    return part
+
+
+_VIEWS = (aten.slice.Tensor, aten.select.int)
 
 
 def _step(node: Node, place: int) -> Any:

@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_map_only
 from torch.utils._sympy.functions import FloorDiv
 
 from blade.core.pytree import tensors_in
-from blade.graph.shapes.loops import all_nodes
+from blade.graph.shapes.loops import all_nodes, counts
 from blade.graph.shapes.shape_functions import result_of
 
 Assignment = Mapping[sympy.Basic, sympy.Integer]
@@ -60,6 +60,8 @@ class StrideOnlyGuards:
         self.nodes = [n for n in all_nodes(gm) if isinstance(n.target, torch._ops.OpOverload)]
         self.shape_env = shape_env
         self.hints = {k: sympy.Integer(int(v)) for k, v in shape_env.backed_var_to_val.items()}
+        # the first iteration is there whatever the trip count, unless that is 0
+        self.hints |= dict.fromkeys(counts(gm), sympy.Integer(0))
         self.known: dict[tuple[Any, ...], bool | None] = {}
 
     def only_chose_strides(self, relation: sympy.Basic) -> bool:
