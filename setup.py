@@ -22,7 +22,8 @@ CSRC = Path("blade/runtime/csrc")
 # Files compiled as one: reading torch's headers costs ten times what our own code does.
 UNITS = {
     "executor": (
-        *("program/parse", "program/liveness", "program/stages", "program/program"),
+        *("program/parse", "program/loops", "program/liveness", "program/stages"),
+        "program/program",
         *("memory/huge_pages", "memory/arena", "memory/borrowed_outputs"),
         *(
             "execute/execution_plan",
@@ -37,7 +38,13 @@ UNITS = {
         *("execute/input_updates", "execute/executor"),
     ),
     "engine": (
-        *("engine/checksum", "engine/policy", "engine/interrupt", "engine/originals", "engine/recheck"),
+        *(
+            "engine/checksum",
+            "engine/policy",
+            "engine/interrupt",
+            "engine/originals",
+            "engine/recheck",
+        ),
         *("engine/runner", "engine/engine", "engine/register"),
     ),
     "native": (

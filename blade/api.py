@@ -103,7 +103,7 @@ def _optimize(
             check_weights(captured, config)
             with clock.stage("support"):
                 graph = view(captured, partial(value_facts, captured, config, digests))
-                plan = support(graph.nodes, graph.excluded, backends, config)
+                plan = support(graph.nodes, graph.excluded, backends, config, graph.loops)
             reasons = (*earlier, *captured.reasons, *unusable, *plan.reasons)
             return Task(captured, graph, plan, backends, config, budget, clock, reasons, digests)
 

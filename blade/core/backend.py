@@ -41,6 +41,9 @@ class Backend(ABC):
     """Whether its engines notice writes to constants that bump no version counter, such as through ``.data``.
     If they do not, ``torch.compile`` checks for such writes before each call."""
 
+    takes_loops: bool = False
+    """Whether ``convert`` accepts clusters with loops (``graph/shapes/loops.py``) whose ops it takes."""
+
     summary: str | None = None
     """A remark that ``python -m blade doctor`` prints after the version."""
 

@@ -45,6 +45,7 @@ class OpNode:
     ``target`` is the ATen overload (``torch.ops.aten.add.Tensor``). ``args``/``kwargs`` are bound to
     the schema; a constant argument is its Python value, anything else is a ``ValueInfo`` (or a list
     of them). ``late_sizes``: torch.compile knows that a size of an operand or a result depends on elements.
+    ``body``: the ops of a loop, which a backend takes all or not at all.
     """
 
     name: str
@@ -54,6 +55,7 @@ class OpNode:
     outputs: tuple[ValueInfo, ...]
     source: str = ""
     late_sizes: bool = False
+    body: tuple["OpNode", ...] = ()
 
 
 @dataclass(frozen=True)

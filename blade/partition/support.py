@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
+from types import MappingProxyType
 
 import torch
 
@@ -87,19 +88,22 @@ def support(
     pinned: Mapping[int, Reason],
     backends: Sequence[Backend],
     config: Config,
+    loops: Mapping[int, Sequence[int]] = MappingProxyType({}),
 ) -> Support:
     """Ask every backend about every node that is neither excluded (``pinned``) nor black-listed.
 
     A white-listed node goes to all backends whatever they answer; a backend that fails to convert it gives a
-    reason like any other failure. An excluded node stays excluded: moving it would change the meaning.
+    reason like any other failure. Of the nodes in one of ``loops`` that a backend takes, no reasons are told. An
+    excluded node stays excluded: moving it would change the meaning.
     """
     black = _listed(nodes, config.customize_op_black_list)
     white = _listed(nodes, config.customize_op_white_list)
     labels: list[frozenset[str]] = []
     reasons: list[Reason] = []
-    free = [n for i, n in enumerate(nodes) if i not in pinned and i not in black]
+    free = [n for i, n in enumerate(nodes) if i not in pinned and i not in black and not n.body]
     for backend in backends:
         _survey(backend, free, config)
+    inside: set[int] = set()  # nodes in loops that somebody takes
     for i, node in enumerate(nodes):
         against: list[Reason] = []
         takers: list[str] = []
@@ -118,7 +122,8 @@ def support(
                 else:
                     against.append(why)
         labels.append(frozenset(takers))
-        reasons += against
+        inside.update(loops.get(i, ()) if takers else ())
+        reasons += [] if i in inside else against
     return Support(tuple(labels), tuple(reasons))
 
 
@@ -164,6 +169,8 @@ def _survey(backend: Backend, nodes: Sequence[OpNode], config: Config) -> None:
 
 
 def _why_not(backend: Backend, node: OpNode, config: Config) -> Reason | None:
+    if node.body:
+        return _why_not_loop(backend, node, config)
     return attempt(
         Stage.SUPPORT,
         backend.name,
@@ -180,6 +187,15 @@ def _why_not_sizes(backend: Backend, node: OpNode) -> Reason | None:
         return None
     detail = f"A size of the result of {node.target} depends on elements, which {backend.name} does not take."
     return Reason(Stage.SUPPORT, Code.DATA_DEPENDENT, backend.name, node.name, detail)
+
+
+def _why_not_loop(backend: Backend, node: OpNode, config: Config) -> Reason | None:
+    """A backend takes a loop if it takes each of its ops."""
+    if not backend.takes_loops:
+        detail = f"{backend.name} runs no loops."
+        return Reason(Stage.SUPPORT, Code.UNSUPPORTED_OP, backend.name, node.name, detail)
+    every = (_why_not(backend, one, config) for one in node.body)
+    return next((why for why in every if why is not None), None)
 
 
 _NEEDS = {"fp8": " It takes a GPU of compute capability 8.9 or later, and Triton."}

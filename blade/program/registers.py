@@ -52,6 +52,12 @@ class Registers:
         """The register of one input's size along one axis."""
         return self._line(f"dim {input_index} {axis}")
 
+    def index(self, symbol: sympy.Symbol) -> int:
+        """A new register for ``symbol``, the iteration index of a loop."""
+        self.lines.append("index")
+        self._known[symbol] = len(self.lines) - 1
+        return self._known[symbol]
+
     def bind(self, symbol: sympy.Basic, register: int) -> None:
         self._known[symbol] = register
 

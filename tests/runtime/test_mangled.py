@@ -32,6 +32,7 @@ WORDS = [
     *("li:r0,r1", "li:", "lt:0,1", "lo:n,0", "lf:1,2", "lb:1", "d:cpu", "d:nowhere", "dt:f32", "s:", "i:", "f:x", ":"),
     *("aten::add.Tensor", "aten::neg.out", "aten::nothing", "aten", "::", ".", "call", "draw", "when", "kernel"),
     *("launch", "slots", "end", "packs", "pack", "late", "r0", "r2", "aten::nonzero", "aten::_local_scalar_dense"),
+    *("loop", "index"),
 ]  # fmt: skip
 SIZES = [(3, 4), (1, 1), (0, 4), (5, 2)]
 

@@ -25,6 +25,7 @@ from torch.utils._pytree import tree_map_only
 from torch.utils._sympy.functions import FloorDiv
 
 from blade.core.pytree import tensors_in
+from blade.graph.shapes.loops import all_nodes, counts
 from blade.graph.shapes.shape_functions import result_of
 
 Assignment = Mapping[sympy.Basic, sympy.Integer]
@@ -59,10 +60,12 @@ class StrideOnlyGuards:
     """Tests the sizes of ``gm``'s nodes, once per assignment of sizes."""
 
     def __init__(self, gm: GraphModule, shape_env: ShapeEnv) -> None:
-        self.nodes = [n for n in gm.graph.nodes if isinstance(n.target, torch._ops.OpOverload)]
+        self.nodes = [n for n in all_nodes(gm) if isinstance(n.target, torch._ops.OpOverload)]
         self.shape_env = shape_env
         self.hints = {k: sympy.Integer(int(v)) for k, v in shape_env.backed_var_to_val.items()}
         self.late = dict(zip(sorted(_late_symbols(self.nodes), key=str), _LATE_SIZES))
+        # the first iteration is there whatever the trip count, unless that is 0
+        self.hints |= dict.fromkeys(counts(gm), sympy.Integer(0))
         self.known: dict[tuple[Any, ...], bool | None] = {}
 
     def only_chose_strides(self, relation: sympy.Basic) -> bool:

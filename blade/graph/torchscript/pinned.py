@@ -49,9 +49,13 @@ def find_excluded(
     units: Sequence[Sequence[int]],
     reads: Sequence[Mapping[int, bool]],
     nodes: Sequence[OpNode],
+    in_loop: bool = False,
 ) -> dict[int, Reason]:
-    """Node index -> the first rule that excludes it. ``reads`` omit numbers that may cross a boundary."""
-    returned = _returned_roots(program, aliases)
+    """Node index -> the first rule that excludes it. ``reads`` omit numbers that may cross a boundary.
+
+    ``in_loop``: for nodes within a loop that is a node itself. What they return stays in it.
+    """
+    returned = [] if in_loop else _returned_roots(program, aliases)
     pins: dict[int, Reason] = {}
     for index, unit in enumerate(units):
         head = program.lines[unit[0]]

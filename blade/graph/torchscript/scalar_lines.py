@@ -125,15 +125,15 @@ def reads_elements(program: Program, cheap: frozenset[int], value: int) -> bool:
         if current in seen or line is None or line.index not in cheap:
             continue
         seen.add(current)
-        if line.kind in READS and _reads_node(program, cheap, line):
+        if reads_node(program, cheap, line):
             return True
         pending.extend(line.reads)
     return False
 
 
-def _reads_node(program: Program, cheap: frozenset[int], line: Line) -> bool:
-    """Whether the operand of ``line`` is a tensor that an op made: one that tracing made of a size is no read."""
-    if not program.is_tensor(line.inputs[0]):
+def reads_node(program: Program, cheap: frozenset[int], line: Line) -> bool:
+    """Whether ``line``, a scalar line, reads a tensor that an op made: one that tracing made of a size is no read."""
+    if line.kind not in READS or not program.is_tensor(line.inputs[0]):
         return False
     maker = program.maker(line.inputs[0])
     return maker is None or maker.index not in cheap

@@ -98,7 +98,7 @@ class _SpliceWriter:
             if nodes[0] in self._calls:
                 _call(self._copier, *self._calls[nodes[0]])
                 continue
-            for index in self._seen.units[nodes[0]].lines:
+            for index in sorted(self._seen.units[nodes[0]].lines):
                 line = program.lines[index]
                 if line.blocks:
                     self._copier.copy_control(line, self.write)

@@ -54,15 +54,19 @@ from blade.backends.disc.ir.graph import (
     IrBuilder,
     Shape,
     Value,
+    contiguous_strides,
     live,
     plain,
 )
+from blade.backends.disc.ir.loop import LoopBody, check_body
 from blade.backends.disc.ir.simplify import RULES
 from blade.backends.disc.target.capabilities import CPU, TargetCapabilities
 from blade.core.pytree import tensors_in
 from blade.core.reason import Code
 from blade.errors import Refused
+from blade.graph.fx.writer import value_of
 from blade.graph.shapes.guards import relied_on
+from blade.graph.shapes.loops import body_of, for_every_iteration, index_of, is_loop
 from blade.graph.shapes.symbolic import is_late
 
 # Importing these modules fills the table.
@@ -135,11 +139,15 @@ class _Lowerer:
         self.storages: tuple[int, ...] = ()
 
     def step(self, node: Node) -> None:
-        if node.op == "placeholder":
+        if node.op == "placeholder" and isinstance(node.meta["val"], torch.SymInt):
+            self.env[node] = self.size(node.meta["val"])  # the index of an iteration
+        elif node.op == "placeholder":
             result = self.results(node)[0]
             value = self.b.make("input", (), result.shape, result.dtype, index=len(self.inputs))
             self.inputs.append(value)
             self.env[node] = value
+        elif node.op == "get_attr" and "val" not in node.meta:
+            pass  # the body of a loop, which is lowered with its call
         elif node.op == "get_attr":
             self.env[node] = self.constant(node)
         elif node.op == "output":
@@ -168,6 +176,8 @@ class _Lowerer:
             return self.size(meta)
         if isinstance(meta, torch.SymFloat):
             return meta
+        if is_loop(node):
+            return self.loop(node)
         args = tuple(self.operand(a) for a in node.args)
         kwargs = {k: self.operand(v) for k, v in node.kwargs.items()}
         if not isinstance(node.target, torch._ops.OpOverload):
@@ -221,6 +231,41 @@ class _Lowerer:
             return args[0][args[1]]
         raise Refused(Code.UNSUPPORTED_OP, f"{node.target} has no form in DISC IR ({node.name}).")
 
+    def loop(self, node: Node) -> list[Value]:
+        """A loop, whose body is a graph of its own over the same constants and sizes."""
+        _, count, state, given, fewest = node.args
+        nested = body_of(self.gm, node)
+        inner = _Lowerer(nested, self.shape_env, self.of_constants, self.forms)
+        inner.constants = self.constants
+        for one in nested.graph.nodes:
+            inner.step(one)
+        index, times = index_of(nested), self.size(value_of(count))
+        for relation, fact in inner.b.facts.items():
+            self.b.require(
+                for_every_iteration(relation, {index: sympy.sympify(times)}), fact.source
+            )
+        if fewest:
+            self.b.require(sympy.Ge(times, fewest, evaluate=False), "a loop that runs")
+        body = LoopBody(inner.body(), index, len(self.operand(state)))
+        check_body(body, times)
+        read = [a for a in self.operand(given) if isinstance(a, Value)]  # no indices of outer loops
+        args = [*self.operand(state), *read]
+        results = self.results(node)
+        loop = self.b.make("loop", args, (), torch.float32, body=body, count=times)
+        return [
+            self.b.make("carried", (loop,), r.shape, r.dtype, index=k)
+            if k < body.carried
+            else self.b.make("item", (loop,), r.shape, r.dtype, index=k - body.carried)
+            for k, r in enumerate(results)
+        ]
+
+    def body(self) -> Graph:
+        """The graph of a loop's body: its outputs have the strides that the loop gives them."""
+        strides = tuple(contiguous_strides(v.shape) for v in self.outputs)
+        graph = Graph(self.b.values, self.outputs, strides, tuple(self.inputs))
+        graph.values = live(graph)
+        return graph
+
     def operand(self, arg: Any) -> Any:
         if isinstance(arg, Node):
             return self.env[arg]
@@ -263,7 +308,8 @@ class _Lowerer:
         self.outputs = tuple(self.env[n] for n in returned)  # type: ignore[index]
         self.output_strides = tuple(_dense(self.results(n)[0].strides) for n in returned)  # type: ignore[arg-type]
         owners: dict[int, int] = {}  # storage -> its first input or output
-        given = [n for n in self.gm.graph.nodes if n.op == "placeholder"]
+        placed = [n for n in self.gm.graph.nodes if n.op == "placeholder"]
+        given = [n for n in placed if isinstance(n.meta["val"], torch.Tensor)]
         for k, n in enumerate([*given, *returned]):
             owners.setdefault(n.meta["val"].untyped_storage()._cdata, k)
         self.storages = tuple(owners[n.meta["val"].untyped_storage()._cdata] for n in returned)  # type: ignore[union-attr]

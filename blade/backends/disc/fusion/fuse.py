@@ -121,6 +121,8 @@ def is_instruction(value: Value) -> bool:
         "call",
         "item",
         "read",
+        "loop",
+        "carried",
         "concat",
     )
 

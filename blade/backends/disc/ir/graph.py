@@ -41,9 +41,12 @@
     spatial x {target, template}          an ATen op on images, with channels-last data like a conv's
     call ... {target, args, draw?}        any other ATen op, through the dispatcher; `draw` numbers the calls that
                                           draw random numbers (random_calls.py)
-    item a {index}                        one result of a call with several
+    item a {index}                        one result of a call with several, or of all iterations of a loop
     read a {symbol}                       the element of a 0-d int64, which becomes the size `symbol`; also calls
                                           make sizes that depend on elements (late_sizes.py)
+    loop a b ... {body, count}            `count` iterations of a nested graph (loop.py); the state at the start,
+                                          then what every iteration reads
+    carried a {index}                     a state of a loop after its last iteration
 
 Shapes are tuples of ints and sympy expressions over size symbols. Relations between sizes (``Graph.facts``)
 are part of the graph and printed with it. Equal expressions are one value.

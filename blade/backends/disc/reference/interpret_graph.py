@@ -8,6 +8,7 @@ Slow and simple on purpose; tests compare compiled programs with it, and constan
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import sympy
@@ -18,6 +19,7 @@ from blade.backends.disc.frontend.ops.table import OperandSlot
 from blade.backends.disc.ir import attention, convolution, flash_attention
 from blade.backends.disc.ir.graph import Graph, Value
 from blade.backends.disc.ir.kernel import evaluate
+from blade.backends.disc.ir.loop import body_of
 from blade.backends.disc.ir.pointwise import POINTWISE_REFERENCE, cast
 from blade.backends.disc.reference import quantized as int8_reference
 from blade.graph.shapes.symbolic import is_late
@@ -59,11 +61,17 @@ def _extremum(
 
 def interpret(graph: Graph, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Run ``graph`` on real tensors; sizes are taken from ``inputs``."""
-    sizes = _sizes(graph, inputs)
+    return _run(graph, inputs, _sizes(graph, inputs))
+
+
+def _run(
+    graph: Graph, inputs: Sequence[torch.Tensor], sizes: dict[sympy.Basic, int]
+) -> list[torch.Tensor]:
     env: dict[int, Any] = {}
     for value in graph.values:
         args = [env[a.id] for a in value.args]
-        if value.op in ("call", "item", "read"):
+        of_loop = value.op == "item" and value.args[0].op == "loop"
+        if value.op in ("call", "item", "read") and not of_loop:
             env[value.id] = _called(value, args, sizes)
         shape = [evaluate(d, sizes) for d in value.shape]
         if value.id not in env:
@@ -125,7 +133,33 @@ def _step(
         return POINTWISE_REFERENCE[v.op](*args)
     if v.op == "reduce":
         return _reduce(v, args[0])
+    if v.op == "loop":
+        return _loop(v, args, graph, sizes)
+    if v.op == "carried":
+        return args[0][0][a["index"]]
+    if v.op == "item" and v.args[0].op == "loop":
+        results = args[0][1]
+        return (
+            torch.stack([one[a["index"]] for one in results])
+            if results
+            else torch.empty(shape, dtype=v.dtype)
+        )
     return _structural(v, args, shape, sizes)
+
+
+def _loop(
+    v: Value, args: list[Any], graph: Graph, sizes: Mapping[sympy.Basic, int]
+) -> tuple[list[Any], list[list[Any]]]:
+    """The state after the last iteration, and the results of each."""
+    body = body_of(v)
+    inner = replace(body.graph, constants=graph.constants)
+    state, given = args[: body.carried], args[body.carried :]
+    results: list[list[Any]] = []
+    for index in range(evaluate(v.attrs["count"], sizes)):
+        outputs = _run(inner, [*state, *given], {**sizes, body.index: index})
+        state = outputs[: body.carried]
+        results.append(outputs[body.carried :])
+    return state, results
 
 
 def _call(target: Any, args: list[Any]) -> Any:

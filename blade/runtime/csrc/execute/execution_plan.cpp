@@ -110,6 +110,10 @@ void ExecutionPlan::prepare_step(size_t i) {
   const Instr& instr = program_.instrs[i];
   steps_[i].skip = instr.when >= 0 && reg(instr.when) == 0;
   if (steps_[i].skip) return;
+  if (instr.loop >= 0) {
+    steps_[i].extent = reg(instr.count);
+    return;
+  }
   instr.op ? prepare_call(i) : instr.launch ? prepare_launch(i) : prepare_kernel(i);
 }
 
@@ -149,12 +153,18 @@ void ExecutionPlan::prepare_view(size_t id) {
   state.dtype = slots_[slot.index].dtype;
   state.sizes = gather(slot.sizes, regs_);
   state.strides = gather(slot.strides, regs_);
-  state.offset = checked_add(slots_[slot.index].offset, reg(slot.offset));
-  SlotState& root = slots_[slot.root];
-  const int64_t elements = reach(state.sizes, state.strides);
+  // of a view that a loop moves, this is where it would be at the index 0, which may not be there
+  state.offset = slot.loops == 0 ? checked_add(slots_[slot.index].offset, reg(slot.offset)) : 0;
+  state.span = reach(state.sizes, state.strides);
+  if (slot.loops == 0) check_view(id);
+}
+
+void ExecutionPlan::check_view(size_t id) const {
+  const SlotState& state = slots_[id];
+  const int64_t elements = state.span, available = slots_[program_.slots[id].root].span;
   TORCH_CHECK(
-      elements == 0 || (state.offset >= 0 && state.offset <= root.span - elements),
-      "blade: slot ", id, " is a view outside its base: offset ", state.offset, " + ", elements, " of ", root.span);
+      elements == 0 || (state.offset >= 0 && state.offset <= available - elements),
+      "blade: slot ", id, " is a view outside its base: offset ", state.offset, " + ", elements, " of ", available);
 }
 
 // Of the slots of one stage; returns the bytes that they take together.
@@ -209,15 +219,15 @@ void ExecutionPlan::make_fixed_tensors() {
     }
     fixed_roots_.emplace_back(static_cast<int64_t>(id), nullptr);
     for (const int64_t view : slots_[id].views) {
-      const Slot& seen = program_.slots[view];
-      if (seen.as_tensor && seen.known_at == 0) tensors_[view] = view_of(tensors_[id], slots_[view]);
+      if (program_.slots[view].as_tensor && is_fixed(view)) tensors_[view] = view_of(tensors_[id], slots_[view]);
     }
   }
 }
 
 bool ExecutionPlan::is_fixed(int64_t id) const {
-  const auto kind = program_.slots[program_.slots[id].root].kind;
-  return program_.slots[id].known_at == 0 && (kind == SlotKind::kConst || kind == SlotKind::kArena);
+  const auto& root = program_.slots[program_.slots[id].root];
+  if (program_.slots[id].known_at > 0 || root.swapped || program_.slots[id].loops != 0) return false;
+  return root.kind == SlotKind::kConst || root.kind == SlotKind::kArena;
 }
 
 void ExecutionPlan::prepare_kernel(size_t i) {
@@ -301,8 +311,13 @@ void ExecutionPlan::check_results_are_made() const {
 
 bool ExecutionPlan::is_fixed(const CallArg& arg) const {
   const auto fixed_or_none = [this](int64_t id) { return id < 0 || is_fixed(id); };
-  return arg.kind == CallArg::kSlot ? is_fixed(arg.id)
-                                    : std::all_of(arg.slots.begin(), arg.slots.end(), fixed_or_none);
+  const auto stays = [this](const auto& one) { return !one.first || program_.regs[one.second].loops == 0; };
+  switch (arg.kind) {
+    case CallArg::kSlot: return is_fixed(arg.id);
+    case CallArg::kReg: return program_.regs[arg.id].loops == 0;
+    case CallArg::kInts: return std::all_of(arg.ints.begin(), arg.ints.end(), stays);
+    default: return std::all_of(arg.slots.begin(), arg.slots.end(), fixed_or_none);
+  }
 }
 
 void ExecutionPlan::prepare_call(size_t i) {

@@ -157,6 +157,7 @@ class ExecutionPlan {
   // preparation: execution_plan.cpp
   void prepare_slot(size_t id);
   void prepare_view(size_t id);
+  void check_view(size_t id) const;
   size_t plan_arena(int64_t known_at);
   void make_fixed_tensors();
   void prepare_step(size_t i);
@@ -187,7 +188,13 @@ class ExecutionPlan {
   void point_view(int64_t id);
   void release_root(int64_t id);
   void release();  // all that a call holds
+  template <typename RunStep>
+  void run_range(size_t begin, size_t end, const RunStep& run_one);
+  void run_steps();
   void run_step(size_t i);
+  void begin_iteration(const LoopState& loop, int64_t index);
+  void swap(const std::pair<int64_t, int64_t>& slots);
+  void move_view(int64_t id);
   void run_kernel(const Step& step);
   void run_launch(Step& step);
   void run_timed(std::vector<double>& seconds);
@@ -224,8 +231,30 @@ class ExecutionPlan {
   bool stages_differ_ = false;  // in this call
   std::vector<c10::IValue> stack_;
   std::vector<int64_t> changing_roots_;  // inputs, outputs, results of calls
+  std::vector<std::pair<int64_t, int64_t>> swapped_;  // slots that have each other's memory
   // roots with the same memory at every call, and where that memory was when last looked at
   std::vector<std::pair<int64_t, const void*>> fixed_roots_;
 };
+
+// Calls `run_one` with each step of [begin, end) that is no loop, in order, as often as the loops around it say.
+template <typename RunStep>
+void ExecutionPlan::run_range(size_t begin, size_t end, const RunStep& run_one) {
+  for (size_t i = begin; i < end; ++i) {
+    const Instr& instr = program_.instrs[i];
+    if (instr.loop < 0) {
+      run_one(i);
+      continue;
+    }
+    const auto length = static_cast<size_t>(instr.length);
+    const LoopState& loop = program_.loops[instr.loop];
+    for (int64_t index = 0; index < steps_[i].extent; ++index) {
+      begin_iteration(loop, index);
+      run_range(i + 1, i + 1 + length, run_one);
+      for (const auto& pair : instr.swaps) swap(pair);
+    }
+    for (const int64_t id : instr.last_use) release_root(id);
+    i += length;
+  }
+}
 
 }  // namespace blade

@@ -103,6 +103,10 @@ void Executor::load_code(const at::Tensor& object) {
     loaded_.library = std::make_unique<Library>(static_cast<const uint8_t*>(object.const_data_ptr()), object.numel());
   }
   for (const auto& instr : program.instrs) {
+    if (instr.loop >= 0) {
+      loaded_.kernels.push_back(nullptr);
+      continue;
+    }
     if (!instr.op && !loaded_.library) {
       throw Unavailable(Code::kCorruptPayload, "The engine's program has kernels but no native code.");
     }

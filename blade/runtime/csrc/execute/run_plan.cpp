@@ -52,28 +52,72 @@ std::vector<at::Tensor> ExecutionPlan::run(const std::vector<at::Tensor>& inputs
   if (seconds != nullptr) {
     run_timed(*seconds);
   } else {
-    for (size_t i = 0; i < steps_.size(); ++i) run_step(i);
+    run_steps();
   }
   return collect_outputs();
+}
+
+void ExecutionPlan::run_steps() {
+  run_range(0, steps_.size(), [this](size_t i) { run_step(i); });
 }
 
 void ExecutionPlan::run_timed(std::vector<double>& seconds) {
   if (loaded_.accelerator == nullptr) {
     using Clock = std::chrono::steady_clock;
-    for (size_t i = 0; i < steps_.size(); ++i) {
+    run_range(0, steps_.size(), [&](size_t i) {
       const auto start = Clock::now();
       run_step(i);
       seconds[i] += std::chrono::duration<double>(Clock::now() - start).count();
-    }
+    });
     return;
   }
   std::vector<std::unique_ptr<Event>> marks;
-  for (size_t i = 0; i <= steps_.size(); ++i) {
+  std::vector<size_t> ran;
+  const auto mark = [&] {
     marks.push_back(loaded_.accelerator->make_event());
     marks.back()->record(stream_);
-    if (i < steps_.size()) run_step(i);
+  };
+  mark();
+  run_range(0, steps_.size(), [&](size_t i) {
+    run_step(i);
+    ran.push_back(i);
+    mark();
+  });
+  for (size_t k = 0; k < ran.size(); ++k) seconds[ran[k]] += marks[k + 1]->seconds_since(*marks[k]);
+}
+
+// An iteration of a loop: what depends on it changes, all else is as it was planned.
+void ExecutionPlan::begin_iteration(const LoopState& loop, int64_t index) {
+  regs_[loop.index] = index;
+  for (const int64_t id : loop.regs) regs_[id] = eval_register(program_.regs[id], regs_);
+  for (const auto& one : loop.ints) {
+    auto& ints = steps_[one.instr].ints;
+    if (!ints.empty()) ints[one.position] = regs_[one.reg];  // empty: the step is skipped
   }
-  for (size_t i = 0; i < steps_.size(); ++i) seconds[i] += marks[i + 1]->seconds_since(*marks[i]);
+  for (const int64_t id : loop.views) move_view(id);
+}
+
+// A view whose offset depends on a loop's index. Checked at each iteration: nothing else keeps it inside its base.
+void ExecutionPlan::move_view(int64_t id) {
+  const Slot& slot = program_.slots[id];
+  SlotState& state = slots_[id];
+  TORCH_CHECK(
+      !__builtin_add_overflow(slots_[slot.index].offset, reg(slot.offset), &state.offset), "blade: an offset is out of range");
+  check_view(id);
+  const auto& root = tensors_[slot.root];
+  if (!root.defined()) return;  // a call of this iteration makes it, and this view with it
+  ptrs_[id] = ptrs_[slot.root] == nullptr ? nullptr : ptrs_[slot.root] + state.offset * static_cast<int64_t>(root.itemsize());
+  if (slot.as_tensor) tensors_[id] = view_of(root, state);
+}
+
+void ExecutionPlan::swap(const std::pair<int64_t, int64_t>& slots) {
+  const auto [a, b] = slots;
+  std::swap(tensors_[a], tensors_[b]);
+  const auto data = ptrs_[a];
+  bind_root(a, tensors_[a], ptrs_[b]);
+  bind_root(b, tensors_[b], data);
+  const auto found = std::find(swapped_.begin(), swapped_.end(), slots);
+  found == swapped_.end() ? swapped_.push_back(slots) : void(swapped_.erase(found));
 }
 
 // The arena grows; weights move when the user calls share_memory() or the like. True if any did.
@@ -103,6 +147,7 @@ at::Tensor ExecutionPlan::output_tensor(int64_t id, const OutputMemory& homes) c
 void ExecutionPlan::bind(const std::vector<at::Tensor>& inputs, const OutputMemory& homes) {
   known_ = 0;
   stages_differ_ = false;
+  while (!swapped_.empty()) swap(std::pair(swapped_.back()));  // the last call ran a loop an odd number of times
   refresh_fixed_pointers();
   for (const int64_t id : changing_roots_) {
     const Slot& slot = program_.slots[id];

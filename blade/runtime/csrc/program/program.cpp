@@ -71,28 +71,28 @@ int64_t scale(int64_t a, double factor) {
   return value > -0x1p63 && value < 0x1p63 ? static_cast<int64_t>(value) : 0;
 }
 
-// Of a register that follows from others.
-int64_t value_of(const Reg& reg, const std::vector<int64_t>& values) {
+}  // namespace
+
+int64_t eval_register(const Reg& reg, const std::vector<int64_t>& values) {
   switch (reg.op) {
     case RegOp::kConst: return reg.a;
+    case RegOp::kIndex: return 0;
     case RegOp::kScale: return scale(values[reg.a], reg.factor);
     default: return apply(reg.op, values[reg.a], values[reg.b]);
   }
 }
-
-}  // namespace
 
 void eval_registers(const Program& program, const std::vector<at::Tensor>& inputs, std::vector<int64_t>& values) {
   values.clear();
   values.reserve(program.regs.size());
   for (const auto& reg : program.regs) {
     const bool is_dim = reg.op == RegOp::kDim;
-    values.push_back(is_dim ? inputs[reg.a].sizes()[reg.b] : reg.known_at > 0 ? 0 : value_of(reg, values));
+    values.push_back(is_dim ? inputs[reg.a].sizes()[reg.b] : reg.known_at > 0 ? 0 : eval_register(reg, values));
   }
 }
 
 void eval_stage(const Program& program, const Stage& stage, std::vector<int64_t>& values) {
-  for (const int64_t id : stage.regs) values[id] = value_of(program.regs[id], values);
+  for (const int64_t id : stage.regs) values[id] = eval_register(program.regs[id], values);
 }
 
 const Guard* failed_guard(const Program& program, const std::vector<int64_t>& values) {

@@ -24,6 +24,7 @@ class Stages {
     for (auto& reg : p_.regs) reg.known_at = known_at(reg);
     for (auto& slot : p_.slots) slot.known_at = known_at(slot);
     for (size_t i = 0; i < p_.instrs.size(); ++i) check(static_cast<int64_t>(i));
+    check_loops();
     for (const int64_t id : p_.outputs) need(p_.slots[id].known_at, static_cast<int64_t>(p_.instrs.size()), "outputs");
     fill();
   }
@@ -57,6 +58,7 @@ class Stages {
     switch (reg.op) {
       case RegOp::kLate: return reg.known_at;
       case RegOp::kDim:
+      case RegOp::kIndex:
       case RegOp::kConst: return 0;
       case RegOp::kScale: return p_.regs[reg.a].known_at;
       default: return std::max(p_.regs[reg.a].known_at, p_.regs[reg.b].known_at);
@@ -83,6 +85,11 @@ class Stages {
       if (id >= 0) latest = std::max(latest, p_.slots[id].known_at);
     };
     if (instr.when >= 0) reg(instr.when);
+    if (instr.loop >= 0) {
+      reg(instr.count);
+      for (const auto& [a, b] : instr.swaps) latest = std::max({latest, p_.slots[a].known_at, p_.slots[b].known_at});
+      return latest;
+    }
     if (instr.launch) std::for_each(instr.grid.begin(), instr.grid.end(), reg);
     if (!instr.op && !instr.launch) {
       for (const int64_t id : {instr.extent, instr.cost, instr.scratch}) reg(id);
@@ -105,6 +112,28 @@ class Stages {
     need(instr.known_at, at, instr.text);
     for (const int64_t id : instr.results) {
       if (id >= 0) need(p_.slots[id].known_at, at + 1, instr.text);
+    }
+  }
+
+  // A loop is planned once, with the inputs' sizes: nothing that it runs, exchanges or moves has a late size.
+  void check_loops() const {
+    const std::string why = "a size in a loop depends on elements";
+    int64_t end = 0;  // of the outermost loop so far
+    for (size_t i = 0; i < p_.instrs.size(); ++i) {
+      const auto& instr = p_.instrs[i];
+      const auto at = static_cast<int64_t>(i);
+      if (instr.loop >= 0) end = std::max(end, at + 1 + instr.length);
+      if (at >= end) continue;
+      if (instr.known_at > 0 || instr.stage >= 0) invalid(instr.text, why);
+      for (const int64_t id : instr.results) {
+        if (id >= 0 && p_.slots[id].known_at > 0) invalid(instr.text, why);
+      }
+    }
+    for (const auto& reg : p_.regs) {
+      if (reg.loops != 0 && reg.known_at > 0) invalid("registers", why);
+    }
+    for (const auto& slot : p_.slots) {
+      if (slot.loops != 0 && slot.known_at > 0) invalid("slots", why);
     }
   }
 

@@ -139,10 +139,34 @@ class _Run:
         for line in _section(self.lines, "slots"):
             self.kinds.append(line.split()[2:])
             self.slots.append(self.slot(self.kinds[-1]))
-        for line in _section(self.lines, "instructions"):
-            self.instruction(line.split())
+        self.instructions(_section(self.lines, "instructions"))
         words = next(line for line in self.lines if line.startswith("outputs ")).split()
         return [self.tensor(int(w)) for w in words[2:]]
+
+    def instructions(self, lines: Sequence[str]) -> None:
+        rest = list(lines)
+        while rest:
+            words = rest.pop(0).split()
+            if words[0] != "loop":
+                self.instruction(words)
+                continue
+            count, index, length, _, *slots = map(int, words[1:])
+            body, rest = rest[:length], rest[length:]
+            for number in range(self.number(count)):
+                self.set_index(index, number)
+                self.instructions(body)
+                for a, b in zip(slots[::2], slots[1::2], strict=True):
+                    self.slots[a], self.slots[b] = self.slots[b], self.slots[a]
+
+    def set_index(self, index: int, number: int) -> None:
+        """Computes anew what depends on the index of a loop."""
+        changed = {index}
+        self.registers[index] = number
+        for k, line in enumerate(_section(self.lines, "registers")):
+            op, *rest = line.split()[2:]
+            if op in _OPS and changed & set(map(int, rest)):
+                changed.add(k)
+                self.registers[k] = _OPS[op](*(self.number(int(r)) for r in rest))
 
     def learn(self, late: Mapping[int, int]) -> None:
         """Compute what follows from the sizes of the inputs and from those that calls have made."""
@@ -163,6 +187,8 @@ class _Run:
             return self.inputs[int(rest[0])].shape[int(rest[1])]
         if op == "const":
             return int(rest[0])
+        if op == "index":
+            return 0
         if op == "late":
             return None
         a = self.registers[int(rest[0])]

@@ -188,7 +188,9 @@ def select(lo: Lowering, x: Value, dim: int, index: Any) -> Value:
     elif not isinstance(x.shape[axis], int) or not isinstance(index, int):
         lo.b.require(sympy.Lt(index, x.shape[axis], evaluate=False), "index within bounds")
         lo.b.require(sympy.Ge(index, 0, evaluate=False), "index within bounds")
-    one = lo.b.slice(x, axis, clamped(index, x.shape[axis]), 1, 1)
+    known = isinstance(index, int)
+    start = clamped(index, x.shape[axis]) if known else plain(index)  # required to be within
+    one = lo.b.slice(x, axis, start, 1, 1)
     return lo.b.reshape(one, lo.shape)
 
 
