@@ -135,9 +135,9 @@ class MatchValue(nn.Module):
 
     def forward(self, x: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
         match int(label):  # decides
-            case 0:
+            case 0:  # decides
                 return self.body(x)
-            case 1 | 2:
+            case 1 | 2:  # decides
                 return torch.relu(x) + 1
             case _:
                 return torch.sigmoid(x) - 1
