@@ -20,7 +20,10 @@ from blade.core.captured import Captured
 from blade.core.disk_cache import untrusted
 from blade.core.hardware import cpu_name
 from blade.core.reason import Reason
+from blade.graph.torchscript.answer_by_original import answer_by_original
+from blade.graph.torchscript.decision_checks import checks_of
 from blade.graph.torchscript.listing import check_nodes, kind_of, list_nodes
+from blade.graph.torchscript.splice import clone
 from blade.graph.torchscript.view import GraphView
 from blade.report import (
     ATTRIBUTE,
@@ -50,7 +53,7 @@ log = logging.getLogger(__name__)
 
 def wrap(task: Task, decided: SelectionResult) -> torch.jit.ScriptModule:
     """Return the chosen module, with its report inside."""
-    module = decided.confirmed.module
+    module = _answering(decided.confirmed.module, task.captured.original_number)
     _lend_original(task.captured, module)
     report = _report(task, decided, READY)
     module._c._register_attribute(ATTRIBUTE, torch._C.StringType.get(), report.to_json())
@@ -65,6 +68,15 @@ def wrap_early(task: Task, decided: SelectionResult) -> torch.jit.ScriptModule:
     report = _report(task, decided, SEARCHING)
     module._c._register_attribute(ATTRIBUTE, torch._C.StringType.get(), report.to_json())
     return module
+
+
+def _answering(module: torch.jit.ScriptModule, number: int) -> torch.jit.ScriptModule:
+    """``module``, or a copy whose failing checks ask the original, if it is the captured one, without engines."""
+    if next(checks_of(module.graph), None) is None:
+        return module
+    again = clone(module)
+    answer_by_original(again.graph, number)
+    return again
 
 
 def _lend_original(captured: Captured, module: torch.jit.ScriptModule) -> None:

@@ -41,6 +41,7 @@ from blade.process.shared_switch import SharedSwitch
 _LISTED = 64
 """Elements up to which ``tolist`` returns numbers of the graph; larger tensors have to be equal."""
 
+_STANDARD = os.path.dirname(os.__file__) + os.sep
 _HERE = (os.path.dirname(torch.__file__) + os.sep, str(Path(__file__).parents[2]) + os.sep)
 
 
@@ -161,9 +162,15 @@ def _place() -> FrameType | None:
     while frame is not None and frame.f_code.co_filename.startswith(_HERE[1]):
         frame = frame.f_back
     innermost = frame
-    while frame is not None and frame.f_code.co_filename.startswith(_HERE):
+    while frame is not None and _is_library(frame.f_code.co_filename):
         frame = frame.f_back
     return innermost if frame is None else frame
+
+
+def _is_library(path: str) -> bool:
+    """Whether ``path`` is torch's, this package's or Python's own."""
+    own = path.startswith(_STANDARD) and "-packages" not in path
+    return own or path.startswith(_HERE)
 
 
 def _described(frame: FrameType | None) -> tuple[str, str, str]:

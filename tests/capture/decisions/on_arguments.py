@@ -124,6 +124,7 @@ class TensorOrTuple(nn.Module):
     lambda d: (
         {"x": d.normal(2, 8)} | ({"scale": d.normal(8)} if d.coin() else {"shift": d.normal(8)})
     ),
+    refused=True,
 )
 class FreeKeywords(nn.Module):
     def forward(self, x: torch.Tensor, **others: torch.Tensor) -> torch.Tensor:

@@ -35,7 +35,9 @@ every_row = pytest.mark.parametrize("sample", ROWS.values(), ids=lambda row: row
 def assert_no_failure(row: Row, score: Score) -> None:
     assert score.failures == []
     assert bool(score.refused) == row.refused, score.refused or "optimize takes it now"
-    assert score.refused or score.sample_paths, "the sample was not answered by what was captured"
+    # TorchScript may refuse all arguments but tensors, with a text that names them
+    answered = score.sample_paths or score.raised == CALLS
+    assert score.refused or answered, "the sample was not answered by what was captured"
 
 
 FIRST = {name: list(MODES)[k % len(MODES)] for k, name in enumerate(ROWS)}
