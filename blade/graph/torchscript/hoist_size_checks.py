@@ -33,6 +33,7 @@ def hoist_size_checks(graph: torch._C.Graph, sample: Sequence[Any]) -> dict[int,
     checks = list(checks_of(graph))
     if not checks:
         return {}
+    _without_writes(graph)
     sizes = SymbolicSizes(graph, sample)
     segment: Check | None = None  # the check of elements that the following ones come after
     moved: dict[Check | None, dict[int, list[Any]]] = {}
@@ -58,6 +59,29 @@ def hoist_size_checks(graph: torch._C.Graph, sample: Sequence[Any]) -> dict[int,
         texts |= _write(graph, sizes, conditions, segment)
     _clean(graph)
     return texts
+
+
+_IN_PLACE = frozenset("aten::add_ aten::sub_ aten::mul_".split())
+
+
+def _without_writes(graph: torch._C.Graph) -> None:
+    """Replace ``count *= size`` by a product: sizes are tensors in a trace, and Python's numbers never change."""
+    own: Any = graph
+    numbers: set[int] = set()
+    for node in list(own.nodes()):
+        if node.kind() == "prim::NumToTensor":
+            numbers.add(node.output().unique())
+        elif node.kind() in _IN_PLACE:
+            given = list(node.inputs())
+            later = [use.user for use in given[0].uses() if use.user != node]
+            if given[0].unique() in numbers and all(one.isBefore(node) for one in later):
+                made = own.create(node.kind().removesuffix("_"), given, 1)
+                made.insertBefore(node)
+                made.copyMetadata(node)
+                made.output().setType(node.output().type())
+                node.output().replaceAllUsesWith(made.output())
+                node.destroy()
+                numbers.add(made.output().unique())
 
 
 def _condition(sizes: SymbolicSizes, check: Check) -> Any:

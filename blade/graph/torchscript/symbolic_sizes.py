@@ -144,8 +144,6 @@ class SymbolicSizes:
             return only[0] if len(only) == 1 else only
         if kind in _OF_TENSOR and isinstance(given[0], torch.Tensor):
             return _OF_TENSOR[kind](*given)
-        if kind in _IN_PLACE and not _is_read_later(node):  # `count *= size`
-            kind = kind.removesuffix("_")
         if kind in _NUMBERS and not any(isinstance(x, torch.Tensor) for x in given):
             return _NUMBERS[kind](given)
         return self._call(node, given)
@@ -192,15 +190,6 @@ class SymbolicSizes:
 
 
 _NUMBER = (bool, int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
-
-
-_IN_PLACE = frozenset("aten::add_ aten::sub_ aten::mul_ aten::floor_divide_".split())
-
-
-def _is_read_later(node: Any) -> bool:
-    """Whether what ``node`` writes to is read after it under its old name."""
-    written = next(node.inputs())
-    return any(use.user != node and not use.user.isBefore(node) for use in written.uses())
 
 
 def _number(value: Any) -> Any:
