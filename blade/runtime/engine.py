@@ -317,4 +317,4 @@ def _knows_interrupts() -> bool:
     )
 
 
-library = _load_library()
+_library = _load_library()

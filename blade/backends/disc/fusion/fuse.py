@@ -21,7 +21,6 @@ from blade.backends.disc.ir.graph import (
     Shape,
     Value,
 )
-from blade.backends.disc.ir.late_sizes import late_operands
 from blade.backends.disc.ir.size_facts import SizeRelations
 from blade.backends.disc.ir.views import StridedView, view_of
 
@@ -120,9 +119,6 @@ def is_instruction(value: Value) -> bool:
         "flash_attention_gradient",
         "call",
         "item",
-        "read",
-        "loop",
-        "carried",
         "concat",
     )
 
@@ -145,7 +141,6 @@ class _Fuser:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.users = graph.users()
-        self.late = late_operands(graph.values)
         self.group_of: dict[int, FusionGroup] = {}
         self.groups: list[FusionGroup] = []
 
@@ -233,11 +228,7 @@ class _Fuser:
     def outside(self, v: Value, group: FusionGroup) -> list[Value]:
         """Operands of ``v`` from outside ``group``; the source of a gather always counts as outside."""
         elements = _elements(v)
-        return [a for a in self.operands(v) if a not in elements or not self.within(a, group)]
-
-    def operands(self, v: Value) -> tuple[Value, ...]:
-        """What ``v`` reads, and what makes its sizes."""
-        return (*v.args, *self.late.get(v.id, ()))
+        return [a for a in v.args if a not in elements or not self.within(a, group)]
 
     def reached(self, start: list[Value], target: FusionGroup) -> bool:
         """Whether any value in ``start`` depends on ``target``."""
@@ -255,7 +246,7 @@ class _Fuser:
             unit = group.members if group is not None else [v]
             if max(m.id for m in unit) < earliest:
                 continue
-            stack += [a for m in unit for a in self.operands(m)]
+            stack += [a for m in unit for a in m.args]
         return False
 
     def reads(self) -> Iterator[tuple[Value, Value]]:
@@ -329,7 +320,7 @@ class _Fuser:
             elif unit[0].id not in begun:
                 begun.update(m.id for m in unit)
                 stack.append((value, True))
-                stack += [(a, False) for m in reversed(unit) for a in reversed(self.operands(m))]
+                stack += [(a, False) for m in reversed(unit) for a in reversed(m.args)]
 
 
 def _elements(v: Value) -> tuple[Value, ...]:

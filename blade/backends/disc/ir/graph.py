@@ -41,12 +41,7 @@
     spatial x {target, template}          an ATen op on images, with channels-last data like a conv's
     call ... {target, args, draw?}        any other ATen op, through the dispatcher; `draw` numbers the calls that
                                           draw random numbers (random_calls.py)
-    item a {index}                        one result of a call with several, or of all iterations of a loop
-    read a {symbol}                       the element of a 0-d int64, which becomes the size `symbol`; also calls
-                                          make sizes that depend on elements (late_sizes.py)
-    loop a b ... {body, count}            `count` iterations of a nested graph (loop.py); the state at the start,
-                                          then what every iteration reads
-    carried a {index}                     a state of a loop after its last iteration
+    item a {index}                        one result of a call with several
 
 Shapes are tuples of ints and sympy expressions over size symbols. Relations between sizes (``Graph.facts``)
 are part of the graph and printed with it. Equal expressions are one value.
@@ -62,7 +57,6 @@ import sympy
 import torch
 
 from blade.backends.disc.ir.kernel import POINTWISE, Dim
-from blade.backends.disc.ir.late_sizes import late_operands, makers
 from blade.program.dtypes import DTYPES
 
 Shape = tuple[Dim, ...]
@@ -291,12 +285,9 @@ def live(graph: Graph) -> list[Value]:
     """Values that an output depends on, all inputs and all random draws, in topological order."""
     needed = {v.id for v in (*graph.outputs, *graph.inputs)}
     needed.update(v.id for v in graph.values if "draw" in v.attrs)
-    late = late_operands(graph.values)
-    by_facts = {s for f in graph.facts for s in f.relation.free_symbols} if late else set()
-    needed.update(v.id for s, v in makers(graph.values).items() if s in by_facts)
     for value in reversed(graph.values):
         if value.id in needed:
-            needed.update(a.id for a in (*value.args, *late.get(value.id, ())))
+            needed.update(a.id for a in value.args)
     return [v for v in graph.values if v.id in needed]
 
 
