@@ -4,6 +4,7 @@
 ``in_another`` runs a scenario in a process of its own, so that a crash fails one test and does not end them all.
 """
 
+import contextlib
 import gc
 import os
 import signal
@@ -155,7 +156,11 @@ def is_interrupted() -> None:
 
 def _children() -> list[int]:
     tasks = Path("/proc/self/task").iterdir()
-    return [int(pid) for task in tasks for pid in (task / "children").read_text().split()]
+    found: list[int] = []
+    for task in tasks:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
+            found += map(int, (task / "children").read_text().split())
+    return found
 
 
 def test_an_interrupt_ends_the_process_apart() -> None:
