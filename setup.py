@@ -22,9 +22,15 @@ CSRC = Path("blade/runtime/csrc")
 # Files compiled as one: reading torch's headers costs ten times what our own code does.
 UNITS = {
     "executor": (
-        *("program/parse", "program/liveness", "program/program"),
+        *("program/parse", "program/loops", "program/liveness", "program/stages"),
+        "program/program",
         *("memory/huge_pages", "memory/arena", "memory/borrowed_outputs"),
-        *("execute/execution_plan", "execute/run_plan", "execute/stream_context"),
+        *(
+            "execute/execution_plan",
+            "execute/late_sizes",
+            "execute/run_plan",
+            "execute/stream_context",
+        ),
         *("graphs/capture_policy", "graphs/captured_graph"),
     ),
     "device": (
@@ -32,7 +38,13 @@ UNITS = {
         *("execute/input_updates", "execute/executor"),
     ),
     "engine": (
-        *("engine/checksum", "engine/policy", "engine/interrupt", "engine/recheck"),
+        *(
+            "engine/checksum",
+            "engine/policy",
+            "engine/interrupt",
+            "engine/originals",
+            "engine/recheck",
+        ),
         *("engine/runner", "engine/engine", "engine/register"),
     ),
     "native": (

@@ -15,8 +15,10 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.export import ExportedProgram
 
-from blade.capture.capture import LookUp, capture
+from blade.capture.candidate import LookUp
+from blade.capture.capture import capture
 from blade.config import Config
 from blade.core.reason import Reason
 from blade.errors import ConfigError
@@ -54,14 +56,16 @@ from blade.timing.time_budget import TimeBudget
 
 
 def optimize(
-    model: torch.nn.Module, inputs: Any, config: Config | None = None
+    model: torch.nn.Module | ExportedProgram, inputs: Any = None, config: Config | None = None
 ) -> torch.jit.ScriptModule:
     """Return a TorchScript module that answers like ``model`` and is faster where that was measured.
 
-    ``model`` is a module in eval mode; it is copied, not changed. ``inputs`` is a tensor, a tuple of
-    positional arguments, a dict of keyword arguments, or a list of such samples, at which engines are
-    verified and timed. Other sizes work as well and need no recompilation. With ``Config(enable_int8=True)``
-    it may be any iterable of samples; of those of equal sizes the first is timed and the others calibrate.
+    ``model`` is a module in eval mode, or what ``torch.export.export`` made of one; it is copied, not
+    changed. ``inputs`` is a tensor, a tuple of positional arguments, a dict of keyword arguments, or a list
+    of such samples, at which engines are verified and timed; by default, the example inputs of an exported
+    program. Other sizes work as well and need no recompilation; an exported program raises at those that it
+    was not exported for. With ``Config(enable_int8=True)`` ``inputs`` may be any iterable of samples; of
+    those of equal sizes the first is timed and the others calibrate.
     ``config`` defaults to the innermost active ``with Config(...)``, or to all defaults.
 
     Raises ``InputError`` for a model or inputs that cannot be used, ``ConfigError`` for a config that
@@ -81,7 +85,10 @@ def optimize(
 
 
 def _optimize(
-    model: torch.nn.Module, inputs: Any, config: Config, earlier: Sequence[Reason] = ()
+    model: torch.nn.Module | ExportedProgram,
+    inputs: Any,
+    config: Config,
+    earlier: Sequence[Reason] = (),
 ) -> torch.jit.ScriptModule:
     """Capture, support, search, wrap; ``earlier`` are the reasons of earlier attempts."""
     clock, budget = StageClock(), TimeBudget(config.time_budget)
@@ -96,7 +103,7 @@ def _optimize(
             check_weights(captured, config)
             with clock.stage("support"):
                 graph = view(captured, partial(value_facts, captured, config, digests))
-                plan = support(graph.nodes, graph.excluded, backends, config)
+                plan = support(graph.nodes, graph.excluded, backends, config, graph.loops)
             reasons = (*earlier, *captured.reasons, *unusable, *plan.reasons)
             return Task(captured, graph, plan, backends, config, budget, clock, reasons, digests)
 

@@ -77,6 +77,13 @@ class Transposed(Weights):
         return torch.softmax(x.transpose(0, 1) @ self.w + self.b, dim=-1)
 
 
+class Selected(torch.nn.Module):
+    """A size that depends on elements."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.exp(x[x > 0]) + 1
+
+
 class Recorder(DiscBackend):
     """DISC as ``blade.optimize`` sees it, except that it keeps the first cluster and builds no engine."""
 
@@ -328,6 +335,19 @@ with a GPU DISC measures it against kernels of its own, and writes both with a c
 is best at some sizes.
 
 {gpu_program}
+
+## Sizes that depend on elements
+
+How many elements `exp(x[x > 0]) + 1` has is known when the mask is. Torch names such a size `u0`. The call
+that makes it cuts no cluster: values that need `u0` wait for the call, in fusion too.
+
+{late_fused}
+
+In the program `u0` is a `late` register. It gets its value from the result of the call, and the runtime
+prepares what follows from it, here an output and a kernel's extent, behind that call. Had `u0` to be equal to
+another size, a guard would say so, and would be checked there.
+
+{late_program}
 """
 
 ARGUMENTS = """\
@@ -351,6 +371,7 @@ def page() -> str:
     transposed = capture(Transposed(), rows.t().contiguous())
     cpu, gpu = compile_in_stages(cluster, CPU), compile_in_stages(cluster, GPU)
     half = compile_in_stages(cluster, GPU, torch.float16)
+    late = compile_in_stages(capture(Selected(), rows), CPU)
     [half_pass] = set(half.passes()) - set(gpu.passes())
     assert not [*cpu.changes(), *gpu.changes()], "the page says that no pass changes the graph"
     variants = [
@@ -373,6 +394,8 @@ def page() -> str:
         program=block(cpu["program"]),
         triton=block(gpu["triton"], "python"),
         gpu_program=block(gpu["program"]),
+        late_fused=block(late["fuse"]),
+        late_program=block(late["program"]),
     )
 
 

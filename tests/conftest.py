@@ -139,6 +139,7 @@ NEEDS: dict[str, Callable[[], str | None]] = {
     "torch_mlir": _why_no_module("torch_mlir"),
     "triton": _why_no_module("triton"),
     "triton_interpreter": _why_no_triton_interpreter,
+    "torchvision": _why_no_module("torchvision"),
     "tvm": _why_no_module("tvm"),
     "transformers": _why_no_module("transformers"),
     "hypothesis": _why_no_module("hypothesis"),

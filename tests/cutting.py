@@ -47,24 +47,25 @@ def script(
     return Captured(frozen, model, (sample,), probes, (), "script")
 
 
-def groups_of(seen: GraphView) -> list[tuple[int, ...]]:
-    """The groups clustering makes if one backend takes all that is not pinned."""
+def groups_of(seen: GraphView, loops: bool = True) -> list[tuple[int, ...]]:
+    """The groups clustering makes if one backend takes all that is not pinned, with ``loops`` whole ones."""
+    apart = {*seen.excluded, *(() if loops else seen.loops)}
     labels = [
-        frozenset[str]() if index in seen.excluded else frozenset({"any"})
+        frozenset[str]() if index in apart else frozenset({"any"})
         for index in range(len(seen.nodes))
     ]
     return [found.nodes for found in cluster_blocks(seen, labels).groups]
 
 
-def cut(captured: Captured) -> list[Extracted]:
+def cut(captured: Captured, loops: bool = True) -> list[Extracted]:
     """All clusters of ``captured``."""
     seen = view(captured)
-    return extract(captured, seen, groups_of(seen))
+    return extract(captured, seen, groups_of(seen, loops))
 
 
-def rebuilt(captured: Captured) -> torch.jit.ScriptModule:
+def rebuilt(captured: Captured, loops: bool = True) -> torch.jit.ScriptModule:
     """``captured`` with every cluster cut out and called, without engines."""
-    return splice(captured, [(c, cluster_module(c, None)) for c in cut(captured)])
+    return splice(captured, [(c, cluster_module(c, None)) for c in cut(captured, loops)])
 
 
 def pins(captured: Captured) -> dict[str, Code]:

@@ -47,7 +47,7 @@ backends/disc
 backends/quant/analysis backends/quant/transforms backends/quant/search backends/quant
 backends/onnxruntime backends/openvino backends/tensorrt backends/inductor backends/tvm
 partition
-capture
+capture/decisions capture/exported capture
 fallback
 selection/plan selection/cache selection
 api dynamo

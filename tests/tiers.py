@@ -63,6 +63,7 @@ class Release:
 _OTHER_PATH = "test_ops.py runs every sample; another path needs one op per family"
 _LIBRARY = "minutes of a library's own compiler; one case per library says whether its path works"
 _SIZES = "the same code at more sizes, dtypes or schemes"
+_OTHER_KINDS = "the table holds more decisions than a push can wait for"
 _REPEAT = "models that other tests optimize as well"
 
 # Seconds that a case takes on a busy machine, and how many cases of such a test `make test` runs.
@@ -80,6 +81,14 @@ RELEASE: tuple[Release, ...] = (
     Release("backends/tensorrt/test_trt_parser.py::test_the_sample_table*", _OTHER_PATH),
     Release("backends/test_native_backends.py::test_sizes_it_has_not_seen", _LIBRARY),
     Release("backends/test_native_backends.py::test_nothing_at_all", _LIBRARY, 1),
+    Release("capture/decisions/test_decision_table.py::test_no_answer_is_wrong", _OTHER_KINDS, 24),
+    Release(
+        "capture/decisions/test_decision_table.py::test_no_answer_is_wrong_in_other_modes",
+        _OTHER_KINDS,
+    ),
+    Release(
+        "capture/decisions/test_decision_table.py::test_the_calls_go_to_all_sides", _OTHER_KINDS, 8
+    ),
     Release("dynamo/test_training.py::test_two_processes_average*", "two processes train"),
     Release("dynamo/test_competition.py::test_real_clocks*", "real clocks"),
     Release("dynamo/test_written_inputs.py::test_a_disabled_engine_leaves*", _REPEAT),

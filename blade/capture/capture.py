@@ -11,18 +11,21 @@ some sizes and cannot be replaced gets checks that raise there.
 """
 
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
+from torch.export import ExportedProgram
 
-from blade.capture.attributes import attributes_of
-from blade.capture.clean import clean, forward_of, freeze
+from blade.capture.candidate import CapturedCandidate, LookUp, compared, is_within
+from blade.capture.capture_exported import inputs_of, interface_of, module_of, script_exported
+from blade.capture.clean import clean, freeze
 from blade.capture.derived_shapes import Axis, axes_of
-from blade.capture.equivalence import find_differences
+from blade.capture.explore_paths import explore, served_by, tell
+from blade.capture.exported.interface import fixed_axes
 from blade.capture.inputs import Sample, gathered, normalize, to_calibrate
 from blade.capture.messages import (
     Differences,
@@ -38,7 +41,6 @@ from blade.capture.model import private_copy, signature_of
 from blade.capture.outputs import NotTensors
 from blade.capture.references import (
     OTHER_VALUES,
-    TWICE,
     ReferenceRuns,
     run_references,
 )
@@ -58,93 +60,92 @@ from blade.core.captured import Captured, EqualSizes, SizeRange
 from blade.core.reason import Code, Reason, Stage
 from blade.errors import InputError, warn_user
 from blade.graph.torchscript.functionalize import functionalize
-from blade.verification.index_guard import in_bounds
+from blade.runtime.originals import new_number
 
 _log = logging.getLogger(__name__)
 
-LookUp = Callable[[torch.jit.ScriptModule, Sequence[Sample]], tuple[str | None, bool]]
-"""(frozen graph, samples) -> a key for it, and whether it was compared with such a model before."""
-
-
-@dataclass(frozen=True)
-class _CapturedCandidate:
-    """A candidate: a module, the view of the model it was compared in, and where it is wrong."""
-
-    module: torch.jit.ScriptModule
-    seen: ReferenceRuns
-    how: str
-    differences: Differences
-    warnings: tuple[Reason, ...] = ()
-    branches_on_values: bool = False
-    limits: tuple[SizeRange, ...] = ()
-    equal_sizes: tuple[EqualSizes, ...] = ()
-    key: str | None = None
-    is_compared: bool = True
-    frozen: torch.jit.ScriptModule | None = None  # ``module`` frozen, if still unchanged
-
 
 def capture(
-    model: nn.Module, inputs: Any, config: Config, look_up: LookUp | None = None
+    model: nn.Module | ExportedProgram, inputs: Any, config: Config, look_up: LookUp | None = None
 ) -> Captured:
     """Return a frozen, cleaned graph of ``model`` that agrees with it at the samples and at other sizes.
 
     ``inputs`` is a tensor, a tuple of positional arguments, a mapping of keyword arguments, or a list of such
-    samples. A trace that ``look_up`` knows is compared at other values only; the optimized module has to be
-    compared at all of ``references``. Raises ``InputError`` for a model or inputs that cannot be used, and
-    for a model without a graph that computes the same; ``ConfigError`` for declared sizes that do not fit the
-    inputs.
+    samples; by default, the example inputs of an ``ExportedProgram``. A trace that ``look_up`` knows is
+    compared at other values only; the optimized module has to be compared at all of ``references``.
+
+    Raises ``InputError`` for a model or inputs that cannot be used, and for a model without a graph that
+    computes the same; ``ConfigError`` for declared sizes that do not fit the inputs.
     """
-    own = private_copy(model)
+    program = model if isinstance(model, ExportedProgram) else None
+    own = private_copy(model) if program is None else module_of(program)
+    if program is not None and inputs is None:
+        inputs = inputs_of(program, own)
     reasons: list[Reason] = []
     further: list[Any] = []
     if config.quantizes:
         inputs, further = to_calibrate(
             gathered(inputs, config.calibration_samples), config.calibration_samples
         )
-    if isinstance(own, torch.jit.ScriptModule):
-        graph = _compared(own, run_references(own, inputs, config, bake=False), "script", config)
+    if program is not None:
+        graph = _exported(program, own, inputs, config)
+    elif isinstance(own, torch.jit.ScriptModule):
+        graph = compared(own, run_references(own, inputs, config, bake=False), "script", config)
     elif isinstance(config.allow_tracing, tuple):
         graph = _script_partly(own, inputs, config, config.allow_tracing)
     else:
         graph = _trace_or_script(own, inputs, config, reasons, look_up)
     if graph.differences and not _is_accepted(graph, config):
         raise InputError(no_graph(graph.how, graph.seen.call, graph.differences, reasons))
+    if graph.unserved and config.strict and config.allow_tracing is not True:
+        raise InputError(no_graph(graph.how, graph.seen.call, graph.unserved, reasons))
+    served = served_by(graph)
     reasons += [*_baked(graph.seen), *graph.seen.crashes]
     final = graph.frozen
     if final is None:
         final = freeze(graph.module, config.preserved_attributes, config.freeze_module)
+        if graph.table is not None:
+            graph.table.finish_again(final)
     clean(final, config.customize_jit_passes)
     functionalize(final, graph.seen.samples)
     _log.info("captured %s by %s", type(model).__name__, graph.how)
     return Captured(
         module=final,
         original=graph.seen.original,
-        samples=graph.seen.samples,
-        probes=tuple(one for one in graph.seen.probes if _is_within(one, graph.limits)),
+        samples=served.samples,
+        probes=served.probes,
         reasons=tuple(reasons),
         how=graph.how,
         limits=graph.limits,
         equal_sizes=graph.equal_sizes,
-        fixed=_fixed(graph.seen),
-        references=tuple(
-            one
-            for one in graph.seen.references
-            if one.what not in (OTHER_VALUES, TWICE) and _is_within(one.sample, graph.limits)
-        ),
+        fixed=_fixed(graph.seen) | graph.fixed,
+        references=served.references,
         calibration=_normalized(own, graph, inputs, further),
         key=graph.key,
         is_compared=graph.is_compared,
+        paths=graph.table.described() if graph.table is not None else (),
+        original_number=_number(graph, config),
     )
 
 
+def _number(graph: CapturedCandidate, config: Config) -> int:
+    """The number of the original if it is to answer where no path does, else 0.
+
+    A model with a state has another one than the graph after the first call.
+    """
+    if graph.table is None or not config.python_fallback or graph.seen.original.is_stateful:
+        return 0
+    return new_number()
+
+
 def _normalized(
-    model: nn.Module, graph: _CapturedCandidate, inputs: Any, further: list[Any]
+    model: nn.Module, graph: CapturedCandidate, inputs: Any, further: list[Any]
 ) -> tuple[Sample, ...]:
     """Return ``further`` samples in the form of those that ``graph`` was made from."""
     if not further:
         return ()
     known = inputs if isinstance(inputs, list) else [inputs]
-    bake = graph.how == "trace"
+    bake = graph.how != "script"
     _, samples = normalize(signature_of(model), [*known, *further], bake)
     return samples[len(known) :]
 
@@ -158,17 +159,20 @@ def _fixed(seen: ReferenceRuns) -> frozenset[Axis]:
 
 def _trace_or_script(
     own: nn.Module, inputs: Any, config: Config, reasons: list[Reason], look_up: LookUp | None
-) -> _CapturedCandidate:
-    """Return the trace if it is right, else the scripted module if that is, else the trace with limits."""
+) -> CapturedCandidate:
+    """Return the traced paths if they answer everywhere, else the scripted module if that is right, else what
+    the trace can be kept for."""
     traced = _trace(own, inputs, config, reasons, look_up)
     methods = [name for name in config.preserved_attributes if _is_method(own, name)]
-    if isinstance(traced, _CapturedCandidate):
-        trusted = config.allow_tracing is True or not traced.branches_on_values
-        if not traced.differences and trusted and not methods and not _only_numbers(traced.seen):
+    name = type(own).__name__
+    if traced is not None:
+        whole = config.allow_tracing is True or not (traced.unserved or traced.decides_on_elements)
+        if not traced.differences and whole and not methods and not _only_numbers(traced.seen):
             reasons += traced.warnings
+            tell(name, traced, config, reasons)
             return traced
         if traced.differences:
-            reasons.append(specialized(type(own).__name__, traced.seen.call, traced.differences))
+            reasons.append(specialized(name, traced.seen.call, traced.differences))
     if config.allow_tracing is not True:
         scripted = _script(own, inputs, config, reasons)
         if scripted is not None:
@@ -176,10 +180,23 @@ def _trace_or_script(
     if traced is None or methods:
         raise InputError(neither(own, methods, reasons))
     reasons += traced.warnings
-    if not traced.differences:
-        return traced
-    kept = _with_equal_sizes(own, inputs, traced, config, reasons)
-    return _with_size_limits(own, traced, config, reasons) if kept is None else kept
+    if traced.differences:
+        kept = _with_equal_sizes(own, inputs, traced, config, reasons)
+        traced = _with_size_limits(own, traced, config, reasons) if kept is None else kept
+    tell(name, traced, config, reasons)
+    return traced
+
+
+def _exported(
+    program: ExportedProgram, own: nn.Module, inputs: Any, config: Config
+) -> CapturedCandidate:
+    """Return ``program`` as it is, compared with ``own``, its module."""
+    seen = run_references(own, inputs, config, bake=True)
+    interface = interface_of(program, own, seen.call, seen.samples[0])
+    module = script_exported(program, own, interface)
+    seen.original.reset()
+    graph = compared(module, seen, "export", config)
+    return replace(graph, fixed=fixed_axes(program, interface))
 
 
 def _only_numbers(seen: ReferenceRuns) -> bool:
@@ -189,14 +206,14 @@ def _only_numbers(seen: ReferenceRuns) -> bool:
 
 def _trace(
     own: nn.Module, inputs: Any, config: Config, reasons: list[Reason], look_up: LookUp | None
-) -> _CapturedCandidate | None:
+) -> CapturedCandidate | None:
     """Return the best trace: at the first sample or, if a size of 1 led it astray, at the widest probe."""
     try:
         seen = run_references(own, inputs, config, bake=True)
     except NotTensors as error:
         reasons.append(capture_failed(type(own).__name__, Code.TRACE_FAILED, str(error)))
         return None
-    best: _CapturedCandidate | None = None
+    best: CapturedCandidate | None = None
     ways = [(sample, False) for sample in (seen.samples[0], *seen.probes[-1:])]
     if has_fused_layers(own):
         ways.append((seen.samples[0], True))
@@ -204,10 +221,16 @@ def _trace(
         graph = _trace_at(own, seen, sample, config, reasons, look_up=look_up, fused=fused)
         if graph is None:
             break
-        best = graph if best is None or not graph.differences else best
-        if not best.differences:
+        graph = explore(own, graph, config, reasons, look_up)
+        if best is None or _faults(graph) < _faults(best):
+            best = graph
+        if best.is_exact:
             break
     return best
+
+
+def _faults(graph: CapturedCandidate) -> tuple[int, int]:
+    return len(graph.differences), len(graph.unserved)
 
 
 def _trace_at(
@@ -220,7 +243,7 @@ def _trace_at(
     ties: tuple[EqualSizes, ...] = (),
     look_up: LookUp | None = None,
     fused: bool = False,
-) -> _CapturedCandidate | None:
+) -> CapturedCandidate | None:
     name = type(own).__name__
     result: Trace | Reason | None = None
     if config.freeze_module and not config.preserved_attributes and not seen.original.is_stateful:
@@ -237,20 +260,20 @@ def _trace_at(
     if isinstance(result, Reason):
         reasons.append(result)
         return None
-    graph = _compared(result.module, seen, "trace", config, result, limits, look_up)
+    graph = compared(result.module, seen, "trace", config, result, limits, look_up, sample)
     return replace(graph, equal_sizes=ties)
 
 
 def _script(
     own: nn.Module, inputs: Any, config: Config, reasons: list[Reason]
-) -> _CapturedCandidate | None:
+) -> CapturedCandidate | None:
     """Return the scripted model if it exists and is right; ``reasons`` gets what is against it."""
     name = type(own).__name__
     module = attempt(Stage.CAPTURE, None, name, lambda: script(own), code=Code.SCRIPT_FAILED)
     if isinstance(module, Reason):
         reasons.append(module)
         return None
-    graph = _compared(module, run_references(own, inputs, config, bake=False), "script", config)
+    graph = compared(module, run_references(own, inputs, config, bake=False), "script", config)
     if graph.differences:
         details = specialized(name, graph.seen.call, graph.differences).detail
         reasons.append(capture_failed(name, Code.SCRIPT_FAILED, details.replace("trace", "script")))
@@ -260,7 +283,7 @@ def _script(
 
 def _script_partly(
     own: nn.Module, inputs: Any, config: Config, names: Sequence[str]
-) -> _CapturedCandidate:
+) -> CapturedCandidate:
     seen = run_references(own, inputs, config, bake=False)
     # The copy under seen.original is not changed: its parts are needed untraced.
     module = attempt(
@@ -274,51 +297,12 @@ def _script_partly(
         raise InputError(
             f"allow_tracing={list(names)}: the rest cannot be scripted. {module.detail}"
         )
-    return _compared(module, seen, "script", config)
-
-
-def _compared(
-    module: Any,
-    seen: ReferenceRuns,
-    how: str,
-    config: Config,
-    traced: Trace | None = None,
-    limits: tuple[SizeRange, ...] = (),
-    look_up: LookUp | None = None,
-) -> _CapturedCandidate:
-    """Freeze ``module`` as it will be returned, and compare it with every reference within ``limits``, or, if
-    it is known, with those at other values."""
-    frozen = module
-    if traced is None or not traced.is_frozen:
-        frozen = freeze(module, config.preserved_attributes, config.freeze_module)
-    key, is_known = (None, False) if look_up is None else look_up(frozen, seen.samples)
-    within = [
-        one
-        for one in seen.references
-        if _is_within(one.sample, limits) and (not is_known or one.what == OTHER_VALUES)
-    ]
-    forward = forward_of(frozen)
-    with in_bounds(seen.samples, seen.original.device):  # an index may be of other sizes
-        differences = find_differences(
-            frozen, within, original=seen.original, forward=forward, apart=True
-        )
-    # unused so far, unless a run may have changed attributes
-    reused = None if attributes_of(frozen) else frozen
-    if traced is None:
-        return _CapturedCandidate(module, seen, how, differences, frozen=reused)
-    warnings = tuple(
-        Reason(Stage.CAPTURE, Code.TRACER_WARNING, None, module.original_name, text)
-        for text in traced.warnings
-    )
-    found = _CapturedCandidate(
-        module, seen, how, differences, warnings, traced.branches_on_values, limits
-    )
-    return replace(found, key=key, is_compared=not is_known, frozen=reused)
+    return compared(module, seen, "script", config)
 
 
 def _with_equal_sizes(
-    own: nn.Module, inputs: Any, graph: _CapturedCandidate, config: Config, reasons: list[Reason]
-) -> _CapturedCandidate | None:
+    own: nn.Module, inputs: Any, graph: CapturedCandidate, config: Config, reasons: list[Reason]
+) -> CapturedCandidate | None:
     """Trace ``graph`` again with checks that sizes equal in the samples are equal, if that is enough to make
     it right: a model may accept a mask of another length than the states it masks, though calls rarely do
     that.
@@ -335,8 +319,8 @@ def _with_equal_sizes(
 
 
 def _with_size_limits(
-    own: nn.Module, graph: _CapturedCandidate, config: Config, reasons: list[Reason]
-) -> _CapturedCandidate:
+    own: nn.Module, graph: CapturedCandidate, config: Config, reasons: list[Reason]
+) -> CapturedCandidate:
     """Trace ``graph`` again with checks that raise where it is wrong.
 
     The user agreed to limits by ``allow_tracing=True``, or by declaring the range of the dimension. Otherwise
@@ -356,7 +340,7 @@ def _with_size_limits(
         return graph
     kept = limited(type(own).__name__, seen.call, seen.samples[0], limits)
     if not agreed:
-        if again.differences or not all(_is_within(one, limits) for one in seen.samples):
+        if again.differences or not all(is_within(one, limits) for one in seen.samples):
             return graph
         warn_user(warning(kept, axes))
     reasons.append(kept)
@@ -375,12 +359,7 @@ def _guilty(differences: Differences) -> set[Axis]:
     return guilty
 
 
-def _is_within(sample: Sample, limits: Sequence[SizeRange]) -> bool:
-    sizes = axes_of(sample)
-    return all(one.low <= sizes[one.index, one.axis] <= one.high for one in limits)
-
-
-def _is_accepted(graph: _CapturedCandidate, config: Config) -> bool:
+def _is_accepted(graph: CapturedCandidate, config: Config) -> bool:
     """With ``allow_tracing=True`` the user vouches for other values, not for the samples."""
     only_values = all(one.what == OTHER_VALUES for one, _ in graph.differences)
     return graph.how == "trace" and config.allow_tracing is True and only_values

@@ -11,6 +11,7 @@ from blade.capture.attributes import attributes_of
 from blade.capture.reference_model import copy_of
 from blade.errors import InputError
 from blade.graph.torchscript.detach_constants import detached_constants
+from blade.graph.torchscript.fold_constants import fold
 from blade.graph.torchscript.keep_type_promotion import keep_type_promotion
 from blade.graph.torchscript.unpack_constant_lists import unpack_constant_lists
 
@@ -69,23 +70,6 @@ def optimized(
         _log.info("torch does not fold what is constant: %s", error)
         return frozen()
     return module
-
-
-def fold(graph: torch._C.Graph) -> None:
-    """Fold in place as ``torch.jit.freeze`` does, without its GPU pass that merges products.
-
-    That pass merges products with a common operand into one whose results are slices with gaps: a ``view`` of
-    a slice raises, and torch's memory-efficient attention stops the device if one begins at an odd address.
-    """
-    folds = ("conv_bn", "conv_add_or_sub", "conv_mul_or_div", "linear_bn")
-    passes: list[Callable[[torch._C.Graph], bool]] = [
-        getattr(torch._C, f"_jit_pass_fold_frozen_{name}") for name in folds
-    ]
-    changed = True
-    while changed:  # one fold may enable another
-        changed = False
-        for one in passes:
-            changed |= one(graph)
 
 
 def forward_of(frozen: torch.jit.ScriptModule) -> Callable[..., Any]:

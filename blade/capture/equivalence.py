@@ -24,6 +24,7 @@ from blade.config.accuracy import ELSEWHERE, AccuracyBudget, output_error
 from blade.core.attempt import attempt
 from blade.core.captured import Reference
 from blade.core.reason import Code, Reason, Stage
+from blade.graph.torchscript.decision_checks import NO_PATH
 from blade.process.forked_trial import ForkedRunner, TrialOutcome
 from blade.verification.derived_inputs import can_try
 from blade.verification.index_guard import in_bounds
@@ -130,7 +131,8 @@ def _why_different(
     exact: Fp64Model,
 ) -> str | None:
     if isinstance(result, Reason):
-        return result.detail
+        _, no_path, rest = (result.error or "").partition(NO_PATH)
+        return f"{no_path}{rest.strip()}" if no_path else result.detail
     here = budget if budget is None or not one.axes else budget.scaled(ELSEWHERE)
     for call, ((output, arguments), (actual, left)) in enumerate(zip(one.answers, result)):
         if (

@@ -54,6 +54,44 @@ def warning(kept: Reason, axes: Collection[Axis]) -> str:
     )
 
 
+def unanswered(subject: str, call: CallSignature, unserved: Differences) -> Reason:
+    """Reason that no captured path of ``subject`` answers at the references ``unserved``."""
+    return capture_failed(
+        subject,
+        Code.TRACE_SPECIALIZED,
+        f"The captured paths do not answer at {_list_unanswered(call, unserved)}.",
+    )
+
+
+def _list_unanswered(call: CallSignature, unserved: Differences) -> str:
+    shown = [
+        f"{one.what} ({describe(call.names, one.sample)}), because of {_decision(why)}"
+        for one, why in unserved[:3]
+    ]
+    more = len(unserved) - len(shown)
+    return "; ".join(shown) + (f"; and {more} more" if more else "")
+
+
+def _decision(why: str) -> str:
+    """The decision in the message of a check."""
+    text = why.partition("]: ")[2]
+    return text.partition(" gave ")[0] or why
+
+
+def unanswered_warning(kept: Reason, falls_back: bool) -> str:
+    """The warning for a user who did not agree to it; ``kept`` is its Reason."""
+    there = (
+        "There the original model answers, in this process; in another one that loads the saved module, the "
+        "call raises."
+        if falls_back
+        else "There the call raises."
+    )
+    return (
+        f"{kept.subject}: {kept.detail} {there} Samples of such inputs add paths (Config.max_paths); "
+        "Config(allow_tracing=True) says that this is meant, Config(strict=True) refuses it."
+    )
+
+
 def size_range_text(call: CallSignature, sample: Sample, limit: SizeRange) -> str:
     """``axis 1 of 'x' must be 16``."""
     name = name_of_leaf(call.names, sample, limit.index)
@@ -91,7 +129,7 @@ def no_graph(
     how: str, call: CallSignature, differences: Differences, reasons: Sequence[Reason]
 ) -> str:
     """Return the text of the ``InputError`` when the best graph is wrong."""
-    done = "traced" if how == "trace" else "scripted"
+    done = {"trace": "traced", "script": "scripted", "export": "exported"}[how]
     text = (
         f"model: the {done} module differs from the model at {list_differences(call, differences)}."
     )

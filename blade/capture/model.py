@@ -51,8 +51,6 @@ def private_copy(model: Any) -> nn.Module:
 def _hint(model: Any) -> str:
     if isinstance(model, type):
         return "; give an instance of the class, not the class"
-    if isinstance(model, torch.export.ExportedProgram):
-        return "; give program.module()"
     if isinstance(model, (str, Path)):
         return "; load the file first, with torch.jit.load say"
     if isinstance(model, Mapping):

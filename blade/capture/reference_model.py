@@ -137,6 +137,12 @@ class ReferenceModel:
         """Return a copy of the model with all floating-point parameters and buffers in float64."""
         return ReferenceModel(private_copy(self._model).double(), self._call, self._flatten)
 
+    def leaves(self, tensors: list[torch.Tensor], like: Sample) -> list[torch.Tensor]:
+        """Call the model as the user would on ``tensors``, the leaves of a sample ``like`` this one; return the
+        tensors of its output, in order."""
+        sample = pytree.tree_unflatten(tensors, pytree.tree_structure(like))
+        return pytree.tree_leaves(self._tensors(sample))
+
     def run(self, sample: Sample, times: int) -> list[Answer]:
         """Return the answers of ``times`` calls in a row from the state at capture."""
         self.reset()
@@ -179,9 +185,14 @@ def answer_of(function: Callable[[Sample], Any], sample: Sample) -> Answer:
 
 def copy_of(value: Any) -> Any:
     """Return ``value`` with every tensor in it cloned (strides kept), so that in-place ops stay private."""
-    return pytree.tree_map(
-        lambda leaf: leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf, value
-    )
+    made: dict[int, torch.Tensor] = {}  # one tensor that is given twice stays one
+
+    def copy(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        return made.setdefault(id(leaf), leaf.detach().clone())
+
+    return pytree.tree_map(copy, value)
 
 
 def seeded(function: Callable[[], T]) -> T:

@@ -7,6 +7,7 @@ seen.references        # every input tried, with the answers a captured module h
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from time import perf_counter
 from types import TracebackType
@@ -39,6 +40,7 @@ from blade.core.captured import Reference
 from blade.core.reason import Code, Reason, Stage
 from blade.errors import ConfigError, InputError
 from blade.process.forked_trial import ForkedRunner
+from blade.verification.cases import random_contents
 from blade.verification.derived_inputs import can_try
 
 OTHER_VALUES = "other values"  # name of a reference with the sample's sizes
@@ -98,6 +100,13 @@ def run_references(
     everything = (*samples, *tuning)
     references, crashes = tuple(seen.references), tuple(seen.crashes)
     return ReferenceRuns(call, original, everything, probes, references, ranges, crashes, plain)
+
+
+def further_values(seen: ReferenceRuns) -> tuple[Reference, ...]:
+    """The original's answers at contents that are made to show decisions on elements."""
+    with _ReferenceRunner(seen.original, seen.call, seen.samples[0], (), SLACK) as runner:
+        runner.vary_further()
+    return tuple(runner.references)
 
 
 class _ReferenceRunner:
@@ -179,7 +188,13 @@ class _ReferenceRunner:
 
     def vary_values(self) -> None:
         """Add other contents: floating inputs negated, every input reversed along its longest axis."""
-        for change in _CHANGES:
+        for change in _FIRST:
+            if _changed(self._base, change) is not None:
+                self._add_derived(change, frozenset(), OTHER_VALUES)
+
+    def vary_further(self) -> None:
+        """Add contents at which decisions on elements show, with the sample's sizes."""
+        for change in _FURTHER:
             if _changed(self._base, change) is not None:
                 self._add_derived(change, frozenset(), OTHER_VALUES)
 
@@ -295,7 +310,68 @@ def _reversed(value: Any) -> Any:
     return value.flip(max(range(value.dim()), key=lambda axis: value.shape[axis]))
 
 
-_CHANGES: dict[str, Callable[[Any], Any]] = {"negated": _negated, "reversed": _reversed}
+def _scaled(value: Any, by: float) -> Any:
+    is_tensor = isinstance(value, torch.Tensor)
+    return value * by if is_tensor and (value.is_floating_point() or value.is_complex()) else value
+
+
+def _shifted(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor) or not value.is_floating_point() or not value.numel():
+        return value
+    return value + value.abs().max()
+
+
+def _redrawn(value: Any, seed: int) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    return random_contents(value, torch.Generator().manual_seed(seed))
+
+
+def _sorted(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor) or not value.dim() or value.is_complex():
+        return value
+    return value.sort(dim=-1).values
+
+
+def _constant(value: Any) -> Any:
+    """Every element is the first one."""
+    if not isinstance(value, torch.Tensor) or not value.numel():
+        return value
+    return value.flatten()[:1].expand(value.numel()).reshape(value.shape).clone()
+
+
+def _mask(value: Any, ones: str) -> Any:
+    """Masks, which hold zeros and ones only, with ``ones`` everywhere, in few places, or nowhere."""
+    if not isinstance(value, torch.Tensor) or value.is_complex() or not value.numel():
+        return value
+    if value.dtype is not torch.bool and not bool(((value == 0) | (value == 1)).all()):
+        return value
+    made = torch.full_like(value, ones == "all")
+    if ones == "few":
+        made.view(-1)[0] = 1
+    return made
+
+
+_CHANGES: dict[str, Callable[[Any], Any]] = {
+    "negated": _negated,
+    "reversed": _reversed,
+    "an eighth": partial(_scaled, by=1 / 8),
+    "eightfold": partial(_scaled, by=8.0),
+    "halved": partial(_scaled, by=1 / 2),
+    "doubled": partial(_scaled, by=2.0),
+    "zeros": partial(_scaled, by=0.0),
+    "shifted": _shifted,
+    "drawn": partial(_redrawn, seed=0),
+    "drawn again": partial(_redrawn, seed=1),
+    "sorted": _sorted,
+    "constant": _constant,
+    "all ones": partial(_mask, ones="all"),
+    "few ones": partial(_mask, ones="few"),
+    "no ones": partial(_mask, ones="none"),
+}
+_FIRST = ("negated", "reversed")
+_FURTHER = tuple(name for name in _CHANGES if name not in _FIRST)
+"""Tried only for a model that decides on elements."""
 
 
 def _first_run(

@@ -15,6 +15,9 @@ from torch import nn
 from torch.jit._trace import TracerWarning
 from torch.utils import _pytree as pytree
 
+from blade.capture.decisions.identity import code_that_compares_objects
+from blade.capture.decisions.recorder import Recorder, recording
+from blade.capture.decisions.shadows import shadowed
 from blade.capture.inputs import CallSignature, Sample, call_from, flat_arguments
 from blade.capture.messages import equal_sizes_text, size_range_text
 from blade.capture.outputs import tensors_of
@@ -33,12 +36,8 @@ class Trace:
 
     module: torch.jit.ScriptModule
     warnings: tuple[str, ...]
+    recorder: Recorder
     is_frozen: bool = False
-
-    @property
-    def branches_on_values(self) -> bool:
-        """Whether Python branched on the value of a tensor while tracing."""
-        return any("Python boolean" in text for text in self.warnings)
 
 
 def trace(
@@ -57,11 +56,11 @@ def trace(
     plain attributes ``preserved`` are available on the module even if it is wrapped.
     """
     target = _target(model, call, is_plain, limits, ties)
-    with _quiet() as caught, torch.no_grad(), patched_repeat_interleave:
+    with _quiet() as caught, _tracing(model) as recorder:
         module = torch.jit.trace(target, copy_of(sample), check_trace=False, strict=False)
     inline_in(module)
     _add_attributes(module, model, preserved)
-    return Trace(module, _texts(caught))
+    return Trace(module, _texts(caught), recorder)
 
 
 def trace_frozen(
@@ -74,9 +73,20 @@ def trace_frozen(
 ) -> Trace | None:
     """Trace and freeze at once, in a fraction of the time; ``None`` for a model that may have a state."""
     target = _target(model, call, is_plain, limits, ties)
-    with _quiet() as caught, torch.no_grad(), patched_repeat_interleave:
-        module = flat_trace(target, call.names, copy_of(sample))
-    return None if module is None else Trace(module, _texts(caught), is_frozen=True)
+    with _quiet() as caught, _tracing(model) as recorder:
+        recorder.may_defer = True
+        module = flat_trace(target, call.names, copy_of(sample), recorder.ended)
+    return None if module is None else Trace(module, _texts(caught), recorder, is_frozen=True)
+
+
+@contextlib.contextmanager
+def _tracing(model: nn.Module) -> Iterator[Recorder]:
+    """Without gradients, with the decisions of ``model``'s code recorded."""
+    weights = frozenset(map(id, (*model.parameters(), *model.buffers())))
+    with torch.no_grad(), patched_repeat_interleave, shadowed(model), recording(weights) as made:
+        if (code := code_that_compares_objects(model)) is not None:
+            made.consult_code("identity", code)
+        yield made
 
 
 def _target(

@@ -10,7 +10,7 @@ kernels, each with a synchronization. If no weight is written to, neither is nee
 and equal weights are merged here.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
 from typing import Any
@@ -28,18 +28,21 @@ _LOOKED_AT = 16
 
 
 def flat_trace(
-    model: nn.Module, names: Sequence[str], entries: Sequence[Any]
+    model: nn.Module,
+    names: Sequence[str],
+    entries: Sequence[Any],
+    ended: Callable[[Any], Any] = lambda output: output,
 ) -> torch.jit.ScriptModule | None:
     """Trace ``model`` at ``entries``, named ``names``, and freeze it; ``None`` if it may write to a weight.
 
-    Raises what tracing raises; a ScriptModule or a C++ object inside ``model`` can only be traced as part of
-    a module.
+    ``ended`` gets the model's output while it is still traced. Raises what tracing raises; a ScriptModule or a
+    C++ object inside ``model`` can only be traced as part of a module.
     """
     weights = dict((*model.named_parameters(), *model.named_buffers()))
     inputs = [*names, *(f"weight_{k}" for k in range(len(weights)))]
     with _scopes(model):
         graph: Any = torch._C._create_graph_by_tracing(
-            lambda *given: model(*given[: len(names)]),
+            lambda *given: ended(model(*given[: len(names)])),
             (*entries, *weights.values()),
             tracer._create_interpreter_name_lookup_fn(),
             False,  # not strict: a dict may be returned

@@ -157,8 +157,9 @@ def _boundary_bytes(problem: Problem, quotient: Quotient) -> dict[int, int]:
 
 def _why_not_pay(problem: Problem, nodes: list[int], boundary: int) -> str | None:
     cost = problem.cost
-    if len(nodes) < problem.min_size:
-        return f"the group has {len(nodes)} nodes, fewer than the minimum of {problem.min_size}"
+    count = len(nodes) if problem.ops is None else sum(problem.ops[v] for v in nodes)
+    if count < problem.min_size:
+        return f"the group has {count} nodes, fewer than the minimum of {problem.min_size}"
     gain = fsum(problem.benefit[v] if problem.benefit else 1.0 for v in nodes)
     price = cost.call + cost.byte * boundary
     if gain < price:

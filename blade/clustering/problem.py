@@ -32,8 +32,9 @@ class Problem:
     """A DAG of ops with labels, benefits and costs.
 
     ``labels[v]`` names the backends that take node v; an empty label keeps v out of groups. ``benefit[v]`` is
-    the gain from running v in an engine; one unit per node by default. A group of fewer than ``min_size``
-    nodes, or with a benefit below its boundary's cost, is dissolved.
+    the gain from running v in an engine; one unit per node by default. ``ops[v]`` counts the ops of v, one
+    by default: a loop has several. A group of fewer than ``min_size`` ops, or with a benefit below its
+    boundary's cost, is dissolved.
     """
 
     labels: Sequence[frozenset[str]]
@@ -42,12 +43,15 @@ class Problem:
     benefit: Sequence[float] | None = None
     min_size: int = 1
     cost: Cost = field(default_factory=Cost)
+    ops: Sequence[int] | None = None
 
     def __post_init__(self) -> None:
         """Raise ``ValueError`` for inconsistent fields; ``cluster`` detects cycles."""
         n = len(self.labels)
         if self.benefit is not None and len(self.benefit) != n:
             raise ValueError(f"benefit has {len(self.benefit)} entries for {n} nodes")
+        if self.ops is not None and len(self.ops) != n:
+            raise ValueError(f"ops has {len(self.ops)} entries for {n} nodes")
         if min(self.cost.call, self.cost.byte, self.cost.horizontal) < 0:
             raise ValueError(f"a cost is negative: {self.cost}")
         for edge in [*self.edges, *self.effects]:

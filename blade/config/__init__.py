@@ -111,9 +111,20 @@ class Config(BaseModel):
     )
     allow_tracing: Tracing = Field(
         default=None,
-        description="None: trace, and script if tracing fails or specializes; where neither is right at all sizes, "
-        "keep the trace for the sizes of the samples, with a warning (an error if strict); it raises elsewhere. "
+        description="None: trace, and script if tracing fails or does not answer everywhere; where neither does, "
+        "keep the traced paths, with a warning (an error if strict). "
         "True: trace only. A list of submodule names: trace these and script the rest.",
+    )
+    max_paths: int = Field(
+        default=8,
+        ge=1,
+        description="Ways through the model's Python code that are captured at most: each is a trace that answers "
+        "only where the code takes the same decisions.",
+    )
+    python_fallback: bool = Field(
+        default=True,
+        description="Where no captured path answers, call the original model, in the process that optimized it. "
+        "False, and in a process that loads the module: the call raises a RuntimeError that names the decision.",
     )
     dynamic_shapes: DynamicShapes = Field(
         default=None,

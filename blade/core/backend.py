@@ -41,8 +41,15 @@ class Backend(ABC):
     """Whether its engines notice writes to constants that bump no version counter, such as through ``.data``.
     If they do not, ``torch.compile`` checks for such writes before each call."""
 
+    takes_loops: bool = False
+    """Whether ``convert`` accepts clusters with loops (``graph/shapes/loops.py``) whose ops it takes."""
+
     summary: str | None = None
     """A remark that ``python -m blade doctor`` prints after the version."""
+
+    sizes_from_elements: bool = False
+    """Whether it takes ops whose results have sizes that depend on elements (``nonzero``, a mask as index), and
+    whatever follows from such sizes. ``why_not`` is asked about such ops only if so."""
 
     @property
     def reduced_precision_with(self) -> Collection[str]:

@@ -29,6 +29,13 @@ class EqualSizes:
 
 
 @dataclass(frozen=True)
+class Path:
+    """One way through the model's code, and the conditions under which it answers."""
+
+    conditions: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Reference:
     """The original's answers to ``sample``: one per call, two if calls change its state.
 
@@ -57,7 +64,8 @@ class Captured:
     answers of ``original`` at the samples and at other sizes within ``limits``, kept to avoid a second run.
     ``calibration``: further samples of the user's, of the same sizes as ``samples``, not run yet. ``key``:
     the graph's key that ``capture`` received. ``is_compared`` is false if ``capture`` was told that the graph
-    is known.
+    is known. ``paths``: of a trace; elsewhere ``module`` raises.
+    ``original_number``: under which the original answers there in this process (``runtime/originals.py``), or 0.
     """
 
     module: torch.jit.ScriptModule
@@ -65,7 +73,7 @@ class Captured:
     samples: tuple[tuple[Any, ...], ...]
     probes: tuple[tuple[Any, ...], ...]
     reasons: tuple[Reason, ...]
-    how: str  # "trace" or "script"
+    how: str  # "trace", "script" or "export"
     limits: tuple[SizeRange, ...] = ()
     equal_sizes: tuple[EqualSizes, ...] = ()
     fixed: frozenset[tuple[int, int]] = frozenset()
@@ -73,6 +81,8 @@ class Captured:
     calibration: tuple[tuple[Any, ...], ...] = ()
     key: str | None = None
     is_compared: bool = True
+    paths: tuple[Path, ...] = ()
+    original_number: int = 0
 
     def is_fixed(self, name: str, axis: int) -> bool:
         """Whether the user declared one size for ``axis`` of the graph's input called ``name``."""

@@ -25,7 +25,7 @@ class ValueInfo:
 
     ``shape`` has the sizes at the first sample; other calls have other sizes. A ``constant`` tensor belongs
     to the model. ``is_size``: a 0-d integer tensor that tracing made from a size; each op that needs it gets
-    a new one, on the op's device.
+    a new one, on the op's device. ``is_read``: an int computed from one that is read out of a tensor.
     """
 
     kind: str  # "tensor", "int", "float", "bool", "list", "str", "none", "other"
@@ -35,6 +35,7 @@ class ValueInfo:
     shape: tuple[int, ...] | None = field(default=None, compare=False)
     constant: bool = field(default=False, compare=False)
     is_size: bool = field(default=False, compare=False)
+    is_read: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,8 @@ class OpNode:
 
     ``target`` is the ATen overload (``torch.ops.aten.add.Tensor``). ``args``/``kwargs`` are bound to
     the schema; a constant argument is its Python value, anything else is a ``ValueInfo`` (or a list
-    of them).
+    of them). ``late_sizes``: torch.compile knows that a size of an operand or a result depends on elements.
+    ``body``: the ops of a loop, which a backend takes all or not at all.
     """
 
     name: str
@@ -52,6 +54,8 @@ class OpNode:
     kwargs: Mapping[str, Any]
     outputs: tuple[ValueInfo, ...]
     source: str = ""
+    late_sizes: bool = False
+    body: tuple["OpNode", ...] = ()
 
 
 @dataclass(frozen=True)
@@ -82,6 +86,13 @@ class Cluster:
     updates: tuple[int, ...] = ()
 
 
+def has_late_sizes(cluster: Cluster) -> bool:
+    """Whether a size in ``cluster`` depends on elements."""
+    from torch.utils._sympy.symbol import SymT, symbol_is_type
+
+    return any(symbol_is_type(s, SymT.UNBACKED_INT) for s in cluster.shape_env.var_to_range)
+
+
 def values_in(args: Any) -> Iterator[ValueInfo]:
     """The values among the arguments of an ``OpNode``, those in lists included; constants are not."""
     for arg in args:
@@ -105,6 +116,35 @@ def unknown_target() -> torch._ops.OpOverload:
     target = torch.ops.aten._assert_async.msg
     assert isinstance(target, torch._ops.OpOverload)
     return target
+
+
+def reads_sizes(node: OpNode) -> bool:
+    """Whether an argument is an int that is read out of a tensor."""
+    return any(v.is_read for v in values_in((*node.args, *node.kwargs.values())))
+
+
+_MAKE_SIZES = ("aten::where", "aten::nonzero_numpy", "torchvision::nms")
+"""Ops whose results' sizes depend on elements without a tag that says so; ``where`` with one argument."""
+
+
+def makes_sizes(node: OpNode) -> bool:
+    """Whether sizes of the results depend on elements: of the op's operands, or of what an int was read from.
+
+    In a graph of torch.compile, also whether an operand has such a size.
+    """
+    if reads_sizes(node) or node.late_sizes:
+        return True
+    target, name = node.target, node.target._schema.name
+    if target is torch.ops.aten.one_hot.default:
+        return not (len(node.args) > 1 and type(node.args[1]) is int and node.args[1] > 0)
+    if target is torch.ops.aten.index.Tensor:
+        masks = (torch.bool, torch.uint8, None)
+        return any(i.dtype in masks for i in values_in(node.args[1:]))
+    if target is torch.ops.aten.repeat_interleave.self_Tensor:
+        return node.kwargs.get("output_size") is None
+    if name in _MAKE_SIZES:
+        return len(node.args) == 1 or name != "aten::where"
+    return torch.Tag.dynamic_output_shape in target.tags
 
 
 def is_random(node: OpNode) -> bool:

@@ -31,6 +31,7 @@ class Code(str, Enum):
     TRACE_FAILED = "trace_failed"
     TRACE_SPECIALIZED = "trace_specialized"
     SCRIPT_FAILED = "script_failed"
+    EXPORT_FAILED = "export_failed"
     TRACER_WARNING = "tracer_warning"
     BAKED_ARGUMENT = "baked_argument"
     # support

@@ -88,7 +88,7 @@ def assign_backends(
         for one in way.clustering.groups:
             made_for.setdefault(one.nodes, []).append(way.name)
     quick = {b.name.lower() for b in backends if b.in_process}
-    groups = [_with_eligible(nodes, labels) for nodes in made_for]
+    groups = [_with_eligible(view, nodes, labels) for nodes in made_for]
     willing = {
         g.nodes: frozenset(
             name
@@ -122,7 +122,7 @@ def first_round_groups(
         if groups:
             takers.setdefault(max(groups, key=lambda g: len(g.nodes)).nodes, set()).add(name)
     return [
-        GroupAssignment(_with_eligible(nodes, labels), frozenset(names))
+        GroupAssignment(_with_eligible(view, nodes, labels), frozenset(names))
         for nodes, names in takers.items()
     ]
 
@@ -133,9 +133,11 @@ def _labels_of_one(labels: Sequence[frozenset[str]], name: str) -> list[frozense
     return [alone if name in label else label for label in labels]
 
 
-def _with_eligible(nodes: tuple[int, ...], labels: Sequence[frozenset[str]]) -> Group:
+def _with_eligible(
+    view: GraphView, nodes: tuple[int, ...], labels: Sequence[frozenset[str]]
+) -> Group:
     """Return a group with all backends that take it, not only those that it was clustered for."""
-    return Group(nodes, frozenset.intersection(*(labels[n] for n in nodes)))
+    return Group(nodes, frozenset.intersection(*(labels[n] for n in view.outermost(nodes))))
 
 
 def _eligible(group: Group, made_for: Sequence[str], quick: Collection[str]) -> frozenset[str]:

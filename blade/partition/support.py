@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
+from types import MappingProxyType
 
 import torch
 
@@ -19,7 +20,7 @@ from blade.backends import registry
 from blade.config import Config
 from blade.core.attempt import attempt
 from blade.core.backend import Backend
-from blade.core.cluster import OpNode
+from blade.core.cluster import OpNode, makes_sizes
 from blade.core.reason import Code, Reason, Stage
 from blade.errors import BackendError, ConfigError, Refused
 from blade.graph.torchscript.listing import kind_of
@@ -73,7 +74,7 @@ def resolve(config: Config) -> tuple[tuple[Backend, ...], tuple[Reason, ...]]:
 
 def warm_up(model: object, backends: Sequence[Backend]) -> None:
     """Tell the backends which device ``model`` is on, before any other call of them."""
-    if not isinstance(model, torch.nn.Module):
+    if not isinstance(model, (torch.nn.Module, torch.export.ExportedProgram)):
         return
     first = next(chain(model.parameters(), model.buffers()), None)
     if first is None:
@@ -87,19 +88,22 @@ def support(
     pinned: Mapping[int, Reason],
     backends: Sequence[Backend],
     config: Config,
+    loops: Mapping[int, Sequence[int]] = MappingProxyType({}),
 ) -> Support:
     """Ask every backend about every node that is neither excluded (``pinned``) nor black-listed.
 
     A white-listed node goes to all backends whatever they answer; a backend that fails to convert it gives a
-    reason like any other failure. An excluded node stays excluded: moving it would change the meaning.
+    reason like any other failure. Of the nodes in one of ``loops`` that a backend takes, no reasons are told. An
+    excluded node stays excluded: moving it would change the meaning.
     """
     black = _listed(nodes, config.customize_op_black_list)
     white = _listed(nodes, config.customize_op_white_list)
     labels: list[frozenset[str]] = []
     reasons: list[Reason] = []
-    free = [n for i, n in enumerate(nodes) if i not in pinned and i not in black]
+    free = [n for i, n in enumerate(nodes) if i not in pinned and i not in black and not n.body]
     for backend in backends:
         _survey(backend, free, config)
+    inside: set[int] = set()  # nodes in loops that somebody takes
     for i, node in enumerate(nodes):
         against: list[Reason] = []
         takers: list[str] = []
@@ -110,13 +114,16 @@ def support(
             against.append(Reason(Stage.SUPPORT, Code.BLACK_LISTED, None, node.name, detail))
         else:
             for backend in backends:
-                why = None if i in white else _why_not(backend, node, config)
+                why = _why_not_sizes(backend, node)
+                if why is None and i not in white:
+                    why = _why_not(backend, node, config)
                 if why is None:
                     takers.append(backend.name.lower())
                 else:
                     against.append(why)
         labels.append(frozenset(takers))
-        reasons += against
+        inside.update(loops.get(i, ()) if takers else ())
+        reasons += [] if i in inside else against
     return Support(tuple(labels), tuple(reasons))
 
 
@@ -162,6 +169,8 @@ def _survey(backend: Backend, nodes: Sequence[OpNode], config: Config) -> None:
 
 
 def _why_not(backend: Backend, node: OpNode, config: Config) -> Reason | None:
+    if node.body:
+        return _why_not_loop(backend, node, config)
     return attempt(
         Stage.SUPPORT,
         backend.name,
@@ -170,6 +179,23 @@ def _why_not(backend: Backend, node: OpNode, config: Config) -> Reason | None:
         config.strict,
         Code.UNSUPPORTED_OP,
     )
+
+
+def _why_not_sizes(backend: Backend, node: OpNode) -> Reason | None:
+    """Why not, for a node whose results' sizes depend on elements; a white list has no say in that."""
+    if backend.sizes_from_elements or not makes_sizes(node):
+        return None
+    detail = f"A size of the result of {node.target} depends on elements, which {backend.name} does not take."
+    return Reason(Stage.SUPPORT, Code.DATA_DEPENDENT, backend.name, node.name, detail)
+
+
+def _why_not_loop(backend: Backend, node: OpNode, config: Config) -> Reason | None:
+    """A backend takes a loop if it takes each of its ops."""
+    if not backend.takes_loops:
+        detail = f"{backend.name} runs no loops."
+        return Reason(Stage.SUPPORT, Code.UNSUPPORTED_OP, backend.name, node.name, detail)
+    every = (_why_not(backend, one, config) for one in node.body)
+    return next((why for why in every if why is not None), None)
 
 
 _NEEDS = {"fp8": " It takes a GPU of compute capability 8.9 or later, and Triton."}

@@ -20,6 +20,7 @@ from torch.utils._sympy.functions import (
 
 from blade.core.reason import Code
 from blade.errors import Refused
+from blade.graph.shapes.symbolic import is_late
 
 Dim = Union[int, sympy.Expr]
 
@@ -51,8 +52,21 @@ class Registers:
         """The register of one input's size along one axis."""
         return self._line(f"dim {input_index} {axis}")
 
+    def index(self, symbol: sympy.Symbol) -> int:
+        """A new register for ``symbol``, the iteration index of a loop."""
+        self.lines.append("index")
+        self._known[symbol] = len(self.lines) - 1
+        return self._known[symbol]
+
     def bind(self, symbol: sympy.Basic, register: int) -> None:
         self._known[symbol] = register
+
+    def late(self, symbol: sympy.Basic) -> int:
+        """A register for ``symbol``, a size that a call makes; the same one for every question."""
+        if symbol not in self._known:
+            self._known[symbol] = len(self.lines)
+            self.lines.append("late")
+        return self._known[symbol]
 
     def is_bound(self, symbol: sympy.Basic) -> bool:
         return symbol in self._known
@@ -74,6 +88,8 @@ class Registers:
     def _compute(self, expr: sympy.Basic) -> int:
         if expr in (sympy.true, sympy.false):
             return self._line(f"const {int(expr == sympy.true)}")
+        if is_late(expr):
+            return self.late(expr)
         if type(expr) in _FOLDED:
             return self._fold(_FOLDED[type(expr)], [self.of(a) for a in expr.args])
         if isinstance(expr, sympy.Mul):

@@ -158,7 +158,7 @@ class Report:
     ``nodes``: the ops of the whole model, in program order. ``inputs``: a summary of each sample.
     ``compositions``: all engine plans that were measured as a whole. ``state`` is ``SEARCHING`` while engines
     are made in the background. ``model``: name of the model's class. ``date``: when it was optimized (UTC).
-    Both are "" in files that lack them.
+    Both are "" in files that lack them. ``paths``: the conditions under which each captured path answers.
     """
 
     clusters: tuple[ClusterReport, ...] = ()
@@ -173,6 +173,7 @@ class Report:
     state: str = READY
     model: str = ""
     date: str = ""
+    paths: tuple[tuple[str, ...], ...] = ()
 
     @property
     def timings(self) -> tuple[Timing, ...]:
@@ -196,6 +197,7 @@ class Report:
             nodes, inputs = nodes_from(data.pop("nodes", ())), inputs_from(data.pop("inputs", ()))
             whole = _compositions(data.pop("compositions", ()))
             reasons = _reasons(data.pop("reasons"))
+            data["paths"] = tuple(tuple(map(str, one)) for one in data.get("paths", ()))
             return Report(clusters, reasons, **data, nodes=nodes, inputs=inputs, compositions=whole)
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"not a report of blade: {error!r}") from error
@@ -236,9 +238,17 @@ def report(optimized: torch.nn.Module) -> Report:
 def stats(optimized: torch.nn.Module) -> dict[str, dict[str, int]]:
     """Run-time counters per engine: calls, engine runs, and fallbacks by ``Code``.
 
+    "original" has the calls that no captured path answered, and the original model did, if there were any.
     Raises ``InputError`` for anything but an optimized module.
     """
-    return {name: dict(engine.stats()) for name, engine in engines_of(optimized)}
+    found = {name: dict(engine.stats()) for name, engine in engines_of(optimized)}
+    graph: Any = optimized.graph
+    asked = {
+        int(node.inputsAt(1).toIValue())
+        for node in graph.findAllNodes("blade::answer_by_original", True)
+    }
+    calls = sum(map(torch.ops.blade.original_calls, asked))
+    return {**found, "original": {"calls": calls}} if calls else found
 
 
 def rearm(optimized: torch.nn.Module) -> None:

@@ -46,6 +46,7 @@ def render_text(shown: Report) -> str:
             parts.append(_quantized(c))
     if rows := why_not(shown):
         parts.append(_why_not_table(rows))
+    parts += _paths(shown)[:MOST_PATHS]
     told = len(shown.all_reasons())
     parts.append(f"report.explain() tells everything: ops, layers, kernels and all {told} reasons.")
     return _text(parts)
@@ -67,6 +68,7 @@ def render_all(shown: Report) -> str:
         parts.append(_cluster_table(shown.clusters))
     parts += [_precision_table(c) for c in shown.clusters if c.precision]
     parts += [_kernel_table(c) for c in shown.clusters if c.kernels]
+    parts += _paths(shown)
     if reasons := shown.all_reasons():
         parts.append(reason_table(reasons))
     return _text([*parts, _footer(shown)])
@@ -292,6 +294,19 @@ def reason_table(reasons: Iterable[Reason]) -> Table:
             *map(Text, (*cells, subjects[0], f"({n} times) {detail}" if n > 1 else detail))
         )
     return table
+
+
+MOST_PATHS = 3
+"""Paths that the summary shows; ``explain`` shows all."""
+
+
+def _paths(shown: Report) -> list[str]:
+    """A line for each captured path that answers under a condition only."""
+    return [
+        f"Path {k} answers where {'; '.join(conditions)}."
+        for k, conditions in enumerate(shown.paths, start=1)
+        if conditions
+    ]
 
 
 def _footer(shown: Report) -> str:

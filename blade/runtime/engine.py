@@ -317,4 +317,4 @@ def _knows_interrupts() -> bool:
     )
 
 
-_library = _load_library()
+library = _load_library()

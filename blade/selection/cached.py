@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from blade.capture.capture import LookUp
+from blade.capture.candidate import LookUp
 from blade.config import Config
 from blade.selection.cache.decisions import (
     SelectionResult,

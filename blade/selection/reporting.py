@@ -20,7 +20,10 @@ from blade.core.captured import Captured
 from blade.core.disk_cache import untrusted
 from blade.core.hardware import cpu_name
 from blade.core.reason import Reason
-from blade.graph.torchscript.listing import kind_of, list_nodes
+from blade.graph.torchscript.answer_by_original import answer_by_original
+from blade.graph.torchscript.decision_checks import checks_of
+from blade.graph.torchscript.listing import check_nodes, kind_of, list_nodes
+from blade.graph.torchscript.splice import clone
 from blade.graph.torchscript.view import GraphView
 from blade.report import (
     ATTRIBUTE,
@@ -36,6 +39,7 @@ from blade.report import (
 )
 from blade.report.layer_notes import precision_of
 from blade.runtime.engine import Engine
+from blade.runtime.originals import register
 from blade.selection.cache.decisions import SelectionResult
 from blade.selection.kernel_times import kernel_times
 from blade.selection.plan.assemble import ValidatedPlan
@@ -49,7 +53,8 @@ log = logging.getLogger(__name__)
 
 def wrap(task: Task, decided: SelectionResult) -> torch.jit.ScriptModule:
     """Return the chosen module, with its report inside."""
-    module = decided.confirmed.module
+    module = _answering(decided.confirmed.module, task.captured.original_number)
+    _lend_original(task.captured, module)
     report = _report(task, decided, READY)
     module._c._register_attribute(ATTRIBUTE, torch._C.StringType.get(), report.to_json())
     _tell(task, module, report)
@@ -59,9 +64,26 @@ def wrap(task: Task, decided: SelectionResult) -> torch.jit.ScriptModule:
 def wrap_early(task: Task, decided: SelectionResult) -> torch.jit.ScriptModule:
     """Return the interim module of a search that continues: the report says so, and nothing is logged yet."""
     module = decided.confirmed.module
+    _lend_original(task.captured, module)
     report = _report(task, decided, SEARCHING)
     module._c._register_attribute(ATTRIBUTE, torch._C.StringType.get(), report.to_json())
     return module
+
+
+def _answering(module: torch.jit.ScriptModule, number: int) -> torch.jit.ScriptModule:
+    """``module``, or a copy whose failing checks ask the original, if it is the captured one, without engines."""
+    if next(checks_of(module.graph), None) is None:
+        return module
+    again = clone(module)
+    answer_by_original(again.graph, number)
+    return again
+
+
+def _lend_original(captured: Captured, module: torch.jit.ScriptModule) -> None:
+    """Let the original answer where no path of ``module`` does, as long as ``module`` lives."""
+    original, first = captured.original, captured.samples[0]
+    if captured.original_number and isinstance(original, ReferenceModel):
+        register(captured.original_number, module, lambda tensors: original.leaves(tensors, first))
 
 
 def wrap_again(module: torch.jit.ScriptModule, task: Task, decided: SelectionResult) -> None:
@@ -83,7 +105,8 @@ def _report(task: Task, decided: SelectionResult, state: str) -> Report:
     captured, graph = task.captured, task.graph
     members = {c.built.name: c.built.group.nodes for c in decided.confirmed.composition.choices}
     inside = {node for nodes in members.values() for node in nodes}
-    outside = [n for i, n in enumerate(graph.nodes) if i not in inside]
+    checks = check_nodes(graph)
+    outside = [n for i, n in enumerate(graph.nodes) if i not in inside and i not in checks]
     return Report(
         clusters=decided.clusters,
         reasons=(*task.reasons, *decided.reasons, *untrusted(task.config.cache)),
@@ -97,6 +120,7 @@ def _report(task: Task, decided: SelectionResult, state: str) -> Report:
         state=state,
         model=captured.original.name if isinstance(captured.original, ReferenceModel) else "",
         date=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        paths=tuple(one.conditions for one in captured.paths),
     )
 
 

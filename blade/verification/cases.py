@@ -35,11 +35,16 @@ class Case:
 
 
 def verification_cases(
-    samples: Sequence[Inputs], probes: Sequence[Inputs], derived: bool = True, seconds: float = inf
+    samples: Sequence[Inputs],
+    probes: Sequence[Inputs],
+    derived: bool = True,
+    seconds: float = inf,
+    selects: bool = False,
 ) -> Iterator[Case]:
     """Yield every case, the most telling first; deterministic. ``derived=False``: samples and probes only.
 
-    ``seconds``: derived cases stop when one as slow as the last would no longer fit.
+    ``seconds``: derived cases stop when one as slow as the last would no longer fit. ``selects``: sizes depend
+    on elements, so there are contents of which a comparison or a mask selects none, one and all.
     """
     last = 0.0
     for kind, several in (("sample", samples), ("probe", probes)):
@@ -51,7 +56,7 @@ def verification_cases(
         return
     orders = [stride_order(t) for t in samples[0]]
     end = perf_counter() + seconds
-    further = _derived(samples, probes)
+    further = _derived(samples, probes, selects)
     while (start := perf_counter()) + last <= end and (case := next(further, None)) is not None:
         if case.kind != "layout":  # keep the sample's layout: the original's results follow it
             laid_out = [in_order(t, o) for t, o in zip(case.inputs, orders, strict=True)]
@@ -60,10 +65,12 @@ def verification_cases(
         last = perf_counter() - start
 
 
-def _derived(samples: Sequence[Inputs], probes: Sequence[Inputs]) -> Iterator[Case]:
+def _derived(samples: Sequence[Inputs], probes: Sequence[Inputs], selects: bool) -> Iterator[Case]:
     generator = torch.Generator().manual_seed(0)
     yield from _other_sizes(samples, probes)
     first = samples[0]
+    for name, fill in _SELECTIONS.items() if selects else ():
+        yield Case("contents", name, tuple(map(fill, first)))
     yield Case("contents", "random contents", tuple(random_contents(t, generator) for t in first))
     yield Case("contents", "shuffled contents", tuple(_shuffled(t, generator) for t in first))
     if any(t.is_floating_point() for t in first):
@@ -144,6 +151,42 @@ def _shuffled(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 
 def _scaled(tensor: torch.Tensor, scale: float) -> torch.Tensor:
     return tensor * scale if tensor.is_floating_point() else tensor
+
+
+def _few(tensor: torch.Tensor) -> torch.Tensor:
+    """Lowest numbers, or ``False``: what a mask or a comparison with a number seldom selects."""
+    if tensor.dtype == torch.bool:
+        return torch.zeros_like(tensor)
+    if not tensor.numel() or tensor.is_complex():
+        return tensor
+    return -tensor.abs() if tensor.is_floating_point() else torch.full_like(tensor, _least(tensor))
+
+
+def _least(tensor: torch.Tensor) -> int:
+    """0, or the least number where there are negative ones."""
+    return min(0, int(tensor.min()))
+
+
+def _one_of_few(tensor: torch.Tensor) -> torch.Tensor:
+    """The same but for one element in the middle."""
+    few = _few(tensor).clone(memory_format=torch.contiguous_format)
+    if few.numel():
+        at = few.numel() // 2
+        few.view(-1)[at] = _many(tensor).flatten()[at]
+    return few
+
+
+def _many(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.dtype == torch.bool:
+        return torch.ones_like(tensor)
+    if not tensor.numel() or tensor.is_complex():
+        return tensor
+    return (
+        tensor.abs() if tensor.is_floating_point() else torch.full_like(tensor, int(tensor.max()))
+    )
+
+
+_SELECTIONS = {"few selected": _few, "one selected": _one_of_few, "many selected": _many}
 
 
 def _not_finite(tensor: torch.Tensor) -> torch.Tensor:

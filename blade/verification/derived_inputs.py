@@ -20,7 +20,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from blade.core.attempt import attempt
-from blade.core.cluster import Cluster
+from blade.core.cluster import Cluster, has_late_sizes
 from blade.core.reason import Code, Reason, Stage
 from blade.process.forked_trial import ForkedRunner
 from blade.report import shape_text
@@ -38,6 +38,7 @@ class _DerivedTrials:
     def __init__(self, cluster: Cluster, run: Run, kinds: frozenset[str]) -> None:
         self._name, self._kinds = cluster.name, kinds
         self._inputs = cluster.samples, cluster.probes
+        self._selects = has_late_sizes(cluster)
         self._run: Run | None = run
         self._shapes = {c.name: shape_text(t.shape for t in c.inputs) for c in self._derived()}
         self._left = list(self._shapes)
@@ -85,7 +86,7 @@ class _DerivedTrials:
 
     def _derived(self) -> Iterator[Case]:
         """Yield the same cases in both processes."""
-        every = verification_cases(*self._inputs)
+        every = verification_cases(*self._inputs, selects=self._selects)
         return (case for case in every if case.kind in self._kinds)
 
     def _try(self, k: int) -> object:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Decisions of the model's code on sizes and values, state, mutation: nothing of it may be lost."""
 
+import warnings
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from torch import nn
 
 from blade.capture.capture import capture
 from blade.config import Config
-from blade.core.captured import Captured, SizeRange
+from blade.core.captured import Captured
 from blade.core.reason import Code, Stage
 from blade.errors import BladeWarning, InputError
 
@@ -78,10 +79,13 @@ def test_a_decision_on_a_value_is_scripted() -> None:
     assert capture(ByValue().eval(), random(3, 6), Config()).how == "script"
 
 
-def test_a_decision_on_a_size_is_scripted() -> None:
+def test_a_decision_on_a_size_is_two_paths() -> None:
     captured = capture(BySize().eval(), random(3, 6), Config())
-    assert captured.how == "script"
-    assert captured.limits == ()
+    assert captured.how == "trace"
+    assert [path.conditions for path in captured.paths] == [
+        ("x.dim() == 2", "(x.size(1)) > (4)"),
+        ("x.dim() == 2", "(x.size(1)) <= (4)"),
+    ]
     for other in (random(3, 6), random(3, 2), random(1, 1)):
         assert torch.equal(captured.module(other), BySize()(other))
 
@@ -93,62 +97,61 @@ def test_a_short_cut_for_size_one_is_traced_around() -> None:
         assert torch.equal(captured.module(other), OneIsSpecial()(other))
 
 
-def test_an_unscriptable_decision_on_a_size_is_refused_if_strict() -> None:
-    with pytest.raises(InputError, match=r"(?s)differs from the model.*allow_tracing=True"):
-        capture(OnlyPython().eval(), random(3, 6), Config(strict=True))
+def test_what_no_path_answers_is_refused_if_strict() -> None:
+    with pytest.raises(InputError, match=r"(?s)No captured path.*allow_tracing=True"):
+        capture(OnlyPython().eval(), random(3, 6), Config(strict=True, max_paths=1))
 
 
-def test_limits_that_were_not_agreed_to_are_a_warning_at_the_line_of_the_user() -> None:
+def test_what_no_path_answers_is_a_warning_at_the_line_of_the_user() -> None:
+    samples = [random(3, 6), random(5, 6)]
     with pytest.warns(BladeWarning) as caught:
-        captured = capture(OnlyPython().eval(), [random(3, 6), random(5, 6)], Config())
-    assert captured.limits == (SizeRange(0, 1, 6, 6),)
+        captured = capture(OnlyPython().eval(), samples, Config(max_paths=1))
     [warned] = [one for one in caught if one.category is BladeWarning]
     assert warned.filename == __file__
     text = str(warned.message)
-    assert text.startswith("OnlyPython: The trace is kept for the sizes it is right at")
-    assert "axis 1 of 'x' must be 6" in text and "dynamic_shapes" in text
-    for x in (random(3, 6), random(1, 6)):
+    assert text.startswith("OnlyPython: The captured paths do not answer at ")
+    assert "int(x.shape[1]) > 4" in text and "max_paths" in text
+    for x in (random(3, 6), random(1, 5)):
         assert torch.equal(captured.module(x), OnlyPython()(x))
-    for size in (2, 7):
-        with pytest.raises(Exception, match="axis 1 of 'x' must be 6"):
-            captured.module(random(3, size))
+    with pytest.raises(Exception, match=r"test_capture_control_flow.py:\d+"):
+        captured.module(random(3, 2))
 
 
-def test_limits_that_leave_a_sample_out_are_none() -> None:
-    with pytest.raises(InputError, match="differs from the model"):
-        capture(OnlyPython().eval(), [random(3, 6), random(3, 7)], Config())
+def test_samples_come_first_among_the_paths() -> None:
+    samples = [random(3, 6), random(3, 4)]
+    captured = capture(OnlyPython().eval(), samples, Config(max_paths=2))
+    assert len(captured.paths) == 2
+    for size in (1, 4, 5, 9):
+        x = random(3, size)
+        assert torch.equal(captured.module(x), OnlyPython()(x))
 
 
 @pytest.mark.parametrize(
-    ("config", "low", "high"),
+    "config",
     [
-        (Config(allow_tracing=True), 6, 6),
-        (Config(dynamic_shapes={"x": {1: 6}}), 6, 6),
-        (Config(dynamic_shapes={0: {-1: (5, 9)}}), 5, 9),
+        Config(allow_tracing=True, max_paths=1),
+        Config(dynamic_shapes={"x": {1: 6}}, max_paths=1),
+        Config(dynamic_shapes={0: {-1: (5, 9)}}, max_paths=1),
     ],
 )
-def test_a_trace_kept_by_agreement_raises_where_it_is_wrong(
-    config: Config, low: int, high: int
-) -> None:
-    captured = capture(OnlyPython().eval(), random(3, 6), config)
-    assert captured.limits == (SizeRange(0, 1, low, high),)
-    assert Code.TRACE_SPECIALIZED in codes(captured)
-    assert captured.probes and all(low <= probe[0].shape[1] <= high for probe in captured.probes)
-    for size in {low, high}:
-        for batch in (1, 5):
-            x = random(batch, size)
-            assert torch.equal(captured.module(x), OnlyPython()(x))
-    with pytest.raises(Exception, match="axis 1 of 'x' must be"):
+def test_one_path_by_agreement_is_no_warning(config: Config) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", BladeWarning)
+        captured = capture(OnlyPython().eval(), random(3, 6), config)
+    assert captured.probes and all(probe[0].shape[1] > 4 for probe in captured.probes)
+    for size in (5, 6, 9):
+        x = random(2, size)
+        assert torch.equal(captured.module(x), OnlyPython()(x))
+    with pytest.raises(Exception, match="No captured path"):
         captured.module(random(3, 2))
 
 
 def test_an_unscriptable_decision_on_a_value() -> None:
     x = random(3, 6).abs()
-    with pytest.raises(InputError, match="other values"):
-        capture(OnlyPythonValue().eval(), x, Config())
-    captured = capture(OnlyPythonValue().eval(), x, Config(allow_tracing=True))
-    assert Code.TRACE_SPECIALIZED in codes(captured)
-    assert Code.TRACER_WARNING in codes(captured)
+    captured = capture(OnlyPythonValue().eval(), x, Config())
+    assert len(captured.paths) == 2 and Code.TRACE_SPECIALIZED not in codes(captured)
+    for other in (x, -x, random(5, 2), torch.zeros(1, 1)):
+        assert torch.equal(captured.module(other), OnlyPythonValue()(other))
 
 
 class Mixed(nn.Module):

@@ -72,7 +72,6 @@ def mixed_devices() -> nn.Module:
         (linear(), FakeTensorMode().from_tensor(X), r"'input' of sample 0 is a FakeTensor"),
         ("model.pt", X, r"got str; load the file first"),
         (linear().state_dict(), X, r"got OrderedDict; load a state dict into"),
-        (torch.export.export(linear(), (X,)), X, r"got ExportedProgram; give program.module"),
         (linear(), {"y": X}, r"sample 0 does not fit forward\(input.*missing a required"),
         (Two().eval(), [X, X], r"missing a required argument: 'y'.*a list is a list of samples"),
         (

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from blade.capture import candidate
 from blade.capture import capture as torchscript
 from blade.capture.capture import capture
 from blade.capture.clean import forward_of, freeze
@@ -35,7 +36,8 @@ def frozen(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         made.append(freeze(*args))
         return made[-1]
 
-    monkeypatch.setattr(torchscript, "freeze", counted)
+    for module in (torchscript, candidate):
+        monkeypatch.setattr(module, "freeze", counted)
     return made
 
 

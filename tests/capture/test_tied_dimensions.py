@@ -16,10 +16,11 @@ from blade.errors import InputError
 
 
 class Masked(nn.Module):
-    """Pads a mask that is shorter than the states, in Python that no script understands."""
+    """Pads a mask that is shorter than the states, in Python that no script understands, and not while traced:
+    such a decision is seen by nobody."""
 
     def forward(self, states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        missing = int(states.shape[2]) - int(mask.shape[1])
+        missing = 0 if torch.jit.is_tracing() else states.shape[2] - mask.shape[1]
         ways = {True: lambda m: nn.functional.pad(m, (0, missing)), False: lambda m: m}
         mask = ways[missing > 0](mask)
         return torch.relu(states * mask[:, None, : states.shape[2], None]) + 1
@@ -30,7 +31,8 @@ class MaskedOnce(Masked):
 
     def forward(self, states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         ways = {True: 2.0, False: 3.0}
-        return super().forward(states, mask) * ways[int(states.shape[3]) > 4]
+        is_wide = torch.jit.is_tracing() or states.shape[3] > 4
+        return super().forward(states, mask) * ways[is_wide]
 
 
 def _inputs(batch: int, length: int, width: int = 5, mask: int | None = None) -> Any:

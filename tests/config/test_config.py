@@ -78,6 +78,8 @@ ACCEPTED: list[tuple[str, Any, Any]] = [
     ("conversion_memory_mb", 512, 512),
     ("conversion_memory_mb", None, None),
     ("max_failures", 1, 1),
+    ("max_paths", 1, 1),
+    ("python_fallback", False, False),
     ("recheck", 1e-4, 1e-4),
 ]
 
@@ -150,6 +152,8 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("conversion_memory_mb", 0, "greater than or equal to 1"),
     ("conversion_memory_mb", 1.5, "valid integer"),
     ("max_failures", 1.5, "valid integer"),
+    ("max_paths", 0, "greater than or equal to 1"),
+    ("python_fallback", "yes", "valid boolean"),
     ("recheck", 1.5, "less than or equal to 1"),
 ]
 

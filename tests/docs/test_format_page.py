@@ -30,7 +30,14 @@ def test_the_first_example_computes_what_it_says() -> None:
     assert engine.stats()["guard_shape"] == 1
 
 
-@pytest.mark.parametrize("program", PROGRAMS[1:])
+def test_the_last_example_has_a_size_that_depends_on_elements() -> None:
+    engine = engine_of(PROGRAMS[-1])
+    for x in (torch.randn(5), -torch.ones(3), torch.ones(1)):
+        [got] = engine.try_execute([x])
+        torch.testing.assert_close(got, x[x > 0].exp())
+
+
+@pytest.mark.parametrize("program", PROGRAMS[1:-1])
 def test_the_others_lack_nothing_but_their_code(program: str) -> None:
     constants = [torch.randn(3, 2)] if " const " in program.split("slots")[1] else []
     why = engine_of(program, *constants).why_unavailable()
@@ -41,9 +48,14 @@ def test_the_others_lack_nothing_but_their_code(program: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "word", ["kernel", "call", "launch", "when", "draw", "pack", "guard", "arena", "output", "dyn"]
+    "word",
+    [
+        *("kernel", "call", "launch", "when", "draw", "pack", "guard", "arena", "output", "dyn"),
+        "late",
+    ],
 )
 def test_an_example_has_it(word: str) -> None:
     assert any(
-        re.search(rf"^((slot|when) \d+ |draw )?{word} ", program, re.M) for program in PROGRAMS
+        re.search(rf"^((slot|when|reg) \d+ |draw )?{word}( |$)", program, re.M)
+        for program in PROGRAMS
     )

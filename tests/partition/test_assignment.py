@@ -21,7 +21,7 @@ def view_of(text: str) -> Any:
         SimpleNamespace(target=getattr(torch.ops.aten, KINDS[x]).default, name=f"{x}{i}")
         for i, x in enumerate(text)
     ]
-    return SimpleNamespace(nodes=nodes)
+    return SimpleNamespace(nodes=nodes, outermost=tuple)
 
 
 def way(name: str, *groups: range) -> PartitionStrategy:

@@ -146,3 +146,16 @@ def test_a_precision_nobody_offers_is_told(only_fakes: None, field: str) -> None
     offers: Any = registry.load("good")
     offers.precisions = frozenset({field})
     assert resolve(Config(optimization_pipeline="good", **allowed))[1] == ()
+
+
+def test_ops_that_make_sizes_are_for_backends_that_take_them() -> None:
+    class Taking(Fake):
+        sizes_from_elements = True
+
+    selecting = [node(aten.nonzero.default, "%n = aten::nonzero")]
+    white = Config(customize_op_white_list=["aten::nonzero"])
+    for config in (Config(), white):
+        plan = support(selecting, {}, (Fake("plain"), Taking("taking")), config)
+        assert plan.labels == (frozenset({"taking"}),)
+        [reason] = plan.reasons
+        assert (reason.backend, reason.code) == ("plain", Code.DATA_DEPENDENT)

@@ -73,6 +73,11 @@ class Writer:
         tail = join(len(slots), *slots, len(ints), *ints)
         self.instructions.append(f"launch {name} {join(*grid)} {tail}")
 
+    def loop(self, count: int, index: int, length: int, pairs: list[tuple[int, int]]) -> None:
+        """The next ``length`` instructions are a loop with the trip count in register ``count``."""
+        slots = [slot for pair in pairs for slot in pair]
+        self.instructions.append(f"loop {join(count, index, length, len(pairs), *slots)}")
+
     def when(self, reg: int) -> None:
         """The last instruction only runs where this register is not 0."""
         self.instructions[-1] = f"when {reg} {self.instructions[-1]}"

@@ -31,7 +31,8 @@ WORDS = [
     *("update", "reuse", "dim", "mul", "floordiv", "mod", "scale", "nan", "inf", "1e400", "t:0", "t:99", "r:0"),
     *("li:r0,r1", "li:", "lt:0,1", "lo:n,0", "lf:1,2", "lb:1", "d:cpu", "d:nowhere", "dt:f32", "s:", "i:", "f:x", ":"),
     *("aten::add.Tensor", "aten::neg.out", "aten::nothing", "aten", "::", ".", "call", "draw", "when", "kernel"),
-    *("launch", "slots", "end", "packs", "pack"),
+    *("launch", "slots", "end", "packs", "pack", "late", "r0", "r2", "aten::nonzero", "aten::_local_scalar_dense"),
+    *("loop", "index"),
 ]  # fmt: skip
 SIZES = [(3, 4), (1, 1), (0, 4), (5, 2)]
 
@@ -59,6 +60,32 @@ def calls_program() -> tuple[Writer, list[torch.Tensor]]:
     w.when(w.reg(f"gt {rows} {one}"))
     w.outputs = [y, total]
     return w, [torch.randn(1)]
+
+
+def late_program() -> tuple[Writer, list[torch.Tensor]]:
+    """A selection, a view, a kernel's worth of calls over its size, and a number that is read and guarded."""
+    w = Writer()
+    x = w.input("f32", 2)
+    rows, columns = w.dims(x, 2)
+    zero, one, found, number = w.const(0), w.const(1), w.reg("late"), w.reg("late")
+    w.guard(w.reg(f"ge {number} {zero}"), "a count is not negative")
+    a, mask = w.slot(f"input {x}"), w.tensor("arena", [rows, columns], "bool")
+    chosen = w.slot(f"dyn f32 1 {found} {one}")
+    h, again = w.tensor("arena", [found]), w.slot(f"arena f32 1 {found} reuse 3")
+    count, least = w.slot("dyn i64 0"), w.reg(f"min {found} {number}")
+    part, y = w.view(h, [least], [one], zero), w.tensor("output", [least])
+    w.call("aten::gt.Scalar_out", f"t:{a}", "i:0", f"t:{mask}")
+    w.call("aten::masked_select", f"t:{a}", f"t:{mask}", results=(chosen,))
+    w.call("aten::exp.out", f"t:{chosen}", f"t:{h}")
+    w.call("aten::count_nonzero", f"t:{mask}", "n", results=(count,))
+    w.instructions.append(f"call aten::_local_scalar_dense 1 t:{count} 1 r{number}")
+    w.call("aten::mul.out", f"t:{part}", f"t:{part}", f"t:{y}")
+    w.call("aten::neg.out", f"t:{h}", f"t:{again}")
+    w.outputs = [y, again]
+    return w, []
+
+
+PROGRAMS = (calls_program, late_program)
 
 
 def edited(text: str, draw: random.Random) -> str:
@@ -107,7 +134,7 @@ def run_everywhere(engine: Engine) -> None:
 
 
 def mangle_program(draw: random.Random) -> None:
-    program, constants = calls_program()
+    program, constants = draw.choice(PROGRAMS)()
     engine = make_engine("mangled", "disc", edited(program.text(), draw), b"", constants)
     run_everywhere(engine)
 
@@ -132,8 +159,11 @@ def written(folder: Path) -> list[bytes]:
 
 def test_damaged_programs_never_crash() -> None:
     draw = random.Random(0)
-    program, constants = calls_program()
-    run_everywhere(program.engine(constants))
+    for program, constants in (make() for make in PROGRAMS):
+        engine = program.engine(constants)
+        run_everywhere(engine)
+        assert not engine.why_unavailable()
+        assert engine.stats()["engine_runs"]
     for _ in range(500):
         mangle_program(draw)
 

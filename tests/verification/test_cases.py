@@ -133,3 +133,30 @@ def test_integers_are_drawn_from_the_whole_of_int64() -> None:
         tensor = torch.tensor(given)
         drawn = random_contents(tensor, torch.Generator().manual_seed(0))
         assert drawn.shape == tensor.shape and int(drawn.min()) >= min(given) - 1
+
+
+def test_selections_have_none_one_and_many() -> None:
+    x = torch.tensor([[0.5, -1.0, 2.0], [0.0, -3.0, 4.0]])
+    mask = torch.tensor([True, False, True])
+    ids = torch.tensor([3, 0, 2])
+    cases = _by_name(list(verification_cases([(x, mask, ids)], (), selects=True)))
+    counts = {
+        name: [int((t > 0).sum()) for t in cases[name].inputs]
+        for name in ("few selected", "one selected", "many selected")
+    }
+    assert counts == {
+        "few selected": [0, 0, 0],
+        "one selected": [0, 1, 1],
+        "many selected": [5, 3, 3],
+    }
+    assert torch.equal(cases["many selected"].inputs[0], x.abs())
+    assert not {"few selected"} & _by_name(list(verification_cases([(x,)], ()))).keys()
+
+
+def test_selections_keep_empty_tensors_and_indices_in_range() -> None:
+    ids = torch.tensor([[-2, 5], [1, 3]])
+    cases = _by_name(list(verification_cases([(torch.empty(0, 3), ids)], (), selects=True)))
+    for name in ("few selected", "one selected", "many selected"):
+        empty, given = cases[name].inputs
+        assert empty.shape == (0, 3)
+        assert int(given.min()) >= -2 and int(given.max()) <= 5

@@ -42,6 +42,19 @@ class Softmax(torch.nn.Module):
         return (aten.softmax.int(aten.mul.Tensor(x, self.const_0), -1),)
 
 
+class Selection(torch.nn.Module):
+    """The elements above 0.5; sizes are made up by hand, as extraction finds them."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:
+        return (aten.index.Tensor(x, [aten.gt.Scalar(x, 0.5)]),)
+
+
+def selection(*samples: torch.Tensor) -> Cluster:
+    of = cluster(Selection(), samples)
+    of.shape_env.create_unbacked_symint()
+    return of
+
+
 class Lookup(torch.nn.Module):
     """Ints in: a row per index, and which indices are the last row."""
 
@@ -379,3 +392,30 @@ def test_eigenvalues_are_asked_for_at_the_users_contents_alone() -> None:
     x = torch.randn(5, 5)
     optimized = blade.optimize(Eigenvalues().eval(), (x,), blade.Config(timing=False))
     torch.testing.assert_close(optimized(x), Eigenvalues()(x))
+
+
+def test_a_size_that_rounding_decides_says_nothing() -> None:
+    def one_more(outputs: list[torch.Tensor], inputs: list[torch.Tensor], call: int) -> Any:
+        x = inputs[0]
+        return [x[x > 0.5 - 1e-8]]  # 0.5 is selected
+
+    near = torch.tensor([0.5, 0.1, 0.9, 0.2])
+    of = selection(torch.tensor([0.4, 0.1, 0.9, 0.2]), near)
+    assert isinstance(run(of, run=one_more), Verdict)
+
+
+def test_a_size_that_rounding_does_not_decide_is_wrong() -> None:
+    def one_more(outputs: list[torch.Tensor], inputs: list[torch.Tensor], call: int) -> Any:
+        return [inputs[0][inputs[0] > 0.45]]
+
+    of = selection(torch.tensor([0.4, 0.1, 0.9, 0.2]), torch.tensor([0.47, 0.1, 0.9, 0.2]))
+    reason = run(of, run=one_more)
+    assert isinstance(reason, Reason) and reason.code is Code.WRONG_VALUES
+    assert "has shape (2,) and the original's has (1,)" in reason.detail
+
+
+def test_selections_are_tried_where_sizes_depend_on_elements() -> None:
+    seen: list[torch.Tensor] = []
+    assert isinstance(run(selection(torch.tensor([0.7, 0.1])), run=remembering(seen)), Verdict)
+    assert {0, 1, 2} <= {int((x > 0.5).sum()) for x in seen} | {2}
+    assert any(not (x > 0).any() for x in seen)

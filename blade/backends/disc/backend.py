@@ -34,6 +34,8 @@ class DiscBackend(Backend):
 
     name = NAME
     in_process = True  # a child process would cost more than compiling does
+    sizes_from_elements = True
+    takes_loops = True
     watches_constants = True  # its engines notice writes that no version counter tells of
 
     @property

@@ -7,7 +7,7 @@ library op becomes instructions of the program, and how code is compiled.
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Protocol
@@ -32,10 +32,11 @@ from blade.backends.disc.fusion.fuse import (
 from blade.backends.disc.ir.concat_placement import buffer_of, operand_offsets
 from blade.backends.disc.ir.graph import Graph, Value
 from blade.backends.disc.ir.kernel import Compute, Reduce
+from blade.backends.disc.ir.loop import body_of, loops, own_results
 from blade.backends.disc.ir.views import view_of
 from blade.backends.disc.passes.pipeline import GraphPass
 from blade.backends.disc.program.input_updates import updates_last
-from blade.backends.disc.program.instructions import Instruction, KernelCall, Launch
+from blade.backends.disc.program.instructions import Instruction, KernelCall, Launch, LoopCall
 from blade.backends.disc.program.writer import write_program
 from blade.backends.disc.target.capabilities import TargetCapabilities
 from blade.backends.disc.target.cpu import CpuTarget
@@ -165,22 +166,41 @@ def _compile(
     """``devices``: one per input; in a GPU program, an input on the CPU may only provide sizes."""
     dump = _dumper(dump_dir)
     dump("lower", graph)
+    ops: dict[str, str] = {}
+    fused, joined = _scheduled(graph, generator, cache, ops, dump)
+    dump(generator.language, generator.text())
+    code = generator.compile(cache)
+    program = write_program(fused, joined, generator.isa, devices)
+    dump("program", program)
+    return CompiledProgram(program, code, fused.graph.constants, generator.kernels, ops)
+
+
+def _scheduled(
+    graph: Graph,
+    generator: Codegen,
+    cache: DiskCache | None,
+    ops: dict[str, str],
+    dump: Dump,
+    is_body: bool = False,
+) -> tuple[Fused, Sequence[Instruction]]:
+    """``graph`` after all passes, fused, and its instructions; ``ops`` learns what each kernel computes."""
     for name, run_pass in generator.passes:
-        graph = run_pass(graph)
+        graph = own_results(graph) if is_body and name == "outputs" else run_pass(graph)
         dump(name, graph)
+    bodies: dict[int, LoopCall] = {}
+    for loop in loops(graph):
+        body = body_of(loop)
+        nested = replace(body.graph, constants=graph.constants, facts=graph.facts)
+        inner, inside = _scheduled(nested, generator, cache, ops, dump, is_body=True)
+        graph = replace(graph, constants=inner.graph.constants)
+        bodies[loop.id] = LoopCall(loop, inner, inside)
     fused = updates_last(fuse(graph))
     dump("fuse", fused)
     generator.prepare(fused, cache)
     absorbed = generator.packed_only(graph)
     units = [u for u in fused.units if isinstance(u, FusionGroup) or u.id not in absorbed]
-    ops: dict[str, str] = {}
-    steps = [step for run in _runs(units) for step in _steps(run, fused, generator, ops)]
-    joined = generator.finish(fused, steps)
-    dump(generator.language, generator.text())
-    code = generator.compile(cache)
-    program = write_program(fused, joined, generator.isa, devices)
-    dump("program", program)
-    return CompiledProgram(program, code, graph.constants, generator.kernels, ops)
+    steps = [step for run in _runs(units) for step in _steps(run, fused, generator, ops, bodies)]
+    return fused, generator.finish(fused, steps)
 
 
 def _runs(units: Sequence[FusionUnit]) -> Iterator[list[FusionUnit]]:
@@ -191,10 +211,16 @@ def _runs(units: Sequence[FusionUnit]) -> Iterator[list[FusionUnit]]:
 
 
 def _steps(
-    run: Sequence[FusionUnit], fused: Fused, generator: Codegen, ops: dict[str, str]
+    run: Sequence[FusionUnit],
+    fused: Fused,
+    generator: Codegen,
+    ops: dict[str, str],
+    bodies: Mapping[int, LoopCall],
 ) -> list[Instruction]:
-    """The steps of ``run``; ``ops`` learns what each kernel computes."""
+    """The steps of ``run``; ``ops`` learns what each kernel computes. ``bodies``: loops by their ids."""
     [unit, *_] = run
+    if isinstance(unit, Value) and unit.op == "loop":
+        return [bodies[unit.id]]
     if isinstance(unit, FusionGroup):
         built = build_kernel(unit, fused)
         steps = generator.product(unit, built)

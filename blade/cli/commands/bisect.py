@@ -64,7 +64,7 @@ def bisect(model: torch.nn.Module, inputs: Any, config: Config) -> list[BisectRe
     announce("capture")
     captured = capture(model, inputs, config)
     graph = view(captured)
-    plan = support(graph.nodes, graph.excluded, backends, config)
+    plan = support(graph.nodes, graph.excluded, backends, config, graph.loops)
     return [
         BisectSearch(captured, graph, backend, config).find(plan.labels) for backend in backends
     ]

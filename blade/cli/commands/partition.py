@@ -99,7 +99,7 @@ def partition(model: torch.nn.Module, inputs: Any, config: Config) -> DryRun:
     captured = capture(model, inputs, config)
     announce("support")
     graph = view(captured)
-    plan = support(graph.nodes, graph.excluded, backends, config)
+    plan = support(graph.nodes, graph.excluded, backends, config, graph.loops)
     announce("cluster")
 
     def grouped(labels: Sequence[frozenset[str]]) -> Any:

@@ -390,6 +390,10 @@ class _FxClusterBuilder:
         if node.target is torch.ops.aten.sym_size.int:
             measured: Any = node.args
             return self.writer.size(self._read(measured[0]), measured[1], source)
+        if node.target is torch.ops.aten._local_scalar_dense.default:
+            made = self.writer.emit(node.target, [self._read(node.args[0])], {}, source)  # type: ignore[arg-type]
+            torch._check(value_of(made) >= 0)
+            return made
         if node.target is torch.sym_sum:
             (terms,) = node.args
             read = [self._read(a) if isinstance(a, Node) else a for a in terms]  # type: ignore[union-attr]

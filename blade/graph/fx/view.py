@@ -11,7 +11,7 @@ no nodes: their users get copies.
 
 import operator
 from collections.abc import Iterable, Iterator, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -109,9 +109,10 @@ def _describe(unit: Sequence[Node]) -> OpNode:
         given = tuple(_info(n.meta.get("val")) for n in head.all_input_nodes)
         return OpNode(name, unknown_target(), given, {}, outputs, source)
     name = f"%{head.name} = {head.target._schema.name}"
+    late = any(map(_is_unbacked, _touched(unit)))
     args = tuple(_argument(a) for a in head.args)
     kwargs = {k: _argument(v) for k, v in head.kwargs.items()}
-    return OpNode(name, head.target, *_bound(head.target, args, kwargs), outputs, source)
+    return OpNode(name, head.target, *_bound(head.target, args, kwargs), outputs, source, late)
 
 
 def _bound(
@@ -133,7 +134,8 @@ def _bound(
 
 def _argument(value: Any) -> Any:
     if isinstance(value, Node):
-        return _info(value.meta.get("val"), constant=value.op == "get_attr")
+        found = _info(value.meta.get("val"), constant=value.op == "get_attr")
+        return replace(found, is_read=_reads_elements(value))
     if isinstance(value, (list, tuple)):
         return [_argument(v) for v in value]
     return value
@@ -180,6 +182,17 @@ def _find_edges(
             key = (producer, consumer)
             edges[key] = edges.get(key, 0) + weight
     return tuple((a, b, weight) for (a, b), weight in edges.items())
+
+
+def _reads_elements(node: Node) -> bool:
+    """Whether ``node`` is a number that is computed from a tensor's element."""
+    pending = [node]
+    while pending:
+        one = pending.pop()
+        if one.target is torch.ops.aten._local_scalar_dense.default:
+            return True
+        pending += [n for n in one.all_input_nodes if is_number(one) and is_number(n)]
+    return False
 
 
 def _bytes(tensor: torch.Tensor) -> int:
@@ -305,8 +318,6 @@ def _find_excluded(
             why = Code.DATA_DEPENDENT, "its result is no tensor"
         elif any(t.layout is not torch.strided for t in _touched(unit)):
             why = Code.UNSUPPORTED_DTYPE, "a tensor of it is sparse"
-        elif any(_is_unbacked(t) for t in _touched(unit)):
-            why = Code.DATA_DEPENDENT, "a size of it depends on values"
         else:
             continue
         code, sentence = why

@@ -22,6 +22,7 @@ from torch._dynamo.source import ConstantSource
 from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
 from torch.utils._pytree import tree_map_only
 
+from blade.graph.shapes.loops import run_loop
 from blade.graph.shapes.memo import MemoizedResult, ResultMemo, settle
 from blade.graph.shapes.observed_layout import in_observed_layout
 from blade.graph.shapes.symbolic import UnspecializedFakeMode, UnspecializedShapeEnv, is_symbolic
@@ -44,15 +45,20 @@ def writing() -> Iterator[None]:
 class FxWriter:
     """The graph so far. Every node has its fake value in ``meta["val"]``."""
 
-    def __init__(self) -> None:
-        self.shape_env = UnspecializedShapeEnv()
-        self.mode = UnspecializedFakeMode(self.shape_env)
-        # ``results`` caches calls already; torch's cache would double the time
-        self.mode.cache_enabled = False
+    def __init__(self, around: FxWriter | None = None) -> None:
+        """``around``: this one writes the body of a loop in that graph, under the same symbols."""
+        if around is None:
+            self.shape_env = UnspecializedShapeEnv()
+            self.mode = UnspecializedFakeMode(self.shape_env)
+            # ``results`` caches calls already; torch's cache would double the time
+            self.mode.cache_enabled = False
+        else:
+            self.shape_env, self.mode = around.shape_env, around.mode
         self.graph = torch.fx.Graph()
         self.root = torch.nn.Module()
-        self.results = ResultMemo()
+        self.results: ResultMemo = ResultMemo() if around is None else around.results
         self.made: dict[torch.fx.Node, MemoizedResult] = {}
+        self.loops = 0
 
     def place(
         self, name: str, like: torch.Tensor, sizes: Sequence[DimDynamic], source: str
@@ -143,12 +149,88 @@ class FxWriter:
         self.graph.erase_node(node)
         return made if same is None else same
 
+    def begin_iteration(self, count: Any, given: Sequence[Any]) -> list[torch.fx.Node]:
+        """The inputs of a loop's body: the iteration index, then the state and what every iteration reads.
+
+        ``given``: fake tensors, and indices of loops around this one.
+        """
+        hint = max(0, min(2, _hint(count) - 1))
+        symbol = self.shape_env.create_unspecified_symbol(
+            hint, ConstantSource(f"index_{id(self)}"), DimDynamic.DYNAMIC
+        )
+        number = self.shape_env.create_symintnode(symbol, hint=hint)
+        index = self.graph.placeholder("index")
+        index.meta["val"] = number
+        nodes = [index]
+        for k, like in enumerate(given):
+            node = self.graph.placeholder(f"x{k}")
+            with self.mode:
+                node.meta["val"] = _like(like) if isinstance(like, torch.Tensor) else like
+            nodes.append(node)
+        return nodes
+
+    def drop(self, inputs: Sequence[torch.fx.Node], outputs: Sequence[torch.fx.Node]) -> None:
+        """Erase ``inputs`` and calls that ``outputs`` do not need."""
+        needed, pending = set(outputs), [*outputs]
+        while pending:
+            fresh = [n for n in pending.pop().all_input_nodes if n not in needed]
+            needed.update(fresh)
+            pending += fresh
+        for node in reversed(self.graph.nodes):
+            if node in inputs or (node.op == "call_function" and node not in needed):
+                self.graph.erase_node(node)
+
+    def loop(
+        self,
+        body: FxWriter,
+        count: Any,
+        state: Sequence[torch.fx.Node],
+        given: Sequence[torch.fx.Node],
+        outputs: Sequence[torch.fx.Node],
+        fewest: int,
+        source: str,
+    ) -> torch.fx.Node:
+        """The call of a loop whose body returns ``outputs``: the new state, then results of the iteration."""
+        name, self.loops = f"loop_{self.loops}", self.loops + 1
+        new, results = outputs[: len(state)], outputs[len(state) :]
+        for before, after in zip(state, new, strict=True):
+            _require_form(before.meta["val"], after.meta["val"])
+        self.root.add_module(name, body.finish(outputs))
+        held = self.graph.get_attr(name)
+        node = self.graph.call_function(run_loop, (held, count, tuple(state), tuple(given), fewest))
+        with self.mode:
+            final = [_like(n.meta["val"]) for n in new]
+            every = [_like(n.meta["val"], value_of(count)) for n in results]
+        node.meta["val"] = (*final, *every)
+        node.meta["source"] = source
+        return node
+
     def finish(self, outputs: Sequence[torch.fx.Node]) -> torch.fx.GraphModule:
         with self.mode, enable_python_dispatcher():
             settle(outputs, self.made)
         self.graph.output(tuple(outputs))
         self.graph.lint()
         return torch.fx.GraphModule(self.root, self.graph)
+
+
+def _hint(number: Any) -> int:
+    value = value_of(number)
+    return int(value.node.hint) if isinstance(value, torch.SymInt) else int(value)
+
+
+def _like(value: torch.Tensor, *front: Any) -> torch.Tensor:
+    return torch.empty((*front, *value.shape), dtype=value.dtype, device=value.device)
+
+
+def _require_form(before: torch.Tensor, after: torch.Tensor) -> None:
+    """The state has one dtype and shape; sizes that are equal in the sample become a guard."""
+    if before.dtype != after.dtype or before.dim() != after.dim():
+        raise TypeError(
+            f"a loop changes {before.dtype} of rank {before.dim()} to {after.dtype} of rank {after.dim()}"
+        )
+    for a, b in zip(before.shape, after.shape, strict=True):
+        if a != b:
+            raise ValueError(f"a loop changes the size {a} of its state to {b}")
 
 
 def value_of(node: Any) -> Any:

@@ -15,6 +15,7 @@ import sympy
 from torch.fx import GraphModule
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from blade.graph.shapes.loops import all_nodes, counts, for_every_iteration
 from blade.graph.shapes.stride_only_guards import StrideOnlyGuards
 
 
@@ -22,6 +23,7 @@ def relied_on(gm: GraphModule, shape_env: ShapeEnv) -> Iterator[tuple[sympy.Basi
     """Every relation that sizes other than the sample's must satisfy, in the order recorded."""
     units = StrideOnlyGuards(gm, shape_env)
     fixed = _ranks_are_fixed(gm)
+    trips = {index: shape_env.replace(count) for index, count in counts(gm).items()}
     own = getattr(shape_env, _OWN, len(shape_env.guards))
     for position, guard in enumerate(shape_env.guards):
         relation = shape_env.replace(guard.expr)
@@ -33,7 +35,17 @@ def relied_on(gm: GraphModule, shape_env: ShapeEnv) -> Iterator[tuple[sympy.Basi
                 continue
         elif _ordered_strides(guard):
             continue
-        yield relation, _where(guard)
+        yield for_every_iteration(relation, trips), _where(guard)
+    yield from _on_late_sizes(shape_env)
+
+
+def _on_late_sizes(shape_env: ShapeEnv) -> Iterator[tuple[sympy.Basic, str]]:
+    """The relations that concern sizes that depend on elements, as torch recorded them: an equality also
+    renames a size, and must not become true by that.
+    """
+    for assertions in shape_env.deferred_runtime_asserts.values():
+        for one in assertions:
+            yield one.expr, one.msg.split("\n")[0]
 
 
 def end_of_own(shape_env: ShapeEnv) -> None:
@@ -50,7 +62,7 @@ def _ranks_are_fixed(gm: GraphModule) -> bool:
 
     (If a broadcast depends on the answer, torch also records which sizes are equal.)
     """
-    return not any(str(n.target).startswith("aten.squeeze.") for n in gm.graph.nodes)
+    return not any(str(n.target).startswith("aten.squeeze.") for n in all_nodes(gm))
 
 
 def _is_not_one(relation: Any) -> bool:

@@ -66,7 +66,17 @@ def _batch_norm(x: torch.Tensor, *rest: Any) -> torch.Tensor:
     """torch's function reads the size of the second axis even of a 1-d tensor, past the shape's end."""
     if x.dim() < 2:
         raise ValueError(f"batch_norm takes at least 2 dimensions, not {x.dim()}")
+    if free_unbacked_symbols(x):  # torch asks whether it is empty
+        return torch.empty_like(x)
     made: torch.Tensor = aten.batch_norm.default(x, *rest)
+    return made
+
+
+def _roll(x: torch.Tensor, *rest: Any) -> torch.Tensor:
+    """torch asks whether ``x`` is empty, which nobody knows of a size that depends on elements."""
+    if free_unbacked_symbols(x):
+        return x.new_empty(x.shape)
+    made: torch.Tensor = aten.roll.default(x, *rest)
     return made
 
 
@@ -272,6 +282,7 @@ def _grouped_mm(
 RULES: dict[Any, Rule] = {
     aten.slice.Tensor: _slice,
     aten.batch_norm.default: _batch_norm,
+    aten.roll.default: _roll,
     aten.grid_sampler.default: _grid_sampler,
     aten.kron.default: _kron,
     aten.take_along_dim.default: _take_along_dim,

@@ -20,11 +20,12 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule, Node
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbols
 from torch.utils._pytree import tree_map_only
 from torch.utils._sympy.functions import FloorDiv
 
 from blade.core.pytree import tensors_in
+from blade.graph.shapes.loops import all_nodes, counts
 from blade.graph.shapes.shape_functions import result_of
 
 Assignment = Mapping[sympy.Basic, sympy.Integer]
@@ -36,6 +37,9 @@ _CANNOT = (
 _SMALL = range(9)
 _TRIED = 4
 """Number of sets of sizes at which a relation is tested."""
+
+_LATE_SIZES = tuple(map(sympy.Integer, (5, 7, 11, 13, 17, 19, 23, 29)))
+"""What sizes that depend on elements are taken for; with more of them nothing agrees."""
 
 _LOG: logging.Logger = fake_tensor.log
 
@@ -56,9 +60,12 @@ class StrideOnlyGuards:
     """Tests the sizes of ``gm``'s nodes, once per assignment of sizes."""
 
     def __init__(self, gm: GraphModule, shape_env: ShapeEnv) -> None:
-        self.nodes = [n for n in gm.graph.nodes if isinstance(n.target, torch._ops.OpOverload)]
+        self.nodes = [n for n in all_nodes(gm) if isinstance(n.target, torch._ops.OpOverload)]
         self.shape_env = shape_env
         self.hints = {k: sympy.Integer(int(v)) for k, v in shape_env.backed_var_to_val.items()}
+        self.late = dict(zip(sorted(_late_symbols(self.nodes), key=str), _LATE_SIZES))
+        # the first iteration is there whatever the trip count, unless that is 0
+        self.hints |= dict.fromkeys(counts(gm), sympy.Integer(0))
         self.known: dict[tuple[Any, ...], bool | None] = {}
 
     def only_chose_strides(self, relation: sympy.Basic) -> bool:
@@ -113,7 +120,7 @@ class StrideOnlyGuards:
         """Whether all nodes agree at ``sizes``; ``None`` if torch's shape functions raise."""
         key = tuple(sorted((str(k), int(v)) for k, v in sizes.items()))
         if key not in self.known:
-            concrete = _ConcreteEvaluation(self.shape_env, sizes)
+            concrete = _ConcreteEvaluation(self.shape_env, {**sizes, **self.late})
             _LOG.addFilter(_nothing)
             try:
                 with concrete.mode, enable_python_dispatcher(), torch.no_grad():
@@ -135,6 +142,8 @@ class _ConcreteEvaluation:
 
     def agrees(self, node: Node) -> bool:
         """Whether the sizes of ``node``'s results are those that its symbolic sizes give."""
+        if _makes_sizes(node):  # as many as it likes
+            return True
         given = torch.fx.map_arg((node.args, dict(node.kwargs)), self.operand)
         args, kwargs = tree_map_only(torch.SymInt, self.number, given)
         found = tensors_in(result_of(node.target, args, kwargs))
@@ -163,6 +172,17 @@ class _ConcreteEvaluation:
 
     def expression(self, size: torch.SymInt | torch.SymFloat) -> sympy.Basic:
         return self.shape_env.replace(size.node.expr).xreplace(self.sizes)
+
+
+def _late_symbols(nodes: Sequence[Node]) -> set[sympy.Symbol]:
+    """The sizes that depend on elements."""
+    return {s for n in nodes for s in free_unbacked_symbols(n.meta["val"])}
+
+
+def _makes_sizes(node: Node) -> bool:
+    """Whether results of ``node`` have sizes that depend on elements and that no operand has."""
+    given = [n.meta["val"] for n in node.all_input_nodes]
+    return not _late_symbols([node]) <= set().union(*map(free_unbacked_symbols, given))
 
 
 def _at(relation: sympy.Basic, sizes: Assignment) -> sympy.Basic | None:

@@ -20,9 +20,11 @@ from collections.abc import Mapping, Sequence
 from types import FrameType
 from typing import Any
 
+import sympy
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode, in_kernel_invocation_manager
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils._sympy.symbol import SymT, symbol_is_type
 
 aten = torch.ops.aten
 
@@ -97,6 +99,11 @@ _CHOOSE_A_LIBRARY = frozenset(
         aten.convolution_backward.default,  # results have the sizes of the differentiated tensors
     }
 )
+
+
+def is_late(symbol: Any) -> bool:
+    """Whether ``symbol`` is a size that depends on elements, which no input has: torch's unbacked symbols."""
+    return isinstance(symbol, sympy.Symbol) and symbol_is_type(symbol, SymT.UNBACKED_INT)
 
 
 def is_symbolic(value: Any) -> bool:

@@ -16,10 +16,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cache
 
 import torch
 
-from blade.graph.torchscript.program import Line, Program
+from blade.graph.torchscript.program import Line, Program, is_tensor_type
 
 OUTSIDE = -1
 """The root of everything that a caller can reach: graph inputs and the module itself."""
@@ -32,7 +33,13 @@ STRUCTURE = frozenset(
     "prim::TupleUnpack prim::unchecked_cast prim::Constant prim::NumToTensor prim::Uninitialized "
     "prim::GetAttr prim::CreateObject prim::TupleIndex prim::TupleSlice".split()
 )
-"""Kinds without a schema that only pass their inputs on and write nothing."""
+"""Kinds that only pass their inputs on and write nothing. Some have a schema, which tells less."""
+
+_VARIABLE = ("VarType", "AnyType")
+_IMMUTABLE = frozenset(
+    "BoolType IntType FloatType ComplexType NumberType StringType NoneType DeviceObjType EnumType "
+    "ScalarTypeType LayoutType MemoryFormatType SymIntType SymBoolType FunctionType".split()
+)
 
 _RESIZERS = ("set_", "resize_", "resize_as_")
 
@@ -77,17 +84,22 @@ def _apply_block(
 ) -> None:
     for index in program.blocks[block].lines:
         line = program.lines[index]
-        schema = schema_of(line.node)
         if line.blocks:
             _apply_control(program, line, found, merges)
-        elif schema is not None and not line.free:
-            _apply_schema(program, line, schema, found, merges)
         elif line.kind in STRUCTURE:
-            base = found.union(line.reads)
-            for value in line.outputs:
-                found.roots[value] = base | {value}
+            _pass_on(program, line, line.outputs, found)
+        elif (schema := schema_of(line.node)) is not None and not line.free:
+            _apply_schema(program, line, schema, found, merges)
         else:
             _apply_unknown(line, found, merges)
+
+
+def _pass_on(program: Program, line: Line, values: Iterable[int], found: Aliases) -> None:
+    """``values``, results of ``line``, are its inputs or parts of them; a number has no memory to share."""
+    base = found.union(line.reads)
+    for value in values:
+        alone = _is_immutable(program.values[value].type())
+        found.roots[value] = frozenset({value}) if alone else base | {value}
 
 
 def _apply_control(
@@ -132,7 +144,12 @@ def schema_of(node: torch._C.Node) -> torch._C.FunctionSchema | None:
     """The operator schema that ``node`` was resolved to; ``None`` without one and for calls into Python."""
     text = node.schema()
     unknown = text == "(no schema)" or node.kind() == "prim::PythonOp"
-    return None if unknown else torch._C.parse_schema(text)
+    return None if unknown else _parsed(text)
+
+
+@cache
+def _parsed(schema: str) -> torch._C.FunctionSchema:
+    return torch._C.parse_schema(schema)
 
 
 def _apply_schema(
@@ -166,14 +183,62 @@ def _apply_schema(
         names: Iterable[str] = () if info is None else info.before_set
         shared = frozenset[int]().union(*(by_set.get(n, frozenset()) for n in names))
         if info is not None and not shared:  # wildcard: an element of some argument
-            shared = found.union(line.inputs)
+            shared = found.union(v for v in line.inputs if not _is_plain(program, v))
+        if info is None:
+            shared = _unannotated(program, line, value, result.type.kind() in _VARIABLE, found)
         found.roots[value] = shared if shared else frozenset({value})
+    # "-> ...": as many results as the node has
+    _pass_on(program, line, line.outputs[len(schema.returns) :], found)
     if (
         schema.is_mutable and not wrote and line.index not in found._filled
     ):  # the annotation is inside a list type
         wrote = found.union(line.inputs)
     if wrote:
         _record_write(line, wrote, found, resizes=_resizes(schema.name))
+
+
+def _unannotated(
+    program: Program, line: Line, value: int, is_variable: bool, found: Aliases
+) -> frozenset[int]:
+    """Roots of a result that the schema says nothing about; none if it is fresh.
+
+    A result of any type (``is_variable``) may be an argument. A new container, such as a slice or copy of a
+    list, may hold what containers among the arguments hold.
+    """
+    kind = program.values[value].type()
+    if _is_immutable(kind):
+        return frozenset()
+    if is_variable:
+        return found.union(line.inputs) | {value}
+    if not _is_container(kind) or all(map(_is_immutable, _contained(kind))):
+        return frozenset()
+    held_in = [v for v in line.inputs if _is_container(program.values[v].type())]
+    return found.union(held_in) | {value}
+
+
+def _is_container(kind: torch._C.JitType) -> bool:
+    return not is_tensor_type(kind) and bool(_contained(kind))
+
+
+def _is_immutable(kind: torch._C.JitType) -> bool:
+    """Whether values of this type have no memory that can be written: numbers, and tuples of them."""
+    if kind.kind() in ("OptionalType", "TupleType", "UnionType"):
+        return all(map(_is_immutable, _contained(kind)))
+    return kind.kind() in _IMMUTABLE
+
+
+def _contained(kind: torch._C.JitType) -> list[torch._C.JitType]:
+    """The types that ``kind`` is made of: elements of a list or tuple, keys and values of a dict."""
+    found: list[torch._C.JitType] = kind.containedTypes()  # type: ignore[attr-defined]
+    return found
+
+
+def _is_plain(program: Program, value: int) -> bool:
+    """Whether ``value`` is a number, a string, nothing, or a list of such: no part of a tensor."""
+    kind = program.values[value].type()
+    if _is_container(kind):
+        return all(map(_is_immutable, _contained(kind)))
+    return _is_immutable(kind)
 
 
 def _apply_unknown(line: Line, found: Aliases, merges: list[frozenset[int]]) -> None:

@@ -49,8 +49,8 @@ MEMORY_FORMATS: dict[int, torch.memory_format] = {
 
 LAYOUTS: dict[int, torch.layout] = {0: torch.strided}
 
-# PT2E's explicit quantization ops are functional like ATen's and have meta functions.
-LIBRARIES = ("aten", "quantized_decomposed")
+# PT2E's explicit quantization ops and torchvision's are functional like ATen's and have meta functions.
+LIBRARIES = ("aten", "quantized_decomposed", "torchvision")
 
 _ENUMS: dict[str, dict[int, Any]] = {
     "ScalarTypeType": SCALAR_TYPES,

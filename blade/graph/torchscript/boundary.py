@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """The boundary of a group: tensors and plain numbers in, tensors out, and the weights that it holds."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 
+from blade.graph.torchscript.program import Program
 from blade.graph.torchscript.view import GraphView
 
 
 @dataclass(frozen=True)
 class Boundary:
-    """``lines`` in program order; ``constants[j]`` is the tensor ``tensors[slots[j]]``.
+    """``lines`` in program order, those in loops left out; ``constants[j]`` is the tensor ``tensors[slots[j]]``.
 
     Two constants of the graph that are one tensor (tied weights) get one slot. ``read_at[i]`` is the first
     line of the group that needs ``inputs[i]``.
@@ -30,9 +31,10 @@ class Boundary:
 def find_boundary(view: GraphView, group: Sequence[int]) -> Boundary:
     """The boundary of ``group`` (node indices of ``view``)."""
     program = view.program
-    nodes = tuple(sorted(group))
-    lines = tuple(sorted(i for n in nodes for i in view.units[n].lines))
-    inside = set(lines)
+    outer = view.outermost(group)
+    nodes = view.with_bodies(outer)
+    lines = tuple(sorted(i for n in outer for i in view.units[n].lines))
+    inside = {n for i in lines for n in (i, *_lines_within(program, i))}
     own = dict.fromkeys(v for i in lines for v in program.lines[i].outputs)
     needed: dict[int, int] = {}
     constants: dict[int, None] = {}
@@ -53,6 +55,14 @@ def find_boundary(view: GraphView, group: Sequence[int]) -> Boundary:
         slots=slots,
         tensors=tensors,
     )
+
+
+def _lines_within(program: Program, line: int) -> Iterator[int]:
+    """The lines in the blocks of ``line``."""
+    for block in program.lines[line].blocks:
+        for inner in program.blocks[block].lines:
+            yield inner
+            yield from _lines_within(program, inner)
 
 
 def _tensor_constants(view: GraphView, value: int) -> list[int]:

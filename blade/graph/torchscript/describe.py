@@ -13,6 +13,7 @@ from blade.graph.shapes.observed_layout import ObservedRun
 from blade.graph.torchscript.bind_overloads import resolve, split_arguments, to_python
 from blade.graph.torchscript.boundary_scalars import tensor_form, tensor_info_of
 from blade.graph.torchscript.program import Line, Program, is_tensor_type
+from blade.graph.torchscript.scalar_lines import reads_elements
 
 _KINDS = {
     "IntType": "int",
@@ -118,13 +119,14 @@ def _argument(
         return facts.info(line.inputs[0]).dtype or facts.info(value)
     if line.kind == "prim::device":
         return facts.info(line.inputs[0]).device or facts.info(value)
-    return replace(facts.info(value), is_size=program.is_tensor(value))
+    is_read = reads_elements(program, cheap, value)
+    return replace(facts.info(value), is_size=program.is_tensor(value), is_read=is_read)
 
 
 def _element(program: Program, facts: ObservedFacts, cheap: frozenset[int], value: int) -> Any:
     if program.constant(value) and program.tensor_constant(value) is None:
         return program.held(value)
-    return facts.info(value)
+    return replace(facts.info(value), is_read=reads_elements(program, cheap, value))
 
 
 def _agreed(seen: list[Any]) -> Any:

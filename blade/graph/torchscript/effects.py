@@ -14,6 +14,7 @@ from blade.graph.torchscript.alias import (
     schema_of,
 )
 from blade.graph.torchscript.bind_overloads import resolve
+from blade.graph.torchscript.decision_checks import check_of
 from blade.graph.torchscript.program import Program, nested
 
 
@@ -34,7 +35,22 @@ def find_effects(
     effects = dict.fromkeys(_memory_order(aliases, units, reads, members))
     chain = [i for i in members if _is_visible(program, aliases, units[i], nodes[i])]
     effects.update(dict.fromkeys(pairwise(chain)))
+    effects.update(dict.fromkeys(_behind_checks(program, units, members)))
     return tuple((a, b) for a, b in effects if a != b)
+
+
+def _behind_checks(
+    program: Program, units: Sequence[Sequence[int]], members: Sequence[int]
+) -> list[tuple[int, int]]:
+    """Pairs that keep what follows a check of a decision behind it: it may belong to another path."""
+    order: list[tuple[int, int]] = []
+    last: int | None = None
+    for index in members:
+        if last is not None:
+            order.append((last, index))
+        if check_of(program.lines[units[index][0]].node) is not None:
+            last = index
+    return order
 
 
 def _memory_order(

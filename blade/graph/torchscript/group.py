@@ -24,20 +24,31 @@ def cluster_blocks(
     groups: list[Group] = []
     dissolved: list[Dissolved] = []
     places = [_device(node) for node in view.nodes]
-    apart = _per_device(labels, places)
+    apart = _per_device(_without_bodies(view, labels), places)
     for nodes, problem in zip(view.blocks, _problems(view, apart, min_size), strict=True):
         found = cluster(problem)
         groups += [
-            Group(tuple(nodes[v] for v in g.nodes), _eligible(g.label)) for g in found.groups
+            Group(view.with_bodies([nodes[v] for v in g.nodes]), _eligible(g.label))
+            for g in found.groups
         ]
         dissolved += [
-            replace(d, nodes=tuple(nodes[v] for v in d.nodes), label=_eligible(d.label))
+            replace(
+                d,
+                nodes=view.with_bodies([nodes[v] for v in d.nodes]),
+                label=_eligible(d.label),
+            )
             for d in found.dissolved
         ]
     return Clustering(
         tuple(sorted(groups, key=lambda g: g.nodes)),
         tuple(sorted(dissolved, key=lambda d: d.nodes)),
     )
+
+
+def _without_bodies(view: GraphView, labels: Sequence[frozenset[str]]) -> list[frozenset[str]]:
+    """Labels without those of nodes in a loop that some backend takes: they are a part of its node."""
+    inside = {i for loop, nodes in view.loops.items() if labels[loop] for i in nodes}
+    return [frozenset() if k in inside else label for k, label in enumerate(labels)]
 
 
 def _per_device(
@@ -75,6 +86,12 @@ def _problems(view: GraphView, labels: Sequence[frozenset[str]], min_size: int) 
     for a, b in view.effects:
         effects[block_of[a]].append((number[a], number[b]))
     return [
-        Problem([labels[v] for v in nodes], edges[b], effects[b], min_size=min_size)
+        Problem(
+            [labels[v] for v in nodes],
+            edges[b],
+            effects[b],
+            min_size=min_size,
+            ops=[1 + len(view.loops.get(v, ())) for v in nodes],
+        )
         for b, nodes in enumerate(view.blocks)
     ]

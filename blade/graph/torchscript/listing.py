@@ -7,6 +7,7 @@ nodes = list_nodes(graph_view, {"cluster_0": (0, 1, 2)})
 from collections.abc import Mapping, Sequence
 
 from blade.core.cluster import OpNode
+from blade.graph.torchscript.decision_checks import check_of
 from blade.graph.torchscript.view import GraphView
 from blade.report.graph import NodeReport
 
@@ -21,6 +22,18 @@ def list_nodes(view: GraphView, clusters: Mapping[str, Sequence[int]]) -> tuple[
         NodeReport(node.name, kind_of(node), inside.get(i), tuple(inputs[i]), _place(node.source))
         for i, node in enumerate(view.nodes)
     )
+
+
+def check_nodes(view: GraphView) -> frozenset[int]:
+    """The nodes that check decisions, and those that raise inside of them; they are no ops of the model."""
+    program = view.program
+    owners = {line.index for line in program.lines if check_of(line.node) is not None}
+    found = set()
+    for node, unit in enumerate(view.units):
+        line = program.lines[unit.lines[0]]
+        if line.index in owners or program.blocks[line.block].owner in owners:
+            found.add(node)
+    return frozenset(found)
 
 
 def kind_of(node: OpNode) -> str:

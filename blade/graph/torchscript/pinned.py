@@ -13,6 +13,7 @@ from blade.graph.torchscript.bind_overloads import resolve
 from blade.graph.torchscript.describe import ObservedFacts
 from blade.graph.torchscript.program import Line, Program
 from blade.graph.torchscript.scalar_lines import FROM_CHAIN
+from blade.graph.torchscript.scalars_to_fx import has_form
 
 _IN_TRAINING = {
     "batch_norm": "training",
@@ -31,6 +32,7 @@ class _RuleInput:
 
     program: Program
     aliases: Aliases
+    cheap: frozenset[int]
     facts: ObservedFacts
     head: Line
     lines: Sequence[int]
@@ -42,17 +44,24 @@ class _RuleInput:
 def find_excluded(
     program: Program,
     aliases: Aliases,
+    cheap: frozenset[int],
     facts: ObservedFacts,
     units: Sequence[Sequence[int]],
     reads: Sequence[Mapping[int, bool]],
     nodes: Sequence[OpNode],
+    in_loop: bool = False,
 ) -> dict[int, Reason]:
-    """Node index -> the first rule that excludes it. ``reads`` omit numbers that may cross a boundary."""
-    returned = _returned_roots(program, aliases)
+    """Node index -> the first rule that excludes it. ``reads`` omit numbers that may cross a boundary.
+
+    ``in_loop``: for nodes within a loop that is a node itself. What they return stays in it.
+    """
+    returned = [] if in_loop else _returned_roots(program, aliases)
     pins: dict[int, Reason] = {}
     for index, unit in enumerate(units):
         head = program.lines[unit[0]]
-        case = _RuleInput(program, aliases, facts, head, unit, reads[index], nodes[index], returned)
+        case = _RuleInput(
+            program, aliases, cheap, facts, head, unit, reads[index], nodes[index], returned
+        )
         for rule, code in _RULES:
             detail = rule(case)
             if detail is not None:
@@ -150,8 +159,6 @@ def _data_dependent(case: _RuleInput) -> str | None:
     target = case.node.target
     if torch.Tag.data_dependent_output in target.tags:
         return f"{target} turns tensor elements into a scalar."
-    if torch.Tag.dynamic_output_shape in target.tags and not _has_known_sizes(case.node):
-        return f"The size of the result of {target} depends on tensor elements."
     if any(o.kind != "tensor" for o in case.node.outputs):
         return f"{target} makes a value that is not a tensor out of tensor elements."
     for value in case.reads:
@@ -162,15 +169,19 @@ def _data_dependent(case: _RuleInput) -> str | None:
     return None
 
 
-def _has_known_sizes(node: OpNode) -> bool:
-    """Whether an ``aten::index`` has no mask, or an ``aten::one_hot`` a given number of classes."""
-    if node.target is torch.ops.aten.one_hot.default:
-        return len(node.args) > 1 and type(node.args[1]) is int and node.args[1] > 0
-    if node.target is not torch.ops.aten.index.Tensor:
-        return False
-    indices = [i for i in node.args[1] if i is not None] if isinstance(node.args[1], list) else []
-    masks = (torch.bool, torch.uint8, None)
-    return bool(indices) and all(i.dtype not in masks for i in indices)
+def _inexpressible(case: _RuleInput) -> str | None:
+    """A number that an op takes must have an FX form; without this rule the whole cluster would be refused."""
+    pending = [v for i in case.lines for v in case.program.lines[i].reads]
+    seen: set[int] = set()
+    while pending:
+        line = case.program.maker(pending.pop())
+        if line is None or line.index not in case.cheap or line.index in seen:
+            continue
+        seen.add(line.index)
+        if not has_form(line.kind):
+            return f"It takes a number that {line.kind} makes of sizes, which has no symbolic form."
+        pending.extend(line.reads)
+    return None
 
 
 def _unknown(case: _RuleInput) -> str | None:
@@ -188,5 +199,6 @@ _RULES: tuple[tuple[Callable[[_RuleInput], str | None], Code], ...] = (
     (_random, Code.RANDOM),
     (_aliases, Code.ALIASES),
     (_data_dependent, Code.DATA_DEPENDENT),
+    (_inexpressible, Code.UNSUPPORTED_OP),
     (_unknown, Code.UNKNOWN_TYPE),
 )

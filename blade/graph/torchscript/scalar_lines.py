@@ -13,6 +13,7 @@ from __future__ import annotations
 import torch
 
 from blade.graph.torchscript.alias import Aliases, schema_of
+from blade.graph.torchscript.bind_overloads import resolve
 from blade.graph.torchscript.program import Line, Program
 
 INTEGER_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
@@ -29,7 +30,8 @@ SCALAR = frozenset(
     "aten::ceil aten::round aten::sqrt aten::pow aten::abs prim::min prim::max prim::abs aten::eq "
     "aten::ne aten::lt aten::le aten::gt aten::ge aten::__and__ aten::__or__ aten::__not__ "
     "aten::__is__ aten::__isnot__ aten::__getitem__ aten::__range_length aten::__derive_index "
-    "prim::unchecked_cast aten::list aten::format aten::str aten::slice aten::mod".split()
+    "prim::unchecked_cast aten::list aten::copy aten::sum aten::format aten::str aten::slice aten::mod "
+    "aten::__lshift__ aten::__rshift__ aten::__contains__ aten::divmod prim::type".split()
 )
 """Arithmetic on plain scalars and lists; a scalar line if no tensor goes in or comes out."""
 
@@ -41,6 +43,9 @@ CHAIN = frozenset(
 )
 """Integer arithmetic that tracing writes on 0-d tensors of sizes; only divisions that round and
 conversions that change nothing."""
+
+READS = frozenset(("aten::Int", "aten::IntImplicit"))
+"""Conversions of a tensor's element into an int. One whose int only becomes sizes is a scalar line."""
 
 FROM_CHAIN = frozenset(
     "aten::Int aten::Float aten::ScalarImplicit aten::IntImplicit aten::FloatImplicit".split()
@@ -59,9 +64,79 @@ def find_scalar_lines(program: Program, aliases: Aliases) -> frozenset[int]:
         elif _is_chain(program, line, chain):
             cheap.add(line.index)
             chain.update(line.outputs)
-        elif _is_scalar_code(program, line, chain, cheap, aliases):
+        elif _is_scalar_code(program, line, chain, cheap, aliases) or is_read(
+            program, line, aliases
+        ):
             cheap.add(line.index)
     return frozenset(cheap)
+
+
+_ARITHMETIC = frozenset("aten::add aten::sub aten::mul aten::floordiv prim::min prim::max".split())
+
+
+def is_read(program: Program, line: Line, aliases: Aliases) -> bool:
+    """Whether ``line`` reads an int out of a tensor that is never written, and only sizes are made of it."""
+    if line.kind not in READS or not program.is_tensor(line.inputs[0]):
+        return False
+    return not aliases.may_be_written(line.inputs[0]) and _becomes_sizes(program, line.outputs[0])
+
+
+def _becomes_sizes(program: Program, value: int) -> bool:
+    """Whether every use of the int ``value`` is integer arithmetic, or an int or a list of ints of an op."""
+    if value in program.returned:
+        return False
+    return all(_takes_size(program, program.lines[i], value) for i in program.users.get(value, ()))
+
+
+def _takes_size(program: Program, line: Line, value: int) -> bool:
+    if line.free or value not in line.inputs:
+        return False
+    if line.kind in _ARITHMETIC and all(_is_int(program, v) for v in (*line.inputs, *line.outputs)):
+        return _becomes_sizes(program, line.outputs[0])
+    if line.kind == "prim::ListConstruct":
+        made = line.outputs[0]
+        users = (program.lines[i] for i in program.users.get(made, ()))
+        return made not in program.returned and all(_has_sizes(user, made) for user in users)
+    return _has_sizes(line, value)
+
+
+def _has_sizes(line: Line, value: int) -> bool:
+    """Whether ``line`` is an op, and ``value`` a size or several wherever it is an argument."""
+    overload = resolve(line.node)
+    if overload is None:
+        return False
+    given = zip(overload._schema.arguments, line.inputs, strict=True)
+    return line.kind == "aten::arange" or all(_is_size(a) for a, v in given if v == value)
+
+
+def _is_size(argument: torch._C.Argument) -> bool:
+    kind = argument.real_type
+    while kind.kind() in ("OptionalType", "ListType"):
+        kind = kind.getElementType()
+    return kind.kind() == "SymIntType"
+
+
+def reads_elements(program: Program, cheap: frozenset[int], value: int) -> bool:
+    """Whether a scalar line that ``value`` is computed by reads a tensor's element."""
+    pending, seen = [value], set[int]()
+    while pending:
+        current = pending.pop()
+        line = program.maker(current)
+        if current in seen or line is None or line.index not in cheap:
+            continue
+        seen.add(current)
+        if reads_node(program, cheap, line):
+            return True
+        pending.extend(line.reads)
+    return False
+
+
+def reads_node(program: Program, cheap: frozenset[int], line: Line) -> bool:
+    """Whether ``line``, a scalar line, reads a tensor that an op made: one that tracing made of a size is no read."""
+    if line.kind not in READS or not program.is_tensor(line.inputs[0]):
+        return False
+    maker = program.maker(line.inputs[0])
+    return maker is None or maker.index not in cheap
 
 
 def _is_chain(program: Program, line: Line, chain: set[int]) -> bool:

@@ -20,6 +20,7 @@ import torch
 from blade.clustering.cluster import schedule
 from blade.clustering.problem import Problem
 from blade.core.captured import Captured
+from blade.graph.torchscript.answer_by_original import answer_by_original
 from blade.graph.torchscript.boundary import identity
 from blade.graph.torchscript.boundary_scalars import number_dtype
 from blade.graph.torchscript.copier import Copier
@@ -61,6 +62,7 @@ def splice(
     for value in seen.program.returns:
         graph.registerOutput(copier.value(value))
     torch._C._jit_pass_dce(graph)
+    answer_by_original(graph, captured.original_number)
     graph.lint()
     for method in module._method_names():
         if method != "forward":
@@ -96,7 +98,7 @@ class _SpliceWriter:
             if nodes[0] in self._calls:
                 _call(self._copier, *self._calls[nodes[0]])
                 continue
-            for index in self._seen.units[nodes[0]].lines:
+            for index in sorted(self._seen.units[nodes[0]].lines):
                 line = program.lines[index]
                 if line.blocks:
                     self._copier.copy_control(line, self.write)

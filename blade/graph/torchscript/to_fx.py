@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
+from functools import reduce
 from typing import Any
 
 import torch
@@ -34,9 +35,10 @@ from blade.graph.torchscript.bind_overloads import (
 from blade.graph.torchscript.boundary import Boundary
 from blade.graph.torchscript.boundary_scalars import tensor_form
 from blade.graph.torchscript.describe import source
+from blade.graph.torchscript.loops_to_fx import write_loop
 from blade.graph.torchscript.program import Line
-from blade.graph.torchscript.scalar_lines import CHAIN, FROM_CHAIN
-from blade.graph.torchscript.scalars_to_fx import FUNCTIONS, PASS_THROUGH
+from blade.graph.torchscript.scalar_lines import CHAIN, FROM_CHAIN, READS
+from blade.graph.torchscript.scalars_to_fx import FOLDS, FUNCTIONS, LISTS, PASS_THROUGH
 from blade.graph.torchscript.view import GraphView
 
 _DISGUISED_DTYPE = torch.int64
@@ -62,13 +64,13 @@ def to_fx(
     varied = len(examples) > 1 if varied is None else varied
     with writing():
         try:
-            return _FxGraphBuilder(view, boundary, examples, fixed, varied).build()
+            return _FxGraphBuilder(view, boundary).build(examples, fixed, varied)
         except Refused:
             if all(t.numel() for example in examples for t in example):
                 raise
         # Shape functions ask whether one size divides another, which fails for 0.
         filled = [tuple(map(_filled, example)) for example in examples]
-        return _FxGraphBuilder(view, boundary, filled, fixed, varied).build()
+        return _FxGraphBuilder(view, boundary).build(filled, fixed, varied)
 
 
 def _filled(tensor: torch.Tensor) -> torch.Tensor:
@@ -86,41 +88,51 @@ class _FxGraphBuilder:
         self,
         view: GraphView,
         boundary: Boundary,
-        examples: Sequence[tuple[torch.Tensor, ...]],
-        fixed: Callable[[str, int], bool] | None,
-        varied: bool,
+        around: FxWriter | None = None,
     ) -> None:
         self.view = view
-        self.varied = varied
         self.boundary = boundary
-        self.writer = FxWriter()
+        self.writer = FxWriter(around)
+        self.in_loop = around is not None
         self.nodes: dict[int, Any] = {}
         self.slots: dict[int, torch.fx.Node] = {}
         self.tensors: dict[tuple[int, torch.device | None], torch.fx.Node] = {}
         self.device: torch.device | None = None  # device of the current op
-        self._place_inputs(examples, fixed)
 
-    def build(self) -> tuple[torch.fx.GraphModule, ShapeEnv]:
+    def build(
+        self,
+        examples: Sequence[tuple[torch.Tensor, ...]],
+        fixed: Callable[[str, int], bool] | None,
+        varied: bool,
+    ) -> tuple[torch.fx.GraphModule, ShapeEnv]:
+        self._place_inputs(examples, fixed, varied)
+        self.convert(self.boundary.lines)
+        gm = self.writer.finish([self.nodes[v] for v in self.boundary.outputs])
+        return gm, self.writer.shape_env
+
+    def convert(self, lines: Sequence[int]) -> None:
         program = self.view.program
         by_head = {self.view.units[n].lines[0]: n for n in self.boundary.nodes}
-        for index in self.boundary.lines:
+        for index in lines:
             if index not in by_head:
                 continue  # unpacks a list: converted with the line that makes the list
             line = program.lines[index]
             try:
-                self._call(line, self.view.units[by_head[index]].picks, by_head[index])
+                if line.blocks:
+                    self._loop(line)
+                else:
+                    self._call(line, self.view.units[by_head[index]].picks, by_head[index])
             except CANNOT as error:
                 name = self.view.nodes[by_head[index]].name
                 first = str(error).strip().split("\n")[0]
                 detail = f"{name} cannot be expressed with symbolic shapes: {first}"
                 raise Refused(Code.CONVERSION_FAILED, detail) from error
-        gm = self.writer.finish([self.nodes[v] for v in self.boundary.outputs])
-        return gm, self.writer.shape_env
 
     def _place_inputs(
         self,
         examples: Sequence[tuple[torch.Tensor, ...]],
         fixed: Callable[[str, int], bool] | None,
+        varied: bool,
     ) -> None:
         for i, value in enumerate(self.boundary.inputs):
             seen = [example[i] for example in examples]
@@ -128,7 +140,7 @@ class _FxGraphBuilder:
             from_caller = value in self.view.program.inputs
             dynamic = [
                 DimDynamic.STATIC
-                if _is_settled([t.shape[d] for t in seen], self.varied and not from_caller)
+                if _is_settled([t.shape[d] for t in seen], varied and not from_caller)
                 or (fixed is not None and fixed(name, d))
                 else DimDynamic.DYNAMIC
                 for d in range(seen[0].dim())
@@ -145,18 +157,23 @@ class _FxGraphBuilder:
             argument.name: to_python(argument, self._operand(overload, argument, value, line))
             for argument, value in zip(overload._schema.arguments, line.inputs, strict=True)
         }
-        overload = tensor_form(overload) if line.index in self.view.scalars else overload
+        if line.index in self.view.scalars and not self.in_loop:
+            overload = tensor_form(overload)
         args, kwargs = trim_defaults(overload, *split_arguments(overload, values))
-        node = self._emit(overload, args, kwargs, line)
+        node = self.emit(overload, args, kwargs, line)
         results = self.view.units[unit].results
         if not picks and len(results) == 1:
             self.writer.lay_out(node, order_in(self.view.facts[0], results[0]))
             self.nodes[results[0]] = node
             return
         for value, position in zip(results, picks or range(len(results)), strict=True):
-            self.nodes[value] = self._emit(operator.getitem, (node, position), {}, line)
+            self.nodes[value] = self.emit(operator.getitem, (node, position), {}, line)
 
-    def _emit(
+    def _loop(self, line: Line) -> None:
+        body = _FxGraphBuilder(self.view, self.boundary, self.writer)
+        self.nodes.update(write_loop(self, body, line))
+
+    def emit(
         self, target: Callable[..., Any], args: Any, kwargs: dict[str, Any], line: Line
     ) -> torch.fx.Node:
         return self.writer.emit(target, args, kwargs, source(line))
@@ -164,26 +181,26 @@ class _FxGraphBuilder:
     def _operand(
         self, overload: torch._ops.OpOverload, argument: torch._C.Argument, value: int, line: Line
     ) -> Any:
-        """``_argument``; a number that was traced into a tensor becomes one again if the op takes
+        """``argument``; a number that was traced into a tensor becomes one again if the op takes
         no numbers.
         """
-        found = self._argument(value)
+        found = self.argument(value)
         if type(found) not in (bool, int, float) or argument.type.kind() != "TensorType":
             return found
         name = overload._schema.name.partition("::")[2]
         if torch._C._should_allow_numbers_as_tensors(name):
             return found
         form = {"dtype": self.view.program.tensor_dtype(value), "device": self.device}
-        return self._emit(torch.ops.aten.scalar_tensor.default, (found,), form, line)
+        return self.emit(torch.ops.aten.scalar_tensor.default, (found,), form, line)
 
-    def _argument(self, value: int) -> Any:
+    def argument(self, value: int) -> Any:
         """The FX argument for ``value``: a node, a plain Python value, or a list of them.
 
         A 0-d integer tensor that stands for a size becomes a tensor again as an argument of a real op. It
         is made on the device of that op's result: torch accepts a CPU scalar everywhere, an engine does
         not.
         """
-        found = self._evaluate(value)
+        found = self.evaluate(value)
         line = self.view.program.maker(value)
         if isinstance(found, list) or line is None or line.kind == "prim::Constant":
             return found
@@ -195,10 +212,10 @@ class _FxGraphBuilder:
         if key not in self.tensors:
             target = torch.ops.aten.scalar_tensor.default
             form = {"dtype": _DISGUISED_DTYPE, "device": self.device}
-            self.tensors[key] = self._emit(target, (number,), form, line)
+            self.tensors[key] = self.emit(target, (number,), form, line)
         return self.tensors[key]
 
-    def _evaluate(self, value: int) -> Any:
+    def evaluate(self, value: int) -> Any:
         """FX node or Python value of ``value``; converts its scalar producers first."""
         if value in self.nodes:
             return self.nodes[value]
@@ -210,12 +227,16 @@ class _FxGraphBuilder:
     def _cheap(self, line: Line, value: int) -> Any:
         if line.kind == "prim::Constant":
             return self._constant(value)
+        if line.kind == "prim::TupleConstruct":
+            return tuple(self.evaluate(v) for v in line.inputs)
         if line.kind == "prim::ListConstruct":
             tensors = self.view.program.values[value].type().getElementType().kind()
             numbers = tensors in ("IntType", "FloatType", "BoolType", "NumberType")
-            read = self._evaluate if numbers else self._argument
+            read = self.evaluate if numbers else self.argument
             return [read(v) for v in line.inputs]
         inputs = [self._number(line, v) for v in line.inputs]
+        if line.kind in READS and isinstance(value_of(inputs[0]), torch.Tensor):
+            return self._read(line, inputs[0])
         if line.kind in PASS_THROUGH:
             return inputs[0]
         if line.kind == "aten::size":
@@ -224,20 +245,32 @@ class _FxGraphBuilder:
             return self._size(line, inputs[0], 0)
         if line.kind == "aten::numel":
             return self._numel(line, inputs[0])
-        if line.kind == "aten::__getitem__":
-            return inputs[0][inputs[1]]
-        if line.kind == "prim::ListUnpack":
-            return inputs[0][line.outputs.index(value)]
+        if inputs and isinstance(inputs[0], (list, tuple)):
+            return self._of_list(line, inputs, line.outputs.index(value))
+        if line.kind == "aten::divmod":
+            both = ("aten::floordiv", "aten::remainder")
+            return self._apply(FUNCTIONS[both[line.outputs.index(value)]], inputs, line)
         if line.kind in _OF_TENSOR:
             return _OF_TENSOR[line.kind](value_of(inputs[0]))
         return self._arithmetic(line, inputs)
+
+    def _of_list(self, line: Line, inputs: list[Any], output: int) -> Any:
+        """The result of an op on a list of numbers: a number, or a list of them."""
+        if line.kind in ("prim::ListUnpack", "prim::TupleUnpack"):
+            return inputs[0][output]
+        if line.kind in FOLDS and len(inputs) == 1:
+            function = FUNCTIONS[FOLDS[line.kind]]
+            return reduce(lambda a, b: self._apply(function, [a, b], line), inputs[0] or [0])
+        if line.kind not in LISTS:
+            raise NotImplementedError(f"{line.kind} of a list of sizes has no FX form")
+        return LISTS[line.kind](*inputs)
 
     def _number(self, line: Line, value: int) -> Any:
         """``value`` as ``line`` wants it: in arithmetic on sizes a constant 0-d tensor is its number."""
         held = self.view.program.tensor_constant(value)
         if held is not None and held.dim() == 0 and line.kind in CHAIN | FROM_CHAIN:
             return held.item()
-        return self._evaluate(value)
+        return self.evaluate(value)
 
     def _constant(self, value: int) -> Any:
         if self.view.program.tensor_constant(value) is None:
@@ -261,7 +294,16 @@ class _FxGraphBuilder:
         count = tensor.meta["val"].numel()
         if not is_symbolic(count):
             return count
-        return self._emit(torch.ops.aten.sym_numel.default, (tensor,), {}, line)
+        return self.emit(torch.ops.aten.sym_numel.default, (tensor,), {}, line)
+
+    def _read(self, line: Line, tensor: torch.fx.Node) -> torch.fx.Node:
+        """The int in ``tensor``, a size. A negative one is declined when the engine runs."""
+        aten = torch.ops.aten
+        if value_of(tensor).dtype is not torch.int64:
+            tensor = self.emit(aten.to.dtype, (tensor, torch.int64), {}, line)
+        number = self.emit(aten._local_scalar_dense.default, (tensor,), {}, line)
+        torch._check(number.meta["val"] >= 0)
+        return number
 
     def _arithmetic(self, line: Line, inputs: list[Any]) -> Any:
         if line.kind == "aten::rsub":
@@ -272,6 +314,13 @@ class _FxGraphBuilder:
             return inputs[0]
         if line.kind == "aten::div" and len(inputs) == 3:
             return self._quotient(line, *inputs)
+        if line.kind in ("prim::abs", "aten::abs"):
+            negative = self._apply(FUNCTIONS["aten::neg"], inputs, line)
+            return self._apply(FUNCTIONS["prim::max"], [inputs[0], negative], line)
+        if line.kind in ("aten::__lshift__", "aten::__rshift__"):
+            by = self._apply(FUNCTIONS["aten::pow"], [2, inputs[1]], line)
+            kind = "aten::mul" if line.kind == "aten::__lshift__" else "aten::floordiv"
+            return self._apply(FUNCTIONS[kind], [inputs[0], by], line)
         function = FUNCTIONS.get(line.kind)
         if function is None:
             raise NotImplementedError(f"{line.kind} of a size has no FX form")
@@ -301,7 +350,7 @@ class _FxGraphBuilder:
         return self.writer.number(function, inputs, source(line))
 
 
-_OF_TENSOR: dict[str, Callable[[torch.Tensor], Any]] = {
+_OF_TENSOR: dict[str, Callable[[Any], Any]] = {
     "aten::dim": lambda t: t.dim(),
     "aten::is_floating_point": lambda t: t.is_floating_point(),
     "prim::dtype": lambda t: t.dtype,
@@ -309,6 +358,7 @@ _OF_TENSOR: dict[str, Callable[[torch.Tensor], Any]] = {
     "prim::layout": lambda t: t.layout,
     "prim::is_cuda": lambda t: t.device.type == "cuda",
     "prim::is_cpu": lambda t: t.device.type == "cpu",
+    "prim::type": lambda device: device.type,
 }
 """Properties that do not depend on the shape: folded, because guards check dtype and device."""
 

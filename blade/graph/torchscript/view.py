@@ -13,12 +13,12 @@ or a Loop is one node with the reads and effects of its blocks.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
 
 from blade.core.captured import Captured
-from blade.core.cluster import SCALAR_BYTES, OpNode, ValueInfo
+from blade.core.cluster import SCALAR_BYTES, OpNode, ValueInfo, makes_sizes
 from blade.core.reason import Reason
 from blade.graph.shapes.observed_layout import ObservedRun
 from blade.graph.torchscript.alias import Aliases, find_aliases
@@ -31,6 +31,15 @@ from blade.graph.torchscript.boundary_scalars import (
 )
 from blade.graph.torchscript.describe import ObservedFacts, describe
 from blade.graph.torchscript.effects import find_effects
+from blade.graph.torchscript.loops import (
+    Collected,
+    as_loop,
+    body_nodes,
+    find_collected,
+    find_late,
+    stays_apart,
+    why_not_one_node,
+)
 from blade.graph.torchscript.observe_values import observe_facts
 from blade.graph.torchscript.pinned import find_excluded
 from blade.graph.torchscript.program import (
@@ -39,7 +48,7 @@ from blade.graph.torchscript.program import (
     is_tensor_type,
     read,
 )
-from blade.graph.torchscript.scalar_lines import find_scalar_lines, holds_tensor
+from blade.graph.torchscript.scalar_lines import find_scalar_lines, holds_tensor, reads_node
 
 RETURN = -1
 """A block's return, in the list of a value's readers."""
@@ -49,8 +58,9 @@ RETURN = -1
 class NodeUnit:
     """The lines of one node: the op, then the lines that unpack its tensor list.
 
-    ``results`` are the tensors (or other values) that others may use. ``picks[k]`` is the position of
-    result k in the op's list; it is empty for an op that returns no list.
+    Of a loop also the lines around it that make and join lists. ``results`` are the tensors (or other values)
+    that others may use. ``picks[k]`` is the position of result k in the op's list; it is empty for an op that
+    returns no list.
     """
 
     lines: tuple[int, ...]
@@ -65,7 +75,8 @@ class GraphView:
     ``blocks[b]`` are the nodes of block b of the program, ascending. ``edges`` are (producer, consumer,
     bytes at the first sample), ``effects`` pairs (before, after) that must keep their order, ``excluded``
     the nodes that no backend may take. ``scalars[line]`` are the plain numbers that cross as 0-d tensors
-    if that line is in a cluster.
+    if that line is in a cluster. ``loops``: nodes that are loops, with the nodes that these run; a group has
+    both or neither. ``collected``: lists that the loop of a line fills; they are part of its node.
     """
 
     nodes: tuple[OpNode, ...]
@@ -80,6 +91,17 @@ class GraphView:
     unit_of: dict[int, int]  # line -> node
     scalars: dict[int, frozenset[int]]
     facts: tuple[ObservedRun, ...]  # per sample, then per probe
+    loops: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    collected: Mapping[int, tuple[Collected, ...]] = field(default_factory=dict)
+
+    def outermost(self, nodes: Sequence[int]) -> tuple[int, ...]:
+        """``nodes`` without those that a loop among them runs."""
+        inside = {inner for node in nodes for inner in self.loops.get(node, ())}
+        return tuple(node for node in nodes if node not in inside)
+
+    def with_bodies(self, nodes: Sequence[int]) -> tuple[int, ...]:
+        """``nodes`` and those that the loops among them run, ascending."""
+        return tuple(sorted({*nodes, *(i for node in nodes for i in self.loops.get(node, ()))}))
 
     def info(self, value: int) -> ValueInfo:
         """The known facts of ``value``."""
@@ -114,30 +136,34 @@ def view(
     program = read(captured.module.graph)
     aliases = find_aliases(program)
     cheap = find_scalar_lines(program, aliases)
-    units = _find_units(program, aliases, cheap)
+    collected = find_collected(program)
+    units = _find_units(program, aliases, cheap, collected)
     unit_of = {line: index for index, unit in enumerate(units) for line in unit.lines}
     facts = observe_runs(captured, program) if observe is None else observe(program)
     known = ObservedFacts(program, facts)
     heads = [program.lines[unit.lines[0]] for unit in units]
     scalars = {head.index: _find_scalars(program, cheap, known, head) for head in heads}
-    nodes = tuple(
+    nodes = [
         describe(program, known, cheap, head, unit.results, scalars[head.index])
         for head, unit in zip(heads, units, strict=True)
-    )
+    ]
     reads = [_unit_reads(program, cheap, unit) for unit in units]
     needs = [_unit_reads(program, cheap, unit, scalars) for unit in units]
     lines = [unit.lines for unit in units]
     blocks = _find_blocks(program, heads)
+    effects = tuple(
+        effect
+        for members in blocks
+        for effect in find_effects(program, aliases, lines, reads, nodes, members)
+    )
+    excluded = find_excluded(program, aliases, cheap, known, lines, needs, nodes)
+    loops = _take_loops(program, aliases, known, cheap, units, needs, nodes, excluded, collected)
     return GraphView(
-        nodes=nodes,
+        nodes=tuple(nodes),
         blocks=blocks,
         edges=_find_edges(program, heads, unit_of, reads, facts),
-        effects=tuple(
-            effect
-            for members in blocks
-            for effect in find_effects(program, aliases, lines, reads, nodes, members)
-        ),
-        excluded=find_excluded(program, aliases, known, lines, needs, nodes),
+        effects=effects,
+        excluded=excluded,
         program=program,
         aliases=aliases,
         scalar_lines=cheap,
@@ -145,7 +171,68 @@ def view(
         unit_of=unit_of,
         scalars={line: values for line, values in scalars.items() if values},
         facts=facts,
+        loops=loops,
+        collected=collected,
     )
+
+
+def _take_loops(
+    program: Program,
+    aliases: Aliases,
+    facts: ObservedFacts,
+    cheap: frozenset[int],
+    units: Sequence[NodeUnit],
+    needs: Sequence[dict[int, bool]],
+    nodes: list[OpNode],
+    excluded: dict[int, Reason],
+    collected: Mapping[int, tuple[Collected, ...]],
+) -> dict[int, tuple[int, ...]]:
+    """Make nodes of the loops that may be one, inner ones first: they are in ``excluded`` no more."""
+    heads = [program.lines[unit.lines[0]] for unit in units]
+    bodies = body_nodes(program, heads)
+    if not bodies:
+        return {}
+    counters = {program.blocks[heads[k].blocks[0]].inputs[0] for k in bodies}
+    plain = [{v: read for v, read in reads.items() if v not in counters} for reads in needs]
+    against = find_excluded(
+        program, aliases, cheap, facts, [u.lines for u in units], plain, nodes, in_loop=True
+    )
+    reading = [
+        program.lines[i] for i in sorted(cheap) if reads_node(program, cheap, program.lines[i])
+    ]
+    makers = [head for head, node in zip(heads, nodes, strict=True) if makes_sizes(node)]
+    late = find_late(program, (*reading, *makers))
+    taken: dict[int, tuple[int, ...]] = {}
+    alone: dict[int, OpNode] = {}  # those of ``taken`` without what they run
+    for node in sorted(bodies, reverse=True):
+        line, inside = heads[node], bodies[node]
+        inner = {i for other in taken if other in inside for i in taken[other]}
+        lists = collected.get(line.index, ())
+        appended = {one.appended for one in lists}
+        own = [k for k in inside if k not in inner and heads[k].index not in appended]
+        blamed = next((k for k in own if k not in taken and k in against), None)
+        sized = next((k for k in own if makes_sizes(nodes[k])), None)
+        known = {v: sources(program, cheap, v) for v in line.inputs}
+        why = why_not_one_node(program, aliases, line, plain[node], known, late, lists)
+        if blamed is not None:
+            why = f"{nodes[blamed].name} in the loop: {against[blamed].detail}"
+        elif sized is not None:
+            why = f"A size of {nodes[sized].name} in the loop depends on elements."
+        if why is not None:
+            excluded[node] = stays_apart(nodes[node], why)
+            index = program.blocks[line.blocks[0]].inputs[0]
+            for other in [k for k in inside if k in taken and index in needs[k]]:
+                nodes[other] = alone[other]
+                excluded[other] = stays_apart(
+                    nodes[other], "It reads the index of a loop around it."
+                )
+                del taken[other]
+            continue
+        alone[node] = nodes[node]
+        nodes[node] = as_loop(nodes[node], [nodes[k] for k in own])
+        del excluded[node]
+        taken[node] = inside
+    return taken
 
 
 def observe_runs(captured: Captured, program: Program) -> tuple[ObservedRun, ...]:
@@ -172,13 +259,22 @@ def sources(program: Program, cheap: frozenset[int], value: int) -> tuple[int, .
     return tuple(found)
 
 
-def _find_units(program: Program, aliases: Aliases, cheap: frozenset[int]) -> tuple[NodeUnit, ...]:
+def _find_units(
+    program: Program,
+    aliases: Aliases,
+    cheap: frozenset[int],
+    collected: Mapping[int, tuple[Collected, ...]],
+) -> tuple[NodeUnit, ...]:
     units: list[NodeUnit] = []
-    glued: set[int] = set()
+    glued = {
+        line for lists in collected.values() for one in lists for line in (one.made, one.joined)
+    }
     for line in program.lines:
         if line.index in cheap or line.index in glued:
             continue
         unit = _glue(program, aliases, line)
+        if line.index in collected:
+            unit = _with_lists(program, line, collected[line.index])
         glued.update(unit.lines)
         units.append(unit)
     return tuple(units)
@@ -202,6 +298,14 @@ def _glue(program: Program, aliases: Aliases, line: Line) -> NodeUnit:
         results.extend(user.outputs)
         picks.extend(places)
     return NodeUnit((line.index, *(u.index for u in users)), tuple(results), tuple(picks))
+
+
+def _with_lists(program: Program, loop: Line, lists: Sequence[Collected]) -> NodeUnit:
+    """A loop with the lines that make the lists it fills, and that join them."""
+    joined = tuple(program.lines[one.joined].outputs[0] for one in lists)
+    made = tuple(one.made for one in lists)
+    lines = (loop.index, *made, *(one.joined for one in lists))
+    return NodeUnit(lines, (*loop.outputs, *joined))
 
 
 def _places(program: Program, user: Line, made: int) -> tuple[int, ...] | None:

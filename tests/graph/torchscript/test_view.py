@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is a node, what an edge, what must keep its order, what nobody may take."""
 
+from typing import Any
+
 import torch
-from cutting import cut, ops, pins, script, trace
+from cutting import assert_fx_same, cut, ops, pins, script, trace
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 import blade
-from blade.core.cluster import ValueInfo
+from blade.core.cluster import ValueInfo, makes_sizes
 from blade.core.reason import Code
 from blade.graph.torchscript.view import view
 
@@ -105,7 +107,11 @@ def test_a_quotient_that_is_not_rounded_stays_an_op() -> None:
     def model(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return torch.relu(y)[:, : (_number(x.shape[1]) / 2).to(torch.int64)]
 
-    assert "aten::Int" in pins(trace(model, (torch.randn(2, 6), torch.randn(2, 9))))
+    captured = trace(model, (torch.randn(2, 6), torch.randn(2, 9)))
+    seen = view(captured)
+    assert any(node.target is torch.ops.aten.div.Tensor for node in seen.nodes)
+    assert any(makes_sizes(node) for node in seen.nodes)  # its result is read
+    assert_fx_same(cut(captured))
 
 
 class Returning(torch.nn.Module):
@@ -140,18 +146,36 @@ class Counted(torch.nn.Module):
         return torch.relu(y)[: int(x.sum())]
 
 
-def test_scalars_out_of_tensors_are_data_dependent() -> None:
+class Deciding(torch.nn.Module):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        n = int(x.sum())
+        return torch.relu(y)[:n] if n > 1 else y
+
+
+def test_an_int_that_only_becomes_a_size_is_read_where_it_is_needed() -> None:
     captured = script(Counted(), (torch.ones(2), torch.randn(4)))
-    found = pins(captured)
-    assert found == {"aten::Int": Code.DATA_DEPENDENT, "aten::slice": Code.DATA_DEPENDENT}
-    assert sorted(op for group in ops(cut(captured)) for op in group) == ["relu", "sum"]
+    assert not pins(captured)
+    [extracted] = cut(captured)
+    assert sorted(*ops([extracted])) == ["relu", "slice", "sum"]
+    assert_fx_same([extracted])
+    assert [makes_sizes(n) for n in view(captured).nodes if "slice" in n.name] == [True]
 
 
-def test_masks_and_nonzero_are_data_dependent_but_index_tensors_are_not() -> None:
+def test_an_int_that_decides_is_data_dependent() -> None:
+    found = pins(script(Deciding(), (torch.ones(2), torch.randn(4))))
+    assert found["aten::Int"] == found["aten::slice"] == Code.DATA_DEPENDENT
+
+
+def test_masks_and_nonzero_make_sizes_but_index_tensors_do_not() -> None:
+    def made(model: Any, *inputs: torch.Tensor) -> list[str]:
+        return [str(n.target) for n in view(trace(model, inputs)).nodes if makes_sizes(n)]
+
     x = torch.randn(4, 3)
-    assert pins(trace(lambda v: v[v > 0], (x,)))["aten::index"] == Code.DATA_DEPENDENT
-    assert pins(trace(lambda v: torch.nonzero(v), (x,)))["aten::nonzero"] == Code.DATA_DEPENDENT
-    assert not pins(trace(lambda v, i: (v * 2)[i], (x, torch.tensor([0, 2]))))
+    assert made(lambda v: v[v > 0], x) == ["aten.index.Tensor"]
+    assert made(lambda v: torch.nonzero(v), x) == ["aten.nonzero.default"]
+    assert made(lambda v: torch.where(v > 0)[0], x) == ["aten.where.default"]
+    assert not made(lambda v, i: (v * 2)[i], x, torch.tensor([0, 2]))
+    assert not made(lambda v: torch.where(v > 0, v, 1), x)
 
 
 def test_random_ops_are_pinned_and_keep_their_order() -> None:

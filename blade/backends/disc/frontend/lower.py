@@ -6,7 +6,7 @@ sizes of the inputs (``node.meta["val"]``), and every assumption a guard of the 
 """
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +22,7 @@ from blade.backends.disc.frontend.ops import (
     assemble,
     attention,
     batch_norm,
+    complex_numbers,
     convolution,
     convolution_backward,
     einsum,
@@ -53,14 +54,20 @@ from blade.backends.disc.ir.graph import (
     IrBuilder,
     Shape,
     Value,
+    contiguous_strides,
     live,
     plain,
 )
+from blade.backends.disc.ir.loop import LoopBody, check_body
 from blade.backends.disc.ir.simplify import RULES
 from blade.backends.disc.target.capabilities import CPU, TargetCapabilities
+from blade.core.pytree import tensors_in
 from blade.core.reason import Code
 from blade.errors import Refused
+from blade.graph.fx.writer import value_of
 from blade.graph.shapes.guards import relied_on
+from blade.graph.shapes.loops import body_of, for_every_iteration, index_of, is_loop
+from blade.graph.shapes.symbolic import is_late
 
 # Importing these modules fills the table.
 FAMILIES = (
@@ -69,6 +76,7 @@ FAMILIES = (
     assemble,
     attention,
     batch_norm,
+    complex_numbers,
     convolution,
     convolution_backward,
     einsum,
@@ -131,11 +139,15 @@ class _Lowerer:
         self.storages: tuple[int, ...] = ()
 
     def step(self, node: Node) -> None:
-        if node.op == "placeholder":
+        if node.op == "placeholder" and isinstance(node.meta["val"], torch.SymInt):
+            self.env[node] = self.size(node.meta["val"])  # the index of an iteration
+        elif node.op == "placeholder":
             result = self.results(node)[0]
             value = self.b.make("input", (), result.shape, result.dtype, index=len(self.inputs))
             self.inputs.append(value)
             self.env[node] = value
+        elif node.op == "get_attr" and "val" not in node.meta:
+            pass  # the body of a loop, which is lowered with its call
         elif node.op == "get_attr":
             self.env[node] = self.constant(node)
         elif node.op == "output":
@@ -158,10 +170,14 @@ class _Lowerer:
 
     def operation(self, node: Node) -> Any:
         meta = node.meta["val"]
+        if node.target is torch.ops.aten._local_scalar_dense.default:
+            return self.number(node)
         if isinstance(meta, (torch.SymInt, int)) and not isinstance(meta, bool):
             return self.size(meta)
         if isinstance(meta, torch.SymFloat):
             return meta
+        if is_loop(node):
+            return self.loop(node)
         args = tuple(self.operand(a) for a in node.args)
         kwargs = {k: self.operand(v) for k, v in node.kwargs.items()}
         if not isinstance(node.target, torch._ops.OpOverload):
@@ -172,7 +188,11 @@ class _Lowerer:
             else None
         )
         lo = Lowering(self.b, self.results(node), places, self.forms)
+        if new := new_sizes(node):
+            return self.call_making_sizes(node, new, bound(node.target, args, kwargs), places)
         rule = rule_for(node.target)
+        if complex_numbers.is_complex(args, tuple(kwargs.values()), lo.results):
+            rule = rule if complex_numbers.has_views_only(node.target) else None
         if rule is not None:
             try:
                 return rule(lo, *args, **kwargs)
@@ -180,10 +200,71 @@ class _Lowerer:
                 pass
         return lo.call(node.target, bound(node.target, args, kwargs))
 
+    def call_making_sizes(
+        self, node: Node, new: Set[sympy.Symbol], args: list[Any], places: tuple[int, ...] | None
+    ) -> Any:
+        """A call whose results have sizes of their own, ``new``, and what they are known to be equal to."""
+        known = self.results(node)
+        raw = self.results(node, as_made=True)
+        axes = [d for r in raw for d in r.shape]
+        if any(s not in axes for s in new):
+            text = f"{node.target} makes a size that no result has as it is ({node.name})."
+            raise Refused(Code.DATA_DEPENDENT, text)
+        assert isinstance(node.target, torch._ops.OpOverload), node
+        made = Lowering(self.b, raw, places, self.forms).call(node.target, args)
+        several = made if isinstance(made, list) else [made]
+        shapes = iter([r.shape for r in known])
+        given = [v if v is None else self.b.reshape(v, next(shapes)) for v in several]
+        return given if isinstance(made, list) else given[0]
+
+    def number(self, node: Node) -> Any:
+        """A size that is read from a tensor."""
+        meta, operand = node.meta["val"], self.operand(node.args[0])
+        if not isinstance(meta, torch.SymInt):
+            raise Refused(Code.UNSUPPORTED_OP, f"{node.target} reads no integer ({node.name}).")
+        symbol = meta.node._expr
+        self.b.make("read", (operand,), (), torch.int64, symbol=symbol)
+        return self.size(meta)
+
     def python(self, node: Node, args: tuple[Any, ...]) -> Any:
         if node.target is operator.getitem:
             return args[0][args[1]]
         raise Refused(Code.UNSUPPORTED_OP, f"{node.target} has no form in DISC IR ({node.name}).")
+
+    def loop(self, node: Node) -> list[Value]:
+        """A loop, whose body is a graph of its own over the same constants and sizes."""
+        _, count, state, given, fewest = node.args
+        nested = body_of(self.gm, node)
+        inner = _Lowerer(nested, self.shape_env, self.of_constants, self.forms)
+        inner.constants = self.constants
+        for one in nested.graph.nodes:
+            inner.step(one)
+        index, times = index_of(nested), self.size(value_of(count))
+        for relation, fact in inner.b.facts.items():
+            self.b.require(
+                for_every_iteration(relation, {index: sympy.sympify(times)}), fact.source
+            )
+        if fewest:
+            self.b.require(sympy.Ge(times, fewest, evaluate=False), "a loop that runs")
+        body = LoopBody(inner.body(), index, len(self.operand(state)))
+        check_body(body, times)
+        read = [a for a in self.operand(given) if isinstance(a, Value)]  # no indices of outer loops
+        args = [*self.operand(state), *read]
+        results = self.results(node)
+        loop = self.b.make("loop", args, (), torch.float32, body=body, count=times)
+        return [
+            self.b.make("carried", (loop,), r.shape, r.dtype, index=k)
+            if k < body.carried
+            else self.b.make("item", (loop,), r.shape, r.dtype, index=k - body.carried)
+            for k, r in enumerate(results)
+        ]
+
+    def body(self) -> Graph:
+        """The graph of a loop's body: its outputs have the strides that the loop gives them."""
+        strides = tuple(contiguous_strides(v.shape) for v in self.outputs)
+        graph = Graph(self.b.values, self.outputs, strides, tuple(self.inputs))
+        graph.values = live(graph)
+        return graph
 
     def operand(self, arg: Any) -> Any:
         if isinstance(arg, Node):
@@ -201,14 +282,21 @@ class _Lowerer:
             else meta
         )
 
-    def results(self, node: Node) -> tuple[ResultType, ...]:
+    def raw_size(self, meta: Any) -> Any:
+        """A size that depends on elements under its own name, even if it is known to be equal to another one."""
+        is_raw = isinstance(meta, torch.SymInt) and is_late(meta.node._expr)
+        return meta.node._expr if is_raw else self.size(meta)
+
+    def results(self, node: Node, as_made: bool = False) -> tuple[ResultType, ...]:
+        """``as_made``: with the names that sizes had when ``node`` made them."""
+        size = self.raw_size if as_made else self.size
         meta = node.meta["val"]
         metas = meta if isinstance(meta, (list, tuple)) else (meta,)
         return tuple(
             ResultType(
-                tuple(self.size(d) for d in m.shape),
+                tuple(size(d) for d in m.shape),
                 m.dtype,
-                tuple(self.size(d) for d in m.stride()),
+                tuple(size(d) for d in m.stride()),
             )
             for m in metas
             if isinstance(m, torch.Tensor)
@@ -220,7 +308,8 @@ class _Lowerer:
         self.outputs = tuple(self.env[n] for n in returned)  # type: ignore[index]
         self.output_strides = tuple(_dense(self.results(n)[0].strides) for n in returned)  # type: ignore[arg-type]
         owners: dict[int, int] = {}  # storage -> its first input or output
-        given = [n for n in self.gm.graph.nodes if n.op == "placeholder"]
+        placed = [n for n in self.gm.graph.nodes if n.op == "placeholder"]
+        given = [n for n in placed if isinstance(n.meta["val"], torch.Tensor)]
         for k, n in enumerate([*given, *returned]):
             owners.setdefault(n.meta["val"].untyped_storage()._cdata, k)
         self.storages = tuple(owners[n.meta["val"].untyped_storage()._cdata] for n in returned)  # type: ignore[union-attr]
@@ -239,6 +328,19 @@ class _Lowerer:
         )
         graph.values = live(graph)
         return graph
+
+
+def new_sizes(node: Node) -> set[sympy.Symbol]:
+    """The sizes that depend on elements and that ``node`` makes: no operand has them."""
+    made = _late(node.meta["val"])
+    return made - {s for n in node.all_input_nodes for s in _late(n.meta["val"])} if made else made
+
+
+def _late(value: Any) -> set[sympy.Symbol]:
+    sizes: list[Any] = [s for t in tensors_in(value) for s in t.shape]
+    sizes += [value] if isinstance(value, torch.SymInt) else []
+    exprs = (s.node._expr for s in sizes if isinstance(s, torch.SymInt))
+    return {s for e in exprs for s in e.free_symbols if is_late(s)}
 
 
 def _dense(strides: Shape) -> Shape:

@@ -9,7 +9,7 @@ import torch
 from blade.backends.disc.frontend import lower
 from blade.backends.disc.frontend.ops.random_calls import may_draw
 from blade.backends.disc.frontend.ops.table import rule_for
-from blade.core.cluster import OpNode, ValueInfo, values_in
+from blade.core.cluster import OpNode, ValueInfo, makes_sizes, reads_sizes, values_in
 from blade.core.reason import Code, Reason, Stage
 from blade.graph.fx.random_ops import draws_nothing, given
 from blade.program.dtypes import DTYPES
@@ -30,6 +30,19 @@ BY_MEMORY = {
     torch.ops.aten._linalg_solve_ex.default,
 }
 """Ops whose result depends on their input's memory layout, which engines may change."""
+
+
+MAKE_SIZES = frozenset(
+    [
+        *(f"aten::{name}" for name in "index masked_select nonzero nonzero_numpy where".split()),
+        *(
+            f"aten::{name}"
+            for name in "repeat_interleave _unique2 unique_consecutive unique_dim".split()
+        ),
+        "torchvision::nms",
+    ]
+)
+"""Ops that are called although sizes of their results depend on elements; torch has shape functions for them."""
 
 
 WhyNotDevice = Callable[[torch.device], str | None]
@@ -73,8 +86,9 @@ def _why_not_target(node: OpNode) -> Reason | None:
         return _reason(Code.MUTATES, node, "it writes to one of its inputs")
     if torch.Tag.nondeterministic_seeded in tags and not (draws_nothing(node) or may_draw(node)):
         return _reason(Code.RANDOM, node, "it draws random numbers")
-    dynamic = torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags
-    if dynamic and not _has_known_sizes(node):
+    dynamic = makes_sizes(node) or torch.Tag.data_dependent_output in tags
+    follows = reads_sizes(node) or (node.late_sizes and torch.Tag.dynamic_output_shape not in tags)
+    if dynamic and not (follows or schema.name in MAKE_SIZES):
         return _reason(Code.DATA_DEPENDENT, node, "its result's shape depends on values")
     if node.target in BY_MEMORY:
         return _reason(
@@ -107,16 +121,6 @@ def _is_update(node: OpNode) -> bool:
         return False
     into, new = values_in(node.args[:2])
     return (into.dtype, into.shape) == (new.dtype, new.shape)
-
-
-def _has_known_sizes(node: OpNode) -> bool:
-    """Whether an `index` has no mask, or a `one_hot` a given number of classes: the shape is then known."""
-    if node.target is torch.ops.aten.one_hot.default:
-        return len(node.args) > 1 and type(node.args[1]) is int and node.args[1] > 0
-    if node.target is not torch.ops.aten.index.Tensor:
-        return False
-    masks = (torch.bool, torch.uint8)
-    return all(i.dtype not in masks for i in values_in(node.args[1:]))
 
 
 def _callable(kind: str) -> bool:

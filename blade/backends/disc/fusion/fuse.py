@@ -21,6 +21,7 @@ from blade.backends.disc.ir.graph import (
     Shape,
     Value,
 )
+from blade.backends.disc.ir.late_sizes import late_operands
 from blade.backends.disc.ir.size_facts import SizeRelations
 from blade.backends.disc.ir.views import StridedView, view_of
 
@@ -119,6 +120,9 @@ def is_instruction(value: Value) -> bool:
         "flash_attention_gradient",
         "call",
         "item",
+        "read",
+        "loop",
+        "carried",
         "concat",
     )
 
@@ -141,6 +145,7 @@ class _Fuser:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.users = graph.users()
+        self.late = late_operands(graph.values)
         self.group_of: dict[int, FusionGroup] = {}
         self.groups: list[FusionGroup] = []
 
@@ -228,7 +233,11 @@ class _Fuser:
     def outside(self, v: Value, group: FusionGroup) -> list[Value]:
         """Operands of ``v`` from outside ``group``; the source of a gather always counts as outside."""
         elements = _elements(v)
-        return [a for a in v.args if a not in elements or not self.within(a, group)]
+        return [a for a in self.operands(v) if a not in elements or not self.within(a, group)]
+
+    def operands(self, v: Value) -> tuple[Value, ...]:
+        """What ``v`` reads, and what makes its sizes."""
+        return (*v.args, *self.late.get(v.id, ()))
 
     def reached(self, start: list[Value], target: FusionGroup) -> bool:
         """Whether any value in ``start`` depends on ``target``."""
@@ -246,7 +255,7 @@ class _Fuser:
             unit = group.members if group is not None else [v]
             if max(m.id for m in unit) < earliest:
                 continue
-            stack += [a for m in unit for a in m.args]
+            stack += [a for m in unit for a in self.operands(m)]
         return False
 
     def reads(self) -> Iterator[tuple[Value, Value]]:
@@ -320,7 +329,7 @@ class _Fuser:
             elif unit[0].id not in begun:
                 begun.update(m.id for m in unit)
                 stack.append((value, True))
-                stack += [(a, False) for m in reversed(unit) for a in reversed(m.args)]
+                stack += [(a, False) for m in reversed(unit) for a in reversed(self.operands(m))]
 
 
 def _elements(v: Value) -> tuple[Value, ...]:

@@ -28,6 +28,7 @@ from blade.backends.disc.program.instructions import (
     Instruction,
     Launch,
     LibraryCall,
+    LoopCall,
 )
 from blade.backends.disc.target.capabilities import TargetCapabilities
 from blade.backends.disc.target.gpu import GpuTarget
@@ -141,9 +142,8 @@ class GpuCodegen:
         for unit in pack_units(fused.graph):
             self._noted(unit)
         steps = batch_launches(steps, dict(self.units), self._noted)
-        launched = {step.name for step in steps if isinstance(step, Launch)}
-        packed = {unit.name for unit in pack_units(fused.graph)}
-        self.units = {k: v for k, v in self.units.items() if k in launched or k in packed}
+        used = {*_names(fused, steps)}
+        self.units = {k: v for k, v in self.units.items() if k in used}
         return steps
 
     def text(self) -> str:
@@ -154,6 +154,16 @@ class GpuCodegen:
 
     def _noted(self, unit: TritonUnit) -> TritonUnit:
         return self.units.setdefault(unit.name, unit)
+
+
+def _names(fused: Fused, steps: Sequence[Instruction]) -> Iterator[str]:
+    """The functions that ``steps`` launch and that pack constants, in loops too."""
+    yield from (unit.name for unit in pack_units(fused.graph))
+    for step in steps:
+        if isinstance(step, Launch):
+            yield step.name
+        elif isinstance(step, LoopCall):
+            yield from _names(step.body, step.steps)
 
 
 def _under(when: sympy.Basic | None, launch: Launch) -> Launch:

@@ -20,6 +20,7 @@ from blade.backends.disc.ir.graph import (
     plain,
 )
 from blade.backends.disc.ir.kernel import Dim
+from blade.backends.disc.ir.late_sizes import late_symbols
 from blade.backends.disc.ir.views import StridedView, reshape_strides, view_of
 
 
@@ -49,7 +50,10 @@ def place_operands(
         if into and (value.id in made or value.op == "concat"):
             place = _part(*each[0], found)
             rows = made.get(value.id, False)
-            if place is not None and not (rows and place.strides[-1] != 1):
+            if place is None or (rows and place.strides[-1] != 1):
+                continue
+            # the buffer's sizes may depend on elements of another part
+            if late_symbols(place.base.shape) <= late_symbols(value.shape):
                 found[value.id] = place
     return found
 

@@ -41,7 +41,12 @@
     spatial x {target, template}          an ATen op on images, with channels-last data like a conv's
     call ... {target, args, draw?}        any other ATen op, through the dispatcher; `draw` numbers the calls that
                                           draw random numbers (random_calls.py)
-    item a {index}                        one result of a call with several
+    item a {index}                        one result of a call with several, or of all iterations of a loop
+    read a {symbol}                       the element of a 0-d int64, which becomes the size `symbol`; also calls
+                                          make sizes that depend on elements (late_sizes.py)
+    loop a b ... {body, count}            `count` iterations of a nested graph (loop.py); the state at the start,
+                                          then what every iteration reads
+    carried a {index}                     a state of a loop after its last iteration
 
 Shapes are tuples of ints and sympy expressions over size symbols. Relations between sizes (``Graph.facts``)
 are part of the graph and printed with it. Equal expressions are one value.
@@ -57,6 +62,7 @@ import sympy
 import torch
 
 from blade.backends.disc.ir.kernel import POINTWISE, Dim
+from blade.backends.disc.ir.late_sizes import late_operands, makers
 from blade.program.dtypes import DTYPES
 
 Shape = tuple[Dim, ...]
@@ -285,9 +291,12 @@ def live(graph: Graph) -> list[Value]:
     """Values that an output depends on, all inputs and all random draws, in topological order."""
     needed = {v.id for v in (*graph.outputs, *graph.inputs)}
     needed.update(v.id for v in graph.values if "draw" in v.attrs)
+    late = late_operands(graph.values)
+    by_facts = {s for f in graph.facts for s in f.relation.free_symbols} if late else set()
+    needed.update(v.id for s, v in makers(graph.values).items() if s in by_facts)
     for value in reversed(graph.values):
         if value.id in needed:
-            needed.update(a.id for a in value.args)
+            needed.update(a.id for a in (*value.args, *late.get(value.id, ())))
     return [v for v in graph.values if v.id in needed]
 
 

@@ -16,6 +16,7 @@ from blade.backends.disc.ir.graph import (
     contiguous_strides,
     numel,
 )
+from blade.backends.disc.ir.loop import body_of
 from blade.backends.disc.ir.rewrite import rewrite_values
 from blade.backends.disc.ir.views import reshape_strides, same, view_of
 
@@ -117,7 +118,13 @@ def _copy_before_layouts(
         return b.make(v.op, args, v.shape, v.dtype, **v.attrs)
     if v.op == "gather":
         return b.make(v.op, [_addressed(b, args[0]), *args[1:]], v.shape, v.dtype, **v.attrs)
-    if v.op in ("call", "concat", "group_moments"):
+    if v.op == "loop":
+        args = [
+            _initial(b, v, k, a) if k < body_of(v).carried else _stored(b, a)
+            for k, a in enumerate(args)
+        ]
+        return b.make(v.op, args, v.shape, v.dtype, **v.attrs)
+    if v.op in ("call", "read", "concat", "group_moments"):
         args = [_addressed(b, a) for a in args]
         return b.make(v.op, args, v.shape, v.dtype, v.strides, **v.attrs)
     return None
@@ -129,6 +136,11 @@ def _scaled_operands(b: IrBuilder, args: list[Value]) -> list[Value]:
     x = _addressed(b, x)
     rest = [a if a.op == "fill" else _stored(b, a) for a in rest]
     return [x if has_rows(x) else copy(b, x), _addressed(b, w), *rest]
+
+
+def _initial(b: IrBuilder, loop: Value, index: int, v: Value) -> Value:
+    """A copy of ``v`` for this loop alone, which writes over it."""
+    return b.make("cast", [v], v.shape, v.dtype, state=(loop.id, index))
 
 
 def copy(b: IrBuilder, v: Value) -> Value:

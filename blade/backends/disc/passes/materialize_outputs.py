@@ -20,7 +20,8 @@ from blade.backends.disc.ir.rewrite import eliminate_dead_code, rewrite_with_bui
 from blade.backends.disc.ir.views import StridedView, same, view_of
 from blade.backends.disc.passes.legalize import copy
 
-_KEPT = ("const", "packed")  # live as long as the engine: callers must not write there
+_KEPT = ("const", "packed", "carried")
+"""Live as long as the engine, or lie wherever a loop's last iteration left them: callers get copies."""
 
 
 def materialize_outputs(graph: Graph) -> Graph:

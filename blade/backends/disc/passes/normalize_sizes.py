@@ -21,14 +21,17 @@ from blade.backends.disc.ir.graph import (
     live,
 )
 from blade.backends.disc.ir.kernel import Dim
+from blade.backends.disc.ir.late_sizes import depends_on_late
 from blade.backends.disc.ir.simplify import RULES
 from blade.backends.disc.ir.size_facts import SizeRelations, minimal
 
 
 def normalize_sizes(graph: Graph) -> Graph:
     """``graph`` with sizes in normal form, simplified again, without facts that others imply."""
-    relations = minimal([f.relation for f in graph.facts])
-    facts = tuple(f for f in graph.facts if f.relation in relations)
+    # what concerns sizes that depend on elements stays as it is: it is checked when they are known
+    late = [f.relation for f in graph.facts if depends_on_late(f.relation)]
+    relations = minimal([f.relation for f in graph.facts if f.relation not in late])
+    facts = tuple(f for f in graph.facts if f.relation in (*relations, *late))
     graph = replace(graph, facts=facts, origins=graph.origins or origins(graph))
     normal = _SizeNormalizer(SizeRelations(relations))
     if all(normal.shape(v.shape) == v.shape for v in graph.values):

@@ -5,9 +5,11 @@ from collections.abc import Callable
 
 from blade.backends.disc.ir.graph import Graph
 from blade.backends.disc.passes import legalize
+from blade.backends.disc.passes.copy_complex import copy_complex
 from blade.backends.disc.passes.fuse_attention import find_attention
 from blade.backends.disc.passes.fuse_conv_epilogue import fuse_conv_epilogue
 from blade.backends.disc.passes.fuse_requantize import fuse_requantize
+from blade.backends.disc.passes.hoist_products import hoist_products
 from blade.backends.disc.passes.linear_to_matmul import linear_to_matmul
 from blade.backends.disc.passes.lower_quantized import lower_int8
 from blade.backends.disc.passes.materialize_outputs import materialize_outputs
@@ -22,6 +24,7 @@ GraphPass = Callable[[Graph], Graph]
 
 PASSES: tuple[tuple[str, GraphPass], ...] = (
     ("normalize", normalize_sizes),
+    ("hoist", hoist_products),
     ("int8", lower_int8),
     ("find_attention", find_attention),
     ("layouts", propagate),
@@ -36,4 +39,5 @@ PASSES: tuple[tuple[str, GraphPass], ...] = (
     ("multiply_computed", linear_to_matmul),
     ("addressable", legalize.addressable),
     ("outputs", materialize_outputs),
+    ("complex", copy_complex),
 )

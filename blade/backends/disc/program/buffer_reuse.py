@@ -64,6 +64,14 @@ class Liveness:
         self.first.setdefault(slot, at)
         self.last[slot] = at
 
+    def span(self, first: int, last: int) -> None:
+        """Instructions ``first`` to ``last`` are a loop: what is needed in it from before, or after it, is
+        needed at each of its iterations.
+        """
+        for slot, end in self.last.items():
+            if self.first[slot] < first <= end:
+                self.last[slot] = max(end, last)
+
     def offer(self, read: int, written: int, at: int) -> None:
         """Record that instruction ``at`` may write slot ``written`` over slot ``read``."""
         self.offers.append((read, written, at))

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The instructions of a program, in order: kernels, launches, library code, and ATen ops."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import sympy
 import torch
 
+from blade.backends.disc.fusion.fuse import Fused
 from blade.backends.disc.ir.graph import Value
 from blade.backends.disc.ir.kernel import Dim
 
@@ -116,4 +118,13 @@ class AttentionCall:
     when: sympy.Basic | None = None
 
 
-Instruction = KernelCall | NativeCall | Launch | LibraryCall | AttentionCall | Value
+@dataclass(frozen=True)
+class LoopCall:
+    """``steps``, the instructions of ``body``, as often as the ``loop`` ``value`` says."""
+
+    value: Value
+    body: Fused
+    steps: Sequence["Instruction"]
+
+
+Instruction = KernelCall | NativeCall | Launch | LibraryCall | AttentionCall | LoopCall | Value

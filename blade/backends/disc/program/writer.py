@@ -33,10 +33,12 @@ from blade.backends.disc.program.instructions import (
     KernelCall,
     Launch,
     LibraryCall,
+    LoopCall,
     NativeCall,
     Operand,
     PackedBuffer,
 )
+from blade.backends.disc.program.loops import write_loop
 from blade.backends.disc.program.scaled_mm_calls import write_scaled_mm
 from blade.core.reason import Code
 from blade.errors import Refused
@@ -71,6 +73,8 @@ class ProgramWriter:
         self.slot_of: dict[object, int] = {}
         self.lives = Liveness()
         self.may_fail = -1  # last instruction so far that can raise
+        self.constants = len(self.graph.constants)
+        self.exchanged: set[int] = set()  # slots that loops write in turns
         self.returned = {view_of(v).base.id for v in self.graph.returned}  # type: ignore[union-attr]
         for value, device in zip(self.graph.inputs, devices, strict=True):
             self.input(value, device)
@@ -119,8 +123,7 @@ class ProgramWriter:
             return f"{value.op} {value.attrs['index']}"
         kind = f"{DTYPES[value.dtype]} {len(value.shape)}"
         sizes = self.numbers(value.shape)
-        if value.op in ("call", "item"):
-            assert value.strides is not None
+        if value.op in ("call", "item") and value.strides is not None:
             return " ".join(["dyn", kind, *sizes, *self.numbers(value.strides)])
         home = "output" if value.id in self.returned else "arena"
         return " ".join([home, kind, *sizes])
@@ -131,6 +134,9 @@ class ProgramWriter:
 
     def in_arena(self, slot: int) -> bool:
         return self.slots[slot].startswith(f"slot {slot} arena ")
+
+    def may_share(self, slot: int) -> bool:
+        return self.in_arena(slot) and slot not in self.exchanged
 
     def numbers(self, dims: Sequence[Dim]) -> list[str]:
         return [str(self.registers.of(d)) for d in dims]
@@ -181,6 +187,8 @@ class ProgramWriter:
             self.launch(step)
         elif isinstance(step, (LibraryCall, AttentionCall)):
             self.conditional(step)
+        elif isinstance(step, LoopCall):
+            write_loop(self, step)
         elif isinstance(step, Value):
             self.library(step)
         else:
@@ -202,8 +210,12 @@ class ProgramWriter:
             self.emit([f"call aten::bmm.out 3 t:{a} t:{b} t:{out} 0"])
         elif value.op == "call":
             self.call(value)
+        elif value.op == "read":
+            register = self.registers.of(value.attrs["symbol"])
+            target = "aten::_local_scalar_dense"
+            self.emit([f"call {target} 1 t:{self.seen(value.args[0])} 1 r{register}"])
         else:
-            assert value.op == "item", value
+            assert value.op in ("item", "carried"), value
 
     def kernel(self, call: KernelCall) -> None:
         words = ["kernel", call.name, *self.numbers((call.extent, call.cost, call.scratch))]
@@ -289,7 +301,7 @@ class ProgramWriter:
     def pack(self, packed: PackedBuffer) -> int:
         """The slot of a constant that is packed once per engine."""
         if packed not in self.slot_of:
-            index = len(self.graph.constants) + len(self.packs)
+            index = self.constants + len(self.packs)
             words = [packed.kernel, DTYPES[packed.dtype], packed.numel, len(packed.fills)]
             for fill in packed.fills:
                 words += [fill.constant, fill.extent, len(fill.ints), *fill.ints]
@@ -334,7 +346,7 @@ class ProgramWriter:
     def text(self, isa: Sequence[str]) -> str:
         outputs = [self.seen(v) for v in self.graph.returned]
         write_updates(self)
-        for slot, other in self.lives.reused(self.in_arena).items():
+        for slot, other in self.lives.reused(self.may_share).items():
             self.slots[slot] += f" reuse {other}"
         registers = [f"reg {k} {line}" for k, line in enumerate(self.registers.lines)]
         lines = [f"blade.disc {VERSION}", " ".join(["isa", *isa])]

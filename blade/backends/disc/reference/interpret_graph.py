@@ -8,6 +8,7 @@ Slow and simple on purpose; tests compare compiled programs with it, and constan
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import sympy
@@ -18,8 +19,10 @@ from blade.backends.disc.frontend.ops.table import OperandSlot
 from blade.backends.disc.ir import attention, convolution, flash_attention
 from blade.backends.disc.ir.graph import Graph, Value
 from blade.backends.disc.ir.kernel import evaluate
+from blade.backends.disc.ir.loop import body_of
 from blade.backends.disc.ir.pointwise import POINTWISE_REFERENCE, cast
 from blade.backends.disc.reference import quantized as int8_reference
+from blade.graph.shapes.symbolic import is_late
 
 REDUCTION_REFERENCE: dict[str, Callable[[torch.Tensor, tuple[int, ...]], torch.Tensor]] = {
     "sum": lambda x, axes: x.sum(dim=axes, keepdim=True, dtype=x.dtype),
@@ -58,12 +61,21 @@ def _extremum(
 
 def interpret(graph: Graph, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Run ``graph`` on real tensors; sizes are taken from ``inputs``."""
-    sizes = _sizes(graph, inputs)
+    return _run(graph, inputs, _sizes(graph, inputs))
+
+
+def _run(
+    graph: Graph, inputs: Sequence[torch.Tensor], sizes: dict[sympy.Basic, int]
+) -> list[torch.Tensor]:
     env: dict[int, Any] = {}
     for value in graph.values:
         args = [env[a.id] for a in value.args]
+        of_loop = value.op == "item" and value.args[0].op == "loop"
+        if value.op in ("call", "item", "read") and not of_loop:
+            env[value.id] = _called(value, args, sizes)
         shape = [evaluate(d, sizes) for d in value.shape]
-        env[value.id] = _step(value, args, shape, sizes, graph, inputs)
+        if value.id not in env:
+            env[value.id] = _step(value, args, shape, sizes, graph, inputs)
         if isinstance(env[value.id], torch.Tensor):
             assert list(env[value.id].shape) == shape, (str(value), env[value.id].shape, shape)
     return [env[v.id] for v in graph.outputs]
@@ -78,6 +90,22 @@ def _sizes(graph: Graph, inputs: Sequence[torch.Tensor]) -> dict[sympy.Basic, in
     for symbol, (index, axis) in graph.origins.items():
         sizes[symbol] = inputs[index].shape[axis]
     return sizes
+
+
+def _called(v: Value, args: list[Any], sizes: dict[sympy.Basic, int]) -> Any:
+    """The result of a call, or one of several, or a number; ``sizes`` learns those that depend on elements."""
+    if v.op == "read":
+        sizes[v.attrs["symbol"]] = int(args[0])
+        return args[0]
+    if v.op == "item":
+        made = args[0][v.attrs["index"]]
+    else:
+        made = _call(v.attrs["target"], [_argument(t, args, sizes) for t in v.attrs["template"]])
+    first = made if isinstance(made, torch.Tensor) else next(iter(made))
+    for dim, size in zip(v.shape, first.shape, strict=True):
+        if is_late(dim):
+            sizes.setdefault(dim, size)
+    return made
 
 
 def _step(
@@ -105,9 +133,33 @@ def _step(
         return POINTWISE_REFERENCE[v.op](*args)
     if v.op == "reduce":
         return _reduce(v, args[0])
-    if v.op == "call":
-        return _call(a["target"], [_argument(t, args, sizes) for t in a["template"]])
+    if v.op == "loop":
+        return _loop(v, args, graph, sizes)
+    if v.op == "carried":
+        return args[0][0][a["index"]]
+    if v.op == "item" and v.args[0].op == "loop":
+        results = args[0][1]
+        return (
+            torch.stack([one[a["index"]] for one in results])
+            if results
+            else torch.empty(shape, dtype=v.dtype)
+        )
     return _structural(v, args, shape, sizes)
+
+
+def _loop(
+    v: Value, args: list[Any], graph: Graph, sizes: Mapping[sympy.Basic, int]
+) -> tuple[list[Any], list[list[Any]]]:
+    """The state after the last iteration, and the results of each."""
+    body = body_of(v)
+    inner = replace(body.graph, constants=graph.constants)
+    state, given = args[: body.carried], args[body.carried :]
+    results: list[list[Any]] = []
+    for index in range(evaluate(v.attrs["count"], sizes)):
+        outputs = _run(inner, [*state, *given], {**sizes, body.index: index})
+        state = outputs[: body.carried]
+        results.append(outputs[body.carried :])
+    return state, results
 
 
 def _call(target: Any, args: list[Any]) -> Any:
@@ -177,8 +229,6 @@ def _structural(
         return moments.reference(v, *args)
     if v.op in ("flash_attention", "flash_attention_gradient"):
         return flash_attention.reference(v, *args)
-    if v.op == "item":
-        return args[0][a["index"]]
     raise AssertionError(str(v))
 
 

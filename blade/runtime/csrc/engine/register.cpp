@@ -8,6 +8,7 @@
 #include "device/cpu_features.h"
 #include "engine/engine.h"
 #include "engine/interrupt.h"
+#include "engine/originals.h"
 #include "engine/policy.h"
 
 // For whoever reads this file without being able to load it: `python -m blade doctor`.
@@ -67,9 +68,13 @@ TORCH_LIBRARY(blade, m) {
     blade::register_accelerator(name, abi, reinterpret_cast<blade::Accelerator*>(pointer));
   });
   m.def("accelerators() -> str[]", &blade::accelerator_names);
+  m.def("announce_original(int number, bool is_known) -> ()", &blade::announce_original);
+  m.def("original_calls(int number) -> int", &blade::original_calls);
+  m.def("answer_by_original(Tensor[] inputs, int number, int outputs, str text) -> Tensor[]", &blade::answer_by_original);
   // Python implements these (blade/runtime/engine.py). load_runner: "" or why it cannot.
   m.def("load_runner(str backend, str name, Tensor payload, Tensor[] constants, str program) -> str");
   m.def("run_runner(Tensor payload, Tensor[] inputs) -> Tensor[]");
+  m.def("call_original(int number, int outputs, str text, Tensor[] inputs) -> Tensor[]");
   // "" if a trusted key signed the rest, else a sentence.
   m.def(
       "why_untrusted(str name, str backend, str program, str[] limit_names, int[] limits, Tensor[] tensors, str signature) -> "

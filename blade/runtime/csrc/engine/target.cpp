@@ -26,7 +26,7 @@ void check_devices(const Program& program, c10::DeviceType type) {
 
 void check_instructions(const Program& program, bool on_cpu) {
   for (const auto& instr : program.instrs) {
-    if (instr.op || instr.launch != on_cpu) continue;
+    if (instr.op || instr.loop >= 0 || instr.launch != on_cpu) continue;
     throw Unavailable(
         Code::kCorruptPayload, std::string("The engine's program has a ") + (on_cpu ? "launch" : "kernel of the CPU") +
                                    ", but its isa is " + (on_cpu ? "the CPU's" : program.isa[0]) + ".");

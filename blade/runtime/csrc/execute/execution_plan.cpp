@@ -72,8 +72,13 @@ int64_t reach(const Sizes& sizes, const Sizes& strides) {
 
 }  // namespace
 
-ExecutionPlan::ExecutionPlan(const Loaded& loaded, const std::vector<at::Tensor>& inputs, const Arena& arena, const Place& place)
-    : loaded_(loaded), program_(loaded.program), arena_(arena), place_(place), stream_(place.stream) {
+ExecutionPlan::ExecutionPlan(const Loaded& loaded, const std::vector<at::Tensor>& inputs, Arenas& arenas, const Place& place)
+    : loaded_(loaded),
+      program_(loaded.program),
+      arenas_(arenas),
+      arena_(arenas.first().arena()),
+      place_(place),
+      stream_(place.stream) {
   eval_registers(program_, inputs, regs_);
   failed_ = failed_guard(program_, regs_);
   if (failed_ != nullptr) return;
@@ -85,19 +90,31 @@ ExecutionPlan::ExecutionPlan(const Loaded& loaded, const std::vector<at::Tensor>
       const auto& input = inputs[program_.slots[id].index];
       slots_[id].sizes.assign(input.sizes().begin(), input.sizes().end());
     }
-    prepare_slot(id);
+    if (program_.slots[id].kind == SlotKind::kView) slots_[program_.slots[id].root].views.push_back(static_cast<int64_t>(id));
+    if (program_.slots[id].known_at == 0) prepare_slot(id);
   }
-  plan_arena();
+  arena_bytes_ = plan_arena(0);
   make_fixed_tensors();
   steps_.resize(program_.instrs.size());
   for (size_t i = 0; i < steps_.size(); ++i) {
-    const Instr& instr = program_.instrs[i];
-    steps_[i].skip = instr.when >= 0 && reg(instr.when) == 0;
-    if (steps_[i].skip) continue;
-    instr.op ? prepare_call(i) : instr.launch ? prepare_launch(i) : prepare_kernel(i);
+    if (program_.instrs[i].known_at == 0) prepare_step(i);
   }
-  prepare_params();
+  make_room_for_stages();
+  for (size_t i = 0; i < steps_.size(); ++i) {
+    if (program_.instrs[i].launch) prepare_params(steps_[i]);  // the tables no longer grow
+  }
   check_results_are_made();
+}
+
+void ExecutionPlan::prepare_step(size_t i) {
+  const Instr& instr = program_.instrs[i];
+  steps_[i].skip = instr.when >= 0 && reg(instr.when) == 0;
+  if (steps_[i].skip) return;
+  if (instr.loop >= 0) {
+    steps_[i].extent = reg(instr.count);
+    return;
+  }
+  instr.op ? prepare_call(i) : instr.launch ? prepare_launch(i) : prepare_kernel(i);
 }
 
 void ExecutionPlan::prepare_slot(size_t id) {
@@ -136,26 +153,33 @@ void ExecutionPlan::prepare_view(size_t id) {
   state.dtype = slots_[slot.index].dtype;
   state.sizes = gather(slot.sizes, regs_);
   state.strides = gather(slot.strides, regs_);
-  state.offset = checked_add(slots_[slot.index].offset, reg(slot.offset));
-  SlotState& root = slots_[slot.root];
-  const int64_t elements = reach(state.sizes, state.strides);
-  TORCH_CHECK(
-      elements == 0 || (state.offset >= 0 && state.offset <= root.span - elements),
-      "blade: slot ", id, " is a view outside its base: offset ", state.offset, " + ", elements, " of ", root.span);
-  root.views.push_back(static_cast<int64_t>(id));
+  // of a view that a loop moves, this is where it would be at the index 0, which may not be there
+  state.offset = slot.loops == 0 ? checked_add(slots_[slot.index].offset, reg(slot.offset)) : 0;
+  state.span = reach(state.sizes, state.strides);
+  if (slot.loops == 0) check_view(id);
 }
 
-void ExecutionPlan::plan_arena() {
+void ExecutionPlan::check_view(size_t id) const {
+  const SlotState& state = slots_[id];
+  const int64_t elements = state.span, available = slots_[program_.slots[id].root].span;
+  TORCH_CHECK(
+      elements == 0 || (state.offset >= 0 && state.offset <= available - elements),
+      "blade: slot ", id, " is a view outside its base: offset ", state.offset, " + ", elements, " of ", available);
+}
+
+// Of the slots of one stage; returns the bytes that they take together.
+size_t ExecutionPlan::plan_arena(int64_t known_at) {
   std::vector<Buffer> buffers;
   std::vector<std::pair<size_t, size_t>> homes;  // slot, its buffer
   std::vector<size_t> buffer_of(slots_.size());
   int64_t total = 0;  // what a plan without any reuse would take: no sum of offsets is beyond it
   for (size_t id = 0; id < slots_.size(); ++id) {
     const Slot& slot = program_.slots[id];
-    if (slot.kind != SlotKind::kArena) continue;
+    if (slot.kind != SlotKind::kArena || slot.known_at != known_at) continue;
     const auto bytes = static_cast<size_t>(slots_[id].span) * c10::elementSize(slots_[id].dtype);
     total = checked_add(total, static_cast<int64_t>(bytes));
-    if (slot.reuse >= 0 && buffers[buffer_of[slot.reuse]].bytes == bytes) {
+    const bool is_near = slot.reuse >= 0 && program_.slots[slot.reuse].known_at == known_at;
+    if (is_near && buffers[buffer_of[slot.reuse]].bytes == bytes) {
       buffer_of[id] = buffer_of[slot.reuse];
       buffers[buffer_of[id]].last = program_.last[id];
     } else {
@@ -164,8 +188,9 @@ void ExecutionPlan::plan_arena() {
     }
     homes.emplace_back(id, buffer_of[id]);
   }
-  arena_bytes_ = plan_memory(buffers);
+  const size_t taken = plan_memory(buffers);
   for (const auto& [id, buffer] : homes) slots_[id].arena_offset = buffers[buffer].offset;
+  return taken;
 }
 
 at::Tensor ExecutionPlan::view_of(const at::Tensor& root, const SlotState& slot) const {
@@ -181,6 +206,7 @@ at::Tensor ExecutionPlan::view_of(const at::Tensor& root, const SlotState& slot)
 void ExecutionPlan::make_fixed_tensors() {
   for (size_t id = 0; id < slots_.size(); ++id) {
     const Slot& slot = program_.slots[id];
+    if (slot.kind == SlotKind::kArena && slot.known_at > 0) continue;
     if (slot.kind == SlotKind::kConst) {
       tensors_[id] = loaded_.constants[slot.index];
     } else if (slot.kind == SlotKind::kArena) {
@@ -193,14 +219,15 @@ void ExecutionPlan::make_fixed_tensors() {
     }
     fixed_roots_.emplace_back(static_cast<int64_t>(id), nullptr);
     for (const int64_t view : slots_[id].views) {
-      if (program_.slots[view].as_tensor) tensors_[view] = view_of(tensors_[id], slots_[view]);
+      if (program_.slots[view].as_tensor && is_fixed(view)) tensors_[view] = view_of(tensors_[id], slots_[view]);
     }
   }
 }
 
 bool ExecutionPlan::is_fixed(int64_t id) const {
-  const auto kind = program_.slots[program_.slots[id].root].kind;
-  return kind == SlotKind::kConst || kind == SlotKind::kArena;
+  const auto& root = program_.slots[program_.slots[id].root];
+  if (program_.slots[id].known_at > 0 || root.swapped || program_.slots[id].loops != 0) return false;
+  return root.kind == SlotKind::kConst || root.kind == SlotKind::kArena;
 }
 
 void ExecutionPlan::prepare_kernel(size_t i) {
@@ -211,18 +238,22 @@ void ExecutionPlan::prepare_kernel(size_t i) {
   step.grain = std::max<int64_t>(1, kGrain / std::max<int64_t>(1, reg(instr.cost)));
   TORCH_CHECK(reg(instr.scratch) >= 0, "blade: a kernel asks for a negative scratch size");
   step.scratch = static_cast<size_t>(reg(instr.scratch));
-  add_pointers(instr, step);
-  table_.push_back(nullptr);  // no scratch
+  if (instr.known_at == 0) add_pointers(i);
+  for (size_t k = 0; k < instr.ints.size(); ++k) step.ints[k] = reg(instr.ints[k]);
 }
 
-void ExecutionPlan::add_pointers(const Instr& instr, Step& step) {
+// The step's part of the pointer table, and room for its ints.
+void ExecutionPlan::add_pointers(size_t i) {
+  const Instr& instr = program_.instrs[i];
+  Step& step = steps_[i];
   step.table = table_.size();
   step.num_ptrs = instr.ptrs.size();
   for (const int64_t id : instr.ptrs) {
     (is_fixed(id) ? fixed_patches_ : step.patches).push_back({table_.size(), id});
     table_.push_back(nullptr);
   }
-  for (const int64_t id : instr.ints) step.ints.push_back(reg(id));
+  if (!instr.launch) table_.push_back(nullptr);  // no scratch
+  step.ints.resize(instr.ints.size());
 }
 
 void ExecutionPlan::prepare_launch(size_t i) {
@@ -233,21 +264,19 @@ void ExecutionPlan::prepare_launch(size_t i) {
     return static_cast<uint32_t>(blocks);
   };
   const Grid grid{axis(0), axis(1), axis(2)};
-  if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
   Step& step = steps_[i];
+  step.launch = nullptr;
+  if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
   step.grid = grid;
   step.launch = (*place_.launches)[i];
-  add_pointers(instr, step);
+  if (instr.known_at == 0) add_pointers(i);
+  for (size_t k = 0; k < instr.ints.size(); ++k) step.ints[k] = reg(instr.ints[k]);
 }
 
-// When the tables no longer grow.
-void ExecutionPlan::prepare_params() {
-  for (auto& step : steps_) {
-    if (step.launch == nullptr) continue;
-    for (size_t k = 0; k < step.num_ptrs; ++k) step.params.push_back(&table_[step.table + k]);
-    for (auto& value : step.ints) step.params.push_back(&value);
-    step.params.insert(step.params.end(), 2, &no_memory);
-  }
+void ExecutionPlan::prepare_params(Step& step) {
+  for (size_t k = 0; k < step.num_ptrs; ++k) step.params.push_back(&table_[step.table + k]);
+  for (auto& value : step.ints) step.params.push_back(&value);
+  step.params.insert(step.params.end(), 2, &no_memory);
 }
 
 // Instructions that are skipped make no results: whatever reads one must be skipped, too.
@@ -264,9 +293,12 @@ void ExecutionPlan::check_results_are_made() const {
   };
   for (size_t i = 0; i < steps_.size(); ++i) {
     const Instr& instr = program_.instrs[i];
-    if (steps_[i].skip) continue;
-    for (const int64_t id : instr.ptrs) check(id, instr.text);
-    for (const auto& arg : instr.args) {
+    // whether a step is skipped may not be known yet: it counts as run, and what it reads is looked at then
+    const bool is_known = instr.known_at <= known_;
+    if (is_known && steps_[i].skip) continue;
+    for (size_t k = 0; k < instr.ptrs.size() && is_known; ++k) check(instr.ptrs[k], instr.text);
+    for (size_t k = 0; k < instr.args.size() && is_known; ++k) {
+      const auto& arg = instr.args[k];
       if (arg.kind == CallArg::kSlot) check(arg.id, instr.text);
       for (const int64_t id : arg.slots) check(id, instr.text);
     }
@@ -279,13 +311,20 @@ void ExecutionPlan::check_results_are_made() const {
 
 bool ExecutionPlan::is_fixed(const CallArg& arg) const {
   const auto fixed_or_none = [this](int64_t id) { return id < 0 || is_fixed(id); };
-  return arg.kind == CallArg::kSlot ? is_fixed(arg.id)
-                                    : std::all_of(arg.slots.begin(), arg.slots.end(), fixed_or_none);
+  const auto stays = [this](const auto& one) { return !one.first || program_.regs[one.second].loops == 0; };
+  switch (arg.kind) {
+    case CallArg::kSlot: return is_fixed(arg.id);
+    case CallArg::kReg: return program_.regs[arg.id].loops == 0;
+    case CallArg::kInts: return std::all_of(arg.ints.begin(), arg.ints.end(), stays);
+    default: return std::all_of(arg.slots.begin(), arg.slots.end(), fixed_or_none);
+  }
 }
 
 void ExecutionPlan::prepare_call(size_t i) {
   const Instr& instr = program_.instrs[i];
   Step& step = steps_[i];
+  step.args.clear();
+  step.changing_args.clear();
   for (size_t k = 0; k < instr.args.size(); ++k) {
     const bool fixed = is_fixed(instr.args[k]);
     step.args.push_back(fixed ? make_arg(instr.args[k]) : c10::IValue());

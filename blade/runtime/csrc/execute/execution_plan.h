@@ -6,6 +6,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/util/SmallVector.h>
 
+#include <exception>
 #include <memory>
 #include <string>
 #include <vector>
@@ -54,6 +55,34 @@ class Arena {
   size_t capacity_ = 0;
 };
 
+// An arena that gives back, now and then, what no call needed for long.
+class ShrinkingArena {
+ public:
+  explicit ShrinkingArena(c10::DeviceType type) : arena_(type) {}
+  void reserve(size_t bytes);  // room for a call; contents are lost if it moves
+  const Arena& arena() const { return arena_; }
+
+ private:
+  Arena arena_;
+  size_t peak_ = 0;
+  int calls_ = 0;
+};
+
+// The memory of a stream context's calls: an arena for what is known with the inputs' sizes, and one per stage.
+class Arenas {
+ public:
+  explicit Arenas(c10::DeviceType type) : type_(type), first_(type) {}
+  ShrinkingArena& first() { return first_; }
+  ShrinkingArena& of_stage(size_t stage);
+  bool contain(const c10::StorageImpl* storage) const;
+  size_t bytes() const;
+
+ private:
+  const c10::DeviceType type_;
+  ShrinkingArena first_;
+  std::vector<std::unique_ptr<ShrinkingArena>> stages_;
+};
+
 using Sizes = c10::SmallVector<int64_t, 6>;
 
 // Greedy best fit: where each buffer of an arena starts, so that buffers alive at the same time do
@@ -71,17 +100,23 @@ struct OutputMemory {
   const Arena* borrowed = nullptr;
 };
 
+// A relation between sizes that became known during the run does not hold: the original has to answer.
+class GuardFailed : public std::exception {
+ public:
+  const char* what() const noexcept override { return "blade: a guard on a size that depends on elements does not hold"; }
+};
+
 class ExecutionPlan {
  public:
   // Evaluates registers and guards; prepares the rest only if the guards hold.
-  ExecutionPlan(const Loaded& loaded, const std::vector<at::Tensor>& inputs, const Arena& arena, const Place& place);
+  ExecutionPlan(const Loaded& loaded, const std::vector<at::Tensor>& inputs, Arenas& arenas, const Place& place);
 
   const Guard* failed() const { return failed_; }
   size_t arena_bytes() const { return arena_bytes_; }
 
-  // The arena is the one of the constructor and large enough; nobody else uses it or this execution plan
-  // meanwhile; inputs are contiguous. Adds the seconds of every instruction to `seconds` if given.
-  // After an exception the execution plan must not be used again.
+  // The first of the constructor's arenas is large enough; nobody else uses them or this execution plan
+  // meanwhile; inputs are contiguous. Adds the seconds of every instruction to `seconds` if given. Throws GuardFailed,
+  // and what ops throw. After an exception the execution plan must not be used again.
   std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs, std::vector<double>* seconds = nullptr);
 
  private:
@@ -119,15 +154,17 @@ class ExecutionPlan {
 
   int64_t reg(int64_t id) const { return regs_[id]; }
 
-  // preparation: frame.cpp
+  // preparation: execution_plan.cpp
   void prepare_slot(size_t id);
   void prepare_view(size_t id);
-  void plan_arena();
+  void check_view(size_t id) const;
+  size_t plan_arena(int64_t known_at);
   void make_fixed_tensors();
+  void prepare_step(size_t i);
   void prepare_kernel(size_t i);
   void prepare_launch(size_t i);
-  void add_pointers(const Instr& instr, Step& step);
-  void prepare_params();
+  void add_pointers(size_t i);
+  void prepare_params(Step& step);
   void prepare_call(size_t i);
   void check_results_are_made() const;
   bool is_fixed(int64_t id) const;
@@ -135,15 +172,29 @@ class ExecutionPlan {
   c10::IValue make_arg(const CallArg& arg) const;
   at::Tensor view_of(const at::Tensor& root, const SlotState& slot) const;
 
-  // execution: execute.cpp
+  // what becomes known during a run: late_sizes.cpp
+  void make_room_for_stages();
+  void enter_stage(const Stage& stage);
+  bool bind_sizes(const Stage& stage);
+  void prepare_stage(const Stage& stage);
+  void bind_stage(const Stage& stage);
+
+  // execution: run_plan.cpp
   bool refresh_fixed_pointers();
   void bind(const std::vector<at::Tensor>& inputs, const OutputMemory& homes = OutputMemory());
   at::Tensor output_tensor(int64_t id, const OutputMemory& homes) const;
   void bind_root(int64_t id, at::Tensor tensor, char* data);
   void point_root(int64_t id, char* data);  // its pointers and those of its views
+  void point_view(int64_t id);
   void release_root(int64_t id);
   void release();  // all that a call holds
+  template <typename RunStep>
+  void run_range(size_t begin, size_t end, const RunStep& run_one);
+  void run_steps();
   void run_step(size_t i);
+  void begin_iteration(const LoopState& loop, int64_t index);
+  void swap(const std::pair<int64_t, int64_t>& slots);
+  void move_view(int64_t id);
   void run_kernel(const Step& step);
   void run_launch(Step& step);
   void run_timed(std::vector<double>& seconds);
@@ -155,7 +206,8 @@ class ExecutionPlan {
 
   const Loaded& loaded_;
   const Program& program_;
-  const Arena& arena_;
+  Arenas& arenas_;
+  const Arena& arena_;  // the first
   const Place place_;
   Stream stream_ = nullptr;  // where this call enqueues
   Recorder* recorder_ = nullptr;  // who is told of launches instead
@@ -168,10 +220,41 @@ class ExecutionPlan {
   std::vector<void*> table_;
   std::vector<Patch> fixed_patches_;  // entries that change only when memory moves
   std::vector<Step> steps_;
+  int64_t known_ = 0;  // what has a larger `known_at` is not known yet
+  // Per stage: what its sizes were when it was prepared, and the bytes of its arena. One is prepared again when these
+  // differ, or were different for a stage before it.
+  struct Prepared {
+    std::vector<int64_t> sizes;
+    size_t bytes = 0;
+  };
+  std::vector<Prepared> stages_;
+  bool stages_differ_ = false;  // in this call
   std::vector<c10::IValue> stack_;
   std::vector<int64_t> changing_roots_;  // inputs, outputs, results of calls
+  std::vector<std::pair<int64_t, int64_t>> swapped_;  // slots that have each other's memory
   // roots with the same memory at every call, and where that memory was when last looked at
   std::vector<std::pair<int64_t, const void*>> fixed_roots_;
 };
+
+// Calls `run_one` with each step of [begin, end) that is no loop, in order, as often as the loops around it say.
+template <typename RunStep>
+void ExecutionPlan::run_range(size_t begin, size_t end, const RunStep& run_one) {
+  for (size_t i = begin; i < end; ++i) {
+    const Instr& instr = program_.instrs[i];
+    if (instr.loop < 0) {
+      run_one(i);
+      continue;
+    }
+    const auto length = static_cast<size_t>(instr.length);
+    const LoopState& loop = program_.loops[instr.loop];
+    for (int64_t index = 0; index < steps_[i].extent; ++index) {
+      begin_iteration(loop, index);
+      run_range(i + 1, i + 1 + length, run_one);
+      for (const auto& pair : instr.swaps) swap(pair);
+    }
+    for (const int64_t id : instr.last_use) release_root(id);
+    i += length;
+  }
+}
 
 }  // namespace blade

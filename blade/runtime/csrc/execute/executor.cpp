@@ -103,6 +103,10 @@ void Executor::load_code(const at::Tensor& object) {
     loaded_.library = std::make_unique<Library>(static_cast<const uint8_t*>(object.const_data_ptr()), object.numel());
   }
   for (const auto& instr : program.instrs) {
+    if (instr.loop >= 0) {
+      loaded_.kernels.push_back(nullptr);
+      continue;
+    }
     if (!instr.op && !loaded_.library) {
       throw Unavailable(Code::kCorruptPayload, "The engine's program has kernels but no native code.");
     }
@@ -337,13 +341,19 @@ std::optional<std::vector<at::Tensor>> Executor::run_at(
   }
   std::vector<at::Tensor> outputs;
   const auto drawn_from = program.draws && !recorded ? std::optional<Drawn>(place.device) : std::nullopt;
-  try {
-    const bool graphed = capturable_ && !recorded && seconds == nullptr;
-    outputs = graphed ? context->run_graphed(ready, limits_.graphs, graph_counts_) : context->run(ready, seconds);
-  } catch (...) {
+  const auto give_up = [&] {
     context->drop_front();
     if (!recorded) release_context(std::move(context));
     if (drawn_from) drawn_from->put_back();
+  };
+  try {
+    const bool graphed = capturable_ && !recorded && seconds == nullptr;
+    outputs = graphed ? context->run_graphed(ready, limits_.graphs, graph_counts_) : context->run(ready, seconds);
+  } catch (const GuardFailed&) {
+    give_up();
+    return std::nullopt;
+  } catch (...) {
+    give_up();
     throw;
   }
   if (!recorded) release_context(std::move(context));

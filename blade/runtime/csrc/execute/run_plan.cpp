@@ -52,28 +52,72 @@ std::vector<at::Tensor> ExecutionPlan::run(const std::vector<at::Tensor>& inputs
   if (seconds != nullptr) {
     run_timed(*seconds);
   } else {
-    for (size_t i = 0; i < steps_.size(); ++i) run_step(i);
+    run_steps();
   }
   return collect_outputs();
+}
+
+void ExecutionPlan::run_steps() {
+  run_range(0, steps_.size(), [this](size_t i) { run_step(i); });
 }
 
 void ExecutionPlan::run_timed(std::vector<double>& seconds) {
   if (loaded_.accelerator == nullptr) {
     using Clock = std::chrono::steady_clock;
-    for (size_t i = 0; i < steps_.size(); ++i) {
+    run_range(0, steps_.size(), [&](size_t i) {
       const auto start = Clock::now();
       run_step(i);
       seconds[i] += std::chrono::duration<double>(Clock::now() - start).count();
-    }
+    });
     return;
   }
   std::vector<std::unique_ptr<Event>> marks;
-  for (size_t i = 0; i <= steps_.size(); ++i) {
+  std::vector<size_t> ran;
+  const auto mark = [&] {
     marks.push_back(loaded_.accelerator->make_event());
     marks.back()->record(stream_);
-    if (i < steps_.size()) run_step(i);
+  };
+  mark();
+  run_range(0, steps_.size(), [&](size_t i) {
+    run_step(i);
+    ran.push_back(i);
+    mark();
+  });
+  for (size_t k = 0; k < ran.size(); ++k) seconds[ran[k]] += marks[k + 1]->seconds_since(*marks[k]);
+}
+
+// An iteration of a loop: what depends on it changes, all else is as it was planned.
+void ExecutionPlan::begin_iteration(const LoopState& loop, int64_t index) {
+  regs_[loop.index] = index;
+  for (const int64_t id : loop.regs) regs_[id] = eval_register(program_.regs[id], regs_);
+  for (const auto& one : loop.ints) {
+    auto& ints = steps_[one.instr].ints;
+    if (!ints.empty()) ints[one.position] = regs_[one.reg];  // empty: the step is skipped
   }
-  for (size_t i = 0; i < steps_.size(); ++i) seconds[i] += marks[i + 1]->seconds_since(*marks[i]);
+  for (const int64_t id : loop.views) move_view(id);
+}
+
+// A view whose offset depends on a loop's index. Checked at each iteration: nothing else keeps it inside its base.
+void ExecutionPlan::move_view(int64_t id) {
+  const Slot& slot = program_.slots[id];
+  SlotState& state = slots_[id];
+  TORCH_CHECK(
+      !__builtin_add_overflow(slots_[slot.index].offset, reg(slot.offset), &state.offset), "blade: an offset is out of range");
+  check_view(id);
+  const auto& root = tensors_[slot.root];
+  if (!root.defined()) return;  // a call of this iteration makes it, and this view with it
+  ptrs_[id] = ptrs_[slot.root] == nullptr ? nullptr : ptrs_[slot.root] + state.offset * static_cast<int64_t>(root.itemsize());
+  if (slot.as_tensor) tensors_[id] = view_of(root, state);
+}
+
+void ExecutionPlan::swap(const std::pair<int64_t, int64_t>& slots) {
+  const auto [a, b] = slots;
+  std::swap(tensors_[a], tensors_[b]);
+  const auto data = ptrs_[a];
+  bind_root(a, tensors_[a], ptrs_[b]);
+  bind_root(b, tensors_[b], data);
+  const auto found = std::find(swapped_.begin(), swapped_.end(), slots);
+  found == swapped_.end() ? swapped_.push_back(slots) : void(swapped_.erase(found));
 }
 
 // The arena grows; weights move when the user calls share_memory() or the like. True if any did.
@@ -101,13 +145,16 @@ at::Tensor ExecutionPlan::output_tensor(int64_t id, const OutputMemory& homes) c
 }
 
 void ExecutionPlan::bind(const std::vector<at::Tensor>& inputs, const OutputMemory& homes) {
+  known_ = 0;
+  stages_differ_ = false;
+  while (!swapped_.empty()) swap(std::pair(swapped_.back()));  // the last call ran a loop an odd number of times
   refresh_fixed_pointers();
   for (const int64_t id : changing_roots_) {
     const Slot& slot = program_.slots[id];
     if (slot.kind == SlotKind::kInput || slot.kind == SlotKind::kUpdate) {
       const auto& input = inputs[slot.index];
       bind_root(id, input, static_cast<char*>(const_cast<void*>(input.const_data_ptr())));
-    } else if (slot.kind == SlotKind::kOutput) {
+    } else if (slot.kind == SlotKind::kOutput && slot.known_at == 0) {
       at::Tensor output = output_tensor(id, homes);
       auto* data = static_cast<char*>(output.mutable_data_ptr());
       bind_root(id, std::move(output), data);
@@ -120,14 +167,21 @@ void ExecutionPlan::bind_root(int64_t id, at::Tensor tensor, char* data) {
   point_root(id, data);
   if (is_fixed(id)) return;
   for (const int64_t view : slots_[id].views) {
-    if (program_.slots[view].as_tensor) tensors_[view] = view_of(tensors_[id], slots_[view]);
+    const Slot& slot = program_.slots[view];
+    if (slot.as_tensor && slot.known_at <= known_) tensors_[view] = view_of(tensors_[id], slots_[view]);
   }
 }
 
 void ExecutionPlan::point_root(int64_t id, char* data) {
-  const auto itemsize = static_cast<int64_t>(c10::elementSize(slots_[id].dtype));
   ptrs_[id] = data;
-  for (const int64_t view : slots_[id].views) ptrs_[view] = data + slots_[view].offset * itemsize;
+  for (const int64_t view : slots_[id].views) {
+    if (program_.slots[view].known_at <= known_) point_view(view);
+  }
+}
+
+void ExecutionPlan::point_view(int64_t id) {
+  const auto itemsize = static_cast<int64_t>(c10::elementSize(slots_[id].dtype));
+  ptrs_[id] = ptrs_[program_.slots[id].root] + slots_[id].offset * itemsize;
 }
 
 void ExecutionPlan::release_root(int64_t id) {
@@ -138,10 +192,12 @@ void ExecutionPlan::release_root(int64_t id) {
 void ExecutionPlan::run_step(size_t i) {
   const Instr& instr = program_.instrs[i];
   Step& step = steps_[i];
-  if (instr.op) {
-    if (!step.skip) run_call(instr, step);
-  } else if (step.launch != nullptr) {
-    run_launch(step);
+  if (step.skip) {
+    // another instruction covers these sizes
+  } else if (instr.op) {
+    run_call(instr, step);
+  } else if (instr.launch) {
+    if (step.launch != nullptr) run_launch(step);
   } else {
     run_kernel(step);
   }
@@ -198,6 +254,7 @@ void ExecutionPlan::take_results(const Instr& instr) {
   }
   TORCH_CHECK(
       stack_.size() >= instr.results.size(), "blade: ", instr.text, ": returned ", stack_.size(), " values");
+  if (instr.stage >= 0) enter_stage(program_.stages[instr.stage]);
   for (size_t i = 0; i < instr.results.size(); ++i) {
     const int64_t id = instr.results[i];
     if (id < 0) continue;
@@ -220,7 +277,7 @@ at::Tensor ExecutionPlan::checked_result(int64_t id, const at::Tensor& result) c
       "blade: slot ", id, ": an op returned ", result.toString(), " ",
       result.defined() ? result.sizes() : c10::IntArrayRef(), " where ", want.dtype, " ",
       c10::IntArrayRef(want.sizes), " was expected");
-  const bool in_arena = result.storage().unsafeGetStorageImpl() == arena_.storage().unsafeGetStorageImpl();
+  const bool in_arena = arenas_.contain(result.storage().unsafeGetStorageImpl());
   const bool as_wanted = is_memory(result) && same_strides(result, want.strides);
   if (!in_arena && as_wanted && (loaded_.accelerator == nullptr || is_aligned(result))) return result;
   at::Tensor copy = empty_strided_tensor(place_.device.type(), want.sizes, want.strides, want.dtype);

@@ -9,9 +9,6 @@ namespace {
 // Graphs of one shape: as many calls may hold what they were lent at once.
 constexpr size_t kMaxCapturedGraphs = 4;
 
-// How many calls pass before a stream context gives back memory that none of them needed.
-constexpr int kShrinkPeriod = 256;
-
 StreamContext::Key key_of(const std::vector<at::Tensor>& inputs) {
   StreamContext::Key key;
   for (const auto& input : inputs) key.append(input.sizes().begin(), input.sizes().end());
@@ -21,7 +18,7 @@ StreamContext::Key key_of(const std::vector<at::Tensor>& inputs) {
 }  // namespace
 
 size_t StreamContext::bytes() const {
-  size_t total = arena_.capacity() + (fixed_ ? fixed_->capacity() : 0);
+  size_t total = arenas_.bytes() + (fixed_ ? fixed_->capacity() : 0);
   for (const auto& one : buffer_sets_) total += one->arena().capacity();
   return total;
 }
@@ -40,7 +37,7 @@ StreamContext::Shape& StreamContext::shape_for(const Loaded& loaded, const std::
     plans_.splice(plans_.begin(), plans_, found->second);
     return *plans_.front().second;
   }
-  auto shape = std::make_unique<Shape>(loaded, inputs, arena_, place_);
+  auto shape = std::make_unique<Shape>(loaded, inputs, arenas_, place_);
   if (plans_.size() >= max_shapes) {
     index_.erase(plans_.back().first);
     plans_.pop_back();
@@ -56,18 +53,9 @@ void StreamContext::drop_front() {
   plans_.pop_front();
 }
 
-void StreamContext::reserve(size_t bytes) {
-  arena_.reserve(bytes);
-  peak_ = std::max(peak_, bytes);
-  if (++calls_ < kShrinkPeriod) return;
-  if (peak_ < arena_.capacity() / 2) arena_.shrink(peak_);
-  calls_ = 0;
-  peak_ = bytes;
-}
-
 std::vector<at::Tensor> StreamContext::run(const std::vector<at::Tensor>& inputs, std::vector<double>* seconds) {
   ExecutionPlan& plan = plans_.front().second->plan;
-  reserve(plan.arena_bytes());
+  arenas_.first().reserve(plan.arena_bytes());
   return plan.run(inputs, seconds);
 }
 
@@ -125,7 +113,7 @@ std::vector<at::Tensor> StreamContext::run_graphed(
   if (limits.reuse_outputs && fixed_) outside = outside_fixed(given);
   const auto& inputs = outside.empty() ? given : outside;
   auto& shape = *plans_.front().second;
-  reserve(shape.plan.arena_bytes());
+  arenas_.first().reserve(shape.plan.arena_bytes());
   if (!fixed_) fixed_ = std::make_unique<Arena>(place_.device.type());
   auto& captured_graph = captured_graph_for(shape, inputs);
   const GraphMemory memory{*fixed_, buffer_set(captured_graph.buffer_set())};

@@ -19,12 +19,12 @@ class StreamContext {
   using Key = c10::SmallVector<int64_t, 24>;  // the sizes of all inputs
 
   // On the current device and stream, which are those of `place`.
-  explicit StreamContext(const Place& place) : place_(place), arena_(place.device.type()) {}
+  explicit StreamContext(const Place& place) : place_(place), arenas_(place.device.type()) {}
 
   // An execution plan and what graphs make of it: one, or several where what one lent is out, or others lend what it reads.
   struct Shape {
-    Shape(const Loaded& loaded, const std::vector<at::Tensor>& inputs, const Arena& arena, const Place& place)
-        : plan(loaded, inputs, arena, place) {}
+    Shape(const Loaded& loaded, const std::vector<at::Tensor>& inputs, Arenas& arenas, const Place& place)
+        : plan(loaded, inputs, arenas, place) {}
     ExecutionPlan plan;
     std::list<CapturedGraph> captured_graphs;  // most recently used first
   };
@@ -46,8 +46,6 @@ class StreamContext {
   size_t bytes() const;
 
  private:
-  // Room for a call; gives back, now and then, what none needed for long.
-  void reserve(size_t bytes);
   void make_room_for_a_graph(size_t max_graphs);
   CapturedGraph& captured_graph_for(Shape& shape, const std::vector<at::Tensor>& inputs);
   BufferSet& buffer_set(size_t number);
@@ -59,13 +57,11 @@ class StreamContext {
   using Entry = std::pair<Key, std::unique_ptr<Shape>>;
 
   const Place place_;
-  Arena arena_;
+  Arenas arenas_;
   std::unique_ptr<Arena> fixed_;  // what graphs read and write beside it
   std::vector<std::unique_ptr<BufferSet>> buffer_sets_;
   std::list<Entry> plans_;  // most recently used first
   std::unordered_map<Key, std::list<Entry>::iterator, KeyHash> index_;
-  size_t peak_ = 0;
-  int calls_ = 0;
 };
 
 }  // namespace blade

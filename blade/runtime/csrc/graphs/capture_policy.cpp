@@ -16,6 +16,9 @@ constexpr double kPerByte = 2 / 3.5e12;  // of the device, read and written
 // A graph of as many as two launches takes as long to launch as these.
 constexpr int64_t kFewestSteps = 3;
 
+// Launches and calls of a graph; loops make many, and each takes memory of the device.
+constexpr int64_t kMostSteps = 1 << 15;
+
 }  // namespace
 
 CapturePolicy::CapturePolicy(const ExecutionPlan& plan, bool may_move, const GraphLimits& limits)
@@ -34,7 +37,7 @@ CapturePolicy::CapturePolicy(const ExecutionPlan& plan, bool may_move, const Gra
     memory->called = memory->called || program_.slots[id].kind == SlotKind::kDyn;
     memory->back = memory->back || program_.slots[id].kind == SlotKind::kUpdate;
   }
-  for (size_t i = 0; i < plan_.steps_.size(); ++i) look_at(i);
+  look_at(0, plan_.steps_.size(), 1, /*in_loop=*/false);
   const auto decide = [may_move](Memory& memory) {
     const double move = kMove * static_cast<double>(memory.pointers), copy = kPerByte * static_cast<double>(memory.bytes);
     memory.direct = may_move && !memory.called && move <= copy;
@@ -62,7 +65,23 @@ CapturePolicy::Memory* CapturePolicy::memory_of(int64_t root) {
   }
 }
 
-void CapturePolicy::look_at(size_t i) {
+// Steps [begin, end), each of which runs so many times.
+void CapturePolicy::look_at(size_t begin, size_t end, int64_t times, bool in_loop) {
+  for (size_t i = begin; i < end; ++i) {
+    const Instr& instr = program_.instrs[i];
+    if (instr.loop < 0) {
+      look_at(i, times, in_loop);
+      continue;
+    }
+    const int64_t count = std::clamp<int64_t>(plan_.steps_[i].extent, 0, kMostSteps);
+    const auto length = static_cast<size_t>(instr.length);
+    look_at(i + 1, i + 1 + length, std::min(times * count, kMostSteps), /*in_loop=*/true);
+    i += length;
+  }
+}
+
+// A launch in a loop has an address per iteration: what it touches stays where it was captured, as for a call.
+void CapturePolicy::look_at(size_t i, int64_t times, bool in_loop) {
   const Instr& instr = program_.instrs[i];
   const auto& step = plan_.steps_[i];
   if (step.skip) return;
@@ -71,14 +90,18 @@ void CapturePolicy::look_at(size_t i) {
     if (memory != nullptr) memory->called = true;
   };
   if (instr.op) {
-    ++calls_;
+    calls_ += times;
     for (const auto& arg : instr.args) {
       if (arg.kind == CallArg::kSlot) is_called(arg.id);
       std::for_each(arg.slots.begin(), arg.slots.end(), is_called);
     }
   } else if (step.launch != nullptr) {
-    ++launches_;
-    for (const auto& patch : step.patches) ++memory_of(program_.slots[patch.slot].root)->pointers;
+    launches_ += times;
+    for (const auto& patch : step.patches) {
+      Memory* memory = memory_of(program_.slots[patch.slot].root);
+      if (memory == nullptr) continue;  // the arena's, which a loop exchanges
+      in_loop ? void(memory->called = true) : void(++memory->pointers);
+    }
   }
 }
 
@@ -93,7 +116,7 @@ bool CapturePolicy::is_direct(int64_t root) const {
 }
 
 bool CapturePolicy::pays(const std::vector<bool>& moved) const {
-  if (launches_ + calls_ < kFewestSteps) return false;
+  if (launches_ + calls_ < kFewestSteps || launches_ + calls_ >= kMostSteps) return false;
   size_t in = 0, out = 0;
   int64_t pointers = 0;
   const auto add = [&](const Memory& memory, size_t& bytes) {

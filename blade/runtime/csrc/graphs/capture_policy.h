@@ -47,7 +47,8 @@ class CapturePolicy {
   };
 
   Memory* memory_of(int64_t root);
-  void look_at(size_t i);
+  void look_at(size_t begin, size_t end, int64_t times, bool in_loop);
+  void look_at(size_t i, int64_t times, bool in_loop);
 
   const ExecutionPlan& plan_;
   const Program& program_;

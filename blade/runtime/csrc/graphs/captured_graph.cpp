@@ -55,6 +55,7 @@ bool can_be_captured(const Program& program, c10::DeviceType type) {
     const bool as_it_says = !written || root.kind == SlotKind::kUpdate;
     return as_it_says && program.inputs[root.index].device == type;
   };
+  if (!program.stages.empty()) return false;  // the host has to know sizes before it goes on
   for (const auto& instr : program.instrs) {
     for (const auto& arg : instr.args) {
       if (arg.kind == CallArg::kSlot && !is_fine(arg.id, arg.written)) return false;
@@ -180,13 +181,13 @@ void CapturedGraph::record(
   plan_.stream_ = recorder.stream();
   plan_.recorder_ = &recorder;
   plan_.bind(bound, {&memory.fixed, &memory.borrowed.arena()});
-  for (size_t i = 0; i < plan_.steps_.size(); ++i) {
+  plan_.run_range(0, plan_.steps_.size(), [&](size_t i) {
     plan_.run_step(i);
-    if (!policy_->moves(i)) continue;
+    if (!policy_->moves(i)) return;
     recorder.keep_launch();
     moving_.push_back({i, {}});
     for (const auto& patch : plan_.steps_[i].patches) moving_.back().pointers.push_back(plan_.ptrs_[patch.slot]);
-  }
+  });
   collect_results(memory.fixed, limits);
   record_copies(out_);
   plan_.release();

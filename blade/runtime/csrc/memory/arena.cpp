@@ -11,6 +11,9 @@ namespace {
 
 constexpr size_t kAlign = 64;
 
+// How many calls pass before memory is given back that none of them needed.
+constexpr int kShrinkPeriod = 256;
+
 }  // namespace
 
 Arena::Arena(c10::DeviceType type) : type_(type) { allocate(kAlign); }
@@ -38,6 +41,31 @@ void Arena::reserve(size_t bytes) {
 
 void Arena::shrink(size_t bytes) {
   if (bytes < capacity_) allocate(std::max(bytes, kAlign));
+}
+
+void ShrinkingArena::reserve(size_t bytes) {
+  arena_.reserve(bytes);
+  peak_ = std::max(peak_, bytes);
+  if (++calls_ < kShrinkPeriod) return;
+  if (peak_ < arena_.capacity() / 2) arena_.shrink(peak_);
+  calls_ = 0;
+  peak_ = bytes;
+}
+
+ShrinkingArena& Arenas::of_stage(size_t stage) {
+  while (stages_.size() <= stage) stages_.push_back(std::make_unique<ShrinkingArena>(type_));
+  return *stages_[stage];
+}
+
+bool Arenas::contain(const c10::StorageImpl* storage) const {
+  const auto is_it = [storage](const ShrinkingArena& one) { return one.arena().storage().unsafeGetStorageImpl() == storage; };
+  return is_it(first_) || std::any_of(stages_.begin(), stages_.end(), [&](const auto& one) { return is_it(*one); });
+}
+
+size_t Arenas::bytes() const {
+  size_t total = first_.arena().capacity();
+  for (const auto& one : stages_) total += one->arena().capacity();
+  return total;
 }
 
 size_t plan_memory(std::vector<Buffer>& buffers) {

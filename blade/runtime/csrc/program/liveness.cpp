@@ -4,13 +4,10 @@
 #include <algorithm>
 
 #include "program/program.h"
+#include "program/reader.h"
 
 namespace blade {
 namespace {
-
-[[noreturn]] void invalid(const std::string& what) {
-  throw Unavailable(Code::kCorruptPayload, "The engine's program is not valid: " + what + ".");
-}
 
 std::string name_of(size_t slot) { return "slot " + std::to_string(slot); }
 
@@ -24,6 +21,9 @@ class Liveness {
     p_.aliased.assign(p_.inputs.size(), false);
     for (size_t i = 0; i < p_.instrs.size(); ++i) look_at(p_.instrs[i], static_cast<int64_t>(i));
     for (const int64_t id : p_.outputs) give_back(id);
+    for (auto at = static_cast<int64_t>(p_.instrs.size()); at-- > 0;) {
+      if (p_.instrs[at].loop >= 0) outlive(p_.instrs[at], at);
+    }
     for (size_t id = 0; id < p_.slots.size(); ++id) finish(id);
     check_updates();
   }
@@ -55,6 +55,33 @@ class Liveness {
     }
   }
 
+  // What comes from before a loop, or goes on after it, is in use at every iteration. What only the body touches is
+  // written by each iteration before it is read.
+  void outlive(const Instr& loop, int64_t at) {
+    const int64_t end = at + loop.length;
+    for (const auto& [a, b] : loop.swaps) {
+      for (const int64_t id : {a, b}) {
+        if (p_.first[id] < 0) invalid(name_of(id) + " is exchanged but never used");
+        p_.first[id] = std::min(p_.first[id], at);
+        p_.last[id] = std::max(p_.last[id], end);
+      }
+    }
+    for (size_t id = 0; id < p_.slots.size(); ++id) {
+      auto& first = p_.first[id];
+      auto& last = p_.last[id];
+      if (first < 0 || last <= at || first > end) continue;  // elsewhere
+      if (p_.slots[id].kind == SlotKind::kUpdate) invalid("'" + loop.text + "' may fail after it wrote an input");
+      const bool before = first <= at, after = last > end;
+      if (!before && !after) continue;
+      if (!before && p_.slots[id].kind == SlotKind::kDyn) invalid(name_of(id) + " is used after the loop that makes it");
+      first = std::min(first, at);
+      if (last <= end) {
+        last = end;
+        if (p_.slots[id].kind == SlotKind::kDyn) outlived_.emplace_back(id, at);
+      }
+    }
+  }
+
   void give_back(int64_t id) {
     use(id, end());
     auto& slot = p_.slots[id];
@@ -69,7 +96,12 @@ class Liveness {
     if (reuse >= 0 && p_.first[id] != p_.last[reuse]) {
       invalid(name_of(id) + " does not begin where " + name_of(reuse) + ", which it reuses, ends");
     }
-    if (p_.slots[id].kind == SlotKind::kDyn && last >= 0 && last < end()) p_.instrs[last].last_use.push_back(id);
+    if (p_.slots[id].kind != SlotKind::kDyn || last < 0 || last >= end()) return;
+    int64_t released = last;
+    for (const auto& [slot, loop] : outlived_) {
+      if (slot == id) released = std::min(released, loop);  // the outermost one
+    }
+    p_.instrs[released].last_use.push_back(id);
   }
 
   // An input is written when nothing reads it any more and nothing can fail any more: whoever has to run
@@ -102,6 +134,7 @@ class Liveness {
 
   bool cannot_fail(const Instr& instr) const {
     if (instr.launch) return true;  // nothing but the device itself
+    if (instr.loop >= 0) return false;
     if (!instr.op) return p_.regs[instr.scratch].op == RegOp::kConst && p_.regs[instr.scratch].a == 0;
     if (instr.op->schema().name() != "aten::copy_") return false;
     const auto& into = instr.args[0];
@@ -111,6 +144,7 @@ class Liveness {
   int64_t end() const { return static_cast<int64_t>(p_.instrs.size()); }
 
   Program& p_;
+  std::vector<std::pair<size_t, int64_t>> outlived_;  // dyn slots, and loops around their last use
 };
 
 }  // namespace

@@ -17,6 +17,7 @@ namespace {
 
 constexpr int64_t kVersion = 1;
 constexpr int64_t kMaxElements = int64_t{1} << 40;
+constexpr size_t kMaxLoops = 64;
 
 const std::map<std::string, at::ScalarType> kDtypes = {
     {"f32", at::kFloat},          {"f64", at::kDouble}, {"f16", at::kHalf},
@@ -61,7 +62,9 @@ class Parser : private Reader {
     for (int64_t n = count(); n > 0; --n) program_.outputs.push_back(slot());
     expect("end");
     end_of_line();
+    find_loops(program_);
     find_liveness(program_);
+    find_stages(program_);
     return std::move(program_);
   }
 
@@ -93,14 +96,22 @@ class Parser : private Reader {
       program_.regs.push_back({RegOp::kDim, input, axis});
     } else if (op == "const") {
       program_.regs.push_back({RegOp::kConst, number(), 0});
+    } else if (op == "late") {
+      program_.regs.push_back({RegOp::kLate});
+    } else if (op == "index") {
+      const size_t loop = program_.loops.size();
+      if (loop == kMaxLoops) fail("more than " + std::to_string(kMaxLoops) + " loops");
+      program_.regs.push_back({RegOp::kIndex, static_cast<int64_t>(loop), 0, 0, uint64_t{1} << loop});
+      program_.loops.emplace_back();
+      program_.loops.back().index = k;
     } else if (op == "scale") {
       const int64_t a = reg();
-      program_.regs.push_back({RegOp::kScale, a, 0, to_double(word())});
+      program_.regs.push_back({RegOp::kScale, a, 0, to_double(word()), program_.regs[a].loops});
     } else {
       const auto found = kRegOps.find(op);
       if (found == kRegOps.end()) fail("unknown register operation '" + op + "'");
-      const int64_t a = reg();
-      program_.regs.push_back({found->second, a, reg()});
+      const int64_t a = reg(), b = reg();
+      program_.regs.push_back({found->second, a, b, 0, program_.regs[a].loops | program_.regs[b].loops});
     }
   }
 
@@ -160,6 +171,7 @@ class Parser : private Reader {
       s.sizes = regs_of(rank);
       s.strides = regs_of(rank);
       s.offset = reg();
+      s.loops = program_.slots[s.index].loops | program_.regs[s.offset].loops;
     } else if (kind == "arena" || kind == "output" || kind == "dyn") {
       s.kind = kind == "arena" ? SlotKind::kArena : kind == "output" ? SlotKind::kOutput : SlotKind::kDyn;
       s.dtype = to_dtype(word());
@@ -201,6 +213,8 @@ class Parser : private Reader {
       parse_launch(instr);
     } else if (kind == "call") {
       parse_call(instr);
+    } else if (kind == "loop") {
+      parse_loop(instr);
     } else {
       fail("unknown instruction '" + kind + "'");
     }
@@ -230,6 +244,31 @@ class Parser : private Reader {
     }
   }
 
+  void parse_loop(Instr& instr) {
+    instr.count = reg();
+    const int64_t index = reg();
+    if (program_.regs[index].op != RegOp::kIndex) fail("register " + std::to_string(index) + " is no index");
+    instr.loop = program_.regs[index].a;
+    instr.length = count();
+    for (int64_t n = count(); n > 0; --n) {
+      const int64_t a = carried();
+      instr.swaps.emplace_back(a, carried());
+    }
+  }
+
+  // Memory that a loop exchanges for other memory, of which nothing else is a part.
+  int64_t carried() {
+    const int64_t id = slot();
+    auto& found = program_.slots[id];
+    const auto shares = [id](const Slot& other) { return other.reuse == id; };
+    if (found.kind != SlotKind::kArena || found.reuse >= 0 || std::any_of(program_.slots.begin(), program_.slots.end(), shares)) {
+      fail("only an arena slot of its own can be exchanged");
+    }
+    if (found.swapped) fail("slot " + std::to_string(id) + " is exchanged twice");
+    found.swapped = true;
+    return id;
+  }
+
   void parse_call(Instr& instr) {
     const auto name = word();
     const auto colons = name.find("::");
@@ -256,7 +295,12 @@ class Parser : private Reader {
         fail(name + " needs an argument '" + params[i].name() + "'");
       }
     }
-    for (int64_t n = count(); n > 0; --n) instr.results.push_back(result());
+    for (int64_t n = count(); n > 0; --n) {
+      const auto text = word();
+      const bool is_number = !text.empty() && text[0] == 'r';
+      instr.numbers.push_back(is_number ? late(text.substr(1)) : -1);
+      instr.results.push_back(is_number || text == "-" ? -1 : result(text));
+    }
   }
 
   // Which ops a file may call is a closed list; a program compiled here calls what the user's own model called.
@@ -268,10 +312,13 @@ class Parser : private Reader {
                               "with the contents of the file, call blade.allow_ops('" + op + "') before it is loaded.");
   }
 
-  // -1: nobody reads it
-  int64_t result() {
-    const auto text = word();
-    if (text == "-") return -1;
+  int64_t late(const std::string& text) {
+    const int64_t id = below(to_number(text), program_.regs.size(), "register");
+    if (program_.regs[id].op != RegOp::kLate) fail("a call's result must be a late register");
+    return id;
+  }
+
+  int64_t result(const std::string& text) {
     const int64_t id = below(to_number(text), program_.slots.size(), "slot");
     if (program_.slots[id].kind != SlotKind::kDyn) fail("a call's result must be a dyn slot");
     return id;

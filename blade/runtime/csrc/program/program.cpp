@@ -73,22 +73,38 @@ int64_t scale(int64_t a, double factor) {
 
 }  // namespace
 
+int64_t eval_register(const Reg& reg, const std::vector<int64_t>& values) {
+  switch (reg.op) {
+    case RegOp::kConst: return reg.a;
+    case RegOp::kIndex: return 0;
+    case RegOp::kScale: return scale(values[reg.a], reg.factor);
+    default: return apply(reg.op, values[reg.a], values[reg.b]);
+  }
+}
+
 void eval_registers(const Program& program, const std::vector<at::Tensor>& inputs, std::vector<int64_t>& values) {
   values.clear();
   values.reserve(program.regs.size());
   for (const auto& reg : program.regs) {
-    switch (reg.op) {
-      case RegOp::kDim: values.push_back(inputs[reg.a].sizes()[reg.b]); break;
-      case RegOp::kConst: values.push_back(reg.a); break;
-      case RegOp::kScale: values.push_back(scale(values[reg.a], reg.factor)); break;
-      default: values.push_back(apply(reg.op, values[reg.a], values[reg.b]));
-    }
+    const bool is_dim = reg.op == RegOp::kDim;
+    values.push_back(is_dim ? inputs[reg.a].sizes()[reg.b] : reg.known_at > 0 ? 0 : eval_register(reg, values));
   }
+}
+
+void eval_stage(const Program& program, const Stage& stage, std::vector<int64_t>& values) {
+  for (const int64_t id : stage.regs) values[id] = eval_register(program.regs[id], values);
 }
 
 const Guard* failed_guard(const Program& program, const std::vector<int64_t>& values) {
   for (const auto& guard : program.guards) {
-    if (values[guard.reg] == 0) return &guard;
+    if (values[guard.reg] == 0 && program.regs[guard.reg].known_at == 0) return &guard;
+  }
+  return nullptr;
+}
+
+const Guard* failed_guard(const Program& program, const Stage& stage, const std::vector<int64_t>& values) {
+  for (const int64_t k : stage.guards) {
+    if (values[program.guards[k].reg] == 0) return &program.guards[k];
   }
   return nullptr;
 }

@@ -23,15 +23,18 @@ struct InputSpec {
 
 enum class RegOp : uint8_t {
   kDim, kConst, kAdd, kSub, kMul, kFloorDiv, kMod, kMin, kMax, kEq, kNe, kLt, kLe, kGt, kGe, kAnd, kOr,
-  kScale
+  kScale, kLate, kIndex
 };
 
-// kDim: input a, axis b. kConst: value a. kScale: register a times factor. Otherwise registers a and b.
+// kDim: input a, axis b. kConst: value a. kScale: register a times factor. kLate: what a call makes known. kIndex: the
+// iteration index of loop a. Otherwise registers a and b.
 struct Reg {
   RegOp op;
   int64_t a = 0;
   int64_t b = 0;
   double factor = 0;
+  uint64_t loops = 0;    // a bit per loop whose index it is computed from
+  int64_t known_at = 0;  // how many instructions have to run before it is known
 };
 
 struct Guard {
@@ -51,6 +54,9 @@ struct Slot {
   int64_t offset = -1;           // register: kView
   int64_t reuse = -1;            // kArena: the slot whose bytes it takes where they are as many, or -1
   bool as_tensor = false;        // a call reads it or the engine returns it: needs an at::Tensor
+  int64_t known_at = 0;          // the largest of its registers' and its base's
+  bool swapped = false;          // kArena: a loop exchanges its memory with another slot's
+  uint64_t loops = 0;            // kView: a bit per loop whose index its offset, or its base's, depends on
 };
 
 struct CallArg {
@@ -78,8 +84,28 @@ struct Instr {
   bool draws = false;  // random numbers, from torch's default generator
   std::vector<CallArg> args;
   std::vector<int64_t> results;  // dyn slots; -1: not looked at
-  // dyn slots whose memory nothing needs after this instruction
+  std::vector<int64_t> numbers;  // per result: the late register that it is, or -1
+  int64_t stage = -1;            // which of Program::stages begins behind it, or -1
+  int64_t known_at = 0;          // the largest of what it reads
+  // loop: the instructions after this one are its body
+  int64_t loop = -1;       // its number
+  int64_t count = 0;       // a register: the trip count
+  int64_t length = 0;      // instructions of the body
+  std::vector<std::pair<int64_t, int64_t>> swaps;  // slots that exchange their memory after each iteration
+  // dyn slots whose memory nothing needs after this instruction, for a loop: after its last iteration
   std::vector<int64_t> last_use;
+};
+
+// What the index of a loop changes, in the order in which it is computed anew.
+struct LoopState {
+  struct Int {
+    int64_t instr, position, reg;
+  };
+  int64_t index = -1;  // a register
+  int64_t instr = -1;
+  std::vector<int64_t> regs;
+  std::vector<int64_t> views;  // slots that move
+  std::vector<Int> ints;       // of kernels and launches
 };
 
 // A constant computed once per loaded engine from others: weights in the layout a kernel wants.
@@ -96,6 +122,17 @@ struct Pack {
   std::vector<Fill> fills;
 };
 
+// What becomes known when a call has run whose results have sizes that depend on elements.
+struct Stage {
+  // A size of a result, or the result itself if the axis is -1.
+  struct Bound {
+    int64_t reg, result, axis;
+  };
+  int64_t instr;
+  std::vector<Bound> bound;
+  std::vector<int64_t> regs, guards, slots, instrs;  // those with known_at = instr + 1, without the late registers
+};
+
 struct Program {
   std::vector<std::string> isa;
   std::vector<InputSpec> inputs;
@@ -104,6 +141,7 @@ struct Program {
   std::vector<Pack> packs;  // constants from num_constants on
   std::vector<Slot> slots;
   std::vector<Instr> instrs;
+  std::vector<LoopState> loops;
   std::vector<int64_t> outputs;
   // Per slot, for roots only: first and last instruction that touches its memory (-1: none;
   // the number of instructions: the caller gets it).
@@ -114,11 +152,19 @@ struct Program {
   // Per input: a launch reads it, so that its address has to be aligned.
   std::vector<bool> launched;
   bool draws = false;  // one of the calls does
+  std::vector<Stage> stages;  // in the order of their calls; none: all sizes follow from the inputs'
 };
+
+// Fills in the loops' state. Throws Unavailable for loops that are not nested, and for what changes from one iteration
+// to the next but may not: sizes, guards, extents.
+void find_loops(Program& program);
 
 // Fills in `first`, `last`, `aliased` and the instructions' `last_use`. Throws Unavailable for slots that are used in a way
 // the format rules out.
 void find_liveness(Program& program);
+
+// Fills in `stages` and every `known_at`. Throws Unavailable for what is used before it is known.
+void find_stages(Program& program);
 
 // Who wrote a program: this process, or a file, which may call no ops but those of policy.h.
 enum class Origin : uint8_t { kProcess, kFile };
@@ -126,11 +172,19 @@ enum class Origin : uint8_t { kProcess, kFile };
 // Throws Unavailable for text this library cannot run.
 Program parse_program(const std::string& text, size_t num_constants, Origin origin);
 
-// Register values for inputs of these sizes; division by zero gives 0.
+// Register values for inputs of these sizes; division by zero gives 0, and the index of a loop is 0. Those that are not
+// known yet are 0.
 void eval_registers(const Program& program, const std::vector<at::Tensor>& inputs, std::vector<int64_t>& values);
 
-// The first guard that does not hold, or nullptr.
+// The value of a register that depends on others alone; the index of a loop is 0.
+int64_t eval_register(const Reg& reg, const std::vector<int64_t>& values);
+
+// The registers that follow from what `stage` binds, which `values` has.
+void eval_stage(const Program& program, const Stage& stage, std::vector<int64_t>& values);
+
+// The first guard that does not hold, or nullptr: of those on the inputs' sizes, or of a stage.
 const Guard* failed_guard(const Program& program, const std::vector<int64_t>& values);
+const Guard* failed_guard(const Program& program, const Stage& stage, const std::vector<int64_t>& values);
 
 // Everything that does not depend on sizes: count, dtype, device, rank, autograd, and unless `takes_autocast` that
 // autocast is off where the inputs are.

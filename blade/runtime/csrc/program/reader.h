@@ -23,6 +23,11 @@ inline std::vector<std::string> split(const std::string& text, char by) {
   return parts;
 }
 
+// Of a program that parses, but asks for what no program may.
+[[noreturn]] inline void invalid(const std::string& what) {
+  throw Unavailable(Code::kCorruptPayload, "The engine's program is not valid: " + what + ".");
+}
+
 class Reader {
  public:
   explicit Reader(const std::string& text) : lines_(split(text, '\n')) {}

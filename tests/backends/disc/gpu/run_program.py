@@ -7,7 +7,7 @@ Plain and slow; what the C++ executor does beyond it is memory and speed. Memory
 as large a number as there is, and what `reuse` says is done, so that a wrong plan shows in the values.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
@@ -126,38 +126,81 @@ class _Run:
         self.units = units
         self.inputs = [t.contiguous() for t in inputs]
         self.constants = list(constants)
-        self.registers: list[int] = []
+        self.registers: list[int | None] = []  # None: not known yet
         self.slots: list[torch.Tensor | None] = []
         self.kinds: list[list[str]] = []
         self.ran: list[str] = []
 
     def run(self) -> list[torch.Tensor]:
-        for line in _section(self.lines, "registers"):
-            self.register(line.split()[2:])
-        for line in _section(self.lines, "guards"):
-            if not self.registers[int(line.split()[1])]:
-                raise GuardFailed(line)
+        self.registers = [None] * len(_section(self.lines, "registers"))
+        self.learn({})
         for line in _section(self.lines, "packs"):
             self.pack(line.split()[1:])
         for line in _section(self.lines, "slots"):
             self.kinds.append(line.split()[2:])
             self.slots.append(self.slot(self.kinds[-1]))
-        for line in _section(self.lines, "instructions"):
-            self.instruction(line.split())
+        self.instructions(_section(self.lines, "instructions"))
         words = next(line for line in self.lines if line.startswith("outputs ")).split()
         return [self.tensor(int(w)) for w in words[2:]]
 
-    def register(self, words: Sequence[str]) -> None:
+    def instructions(self, lines: Sequence[str]) -> None:
+        rest = list(lines)
+        while rest:
+            words = rest.pop(0).split()
+            if words[0] != "loop":
+                self.instruction(words)
+                continue
+            count, index, length, _, *slots = map(int, words[1:])
+            body, rest = rest[:length], rest[length:]
+            for number in range(self.number(count)):
+                self.set_index(index, number)
+                self.instructions(body)
+                for a, b in zip(slots[::2], slots[1::2], strict=True):
+                    self.slots[a], self.slots[b] = self.slots[b], self.slots[a]
+
+    def set_index(self, index: int, number: int) -> None:
+        """Computes anew what depends on the index of a loop."""
+        changed = {index}
+        self.registers[index] = number
+        for k, line in enumerate(_section(self.lines, "registers")):
+            op, *rest = line.split()[2:]
+            if op in _OPS and changed & set(map(int, rest)):
+                changed.add(k)
+                self.registers[k] = _OPS[op](*(self.number(int(r)) for r in rest))
+
+    def learn(self, late: Mapping[int, int]) -> None:
+        """Compute what follows from the sizes of the inputs and from those that calls have made."""
+        known = {k for k, value in enumerate(self.registers) if value is not None}
+        for k, value in late.items():
+            self.registers[k] = value
+        for k, line in enumerate(_section(self.lines, "registers")):
+            if self.registers[k] is None:
+                self.registers[k] = self.register(line.split()[2:])
+        for line in _section(self.lines, "guards"):
+            number = int(line.split()[1])
+            if number not in known and self.registers[number] == 0:
+                raise GuardFailed(line)
+
+    def register(self, words: Sequence[str]) -> int | None:
         op, *rest = words
         if op == "dim":
-            value = self.inputs[int(rest[0])].shape[int(rest[1])]
-        elif op == "const":
-            value = int(rest[0])
-        elif op == "scale":
-            value = int(self.registers[int(rest[0])] * float(rest[1]))
-        else:
-            value = _OPS[op](self.registers[int(rest[0])], self.registers[int(rest[1])])
-        self.registers.append(value)
+            return self.inputs[int(rest[0])].shape[int(rest[1])]
+        if op == "const":
+            return int(rest[0])
+        if op == "index":
+            return 0
+        if op == "late":
+            return None
+        a = self.registers[int(rest[0])]
+        if op == "scale":
+            return None if a is None else int(a * float(rest[1]))
+        b = self.registers[int(rest[1])]
+        return None if a is None or b is None else _OPS[op](a, b)
+
+    def number(self, register: int) -> int:
+        value = self.registers[register]
+        assert value is not None, f"register {register} is used before it is known"
+        return value
 
     def pack(self, words: Sequence[str]) -> None:
         name, dtype, count, fills = words[0], _DTYPES[words[1]], int(words[2]), int(words[3])
@@ -180,11 +223,15 @@ class _Run:
         if kind == "view":
             return None
         dtype, rank = _DTYPES[rest[0]], int(rest[1])
-        shape = [self.registers[int(r)] for r in rest[2 : 2 + rank]]
+        sizes = [self.registers[int(r)] for r in rest[2 : 2 + rank]]
+        if None in sizes:  # made when it is first touched
+            return None
+        shape = [size for size in sizes if size is not None]
         if "reuse" in rest:
             other = self.slots[int(rest[-1])]
-            assert other is not None
             made = _garbage(shape, dtype)
+            if other is None:  # it became known at another time
+                return made
             if made.numel() * made.itemsize == other.numel() * other.itemsize and made.numel():
                 return other.view(-1).view(dtype).view(shape)
             return made
@@ -196,15 +243,19 @@ class _Run:
         if found is not None:
             return found
         kind, *rest = self.kinds[k]
+        if kind in ("arena", "output"):
+            self.slots[k] = self.slot(self.kinds[k])
+            assert self.slots[k] is not None, f"the size of slot {k} is not known yet"
+            return self.tensor(k)
         assert kind == "view", f"slot {k} is read before it is written"
         base, rank = self.tensor(int(rest[0])), int(rest[1])
-        numbers = [self.registers[int(r)] for r in rest[2:]]
+        numbers = [self.number(int(r)) for r in rest[2:]]
         sizes, strides, offset = numbers[:rank], numbers[rank : 2 * rank], numbers[-1]
         return torch.as_strided(base, sizes, strides, base.storage_offset() + offset)
 
     def instruction(self, words: Sequence[str]) -> None:
         if words[0] == "when":
-            if not self.registers[int(words[1])]:
+            if not self.number(int(words[1])):
                 return
             words = words[2:]
         self.ran.append(words[1] if words[0] == "call" else words[1].rpartition("_")[0])
@@ -213,10 +264,10 @@ class _Run:
             return
         assert words[0] == "launch", words
         name, rest = words[1], [int(w) for w in words[2:]]
-        grid = tuple(self.registers[r] for r in rest[:3])
+        grid = tuple(self.number(r) for r in rest[:3])
         count = rest[3]
         pointers = [self.tensor(k) for k in rest[4 : 4 + count]]
-        ints = [self.registers[r] for r in rest[5 + count :]]
+        ints = [self.number(r) for r in rest[5 + count :]]
         assert len(ints) == rest[4 + count]
         self.launch(name, grid, pointers, ints)
 
@@ -234,7 +285,8 @@ class _Run:
 
     def call(self, name: str, words: Sequence[str]) -> None:
         op, _, overload = name.partition(".")
-        target = getattr(getattr(torch.ops.aten, op.removeprefix("aten::")), overload or "default")
+        library, _, short = op.partition("::")
+        target = getattr(getattr(getattr(torch.ops, library), short), overload or "default")
         count = int(words[0])
         args = [self.argument(w) for w in words[1 : 1 + count]]
         arguments = target._schema.arguments
@@ -243,14 +295,26 @@ class _Run:
         slots = words[2 + count :]
         assert len(slots) == int(words[1 + count])
         several = results if isinstance(results, (tuple, list)) else [results]
+        self.learn(dict(self.made(slots, several)))
         for slot, result in zip(slots, several, strict=False):
-            if slot != "-":
+            if slot != "-" and slot[0] != "r":
                 self.slots[int(slot)] = self.expected(int(slot), result)
+
+    def made(self, slots: Sequence[str], results: Sequence[Any]) -> Iterator[tuple[int, int]]:
+        """(late register, value) for each that these results make known."""
+        for slot, result in zip(slots, results, strict=False):
+            if slot[0] == "r":
+                yield int(slot[1:]), int(result)
+            elif slot != "-":
+                registers = self.kinds[int(slot)][3 : 3 + result.dim()]
+                for register, size in zip(map(int, registers), result.shape, strict=True):
+                    if self.registers[register] is None:
+                        yield register, size
 
     def expected(self, k: int, result: torch.Tensor) -> torch.Tensor:
         """``result`` with the strides that slot ``k`` says."""
         _, dtype, rank, *rest = self.kinds[k]
-        numbers = [self.registers[int(r)] for r in rest]
+        numbers = [self.number(int(r)) for r in rest]
         sizes, strides = numbers[: int(rank)], numbers[int(rank) :]
         assert list(result.shape) == sizes and result.dtype == _DTYPES[dtype], (result, sizes)
         if list(result.stride()) == strides:
@@ -265,7 +329,7 @@ class _Run:
         parts = [p for p in text.split(",") if p]
         simple: dict[str, Callable[[], Any]] = {
             "t": lambda: self.tensor(int(text)),
-            "r": lambda: self.registers[int(text)],
+            "r": lambda: self.number(int(text)),
             "i": lambda: int(text),
             "f": lambda: float(text),
             "b": lambda: text == "1",
@@ -274,7 +338,7 @@ class _Run:
             "dt": lambda: _DTYPES[text],
             "lt": lambda: [self.tensor(int(p)) for p in parts],
             "lo": lambda: [None if p == "n" else self.tensor(int(p)) for p in parts],
-            "li": lambda: [self.registers[int(p[1:])] if p[0] == "r" else int(p) for p in parts],
+            "li": lambda: [self.number(int(p[1:])) if p[0] == "r" else int(p) for p in parts],
             "lf": lambda: [float(p) for p in parts],
             "lb": lambda: [p == "1" for p in parts],
         }

@@ -10,6 +10,7 @@ import torch
 from blade.backends.disc.frontend.ops.table import Lowering, lowers
 from blade.backends.disc.ir.graph import Value, numel, plain
 from blade.backends.disc.ir.kernel import Dim
+from blade.graph.shapes.symbolic import is_late
 
 aten = torch.ops.aten
 
@@ -167,6 +168,8 @@ def _holds_for_empty(size: Dim, sliced: Dim) -> bool:
     """Whether ``sliced`` is 0 for ``size`` 0, although these expressions assume positive sizes."""
     if not isinstance(size, sympy.Symbol):
         return isinstance(size, int)
+    if is_late(size):  # torch does not assume that there is an element
+        return True
     left: bool = sympy.sympify(sliced).subs(size, 0) == 0
     return left
 
@@ -185,7 +188,9 @@ def select(lo: Lowering, x: Value, dim: int, index: Any) -> Value:
     elif not isinstance(x.shape[axis], int) or not isinstance(index, int):
         lo.b.require(sympy.Lt(index, x.shape[axis], evaluate=False), "index within bounds")
         lo.b.require(sympy.Ge(index, 0, evaluate=False), "index within bounds")
-    one = lo.b.slice(x, axis, clamped(index, x.shape[axis]), 1, 1)
+    known = isinstance(index, int)
+    start = clamped(index, x.shape[axis]) if known else plain(index)  # required to be within
+    one = lo.b.slice(x, axis, start, 1, 1)
     return lo.b.reshape(one, lo.shape)
 
 

@@ -6,7 +6,7 @@ kernel that computes the part stores it in place.
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import sympy
@@ -19,6 +19,8 @@ from blade.backends.disc.ir.kernel import Dim
 
 aten = torch.ops.aten
 
+_MOST_PARTS = 128
+
 
 def _placed(lo: Lowering, part: Value, axis: int, start: Dim, around: Value) -> Value:
     """``around`` with ``part`` in place of its elements from ``start`` along ``axis``."""
@@ -26,9 +28,9 @@ def _placed(lo: Lowering, part: Value, axis: int, start: Dim, around: Value) -> 
     end = plain(sympy.sympify(start) + length)
     rest = plain(sympy.sympify(around.shape[axis]) - end)
     pieces = [
-        lo.b.slice(around, axis, 0, 1, start),
+        *_parts(lo, around, axis, 0, start),
         part,
-        lo.b.slice(around, axis, end, 1, rest),
+        *_parts(lo, around, axis, end, rest),
     ]
     pieces = [p for p in pieces if p.shape[axis] != 0]
     if not pieces:
@@ -36,6 +38,37 @@ def _placed(lo: Lowering, part: Value, axis: int, start: Dim, around: Value) -> 
     if len(pieces) == 1:
         return pieces[0]
     return lo.b.make("concat", pieces, around.shape, part.dtype, axis=axis)
+
+
+def _parts(lo: Lowering, x: Value, axis: int, start: Dim, size: Dim) -> list[Value]:
+    """The elements ``start`` .. ``start + size`` along ``axis``: operands of ``x`` if it is a concatenation.
+
+    So the writes to one place after another are one concatenation, and what is overwritten is not computed.
+    """
+    whole = [lo.b.slice(x, axis, start, 1, size)]
+    if x.op != "concat" or x.attrs["axis"] != axis or len(x.args) > _MOST_PARTS:
+        return whole
+    end = plain(sympy.sympify(start) + size)
+    to_end = end == x.shape[axis]
+    known = (start, *(a.shape[axis] for a in x.args[:-1]), *(() if to_end else (size,)))
+    if not all(isinstance(n, int) for n in known):
+        return whole
+    return list(_between(lo, x, axis, int(start), None if to_end else int(end)))
+
+
+def _between(lo: Lowering, x: Value, axis: int, start: int, end: int | None) -> Iterator[Value]:
+    """The parts of a concatenation's operands from ``start`` to ``end``; the last one's size may be unknown."""
+    offset = 0
+    for part in x.args:
+        length = part.shape[axis]
+        first = max(start - offset, 0)
+        last: Dim = length if end is None else end - offset
+        if isinstance(length, int):
+            last = min(int(last), length)
+            offset += length
+        size = plain(sympy.sympify(last) - first)
+        if not isinstance(size, int) or size > 0:
+            yield lo.b.slice(part, axis, first, 1, size)
 
 
 def _zeros(lo: Lowering) -> Value:

@@ -177,7 +177,10 @@ class Lowering:
         accepts.
         """
         is_number = isinstance(arg, int | float) and wanted.kind() == "TensorType"
-        return self.b.fill(arg, (), self.dtype) if is_number else arg
+        dtype = self.dtype
+        if dtype.is_complex:  # a number beside complex ones stays real: no kernel stores others
+            dtype = torch.float64 if isinstance(arg, float) else torch.int64
+        return self.b.fill(arg, (), dtype) if is_number else arg
 
     def _draw(self, operands: list[Value]) -> dict[str, int]:
         """The number of a call that draws, and its dependence on the previous draw (random_calls.py)."""

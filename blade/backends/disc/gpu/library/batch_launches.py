@@ -24,6 +24,7 @@ from blade.backends.disc.program.instructions import (
     KernelCall,
     Launch,
     LibraryCall,
+    LoopCall,
     NativeCall,
     Operand,
 )
@@ -86,7 +87,7 @@ def _uses(steps: Sequence[Instruction]) -> _ValueUses:
 
 def _touched(step: Instruction) -> Iterator[Value]:
     """The values whose memory ``step`` reads or writes."""
-    if isinstance(step, LibraryCall | AttentionCall):
+    if isinstance(step, LibraryCall | AttentionCall | LoopCall):
         yield from _touched(step.value)
     elif isinstance(step, Value):
         for one in (step, *step.args):

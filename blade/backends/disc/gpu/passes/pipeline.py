@@ -24,7 +24,9 @@ from blade.backends.disc.gpu.passes.prepare_convolutions import (
 from blade.backends.disc.gpu.passes.recompute_channel_values import recompute_channel_values
 from blade.backends.disc.ir.graph import Value
 from blade.backends.disc.passes import legalize
+from blade.backends.disc.passes.copy_complex import copy_complex
 from blade.backends.disc.passes.fuse_attention import find_attention
+from blade.backends.disc.passes.hoist_products import hoist_products
 from blade.backends.disc.passes.lower_quantized import lower_int8
 from blade.backends.disc.passes.materialize_outputs import materialize_outputs
 from blade.backends.disc.passes.merge_linears import merge_linears
@@ -45,6 +47,7 @@ def passes(half: torch.dtype | None) -> Sequence[tuple[str, GraphPass]]:
     narrow = () if half is None else (("half", partial(use_mixed_precision, dtype=half)),)
     return (
         ("normalize", normalize_sizes),
+        ("hoist", hoist_products),
         ("assert_in_kernels", assert_indices),
         ("int8", partial(lower_int8, lowerer_of=ScaledLowerer)),
         ("find_attention", partial(find_attention, forms=FORMS)),
@@ -64,6 +67,7 @@ def passes(half: torch.dtype | None) -> Sequence[tuple[str, GraphPass]]:
         ("addressable", partial(legalize.addressable, packed=_nothing)),
         ("precompute", precompute_constants),
         ("outputs", materialize_outputs),
+        ("complex", copy_complex),
     )
 
 

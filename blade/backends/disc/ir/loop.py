@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loops: a nested graph that runs as often as a size says.
+
+    %4 f32[s0, 8] = loop %3 %0 body=loop_s5 count=s1        %3: the state at the start, %0: read by every iteration
+    %5 f32[s0, 8] = carried %4 index=0                      the state after the last iteration
+    %6 f32[s1, s0, 8] = item %4 index=0                     a result of each iteration, along a new first axis
+
+The body is a graph of its own over the same size symbols. ``LoopBody.index`` is the iteration index;
+it may occur where elements are read (the start of a slice) and in values, not in shapes.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import sympy
+
+from blade.backends.disc.ir.graph import Graph, IrBuilder, Value
+from blade.backends.disc.ir.kernel import Dim
+from blade.backends.disc.ir.late_sizes import late_symbols
+from blade.backends.disc.ir.rewrite import eliminate_dead_code, rewrite_with_builder
+from blade.backends.disc.ir.views import view_of
+from blade.core.reason import Code
+from blade.errors import Refused
+
+
+@dataclass(frozen=True, eq=False)
+class LoopBody:
+    """One iteration of a loop. Inputs: the state, then what every iteration reads. Outputs: the new state, then results
+    of the iteration, which the loop collects.
+
+    Compared by identity: two equal loops are two.
+    """
+
+    graph: Graph
+    index: sympy.Symbol
+    carried: int
+
+    def __repr__(self) -> str:
+        return f"loop_{self.index}"
+
+
+def loops(graph: Graph) -> list[Value]:
+    return [v for v in graph.values if v.op == "loop"]
+
+
+def body_of(loop: Value) -> LoopBody:
+    body = loop.attrs["body"]
+    assert isinstance(body, LoopBody), loop
+    return body
+
+
+def check_body(body: LoopBody, count: Dim) -> None:
+    """Raise ``Refused`` if a shape or ``count`` depends on the index or on elements: a plan is made once for all
+    iterations.
+    """
+    if late_symbols(count):
+        raise Refused(Code.DATA_DEPENDENT, f"The trip count {count} of a loop depends on elements.")
+    for value in _values(body.graph):
+        if value.op == "read" or late_symbols((value.shape, *value.attrs.values())):
+            raise Refused(Code.DATA_DEPENDENT, f"A size in a loop depends on elements: {value}.")
+        dims = (*value.shape, *(value.strides or ()), value.attrs.get("count", 0))
+        if any(isinstance(d, sympy.Expr) and body.index in d.free_symbols for d in dims):
+            raise Refused(Code.UNSUPPORTED_OP, f"A shape in a loop depends on its index: {value}.")
+        if "draw" in value.attrs:
+            raise Refused(Code.UNSUPPORTED_OP, f"A loop draws random numbers: {value}.")
+
+
+def _values(graph: Graph) -> Iterator[Value]:
+    """The values of ``graph`` and of the bodies of its loops."""
+    for value in graph.values:
+        yield value
+        if value.op == "loop":
+            yield from _values(body_of(value).graph)
+
+
+def own_results(graph: Graph) -> Graph:
+    """The body ``graph`` with outputs that are buffers of their own, which the loop may place."""
+    b, graph = rewrite_with_builder(graph, lambda b, v, args: None)
+    taken: set[int] = set()
+    outputs = []
+    for k, value in enumerate(graph.outputs):
+        outputs.append(value if _is_own(value, taken) else _copied(b, value, k))
+        taken.add(outputs[-1].id)
+    return eliminate_dead_code(replace(graph, values=b.values, outputs=tuple(outputs)))
+
+
+def _is_own(value: Value, taken: set[int]) -> bool:
+    view = view_of(value)
+    return (
+        view is not None
+        and view.base is value
+        and value.strides is None
+        and value.op not in _ELSEWHERE
+        and value.id not in taken
+    )
+
+
+def _copied(b: IrBuilder, value: Value, output: int) -> Value:
+    return b.make("cast", [value], value.shape, value.dtype, output=output)
+
+
+_ELSEWHERE = ("input", "const", "packed", "call", "item", "carried", "concat", "conv", "spatial")
+"""Ops whose results a loop cannot place: memory of others, of a call, or of another layout."""

@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``float(t)``, ``int(t)``, ``max(a, b)``, ``math.sqrt(n)``, ... of the model's modules, as numbers of the graph.
+
+    with shadowed(model):
+        torch.jit.trace(...)             # 0.1 / max(float(x.norm()), 1e-5) follows x
+
+Python demands that ``float(t)`` is a float, so the value would be a constant. While a model is traced, the
+names ``float``, ``int``, ``len``, ``max``, ``min`` and ``math`` of the modules that define it, and of their
+packages, mean the functions below. For anything but a traced tensor they do what Python's do.
+"""
+
+import builtins
+import math
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+from blade.capture.decisions.recorder import current
+from blade.capture.decisions.traced_number import (
+    TracedNumber,
+    as_number,
+    as_own_number,
+    dtype_of,
+    is_traced,
+    rank_of,
+    untraced,
+)
+
+_NOT_SHADOWED = frozenset({"torch", "builtins", "blade", *sys.stdlib_module_names}) - {"__main__"}
+
+
+def _is_scalar(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and current() is not None and is_traced(value)
+
+
+class _Kind(type):
+    """A stand-in for ``float`` or ``int`` that equals it, and has its instances."""
+
+    real: type
+    dtype: torch.dtype
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        if len(args) == 1 and not kwargs and _is_scalar(args[0]) and _has_one(args[0]):
+            return cls.number(args[0])
+        return cls.real(*args, **kwargs)
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        if type(instance) is TracedNumber:
+            return dtype_of(instance) is cls.dtype
+        return isinstance(instance, cls.real)
+
+    def __subclasscheck__(cls, subclass: type) -> bool:
+        return issubclass(subclass, cls.real)
+
+    def __eq__(cls, other: object) -> bool:
+        return other is cls or other is cls.real
+
+    def __hash__(cls) -> int:
+        return hash(cls.real)
+
+    def __or__(cls, other: Any) -> Any:
+        return cls.real | other
+
+    def __ror__(cls, other: Any) -> Any:
+        return other | cls.real
+
+    def __getattr__(cls, name: str) -> Any:
+        return getattr(cls.real, name)
+
+
+def _has_one(tensor: torch.Tensor) -> bool:
+    return rank_of(tensor) == 0 or all(n == 1 for n in _sizes(tensor))
+
+
+def _sizes(tensor: torch.Tensor) -> list[int]:
+    with untraced():
+        return list(tensor.shape)
+
+
+class _Float(metaclass=_Kind):
+    real = builtins.float
+    dtype = torch.float64
+
+    @staticmethod
+    def number(value: torch.Tensor) -> Any:
+        return as_number(value, torch.float64)
+
+
+class _Int(metaclass=_Kind):
+    real = builtins.int
+    dtype = torch.int64
+
+    @staticmethod
+    def number(value: torch.Tensor) -> Any:
+        if dtype_of(value) is torch.int64 and rank_of(value) == 0:
+            return as_own_number(value)  # a size, or a number already
+        return as_number(value, torch.int64)
+
+
+def _len(value: Any) -> Any:
+    if _is_scalar(value) and rank_of(value):
+        return value.shape[0]
+    return builtins.len(value)
+
+
+def _extreme(real: Any, is_better: Any) -> Any:
+    def extreme(*args: Any, **kwargs: Any) -> Any:
+        several = args[0] if len(args) == 1 and isinstance(args[0], (list, tuple)) else args
+        if kwargs or not several or not any(map(_is_scalar, several)) or not _same_kind(several):
+            return real(*args, **kwargs)
+        best = several[0]
+        for one in several[1:]:
+            first, second = _both(best, one)
+            with torch._C.DisableTorchFunctionSubclass():
+                best = _kept(torch.where(is_better(second, first), second, first))
+        return best
+
+    return extreme
+
+
+def _same_kind(values: Any) -> bool:
+    """Whether all are floats, or all ints: then the type of the result does not depend on which one it is."""
+    kinds = {_kind(value) for value in values}
+    return len(kinds) == 1 and None not in kinds
+
+
+def _kind(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        is_number = rank_of(value) == 0 and dtype_of(value) in (torch.float64, torch.int64)
+        return dtype_of(value) if is_number else None
+    return {builtins.float: torch.float64, builtins.int: torch.int64}.get(type(value))
+
+
+def _both(a: Any, b: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    like = a if isinstance(a, torch.Tensor) else b
+    with torch._C.DisableTorchFunctionSubclass():
+        first, second = (x if isinstance(x, torch.Tensor) else like.new_tensor(x) for x in (a, b))
+    return first, second
+
+
+def _kept(value: torch.Tensor) -> Any:
+    return value if dtype_of(value) is torch.int64 else as_number(value)
+
+
+class _Math(ModuleType):
+    """``math`` with functions of numbers of the graph."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(math, name)
+
+
+def _of_number(name: str) -> Any:
+    real, function = getattr(math, name), getattr(torch, {"fabs": "abs"}.get(name, name))
+
+    def call(value: Any, *args: Any) -> Any:
+        if args or type(value) is not TracedNumber or current() is None:
+            return real(value, *args)
+        return as_number(function(as_number(value, torch.float64)))
+
+    return call
+
+
+def _math() -> ModuleType:
+    made = _Math("math")
+    for name in "sqrt exp log log2 log10 sin cos tanh fabs".split():
+        setattr(made, name, _of_number(name))
+    return made
+
+
+_NAMES: dict[str, Any] = {
+    "float": _Float,
+    "int": _Int,
+    "len": _len,
+    "max": _extreme(builtins.max, lambda new, old: new > old),
+    "min": _extreme(builtins.min, lambda new, old: new < old),
+}
+_MATH = _math()
+_INSTEAD = {
+    id(getattr(math, name)): getattr(_MATH, name)
+    for name in vars(_MATH)
+    if hasattr(math, name) and not name.startswith("__")
+}
+
+_lock = threading.RLock()
+_users: dict[int, list[Any]] = {}  # id of a namespace -> [number of users, names to restore]
+_MISSING = object()
+
+
+@contextmanager
+def shadowed(model: nn.Module) -> Iterator[None]:
+    """Shadow the names in the modules of ``model``'s classes and in their packages."""
+    spaces = [vars(module) for module in _modules_of(model)]
+    with _lock:
+        for space in spaces:
+            _shadow(space)
+    try:
+        yield
+    finally:
+        with _lock:
+            for space in spaces:
+                _unshadow(space)
+
+
+def _shadow(space: dict[str, Any]) -> None:
+    known = _users.setdefault(id(space), [0, {}])
+    known[0] += 1
+    if known[0] > 1:
+        return
+    changes = {name: made for name, made in _NAMES.items() if name not in space}
+    for name, value in space.items():
+        if value is math:
+            changes[name] = _MATH
+        elif id(value) in _INSTEAD:
+            changes[name] = _INSTEAD[id(value)]
+    known[1] = {name: space.get(name, _MISSING) for name in changes}
+    space.update(changes)
+
+
+def _unshadow(space: dict[str, Any]) -> None:
+    known = _users[id(space)]
+    known[0] -= 1
+    if known[0]:
+        return
+    for name, value in known[1].items():
+        if value is _MISSING:
+            space.pop(name, None)
+        else:
+            space[name] = value
+    del _users[id(space)]
+
+
+def _modules_of(model: nn.Module) -> list[ModuleType]:
+    classes = {base for part in model.modules() for base in type(part).__mro__}
+    names = {one.__module__ for one in classes}
+    tops = {name.partition(".")[0] for name in names} - _NOT_SHADOWED
+    return [
+        module
+        for name, module in list(sys.modules.items())
+        if name.partition(".")[0] in tops and isinstance(module, ModuleType)
+    ]

@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The paths through a model's code that were traced, as one module.
+
+    table = PathTable(first)
+    table.add(second)                    # joins where the decisions of both part
+    table.module("Model", ["x"])
+
+A path is a trace with checks of its decisions. Checks of sizes are conditions on the sizes of the inputs and
+stand at its beginning; checks of elements stand where the decision fell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from blade.capture.decisions.recorder import Recorder, TracedDecision
+from blade.capture.inputs import Sample
+from blade.core.captured import Path
+from blade.graph.torchscript.check_forms import (
+    FLOATS,
+    IDENTITY,
+    INTEGERS,
+    RANK,
+    STRUCTURE,
+    check_forms,
+)
+from blade.graph.torchscript.decision_checks import checks_of, describe_checks, drop_check
+from blade.graph.torchscript.hoist_size_checks import ASSUMED, hoist_size_checks
+from blade.graph.torchscript.merge_paths import PathGraph, merged, same_computation
+
+WHAT_TO_DO = (
+    "Optimize with a sample that takes this path, too (Config.max_paths bounds their number), or call the original "
+    "model here."
+)
+
+
+FORMS = (RANK, FLOATS, INTEGERS, IDENTITY)
+
+
+@dataclass
+class CapturedPath:
+    """A traced path: its module, what was decided, and the conditions that its checks compare.
+
+    ``conditions`` has, by decision, the relation between sizes that has to hold, or the source line of a
+    decision on elements. ``others`` are the paths that begin at a check of this one.
+    """
+
+    module: torch.jit.ScriptModule
+    recorder: Recorder
+    sample: Sample
+    conditions: dict[int, str] = field(default_factory=dict)
+    elements: frozenset[int] = frozenset()  # decisions on elements
+    others: dict[int, CapturedPath] = field(default_factory=dict)
+
+    @property
+    def decisions(self) -> Sequence[TracedDecision]:
+        return self.recorder.decisions
+
+    def tree(self) -> PathGraph:
+        return PathGraph(
+            self.module.graph, {index: other.tree() for index, other in self.others.items()}
+        )
+
+
+def finish(module: torch.jit.ScriptModule, recorder: Recorder, sample: Sample) -> CapturedPath:
+    """Move the checks of sizes in ``module``, a frozen trace at ``sample``, and write all checks' messages."""
+    graph, decisions = module.graph, recorder.decisions
+    given: Any = graph.inputs()
+    conditions = {}
+    if len(list(given)) == len(sample) + 1:
+        if decisions:
+            conditions = hoist_size_checks(graph, sample)
+        forms = {k: i for k, i in recorder.consulted.items() if k in FORMS}
+        conditions = check_forms(graph, sample, forms) | conditions
+    left = {check.index for check in checks_of(graph)}
+    elements = frozenset(left - conditions.keys())
+
+    def describe(index: int) -> str:
+        if index == STRUCTURE:
+            return f"its containers have to hold the same: {conditions[index]}. {WHAT_TO_DO}"
+        if index == ASSUMED:
+            return f"its sizes have to fit together: {conditions[index]}. {WHAT_TO_DO}"
+        one = decisions[index]
+        if one.kind == "form":
+            asked = f"{one} asks for the {one.outcome[1:-1]} of a tensor"
+            return f"{asked}, and here {conditions[index]} has to hold. {WHAT_TO_DO}"
+        of = f" (here, {conditions[index]} has to hold)" if index in conditions else ""
+        return (
+            f"{one} gave {one.outcome} when the model was captured and gives another value now{of}. "
+            f"{WHAT_TO_DO}"
+        )
+
+    describe_checks(graph, describe)
+    texts = conditions | {
+        index: f"{decisions[index]} gave {decisions[index].outcome}" for index in elements
+    }
+    return CapturedPath(module, recorder, sample, dict(sorted(texts.items())), elements)
+
+
+class PathTable:
+    """The paths of one model, the first of them that of its first sample."""
+
+    def __init__(self, first: CapturedPath) -> None:
+        self.paths = [first]
+
+    def widened_by(self, path: CapturedPath) -> bool:
+        """Drop the check at which ``path`` parts from a known path, if both compute the same behind it.
+
+        A decision without consequences is none.
+        """
+        known, index = self._parting(path)
+        if index not in known.conditions or not _is_alike(known, path, index):
+            return False
+        drop_check(known.module.graph, index)
+        del known.conditions[index]
+        known.elements -= {index}
+        if set(known.conditions) == {ASSUMED}:  # nothing relies on it any more
+            drop_check(known.module.graph, ASSUMED)
+            known.conditions.clear()
+        return True
+
+    def add(self, path: CapturedPath) -> bool:
+        """Let ``path`` begin where its decisions part from those of a known path; ``False`` if they do not."""
+        known, index = self._parting(path)
+        if index in known.others or index not in known.conditions:
+            return False
+        known.others[index] = path
+        self.paths.append(path)
+        return True
+
+    def _parting(self, path: CapturedPath) -> tuple[CapturedPath, int]:
+        """The last of the known paths that go along with ``path`` the longest, and where they part."""
+        lengths = [_common(known.decisions, path.decisions) for known in self.paths]
+        longest = max(lengths)
+        return self.paths[len(lengths) - 1 - lengths[::-1].index(longest)], longest
+
+    def remove_last(self) -> None:
+        """Take back the last addition."""
+        last = self.paths.pop()
+        for known in self.paths:
+            known.others = {k: one for k, one in known.others.items() if one is not last}
+
+    def is_of_a_count(self, why: str) -> bool:
+        """Whether a count or another number, not a yes or no, made a call fail with the message ``why``."""
+        index = int(why.partition("[")[2].partition("]")[0])
+        found = [
+            known.decisions[index].kind
+            for known in self.paths
+            if index < len(known.decisions) and str(known.decisions[index]) in why
+        ]
+        return bool(found) and found[0] not in ("bool", "comparison")
+
+    def finish_again(self, module: torch.jit.ScriptModule) -> None:
+        """``finish`` for another copy of the only path's module."""
+        [only] = self.paths
+        finish(module, only.recorder, only.sample)
+
+    def described(self) -> tuple[Path, ...]:
+        """The paths as the report shows them."""
+        return tuple(Path(tuple(one.conditions.values())) for one in self.paths)
+
+    def module(self, name: str, inputs: Sequence[str]) -> torch.jit.ScriptModule:
+        """One module of all paths; raises ``CannotMerge``."""
+        if len(self.paths) == 1:
+            return self.paths[0].module
+        return merged(self.paths[0].tree(), name, inputs)
+
+
+def _common(first: Sequence[TracedDecision], second: Sequence[TracedDecision]) -> int:
+    """How many decisions both take alike before the one that falls out differently."""
+    for index, (a, b) in enumerate(zip(first, second)):
+        if (a.where, a.kind, a.outcome) != (b.where, b.kind, b.outcome):
+            return index
+    return min(len(first), len(second))
+
+
+def _is_alike(known: CapturedPath, path: CapturedPath, index: int) -> bool:
+    """Whether both compute the same, but for the check of decision ``index`` at which they part."""
+    if known.others:
+        return False
+    needed = {text for k, text in path.conditions.items() if k != index}
+    kept = {text for k, text in known.conditions.items() if k != index}
+    return needed <= kept and same_computation(known.module.graph, path.module.graph)

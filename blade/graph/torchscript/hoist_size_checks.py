@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Moves checks of sizes to the beginning of a graph, as conditions on the sizes of its inputs.
+
+    if (x.linear().view(...).size(1) % 7 == 0) != True: raise ...     ->     if not (x.size(2) % 7 == 0): raise ...
+
+Within the graph a check cuts what may be one cluster. At the beginning all of them cost a few comparisons. A
+check that holds at every size goes; of equal ones the first stays. Checks of elements stay where they are, and
+no check of sizes passes one: what is behind it may be another path's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import sympy
+import torch
+from torch.utils._sympy.functions import IntTrueDiv
+from torch.utils._sympy.printers import PythonPrinter
+
+from blade.graph.torchscript.decision_checks import MARK, Check, checks_of
+from blade.graph.torchscript.symbolic_sizes import NotOfSizes, SymbolicSizes
+
+ASSUMED = 1_000_000
+"""The number of the check of what the conditions themselves rely on, which no decision asked for."""
+
+
+def hoist_size_checks(graph: torch._C.Graph, sample: Sequence[Any]) -> dict[int, str]:
+    """Rewrite ``graph`` in place; return the condition of each check that was moved, by decision.
+
+    ``sample`` passes all checks.
+    """
+    checks = list(checks_of(graph))
+    if not checks:
+        return {}
+    _without_writes(graph)
+    sizes = SymbolicSizes(graph, sample)
+    segment: Check | None = None  # the check of elements that the following ones come after
+    moved: dict[Check | None, dict[int, list[Any]]] = {}
+    seen: set[Any] = set()
+    fixed: dict[Any, Any] = {}  # sizes that an earlier check leaves one value
+    for check in checks:
+        holds = _condition(sizes, check)
+        if holds is None or holds is sympy.false:
+            segment = check
+            continue
+        holds = holds.xreplace(fixed)
+        if isinstance(holds, sympy.Eq) and holds.lhs.is_symbol and holds.rhs.is_Integer:
+            fixed[holds.lhs] = holds.rhs
+        if holds is not sympy.true and holds not in seen:
+            seen.add(holds)
+            moved.setdefault(segment, {})[check.index] = [holds]
+        check.node.destroy()
+    texts: dict[int, str] = {}
+    if moved and (assumed := [one for one in _assumptions(sizes) if one not in seen]):
+        first = next(iter(moved))
+        moved[first] = {ASSUMED: assumed} | moved[first]
+    for segment, conditions in moved.items():
+        texts |= _write(graph, sizes, conditions, segment)
+    _clean(graph)
+    return texts
+
+
+_IN_PLACE = frozenset("aten::add_ aten::sub_ aten::mul_".split())
+
+
+def _without_writes(graph: torch._C.Graph) -> None:
+    """Replace ``count *= size`` by a product: sizes are tensors in a trace, and Python's numbers never change."""
+    own: Any = graph
+    numbers: set[int] = set()
+    for node in list(own.nodes()):
+        if node.kind() == "prim::NumToTensor":
+            numbers.add(node.output().unique())
+        elif node.kind() in _IN_PLACE:
+            given = list(node.inputs())
+            later = [use.user for use in given[0].uses() if use.user != node]
+            if given[0].unique() in numbers and all(one.isBefore(node) for one in later):
+                made = own.create(node.kind().removesuffix("_"), given, 1)
+                made.insertBefore(node)
+                made.copyMetadata(node)
+                made.output().setType(node.output().type())
+                node.output().replaceAllUsesWith(made.output())
+                node.destroy()
+                numbers.add(made.output().unique())
+
+
+def _condition(sizes: SymbolicSizes, check: Check) -> Any:
+    """The condition of ``check`` over sizes of inputs; ``None`` if there is none that can be written."""
+    try:
+        holds = _negated(sizes.number(check.fails))
+        _Printer().doprint(holds)
+    except NotOfSizes:
+        return None
+    return holds if all(symbol in sizes.symbols for symbol in holds.free_symbols) else None
+
+
+def _negated(fails: Any) -> Any:
+    if isinstance(fails, torch.SymBool):
+        return sympy.Not(fails.node.expr)
+    return sympy.false if fails else sympy.true
+
+
+def _assumptions(sizes: SymbolicSizes) -> list[Any]:
+    """The equalities between sizes on which the shape functions relied."""
+    found = []
+    for guard in sizes.env.guards:
+        relation = sizes.env.replace(guard.expr)
+        if isinstance(relation, sympy.Eq) and relation.free_symbols <= sizes.symbols.keys():
+            found.append(relation)
+    return list(dict.fromkeys(found))
+
+
+class _Printer(PythonPrinter):
+    """Writes conditions as TorchScript over ``x0_size_1`` and the like."""
+
+    def _print_CeilToInt(self, expr: Any) -> str:
+        quotient = expr.args[0]
+        if not isinstance(quotient, IntTrueDiv):
+            raise NotOfSizes(str(expr))
+        over, by = map(self._print, quotient.args)
+        return f"(-((-({over})) // ({by})))"
+
+    def _print_FloorToInt(self, expr: Any) -> str:
+        quotient = expr.args[0]
+        if not isinstance(quotient, IntTrueDiv):
+            raise NotOfSizes(str(expr))
+        over, by = map(self._print, quotient.args)
+        return f"(({over}) // ({by}))"
+
+    def _print_TruncToInt(self, expr: Any) -> str:
+        quotient = expr.args[0]
+        if not isinstance(quotient, IntTrueDiv) or not quotient.args[1].is_positive:
+            raise NotOfSizes(str(expr))
+        over, by = map(self._print, quotient.args)
+        return f"(({over}) // ({by}) if ({over}) >= 0 else -((-({over})) // ({by})))"
+
+    def _print_Relational(self, expr: Any) -> str:
+        return f"({self._print(expr.lhs)}) {expr.rel_op} ({self._print(expr.rhs)})"
+
+    def _print_And(self, expr: Any) -> str:
+        return " and ".join(f"({self._print(one)})" for one in expr.args)
+
+    def _print_Or(self, expr: Any) -> str:
+        return " or ".join(f"({self._print(one)})" for one in expr.args)
+
+    def _print_Not(self, expr: Any) -> str:
+        return f"not ({self._print(expr.args[0])})"
+
+
+def _write(
+    graph: torch._C.Graph,
+    sizes: SymbolicSizes,
+    conditions: Mapping[int, Sequence[Any]],
+    segment: Check | None,
+) -> dict[int, str]:
+    """Write a check per decision behind ``segment``, or the inputs; return their conditions as text."""
+    symbols = {
+        symbol for several in conditions.values() for one in several for symbol in one.free_symbols
+    }
+    places = {symbol: sizes.symbols[symbol] for symbol in symbols}
+    tensors = {value.unique(): value for value, _ in places.values()}
+    names = {unique: f"x{k}" for k, unique in enumerate(tensors)}
+    terms = {
+        s: sympy.Symbol(f"{names[v.unique()]}.size({axis})") for s, (v, axis) in places.items()
+    }
+    shown = {
+        s: sympy.Symbol(f"{v.debugName().rpartition('.')[0] or v.debugName()}.size({axis})")
+        for s, (v, axis) in places.items()
+    }
+    printer = _Printer()
+    lines = [f"def check({', '.join(f'{name}: Tensor' for name in names.values())}) -> None:"]
+    texts = {}
+    for index, several in conditions.items():
+        code = " & ".join(f"({printer.doprint(one.xreplace(terms))})" for one in several)
+        texts[index] = " and ".join(printer.doprint(one.xreplace(shown)) for one in several)
+        lines += [f"    if not ({code}):", f"        raise RuntimeError('{MARK}{index}')"]
+    lines.append("    return None")
+    unit: Any = torch.jit.CompilationUnit("\n".join([*lines, ""]))
+    inlined = unit.check.graph
+    own: Any = graph
+    makers = [value.node() for value in tensors.values()] if segment is None else [segment.node]
+    own.setInsertPoint(_after(graph, makers))
+    own.insertGraph(inlined, list(tensors.values()))
+    own.setInsertPoint(own.block())
+    return texts
+
+
+def _after(graph: torch._C.Graph, makers: Sequence[Any]) -> Any:
+    """The first node behind ``makers``, which unpack inputs, or are inputs and have no place."""
+    nodes = list(graph.nodes())
+    last = max((k for k, node in enumerate(nodes) if node in makers), default=-1)
+    return nodes[last + 1]
+
+
+def _clean(graph: torch._C.Graph) -> None:
+    own: Any = graph
+    own.setInsertPoint(own.block())
+    torch._C._jit_pass_dce(graph)

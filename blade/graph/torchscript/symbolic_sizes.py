@@ -1,0 +1,343 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The value of a number in a graph as an expression over the sizes of the graph's inputs.
+
+    sizes = SymbolicSizes(graph, sample)
+    sizes.number(check.fails)             # a SymBool: Ne(s1 % 7, 0); NotOfSizes if it depends on elements
+
+Only what the number needs is evaluated, on fake tensors. The relations that torch's shape functions asked for
+on the way are in ``sizes.env.guards``: the expression holds where they do.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import sympy
+import torch
+import torch.fx.experimental._config as symbolic_config
+from torch._dispatch.python import enable_python_dispatcher
+from torch._dynamo.source import ConstantSource
+from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
+from torch.utils import _pytree as pytree
+
+from blade.graph.fx.writer import CANNOT
+from blade.graph.shapes.memo import ResultMemo
+from blade.graph.shapes.symbolic import UnspecializedFakeMode, UnspecializedShapeEnv
+from blade.graph.torchscript.bind_overloads import (
+    SCALAR_TYPES,
+    resolve,
+    split_arguments,
+    to_python,
+    trim_defaults,
+)
+
+Value = Any  # torch._C.Value
+
+
+class NotOfSizes(Exception):
+    """The number depends on more than sizes, or its expression cannot be found."""
+
+
+class SymbolicSizes:
+    """Evaluates values of ``graph``, whose tensor inputs have symbolic sizes with those of ``sample`` as hints.
+
+    ``symbols`` maps each symbol to (value, axis). ``sample`` has one entry per input but ``self``.
+    """
+
+    def __init__(self, graph: torch._C.Graph, sample: Sequence[Any]) -> None:
+        self.env = UnspecializedShapeEnv()
+        self.symbols: dict[sympy.Symbol, tuple[Value, int]] = {}
+        self._mode = UnspecializedFakeMode(self.env)
+        self._mode.cache_enabled = False
+        self._results_of_calls = ResultMemo()
+        self._known: dict[int, Any] = {}
+        self._failed: set[int] = set()
+        given: Any = graph.inputs()
+        _, *inputs = given
+        for value, entry in zip(inputs, sample, strict=True):
+            if isinstance(entry, torch.Tensor):
+                self._place(value, entry)
+            else:
+                self._entries = {value.unique(): entry}
+                self._unpack(value, entry)
+
+    def number(self, value: Value) -> Any:
+        """The number, bool or symbolic one that ``value`` holds; raises ``NotOfSizes``."""
+        with symbolic_config.patch(backed_size_oblivious=True), torch.no_grad():  # type: ignore[attr-defined]
+            return self._evaluated(value, _number)
+
+    def _place(self, value: Value, tensor: torch.Tensor) -> None:
+        fake = self._mode.from_tensor(
+            tensor,
+            source=ConstantSource(f"x{len(self._known)}"),
+            symbolic_context=StatelessSymbolicContext(
+                dynamic_sizes=[DimDynamic.DYNAMIC] * tensor.dim()
+            ),
+        )
+        self._known[value.unique()] = fake
+        for axis, size in enumerate(fake.shape):
+            if isinstance(size, torch.SymInt):
+                self.symbols.setdefault(size.node.expr, (value, axis))
+
+    def _unpack(self, value: Value, entry: Any) -> None:
+        """Place the tensors of an entry that is a tuple, where the graph unpacks it."""
+        for use in value.uses():
+            node = use.user
+            if isinstance(entry, (tuple, list)) and node.kind() in (
+                "prim::TupleUnpack",
+                "prim::ListUnpack",
+            ):
+                for part, inner in zip(node.outputs(), entry, strict=True):
+                    if isinstance(inner, torch.Tensor):
+                        self._place(part, inner)
+                    else:
+                        self._unpack(part, inner)
+
+    def _evaluated(self, value: Value, kind: Callable[..., Any]) -> Any:
+        """Evaluate ``value`` after what it needs, without recursion: a graph may be deep."""
+        pending = [value]
+        while pending:
+            top = pending[-1]
+            if top.unique() in self._known:
+                pending.pop()
+                continue
+            if top.unique() in self._failed:
+                raise NotOfSizes
+            node = top.node()
+            missing = [v for v in node.inputs() if v.unique() not in self._known]
+            if missing and node.kind() != "prim::Constant":
+                if any(v.unique() in self._failed for v in missing):
+                    self._failed.add(top.unique())
+                    raise NotOfSizes
+                pending += missing
+                continue
+            pending.pop()
+            try:
+                self._make(node)
+            except (*CANNOT, NotOfSizes) as error:
+                self._failed.update(v.unique() for v in (*node.outputs(), *pending))
+                raise NotOfSizes(str(error)) from error
+        return kind(self._known[value.unique()])
+
+    def _make(self, node: Any) -> None:
+        outputs = list(node.outputs())
+        if any(True for _ in node.blocks()) or node.kind() == "prim::Param":
+            raise NotOfSizes(node.kind())
+        results = self._results(node)
+        if len(outputs) == 1:
+            results = (results,)
+        for output, result in zip(outputs, results, strict=True):
+            self._known[output.unique()] = result
+
+    def _results(self, node: Any) -> Any:
+        kind = node.kind()
+        if kind == "prim::Constant":
+            return self._constant(node)
+        given = [self._known[v.unique()] for v in node.inputs()]
+        if kind in ("prim::ListConstruct", "prim::TupleConstruct"):
+            return list(given)
+        if kind in ("prim::ListUnpack", "prim::TupleUnpack"):
+            only = given[0]
+            return only[0] if len(only) == 1 else only
+        if kind in _OF_TENSOR and isinstance(given[0], torch.Tensor):
+            return _OF_TENSOR[kind](*given)
+        if kind in _NUMBERS and not any(isinstance(x, torch.Tensor) for x in given):
+            return _NUMBERS[kind](given)
+        return self._call(node, given)
+
+    def _constant(self, node: Any) -> Any:
+        held = node.output().toIValue()
+        if not isinstance(held, torch.Tensor):
+            return held
+        if held.dim() == 0 and not held.is_complex():
+            return held.item()
+        with self._mode:
+            return torch.empty_strided(
+                held.shape, held.stride(), dtype=held.dtype, device=held.device
+            )
+
+    def _call(self, node: Any, given: Sequence[Any]) -> Any:
+        overload = resolve(node)
+        if overload is None or overload._schema.is_mutable:
+            raise NotOfSizes(node.kind())
+        values = {
+            argument.name: to_python(argument, self._operand(argument, value))
+            for argument, value in zip(overload._schema.arguments, given, strict=True)
+        }
+        args, kwargs = trim_defaults(overload, *split_arguments(overload, values))
+        with self._mode, enable_python_dispatcher():
+            result = self._results_of_calls.of(overload, args, kwargs).value
+        if not any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(result)):
+            raise NotOfSizes(node.kind())  # strides, which the fake tensors need not share
+        return result
+
+    def _operand(self, argument: Any, value: Any) -> Any:
+        """``value``; a number that the graph holds in a tensor becomes a tensor of unknown content."""
+        kind = str(argument.type)
+        if kind.startswith("Tensor") and isinstance(value, _NUMBER):
+            with self._mode:
+                return torch.zeros((), dtype=_dtype_of(value))
+        if kind.startswith(("List[Tensor", "List[Optional[Tensor")):
+            with self._mode:
+                return [
+                    torch.zeros((), dtype=_dtype_of(x)) if isinstance(x, _NUMBER) else x
+                    for x in value
+                ]
+        return value
+
+
+_NUMBER = (bool, int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+def _number(value: Any) -> Any:
+    if not isinstance(value, _NUMBER):
+        raise NotOfSizes("a tensor's element")
+    return value
+
+
+def _dtype_of(value: Any) -> torch.dtype:
+    if isinstance(value, (bool, torch.SymBool)):
+        return torch.bool
+    return torch.float64 if isinstance(value, (float, torch.SymFloat)) else torch.int64
+
+
+def _numel(tensor: torch.Tensor) -> Any:
+    return math.prod(tensor.shape)
+
+
+_OF_TENSOR: Mapping[str, Callable[..., Any]] = {
+    "aten::size": lambda x, axis=None: list(x.shape) if axis is None else x.shape[axis],
+    "aten::dim": lambda x: x.dim(),
+    "aten::numel": _numel,
+    "aten::len": lambda x: x.shape[0],
+    "aten::is_floating_point": lambda x: x.is_floating_point(),
+    "prim::dtype": lambda x: next(k for k, dtype in SCALAR_TYPES.items() if dtype is x.dtype),
+}
+
+
+def _plain(function: Callable[..., Any], count: int) -> Callable[[Sequence[Any]], Any]:
+    return lambda given: function(*map(_number, given[:count]))
+
+
+def _with_alpha(function: Callable[..., Any]) -> Callable[[Sequence[Any]], Any]:
+    def call(given: Sequence[Any]) -> Any:
+        a, b, *alpha = given
+        if isinstance(a, list) or isinstance(b, list):
+            return a + b
+        return function(_number(a), _number(b) if not alpha else _number(b) * alpha[0])
+
+    return call
+
+
+def _div(given: Sequence[Any]) -> Any:
+    a, b, *mode = given
+    if mode and mode[0] is not None:
+        if mode[0] == "trunc":
+            return torch.sym_int(_number(a) / _number(b))
+        return _number(a) // _number(b)
+    return _number(a) / _number(b)
+
+
+def _to(given: Sequence[Any]) -> Any:
+    """``aten::to`` with a dtype: ints become floats and back as torch converts them."""
+    value = _number(given[0])
+    dtype = SCALAR_TYPES.get(given[1]) if type(given[1]) is int else None
+    if dtype is None:
+        raise NotOfSizes("to")
+    if dtype.is_floating_point:
+        return torch.sym_float(value)
+    return value if dtype is torch.bool else torch.sym_int(value)
+
+
+def _both(a: Any, b: Any) -> Any:
+    return _truth(a) & _truth(b)
+
+
+def _either(a: Any, b: Any) -> Any:
+    return _truth(a) | _truth(b)
+
+
+def _truth(value: Any) -> Any:
+    return value if isinstance(value, (bool, torch.SymBool)) else value != 0
+
+
+def _equal(a: Any, b: Any) -> Any:
+    """``a == b``, which torch does not leave symbolic for bools."""
+    if isinstance(b, bool):
+        a, b = b, a
+    if isinstance(a, bool) and isinstance(b, torch.SymBool):
+        return b if a else torch.sym_not(b)
+    if isinstance(a, torch.SymBool) and isinstance(b, torch.SymBool):
+        return (a & b) | (torch.sym_not(a) & torch.sym_not(b))
+    return a == b
+
+
+def _item(given: Sequence[Any]) -> Any:
+    items, index = given
+    if not isinstance(items, (list, tuple)) or not isinstance(index, int):
+        raise NotOfSizes("__getitem__")
+    return items[index]
+
+
+def _same(given: Sequence[Any]) -> Any:
+    return given[0]
+
+
+def _ceil(x: Any) -> Any:
+    return x if isinstance(x, (int, torch.SymInt)) else math.ceil(x)
+
+
+def _floor(x: Any) -> Any:
+    return x if isinstance(x, (int, torch.SymInt)) else math.floor(x)
+
+
+_SAME = (
+    "prim::NumToTensor aten::ScalarImplicit aten::IntImplicit aten::FloatImplicit aten::alias "
+    "aten::detach aten::clone aten::contiguous prim::unchecked_cast aten::item"
+).split()
+
+_NUMBERS: Mapping[str, Callable[[Sequence[Any]], Any]] = {
+    **dict.fromkeys(_SAME, _same),
+    "aten::add": _with_alpha(operator.add),
+    "aten::sub": _with_alpha(operator.sub),
+    "aten::rsub": _with_alpha(lambda a, b: b - a),
+    "aten::mul": _plain(operator.mul, 2),
+    "aten::div": _div,
+    "aten::true_divide": _plain(operator.truediv, 2),
+    "aten::floordiv": _plain(operator.floordiv, 2),
+    "aten::floor_divide": _plain(operator.floordiv, 2),
+    "aten::remainder": _plain(operator.mod, 2),
+    "aten::neg": _plain(operator.neg, 1),
+    "aten::pow": _plain(operator.pow, 2),
+    "aten::eq": _plain(_equal, 2),
+    "aten::ne": _plain(lambda a, b: torch.sym_not(_equal(a, b)), 2),
+    "aten::lt": _plain(operator.lt, 2),
+    "aten::le": _plain(operator.le, 2),
+    "aten::gt": _plain(operator.gt, 2),
+    "aten::ge": _plain(operator.ge, 2),
+    "aten::__not__": lambda given: torch.sym_not(_truth(given[0])),
+    "aten::logical_not": lambda given: torch.sym_not(_truth(given[0])),
+    "aten::__and__": _plain(_both, 2),
+    "aten::logical_and": _plain(_both, 2),
+    "aten::__or__": _plain(_either, 2),
+    "aten::logical_or": _plain(_either, 2),
+    "aten::Int": _plain(torch.sym_int, 1),
+    "aten::Float": _plain(torch.sym_float, 1),
+    "aten::Bool": _plain(_truth, 1),
+    "aten::ceil": _plain(_ceil, 1),
+    "aten::floor": _plain(_floor, 1),
+    "aten::sqrt": _plain(torch._sym_sqrt, 1),  # type: ignore[attr-defined]
+    "aten::maximum": _plain(torch.sym_max, 2),
+    "aten::minimum": _plain(torch.sym_min, 2),
+    "prim::max": _plain(torch.sym_max, 2),
+    "prim::min": _plain(torch.sym_min, 2),
+    "aten::where": lambda given: torch.sym_ite(*map(_number, given)),
+    "aten::abs": lambda given: torch.sym_max(_number(given[0]), -given[0]),
+    "aten::to": _to,
+    "aten::len": lambda given: len(given[0]),
+    "aten::__getitem__": _item,
+}
+"""Kind -> function of evaluated inputs, none of them a tensor but those that hold a number."""

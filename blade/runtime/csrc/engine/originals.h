@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+// The originals that answer in this process where no captured path does.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace blade {
+
+// Python can call the original with this number (blade/runtime/originals.py), or can no longer.
+void announce_original(int64_t number, bool is_known);
+
+// How many calls it was asked to answer in this process.
+int64_t original_calls(int64_t number);
+
+// What the original answers, `outputs` tensors; throws c10::Error with `text`, which is a RuntimeError in Python, if this
+// process does not have it.
+std::vector<at::Tensor> answer_by_original(
+    const std::vector<at::Tensor>& inputs, int64_t number, int64_t outputs, const std::string& text);
+
+}  // namespace blade

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Original models that answer where no captured path does: the last tier of fallback, of this process only.
+
+    number = register(owner, lambda inputs: [...])
+    torch.ops.blade.answer_by_original(inputs, number, 1, "text")     # [...]; elsewhere RuntimeError("text")
+
+The number is in the saved module. A process that did not optimize the model does not know it.
+"""
+
+import secrets
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from blade.runtime.engine import library
+from blade.runtime.interrupts import interrupts_noted
+
+Original = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
+
+
+_known: dict[int, Original] = {}
+_lock = threading.Lock()
+
+
+def new_number() -> int:
+    """A number that no other process draws."""
+    return secrets.randbits(62) + 1
+
+
+def register(number: int, owner: Any, call: Original) -> None:
+    """Let ``call`` answer for ``number`` as long as ``owner`` lives."""
+    with _lock:
+        _known[number] = call
+    torch.ops.blade.announce_original(number, True)
+    weakref.finalize(owner, _forget, number)
+
+
+def _forget(number: int) -> None:
+    torch.ops.blade.announce_original(number, False)
+    with _lock:
+        _known.pop(number, None)
+
+
+def _call_original(
+    number: int, outputs: int, text: str, inputs: list[torch.Tensor]
+) -> list[torch.Tensor]:
+    with _lock:
+        call = _known[number]
+    with interrupts_noted():
+        made = list(call(inputs))
+    if len(made) != outputs:
+        raise RuntimeError(
+            f"The original model returns {len(made)} tensors for these inputs, and {outputs} for the samples that it "
+            f"was captured with; a TorchScript module returns always as many. {text}"
+        )
+    return made
+
+
+library.impl("call_original", _call_original, "CompositeImplicitAutograd")
