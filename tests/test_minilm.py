@@ -19,6 +19,7 @@ from blade.verification.tolerance import allowed, distance
 pytestmark = pytest.mark.needs("runtime", "torch_mlir", "minilm")
 
 Inputs = dict[str, torch.Tensor]
+NO_PATH = None  # the model's code decided on this, so the original answers
 OUTPUTS = ("last_hidden_state", "pooler_output")
 
 
@@ -148,9 +149,9 @@ def _changed(inputs: Inputs, **changes: torch.Tensor) -> Inputs:
         (lambda i: _changed(i, attention_mask=i["attention_mask"].float()), Code.GUARD_DTYPE),
         (lambda i: _changed(i, input_ids=i["input_ids"].int()), Code.GUARD_DTYPE),
         (lambda i: _changed(i, input_ids=i["input_ids"].float()), Code.GUARD_DTYPE),
-        (lambda i: _changed(i, input_ids=i["input_ids"][0]), Code.GUARD_RANK),
-        (lambda i: {k: v[..., None] for k, v in i.items()}, Code.GUARD_RANK),
-        (lambda i: {k: v.repeat(1, 60) for k, v in i.items()}, Code.GUARD_SHAPE),
+        (lambda i: _changed(i, input_ids=i["input_ids"][0]), NO_PATH),
+        (lambda i: {k: v[..., None] for k, v in i.items()}, NO_PATH),
+        (lambda i: {k: v.repeat(1, 60) for k, v in i.items()}, NO_PATH),
         (lambda i: _changed(i, attention_mask=torch.tensor([[1, 0]] * 2)), Code.GUARD_SHAPE),
         (lambda i: _changed(i, input_ids=i["input_ids"] + 30522), Code.ENGINE_RAISED),
         (lambda i: {k: v.to("meta") for k, v in i.items()}, Code.GUARD_DEVICE),
@@ -173,10 +174,16 @@ def test_odd_calls_end_as_the_originals_do(
     minilm: nn.Module,
     make_inputs: Callable[..., Inputs],
     change: Callable[[Inputs], Inputs],
-    code: Code,
+    code: Code | None,
 ) -> None:
+    def count() -> int:
+        stats = blade.stats(optimized)
+        if code is NO_PATH:
+            return stats.get("original", {}).get("calls", 0)
+        return stats["cluster_0"].get(code.value, 0)
+
     inputs = change(make_inputs(2, 10))
-    before = blade.stats(optimized)["cluster_0"].get(code.value, 0)
+    before = count()
     optimized.cluster_0.engine.rearm()
     try:
         expected = answers(minilm, inputs)
@@ -190,7 +197,7 @@ def test_odd_calls_end_as_the_originals_do(
     else:
         for got, want in zip(answers(optimized, inputs), expected):
             torch.testing.assert_close(got, want)
-    assert blade.stats(optimized)["cluster_0"][code.value] == before + 1
+    assert count() == before + 1
 
 
 def test_a_device_that_does_not_exist_is_refused_as_by_torch(

@@ -107,9 +107,11 @@ def _report(task: Task, decided: SelectionResult, state: str) -> Report:
     inside = {node for nodes in members.values() for node in nodes}
     checks = check_nodes(graph)
     outside = [n for i, n in enumerate(graph.nodes) if i not in inside and i not in checks]
+    names = {graph.nodes[node].name for node in checks}
+    reasons = [one for one in task.reasons if one.subject not in names]
     return Report(
         clusters=decided.clusters,
-        reasons=(*task.reasons, *decided.reasons, *untrusted(task.config.cache)),
+        reasons=(*reasons, *decided.reasons, *untrusted(task.config.cache)),
         outside=dict(Counter(map(kind_of, outside))),
         versions=versions(),
         cpu=cpu_name(),

@@ -9,7 +9,10 @@ from torch import nn
 
 
 def code_that_compares_objects(model: nn.Module) -> tuple[CodeType, int] | None:
-    """The code and line of the first ``a is b`` of two names in a ``forward`` of ``model``; ``None`` if none."""
+    """The code and line of the first ``a is b`` in a ``forward`` of ``model``; ``None`` if none.
+
+    A comparison with a constant, a global or a name of an enclosing function compares no arguments.
+    """
     for kind in dict.fromkeys(type(part) for part in model.modules()):
         code = getattr(getattr_static(kind, "forward", None), "__code__", None)
         if code is not None and (line := _line(code)) is not None:
@@ -25,7 +28,7 @@ def _line(code: CodeType) -> int | None:
             if isinstance(one.starts_line, int) and not isinstance(one.starts_line, bool)
             else line
         )
-        if one.opname == "IS_OP" and before.startswith("LOAD_") and before != "LOAD_CONST":
+        if one.opname == "IS_OP" and before.startswith(("LOAD_FAST", "LOAD_ATTR")):
             return line
         before = one.opname
     return None

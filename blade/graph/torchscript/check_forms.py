@@ -38,6 +38,8 @@ def check_forms(
     texts = _check_containers(own, inputs, sample)
     lines = [f"def check({', '.join(f'x{k}: Tensor' for k in range(len(tensors)))}) -> None:"]
     for kind, number in asked.items():
+        if kind == IDENTITY:
+            continue
         terms = [
             (f"x{k}.{term}", f"{name}.{term}")
             for k, (_, tensor, name) in enumerate(tensors)

@@ -25,13 +25,14 @@ def list_nodes(view: GraphView, clusters: Mapping[str, Sequence[int]]) -> tuple[
 
 
 def check_nodes(view: GraphView) -> frozenset[int]:
-    """The nodes that check decisions, and those that raise inside of them; they are no ops of the model."""
+    """The nodes that check decisions, compare inputs for that, or raise; they are no ops of the model."""
     program = view.program
     owners = {line.index for line in program.lines if check_of(line.node) is not None}
     found = set()
     for node, unit in enumerate(view.units):
         line = program.lines[unit.lines[0]]
-        if line.index in owners or program.blocks[line.block].owner in owners:
+        compares = bool(owners) and line.kind in ("aten::__is__", "aten::__isnot__")
+        if line.index in owners or program.blocks[line.block].owner in owners or compares:
             found.add(node)
     return frozenset(found)
 

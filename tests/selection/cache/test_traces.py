@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import blade
-from blade.capture import capture as torchscript
+from blade.capture import candidate
 from blade.config import Config
 from blade.selection.cache import decisions
 from blade.selection.cache.section import DECISIONS, TRACES, Section, sections_off
@@ -39,7 +39,7 @@ class Compared:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.graph: list[int] = []
         self.handed_out: list[int] = []
-        for where, counts in ((torchscript, self.graph), (compose, self.handed_out)):
+        for where, counts in ((candidate, self.graph), (compose, self.handed_out)):
             monkeypatch.setattr(where, "find_differences", _counted(where, counts))
 
 
@@ -74,16 +74,12 @@ def test_the_second_time_only_what_is_handed_out(monkeypatch: pytest.MonkeyPatch
     assert compared.handed_out == [made, made]
 
 
-def test_a_model_that_differs_at_other_sizes_alone_is_found_out() -> None:
-    """Its trace at the sample's sizes is the same, to the letter."""
-    optimize(Mlp())
-    optimize(Mlp("sizes"))  # scripted
-    limited = Config(timing=False, min_cluster_size=1, allow_tracing=True)
-    blade.optimize(Mlp().eval(), X, limited)
-    optimized = blade.optimize(Mlp("sizes").eval(), X, limited)
-    torch.testing.assert_close(optimized(X), Mlp()(X))
-    with pytest.raises(torch.jit.Error, match="axis 0 of 'x' must be 4"):
-        optimized(torch.randn(9, 16))
+@pytest.mark.parametrize("allow_tracing", [None, True])
+def test_a_model_that_differs_at_other_sizes_alone_is_found_out(allow_tracing: Any) -> None:
+    """What it computes at the sample's sizes is the same, to the letter."""
+    optimize(Mlp(), allow_tracing=allow_tracing)
+    optimized = optimize(Mlp("sizes"), allow_tracing=allow_tracing)
+    assert len(blade.report(optimized).paths) == 2
 
 
 @pytest.mark.parametrize("missing", [DECISIONS, TRACES], ids=lambda section: section.kind)
