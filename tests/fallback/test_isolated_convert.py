@@ -28,6 +28,7 @@ from blade.fallback.cluster_codec import (
 )
 from blade.fallback.isolated_convert import close_workers, convert_isolated
 from blade.graph.torchscript.extract import extract
+from blade.graph.torchscript.listing import check_nodes
 from blade.report import Verdict
 from blade.verification.verify import verify
 
@@ -57,7 +58,8 @@ def cluster() -> Cluster:
 
     captured = capture(Mixed().eval(), X, blade.Config())
     graph = view(captured)
-    [extracted] = extract(captured, graph, [list(range(len(graph.nodes)))])
+    ops = sorted({*range(len(graph.nodes))} - check_nodes(graph))
+    [extracted] = extract(captured, graph, [ops])
     return extracted.cluster
 
 

@@ -11,6 +11,7 @@ from blade.capture.capture import capture
 from blade.config import Config
 from blade.core.cluster import Cluster
 from blade.graph.torchscript.extract import extract
+from blade.graph.torchscript.listing import check_nodes
 from blade.graph.torchscript.view import view
 
 Make = Callable[..., Cluster]
@@ -25,7 +26,7 @@ def cluster_of() -> Make:
     ) -> Cluster:
         captured = capture(model.eval(), list(samples), Config(enable_int8=True))
         graph = view(captured)
-        [extracted] = extract(captured, graph, [range(len(graph.nodes))])
+        [extracted] = extract(captured, graph, [sorted({*range(len(graph.nodes))} - check_nodes(graph))])
         return extracted.cluster
 
     return make

@@ -101,7 +101,7 @@ def _called(v: Value, args: list[Any], sizes: dict[sympy.Basic, int]) -> Any:
         made = args[0][v.attrs["index"]]
     else:
         made = _call(v.attrs["target"], [_argument(t, args, sizes) for t in v.attrs["template"]])
-    first = made if isinstance(made, torch.Tensor) else next(iter(made))
+    first = made if isinstance(made, torch.Tensor) else next(x for x in made if x is not None)
     for dim, size in zip(v.shape, first.shape, strict=True):
         if is_late(dim):
             sizes.setdefault(dim, size)

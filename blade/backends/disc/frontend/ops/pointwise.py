@@ -52,8 +52,10 @@ def _predicate(op: str) -> Any:
     def rule(lo: Lowering, x: Value) -> Value:
         if not x.dtype.is_floating_point:
             return lo.b.fill(False, lo.shape, torch.bool)
-        if x.dtype == torch.float16:  # kernels compute it in float32, where nothing overflows
-            raise lo.otherwise()
+        if op == "isinf" and x.dtype == torch.float16:  # kernels compute it in float32
+            x = lo.b.cast(x, torch.float32)
+            least = lo.number(65520, x)  # rounded to infinity
+            return lo.b.pointwise("ge", lo.b.pointwise("abs", x), least, dtype=torch.bool)
         return lo.b.pointwise(op, x, dtype=torch.bool)
 
     return rule
