@@ -187,7 +187,8 @@ class _ReferenceRunner:
                 yield resized(self._base, sizes)
 
     def vary_values(self) -> None:
-        """Add other contents: floating inputs negated, every input reversed along its longest axis."""
+        """Add other contents: floating inputs negated, inputs reversed along their longest axis, single integers
+        made smaller."""
         for change in _FIRST:
             if _changed(self._base, change) is not None:
                 self._add_derived(change, frozenset(), OTHER_VALUES)
@@ -310,6 +311,15 @@ def _reversed(value: Any) -> Any:
     return value.flip(max(range(value.dim()), key=lambda axis: value.shape[axis]))
 
 
+def _one_less(value: Any) -> Any:
+    """A single positive integer is a number more often than an index."""
+    if not isinstance(value, torch.Tensor) or value.numel() != 1 or value.dtype is torch.bool:
+        return value
+    if value.is_floating_point() or value.is_complex() or not bool(value > 0):
+        return value
+    return value - 1
+
+
 def _scaled(value: Any, by: float) -> Any:
     is_tensor = isinstance(value, torch.Tensor)
     return value * by if is_tensor and (value.is_floating_point() or value.is_complex()) else value
@@ -355,6 +365,7 @@ def _mask(value: Any, ones: str) -> Any:
 _CHANGES: dict[str, Callable[[Any], Any]] = {
     "negated": _negated,
     "reversed": _reversed,
+    "one less": _one_less,
     "an eighth": partial(_scaled, by=1 / 8),
     "eightfold": partial(_scaled, by=8.0),
     "halved": partial(_scaled, by=1 / 2),
@@ -369,7 +380,7 @@ _CHANGES: dict[str, Callable[[Any], Any]] = {
     "few ones": partial(_mask, ones="few"),
     "no ones": partial(_mask, ones="none"),
 }
-_FIRST = ("negated", "reversed")
+_FIRST = ("negated", "reversed", "one less")
 _FURTHER = tuple(name for name in _CHANGES if name not in _FIRST)
 """Tried only for a model that decides on elements."""
 

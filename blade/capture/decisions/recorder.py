@@ -25,6 +25,7 @@ from typing import Any
 import torch
 
 from blade.capture.decisions import checks
+from blade.capture.decisions.lists_of_numbers import with_lists
 from blade.capture.decisions.traced_number import (
     TracedNumber,
     as_number,
@@ -256,25 +257,33 @@ def _unbind(original: Callable[..., Any]) -> Callable[..., Any]:
     return unbind
 
 
-def _in_parts(original: Callable[..., Any], count: Callable[..., Any]) -> Callable[..., Any]:
-    """A method that returns as many tensors as a size says."""
+def _in_parts(
+    original: Callable[..., Any], keeping: Callable[..., Any], count: Callable[..., Any]
+) -> Callable[..., Any]:
+    """A method that returns as many tensors as a size says; ``keeping`` takes a traced size as it is."""
 
     def method(self: torch.Tensor, parts: Any, dim: int = 0) -> Any:
-        made = original(self, parts, dim)
         recorder = current()
-        if recorder is not None and not isinstance(parts, (list, tuple)) and is_traced(self):
-            recorder.note("int", len(made), lambda text: count(self, parts, dim, len(made), text))
-        return made
+        if recorder is None or isinstance(parts, (list, tuple)) or not is_traced(self):
+            return original(self, parts, dim)
+        found = len(_plain(self, lambda t: original(t, parts, dim)))
+        recorder.note("int", found, lambda text: count(self, parts, dim, found, text))
+        is_kept = isinstance(parts, torch.Tensor) and rank_of(parts) == 0
+        return (keeping if is_kept else original)(self, parts, dim)
 
     return method
 
 
 def _split_count(x: torch.Tensor, size: Any, dim: int, want: int, text: str) -> Any:
-    return checks.same_split(x, torch.as_tensor(size), dim, want, text)
+    return checks.same_split(x, _as_tensor(size), dim, want, text)
 
 
 def _chunk_count(x: torch.Tensor, chunks: Any, dim: int, want: int, text: str) -> Any:
-    return checks.same_chunks(x, torch.as_tensor(chunks), dim, want, text)
+    return checks.same_chunks(x, _as_tensor(chunks), dim, want, text)
+
+
+def _as_tensor(number: Any) -> torch.Tensor:
+    return number if isinstance(number, torch.Tensor) else torch.as_tensor(number)
 
 
 def _item(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -454,8 +463,8 @@ def _methods() -> dict[str, Any]:
         "tolist": _tolist(_T.tolist),
         "numpy": _leaving(_T.numpy),
         "unbind": _unbind(_T.unbind),
-        "split": _in_parts(_T.split, _split_count),
-        "chunk": _in_parts(_T.chunk, _chunk_count),
+        "split": _in_parts(_T.split, torch._C._VariableFunctions.split, _split_count),
+        "chunk": _in_parts(_T.chunk, torch._C._VariableFunctions.chunk, _chunk_count),
         "is_contiguous": _contiguous(_T.is_contiguous),
         "stride": _stride(_T.stride),
         "dim": _consulting(_T.dim, _rank),
@@ -474,8 +483,8 @@ def _functions() -> dict[str, Any]:
         "equal": _comparing(torch.equal, checks.same_equal),
         "allclose": _comparing(torch.allclose, checks.same_allclose),
         "unbind": _unbind(torch.unbind),
-        "split": _in_parts(torch.split, _split_count),
-        "chunk": _in_parts(torch.chunk, _chunk_count),
+        "split": _in_parts(torch.split, torch._C._VariableFunctions.split, _split_count),
+        "chunk": _in_parts(torch.chunk, torch._C._VariableFunctions.chunk, _chunk_count),
         "tensor": _making(torch.tensor),
         "as_tensor": _making(torch.as_tensor),
         "is_floating_point": _consulting(torch.is_floating_point, _dtype),
@@ -551,7 +560,16 @@ def _scalar(value: Any) -> torch.Tensor:
 _originals: dict[str, Any] = {"tensor": torch.tensor}
 
 
-def _put() -> tuple[dict[str, Any], dict[str, Any]]:
+@dataclass(frozen=True)
+class _Before:
+    """What the patches replaced; ``None``: a base class has it."""
+
+    methods: dict[str, Any]
+    functions: dict[str, Any]
+    listing: list[tuple[Any, str, Any]]
+
+
+def _put() -> _Before:
     methods, functions = _methods(), _functions()
     kept = {name: _T.__dict__[name] for name in methods if name in _T.__dict__}
     kept_functions = {name: getattr(torch, name) for name in functions}
@@ -560,17 +578,29 @@ def _put() -> tuple[dict[str, Any], dict[str, Any]]:
     for name, made in functions.items():
         setattr(torch, name, made)
         torch.jit._builtins._register_builtin(made, _BUILTINS[name])
-    return {name: kept.get(name) for name in methods}, kept_functions
+    listing = []
+    for owner, name, made in with_lists(lambda: current() is not None):
+        original = getattr(owner, name)
+        builtin = torch.jit._builtins._find_builtin(original)
+        if builtin is not None:
+            torch.jit._builtins._register_builtin(made, builtin)
+        listing.append((owner, name, original))
+        setattr(owner, name, made)
+    return _Before({name: kept.get(name) for name in methods}, kept_functions, listing)
 
 
-def _restore(before: tuple[dict[str, Any], dict[str, Any]]) -> None:
-    methods, functions = before
-    for name, original in methods.items():
+def _restore(before: _Before) -> None:
+    for owner, name, original in before.listing:
+        if owner is _T:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, original)
+    for name, original in before.methods.items():
         if original is None:  # torch defines it in a base class
             delattr(_T, name)
         else:
             setattr(_T, name, original)
-    for name, original in functions.items():
+    for name, original in before.functions.items():
         setattr(torch, name, original)
 
 
