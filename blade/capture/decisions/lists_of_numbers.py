@@ -54,9 +54,7 @@ def _listing(
     @wraps(original)
     def function(*args: Any, **kwargs: Any) -> Any:
         if is_active():
-            args = tuple(
-                _list(x, count) if k in places.values() else x for k, x in enumerate(args)
-            )
+            args = tuple(_list(x, count) if k in places.values() else x for k, x in enumerate(args))
             kwargs = {k: _list(x, count) if k in places else x for k, x in kwargs.items()}
         return original(*args, **kwargs)
 

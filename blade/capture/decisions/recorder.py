@@ -158,12 +158,14 @@ def recording(weights: frozenset[int] = frozenset()) -> Iterator[Recorder]:
 
 
 def _place() -> FrameType | None:
-    """The innermost frame of code that is neither torch's nor this package's; else the innermost of torch."""
+    """The innermost frame of the model's code; the innermost of torch if that is a module of torch alone."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(_HERE[1]):
         frame = frame.f_back
     innermost = frame
     while frame is not None and _is_library(frame.f_code.co_filename):
+        if frame.f_code.co_filename.startswith(_HERE[1]):
+            return innermost  # what is around is no model
         frame = frame.f_back
     return innermost if frame is None else frame
 
@@ -199,6 +201,7 @@ watch_divisors(_see_divisor)
 # The methods of torch.Tensor
 
 _T: Any = torch.Tensor
+_functions_of_torch: Any = torch._C._VariableFunctions
 
 
 def _untraced(value: torch.Tensor) -> torch.Tensor:
@@ -463,8 +466,8 @@ def _methods() -> dict[str, Any]:
         "tolist": _tolist(_T.tolist),
         "numpy": _leaving(_T.numpy),
         "unbind": _unbind(_T.unbind),
-        "split": _in_parts(_T.split, torch._C._VariableFunctions.split, _split_count),
-        "chunk": _in_parts(_T.chunk, torch._C._VariableFunctions.chunk, _chunk_count),
+        "split": _in_parts(_T.split, _functions_of_torch.split, _split_count),
+        "chunk": _in_parts(_T.chunk, _functions_of_torch.chunk, _chunk_count),
         "is_contiguous": _contiguous(_T.is_contiguous),
         "stride": _stride(_T.stride),
         "dim": _consulting(_T.dim, _rank),
@@ -483,8 +486,8 @@ def _functions() -> dict[str, Any]:
         "equal": _comparing(torch.equal, checks.same_equal),
         "allclose": _comparing(torch.allclose, checks.same_allclose),
         "unbind": _unbind(torch.unbind),
-        "split": _in_parts(torch.split, torch._C._VariableFunctions.split, _split_count),
-        "chunk": _in_parts(torch.chunk, torch._C._VariableFunctions.chunk, _chunk_count),
+        "split": _in_parts(torch.split, _functions_of_torch.split, _split_count),
+        "chunk": _in_parts(torch.chunk, _functions_of_torch.chunk, _chunk_count),
         "tensor": _making(torch.tensor),
         "as_tensor": _making(torch.as_tensor),
         "is_floating_point": _consulting(torch.is_floating_point, _dtype),

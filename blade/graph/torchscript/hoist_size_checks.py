@@ -61,6 +61,7 @@ def hoist_size_checks(graph: torch._C.Graph, sample: Sequence[Any]) -> dict[int,
     return texts
 
 
+_ARITHMETIC = frozenset("aten::add aten::sub aten::mul aten::floor_divide".split())
 _IN_PLACE = frozenset("aten::add_ aten::sub_ aten::mul_".split())
 
 
@@ -71,6 +72,9 @@ def _without_writes(graph: torch._C.Graph) -> None:
     for node in list(own.nodes()):
         if node.kind() == "prim::NumToTensor":
             numbers.add(node.output().unique())
+        elif node.kind() in _ARITHMETIC:
+            if all(_is_number(value, numbers) for value in list(node.inputs())[:2]):
+                numbers.add(node.output().unique())
         elif node.kind() in _IN_PLACE:
             given = list(node.inputs())
             later = [use.user for use in given[0].uses() if use.user != node]
@@ -82,6 +86,13 @@ def _without_writes(graph: torch._C.Graph) -> None:
                 node.output().replaceAllUsesWith(made.output())
                 node.destroy()
                 numbers.add(made.output().unique())
+
+
+def _is_number(value: Any, numbers: set[int]) -> bool:
+    if value.node().kind() != "prim::Constant":
+        return value.unique() in numbers
+    held = value.toIValue()
+    return isinstance(held, (int, float)) or (isinstance(held, torch.Tensor) and held.dim() == 0)
 
 
 def _condition(sizes: SymbolicSizes, check: Check) -> Any:

@@ -244,7 +244,8 @@ def _div(given: Sequence[Any]) -> Any:
 def _to(given: Sequence[Any]) -> Any:
     """``aten::to`` with a dtype: ints become floats and back as torch converts them."""
     value = _number(given[0])
-    dtype = SCALAR_TYPES.get(given[1]) if type(given[1]) is int else None
+    asked = given[2] if isinstance(given[1], torch.device) else given[1]
+    dtype = SCALAR_TYPES.get(asked) if type(asked) is int else None
     if dtype is None:
         raise NotOfSizes("to")
     if dtype.is_floating_point:

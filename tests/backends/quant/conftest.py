@@ -26,7 +26,9 @@ def cluster_of() -> Make:
     ) -> Cluster:
         captured = capture(model.eval(), list(samples), Config(enable_int8=True))
         graph = view(captured)
-        [extracted] = extract(captured, graph, [sorted({*range(len(graph.nodes))} - check_nodes(graph))])
+        [extracted] = extract(
+            captured, graph, [sorted({*range(len(graph.nodes))} - check_nodes(graph))]
+        )
         return extracted.cluster
 
     return make
