@@ -299,6 +299,17 @@ def _item(original: Callable[..., Any]) -> Callable[..., Any]:
     return item
 
 
+def _of_int(name: str) -> Callable[..., Any]:
+    """A method that ints have and tensors do not, for sizes and other numbers of the graph."""
+
+    def method(self: torch.Tensor, *args: Any) -> Any:
+        if current() is None:
+            raise AttributeError(f"'Tensor' object has no attribute {name!r}")
+        return getattr(self.__int__(), name)(*args)
+
+    return method
+
+
 def _tolist(original: Callable[..., Any]) -> Callable[..., Any]:
     def tolist(self: torch.Tensor) -> Any:
         recorder = current()
@@ -465,6 +476,8 @@ def _methods() -> dict[str, Any]:
         "item": _item(_T.item),
         "tolist": _tolist(_T.tolist),
         "numpy": _leaving(_T.numpy),
+        "bit_length": _of_int("bit_length"),
+        "bit_count": _of_int("bit_count"),
         "unbind": _unbind(_T.unbind),
         "split": _in_parts(_T.split, _functions_of_torch.split, _split_count),
         "chunk": _in_parts(_T.chunk, _functions_of_torch.chunk, _chunk_count),

@@ -148,6 +148,10 @@ def _kept(value: torch.Tensor) -> Any:
     return value if dtype_of(value) is torch.int64 else as_number(value)
 
 
+def _divmod(a: Any, b: Any) -> Any:
+    return (a // b, a % b) if _is_scalar(a) or _is_scalar(b) else builtins.divmod(a, b)
+
+
 class _Math(ModuleType):
     """``math`` with functions of numbers of the graph."""
 
@@ -179,6 +183,7 @@ _NAMES: dict[str, Any] = {
     "len": _len,
     "max": _extreme(builtins.max, lambda new, old: new > old),
     "min": _extreme(builtins.min, lambda new, old: new < old),
+    "divmod": _divmod,
 }
 _MATH = _math()
 _INSTEAD = {

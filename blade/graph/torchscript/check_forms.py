@@ -25,8 +25,8 @@ def check_forms(
 ) -> dict[int, str]:
     """Write a check in front of ``graph`` for each kind of form in ``asked``, which maps it to a number.
 
-    Return the conditions by number. What a tuple or dict among the inputs holds is always checked: TorchScript
-    takes a tensor of two rows for a tuple of two, and dicts with any keys.
+    Return the conditions by number. What a tuple, list or dict among the inputs holds is always checked:
+    TorchScript takes a tensor of two rows for a tuple of two, lists of any length, and dicts with any keys.
     """
     given: Any = graph.inputs()
     _, *inputs = given
@@ -88,7 +88,7 @@ def _term(kind: str, tensor: torch.Tensor) -> str | None:
 
 
 def _check_containers(graph: Any, inputs: Sequence[Any], sample: Sequence[Any]) -> dict[int, str]:
-    """Check ranks in tuples and keys of dicts; return the condition, if there is one."""
+    """Check ranks in tuples, lengths of lists and keys of dicts; return the condition, if there is one."""
     terms: list[str] = []
     given: list[Any] = []
     parameters: list[str] = []
@@ -97,6 +97,8 @@ def _check_containers(graph: Any, inputs: Sequence[Any], sample: Sequence[Any]) 
         name = f"x{len(given)}"
         if isinstance(entry, dict) and value.type().kind() == "DictType":
             found = [f"len({name}) == {len(entry)}", *(f"{key!r} in {name}" for key in entry)]
+        elif isinstance(entry, list) and value.type().kind() == "ListType":
+            found = [f"len({name}) == {len(entry)}"]
         elif isinstance(entry, tuple) and value.type().kind() == "TupleType":
             found = [
                 f"{name}[{k}].dim() == {part.dim()}"

@@ -97,8 +97,9 @@ def _is_number(value: Any, numbers: set[int]) -> bool:
 
 def _condition(sizes: SymbolicSizes, check: Check) -> Any:
     """The condition of ``check`` over sizes of inputs; ``None`` if there is none that can be written."""
+    before = len(sizes.relied)
     try:
-        holds = _negated(sizes.number(check.fails))
+        holds = sympy.And(_negated(sizes.number(check.fails)), *sizes.relied[before:])
         _Printer().doprint(holds)
     except NotOfSizes:
         return None
@@ -144,6 +145,9 @@ class _Printer(PythonPrinter):
             raise NotOfSizes(str(expr))
         over, by = map(self._print, quotient.args)
         return f"(({over}) // ({by}) if ({over}) >= 0 else -((-({over})) // ({by})))"
+
+    def _print_ToFloat(self, expr: Any) -> str:
+        return f"float({self._print(expr.args[0])})"
 
     def _print_Relational(self, expr: Any) -> str:
         return f"({self._print(expr.lhs)}) {expr.rel_op} ({self._print(expr.rhs)})"

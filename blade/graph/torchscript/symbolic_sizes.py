@@ -44,12 +44,14 @@ class NotOfSizes(Exception):
 class SymbolicSizes:
     """Evaluates values of ``graph``, whose tensor inputs have symbolic sizes with those of ``sample`` as hints.
 
-    ``symbols`` maps each symbol to (value, axis). ``sample`` has one entry per input but ``self``.
+    ``symbols`` maps each symbol to (value, axis). ``sample`` has one entry per input but ``self``. To torch's
+    shape functions no size is 0; ``relied`` are the comparisons that this has decided.
     """
 
     def __init__(self, graph: torch._C.Graph, sample: Sequence[Any]) -> None:
         self.env = UnspecializedShapeEnv()
         self.symbols: dict[sympy.Symbol, tuple[Value, int]] = {}
+        self.relied: list[Any] = []
         self._mode = UnspecializedFakeMode(self.env)
         self._mode.cache_enabled = False
         self._results_of_calls = ResultMemo()
@@ -145,8 +147,26 @@ class SymbolicSizes:
         if kind in _OF_TENSOR and isinstance(given[0], torch.Tensor):
             return _OF_TENSOR[kind](*given)
         if kind in _NUMBERS and not any(isinstance(x, torch.Tensor) for x in given):
-            return _NUMBERS[kind](given)
+            result = _NUMBERS[kind](given)
+            if kind in _RELATIONS:
+                self._note(_RELATIONS[kind], given[0], given[1], result)
+            return result
         return self._call(node, given)
+
+    def _note(self, relation: Any, a: Any, b: Any, result: Any) -> None:
+        """Add to ``relied`` unless ``result``, that of a comparison, holds for sizes of 0, too."""
+        found = result.node.expr if isinstance(result, torch.SymBool) else sympy.sympify(result)
+        if found not in (sympy.true, sympy.false):
+            return
+        sides = [x.node.expr if isinstance(x, torch.SymInt) else x for x in (a, b)]
+        if not any(isinstance(side, sympy.Expr) for side in sides):
+            return
+        known = {s for side in sides for s in sympy.sympify(side).free_symbols} & set(self.symbols)
+        maybe = {s: sympy.Symbol(s.name, integer=True, nonnegative=True) for s in known}
+        holds = relation(*(sympy.sympify(side).xreplace(maybe) for side in sides))
+        if holds is not found:
+            self.symbols.update({maybe[s]: self.symbols[s] for s in known})
+            self.relied.append(holds if found is sympy.true else sympy.Not(holds))
 
     def _constant(self, node: Any) -> Any:
         held = node.output().toIValue()
@@ -299,6 +319,15 @@ _SAME = (
     "prim::NumToTensor aten::ScalarImplicit aten::IntImplicit aten::FloatImplicit aten::alias "
     "aten::detach aten::clone aten::contiguous prim::unchecked_cast aten::item"
 ).split()
+
+_RELATIONS: Mapping[str, Any] = {
+    "aten::eq": sympy.Eq,
+    "aten::ne": sympy.Ne,
+    "aten::lt": sympy.Lt,
+    "aten::le": sympy.Le,
+    "aten::gt": sympy.Gt,
+    "aten::ge": sympy.Ge,
+}
 
 _NUMBERS: Mapping[str, Callable[[Sequence[Any]], Any]] = {
     **dict.fromkeys(_SAME, _same),
