@@ -103,7 +103,8 @@ def _condition(sizes: SymbolicSizes, check: Check) -> Any:
         _Printer().doprint(holds)
     except NotOfSizes:
         return None
-    return holds if all(symbol in sizes.symbols for symbol in holds.free_symbols) else None
+    is_known = sizes.is_exact and all(symbol in sizes.symbols for symbol in holds.free_symbols)
+    return holds if is_known else None
 
 
 def _negated(fails: Any) -> Any:

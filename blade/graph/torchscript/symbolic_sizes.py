@@ -52,6 +52,7 @@ class SymbolicSizes:
         self.env = UnspecializedShapeEnv()
         self.symbols: dict[sympy.Symbol, tuple[Value, int]] = {}
         self.relied: list[Any] = []
+        self._read: set[sympy.Symbol] = set()  # elements
         self._mode = UnspecializedFakeMode(self.env)
         self._mode.cache_enabled = False
         self._results_of_calls = ResultMemo()
@@ -70,6 +71,11 @@ class SymbolicSizes:
         """The number, bool or symbolic one that ``value`` holds; raises ``NotOfSizes``."""
         with symbolic_config.patch(backed_size_oblivious=True), torch.no_grad():  # type: ignore[attr-defined]
             return self._evaluated(value, _number)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether no shape function has concluded what an element is equal to: it may be 1 and broadcast."""
+        return not any(symbol in self._read for symbol in self.env.replacements)
 
     def _place(self, value: Value, tensor: torch.Tensor) -> None:
         fake = self._mode.from_tensor(
@@ -146,6 +152,8 @@ class SymbolicSizes:
             return only[0] if len(only) == 1 else only
         if kind in _OF_TENSOR and isinstance(given[0], torch.Tensor):
             return _OF_TENSOR[kind](*given)
+        if kind in _READ and isinstance(given[0], torch.Tensor):
+            return self._unknown(given[0])
         if kind in _NUMBERS and not any(isinstance(x, torch.Tensor) for x in given):
             result = _NUMBERS[kind](given)
             if kind in _RELATIONS:
@@ -167,6 +175,14 @@ class SymbolicSizes:
         if holds is not found:
             self.symbols.update({maybe[s]: self.symbols[s] for s in known})
             self.relied.append(holds if found is sympy.true else sympy.Not(holds))
+
+    def _unknown(self, tensor: torch.Tensor) -> Any:
+        """An integer element, as a symbol that no condition may have: sizes beside it are known all the same."""
+        if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool:
+            raise NotOfSizes("a tensor's element")
+        number = self.env.create_unbacked_symint()
+        self._read.add(number.node.expr)
+        return number
 
     def _constant(self, node: Any) -> Any:
         held = node.output().toIValue()
@@ -314,6 +330,8 @@ def _ceil(x: Any) -> Any:
 def _floor(x: Any) -> Any:
     return x if isinstance(x, (int, torch.SymInt)) else math.floor(x)
 
+
+_READ = frozenset("aten::Int aten::IntImplicit".split())
 
 _SAME = (
     "prim::NumToTensor aten::ScalarImplicit aten::IntImplicit aten::FloatImplicit aten::alias "
