@@ -202,6 +202,7 @@ watch_divisors(_see_divisor)
 
 _T: Any = torch.Tensor
 _functions_of_torch: Any = torch._C._VariableFunctions
+_builtins: Any = torch.jit._builtins
 
 
 def _untraced(value: torch.Tensor) -> torch.Tensor:
@@ -583,6 +584,7 @@ class _Before:
     methods: dict[str, Any]
     functions: dict[str, Any]
     listing: list[tuple[Any, str, Any]]
+    builtins: list[Any]  # functions that scripting is told about, by their ids
 
 
 def _put() -> _Before:
@@ -593,19 +595,23 @@ def _put() -> _Before:
         setattr(_T, name, made)
     for name, made in functions.items():
         setattr(torch, name, made)
-        torch.jit._builtins._register_builtin(made, _BUILTINS[name])
-    listing = []
+        _builtins._register_builtin(made, _BUILTINS[name])
+    listing, builtins = [], list(functions.values())
     for owner, name, made in with_lists(lambda: current() is not None):
         original = getattr(owner, name)
-        builtin = torch.jit._builtins._find_builtin(original)
+        builtin = _builtins._find_builtin(original)
         if builtin is not None:
-            torch.jit._builtins._register_builtin(made, builtin)
+            _builtins._register_builtin(made, builtin)
+            builtins.append(made)
         listing.append((owner, name, original))
         setattr(owner, name, made)
-    return _Before({name: kept.get(name) for name in methods}, kept_functions, listing)
+    unpatched = {name: kept.get(name) for name in methods}
+    return _Before(unpatched, kept_functions, listing, builtins)
 
 
 def _restore(before: _Before) -> None:
+    for made in before.builtins:  # another function may have its id one day
+        _builtins._get_builtin_table().pop(id(made), None)
     for owner, name, original in before.listing:
         if owner is _T:
             delattr(owner, name)
