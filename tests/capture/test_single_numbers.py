@@ -121,3 +121,18 @@ def test_nothing_is_left_in_torch() -> None:
     assert table == before
     assert all(now is then for now, then in zip(seen(), functions, strict=True))
     assert "roll" not in vars(torch.Tensor)
+
+
+@torch.jit._script_if_tracing
+def scripted_while_traced(x: torch.Tensor, by: float) -> torch.Tensor:
+    return x * float(x.shape[0]) if x.shape[1] > 3 else x * by
+
+
+def test_functions_that_are_scripted_while_a_model_is_traced() -> None:
+    def scaled(x: torch.Tensor) -> torch.Tensor:
+        return scripted_while_traced(torch.tanh(x), 0.5)
+
+    found = captured(scaled, X[0, 0])
+    for x in (X[0, 0], X[0, 0, :, :2], X[0, 0, :3]):
+        torch.testing.assert_close(found.module(x), scaled(x) + 1)
+    assert "float" not in globals()

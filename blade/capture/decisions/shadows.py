@@ -10,11 +10,13 @@ packages, mean the functions below. For anything but a traced tensor they do wha
 """
 
 import builtins
+import importlib
 import math
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
@@ -31,6 +33,9 @@ from blade.capture.decisions.traced_number import (
     rank_of,
     untraced,
 )
+from blade.process.shared_switch import SharedSwitch
+
+torch_trace: Any = importlib.import_module("torch.jit._trace")  # has what scripts if tracing
 
 _NOT_SHADOWED = frozenset({"torch", "builtins", "blade", *sys.stdlib_module_names}) - {"__main__"}
 
@@ -192,8 +197,29 @@ _INSTEAD = {
     if hasattr(math, name) and not name.startswith("__")
 }
 
+
+@dataclass
+class _Shadowed:
+    """A namespace with shadows: how many need them, what they are, and what they hide."""
+
+    space: dict[str, Any]
+    shadows: dict[str, Any]
+    hidden: dict[str, Any]
+    users: int = 1
+
+    def put(self) -> None:
+        self.space.update(self.shadows)
+
+    def take_back(self) -> None:
+        for name, value in self.hidden.items():
+            if value is _MISSING:
+                self.space.pop(name, None)
+            else:
+                self.space[name] = value
+
+
 _lock = threading.RLock()
-_users: dict[int, list[Any]] = {}  # id of a namespace -> [number of users, names to restore]
+_known: dict[int, _Shadowed] = {}  # by the id of the namespace
 _MISSING = object()
 
 
@@ -205,7 +231,8 @@ def shadowed(model: nn.Module) -> Iterator[None]:
         for space in spaces:
             _shadow(space)
     try:
-        yield
+        with _scripting:
+            yield
     finally:
         with _lock:
             for space in spaces:
@@ -213,31 +240,59 @@ def shadowed(model: nn.Module) -> Iterator[None]:
 
 
 def _shadow(space: dict[str, Any]) -> None:
-    known = _users.setdefault(id(space), [0, {}])
-    known[0] += 1
-    if known[0] > 1:
+    known = _known.get(id(space))
+    if known is not None:
+        known.users += 1
         return
-    changes = {name: made for name, made in _NAMES.items() if name not in space}
+    shadows = {name: made for name, made in _NAMES.items() if name not in space}
     for name, value in space.items():
         if value is math:
-            changes[name] = _MATH
+            shadows[name] = _MATH
         elif id(value) in _INSTEAD:
-            changes[name] = _INSTEAD[id(value)]
-    known[1] = {name: space.get(name, _MISSING) for name in changes}
-    space.update(changes)
+            shadows[name] = _INSTEAD[id(value)]
+    hidden = {name: space.get(name, _MISSING) for name in shadows}
+    _known[id(space)] = _Shadowed(space, shadows, hidden)
+    _known[id(space)].put()
 
 
 def _unshadow(space: dict[str, Any]) -> None:
-    known = _users[id(space)]
-    known[0] -= 1
-    if known[0]:
-        return
-    for name, value in known[1].items():
-        if value is _MISSING:
-            space.pop(name, None)
-        else:
-            space[name] = value
-    del _users[id(space)]
+    known = _known[id(space)]
+    known.users -= 1
+    if not known.users:
+        known.take_back()
+        del _known[id(space)]
+
+
+def _without_shadows(script: Any) -> Any:
+    """``script`` for functions that are scripted while a model is traced: ``float`` is a type to it.
+
+    Another thread that traces meanwhile meets Python's ``float``, which makes its numbers decisions.
+    """
+
+    def scripted(*args: Any, **kwargs: Any) -> Any:
+        with _lock:
+            for known in _known.values():
+                known.take_back()
+            try:
+                return script(*args, **kwargs)
+            finally:
+                for known in _known.values():
+                    known.put()
+
+    return scripted
+
+
+def _put() -> Any:
+    before = torch_trace.script
+    torch_trace.script = _without_shadows(before)
+    return before
+
+
+def _restore(before: Any) -> None:
+    torch_trace.script = before
+
+
+_scripting = SharedSwitch(_put, _restore)
 
 
 def _modules_of(model: nn.Module) -> list[ModuleType]:
