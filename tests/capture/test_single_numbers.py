@@ -136,3 +136,17 @@ def test_functions_that_are_scripted_while_a_model_is_traced() -> None:
     for x in (X[0, 0], X[0, 0, :, :2], X[0, 0, :3]):
         torch.testing.assert_close(found.module(x), scaled(x) + 1)
     assert "float" not in globals()
+
+
+def test_strides_of_dense_tensors_are_products_of_sizes() -> None:
+    def windows(x: torch.Tensor) -> torch.Tensor:
+        y = torch.tanh(x)
+        first, second = y.stride()
+        size = y.shape[0] - 1, 2, y.shape[1]
+        return y.as_strided(size, (first, first, second)).sum(1) * y.stride(0)
+
+    found = captured(windows, X[0, 0])
+    for x in (X[0, 0], torch.randn(5, 3), torch.randn(2, 1)):
+        torch.testing.assert_close(found.module(x), windows(x) + 1)
+    with pytest.raises(torch.jit.Error, match="dense"):
+        found.module(torch.randn(6, 4).t())

@@ -109,6 +109,25 @@ def same_strides(t: Tensor, want: list[int], text: str) -> Tensor:
     return t
 
 
+def dense_strides(t: Tensor, order: tuple[int, ...], text: str) -> Tensor:
+    """Strides that are products of the sizes behind them, in this ``order`` of the dimensions."""
+    made: Tensor = _dense(order)(t, text)
+    return made
+
+
+@cache
+def _dense(order: tuple[int, ...]) -> Any:
+    terms = [
+        f"(t.stride({dim}) == {' * '.join(f't.size({j})' for j in order[k + 1 :]) or '1'})"
+        for k, dim in enumerate(order)
+    ]
+    unit: Any = torch.jit.CompilationUnit(
+        f"def dense(t: Tensor, text: str) -> Tensor:\n    if not ({' & '.join(terms)}):\n"
+        "        raise RuntimeError(text)\n    return t\n"
+    )
+    return unit.dense
+
+
 @_scripted
 def same_equal(a: Tensor, b: Tensor, want: bool, text: str) -> Tensor:
     if torch.equal(a, b) != want:

@@ -15,7 +15,7 @@ import linecache
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -420,13 +420,28 @@ def _contiguous(original: Callable[..., bool]) -> Callable[..., bool]:
 def _stride(original: Callable[..., Any]) -> Callable[..., Any]:
     def stride(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         recorder = current()
-        value = original(self, *args, **kwargs)
-        if recorder is not None and is_traced(self):
-            want = list(_plain(self, original))
-            recorder.note("layout", want, lambda text: checks.same_strides(self, want, text))
-        return value
+        if recorder is None or not is_traced(self):
+            return original(self, *args, **kwargs)
+        want = list(_plain(self, original))
+        order = tuple(sorted(range(len(want)), key=lambda dim: (-want[dim], dim)))
+        if order and want == _products(_plain(self, lambda t: list(t.shape)), order):
+            known = f"dense in the order {order}"
+            recorder.note("layout", known, lambda text: checks.dense_strides(self, order, text))
+            numbers = tuple(_products(list(self.shape), order))
+            dim = args[0] if args else kwargs.get("dim")
+            return numbers if dim is None else numbers[dim]
+        recorder.note("layout", want, lambda text: checks.same_strides(self, want, text))
+        return original(self, *args, **kwargs)
 
     return stride
+
+
+def _products(sizes: list[Any], order: Sequence[int]) -> list[Any]:
+    """The strides of a dense tensor with these sizes, whose dimensions lie in memory in this ``order``."""
+    found: list[Any] = [1] * len(sizes)
+    for before, dim in reversed(list(zip(order, order[1:]))):
+        found[before] = sizes[dim] * found[dim]
+    return found
 
 
 def _consulting(original: Callable[..., Any], about: Callable[[Any], str]) -> Callable[..., Any]:

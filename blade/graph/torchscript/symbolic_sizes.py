@@ -197,7 +197,11 @@ class SymbolicSizes:
 
     def _call(self, node: Any, given: Sequence[Any]) -> Any:
         overload = resolve(node)
-        if overload is None or overload._schema.is_mutable:
+        if overload is None:
+            raise NotOfSizes(node.kind())
+        if overload._schema.is_mutable:
+            if node.kind() in _KEEPS_SIZES and isinstance(given[0], torch.Tensor):
+                return given[0]  # an element that is read later is unknown anyway
             raise NotOfSizes(node.kind())
         values = {
             argument.name: to_python(argument, self._operand(argument, value))
@@ -330,6 +334,15 @@ def _ceil(x: Any) -> Any:
 def _floor(x: Any) -> Any:
     return x if isinstance(x, (int, torch.SymInt)) else math.floor(x)
 
+
+_KEEPS_SIZES = frozenset(
+    f"aten::{name}_"
+    for name in (
+        "add sub mul div fill zero copy clamp clamp_min clamp_max masked_fill index_put index_add "
+        "index_fill index_copy scatter scatter_add relu tanh sigmoid exp neg sqrt rsqrt pow"
+    ).split()
+)
+"""Writes that leave the sizes of what they write to."""
 
 _READ = frozenset("aten::Int aten::IntImplicit".split())
 
