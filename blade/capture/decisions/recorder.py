@@ -18,6 +18,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -439,7 +440,7 @@ def _stride(original: Callable[..., Any]) -> Callable[..., Any]:
 def _products(sizes: list[Any], order: Sequence[int]) -> list[Any]:
     """The strides of a dense tensor with these sizes, whose dimensions lie in memory in this ``order``."""
     found: list[Any] = [1] * len(sizes)
-    for before, dim in reversed(list(zip(order, order[1:]))):
+    for before, dim in reversed(list(pairwise(order))):
         found[before] = sizes[dim] * found[dim]
     return found
 
