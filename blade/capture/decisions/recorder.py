@@ -26,6 +26,7 @@ from typing import Any
 import torch
 
 from blade.capture.decisions import checks
+from blade.capture.decisions.contraction_order import with_unchecked_order
 from blade.capture.decisions.lists_of_numbers import with_lists
 from blade.capture.decisions.traced_number import (
     TracedNumber,
@@ -613,7 +614,7 @@ def _put() -> _Before:
         setattr(torch, name, made)
         _builtins._register_builtin(made, _BUILTINS[name])
     listing, builtins = [], list(functions.values())
-    for owner, name, made in with_lists(lambda: current() is not None):
+    for owner, name, made in _patches(lambda: current() is not None):
         original = getattr(owner, name)
         builtin = _builtins._find_builtin(original)
         if builtin is not None:
@@ -623,6 +624,11 @@ def _put() -> _Before:
         setattr(owner, name, made)
     unpatched = {name: kept.get(name) for name in methods}
     return _Before(unpatched, kept_functions, listing, builtins)
+
+
+def _patches(is_active: Callable[[], bool]) -> Iterator[tuple[Any, str, Any]]:
+    yield from with_lists(is_active)
+    yield from with_unchecked_order(is_active)
 
 
 def _restore(before: _Before) -> None:
