@@ -43,6 +43,7 @@ from blade.capture.references import (
     OTHER_VALUES,
     ReferenceRuns,
     run_references,
+    with_constants,
 )
 from blade.capture.tied_dimensions import find_tied_dimensions
 from blade.capture.trace import (
@@ -146,13 +147,16 @@ def _normalized(
         return ()
     known = inputs if isinstance(inputs, list) else [inputs]
     bake = graph.how != "script"
-    _, samples = normalize(signature_of(model), [*known, *further], bake)
-    return samples[len(known) :]
+    call, samples = normalize(signature_of(model), [*known, *further], bake)
+    kept = graph.seen.call.names
+    named = [dict(zip(call.names, sample, strict=True)) for sample in samples[len(known) :]]
+    return tuple(tuple(one[name] for name in kept) for one in named)
 
 
 def _fixed(seen: ReferenceRuns) -> frozenset[Axis]:
-    """Return declared sizes if all sample entries are tensors: then the leaves are the graph's inputs."""
-    if not all(isinstance(entry, torch.Tensor) for entry in seen.samples[0]):
+    """Return declared sizes if all entries but guarded ones are tensors: then the leaves are the graph's inputs."""
+    count = len(seen.call.names) - len(seen.call.guards)
+    if not all(isinstance(entry, torch.Tensor) for entry in seen.samples[0][:count]):
         return frozenset()
     return frozenset(axis for axis, (low, high) in seen.ranges.items() if low == high)
 
@@ -201,7 +205,8 @@ def _exported(
 
 def _only_numbers(seen: ReferenceRuns) -> bool:
     """Whether there are arguments, none with a tensor: a trace would hold for these numbers alone."""
-    return bool(seen.call.baked) and not seen.call.names
+    tensors = len(seen.call.names) - len(seen.call.guards)
+    return bool(seen.call.slots) and not tensors
 
 
 def _trace(
@@ -253,6 +258,7 @@ def _trace_at(
         seen.original.reset()
     if not isinstance(result, Trace):
         preserved = config.preserved_attributes
+        seen, sample = with_constants(seen, sample)
         as_module = partial(trace, own, seen.call, sample, seen.is_plain, limits, preserved, ties)
         with fused_layers(fused):
             result = attempt(Stage.CAPTURE, None, name, as_module, code=Code.TRACE_FAILED)

@@ -9,8 +9,9 @@ tensor the only argument. The order of a positional tuple is the forward signatu
 """
 
 import inspect
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
@@ -29,24 +30,37 @@ MEASURED = 8  # samples of different sizes that are verified and timed; the othe
 
 @dataclass(frozen=True)
 class ArgumentSlot:
-    """One argument of the call: an entry of each sample, or (``baked``) always ``value``."""
+    """One argument of the call: an entry of each sample, or (``baked``) always ``value``.
+
+    With a ``guard``, the TorchScript type of the argument, it decides between paths by its value, which is
+    ``value`` by default, or by whether it is there.
+    """
 
     name: str
     positional: bool
     baked: bool = False
     value: Any = None
+    guard: str = ""
 
 
 @dataclass(frozen=True)
 class CallSignature:
-    """How a positional sample becomes the arguments of the model's ``forward``."""
+    """How a positional sample becomes the arguments of the model's ``forward``.
+
+    The entries of a sample are those without a guard, then those with one; both in the order of the slots.
+    """
 
     slots: tuple[ArgumentSlot, ...]
 
     @property
     def names(self) -> tuple[str, ...]:
         """The name of each entry of a sample."""
-        return tuple(slot.name for slot in self.slots if not slot.baked)
+        return tuple(slot.name for slot in self._entries())
+
+    @property
+    def guards(self) -> dict[int, ArgumentSlot]:
+        """The slots with a guard, by the index of their entry."""
+        return {index: slot for index, slot in enumerate(self._entries()) if slot.guard}
 
     @property
     def baked(self) -> dict[str, Any]:
@@ -55,16 +69,37 @@ class CallSignature:
 
     def bind(self, sample: Sample) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the positional and the keyword arguments for ``forward``."""
-        entries = iter(sample)
+        entries = dict(zip(self.names, sample, strict=True))
         args: list[Any] = []
         kwargs: dict[str, Any] = {}
         for slot in self.slots:
-            value = slot.value if slot.baked else next(entries)
+            value = slot.value if slot.baked else entries[slot.name]
             if slot.positional:
                 args.append(value)
             else:
                 kwargs[slot.name] = value
         return tuple(args), kwargs
+
+    def with_constants(self, sample: Sample) -> tuple["CallSignature", Sample]:
+        """The call in which the entries of ``sample`` that are guarded and no tensors are baked in, and the
+        rest of ``sample``."""
+        fixed = {
+            slot.name: sample[index]
+            for index, slot in self.guards.items()
+            if not isinstance(sample[index], torch.Tensor)
+        }
+        slots = tuple(
+            replace(slot, baked=True, value=fixed[slot.name], guard="")
+            if slot.name in fixed
+            else slot
+            for slot in self.slots
+        )
+        entries = zip(self.names, sample, strict=True)
+        return CallSignature(slots), tuple(value for name, value in entries if name not in fixed)
+
+    def _entries(self) -> list[ArgumentSlot]:
+        taken = [slot for slot in self.slots if not slot.baked]
+        return sorted(taken, key=lambda slot: bool(slot.guard))
 
 
 def normalize(
@@ -72,9 +107,9 @@ def normalize(
 ) -> tuple[CallSignature, tuple[Sample, ...]]:
     """Return ``inputs`` as samples in the order of ``signature``.
 
-    With ``bake``, arguments without a tensor become constants of the call (they must be equal in all samples)
-    and arguments not given are left out; without it every parameter is an entry, with its default if it was
-    not given. Raises ``InputError``.
+    With ``bake``, numbers, strings and ``None`` get guards, other arguments without a tensor become constants of
+    the call (they must be equal in all samples) and arguments that no sample gives are left out; without it
+    every parameter is an entry, with its default if it was not given. Raises ``InputError``.
     """
     rows = [
         [
@@ -85,10 +120,16 @@ def normalize(
         ]
         for index, one in enumerate(_as_list(inputs))
     ]
-    _check_alike(rows, same_constants=bake)
-    call, _ = call_from(rows[0], bake)
-    samples = tuple(call_from(row, bake)[1] for row in rows)
-    return call, samples
+    if bake:
+        rows = _completed(rows, signature)
+    _check_alike(rows, bake)
+    if not bake:
+        call, _ = call_from(rows[0], bake)
+        return call, tuple(call_from(row, bake)[1] for row in rows)
+    columns = zip(*rows, strict=True)
+    call = CallSignature(tuple(_slot([value for _, _, value in one], *one[0]) for one in columns))
+    given = [{name: value for name, _, value in row} for row in rows]
+    return call, tuple(tuple(row[name] for name in call.names) for row in given)
 
 
 def gathered(inputs: Any, most: int) -> Any:
@@ -127,6 +168,59 @@ def call_from(arguments: Sequence[Argument], bake: bool) -> tuple[CallSignature,
     )
     entries = (value for (_, _, value), slot in zip(arguments, slots) if not slot.baked)
     return CallSignature(slots), tuple(entries)
+
+
+def _completed(rows: list[list[Argument]], signature: inspect.Signature) -> list[list[Argument]]:
+    """``rows`` with the defaults of arguments that only some of them give."""
+    parameters = signature.parameters
+    known = {name: positional for row in rows for name, positional, _ in row}
+    if all(len(row) == len(known) for row in rows):
+        return rows
+    order = [*(name for name in parameters if name in known)]
+    order += [name for name in known if name not in parameters]
+    found = []
+    for row in rows:
+        given = {name: (positional, value) for name, positional, value in row}
+        if any(
+            name not in given and _default(parameters.get(name)) is inspect.Parameter.empty
+            for name in order
+        ):
+            return rows  # the difference is reported
+        found.append(
+            [
+                (name, *given.get(name, (known[name], _default(parameters.get(name)))))
+                for name in order
+            ]
+        )
+    return found
+
+
+def _default(parameter: inspect.Parameter | None) -> Any:
+    return inspect.Parameter.empty if parameter is None else parameter.default
+
+
+def _slot(values: Sequence[Any], name: str, positional: bool, first: Any) -> ArgumentSlot:
+    """The slot of an argument that has ``values``, the ``first`` of them in the first sample."""
+    given = [value for value in values if value is not None]
+    optional = len(given) < len(values)
+    if given and (has_tensor(given[0]) or not all(map(is_guarded, given))):
+        if not optional and has_tensor(given[0]):
+            return ArgumentSlot(name, positional)
+        if not optional or not isinstance(given[0], torch.Tensor):
+            return ArgumentSlot(name, positional, True, first)
+    kind = type(given[0]).__name__ if given and is_guarded(given[0]) else "Tensor"
+    default = None if isinstance(first, torch.Tensor) else first
+    guard = f"Optional[{kind}]" if optional else kind
+    return ArgumentSlot(name, positional, value=default, guard=guard)
+
+
+def is_guarded(value: Any) -> bool:
+    """Whether an argument's ``value`` is one that TorchScript has a constant for, and compares."""
+    if type(value) is str:
+        return value.isascii() and value.isprintable()
+    if type(value) is float:
+        return math.isfinite(value)
+    return type(value) is bool or (type(value) is int and value.bit_length() < 64)
 
 
 def has_tensor(value: Any) -> bool:
@@ -240,7 +334,7 @@ def flat_arguments(bound: inspect.BoundArguments, defaults: bool = False) -> lis
     return flat
 
 
-def _check_alike(rows: list[list[Argument]], same_constants: bool) -> None:
+def _check_alike(rows: list[list[Argument]], bake: bool) -> None:
     """Raise unless all samples have the same arguments, structure, dtypes, ranks and devices."""
     first = rows[0]
     for index, row in enumerate(rows[1:], start=1):
@@ -250,15 +344,29 @@ def _check_alike(rows: list[list[Argument]], same_constants: bool) -> None:
                 f"inputs: sample {index} gives the arguments {others}, sample 0 gives {names}; "
                 "all samples must give the same ones."
             )
-        for (name, _, a), (_, _, b) in zip(first, row):
-            if (kind := _difference(a, b, same_constants)) is not None:
+        for position, ((name, _, a), (_, _, b)) in enumerate(zip(first, row)):
+            if bake and _may_be_none(a, b):
+                a = next((r[position][2] for r in rows if r[position][2] is not None), None)
+                if _may_be_none(a, b):
+                    continue
+            if (kind := _difference(a, b, bake)) is not None:
                 raise InputError(
                     f"inputs: argument {name!r} differs in {kind} between sample 0 ({_describe(a)}) and "
-                    f"sample {index} ({_describe(b)}); only the sizes of tensors may differ."
+                    f"sample {index} ({_describe(b)}); sizes of tensors may differ, and values of str, bool, int "
+                    "and float."
                 )
 
 
-def _difference(a: Any, b: Any, same_constants: bool) -> str | None:
+def _may_be_none(a: Any, b: Any) -> bool:
+    """Whether one of them is ``None``, and the other is, or has a guard."""
+    return (a is None or b is None) and all(
+        value is None or is_guarded(value) or isinstance(value, torch.Tensor) for value in (a, b)
+    )
+
+
+def _difference(a: Any, b: Any, bake: bool) -> str | None:
+    if bake and is_guarded(a) and is_guarded(b):
+        return None if type(a) is type(b) else "type"
     leaves_a, spec_a = pytree.tree_flatten(a)
     leaves_b, spec_b = pytree.tree_flatten(b)
     if spec_a != spec_b:
@@ -274,6 +382,6 @@ def _difference(a: Any, b: Any, same_constants: bool) -> str | None:
             ):
                 if u != v:
                     return what
-        elif same_constants and (type(x) is not type(y) or x != y):
+        elif bake and (type(x) is not type(y) or x != y):
             return "value"
     return None

@@ -20,7 +20,9 @@ import torch
 from blade.capture.decisions.recorder import Recorder, TracedDecision
 from blade.capture.inputs import Sample
 from blade.core.captured import Path
+from blade.graph.torchscript.check_arguments import check_arguments
 from blade.graph.torchscript.check_forms import (
+    CONTAINERS,
     FLOATS,
     IDENTITY,
     INTEGERS,
@@ -31,6 +33,7 @@ from blade.graph.torchscript.check_forms import (
 from blade.graph.torchscript.decision_checks import checks_of, describe_checks, drop_check
 from blade.graph.torchscript.hoist_size_checks import ASSUMED, hoist_size_checks
 from blade.graph.torchscript.merge_paths import PathGraph, merged, same_computation
+from blade.graph.torchscript.to_script_module import defaults_of
 
 WHAT_TO_DO = (
     "Optimize with a sample that takes this path, too (Config.max_paths bounds their number), or call the original "
@@ -76,15 +79,19 @@ def finish(module: torch.jit.ScriptModule, recorder: Recorder, sample: Sample) -
             conditions = hoist_size_checks(graph, sample)
         forms = {k: i for k, i in recorder.consulted.items() if k in FORMS}
         conditions = check_forms(graph, sample, forms) | conditions
+        conditions = check_arguments(graph, sample, recorder.arguments) | conditions
     left = {check.index for check in checks_of(graph)}
     elements = frozenset(left - conditions.keys())
 
     def describe(index: int) -> str:
-        if index == STRUCTURE:
+        if index in (STRUCTURE, CONTAINERS):
             return f"its containers have to hold the same: {conditions[index]}. {WHAT_TO_DO}"
         if index == ASSUMED:
             return f"its sizes have to fit together: {conditions[index]}. {WHAT_TO_DO}"
         one = decisions[index]
+        if one.kind == "argument":
+            was = f"the argument {one.where!r} was {one.outcome} when the model was captured"
+            return f"{was}, and here {conditions[index]} has to hold. {WHAT_TO_DO}"
         if one.kind == "form":
             asked = f"{one} asks for the {one.outcome[1:-1]} of a tensor"
             return f"{asked}, and here {conditions[index]} has to hold. {WHAT_TO_DO}"
@@ -115,6 +122,9 @@ class PathTable:
         known, index = self._parting(path)
         if index not in known.conditions or not _is_alike(known, path, index):
             return False
+        decision = known.decisions[index]
+        if decision.kind == "argument" and decision.outcome not in ("True", "False"):
+            return False  # a third value may compute something else
         drop_check(known.module.graph, index)
         del known.conditions[index]
         known.elements -= {index}
@@ -167,7 +177,8 @@ class PathTable:
         """One module of all paths; raises ``CannotMerge``."""
         if len(self.paths) == 1:
             return self.paths[0].module
-        return merged(self.paths[0].tree(), name, inputs)
+        defaults = defaults_of(self.paths[0].module)
+        return merged(self.paths[0].tree(), name, inputs, defaults)
 
 
 def _common(first: Sequence[TracedDecision], second: Sequence[TracedDecision]) -> int:

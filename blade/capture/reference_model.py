@@ -137,11 +137,15 @@ class ReferenceModel:
         """Return a copy of the model with all floating-point parameters and buffers in float64."""
         return ReferenceModel(private_copy(self._model).double(), self._call, self._flatten)
 
-    def leaves(self, tensors: list[torch.Tensor], like: Sample) -> list[torch.Tensor]:
-        """Call the model as the user would on ``tensors``, the leaves of a sample ``like`` this one; return the
-        tensors of its output, in order."""
-        sample = pytree.tree_unflatten(tensors, pytree.tree_structure(like))
+    def leaves(self, sample: Sample) -> list[torch.Tensor]:
+        """Call the model as the user would on ``sample``; return the tensors of its output, in order."""
         return pytree.tree_leaves(self._tensors(sample))
+
+    def of(self, call: CallSignature) -> "ReferenceModel":
+        """The same model, called in another way."""
+        made = ReferenceModel(self._model, call, self._flatten)
+        made.is_stateful = self.is_stateful
+        return made
 
     def run(self, sample: Sample, times: int) -> list[Answer]:
         """Return the answers of ``times`` calls in a row from the state at capture."""

@@ -6,7 +6,7 @@ seen.references        # every input tried, with the answers a captured module h
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 from time import perf_counter
@@ -96,7 +96,7 @@ def run_references(
         if ranges:
             list(seen.vary(samples, {}))
         seen.vary_values()
-    plain = bake and not call.baked and all(is_plain(output) for output, _ in first)
+    plain = bake and not call.baked and not call.guards and all(is_plain(output) for output, _ in first)
     everything = (*samples, *tuning)
     references, crashes = tuple(seen.references), tuple(seen.crashes)
     return ReferenceRuns(call, original, everything, probes, references, ranges, crashes, plain)
@@ -107,6 +107,53 @@ def further_values(seen: ReferenceRuns) -> tuple[Reference, ...]:
     with _ReferenceRunner(seen.original, seen.call, seen.samples[0], (), SLACK) as runner:
         runner.vary_further()
     return tuple(runner.references)
+
+
+def with_constants(seen: ReferenceRuns, sample: Sample) -> tuple[ReferenceRuns, Sample]:
+    """``seen`` with the guarded arguments as they are in ``sample``, for a module that has no paths, and
+    ``sample`` without them.
+
+    Raises ``InputError`` if they are others in one of the user's samples.
+    """
+    guards = seen.call.guards
+    if not guards:
+        return seen, sample
+    call, entries = seen.call.with_constants(sample)
+    dropped = [i for i in guards if not isinstance(sample[i], torch.Tensor)]
+
+    def is_alike(other: Sample) -> bool:
+        return all(type(other[i]) is type(sample[i]) for i in guards) and all(
+            other[i] == sample[i] for i in dropped
+        )
+
+    def without(other: Sample) -> Sample:
+        return tuple(entry for i, entry in enumerate(other) if i not in dropped)
+
+    for index, other in enumerate(seen.samples):
+        if not is_alike(other):
+            raise InputError(
+                f"inputs: sample {index} ({describe(seen.call.names, other)}) has other values than "
+                f"({describe(seen.call.names, sample)}). This model has a state or preserved attributes, so it is "
+                "captured for one value of each argument that is no tensor."
+            )
+    references = tuple(
+        replace(
+            one,
+            sample=without(one.sample),
+            answers=tuple((output, without(arguments)) for output, arguments in one.answers),
+        )
+        for one in seen.references
+        if is_alike(one.sample)
+    )
+    made = replace(
+        seen,
+        call=call,
+        original=seen.original.of(call),
+        samples=tuple(map(without, seen.samples)),
+        probes=tuple(map(without, filter(is_alike, seen.probes))),
+        references=references,
+    )
+    return made, entries
 
 
 class _ReferenceRunner:

@@ -72,10 +72,16 @@ def trace_frozen(
     ties: Sequence[EqualSizes] = (),
 ) -> Trace | None:
     """Trace and freeze at once, in a fraction of the time; ``None`` for a model that may have a state."""
-    target = _target(model, call, is_plain, limits, ties)
+    guards = call.guards
+    call, entries = call.with_constants(sample)
+    target = _target(model, call, is_plain and not guards, limits, ties)
     with _quiet() as caught, _tracing(model) as recorder:
         recorder.may_defer = True
-        module = flat_trace(target, call.names, copy_of(sample), recorder.ended)
+        for index, slot in guards.items():
+            recorder.note_argument(index, slot.name, sample[index])
+        module = flat_trace(
+            target, call.names, copy_of(entries), recorder.ended, list(guards.values())
+        )
     return None if module is None else Trace(module, _texts(caught), recorder, is_frozen=True)
 
 

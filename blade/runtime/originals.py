@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Original models that answer where no captured path does: the last tier of fallback, of this process only.
 
-    number = register(owner, lambda inputs: [...])
-    torch.ops.blade.answer_by_original(inputs, number, 1, "text")     # [...]; elsewhere RuntimeError("text")
+    register(number, owner, lambda inputs: [...])
+    torch.ops.blade.answer_by_original((x, 2), number, 1, "text")     # [...]; elsewhere RuntimeError("text")
 
 The number is in the saved module. A process that did not optimize the model does not know it.
 """
@@ -18,7 +18,7 @@ import torch
 from blade.runtime.engine import library
 from blade.runtime.interrupts import interrupts_noted
 
-Original = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
+Original = Callable[[tuple[Any, ...]], Sequence[torch.Tensor]]
 
 
 _known: dict[int, Original] = {}
@@ -45,7 +45,7 @@ def _forget(number: int) -> None:
 
 
 def _call_original(
-    number: int, outputs: int, text: str, inputs: list[torch.Tensor]
+    number: int, outputs: int, text: str, inputs: tuple[Any, ...]
 ) -> list[torch.Tensor]:
     with _lock:
         call = _known[number]

@@ -81,9 +81,9 @@ def _answering(module: torch.jit.ScriptModule, number: int) -> torch.jit.ScriptM
 
 def _lend_original(captured: Captured, module: torch.jit.ScriptModule) -> None:
     """Let the original answer where no path of ``module`` does, as long as ``module`` lives."""
-    original, first = captured.original, captured.samples[0]
+    original = captured.original
     if captured.original_number and isinstance(original, ReferenceModel):
-        register(captured.original_number, module, lambda tensors: original.leaves(tensors, first))
+        register(captured.original_number, module, original.leaves)
 
 
 def wrap_again(module: torch.jit.ScriptModule, task: Task, decided: SelectionResult) -> None:

@@ -53,7 +53,7 @@ class TracedDecision:
     """One conversion of a tensor into Python: where it is in the model's code, and what it gave."""
 
     index: int
-    kind: str  # "bool", "int", "float", "elements", "layout", "comparison" or "form"
+    kind: str  # "bool", "int", "float", "elements", "layout", "comparison", "form" or "argument"
     where: str  # "models.py:12"
     function: str
     line: str  # the source line
@@ -66,7 +66,8 @@ class TracedDecision:
 
 @dataclass
 class Recorder:
-    """What one trace decided. ``consulted``: the kinds of forms that the code asked for, with their decisions.
+    """What one trace decided. ``consulted``: the kinds of forms that the code asked for, with their decisions;
+    ``arguments``: the entries of the sample that decide by their value, with theirs.
 
     ``deferred`` are conditions to be checked at the end of the trace, where it can be extended: what depends on
     them does no harm, and a check cuts what may be one cluster.
@@ -74,6 +75,7 @@ class Recorder:
 
     decisions: list[TracedDecision] = field(default_factory=list)
     consulted: dict[str, int] = field(default_factory=dict)
+    arguments: dict[int, int] = field(default_factory=dict)
     may_defer: bool = False
     deferred: list[tuple[int, torch.Tensor]] = field(default_factory=list)
     weights: frozenset[int] = frozenset()  # ids of tensors whose form never changes
@@ -107,6 +109,12 @@ class Recorder:
         index = len(self.decisions)
         self.consulted[about] = index
         self.decisions.append(TracedDecision(index, "form", where, code.co_name, line, repr(about)))
+
+    def note_argument(self, position: int, name: str, value: object) -> None:
+        """Note that the model was called with ``value`` as its argument ``name``, or with a tensor."""
+        shown = "a tensor" if isinstance(value, torch.Tensor) else repr(value)
+        index = self.arguments[position] = len(self.decisions)
+        self.decisions.append(TracedDecision(index, "argument", name, "forward", "", shown))
 
     def note(self, kind: str, outcome: object, check: Callable[[str], Any]) -> None:
         """Add a decision; ``check(text)`` puts its check into the graph."""

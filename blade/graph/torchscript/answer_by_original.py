@@ -2,7 +2,7 @@
 """Lets the original model answer where a check of a decision fails, instead of raising.
 
     if not (x.size(1) % 7 == 0):               if not (x.size(1) % 7 == 0):
-        raise RuntimeError(text)       ->          [y] = blade::answer_by_original([x], n, 1, text)
+        raise RuntimeError(text)       ->          [y] = blade::answer_by_original((x,), n, 1, text)
     ...                                        else:
     return y                                       ...
                                                return y
@@ -28,8 +28,7 @@ OP = "blade::answer_by_original"
 def answer_by_original(graph: torch._C.Graph, number: int) -> bool:
     """Rewrite every check whose failure may end the call; ``number`` is that of the original, or 0.
 
-    Without tensors, or tuples of them, as inputs the call raises. ``False``, and nothing is changed, if the
-    results are something else.
+    ``False``, and nothing is changed, if the results are no tensors or tuples of them.
     """
     given: Any = graph.inputs()
     _, *inputs = given
@@ -37,8 +36,6 @@ def answer_by_original(graph: torch._C.Graph, number: int) -> bool:
         return True
     if not all(_is_tensors(value.type()) for value in graph.outputs()):
         return False
-    if not all(_is_tensors(value.type()) for value in inputs):
-        inputs, number = [], 0
     _FallbackWriter(graph, inputs, number).rewrite(graph.block())
     graph.lint()
     return True
@@ -97,29 +94,18 @@ class _FallbackWriter:
 
     def _answer(self, text: str, kinds: list[Any]) -> list[Value]:
         graph = self._graph
-        given = [leaf for value in self._inputs for leaf in self._leaves(value)]
-        tensors = graph.insertNode(graph.create("prim::ListConstruct", given, 1)).output()
-        tensors.setType(torch._C.ListType(TENSOR))
+        given = graph.insertNode(graph.create("prim::TupleConstruct", self._inputs, 1)).output()
+        given.setType(torch._C.TupleType([value.type() for value in self._inputs]))
         count = sum(map(_count, kinds))
         number = 0 if f"[{STRUCTURE}]" in text else self._number  # not what the caller gave
         constants = [graph.insertConstant(x) for x in (number, count, text)]
-        node = graph.insertNode(graph.create(OP, [tensors, *constants], 1))
+        node = graph.insertNode(graph.create(OP, [given, *constants], 1))
         node.output().setType(torch._C.ListType(TENSOR))
         unpacked = graph.insertNode(graph.create("prim::ListUnpack", [node.output()], count))
         found = list(unpacked.outputs())
         for value in found:
             value.setType(TENSOR)
         return [self._nested(kind, found) for kind in kinds]
-
-    def _leaves(self, value: Value) -> list[Value]:
-        if value.type().kind() == "TensorType":
-            return [value]
-        parts = value.type().elements()
-        graph = self._graph
-        node = graph.insertNode(graph.create("prim::TupleUnpack", [value], len(parts)))
-        for part, kind in zip(node.outputs(), parts, strict=True):
-            part.setType(kind)
-        return [leaf for part in node.outputs() for leaf in self._leaves(part)]
 
     def _nested(self, kind: Any, found: list[Value]) -> Value:
         if kind.kind() == "TensorType":

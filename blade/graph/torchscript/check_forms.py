@@ -11,13 +11,17 @@ from typing import Any
 
 import torch
 
+from blade.graph.torchscript.check_arguments import unwrapped
 from blade.graph.torchscript.decision_checks import MARK
 
 RANK, FLOATS, INTEGERS = "rank", "dtype of floats", "dtype of integers"
 IDENTITY = "identity"
 
 STRUCTURE = 1_000_001
-"""The number of the check of what containers among the inputs hold, which no decision asked for."""
+"""The number of the check of what tuples among the inputs hold, which no decision asked for."""
+
+CONTAINERS = 1_000_002
+"""The number of the check of lengths of lists and keys of dicts among the inputs."""
 
 
 def check_forms(
@@ -31,8 +35,10 @@ def check_forms(
     given: Any = graph.inputs()
     _, *inputs = given
     own: Any = graph
-    own.setInsertPoint(next(iter(graph.nodes()), own.return_node()))
+    nodes = (node for node in graph.nodes() if node.kind() != "prim::unchecked_cast")
+    own.setInsertPoint(next(nodes, own.return_node()))
     tensors: list[tuple[Any, torch.Tensor, str]] = []
+    inputs = [unwrapped(value) for value in inputs]
     for value, entry in zip(inputs, sample, strict=True):
         tensors += _leaves(own, value, entry, value.debugName())
     texts = _check_containers(own, inputs, sample)
@@ -88,18 +94,20 @@ def _term(kind: str, tensor: torch.Tensor) -> str | None:
 
 
 def _check_containers(graph: Any, inputs: Sequence[Any], sample: Sequence[Any]) -> dict[int, str]:
-    """Check ranks in tuples, lengths of lists and keys of dicts; return the condition, if there is one."""
-    terms: list[str] = []
+    """Check lengths of lists and keys of dicts, then ranks in tuples; return the conditions by number."""
+    terms: dict[int, list[str]] = {CONTAINERS: [], STRUCTURE: []}
+    shown: dict[int, list[str]] = {CONTAINERS: [], STRUCTURE: []}
     given: list[Any] = []
     parameters: list[str] = []
-    shown: list[str] = []
     for value, entry in zip(inputs, sample, strict=True):
         name = f"x{len(given)}"
+        number = CONTAINERS
         if isinstance(entry, dict) and value.type().kind() == "DictType":
             found = [f"len({name}) == {len(entry)}", *(f"{key!r} in {name}" for key in entry)]
         elif isinstance(entry, list) and value.type().kind() == "ListType":
             found = [f"len({name}) == {len(entry)}"]
         elif isinstance(entry, tuple) and value.type().kind() == "TupleType":
+            number = STRUCTURE
             found = [
                 f"{name}[{k}].dim() == {part.dim()}"
                 for k, part in enumerate(entry)
@@ -107,18 +115,20 @@ def _check_containers(graph: Any, inputs: Sequence[Any], sample: Sequence[Any]) 
             ]
         else:
             continue
-        terms += found
-        shown += [one.replace(name, value.debugName()) for one in found]
+        terms[number] += found
+        shown[number] += [one.replace(name, value.debugName()) for one in found]
         parameters.append(f"{name}: {value.type().annotation_str}")
         given.append(value)
-    if not terms:
+    lines = [f"def check({', '.join(parameters)}) -> None:"]
+    for number, conditions in terms.items():
+        if conditions:
+            code = " & ".join(f"({one})" for one in conditions)
+            lines += [f"    if not ({code}):", f"        raise RuntimeError('{MARK}{number}')"]
+    if len(lines) == 1:
         return {}
-    code = " & ".join(f"({one})" for one in terms)
-    lines = [f"def check({', '.join(parameters)}) -> None:", f"    if not ({code}):"]
-    lines += [f"        raise RuntimeError('{MARK}{STRUCTURE}')", "    return None", ""]
-    unit: Any = torch.jit.CompilationUnit("\n".join(lines))
+    unit: Any = torch.jit.CompilationUnit("\n".join([*lines, "    return None", ""]))
     graph.insertGraph(unit.check.graph, given)
-    return {STRUCTURE: " and ".join(shown)}
+    return {number: " and ".join(texts) for number, texts in shown.items() if texts}
 
 
 def _identity(tensors: Sequence[tuple[Any, torch.Tensor, str]]) -> list[tuple[str, str]]:

@@ -20,7 +20,7 @@ from blade.graph.torchscript.alias import schema_of
 from blade.graph.torchscript.bind_overloads import resolve
 from blade.graph.torchscript.decision_checks import check_of, checks_of
 from blade.graph.torchscript.program import nested
-from blade.graph.torchscript.to_script_module import script_of
+from blade.graph.torchscript.to_script_module import Defaults, script_of
 
 Value = Any  # torch._C.Value
 Node = Any  # torch._C.Node
@@ -50,8 +50,10 @@ class PathGraph:
             other.check()
 
 
-def merged(tree: PathGraph, name: str, inputs: Sequence[str]) -> torch.jit.ScriptModule:
-    """A ScriptModule of all paths in ``tree``, whose graphs take ``self`` and ``inputs``.
+def merged(
+    tree: PathGraph, name: str, inputs: Sequence[str], defaults: Defaults
+) -> torch.jit.ScriptModule:
+    """A ScriptModule of all paths in ``tree``, whose graphs take ``self`` and ``inputs``, with ``defaults``.
 
     Raises ``CannotMerge``.
     """
@@ -68,7 +70,7 @@ def merged(tree: PathGraph, name: str, inputs: Sequence[str]) -> torch.jit.Scrip
     [result] = writer.write(tree, {})
     target.registerOutput(result)
     target.lint()
-    return script_of(target, name, inputs)
+    return script_of(target, name, inputs, defaults=defaults)
 
 
 def same_computation(first: torch._C.Graph, second: torch._C.Graph) -> bool:

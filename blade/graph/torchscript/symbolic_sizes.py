@@ -62,7 +62,7 @@ class SymbolicSizes:
         _, *inputs = given
         for value, entry in zip(inputs, sample, strict=True):
             if isinstance(entry, torch.Tensor):
-                self._place(value, entry)
+                self._place(unwrapped(value), entry)
             else:
                 self._entries = {value.unique(): entry}
                 self._unpack(value, entry)

@@ -15,7 +15,12 @@ from torch import nn
 from blade.graph.torchscript.extract import clear
 
 _BY_NAME: Mapping[str, torch.Tensor] = {}
-_OF_TENSORS = re.compile(r"(?:(?:Tensor|Tuple|List|Dict|str|int)\b|[\[\], ])+")
+_OF_TENSORS = re.compile(r"(?:(?:Tensor|Tuple|List|Dict|Optional|str|int|float|bool)\b|[\[\], ])+")
+
+Defaults = Mapping[str, Any]
+"""Default values of parameters, by name: bool, int, float, str or ``None``."""
+
+_NO_DEFAULTS: Defaults = {}
 
 
 def script_of(
@@ -23,16 +28,18 @@ def script_of(
     name: str,
     inputs: Sequence[str],
     constants: Mapping[str, torch.Tensor | None] = _BY_NAME,
+    defaults: Defaults = _NO_DEFAULTS,
 ) -> torch.jit.ScriptModule:
     """A module without attributes; ``name`` is the name of its class.
 
     The first inputs of ``graph`` are the module's ``inputs``, the others its ``constants``; ``None`` is a
-    constant that is never read. ``graph`` returns one value and stays unchanged.
+    constant that is never read. No input behind one of the ``defaults`` may be without. ``graph`` returns one
+    value and stays unchanged.
     """
     holder = type(name, (nn.Module,), {})().eval()
     # By default equal modules share one TorchScript class, and filling one would fill all.
     script = torch.jit._recursive.create_script_module(holder, lambda _: (), share_types=False)
-    script.define(_stub(graph, inputs))
+    script.define(_stub(graph, inputs, defaults))
     module = _frozen(script)  # drops the attributes that every nn.Module has
     target: Any = module.graph
     clear(target)
@@ -50,7 +57,7 @@ def script_of(
 
 def copy_of_script(module: torch.jit.ScriptModule) -> torch.jit.ScriptModule | None:
     """A copy of ``module`` with a class and graph of its own; ``None`` if it takes or returns other values
-    than tensors, or its forward has defaults.
+    than tensors, numbers and strings.
 
     ``module`` has a forward and no attributes. Tensors are shared, and torch's passes do not compare them.
     """
@@ -58,12 +65,18 @@ def copy_of_script(module: torch.jit.ScriptModule) -> torch.jit.ScriptModule | N
     this, *inputs = given
     arguments = module._c._get_method("forward").schema.arguments[1:]
     kinds = [value.type().annotation_str for value in (*inputs, *module.graph.outputs())]
-    defaults = any(argument.has_default_value() for argument in arguments)
-    if this.uses() or defaults or not all(map(_OF_TENSORS.fullmatch, kinds)):
+    if this.uses() or not all(map(_OF_TENSORS.fullmatch, kinds)):
         return None
     graph: Any = module.graph.copy()
     graph.eraseInput(0)
-    return script_of(graph, module.original_name, [argument.name for argument in arguments])
+    names = [argument.name for argument in arguments]
+    return script_of(graph, module.original_name, names, defaults=defaults_of(module))
+
+
+def defaults_of(module: torch.jit.ScriptModule) -> Defaults:
+    """The defaults of ``module``'s forward, by parameter."""
+    arguments = module._c._get_method("forward").schema.arguments
+    return {one.name: one.default_value for one in arguments if one.has_default_value()}
 
 
 def simplified(graph: torch._C.Graph, inputs: Sequence[str]) -> torch._C.Graph:
@@ -85,11 +98,14 @@ def _placed(graph: Any, name: str, tensor: torch.Tensor | None) -> Any:
     return value
 
 
-def _stub(graph: torch._C.Graph, inputs: Sequence[str]) -> str:
+def _stub(graph: torch._C.Graph, inputs: Sequence[str], defaults: Defaults) -> str:
     """Source of a forward with the types of ``graph``."""
     given: Any = list(graph.inputs())[: len(inputs)]
     kinds = [value.type().annotation_str for value in given]
-    parameters = "".join(f", {name}: {kind}" for name, kind in zip(inputs, kinds, strict=True))
+    parameters = "".join(
+        f", {name}: {kind}" + (f" = {defaults[name]!r}" if name in defaults else "")
+        for name, kind in zip(inputs, kinds, strict=True)
+    )
     made: Any = next(iter(graph.outputs()))
     result = made.type().annotation_str
     return f"def forward(self{parameters}) -> {result}:\n    raise RuntimeError('')\n"

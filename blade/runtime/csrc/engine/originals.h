@@ -3,6 +3,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
 
 #include <cstdint>
 #include <string>
@@ -16,9 +17,9 @@ void announce_original(int64_t number, bool is_known);
 // How many calls it was asked to answer in this process.
 int64_t original_calls(int64_t number);
 
-// What the original answers, `outputs` tensors; throws c10::Error with `text`, which is a RuntimeError in Python, if this
+// What the original answers to the tuple `inputs`, `outputs` tensors; throws c10::Error with `text`, which is a RuntimeError in Python, if this
 // process does not have it.
 std::vector<at::Tensor> answer_by_original(
-    const std::vector<at::Tensor>& inputs, int64_t number, int64_t outputs, const std::string& text);
+    c10::IValue inputs, int64_t number, int64_t outputs, const std::string& text);
 
 }  // namespace blade

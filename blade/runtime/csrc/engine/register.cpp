@@ -70,11 +70,11 @@ TORCH_LIBRARY(blade, m) {
   m.def("accelerators() -> str[]", &blade::accelerator_names);
   m.def("announce_original(int number, bool is_known) -> ()", &blade::announce_original);
   m.def("original_calls(int number) -> int", &blade::original_calls);
-  m.def("answer_by_original(Tensor[] inputs, int number, int outputs, str text) -> Tensor[]", &blade::answer_by_original);
+  m.def("answer_by_original(Any inputs, int number, int outputs, str text) -> Tensor[]", &blade::answer_by_original);
   // Python implements these (blade/runtime/engine.py). load_runner: "" or why it cannot.
   m.def("load_runner(str backend, str name, Tensor payload, Tensor[] constants, str program) -> str");
   m.def("run_runner(Tensor payload, Tensor[] inputs) -> Tensor[]");
-  m.def("call_original(int number, int outputs, str text, Tensor[] inputs) -> Tensor[]");
+  m.def("call_original(int number, int outputs, str text, Any inputs) -> Tensor[]");
   // "" if a trusted key signed the rest, else a sentence.
   m.def(
       "why_untrusted(str name, str backend, str program, str[] limit_names, int[] limits, Tensor[] tensors, str signature) -> "

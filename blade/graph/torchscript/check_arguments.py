@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Adds checks of arguments that decide between paths by their values, such as flags and names of modes.
+
+check_arguments(graph, (x, "mean", None), {1: 0, 2: 1})       # if mode != 'mean': raise ...; if mask is not None: raise
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from blade.graph.torchscript.decision_checks import MARK
+
+_PLAIN: Mapping[str, Any] = {
+    "Tensor": torch._C.TensorType.get(),
+    "str": torch._C.StringType.get(),
+    "bool": torch._C.BoolType.get(),
+    "int": torch._C.IntType.get(),
+    "float": torch._C.FloatType.get(),
+}
+
+
+def type_of(annotation: str) -> Any:
+    """The TorchScript type that ``annotation``, such as "Optional[str]", names."""
+    plain = annotation.removeprefix("Optional[").removesuffix("]")
+    kind = _PLAIN[plain]
+    return kind if plain == annotation else torch._C.OptionalType(kind)
+
+
+def unwrapped(value: Any) -> Any:
+    """The tensor that a graph makes of the optional tensor ``value``, an input; other values as they are."""
+    casts = [use.user for use in value.uses() if use.user.kind() == "prim::unchecked_cast"]
+    return casts[0].output() if casts else value
+
+
+def check_arguments(
+    graph: torch._C.Graph, sample: Sequence[Any], numbers: Mapping[int, int]
+) -> dict[int, str]:
+    """Write a check in front of ``graph`` for each entry of ``sample`` in ``numbers``, which maps its index to
+    the number of a decision. Return the conditions by number.
+    """
+    given: Any = graph.inputs()
+    _, *inputs = given
+    own: Any = graph
+    own.setInsertPoint(next(iter(graph.nodes()), own.return_node()))
+    texts = {}
+    for index, number in numbers.items():
+        value, entry = inputs[index], sample[index]
+        kind = value.type().annotation_str
+        name = value.debugName().partition(".")[0]
+        if isinstance(entry, torch.Tensor) and not kind.startswith("Optional"):
+            continue
+        lines = [f"def check(x: {kind}) -> None:", *_fails(entry, kind)]
+        lines += ["    if fails:", f"        raise RuntimeError('{MARK}{number}')", "    return None"]
+        unit: Any = torch.jit.CompilationUnit("\n".join([*lines, ""]))
+        own.insertGraph(unit.check.graph, [value])
+        is_tensor = isinstance(entry, torch.Tensor)
+        shown = "is not None" if is_tensor else "is None" if entry is None else f"== {entry!r}"
+        texts[number] = f"{name} {shown}"
+    own.setInsertPoint(own.block())
+    return texts
+
+
+def _fails(entry: Any, kind: str) -> list[str]:
+    if isinstance(entry, torch.Tensor):
+        return ["    fails = x is None"]
+    if entry is None:
+        return ["    fails = x is not None"]
+    if kind.startswith("Optional"):
+        return ["    fails = True", "    if x is not None:", f"        fails = x != {entry!r}"]
+    return [f"    fails = x != {entry!r}"]
