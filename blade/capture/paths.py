@@ -90,7 +90,7 @@ def finish(module: torch.jit.ScriptModule, recorder: Recorder, sample: Sample) -
             return f"its sizes have to fit together: {conditions[index]}. {WHAT_TO_DO}"
         one = decisions[index]
         if one.kind == "argument":
-            was = f"the argument {one.where!r} was {one.outcome} when the model was captured"
+            was = f"its argument {one} was {one.outcome} when the model was captured"
             return f"{was}, and here {conditions[index]} has to hold. {WHAT_TO_DO}"
         if one.kind == "form":
             asked = f"{one} asks for the {one.outcome[1:-1]} of a tensor"
@@ -143,10 +143,13 @@ class PathTable:
         return True
 
     def _parting(self, path: CapturedPath) -> tuple[CapturedPath, int]:
-        """The last of the known paths that go along with ``path`` the longest, and where they part."""
-        lengths = [_common(known.decisions, path.decisions) for known in self.paths]
-        longest = max(lengths)
-        return self.paths[len(lengths) - 1 - lengths[::-1].index(longest)], longest
+        """The known path that a call along ``path`` is on when no check leads it further, and where they part."""
+        known = self.paths[0]
+        index = _common(known.decisions, path.decisions)
+        while index in known.others:
+            known = known.others[index]
+            index = _common(known.decisions, path.decisions)
+        return known, index
 
     def remove_last(self) -> None:
         """Take back the last addition."""

@@ -96,7 +96,9 @@ def run_references(
         if ranges:
             list(seen.vary(samples, {}))
         seen.vary_values()
-    plain = bake and not call.baked and not call.guards and all(is_plain(output) for output, _ in first)
+    plain = (
+        bake and not call.baked and not call.guards and all(is_plain(output) for output, _ in first)
+    )
     everything = (*samples, *tuning)
     references, crashes = tuple(seen.references), tuple(seen.crashes)
     return ReferenceRuns(call, original, everything, probes, references, ranges, crashes, plain)

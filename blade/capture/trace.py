@@ -73,12 +73,13 @@ def trace_frozen(
 ) -> Trace | None:
     """Trace and freeze at once, in a fraction of the time; ``None`` for a model that may have a state."""
     guards = call.guards
+    code = getattr(inspect.unwrap(type(model).forward), "__code__", None)
     call, entries = call.with_constants(sample)
     target = _target(model, call, is_plain and not guards, limits, ties)
     with _quiet() as caught, _tracing(model) as recorder:
         recorder.may_defer = True
         for index, slot in guards.items():
-            recorder.note_argument(index, slot.name, sample[index])
+            recorder.note_argument(index, slot.name, sample[index], code)
         module = flat_trace(
             target, call.names, copy_of(entries), recorder.ended, list(guards.values())
         )

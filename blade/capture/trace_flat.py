@@ -21,8 +21,8 @@ from torch.jit import _trace as tracer
 
 from blade.capture.clean import optimized
 from blade.capture.inputs import ArgumentSlot
-from blade.graph.torchscript.inline_autograd_functions import inline_functions
 from blade.graph.torchscript.check_arguments import type_of
+from blade.graph.torchscript.inline_autograd_functions import inline_functions
 from blade.graph.torchscript.to_script_module import script_of, simplified
 
 _LOOKED_AT = 16

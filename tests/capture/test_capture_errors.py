@@ -23,6 +23,11 @@ class Two(nn.Module):
         return (x + y) * scale
 
 
+class Spread(nn.Module):
+    def forward(self, *xs: torch.Tensor) -> torch.Tensor:
+        return sum(xs)  # type: ignore[return-value]
+
+
 class Returns(nn.Module):
     def __init__(self, function: Callable[[torch.Tensor], Any]) -> None:
         super().__init__()
@@ -82,8 +87,9 @@ def mixed_devices() -> nn.Module:
         (linear(), [X, X.double()], r"'input' differs in dtype .*float64\[2, 3\]"),
         (linear(), [X, X[0]], r"'input' differs in rank"),
         (Two().eval(), [(X, X), (X, (X, X))], r"'y' differs in structure"),
-        (Two().eval(), [(X, X, 1.0), (X, X, 2.0)], r"'scale' differs in value"),
-        (Two().eval(), [(X, X, 1.0), (X, X)], r"gives the arguments"),
+        (Two().eval(), [(X, X, 1.0), (X, X, 2)], r"'scale' differs in type"),
+        (Two().eval(), [(X, X, [1.0]), (X, X, [2.0])], r"'scale' differs in value"),
+        (Spread().eval(), [(X, X), (X,)], r"gives the arguments"),
         (Two().eval(), (1.0, 2.0), r"the output of forward is a float"),
     ],
 )

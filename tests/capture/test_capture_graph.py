@@ -15,7 +15,6 @@ from torch import nn
 from blade.capture.capture import capture
 from blade.config import Config
 from blade.core.captured import Captured
-from blade.core.reason import Code
 
 
 def leaves(value: Any) -> list[torch.Tensor]:
@@ -185,32 +184,6 @@ def test_nested_tuple_inputs() -> None:
     assert len(list(captured.module.graph.inputs())) == 3
     assert any(probe[1][0][0].shape[1] != 6 for probe in captured.probes)
     check(captured, *sample(3, 9))
-
-
-class Flags(nn.Module):
-    def forward(
-        self,
-        x: torch.Tensor,
-        mask: torch.Tensor | None = None,
-        scale: float = 1.0,
-        other: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        x = x * scale
-        if mask is not None:
-            x = x + mask
-        return x if other is None else x - other
-
-
-def test_arguments_without_tensors_are_baked_in() -> None:
-    sample = {"x": random(2, 3), "other": random(2, 3), "scale": 2.0, "mask": None}
-    captured = capture(Flags().eval(), sample, Config())
-    arguments = [one.name for one in captured.module.forward.schema.arguments]
-    assert arguments == ["self", "x", "other"]
-    x, other = random(4, 3), random(4, 3, seed=1)
-    assert torch.equal(captured.module(x=x, other=other), x * 2 - other)
-    baked = [one for one in captured.reasons if one.code is Code.BAKED_ARGUMENT]
-    assert len(baked) == 2
-    assert any("'scale'" in one.detail and "2.0" in one.detail for one in baked)
 
 
 class Spread(nn.Module):

@@ -110,11 +110,17 @@ class Recorder:
         self.consulted[about] = index
         self.decisions.append(TracedDecision(index, "form", where, code.co_name, line, repr(about)))
 
-    def note_argument(self, position: int, name: str, value: object) -> None:
-        """Note that the model was called with ``value`` as its argument ``name``, or with a tensor."""
+    def note_argument(
+        self, position: int, name: str, value: object, forward: CodeType | None
+    ) -> None:
+        """Note that the code ``forward`` was called with ``value``, or with a tensor, as its argument ``name``."""
         shown = "a tensor" if isinstance(value, torch.Tensor) else repr(value)
+        where, function = "?", "forward"
+        if forward is not None:
+            where = f"{os.path.basename(forward.co_filename)}:{forward.co_firstlineno}"
+            function = forward.co_name
         index = self.arguments[position] = len(self.decisions)
-        self.decisions.append(TracedDecision(index, "argument", name, "forward", "", shown))
+        self.decisions.append(TracedDecision(index, "argument", where, function, name, shown))
 
     def note(self, kind: str, outcome: object, check: Callable[[str], Any]) -> None:
         """Add a decision; ``check(text)`` puts its check into the graph."""

@@ -53,7 +53,11 @@ def check_arguments(
         if isinstance(entry, torch.Tensor) and not kind.startswith("Optional"):
             continue
         lines = [f"def check(x: {kind}) -> None:", *_fails(entry, kind)]
-        lines += ["    if fails:", f"        raise RuntimeError('{MARK}{number}')", "    return None"]
+        lines += [
+            "    if fails:",
+            f"        raise RuntimeError('{MARK}{number}')",
+            "    return None",
+        ]
         unit: Any = torch.jit.CompilationUnit("\n".join([*lines, ""]))
         own.insertGraph(unit.check.graph, [value])
         is_tensor = isinstance(entry, torch.Tensor)

@@ -33,6 +33,7 @@ from blade.graph.torchscript.bind_overloads import (
     to_python,
     trim_defaults,
 )
+from blade.graph.torchscript.check_arguments import unwrapped
 
 Value = Any  # torch._C.Value
 

@@ -172,7 +172,8 @@ def _why_no_refusal(got: Call, row: Row, inputs: Inputs, may_raise: bool) -> str
         return f"raises although the original could answer: {text[-300:]}"
     if not isinstance(got.error, RuntimeError):
         return f"raises {type(got.error).__name__}: {text[-300:]}"
-    places = {(f"{row.theme}.py", str(line)) for line in row.marked_lines()}
+    forward = row.model.forward.__code__.co_firstlineno  # where an argument that decides is
+    places = {(f"{row.theme}.py", str(line)) for line in (*row.marked_lines(), forward)}
     if places.isdisjoint(_PLACE.findall(text)):
         return f"raises without the place of a decision: {text[-300:]}"
     if _apart(leaves_of(got.inputs), leaves_of(inputs), exact=True):

@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arguments that are no tensors, or are left out: each value is a path, and others are the original's."""
+
+import io
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import blade
+from blade.capture.capture import capture
+from blade.config import Config
+from blade.core.reason import Code
+from blade.errors import InputError
+
+CONFIG = Config(optimization_pipeline="DISC", timing=False, cache=False, min_cluster_size=1)
+
+
+class Pools(nn.Module):
+    """Every kind of argument but containers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+
+    def forward(  # type: ignore[no-untyped-def]
+        self, x, pooling="mean", mask=None, scale=1.0, depth=1, normalize=False, **more
+    ):
+        for layer in self.layers[:depth]:
+            x = torch.tanh(layer(x))
+        if mask is not None:
+            x = x * mask.unsqueeze(-1)
+        x = x.mean(1) if pooling == "mean" else x.amax(1)
+        return x / x.norm() if normalize else x * scale
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return Pools().eval()
+
+
+def x(rows: int = 2, length: int = 5) -> torch.Tensor:
+    return torch.randn(rows, length, 8, generator=torch.Generator().manual_seed(rows))
+
+
+def loaded(module: torch.jit.ScriptModule) -> torch.jit.ScriptModule:
+    file = io.BytesIO()
+    torch.jit.save(module, file)
+    file.seek(0)
+    return torch.jit.load(file)
+
+
+def calls_of_original(module: torch.jit.ScriptModule) -> int:
+    return int(blade.stats(module).get("original", {}).get("calls", 0))
+
+
+SAMPLES: list[dict[str, Any]] = [
+    {"x": x()},
+    {"x": x(), "pooling": "max"},
+    {"x": x(), "mask": torch.ones(2, 5)},
+    {"x": x(), "normalize": True},
+    {"x": x(), "depth": 3, "scale": 0.5},
+]
+
+
+@pytest.mark.needs("runtime", "torch_mlir")
+def test_each_value_of_the_samples_is_a_path() -> None:
+    original = model()
+    optimized = blade.optimize(original, SAMPLES, CONFIG)
+    assert len(blade.report(optimized).paths) == len(SAMPLES)
+    for one in (optimized, loaded(optimized)):
+        for sample in SAMPLES:
+            given = sample | {"x": x(3, 7)}
+            if "mask" in given:
+                given["mask"] = torch.rand(3, 7)
+            torch.testing.assert_close(one(**given), original(**given))
+    assert calls_of_original(optimized) == 0
+
+
+@pytest.mark.needs("runtime", "torch_mlir")
+@pytest.mark.parametrize(
+    ("given", "condition"),
+    [
+        ({"pooling": "sum"}, "pooling == 'mean'"),
+        ({"scale": 2.0}, "scale == 1.0"),
+        ({"depth": 2}, "depth == 1"),
+        ({"normalize": True}, "normalize == False"),
+        ({"mask": torch.ones(2, 5)}, "mask is None"),
+    ],
+    ids=lambda one: next(iter(one)) if isinstance(one, dict) else "",
+)
+def test_another_value_is_the_originals(given: dict[str, Any], condition: str) -> None:
+    original = model()
+    first = {"x": x(), "pooling": "mean", "scale": 1.0, "depth": 1, "normalize": False}
+    optimized = blade.optimize(original, first | {"mask": None}, CONFIG)
+    torch.testing.assert_close(optimized(x(), **given), original(x(), **given))
+    assert calls_of_original(optimized) == 1
+    elsewhere = loaded(optimized)
+    torch.testing.assert_close(elsewhere(x()), original(x()))
+    with pytest.raises(RuntimeError) as caught:
+        _apart(elsewhere, x(), given)
+    assert f"here {condition} has to hold" in str(caught.value)
+    assert "test_arguments.py:" in str(caught.value)
+
+
+def _apart(module: torch.jit.ScriptModule, x: torch.Tensor, given: dict[str, Any]) -> Any:
+    """Call ``module`` as a process would that does not have its original."""
+    numbers = [
+        node.output().toIValue()
+        for node in module.graph.findAllNodes("prim::Constant")
+        if isinstance(node.output().toIValue(), int)
+    ]
+    for number in numbers:
+        torch.ops.blade.announce_original(number, False)
+    return module(x, **given)
+
+
+def test_tensors_come_first_and_the_others_have_defaults() -> None:
+    captured = capture(model(), {"pooling": "max", "x": x(), "scale": 0.5, "mask": None}, Config())
+    schema = str(captured.module.forward.schema)
+    assert 'Tensor x, str pooling="max", Tensor? mask=None, float scale=0.5)' in schema
+    assert Code.BAKED_ARGUMENT not in {one.code for one in captured.reasons}
+
+
+def test_a_flag_without_consequences_is_no_path() -> None:
+    class Ignores(nn.Module):
+        def forward(self, x: torch.Tensor, verbose: bool = False, name: str = "") -> torch.Tensor:
+            return x * 2
+
+    samples = [{"x": x(), "verbose": False}, {"x": x(), "verbose": True}]
+    captured = capture(Ignores().eval(), samples, Config())
+    assert [one.conditions for one in captured.paths] == [()]
+    names = [{"x": x(), "name": "a"}, {"x": x(), "name": "b"}]
+    captured = capture(Ignores().eval(), names, Config())
+    conditions = [one.conditions for one in captured.paths]
+    assert conditions == [("name == 'a'",), ("name == 'b'",)]  # a third name may matter
+
+
+def test_containers_of_numbers_are_constants() -> None:
+    class Resizes(nn.Module):
+        def forward(self, x: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
+            return nn.functional.interpolate(x, size)
+
+    captured = capture(Resizes().eval(), (torch.rand(1, 2, 4, 4), (3, 5)), Config())
+    assert [r.subject for r in captured.reasons if r.code is Code.BAKED_ARGUMENT] == ["size"]
+    assert captured.module(torch.rand(2, 2, 4, 4)).shape == (2, 2, 3, 5)
+
+
+class Counts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        self.calls += 1
+        return x * scale + self.calls
+
+
+def test_a_model_with_a_state_is_captured_for_one_value() -> None:
+    captured = capture(Counts().eval(), {"x": x(), "scale": 2.0}, Config(allow_tracing=True))
+    assert "scale" not in str(captured.module.forward.schema)
+    assert [r.subject for r in captured.reasons if r.code is Code.BAKED_ARGUMENT] == ["scale"]
+    torch.testing.assert_close(captured.module(x()), x() * 2 + 1)
+    several = [{"x": x(), "scale": 2.0}, {"x": x(), "scale": 3.0}]
+    with pytest.raises(InputError, match="sample 1 .*scale: 3.0.* captured for one value"):
+        capture(Counts().eval(), several, Config(allow_tracing=True))
+
+
+class Sums(nn.Module):
+    def forward(self, parts: list[torch.Tensor]) -> torch.Tensor:
+        total = torch.zeros(3)
+        for part in parts:
+            total = total + torch.tanh(part)
+        return total
+
+
+@pytest.mark.needs("runtime", "torch_mlir")
+def test_a_list_of_another_length_is_the_originals() -> None:
+    original = Sums().eval()
+    optimized = blade.optimize(
+        original, ([torch.rand(3), torch.rand(3)],), CONFIG.evolve(allow_tracing=True)
+    )
+    for length in (2, 1, 4):
+        parts = [torch.rand(3) for _ in range(length)]
+        torch.testing.assert_close(optimized(parts), original(parts))
+    assert calls_of_original(optimized) == 2
