@@ -170,6 +170,20 @@ def call_from(arguments: Sequence[Argument], bake: bool) -> tuple[CallSignature,
     return CallSignature(slots), tuple(entries)
 
 
+def takes_in_order(call: CallSignature, signature: inspect.Signature) -> bool:
+    """Whether ``forward(*sample)`` is the call: no constants, and nothing that goes by keyword only."""
+    if call.baked or call.guards:
+        return False
+    if all(slot.positional for slot in call.slots):
+        return True
+    in_order = [
+        name
+        for name, one in signature.parameters.items()
+        if one.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
+    ]
+    return list(call.names) == in_order[: len(call.slots)]
+
+
 def _completed(rows: list[list[Argument]], signature: inspect.Signature) -> list[list[Argument]]:
     """``rows`` with the defaults of arguments that only some of them give."""
     parameters = signature.parameters

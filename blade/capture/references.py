@@ -26,7 +26,7 @@ from blade.capture.derived_shapes import (
     resized,
 )
 from blade.capture.equivalence import reference
-from blade.capture.inputs import CallSignature, Sample, describe, normalize
+from blade.capture.inputs import CallSignature, Sample, describe, normalize, takes_in_order
 from blade.capture.model import device_of, signature_of
 from blade.capture.outputs import NotTensors, expect_dense, is_plain
 from blade.capture.reference_model import (
@@ -96,9 +96,8 @@ def run_references(
         if ranges:
             list(seen.vary(samples, {}))
         seen.vary_values()
-    plain = (
-        bake and not call.baked and not call.guards and all(is_plain(output) for output, _ in first)
-    )
+    plain = bake and takes_in_order(call, signature_of(model))
+    plain = plain and all(is_plain(output) for output, _ in first)
     everything = (*samples, *tuning)
     references, crashes = tuple(seen.references), tuple(seen.crashes)
     return ReferenceRuns(call, original, everything, probes, references, ranges, crashes, plain)

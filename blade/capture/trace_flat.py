@@ -21,7 +21,7 @@ from torch.jit import _trace as tracer
 
 from blade.capture.clean import optimized
 from blade.capture.inputs import ArgumentSlot
-from blade.graph.torchscript.check_arguments import type_of
+from blade.graph.torchscript.check_arguments import add_arguments
 from blade.graph.torchscript.inline_autograd_functions import inline_functions
 from blade.graph.torchscript.to_script_module import script_of, simplified
 
@@ -39,8 +39,8 @@ def flat_trace(
     """Trace ``model`` at ``entries``, named ``names``, and freeze it; ``None`` if it may write to a weight.
 
     ``ended`` gets the model's output while it is still traced. The last arguments of the module are those of
-    ``guards``; the graph reads no other of them than those in ``names``. Raises what tracing raises; a ScriptModule or a
-    C++ object inside ``model`` can only be traced as part of a module.
+    ``guards``; the graph reads only those of them that are in ``names``. Raises what tracing raises; a
+    ScriptModule or a C++ object inside ``model`` can only be traced as part of a module.
     """
     weights = dict((*model.named_parameters(), *model.named_buffers()))
     inputs = [*names, *(f"weight_{k}" for k in range(len(weights)))]
@@ -59,7 +59,7 @@ def flat_trace(
     torch._C._jit_erase_non_input_shape_information(graph)
     _merge(list(graph.inputs())[len(names) :], [*weights.values()])
     free = simplified(graph, inputs)
-    arguments = _with_arguments(free, names, guards)
+    arguments = add_arguments(free, names, {slot.name: slot.guard for slot in guards})
     values = list(free.inputs())[len(arguments) :]
     aliases: Any = free.alias_db()
     if any(aliases.has_writers(value) for value in values):
@@ -77,40 +77,6 @@ def flat_trace(
         return made
 
     return optimized(frozen, model)
-
-
-def _with_arguments(
-    graph: Any, names: Sequence[str], guards: Sequence[ArgumentSlot]
-) -> Sequence[str]:
-    """Add inputs for those of ``guards`` that are not in ``names``, the first inputs; return all names.
-
-    An optional tensor becomes one of the graph where it is read.
-    """
-    if not guards:
-        return names
-    own = [*names]
-    ends = [slot.name for slot in guards]
-    plain = [name for name in own if name not in ends]
-    order = list(range(len(plain)))
-    rest = list(range(len(own), len(list(graph.inputs()))))
-    for slot in guards:
-        if slot.name in own:
-            order.append(own.index(slot.name))
-        else:
-            order.append(len(list(graph.inputs())))
-            graph.addInput().setType(type_of(slot.guard))
-    graph.permuteInputs([*order, *rest])
-    inputs = list(graph.inputs())
-    first = next(iter(graph.nodes()), graph.return_node())
-    for value, slot in zip(inputs[len(plain) :], guards):
-        if slot.name in own and slot.guard != "Tensor":
-            cast = graph.create("prim::unchecked_cast", [value], 1)
-            cast.insertBefore(first)
-            value.replaceAllUsesWith(cast.output())
-            cast.replaceInput(0, value)
-            cast.output().setType(value.type())
-            value.setType(type_of(slot.guard))
-    return [*plain, *ends]
 
 
 @contextmanager

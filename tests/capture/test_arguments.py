@@ -163,7 +163,7 @@ def test_a_model_with_a_state_is_captured_for_one_value() -> None:
     assert [r.subject for r in captured.reasons if r.code is Code.BAKED_ARGUMENT] == ["scale"]
     torch.testing.assert_close(captured.module(x()), x() * 2 + 1)
     several = [{"x": x(), "scale": 2.0}, {"x": x(), "scale": 3.0}]
-    with pytest.raises(InputError, match="sample 1 .*scale: 3.0.* captured for one value"):
+    with pytest.raises(InputError, match=r"sample 1 .*scale: 3\.0.* captured for one value"):
         capture(Counts().eval(), several, Config(allow_tracing=True))
 
 
@@ -185,3 +185,27 @@ def test_a_list_of_another_length_is_the_originals() -> None:
         parts = [torch.rand(3) for _ in range(length)]
         torch.testing.assert_close(optimized(parts), original(parts))
     assert calls_of_original(optimized) == 2
+
+
+class OnlyByKeyword(nn.Module):
+    def forward(self, x: torch.Tensor, *, bias: torch.Tensor, **more: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(x) * 2 + bias - more["shift"]
+
+
+@pytest.mark.needs("runtime", "torch_mlir")
+def test_tensors_that_go_by_keyword_only() -> None:
+    original = OnlyByKeyword().eval()
+    optimized = blade.optimize(
+        original, dict(zip(("x", "bias", "shift"), torch.rand(3, 4))), CONFIG
+    )
+    given = dict(zip(("x", "bias", "shift"), torch.rand(3, 7)))
+    torch.testing.assert_close(optimized(**given), original(**given))
+
+
+def test_an_optional_argument_in_the_middle_may_be_left_out() -> None:
+    class Middle(nn.Module):
+        def forward(self, x, skipped=None, mask=None):  # type: ignore[no-untyped-def]
+            return x * mask if skipped is None else x
+
+    captured = capture(Middle().eval(), {"x": x(), "mask": x()}, Config())
+    torch.testing.assert_close(captured.module(x(3), x(3)), x(3) * x(3))

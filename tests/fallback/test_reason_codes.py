@@ -131,9 +131,9 @@ class Doubts(nn.Module):
         return x * torch.tensor(np.sign(x.numpy().sum()))
 
 
-class Scaled(nn.Module):
-    def forward(self, x: torch.Tensor, scale: float) -> torch.Tensor:
-        return x * scale
+class Resized(nn.Module):
+    def forward(self, x: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
+        return nn.functional.interpolate(x, size)
 
 
 @pytest.mark.needs("runtime", "torch_mlir")
@@ -149,7 +149,7 @@ class Scaled(nn.Module):
     [
         (Counts(), X, {Code.TRACE_FAILED}),
         (Doubts(), X, {Code.TRACER_WARNING, Code.SCRIPT_FAILED, Code.TRACE_SPECIALIZED}),
-        (Scaled(), {"x": X, "scale": 0.5}, {Code.BAKED_ARGUMENT}),
+        (Resized(), {"x": X[None, None], "size": (3, 5)}, {Code.BAKED_ARGUMENT}),
     ],
 )
 def test_how_the_model_was_captured(model: nn.Module, inputs: Any, expected: set[Code]) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adds checks of arguments that decide between paths by their values, such as flags and names of modes.
+"""Adds arguments that decide between paths by their values, such as flags and names of modes, and their checks.
 
 check_arguments(graph, (x, "mean", None), {1: 0, 2: 1})       # if mode != 'mean': raise ...; if mask is not None: raise
 """
@@ -27,6 +27,39 @@ def type_of(annotation: str) -> Any:
     plain = annotation.removeprefix("Optional[").removesuffix("]")
     kind = _PLAIN[plain]
     return kind if plain == annotation else torch._C.OptionalType(kind)
+
+
+def add_arguments(
+    graph: torch._C.Graph, names: Sequence[str], guards: Mapping[str, str]
+) -> Sequence[str]:
+    """Add inputs for those of ``guards``, which have annotations by name, that are not in ``names``, the first
+    inputs of ``graph``; return all names, those of ``guards`` last. Other inputs follow them.
+
+    What is optional and in ``names`` becomes a tensor where it is read.
+    """
+    if not guards:
+        return names
+    own: Any = graph
+    plain = [name for name in names if name not in guards]
+    order = list(range(len(plain)))
+    rest = range(len(names), len(list(own.inputs())))
+    for name, annotation in guards.items():
+        if name in names:
+            order.append(list(names).index(name))
+        else:
+            order.append(len(list(own.inputs())))
+            own.addInput().setType(type_of(annotation))
+    own.permuteInputs([*order, *rest])
+    first = next(iter(own.nodes()), own.return_node())
+    for value, (name, annotation) in zip(list(own.inputs())[len(plain) :], guards.items()):
+        if name in names and annotation != "Tensor":
+            cast = own.create("prim::unchecked_cast", [value], 1)
+            cast.insertBefore(first)
+            value.replaceAllUsesWith(cast.output())
+            cast.replaceInput(0, value)
+            cast.output().setType(value.type())
+            value.setType(type_of(annotation))
+    return [*plain, *guards]
 
 
 def unwrapped(value: Any) -> Any:
