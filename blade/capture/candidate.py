@@ -53,6 +53,16 @@ class CapturedCandidate:
         return self.table is not None and any(path.elements for path in self.table.paths)
 
     @property
+    def structure(self) -> str | None:
+        """The structure of all outputs, if it is the same on every path; ``None`` for a script, which keeps it."""
+        if self.how == "script":
+            return None
+        found = set(self.seen.structures)
+        if self.table is not None and self.frozen is not None:
+            found |= {path.structure for path in self.table.paths if path.structure is not None}
+        return found.pop() if len(found) == 1 else None
+
+    @property
     def is_exact(self) -> bool:
         """Whether the module is right at every reference."""
         return not self.differences and not self.unserved
@@ -75,7 +85,7 @@ def compared(
         frozen = freeze(module, config.preserved_attributes, config.freeze_module)
     table = None
     if traced is not None and sample is not None:
-        table = PathTable(finish(frozen, traced.recorder, sample))
+        table = PathTable(finish(frozen, traced.recorder, sample, traced.structure))
     key, is_known = (None, False) if look_up is None else look_up(frozen, seen.samples)
     within = [
         one

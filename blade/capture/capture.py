@@ -126,6 +126,7 @@ def capture(
         is_compared=graph.is_compared,
         paths=graph.table.described() if graph.table is not None else (),
         original_number=_number(graph, config),
+        structure=graph.structure,
     )
 
 

@@ -119,7 +119,9 @@ def _path_at(
     if isinstance(result, Reason):
         reasons.append(result)
         return None
-    return None if result is None else finish(result.module, result.recorder, sample)
+    if result is None:
+        return None
+    return finish(result.module, result.recorder, sample, result.structure)
 
 
 def tell(name: str, traced: CapturedCandidate, config: Config, reasons: list[Reason]) -> None:

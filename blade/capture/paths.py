@@ -55,6 +55,7 @@ class CapturedPath:
     module: torch.jit.ScriptModule
     recorder: Recorder
     sample: Sample
+    structure: str | None = None  # of the output, if it was noted
     conditions: dict[int, str] = field(default_factory=dict)
     elements: frozenset[int] = frozenset()  # decisions on elements
     others: dict[int, CapturedPath] = field(default_factory=dict)
@@ -69,7 +70,9 @@ class CapturedPath:
         )
 
 
-def finish(module: torch.jit.ScriptModule, recorder: Recorder, sample: Sample) -> CapturedPath:
+def finish(
+    module: torch.jit.ScriptModule, recorder: Recorder, sample: Sample, structure: str | None = None
+) -> CapturedPath:
     """Move the checks of sizes in ``module``, a frozen trace at ``sample``, and write all checks' messages."""
     graph, decisions = module.graph, recorder.decisions
     given: Any = graph.inputs()
@@ -105,7 +108,8 @@ def finish(module: torch.jit.ScriptModule, recorder: Recorder, sample: Sample) -
     texts = conditions | {
         index: f"{decisions[index]} gave {decisions[index].outcome}" for index in elements
     }
-    return CapturedPath(module, recorder, sample, dict(sorted(texts.items())), elements)
+    conditions = dict(sorted(texts.items()))
+    return CapturedPath(module, recorder, sample, structure, conditions, elements)
 
 
 class PathTable:

@@ -38,6 +38,7 @@ from blade.capture.reference_model import (
 from blade.config import Config
 from blade.core.captured import Reference
 from blade.core.reason import Code, Reason, Stage
+from blade.core.structure import structure_of
 from blade.errors import ConfigError, InputError
 from blade.process.forked_trial import ForkedRunner
 from blade.verification.cases import random_contents
@@ -62,6 +63,7 @@ class ReferenceRuns:
     ranges: dict[Axis, Range]
     crashes: tuple[Reason, ...]  # inputs at which the original ended the process that tried it
     is_plain: bool  # forward takes a sample as it is and returns nothing but tensors
+    structures: frozenset[str | None]  # of the outputs at the samples (core/structure.py)
 
 
 def run_references(
@@ -100,7 +102,10 @@ def run_references(
     plain = plain and all(is_plain(output) for output, _ in first)
     everything = (*samples, *tuning)
     references, crashes = tuple(seen.references), tuple(seen.crashes)
-    return ReferenceRuns(call, original, everything, probes, references, ranges, crashes, plain)
+    structures = frozenset(structure_of(output) for output, _ in first)
+    return ReferenceRuns(
+        call, original, everything, probes, references, ranges, crashes, plain, structures
+    )
 
 
 def further_values(seen: ReferenceRuns) -> tuple[Reference, ...]:

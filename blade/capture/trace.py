@@ -25,6 +25,7 @@ from blade.capture.patch_repeat_interleave import patched_repeat_interleave
 from blade.capture.reference_model import copy_of
 from blade.capture.trace_flat import flat_trace
 from blade.core.captured import EqualSizes, SizeRange
+from blade.core.structure import structure_of
 from blade.errors import InputError
 from blade.graph.torchscript.inline_autograd_functions import inline_in
 from blade.process.shared_switch import SharedSwitch
@@ -38,6 +39,7 @@ class Trace:
     warnings: tuple[str, ...]
     recorder: Recorder
     is_frozen: bool = False
+    structure: str | None = None  # of what forward returned (core/structure.py)
 
 
 def trace(
@@ -76,14 +78,27 @@ def trace_frozen(
     code = getattr(inspect.unwrap(type(model).forward), "__code__", None)
     call, entries = call.with_constants(sample)
     target = _target(model, call, is_plain and not guards, limits, ties)
-    with _quiet() as caught, _tracing(model) as recorder:
+    with _quiet() as caught, _tracing(model) as recorder, _structure_noted(model) as structures:
         recorder.may_defer = True
         for index, slot in guards.items():
             recorder.note_argument(index, slot.name, sample[index], code)
         module = flat_trace(
             target, call.names, copy_of(entries), recorder.ended, list(guards.values())
         )
-    return None if module is None else Trace(module, _texts(caught), recorder, is_frozen=True)
+    if module is None:
+        return None
+    return Trace(module, _texts(caught), recorder, is_frozen=True, structure=structures[-1])
+
+
+@contextlib.contextmanager
+def _structure_noted(model: nn.Module) -> Iterator[list[str | None]]:
+    """Note the structure of what ``model`` returns."""
+    found: list[str | None] = []
+    hook = model.register_forward_hook(lambda _, __, output: found.append(structure_of(output)))
+    try:
+        yield found
+    finally:
+        hook.remove()
 
 
 @contextlib.contextmanager

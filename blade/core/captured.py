@@ -66,6 +66,7 @@ class Captured:
     the graph's key that ``capture`` received. ``is_compared`` is false if ``capture`` was told that the graph
     is known. ``paths``: of a trace; elsewhere ``module`` raises.
     ``original_number``: under which the original answers there in this process (``runtime/originals.py``), or 0.
+    ``structure``: of the model's output, if ``module`` returns another one (``core/structure.py``).
     """
 
     module: torch.jit.ScriptModule
@@ -83,6 +84,7 @@ class Captured:
     is_compared: bool = True
     paths: tuple[Path, ...] = ()
     original_number: int = 0
+    structure: str | None = None
 
     def is_fixed(self, name: str, axis: int) -> bool:
         """Whether the user declared one size for ``axis`` of the graph's input called ``name``."""

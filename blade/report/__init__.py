@@ -29,6 +29,8 @@ from blade.version import __version__
 
 # Attribute of an optimized module with its report as JSON text.
 ATTRIBUTE = "blade_report"
+# Attribute with the structure of the original's output, if it has one that TorchScript has not.
+STRUCTURE = "blade_structure"
 ENGINES = (
     "engine",
     "engine_1",

@@ -30,6 +30,7 @@ from blade.report import (
     ORIGINAL,
     READY,
     SEARCHING,
+    STRUCTURE,
     ClusterReport,
     KernelTime,
     LayerPrecision,
@@ -56,7 +57,7 @@ def wrap(task: Task, decided: SelectionResult) -> torch.jit.ScriptModule:
     module = _answering(decided.confirmed.module, task.captured.original_number)
     _lend_original(task.captured, module)
     report = _report(task, decided, READY)
-    module._c._register_attribute(ATTRIBUTE, torch._C.StringType.get(), report.to_json())
+    _attach(task, module, report)
     _tell(task, module, report)
     return module
 
@@ -66,8 +67,16 @@ def wrap_early(task: Task, decided: SelectionResult) -> torch.jit.ScriptModule:
     module = decided.confirmed.module
     _lend_original(task.captured, module)
     report = _report(task, decided, SEARCHING)
-    module._c._register_attribute(ATTRIBUTE, torch._C.StringType.get(), report.to_json())
+    _attach(task, module, report)
     return module
+
+
+def _attach(task: Task, module: torch.jit.ScriptModule, report: Report) -> None:
+    """Give ``module`` what travels with it: the report, and the structure of the original's output."""
+    text = torch._C.StringType.get()
+    module._c._register_attribute(ATTRIBUTE, text, report.to_json())
+    if task.captured.structure is not None:
+        module._c._register_attribute(STRUCTURE, text, task.captured.structure)
 
 
 def _answering(module: torch.jit.ScriptModule, number: int) -> torch.jit.ScriptModule:
