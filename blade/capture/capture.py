@@ -127,6 +127,8 @@ def capture(
         paths=graph.table.described() if graph.table is not None else (),
         original_number=_number(graph, config),
         structure=graph.structure,
+        paths_number=new_number(),
+        ends=graph.table.ends() if graph.table is not None else (),
     )
 
 

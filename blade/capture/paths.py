@@ -11,7 +11,7 @@ stand at its beginning; checks of elements stand where the decision fell.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -175,6 +175,18 @@ class PathTable:
         """``finish`` for another copy of the only path's module."""
         [only] = self.paths
         finish(module, only.recorder, only.sample)
+
+    def ends(self) -> tuple[int, ...]:
+        """The indices of the paths in the order in which the merged graph has their ends."""
+
+        def below(path: CapturedPath) -> Iterator[CapturedPath]:
+            for check in checks_of(path.module.graph):
+                if check.index in path.others:
+                    yield from below(path.others[check.index])
+            yield path
+
+        indices = {id(path): k for k, path in enumerate(self.paths)}
+        return tuple(indices[id(path)] for path in below(self.paths[0]))
 
     def described(self) -> tuple[Path, ...]:
         """The paths as the report shows them."""

@@ -66,6 +66,7 @@ class Captured:
     the graph's key that ``capture`` received. ``is_compared`` is false if ``capture`` was told that the graph
     is known. ``paths``: of a trace; elsewhere ``module`` raises.
     ``original_number``: under which the original answers there in this process (``runtime/originals.py``), or 0.
+    ``paths_number``: under which calls are counted by path; ``ends``: the paths in the order of their ends.
     ``structure``: of the model's output, if ``module`` returns another one (``core/structure.py``).
     """
 
@@ -85,6 +86,8 @@ class Captured:
     paths: tuple[Path, ...] = ()
     original_number: int = 0
     structure: str | None = None
+    paths_number: int = 0
+    ends: tuple[int, ...] = ()
 
     def is_fixed(self, name: str, axis: int) -> bool:
         """Whether the user declared one size for ``axis`` of the graph's input called ``name``."""

@@ -240,7 +240,8 @@ def report(optimized: torch.nn.Module) -> Report:
 def stats(optimized: torch.nn.Module) -> dict[str, dict[str, int]]:
     """Run-time counters per engine: calls, engine runs, and fallbacks by ``Code``.
 
-    "original" has the calls that no captured path answered, and the original model did, if there were any.
+    "path 1" and so on have the calls that each of several captured paths answered, in the order of the report;
+    "original" has those that none answered, and the original model did, if there were any.
     Raises ``InputError`` for anything but an optimized module.
     """
     found = {name: dict(engine.stats()) for name, engine in engines_of(optimized)}
@@ -249,6 +250,9 @@ def stats(optimized: torch.nn.Module) -> dict[str, dict[str, int]]:
         int(node.inputsAt(1).toIValue())
         for node in graph.findAllNodes("blade::answer_by_original", True)
     }
+    for node in graph.findAllNodes("blade::count_path", True):
+        number, path = (int(value.toIValue()) for value in node.inputs())
+        found[f"path {path + 1}"] = {"calls": torch.ops.blade.path_calls(number, path)}
     calls = sum(map(torch.ops.blade.original_calls, asked))
     return {**found, "original": {"calls": calls}} if calls else found
 

@@ -21,6 +21,7 @@ from blade.core.disk_cache import untrusted
 from blade.core.hardware import cpu_name
 from blade.core.reason import Reason
 from blade.graph.torchscript.answer_by_original import answer_by_original
+from blade.graph.torchscript.count_paths import count_paths
 from blade.graph.torchscript.decision_checks import checks_of
 from blade.graph.torchscript.listing import check_nodes, kind_of, list_nodes
 from blade.graph.torchscript.splice import clone
@@ -54,10 +55,11 @@ log = logging.getLogger(__name__)
 
 def wrap(task: Task, decided: SelectionResult) -> torch.jit.ScriptModule:
     """Return the chosen module, with its report inside."""
-    module = _answering(decided.confirmed.module, task.captured.original_number)
+    module = _answering(decided.confirmed.module, task.captured)
     _lend_original(task.captured, module)
     report = _report(task, decided, READY)
     _attach(task, module, report)
+    torch.ops.blade.reset_path_calls(task.captured.paths_number)  # trials were counted
     _tell(task, module, report)
     return module
 
@@ -79,12 +81,13 @@ def _attach(task: Task, module: torch.jit.ScriptModule, report: Report) -> None:
         module._c._register_attribute(STRUCTURE, text, task.captured.structure)
 
 
-def _answering(module: torch.jit.ScriptModule, number: int) -> torch.jit.ScriptModule:
+def _answering(module: torch.jit.ScriptModule, captured: Captured) -> torch.jit.ScriptModule:
     """``module``, or a copy whose failing checks ask the original, if it is the captured one, without engines."""
     if next(checks_of(module.graph), None) is None:
         return module
     again = clone(module)
-    answer_by_original(again.graph, number)
+    answer_by_original(again.graph, captured.original_number)
+    count_paths(again.graph, captured.paths_number, captured.ends)
     return again
 
 
@@ -99,6 +102,7 @@ def wrap_again(module: torch.jit.ScriptModule, task: Task, decided: SelectionRes
     """Replace the report of ``module`` once its engines are in place."""
     report = _report(task, decided, READY)
     module._c.setattr(ATTRIBUTE, report.to_json())
+    torch.ops.blade.reset_path_calls(task.captured.paths_number)
     _tell(task, module, report)
 
 

@@ -76,6 +76,8 @@ def test_each_value_of_the_samples_is_a_path() -> None:
                 given["mask"] = torch.rand(3, 7)
             torch.testing.assert_close(one(**given), original(**given))
     assert calls_of_original(optimized) == 0
+    counted = {k: v["calls"] for k, v in blade.stats(optimized).items() if k.startswith("path")}
+    assert counted == {f"path {k + 1}": 2 for k in range(len(SAMPLES))}  # by the file as well
 
 
 @pytest.mark.needs("runtime", "torch_mlir")

@@ -24,6 +24,7 @@ from blade.graph.torchscript.answer_by_original import answer_by_original
 from blade.graph.torchscript.boundary import identity
 from blade.graph.torchscript.boundary_scalars import number_dtype
 from blade.graph.torchscript.copier import Copier
+from blade.graph.torchscript.count_paths import count_paths
 from blade.graph.torchscript.extract import Extracted, clear, get_attribute
 from blade.graph.torchscript.observe_values import number_to_tensor
 from blade.graph.torchscript.program import (
@@ -63,6 +64,7 @@ def splice(
         graph.registerOutput(copier.value(value))
     torch._C._jit_pass_dce(graph)
     answer_by_original(graph, captured.original_number)
+    count_paths(graph, captured.paths_number, captured.ends)
     graph.lint()
     for method in module._method_names():
         if method != "forward":

@@ -3,8 +3,10 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 
+#include <map>
 #include <mutex>
 #include <unordered_map>
+#include <utility>
 
 namespace blade {
 namespace {
@@ -12,6 +14,7 @@ namespace {
 struct Originals {
   std::mutex mutex;
   std::unordered_map<int64_t, int64_t> calls;  // of those that are known
+  std::map<std::pair<int64_t, int64_t>, int64_t> paths;
 };
 
 Originals& originals() {
@@ -34,6 +37,23 @@ int64_t original_calls(int64_t number) {
   const std::lock_guard<std::mutex> lock(originals().mutex);
   const auto found = originals().calls.find(number);
   return found == originals().calls.end() ? 0 : found->second;
+}
+
+void count_path(int64_t number, int64_t path) {
+  const std::lock_guard<std::mutex> lock(originals().mutex);
+  ++originals().paths[{number, path}];
+}
+
+int64_t path_calls(int64_t number, int64_t path) {
+  const std::lock_guard<std::mutex> lock(originals().mutex);
+  const auto found = originals().paths.find({number, path});
+  return found == originals().paths.end() ? 0 : found->second;
+}
+
+void reset_path_calls(int64_t number) {
+  const std::lock_guard<std::mutex> lock(originals().mutex);
+  auto& paths = originals().paths;
+  paths.erase(paths.lower_bound({number, 0}), paths.upper_bound({number, INT64_MAX}));
 }
 
 std::vector<at::Tensor> answer_by_original(

@@ -17,6 +17,11 @@ void announce_original(int64_t number, bool is_known);
 // How many calls it was asked to answer in this process.
 int64_t original_calls(int64_t number);
 
+// One more call that this path of a model answered; how many there were in this process since the last reset.
+void count_path(int64_t number, int64_t path);
+int64_t path_calls(int64_t number, int64_t path);
+void reset_path_calls(int64_t number);
+
 // What the original answers to the tuple `inputs`, `outputs` tensors; throws c10::Error with `text`, which is a RuntimeError in Python, if this
 // process does not have it.
 std::vector<at::Tensor> answer_by_original(

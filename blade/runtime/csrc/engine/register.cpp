@@ -70,6 +70,11 @@ TORCH_LIBRARY(blade, m) {
   m.def("accelerators() -> str[]", &blade::accelerator_names);
   m.def("announce_original(int number, bool is_known) -> ()", &blade::announce_original);
   m.def("original_calls(int number) -> int", &blade::original_calls);
+  // Conservative, or dead code elimination would remove it.
+  m.def(
+      torch::schema("count_path(int number, int path) -> ()", c10::AliasAnalysisKind::CONSERVATIVE), &blade::count_path);
+  m.def("path_calls(int number, int path) -> int", &blade::path_calls);
+  m.def("reset_path_calls(int number) -> ()", &blade::reset_path_calls);
   m.def("answer_by_original(Any inputs, int number, int outputs, str text) -> Tensor[]", &blade::answer_by_original);
   // Python implements these (blade/runtime/engine.py). load_runner: "" or why it cannot.
   m.def("load_runner(str backend, str name, Tensor payload, Tensor[] constants, str program) -> str");
