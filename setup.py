@@ -40,6 +40,7 @@ UNITS = {
     "engine": (
         *(
             "engine/checksum",
+            "engine/fork",
             "engine/policy",
             "engine/interrupt",
             "engine/originals",

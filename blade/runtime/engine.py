@@ -15,6 +15,7 @@ import importlib.util
 import logging
 import os
 import threading
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -210,7 +211,7 @@ def _to_tensor(data: bytes) -> torch.Tensor:
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Loaded:
     """A runner, the process that loaded it, and the function that loads it again."""
 
@@ -220,11 +221,18 @@ class _Loaded:
 
 
 _process = os.getpid()
+_alive: weakref.WeakSet[_Loaded] = weakref.WeakSet()
 
 
 def _note_process() -> None:
     global _process
     _process = os.getpid()
+
+
+def _keep_runners_of_parent() -> None:
+    """Never free what the parent loaded: a library's destructor waits for its threads, which are not here."""
+    for one in _alive:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(one))
 
 
 def _new_lock() -> None:
@@ -234,6 +242,7 @@ def _new_lock() -> None:
 
 
 os.register_at_fork(after_in_child=_note_process)
+os.register_at_fork(after_in_child=_keep_runners_of_parent)
 os.register_at_fork(after_in_child=_new_lock)
 
 
@@ -255,6 +264,7 @@ def _load_runner(
 
         try:
             loaded = _Loaded(_process, load(), load)
+            _alive.add(loaded)
         except BackendError as error:
             warn_user(f"Engine {name} is not used, the original runs instead: {error}")
             return str(error)
@@ -276,6 +286,7 @@ def _runner_of(payload: torch.Tensor) -> Runner:
         loaded = cast(Any, payload)._blade_runner
         if loaded.process != _process:
             loaded = _Loaded(_process, loaded.load(), loaded.load)
+            _alive.add(loaded)
             cast(Any, payload)._blade_runner = loaded
     return loaded.runner
 

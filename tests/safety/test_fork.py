@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A file that is loaded before a fork answers in the child, as plain TorchScript does."""
+"""An optimized module answers in a forked child, whether its parent loaded it, called it or optimized it."""
 
 import subprocess
 import sys
@@ -97,5 +97,59 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) & 0xFF)
 """
     ran = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=120
+    )
+    assert ran.returncode == 0, ran.stderr
+
+
+# The parent has optimized the module and used threads of eager torch, and of the module if "called". Then it forks.
+USED = """
+import gc, os, signal, sys
+import torch
+import blade
+
+torch.set_num_threads(3)
+path, backend, how = sys.argv[1:]
+model = torch.nn.Sequential(
+    torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 64)
+).eval()
+x = torch.randn(2048, 64)
+config = blade.Config(optimization_pipeline=backend, timing=False, strict=True)
+module = blade.optimize(model, x[:64], config)
+if how == "eager":
+    torch.jit.save(module, path)
+    module = torch.jit.load(path)
+want = model(x)
+if how == "called":
+    module(x)
+child = os.fork()
+if child == 0:
+    signal.alarm(60)  # a child that hangs ends by this
+    before = blade.stats(module)["cluster_0"]["engine_runs"]
+    close = torch.allclose(module(x), want, rtol=1e-4, atol=1e-5)
+    ran = blade.stats(module)["cluster_0"]["engine_runs"] - before
+    alike = torch.equal(model(x), want) and torch.get_num_threads() == 3
+    del module
+    gc.collect()
+    os._exit(0 if close and ran == 1 and alike else 1)
+status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+module(x)  # the parent goes on, with as many threads
+sys.exit(status & 0xFF if torch.get_num_threads() == 3 else 2)
+"""
+
+
+@pytest.mark.parametrize(
+    "backend, how",
+    [
+        ("DISC", "eager"),
+        ("DISC", "called"),
+        pytest.param("onnxruntime", "called", marks=pytest.mark.needs("onnxruntime")),
+    ],
+)
+def test_the_parent_used_its_threads(backend: str, how: str, tmp_path: Path) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", USED, str(tmp_path / "model.pt"), backend, how],
+        capture_output=True,
+        text=True,
+        timeout=240,
     )
     assert ran.returncode == 0, ran.stderr
