@@ -24,6 +24,7 @@ from blade.core.reason import Code, Reason, Stage
 from blade.errors import BackendError, BladeError, BladeWarning, ConfigError, InputError
 from blade.program.trust import Verified, sign, verify
 from blade.report import Report, rearm, report, stats
+from blade.report.pickling import register as _register_pickling
 from blade.version import __version__
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ except BackendError:
         raise
 else:
     _register_runners()
+    _register_pickling()
 
 __all__ = [
     "BackendError",
