@@ -46,6 +46,7 @@ class CapturedCandidate:
     is_compared: bool = True
     frozen: torch.jit.ScriptModule | None = None  # ``module`` frozen, if still unchanged
     fixed: frozenset[Axis] = frozenset()  # sizes that an exported program has as constants
+    has_checks: bool = False  # an export whose guards are checks
 
     @property
     def decides_on_elements(self) -> bool:
@@ -61,6 +62,10 @@ class CapturedCandidate:
         if self.table is not None and self.frozen is not None:
             found |= {path.structure for path in self.table.paths if path.structure is not None}
         return found.pop() if len(found) == 1 else None
+
+    def is_guarded(self) -> bool:
+        """Whether the original may answer where a check of the module fails."""
+        return self.table is not None or self.has_checks
 
     @property
     def is_exact(self) -> bool:

@@ -25,6 +25,7 @@ from blade.capture.capture_exported import inputs_of, interface_of, module_of, s
 from blade.capture.clean import clean, freeze
 from blade.capture.derived_shapes import Axis, axes_of
 from blade.capture.explore_paths import explore, served_by, tell
+from blade.capture.export_instead import export_instead, faults
 from blade.capture.exported.interface import fixed_axes
 from blade.capture.inputs import Sample, gathered, normalize, to_calibrate
 from blade.capture.messages import (
@@ -137,7 +138,7 @@ def _number(graph: CapturedCandidate, config: Config) -> int:
 
     A model with a state has another one than the graph after the first call.
     """
-    if graph.table is None or not config.python_fallback or graph.seen.original.is_stateful:
+    if not graph.is_guarded or not config.python_fallback or graph.seen.original.is_stateful:
         return 0
     return new_number()
 
@@ -167,8 +168,8 @@ def _fixed(seen: ReferenceRuns) -> frozenset[Axis]:
 def _trace_or_script(
     own: nn.Module, inputs: Any, config: Config, reasons: list[Reason], look_up: LookUp | None
 ) -> CapturedCandidate:
-    """Return the traced paths if they answer everywhere, else the scripted module if that is right, else what
-    the trace can be kept for."""
+    """Return the traced paths if they answer everywhere, else an export that does, else the scripted module if
+    that is right, else an export that answers more than the trace, else what the trace can be kept for."""
     traced = _trace(own, inputs, config, reasons, look_up)
     methods = [name for name in config.preserved_attributes if _is_method(own, name)]
     name = type(own).__name__
@@ -180,10 +181,16 @@ def _trace_or_script(
             return traced
         if traced.differences:
             reasons.append(specialized(name, traced.seen.call, traced.differences))
+    exported = None if methods else export_instead(own, inputs, traced, config, reasons)
+    if exported is not None and exported.is_exact:
+        return exported
     if config.allow_tracing is not True:
         scripted = _script(own, inputs, config, reasons)
         if scripted is not None:
             return scripted
+    if exported is not None:
+        tell(name, exported, config, reasons)
+        return exported
     if traced is None or methods:
         raise InputError(neither(own, methods, reasons))
     reasons += traced.warnings
@@ -230,15 +237,11 @@ def _trace(
         if graph is None:
             break
         graph = explore(own, graph, config, reasons, look_up)
-        if best is None or _faults(graph) < _faults(best):
+        if best is None or faults(graph) < faults(best):
             best = graph
         if best.is_exact:
             break
     return best
-
-
-def _faults(graph: CapturedCandidate) -> tuple[int, int]:
-    return len(graph.differences), len(graph.unserved)
 
 
 def _trace_at(

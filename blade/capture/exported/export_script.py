@@ -71,7 +71,8 @@ def export_script(
 def _export_script(
     model: nn.Module, interface: Interface, fixed: Collection[Axis], any_size: bool
 ) -> torch.jit.ScriptModule:
-    return to_script(export(model, interface, fixed, any_size), interface, all_ranges=True)
+    program = export(model, interface, fixed, any_size)
+    return to_script(program, interface, all_ranges=True, as_checks=True)
 
 
 def export(

@@ -67,10 +67,12 @@ def to_script(
     *,
     holder: nn.Module | None = None,
     all_ranges: bool = False,
+    as_checks: bool = False,
 ) -> torch.jit.ScriptModule:
     """Return a module that computes what ``program`` does, called as ``interface`` says.
 
-    It raises RuntimeError where a guard of the program does not hold; ``all_ranges`` as in ``find_guards``.
+    It raises RuntimeError where a guard of the program does not hold; ``all_ranges`` as in ``find_guards``,
+    ``as_checks`` as in ``write_guards``.
     Parameters and buffers are those of ``holder``, a copy of ``program.module()``, or else the program's.
     Raises ``Refused`` for a program without a form in TorchScript, and ``InputError`` for an interface of
     another structure than the program's.
@@ -85,7 +87,7 @@ def to_script(
     writer = ScriptWriter(graph)
     entries = list(graph.inputs())[1:]
     given = leaves_of(writer, program, interface, entries)
-    write_guards(writer, program, leaves(program), given, all_ranges)
+    write_guards(writer, program, leaves(program), given, all_ranges, as_checks)
     results = _Converter(writer, program, Weights(module, tensors)).run(given)
     graph.registerOutput(returned_value(writer, outputs_of(program, interface, results)))
     graph.lint()

@@ -2,7 +2,8 @@
 """Writes the checks at the beginning of a module made from an exported program.
 
 One branch decides whether all of them hold, which is what a call costs. Its other side raises RuntimeError
-with the first that does not.
+with the first that does not. Of a model that was exported here, each is a check like those of a trace, so that
+the original can answer.
 """
 
 import operator
@@ -32,10 +33,11 @@ def write_guards(
     leaves: Sequence[Leaf],
     given: Sequence[Any],
     all_ranges: bool,
+    as_checks: bool,
 ) -> None:
     """Write checks of dtypes, ranks and sizes of ``given``, the values of ``leaves``.
 
-    Raises ``InputError`` for a constant other than that of the export.
+    ``as_checks``: one branch per condition, in the form that ``decision_checks`` finds. Raises ``InputError`` for a constant other than that of the export.
     """
     checks: list[_Check] = []
     for leaf, value in zip(leaves, given, strict=True):
@@ -43,7 +45,8 @@ def write_guards(
             checks += _form(writer, leaf, value)
         elif not isinstance(leaf.given, (int, torch.SymInt)) or isinstance(leaf.given, bool):
             checks += _constant(writer, leaf, value)
-    _write(writer, checks)  # before the sizes, which a tensor of another rank does not have
+    write = _write_checks if as_checks else _write
+    write(writer, checks, 0)  # before the sizes, which a tensor of another rank does not have
     found = find_guards(program, leaves, all_ranges)
     used = set().union(*(one.free_symbols for one in found.conditions))
     sizes = {
@@ -51,10 +54,22 @@ def write_guards(
         for symbol, (index, axis) in found.symbols.items()
         if symbol in used
     }
-    _write(writer, [one for c in found.conditions if (one := _size_check(writer, c, sizes))])
+    of_sizes = [one for c in found.conditions if (one := _size_check(writer, c, sizes))]
+    write(writer, of_sizes, len(checks))
 
 
-def _write(writer: ScriptWriter, checks: Sequence[_Check]) -> None:
+def _write_checks(writer: ScriptWriter, checks: Sequence[_Check], first: int) -> None:
+    for index, (condition, text) in enumerate(checks, first):
+        message = f"{NO_PATH} [{index}]: {text} does not hold; {_WHY}."
+
+        def fail(message: str = message) -> Values:
+            writer.fail(writer.constant(message))
+            return []
+
+        writer.branch(writer.op("aten::__not__", [condition], BOOL), fail, list)
+
+
+def _write(writer: ScriptWriter, checks: Sequence[_Check], _: int) -> None:
     if not checks:
         return
     conditions = [condition for condition, _ in checks]
