@@ -68,6 +68,8 @@ def _is_worth_it(traced: CapturedCandidate | None, config: Config) -> bool:
         return True
     if config.allow_tracing is True or traced.is_exact:
         return False
+    if config.time_budget is None:
+        return True
     nodes = sum(1 for _ in traced.module.inlined_graph.nodes())
     return nodes * _SECONDS <= config.time_budget / 2
 

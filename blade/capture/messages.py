@@ -75,7 +75,7 @@ def _list_unanswered(call: CallSignature, unserved: Differences) -> str:
 def _decision(why: str) -> str:
     """The decision in the message of a check."""
     text = why.partition("]: ")[2]
-    return text.partition(" gave ")[0] or why
+    return (text.partition(" gave ")[0] or why).splitlines()[0]
 
 
 def unanswered_warning(kept: Reason, falls_back: bool) -> str:

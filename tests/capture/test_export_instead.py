@@ -4,15 +4,18 @@
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch._higher_order_ops.scan import scan
 
 from blade.capture.capture import capture
 from blade.config import Config
-
-SIZES = ((2, 5), (7, 3), (4, 33))
+from blade.core.reason import Code
+from blade.errors import BladeWarning
+from blade.graph.torchscript.answer_by_original import answer_by_original
+from blade.graph.torchscript.decision_checks import NO_PATH, checks_of
+from blade.runtime.originals import register
 
 
 class Layered(nn.Module):
@@ -27,46 +30,34 @@ class Layered(nn.Module):
         return self.function(self.layer, x)
 
 
-def _scans(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    def step(h: torch.Tensor, x_t: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        h = torch.tanh(layer(h) + x_t)
-        return h, h.clone()
-
-    return scan(step, x[:, 0] * 0, x.transpose(0, 1))[1]
-
-
-def _loops(layer: nn.Module, x: torch.Tensor) -> dict[str, torch.Tensor]:
-    def goes_on(i: torch.Tensor, h: torch.Tensor) -> torch.Tensor:
-        return i < 3
-
-    def body(i: torch.Tensor, h: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return i + 1, torch.tanh(h)
-
-    start = torch.zeros((), dtype=torch.long)
-    return {"last": torch.while_loop(goes_on, body, (start, layer(x)))[1], "input": x * 2}
-
-
 def _branches(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
     return torch.cond(x.sum() > 0, lambda a: torch.relu(a), lambda a: a * 2, (layer(x),))
 
 
-def _flat(output: Any) -> tuple[torch.Tensor, ...]:
-    return tuple(output.values()) if isinstance(output, dict) else (output,)
+def test_the_original_is_lent_where_a_guard_does_not_hold() -> None:
+    model = Layered(_branches).eval()
+    with pytest.warns(BladeWarning, match=r"size\(1\) >= 2 does not hold"):
+        fixed = Config(strict=False, dynamic_shapes={"x": {0: (2, 2)}})
+        captured = capture(model, torch.randn(2, 10, 8), fixed)
+    assert captured.how == "export" and captured.original_number
+    assert any(check.text.startswith(NO_PATH) for check in checks_of(captured.module.graph))
+    answer_by_original(captured.module.graph, captured.original_number)
+    register(captured.original_number, captured.module, captured.original.leaves)
+    for length in (1, 3, 33):
+        for sign in (1, -1):
+            x = sign * torch.rand(2, length, 8)
+            torch.testing.assert_close(captured.module(x), model(x))
 
 
-@pytest.mark.parametrize(
-    ("function", "share"), [(_scans, 1.0), (_loops, 1.0), (_branches, 0.7)], ids=["scan", "while", "cond"]
-)
-def test_control_flow_of_torch_is_served(function: Callable[..., Any], share: float) -> None:
-    model = Layered(function).eval()
-    captured = capture(model, torch.randn(2, 10, 8), Config(strict=False))
-    assert captured.how == "export"
-    for sizes in SIZES:
-        for scale in (1.0, -1.0):
-            x = scale * torch.rand(*sizes, 8)
-            got = captured.module(x)
-            torch.testing.assert_close(_flat_tuple(got), _flat(model(x)))
+def _decides(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return layer(x) * int(np.ceil(x[0, 0, 0].abs().item()))
 
 
-def _flat_tuple(output: Any) -> tuple[torch.Tensor, ...]:
-    return output if isinstance(output, tuple) else (output,)
+def test_a_decision_on_elements_is_refused_and_the_trace_stays() -> None:
+    with pytest.warns(BladeWarning, match="do not answer"):
+        captured = capture(
+            Layered(_decides).eval(), torch.ones(2, 10, 8), Config(strict=False, max_paths=1)
+        )
+    assert captured.how == "trace"
+    [refused] = [one for one in captured.reasons if one.code is Code.EXPORT_FAILED]
+    assert "data-dependent" in refused.detail

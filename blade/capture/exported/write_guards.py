@@ -37,7 +37,8 @@ def write_guards(
 ) -> None:
     """Write checks of dtypes, ranks and sizes of ``given``, the values of ``leaves``.
 
-    ``as_checks``: one branch per condition, in the form that ``decision_checks`` finds. Raises ``InputError`` for a constant other than that of the export.
+    ``as_checks``: one branch per condition, in the form that ``decision_checks`` finds.
+    Raises ``InputError`` for a constant other than that of the export.
     """
     checks: list[_Check] = []
     for leaf, value in zip(leaves, given, strict=True):
