@@ -17,7 +17,7 @@ const std::vector<std::string> kWords = {
     "dim", "add", "mul", "floordiv", "mod", "scale", "nan", "inf", "1e400", "t:0", "t:1", "t:99", "r:0", "li:r0,r1", "li:", "lt:0,1",
     "lo:n,0", "lf:1,2", "lb:1", "d:cpu", "d:nowhere", "d:meta", "dt:f32", "s:", "i:", "i:-1", "f:x", ":", "aten::add.Tensor",
     "aten::neg.out", "aten::clone", "aten::sum", "aten::nothing", "aten", "::", ".", "fuzz::touch", "call", "draw", "when", "kernel",
-    "launch", "slots", "end", "packs", "pack", "guard", "late", "r0",
+    "launch", "number", "slots", "end", "packs", "pack", "guard", "late", "r0",
     "r2", "aten::_local_scalar_dense", "aten::nonzero"};
 
 std::string join(const std::vector<std::string>& parts, char by) {

@@ -54,7 +54,27 @@ def test_an_op_that_takes_a_size_is_on_its_own_device(add: OpNode) -> None:
     assert asked == [GPU]
 
 
+def with_operand(add: OpNode, rank: int) -> OpNode:
+    """``add`` with a tensor of the CPU in place of the size."""
+    read = tuple(
+        replace(a, is_size=False, rank=rank) if isinstance(a, ValueInfo) and a.is_size else a
+        for a in add.args
+    )
+    return replace(add, args=read)
+
+
+def test_a_number_of_the_cpu_is_taken(add: OpNode) -> None:
+    asked: list[torch.device] = []
+    assert why_not_op(with_operand(add, 0), asked.append) is None
+    assert asked == [GPU]
+
+
 def test_any_other_tensor_of_the_cpu_is_refused(add: OpNode) -> None:
-    read = tuple(replace(a, is_size=False) if isinstance(a, ValueInfo) else a for a in add.args)
-    why = why_not_op(replace(add, args=read), lambda _: None)
+    why = why_not_op(with_operand(add, 1), lambda _: None)
+    assert why is not None and why.code is Code.UNSUPPORTED_DEVICE
+
+
+def test_a_result_on_the_cpu_is_refused(add: OpNode) -> None:
+    outputs = tuple(replace(v, device=torch.device("cpu"), rank=0) for v in add.outputs)
+    why = why_not_op(replace(with_operand(add, 0), outputs=outputs), lambda _: None)
     assert why is not None and why.code is Code.UNSUPPORTED_DEVICE

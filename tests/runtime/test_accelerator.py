@@ -88,6 +88,39 @@ def test_an_output_that_views_an_input_forbids_the_copy():
     assert engine.stats()["guard_shape"] == 1
 
 
+def with_number(rank: int = 0) -> Writer:
+    """-(x + n) for an x of one element and a number."""
+    w = two_step(fake_writer())
+    w.registers[0] = "const 1"
+    w.inputs = ["f32 cpu 1", f"f32 cpu {rank} number"]
+    return w
+
+
+@pytest.mark.parametrize("graphs", [0, 2])
+def test_a_number_is_put_on_the_device_in_every_call(graphs: int) -> None:
+    w = with_number()
+    w.outputs.append(1)
+    engine = w.engine(object=container(), limits={"cuda_graphs": graphs})
+    x, number = torch.randn(1), torch.tensor(0.0)
+    for _ in range(8):
+        number += 1.5
+        out, read = run(engine, x, number)
+        assert torch.equal(out, -(x + number)) and torch.equal(read, number)
+        assert read.data_ptr() != number.data_ptr()
+    assert (engine.stats()["graph_replays"] > 0) == (graphs > 0)
+
+
+def test_what_is_no_number() -> None:
+    assert (
+        "a number has no dimensions" in with_number(1).engine(object=container()).why_unavailable()
+    )
+    w = with_number()
+    w.slot("update 1")
+    assert "a number is not written to" in w.engine(object=container()).why_unavailable()
+    w.inputs[1] = "f32 cpu 0 numbers"
+    assert "unexpected 'numbers'" in w.engine(object=container()).why_unavailable()
+
+
 def packed(kernel: str = "pack") -> Writer:
     """x + (-3 * weight), of 4 elements and two that stay zero."""
     w = fake_writer()

@@ -37,7 +37,7 @@ from blade.backends.disc.ir.views import view_of
 from blade.backends.disc.passes.pipeline import GraphPass
 from blade.backends.disc.program.input_updates import updates_last
 from blade.backends.disc.program.instructions import Instruction, KernelCall, Launch, LoopCall
-from blade.backends.disc.program.writer import write_program
+from blade.backends.disc.program.writer import NUMBER, write_program
 from blade.backends.disc.target.capabilities import TargetCapabilities
 from blade.backends.disc.target.cpu import CpuTarget
 from blade.backends.disc.target.gpu import GpuTarget
@@ -128,9 +128,22 @@ def compile_graph(
     """
     generator = _codegen(target, half)
     graph = lower(gm, shape_env, single, updates, generator.forms)
-    given = [n.meta["val"].device.type for n in gm.graph.nodes if n.op == "placeholder"]
-    devices = given if generator.device in given else [generator.device] * len(given)
+    devices = _places(
+        [n.meta["val"] for n in gm.graph.nodes if n.op == "placeholder"], generator.device
+    )
     return _compile(graph, generator, devices, dump_dir, cache)
+
+
+def _places(inputs: Sequence[torch.Tensor], device: str) -> list[str]:
+    """The devices of ``inputs``; on one that is not the CPU, a tensor of the CPU without dimensions is a number."""
+    given = [one.device.type for one in inputs]
+    if device not in given:
+        return [device] * len(given)
+    here = device != "cpu"
+    return [
+        NUMBER if here and place == "cpu" and not one.dim() else place
+        for place, one in zip(given, inputs, strict=True)
+    ]
 
 
 def compile_ir(
@@ -163,7 +176,7 @@ def _compile(
     dump_dir: Path | None,
     cache: DiskCache | None,
 ) -> CompiledProgram:
-    """``devices``: one per input; in a GPU program, an input on the CPU may only provide sizes."""
+    """``devices``: one per input; in a GPU program, an input on the CPU is a number or provides sizes alone."""
     dump = _dumper(dump_dir)
     dump("lower", graph)
     ops: dict[str, str] = {}

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ops that DISC supports: those with a row in the table, and every functional op that it can `call`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ NAME = "disc"
 # Argument types that a program's `call` can carry; others (generators, layouts ...) are refused.
 CALLABLE = "Tensor int SymInt float bool str number Scalar Device ScalarType".split()
 RETURNED = ("Tensor", "List[Tensor]")
+_CPU = torch.device("cpu")
 NUMBERS = ("int", "SymInt")
 NARROW = (torch.float8_e4m3fn,)
 """Dtypes that only DISC's own products read, from values that blade's quantization makes."""
@@ -54,16 +55,17 @@ def why_not_op(node: OpNode, why_not_device: WhyNotDevice) -> Reason | None:
 
 
 def _why_not_values(node: OpNode, why_not_device: WhyNotDevice) -> Reason | None:
-    devices: dict[torch.device, None] = {}
-    for value in (*values_in((*node.args, *node.kwargs.values())), *node.outputs):
-        if value.kind != "tensor":
-            continue
+    operands = [v for v in values_in((*node.args, *node.kwargs.values())) if v.kind == "tensor"]
+    results = [v for v in node.outputs if v.kind == "tensor"]
+    for value in (*operands, *results):
         if value.dtype is None or value.rank is None or value.device is None:
             return _reason(Code.UNKNOWN_TYPE, node, "a tensor of it has no known dtype or rank")
         if value.dtype not in DTYPES or value.dtype in NARROW:
             return _reason(Code.UNSUPPORTED_DTYPE, node, f"{value.dtype} has no form in DISC")
-        if not (value.is_size or _is_number(value)):
-            devices[value.device] = None
+    read = [v for v in operands if not (v.is_size or _is_number(v))]
+    devices = dict.fromkeys(v.device for v in (*read, *results) if v.device is not None)
+    if len(devices) > 1 and not any(v.device == _CPU for v in results):
+        devices = dict.fromkeys(d for d in devices if d != _CPU or not _are_numbers(read))
     if len(devices) > 1:
         places = " and ".join(map(str, devices))
         return _reason(Code.UNSUPPORTED_DEVICE, node, f"its tensors are on {places}")
@@ -71,6 +73,11 @@ def _why_not_values(node: OpNode, why_not_device: WhyNotDevice) -> Reason | None
         if (why := why_not_device(device)) is not None:
             return _reason(Code.UNSUPPORTED_DEVICE, node, why.rstrip("."))
     return None
+
+
+def _are_numbers(values: Sequence[ValueInfo]) -> bool:
+    """Whether those of the CPU have no dimensions: torch takes them beside tensors of a GPU, and so do programs."""
+    return not any(v.rank for v in values if v.device == _CPU)
 
 
 def _is_number(value: ValueInfo) -> bool:

@@ -46,12 +46,14 @@ from blade.program.dtypes import DTYPES
 from blade.program.registers import Registers
 
 VERSION = 1
+NUMBER = "number"
+"""Stands for the device of an input without dimensions that is on the CPU and read on an accelerator."""
 
 
 def write_program(
     fused: Fused, steps: Sequence[Instruction], isa: Sequence[str], devices: Sequence[str]
 ) -> str:
-    """The text of a program that runs ``steps`` in order. ``devices``: one per input."""
+    """The text of a program that runs ``steps`` in order. ``devices``: one per input, or ``NUMBER``."""
     writer = ProgramWriter(fused, devices)
     for step in steps:
         writer.step(step)
@@ -62,7 +64,7 @@ class ProgramWriter:
     def __init__(self, fused: Fused, devices: Sequence[str]) -> None:
         self.graph = fused.graph
         self.devices = devices
-        self.device = next((d for d in devices if d != "cpu"), "cpu")
+        self.device = next((d for d in devices if d not in ("cpu", NUMBER)), "cpu")
         self.registers = Registers()
         self.inputs: list[str] = []
         self.guards: list[str] = []
@@ -82,7 +84,8 @@ class ProgramWriter:
 
     def input(self, value: Value, device: str) -> None:
         index = value.attrs["index"]
-        self.inputs.append(f"input {index} {DTYPES[value.dtype]} {device} {len(value.shape)}")
+        form = f"{device} {len(value.shape)}" if device != NUMBER else f"{self.device} 0 {NUMBER}"
+        self.inputs.append(f"input {index} {DTYPES[value.dtype]} {form}")
         for axis, dim in enumerate(value.shape):
             register = self.registers.dim(index, axis)
             if isinstance(dim, sympy.Symbol) and not self.registers.is_bound(dim):
@@ -116,7 +119,7 @@ class ProgramWriter:
         return self.slot_of[value.id]
 
     def buffer(self, value: Value) -> str:
-        if value.op == "input" and self.devices[value.attrs["index"]] != self.device:
+        if value.op == "input" and self.devices[value.attrs["index"]] not in (self.device, NUMBER):
             text = f"Input {value.attrs['index']} is on another device than what reads it."
             raise Refused(Code.UNSUPPORTED_DEVICE, text)
         if value.op in ("input", "const"):

@@ -11,6 +11,7 @@
 #include <torch/csrc/jit/codegen/fuser/interface.h>
 
 #include <ATen/Parallel.h>
+#include <ATen/ops/scalar_tensor.h>
 
 #include <algorithm>
 #include <cstring>
@@ -37,6 +38,14 @@ struct BelowAutograd {
   c10::impl::ExcludeDispatchKeyGuard no_modes{
       c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot})};
 };
+
+// `inputs` with every number on `device`: a kernel that gets the number as an argument writes it there, and nobody waits.
+std::vector<at::Tensor> with_numbers(const Program& program, std::vector<at::Tensor> inputs, c10::Device device) {
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (program.inputs[i].number) inputs[i] = at::scalar_tensor(inputs[i].item(), inputs[i].options().device(device));
+  }
+  return inputs;
+}
 
 bool has_bfloat16(const Program& program) {
   const auto is_so = [](const auto& one) { return one.dtype == at::kBFloat16; };
@@ -317,7 +326,8 @@ std::optional<std::vector<at::Tensor>> Executor::run_in_context(
   for (size_t i = 0; i < inputs.size() && !device_; ++i) {
     if (inputs[i].device().type() == loaded_.accelerator->type()) guard.reset_device(inputs[i].device());
   }
-  return run_at(place_of(inputs), inputs, seconds);
+  const Place place = place_of(inputs);
+  return run_at(place, loaded_.program.has_numbers ? with_numbers(loaded_.program, inputs, place.device) : inputs, seconds);
 }
 
 std::optional<std::vector<at::Tensor>> Executor::run_at(

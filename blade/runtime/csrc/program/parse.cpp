@@ -83,7 +83,13 @@ class Parser : private Reader {
     const auto dtype = to_dtype(word());
     const auto device = word();
     if (device != "cpu" && device != "cuda") fail("unknown device '" + device + "'");
-    program_.inputs.push_back({dtype, device == "cpu" ? at::kCPU : at::kCUDA, count()});
+    InputSpec spec{dtype, device == "cpu" ? at::kCPU : at::kCUDA, count()};
+    if (!at_end()) {
+      if (const auto found = word(); found != "number") fail("unexpected '" + found + "'");
+      if (spec.rank != 0) fail("a number has no dimensions");
+      spec.number = program_.has_numbers = true;
+    }
+    program_.inputs.push_back(spec);
     program_.launched.push_back(false);
   }
 
@@ -159,6 +165,7 @@ class Parser : private Reader {
     } else if (kind == "update") {
       s.kind = SlotKind::kUpdate;
       s.index = below(number(), program_.inputs.size(), "input");
+      if (program_.inputs[s.index].number) fail("a number is not written to");
       program_.updated.push_back(s.index);
     } else if (kind == "const") {
       s.kind = SlotKind::kConst;

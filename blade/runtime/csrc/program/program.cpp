@@ -118,7 +118,8 @@ std::optional<Code> check_inputs(const Program& program, const std::vector<at::T
     const auto& spec = program.inputs[i];
     if (!t.defined() || t.scalar_type() != spec.dtype) return Code::kGuardDtype;
     // a sparse tensor, or one that Python code or functorch stands for, has no memory to read
-    if (t.device().type() != spec.device || t.layout() != at::kStrided || !t.has_storage() ||
+    const auto device = spec.number ? at::kCPU : spec.device;
+    if (t.device().type() != device || t.layout() != at::kStrided || !t.has_storage() ||
         t.unsafeGetTensorImpl()->is_python_dispatch()) {
       return Code::kGuardDevice;
     }

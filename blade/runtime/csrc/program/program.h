@@ -19,6 +19,7 @@ struct InputSpec {
   at::ScalarType dtype;
   at::DeviceType device;
   int64_t rank;
+  bool number = false;  // callers give a 0-d tensor of the CPU, whose element is put on `device` in every call
 };
 
 enum class RegOp : uint8_t {
@@ -152,6 +153,7 @@ struct Program {
   // Per input: a launch reads it, so that its address has to be aligned.
   std::vector<bool> launched;
   bool draws = false;  // one of the calls does
+  bool has_numbers = false;  // one of the inputs is
   std::vector<Stage> stages;  // in the order of their calls; none: all sizes follow from the inputs'
 };
 
