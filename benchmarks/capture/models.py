@@ -4,7 +4,8 @@
     case = MODELS["swin_v2"]()
     case.model(*case.sample), [case.model(*call) for call in case.calls]
 
-Weights are random, widths small: what counts is the code. Sizes are those of small inputs.
+Weights are random, widths small: what counts is the code. Sizes are those of small inputs. ``VISION[name](scale)``
+has images ``scale`` times as high and wide.
 """
 
 import importlib
@@ -31,6 +32,15 @@ class Case:
         """``call`` as ``blade.optimize`` takes a sample."""
         return dict(zip(self.names, call)) if self.names else call
 
+    def to(self, device: torch.device, dtype: torch.dtype) -> "Case":
+        """The same on ``device``, floats in ``dtype``."""
+
+        def moved(call: Call) -> Call:
+            return tuple(x.to(device, dtype if x.is_floating_point() else None) for x in call)
+
+        model = self.model.to(device, dtype)
+        return Case(model, moved(self.sample), [moved(call) for call in self.calls], self.names)
+
 
 class First(nn.Module):
     """A transformers model, called by keywords, that returns the first of its outputs."""
@@ -48,25 +58,31 @@ def _draw(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def _images(sizes: Sequence[tuple[int, ...]]) -> list[Call]:
-    return [(torch.randn(b, 3, h, w, generator=_draw(k)),) for k, (b, h, w) in enumerate(sizes)]
+def _images(sizes: Sequence[tuple[int, ...]], scale: int = 1) -> list[Call]:
+    return [
+        (torch.randn(b, 3, scale * h, scale * w, generator=_draw(k)),)
+        for k, (b, h, w) in enumerate(sizes)
+    ]
 
 
 SQUARES = [(1, 64, 64), (2, 96, 96), (1, 128, 96), (3, 64, 96), (1, 160, 160), (2, 128, 64)]
 SQUARES += [(1, 96, 160), (4, 64, 64), (1, 192, 128), (2, 160, 96)]
 
 
-def _vision(name: str, sizes: Sequence[tuple[int, ...]] = SQUARES, **more: Any) -> Case:
+def _pictures(model: nn.Module, scale: int) -> Case:
+    return Case(model, _images([(2, 128, 128)], scale)[0], _images(SQUARES, scale))
+
+
+def _vision(name: str, scale: int) -> Case:
     models = importlib.import_module("torchvision.models")
-    model = getattr(models, name)(weights=None, **more).eval()
-    return Case(model, _images([(2, 128, 128)])[0], _images(sizes))
+    return _pictures(getattr(models, name)(weights=None).eval(), scale)
 
 
-def swin_v2() -> Case:
-    return _vision("swin_v2_t")
+def swin_v2(scale: int = 1) -> Case:
+    return _vision("swin_v2_t", scale)
 
 
-def maxvit() -> Case:
+def maxvit(scale: int = 1) -> Case:
     models = importlib.import_module("torchvision.models.maxvit")
     fields = {
         "stem_channels": 32,
@@ -74,12 +90,16 @@ def maxvit() -> Case:
         "block_layers": [1, 1],
         "head_dim": 16,
     }
-    model = models.MaxVit((64, 64), partition_size=4, stochastic_depth_prob=0.0, **fields).eval()
-    return Case(model, _images([(2, 64, 64)])[0], _images([(b, 64, 64) for b in range(1, 11)]))
+    side = 64 * scale
+    model = models.MaxVit(
+        (side, side), partition_size=4, stochastic_depth_prob=0.0, **fields
+    ).eval()
+    batches = [(b, 64, 64) for b in range(1, 11)]
+    return Case(model, _images([(2, 64, 64)], scale)[0], _images(batches, scale))
 
 
-def efficientnet_v2() -> Case:
-    return _vision("efficientnet_v2_s")
+def efficientnet_v2(scale: int = 1) -> Case:
+    return _vision("efficientnet_v2_s", scale)
 
 
 class Detector(nn.Module):
@@ -98,20 +118,21 @@ class Detector(nn.Module):
         return one["boxes"], one["labels"], one["scores"]
 
 
-def _detector(name: str, **more: Any) -> Case:
+def _detector(name: str, scale: int = 1, **more: Any) -> Case:
     models = importlib.import_module("torchvision.models.detection")
     torch.manual_seed(0)
     model = getattr(models, name)(weights=None, weights_backbone=None, **more).eval()
     sizes = [(96, 96), (96, 128), (128, 96), (64, 96), (160, 128), (128, 160), (80, 80), (112, 96)]
     calls = [
-        (torch.rand(3, h, w, generator=_draw(k)),)
+        (torch.rand(3, scale * h, scale * w, generator=_draw(k)),)
         for k, (h, w) in enumerate([*sizes, (96, 80), (72, 104)])
     ]
-    return Case(Detector(model).eval(), (torch.rand(3, 128, 128, generator=_draw(99)),), calls)
+    sample = torch.rand(3, scale * 128, scale * 128, generator=_draw(99))
+    return Case(Detector(model).eval(), (sample,), calls)
 
 
-def ssdlite() -> Case:
-    return _detector("ssdlite320_mobilenet_v3_large", num_classes=5)
+def ssdlite(scale: int = 1) -> Case:
+    return _detector("ssdlite320_mobilenet_v3_large", scale, num_classes=5)
 
 
 def faster_rcnn() -> Case:
@@ -234,7 +255,7 @@ def encodec() -> Case:
     )
 
 
-def rt_detr() -> Case:
+def rt_detr(scale: int = 1) -> Case:
     library = importlib.import_module("transformers")
     backbone = library.RTDetrResNetConfig(
         embedding_size=16,
@@ -261,10 +282,43 @@ def rt_detr() -> Case:
         "anchor_image_size": None,
     }
     model = _transformers("RTDetrConfig", "RTDetrForObjectDetection", **fields)
+    return _pictures(First(model, ("pixel_values",), "logits").eval(), scale)
+
+
+def _resnet(library: Any, stages: Sequence[str]) -> Any:
+    """The configuration of ResNet-18."""
+    fields = {"hidden_sizes": [64, 128, 256, 512], "depths": [2, 2, 2, 2], "layer_type": "basic"}
+    return library.ResNetConfig(**fields, out_features=list(stages))
+
+
+DETR = {"encoder_layers": 6, "decoder_layers": 6, "d_model": 256, "num_queries": 100}
+
+
+def _detr(kind: str, stages: Sequence[str], scale: int, **fields: Any) -> Case:
+    library = importlib.import_module("transformers")
+    fields |= {"backbone_config": _resnet(library, stages), "use_timm_backbone": False}
+    model = _transformers(f"{kind}Config", f"{kind}ForObjectDetection", **DETR, **fields)
+    return _pictures(First(model, ("pixel_values",), "logits").eval(), scale)
+
+
+def table_transformer(scale: int = 1) -> Case:
+    return _detr("TableTransformer", ["stage4"], scale, use_pretrained_backbone=False)
+
+
+def deformable_detr(scale: int = 1) -> Case:
+    stages = ["stage2", "stage3", "stage4"]
+    return _detr("DeformableDetr", stages, scale, use_pretrained_backbone=False)
+
+
+def dinov2(scale: int = 1) -> Case:
+    """DINOv2-small, whose position embeddings are resized to the image's size; sides are multiples of 14."""
+    fields = {"hidden_size": 384, "num_hidden_layers": 12, "num_attention_heads": 6}
+    model = _transformers("Dinov2Config", "Dinov2Model", **fields, image_size=518)
+    sizes = [(b, h // 32 * 14, w // 32 * 14) for b, h, w in SQUARES]
     return Case(
-        First(model, ("pixel_values",), "logits").eval(),
-        _images([(2, 128, 128)])[0],
-        _images(SQUARES),
+        First(model, ("pixel_values",)).eval(),
+        _images([(2, 56, 56)], 2 * scale)[0],
+        _images(sizes, 2 * scale),
     )
 
 
@@ -394,7 +448,16 @@ MODELS: dict[str, Callable[[], Case]] = {
     one.__name__: one
     for one in (
         *(swin_v2, maxvit, efficientnet_v2, ssdlite, faster_rcnn, mask_rcnn, rt_detr),
+        *(table_transformer, deformable_detr, dinov2),
         *(mamba, rwkv, longformer, big_bird, led, perceiver, timesfm_patchtst, encodec, vits),
         *(din, sessions, times_net),
+    )
+}
+
+VISION: dict[str, Callable[[int], Case]] = {
+    one.__name__: one
+    for one in (
+        *(swin_v2, maxvit, efficientnet_v2, ssdlite, rt_detr),
+        *(table_transformer, deformable_detr, dinov2),
     )
 }
