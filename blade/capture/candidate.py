@@ -63,6 +63,7 @@ class CapturedCandidate:
             found |= {path.structure for path in self.table.paths if path.structure is not None}
         return found.pop() if len(found) == 1 else None
 
+    @property
     def is_guarded(self) -> bool:
         """Whether the original may answer where a check of the module fails."""
         return self.table is not None or self.has_checks

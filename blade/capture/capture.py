@@ -25,7 +25,7 @@ from blade.capture.capture_exported import inputs_of, interface_of, module_of, s
 from blade.capture.clean import clean, freeze
 from blade.capture.derived_shapes import Axis, axes_of
 from blade.capture.explore_paths import explore, served_by, tell
-from blade.capture.export_instead import export_instead, faults
+from blade.capture.export_instead import export_instead
 from blade.capture.exported.interface import fixed_axes
 from blade.capture.inputs import Sample, gathered, normalize, to_calibrate
 from blade.capture.messages import (
@@ -168,8 +168,9 @@ def _fixed(seen: ReferenceRuns) -> frozenset[Axis]:
 def _trace_or_script(
     own: nn.Module, inputs: Any, config: Config, reasons: list[Reason], look_up: LookUp | None
 ) -> CapturedCandidate:
-    """Return the traced paths if they answer everywhere, else an export that does, else the scripted module if
-    that is right, else an export that answers more than the trace, else what the trace can be kept for."""
+    """Return the traced paths if they answer everywhere, else the scripted module if that is right, else what
+    the trace can be kept for. What cannot be traced is exported, which comes after a script if it is no whole
+    answer."""
     traced = _trace(own, inputs, config, reasons, look_up)
     methods = [name for name in config.preserved_attributes if _is_method(own, name)]
     name = type(own).__name__
@@ -181,7 +182,7 @@ def _trace_or_script(
             return traced
         if traced.differences:
             reasons.append(specialized(name, traced.seen.call, traced.differences))
-    exported = None if methods else export_instead(own, inputs, traced, config, reasons)
+    exported = export_instead(own, inputs, config, reasons) if traced is None else None
     if exported is not None and exported.is_exact:
         return exported
     if config.allow_tracing is not True:
@@ -237,11 +238,15 @@ def _trace(
         if graph is None:
             break
         graph = explore(own, graph, config, reasons, look_up)
-        if best is None or faults(graph) < faults(best):
+        if best is None or _faults(graph) < _faults(best):
             best = graph
         if best.is_exact:
             break
     return best
+
+
+def _faults(graph: CapturedCandidate) -> tuple[int, int]:
+    return len(graph.differences), len(graph.unserved)
 
 
 def _trace_at(

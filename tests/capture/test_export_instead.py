@@ -11,8 +11,7 @@ from torch import nn
 
 from blade.capture.capture import capture
 from blade.config import Config
-from blade.core.reason import Code
-from blade.errors import BladeWarning
+from blade.errors import BladeWarning, InputError
 from blade.graph.torchscript.answer_by_original import answer_by_original
 from blade.graph.torchscript.decision_checks import NO_PATH, checks_of
 from blade.runtime.originals import register
@@ -49,15 +48,20 @@ def test_the_original_is_lent_where_a_guard_does_not_hold() -> None:
             torch.testing.assert_close(captured.module(x), model(x))
 
 
-def _decides(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    return layer(x) * int(np.ceil(x[0, 0, 0].abs().item()))
+class Same(nn.Module):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        z = x if x is y else x + y
+        return torch.cond(z.sum() > 0, lambda a: torch.relu(a), lambda a: a * 2, (z,))
 
 
-def test_a_decision_on_elements_is_refused_and_the_trace_stays() -> None:
-    with pytest.warns(BladeWarning, match="do not answer"):
-        captured = capture(
-            Layered(_decides).eval(), torch.ones(2, 10, 8), Config(strict=False, max_paths=1)
-        )
+def test_code_that_compares_objects_is_not_exported() -> None:
+    with pytest.raises(InputError, match="neither traced nor scripted"):
+        capture(Same().eval(), (torch.randn(2, 3), torch.randn(2, 3)), Config())
+
+
+def test_a_trace_stays() -> None:
+    def sized(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return layer(x) * float(np.prod(np.array(x.shape)))
+
+    captured = capture(Layered(sized).eval(), torch.ones(2, 10, 8), Config(allow_tracing=True))
     assert captured.how == "trace"
-    [refused] = [one for one in captured.reasons if one.code is Code.EXPORT_FAILED]
-    assert "data-dependent" in refused.detail
