@@ -121,7 +121,8 @@ class PathTable:
     def widened_by(self, path: CapturedPath) -> bool:
         """Drop the check at which ``path`` parts from a known path, if both compute the same behind it.
 
-        A decision without consequences is none.
+        A decision without consequences is none, nor are those that the same line of the model's code takes in
+        other layers, if ``path`` takes all of them the other way.
         """
         known, index = self._parting(path)
         if index not in known.conditions or not _is_alike(known, path, index):
@@ -129,9 +130,13 @@ class PathTable:
         decision = known.decisions[index]
         if decision.kind == "argument" and decision.outcome not in ("True", "False"):
             return False  # a third value may compute something else
-        drop_check(known.module.graph, index)
-        del known.conditions[index]
-        known.elements -= {index}
+        dropped = {index}
+        if not any(_is_same_line(path.decisions, k, decision) for k in range(len(path.decisions))):
+            dropped |= {k for k in known.conditions if _is_same_line(known.decisions, k, decision)}
+        for other in dropped:
+            drop_check(known.module.graph, other)
+            del known.conditions[other]
+            known.elements -= {other}
         if set(known.conditions) == {ASSUMED}:  # nothing relies on it any more
             drop_check(known.module.graph, ASSUMED)
             known.conditions.clear()
@@ -198,6 +203,21 @@ class PathTable:
             return self.paths[0].module
         defaults = defaults_of(self.paths[0].module)
         return merged(self.paths[0].tree(), name, inputs, defaults)
+
+
+def _is_same_line(
+    decisions: Sequence[TracedDecision], index: int, decision: TracedDecision
+) -> bool:
+    """Whether decision ``index`` is ``decision``, or was taken alike by the same line of code."""
+    if index >= len(decisions):
+        return False  # of no decision: what the others rely on
+    one = decisions[index]
+    return (one.where, one.line, one.kind, one.outcome) == (
+        decision.where,
+        decision.line,
+        decision.kind,
+        decision.outcome,
+    )
 
 
 def _common(first: Sequence[TracedDecision], second: Sequence[TracedDecision]) -> int:
