@@ -33,6 +33,7 @@ from blade.selection.cache.fingerprint import WeightDigests
 from blade.selection.cached import cached, recalled
 from blade.selection.candidate_builder import CandidateBuilder
 from blade.selection.first_round import first_round
+from blade.selection.learn_paths import learn_paths
 from blade.selection.metric_budget import optimize_within_metric
 from blade.selection.partitions import (
     Labels,
@@ -109,8 +110,12 @@ def _optimize(
 
         task = recalled(prepare, config)
         if config.background:
-            return in_background(cached(_search), task)
-        return wrap(task, cached(_search)(task))
+            module = in_background(cached(_search), task)
+        else:
+            module = wrap(task, cached(_search)(task))
+    if config.background_paths:
+        learn_paths(module, task.captured, _optimize, config)
+    return module
 
 
 def _search(task: Task) -> SelectionResult:

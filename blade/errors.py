@@ -7,9 +7,11 @@ failure of an automatically chosen backend is a ``Reason`` in the report. ``Blad
 all warnings that require action although the call succeeded.
 """
 
+import logging
 import os
 import sys
 import warnings
+from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
 
@@ -47,8 +49,19 @@ class BladeWarning(UserWarning):
     """The call succeeded, with a restriction the user should know of; the text says what to do."""
 
 
+_only_logged: ContextVar[bool] = ContextVar("_only_logged", default=False)
+
+
+def log_warnings() -> None:
+    """Make ``warn_user`` only log from now on in this thread, which no line of the user's stands behind."""
+    _only_logged.set(True)
+
+
 def warn_user(text: str) -> None:
     """Issue a ``BladeWarning`` that points at the user's line: the innermost frame outside blade and torch."""
+    if _only_logged.get():
+        _log.info("%s", text)
+        return
     frame = sys._getframe(1)
     while frame.f_back is not None and _is_internal(frame.f_code.co_filename):
         frame = frame.f_back
@@ -56,6 +69,9 @@ def warn_user(text: str) -> None:
     warnings.warn_explicit(
         text, BladeWarning, frame.f_code.co_filename, frame.f_lineno, registry=seen
     )
+
+
+_log = logging.getLogger(__name__)
 
 
 def _is_internal(file: str) -> bool:

@@ -119,6 +119,15 @@ class ReferenceModel:
             return str(self._model.original_name)
         return type(self._model).__name__
 
+    @property
+    def module(self) -> nn.Module:
+        """The private copy of the model."""
+        return self._model
+
+    def bind(self, sample: Sample) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of the user's call on ``sample``, by position and by keyword."""
+        return self._call.bind(sample)
+
     def eager(self, sample: Sample) -> Callable[..., Any] | None:
         """Return a bare call of the user's code on ``sample``, to be timed; ``reset`` restores the state.
 

@@ -126,6 +126,12 @@ class Config(BaseModel):
         description="Where no captured path answers, call the original model, in the process that optimized it. "
         "False, and in a process that loads the module: the call raises a RuntimeError that names the decision.",
     )
+    background_paths: bool = Field(
+        default=False,
+        description="With python_fallback: capture the path of a call that none answers in a thread, and answer such "
+        "calls by it from then on, in this process; up to max_paths in all. Saved files do not have it. It takes the "
+        "memory of one more module. Not for quantized models.",
+    )
     dynamic_shapes: DynamicShapes = Field(
         default=None,
         description="Narrows which sizes will be seen, per input (position or name) and axis: True "

@@ -241,9 +241,14 @@ def stats(optimized: torch.nn.Module) -> dict[str, dict[str, int]]:
     """Run-time counters per engine: calls, engine runs, and fallbacks by ``Code``.
 
     "path 1" and so on have the calls that each of several captured paths answered, in the order of the report;
-    "original" has those that none answered, and the original model did, if there were any.
+    "learned" has those that a path answered which ``Config.background_paths`` captured later, and "original" those
+    that none answered, and the original model did, if there were any.
     Raises ``InputError`` for anything but an optimized module.
     """
+    from blade.runtime.originals import (
+        learned_calls,
+    )  # reports are read where the runtime is missing, too
+
     found = {name: dict(engine.stats()) for name, engine in engines_of(optimized)}
     graph: Any = optimized.graph
     asked = {
@@ -253,7 +258,10 @@ def stats(optimized: torch.nn.Module) -> dict[str, dict[str, int]]:
     for node in graph.findAllNodes("blade::count_path", True):
         number, path = (int(value.toIValue()) for value in node.inputs())
         found[f"path {path + 1}"] = {"calls": torch.ops.blade.path_calls(number, path)}
-    calls = sum(map(torch.ops.blade.original_calls, asked))
+    learned = sum(map(learned_calls, asked))
+    if learned:
+        found["learned"] = {"calls": learned}
+    calls = sum(map(torch.ops.blade.original_calls, asked)) - learned
     return {**found, "original": {"calls": calls}} if calls else found
 
 

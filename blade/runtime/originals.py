@@ -22,7 +22,8 @@ Original = Callable[[tuple[Any, ...]], Sequence[torch.Tensor]]
 
 
 _known: dict[int, Original] = {}
-_lock = threading.Lock()
+_learned: dict[int, int] = {}
+_lock = threading.RLock()  # an original that is dropped may drop a module that forgets its own
 
 
 def new_number() -> int:
@@ -38,10 +39,39 @@ def register(number: int, owner: Any, call: Original) -> None:
     weakref.finalize(owner, _forget, number)
 
 
+def answer_with(number: int, call: Original) -> None:
+    """Let ``call`` answer for ``number`` from now on, if somebody still does."""
+    with _lock:
+        before = _known.get(number)
+        if before is not None:
+            _known[number] = call
+    del before  # without the lock, like all that it holds
+
+
+def number_of(graph: Any) -> int:
+    """The number under which the original answers in ``graph``, or 0."""
+    nodes: list[Any] = graph.findAllNodes("blade::answer_by_original", True)
+    return next((int(node.inputsAt(1).toIValue()) for node in nodes), 0)
+
+
+def count_learned(number: int, calls: int) -> None:
+    """Note that a path which was captured later answered ``calls`` of the calls for ``number``."""
+    with _lock:
+        _learned[number] = _learned.get(number, 0) + calls
+
+
+def learned_calls(number: int) -> int:
+    """How many of the calls for ``number`` were answered by a path that was captured later."""
+    with _lock:
+        return _learned.get(number, 0)
+
+
 def _forget(number: int) -> None:
     torch.ops.blade.announce_original(number, False)
     with _lock:
-        _known.pop(number, None)
+        dropped = _known.pop(number, None)
+        _learned.pop(number, None)
+    del dropped  # without the lock, like all that it holds
 
 
 def _call_original(

@@ -15,6 +15,7 @@ measurement, as any load does.
 import atexit
 import threading
 from dataclasses import dataclass, field, replace
+from time import monotonic
 from typing import cast
 from weakref import WeakKeyDictionary
 
@@ -33,6 +34,7 @@ from blade.graph.torchscript.group import cluster_blocks
 from blade.graph.torchscript.splice import splice
 from blade.runtime.engine import Engine, make_pending
 from blade.selection.cache.decisions import SelectionResult
+from blade.selection.learn_paths import wait_for_paths
 from blade.selection.plan.assemble import ValidatedPlan
 from blade.selection.plan.compositions import WHOLE, EnginePlan
 from blade.selection.reporting import wrap, wrap_again, wrap_early
@@ -85,20 +87,21 @@ def in_background(search: Search, task: Task) -> torch.jit.ScriptModule:
 
 
 def wait(optimized: torch.nn.Module, timeout: float | None = None) -> bool:
-    """Wait at most ``timeout`` seconds for the search; return whether ``optimized`` will change no more.
+    """Wait at most ``timeout`` seconds for what runs in the background; return whether ``optimized`` has changed
+    for the last time, but for paths that further calls show to be missing (``Config.background_paths``).
 
-    Returns ``True`` at once for a module that was not optimized with ``Config(background=True)`` in this
-    process. With ``Config(strict=True)`` raises ``BackendError`` if the search failed.
+    Returns ``True`` at once for a module that nothing runs for in this process. With ``Config(strict=True)``
+    raises ``BackendError`` if the search failed.
     """
     with _lock:
         background = _searches.get(optimized)
-    if background is None:
-        return True
-    if not background.done.wait(timeout):
-        return False
-    if background.error is not None and background.task.config.strict:
-        raise background.error
-    return True
+    end = None if timeout is None else monotonic() + timeout
+    if background is not None:
+        if not background.done.wait(timeout):
+            return False
+        if background.error is not None and background.task.config.strict:
+            raise background.error
+    return wait_for_paths(optimized, None if end is None else max(0.0, end - monotonic()))
 
 
 def _begin(task: Task) -> tuple[torch.jit.ScriptModule, Waiting, Task]:

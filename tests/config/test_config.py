@@ -80,6 +80,7 @@ ACCEPTED: list[tuple[str, Any, Any]] = [
     ("max_failures", 1, 1),
     ("max_paths", 1, 1),
     ("python_fallback", False, False),
+    ("background_paths", True, True),
     ("recheck", 1e-4, 1e-4),
 ]
 
@@ -154,6 +155,7 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("max_failures", 1.5, "valid integer"),
     ("max_paths", 0, "greater than or equal to 1"),
     ("python_fallback", "yes", "valid boolean"),
+    ("background_paths", "yes", "valid boolean"),
     ("recheck", 1.5, "less than or equal to 1"),
 ]
 
