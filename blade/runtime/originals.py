@@ -22,7 +22,6 @@ Original = Callable[[tuple[Any, ...]], Sequence[torch.Tensor]]
 
 
 _known: dict[int, Original] = {}
-_learned: dict[int, int] = {}
 _lock = threading.RLock()  # an original that is dropped may drop a module that forgets its own
 
 
@@ -54,23 +53,10 @@ def number_of(graph: Any) -> int:
     return next((int(node.inputsAt(1).toIValue()) for node in nodes), 0)
 
 
-def count_learned(number: int, calls: int) -> None:
-    """Note that a path which was captured later answered ``calls`` of the calls for ``number``."""
-    with _lock:
-        _learned[number] = _learned.get(number, 0) + calls
-
-
-def learned_calls(number: int) -> int:
-    """How many of the calls for ``number`` were answered by a path that was captured later."""
-    with _lock:
-        return _learned.get(number, 0)
-
-
 def _forget(number: int) -> None:
     torch.ops.blade.announce_original(number, False)
     with _lock:
         dropped = _known.pop(number, None)
-        _learned.pop(number, None)
     del dropped  # without the lock, like all that it holds
 
 

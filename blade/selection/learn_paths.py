@@ -23,12 +23,13 @@ from torch.utils import _pytree as pytree
 from blade.capture.inputs import Sample
 from blade.capture.reference_model import ReferenceModel, copy_of
 from blade.config import Config
+from blade.core import learned_calls
 from blade.core.attempt import attempt
 from blade.core.captured import Captured
 from blade.core.reason import Code, Reason, Stage
 from blade.errors import BladeError, log_warnings
 from blade.fallback.isolated_convert import end_conversions
-from blade.runtime.originals import answer_with, count_learned, number_of
+from blade.runtime.originals import answer_with, number_of
 
 EXIT_S = 60.0  # s; how long the interpreter's exit waits for a capture that runs
 Optimize = Callable[[torch.nn.Module, Any, Config], torch.jit.ScriptModule]
@@ -51,6 +52,7 @@ def learn_paths(
     assert isinstance(original, ReferenceModel)
     config = config.evolve(background=False, background_paths=False, strict=False, max_paths=left)
     learner = PathLearner(captured.original_number, original, optimize, config)
+    weakref.finalize(learner, learned_calls.forget, captured.original_number)
     answer_with(captured.original_number, learner)
     with _lock:
         _learners[module] = learner
@@ -84,7 +86,7 @@ class PathLearner:
         learned = self._learned
         if learned is None:
             return self._miss(inputs)
-        count_learned(self._number, 1)
+        learned_calls.count(self._number, 1)
         return pytree.tree_leaves(learned(*inputs))
 
     def wait(self, timeout: float | None) -> bool:
@@ -93,7 +95,7 @@ class PathLearner:
 
     def miss_again(self, inputs: tuple[Any, ...]) -> list[torch.Tensor]:
         """What the learned module does not answer either."""
-        count_learned(self._number, -1)
+        learned_calls.count(self._number, -1)
         return self._miss(inputs)
 
     def _miss(self, inputs: tuple[Any, ...]) -> list[torch.Tensor]:
@@ -106,12 +108,13 @@ class PathLearner:
             ):
                 sample = copy_of(inputs)  # before the model writes to them
                 self._idle.clear()
+        is_answered = False
         try:
             answer = self._original.leaves(inputs)
-        except BaseException:
-            if sample is not None:
-                self._idle.set()  # no answer, nothing to learn
-            raise
+            is_answered = True
+        finally:
+            if sample is not None and not is_answered:
+                self._idle.set()  # nothing to learn
         if sample is not None:
             self._start(sample)
         return answer

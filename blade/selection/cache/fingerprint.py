@@ -27,12 +27,14 @@ from blade.core.hardware import cpu_name, gpu_name
 from blade.core.reason import Reason, Stage
 from blade.graph.torchscript.program import Program
 
-# Engines do not depend on these: passes show in the graph; weights and budgets decide between engines.
+# Engines do not depend on these: passes and paths show in the graph; weights and budgets decide between engines.
 _SETTINGS_WITHOUT_EFFECT = (
     "background",
+    "background_paths",
     "cache",
     "customize_jit_passes",
     "dump_dir",
+    "max_paths",
     "sample_weights",
     "strict",
     "time_budget",
