@@ -21,7 +21,7 @@ def count(number: int, calls: int) -> None:
 def calls_of(number: int) -> int:
     """The calls counted for ``number``."""
     with _lock:
-        return _calls[number] if number in _calls else 0
+        return _calls.get(number, 0)
 
 
 def forget(number: int) -> None:

@@ -10,6 +10,7 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import partial
 from itertools import chain
 from types import MappingProxyType
@@ -95,7 +96,10 @@ def support(
     A white-listed node goes to all backends whatever they answer; a backend that fails to convert it gives a
     reason like any other failure. Of the nodes in one of ``loops`` that a backend takes, no reasons are told. An
     excluded node stays excluded: moving it would change the meaning.
+
+    Raises ``ConfigError`` if a list names an op that is neither in the graph nor known to TorchScript.
     """
+    _check_known(nodes, config)
     black = _listed(nodes, config.customize_op_black_list)
     white = _listed(nodes, config.customize_op_white_list)
     labels: list[frozenset[str]] = []
@@ -218,6 +222,19 @@ def _check_precision(
             raise ConfigError(detail)
         reasons.append(Reason(Stage.SUPPORT, Code.BACKEND_UNAVAILABLE, None, field, detail))
     return tuple(reasons)
+
+
+def _check_known(nodes: Sequence[OpNode], config: Config) -> None:
+    present = set(map(kind_of, nodes))
+    for field in ("customize_op_black_list", "customize_op_white_list"):
+        for entry in getattr(config, field):
+            kind = entry.partition("@")[0]
+            is_known = kind in present or kind.startswith("prim::")
+            if not is_known and not torch._C._jit_get_schemas_for_operator(kind):
+                known = sorted({schema.name for schema in torch._C._jit_get_all_schemas()})
+                near = get_close_matches(kind, [*present, *known], n=3)
+                meant = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
+                raise ConfigError(f"Config.{field}: there is no op {kind!r}.{meant}")
 
 
 def _listed(nodes: Sequence[OpNode], entries: Sequence[str]) -> dict[int, str]:

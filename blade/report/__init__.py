@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from blade.core import learned_calls
 from blade.core.hardware import gpu_name
 from blade.core.reason import Code, Reason, Stage
 from blade.errors import InputError
@@ -245,10 +246,6 @@ def stats(optimized: torch.nn.Module) -> dict[str, dict[str, int]]:
     that none answered, and the original model did, if there were any.
     Raises ``InputError`` for anything but an optimized module.
     """
-    from blade.runtime.originals import (
-        learned_calls,
-    )  # reports are read where the runtime is missing, too
-
     found = {name: dict(engine.stats()) for name, engine in engines_of(optimized)}
     graph: Any = optimized.graph
     asked = {
@@ -258,7 +255,7 @@ def stats(optimized: torch.nn.Module) -> dict[str, dict[str, int]]:
     for node in graph.findAllNodes("blade::count_path", True):
         number, path = (int(value.toIValue()) for value in node.inputs())
         found[f"path {path + 1}"] = {"calls": torch.ops.blade.path_calls(number, path)}
-    learned = sum(map(learned_calls, asked))
+    learned = sum(map(learned_calls.calls_of, asked))
     if learned:
         found["learned"] = {"calls": learned}
     calls = sum(map(torch.ops.blade.original_calls, asked)) - learned

@@ -159,3 +159,15 @@ def test_ops_that_make_sizes_are_for_backends_that_take_them() -> None:
         assert plan.labels == (frozenset({"taking"}),)
         [reason] = plan.reasons
         assert (reason.backend, reason.code) == ("plain", Code.DATA_DEPENDENT)
+
+
+@pytest.mark.parametrize("field", ["customize_op_black_list", "customize_op_white_list"])
+def test_a_list_with_an_op_that_nobody_knows(field: str) -> None:
+    for known in ("aten::layer_norm", "aten::gelu@0", "prim::ListConstruct"):
+        support([], {}, [], Config(**{field: [known]}))
+    with pytest.raises(
+        ConfigError, match=f"{field}: there is no op 'aten::gleu'. Did you mean 'aten::"
+    ):
+        support([], {}, [], Config(**{field: ["aten::gleu"]}))
+    with pytest.raises(ConfigError, match="there is no op 'mine::nothing_like_it'"):
+        support([], {}, [], Config(**{field: ["mine::nothing_like_it@2"]}))
