@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A model as ``blade.optimize`` takes it: tensors in, tensors out, everything else in the kind of the call.
+
+    flat = flat_call(model, kind)
+    flat(*call.tensors)            # the tensors of the output, then those of the caches after the call
+    flat.seen                      # the structures of all outputs so far
+"""
+
+import inspect
+from typing import Any
+
+import torch
+from torch import nn
+
+from blade.core.reason import Code
+from blade.dropin.call_kind import CallKind, arguments_of
+from blade.dropin.nested import Parts, Structure, cache_parts
+from blade.errors import Refused
+
+# The structure of an output, and the facts of each cache among the arguments after the call.
+Outcome = tuple[Structure, tuple[Structure, ...]]
+
+
+class Seen:
+    """The outcomes of a ``FlatCall`` and of all its copies."""
+
+    def __init__(self) -> None:
+        self.outcomes: set[Outcome] = set()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Seen":
+        return self
+
+
+class FlatCall(nn.Module):
+    """Calls ``model`` as calls of ``kind`` do."""
+
+    def __init__(self, model: nn.Module, kind: CallKind) -> None:
+        super().__init__()
+        self.model = model
+        self.kind = kind
+        self.seen = Seen()
+        self.training = False
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        (args, kwargs), caches = arguments_of(self.kind, tensors)
+        output = self.model.forward(*args, **kwargs)
+        parts = Parts(caches)
+        structure = parts.add(output)
+        after = []
+        for cache in caches:
+            facts, held = cache_parts(cache)
+            after.append(facts)
+            parts.tensors += held
+        if not parts.tensors:
+            raise Refused(Code.UNKNOWN_TYPE, "The output has no tensors.")
+        self.seen.outcomes.add((structure, tuple(after)))
+        return tuple(parts.tensors)
+
+
+def flat_call(model: nn.Module, kind: CallKind) -> FlatCall:
+    """A ``FlatCall`` of a class with the name of the model's, whose ``forward`` names its arguments."""
+    labels = ["self", *kind.labels()]
+    place = inspect.Parameter.POSITIONAL_ONLY
+
+    def forward(self: FlatCall, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return FlatCall.forward(self, *tensors)
+
+    forward.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [inspect.Parameter(label, place) for label in labels]
+    )
+    made = type(type(model).__name__, (FlatCall,), {"forward": forward, "__module__": __name__})
+    flat: FlatCall = made(model, kind)
+    return flat

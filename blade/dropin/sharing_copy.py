@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Copy a model's structure, and share the memory of its weights.
+
+    copy = sharing_copy(model)     # layers, buffers and attributes of its own; the values of model's parameters
+"""
+
+import copy
+from typing import Any
+
+from torch import nn
+
+_HOOKS = "_hooks"
+
+
+def sharing_copy(model: nn.Module) -> nn.Module:
+    """Return a deep copy of ``model`` whose parameters are new tensors on the same memory.
+
+    Moving, replacing or casting the copy's parameters leaves ``model`` as it is; writing to their values does
+    not. Hooks stay the same functions. Raises what ``copy.deepcopy`` does.
+    """
+    memo: dict[int, Any] = {}
+    for parameter in model.parameters():
+        is_plain = type(parameter) is nn.Parameter
+        own = nn.Parameter(parameter.detach(), parameter.requires_grad) if is_plain else parameter
+        memo[id(parameter)] = own
+    for module in model.modules():
+        for name, hooks in vars(module).items():
+            if name.endswith(_HOOKS) and isinstance(hooks, dict):
+                memo.update((id(hook), hook) for hook in hooks.values())
+    return copy.deepcopy(model, memo)

@@ -1,0 +1,278 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What answers the calls of a drop-in: optimized modules by kind of call, and the model for everything else.
+
+    state = DropInState(model, config)
+    state.answer((ids,), {"use_cache": False})       # model's answer, which is recorded; later an optimized module's
+"""
+
+import atexit
+import inspect
+import logging
+import threading
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from blade.config import Config
+from blade.core.reason import Code, Reason, Stage
+from blade.dropin.call_kind import Call, CallKind, CallReader
+from blade.dropin.nested import NotNested
+from blade.dropin.prepare import Prepared, Tensors, prepare
+from blade.dropin.recorder import Recorder
+from blade.dropin.watched import Watch
+from blade.errors import log_warnings, warn_user
+from blade.fallback.isolated_convert import end_conversions
+from blade.runtime.originals import answer_with
+
+CALLS = 3  # of a kind, before it is optimized in the background
+RENEWALS = 3  # how often a model that has changed is optimized again
+EXIT_S = 60.0  # s; how long the interpreter's exit waits for what runs
+
+_log = logging.getLogger(__name__)
+
+
+class DropInState:
+    """Answers the calls of one drop-in. Threads may call it at once.
+
+    ``model`` has the class of the user's model; its ``forward`` answers what no optimized module does.
+    """
+
+    def __init__(self, model: nn.Module, config: Config, in_background: bool) -> None:
+        self.model = model
+        self.config = config
+        self.prepared: dict[CallKind, Prepared] = {}
+        self.reasons: list[Reason] = []
+        self.calls: dict[CallKind, int] = {}
+        self.original_calls = 0
+        self._in_background = in_background
+        self._reader = CallReader(inspect.signature(model.forward))
+        self._recorder = Recorder()
+        self._refused: set[CallKind] = set()
+        self._working: set[CallKind] = set()
+        self._lock = threading.Lock()
+        self._idle = threading.Condition(self._lock)
+        self._current = threading.local()
+        self._renewals = 0
+        self._has_warned = False
+        self._watch = Watch(model)
+        self.threads: list[threading.Thread] = []
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> None:
+        """A copy of the model has no drop-in."""
+
+    def __reduce__(self) -> Any:
+        return type(None), ()
+
+    def answer(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """What ``model.forward(*args, **kwargs)`` returns."""
+        if self._is_the_models():
+            return self._original(args, kwargs)
+        changed = self._watch.change()
+        if changed is not None:
+            self._renew(changed)
+        try:
+            call = self._reader.read(args, kwargs)
+        except NotNested as error:
+            self._tell(Code.UNKNOWN_TYPE, f"Calls with {error} among their arguments are the model's.")
+            return self._original(args, kwargs)
+        prepared = self.prepared.get(call.kind)
+        if prepared is None:
+            return self._unprepared(call, args, kwargs)
+        if torch.is_grad_enabled() and any(t.requires_grad for t in call.tensors):
+            return self._original(args, kwargs)
+        return self._run(prepared, call, args, kwargs)
+
+    def optimize(self, calls: Sequence[tuple[Sequence[Any], dict[str, Any]]]) -> None:
+        """Optimize for the kinds of ``calls`` now."""
+        recorder = Recorder()
+        for args, kwargs in calls:
+            try:
+                recorder.add(self._reader.read(args, kwargs))
+            except NotNested as error:
+                self._tell(Code.UNKNOWN_TYPE, f"Calls with {error} among their arguments are the model's.")
+        kinds = sorted(recorder.kinds, key=lambda kind: -recorder.kinds[kind].calls)
+        for kind in kinds[: self.config.max_paths]:
+            samples, counts = recorder.kinds[kind].frequent()
+            self._take(kind, prepare(self.model, kind, samples, counts, self.config))
+
+    def wait(self, timeout: float | None) -> bool:
+        """Wait at most ``timeout`` seconds; return whether nothing is being optimized."""
+        with self._idle:
+            return self._idle.wait_for(lambda: not self._working, timeout)
+
+    @property
+    def is_working(self) -> bool:
+        """Whether a thread optimizes for a kind of call."""
+        return bool(self._working)
+
+    def most_called(self) -> list[Prepared]:
+        """What is prepared, the most called first."""
+        return sorted(self.prepared.values(), key=lambda one: -self.calls.get(one.kind, 0))
+
+    def _is_the_models(self) -> bool:
+        """Whether the model has to answer whatever the arguments are."""
+        return (
+            self.model.training
+            or torch._C._get_tracing_state() is not None
+            or torch.compiler.is_compiling()
+        )
+
+    def _original(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        self.original_calls += 1
+        return type(self.model).forward(self.model, *args, **kwargs)
+
+    def _unprepared(self, call: Call, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        kind = call.kind
+        if not self._in_background or kind in self._refused or kind in self._working:
+            return self._original(args, kwargs)
+        recorded = self._recorder.add(call)  # before the model writes to its arguments
+        output = self._original(args, kwargs)
+        if recorded.calls >= CALLS:
+            self._start(kind)
+        return output
+
+    def _start(self, kind: CallKind) -> None:
+        with self._lock:
+            if kind in self._working or kind in self.prepared or _ending.is_set():
+                return
+            if len(self.prepared) + len(self._working) >= self.config.max_paths:
+                self._refused.add(kind)
+                detail = f"There are calls of more than max_paths={self.config.max_paths} kinds: a call {kind}."
+                self._note(Code.NOT_TRIED, detail)
+                return
+            self._working.add(kind)
+        thread = threading.Thread(
+            target=self._work, args=(kind,), name="blade-accelerate", daemon=True
+        )
+        with _lock:
+            _busy.add(thread)
+        thread.start()
+
+    def _work(self, kind: CallKind) -> None:
+        log_warnings()
+        try:
+            with _one_at_a_time:
+                samples, counts = self._recorder.kinds[kind].frequent()
+                if not _ending.is_set() and samples:
+                    renewals = self._renewals
+                    found = prepare(self.model, kind, samples, counts, self.config)
+                    if renewals == self._renewals:  # else it is of a model that was changed meanwhile
+                        self._take(kind, found)
+        finally:
+            self._recorder.forget(kind)
+            with self._idle:
+                self._working.discard(kind)
+                self._idle.notify_all()
+            with _lock:
+                _busy.discard(threading.current_thread())
+
+    def _take(self, kind: CallKind, found: Prepared | Reason) -> None:
+        if isinstance(found, Reason):
+            self._refused.add(kind)
+            self.reasons.append(found)
+            warn_user(f"The calls {kind} stay the model's own: {found.detail}")
+            return
+        if found.number:
+            answer_with(found.number, _Original(self))
+        self.prepared[kind] = found
+        _log.info("%s: calls %s are optimized", type(self.model).__name__, kind)
+
+    def _run(
+        self, prepared: Prepared, call: Call, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> Any:
+        current = self._current
+        current.call, current.output, current.error = (args, kwargs, prepared), _NONE, None
+        try:
+            answer = prepared.module(*call.tensors)
+        except RuntimeError:
+            if current.error is not None:
+                raise current.error from None
+            if current.output is _NONE:  # what the samples do not say: the model answers, or raises
+                return self._original(args, kwargs)
+            answer = ()
+        finally:
+            output, current.call, current.output, current.error = current.output, None, _NONE, None
+        if output is not _NONE:
+            return output
+        self._warn_of_gradients()
+        self.calls[call.kind] = self.calls.get(call.kind, 0) + 1
+        return prepared.restored(call, answer)
+
+    def answer_in_the_graph(self) -> list[torch.Tensor]:
+        """Answer the call that this thread makes, of which no captured path is right, by the model.
+
+        The tensors that are returned only fill the places of the output.
+        """
+        args, kwargs, prepared = self._current.call
+        try:
+            self._current.output = self._original(args, kwargs)
+        except Exception as error:
+            self._current.error = error
+            raise
+        return []
+
+    def _warn_of_gradients(self) -> None:
+        if self._has_warned or not torch.is_grad_enabled():
+            return
+        if any(parameter.requires_grad for parameter in self.model.parameters()):
+            warn_user(
+                f"{type(self.model).__name__} was called in eval mode with gradients enabled; the output of an "
+                "optimized call has none. Call it under torch.no_grad(), or train() it before training."
+            )
+        self._has_warned = True
+
+    def _renew(self, changed: str) -> None:
+        """Forget what was made of the model as it was."""
+        with self._lock:
+            self.prepared.clear()
+            self._renewals += 1
+            self._watch = Watch(self.model)
+            again = self._in_background and self._renewals <= RENEWALS
+            self._in_background = again
+            what = "Its calls are recorded again." if again else "The model answers."
+            self._note(Code.MUTATES, f"The model is not the one that was optimized: {changed}. {what}")
+
+    def _tell(self, code: Code, detail: str) -> None:
+        with self._lock:
+            self._note(code, detail)
+
+    def _note(self, code: Code, detail: str) -> None:
+        reason = Reason(Stage.RUN, code, None, type(self.model).__name__, detail)
+        if reason not in self.reasons:
+            self.reasons.append(reason)
+
+
+class _Original:
+    """Answers for the original in the graph of an optimized module, without keeping the state alive."""
+
+    def __init__(self, state: DropInState) -> None:
+        self._state = weakref.ref(state)
+
+    def __call__(self, inputs: Tensors) -> list[torch.Tensor]:
+        state = self._state()
+        if state is None:
+            raise RuntimeError("The drop-in that this module belongs to is gone; keep it, or load its file.")
+        return state.answer_in_the_graph()
+
+
+def _end() -> None:
+    """At exit: start nothing more, and wait for what runs. A thread that is in native code when the interpreter
+    is finalized would crash the process."""
+    _ending.set()
+    with _lock:
+        left = list(_busy)
+    if left:
+        end_conversions()
+    for thread in left:
+        thread.join(EXIT_S)
+
+
+_NONE = object()  # no output
+_lock = threading.Lock()
+_one_at_a_time = threading.Lock()
+_ending = threading.Event()
+_busy: set[threading.Thread] = set()
+atexit.register(_end)

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Notice that a model is no longer the one that was optimized: weights written, layers replaced, hooks added.
+
+    watch = Watch(model)
+    watch.change()           # None, or "a forward hook was added to 'encoder.layer.0'"
+
+Dicts of modules, parameters, buffers and hooks tell when they are written; versions and addresses of weights,
+training flags and attributes are read, which costs about 0.1 us a tensor and call.
+"""
+
+import copy
+from collections import OrderedDict
+from collections.abc import Iterator
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch import nn
+
+_version = attrgetter("_version")
+_training = attrgetter("training")
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+_WATCHED = ("_modules", "_parameters", "_buffers", *_HOOKS)
+
+
+class Watch:
+    """Knows whether ``model`` is as it was when this was made. Hooks of the root do not count: they are called."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._flag: set[str] = set()
+        for name, module in model.named_modules():
+            for field in _WATCHED:
+                if name or field not in _HOOKS:
+                    vars(module)[field] = _watched(vars(module)[field], self._flag)
+        self._note()
+
+    def change(self) -> str | None:
+        """What has changed, as a sentence without its end; ``None`` if nothing has."""
+        if not self._flag and self._facts() == self._seen:
+            return None
+        found = self._difference()
+        if found is None:
+            self._note()  # written, and as before: a buffer that was set again, an attribute that was added
+        return found
+
+    def _note(self) -> None:
+        self._flag.clear()
+        named = dict(self._model.named_modules(remove_duplicate=True))
+        self._modules = list(named.values())
+        self._weights = [*self._model.parameters(), *self._model.buffers()]
+        self._attributes = [vars(module) for module in self._modules[1:]]
+        self._described = dict(self._describe())
+        self._seen = self._facts()
+
+    def _facts(self) -> tuple[int, int, bool, int]:
+        weights = self._weights
+        return (
+            sum(map(_version, weights)),
+            sum(map(torch.Tensor.data_ptr, weights)),
+            any(map(_training, self._modules)),
+            sum(map(len, self._attributes)),
+        )
+
+    def _describe(self) -> Iterator[tuple[tuple[str, str], Any]]:
+        for name, module in self._model.named_modules():
+            yield (name, "layer"), id(module)
+            yield (name, "mode"), module.training
+            if name:
+                hooks = [id(hook) for field in _HOOKS for hook in vars(module)[field].values()]
+                yield (name, "forward hooks"), hooks
+                yield (name, "forward"), id(vars(module).get("forward"))
+        for name, tensor in (*self._model.named_parameters(), *self._model.named_buffers()):
+            facts = (tensor._version, tensor.data_ptr(), tensor.dtype, tensor.device)
+            yield (name, "values"), (id(tensor), *facts)
+
+    def _difference(self) -> str | None:
+        now = dict(self._describe())
+        for name, what in {**self._described, **now}:
+            if self._described.get((name, what)) != now.get((name, what)):
+                return f"the {what} of {name!r} changed" if name else f"the {what} of the model changed"
+        return None
+
+
+class _WatchedDict(dict[str, Any]):
+    """A dict that tells ``flag`` when it is written; its copies are ordinary."""
+
+    flag: set[str]
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self.flag.add(key)
+        super().__setitem__(key, value)
+
+    def __delitem__(self, key: str) -> None:
+        self.flag.add(key)
+        super().__delitem__(key)
+
+    def pop(self, key: str, *default: Any) -> Any:
+        self.flag.add(key)
+        return super().pop(key, *default)
+
+    def update(self, *args: Any, **kwargs: Any) -> None:
+        self.flag.add("")
+        super().update(*args, **kwargs)
+
+    def clear(self) -> None:
+        self.flag.add("")
+        super().clear()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> dict[str, Any]:
+        made: dict[str, Any] = {}
+        memo[id(self)] = made
+        made.update((key, copy.deepcopy(value, memo)) for key, value in self.items())
+        return made
+
+    def __reduce__(self) -> Any:
+        return dict, (dict(self),)
+
+
+class _WatchedHooks(OrderedDict[int, Any]):
+    """Hooks, by their number; as ``_WatchedDict``."""
+
+    flag: set[str]
+
+    def __setitem__(self, key: int, value: Any) -> None:
+        if hasattr(self, "flag"):
+            self.flag.add(str(key))
+        super().__setitem__(key, value)
+
+    def __delitem__(self, key: int) -> None:
+        self.flag.add(str(key))
+        super().__delitem__(key)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "OrderedDict[int, Any]":
+        made: OrderedDict[int, Any] = OrderedDict()
+        memo[id(self)] = made
+        made.update((key, copy.deepcopy(value, memo)) for key, value in self.items())
+        return made
+
+    def __reduce__(self) -> Any:
+        return OrderedDict, (list(self.items()),)
+
+
+def _watched(values: Any, flag: set[str]) -> Any:
+    made = _WatchedHooks(values) if isinstance(values, OrderedDict) else _WatchedDict(values)
+    made.flag = flag
+    return made
