@@ -6,6 +6,7 @@
     optimized = blade.optimize(model, inputs)         # nn.Module -> ScriptModule
     print(blade.report(optimized))                    # what runs where, how fast, why not elsewhere
     torch.jit.save(optimized, "model.pt")             # to load it: import blade; torch.jit.load("model.pt")
+    pipe.model = blade.accelerate(pipe.model)         # in place of the model: its class, arguments and outputs
 
 Importing blade loads the C++ runtime, which files saved by ``torch.jit.save`` need. ``BLADE_LOG=info`` in the
 environment prints one line per decision to stderr.
@@ -29,6 +30,9 @@ from blade.version import __version__
 
 if TYPE_CHECKING:
     from blade.api import optimize
+    from blade.dropin.accelerate import accelerate
+    from blade.dropin.files import load, save
+    from blade.dropin.recording import record
     from blade.runtime.engine import allow_ops
     from blade.selection.background import wait
 
@@ -56,10 +60,14 @@ __all__ = [
     "Stage",
     "Verified",
     "__version__",
+    "accelerate",
     "allow_ops",
+    "load",
     "optimize",
     "rearm",
+    "record",
     "report",
+    "save",
     "sign",
     "stats",
     "verify",
@@ -68,10 +76,14 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import ``optimize`` late: it imports the whole compiler, which saved files do not need."""
+    """Import the compiler late: saved files do not need it."""
     places = {
+        "accelerate": "blade.dropin.accelerate",
         "allow_ops": "blade.runtime.engine",
+        "load": "blade.dropin.files",
         "optimize": "blade.api",
+        "record": "blade.dropin.recording",
+        "save": "blade.dropin.files",
         "wait": "blade.selection.background",
     }
     if name not in places:

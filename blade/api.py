@@ -19,6 +19,7 @@ from torch.export import ExportedProgram
 
 from blade.capture.candidate import LookUp
 from blade.capture.capture import capture
+from blade.capture.samples import weighted
 from blade.config import Config
 from blade.core.reason import Reason
 from blade.errors import ConfigError
@@ -63,7 +64,8 @@ def optimize(
 
     ``model`` is a module in eval mode, or what ``torch.export.export`` made of one; it is copied, not
     changed. ``inputs`` is a tensor, a tuple of positional arguments, a dict of keyword arguments, or a list
-    of such samples, at which engines are verified and timed; by default, the example inputs of an exported
+    of such samples, at which engines are verified and timed (of ``blade.record``, with how often each was seen as
+    its weight); by default, the example inputs of an exported
     program. Other sizes work as well and need no recompilation; an exported program raises at those that it
     was not exported for. With ``Config(enable_int8=True)`` ``inputs`` may be any iterable of samples; of
     those of equal sizes the first is timed and the others calibrate.
@@ -80,6 +82,7 @@ def optimize(
     config = Config.current() if config is None else config
     if not isinstance(config, Config):
         raise ConfigError(f"config: a blade.Config is expected, got {type(config).__name__}")
+    config = weighted(inputs, config)
     if config.reduces_precision and config.accuracy_budget.kind == "metric":
         return optimize_within_metric(config, partial(_optimize, model, inputs))
     return _optimize(model, inputs, config)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -93,18 +93,22 @@ def _made(described: Any, tensors: Iterator[torch.Tensor]) -> Any:
     }
     if named == "builtins:dict":
         return fields
-    made = _class(named)
+    made = class_named(named)
     return made(fields) if kind == "mapping" else made(**fields)
 
 
-def _class(name: str) -> Any:
-    """The class; no module is imported because a file names it."""
+def class_named(name: str, allowed: Collection[str] = ()) -> Any:
+    """The class of a container, as ``"module:name"``, or one of the ``allowed`` names; no module is imported because a
+    file names it.
+
+    Raises ``InputError``.
+    """
     module, _, path = name.partition(":")
     found: Any = sys.modules.get(module)
     for part in path.split("."):
         found = getattr(found, part, None)
     is_container = isinstance(found, type) and (
-        dataclasses.is_dataclass(found) or issubclass(found, (Mapping, tuple))
+        dataclasses.is_dataclass(found) or issubclass(found, (Mapping, tuple)) or path in allowed
     )
     if not is_container:
         raise InputError(

@@ -17,13 +17,15 @@ from typing import Any
 import torch
 from torch import nn
 
+from blade.capture.samples import Samples
 from blade.config import Config
-from blade.dropin.recording import Samples, call_of, samples_of
+from blade.dropin.prepare import Prepared
+from blade.dropin.recording import call_of, samples_of
 from blade.dropin.sharing_copy import sharing_copy
 from blade.dropin.state import DropInState
+from blade.dropin.watched import obstacle
 from blade.errors import InputError
-
-_STATE = "_blade_state"
+from blade.report import DROP_IN
 
 
 class DropIn:
@@ -56,7 +58,11 @@ class DropIn:
 
 
 def accelerate(
-    model: nn.Module, samples: Any = None, config: Config | None = None, *, parts: Sequence[str] = ()
+    model: nn.Module,
+    samples: Any = None,
+    config: Config | None = None,
+    *,
+    parts: Sequence[str] = (),
 ) -> Any:
     """Return a module that is used like ``model``, and faster where that was measured.
 
@@ -73,7 +79,7 @@ def accelerate(
     Raises ``InputError`` for what is no module, or cannot be copied.
     """
     config = Config.current() if config is None else config
-    _check(model)
+    _check(model, parts)
     try:
         own = sharing_copy(model)
     except (AttributeError, RuntimeError, TypeError, ValueError, NotImplementedError) as error:
@@ -88,6 +94,7 @@ def accelerate(
             module = own.get_submodule(name)
         except AttributeError as error:
             raise InputError(f"parts: {type(model).__name__} has no submodule {name!r}.") from error
+        _check(module)
         of_part = None if samples is None else samples[name]
         setattr(own.get_submodule(parent), child, _accelerated(module, of_part, config))
     return own
@@ -95,15 +102,21 @@ def accelerate(
 
 def state_of(module: Any) -> DropInState:
     """The state of a drop-in; raises ``InputError`` for anything else."""
-    state = vars(module).get(_STATE) if isinstance(module, nn.Module) else None
+    state = vars(module).get(DROP_IN) if isinstance(module, nn.Module) else None
     if not isinstance(state, DropInState):
-        raise InputError(f"module: a drop-in of blade.accelerate is expected, got {type(module).__name__}.")
+        raise InputError(
+            f"module: a drop-in of blade.accelerate is expected, got {type(module).__name__}."
+        )
     return state
 
 
-def is_drop_in(module: Any) -> bool:
-    """Whether ``module`` is what ``accelerate`` returned."""
-    return isinstance(module, DropIn)
+def drop_in_of(model: nn.Module, prepared: Sequence[Prepared], config: Config | None) -> Any:
+    """A drop-in for ``model`` whose calls are answered by what was ``prepared`` elsewhere."""
+    _check(model)
+    config = Config.current() if config is None else config
+    made = _drop_in(sharing_copy(model), config, None)
+    state_of(made).prepared.update((one.kind, one) for one in prepared)
+    return made
 
 
 def _accelerated(own: nn.Module, samples: Any, config: Config) -> Any:
@@ -123,19 +136,19 @@ def _drop_in(
     if like is not None:
         state.prepared.update({k: p for k, p in like.prepared.items() if not p.number})
         state.reasons += like.reasons
-    made = object.__new__(_class_of(type(own)))
-    vars(own)[_STATE] = state
+    made: Any = object.__new__(_class_of(type(own)))
+    vars(own)[DROP_IN] = state
     object.__setattr__(made, "__dict__", vars(own))
     return made
 
 
-@functools.lru_cache(maxsize=None)
-def _class_of(kind: type[nn.Module]) -> type:
+@functools.cache
+def _class_of(kind: Any) -> type:
     """The class of drop-ins for modules of the class ``kind``: of its name, and with its forward's signature."""
 
     @functools.wraps(kind.forward)
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        return vars(self)[_STATE].answer(args, kwargs)
+        return vars(self)[DROP_IN].answer(args, kwargs)
 
     names = {
         "forward": forward,
@@ -143,7 +156,8 @@ def _class_of(kind: type[nn.Module]) -> type:
         "__qualname__": kind.__qualname__,
         "__doc__": kind.__doc__,
     }
-    return type(kind)(kind.__name__, (DropIn, kind), names)
+    made: type = type(kind)(kind.__name__, (DropIn, kind), names)
+    return made
 
 
 def _plain(module: Any) -> nn.Module:
@@ -155,7 +169,7 @@ def _unpickled(plain: nn.Module, config: Config) -> Any:
     return _drop_in(plain, config, None, in_background=True)
 
 
-def _check(model: Any) -> None:
+def _check(model: Any, parts: Sequence[str] = ()) -> None:
     if not isinstance(model, nn.Module):
         raise InputError(
             f"model: a torch.nn.Module is expected, got {type(model).__name__}. Of a pipeline, accelerate the modules: "
@@ -166,20 +180,11 @@ def _check(model: Any) -> None:
     if isinstance(model, torch.jit.ScriptModule):
         raise InputError("model: it is TorchScript; use blade.optimize, which returns TorchScript.")
     if hasattr(model, "_orig_mod"):
-        raise InputError("model: it is wrapped by torch.compile; give the module that was compiled.")
-    named = [name for name, module in model.named_modules() if "forward" in vars(module)]
-    if named:
         raise InputError(
-            f"model: the forward of {named[0] or 'the model'!r} was replaced on the object (hooks of accelerate do so); "
-            "remove that first, for example with accelerate.hooks.remove_hook_from_module(model, recurse=True)."
+            "model: it is wrapped by torch.compile; give the module that was compiled."
         )
-    hooked = [
-        name
-        for name, module in model.named_modules()
-        if name and (module._forward_hooks or module._forward_pre_hooks)
-    ]
-    if hooked:
+    if not parts and (found := obstacle(model)) is not None:
         raise InputError(
-            f"model: {hooked[0]!r} has forward hooks, which optimized calls would leave out; remove them, or name the "
-            "parts without hooks: blade.accelerate(model, parts=[...])."
+            f"model: {found}; remove them (accelerate.hooks.remove_hook_from_module(model, recurse=True)), or name "
+            "parts of the model without them: blade.accelerate(model, parts=[...])."
         )

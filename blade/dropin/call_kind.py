@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from blade.dropin.nested import NotNested, Parts, Structure, made
+from blade.dropin.nested import NotNested, Parts, Structure, count_tensors, made
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -33,7 +33,7 @@ class CallKind:
         """A name for each tensor, made of the argument's."""
         found: list[str] = []
         for place, (name, structure) in enumerate(zip(self.names, self.structures)):
-            count = _count(structure)
+            count = count_tensors(structure)
             base = f"argument_{place}" if name == "*" else name
             found += [base] if count == 1 else [f"{base}_{k}" for k in range(count)]
         return tuple(found)
@@ -126,25 +126,10 @@ def _caches_in(structure: Structure, value: Any) -> list[Any]:
     if how == "mapping":
         return [c for key, part in zip(*structure[2:]) for c in _caches_in(part, value[key])]
     if how in ("dataclass", "namedtuple"):
-        return [c for key, part in zip(*structure[2:]) for c in _caches_in(part, getattr(value, key))]
+        return [
+            c for key, part in zip(*structure[2:]) for c in _caches_in(part, getattr(value, key))
+        ]
     return []
-
-
-def _count(structure: Structure) -> int:
-    how = structure[0]
-    if how == "tensor":
-        return 1
-    if how == "items":
-        return sum(map(_count, structure[2]))
-    if how == "cache":
-        return _count_facts(structure[2])
-    return sum(map(_count, structure[3])) if how in ("mapping", "dataclass", "namedtuple") else 0
-
-
-def _count_facts(facts: Any) -> int:
-    if len(facts) == 3 and isinstance(facts[0], tuple):
-        return _count_facts(facts[0]) + _count_facts(facts[1])
-    return 2 * sum(facts)
 
 
 def _text(structure: Structure, tensors: Any) -> str:
@@ -157,8 +142,8 @@ def _text(structure: Structure, tensors: Any) -> str:
     if how == "items":
         return f"({', '.join(_text(part, tensors) for part in structure[2])})"
     if how == "cache":
-        for _ in range(_count(structure)):
+        for _ in range(count_tensors(structure)):
             next(tensors)
-        return f"{structure[1].__name__} of {_count(structure)} tensors"
+        return f"{structure[1].__name__} of {count_tensors(structure)} tensors"
     fields = zip(structure[2], structure[3])
     return "{" + ", ".join(f"{key}: {_text(part, tensors)}" for key, part in fields) + "}"

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A model as ``blade.optimize`` takes it: tensors in, tensors out, everything else in the kind of the call.
 
-    flat = flat_call(model, kind)
-    flat(*call.tensors)            # the tensors of the output, then those of the caches after the call
-    flat.seen                      # the structures of all outputs so far
+flat = flat_call(model, kind)
+flat(*call.tensors)            # the tensors of the output, then those of the caches after the call
+flat.seen                      # the structures of all outputs so far
 """
 
 import inspect

@@ -21,6 +21,7 @@ from blade.errors import BladeError
 Structure = tuple[Any, ...]
 
 TENSOR: Structure = ("tensor",)
+FIELDS = ("mapping", "dataclass", "namedtuple")  # structures with names of their parts
 _CONSTANTS = (type(None), bool, int, float, str, torch.dtype, torch.device)
 
 
@@ -96,14 +97,16 @@ def made(structure: Structure, tensors: Iterator[torch.Tensor], known: Sequence[
     return kind(fields) if how == "mapping" else kind(**fields)
 
 
-def has_tensors(structure: Structure) -> bool:
-    """Whether there is a tensor in ``structure``, caches aside."""
+def count_tensors(structure: Structure) -> int:
+    """The number of tensors in ``structure``."""
     how = structure[0]
+    if how == "tensor":
+        return 1
     if how == "items":
-        return any(map(has_tensors, structure[2]))
-    if how in ("mapping", "dataclass", "namedtuple"):
-        return any(map(has_tensors, structure[3]))
-    return bool(how == "tensor")
+        return sum(map(count_tensors, structure[2]))
+    if how == "cache":
+        return count_in_cache(structure[2])
+    return sum(map(count_tensors, structure[3])) if how in FIELDS else 0
 
 
 # Caches. ``facts`` of a DynamicCache: for each layer, whether it has keys and values. An EncoderDecoderCache has
@@ -133,7 +136,9 @@ def cache_parts(cache: Any) -> tuple[Structure, list[torch.Tensor]]:
         updated = tuple(sorted(cache.is_updated.items()))
         return (own, cross, updated), [*own_tensors, *cross_tensors]
     filled = tuple([bool(layer.is_initialized) for layer in cache.layers])
-    tensors = [t for layer in cache.layers if layer.is_initialized for t in (layer.keys, layer.values)]
+    tensors = [
+        t for layer in cache.layers if layer.is_initialized for t in (layer.keys, layer.values)
+    ]
     return filled, tensors
 
 
@@ -161,3 +166,10 @@ def fill_cache(cache: Any, facts: Structure, tensors: Iterator[torch.Tensor]) ->
             layer.dtype, layer.device = layer.keys.dtype, layer.keys.device
             layer.is_initialized = True
     return cache
+
+
+def count_in_cache(facts: Structure) -> int:
+    """The number of tensors of a cache with ``facts``."""
+    if len(facts) == 3 and isinstance(facts[0], tuple):
+        return count_in_cache(facts[0]) + count_in_cache(facts[1])
+    return 2 * sum(facts)

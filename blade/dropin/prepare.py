@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """From recorded calls of one kind to an optimized module that answers them, or the reason why there is none.
 
-    prepared = prepare(model, kind, samples, counts, config)
-    prepared.answer(call)          # what model.forward would return
+prepared = prepare(model, kind, samples, counts, config)
+prepared.answer(call)          # what model.forward would return
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from blade.core.attempt import attempt
 from blade.core.reason import Code, Reason, Stage
 from blade.dropin.call_kind import Call, CallKind
 from blade.dropin.flat_call import FlatCall, Outcome, flat_call
-from blade.dropin.nested import NotNested, fill_cache, made
+from blade.dropin.nested import NotNested, count_in_cache, count_tensors, fill_cache, made
 from blade.dropin.sharing_copy import sharing_copy
 from blade.errors import BladeError, Refused
 from blade.report import report
@@ -38,6 +38,12 @@ class Prepared:
     outcome: Outcome
     number: int  # of the original in the module's graph, 0 if it asks none
 
+    @property
+    def outputs(self) -> int:
+        """The number of tensors that the module returns."""
+        structure, after = self.outcome
+        return count_tensors(structure) + sum(map(count_in_cache, after))
+
     def restored(self, call: Call, answer: Any) -> Any:
         """The output in the model's form; the caches of ``call`` are as the model would leave them."""
         structure, after = self.outcome
@@ -49,7 +55,11 @@ class Prepared:
 
 
 def prepare(
-    model: nn.Module, kind: CallKind, samples: Sequence[Tensors], counts: Sequence[int], config: Config
+    model: nn.Module,
+    kind: CallKind,
+    samples: Sequence[Tensors],
+    counts: Sequence[int],
+    config: Config,
 ) -> Prepared | Reason:
     """Optimize ``model`` for calls of ``kind`` at ``samples``, of which ``counts`` were seen.
 
@@ -67,7 +77,11 @@ def prepare(
 
 
 def _prepare(
-    model: nn.Module, kind: CallKind, samples: Sequence[Tensors], counts: Sequence[int], config: Config
+    model: nn.Module,
+    kind: CallKind,
+    samples: Sequence[Tensors],
+    counts: Sequence[int],
+    config: Config,
 ) -> Prepared:
     flat = flat_call(sharing_copy(model), kind)
     _check_state(flat, samples[0])

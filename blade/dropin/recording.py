@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """``blade.record``: note the calls of a module while a program uses it.
 
-    with blade.record(model) as samples:
-        pipe("some text")
-    optimized = blade.optimize(model, samples)
+with blade.record(model) as samples:
+    pipe("some text")
+optimized = blade.optimize(model, samples)
 
-    with blade.record(pipe, "unet", "text_encoder") as calls:
-        pipe("a cat")
-    pipe.unet = blade.accelerate(pipe.unet, calls["unet"])
+with blade.record(pipe, "unet", "text_encoder") as calls:
+    pipe("a cat")
+pipe.unet = blade.accelerate(pipe.unet, calls["unet"])
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from blade.capture.reference_model import copy_of
+from blade.capture.samples import Samples
 from blade.dropin.call_kind import CallReader
 from blade.dropin.nested import NotNested
 from blade.errors import InputError
@@ -28,20 +29,6 @@ from blade.errors import InputError
 MEGABYTE = 2**20
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
-
-
-class Samples(list[Any]):
-    """Calls of one module, of each combination of arguments and sizes the first; a tuple of positional arguments,
-    or a dict of keyword arguments, as ``blade.optimize`` takes them.
-
-    ``counts``: how often each was seen. ``skipped``: calls that are not kept, for the bound on memory or because
-    they have arguments that are neither tensors nor constants nor containers of them.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.counts: list[int] = []
-        self.skipped = 0
 
 
 def record(model: Any, *parts: str, limit_mb: float = 256.0) -> Any:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Copy a model's structure, and share the memory of its weights.
 
-    copy = sharing_copy(model)     # layers, buffers and attributes of its own; the values of model's parameters
+copy = sharing_copy(model)     # layers, buffers and attributes of its own; the values of model's parameters
 """
 
 import copy

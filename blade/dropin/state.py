@@ -1,30 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
 """What answers the calls of a drop-in: optimized modules by kind of call, and the model for everything else.
 
-    state = DropInState(model, config)
-    state.answer((ids,), {"use_cache": False})       # model's answer, which is recorded; later an optimized module's
+state = DropInState(model, config)
+state.answer((ids,), {"use_cache": False})       # model's answer, which is recorded; later an optimized module's
 """
 
 import atexit
 import inspect
 import logging
+import sys
 import threading
 import weakref
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
+from blade.capture.reference_model import MODEL_ERRORS
 from blade.config import Config
 from blade.core.reason import Code, Reason, Stage
 from blade.dropin.call_kind import Call, CallKind, CallReader
+from blade.dropin.call_recorder import CallRecorder
 from blade.dropin.nested import NotNested
 from blade.dropin.prepare import Prepared, Tensors, prepare
-from blade.dropin.recorder import Recorder
-from blade.dropin.watched import Watch
+from blade.dropin.watched import Watch, obstacle
 from blade.errors import log_warnings, warn_user
 from blade.fallback.isolated_convert import end_conversions
+from blade.report import READY, SEARCHING, Report, rearm, report, stats
 from blade.runtime.originals import answer_with
 
 CALLS = 3  # of a kind, before it is optimized in the background
@@ -49,7 +53,7 @@ class DropInState:
         self.original_calls = 0
         self._in_background = in_background
         self._reader = CallReader(inspect.signature(model.forward))
-        self._recorder = Recorder()
+        self._recorder = CallRecorder()
         self._refused: set[CallKind] = set()
         self._working: set[CallKind] = set()
         self._lock = threading.Lock()
@@ -58,7 +62,7 @@ class DropInState:
         self._renewals = 0
         self._has_warned = False
         self._watch = Watch(model)
-        self.threads: list[threading.Thread] = []
+        self._obstacle: str | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
         """A copy of the model has no drop-in."""
@@ -73,10 +77,14 @@ class DropInState:
         changed = self._watch.change()
         if changed is not None:
             self._renew(changed)
+        if self._obstacle is not None:
+            return self._original(args, kwargs)
         try:
             call = self._reader.read(args, kwargs)
         except NotNested as error:
-            self._tell(Code.UNKNOWN_TYPE, f"Calls with {error} among their arguments are the model's.")
+            self._tell(
+                Code.UNKNOWN_TYPE, f"Calls with {error} among their arguments are the model's."
+            )
             return self._original(args, kwargs)
         prepared = self.prepared.get(call.kind)
         if prepared is None:
@@ -87,12 +95,14 @@ class DropInState:
 
     def optimize(self, calls: Sequence[tuple[Sequence[Any], dict[str, Any]]]) -> None:
         """Optimize for the kinds of ``calls`` now."""
-        recorder = Recorder()
+        recorder = CallRecorder()
         for args, kwargs in calls:
             try:
                 recorder.add(self._reader.read(args, kwargs))
             except NotNested as error:
-                self._tell(Code.UNKNOWN_TYPE, f"Calls with {error} among their arguments are the model's.")
+                self._tell(
+                    Code.UNKNOWN_TYPE, f"Calls with {error} among their arguments are the model's."
+                )
         kinds = sorted(recorder.kinds, key=lambda kind: -recorder.kinds[kind].calls)
         for kind in kinds[: self.config.max_paths]:
             samples, counts = recorder.kinds[kind].frequent()
@@ -103,10 +113,29 @@ class DropInState:
         with self._idle:
             return self._idle.wait_for(lambda: not self._working, timeout)
 
-    @property
-    def is_working(self) -> bool:
-        """Whether a thread optimizes for a kind of call."""
-        return bool(self._working)
+    def report(self) -> Report:
+        """The report of the module that answers most calls, with the reasons of the drop-in before its own."""
+        found = self.most_called()
+        state = SEARCHING if self._working else READY
+        if not found:
+            name = type(self.model).__name__
+            return Report(reasons=tuple(self.reasons), state=state, model=name)
+        one = report(found[0].module)
+        return replace(one, reasons=(*self.reasons, *one.reasons), state=state)
+
+    def stats(self) -> dict[str, dict[str, int]]:
+        """The counters of each optimized module, and of the calls that the model answered."""
+        found: dict[str, dict[str, int]] = {}
+        for place, one in enumerate(self.most_called(), start=1):
+            found[f"call {place}"] = {"calls": self.calls.get(one.kind, 0)}
+            counters = stats(one.module)
+            found.update((f"call {place}: {k}", v) for k, v in counters.items() if k != "original")
+        return {**found, "original": {"calls": self.original_calls}}
+
+    def rearm(self) -> None:
+        """Try the engines again that the circuit breaker stopped."""
+        for one in self.most_called():
+            rearm(one.module)
 
     def most_called(self) -> list[Prepared]:
         """What is prepared, the most called first."""
@@ -159,7 +188,9 @@ class DropInState:
                 if not _ending.is_set() and samples:
                     renewals = self._renewals
                     found = prepare(self.model, kind, samples, counts, self.config)
-                    if renewals == self._renewals:  # else it is of a model that was changed meanwhile
+                    if (
+                        renewals == self._renewals
+                    ):  # else it is of a model that was changed meanwhile
                         self._take(kind, found)
         finally:
             self._recorder.forget(kind)
@@ -187,7 +218,7 @@ class DropInState:
         current.call, current.output, current.error = (args, kwargs, prepared), _NONE, None
         try:
             answer = prepared.module(*call.tensors)
-        except RuntimeError:
+        except MODEL_ERRORS:
             if current.error is not None:
                 raise current.error from None
             if current.output is _NONE:  # what the samples do not say: the model answers, or raises
@@ -206,13 +237,16 @@ class DropInState:
 
         The tensors that are returned only fill the places of the output.
         """
-        args, kwargs, prepared = self._current.call
+        current = self._current
+        args, kwargs, prepared = current.call
+        is_answered = False
         try:
-            self._current.output = self._original(args, kwargs)
-        except Exception as error:
-            self._current.error = error
-            raise
-        return []
+            current.output = self._original(args, kwargs)
+            is_answered = True
+        finally:
+            if not is_answered:
+                current.error = sys.exc_info()[1]
+        return [torch.empty(0)] * prepared.outputs
 
     def _warn_of_gradients(self) -> None:
         if self._has_warned or not torch.is_grad_enabled():
@@ -228,12 +262,19 @@ class DropInState:
         """Forget what was made of the model as it was."""
         with self._lock:
             self.prepared.clear()
-            self._renewals += 1
-            self._watch = Watch(self.model)
-            again = self._in_background and self._renewals <= RENEWALS
-            self._in_background = again
-            what = "Its calls are recorded again." if again else "The model answers."
-            self._note(Code.MUTATES, f"The model is not the one that was optimized: {changed}. {what}")
+            self._refused.clear()
+            self._watch.accept()
+            self._obstacle = obstacle(self.model)
+            what = f"The model answers: {self._obstacle}."
+            if self._obstacle is None:
+                self._renewals += 1
+                self._in_background = self._renewals <= RENEWALS
+                what = (
+                    "Its calls are recorded again." if self._in_background else "The model answers."
+                )
+            self._note(
+                Code.MUTATES, f"The model is not the one that was optimized: {changed}. {what}"
+            )
 
     def _tell(self, code: Code, detail: str) -> None:
         with self._lock:
@@ -254,7 +295,9 @@ class _Original:
     def __call__(self, inputs: Tensors) -> list[torch.Tensor]:
         state = self._state()
         if state is None:
-            raise RuntimeError("The drop-in that this module belongs to is gone; keep it, or load its file.")
+            raise RuntimeError(
+                "The drop-in that this module belongs to is gone; keep it, or load its file."
+            )
         return state.answer_in_the_graph()
 
 

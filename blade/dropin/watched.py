@@ -29,11 +29,7 @@ class Watch:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._flag: set[str] = set()
-        for name, module in model.named_modules():
-            for field in _WATCHED:
-                if name or field not in _HOOKS:
-                    vars(module)[field] = _watched(vars(module)[field], self._flag)
-        self._note()
+        self.accept()
 
     def change(self) -> str | None:
         """What has changed, as a sentence without its end; ``None`` if nothing has."""
@@ -41,10 +37,17 @@ class Watch:
             return None
         found = self._difference()
         if found is None:
-            self._note()  # written, and as before: a buffer that was set again, an attribute that was added
+            self.accept()  # written, and as before: a buffer that was set again, an attribute that was added
         return found
 
-    def _note(self) -> None:
+    def accept(self) -> None:
+        """Let the model be as it is now."""
+        for name, module in self._model.named_modules():
+            for field in _WATCHED:
+                values = vars(module)[field]
+                # A dict that is watched stays: the handles of hooks refer to it.
+                if (name or field not in _HOOKS) and not isinstance(values, _IS_WATCHED):
+                    vars(module)[field] = _watched(values, self._flag)
         self._flag.clear()
         named = dict(self._model.named_modules(remove_duplicate=True))
         self._modules = list(named.values())
@@ -78,7 +81,11 @@ class Watch:
         now = dict(self._describe())
         for name, what in {**self._described, **now}:
             if self._described.get((name, what)) != now.get((name, what)):
-                return f"the {what} of {name!r} changed" if name else f"the {what} of the model changed"
+                return (
+                    f"the {what} of {name!r} changed"
+                    if name
+                    else f"the {what} of the model changed"
+                )
         return None
 
 
@@ -139,6 +146,20 @@ class _WatchedHooks(OrderedDict[int, Any]):
 
     def __reduce__(self) -> Any:
         return OrderedDict, (list(self.items()),)
+
+
+_IS_WATCHED = (_WatchedDict, _WatchedHooks)
+
+
+def obstacle(model: nn.Module) -> str | None:
+    """What optimized calls of ``model`` would leave out, as a sentence without its end: hooks of its layers, and
+    methods that were replaced on an object."""
+    for name, module in model.named_modules():
+        if "forward" in vars(module):
+            return f"the forward of {name or 'the model'!r} was replaced on the object, as accelerate's hooks do"
+        if name and (module._forward_hooks or module._forward_pre_hooks):
+            return f"{name!r} has forward hooks, which optimized calls would leave out"
+    return None
 
 
 def _watched(values: Any, flag: set[str]) -> Any:

@@ -12,7 +12,7 @@ import json
 import platform
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -32,6 +32,8 @@ from blade.version import __version__
 ATTRIBUTE = "blade_report"
 # Attribute with the structure of the original's output, if it has one that TorchScript has not.
 STRUCTURE = "blade_structure"
+# Attribute of what blade.accelerate returns: an object with report, stats, wait and rearm.
+DROP_IN = "_blade_state"
 ENGINES = (
     "engine",
     "engine_1",
@@ -225,10 +227,13 @@ class Report:
 
 
 def report(optimized: torch.nn.Module) -> Report:
-    """The report of a module that ``blade.optimize`` returned, also after ``torch.jit.save`` and ``load``.
+    """The report of a module that ``blade.optimize`` or ``blade.accelerate`` returned, also after it was saved and
+    loaded; of the latter, that of the optimized module which answers most calls.
 
     Raises ``InputError`` for any other object, and ``ValueError`` for a report that this version cannot read.
     """
+    if (drop_in := drop_in_state(optimized)) is not None:
+        return cast(Report, drop_in.report())
     text = getattr(optimized, ATTRIBUTE, None)
     if not isinstance(optimized, torch.jit.ScriptModule) or not isinstance(text, str):
         raise InputError(
@@ -243,9 +248,12 @@ def stats(optimized: torch.nn.Module) -> dict[str, dict[str, int]]:
 
     "path 1" and so on have the calls that each of several captured paths answered, in the order of the report;
     "learned" has those that a path answered which ``Config.background_paths`` captured later, and "original" those
-    that none answered, and the original model did, if there were any.
+    that none answered, and the original model did, if there were any. Of what ``blade.accelerate`` returned,
+    "call 1" and so on are the optimized modules, the most called first, and their engines "call 1: cluster_0".
     Raises ``InputError`` for anything but an optimized module.
     """
+    if (drop_in := drop_in_state(optimized)) is not None:
+        return cast(dict[str, dict[str, int]], drop_in.stats())
     found = {name: dict(engine.stats()) for name, engine in engines_of(optimized)}
     graph: Any = optimized.graph
     asked = {
@@ -268,8 +276,16 @@ def rearm(optimized: torch.nn.Module) -> None:
 
     Raises ``InputError`` for anything but an optimized module.
     """
+    if (drop_in := drop_in_state(optimized)) is not None:
+        drop_in.rearm()
+        return
     for _, engine in engines_of(optimized):
         engine.rearm()
+
+
+def drop_in_state(module: Any) -> Any | None:
+    """What answers the calls of ``module`` if ``blade.accelerate`` made it, else ``None``."""
+    return vars(module).get(DROP_IN) if isinstance(module, torch.nn.Module) else None
 
 
 def engines_of(optimized: torch.nn.Module) -> Iterator[tuple[str, Any]]:

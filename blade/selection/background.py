@@ -32,6 +32,7 @@ from blade.graph.torchscript.boundary_samples import BoundarySamples
 from blade.graph.torchscript.extract import outline_bare
 from blade.graph.torchscript.group import cluster_blocks
 from blade.graph.torchscript.splice import splice
+from blade.report import drop_in_state
 from blade.runtime.engine import Engine, make_pending
 from blade.selection.cache.decisions import SelectionResult
 from blade.selection.learn_paths import wait_for_paths
@@ -91,8 +92,11 @@ def wait(optimized: torch.nn.Module, timeout: float | None = None) -> bool:
     for the last time, but for paths that further calls show to be missing (``Config.background_paths``).
 
     Returns ``True`` at once for a module that nothing runs for in this process. With ``Config(strict=True)``
-    raises ``BackendError`` if the search failed.
+    raises ``BackendError`` if the search failed. What ``blade.accelerate`` returned may change again: with the
+    first calls of another kind.
     """
+    if (drop_in := drop_in_state(optimized)) is not None:
+        return bool(drop_in.wait(timeout))
     with _lock:
         background = _searches.get(optimized)
     end = None if timeout is None else monotonic() + timeout

@@ -30,7 +30,7 @@ class Recorded:
         return [self.samples[one] for one in order], [self.counts[one] for one in order]
 
 
-class Recorder:
+class CallRecorder:
     """Records calls from any thread."""
 
     def __init__(self, sizes: int = SIZES, limit: int = LIMIT) -> None:

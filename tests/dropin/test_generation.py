@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Drop-ins in transformers: ``generate`` and pipelines."""
+
+from typing import Any
+
+import pytest
+import torch
+
+import blade
+from blade.config import Config
+
+transformers = pytest.importorskip("transformers")
+QUICK = Config(optimization_pipeline="disc", timing=False)
+VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz"]
+
+
+def _gpt2() -> Any:
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(
+        n_embd=32,
+        n_layer=2,
+        n_head=2,
+        vocab_size=64,
+        n_positions=64,
+        bos_token_id=1,
+        eos_token_id=63,
+    )
+    return transformers.GPT2LMHeadModel(config).eval()
+
+
+def _t5() -> Any:
+    torch.manual_seed(0)
+    config = transformers.T5Config(
+        d_model=32,
+        d_kv=16,
+        d_ff=64,
+        num_layers=2,
+        num_heads=2,
+        vocab_size=64,
+        decoder_start_token_id=0,
+    )
+    return transformers.T5ForConditionalGeneration(config).eval()
+
+
+def _tokens(model: Any, ids: torch.Tensor, **how: Any) -> list[list[int]]:
+    torch.manual_seed(3)
+    mask = torch.ones_like(ids)
+    made = model.generate(ids, attention_mask=mask, max_new_tokens=10, pad_token_id=0, **how)
+    return made.tolist()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("make", [_gpt2, _t5])
+def test_generate_gives_the_models_tokens(make: Any) -> None:
+    model = make()
+    fast = blade.accelerate(model, config=QUICK)
+    ids = torch.randint(2, 60, (1, 5))
+    for _ in range(3):
+        assert _tokens(fast, ids, do_sample=False) == _tokens(model, ids, do_sample=False)
+        assert blade.wait(fast, 200)
+    before = blade.stats(fast)["original"]["calls"]
+    longer = torch.randint(2, 60, (2, 7))
+    for how in ({"do_sample": False}, {"do_sample": True}, {"num_beams": 3, "do_sample": False}):
+        assert _tokens(fast, longer, **how) == _tokens(model, longer, **how)
+    if make is _gpt2:
+        assert blade.stats(fast)["original"]["calls"] == before
+    assert blade.stats(fast)["call 1"]["calls"] > 20
+
+
+def _tokenizer() -> Any:
+    tokenizers = pytest.importorskip("tokenizers")
+    words = {word: place for place, word in enumerate(VOCABULARY)}
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    names = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
+    special = {f"{name}_token": token for name, token in names.items()}
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=made, **special)
+
+
+@pytest.mark.parametrize(
+    ("task", "name"),
+    [
+        ("feature-extraction", "BertModel"),
+        ("text-classification", "BertForSequenceClassification"),
+        ("token-classification", "BertForTokenClassification"),
+        ("fill-mask", "BertForMaskedLM"),
+    ],
+)
+def test_pipelines_give_the_models_outputs(task: str, name: str) -> None:
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        hidden_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=64,
+        vocab_size=40,
+    )
+    model = getattr(transformers, name)(config).eval()
+    pipe = transformers.pipeline(task, model=model, tokenizer=_tokenizer())
+    texts = ["a b [MASK] c", "d [MASK]", "e f g h [MASK] i j"]
+    expected = [pipe(text) for text in texts]
+    with blade.record(pipe.model) as samples:
+        pipe(texts[0])
+    fast = transformers.pipeline(
+        task, model=blade.accelerate(model, samples, QUICK), tokenizer=_tokenizer()
+    )
+    for text, output in zip(texts, expected):
+        _close(fast(text), output)
+    assert blade.stats(fast.model)["original"]["calls"] == 0
+
+
+def _close(found: Any, expected: Any) -> None:
+    assert type(found) is type(expected)
+    if isinstance(found, dict):
+        assert found.keys() == expected.keys()
+        for key in found:
+            _close(found[key], expected[key])
+    elif isinstance(found, list):
+        assert len(found) == len(expected)
+        for one, other in zip(found, expected):
+            _close(one, other)
+    elif isinstance(found, str):
+        assert found == expected
+    else:
+        assert float(found) == pytest.approx(float(expected), rel=1e-4, abs=1e-5)

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recording the calls of a module."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+import blade
+from blade.config import Config
+from blade.errors import InputError
+
+
+@torch.no_grad()
+def test_calls_become_samples_with_counts() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval()
+    with blade.record(model) as samples:
+        for n in (1, 3, 3, 5, 3):
+            model(torch.full((n, 4), float(n)))
+    assert [one[0].shape[0] for one in samples] == [1, 3, 5] and samples.counts == [1, 3, 1]
+    assert samples.skipped == 0 and not model._forward_pre_hooks
+    optimized = blade.optimize(model, samples, Config(optimization_pipeline="disc"))
+    x = torch.rand(9, 4)
+    torch.testing.assert_close(optimized(x), model(x))
+
+
+@torch.no_grad()
+def test_parts_of_a_pipeline_keywords_and_the_bound() -> None:
+    lstm = nn.LSTM(4, 4).eval()
+    pipe = SimpleNamespace(model=lstm, name="pipe")
+    with blade.record(pipe, "model", limit_mb=200 / 2**20) as calls:
+        x = torch.rand(2, 4)
+        pipe.model(x, hx=(torch.zeros(1, 4), torch.zeros(1, 4)))
+        x.zero_()
+        pipe.model(torch.rand(100, 4))
+    assert calls["model"].skipped == 1
+    [sample] = calls["model"]
+    assert sample.keys() == {"input", "hx"} and sample["input"].sum() > 0
+    for model, parts, why in (
+        (pipe, ("name",), "pipe|name"),
+        (pipe, (), "model: a torch.nn.Module"),
+    ):
+        with pytest.raises(InputError, match=why), blade.record(model, *parts):
+            pass
+    with pytest.raises(InputError, match="limit_mb"):
+        blade.record(lstm, limit_mb=0)
