@@ -136,7 +136,8 @@ def _drop_in(
     if like is not None:
         state.prepared.update({k: p for k, p in like.prepared.items() if not p.number})
         state.reasons += like.reasons
-    made: Any = object.__new__(_class_of(type(own)))
+    kind: Any = type(own)
+    made: Any = object.__new__(_class_of(kind))
     vars(own)[DROP_IN] = state
     object.__setattr__(made, "__dict__", vars(own))
     return made

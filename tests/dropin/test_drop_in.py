@@ -162,7 +162,7 @@ def _patch(fast: Any) -> None:
 
 
 def _swap(fast: Any) -> None:
-    fast.head.weight.data = fast.head.weight.data + 1
+    fast.head.weight.data = fast.head.weight.data * 2
 
 
 def _parameter(fast: Any) -> None:
