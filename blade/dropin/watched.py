@@ -1,22 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Notice that a model is no longer the one that was optimized: weights written, layers replaced, hooks added.
+"""Notice that a model is no longer the one that was optimized: weights written, layers replaced, hooks added,
+attributes set.
 
     watch = Watch(model)
     watch.change()           # None, or "a forward hook was added to 'encoder.layer.0'"
 
-Dicts of modules, parameters, buffers and hooks tell when they are written; versions and addresses of weights,
-training flags and attributes are read, which costs about 0.1 us a tensor and call.
+Dicts of modules, parameters, buffers and hooks tell when they are written. Versions and addresses of weights,
+training flags, and attributes that are constants or lists and dicts of them are read at each call: those of the
+model, of layers that are no classes of torch, and of objects that these hold, such as a config.
 """
 
 import copy
 from collections import OrderedDict
-from collections.abc import Iterator
-from operator import attrgetter
+from collections.abc import Callable, Iterator
+from operator import attrgetter, itemgetter
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
 from torch import nn
 
+from blade.report import DROP_IN
+
+MOST = 64  # items of a list or dict that is compared at each call
+
+_NOT_READ = (nn.Module, torch.Tensor, type, FunctionType, MethodType, ModuleType)
 _version = attrgetter("_version")
 _training = attrgetter("training")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
@@ -53,12 +61,28 @@ class Watch:
         self._modules = list(named.values())
         self._weights = [*self._model.parameters(), *self._model.buffers()]
         self._attributes = [vars(module) for module in self._modules[1:]]
+        self._read = [_reader(held) for held in self._holders().values()]
         self._described = dict(self._describe())
         self._seen = self._facts()
 
-    def _facts(self) -> tuple[int, int, bool, int]:
+    def _holders(self) -> dict[str, dict[str, Any]]:
+        """The dicts of attributes that may decide what ``forward`` does, each once, by the name of their object."""
+        found: dict[str, dict[str, Any]] = {}
+        for name, module in self._model.named_modules():
+            if name and type(module).__module__.startswith("torch."):
+                continue
+            found[name or "the model"] = vars(module)
+            for key, value in vars(module).items():
+                is_object = hasattr(value, "__dict__") and not isinstance(value, _NOT_READ)
+                if is_object and key != DROP_IN:
+                    found[f"{name}.{key}".removeprefix(".")] = vars(value)
+        unique = {id(held): (name, held) for name, held in reversed(found.items())}
+        return {name: held for name, held in reversed(unique.values())}
+
+    def _facts(self) -> Any:
         weights = self._weights
         return (
+            [read() for read in self._read],
             sum(map(_version, weights)),
             sum(map(torch.Tensor.data_ptr, weights)),
             any(map(_training, self._modules)),
@@ -73,6 +97,12 @@ class Watch:
                 hooks = [id(hook) for field in _HOOKS for hook in vars(module)[field].values()]
                 yield (name, "forward hooks"), hooks
                 yield (name, "forward"), id(vars(module).get("forward"))
+        for name, held in self._holders().items():
+            for key, value in held.items():
+                if _is_constant(value):
+                    yield (name, f"attribute {key!r}"), value
+                elif _is_collection(value):
+                    yield (name, f"attribute {key!r}"), copy.copy(value)
         for name, tensor in (*self._model.named_parameters(), *self._model.named_buffers()):
             facts = (tensor._version, tensor.data_ptr(), tensor.dtype, tensor.device)
             yield (name, "values"), (id(tensor), *facts)
@@ -87,6 +117,38 @@ class Watch:
                     else f"the {what} of the model changed"
                 )
         return None
+
+
+def _reader(held: dict[str, Any]) -> Callable[[], Any]:
+    """A function that returns what the attributes in ``held`` are: constants, and the items of lists and dicts."""
+    constants = [key for key, value in held.items() if _is_constant(value)]
+    collections = [key for key, value in held.items() if _is_collection(value)]
+    get = itemgetter(*constants) if constants else None
+
+    def read() -> Any:
+        try:
+            found = get(held) if get is not None else ()
+            items = [_items(held[key]) for key in collections]
+        except KeyError:
+            return None  # an attribute was deleted
+        return (found, items, len(held)) if items else found
+
+    return read
+
+
+def _items(value: Any) -> Any:
+    return tuple(value.items()) if isinstance(value, dict) else tuple(value)
+
+
+def _is_constant(value: Any) -> bool:
+    return value is None or type(value) in (bool, int, float, str, torch.dtype, torch.device)
+
+
+def _is_collection(value: Any) -> bool:
+    """Whether ``value`` is a short list, tuple, set or dict of constants."""
+    if type(value) in (list, tuple, set):
+        return len(value) <= MOST and all(map(_is_constant, value))
+    return type(value) is dict and len(value) <= MOST and all(map(_is_constant, value.values()))
 
 
 class _WatchedDict(dict[str, Any]):

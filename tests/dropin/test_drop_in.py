@@ -8,6 +8,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,11 +30,25 @@ class Result:
     name: str = "result"
 
 
+class Gain(nn.Module):
+    """Scales by numbers in attributes, as adapters do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_on = True
+        self.factors = {"default": 2.0}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.factors["default"] if self.is_on else x
+
+
 class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.config = {"hidden": 8}
+        self.options = SimpleNamespace(negate=False)
+        self.gain = Gain()
         self.encoder = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.LayerNorm(8))
         self.head = nn.Linear(8, 3)
 
@@ -42,7 +57,9 @@ class Net(nn.Module):
     ) -> Result:
         if x.size(-1) != 8:
             raise ValueError("x must have 8 features")
-        inner = self.encoder(x)
+        inner = self.gain(self.encoder(x))
+        if self.options.negate:
+            inner = -inner
         if mask is not None:
             inner = inner * mask["keep"].unsqueeze(-1)
         for other in more.values():
@@ -169,8 +186,23 @@ def _parameter(fast: Any) -> None:
     fast.head.bias = nn.Parameter(torch.ones(3))
 
 
+def _flag(fast: Any) -> None:
+    fast.gain.is_on = False
+
+
+def _factor(fast: Any) -> None:
+    fast.gain.factors["default"] = 3.0
+
+
+def _option(fast: Any) -> None:
+    fast.options.negate = True
+
+
+CHANGES = [_write, _load, _replace, _hook, _patch, _swap, _parameter, _flag, _factor, _option]
+
+
 @torch.no_grad()
-@pytest.mark.parametrize("change", [_write, _load, _replace, _hook, _patch, _swap, _parameter])
+@pytest.mark.parametrize("change", CHANGES)
 def test_a_model_that_changed_answers_itself(ready: tuple[Net, Any], change: Any) -> None:
     _, fast = ready
     x = torch.rand(5, 8)
