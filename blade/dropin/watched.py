@@ -77,7 +77,7 @@ class Watch:
                 if is_object and key != DROP_IN:
                     found[f"{name}.{key}".removeprefix(".")] = vars(value)
         unique = {id(held): (name, held) for name, held in reversed(found.items())}
-        return {name: held for name, held in reversed(unique.values())}
+        return dict(reversed(unique.values()))
 
     def _facts(self) -> Any:
         weights = self._weights
