@@ -82,7 +82,6 @@ def optimize(
     config = Config.current() if config is None else config
     if not isinstance(config, Config):
         raise ConfigError(f"config: a blade.Config is expected, got {type(config).__name__}")
-    config = weighted(inputs, config)
     if config.reduces_precision and config.accuracy_budget.kind == "metric":
         return optimize_within_metric(config, partial(_optimize, model, inputs))
     return _optimize(model, inputs, config)
@@ -104,12 +103,13 @@ def _optimize(
         def prepare(look_up: LookUp | None) -> Task:
             digests = WeightDigests()
             captured = clock.timed("capture", capture)(model, inputs, config, look_up)
-            check_weights(captured, config)
+            own = weighted(inputs, len(captured.samples), config)
+            check_weights(captured, own)
             with clock.stage("support"):
-                graph = view(captured, partial(value_facts, captured, config, digests))
-                plan = support(graph.nodes, graph.excluded, backends, config, graph.loops)
+                graph = view(captured, partial(value_facts, captured, own, digests))
+                plan = support(graph.nodes, graph.excluded, backends, own, graph.loops)
             reasons = (*earlier, *captured.reasons, *unusable, *plan.reasons)
-            return Task(captured, graph, plan, backends, config, budget, clock, reasons, digests)
+            return Task(captured, graph, plan, backends, own, budget, clock, reasons, digests)
 
         task = recalled(prepare, config)
         if config.background:

@@ -15,6 +15,7 @@ from torch import nn
 
 from blade.api import optimize
 from blade.capture.reference_model import MODEL_ERRORS, ModelState, copy_of
+from blade.capture.samples import Samples
 from blade.config import Config
 from blade.core.attempt import attempt
 from blade.core.reason import Code, Reason, Stage
@@ -85,10 +86,9 @@ def _prepare(
 ) -> Prepared:
     flat = flat_call(sharing_copy(model), kind)
     _check_state(flat, samples[0])
-    if config.sample_weights is None and not config.quantizes and len(samples) > 1:
-        config = config.evolve(sample_weights=tuple(float(count) for count in counts))
     config = config.evolve(background=False, background_paths=False)
-    module = optimize(flat, list(samples), config)
+    recorded = Samples(samples, counts)
+    module = optimize(flat, recorded, config)
     outcomes = flat.seen.outcomes
     if len(outcomes) != 1:
         raise Refused(

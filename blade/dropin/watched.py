@@ -24,7 +24,12 @@ from blade.report import DROP_IN
 
 MOST = 64  # items of a list or dict that is compared at each call
 
-_NOT_READ = (nn.Module, torch.Tensor, type, FunctionType, MethodType, ModuleType)
+_NOT_READ = (
+    *(nn.Module, torch.Tensor, type, FunctionType, MethodType, ModuleType),
+    *(dict, list, tuple, set, str),
+)
+_OF_MODULES = frozenset(vars(nn.Module()))  # attributes that every module has
+_WITH_A_MODE = ("Dropout", "BatchNorm", "InstanceNorm", "RReLU")
 _version = attrgetter("_version")
 _training = attrgetter("training")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
@@ -61,7 +66,9 @@ class Watch:
         self._modules = list(named.values())
         self._weights = [*self._model.parameters(), *self._model.buffers()]
         self._attributes = [vars(module) for module in self._modules[1:]]
-        self._read = [_reader(held) for held in self._holders().values()]
+        readers = map(_reader, self._holders().values())
+        self._read = [read for read in readers if read() != ()]
+        self._with_a_mode = [module for module in self._modules if _has_a_mode(module)]
         self._described = dict(self._describe())
         self._seen = self._facts()
 
@@ -85,7 +92,7 @@ class Watch:
             [read() for read in self._read],
             sum(map(_version, weights)),
             sum(map(torch.Tensor.data_ptr, weights)),
-            any(map(_training, self._modules)),
+            any(map(_training, self._with_a_mode)),
             sum(map(len, self._attributes)),
         )
 
@@ -121,8 +128,9 @@ class Watch:
 
 def _reader(held: dict[str, Any]) -> Callable[[], Any]:
     """A function that returns what the attributes in ``held`` are: constants, and the items of lists and dicts."""
-    constants = [key for key, value in held.items() if _is_constant(value)]
-    collections = [key for key, value in held.items() if _is_collection(value)]
+    own = {key: value for key, value in held.items() if key not in _OF_MODULES}
+    constants = [key for key, value in own.items() if _is_constant(value)]
+    collections = [key for key, value in own.items() if _is_collection(value)]
     get = itemgetter(*constants) if constants else None
 
     def read() -> Any:
@@ -131,9 +139,16 @@ def _reader(held: dict[str, Any]) -> Callable[[], Any]:
             items = [_items(held[key]) for key in collections]
         except KeyError:
             return None  # an attribute was deleted
-        return (found, items, len(held)) if items else found
+        return (found, items) if items else found
 
     return read
+
+
+def _has_a_mode(module: nn.Module) -> bool:
+    """Whether ``training`` may decide what ``module`` does: it is no class of torch, or one of a few."""
+    kind = type(module)
+    is_torchs = kind.__module__.startswith("torch.nn.modules.")
+    return not is_torchs or any(name in kind.__name__ for name in _WITH_A_MODE)
 
 
 def _items(value: Any) -> Any:

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import blade
+from blade.capture.samples import weighted
 from blade.config import Config
 from blade.errors import InputError
 
@@ -45,3 +46,23 @@ def test_parts_of_a_pipeline_keywords_and_the_bound() -> None:
             pass
     with pytest.raises(InputError, match="limit_mb"):
         blade.record(lstm, limit_mb=0)
+
+
+class Short(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if x.shape[0] > 4 else x + 1
+
+
+@torch.no_grad()
+def test_counts_are_weights_unless_paths_add_samples() -> None:
+    model = Short().eval()
+    with blade.record(model) as samples:
+        for n in (2, 3, 3):
+            model(torch.rand(n, 2))
+    optimized = blade.optimize(model, samples, Config(optimization_pipeline="disc"))
+    for n in (1, 3, 6):
+        x = torch.rand(n, 2)
+        torch.testing.assert_close(optimized(x), model(x))
+    assert len(blade.report(optimized).inputs) >= len(samples)
+    weights = weighted(samples, 2, Config()).sample_weights
+    assert weights == (1.0, 2.0) and weighted(samples, 3, Config()).sample_weights is None
