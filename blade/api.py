@@ -102,7 +102,7 @@ def _optimize(
 
         def prepare(look_up: LookUp | None) -> Task:
             digests = WeightDigests()
-            captured = clock.timed("capture", capture)(model, inputs, config, look_up)
+            captured = clock.timed("capture", capture)(model, inputs, config, look_up, budget)
             own = weighted(inputs, len(captured.samples), config)
             check_weights(captured, own)
             with clock.stage("support"):

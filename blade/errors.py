@@ -63,7 +63,7 @@ def warn_user(text: str) -> None:
         _log.info("%s", text)
         return
     frame = sys._getframe(1)
-    while frame.f_back is not None and _is_internal(frame.f_code.co_filename):
+    while frame.f_back is not None and is_internal(frame.f_code.co_filename):
         frame = frame.f_back
     seen = frame.f_globals.setdefault("__warningregistry__", {})
     warnings.warn_explicit(
@@ -74,7 +74,7 @@ def warn_user(text: str) -> None:
 _log = logging.getLogger(__name__)
 
 
-def _is_internal(file: str) -> bool:
+def is_internal(file: str) -> bool:
     """Whether ``file`` belongs to blade, to torch or to the import system."""
     return file.startswith(("<frozen importlib", *_folders()))
 

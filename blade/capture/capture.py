@@ -24,8 +24,9 @@ from blade.capture.candidate import CapturedCandidate, LookUp, compared, is_with
 from blade.capture.capture_exported import inputs_of, interface_of, module_of, script_exported
 from blade.capture.clean import clean, freeze
 from blade.capture.derived_shapes import Axis, axes_of
+from blade.capture.diagnose_export import diagnose_export
 from blade.capture.explore_paths import explore, served_by, tell
-from blade.capture.export_instead import export_instead
+from blade.capture.export_instead import Exported, export_instead, may_export
 from blade.capture.exported.interface import fixed_axes
 from blade.capture.inputs import Sample, gathered, normalize, to_calibrate
 from blade.capture.messages import (
@@ -37,6 +38,7 @@ from blade.capture.messages import (
     specialized,
     tied,
     warning,
+    with_diagnosis,
 )
 from blade.capture.model import private_copy, signature_of
 from blade.capture.outputs import NotTensors
@@ -63,18 +65,24 @@ from blade.core.reason import Code, Reason, Stage
 from blade.errors import InputError, warn_user
 from blade.graph.torchscript.functionalize import functionalize
 from blade.runtime.originals import new_number
+from blade.timing.time_budget import UNLIMITED, TimeBudget
 
 _log = logging.getLogger(__name__)
 
 
 def capture(
-    model: nn.Module | ExportedProgram, inputs: Any, config: Config, look_up: LookUp | None = None
+    model: nn.Module | ExportedProgram,
+    inputs: Any,
+    config: Config,
+    look_up: LookUp | None = None,
+    budget: TimeBudget = UNLIMITED,
 ) -> Captured:
     """Return a frozen, cleaned graph of ``model`` that agrees with it at the samples and at other sizes.
 
     ``inputs`` is a tensor, a tuple of positional arguments, a mapping of keyword arguments, or a list of such
     samples; by default, the example inputs of an ``ExportedProgram``. A trace that ``look_up`` knows is
-    compared at other values only; the optimized module has to be compared at all of ``references``.
+    compared at other values only; the optimized module has to be compared at all of ``references``. ``budget``
+    bounds the diagnosis of a model that cannot be captured exactly.
 
     Raises ``InputError`` for a model or inputs that cannot be used, and for a model without a graph that
     computes the same; ``ConfigError`` for declared sizes that do not fit the inputs.
@@ -96,7 +104,7 @@ def capture(
     elif isinstance(config.allow_tracing, tuple):
         graph = _script_partly(own, inputs, config, config.allow_tracing)
     else:
-        graph = _trace_or_script(own, inputs, config, reasons, look_up)
+        graph = _trace_or_script(own, inputs, config, reasons, look_up, budget)
     if graph.differences and not _is_accepted(graph, config):
         raise InputError(no_graph(graph.how, graph.seen.call, graph.differences, reasons))
     if graph.unserved and config.strict and config.allow_tracing is not True:
@@ -166,7 +174,12 @@ def _fixed(seen: ReferenceRuns) -> frozenset[Axis]:
 
 
 def _trace_or_script(
-    own: nn.Module, inputs: Any, config: Config, reasons: list[Reason], look_up: LookUp | None
+    own: nn.Module,
+    inputs: Any,
+    config: Config,
+    reasons: list[Reason],
+    look_up: LookUp | None,
+    budget: TimeBudget,
 ) -> CapturedCandidate:
     """Return the traced paths if they answer everywhere, else the scripted module if that is right, else what
     the trace can be kept for. What cannot be traced is exported, which comes after a script if it is no whole
@@ -182,21 +195,29 @@ def _trace_or_script(
             return traced
         if traced.differences:
             reasons.append(specialized(name, traced.seen.call, traced.differences))
-    exported = export_instead(own, inputs, config, reasons) if traced is None else None
-    if exported is not None and exported.is_exact:
-        return exported
+    exported = export_instead(own, inputs, config, reasons) if traced is None else Exported()
+    if exported.found is not None and exported.found.is_exact:
+        return exported.found
     if config.allow_tracing is not True:
         scripted = _script(own, inputs, config, reasons)
         if scripted is not None:
             return scripted
-    if exported is not None:
-        tell(name, exported, config, reasons)
-        return exported
+    if exported.found is not None:
+        tell(name, exported.found, config, reasons)
+        return exported.found
     if traced is None or methods:
+        if exported.seen is not None:
+            reasons[:] = with_diagnosis(reasons, diagnose_export(exported.seen, (), budget))
         raise InputError(neither(own, methods, reasons))
     reasons += traced.warnings
     if traced.differences:
         kept = _with_equal_sizes(own, inputs, traced, config, reasons)
+        if (
+            kept is None
+            and config.allow_tracing is not True
+            and may_export(own, traced.seen, config)
+        ):
+            reasons += diagnose_export(traced.seen, traced.differences, budget)
         traced = _with_size_limits(own, traced, config, reasons) if kept is None else kept
     tell(name, traced, config, reasons)
     return traced

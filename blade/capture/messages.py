@@ -54,6 +54,32 @@ def warning(kept: Reason, axes: Collection[Axis]) -> str:
     )
 
 
+def not_exported(
+    subject: str, call: CallSignature, wrong: Differences, missed: Differences
+) -> Reason:
+    """Reason that the export of ``subject`` is not taken: it is ``wrong`` at references, or raises at samples."""
+    detail = (
+        f"The exported module differs from the model at {list_differences(call, wrong)}."
+        if wrong
+        else f"The exported module does not answer at {_list_unanswered(call, missed).rstrip('.')}."
+    )
+    return capture_failed(subject, Code.EXPORT_FAILED, detail)
+
+
+def with_diagnosis(reasons: Sequence[Reason], found: Sequence[Reason]) -> list[Reason]:
+    """``reasons`` and those that a diagnosis ``found``: a line of code is named once, and an error of the diagnosis
+    itself only where there is no other."""
+    known = [one for one in reasons if one.code is Code.EXPORT_FAILED]
+    added = [one for one in found if one.error is None or not known]
+    lines = {_first_word(one) for one in added}
+    return [*(one for one in reasons if one not in known or _first_word(one) not in lines), *added]
+
+
+def _first_word(reason: Reason) -> str:
+    """``model.py:12`` if the reason is about that line."""
+    return reason.detail.partition(" ")[0]
+
+
 def unanswered(subject: str, call: CallSignature, unserved: Differences) -> Reason:
     """Reason that no captured path of ``subject`` answers at the references ``unserved``."""
     return capture_failed(
@@ -137,7 +163,7 @@ def no_graph(
     if why_not_scripted:
         text += f" Scripting is no way out: {' '.join(why_not_scripted)}"
     if how != "trace":
-        return text
+        return text + _export_stops(reasons)
     text += f" {WHAT_TO_DO}"
     if all(one.axes for one, _ in differences):
         first = axes_of(differences[0][0].sample)
@@ -146,19 +172,26 @@ def no_graph(
             f"; or keep the trace for the sizes of the samples only (it raises at others, such as {sizes}): "
             "Config(allow_tracing=True), or fix these dimensions in Config(dynamic_shapes=...)"
         )
-    return text + "."
+    return f"{text}.{_export_stops(reasons)}"
+
+
+def _export_stops(reasons: Sequence[Reason]) -> str:
+    """A line for each Reason against an export; empty without any."""
+    lines = [f"\n  {one.detail}" for one in reasons if one.code is Code.EXPORT_FAILED]
+    return f"\ntorch.export is no way out:{''.join(lines)}" if lines else ""
 
 
 def neither(model: nn.Module, methods: Sequence[str], reasons: Sequence[Reason]) -> str:
     """Return the text of the ``InputError`` when there is no graph at all."""
     subject = type(model).__name__
-    details = " ".join(f"[{one.code.value}] {one.detail}" for one in reasons)
+    others = [one for one in reasons if one.code is not Code.EXPORT_FAILED]
+    details = " ".join(f"[{one.code.value}] {one.detail}" for one in others)
     if methods:
         return (
             f"preserved_attributes: {methods[0]!r} is a method, and tracing keeps only forward; {subject} "
             f"has to be scriptable (with @torch.jit.export on {methods[0]!r}), and it is not. {details}"
         )
-    return f"model: {subject} can be neither traced nor scripted. {details}{_wrapped(model)}"
+    return f"model: {subject} can be neither traced nor scripted. {details}{_wrapped(model)}{_export_stops(reasons)}"
 
 
 def _wrapped(model: nn.Module) -> str:

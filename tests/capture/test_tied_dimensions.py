@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sizes that are equal in the samples, and that the model lets differ where its trace cannot."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -80,8 +81,11 @@ def test_probes_keep_to_it() -> None:
 
 
 def test_what_a_tie_does_not_cover_is_still_refused() -> None:
-    with pytest.raises(InputError, match="differs from the model"):
+    with pytest.raises(InputError, match="differs from the model") as caught:
         _captured(MaskedOnce(), Config(strict=True))
+    # The diagnosis of an export names the line.
+    stops = str(caught.value).partition("torch.export is no way out:")[2]
+    assert f"{Path(__file__).name}:" in stops and "mask = ways[missing > 0](mask)" in stops
 
 
 @pytest.mark.needs("runtime", "torch_mlir")

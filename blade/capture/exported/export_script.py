@@ -9,19 +9,19 @@ model decides on them, the condition becomes a guard of the module: ``x.size(1) 
 """
 
 import io
+import logging
 import re
 import warnings
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr
 from functools import partial
-from logging import ERROR
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.fx.experimental._config as symbolic_config
 from torch import nn
-from torch.export import Dim, ExportedProgram, ShapesCollection
+from torch.export import Dim, ExportedProgram, ShapesCollection, _draft_export
 from torch.fx.experimental import symbolic_shapes
 from torch.utils import _pytree as pytree
 
@@ -83,20 +83,33 @@ def export(
 
     ``any_size``: sizes of 0 and 1 are no special case of the sizes.
     """
+    leaves = pytree.tree_leaves(interface.sample)
+    axes = [
+        (k, d) for k, x in enumerate(leaves) if isinstance(x, torch.Tensor) for d in range(x.dim())
+    ]
+    dims = {axis: Dim.STATIC if axis in fixed else Dim.AUTO for axis in axes}
+    args, kwargs, shapes = arguments(interface, dims)
+    with quiet(), torch.no_grad(), symbolic_config.patch(backed_size_oblivious=any_size):  # type: ignore[attr-defined]
+        try:
+            return torch.export.export(model, args, kwargs, dynamic_shapes=shapes, strict=False)
+        except symbolic_shapes.GuardOnDataDependentSymNode as error:
+            raise Refused(Code.EXPORT_FAILED, _decision(str(error))) from error
+
+
+def arguments(
+    interface: Interface, dims: Mapping[Axis, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
+    """Return arguments of the model made from copies of ``interface.sample``, and their dynamic shapes: ``dims`` has
+    a ``Dim`` for every axis."""
     leaves, spec = pytree.tree_flatten(interface.sample)
     shapes: Any = ShapesCollection()  # takes the place of nested dicts, which its type does not say
     copies = []
     for index, leaf in enumerate(leaves):
         copies.append(leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf)
         if isinstance(leaf, torch.Tensor):  # found again by identity, so each has a copy of its own
-            axes = range(leaf.dim())
-            shapes[copies[-1]] = {d: None if (index, d) in fixed else Dim.AUTO for d in axes}
+            shapes[copies[-1]] = {d: dims[index, d] for d in range(leaf.dim())}
     args, kwargs = interface.bind(pytree.tree_unflatten(copies, spec))
-    with _quiet(), torch.no_grad(), symbolic_config.patch(backed_size_oblivious=any_size):  # type: ignore[attr-defined]
-        try:
-            return torch.export.export(model, args, kwargs, dynamic_shapes=shapes, strict=False)
-        except symbolic_shapes.GuardOnDataDependentSymNode as error:
-            raise Refused(Code.EXPORT_FAILED, _decision(str(error))) from error
+    return args, kwargs, shapes
 
 
 def _decision(text: str) -> str:
@@ -109,14 +122,16 @@ def _decision(text: str) -> str:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """A context in which torch.export writes nothing: what it says of a failure is in its exception."""
-    logger = symbolic_shapes.log
-    before = logger.level
-    logger.setLevel(ERROR)
+    loggers = [symbolic_shapes.log, _draft_export.log]
+    before = [logger.level for logger in loggers]
     try:
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
         with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:
-        logger.setLevel(before)
+        for logger, level in zip(loggers, before, strict=True):
+            logger.setLevel(level)
