@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which tests `make check` and `make test` run. `make test-all` runs every test there is.
 
-`make test` runs a test with parameters at a few of its cases if a case is slow by ``tests/durations.json``, which
-`make durations` writes, and leaves out what ``RELEASE`` lists. A pattern is a path below tests/, ``path::function``,
-or a folder; ``*`` stands for any text.
+By ``tests/durations.json``, which `make durations` writes, `make test` runs a test with parameters at a few of its
+cases if a case is slow, and of a file that takes long the quick tests. It leaves out what ``RELEASE`` lists, and runs
+what ``PROMISES`` lists. A pattern is a path below tests/, ``path::function``, or a folder; ``*`` stands for any text.
 """
 
 import json
@@ -13,6 +13,8 @@ from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+from op_per_rule import ONE_PER_RULE
 
 TIERS = ("check", "test", "all")
 
@@ -47,6 +49,10 @@ FAMILIES = frozenset(
 )
 
 
+# Samples whose rules differ most, for paths on which an op takes seconds.
+FEW = frozenset({"gelu", "cat", "conv2d", "linear", "layer_norm", "sum dims"})
+
+
 @dataclass(frozen=True)
 class Release:
     """Tests that wait for `make test-all`.
@@ -60,19 +66,29 @@ class Release:
     keep: int | frozenset[str] = 0
 
 
-_OTHER_PATH = "test_ops.py runs every sample; another path needs one op per family"
+_SAMPLES = "one sample per lowering rule"
+_OTHER_PATH = "test_ops.py runs each rule; another path needs a few ops"
 _LIBRARY = "minutes of a library's own compiler; one case per library says whether its path works"
 _SIZES = "the same code at more sizes, dtypes or schemes"
 _OTHER_KINDS = "the table holds more decisions than a push can wait for"
+_PROCESS = "processes that import torch; other tests start such ones"
 _REPEAT = "models that other tests optimize as well"
 
 # Seconds that a case takes on a busy machine, and how many cases of such a test `make test` runs.
 SLOW = ((0.6, 1), (0.15, 2))
 
+# Seconds of one file in `make test`: its quickest tests that take no longer together, and one at least. Rows that
+# name samples, ``PROMISES`` and ``CHECK`` do not count.
+FILE_S = 5.0
+
 RELEASE: tuple[Release, ...] = (
-    Release("backends/disc/test_ops.py::test_answers_are_eagers", "every sample, once", 10**6),
-    Release("test_op_models.py::test_one_op_model*", _OTHER_PATH, FAMILIES),
+    Release("backends/disc/test_ops.py::test_answers_are_eagers", _SAMPLES, ONE_PER_RULE),
+    Release("test_op_models.py::test_one_op_model*", _OTHER_PATH, FEW),
     Release("backends/disc/gpu/test_interpreted_ops.py", _OTHER_PATH, FAMILIES),
+    Release(
+        "backends/libraries/test_library_ops.py::test_a_sample_of_each_family_is_refused_or_right",
+        _OTHER_PATH,
+    ),
     Release(
         "backends/libraries/test_library_ops.py::test_every_op_sample_is_refused_or_right",
         _OTHER_PATH,
@@ -80,8 +96,8 @@ RELEASE: tuple[Release, ...] = (
     Release("backends/test_native_ops.py", _OTHER_PATH),
     Release("backends/tensorrt/test_trt_parser.py::test_the_sample_table*", _OTHER_PATH),
     Release("backends/test_native_backends.py::test_sizes_it_has_not_seen", _LIBRARY),
-    Release("backends/test_native_backends.py::test_nothing_at_all", _LIBRARY, 1),
-    Release("capture/decisions/test_decision_table.py::test_no_answer_is_wrong", _OTHER_KINDS, 24),
+    Release("backends/test_native_backends.py::test_nothing_at_all", _LIBRARY),
+    Release("capture/decisions/test_decision_table.py::test_no_answer_is_wrong", _OTHER_KINDS, 8),
     Release(
         "capture/decisions/test_decision_table.py::test_no_answer_is_wrong_in_other_modes",
         _OTHER_KINDS,
@@ -93,7 +109,6 @@ RELEASE: tuple[Release, ...] = (
     Release("dynamo/test_competition.py::test_real_clocks*", "real clocks"),
     Release("dynamo/test_written_inputs.py::test_a_disabled_engine_leaves*", _REPEAT),
     Release("safety/test_probes_apart.py", "each case ends a process", 1),
-    Release("safety/test_lifetimes.py::test_thirty_loads*", "memory over many loads", 1),
     Release("core/test_disk_cache.py::test_processes_share_it", "two processes race"),
     Release("dynamo/test_competition.py::test_conversions_in_processes_apart*", _REPEAT),
     Release("dynamo/test_competition.py::test_engines_that_lost_are_dropped", _REPEAT),
@@ -113,40 +128,97 @@ RELEASE: tuple[Release, ...] = (
     Release("backends/tensorrt/test_trt_backend.py", _LIBRARY, 2),
     Release("backends/tensorrt/test_trt_build.py::test_the_real_minilm", _LIBRARY),
     Release("backends/tensorrt/test_trt_build.py::test_models_of_other_kinds", _LIBRARY, 1),
-    Release("backends/disc/test_cpu_conv_gradient.py", _SIZES, 3),
-    Release("backends/disc/test_requantize.py", _SIZES, 2),
-    Release("backends/disc/test_cpu_attention_gradient.py", _SIZES, 3),
-    Release("backends/disc/test_cpu_int8_conv.py", _SIZES, 4),
-    Release("backends/disc/test_cpu_int8_gemm.py", _SIZES, 3),
-    Release("backends/disc/test_cpu_widen.py", _SIZES, 3),
-    Release("backends/disc/test_cpu_matmul.py", _SIZES, 3),
-    Release("backends/disc/test_cpu_attention.py", _SIZES, 3),
-    Release("backends/disc/test_cpu_pointwise.py::test_values", _SIZES, 12),
-    Release("backends/disc/test_cpu_gemm.py::test_every_tile", _SIZES, 4),
-    Release("backends/disc/test_convolution.py::test_values", _SIZES, 3),
-    Release("backends/disc/gpu/test_gpu_edges.py", _SIZES, 4),
-    Release("backends/disc/gpu/test_gpu_kernels.py", _SIZES, 6),
-    Release("backends/disc/gpu/test_gpu_pointwise.py", _SIZES, 6),
-    Release("backends/disc/gpu/test_attention_gpu.py", _SIZES, 4),
+    Release("backends/disc/test_cpu_conv_gradient.py", _SIZES, 1),
+    Release("backends/disc/test_requantize.py", _SIZES, 1),
+    Release("backends/disc/test_cpu_attention_gradient.py", _SIZES, 1),
+    Release("backends/disc/test_cpu_int8_conv.py", _SIZES, 1),
+    Release("backends/disc/test_cpu_int8_gemm.py", _SIZES, 1),
+    Release("backends/disc/test_cpu_widen.py", _SIZES, 1),
+    Release("backends/disc/test_cpu_matmul.py", _SIZES, 1),
+    Release("backends/disc/test_cpu_attention.py", _SIZES, 1),
+    Release("backends/disc/test_cpu_pointwise.py::test_values", _SIZES, 4),
+    Release("backends/disc/test_cpu_gemm.py::test_every_tile", _SIZES, 1),
+    Release("backends/disc/test_convolution.py::test_values", _SIZES, 1),
+    Release("backends/disc/gpu/test_gpu_edges.py", _SIZES, 1),
+    Release("backends/disc/gpu/test_gpu_kernels.py", _SIZES, 2),
+    Release("backends/disc/gpu/test_gpu_pointwise.py", _SIZES, 2),
+    Release("backends/disc/gpu/test_attention_gpu.py", _SIZES, 1),
     Release("backends/disc/gpu/test_library_compile.py", _SIZES, 1),
-    Release("backends/disc/gpu/test_scaled_gpu.py", _SIZES, 2),
-    Release("backends/disc/gpu/test_quantized_gpu.py", _SIZES, 3),
+    Release("backends/disc/gpu/test_scaled_gpu.py", _SIZES, 1),
+    Release("backends/disc/gpu/test_quantized_gpu.py", _SIZES, 1),
     Release("backends/disc/test_random_programs.py", "many seeds of one property"),
     Release("backends/disc/gpu/test_gpu_compile.py::test_every_op_compiles", _OTHER_PATH),
-    Release("backends/disc/gpu/test_max_pool_gpu.py::test_every_window", _SIZES, 2),
-    Release("backends/disc/gpu/test_convolutions_gpu.py", _SIZES, 3),
+    Release("backends/disc/gpu/test_max_pool_gpu.py::test_every_window", _SIZES, 1),
+    Release("backends/disc/gpu/test_convolutions_gpu.py", _SIZES, 1),
     Release("backends/disc/gpu/test_interpreted_models.py", _REPEAT),
     Release("backends/libraries/test_library_models.py::test_minilm", _REPEAT),
-    Release("backends/quant/test_write.py", _SIZES, 2),
+    Release("backends/quant/test_write.py", _SIZES, 1),
     Release("backends/quant/test_shares.py", _REPEAT, 1),
     Release("backends/quant/test_existing.py", _REPEAT, 1),
     Release("backends/quant/test_search.py", _REPEAT, 1),
     Release("backends/quant/test_quant_backend.py", _REPEAT, 1),
-    Release("backends/quant/test_calibrate.py", _SIZES, 2),
-    Release("safety/test_library_choices.py::test_every_batch_is_served", _SIZES, 3),
+    Release("backends/quant/test_calibrate.py", _SIZES, 1),
+    Release("safety/test_library_choices.py::test_every_batch_is_served", _SIZES, 1),
+    Release("backends/test_native_backends.py::test_a_weight_written*", _LIBRARY),
+    Release("backends/test_native_backends.py::test_another_version*", _LIBRARY),
+    Release("backends/test_native_backends.py::test_the_file_says*", _LIBRARY),
+    Release("backends/test_native_backends.py::test_many_threads*", _LIBRARY),
+    Release("backends/libraries/test_library_models.py::test_a_broken_converter*", _REPEAT),
+    Release("backends/tensorrt/test_trt_backend.py::test_importing*", _PROCESS),
+    Release("capture/test_arguments.py::test_another_value*", _SIZES, 1),
+    Release("cli/test_commands.py::test_the_doctor_can_speak*", _PROCESS),
+    Release("cli/test_commands.py::test_doctor_tries_the_libraries*", _LIBRARY),
+    Release("cli/test_commands.py::test_bisect_finds_nothing*", _REPEAT),
+    Release("docs/test_disc_page.py", "compiles the models of the page"),
+    Release("dynamo/test_training_loops.py", _REPEAT),
+    Release("dynamo/test_training.py::test_gradients_accumulate*", _REPEAT),
+    Release("dynamo/test_fresh_processes.py::test_by_name_after*", _PROCESS),
+    Release("safety/test_fork.py::test_the_parent_used_its_threads", _PROCESS, 1),
+    Release("safety/test_lifetimes.py::test_thirty_loads*", "memory over many loads"),
+    Release("test_api.py::test_the_process_is_left*", _PROCESS),
+    Release("test_api.py::test_a_backend_that_always_fails*", _REPEAT),
+    Release("test_auto.py::test_conversions_in_processes_apart*", _PROCESS),
+    Release("test_auto.py::test_different_winners_at_different_sizes*", _REPEAT),
     Release("test_installed_wheel.py", "builds the runtime once more"),
     Release("test_minilm.py::test_200_shapes*", _SIZES),
     Release("test_bench_gpu.py", "the benchmark, not the package"),
+)
+
+# What the documents promise, however long it takes: the public functions, the fields of ``Config``, each backend, each
+# tier of fallback, forks, and files in other processes.
+PROMISES: tuple[str, ...] = (
+    "test_api.py",
+    "test_auto.py",
+    "test_semantics.py",
+    "test_semantics_types.py",
+    "test_minilm.py::test_the_file_answers*",
+    "test_readme.py::test_block_runs",
+    "test_readme.py::test_example_runs",
+    "test_readme.py::test_readme_shows*",
+    "backends/libraries/test_library_models.py::test_one_engine_serves*",
+    "backends/libraries/test_openvino_integers.py",
+    "backends/quant/test_quant_backend.py::test_a_model_is_quantized*",
+    "backends/quant/test_quant_backend.py::test_a_saved_file*",
+    "backends/tensorrt/test_trt_backend.py::test_a_saved_engine*",
+    "backends/test_native_backends.py::test_a_file_has_every_weight*",
+    "backends/test_own_backend.py",
+    "capture/decisions/test_decision_table.py::test_no_answer_is_wrong",
+    "capture/test_arguments.py::test_each_value*",
+    "capture/test_capture_control_flow.py",
+    "cli/test_commands.py",
+    "dynamo/test_disc_backend.py",
+    "dynamo/test_fresh_processes.py::test_by_name_without*",
+    "dynamo/test_optimizers.py::test_fifty_steps*",
+    "dynamo/test_training.py",
+    "fallback/test_isolated_convert.py::test_a_crashing_node*",
+    "fallback/test_run_time.py",
+    "report/test_pickling.py::test_inside_an_object*",
+    "safety/test_fork.py::test_the_parent_used*",
+    "selection/cache/test_decisions.py::test_what_was_chosen*",
+    "selection/cache/test_engines.py::test_another_process*",
+    "selection/test_learn_paths.py::test_a_missing_path*",
+    "selection/test_learn_paths.py::test_no_more_than*",
+    "selection/test_reproducer.py::test_the_script_shows*",
 )
 
 # Pure logic, the style of the sources, a run through each tier of fallback, and a small model through DISC.
@@ -188,16 +260,35 @@ def deselected(items: Sequence[Any], tier: str) -> set[str]:
         return set()
     if tier == "check":
         return {item.nodeid for item in items if not _is_any(item.nodeid, CHECK)}
-    left: set[str] = set()
     seconds = durations()
     cases: dict[str, list[Any]] = {}
     for item in items:
         cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    files: dict[str, dict[str, list[str]]] = {}
     for name, group in cases.items():
-        rows = [row.keep for row in RELEASE if matches(name, row.pattern)]
-        for keep in rows or [_how_many(seconds.get(name.removeprefix("tests/"), 0.0))]:
-            left |= {item.nodeid for item in group} - set(_kept(group, keep))
-    return left
+        case_s = seconds.get(name.removeprefix("tests/"), 0.0)
+        keeps = [row.keep for row in RELEASE if matches(name, row.pattern)]
+        kept = [set(_kept(group, keep)) for keep in keeps or [_how_many(case_s)]]
+        files.setdefault(name.partition("::")[0], {})[name] = sorted(set.intersection(*kept))
+    run = {nodeid for tests in files.values() for nodeid in _quickest(tests, seconds)}
+    return {item.nodeid for item in items} - run
+
+
+def _quickest(tests: Mapping[str, list[str]], seconds: Mapping[str, float]) -> list[str]:
+    """Of a file's tests and their cases, those that `make test` runs."""
+    cost = {n: len(ids) * seconds.get(n.removeprefix("tests/"), 0.0) for n, ids in tests.items()}
+    always = {name for name in tests if _is_any(name, (*PROMISES, *CHECK)) or _has_samples(name)}
+    run = [nodeid for name in always for nodeid in tests[name]]
+    left_s = FILE_S
+    for name in sorted(tests.keys() - always, key=lambda name: (cost[name], name)):
+        left_s -= cost[name]
+        if left_s >= 0 or not run:
+            run += tests[name]
+    return run
+
+
+def _has_samples(name: str) -> bool:
+    return any(matches(name, row.pattern) for row in RELEASE if isinstance(row.keep, frozenset))
 
 
 def durations() -> Mapping[str, float]:
