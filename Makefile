@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # make demo | check | test | test-all | lint | bench | fuzz     Each sets up .venv first if it has to.
 #
-# check: before every commit. test: before every push, and CI. test-all: every test there is, before a release.
+# check: before every commit. test: before every push, and CI; what is slow and promises nothing of its own waits for
+# test-all: every test there is, before a release.
 # tests/tiers.py says which test runs when.
 #
 #   PYTHON       interpreter for .venv, 3.10 to 3.12                    make test PYTHON=python3.12

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import tiers
 from op_table import EVERY
-from tiers import CHECK, FAMILIES, RELEASE, Release, deselected, durations, matches
+from tiers import CHECK, FAMILIES, FEW, PROMISES, RELEASE, Release, deselected, durations, matches
 
 TESTS = Path(__file__).parent
 
@@ -40,12 +40,12 @@ class Case:
 
 
 def test_every_pattern_matches_a_test() -> None:
-    patterns = [row.pattern for row in RELEASE] + list(CHECK)
+    patterns = [row.pattern for row in RELEASE] + [*CHECK, *PROMISES]
     assert [p for p in patterns if not any(matches(nodeid, p) for nodeid in node_ids())] == []
 
 
 def test_families_are_samples() -> None:
-    assert FAMILIES - {sample.name for sample in EVERY} == set()
+    assert (FAMILIES | FEW) - {sample.name for sample in EVERY} == set()
 
 
 def test_all_leaves_out_nothing() -> None:
@@ -83,6 +83,7 @@ def test_a_row_keeps_so_many_cases_of_each_function(
 def test_slow_cases_without_a_row_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = {"a.py::test_slow": 5.0, "a.py::test_slower_than_most": 0.5, "a.py::test_quick": 0.1}
     monkeypatch.setattr(tiers, "durations", lambda: seconds)
+    monkeypatch.setattr(tiers, "FILE_S", 100.0)
     cases = [Case(f"tests/{name}[{k}]") for name in seconds for k in range(9)]
     left = deselected(cases, "test")
     kept = [
@@ -90,6 +91,35 @@ def test_slow_cases_without_a_row_are_few(monkeypatch: pytest.MonkeyPatch) -> No
         for name in seconds
     ]
     assert kept == [1, 2, 9]
+
+
+@pytest.mark.parametrize(
+    ("promises", "run"),
+    [((), {"quick", "slow"}), (("a.py::test_long",), {"quick", "slow", "long"})],
+)
+def test_of_a_file_that_takes_long_the_quick_tests_run(
+    promises: tuple[str, ...], run: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = {"a.py::test_long": 9.0, "a.py::test_slow": 2.0, "a.py::test_quick": 1.0}
+    monkeypatch.setattr(tiers, "durations", lambda: {**seconds, "b.py::test_alone": 9.0})
+    monkeypatch.setattr(tiers, "FILE_S", 3.0)
+    monkeypatch.setattr(tiers, "PROMISES", promises)
+    cases = [Case(f"tests/{name}") for name in (*seconds, "b.py::test_alone")]
+    left = deselected(cases, "test")
+    kept = {case.nodeid.partition("::test_")[2] for case in cases if case.nodeid not in left}
+    assert kept == run | {"alone"}
+
+
+def test_what_is_promised_runs() -> None:
+    items = [Case(nodeid) for nodeid in node_ids()]
+    kept = {case.nodeid for case in items} - deselected(items, "test")
+    assert [p for p in PROMISES if not any(matches(nodeid, p) for nodeid in kept)] == []
+
+
+def test_what_check_runs_test_runs_too() -> None:
+    items = [Case(nodeid) for nodeid in node_ids()]
+    left = deselected(items, "test") - deselected(items, "check")
+    assert [n for n in left if not any(matches(n, row.pattern) for row in RELEASE)] == []
 
 
 def test_recorded_durations_are_of_tests_that_exist() -> None:

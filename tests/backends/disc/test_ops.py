@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from op_compare import sizes_of
 from op_engine import check
+from op_per_rule import ONE_PER_RULE
 from op_samples import Sample, inputs
 from op_table import EVERY
 from op_trace import ops_of
@@ -32,3 +33,14 @@ def test_every_row_has_a_sample() -> None:
     for sample in EVERY:
         seen |= ops_of(sample.function, inputs(sample, next(sizes_of(sample))))
     assert sorted(map(str, set(TABLE) - seen)) == []
+
+
+def test_make_test_reaches_every_rule() -> None:
+    """By the samples of ``ONE_PER_RULE``. Rules that one function of Python makes count as one."""
+    chosen = [sample for sample in EVERY if sample.name in ONE_PER_RULE]
+    assert {sample.name for sample in chosen} == ONE_PER_RULE
+    seen: set[Any] = set()
+    for sample in chosen:
+        seen |= ops_of(sample.function, inputs(sample, next(sizes_of(sample))))
+    reached = {TABLE[op].__code__ for op in seen if op in TABLE}
+    assert [str(op) for op, rule in TABLE.items() if rule.__code__ not in reached] == []
