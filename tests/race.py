@@ -47,7 +47,9 @@ class Race:
             found.append(Timing(shapes_of(own), ops, ops / self.speed(engine, own), 0.0))
         return found
 
-    def measure_all(self, modules: Any, original: Any, inputs: Any, rounds: int) -> list[Timing]:
+    def measure_all(
+        self, modules: Any, original: Any, inputs: Any, rounds: int, restore: Any = None
+    ) -> list[Timing]:
         self.raced = [engines_of(module) for module in modules]
         whole = 10.0  # what is around the clusters included
         saved = [

@@ -37,20 +37,24 @@ Answer = tuple[Any, Any]  # the output, and the arguments as the call left them
 
 
 class ModelState:
-    """The present buffers and attributes of ``module``, to be restored after a run."""
+    """The present buffers and attributes of ``modules``, to be restored after a run."""
 
-    def __init__(self, module: nn.Module) -> None:
-        parts = list(module.modules())
+    def __init__(self, *modules: nn.Module) -> None:
+        parts = [part for module in modules for part in module.modules()]
         python = [part for part in parts if not isinstance(part, torch.jit.ScriptModule)]
         held = [d for part in python for d in (part._buffers, vars(part), *_hooks(part))]
         self._dicts = [(d, dict(d)) for d in held]
-        scripts = [module] if isinstance(module, torch.jit.ScriptModule) else []
-        self._attributes = [(a, a.get()) for script in scripts for a in attributes_of(script)]
-        kept = [value for _, value in self._attributes if isinstance(value, torch.Tensor)]
-        tensors = [*module.buffers(), *kept]
-        if isinstance(module, torch.jit.ScriptModule) and not may_write(module):
-            tensors = []  # in an optimized module these are the weights, for the fallback
-        unique = {id(tensor): tensor for tensor in tensors}
+        self._attributes: list[tuple[Any, Any]] = []
+        unique: dict[int, torch.Tensor] = {}
+        for module in modules:
+            own: list[tuple[Any, Any]] = []
+            if isinstance(module, torch.jit.ScriptModule):
+                own = [(a, a.get()) for a in attributes_of(module)]
+                self._attributes += own
+                if not may_write(module):
+                    continue  # in an optimized module the buffers are the weights, for the fallback
+            kept = [value for _, value in own if isinstance(value, torch.Tensor)]
+            unique |= {id(tensor): tensor for tensor in (*module.buffers(), *kept)}
         self._tensors = [(tensor, tensor.detach().clone()) for tensor in unique.values()]
         self._versions = [tensor._version for tensor, _ in self._tensors]
 
@@ -94,6 +98,36 @@ def _is_same_leaf(a: Any, b: Any) -> bool:
     if a is b or isinstance(a, torch.ScriptObject):  # not comparable; no forward rebinds one
         return True
     return not isinstance(a, torch.Tensor) and not isinstance(b, torch.Tensor) and bool(a == b)
+
+
+class CopiedSample:
+    """A copy of ``sample`` for calls that may write to it; ``restore`` makes it anew if one did."""
+
+    def __init__(self, sample: Sample) -> None:
+        self._sample = sample
+        self.entries: list[Any] = []
+        self._renew()
+
+    def _renew(self) -> None:
+        self.entries[:] = copy_of(list(self._sample))
+        self._leaves, self._structure = pytree.tree_flatten(self.entries)
+        self._versions = [_version(leaf) for leaf in self._leaves]
+
+    def restore(self) -> bool:
+        """Put a fresh copy into ``entries`` if a call wrote to a tensor or changed a container in them."""
+        leaves, structure = pytree.tree_flatten(self.entries)
+        if (
+            structure == self._structure
+            and all(a is b for a, b in zip(leaves, self._leaves, strict=True))
+            and self._versions == [_version(leaf) for leaf in leaves]
+        ):
+            return False
+        self._renew()
+        return True
+
+
+def _version(leaf: Any) -> int:
+    return leaf._version if isinstance(leaf, torch.Tensor) else 0
 
 
 class ReferenceModel:
@@ -166,9 +200,9 @@ class ReferenceModel:
         finally:
             self.is_stateful |= self._state.restore()
 
-    def reset(self) -> None:
-        """Restore the module's state, after runs from elsewhere such as tracing."""
-        self._state.restore()
+    def reset(self) -> bool:
+        """Restore the module's state, after runs from elsewhere such as tracing; return whether it had changed."""
+        return self._state.restore()
 
     def first(self, sample: Sample) -> tuple[Any, Answer]:
         """Return the output as the user's model returns it, and the answer made from it."""

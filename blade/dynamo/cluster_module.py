@@ -4,7 +4,8 @@
 The engines of a cluster compete at its first call. Each is verified: its answers are compared with the
 original's on the inputs of that call and, for up to a second, on inputs derived from them. Engines that pass
 are timed in turns with the original and each other. The fastest serves from then on, and the others are
-dropped. If every engine is clearly slower than the original, the original serves.
+dropped. If every engine is clearly slower than the original, the original serves. The trials write to copies
+of the inputs, which have the caller's contents before each call; a trial that raises leaves the original.
 ``Config.optimization_pipeline`` and BLADE_BACKENDS select the backends, ``Config.time_budget`` limits the
 time.
 
@@ -22,11 +23,12 @@ import torch
 
 from blade.backends import registry
 from blade.config import Config
+from blade.core.attempt import attempt
 from blade.core.cluster import Cluster
 from blade.core.reason import Code, Reason, Stage
 from blade.dynamo.constant_watch import ConstantWatch
 from blade.graph.fx.extract import FxExtracted, carrier
-from blade.report import ORIGINAL
+from blade.report import ORIGINAL, Timing
 from blade.runtime.engine import Engine
 from blade.selection.plan.candidate import Candidate
 from blade.selection.plan.select import fastest, lost
@@ -43,6 +45,7 @@ log = logging.getLogger(__name__)
 DERIVED_CASES_S = 1.0  # for verifying an engine on derived inputs
 COMPETE_S = 1.0  # before early exit from timing several engines, which have to be told apart
 Tensors = Sequence[torch.Tensor]
+Copies = Sequence[tuple[torch.Tensor, torch.Tensor]]  # a copy, and the caller's tensor
 
 
 @dataclass(frozen=True)
@@ -139,21 +142,29 @@ class FxClusterModule(torch.nn.Module):
             cluster = self._unproven
             if cluster is None:
                 return
-            with self._spent, torch.no_grad(), RngReplay(cluster.gm):
-                given = tuple(t.detach() for t in self._given(args))
-                given = tuple(  # trials must not write to the caller's tensors
-                    t.clone() if i in cluster.updates else t for i, t in enumerate(given)
-                )
-                try:
-                    found = self._compete(replace(cluster, samples=(given,)), given)
-                finally:
-                    end(cluster.gm)
+            trial, strict = partial(self._trial, cluster, args), self._config.strict
+            raised = Code.ENGINE_RAISED
+            with self._spent, torch.no_grad():
+                found = attempt(Stage.SELECT, None, self.name, trial, strict, raised)
+            if isinstance(found, Reason):
+                found = Competition(None, (), (found,))
             self._serve(found)
             self._unproven = None
-            if any(t.is_cuda for t in given):
+            if any(isinstance(t, torch.Tensor) and t.is_cuda for t in args):
                 torch.cuda.empty_cache()  # trials used several times the memory of a call
         for reason in found.reasons:
             log.info("%s: not %s: %s", self.name, reason.backend, reason.detail)
+
+    def _trial(self, cluster: Cluster, args: Sequence[Any]) -> Competition:
+        """Let the engines compete at the inputs of the waiting call, of which those that are written are copied."""
+        theirs = [t.detach() for t in self._given(args)]
+        given = tuple(t.clone() if i in cluster.updates else t for i, t in enumerate(theirs))
+        copies = [(given[i], theirs[i]) for i in cluster.updates]
+        try:
+            with RngReplay(cluster.gm):
+                return self._compete(replace(cluster, samples=(given,)), given, copies)
+        finally:
+            end(cluster.gm)
 
     def _serve(self, found: Competition) -> None:
         """Keep the engine that won and drop the others: they hold memory, some a copy of the weights."""
@@ -165,8 +176,8 @@ class FxClusterModule(torch.nn.Module):
         chosen = None if found.chosen is None else found.chosen.released()
         self.found = replace(found, chosen=chosen, tried=tuple(c.released() for c in found.tried))
 
-    def _compete(self, cluster: Cluster, given: tuple[torch.Tensor, ...]) -> Competition:
-        """``given`` are the inputs of the waiting call; they are the sample of ``cluster``."""
+    def _compete(self, cluster: Cluster, given: Tensors, copies: Copies) -> Competition:
+        """``given`` is the sample of ``cluster``; ``copies`` are those of its inputs that are written."""
         verified: list[Candidate] = []
         reasons: list[Reason] = []
         for backend, engine in self._rivals.items():
@@ -183,7 +194,9 @@ class FxClusterModule(torch.nn.Module):
             )
         late = [] if self._budget.left() else verified[1:]
         reasons += [self._out_of_time(one.backend, "it was measured") for one in late]
-        timed = self._time([one for one in verified if one not in late], given)
+        measured = self._time([one for one in verified if one not in late], given, copies)
+        reasons += [one for one in measured if isinstance(one, Reason)]
+        timed = [one for one in measured if isinstance(one, Candidate)]
         slower = {one.backend: why for one in timed if (why := self._why_slower(one)) is not None}
         reasons += slower.values()
         right = [one for one in timed if one.backend not in slower]
@@ -209,13 +222,36 @@ class FxClusterModule(torch.nn.Module):
             return verdict
         return Candidate(backend, engine, None, verdict)
 
-    def _time(self, candidates: Sequence[Candidate], given: Tensors) -> list[Candidate]:
-        """Time in interleaved rounds: each runs the original and every candidate that may still be fastest."""
+    def _time(
+        self, candidates: Sequence[Candidate], given: Tensors, copies: Copies
+    ) -> list[Candidate | Reason]:
+        """Time in interleaved rounds: each runs the original and every candidate that may still be fastest.
+
+        Where one raises, time each on its own.
+        """
+        if not candidates:
+            return []
+        who = candidates[0].backend if len(candidates) == 1 else None
+        strict = self._config.strict and who is not None
+        measured = partial(self._measure, candidates, given, copies)
+        found = attempt(Stage.SELECT, who, self.name, measured, strict, Code.ENGINE_RAISED)
+        _restore(copies)
+        if not isinstance(found, Reason):
+            return [replace(one, timings=(t,)) for one, t in zip(candidates, found, strict=True)]
+        if who is not None:
+            return [found]
+        return [result for one in candidates for result in self._time([one], given, copies)]
+
+    def _measure(
+        self, candidates: Sequence[Candidate], given: Tensors, copies: Copies
+    ) -> list[Timing]:
         runs = [partial(self._run, one) for one in candidates]
         early_exit_s = EARLY_EXIT_S if len(runs) == 1 else COMPETE_S
         rounds, inputs = self._config.timing_repeats, [given] * (len(runs) + 1)
-        timings = measure_all(runs, self._original, inputs, rounds, early_exit_s=early_exit_s)
-        return [replace(one, timings=(t,)) for one, t in zip(candidates, timings, strict=True)]
+        restore = partial(_restore, copies) if copies else None
+        return measure_all(
+            runs, self._original, inputs, rounds, early_exit_s=early_exit_s, restore=restore
+        )
 
     def _why_slower(self, one: Candidate) -> Reason | None:
         sentence = why_clearly_slower(one.timings)
@@ -233,6 +269,13 @@ class FxClusterModule(torch.nn.Module):
             watch.check()
         found: Tensors | None = engine.try_execute(list(tensors))
         return self._original(*tensors) if found is None else found
+
+
+def _restore(copies: Copies) -> bool:
+    """Give the copies the contents of the caller's tensors, which no trial writes to."""
+    for copy, theirs in copies:
+        copy.copy_(theirs)
+    return bool(copies)
 
 
 def _watches(cut: FxExtracted, backends: Sequence[str]) -> dict[str, ConstantWatch]:

@@ -9,6 +9,9 @@ them. Each turn waits until the threads of the turn before it are idle (thread p
 work) and begins with untimed calls. Without that, two libraries in turns take up to 2.5 times as long as each
 takes alone.
 
+A function that writes to its inputs or to a state is timed call by call: ``restore`` undoes what each call
+wrote, outside the timed span, so that a counter does not run on and a full cache does not overflow.
+
 The median of the ratios per round decides, with its confidence interval (Georges et al., OOPSLA 2007, argue
 for intervals). Kernels of one GPU are timed by ``cuda_graph`` instead, where a call is too short for a clock
 of the host.
@@ -54,6 +57,8 @@ HOPELESS_S = 0.2
 Inputs = Sequence[Any]
 Clock = Callable[[], float]
 Fn = Callable[..., Any]
+Restore = Callable[[], bool]
+"""Undo what calls have written since it was last called; return whether there was anything."""
 
 
 def measure(
@@ -63,12 +68,15 @@ def measure(
     rounds: int,
     clock: Clock = perf_counter,
     early_exit_s: float = inf,
+    restore: Restore | None = None,
 ) -> Timing:
     """Measure the median seconds of both on ``inputs``, in at most ``rounds`` interleaved rounds.
 
     ``early_exit_s``: after these seconds one round is enough if the engine was clearly faster in every round.
+    ``restore`` undoes the writes of either.
     """
-    [timing] = measure_all([engine], original, [inputs] * 2, rounds, clock, early_exit_s)
+    both = [inputs] * 2
+    [timing] = measure_all([engine], original, both, rounds, clock, early_exit_s, restore)
     return timing
 
 
@@ -79,13 +87,16 @@ def measure_all(
     rounds: int,
     clock: Clock = perf_counter,
     early_exit_s: float = inf,
+    restore: Restore | None = None,
 ) -> list[Timing]:
     """Measure several engines; ``inputs`` are equal ones, for the original and then for each engine.
 
-    An engine that another one has beaten drops out: most rounds are spent on close candidates.
+    An engine that another one has beaten drops out: most rounds are spent on close candidates. ``restore``
+    undoes the writes of any of them. What a function raises passes: the caller then restores, too.
     """
     with torch.no_grad():
-        sides = [_Side(f, x, clock) for f, x in zip([original, *engines], inputs, strict=True)]
+        functions = [original, *engines]
+        sides = [_Side(f, x, clock, restore) for f, x in zip(functions, inputs, strict=True)]
         end = clock() + early_exit_s
         first = sides[0].warm_up(end)
         for side in sides[1:]:
@@ -117,8 +128,11 @@ class _Side:
     fn: Fn
     inputs: Inputs
     clock: Clock
+    restore: Restore | None = None
     once: float = inf  # seconds of a call after warming up
     seconds: list[float] = field(default_factory=list)  # per call, by round
+    writes: bool = False  # whether a call left something to restore
+    restoring: float = 0.0  # seconds of restoring, for a function that writes
 
     def __post_init__(self) -> None:
         self._streams = _streams(self.inputs)
@@ -135,27 +149,46 @@ class _Side:
         self.once = self._time(1)
         if self.clock() > end or (original is not None and _is_hopeless(self.once, original)):
             return self.once
-        self.fn(*self.inputs)
+        self._call()
         self.once = self._time(1)
         return self.once
 
     def take_turn(self) -> float:
         """Add the seconds of one round; return the approximate seconds of all its calls."""
         rest()
-        untimed, repeats = sum(self.once < limit for limit in UNTIMED), repeats_for(self.once)
+        untimed = sum(self.once < limit for limit in UNTIMED)
+        repeats = repeats_for(self.once + self.restoring)
         for _ in range(untimed):
-            self.fn(*self.inputs)
+            self._call()
         self.seconds.append(self._time(repeats))
-        return (untimed + repeats) * self.seconds[-1]
+        return (untimed + repeats) * (self.seconds[-1] + self.restoring)
+
+    def _call(self) -> None:
+        self.fn(*self.inputs)
+        self._undo()
 
     def _time(self, repeats: int) -> float:
         """Return seconds per call; for a GPU until its work is done, not until the launch returns."""
+        spans = [1] * repeats if self.writes else [repeats]
+        return sum(map(self._time_span, spans)) / repeats
+
+    def _time_span(self, calls: int) -> float:
         self._synchronize()
         start = self.clock()
-        for _ in range(repeats):
+        for _ in range(calls):
             self.fn(*self.inputs)
         self._synchronize()
-        return (self.clock() - start) / repeats
+        seconds = self.clock() - start
+        self._undo()
+        return seconds
+
+    def _undo(self) -> None:
+        if self.restore is None:
+            return
+        start = self.clock()
+        if self.restore():
+            self._synchronize()
+            self.writes, self.restoring = True, self.clock() - start
 
     def _synchronize(self) -> None:
         for stream in self._streams:

@@ -38,7 +38,7 @@ def race(monkeypatch: pytest.MonkeyPatch) -> Callable[[Mapping[str, float]], Non
     """How much faster than the original each backend is, instead of clocks."""
 
     def start(speeds: Mapping[str, float]) -> None:
-        def measure_all(runs: Any, original: Any, *given: Any, early_exit_s: float) -> list[Timing]:
+        def measure_all(runs: Any, original: Any, *given: Any, **options: Any) -> list[Timing]:
             return [Timing((), 1.0, 1.0 / speeds[run.args[0].backend], 0.0) for run in runs]
 
         monkeypatch.setattr(cluster_module, "measure_all", measure_all)

@@ -204,3 +204,46 @@ def test_noise_is_an_interval_that_holds() -> None:
         held += low <= 1 <= high
     assert held > 0.85 * 200  # the outliers hit one side only
     assert interval([2.0] * 5, [1.0, 3.0, 2.0, 4.0, 2.0]) == (0.5, 1.0, 2.0)
+
+
+@pytest.mark.parametrize("seconds", [1e-4, 0.3])
+def test_what_a_call_writes_is_undone_before_the_next_one_and_not_timed(seconds: float) -> None:
+    clock = Clock()
+    cache, position = torch.zeros(4), torch.zeros((), dtype=torch.long)
+    calls = {1.0: 0, 3.0: 0}
+
+    def step(times: float) -> Callable[..., None]:
+        def fn(*_: torch.Tensor) -> None:
+            assert position == 0 and not cache.any()
+            cache.index_copy_(0, position[None], torch.ones(1))
+            position.add_(1)
+            clock.now += times * seconds
+            calls[times] += 1
+
+        return fn
+
+    def restore() -> bool:
+        written = bool(position)
+        cache.zero_()
+        position.zero_()
+        clock.now += 0.01
+        return written
+
+    t = measure(step(1.0), step(3.0), X, 15, clock, restore=restore)
+    assert t.engine_ms == pytest.approx(1e3 * seconds)
+    assert t.speedup == pytest.approx(3.0)
+    assert min(calls.values()) > 3 and position == 0
+
+
+def test_of_functions_that_write_nothing_many_calls_are_one_span() -> None:
+    clock, begun = Clock(), []
+
+    def fn(*_: torch.Tensor) -> None:
+        clock.now += 1e-4
+        begun.append(clock.now)
+
+    measure(fn, clock.costs(2e-4), X, 15, clock, restore=lambda: False)
+    readings = len(begun)
+    begun.clear()
+    measure(fn, clock.costs(2e-4), X, 15, clock)
+    assert readings == len(begun) > 15 * 10

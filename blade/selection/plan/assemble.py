@@ -16,7 +16,7 @@ import torch
 
 from blade.capture.equivalence import find_differences
 from blade.capture.inputs import Sample
-from blade.capture.reference_model import ModelState, ReferenceModel, copy_of
+from blade.capture.reference_model import CopiedSample, ModelState, ReferenceModel
 from blade.config import Config
 from blade.core.attempt import attempt
 from blade.core.captured import Captured
@@ -31,6 +31,7 @@ from blade.selection.plan.candidate import Weights
 from blade.selection.plan.compositions import WHOLE, EnginePlan
 from blade.timing.interleaved import (
     MIN_ROUNDS,
+    Restore,
     is_faster,
     measure,
     measure_all,
@@ -142,16 +143,26 @@ def _time(
         modules = [_splice(captured, one) for one in compositions]
         # A single plan of timed engines only has to be confirmed.
         rounds = config.timing_repeats if len(modules) > 1 else MIN_ROUNDS
-        state = ModelState(captured.module)
+        state = ModelState(captured.module, original, *modules)
         per_sample = []
         with TIMING_LOCK.timing():
             for sample in captured.samples:
-                inputs: list[Any] = [copy_of(sample) for _ in range(len(modules) + 1)]
-                per_sample.append(measure_all(modules, original, inputs, rounds))
-        state.restore()
+                copies = [CopiedSample(sample) for _ in range(len(modules) + 1)]
+                inputs, restore = [one.entries for one in copies], _restorer(state, *copies)
+                try:
+                    per_sample.append(
+                        measure_all(modules, original, inputs, rounds, restore=restore)
+                    )
+                finally:
+                    restore()
         return [tuple(timings) for timings in zip(*per_sample, strict=True)]
 
     return attempt(Stage.SELECT, None, WHOLE, timed, config.strict, Code.ENGINE_RAISED)
+
+
+def _restorer(*states: ModelState | CopiedSample) -> Restore:
+    """Restore all of ``states``; return whether any had changed."""
+    return lambda: any([one.restore() for one in states])
 
 
 def _with_eager(
@@ -163,14 +174,14 @@ def _with_eager(
         return timings
 
     def timed() -> tuple[Timing, ...]:
-        module, state = _splice(captured, composition), ModelState(captured.module)
+        module = _splice(captured, composition)
+        state = ModelState(captured.module, module)
         found = []
         with TIMING_LOCK.timing(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             for sample, known in zip(captured.samples, timings, strict=True):
-                found.append(replace(known, eager_ms=_eager_ms(original, module, sample, known)))
-        state.restore()
-        original.reset()
+                taken = _eager_ms(original, module, state, sample, known)
+                found.append(replace(known, eager_ms=taken))
         return tuple(found)
 
     measured = attempt(Stage.SELECT, None, WHOLE, timed)
@@ -178,13 +189,35 @@ def _with_eager(
 
 
 def _eager_ms(
-    original: ReferenceModel, module: torch.jit.ScriptModule, sample: Sample, known: Timing
+    original: ReferenceModel,
+    module: torch.jit.ScriptModule,
+    state: ModelState,
+    sample: Sample,
+    known: Timing,
 ) -> float | None:
-    eager = original.eager(copy_of(sample))
+    inputs, theirs = CopiedSample(sample), CopiedSample(sample)
+    eager = original.eager(theirs.entries)
     if eager is None:
         return None
+    undo = _restorer(state, inputs)
+
+    def restore() -> bool:
+        nonlocal eager
+        changed = [undo(), original.reset()]
+        if theirs.restore():
+            eager, changed = original.eager(theirs.entries), [True]
+        return any(changed)
+
+    def run(*_: Any) -> Any:
+        assert eager is not None
+        return eager()
+
     rounds = min(MIN_ROUNDS, max(1, int(EAGER_MS / known.original_ms)))
-    timing = measure(module, eager, copy_of(sample), rounds, early_exit_s=1e-3 * EAGER_MS)
+    limit = 1e-3 * EAGER_MS
+    try:
+        timing = measure(module, run, inputs.entries, rounds, early_exit_s=limit, restore=restore)
+    finally:
+        restore()
     return known.engine_ms * timing.speedup if timing.spread < UNCLEAR else None
 
 

@@ -165,7 +165,9 @@ def test_a_win_is_remembered_and_a_loss_measured_again(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(select, "measure_all", measured)
     monkeypatch.setattr(
-        compose, "measure_all", lambda several, *rest: [Timing((), 2.0, 1.0, 0.0) for _ in several]
+        compose,
+        "measure_all",
+        lambda several, *rest, **options: [Timing((), 2.0, 1.0, 0.0) for _ in several],
     )
     config = CONFIG.evolve(timing=True)
     for backend, left in (("torchscript", 2), ("disc", 1), ("disc", 1)):
