@@ -162,7 +162,12 @@ def _time(
 
 def _restorer(*states: ModelState | CopiedSample) -> Restore:
     """Restore all of ``states``; return whether any had changed."""
-    return lambda: any([one.restore() for one in states])
+
+    def restore() -> bool:
+        changed = [one.restore() for one in states]
+        return any(changed)
+
+    return restore
 
 
 def _with_eager(
@@ -196,7 +201,7 @@ def _eager_ms(
     known: Timing,
 ) -> float | None:
     inputs, theirs = CopiedSample(sample), CopiedSample(sample)
-    eager = original.eager(theirs.entries)
+    eager = original.eager(tuple(theirs.entries))
     if eager is None:
         return None
     undo = _restorer(state, inputs)
@@ -205,7 +210,7 @@ def _eager_ms(
         nonlocal eager
         changed = [undo(), original.reset()]
         if theirs.restore():
-            eager, changed = original.eager(theirs.entries), [True]
+            eager, changed = original.eager(tuple(theirs.entries)), [True]
         return any(changed)
 
     def run(*_: Any) -> Any:
