@@ -79,7 +79,7 @@ SLOW = ((0.6, 1), (0.15, 2))
 
 # Seconds of one file in `make test`: its quickest tests that take no longer together, and one at least. Rows that
 # name samples, ``PROMISES`` and ``CHECK`` do not count.
-FILE_S = 3.0
+FILE_S = 1.5
 
 RELEASE: tuple[Release, ...] = (
     Release("backends/disc/test_ops.py::test_answers_are_eagers", _SAMPLES, ONE_PER_RULE),
@@ -97,7 +97,7 @@ RELEASE: tuple[Release, ...] = (
     Release("backends/tensorrt/test_trt_parser.py::test_the_sample_table*", _OTHER_PATH),
     Release("backends/test_native_backends.py::test_sizes_it_has_not_seen", _LIBRARY),
     Release("backends/test_native_backends.py::test_nothing_at_all", _LIBRARY),
-    Release("capture/decisions/test_decision_table.py::test_no_answer_is_wrong", _OTHER_KINDS, 8),
+    Release("capture/decisions/test_decision_table.py::test_no_answer_is_wrong", _OTHER_KINDS, 5),
     Release(
         "capture/decisions/test_decision_table.py::test_no_answer_is_wrong_in_other_modes",
         _OTHER_KINDS,
@@ -183,10 +183,21 @@ RELEASE: tuple[Release, ...] = (
         "test_readme.py::test_example_runs", "test_minilm.py and test_own_backend.py do the same"
     ),
     Release("safety/test_fork.py::test_products_with_packed_weights", _PROCESS),
-    Release("backends/test_native_backends.py::test_a_file_has_every_weight*", _LIBRARY, 2),
+    Release("backends/test_native_backends.py::test_a_file_has_every_weight*", _LIBRARY),
     Release("backends/disc/test_loops_and_late_sizes.py", _SIZES),
     Release("graph/torchscript/test_random_writes.py", "many seeds of one property"),
     Release("verification/test_rounding_noise.py::test_models_that_end*", _REPEAT),
+    Release("backends/test_own_backend.py", "installs a package"),
+    Release("selection/test_reproducer.py::test_the_script_shows*", _PROCESS),
+    Release("fallback/test_isolated_convert.py::test_too_much_memory_there", _PROCESS),
+    Release("selection/cache/test_engines.py::test_another_process*", _PROCESS),
+    Release("capture/test_diagnose_export.py::test_decisions_on_values*", _SIZES, 1),
+    Release("dropin/test_generation.py::test_generate_gives*", _REPEAT, 1),
+    Release("dropin/test_generation.py::test_pipelines_give*", _REPEAT, 1),
+    Release("dropin/test_drop_in.py::test_a_model_that_changed*", _SIZES, 4),
+    Release("dynamo/test_trials_leave_no_trace.py::test_generate*", _REPEAT, 1),
+    Release("dynamo/test_trials_leave_no_trace.py::test_buffers*", _SIZES, 2),
+    Release("test_minilm.py::test_one_cluster_one_engine", _REPEAT),
     Release("test_installed_wheel.py", "builds the runtime once more"),
     Release("test_minilm.py::test_200_shapes*", _SIZES),
     Release("test_bench_gpu.py", "the benchmark, not the package"),
@@ -226,8 +237,6 @@ PROMISES: tuple[str, ...] = (
     "backends/quant/test_quant_backend.py::test_a_saved_file*",
     "backends/quant/test_write.py::test_readers_of_one*",
     "backends/tensorrt/test_trt_backend.py::test_a_saved_engine*",
-    "backends/test_native_backends.py::test_a_file_has_every_weight*",
-    "backends/test_own_backend.py",
     "capture/decisions/test_decision_table.py::test_no_answer_is_wrong",
     "capture/test_arguments.py::test_each_value*",
     "capture/test_capture_control_flow.py::test_a_decision_on_a_*",
@@ -246,15 +255,12 @@ PROMISES: tuple[str, ...] = (
     "dynamo/test_training.py",
     "fallback/test_isolated_convert.py::test_a_crashing_node*",
     "fallback/test_isolated_convert.py::test_a_hang_there",
-    "fallback/test_isolated_convert.py::test_too_much_memory_there",
     "fallback/test_run_time.py",
     "report/test_pickling.py::test_inside_an_object*",
     "safety/test_fork.py::test_the_parent_used*",
     "selection/cache/test_decisions.py::test_what_was_chosen*",
-    "selection/cache/test_engines.py::test_another_process*",
     "selection/test_learn_paths.py::test_a_missing_path*",
     "selection/test_learn_paths.py::test_no_more_than*",
-    "selection/test_reproducer.py::test_the_script_shows*",
 )
 
 # Pure logic, the style of the sources, a run through each tier of fallback, and a small model through DISC.
