@@ -46,7 +46,7 @@ from blade.selection.plan.assemble import fastest_valid_plan
 from blade.selection.plan.built import Partition
 from blade.selection.plan.compositions import candidate_plans
 from blade.selection.plan.select import check_weights
-from blade.selection.reporting import cluster_reports, wrap
+from blade.selection.reporting import cluster_reports, make_dump_dir, wrap
 from blade.selection.select_engines import (
     cut_short,
     select_engines,
@@ -94,6 +94,7 @@ def _optimize(
     earlier: Sequence[Reason] = (),
 ) -> torch.jit.ScriptModule:
     """Capture, support, search, wrap; ``earlier`` are the reasons of earlier attempts."""
+    make_dump_dir(config.dump_dir)
     clock, budget = StageClock(), TimeBudget(config.time_budget)
     with torch_state_kept(), relaxed_gc():
         with clock.stage("support"):

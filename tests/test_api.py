@@ -360,6 +360,30 @@ def test_a_backend_that_was_named_and_is_missing() -> None:
         blade.optimize(mlp(), X, blade.Config(optimization_pipeline="tensorflow"))
 
 
+def test_a_dump_dir_that_cannot_be_written_is_said_at_once(
+    fake: Callable[..., Fake], tmp_path: Path
+) -> None:
+    backend = fake()
+    (tmp_path / "file").write_text("")
+    for folder in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(ConfigError, match=r"dump_dir: .*file.* cannot be written"):
+            blade.optimize(mlp(), X, config(dump_dir=folder))
+    assert not backend.converted
+
+
+def test_a_full_disk_costs_the_files_alone(
+    fake: Callable[..., Fake], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: Path, *args: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    fake()
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.warns(blade.BladeWarning, match=r"dump_dir: not every file .*No space left"):
+        optimized = blade.optimize(mlp(), X, config(dump_dir=tmp_path / "dump"))
+    assert blade.report(optimized).clusters[0].backend == "fake"
+
+
 def test_dump_dir_holds_every_stage(fake: Callable[..., Fake], tmp_path: Path) -> None:
     fake()
     optimized = blade.optimize(mlp(), X, config(dump_dir=tmp_path / "dump"))

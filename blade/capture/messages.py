@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The sentences of capture: what a trace lost, and what the user can do about it."""
 
+import re
 from collections.abc import Collection, Sequence
+from pathlib import Path
 
 from torch import nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
@@ -11,6 +13,7 @@ from blade.capture.inputs import CallSignature, Sample, describe, name_of_leaf
 from blade.core.captured import EqualSizes, Reference, SizeRange
 from blade.core.reason import Code, Reason, Stage
 
+_FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\w+)')
 Differences = Sequence[tuple[Reference, str]]
 
 WHAT_TO_DO = (
@@ -78,6 +81,17 @@ def with_diagnosis(reasons: Sequence[Reason], found: Sequence[Reason]) -> list[R
 def _first_word(reason: Reason) -> str:
     """``model.py:12`` if the reason is about that line."""
     return reason.detail.partition(" ")[0]
+
+
+def told(error: Exception) -> str:
+    """``error`` in a line or two: of the interpreter's traceback, the innermost line of code and what it raised."""
+    kind, text = type(error).__name__, str(error).strip()
+    if "TorchScript interpreter" not in text.partition("\n")[0]:
+        return f"{kind}: {text}"
+    *rest, last = text.splitlines()
+    frames = [_FRAME.search(line) for line in rest]
+    places = [f" ({Path(m[1]).name}:{m[2]}, in {m[3]})" for m in frames if m is not None]
+    return f"{last if last.startswith(kind) else f'{kind}: {last}'}{places[-1] if places else ''}"
 
 
 def unanswered(subject: str, call: CallSignature, unserved: Differences) -> Reason:

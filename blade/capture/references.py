@@ -27,6 +27,7 @@ from blade.capture.derived_shapes import (
 )
 from blade.capture.equivalence import reference
 from blade.capture.inputs import CallSignature, Sample, describe, normalize, takes_in_order
+from blade.capture.messages import told
 from blade.capture.model import device_of, signature_of
 from blade.capture.outputs import NotTensors, expect_dense, is_plain
 from blade.capture.reference_model import (
@@ -447,8 +448,7 @@ def _first_run(
         raise  # the model itself runs
     except MODEL_ERRORS as error:
         raise InputError(
-            f"inputs: the model does not run on sample {index} ({describe(call.names, sample)}): "
-            f"{type(error).__name__}: {error}"
+            f"inputs: the model does not run on sample {index} ({describe(call.names, sample)}): {told(error)}"
         ) from error
     expect_dense(output)
     return output, answer

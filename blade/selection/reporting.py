@@ -9,17 +9,21 @@ import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import cast
 
 import torch
 
 from blade.capture.input_summary import summarize_inputs
 from blade.capture.reference_model import ReferenceModel
+from blade.core.attempt import attempt
 from blade.core.captured import Captured
 from blade.core.disk_cache import untrusted
 from blade.core.hardware import cpu_name
-from blade.core.reason import Reason
+from blade.core.reason import Reason, Stage
+from blade.errors import ConfigError, warn_user
 from blade.graph.torchscript.answer_by_original import answer_by_original
 from blade.graph.torchscript.count_paths import count_paths
 from blade.graph.torchscript.decision_checks import checks_of
@@ -51,6 +55,24 @@ from blade.selection.plan.select import Decision
 from blade.selection.task import Task
 
 log = logging.getLogger(__name__)
+
+
+def make_dump_dir(folder: Path | None) -> None:
+    """Make the folder that ``Config.dump_dir`` names, before anything takes long.
+
+    Raises ``ConfigError`` if it cannot be written.
+    """
+    if folder is None:
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ConfigError(
+            f"dump_dir: {str(folder)!r} cannot be written ({error.strerror}). Name a folder that this process "
+            "may write, or leave dump_dir out."
+        ) from error
 
 
 def wrap(task: Task, decided: SelectionResult) -> torch.jit.ScriptModule:
@@ -195,7 +217,10 @@ def _kernels(task: Task, choice: ClusterChoice) -> tuple[KernelTime, ...]:
 
 def _tell(task: Task, module: torch.jit.ScriptModule, report: Report) -> None:
     if task.config.dump_dir is not None:
-        _dump(task.config.dump_dir, task.captured, task.graph, module, report)
+        dump = partial(_dump, task.config.dump_dir, task.captured, task.graph, module, report)
+        failed = attempt(Stage.SELECT, None, "dump_dir", dump)
+        if isinstance(failed, Reason):
+            warn_user(f"dump_dir: not every file was written: {failed.detail}")
     for one in report.clusters:
         _log(one)
 

@@ -84,6 +84,11 @@ def mixed_devices() -> nn.Module:
             torch.ones(2, 5),
             r"does not run on sample 0 \(input: float32\[2, 5\]\): Runtime",
         ),
+        (
+            torch.jit.script(nn.Sequential(linear())),
+            torch.ones(2, 5),
+            r"float32\[2, 5\]\): RuntimeError: mat1 and mat2 .* \(linear\.py:\d+, in forward\)$",
+        ),
         (linear(), [X, X.double()], r"'input' differs in dtype .*float64\[2, 3\]"),
         (linear(), [X, X[0]], r"'input' differs in rank"),
         (Two().eval(), [(X, X), (X, (X, X))], r"'y' differs in structure"),
