@@ -85,7 +85,7 @@ def mixed_devices() -> nn.Module:
             r"does not run on sample 0 \(input: float32\[2, 5\]\): Runtime",
         ),
         (
-            torch.jit.script(nn.Sequential(linear())),
+            torch.jit.script(nn.Sequential(linear()).eval()),
             torch.ones(2, 5),
             r"float32\[2, 5\]\): RuntimeError: mat1 and mat2 .* \(linear\.py:\d+, in forward\)$",
         ),
