@@ -39,8 +39,13 @@ def hoist_size_checks(graph: torch._C.Graph, sample: Sequence[Any]) -> dict[int,
     moved: dict[Check | None, dict[int, list[Any]]] = {}
     seen: set[Any] = set()
     fixed: dict[Any, Any] = {}  # sizes that an earlier check leaves one value
+    assumed_in: dict[int, list[Any]] | None = None  # the conditions among which that of ASSUMED stands
     for check in checks:
         holds = _condition(sizes, check)
+        if assumed_in is None and _assumptions(sizes):
+            # What is asked earlier relies on nothing, and may lead to another path.
+            assumed_in = moved.setdefault(segment, {})
+            assumed_in[ASSUMED] = []
         if holds is None or holds is sympy.false:
             segment = check
             continue
@@ -52,11 +57,13 @@ def hoist_size_checks(graph: torch._C.Graph, sample: Sequence[Any]) -> dict[int,
             moved.setdefault(segment, {})[check.index] = [holds]
         check.node.destroy()
     texts: dict[int, str] = {}
-    if moved and (assumed := [one for one in _assumptions(sizes) if one not in seen]):
-        first = next(iter(moved))
-        moved[first] = {ASSUMED: assumed} | moved[first]
+    if assumed_in is not None:
+        assumed_in[ASSUMED] = [one for one in _assumptions(sizes) if one not in seen]
+        if not assumed_in[ASSUMED] or not seen:
+            del assumed_in[ASSUMED]
     for segment, conditions in moved.items():
-        texts |= _write(graph, sizes, conditions, segment)
+        if conditions:
+            texts |= _write(graph, sizes, conditions, segment)
     _clean(graph)
     return texts
 
