@@ -25,7 +25,7 @@ from blade.capture.capture_exported import inputs_of, interface_of, module_of, s
 from blade.capture.clean import clean, freeze
 from blade.capture.derived_shapes import Axis, axes_of
 from blade.capture.diagnose_export import diagnose_export
-from blade.capture.explore_paths import explore, served_by, tell
+from blade.capture.explore_paths import FOR_CAPTURE, explore, served_by, tell
 from blade.capture.export_instead import Exported, export_instead, may_export
 from blade.capture.exported.interface import fixed_axes
 from blade.capture.inputs import Sample, gathered, normalize, to_calibrate
@@ -82,7 +82,7 @@ def capture(
     ``inputs`` is a tensor, a tuple of positional arguments, a mapping of keyword arguments, or a list of such
     samples; by default, the example inputs of an ``ExportedProgram``. A trace that ``look_up`` knows is
     compared at other values only; the optimized module has to be compared at all of ``references``. ``budget``
-    bounds the diagnosis of a model that cannot be captured exactly.
+    bounds the search for further paths, and the diagnosis of a model that cannot be captured exactly.
 
     Raises ``InputError`` for a model or inputs that cannot be used, and for a model without a graph that
     computes the same; ``ConfigError`` for declared sizes that do not fit the inputs.
@@ -184,7 +184,7 @@ def _trace_or_script(
     """Return the traced paths if they answer everywhere, else the scripted module if that is right, else what
     the trace can be kept for. What cannot be traced is exported, which comes after a script if it is no whole
     answer."""
-    traced = _trace(own, inputs, config, reasons, look_up)
+    traced = _trace(own, inputs, config, reasons, look_up, budget)
     methods = [name for name in config.preserved_attributes if _is_method(own, name)]
     name = type(own).__name__
     if traced is not None:
@@ -242,7 +242,12 @@ def _only_numbers(seen: ReferenceRuns) -> bool:
 
 
 def _trace(
-    own: nn.Module, inputs: Any, config: Config, reasons: list[Reason], look_up: LookUp | None
+    own: nn.Module,
+    inputs: Any,
+    config: Config,
+    reasons: list[Reason],
+    look_up: LookUp | None,
+    budget: TimeBudget,
 ) -> CapturedCandidate | None:
     """Return the best trace: at the first sample or, if a size of 1 led it astray, at the widest probe."""
     try:
@@ -258,10 +263,10 @@ def _trace(
         graph = _trace_at(own, seen, sample, config, reasons, look_up=look_up, fused=fused)
         if graph is None:
             break
-        graph = explore(own, graph, config, reasons, look_up)
+        graph = explore(own, graph, config, reasons, look_up, budget)
         if best is None or _faults(graph) < _faults(best):
             best = graph
-        if best.is_exact:
+        if best.is_exact or (not best.differences and budget.is_used(FOR_CAPTURE)):
             break
     return best
 

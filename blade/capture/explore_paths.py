@@ -21,6 +21,9 @@ from blade.core.captured import Reference
 from blade.core.reason import Code, Reason, Stage
 from blade.errors import warn_user
 from blade.graph.torchscript.merge_paths import CannotMerge
+from blade.timing.time_budget import TimeBudget
+
+FOR_CAPTURE = 0.5  # share of the time budget, after which only paths of the user's samples are traced
 
 
 def explore(
@@ -29,11 +32,12 @@ def explore(
     config: Config,
     reasons: list[Reason],
     look_up: LookUp | None,
+    budget: TimeBudget,
 ) -> CapturedCandidate:
     """Return ``traced`` with further paths, at most ``Config.max_paths`` in all.
 
-    The user's samples come first, then other contents, then other sizes. A path that a count decides, such as
-    a loop's, is taken for a sample only: each other size would need its own.
+    The user's samples come first, then, within half of ``budget``, other contents and other sizes. A path that a
+    count decides, such as a loop's, is taken for a sample only: each other size would need its own.
     """
     if traced.is_exact and not traced.decides_on_elements:
         return traced
@@ -49,7 +53,7 @@ def explore(
             unserved=[*traced.unserved, *found[1]],
         )
     if traced.frozen is not None and traced.table is not None and traced.frozen is traced.module:
-        traced = _with_further_paths(own, traced, traced.table, config, reasons)
+        traced = _with_further_paths(own, traced, traced.table, config, reasons, budget)
         if look_up is not None and len(traced.table.paths if traced.table else ()) > 1:
             key, is_known = look_up(traced.module, traced.seen.samples)
             traced = replace(traced, key=key, is_compared=not is_known)
@@ -62,13 +66,18 @@ def _with_further_paths(
     table: PathTable,
     config: Config,
     reasons: list[Reason],
+    budget: TimeBudget,
 ) -> CapturedCandidate:
     seen, name = traced.seen, traced.module.original_name
     waiting = sorted(traced.unserved, key=_rank)
     while waiting and len(table.paths) < config.max_paths:
         (one, why), *waiting = waiting
-        if not one.what.startswith("sample") and table.is_of_a_count(why):
-            continue
+        if not one.what.startswith("sample"):
+            if budget.is_used(FOR_CAPTURE):
+                reasons.append(_out_of_time(name, one))
+                break
+            if table.is_of_a_count(why):
+                continue
         path = _path_at(own, seen, one.sample, reasons)
         if path is None:
             continue
@@ -90,6 +99,14 @@ def _with_further_paths(
             continue
         traced, waiting = again, left
     return traced
+
+
+def _out_of_time(name: str, reference: Reference) -> Reason:
+    detail = (
+        f"Half of Config.time_budget was over before a path for {reference.what} was traced. A larger time_budget, or "
+        "None, traces it; a sample that takes it is traced in any case."
+    )
+    return Reason(Stage.CAPTURE, Code.TIME_BUDGET, None, name, detail)
 
 
 def _served_again(

@@ -40,6 +40,10 @@ class TimeBudget:
         """Return the remaining seconds without those kept for timing."""
         return self._until(1.0 - FOR_TIMING)
 
+    def is_used(self, part: float) -> bool:
+        """Whether more than ``part`` of the seconds is over."""
+        return self._until(part) <= 0.0
+
     def why_not(self, estimate_s: float) -> str | None:
         """Return ``None`` if a conversion of about ``estimate_s`` seconds fits, else the reason."""
         left = self.left_to_convert()

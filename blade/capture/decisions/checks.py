@@ -78,12 +78,10 @@ def same_split(t: Tensor, size: Tensor, dim: int, want: int, text: str) -> Tenso
 
 @_scripted
 def same_chunks(t: Tensor, chunks: Tensor, dim: int, want: int, text: str) -> Tensor:
-    """As many parts as ``chunk`` returned."""
-    size = (t.size(dim) + int(chunks) - 1) // int(chunks)
-    found = int(chunks)
-    if size > 0:
-        found = (t.size(dim) + size - 1) // size
-    if found != want:
+    """As many parts as ``chunk`` returned, without a branch: what follows from sizes is evaluated on symbols."""
+    size = max((t.size(dim) + int(chunks) - 1) // int(chunks), 1)
+    found = (t.size(dim) + size - 1) // size
+    if ((t.size(dim) > 0) & (found != want)) | ((t.size(dim) == 0) & (int(chunks) != want)):
         raise RuntimeError(text)
     return t
 

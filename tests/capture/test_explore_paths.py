@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Paths for sizes that no sample has: which are found, and when the search for them ends."""
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from blade.capture.capture import capture
+from blade.config import Config
+from blade.core.reason import Code
+from blade.timing.time_budget import TimeBudget
+
+
+class Down(nn.Module):
+    """Halves a side and doubles it again, as UNets do; an odd side needs its size in the second half."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = nn.Conv2d(4, 4, 3, stride=2, padding=1)
+        self.norm = nn.GroupNorm(2, 4)
+        self.step = 2
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        step = vars(self)["step"]  # no script
+        size = x.shape[-2:] if x.shape[-1] % step != 0 or x.shape[-2] % step != 0 else None
+        y = self.norm(self.down(x))
+        if size is None:
+            y = F.interpolate(y, scale_factor=2.0, mode="nearest")
+        else:
+            y = F.interpolate(y, size=size, mode="nearest")
+        return self.norm(y + x).chunk(2, 1)[0]
+
+
+def test_a_path_parts_before_what_the_others_assume() -> None:
+    model = Down().eval()
+    captured = capture(model, torch.rand(2, 4, 8, 8), Config())
+    assert captured.how == "trace" and len(captured.paths) > 1
+    for height, width in ((8, 6), (6, 7), (10, 15)):
+        x = torch.rand(3, 4, height, width)
+        torch.testing.assert_close(captured.module(x), model(x))
+
+
+def test_the_number_of_chunks_is_a_condition_on_sizes() -> None:
+    class Gated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            value, *gates = self.linear(x).chunk(2, -1)
+            parts = x.chunk(3, 0)
+            return value * gates[0] + len(parts)
+
+    model = Gated().eval()
+    captured = capture(model, torch.rand(6, 8), Config())
+    conditions = [text for path in captured.paths for text in path.conditions]
+    assert any("x.size(0)" in text for text in conditions)
+    assert not any("gave" in text for text in conditions)  # no check of elements is left
+    for rows in (3, 5, 6, 11):
+        x = torch.rand(rows, 8)
+        torch.testing.assert_close(captured.module(x), model(x))
+
+
+def test_half_of_the_budget_is_for_sizes_that_no_sample_has() -> None:
+    ticks = iter([0.0, *[16.0] * 100])
+    budget = TimeBudget(30.0, clock=lambda: next(ticks))
+    captured = capture(Down().eval(), torch.rand(2, 4, 8, 8), Config(), None, budget)
+    assert len(captured.paths) == 1
+    [late] = [one for one in captured.reasons if one.code is Code.TIME_BUDGET]
+    assert "a sample that takes it is traced in any case" in late.detail
+
+    ticks = iter([0.0, *[16.0] * 100])
+    budget = TimeBudget(30.0, clock=lambda: next(ticks))
+    samples = [torch.rand(2, 4, 8, 8), torch.rand(2, 4, 8, 7)]
+    assert len(capture(Down().eval(), samples, Config(), None, budget).paths) == 2
