@@ -3,181 +3,148 @@
 
     model = blade.accelerate(model)             # records its first calls, and optimizes in the background
     model = blade.accelerate(model, samples)    # optimizes now
-    pipe.unet = blade.accelerate(pipe.unet)
+    pipe = blade.accelerate(pipe)               # the modules of a pipeline that take its time
 
 The drop-in has the model's class as its base, and its attributes, methods, hooks and signature. It shares the
 memory of the model's weights.
 """
 
-import copy
-import functools
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
-from blade.capture.samples import Samples
+from blade.capture.reference_model import MODEL_ERRORS
 from blade.config import Config
+from blade.dropin.drop_in import drop_in, state_of
+from blade.dropin.part_finder import PartFinder
 from blade.dropin.prepare import Prepared
-from blade.dropin.recording import call_of, samples_of
+from blade.dropin.program import (
+    COPY_ERRORS,
+    ProgramState,
+    accelerated_program,
+    calls_of,
+    modules_of,
+    swap_now,
+)
+from blade.dropin.recording import record
 from blade.dropin.sharing_copy import sharing_copy
-from blade.dropin.state import DropInState
+from blade.dropin.swap_parts import PartSwapper
 from blade.dropin.watched import obstacle
 from blade.errors import InputError
-from blade.report import DROP_IN
-
-
-class DropIn:
-    """Base of the classes that drop-ins are of, before the model's own."""
-
-    __dict__: dict[str, Any]
-
-    @property
-    def optimized(self) -> torch.jit.ScriptModule:
-        """The optimized module that answers most calls, for ``torch.jit.save``. It takes and returns tensors.
-
-        Raises ``InputError`` while there is none; ``blade.wait(self)`` waits for it.
-        """
-        found = state_of(self).most_called()
-        if not found:
-            raise InputError(
-                "optimized: no call is optimized yet. Call the module, then blade.wait(module); "
-                "blade.report(module) has the reasons."
-            )
-        return found[0].module
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        """A copy of the model, with the same optimized modules until it is changed."""
-        state = state_of(self)
-        own = copy.deepcopy(_plain(self), memo)
-        return _drop_in(own, state.config, state)
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return _unpickled, (_plain(self), state_of(self).config)
+from blade.report import DROP_IN, drop_in_state
 
 
 def accelerate(
-    model: nn.Module,
+    model: Any,
     samples: Any = None,
     config: Config | None = None,
     *,
     parts: Sequence[str] = (),
 ) -> Any:
-    """Return a module that is used like ``model``, and faster where that was measured.
+    """Return what is used like ``model``, and faster where that was measured.
 
+    ``model`` is a module, or a program that has modules as attributes, such as a pipeline of diffusers or
+    transformers; of a program the modules that take its time are accelerated, in a shallow copy.
     ``samples`` are calls as ``blade.optimize`` takes them, or what ``blade.record`` recorded; they are optimized for
     before this returns. Without ``samples`` each kind of call is the model's at first, and is optimized in the
-    background after three calls. ``parts`` names submodules to accelerate in place of the whole model, such as
-    "encoder.layers.0"; ``samples`` then maps these names to samples. Calls with other arguments than tensors,
+    background after three calls. Where the calls of a module cannot be optimized, its layers are that take most of its
+    time. ``parts`` names submodules to accelerate in place of the whole model, such as "encoder.layers.0" or, of a
+    pipeline, "vae.decoder"; ``samples`` then maps these names to samples. Calls with other arguments than tensors,
     constants, and containers and caches of them are the model's, as are calls while it is in training mode, and all
     calls after the weights, layers or hooks have changed, until these were optimized again (three times at most).
 
     ``model`` stays as it is; both share the memory of the weights. The outputs have no gradients.
     ``config`` defaults to the innermost active ``with Config(...)``.
 
-    Raises ``InputError`` for what is no module, or cannot be copied.
+    Raises ``InputError`` for what has no modules, or cannot be copied.
     """
     config = Config.current() if config is None else config
+    if drop_in_state(model) is not None:
+        raise InputError("model: it is a drop-in already, or has parts that are.")
+    if not isinstance(model, nn.Module) and modules_of(model):
+        return accelerated_program(model, samples, config, parts)
     _check(model, parts)
     try:
         own = sharing_copy(model)
-    except (AttributeError, RuntimeError, TypeError, ValueError, NotImplementedError) as error:
+    except COPY_ERRORS as error:
         raise InputError(
             f"model: {type(model).__name__} cannot be deep-copied ({error}); accelerate works on a copy of its layers."
         ) from error
-    if not parts:
-        return _accelerated(own, samples, config)
-    for name in parts:
-        parent, _, child = name.rpartition(".")
-        try:
-            module = own.get_submodule(name)
-        except AttributeError as error:
-            raise InputError(f"parts: {type(model).__name__} has no submodule {name!r}.") from error
-        _check(module)
-        of_part = None if samples is None else samples[name]
-        setattr(own.get_submodule(parent), child, _accelerated(module, of_part, config))
-    return own
-
-
-def state_of(module: Any) -> DropInState:
-    """The state of a drop-in; raises ``InputError`` for anything else."""
-    state = vars(module).get(DROP_IN) if isinstance(module, nn.Module) else None
-    if not isinstance(state, DropInState):
-        raise InputError(
-            f"module: a drop-in of blade.accelerate is expected, got {type(module).__name__}."
-        )
-    return state
+    if parts:
+        return _with_parts(own, samples, config, parts)
+    made = drop_in(own, config, in_background=samples is None)
+    swapper = PartSwapper({"": made}, config)
+    state = state_of(made)
+    state.parts = swapper
+    if samples is None:
+        state.on_refused = partial(swapper.split, "")
+        swapper.start()
+    else:
+        state.optimize(calls_of(samples))
+        _split_refused(made, calls_of(samples), swapper, "")
+    return made
 
 
 def drop_in_of(model: nn.Module, prepared: Sequence[Prepared], config: Config | None) -> Any:
     """A drop-in for ``model`` whose calls are answered by what was ``prepared`` elsewhere."""
     _check(model)
     config = Config.current() if config is None else config
-    made = _drop_in(sharing_copy(model), config, None)
+    made = drop_in(sharing_copy(model), config)
     state_of(made).prepared.update((one.kind, one) for one in prepared)
     return made
 
 
-def _accelerated(own: nn.Module, samples: Any, config: Config) -> Any:
-    made = _drop_in(own, config, None, in_background=samples is None)
-    if samples is not None:
-        calls = [call_of(one) for one in samples_of(samples)]
-        counts = samples.counts if isinstance(samples, Samples) else [1] * len(calls)
-        state_of(made).optimize([call for call, count in zip(calls, counts) for _ in range(count)])
-    return made
+def _with_parts(own: nn.Module, samples: Any, config: Config, parts: Sequence[str]) -> Any:
+    swapper = PartSwapper({"": own}, config)
+    for name in parts:
+        swap_now(swapper, name, None if samples is None else samples[name])
+    vars(own)[DROP_IN] = ProgramState(type(own).__name__, swapper)
+    return own
 
 
-def _drop_in(
-    own: nn.Module, config: Config, like: DropInState | None, in_background: bool = False
-) -> Any:
-    """A drop-in for ``own``, which shares its attributes; with what ``like`` has prepared."""
-    state = DropInState(own, config, in_background)
-    if like is not None:
-        state.prepared.update({k: p for k, p in like.prepared.items() if not p.number})
-        state.reasons += like.reasons
-    kind: Any = type(own)
-    made: Any = object.__new__(_class_of(kind))
-    vars(own)[DROP_IN] = state
-    object.__setattr__(made, "__dict__", vars(own))
-    return made
+def _split_refused(
+    made: Any, calls: Sequence[tuple[Sequence[Any], dict[str, Any]]], parts: PartSwapper, name: str
+) -> None:
+    """If no call of ``made``, the module ``name``, can be optimized, optimize the parts that take its time."""
+    state = state_of(made)
+    if not state.is_refused:
+        return
+    trial = sharing_copy(state.model)  # its buffers may be written
+    with PartFinder({name: trial}) as finder:
+        worth = _played(trial, [*calls, *calls]) and finder.below(name)
+    own = [one.removeprefix(f"{name}.") for one in worth or ()]
+    if not own:
+        return
+    with record(trial, *own) as recorded:
+        _played(trial, calls)
+    for full, inner in zip(worth or (), own):
+        if parts.swap(full):
+            state.is_split = True
+            made = parts.drop_ins[full]
+            inner_calls = calls_of(recorded[inner])
+            state_of(made).optimize(inner_calls)
+            _split_refused(made, inner_calls, parts, full)
 
 
-@functools.cache
-def _class_of(kind: Any) -> type:
-    """The class of drop-ins for modules of the class ``kind``: of its name, and with its forward's signature."""
-
-    @functools.wraps(kind.forward)
-    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        return vars(self)[DROP_IN].answer(args, kwargs)
-
-    names = {
-        "forward": forward,
-        "__module__": kind.__module__,
-        "__qualname__": kind.__qualname__,
-        "__doc__": kind.__doc__,
-    }
-    made: type = type(kind)(kind.__name__, (DropIn, kind), names)
-    return made
-
-
-def _plain(module: Any) -> nn.Module:
-    """The model that ``module`` is the drop-in of: the same attributes, the model's class."""
-    return state_of(module).model
-
-
-def _unpickled(plain: nn.Module, config: Config) -> Any:
-    return _drop_in(plain, config, None, in_background=True)
+def _played(model: nn.Module, calls: Sequence[tuple[Sequence[Any], dict[str, Any]]]) -> bool:
+    """Make ``calls`` of ``model``; return whether it took them."""
+    with torch.no_grad():
+        try:
+            for args, kwargs in calls:
+                model(*args, **kwargs)
+        except MODEL_ERRORS:
+            return False
+    return True
 
 
 def _check(model: Any, parts: Sequence[str] = ()) -> None:
     if not isinstance(model, nn.Module):
         raise InputError(
-            f"model: a torch.nn.Module is expected, got {type(model).__name__}. Of a pipeline, accelerate the modules: "
-            "pipe.model = blade.accelerate(pipe.model)."
+            f"model: a torch.nn.Module is expected, or a pipeline that holds modules, got {type(model).__name__}."
         )
-    if isinstance(model, DropIn):
-        raise InputError("model: it is a drop-in already.")
     if isinstance(model, torch.jit.ScriptModule):
         raise InputError("model: it is TorchScript; use blade.optimize, which returns TorchScript.")
     if hasattr(model, "_orig_mod"):

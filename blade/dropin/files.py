@@ -22,8 +22,9 @@ from torch import nn
 
 from blade.config import Config
 from blade.core.structure import class_named
-from blade.dropin.accelerate import drop_in_of, state_of
+from blade.dropin.accelerate import drop_in_of
 from blade.dropin.call_kind import CallKind, CallReader
+from blade.dropin.drop_in import state_of
 from blade.dropin.nested import FIELDS, NotNested, Structure
 from blade.dropin.prepare import Prepared
 from blade.errors import InputError

@@ -28,6 +28,7 @@ from blade.report import report
 from blade.runtime.originals import number_of
 
 Tensors = tuple[torch.Tensor, ...]
+CHANGES_ITSELF = "forward changes the model: a buffer or an attribute of it. The model answers itself, so that it does."
 
 
 @dataclass(frozen=True)
@@ -115,10 +116,7 @@ def _check_state(flat: FlatCall, sample: Tensors) -> None:
         except MODEL_ERRORS as error:
             raise Refused(Code.TRACE_FAILED, f"The model raised {error!r}.") from error
     if state.restore():
-        raise Refused(
-            Code.MUTATES,
-            "forward changes the model: a buffer or an attribute of it. The model answers itself, so that it does.",
-        )
+        raise Refused(Code.MUTATES, CHANGES_ITSELF)
 
 
 def _ratio_to_eager(module: torch.jit.ScriptModule) -> float | None:

@@ -9,6 +9,8 @@ from typing import Any
 
 from torch import nn
 
+from blade.report import DROP_IN
+
 _HOOKS = "_hooks"
 
 
@@ -16,7 +18,8 @@ def sharing_copy(model: nn.Module) -> nn.Module:
     """Return a deep copy of ``model`` whose parameters are new tensors on the same memory.
 
     Moving, replacing or casting the copy's parameters leaves ``model`` as it is; writing to their values does
-    not. Hooks stay the same functions. Raises what ``copy.deepcopy`` does.
+    not. Hooks stay the same functions, and drop-ins become what they are drop-ins of. Raises what
+    ``copy.deepcopy`` does.
     """
     memo: dict[int, Any] = {}
     for parameter in model.parameters():
@@ -27,4 +30,9 @@ def sharing_copy(model: nn.Module) -> nn.Module:
         for name, hooks in vars(module).items():
             if name.endswith(_HOOKS) and isinstance(hooks, dict):
                 memo.update((id(hook), hook) for hook in hooks.values())
+    for layer in model.modules():
+        state: Any = vars(layer).get(DROP_IN)
+        behind = getattr(state, "model", None)
+        if behind is not None and layer is not behind and layer is not model:
+            memo[id(layer)] = copy.deepcopy(behind, memo)
     return copy.deepcopy(model, memo)

@@ -11,9 +11,10 @@ import logging
 import sys
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from time import monotonic
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -24,7 +25,7 @@ from blade.core.reason import Code, Reason, Stage
 from blade.dropin.call_kind import Call, CallKind, CallReader
 from blade.dropin.call_recorder import CallRecorder
 from blade.dropin.nested import NotNested
-from blade.dropin.prepare import Prepared, Tensors, prepare
+from blade.dropin.prepare import CHANGES_ITSELF, Prepared, Tensors, prepare
 from blade.dropin.watched import Watch, obstacle
 from blade.errors import log_warnings, warn_user
 from blade.fallback.isolated_convert import end_conversions
@@ -36,6 +37,15 @@ RENEWALS = 3  # how often a model that has changed is optimized again
 EXIT_S = 60.0  # s; how long the interpreter's exit waits for what runs
 
 _log = logging.getLogger(__name__)
+
+
+class PartDropIns(Protocol):
+    """The drop-ins that stand in places inside of a model or a program, by name (``PartSwapper``)."""
+
+    drop_ins: dict[str, Any]
+    reasons: list[Reason]
+
+    def wait(self, timeout: float | None) -> bool: ...
 
 
 class DropInState:
@@ -51,6 +61,11 @@ class DropInState:
         self.reasons: list[Reason] = []
         self.calls: dict[CallKind, int] = {}
         self.original_calls = 0
+        self.is_split = False  # parts of the model are drop-ins, and its own calls are the model's
+        self.on_refused: Callable[[], Any] | None = (
+            None  # called if no kind of call can be optimized
+        )
+        self.parts: PartDropIns | None = None
         self._in_background = in_background
         self._reader = CallReader(inspect.signature(model.forward))
         self._recorder = CallRecorder()
@@ -60,6 +75,8 @@ class DropInState:
         self._idle = threading.Condition(self._lock)
         self._current = threading.local()
         self._renewals = 0
+        self._own_changes = 0  # calls of the model that changed it
+        self._is_stateful = False
         self._has_warned = False
         self._watch = Watch(model)
         self._obstacle: str | None = None
@@ -72,11 +89,10 @@ class DropInState:
 
     def answer(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """What ``model.forward(*args, **kwargs)`` returns."""
-        if self._is_the_models():
+        if self.is_split or self._is_the_models():
             return self._original(args, kwargs)
-        changed = self._watch.change()
-        if changed is not None:
-            self._renew(changed)
+        if self._watch.change() is not None:
+            self._renew()
         if self._obstacle is not None:
             return self._original(args, kwargs)
         try:
@@ -108,34 +124,57 @@ class DropInState:
             samples, counts = recorder.kinds[kind].frequent()
             self._take(kind, prepare(self.model, kind, samples, counts, self.config))
 
+    def replace_part(self, replace: Callable[[], None]) -> None:
+        """Let ``replace`` put a drop-in in the place of a layer of the model, which stays what it is."""
+        if self._watch.change() is not None:
+            self._renew()
+        with self._lock:
+            replace()
+            self._watch.accept()
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether no call can be optimized as a whole, and parts of the model may do better."""
+        codes = {reason.code for reason in self.reasons}
+        is_refused = self._is_stateful or bool(self._refused)
+        return not self.prepared and is_refused and Code.SLOWER not in codes
+
     def wait(self, timeout: float | None) -> bool:
-        """Wait at most ``timeout`` seconds; return whether nothing is being optimized."""
+        """Wait at most ``timeout`` seconds; return whether nothing is being optimized, for the parts neither."""
+        end = None if timeout is None else monotonic() + timeout
         with self._idle:
-            return self._idle.wait_for(lambda: not self._working, timeout)
+            if not self._idle.wait_for(lambda: not self._working, timeout):
+                return False
+        if self.parts is None:
+            return True
+        return self.parts.wait(None if end is None else max(0.0, end - monotonic()))
 
     def report(self) -> Report:
         """The report of the module that answers most calls, with the reasons of the drop-in before its own."""
         found = self.most_called()
-        state = SEARCHING if self._working else READY
+        name = type(self.model).__name__
         if not found:
-            name = type(self.model).__name__
-            return Report(reasons=tuple(self.reasons), state=state, model=name)
+            return report_of_parts(name, self.reasons, self.parts, bool(self._working))
         one = report(found[0].module)
+        state = SEARCHING if self._working else READY
         return replace(one, reasons=(*self.reasons, *one.reasons), state=state)
 
     def stats(self) -> dict[str, dict[str, int]]:
-        """The counters of each optimized module, and of the calls that the model answered."""
+        """The counters of each optimized module, of the calls that the model answered, and of the parts."""
         found: dict[str, dict[str, int]] = {}
         for place, one in enumerate(self.most_called(), start=1):
             found[f"call {place}"] = {"calls": self.calls.get(one.kind, 0)}
             counters = stats(one.module)
             found.update((f"call {place}: {k}", v) for k, v in counters.items() if k != "original")
-        return {**found, "original": {"calls": self.original_calls}}
+        found["original"] = {"calls": self.original_calls}
+        return found | stats_of_parts(self.parts)
 
     def rearm(self) -> None:
         """Try the engines again that the circuit breaker stopped."""
         for one in self.most_called():
             rearm(one.module)
+        for part in self.parts.drop_ins.values() if self.parts is not None else ():
+            rearm(part)
 
     def most_called(self) -> list[Prepared]:
         """What is prepared, the most called first."""
@@ -159,9 +198,23 @@ class DropInState:
             return self._original(args, kwargs)
         recorded = self._recorder.add(call)  # before the model writes to its arguments
         output = self._original(args, kwargs)
-        if recorded.calls >= CALLS:
+        if self._watch.change() is not None:
+            self._changed_itself()
+        elif recorded.calls >= CALLS:
             self._start(kind)
         return output
+
+    def _changed_itself(self) -> None:
+        """Refuse all calls once several have changed the model; the first may only set something up."""
+        with self._lock:
+            self._own_changes += self._watch.change() is not None
+            if self._own_changes < CALLS or not self._in_background:
+                return
+            self._in_background = False
+            self._is_stateful = True
+            self._note(Code.MUTATES, CHANGES_ITSELF)
+        if self.on_refused is not None:
+            self.on_refused()
 
     def _start(self, kind: CallKind) -> None:
         with self._lock:
@@ -192,6 +245,8 @@ class DropInState:
                         renewals == self._renewals
                     ):  # else it is of a model that was changed meanwhile
                         self._take(kind, found)
+            if self.is_refused and self.on_refused is not None:
+                self.on_refused()
         finally:
             self._recorder.forget(kind)
             with self._idle:
@@ -258,9 +313,12 @@ class DropInState:
             )
         self._has_warned = True
 
-    def _renew(self, changed: str) -> None:
+    def _renew(self) -> None:
         """Forget what was made of the model as it was."""
         with self._lock:
+            changed = self._watch.change()
+            if changed is None:  # another thread has seen to it
+                return
             self.prepared.clear()
             self._refused.clear()
             self._watch.accept()
@@ -284,6 +342,32 @@ class DropInState:
         reason = Reason(Stage.RUN, code, None, type(self.model).__name__, detail)
         if reason not in self.reasons:
             self.reasons.append(reason)
+
+
+def report_of_parts(
+    name: str, reasons: Sequence[Reason], parts: PartDropIns | None, is_working: bool
+) -> Report:
+    """A report for what has no optimized module itself: of its first part that has one, with all reasons."""
+    reports = {} if parts is None else {one: report(made) for one, made in parts.drop_ins.items()}
+    told = [*reasons, *([] if parts is None else parts.reasons)]
+    told += [reason for one in reports.values() for reason in one.reasons]
+    is_working = is_working or any(one.state == SEARCHING for one in reports.values())
+    state = SEARCHING if is_working else READY
+    for part, one in reports.items():
+        if one.clusters:
+            return replace(one, model=f"{name}.{part}", reasons=tuple(told), state=state)
+    return Report(reasons=tuple(told), state=state, model=name)
+
+
+def stats_of_parts(parts: PartDropIns | None) -> dict[str, dict[str, int]]:
+    """The counters of each part, behind its name."""
+    if parts is None:
+        return {}
+    return {
+        f"{name}: {key}": counters
+        for name, made in parts.drop_ins.items()
+        for key, counters in stats(made).items()
+    }
 
 
 class _Original:

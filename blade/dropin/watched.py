@@ -58,8 +58,8 @@ class Watch:
         for name, module in self._model.named_modules():
             for field in _WATCHED:
                 values = vars(module)[field]
-                # A dict that is watched stays: the handles of hooks refer to it.
-                if (name or field not in _HOOKS) and not isinstance(values, _IS_WATCHED):
+                # A dict that is watched stays: the handles of hooks refer to it, and other watches.
+                if name or field not in _HOOKS:
                     vars(module)[field] = _watched(values, self._flag)
         self._flag.clear()
         named = dict(self._model.named_modules(remove_duplicate=True))
@@ -167,28 +167,32 @@ def _is_collection(value: Any) -> bool:
 
 
 class _WatchedDict(dict[str, Any]):
-    """A dict that tells ``flag`` when it is written; its copies are ordinary."""
+    """A dict that tells its ``flags`` when it is written; its copies are ordinary."""
 
-    flag: set[str]
+    flags: tuple[set[str], ...]
+
+    def _tell(self, key: str) -> None:
+        for flag in self.flags:
+            flag.add(key)
 
     def __setitem__(self, key: str, value: Any) -> None:
-        self.flag.add(key)
+        self._tell(key)
         super().__setitem__(key, value)
 
     def __delitem__(self, key: str) -> None:
-        self.flag.add(key)
+        self._tell(key)
         super().__delitem__(key)
 
     def pop(self, key: str, *default: Any) -> Any:
-        self.flag.add(key)
+        self._tell(key)
         return super().pop(key, *default)
 
     def update(self, *args: Any, **kwargs: Any) -> None:
-        self.flag.add("")
+        self._tell("")
         super().update(*args, **kwargs)
 
     def clear(self) -> None:
-        self.flag.add("")
+        self._tell("")
         super().clear()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> dict[str, Any]:
@@ -204,15 +208,18 @@ class _WatchedDict(dict[str, Any]):
 class _WatchedHooks(OrderedDict[int, Any]):
     """Hooks, by their number; as ``_WatchedDict``."""
 
-    flag: set[str]
+    flags: tuple[set[str], ...] = ()
+
+    def _tell(self, key: int) -> None:
+        for flag in self.flags:
+            flag.add(str(key))
 
     def __setitem__(self, key: int, value: Any) -> None:
-        if hasattr(self, "flag"):
-            self.flag.add(str(key))
+        self._tell(key)
         super().__setitem__(key, value)
 
     def __delitem__(self, key: int) -> None:
-        self.flag.add(str(key))
+        self._tell(key)
         super().__delitem__(key)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "OrderedDict[int, Any]":
@@ -240,6 +247,11 @@ def obstacle(model: nn.Module) -> str | None:
 
 
 def _watched(values: Any, flag: set[str]) -> Any:
-    made = _WatchedHooks(values) if isinstance(values, OrderedDict) else _WatchedDict(values)
-    made.flag = flag
+    """``values``, as a dict that tells ``flag``, too, when it is written."""
+    made = values
+    if not isinstance(values, _IS_WATCHED):
+        made = _WatchedHooks(values) if isinstance(values, OrderedDict) else _WatchedDict(values)
+        made.flags = ()
+    if all(flag is not known for known in made.flags):
+        made.flags = (*made.flags, flag)
     return made

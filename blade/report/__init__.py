@@ -285,7 +285,7 @@ def rearm(optimized: torch.nn.Module) -> None:
 
 def drop_in_state(module: Any) -> Any | None:
     """What answers the calls of ``module`` if ``blade.accelerate`` made it, else ``None``."""
-    return vars(module).get(DROP_IN) if isinstance(module, torch.nn.Module) else None
+    return vars(module).get(DROP_IN) if hasattr(module, "__dict__") else None
 
 
 def engines_of(optimized: torch.nn.Module) -> Iterator[tuple[str, Any]]:

@@ -39,7 +39,9 @@ def hoist_size_checks(graph: torch._C.Graph, sample: Sequence[Any]) -> dict[int,
     moved: dict[Check | None, dict[int, list[Any]]] = {}
     seen: set[Any] = set()
     fixed: dict[Any, Any] = {}  # sizes that an earlier check leaves one value
-    assumed_in: dict[int, list[Any]] | None = None  # the conditions among which that of ASSUMED stands
+    assumed_in: dict[int, list[Any]] | None = (
+        None  # the conditions among which that of ASSUMED stands
+    )
     for check in checks:
         holds = _condition(sizes, check)
         if assumed_in is None and _assumptions(sizes):

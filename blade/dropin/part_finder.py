@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measures which modules a program calls by themselves, and which parts of a module take its time.
+
+    with PartFinder({"unet": unet, "vae": vae}) as finder:
+        pipe("a cat")
+    finder.called_alone()              # ["unet", "vae.decoder"]: what is called outside of the others
+    finder.below("unet")               # the layers of the UNet that take most of its time
+
+Hooks of the whole process see the calls; none is put on a module. Calls on other threads are counted too.
+"""
+
+import threading
+import weakref
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
+
+CALLS = 3  # of a module that is called alone, before it counts
+SHARE = 0.05  # of the time of all that is called alone
+SHARE_BELOW = 0.1  # of the time of a module: what all its parts of one class have to take
+LEAST_S = 200e-6  # s per call; what is shorter gains nothing as a part of its own
+MOST = 24  # parts of one module
+
+
+class PartFinder:
+    """Counts and times the calls of ``roots`` and all their layers between ``start`` and ``stop``.
+
+    Names are those of ``roots``, a dot, and those of ``named_modules``. After each call that is no part of another
+    one ``noted`` is called, on the thread of that call.
+    """
+
+    def __init__(
+        self, roots: Mapping[str, nn.Module], noted: Callable[["PartFinder"], None] | None = None
+    ) -> None:
+        self.modules: dict[str, nn.Module] = {}
+        for name, root in roots.items():
+            for inner, module in root.named_modules():
+                self.modules.setdefault(f"{name}.{inner}".strip("."), module)
+        self.alone = 0  # calls that are no part of another one
+        self._names = {id(module): name for name, module in self.modules.items()}
+        self._noted = noted
+        self._seconds: dict[str, float] = defaultdict(float)
+        self._calls: Counter[str] = Counter()
+        self._seconds_alone: dict[str, float] = defaultdict(float)
+        self._calls_alone: Counter[str] = Counter()
+        self._callers: dict[str, str] = {}
+        self._running = threading.local()
+        self._lock = threading.Lock()
+        self._handles: list[Any] = []
+        self._on_cuda = any(p.is_cuda for root in roots.values() for p in root.parameters())
+
+    def __enter__(self) -> "PartFinder":
+        self.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Measure from now on, until ``stop`` or the end of this object's life."""
+        self._handles = [
+            register_module_forward_pre_hook(_weakly(self._enter)),
+            register_module_forward_hook(_weakly(self._leave), always_call=True),
+        ]
+        for handle in self._handles:
+            weakref.finalize(self, handle.remove)
+
+    def stop(self) -> None:
+        """Measure no more; what was measured stays."""
+        handles, self._handles = self._handles, []
+        for handle in handles:
+            handle.remove()
+
+    def replace(self, name: str, module: nn.Module) -> None:
+        """``module`` is called in place of the one known as ``name``."""
+        self.modules[name] = module
+        self._names[id(module)] = name
+
+    def called_alone(self) -> list[str]:
+        """What was called alone ``CALLS`` times and more, and took its share of the time; the dearest first."""
+        with self._lock:
+            total = sum(self._seconds_alone.values())
+            return [
+                name
+                for name, seconds in sorted(self._seconds_alone.items(), key=lambda item: -item[1])
+                if self._calls_alone[name] >= CALLS
+                and seconds >= SHARE * total
+                and seconds >= LEAST_S * self._calls_alone[name]
+            ]
+
+    def below(self, name: str) -> list[str]:
+        """The parts that ``name`` calls and that take most of its time, the dearest first."""
+        with self._lock:
+            parts = [one for one, caller in self._callers.items() if caller == name]
+            by_class: dict[type, float] = defaultdict(float)
+            for one in parts:
+                by_class[type(self.modules[one])] += self._seconds[one]
+            least = SHARE_BELOW * self._seconds[name]
+            found = [
+                one
+                for one in parts
+                if by_class[type(self.modules[one])] >= least
+                and self._seconds[one] >= LEAST_S * self._calls[one]
+            ]
+            return sorted(found, key=lambda one: -self._seconds[one])[:MOST]
+
+    def _enter(self, module: nn.Module, args: Any) -> None:
+        name = self._names.get(id(module))
+        if name is None or torch._C._get_tracing_state() is not None:
+            return
+        stack = self._stack()
+        if not stack and self._on_cuda:
+            torch.cuda.synchronize()
+        stack.append((name, perf_counter()))
+
+    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        name = self._names.get(id(module))
+        stack = self._stack()
+        if name is None or not stack or stack[-1][0] != name:
+            return
+        if len(stack) == 1 and self._on_cuda:
+            torch.cuda.synchronize()
+        seconds = perf_counter() - stack.pop()[1]
+        with self._lock:
+            self._seconds[name] += seconds
+            self._calls[name] += 1
+            if stack:
+                self._callers[name] = stack[-1][0]
+                return
+            self._seconds_alone[name] += seconds
+            self._calls_alone[name] += 1
+            self.alone += 1
+        if self._noted is not None:
+            self._noted(self)
+
+    def _stack(self) -> list[tuple[str, float]]:
+        found: list[tuple[str, float]] | None = getattr(self._running, "stack", None)
+        if found is None:
+            found = self._running.stack = []
+        return found
+
+
+def _weakly(method: Callable[..., None]) -> Callable[..., None]:
+    """``method`` without keeping its object alive."""
+    known = weakref.WeakMethod(method)
+
+    def hook(*given: Any) -> None:
+        found = known()
+        if found is not None:
+            found(*given)
+
+    return hook
