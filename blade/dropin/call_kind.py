@@ -104,7 +104,7 @@ def arguments_of(kind: CallKind, tensors: Iterable[torch.Tensor]) -> tuple[Argum
     kwargs: dict[str, Any] = {}
     caches: list[Any] = []
     for name, structure in zip(kind.names, kind.structures):
-        value = made(structure, left, ())
+        value = made(structure, left)
         if name == "*":
             args.append(value)
         else:

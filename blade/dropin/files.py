@@ -29,7 +29,7 @@ from blade.dropin.nested import FIELDS, NotNested, Structure
 from blade.dropin.prepare import Prepared
 from blade.errors import InputError
 
-FORMAT = 1
+FORMAT = 2
 _INDEX = "dropin.json"
 _ITEMS: Mapping[str, type] = {"tuple": tuple, "list": list}
 _CONSTANTS: Mapping[str, type] = {
@@ -193,7 +193,7 @@ def _structure(text: list[Any]) -> Structure:
     if how == "cache":
         return (
             how,
-            class_named(text[1], ("DynamicCache", "EncoderDecoderCache")),
+            class_named(text[1], ("DynamicCache", "StaticCache", "EncoderDecoderCache")),
             _tuples(text[2]),
         )
     if how in FIELDS:

@@ -13,8 +13,9 @@ import torch
 from torch import nn
 
 from blade.core.reason import Code
+from blade.dropin.caches import changes
 from blade.dropin.call_kind import CallKind, arguments_of
-from blade.dropin.nested import Parts, Structure, cache_parts
+from blade.dropin.nested import Parts, Structure
 from blade.errors import Refused
 
 # The structure of an output, and the facts of each cache among the arguments after the call.
@@ -48,7 +49,7 @@ class FlatCall(nn.Module):
         structure = parts.add(output)
         after = []
         for cache in caches:
-            facts, held = cache_parts(cache)
+            facts, held = changes(cache)
             after.append(facts)
             parts.tensors += held
         if not parts.tensors:

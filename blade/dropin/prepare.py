@@ -19,9 +19,10 @@ from blade.capture.samples import Samples
 from blade.config import Config
 from blade.core.attempt import attempt
 from blade.core.reason import Code, Reason, Stage
+from blade.dropin.caches import NotServed, apply, count_in_cache
 from blade.dropin.call_kind import Call, CallKind
 from blade.dropin.flat_call import FlatCall, Outcome, flat_call
-from blade.dropin.nested import NotNested, count_in_cache, count_tensors, fill_cache, made
+from blade.dropin.nested import NotNested, count_tensors, made
 from blade.dropin.sharing_copy import sharing_copy
 from blade.errors import BladeError, Refused
 from blade.report import report
@@ -52,7 +53,7 @@ class Prepared:
         tensors = iter((answer,) if isinstance(answer, torch.Tensor) else answer)
         output = made(structure, tensors, call.caches)
         for cache, facts in zip(call.caches, after):
-            fill_cache(cache, facts, tensors)
+            apply(cache, facts, tensors)
         return output
 
 
@@ -113,6 +114,8 @@ def _check_state(flat: FlatCall, sample: Tensors) -> None:
             flat(*copy_of(sample))
         except NotNested as error:
             raise Refused(Code.UNKNOWN_TYPE, f"The output has {error}.") from error
+        except NotServed as error:
+            raise Refused(Code.UNKNOWN_TYPE, f"It leaves a {error}.") from error
         except MODEL_ERRORS as error:
             raise Refused(Code.TRACE_FAILED, f"The model raised {error!r}.") from error
     if state.restore():
