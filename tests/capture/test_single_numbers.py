@@ -150,3 +150,37 @@ def test_strides_of_dense_tensors_are_products_of_sizes() -> None:
         torch.testing.assert_close(found.module(x), windows(x) + 1)
     with pytest.raises(torch.jit.Error, match="dense"):
         found.module(torch.randn(6, 4).t())
+
+
+def test_assignment_to_a_size_makes_another_number() -> None:
+    def counted(x: torch.Tensor) -> torch.Tensor:
+        n = x.shape[0]
+        before = n
+        n += x.shape[1]
+        n *= 2
+        n -= 1
+        return x * before + n
+
+    found = captured(counted, X[0, 0])
+    for shape in ((8, 8), (5, 7), (1, 2)):
+        x = torch.rand(shape)
+        torch.testing.assert_close(found.module(x), counted(x) + 1)
+
+
+def test_assignment_to_a_tensor_writes() -> None:
+    def counted(x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+        before = n
+        n += x.shape[0]
+        return x * before
+
+    found = captured(counted, X[0, 0], torch.tensor(2))
+    n = torch.tensor(5)
+    assert torch.equal(found.module(torch.ones(4, 2), n), torch.full((4, 2), 10.0)) and n == 9
+
+
+def test_a_type_of_python_is_a_dtype() -> None:
+    def last(x: torch.Tensor) -> torch.Tensor:
+        return x[:, torch.tensor([-1], dtype=int, device=x.device)]  # type: ignore[arg-type]
+
+    found = captured(last, X[0, 0])
+    torch.testing.assert_close(found.module(X[1, 1]), last(X[1, 1]) + 1)

@@ -12,6 +12,7 @@ nothing inside of functions that are Python themselves. Other threads meanwhile 
 """
 
 import linecache
+import operator
 import os
 import sys
 import threading
@@ -31,6 +32,7 @@ from blade.capture.decisions.lists_of_numbers import with_lists
 from blade.capture.decisions.traced_number import (
     TracedNumber,
     as_number,
+    as_own_number,
     dtype_of,
     is_float,
     is_traced,
@@ -327,6 +329,27 @@ def _of_int(name: str) -> Callable[..., Any]:
     return method
 
 
+def _assigning(original: Callable[..., Any], apart: Callable[..., Any]) -> Callable[..., Any]:
+    """``n += 1`` of a number of the graph makes another number, as Python does; of a tensor it writes."""
+
+    def method(self: torch.Tensor, other: Any) -> Any:
+        if current() is None or not is_traced(self) or not _is_size(self):
+            return original(self, other)
+        return as_own_number(apart(self, other))
+
+    return method
+
+
+def _is_size(tensor: torch.Tensor) -> bool:
+    """Whether ``tensor`` is a number of the graph, or one of the sizes that are 0-d tensors while torch traces."""
+    if isinstance(tensor, TracedNumber):
+        return True
+    if rank_of(tensor) or dtype_of(tensor) is not torch.int64:
+        return False
+    kind: str = torch._C._get_value_trace(tensor).node().kind()  # type: ignore[attr-defined]
+    return kind in ("aten::size", "prim::NumToTensor")
+
+
 def _tolist(original: Callable[..., Any]) -> Callable[..., Any]:
     def tolist(self: torch.Tensor) -> Any:
         recorder = current()
@@ -503,6 +526,9 @@ def _methods() -> dict[str, Any]:
         "__floor__": _rounding(torch.floor),
         "__trunc__": _rounding(torch.trunc),
         "__round__": _round,
+        "__iadd__": _assigning(_T.__iadd__, operator.add),
+        "__isub__": _assigning(_T.__isub__, operator.sub),
+        "__imul__": _assigning(_T.__imul__, operator.mul),
         "__getitem__": _indexing(_T.__getitem__),
         "__setitem__": _indexing(_T.__setitem__),
         "item": _item(_T.item),
@@ -562,11 +588,18 @@ def _comparing(original: Callable[..., bool], check: Callable[..., Any]) -> Call
     return method
 
 
+_DTYPES: dict[Any, torch.dtype] = {int: torch.int64, float: torch.float64}  # by shadows.py's, too
+
+
 def _making(original: Callable[..., Any]) -> Callable[..., Any]:
     """``torch.tensor`` of numbers of the graph."""
 
     def method(data: Any, *args: Any, **kwargs: Any) -> Any:
-        if current() is None or not _has_traced(data):
+        if current() is None:
+            return original(data, *args, **kwargs)
+        if kwargs.get("dtype") in _DTYPES:
+            kwargs["dtype"] = _DTYPES[kwargs["dtype"]]
+        if not _has_traced(data):
             return original(data, *args, **kwargs)
         dtype = kwargs.get("dtype", args[0] if args else None)
         device = kwargs.get("device", args[1] if len(args) > 1 else None)
