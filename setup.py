@@ -112,7 +112,7 @@ def interrupts() -> Extension:
     """The one library that is a Python module: ``csrc/engine/interrupt.h`` says why."""
     return Extension(
         "blade._interrupts",
-        sources=[str(CSRC / "python/interrupts.cpp")],
+        sources=[str(CSRC / f"python/{name}.cpp") for name in ("interrupts", "unchanged")],
         depends=headers(),
         include_dirs=cpp_extension.include_paths(),
         library_dirs=cpp_extension.library_paths(),

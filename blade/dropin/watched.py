@@ -12,14 +12,14 @@ model, of layers that are no classes of torch, and of objects that these hold, s
 
 import copy
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from operator import attrgetter, itemgetter
+from collections.abc import Iterator
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
 from torch import nn
 
+from blade.dropin.unchanged import unchanged, weight_facts
 from blade.report import DROP_IN
 
 MOST = 64  # items of a list or dict that is compared at each call
@@ -28,10 +28,11 @@ _NOT_READ = (
     *(nn.Module, torch.Tensor, type, FunctionType, MethodType, ModuleType),
     *(dict, list, tuple, set, str),
 )
+_SETTINGS = (
+    "transformers.generation."  # of classes whose objects ``generate`` reads, and no forward
+)
 _OF_MODULES = frozenset(vars(nn.Module()))  # attributes that every module has
 _WITH_A_MODE = ("Dropout", "BatchNorm", "InstanceNorm", "RReLU")
-_version = attrgetter("_version")
-_training = attrgetter("training")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 _WATCHED = ("_modules", "_parameters", "_buffers", *_HOOKS)
 
@@ -46,7 +47,7 @@ class Watch:
 
     def change(self) -> str | None:
         """What has changed, as a sentence without its end; ``None`` if nothing has."""
-        if not self._flag and self._facts() == self._seen:
+        if not self._flag and unchanged(self._weights, self._seen, self._items, self._sizes):
             return None
         found = self._difference()
         if found is None:
@@ -62,15 +63,14 @@ class Watch:
                 if name or field not in _HOOKS:
                     vars(module)[field] = _watched(values, self._flag)
         self._flag.clear()
-        named = dict(self._model.named_modules(remove_duplicate=True))
-        self._modules = list(named.values())
-        self._weights = [*self._model.parameters(), *self._model.buffers()]
-        self._attributes = [vars(module) for module in self._modules[1:]]
-        readers = map(_reader, self._holders().values())
-        self._read = [read for read in readers if read() != ()]
-        self._with_a_mode = [module for module in self._modules if _has_a_mode(module)]
+        modules = list(self._model.modules())
+        self._weights = (*self._model.parameters(), *self._model.buffers())
+        self._seen = weight_facts(self._weights)
+        self._sizes = tuple(x for module in modules[1:] for x in (vars(module), len(vars(module))))
+        modes = [(vars(one), "training", one.training) for one in modules if _has_a_mode(one)]
+        read = [item for held in self._holders().values() for item in _read_items(held)]
+        self._items = tuple(x for item in (*read, *modes) for x in item)
         self._described = dict(self._describe())
-        self._seen = self._facts()
 
     def _holders(self) -> dict[str, dict[str, Any]]:
         """The dicts of attributes that may decide what ``forward`` does, each once, by the name of their object."""
@@ -81,20 +81,11 @@ class Watch:
             found[name or "the model"] = vars(module)
             for key, value in vars(module).items():
                 is_object = hasattr(value, "__dict__") and not isinstance(value, _NOT_READ)
-                if is_object and key != DROP_IN:
+                is_read = key != DROP_IN and not type(value).__module__.startswith(_SETTINGS)
+                if is_object and is_read:
                     found[f"{name}.{key}".removeprefix(".")] = vars(value)
         unique = {id(held): (name, held) for name, held in reversed(found.items())}
         return dict(reversed(unique.values()))
-
-    def _facts(self) -> Any:
-        weights = self._weights
-        return (
-            [read() for read in self._read],
-            sum(map(_version, weights)),
-            sum(map(torch.Tensor.data_ptr, weights)),
-            any(map(_training, self._with_a_mode)),
-            sum(map(len, self._attributes)),
-        )
 
     def _describe(self) -> Iterator[tuple[tuple[str, str], Any]]:
         for name, module in self._model.named_modules():
@@ -126,22 +117,15 @@ class Watch:
         return None
 
 
-def _reader(held: dict[str, Any]) -> Callable[[], Any]:
-    """A function that returns what the attributes in ``held`` are: constants, and the items of lists and dicts."""
-    own = {key: value for key, value in held.items() if key not in _OF_MODULES}
-    constants = [key for key, value in own.items() if _is_constant(value)]
-    collections = [key for key, value in own.items() if _is_collection(value)]
-    get = itemgetter(*constants) if constants else None
-
-    def read() -> Any:
-        try:
-            found = get(held) if get is not None else ()
-            items = [_items(held[key]) for key in collections]
-        except KeyError:
-            return None  # an attribute was deleted
-        return (found, items) if items else found
-
-    return read
+def _read_items(held: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str, Any]]:
+    """What is compared of ``held`` at each call: constants, and copies of lists and dicts of them."""
+    for key, value in held.items():
+        if key in _OF_MODULES:
+            continue
+        if _is_constant(value):
+            yield held, key, value
+        elif _is_collection(value):
+            yield held, key, copy.copy(value)
 
 
 def _has_a_mode(module: nn.Module) -> bool:
@@ -149,10 +133,6 @@ def _has_a_mode(module: nn.Module) -> bool:
     kind = type(module)
     is_torchs = kind.__module__.startswith("torch.nn.modules.")
     return not is_torchs or any(name in kind.__name__ for name in _WITH_A_MODE)
-
-
-def _items(value: Any) -> Any:
-    return tuple(value.items()) if isinstance(value, dict) else tuple(value)
 
 
 def _is_constant(value: Any) -> bool:

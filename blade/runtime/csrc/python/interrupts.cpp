@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// A Python module without functions: once imported, pybind11 knows what to make of blade::Interrupted.
+// The library that is a Python module. Once imported, pybind11 knows what to make of blade::Interrupted; and it has
+// what compares objects of Python (unchanged.cpp).
 #include <torch/csrc/Exceptions.h>
 
 #include "../engine/interrupt.h"
+#include "unchanged.h"
 
 PYBIND11_MODULE(_interrupts, module) {
-  module.doc() = "Lets KeyboardInterrupt and the like pass through engines that Python runs.";
+  module.doc() = "Lets KeyboardInterrupt and the like pass through engines that Python runs; says whether a model changed.";
+  blade::define_unchanged(module);
   pybind11::register_exception_translator([](std::exception_ptr thrown) {
     try {
       if (thrown) std::rethrow_exception(thrown);
