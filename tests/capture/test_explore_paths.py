@@ -5,6 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+import blade
 from blade.capture.capture import capture
 from blade.config import Config
 from blade.core.reason import Code
@@ -73,3 +74,48 @@ def test_half_of_the_budget_is_for_sizes_that_no_sample_has() -> None:
     budget = TimeBudget(30.0, clock=lambda: next(ticks))
     samples = [torch.rand(2, 4, 8, 8), torch.rand(2, 4, 8, 7)]
     assert len(capture(Down().eval(), samples, Config(), None, budget).paths) == 2
+
+
+class Repeats(nn.Module):
+    """Returns what it also looks at through views, as caches are; the rows decide between two paths."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        grown = torch.cat([x, x * 2], 1)
+        key = grown[:, None].expand(-1, 3, -1).reshape(-1, grown.shape[1])
+        other = grown.relu() if x.shape[0] > vars(self)["rows"] else grown.tanh()  # no script
+        return key.sum(0), grown, other + key.mean()
+
+
+def test_views_of_what_a_path_returns_stay_in_its_engine() -> None:
+    model = Repeats().eval()
+    model.rows = 4
+    config = Config(optimization_pipeline="disc", timing=False, min_cluster_size=1)
+    samples = [torch.rand(3, 8), torch.rand(6, 8)]
+    optimized = blade.optimize(model, samples, config)
+    report = blade.report(optimized)
+    assert len(report.paths) == 2 and len(report.clusters) == 2
+    assert not [one for one in report.reasons if one.code is Code.ALIASES]
+    for rows in (2, 9):
+        x = torch.rand(rows, 8)
+        for found, expected in zip(optimized(x), model(x)):
+            torch.testing.assert_close(found, expected)
+    assert blade.stats(optimized)["path 1"]["calls"] == blade.stats(optimized)["path 2"]["calls"]
+
+
+class Shared(nn.Module):
+    """Returns a tensor and a view of it, on both paths: the caller may write to one and read the other."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = x.exp() if x.shape[0] > vars(self)["rows"] else x.cos()
+        return y, y[:, 1:]
+
+
+def test_views_that_a_caller_receives_stay_views_on_every_path() -> None:
+    model = Shared().eval()
+    model.rows = 4
+    config = Config(optimization_pipeline="disc", timing=False, min_cluster_size=1)
+    optimized = blade.optimize(model, [torch.rand(3, 8), torch.rand(6, 8)], config)
+    for rows in (2, 9):
+        whole, part = optimized(torch.rand(rows, 8))
+        part.fill_(7.0)
+        assert bool((whole[:, 1:] == 7.0).all())

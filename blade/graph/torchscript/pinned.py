@@ -27,6 +27,14 @@ _TO_SCALAR = FROM_CHAIN | {"aten::Bool", "aten::item", "aten::is_nonzero"}
 
 
 @dataclass(frozen=True)
+class _Returned:
+    """The roots of each tensor that a caller receives if ``block``, the block of an If or the graph's, returns it."""
+
+    block: int
+    roots: tuple[frozenset[int], ...]
+
+
+@dataclass(frozen=True)
 class _RuleInput:
     """The context of a rule."""
 
@@ -38,7 +46,7 @@ class _RuleInput:
     lines: Sequence[int]
     reads: Mapping[int, bool]
     node: OpNode
-    returned: Sequence[frozenset[int]]  # roots of each returned tensor
+    returned: Sequence[_Returned]
 
 
 def find_excluded(
@@ -55,7 +63,7 @@ def find_excluded(
 
     ``in_loop``: for nodes within a loop that is a node itself. What they return stays in it.
     """
-    returned = [] if in_loop else _returned_roots(program, aliases)
+    returned = [] if in_loop else _returned(program, aliases, program.returns)
     pins: dict[int, Reason] = {}
     for index, unit in enumerate(units):
         head = program.lines[unit[0]]
@@ -71,24 +79,52 @@ def find_excluded(
     return pins
 
 
-def _returned_roots(program: Program, aliases: Aliases) -> list[frozenset[int]]:
-    """Roots of the tensors that a caller receives, traced through tuples and lists.
+def _returned(
+    program: Program, aliases: Aliases, values: Sequence[int], block: int = 0
+) -> list[_Returned]:
+    """What a caller receives of ``values``, traced through tuples and lists: one for each branch that makes a tuple.
 
     A container that cannot be traced may hold several tensors: it counts twice.
     """
     found: dict[int, None] = {}
-    pending = list(program.returns)
+    branched: int | None = None
+    pending = list(values)
     while pending:
         value = pending.pop(0)
         line = program.maker(value)
-        known = line is not None and line.kind in _CARRIERS and not aliases.may_be_written(value)
-        if line is not None and known:
+        is_known = line is not None and not aliases.may_be_written(value)
+        if line is not None and is_known and line.kind in _CARRIERS:
             pending.extend(line.inputs[1::2] if line.kind == "prim::DictConstruct" else line.inputs)
+        elif _is_branched(program, line, value) and is_known and branched is None:
+            branched = value
         else:
             found[value] = None
-    return [
+    own = tuple(
         aliases.roots[value] for value in found for _ in range(1 if program.is_tensor(value) else 2)
+    )
+    if branched is None:
+        return [_Returned(block, own)]
+    line = program.lines[program.producer[branched]]
+    place = line.outputs.index(branched)
+    inner = [
+        one
+        for index in line.blocks
+        for one in _returned(program, aliases, [program.blocks[index].returns[place]], index)
     ]
+    return [_Returned(one.block, own + one.roots) for one in inner]
+
+
+def _is_branched(program: Program, line: Line | None, value: int) -> bool:
+    return line is not None and line.kind == "prim::If" and not program.is_tensor(value)
+
+
+def _around(program: Program, block: int) -> set[int]:
+    """``block`` and the blocks that it is in."""
+    found = {block}
+    while (owner := program.blocks[block].owner) is not None:
+        block = program.lines[owner].block
+        found.add(block)
+    return found
 
 
 def _unsupported(case: _RuleInput) -> str | None:
@@ -139,7 +175,7 @@ def _aliases(case: _RuleInput) -> str | None:
     shared = roots & case.aliases.union(case.head.inputs)
     if not shared:
         return None
-    hits = [r for r in case.returned if not r.isdisjoint(shared)]
+    hits = _received(case, shared)
     if hits and OUTSIDE in shared:
         return f"The caller may see that the result of {case.head.kind} is a view of an input."
     constants = {
@@ -150,9 +186,21 @@ def _aliases(case: _RuleInput) -> str | None:
     }
     if hits and constants & shared:
         return f"The caller may see that the result of {case.head.kind} is a view of a weight."
-    if len(hits) > 1:
-        return f"The caller receives {len(hits)} tensors that share memory with each other."
+    if hits > 1:
+        return f"The caller receives {hits} tensors that share memory with each other."
     return None
+
+
+def _received(case: _RuleInput, roots: frozenset[int]) -> int:
+    """How many tensors with one of ``roots`` a caller may receive at once, where the op runs."""
+    program, own = case.program, case.head.block
+    around = _around(program, own)
+    counts = [
+        sum(not one.isdisjoint(roots) for one in returned.roots)
+        for returned in case.returned
+        if returned.block in around or own in _around(program, returned.block)
+    ]
+    return max(counts, default=0)
 
 
 def _data_dependent(case: _RuleInput) -> str | None:
