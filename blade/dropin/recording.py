@@ -12,6 +12,7 @@ pipe.unet = blade.accelerate(pipe.unet, calls["unet"])
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -19,9 +20,11 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from blade.capture.reference_model import copy_of
 from blade.capture.samples import Samples
+from blade.dropin.caches import cache_parts, is_cache
 from blade.dropin.call_kind import CallReader
 from blade.dropin.nested import NotNested
 from blade.errors import InputError
@@ -92,7 +95,7 @@ def _recorded(module: nn.Module, limit_mb: float) -> Iterator[Samples]:
         else:
             left -= size
             known[key] = len(samples)
-            samples.append(copy_of(sample))
+            samples.append(copy_of(_with_own_caches(sample)))
             samples.counts.append(1)
 
     handle = module.register_forward_pre_hook(note, with_kwargs=True, prepend=True)
@@ -125,6 +128,18 @@ def _sample(
     if any(one.kind in places for one in signature.parameters.values()):
         return None
     return {**dict(zip(signature.parameters, args)), **kwargs}
+
+
+def _with_own_caches(sample: Any) -> Any:
+    """``sample`` with copies of its caches, which the call is about to fill."""
+
+    def copied(leaf: Any) -> Any:
+        if not is_cache(leaf):
+            return leaf
+        tensors = cache_parts(leaf)[1]
+        return copy.deepcopy(leaf, {id(t): t.detach().clone() for t in tensors})
+
+    return pytree.tree_map(copied, sample)
 
 
 def _module(model: Any, name: str) -> nn.Module:

@@ -2,6 +2,7 @@
 """Recording the calls of a module."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -46,6 +47,22 @@ def test_parts_of_a_pipeline_keywords_and_the_bound() -> None:
             pass
     with pytest.raises(InputError, match="limit_mb"):
         blade.record(lstm, limit_mb=0)
+
+
+@torch.no_grad()
+def test_a_cache_is_kept_as_it_was_before_the_call() -> None:
+    transformers = pytest.importorskip("transformers")
+
+    class Growing(nn.Module):
+        def forward(self, x: torch.Tensor, past: Any) -> torch.Tensor:
+            return past.update(x, x + 1, 0)[1]  # type: ignore[no-any-return]
+
+    model, past = Growing().eval(), transformers.DynamicCache()
+    with blade.record(model) as samples:
+        for _ in range(2):
+            model(torch.rand(1, 1, 2, 4), past)
+    assert [one[1].get_seq_length() for one in samples] == [0, 2]
+    assert past.get_seq_length() == 4
 
 
 class Short(nn.Module):
