@@ -6,6 +6,7 @@ flat(*call.tensors)            # the tensors of the output, then those of the ca
 flat.seen                      # the structures of all outputs so far
 """
 
+import copy
 import inspect
 from typing import Any
 
@@ -41,6 +42,20 @@ class FlatCall(nn.Module):
         self.kind = kind
         self.seen = Seen()
         self.training = False
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "FlatCall":
+        """A copy whose parameters share the memory of the model's: the graphs of all kinds hold the weights once.
+
+        Whoever writes to the weights makes the drop-in forget these graphs (watched.py).
+        """
+        for parameter in self.model.parameters():
+            if type(parameter) is nn.Parameter:
+                own = nn.Parameter(parameter.detach(), parameter.requires_grad)
+                memo.setdefault(id(parameter), own)
+        made = type(self).__new__(type(self))
+        memo[id(self)] = made
+        vars(made).update(copy.deepcopy(vars(self), memo))
+        return made
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         (args, kwargs), caches = arguments_of(self.kind, tensors)

@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Drop-ins in transformers: ``generate`` and pipelines."""
 
+import copy
 from typing import Any
 
 import pytest
 import torch
 
 import blade
+from blade.backends.quant.analysis.affine import group_of
+from blade.backends.quant.search.cpu_plans import GROUP
 from blade.config import Config
+from blade.dropin.accelerate import state_of
 
 transformers = pytest.importorskip("transformers")
 QUICK = Config(optimization_pipeline="disc", timing=False)
@@ -122,3 +126,64 @@ def _close(found: Any, expected: Any) -> None:
         assert found == expected
     else:
         assert float(found) == pytest.approx(float(expected), rel=1e-4, abs=1e-5)
+
+
+def _llama() -> Any:
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        vocab_size=64,
+        max_position_embeddings=64,
+    )
+    return transformers.LlamaForCausalLM(config).eval()
+
+
+@pytest.mark.parametrize(("make", "bits"), [(_gpt2, 8), (_llama, 4)])
+def test_weight_only_gives_the_tokens_of_the_quantized_model(make: Any, bits: int) -> None:
+    """The reference is eager, with the weights of the products quantized and dequantized."""
+    model = make()
+    ids = torch.randint(2, 60, (1, 5))
+    with blade.record(model) as samples:
+        _tokens(model, ids, do_sample=False)
+    config = QUICK.evolve(
+        optimization_pipeline="quant",
+        enable_int8=True,
+        quantization_type="weight_only",
+        weight_bits=bits,
+        accuracy_budget={"cosine": 0.9},
+    )
+    fast = blade.accelerate(model, list(samples[:2]), config)
+    quantized = _with_rounded_weights(model, bits)
+    for prompt in (ids, torch.randint(2, 60, (2, 7))):
+        assert _tokens(fast, prompt, do_sample=False) == _tokens(quantized, prompt, do_sample=False)
+    assert blade.stats(fast)["original"]["calls"] == 0
+    prepared = state_of(fast).most_called()
+    assert len(prepared) == 2  # with and without a past
+    weights = {w.data_ptr() for w in model.parameters() if w.dim() == 2}
+    for one in prepared:
+        held = {b.data_ptr() for b in one.module.buffers()}
+        assert weights <= held  # the memory of the model's
+        layers = [c for x in blade.report(one.module).clusters for c in x.precision]
+        assert layers and all(c.precision == f"int{bits} weight-only" for c in layers)
+
+
+def _with_rounded_weights(model: Any, bits: int) -> Any:
+    rounded = copy.deepcopy(model)
+    kinds = (torch.nn.Linear, transformers.pytorch_utils.Conv1D)
+    if rounded.config.tie_word_embeddings:
+        rounded.lm_head.weight = torch.nn.Parameter(rounded.lm_head.weight.detach().clone())
+    for layer in rounded.modules():
+        if isinstance(layer, kinds):
+            is_linear = isinstance(layer, torch.nn.Linear)
+            weight = layer.weight.detach() if is_linear else layer.weight.detach().T
+            group = weight.shape[1] if bits == 8 else group_of(weight.shape[1], GROUP)
+            rows = weight.reshape(len(weight), -1, group)
+            high = 2 ** (bits - 1) - 1
+            scales = rows.abs().amax(-1, keepdim=True) / high
+            made = ((rows / scales).round() * scales).reshape(weight.shape)
+            layer.weight.data = made if is_linear else made.T.contiguous()
+    return rounded
