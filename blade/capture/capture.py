@@ -42,6 +42,7 @@ from blade.capture.messages import (
 )
 from blade.capture.model import private_copy, signature_of
 from blade.capture.outputs import NotTensors
+from blade.capture.quantized_layers import read_quantized_layers
 from blade.capture.references import (
     OTHER_VALUES,
     ReferenceRuns,
@@ -93,6 +94,8 @@ def capture(
         inputs = inputs_of(program, own)
     reasons: list[Reason] = []
     further: list[Any] = []
+    if program is None:
+        reasons += read_quantized_layers(own)
     if config.quantizes:
         inputs, further = to_calibrate(
             gathered(inputs, config.calibration_samples), config.calibration_samples

@@ -277,7 +277,7 @@ def test_weights_in_groups(has_zeros: bool) -> None:
 
     engine, graph = build(function, [torch.randn(2, 3, 64)])
     products = [v for v in graph.values if v.op == "weight_only_linear"]
-    assert [v.attrs["bits"] for v in products] == ([] if has_zeros else [4])
+    assert [(v.attrs["bits"], v.attrs.get("zeros", False)) for v in products] == [(4, has_zeros)]
     for sizes in SIZES:
         check(function, engine, graph, torch.randn(*sizes, 64))
 

@@ -22,7 +22,9 @@
                                           clamp(round(y * inverse) + point, low, high)
     int8_conv x w ws bias {scale, zero, stride, padding, dilation}
                                           the same for a `conv` of one group; padding has the value `zero`
-    weight_only_linear x w ws bias {bits} x @ (w * ws).T + bias; ws per group of a row of w
+    weight_only_linear x w ws bias {bits, zeros?}
+                                          x @ ((w - z) * ws).T + bias; ws per group of a row of w; with `zeros`, the
+                                          last half of ws is z, else z is 0
     scaled_linear x w ws bias s? {scale}  x @ w.T * (ws * scale * s) + bias; x and w both int8 or both fp8; ws and
                                           bias per column, s per row
     matmul a b bias?                      batched over equal leading axes; bias per column

@@ -6,8 +6,8 @@
     %5 = linear %3 %4 %b
 
 Activations have one known scale and zero point, or one of each per row. Weights are constant, int8 and
-symmetric, with a scale per output channel. Signed activations are read as unsigned, shifted by 128 like
-their zero points.
+symmetric, with a scale per output channel; beside a float activation they may have groups and zero points. Signed
+activations are read as unsigned, shifted by 128 like their zero points.
 """
 
 from collections.abc import Callable
@@ -150,7 +150,9 @@ class Int8Lowerer:
         bias = self.value(v.args[2]) if len(v.args) == 3 else zeros
         known = parts_of(bias) is not None
         constant = bias if known else zeros
-        if w.kind == "column" and x is not None and x.kind in ("tensor", "row"):
+        points = [z for z in w.parameters[1:] if not self.is_zero(z)]
+        is_int8 = w.kind == "column" and x is not None and x.kind in ("tensor", "row")
+        if is_int8 and x is not None and not points:
             given, rows, attrs = self.activation(x)
             operands = (given, w.bytes, w.parameters[0], constant, *rows)
             y = self.b.make("int8_linear", operands, v.shape, v.dtype, **attrs)
@@ -158,13 +160,39 @@ class Int8Lowerer:
             scales, bits = w.parameters[0], self.bits(w)
             scales = scales if w.kind == "group" else self.b.reshape(scales, (*scales.shape, 1))
             operands = (self.value(v.args[0]), w.bytes, scales, constant)
-            y = self.b.make("weight_only_linear", operands, v.shape, v.dtype, bits=bits)
+            attrs = {"bits": bits}
+            if points:
+                operands = (*operands[:2], self.with_points(scales, points[0]), constant)
+                attrs["zeros"] = True
+            y = self.b.make("weight_only_linear", operands, v.shape, v.dtype, **attrs)
         return y if known else self.b.pointwise("add", y, self.b.broadcast(bias, v.shape))
+
+    def with_points(self, scales: Value, zeros: Value) -> Value:
+        """One constant of both, side by side, [columns, groups] each."""
+        columns, groups = (int(d) for d in scales.shape)
+        points = self.known(zeros).reshape(columns, groups).float()
+        return self.constant(torch.cat((self.known(scales), points), 1))
+
+    def known(self, v: Value) -> torch.Tensor:
+        """The elements of ``v``, a reshaped constant."""
+        base = v
+        while base.op == "reshape":
+            base = base.args[0]
+        held: torch.Tensor = self.constants[base.attrs["index"]]
+        return held.reshape([int(d) for d in v.shape])
+
+    def constant(self, tensor: torch.Tensor) -> Value:
+        tensor = tensor.contiguous()
+        index, strides = len(self.constants), tuple(tensor.stride())
+        self.constants.append(tensor)
+        return self.b.make("const", (), tuple(tensor.shape), tensor.dtype, strides, index=index)
 
     def convolution(self, v: Value) -> Value | None:
         """An int8 convolution of pixels with one scale; a 1x1 convolution becomes a product."""
         x, w = self.quantized.get(v.args[0].id), self.weight(v.args[1])
         if x is None or w is None or x.kind != "tensor" or not self.is_weight(w):
+            return None
+        if not all(self.is_zero(z) for z in w.parameters[1:]):
             return None
         attrs = dict(v.attrs)
         if attrs.pop("activation") is not None or len(v.args) > 3:
@@ -192,13 +220,10 @@ class Int8Lowerer:
             return w
         device = self.constants[parts[0].constant].device
         scales = torch.full((int(w.bytes.shape[0]),), w.number[0], device=device)
-        known = {"index": len(self.constants)}
-        self.constants.append(scales)
-        constant = self.b.make("const", (), tuple(scales.shape), scales.dtype, (1,), **known)
-        return replace(w, kind="column", parameters=(constant,), axis=0)
+        return replace(w, kind="column", parameters=(self.constant(scales),), axis=0)
 
     def is_weight(self, w: QuantizedValue) -> bool:
-        """Whether ``w`` is constant int8 with float scales per row or group of a row, and no zero points."""
+        """Whether ``w`` is constant int8 with float scales per row or group of a row, and known zero points."""
         by_rows = w.kind == "column" and w.axis == 0
         if not (by_rows or w.kind == "group"):
             return False
@@ -210,7 +235,7 @@ class Int8Lowerer:
             and scales.dtype == torch.float32
             and parts_of(w.bytes) is not None
             and parts_of(scales) is not None
-            and all(self.is_zero(z) for z in zeros)
+            and all(self.is_zero(z) or (_is_plain(z) and _is_plain(scales)) for z in zeros)
         )
 
     def bits(self, w: QuantizedValue) -> int:
@@ -254,6 +279,11 @@ class Int8Lowerer:
         if v.is_layout:
             return self.is_zero(v.args[0])
         return v.op == "const" and not bool(self.graph.constants[v.attrs["index"]].any())
+
+
+def _is_plain(v: Value) -> bool:
+    """Whether ``v`` is a constant, or one that is reshaped."""
+    return v.op == "const" or (v.op == "reshape" and _is_plain(v.args[0]))
 
 
 def dequantized(b: IrBuilder, x: Value, parameters: list[Value], like: Value) -> Value:

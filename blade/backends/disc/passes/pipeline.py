@@ -6,6 +6,7 @@ from collections.abc import Callable
 from blade.backends.disc.ir.graph import Graph
 from blade.backends.disc.passes import legalize
 from blade.backends.disc.passes.copy_complex import copy_complex
+from blade.backends.disc.passes.find_quantized_weights import find_quantized_weights
 from blade.backends.disc.passes.fuse_attention import find_attention
 from blade.backends.disc.passes.fuse_conv_epilogue import fuse_conv_epilogue
 from blade.backends.disc.passes.fuse_requantize import fuse_requantize
@@ -24,6 +25,7 @@ GraphPass = Callable[[Graph], Graph]
 
 PASSES: tuple[tuple[str, GraphPass], ...] = (
     ("normalize", normalize_sizes),
+    ("find_quantized", find_quantized_weights),
     ("hoist", hoist_products),
     ("int8", lower_int8),
     ("find_attention", find_attention),

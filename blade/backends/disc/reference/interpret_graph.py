@@ -212,8 +212,10 @@ def _structural(
         return int8_reference.scaled(v, args)
     if v.op == "weight_only_linear":
         x, w, scales, bias = args
+        scales, points = scales.chunk(2, 1) if v.attrs.get("zeros") else (scales, None)
         size = w.shape[1] // scales.shape[1]
-        return torch.nn.functional.linear(x, w * scales.repeat_interleave(size, 1), bias)
+        wide = w if points is None else w - points.repeat_interleave(size, 1)
+        return torch.nn.functional.linear(x, wide * scales.repeat_interleave(size, 1), bias)
     if v.op == "dequantize":
         return _dequantize(v, *args)
     if v.op == "matmul":

@@ -85,12 +85,16 @@ class MlirBuilder:
 
     def iota(self, element: str, lanes: int) -> SsaValue:
         """0, 1, ... lanes-1."""
-        if lanes == 1:
-            return self.constant(0, element)
-        numbers = ", ".join(str(k) for k in range(lanes))
-        text = f"dense<[{numbers}]> : {type_text(element, lanes)}"
+        return self.vector(range(lanes), element)
+
+    def vector(self, values: Sequence[float], element: str) -> SsaValue:
+        """A constant with a value per lane."""
+        if len(values) == 1:
+            return self.constant(values[0], element)
+        numbers = ", ".join(_literal(value, element) for value in values)
+        text = f"dense<[{numbers}]> : {type_text(element, len(values))}"
         name = self.constants.setdefault(text, f"%c{len(self.constants)}")
-        return SsaValue(name, element, lanes)
+        return SsaValue(name, element, len(values))
 
     def like(self, value: float, x: SsaValue) -> SsaValue:
         """A constant of the shape and type of ``x``."""

@@ -3,8 +3,9 @@
 
     widen_gemm(ptrs = A, B, scales, bias, C; ints = m, n, k, lda, ldc, size, next)
 
-``size`` rows of B share their scales; the scales of the next group are ``next`` floats further. Each group is
-a pass over C, which adds its sums times their scales.
+``size`` rows of B share their scales; the scales of the next group are ``next`` floats further, and behind those of
+the last group are the zero points, if there are any. Each group is a pass over C, which adds its sums times their
+scales.
 
     pack(ptrs = weights, B; ints = offset, k, distance of columns, of rows, first)
     scales(ptrs = floats, to; ints = offset, groups, distance of columns, of groups, first, next)
@@ -17,19 +18,22 @@ from blade.backends.disc.cpu.emit.mlir_builder import SsaValue
 from blade.backends.disc.cpu.emit.mlir_function import POINTER, MlirFunction, MlirRoutine
 from blade.backends.disc.cpu.gemm.driver import (
     PanelRows,
-    PanelTiling,
     product_text,
     tiles_of_rows,
 )
-from blade.backends.disc.cpu.gemm.weight_only_micro_kernel import WeightOnlySpec, micro_kernel
+from blade.backends.disc.cpu.gemm.weight_only_micro_kernel import (
+    NIBBLE,
+    WeightOnlySpec,
+    micro_kernel,
+)
 
 SCALES = "widen_scales"
 _POINTERS = ("a", "b", "scales", "bias", "c")
 _NUMBERS = "n k lda ldc size next".split()
 
 
-def pack_name(bits: int, tiles: PanelTiling) -> str:
-    return f"widen{bits}_pack{tiles.width}"
+def pack_name(form: WeightOnlySpec) -> str:
+    return f"widen{form.bits}_pack{form.tiles.width}{'_words' * form.has_words}"
 
 
 def gemm_text(form: WeightOnlySpec) -> str:
@@ -43,16 +47,17 @@ def _panel(
 ) -> None:
     """The rows of one panel, group by group."""
     first = place.first
-    rows_of_bytes = f.over(f["k"], form.rows_of_byte)
-    b = f.at(f["b"], f.product(first, rows_of_bytes), "i8")
+    b = f.at(f["b"], f.product(first, f.over(f["k"], form.rows)), form.unit)
     passes = f.most(f.above(f["k"], f["size"]), 1)
     with f.range(0, passes) as number:
         k0 = f.product(number, f["size"])
         is_first = f.test("eq", number, 0)
-        skipped = f.product(f.over(k0, form.rows_of_byte), form.tiles.width)
+        skipped = f.product(f.over(k0, form.rows), form.tiles.width)
+        scales = f.at(f["scales"], f.sum(first, f.product(number, f["next"])))
         given = {
-            "b": f.at(b, skipped, "i8"),
-            "scales": f.at(f["scales"], f.sum(first, f.product(number, f["next"]))),
+            "b": f.at(b, skipped, form.unit),
+            "scales": scales,
+            "zeros": f.at(scales, f.product(passes, f["next"])),
             "k": f.least(f["size"], f.minus(f["k"], k0)),
             "ldi": f.pick(is_first, 0, f["ldc"]),
             "columns": place.columns,
@@ -75,12 +80,8 @@ def _panel(
 
 
 def pack_text(form: WeightOnlySpec) -> str:
-    """MLIR of ``pack``: columns of signed bytes into panels; 4-bit weights with two rows per byte."""
-    f, width, per = (
-        MlirRoutine(pack_name(form.bits, form.tiles)),
-        form.tiles.width,
-        form.rows_of_byte,
-    )
+    """MLIR of ``pack``: columns of signed bytes into panels of units."""
+    f, width, per = MlirRoutine(pack_name(form)), form.tiles.width, form.rows
     n = f.unpack(f["ints"], "offset k dn dk first".split(), "i64")
     source, to = f.get(f["ptrs"], 0, POINTER), f.get(f["ptrs"], 1, POINTER)
     rows = f.over(n["k"], per)
@@ -88,16 +89,17 @@ def pack_text(form: WeightOnlySpec) -> str:
         column = f.sum(n["first"], j)
         start = f.sum(f.product(f.over(column, width), rows, width), f.rest(column, width))
         with f.range(0, rows) as row:
-            byte = f.constant(0, "i8")
-            for half in range(per):
-                k = f.sum(f.product(row, per), half)
+            unit = f.constant(0, form.unit)
+            for place in range(per):
+                k = f.sum(f.product(row, per), place)
                 at = f.sum(n["offset"], f.product(j, n["dn"]), f.product(k, n["dk"]))
                 x = f.get(source, at, "i8")
-                if per == 2:
+                if per > 1:
                     x = f.apply("arith.andi", x, f.constant(15, "i8"))
-                    x = f.apply("arith.shli", x, f.constant(4 * half, "i8"))
-                byte = f.apply("arith.ori", byte, x)
-            f.put(byte, to, f.sum(start, f.product(row, width)))
+                    x = f.convert("arith.extui", x, form.unit) if form.has_words else x
+                    x = f.apply("arith.shli", x, f.constant(NIBBLE * place, form.unit))
+                unit = f.apply("arith.ori", unit, x)
+            f.put(unit, to, f.sum(start, f.product(row, width)))
     return f.text(False) + "\n"
 
 

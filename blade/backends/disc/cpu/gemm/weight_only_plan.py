@@ -11,7 +11,10 @@ from blade.backends.disc.cpu.gemm.driver import tiling
 from blade.backends.disc.cpu.gemm.gemm import GROUP_ROWS
 from blade.backends.disc.cpu.gemm.micro_kernel import gemm_tiling
 from blade.backends.disc.cpu.gemm.packing import PackedColumns, packed_row, parts
-from blade.backends.disc.cpu.gemm.weight_only_micro_kernel import WeightOnlySpec
+from blade.backends.disc.cpu.gemm.weight_only_micro_kernel import (
+    WeightOnlySpec,
+    rows_of_unit,
+)
 from blade.backends.disc.ir.graph import Value, numel, plain
 from blade.backends.disc.ir.views import row_distance
 from blade.backends.disc.program.instructions import Fill, NativeCall, PackedBuffer
@@ -26,11 +29,12 @@ def weight_only_plan(value: Value, target: CpuTarget) -> tuple[NativeCall, MlirT
     columns, depth = (int(d) for d in weight.shape)
     floats = gemm_tiling(target)
     tiles = tiling(columns, floats.rows, floats.vectors, floats.lanes)
-    code = WeightOnlySpec(value.attrs["bits"], tiles)
+    bits, has_zeros = value.attrs["bits"], value.attrs.get("zeros", False)
+    size = depth // (int(scales.shape[1]) // (2 if has_zeros else 1))
+    code = WeightOnlySpec(bits, tiles, rows_of_unit(bits, size, target), has_zeros)
     panels = -(-columns // tiles.width)
     count = numel(x.shape[:-1])
     groups = FloorDiv(sympy.sympify(count) + GROUP_ROWS - 1, GROUP_ROWS)
-    size = depth // int(scales.shape[1])
     padded = panels * tiles.width
     call = NativeCall(
         code.name,
@@ -48,7 +52,7 @@ def weight_only_plan(value: Value, target: CpuTarget) -> tuple[NativeCall, MlirT
     )
     functions = (
         (code.name, widen_gemm.gemm_text(code)),
-        (widen_gemm.pack_name(code.bits, tiles), widen_gemm.pack_text(code)),
+        (widen_gemm.pack_name(code), widen_gemm.pack_text(code)),
         (widen_gemm.SCALES, widen_gemm.scales_text()),
         (int8_gemm.ROW, int8_gemm.row_text()),
     )
@@ -61,12 +65,13 @@ def _weights(weight: Value, code: WeightOnlySpec) -> PackedBuffer:
     fills = [
         Fill(p.constant, p.size, (p.offset, depth, *p.strides, p.first)) for p in parts(weight)
     ]
-    size = -(-columns // code.tiles.width) * code.tiles.width * (depth // code.rows_of_byte)
-    return PackedBuffer(widen_gemm.pack_name(code.bits, code.tiles), torch.int8, size, tuple(fills))
+    size = -(-columns // code.tiles.width) * code.tiles.width * (depth // code.rows)
+    dtype = torch.int32 if code.has_words else torch.int8
+    return PackedBuffer(widen_gemm.pack_name(code), dtype, size, tuple(fills))
 
 
 def _scales(scales: Value, padded: int) -> PackedBuffer:
-    """``scales`` [n, groups], group by group."""
+    """``scales`` [n, groups], group by group, and the zero points behind them."""
     groups = int(scales.shape[1])
     fills = [
         Fill(p.constant, p.size, (p.offset, groups, *p.strides, p.first, padded))
