@@ -11,6 +11,7 @@ others keep the budget together. Bisection finds that number; every returned set
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from time import perf_counter
 
 from blade.backends.quant.analysis.layers import Layer
@@ -29,7 +30,10 @@ ErrorsAlone = dict[str, tuple[Scheme, OutputError]]
 
 @dataclass(frozen=True)
 class LayerSelection:
-    """``reverted``: the layers left in float, worst first; ``error``: that of ``schemes``."""
+    """``reverted``: the layers left in float, worst first; ``error``: that of ``schemes``.
+
+    ``alone``: of the layers that were measured.
+    """
 
     schemes: dict[str, Scheme]
     error: OutputError
@@ -51,8 +55,10 @@ def within_budget(
     start = perf_counter()
     error = simulation.error(schemes)
     seconds = perf_counter() - start
-    if budget.allows(error):  # errors alone are only for the report: one sample suffices
-        alone = _alone(simulation.with_samples(1), schemes, seconds, known)
+    if budget.allows(error):  # errors alone are only for the report: one sample, for some seconds
+        one = seconds / max(1, len(simulation.samples))
+        some = dict(islice(schemes.items(), max(1, int(SENSITIVITY_S / max(one, 1e-9)))))
+        alone = _alone(simulation.with_samples(1), some, one, known)
         return LayerSelection(dict(schemes), error, alone)
     alone = _alone(simulation, schemes, seconds, known)
     order = sorted(schemes, key=lambda name: alone[name].relative, reverse=True)
