@@ -6,6 +6,7 @@ prepared.answer(call)          # what model.forward would return
 """
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from math import exp, fsum, log
 from typing import Any
@@ -66,12 +67,15 @@ def prepare(
 ) -> Prepared | Reason:
     """Optimize ``model`` for calls of ``kind`` at ``samples``, of which ``counts`` were seen.
 
-    ``model`` stays as it is.
+    ``model`` stays as it is. Autocast is off, whatever the caller's is.
     """
     name = type(model).__name__
 
     def work() -> Prepared:
-        return _prepare(model, kind, samples, counts, config)
+        with ExitStack() as stack:
+            for device in filter(torch.is_autocast_enabled, ("cpu", "cuda")):
+                stack.enter_context(torch.autocast(device, enabled=False))
+            return _prepare(model, kind, samples, counts, config)
 
     try:
         return attempt(Stage.CAPTURE, None, name, work, code=Code.TRACE_FAILED)

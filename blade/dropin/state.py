@@ -91,6 +91,9 @@ class DropInState:
         """What ``model.forward(*args, **kwargs)`` returns."""
         if self.is_split or self._is_the_models():
             return self._original(args, kwargs)
+        if torch._C._is_any_autocast_enabled():
+            self._tell(Code.GUARD_AUTOCAST, "Calls under autocast are the model's.")
+            return self._original(args, kwargs)
         if self._watch.change() is not None:
             self._renew()
         if self._obstacle is not None:
