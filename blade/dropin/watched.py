@@ -219,11 +219,19 @@ def obstacle(model: nn.Module) -> str | None:
     """What optimized calls of ``model`` would leave out, as a sentence without its end: hooks of its layers, and
     methods that were replaced on an object."""
     for name, module in model.named_modules():
-        if "forward" in vars(module):
+        if "forward" in vars(module) and not is_the_class_method(module, vars(module)["forward"]):
             return f"the forward of {name or 'the model'!r} was replaced on the object, as accelerate's hooks do"
         if name and (module._forward_hooks or module._forward_pre_hooks):
             return f"{name!r} has forward hooks, which optimized calls would leave out"
     return None
+
+
+def is_the_class_method(module: nn.Module, forward: Any) -> bool:
+    """Whether ``forward`` is that of the module's class: accelerate leaves it on a module whose hook it removes."""
+    owner = getattr(forward, "__self__", None)
+    if not isinstance(owner, nn.Module) or vars(owner) is not vars(module):
+        return False
+    return bool(forward.__func__ is type(owner).forward)
 
 
 def _watched(values: Any, flag: set[str]) -> Any:

@@ -240,6 +240,43 @@ def test_a_change_is_optimized_again_and_the_users_model_stays(ready: tuple[Net,
 
 
 @torch.no_grad()
+def test_calls_under_autocast_are_the_models() -> None:
+    net = Net().eval()
+    x = torch.rand(4, 8)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        fast = blade.accelerate(net, x, QUICK)
+        _same(fast(x), net(x))
+        assert fast(x).logits.dtype == torch.bfloat16
+    assert _originals(fast) == 2
+    assert [r.code for r in blade.report(fast).reasons[:1]] == [Code.GUARD_AUTOCAST]
+    _same(fast(x), net(x))
+    assert _originals(fast) == 2
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("layer", ["", "encoder"])
+def test_a_hook_that_replaced_forward_and_was_removed_is_no_obstacle(layer: str) -> None:
+    """accelerate keeps the bound method and puts it back on the object."""
+    net = Net().eval()
+    x = torch.rand(4, 8)
+    expected = net(x)
+    module = net.get_submodule(layer)
+    bound = module.forward
+    module.forward = lambda *args: bound(*args)
+    with pytest.raises(InputError, match="was replaced on the object"):
+        blade.accelerate(net)
+    module.forward = bound
+    fast = blade.accelerate(net, x, QUICK)
+    _same(fast(x), expected)
+    assert _originals(fast) == 0
+    fast.get_submodule(layer).forward = fast.get_submodule(layer).forward
+    fast.head.weight.mul_(2)
+    fast(x)
+    assert not any("was replaced" in r.detail for r in blade.report(fast).reasons)
+    assert "forward" in vars(module) and not torch.equal(fast(x).logits, expected.logits)
+
+
+@torch.no_grad()
 def test_hooks_of_the_root_see_the_users_arguments(ready: tuple[Net, Any]) -> None:
     _, fast = ready
     seen = []
