@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole programs before and after one line, such as ``pipe.model = blade.accelerate(pipe.model)``, beside torch.compile.
+"""Whole programs before and after a line such as ``pipe.model = blade.accelerate(pipe.model)``, and torch.compile.
 
     python benchmarks/bench_drop_in.py                                  # all programs, all ways: a table in Markdown
     python benchmarks/bench_drop_in.py fill-mask DiTPipeline --first 20 --rounds 5
@@ -11,6 +11,7 @@ compared with eager's: *equal*, or the largest difference as a part of the large
 """
 
 import argparse
+import io
 import multiprocessing as mp
 import os
 import statistics
@@ -35,10 +36,11 @@ ANSWER_S = 1200.0  # s; what takes longer is ended
 class Way:
     """A program in a process of its own."""
 
-    def __init__(self, name: str, way: str, scale: str) -> None:
+    def __init__(self, name: str, way: str, scale: str, threads: int) -> None:
         context = mp.get_context("spawn")
         self._pipe, child = context.Pipe()
-        self._process = context.Process(target=_serve, args=(child, name, way, scale), daemon=True)
+        args = (child, name, way, scale, threads)
+        self._process = context.Process(target=_serve, args=args, daemon=True)
         self._process.start()
         child.close()
 
@@ -60,9 +62,10 @@ class Way:
         self._process.join()
 
 
-def _serve(pipe: Connection, name: str, way: str, scale: str) -> None:
+def _serve(pipe: Connection, name: str, way: str, scale: str, threads: int) -> None:
+    torch.set_num_threads(threads)
     warnings.simplefilter("ignore")
-    sys.stdout = sys.stderr = open(os.devnull, "w")
+    sys.stdout = sys.stderr = io.StringIO()
     with tempfile.TemporaryDirectory() as caches:
         os.environ["BLADE_CACHE_DIR"] = os.path.join(caches, "blade")
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.path.join(caches, "inductor")
@@ -115,7 +118,7 @@ def _measure(name: str, given: argparse.Namespace) -> str:
     left = 0
     try:
         for way in ways:
-            running[way] = Way(name, way, given.scale)
+            running[way] = Way(name, way, given.scale, given.threads)
             try:
                 first[way], _ = running[way].ask("first", given.first)
                 _, counts = running[way].ask("wait")
@@ -170,6 +173,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15, help="calls of each way in turns")
     parser.add_argument("--first", type=int, default=100, help="calls from the start")
     parser.add_argument("--ways", default=",".join(WAYS))
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of each way")
     parser.add_argument("--scale", choices=SCALES, default="small")
     parser.add_argument("--verbose", action="store_true", help="counters of drop-ins, on stderr")
     given = parser.parse_args()

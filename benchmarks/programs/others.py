@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
+
 from programs.pipelines import bert, gpt2
 from programs.program import Change, Program, Scale, minilm_folder, texts
 
@@ -46,12 +47,13 @@ def stable_diffusion(scale: Scale) -> Program:
         pad_token_id=0,
     )
     width = max(scale.width // 4, 16)
+    plain = min(scale.layers - 1, 1)  # blocks without attention
     unet = UNet2DConditionModel(
         sample_size=scale.side // 4,
-        block_out_channels=(width, 2 * width),
+        block_out_channels=(width, 2 * width)[: 1 + plain],
         layers_per_block=1,
-        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
-        up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
+        down_block_types=("DownBlock2D",) * plain + ("CrossAttnDownBlock2D",),
+        up_block_types=("CrossAttnUpBlock2D",) + ("UpBlock2D",) * plain,
         cross_attention_dim=32,
         attention_head_dim=8,
         norm_num_groups=8,
@@ -61,7 +63,7 @@ def stable_diffusion(scale: Scale) -> Program:
         text_encoder=CLIPTextModel(text).eval(),
         tokenizer=tokenizer,
         unet=unet.eval(),
-        scheduler=PNDMScheduler(skip_prk_steps=True),
+        scheduler=PNDMScheduler(skip_prk_steps=True, steps_offset=1),
         safety_checker=None,
         feature_extractor=None,
         image_encoder=None,
@@ -73,9 +75,7 @@ def stable_diffusion(scale: Scale) -> Program:
     def run(k: int) -> Any:
         rng = torch.Generator().manual_seed(k)
         prompt = prompts[k % len(prompts)]
-        return pipe(
-            prompt, num_inference_steps=scale.steps, generator=rng, output_type="np"
-        ).images
+        return pipe(prompt, num_inference_steps=scale.steps, generator=rng, output_type="np").images
 
     def change(f: Change) -> list[torch.nn.Module]:
         pipe.unet = f(pipe.unet)
@@ -201,9 +201,7 @@ def _calls(model: Any) -> Program:
     def run(k: int) -> Any:
         ids = _ids(*((1, 12), (4, 20), (2, 33))[k % 3])
         with torch.no_grad():
-            return found[0](
-                input_ids=ids, attention_mask=torch.ones_like(ids)
-            ).last_hidden_state
+            return found[0](input_ids=ids, attention_mask=torch.ones_like(ids)).last_hidden_state
 
     def change(f: Change) -> list[torch.nn.Module]:
         found[0] = f(found[0])

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+
 from programs.program import Change, Program, Scale, minilm_folder, texts
 
 

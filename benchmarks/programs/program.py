@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a program is, in which sizes it is made, and how its outputs are compared.
 
-    program = PROGRAMS["fill-mask"].make(TINY)
-    expected = program.run(0)
-    modules = program.change(blade.accelerate)     # the line that changes
-    difference(program.run(0), expected)           # 3e-7
+program = PROGRAMS["fill-mask"].make(TINY)
+expected = program.run(0)
+modules = program.change(blade.accelerate)     # the line that changes
+difference(program.run(0), expected)           # 3e-7
 """
 
 import importlib.util
@@ -32,7 +32,7 @@ class Scale:
 
 
 TINY = Scale(width=32, layers=1, heads=2, side=32, new_tokens=6, steps=3)
-SMALL = Scale(width=384, layers=6, heads=6, side=128, new_tokens=32, steps=4)
+SMALL = Scale(width=384, layers=6, heads=6, side=96, new_tokens=16, steps=4)
 
 
 @dataclass(frozen=True)
