@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from programs.pipelines import bert, gpt2
+from programs.pipelines import bert, gpt2, pipeline_program
 from programs.program import Change, Program, Scale, minilm_folder, texts
 
 
@@ -72,16 +72,12 @@ def stable_diffusion(scale: Scale) -> Program:
     pipe.set_progress_bar_config(disable=True)
     prompts = ["a cat", "a photo of a dog that sits in the park"]
 
-    def run(k: int) -> Any:
+    def call(pipe: Any, k: int) -> Any:
         rng = torch.Generator().manual_seed(k)
         prompt = prompts[k % len(prompts)]
         return pipe(prompt, num_inference_steps=scale.steps, generator=rng, output_type="np").images
 
-    def change(f: Change) -> list[torch.nn.Module]:
-        pipe.unet = f(pipe.unet)
-        return [pipe.unet]
-
-    return Program(run, change)
+    return pipeline_program(pipe, "unet", call)
 
 
 def dit(scale: Scale) -> Program:
@@ -104,7 +100,7 @@ def dit(scale: Scale) -> Program:
     pipe.set_progress_bar_config(disable=True)
     labels = [[1], [2, 3]]
 
-    def run(k: int) -> Any:
+    def call(pipe: Any, k: int) -> Any:
         return pipe(
             labels[k % len(labels)],
             num_inference_steps=scale.steps,
@@ -112,11 +108,7 @@ def dit(scale: Scale) -> Program:
             output_type="np",
         ).images
 
-    def change(f: Change) -> list[torch.nn.Module]:
-        pipe.transformer = f(pipe.transformer)
-        return [pipe.transformer]
-
-    return Program(run, change)
+    return pipeline_program(pipe, "transformer", call)
 
 
 def lora(scale: Scale) -> Program:

@@ -180,17 +180,28 @@ def bert(scale: Scale) -> Any:
     return transformers.BertModel(_bert(scale)).eval()
 
 
+def pipeline_program(pipe: Any, part: str, call: Callable[[Any, int], Any]) -> Program:
+    """``call(pipe, k)``, with one line changed: of the module ``pipe.part``, or of the pipeline."""
+    found = [pipe]
+
+    def change(f: Change) -> list[torch.nn.Module]:
+        setattr(found[0], part, f(getattr(found[0], part)))
+        return [getattr(found[0], part)]
+
+    def whole(f: Callable[[Any], Any]) -> Any:
+        found[0] = f(found[0])
+        return found[0]
+
+    return Program(lambda k: call(found[0], k), change, whole)
+
+
 def _program(
     pipe: Any, inputs: Sequence[Any], copied: Callable[[Any], Any] = lambda x: x, **how: Any
 ) -> Program:
-    def run(k: int) -> Any:
+    def call(pipe: Any, k: int) -> Any:
         return pipe(copied(inputs[k % len(inputs)]), **how)
 
-    def change(f: Change) -> list[torch.nn.Module]:
-        pipe.model = f(pipe.model)
-        return [pipe.model]
-
-    return Program(run, change)
+    return pipeline_program(pipe, "model", call)
 
 
 def _tokenizer() -> Any:

@@ -40,11 +40,13 @@ class Program:
     """A program after its set-up.
 
     ``run(k)`` makes call k, of a size and contents of its own, and returns the output. ``change(f)`` puts ``f(module)``
-    in place of the program's module, which is the line that a user changes, and returns what it put there.
+    in place of the program's module, which is the line that a user changes, and returns what it put there. ``whole(f)``
+    does so with the pipeline, if there is one.
     """
 
     run: Callable[[int], Any]
     change: Callable[[Change], list[torch.nn.Module]]
+    whole: Callable[[Callable[[Any], Any]], Any] | None = None
 
 
 @dataclass(frozen=True)

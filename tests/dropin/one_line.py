@@ -3,6 +3,7 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -26,24 +27,37 @@ def made(name: str) -> Program:
     return PROGRAMS[name].make(TINY)
 
 
-def check(name: str, turns: int = 1, inputs: int = 3) -> None:
+def check(name: str, turns: int = 1, inputs: int = 3, whole: bool = False) -> None:
     """Assert that the program gives its outputs while and after its calls are optimized, and that optimized modules
     answer in the end, all calls.
 
     ``turns`` is how often calls are optimized: once for the first kind, and once more for those that follow it.
+    ``whole``: the line that changes is that of the pipeline.
     """
     original, program = made(name), made(name)
     expected = [original.run(k) for k in range(inputs)]
-    modules = program.change(lambda module: blade.accelerate(module, config=QUICK))
+    if whole:
+        assert program.whole is not None
+        changed = [program.whole(lambda pipe: blade.accelerate(pipe, config=QUICK))]
+    else:
+        changed = program.change(lambda module: blade.accelerate(module, config=QUICK))
     for _ in range(turns):
         for _ in range(CALLS):
             for k, output in enumerate(expected):
                 assert difference(program.run(k), output) < TOLERANCE
-        assert all(blade.wait(module, 300) for module in modules)
-    before = [blade.stats(module) for module in modules]
+        assert all(blade.wait(one, 300) for one in changed)
+    before = [_calls(one) for one in changed]
     for k, output in enumerate(expected):
         assert difference(program.run(k), output) < TOLERANCE
-    for module, counts in zip(modules, before):
-        now = blade.stats(module)
-        assert now["original"] == counts["original"], blade.report(module).reasons
-        assert now["call 1"]["calls"] > counts["call 1"]["calls"]
+    for one, (answered, left) in zip(changed, before):
+        assert _calls(one)[1] == left, blade.report(one).reasons
+        assert _calls(one)[0] > answered
+
+
+def _calls(changed: Any) -> tuple[int, int]:
+    """How many calls optimized modules answered, and how many the model, or all parts of a pipeline."""
+    counts = {key.split(": ")[-1]: 0 for key in blade.stats(changed)}
+    for key, one in blade.stats(changed).items():
+        counts[key.split(": ")[-1]] += one.get("calls", 0)
+    answered = sum(n for key, n in counts.items() if key.startswith("call "))
+    return answered, counts["original"]

@@ -53,6 +53,12 @@ def test_speech_recognition_that_generates() -> None:
 
 
 @pytest.mark.needs("minilm")
+@pytest.mark.parametrize("name", ["fill-mask", "text-generation"])
+def test_a_whole_pipeline(name: str) -> None:
+    check(name, turns=2, whole=True)
+
+
+@pytest.mark.needs("minilm")
 def test_text_generation() -> None:
     check("text-generation", turns=2)
 
