@@ -6,11 +6,10 @@
     finder.called_alone()              # ["unet", "vae.decoder"]: what is called outside of the others
     finder.below("unet")               # the layers of the UNet that take most of its time
 
-Hooks of the whole process see the calls; none is put on a module. Calls on other threads are counted too.
+Hooks that watches and copies do not see note the calls, of any thread.
 """
 
 import threading
-import weakref
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from time import perf_counter
@@ -18,10 +17,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.module import (
-    register_module_forward_hook,
-    register_module_forward_pre_hook,
-)
+
+from blade.dropin.measuring_hook import put_hooks, remove_hooks
 
 CALLS = 3  # of a module that is called alone, before it counts
 SHARE = 0.05  # of the time of all that is called alone
@@ -54,7 +51,7 @@ class PartFinder:
         self._callers: dict[str, str] = {}
         self._running = threading.local()
         self._lock = threading.Lock()
-        self._handles: list[Any] = []
+        self._is_running = False
         self._on_cuda = any(p.is_cuda for root in roots.values() for p in root.parameters())
 
     def __enter__(self) -> "PartFinder":
@@ -65,19 +62,14 @@ class PartFinder:
         self.stop()
 
     def start(self) -> None:
-        """Measure from now on, until ``stop`` or the end of this object's life."""
-        self._handles = [
-            register_module_forward_pre_hook(_weakly(self._enter)),
-            register_module_forward_hook(_weakly(self._leave), always_call=True),
-        ]
-        for handle in self._handles:
-            weakref.finalize(self, handle.remove)
+        """Measure from now on."""
+        put_hooks(self.modules.values(), self._enter, self._leave)
+        self._is_running = True
 
     def stop(self) -> None:
         """Measure no more; what was measured stays."""
-        handles, self._handles = self._handles, []
-        for handle in handles:
-            handle.remove()
+        self._is_running = False
+        remove_hooks(self.modules.values())
 
     def replace(self, name: str, module: nn.Module) -> None:
         """``module`` is called in place of the one known as ``name``."""
@@ -114,7 +106,7 @@ class PartFinder:
 
     def _enter(self, module: nn.Module, args: Any) -> None:
         name = self._names.get(id(module))
-        if name is None or torch._C._get_tracing_state() is not None:
+        if name is None or not self._is_running or torch._C._get_tracing_state() is not None:
             return
         stack = self._stack()
         if not stack and self._on_cuda:
@@ -146,15 +138,3 @@ class PartFinder:
         if found is None:
             found = self._running.stack = []
         return found
-
-
-def _weakly(method: Callable[..., None]) -> Callable[..., None]:
-    """``method`` without keeping its object alive."""
-    known = weakref.WeakMethod(method)
-
-    def hook(*given: Any) -> None:
-        found = known()
-        if found is not None:
-            found(*given)
-
-    return hook

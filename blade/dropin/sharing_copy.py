@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from blade.dropin.measuring_hook import remove_hooks
 from blade.dropin.watched import is_the_class_method
 from blade.report import DROP_IN
 
@@ -45,4 +46,5 @@ def sharing_copy(model: nn.Module) -> nn.Module:
     for module in copied.modules():
         if id(vars(module).get("forward")) in left_out:
             del module.forward
+    remove_hooks(copied.modules())
     return copied

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from blade.dropin.measuring_hook import others
 from blade.dropin.unchanged import unchanged, weight_facts
 from blade.report import DROP_IN
 
@@ -92,7 +93,7 @@ class Watch:
             yield (name, "layer"), id(module)
             yield (name, "mode"), module.training
             if name:
-                hooks = [id(hook) for field in _HOOKS for hook in vars(module)[field].values()]
+                hooks = [id(hook) for field in _HOOKS for hook in others(vars(module)[field])]
                 yield (name, "forward hooks"), hooks
                 yield (name, "forward"), id(vars(module).get("forward"))
         for name, held in self._holders().items():
@@ -221,7 +222,7 @@ def obstacle(model: nn.Module) -> str | None:
     for name, module in model.named_modules():
         if "forward" in vars(module) and not is_the_class_method(module, vars(module)["forward"]):
             return f"the forward of {name or 'the model'!r} was replaced on the object, as accelerate's hooks do"
-        if name and (module._forward_hooks or module._forward_pre_hooks):
+        if name and (others(module._forward_hooks) or others(module._forward_pre_hooks)):
             return f"{name!r} has forward hooks, which optimized calls would leave out"
     return None
 

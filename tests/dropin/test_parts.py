@@ -1,17 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Programs, and models that cannot be optimized as a whole: which of their parts become drop-ins."""
 
+import copy
+import pickle
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.nn.modules import module as torch_modules
 
 import blade
 from blade.config import Config
 from blade.dropin.part_finder import PartFinder
+from blade.dropin.sharing_copy import sharing_copy
 from blade.errors import InputError
 
 QUICK = Config(optimization_pipeline="disc", timing=False)
@@ -154,7 +157,6 @@ def test_layers_of_what_cannot_be_optimized_whole_in_the_background() -> None:
 
 def test_a_finder_times_calls_by_who_makes_them() -> None:
     model = Counting().eval()
-    known = (len(torch_modules._global_forward_hooks), len(torch_modules._global_forward_pre_hooks))
     with PartFinder({"net": model, "other": nn.Identity()}) as finder:
         for _ in range(3):
             model(_x())
@@ -164,8 +166,7 @@ def test_a_finder_times_calls_by_who_makes_them() -> None:
     assert sorted(finder.below("net")) == ["net.layers.0", "net.layers.1"]  # not the identity
     model(_x())
     assert finder.alone == 6
-    now = (len(torch_modules._global_forward_hooks), len(torch_modules._global_forward_pre_hooks))
-    assert now == known
+    assert not any(one._forward_hooks or one._forward_pre_hooks for one in model.modules())
 
 
 def test_a_call_that_raises_ends_its_measurement() -> None:
@@ -176,3 +177,19 @@ def test_a_call_that_raises_ends_its_measurement() -> None:
                 model(torch.rand(2, 3))
             model(_x())
     assert finder.alone == 6 and finder.called_alone() == ["net"]
+
+
+def test_what_measures_is_seen_by_nobody() -> None:
+    fast = blade.accelerate(Counting().eval(), config=QUICK)
+    inner = fast.layers[0]
+    assert inner._forward_hooks  # it is being measured
+    copied = copy.deepcopy(fast)
+    assert torch.equal(pickle.loads(pickle.dumps(fast)).layers[0][0].weight, inner[0].weight)
+    x = _x(3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        compiled = torch.compile(lambda x: fast.layers[1](x) + 1, backend="eager", fullgraph=True)
+        torch.testing.assert_close(compiled(x), fast.layers[1](x) + 1)
+    torch.testing.assert_close(copied(x), fast(x))
+    again = sharing_copy(fast)
+    assert not any(one._forward_hooks for one in again.modules())
