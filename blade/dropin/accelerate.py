@@ -93,7 +93,7 @@ def drop_in_of(model: nn.Module, prepared: Sequence[Prepared], config: Config | 
     _check(model)
     config = Config.current() if config is None else config
     made = drop_in(sharing_copy(model), config)
-    state_of(made).prepared.update((one.kind, one) for one in prepared)
+    state_of(made).have(prepared)
     return made
 
 

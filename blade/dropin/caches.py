@@ -66,7 +66,7 @@ def cache_parts(cache: Any) -> tuple[Facts, list[torch.Tensor]]:
             position = at
         found.append(kind.read(layer, tensors))
     if position is not None:
-        tensors.append(_sized(position))
+        tensors.append(sized(position))
     return (type(cache).__name__, tuple(found), position is not None, len(tensors)), tensors
 
 
@@ -114,7 +114,7 @@ def changes(cache: Any) -> tuple[Facts, list[torch.Tensor]]:
     if positions:
         if all(type(one) is int for one in positions) and len(set(positions)) > 1:
             raise NotServed(f"{type(cache).__name__} whose layers are at different positions")
-        tensors.append(_sized(positions[0]))
+        tensors.append(sized(positions[0]))
     return (type(cache).__name__, tuple(found), bool(positions), len(tensors)), tensors
 
 
@@ -156,6 +156,11 @@ def count_in_cache(facts: Facts) -> int:
     return count
 
 
+def sized(n: Any) -> torch.Tensor:
+    """A tensor without elements whose first size is ``n``."""
+    return torch.zeros((n, 0))
+
+
 def _check(cache: Any, module: Any) -> None:
     name = type(cache).__name__
     if type(cache) is not module.DynamicCache and type(cache) is not module.StaticCache:
@@ -170,8 +175,3 @@ def _check(cache: Any, module: Any) -> None:
 def _find_kinds(module: Any) -> dict[type, Any]:
     _kinds.update((getattr(module, kind.name), kind) for kind in KINDS.values())
     return _kinds
-
-
-def _sized(n: Any) -> torch.Tensor:
-    """A tensor without elements whose first size is ``n``."""
-    return torch.zeros((n, 0))

@@ -9,15 +9,17 @@ f(x), f(input=x) and f(x, mask=None) are one kind if ``mask`` is None by default
 """
 
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from blade.dropin.nested import NotNested, Parts, Structure, count_tensors, made
+from blade.dropin.nested import NUMBER, NotNested, Parts, Structure, count_tensors, made
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+VALUES = 3  # of an int, before it is no part of the kind any more
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,25 @@ class CallKind:
             base = f"argument_{place}" if name == "*" else name
             found += [base] if count == 1 else [f"{base}_{k}" for k in range(count)]
         return tuple(found)
+
+    def numbers(self) -> frozenset[str]:
+        """The names of the arguments that are numbers of any value."""
+        return frozenset(name for name, one in zip(self.names, self.structures) if one == NUMBER)
+
+    def ints(self) -> dict[str, int]:
+        """The arguments by name that are constant ints, 0 or more."""
+        return {
+            name: one[2]
+            for name, one in zip(self.names, self.structures)
+            if one[:2] == ("constant", int) and one[2] >= 0 and name != "*"
+        }
+
+    def with_numbers(self, names: Collection[str]) -> "CallKind":
+        """The kind as it would be if the ints ``names`` were numbers of any value, but for its tensors."""
+        pairs = zip(self.names, self.structures)
+        return replace(
+            self, structures=tuple(NUMBER if name in names else one for name, one in pairs)
+        )
 
     def __str__(self) -> str:
         shown = []
@@ -67,6 +88,7 @@ class CallReader:
             one.name for one in parameters if one.kind is inspect.Parameter.POSITIONAL_ONLY
         ]
         self._defaults = {one.name: one.default for one in parameters if _is_plain(one.default)}
+        self.numbers: frozenset[str] = frozenset()  # arguments whose ints are no part of the kind
         self._order = {one.name: place for place, one in enumerate(parameters)}
 
     def read(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
@@ -88,7 +110,8 @@ class CallReader:
             if name in self._defaults and _is_plain(value) and value is self._defaults[name]:
                 continue
             names.append(name)
-            structures.append(parts.add(value))
+            is_number = name in self.numbers and type(value) is int and value >= 0
+            structures.append(parts.add_number(value) if is_number else parts.add(value))
         facts = tuple([(t.dtype, t.device, t.dim()) for t in parts.tensors])
         kind = CallKind(tuple(names), tuple(structures), facts)
         return Call(kind, parts.tensors, parts.caches)
@@ -111,6 +134,15 @@ def arguments_of(kind: CallKind, tensors: Iterable[torch.Tensor]) -> tuple[Argum
             kwargs[name] = value
         caches += _caches_in(structure, value)
     return (tuple(args), kwargs), caches
+
+
+def varying(kinds: Iterable[CallKind]) -> frozenset[str]:
+    """The arguments that are ints of ``VALUES`` values or more in kinds that are equal otherwise."""
+    values: dict[tuple[str, CallKind], set[int]] = {}
+    for kind in kinds:
+        for name, value in kind.ints().items():
+            values.setdefault((name, kind.with_numbers((name,))), set()).add(value)
+    return frozenset(name for (name, _), found in values.items() if len(found) >= VALUES)
 
 
 def _is_plain(value: Any) -> bool:
@@ -139,6 +171,9 @@ def _text(structure: Structure, tensors: Any) -> str:
         return f"{str(dtype).removeprefix('torch.')}[{', '.join('?' * rank)}]"
     if how == "constant":
         return repr(structure[2])
+    if how == "number":
+        next(tensors)
+        return "int"
     if how == "items":
         return f"({', '.join(_text(part, tensors) for part in structure[2])})"
     if how == "cache":

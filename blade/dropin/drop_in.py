@@ -69,7 +69,7 @@ def drop_in(
     """A drop-in for ``own``, which shares its attributes; with what ``like`` has prepared."""
     state = DropInState(own, config, in_background)
     if like is not None:
-        state.prepared.update({k: p for k, p in like.prepared.items() if not p.number})
+        state.have(one for one in like.prepared.values() if not one.number)
         state.reasons += like.reasons
     kind: Any = type(own)
     made: Any = object.__new__(_class_of(kind))

@@ -115,6 +115,7 @@ class LoadedDropIn(nn.Module):
         super().__init__()
         self._name = name
         self._reader = CallReader(signature)
+        self._reader.numbers = frozenset().union(*(one.kind.numbers() for one in prepared))
         self._prepared = {one.kind: one for one in prepared}
         self.__signature__ = signature
         self.training = False

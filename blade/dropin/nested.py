@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from blade.capture.decisions.traced_number import as_own_number
 from blade.dropin.caches import (
     NotServed,
     apply,
@@ -24,6 +25,7 @@ from blade.dropin.caches import (
     count_in_cache,
     empty_cache,
     is_cache,
+    sized,
     twin_of,
 )
 from blade.errors import BladeError
@@ -31,6 +33,9 @@ from blade.errors import BladeError
 Structure = tuple[Any, ...]
 
 TENSOR: Structure = ("tensor",)
+NUMBER: Structure = (
+    "number",
+)  # an int that is no part of the kind, as the size of a tensor without elements
 FIELDS = ("mapping", "dataclass", "namedtuple")  # structures with names of their parts
 _CONSTANTS = (type(None), bool, int, float, str, torch.dtype, torch.device)
 
@@ -76,6 +81,11 @@ class Parts:
             return self._fields("namedtuple", kind, dict(zip(value._fields, value)))
         raise NotNested(f"a value of type {kind.__module__}.{kind.__qualname__}")
 
+    def add_number(self, value: int) -> Structure:
+        """The structure of ``value``, 0 or more, as a number that may be another one in the next call."""
+        self.tensors.append(sized(value))
+        return NUMBER
+
     def _cache(self, cache: Any) -> Structure:
         try:
             facts, tensors = cache_parts(cache) if self._known is None else changes(cache)
@@ -104,6 +114,9 @@ def made(
         return next(tensors)
     if how == "constant":
         return structure[2]
+    if how == "number":
+        number: Any = next(tensors).shape[0]
+        return as_own_number(number) if isinstance(number, torch.Tensor) else number
     if how == "items":
         items = [made(part, tensors, known) for part in structure[2]]
         return items if structure[1] is list else tuple(items)
@@ -125,7 +138,7 @@ def made(
 def count_tensors(structure: Structure) -> int:
     """The number of tensors in ``structure``."""
     how = structure[0]
-    if how == "tensor":
+    if how in ("tensor", "number"):
         return 1
     if how == "items":
         return sum(map(count_tensors, structure[2]))

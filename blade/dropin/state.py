@@ -11,7 +11,7 @@ import logging
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from time import monotonic
 from typing import Any, Protocol
@@ -22,7 +22,7 @@ from torch import nn
 from blade.capture.reference_model import MODEL_ERRORS
 from blade.config import Config
 from blade.core.reason import Code, Reason, Stage
-from blade.dropin.call_kind import Call, CallKind, CallReader
+from blade.dropin.call_kind import Call, CallKind, CallReader, varying
 from blade.dropin.call_recorder import CallRecorder
 from blade.dropin.nested import NotNested
 from blade.dropin.prepare import CHANGES_ITSELF, Prepared, Tensors, prepare
@@ -70,6 +70,7 @@ class DropInState:
         self._reader = CallReader(inspect.signature(model.forward))
         self._recorder = CallRecorder()
         self._refused: set[CallKind] = set()
+        self._constants: frozenset[str] = frozenset()  # ints that no graph has as a number
         self._working: set[CallKind] = set()
         self._lock = threading.Lock()
         self._idle = threading.Condition(self._lock)
@@ -115,6 +116,19 @@ class DropInState:
     def optimize(self, calls: Sequence[tuple[Sequence[Any], dict[str, Any]]]) -> None:
         """Optimize for the kinds of ``calls`` now."""
         recorder = CallRecorder()
+        self._recorded(calls, recorder)
+        if numbers := varying(recorder.kinds):
+            self._reader.numbers = numbers
+            recorder = CallRecorder()
+            self._recorded(calls, recorder)
+        kinds = sorted(recorder.kinds, key=lambda kind: -recorder.kinds[kind].calls)
+        for kind in kinds[: self.config.max_paths]:
+            samples, counts = recorder.kinds[kind].frequent()
+            self._take(kind, prepare(self.model, kind, samples, counts, self.config))
+
+    def _recorded(
+        self, calls: Sequence[tuple[Sequence[Any], dict[str, Any]]], recorder: CallRecorder
+    ) -> None:
         for args, kwargs in calls:
             try:
                 recorder.add(self._reader.read(args, kwargs))
@@ -122,10 +136,12 @@ class DropInState:
                 self._tell(
                     Code.UNKNOWN_TYPE, f"Calls with {error} among their arguments are the model's."
                 )
-        kinds = sorted(recorder.kinds, key=lambda kind: -recorder.kinds[kind].calls)
-        for kind in kinds[: self.config.max_paths]:
-            samples, counts = recorder.kinds[kind].frequent()
-            self._take(kind, prepare(self.model, kind, samples, counts, self.config))
+
+    def have(self, prepared: Iterable[Prepared]) -> None:
+        """Let calls be answered by what was ``prepared`` elsewhere."""
+        for one in prepared:
+            self.prepared[one.kind] = one
+            self._reader.numbers |= one.kind.numbers()
 
     def replace_part(self, replace: Callable[[], None]) -> None:
         """Let ``replace`` put a drop-in in the place of a layer of the model, which stays what it is."""
@@ -196,6 +212,8 @@ class DropInState:
         return type(self.model).forward(self.model, *args, **kwargs)
 
     def _unprepared(self, call: Call, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        if self._in_background and self._generalize(call.kind):
+            call = self._reader.read(args, kwargs)
         kind = call.kind
         if not self._in_background or kind in self._refused or kind in self._working:
             return self._original(args, kwargs)
@@ -218,6 +236,19 @@ class DropInState:
             self._note(Code.MUTATES, CHANGES_ITSELF)
         if self.on_refused is not None:
             self.on_refused()
+
+    def _generalize(self, kind: CallKind) -> bool:
+        """Whether an int among the arguments is a number of any value from now on, as it has had several."""
+        ints = kind.ints().keys() - self._constants
+        if not ints:
+            return False
+        with self._lock:
+            known = (kind, *self.prepared, *self._recorder.kinds, *self._refused)
+            found = varying(known) & ints
+            self._reader.numbers |= found
+            for one in [one for one in self.prepared if found & one.ints().keys()]:
+                del self.prepared[one]
+        return bool(found)
 
     def _start(self, kind: CallKind) -> None:
         with self._lock:
@@ -261,6 +292,8 @@ class DropInState:
     def _take(self, kind: CallKind, found: Prepared | Reason) -> None:
         if isinstance(found, Reason):
             self._refused.add(kind)
+            self._constants |= kind.numbers()
+            self._reader.numbers -= kind.numbers()
             self.reasons.append(found)
             warn_user(f"The calls {kind} stay the model's own: {found.detail}")
             return
