@@ -19,6 +19,7 @@ from blade.dropin.nested import NUMBER, NotNested, Parts, Structure, count_tenso
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
+ORDERS = 64  # of keyword arguments that are remembered
 VALUES = 3  # of an int, before it is no part of the kind any more
 
 
@@ -30,6 +31,13 @@ class CallKind:
     names: tuple[str, ...]
     structures: tuple[Structure, ...]
     tensors: tuple[tuple[torch.dtype, torch.device, int], ...]
+
+    def __hash__(self) -> int:
+        found: int | None = vars(self).get("_hash")
+        if found is None:
+            found = hash((self.names, self.structures, self.tensors))
+            object.__setattr__(self, "_hash", found)
+        return found
 
     def labels(self) -> tuple[str, ...]:
         """A name for each tensor, made of the argument's."""
@@ -89,6 +97,7 @@ class CallReader:
         ]
         self._defaults = {one.name: one.default for one in parameters if _is_plain(one.default)}
         self.numbers: frozenset[str] = frozenset()  # arguments whose ints are no part of the kind
+        self._orders: dict[tuple[str, ...], list[str]] = {}
         self._order = {one.name: place for place, one in enumerate(parameters)}
 
     def read(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
@@ -105,9 +114,12 @@ class CallReader:
             named = {**dict(zip(self._places, args)), **kwargs} if args else kwargs
             if len(named) < len(args) + len(kwargs):
                 raise NotNested("an argument that is given twice")
-        for name in sorted(named, key=self._place):
+        defaults = self._defaults
+        for name in self._sorted(tuple(named)):
             value = named[name]
-            if name in self._defaults and _is_plain(value) and value is self._defaults[name]:
+            if (value is None or value is True or value is False) and (
+                name in defaults and value is defaults[name]
+            ):
                 continue
             names.append(name)
             is_number = name in self.numbers and type(value) is int and value >= 0
@@ -115,6 +127,14 @@ class CallReader:
         facts = tuple([(t.dtype, t.device, t.dim()) for t in parts.tensors])
         kind = CallKind(tuple(names), tuple(structures), facts)
         return Call(kind, parts.tensors, parts.caches)
+
+    def _sorted(self, names: tuple[str, ...]) -> list[str]:
+        found = self._orders.get(names)
+        if found is None:
+            found = sorted(names, key=self._place)
+            if len(self._orders) < ORDERS:
+                self._orders[names] = found
+        return found
 
     def _place(self, name: str) -> tuple[int, str]:
         return (self._order.get(name, len(self._order)), name)
