@@ -53,11 +53,11 @@ class CallKind:
         return frozenset(name for name, one in zip(self.names, self.structures) if one == NUMBER)
 
     def ints(self) -> dict[str, int]:
-        """The arguments by name that are constant ints, 0 or more."""
+        """The arguments by name that are constant ints above 0. (0 often means "all": it stays a constant.)"""
         return {
             name: one[2]
             for name, one in zip(self.names, self.structures)
-            if one[:2] == ("constant", int) and one[2] >= 0 and name != "*"
+            if one[:2] == ("constant", int) and one[2] > 0 and name != "*"
         }
 
     def with_numbers(self, names: Collection[str]) -> "CallKind":
@@ -122,7 +122,7 @@ class CallReader:
             ):
                 continue
             names.append(name)
-            is_number = name in self.numbers and type(value) is int and value >= 0
+            is_number = name in self.numbers and type(value) is int and value > 0
             structures.append(parts.add_number(value) if is_number else parts.add(value))
         facts = tuple([(t.dtype, t.device, t.dim()) for t in parts.tensors])
         kind = CallKind(tuple(names), tuple(structures), facts)

@@ -82,7 +82,7 @@ class Parts:
         raise NotNested(f"a value of type {kind.__module__}.{kind.__qualname__}")
 
     def add_number(self, value: int) -> Structure:
-        """The structure of ``value``, 0 or more, as a number that may be another one in the next call."""
+        """The structure of ``value``, above 0, as a number that may be another one in the next call."""
         self.tensors.append(sized(value))
         return NUMBER
 
