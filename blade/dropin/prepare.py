@@ -33,7 +33,7 @@ Tensors = tuple[torch.Tensor, ...]
 CHANGES_ITSELF = "forward changes the model: a buffer or an attribute of it. The model answers itself, so that it does."
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Prepared:
     """An optimized module for the calls of ``kind``, and what to make of its tensors."""
 

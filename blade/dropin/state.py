@@ -59,7 +59,10 @@ class DropInState:
         self.config = config
         self.prepared: dict[CallKind, Prepared] = {}
         self.reasons: list[Reason] = []
-        self.calls: dict[CallKind, int] = {}
+        self.others: dict[
+            CallKind, Prepared
+        ] = {}  # for calls that no path of the first one answers
+        self.calls: dict[Prepared, int] = {}
         self.original_calls = 0
         self.is_split = False  # parts of the model are drop-ins, and its own calls are the model's
         self.on_refused: Callable[[], Any] | None = (
@@ -69,6 +72,8 @@ class DropInState:
         self._in_background = in_background
         self._reader = CallReader(inspect.signature(model.forward))
         self._recorder = CallRecorder()
+        self._missed = CallRecorder()  # calls that no path answered
+        self._settled: set[CallKind] = set()  # kinds whose missed calls were tried
         self._refused: set[CallKind] = set()
         self._constants: frozenset[str] = frozenset()  # ints that no graph has as a number
         self._working: set[CallKind] = set()
@@ -181,8 +186,8 @@ class DropInState:
     def stats(self) -> dict[str, dict[str, int]]:
         """The counters of each optimized module, of the calls that the model answered, and of the parts."""
         found: dict[str, dict[str, int]] = {}
-        for place, one in enumerate(self.most_called(), start=1):
-            found[f"call {place}"] = {"calls": self.calls.get(one.kind, 0)}
+        for place, one in enumerate((*self.most_called(), *self.others.values()), start=1):
+            found[f"call {place}"] = {"calls": self.calls.get(one, 0)}
             counters = stats(one.module)
             found.update((f"call {place}: {k}", v) for k, v in counters.items() if k != "original")
         found["original"] = {"calls": self.original_calls}
@@ -190,14 +195,14 @@ class DropInState:
 
     def rearm(self) -> None:
         """Try the engines again that the circuit breaker stopped."""
-        for one in self.most_called():
+        for one in (*self.prepared.values(), *self.others.values()):
             rearm(one.module)
         for part in self.parts.drop_ins.values() if self.parts is not None else ():
             rearm(part)
 
     def most_called(self) -> list[Prepared]:
         """What is prepared, the most called first."""
-        return sorted(self.prepared.values(), key=lambda one: -self.calls.get(one.kind, 0))
+        return sorted(self.prepared.values(), key=lambda one: -self.calls.get(one, 0))
 
     def _is_the_models(self) -> bool:
         """Whether the model has to answer whatever the arguments are."""
@@ -225,6 +230,21 @@ class DropInState:
             self._start(kind)
         return output
 
+    def _miss(
+        self, prepared: Prepared, call: Call, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> Any:
+        """Answer a call for which ``prepared`` has no path. After a few, another module is made for such calls."""
+        kind = prepared.kind
+        other = self.others.get(kind)
+        if other is not None and other is not prepared:
+            return self._run(other, call, args, kwargs)
+        if self._in_background and kind not in self._settled:
+            recorded = self._missed.add(call)
+            if recorded.calls >= CALLS and not _ending.is_set():
+                self._settled.add(kind)
+                self._begin(kind, self._missed)
+        return self._original(args, kwargs)
+
     def _changed_itself(self) -> None:
         """Refuse all calls once several have changed the model; the first may only set something up."""
         with self._lock:
@@ -248,6 +268,7 @@ class DropInState:
             self._reader.numbers |= found
             for one in [one for one in self.prepared if found & one.ints().keys()]:
                 del self.prepared[one]
+                self.others.pop(one, None)
         return bool(found)
 
     def _start(self, kind: CallKind) -> None:
@@ -259,37 +280,46 @@ class DropInState:
                 detail = f"There are calls of more than max_paths={self.config.max_paths} kinds: a call {kind}."
                 self._note(Code.NOT_TRIED, detail)
                 return
+        self._begin(kind, self._recorder)
+
+    def _begin(self, kind: CallKind, recorder: CallRecorder) -> None:
+        with self._lock:
+            if kind in self._working or kind not in recorder.kinds:
+                return  # another thread was first
             self._working.add(kind)
         thread = threading.Thread(
-            target=self._work, args=(kind,), name="blade-accelerate", daemon=True
+            target=self._work, args=(kind, recorder), name="blade-accelerate", daemon=True
         )
         with _lock:
             _busy.add(thread)
         thread.start()
 
-    def _work(self, kind: CallKind) -> None:
+    def _work(self, kind: CallKind, recorder: CallRecorder) -> None:
         log_warnings()
         try:
             with _one_at_a_time:
-                samples, counts = self._recorder.kinds[kind].frequent()
+                samples, counts = recorder.kinds[kind].frequent()
                 if not _ending.is_set() and samples:
                     renewals = self._renewals
                     found = prepare(self.model, kind, samples, counts, self.config)
                     if (
                         renewals == self._renewals
                     ):  # else it is of a model that was changed meanwhile
-                        self._take(kind, found)
+                        self._take(kind, found, is_other=recorder is self._missed)
             if self.is_refused and self.on_refused is not None:
                 self.on_refused()
         finally:
-            self._recorder.forget(kind)
+            recorder.forget(kind)
             with self._idle:
                 self._working.discard(kind)
                 self._idle.notify_all()
             with _lock:
                 _busy.discard(threading.current_thread())
 
-    def _take(self, kind: CallKind, found: Prepared | Reason) -> None:
+    def _take(self, kind: CallKind, found: Prepared | Reason, is_other: bool = False) -> None:
+        if isinstance(found, Reason) and is_other:
+            self.reasons.append(found)
+            return
         if isinstance(found, Reason):
             self._refused.add(kind)
             self._constants |= kind.numbers()
@@ -299,14 +329,14 @@ class DropInState:
             return
         if found.number:
             answer_with(found.number, _Original(self))
-        self.prepared[kind] = found
+        (self.others if is_other else self.prepared)[kind] = found
         _log.info("%s: calls %s are optimized", type(self.model).__name__, kind)
 
     def _run(
         self, prepared: Prepared, call: Call, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> Any:
         current = self._current
-        current.call, current.output, current.error = (args, kwargs, prepared), _NONE, None
+        current.call, current.output, current.error = (prepared, call, args, kwargs), _NONE, None
         try:
             answer = prepared.module(*call.tensors)
         except MODEL_ERRORS:
@@ -320,8 +350,7 @@ class DropInState:
         if output is not _NONE:
             return output
         self._warn_of_gradients()
-        kind = prepared.kind  # the very key, and its hash is known
-        self.calls[kind] = self.calls.get(kind, 0) + 1
+        self.calls[prepared] = self.calls.get(prepared, 0) + 1
         return prepared.restored(call, answer)
 
     def answer_in_the_graph(self) -> list[torch.Tensor]:
@@ -330,14 +359,19 @@ class DropInState:
         The tensors that are returned only fill the places of the output.
         """
         current = self._current
-        args, kwargs, prepared = current.call
-        is_answered = False
+        missed = current.call
+        prepared = missed[0]
+        output, error = _NONE, None
         try:
-            current.output = self._original(args, kwargs)
-            is_answered = True
+            output = self._miss(*missed)
         finally:
-            if not is_answered:
-                current.error = sys.exc_info()[1]
+            if output is _NONE:
+                error = sys.exc_info()[1]
+            current.call, current.output, current.error = (
+                missed,
+                output,
+                error,
+            )  # _miss may run another module
         return [torch.empty(0)] * prepared.outputs
 
     def _warn_of_gradients(self) -> None:
@@ -357,6 +391,8 @@ class DropInState:
             if changed is None:  # another thread has seen to it
                 return
             self.prepared.clear()
+            self.others.clear()
+            self._settled.clear()
             self._refused.clear()
             self._watch.accept()
             self._obstacle = obstacle(self.model)
