@@ -7,15 +7,23 @@ A compilation takes seconds, so one engine serves many tests and one model holds
 import io
 import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import (
+    FakeTensor,
+    FakeTensorMode,
+    in_kernel_invocation_manager,
+)
 
 import blade
+from blade.backends.inductor import run as inductor_run
 from blade.backends.shared.host_isa import instructions
 from blade.runtime.engine import isa_features
 
@@ -176,3 +184,20 @@ def test_another_version_runs_the_original(
     check(loaded, (2, 5))
     [counted] = blade.stats(loaded).values()
     assert counted["backend_unavailable"] == 1 and counted["engine_runs"] == 0
+
+
+def _as_in_a_fake_kernel() -> Any:
+    """What FakeTensorMode does around each op: tensors on the CPU dispatch to Meta."""
+    return in_kernel_invocation_manager(FakeTensorMode())
+
+
+@pytest.mark.parametrize("mode", [FakeTensorMode, _as_in_a_fake_kernel])
+def test_weights_are_let_go_while_tensors_are_fake(mode: Callable[[], Any]) -> None:
+    """The garbage collector frees an engine wherever it likes, as in the export of the next model."""
+    plain, packed = torch.rand(64, 64), torch.rand(64, 64).to_mkldnn()
+    given = [(one, inductor_run._nothing(one)) for one in (plain, packed)]
+    with mode():
+        inductor_run._let_go(given)
+    for tensor in (plain, packed):
+        assert tensor.numel() == 1 and tensor.device.type == "cpu"
+        assert not isinstance(tensor.data, FakeTensor)

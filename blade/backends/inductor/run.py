@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from blade.backends.inductor.folding import constants_read, run_recipes
 from blade.backends.inductor.package import LIBRARY, InductorPackage, read_package
@@ -48,7 +49,8 @@ class InductorModel:
         if given:
             self._runner.update_constant_buffer(given, False, True, True)
         # keeps the weights alive, as the library does not
-        weakref.finalize(self, _let_go, list(given.values())).atexit = False
+        let_go = [(tensor, _nothing(tensor)) for tensor in given.values()]
+        weakref.finalize(self, _let_go, let_go).atexit = False
 
     def __call__(self, inputs: list[torch.Tensor]) -> Sequence[torch.Tensor]:
         if self._written.since():
@@ -78,11 +80,19 @@ def _alias(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach()
 
 
-def _let_go(given: Sequence[torch.Tensor]) -> None:
-    """Release the memory of ``given``: the library never releases the tensors themselves."""
-    for tensor in given:
-        nothing = torch.zeros(1, dtype=tensor.dtype)
-        tensor.data = nothing.to_mkldnn() if tensor.is_mkldnn else nothing
+def _nothing(like: torch.Tensor) -> torch.Tensor:
+    nothing = torch.zeros(1, dtype=like.dtype, device="cpu")
+    return nothing.to_mkldnn() if like.is_mkldnn else nothing
+
+
+def _let_go(given: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """Release the memory of tensors, which get that of others: the library never releases the tensors themselves.
+
+    The garbage collector may call this where every tensor that is made is fake, as inside of ``torch.export``.
+    """
+    with _disable_current_modes():
+        for tensor, nothing in given:
+            tensor.data = nothing
 
 
 def _laid_out(tensor: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
