@@ -33,6 +33,7 @@ _SETTINGS = (
     "transformers.generation."  # of classes whose objects ``generate`` reads, and no forward
 )
 _OF_MODULES = frozenset(vars(nn.Module()))  # attributes that every module has
+_OF_GENERATE = frozenset({"_previous_max_cache_length"})  # what generate notes on a model
 _WITH_A_MODE = ("Dropout", "BatchNorm", "InstanceNorm", "RReLU")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 _WATCHED = ("_modules", "_parameters", "_buffers", *_HOOKS)
@@ -98,6 +99,8 @@ class Watch:
                 yield (name, "forward"), id(vars(module).get("forward"))
         for name, held in self._holders().items():
             for key, value in held.items():
+                if key in _OF_GENERATE:
+                    continue
                 if _is_constant(value):
                     yield (name, f"attribute {key!r}"), value
                 elif _is_collection(value):
@@ -121,7 +124,7 @@ class Watch:
 def _read_items(held: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str, Any]]:
     """What is compared of ``held`` at each call: constants, and copies of lists and dicts of them."""
     for key, value in held.items():
-        if key in _OF_MODULES:
+        if key in _OF_MODULES or key in _OF_GENERATE:
             continue
         if _is_constant(value):
             yield held, key, value

@@ -110,8 +110,10 @@ def test_what_generate_is_told_does_not_change_the_model() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Dropout()).eval()
     model.generation_config = Settings(num_beams=1)  # type: ignore[assignment]
     model.options = SimpleNamespace(scale=1)  # type: ignore[assignment]
+    model._previous_max_cache_length = 8  # type: ignore[assignment]
     watch = Watch(model)
     model.generation_config.num_beams = 2  # type: ignore[union-attr]
+    model._previous_max_cache_length = 9  # type: ignore[assignment]
     assert watch.change() is None
     model.options.scale = 2  # type: ignore[union-attr]
     assert watch.change() == "the attribute 'scale' of 'options' changed"
