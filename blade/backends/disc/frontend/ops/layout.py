@@ -161,6 +161,9 @@ def slice_(
         lo.at_least(x.shape[axis], 1, "slice of a non-empty axis")
     if not isinstance(size, int):
         lo.at_least(size, 0, "slice within bounds")
+    for bound in (start, end):
+        if not isinstance(bound, int | None) and sympy.sympify(plain(bound)).is_negative:
+            lo.at_least(-plain(bound), 1, "slice counted from the end")  # -0 is the beginning
     return lo.b.slice(x, axis, first, step, size)
 
 
