@@ -28,7 +28,7 @@ SD_STEPS = 20
 LLAMA = ((1, 128), (1, 1024), (8, 512), (1, 4000))  # (batch, prompt)
 NEW = 64  # tokens
 ROUNDS = 5
-READY = 4  # calls before a way is taken to be ready; those of blade are waited for
+READY = 7  # calls before a way is taken to be ready; those of blade are waited for
 
 
 class Words:
