@@ -23,8 +23,8 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
-from programs.program import SMALL, TINY, Different, difference
-from programs.table import PROGRAMS
+from drop_in.program import SMALL, TINY, Different, difference
+from drop_in.table import PROGRAMS
 
 import blade
 

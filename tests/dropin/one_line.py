@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Check a program of ``benchmarks/programs`` before and after its one line, in a tiny size."""
+"""Check a program of ``benchmarks/drop_in`` before and after its one line, in a tiny size."""
 
 import sys
 from pathlib import Path
@@ -11,10 +11,21 @@ import blade
 from blade.config import Config
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-from programs.program import TINY, Program, difference, minilm_folder, texts
-from programs.table import PROGRAMS
+from drop_in.pipelines import bert
+from drop_in.program import TINY, Different, Program, difference, minilm_folder, texts
+from drop_in.table import PROGRAMS
 
-__all__ = ["QUICK", "check", "difference", "made", "minilm_folder", "texts"]
+__all__ = [
+    "QUICK",
+    "TINY",
+    "Different",
+    "bert",
+    "check",
+    "difference",
+    "made",
+    "minilm_folder",
+    "texts",
+]
 
 QUICK = Config(optimization_pipeline="disc", timing=False)
 TOLERANCE = 1e-5  # of the largest value: sums of float32 in another order

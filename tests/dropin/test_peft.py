@@ -6,9 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from one_line import QUICK, check
-from programs.pipelines import bert
-from programs.program import TINY
+from one_line import QUICK, TINY, bert, check
 
 import blade
 

@@ -3,8 +3,7 @@
 
 import pytest
 import torch
-from one_line import check, difference, made
-from programs.program import Different
+from one_line import Different, check, difference, made
 
 
 @pytest.mark.needs("minilm")

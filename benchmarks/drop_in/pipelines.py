@@ -11,7 +11,7 @@ import numpy as np
 import torch
 import transformers
 
-from programs.program import Change, Program, Scale, minilm_folder, texts
+from drop_in.program import Change, Program, Scale, minilm_folder, texts
 
 
 def feature_extraction(scale: Scale) -> Program:

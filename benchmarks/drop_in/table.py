@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The programs by name, and the line of each that changes."""
 
-from programs import others, pipelines
-from programs.program import Row
+from drop_in import others, pipelines
+from drop_in.program import Row
 
 _PIPE = "pipe.model = blade.accelerate(pipe.model)"
 _MODEL = "model = blade.accelerate(model)"

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from programs.pipelines import bert, gpt2, pipeline_program
-from programs.program import Change, Program, Scale, minilm_folder, texts
+from drop_in.pipelines import bert, gpt2, pipeline_program
+from drop_in.program import Change, Program, Scale, minilm_folder, texts
 
 
 def encode(scale: Scale) -> Program:
