@@ -16,7 +16,7 @@ from torch import nn
 from blade.config import Config
 from blade.dropin.state import DropInState
 from blade.errors import InputError
-from blade.report import DROP_IN
+from blade.report import DROP_IN, drop_in_state
 
 
 class DropIn:
@@ -54,8 +54,10 @@ def state_of(module: Any) -> DropInState:
     """The state of a drop-in; raises ``InputError`` for anything else."""
     state = vars(module).get(DROP_IN) if isinstance(module, nn.Module) else None
     if not isinstance(state, DropInState):
+        parts = getattr(drop_in_state(module), "parts", None)
+        hint = f" Its parts are drop-ins: {', '.join(parts.drop_ins)}." if parts else ""
         raise InputError(
-            f"module: a drop-in of blade.accelerate is expected, got {type(module).__name__}."
+            f"module: a drop-in of blade.accelerate is expected, got {type(module).__name__}.{hint}"
         )
     return state
 

@@ -197,7 +197,7 @@ class DropInState:
         """Try the engines again that the circuit breaker stopped."""
         for one in (*self.prepared.values(), *self.others.values()):
             rearm(one.module)
-        for part in self.parts.drop_ins.values() if self.parts is not None else ():
+        for part in tuple(self.parts.drop_ins.values()) if self.parts is not None else ():
             rearm(part)
 
     def most_called(self) -> list[Prepared]:
@@ -421,7 +421,9 @@ def report_of_parts(
     name: str, reasons: Sequence[Reason], parts: PartDropIns | None, is_working: bool
 ) -> Report:
     """A report for what has no optimized module itself: of its first part that has one, with all reasons."""
-    reports = {} if parts is None else {one: report(made) for one, made in parts.drop_ins.items()}
+    reports = (
+        {} if parts is None else {one: report(made) for one, made in tuple(parts.drop_ins.items())}
+    )
     told = [*reasons, *([] if parts is None else parts.reasons)]
     told += [reason for one in reports.values() for reason in one.reasons]
     is_working = is_working or any(one.state == SEARCHING for one in reports.values())
@@ -438,7 +440,7 @@ def stats_of_parts(parts: PartDropIns | None) -> dict[str, dict[str, int]]:
         return {}
     return {
         f"{name}: {key}": counters
-        for name, made in parts.drop_ins.items()
+        for name, made in tuple(parts.drop_ins.items())
         for key, counters in stats(made).items()
     }
 

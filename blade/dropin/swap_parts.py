@@ -9,6 +9,7 @@ Which ones is measured (``PartFinder``). A part whose calls cannot be optimized 
 """
 
 import logging
+import threading
 from collections.abc import Mapping, Sequence
 from functools import partial
 from time import monotonic
@@ -39,6 +40,7 @@ class PartSwapper:
         self._program = program  # the object whose attributes the roots are
         self._finder = PartFinder(roots, self._noted)
         self._refused: set[str] = set()
+        self._lock = threading.RLock()
 
     def knows(self, name: str) -> bool:
         """Whether there is a module ``name``."""
@@ -66,6 +68,10 @@ class PartSwapper:
 
     def swap(self, name: str) -> bool:
         """Put a drop-in in the place of the module ``name``; return whether there is one then."""
+        with self._lock:
+            return self._swap(name)
+
+    def _swap(self, name: str) -> bool:
         module = self._finder.modules[name]
         if isinstance(module, DropIn) or name in self.drop_ins:
             return True
@@ -90,7 +96,7 @@ class PartSwapper:
         """Wait at most ``timeout`` seconds; return whether nothing is being optimized for a part."""
         end = None if timeout is None else monotonic() + timeout
         waited: set[str] = set()
-        while left := [name for name in self.drop_ins if name not in waited]:
+        while left := [name for name in tuple(self.drop_ins) if name not in waited]:
             for name in left:  # a part that is split meanwhile has parts of its own
                 waited.add(name)
                 rest = None if end is None else max(0.0, end - monotonic())

@@ -119,6 +119,8 @@ def test_named_parts_of_a_program_are_optimized_at_once() -> None:
     blade.rearm(fast)
     with pytest.raises(InputError, match=r"no submodule 'coder\.encoder'; the"):
         blade.accelerate(pipe, parts=["coder.encoder"])
+    with pytest.raises(InputError, match=r"Its parts are drop-ins: coder\.decoder\."):
+        blade.save(fast, "nowhere.blade")
     with pytest.raises(InputError, match="is a drop-in already"):
         blade.accelerate(fast)
 
