@@ -56,6 +56,28 @@ def test_a_part_is_what_generate_calls() -> None:
     _optimized(fast, fast.base_model.model, _answers(model))
 
 
+def test_a_model_that_generates_inside_is_found() -> None:
+    import peft
+    import transformers
+
+    torch.manual_seed(0)
+    form = {"n_embd": 96, "n_layer": 4, "n_head": 2, "vocab_size": 300, "n_positions": 64}
+    config = transformers.GPT2Config(**form, bos_token_id=1, eos_token_id=None)
+    base = transformers.GPT2LMHeadModel(config).eval()
+    how = peft.LoraConfig(target_modules=["c_attn"], r=4, init_lora_weights=False)
+    model = peft.get_peft_model(base, how).eval()
+    fast = blade.accelerate(model, config=QUICK)
+    ids = torch.randint(2, 290, (1, 6))
+    given = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "pad_token_id": 0}
+    for _ in range(4):
+        expected = model.generate(**given, max_new_tokens=8, do_sample=False)
+        assert torch.equal(fast.generate(**given, max_new_tokens=8, do_sample=False), expected)
+        assert blade.wait(fast, 300)
+    counters = blade.stats(fast)
+    assert counters["base_model.model: call 1"]["calls"] > 7
+    assert counters["original"]["calls"] == 0
+
+
 def test_adapters_of_a_drop_in_are_turned_off_and_merged() -> None:
     plain, adapted = _answers(_bert()), _answers(_adapted(_bert()))
     assert not torch.allclose(plain[0], adapted[0], atol=1e-3)
