@@ -59,15 +59,13 @@ class DropInState:
         self.config = config
         self.prepared: dict[CallKind, Prepared] = {}
         self.reasons: list[Reason] = []
-        self.others: dict[
-            CallKind, Prepared
-        ] = {}  # for calls that no path of the first one answers
+        # For calls that no path of the first one answers.
+        self.others: dict[CallKind, Prepared] = {}
         self.calls: dict[Prepared, int] = {}
         self.original_calls = 0
         self.is_split = False  # parts of the model are drop-ins, and its own calls are the model's
-        self.on_refused: Callable[[], Any] | None = (
-            None  # called if no kind of call can be optimized
-        )
+        # Called if no kind of call can be optimized.
+        self.on_refused: Callable[[], Any] | None = None
         self.parts: PartDropIns | None = None
         self._in_background = in_background
         self._reader = CallReader(inspect.signature(model.forward))
