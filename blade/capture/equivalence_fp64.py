@@ -20,6 +20,7 @@ from blade.core.attempt import attempt
 from blade.core.captured import Reference
 from blade.core.pytree import tensors_in
 from blade.core.reason import Code, Reason, Stage
+from blade.process.torch_state import seeded_generators
 from blade.verification.tolerance import (
     SAME_RUN,
     allowed,
@@ -130,9 +131,7 @@ class Fp64Model:
         return first
 
     def _seeded(self, one: Reference, seed: int) -> Leaves:
-        devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
-        with torch.random.fork_rng(devices=devices):
-            torch.manual_seed(seed)
+        with seeded_generators(seed):
             return self._answers(one)
 
     def _answers(self, one: Reference) -> Leaves:

@@ -17,6 +17,7 @@ from blade.capture.attributes import attributes_of, may_write
 from blade.capture.inputs import CallSignature, Sample
 from blade.capture.model import device_of, private_copy
 from blade.capture.outputs import tensors_of
+from blade.process.torch_state import seeded_generators
 from blade.verification.attention_semantics import rows_with_keys
 
 # Exceptions of a model at inputs it does not accept (torch.jit.Error is a RuntimeError).
@@ -244,7 +245,5 @@ def copy_of(value: Any) -> Any:
 
 def seeded(function: Callable[[], T]) -> T:
     """Run ``function()`` from a fixed random seed, and restore the generators' states."""
-    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
-    with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(0)
+    with seeded_generators(0):
         return function()

@@ -149,12 +149,20 @@ def makes_sizes(node: OpNode) -> bool:
 
 def is_random(node: OpNode) -> bool:
     """Whether the op, with its constant arguments, draws from a random generator."""
-    if torch.Tag.nondeterministic_seeded not in node.target.tags:
+    return draws_numbers(node.target, node.args, node.kwargs)
+
+
+def draws_numbers(
+    target: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> bool:
+    """Whether a call of ``target`` draws from a random generator: attention does with a dropout above 0 alone."""
+    if torch.Tag.nondeterministic_seeded not in target.tags:
         return False
-    names = [a.name for a in node.target._schema.arguments if not a.kwarg_only]
-    given = dict(zip(names, node.args, strict=True)) | dict(node.kwargs)
+    given = {a.name: a.default_value for a in target._schema.arguments if a.has_default_value()}
+    given |= dict(zip([a.name for a in target._schema.arguments if not a.kwarg_only], args))
+    given |= kwargs
     return not any(
-        not isinstance(given.get(name), ValueInfo) and given.get(name) == off
+        isinstance(given[name], (bool, int, float)) and given[name] == off
         for name, off in _OFF.items()
         if name in given
     )

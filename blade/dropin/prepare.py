@@ -6,19 +6,21 @@ prepared.answer(call)          # what model.forward would return
 """
 
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from math import exp, fsum, log
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from blade.api import optimize
 from blade.capture.reference_model import MODEL_ERRORS, ModelState, copy_of
 from blade.capture.samples import Samples
 from blade.config import Config
 from blade.core.attempt import attempt
+from blade.core.cluster import draws_numbers
 from blade.core.reason import Code, Reason, Stage
 from blade.dropin.caches import NotServed, apply, count_in_cache
 from blade.dropin.call_kind import Call, CallKind
@@ -26,6 +28,7 @@ from blade.dropin.flat_call import FlatCall, Outcome, flat_call
 from blade.dropin.nested import NotNested, count_tensors, made
 from blade.dropin.sharing_copy import sharing_copy
 from blade.errors import BladeError, Refused
+from blade.process.torch_state import generators_left_alone
 from blade.report import report
 from blade.runtime.originals import number_of
 
@@ -91,10 +94,11 @@ def _prepare(
     config: Config,
 ) -> Prepared:
     flat = flat_call(sharing_copy(model), kind)
-    _check_state(flat, samples[0])
+    is_random = _check_state(flat, samples[0])
     config = config.evolve(background=False, background_paths=False)
     recorded = Samples(samples, counts)
-    module = optimize(flat, recorded, config)
+    with nullcontext() if is_random else generators_left_alone():
+        module = optimize(flat, recorded, config)
     outcomes = flat.seen.outcomes
     if len(outcomes) != 1:
         raise Refused(
@@ -109,13 +113,29 @@ def _prepare(
     return Prepared(kind, module, next(iter(outcomes)), number_of(module.graph))
 
 
-def _check_state(flat: FlatCall, sample: Tensors) -> None:
-    """Raise ``Refused`` if a call changes the model: the second one, as many set something up in their first."""
+class _Draws(TorchDispatchMode):
+    """Notes whether an op draws random numbers."""
+
+    any = False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        self.any |= draws_numbers(func, args, kwargs)
+        return func(*args, **kwargs)
+
+
+def _check_state(flat: FlatCall, sample: Tensors) -> bool:
+    """Whether a call draws random numbers. Raises ``Refused`` if it changes the model: the second one, as many set
+    something up in their first."""
+    draws = _Draws()  # type: ignore[no-untyped-call]
     with torch.no_grad():
         try:
             flat(*copy_of(sample))
             state = ModelState(flat)
-            flat(*copy_of(sample))
+            with draws:
+                flat(*copy_of(sample))
         except NotNested as error:
             raise Refused(Code.UNKNOWN_TYPE, f"The output has {error}.") from error
         except NotServed as error:
@@ -124,6 +144,7 @@ def _check_state(flat: FlatCall, sample: Tensors) -> None:
             raise Refused(Code.TRACE_FAILED, f"The model raised {error!r}.") from error
     if state.restore():
         raise Refused(Code.MUTATES, CHANGES_ITSELF)
+    return draws.any
 
 
 def _ratio_to_eager(module: torch.jit.ScriptModule) -> float | None:

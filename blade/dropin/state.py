@@ -12,7 +12,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any, Protocol
 
@@ -33,6 +33,7 @@ from blade.report import READY, SEARCHING, Report, rearm, report, stats
 from blade.runtime.originals import answer_with
 
 CALLS = 3  # of a kind, before it is optimized in the background
+STATES = 4  # of the model, whose optimized modules are kept
 RENEWALS = 3  # how often a model that has changed is optimized again
 EXIT_S = 60.0  # s; how long the interpreter's exit waits for what runs
 
@@ -46,6 +47,22 @@ class PartDropIns(Protocol):
     reasons: list[Reason]
 
     def wait(self, timeout: float | None) -> bool: ...
+
+
+@dataclass(frozen=True)
+class _Earlier:
+    """What was made of the model in an earlier state of its attributes: an adapter that was turned off, say.
+
+    ``digest``: of its weights then; ``weights`` keeps them alive, so that no other tensor has their identity.
+    """
+
+    state: Any
+    digest: Any
+    weights: tuple[torch.Tensor, ...]
+    prepared: dict[CallKind, Prepared]
+    others: dict[CallKind, Prepared]
+    settled: set[CallKind]
+    refused: set[CallKind]
 
 
 class DropInState:
@@ -79,6 +96,9 @@ class DropInState:
         self._idle = threading.Condition(self._lock)
         self._current = threading.local()
         self._renewals = 0
+        self._generation = 0  # of the model: how often it has changed
+        self._digest: Any = None  # of the weights that ``prepared`` was made of
+        self._earlier: list[_Earlier] = []
         self._own_changes = 0  # calls of the model that changed it
         self._is_stateful = False
         self._has_warned = False
@@ -298,11 +318,9 @@ class DropInState:
             with _one_at_a_time:
                 samples, counts = recorder.kinds[kind].frequent()
                 if not _ending.is_set() and samples:
-                    renewals = self._renewals
+                    generation = self._generation
                     found = prepare(self.model, kind, samples, counts, self.config)
-                    if (
-                        renewals == self._renewals
-                    ):  # else it is of a model that was changed meanwhile
+                    if generation == self._generation:  # else of a model that has changed meanwhile
                         self._take(kind, found, is_other=recorder is self._missed)
             if self.is_refused and self.on_refused is not None:
                 self.on_refused()
@@ -327,6 +345,8 @@ class DropInState:
             return
         if found.number:
             answer_with(found.number, _Original(self))
+        if self._digest is None:
+            self._digest = self._watch.digest()
         (self.others if is_other else self.prepared)[kind] = found
         _log.info("%s: calls %s are optimized", type(self.model).__name__, kind)
 
@@ -388,14 +408,14 @@ class DropInState:
             changed = self._watch.change()
             if changed is None:  # another thread has seen to it
                 return
-            self.prepared.clear()
-            self.others.clear()
-            self._settled.clear()
-            self._refused.clear()
+            self._put_aside()
             self._watch.accept()
+            self._generation += 1
             self._obstacle = obstacle(self.model)
             what = f"The model answers: {self._obstacle}."
-            if self._obstacle is None:
+            if self._obstacle is None and self._take_up_again():
+                what = "What was made of it in this state before answers again."
+            elif self._obstacle is None:
                 self._renewals += 1
                 self._in_background = self._renewals <= RENEWALS
                 what = (
@@ -404,6 +424,30 @@ class DropInState:
             self._note(
                 Code.MUTATES, f"The model is not the one that was optimized: {changed}. {what}"
             )
+
+    def _put_aside(self) -> None:
+        """Keep what was made of the model, for when it is again as it was."""
+        state = self._watch.state()
+        if self.prepared and self._digest is not None:
+            kept = [one for one in self._earlier if one.state != state][1 - STATES :]
+            made = (dict(self.prepared), dict(self.others), set(self._settled), set(self._refused))
+            self._earlier = [*kept, _Earlier(state, self._digest, self._watch.weights, *made)]
+        self._digest = None
+        for one in (self.prepared, self.others, self._settled, self._refused):
+            one.clear()
+
+    def _take_up_again(self) -> bool:
+        """Let what was made of the model as it is now answer; return whether there is something."""
+        state = self._watch.state()
+        found = next((one for one in self._earlier if one.state == state), None)
+        if found is None or found.digest != self._watch.digest():
+            return False
+        self._digest = found.digest
+        self.others.update(found.others)
+        self._settled |= found.settled
+        self._refused |= found.refused
+        self.prepared.update(found.prepared)
+        return True
 
     def _tell(self, code: Code, detail: str) -> None:
         with self._lock:

@@ -32,6 +32,7 @@ _NOT_READ = (
 _SETTINGS = (
     "transformers.generation."  # of classes whose objects ``generate`` reads, and no forward
 )
+_PLAIN = (torch.Tensor, nn.Parameter)
 _OF_MODULES = frozenset(vars(nn.Module()))  # attributes that every module has
 _OF_GENERATE = frozenset({"_previous_max_cache_length"})  # what generate notes on a model
 _WITH_A_MODE = ("Dropout", "BatchNorm", "InstanceNorm", "RReLU")
@@ -73,6 +74,28 @@ class Watch:
         read = [item for held in self._holders().values() for item in _read_items(held)]
         self._items = tuple(x for item in (*read, *modes) for x in item)
         self._described = dict(self._describe())
+
+    def state(self) -> Any:
+        """What the model was when it was accepted: equal for equal states while the weights of both are alive."""
+        return self._described
+
+    @property
+    def weights(self) -> tuple[torch.Tensor, ...]:
+        """All parameters and buffers."""
+        return self._weights
+
+    def digest(self) -> list[int] | None:
+        """A checksum of each weight's values, which also tells of writes through ``.data``; ``None`` if there is
+        none, as for weights of classes of their own."""
+        found = []
+        with torch.no_grad():
+            for weight in self._weights:
+                if weight.layout is not torch.strided or type(weight) not in _PLAIN:
+                    return None
+                flat = weight.detach().reshape(-1)
+                halves = [part for part in (flat, flat[: len(flat) // 2]) if len(part)]
+                found += [torch.hash_tensor(part).view(torch.int64).cpu() for part in halves]
+        return [int(one) for one in found]
 
     def _holders(self) -> dict[str, dict[str, Any]]:
         """The dicts of attributes that may decide what ``forward`` does, each once, by the name of their object."""

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
+from blade.core.cluster import draws_numbers
+
 
 def may_draw(node: Node) -> bool:
     """Whether the op draws with some arguments."""
@@ -58,7 +60,7 @@ class RngReplay:
 
 def _devices(gm: GraphModule) -> Iterator[torch.device]:
     for node in gm.graph.nodes:
-        if may_draw(node):
+        if may_draw(node) and draws_numbers(node.target, node.args, node.kwargs):
             made = node.meta.get("val")
             several = made if isinstance(made, (list, tuple)) else (made,)
             yield from (t.device for t in several if isinstance(t, torch.Tensor))

@@ -409,3 +409,50 @@ print("done")
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
+
+
+class Adapted(nn.Module):
+    """A switch among its attributes, as adapters have one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base, self.adapter = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.is_on = True
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.base(x)
+        return y + self.adapter(x) if self.is_on else y
+
+
+def test_a_state_that_comes_back_is_optimized_already() -> None:
+    model = Adapted().eval()
+    fast = blade.accelerate(model, config=QUICK)
+    x = torch.rand(3, 8)
+
+    def switched(is_on: bool) -> None:
+        model.is_on = fast.is_on = is_on
+        torch.testing.assert_close(fast(x), model(x))
+
+    for is_on in (True, False):
+        for _ in range(4):
+            switched(is_on)
+        assert blade.wait(fast, 200)
+        switched(is_on)
+    before = _originals(fast)
+    for turn in range(8):  # more often than a change is optimized anew
+        switched(turn % 2 == 0)
+    assert _originals(fast) == before
+    assert any("answers again" in one.detail for one in blade.report(fast).reasons)
+
+
+def test_a_state_that_comes_back_with_other_weights_is_another() -> None:
+    model = Adapted().eval()
+    fast = blade.accelerate(model, torch.rand(3, 8), QUICK)
+    x = torch.rand(5, 8)
+    fast.is_on = False
+    fast(x)
+    fast.base.weight.data.mul_(2.0)  # shared; no version tells
+    fast.is_on = True
+    before = _originals(fast)
+    torch.testing.assert_close(fast(x), model(x))
+    assert _originals(fast) == before + 1

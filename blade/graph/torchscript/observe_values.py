@@ -25,6 +25,7 @@ from blade.graph.torchscript.program import (
     Line,
     Program,
 )
+from blade.process.torch_state import seeded_generators
 
 LIMIT = 3
 """Executions of a line in a loop that are recorded per run, for tensors."""
@@ -208,12 +209,10 @@ class _InstrumentedModule:
             self._function = torch._C._create_function_from_graph("observe", self.graph)
         # Deep copies: the graph may write its inputs and the module's buffers.
         this = copy.deepcopy(module) if next(iter(self.graph.inputs())).uses() else module
-        devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
         unoptimized = torch.jit.optimized_execution(False)  # type: ignore[attr-defined]
         _running[self._number] = note
         try:
-            with torch.random.fork_rng(devices=devices), torch.no_grad(), unoptimized:
-                torch.manual_seed(0)
+            with seeded_generators(0), torch.no_grad(), unoptimized:
                 self._function(this._c, *copy.deepcopy(tuple(sample)))
         finally:
             del _running[self._number]
