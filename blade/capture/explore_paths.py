@@ -23,9 +23,8 @@ from blade.errors import warn_user
 from blade.graph.torchscript.merge_paths import CannotMerge
 from blade.timing.time_budget import TimeBudget
 
-FOR_CAPTURE = (
-    0.5  # share of the time budget, after which only paths of the user's samples are traced
-)
+# Share of the time budget, after which only paths of the user's samples are traced.
+FOR_CAPTURE = 0.5
 
 
 def explore(

@@ -25,11 +25,10 @@ from blade.dropin.program import (
     COPY_ERRORS,
     ProgramState,
     accelerated_program,
-    calls_of,
     modules_of,
     swap_now,
 )
-from blade.dropin.recording import record
+from blade.dropin.recording import Arguments, calls_of, record
 from blade.dropin.sharing_copy import sharing_copy
 from blade.dropin.swap_parts import PartSwapper
 from blade.dropin.watched import obstacle
@@ -83,8 +82,9 @@ def accelerate(
         state.on_refused = partial(swapper.split, "")
         swapper.start()
     else:
-        state.optimize(calls_of(samples))
-        _split_refused(made, calls_of(samples), swapper, "")
+        calls = calls_of(samples)
+        state.optimize(calls)
+        _split_refused(made, calls, swapper, "")
     return made
 
 
@@ -105,22 +105,20 @@ def _with_parts(own: nn.Module, samples: Any, config: Config, parts: Sequence[st
     return own
 
 
-def _split_refused(
-    made: Any, calls: Sequence[tuple[Sequence[Any], dict[str, Any]]], parts: PartSwapper, name: str
-) -> None:
+def _split_refused(made: Any, calls: Sequence[Arguments], parts: PartSwapper, name: str) -> None:
     """If no call of ``made``, the module ``name``, can be optimized, optimize the parts that take its time."""
     state = state_of(made)
     if not state.is_refused:
         return
     trial = sharing_copy(state.model)  # its buffers may be written
     with PartFinder({name: trial}) as finder:
-        worth = _played(trial, [*calls, *calls]) and finder.below(name)
-    own = [one.removeprefix(f"{name}.") for one in worth or ()]
-    if not own:
+        worth = finder.below(name) if _played(trial, [*calls, *calls]) else []
+    if not worth:
         return
+    own = [one.removeprefix(f"{name}.") for one in worth]
     with record(trial, *own) as recorded:
         _played(trial, calls)
-    for full, inner in zip(worth or (), own):
+    for full, inner in zip(worth, own):
         if parts.swap(full):
             state.is_split = True
             made = parts.drop_ins[full]
@@ -129,7 +127,7 @@ def _split_refused(
             _split_refused(made, inner_calls, parts, full)
 
 
-def _played(model: nn.Module, calls: Sequence[tuple[Sequence[Any], dict[str, Any]]]) -> bool:
+def _played(model: nn.Module, calls: Sequence[Arguments]) -> bool:
     """Make ``calls`` of ``model``; return whether it took them."""
     with torch.no_grad():
         try:

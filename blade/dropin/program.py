@@ -12,11 +12,10 @@ from typing import Any
 
 from torch import nn
 
-from blade.capture.samples import Samples
 from blade.config import Config
 from blade.core.reason import Code, Reason, Stage
 from blade.dropin.drop_in import DropIn, state_of
-from blade.dropin.recording import call_of, samples_of
+from blade.dropin.recording import calls_of
 from blade.dropin.sharing_copy import sharing_copy
 from blade.dropin.state import PartDropIns, report_of_parts, stats_of_parts
 from blade.dropin.swap_parts import PartSwapper
@@ -103,13 +102,6 @@ def swap_now(parts: PartSwapper, name: str, samples: Any) -> None:
         raise InputError(f"parts: {parts.reasons[-1].detail}")
     if samples is not None:
         state_of(parts.drop_ins[name]).optimize(calls_of(samples))
-
-
-def calls_of(samples: Any) -> list[tuple[Sequence[Any], dict[str, Any]]]:
-    """The calls that ``samples`` stand for, each as often as it was seen."""
-    calls = [call_of(one) for one in samples_of(samples)]
-    counts = samples.counts if isinstance(samples, Samples) else [1] * len(calls)
-    return [call for call, count in zip(calls, counts) for _ in range(count)]
 
 
 def _copied(name: str, module: nn.Module, reasons: list[Reason]) -> nn.Module | None:

@@ -71,6 +71,13 @@ def call_of(sample: Any) -> Arguments:
     )
 
 
+def calls_of(samples: Any) -> list[Arguments]:
+    """The calls that ``samples`` stand for, each as often as it was seen."""
+    calls = [call_of(one) for one in samples_of(samples)]
+    counts = samples.counts if isinstance(samples, Samples) else [1] * len(calls)
+    return [call for call, count in zip(calls, counts) for _ in range(count)]
+
+
 @contextmanager
 def _recorded(module: nn.Module, limit_mb: float) -> Iterator[Samples]:
     samples = Samples()

@@ -54,10 +54,6 @@ class PartSwapper:
         """Measure what the program calls from now on, and swap parts in meanwhile."""
         self._finder.start()
 
-    def stop(self) -> None:
-        """Measure no more."""
-        self._finder.stop()
-
     def split(self, name: str) -> Sequence[str]:
         """Put drop-ins in place of the parts of ``name`` that take most of its time; return their names."""
         names = [part for part in self._finder.below(name) if self.swap(part)]
