@@ -27,7 +27,7 @@ from blade.graph.torchscript.boundary_samples import BoundarySamples
 from blade.graph.torchscript.view import view
 from blade.partition.support import resolve, support, warm_up
 from blade.process.gc_pause import relaxed_gc
-from blade.process.torch_state import torch_state_kept
+from blade.process.torch_state import generators_left_alone, torch_state_kept
 from blade.selection.background import in_background
 from blade.selection.cache.decisions import SelectionResult, value_facts
 from blade.selection.cache.fingerprint import WeightDigests
@@ -118,8 +118,17 @@ def _optimize(
         else:
             module = wrap(task, cached(_search)(task))
     if config.background_paths:
-        learn_paths(module, task.captured, _optimize, config)
+        optimize_again = _optimize if task.draws else _optimize_drawing_none
+        learn_paths(module, task.captured, optimize_again, config)
     return module
+
+
+def _optimize_drawing_none(
+    model: torch.nn.Module, inputs: Any, config: Config
+) -> torch.jit.ScriptModule:
+    """``_optimize`` for a model that draws no numbers, while the program may."""
+    with generators_left_alone():
+        return _optimize(model, inputs, config)
 
 
 def _search(task: Task) -> SelectionResult:

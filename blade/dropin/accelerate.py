@@ -28,7 +28,7 @@ from blade.dropin.program import (
     modules_of,
     swap_now,
 )
-from blade.dropin.recording import Arguments, calls_of, record
+from blade.dropin.recording import Calls, calls_of, record
 from blade.dropin.sharing_copy import sharing_copy
 from blade.dropin.swap_parts import PartSwapper
 from blade.dropin.watched import obstacle
@@ -105,7 +105,7 @@ def _with_parts(own: nn.Module, samples: Any, config: Config, parts: Sequence[st
     return own
 
 
-def _split_refused(made: Any, calls: Sequence[Arguments], parts: PartSwapper, name: str) -> None:
+def _split_refused(made: Any, calls: Calls, parts: PartSwapper, name: str) -> None:
     """If no call of ``made``, the module ``name``, can be optimized, optimize the parts that take its time."""
     state = state_of(made)
     if not state.is_refused:
@@ -116,22 +116,31 @@ def _split_refused(made: Any, calls: Sequence[Arguments], parts: PartSwapper, na
     if not worth:
         return
     own = [one.removeprefix(f"{name}.") for one in worth]
-    with record(trial, *own) as recorded:
-        _played(trial, calls)
+    inner_calls = _calls_inside(trial, calls, own)
     for full, inner in zip(worth, own):
         if parts.swap(full):
             state.is_split = True
             made = parts.drop_ins[full]
-            inner_calls = calls_of(recorded[inner])
-            state_of(made).optimize(inner_calls)
-            _split_refused(made, inner_calls, parts, full)
+            state_of(made).optimize(inner_calls[inner])
+            _split_refused(made, inner_calls[inner], parts, full)
 
 
-def _played(model: nn.Module, calls: Sequence[Arguments]) -> bool:
-    """Make ``calls`` of ``model``; return whether it took them."""
+def _calls_inside(model: nn.Module, calls: Calls, parts: Sequence[str]) -> dict[str, Calls]:
+    """The calls of ``parts`` that ``calls`` of ``model`` make, by part."""
+    found: dict[str, Calls] = {part: [] for part in parts}
+    for call, count in calls:
+        with record(model, *parts) as recorded:
+            _played(model, [(call, count)])
+        for part in parts:
+            found[part] += [(inner, count * own) for inner, own in calls_of(recorded[part])]
+    return found
+
+
+def _played(model: nn.Module, calls: Calls) -> bool:
+    """Make each of ``calls`` of ``model`` once; return whether it took them."""
     with torch.no_grad():
         try:
-            for args, kwargs in calls:
+            for (args, kwargs), _ in calls:
                 model(*args, **kwargs)
         except MODEL_ERRORS:
             return False

@@ -38,17 +38,18 @@ class CallRecorder:
         self._sizes, self._limit, self._bytes = sizes, limit, 0
         self._lock = threading.Lock()
 
-    def add(self, call: Call) -> Recorded:
-        """Count ``call``; copy its tensors if they are the first of their sizes, and there is room."""
+    def add(self, call: Call, count: int = 1) -> Recorded:
+        """Count ``call``, which was seen ``count`` times; copy its tensors if they are the first of their sizes, and
+        there is room."""
         sizes = tuple(tuple(t.shape) for t in call.tensors)
         with self._lock:
             recorded = self.kinds.setdefault(call.kind, Recorded())
-            recorded.calls += 1
+            recorded.calls += count
             if sizes in recorded.samples:
-                recorded.counts[sizes] += 1
+                recorded.counts[sizes] += count
             elif len(recorded.samples) < self._sizes and self._fits(call.tensors):
                 recorded.samples[sizes] = tuple(copy_of(call.tensors))
-                recorded.counts[sizes] = 1
+                recorded.counts[sizes] = count
             return recorded
 
     def forget(self, kind: CallKind) -> None:

@@ -32,6 +32,7 @@ from blade.errors import InputError
 MEGABYTE = 2**20
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+Calls = list[tuple[Arguments, int]]  # each with how often it was seen
 
 
 def record(model: Any, *parts: str, limit_mb: float = 256.0) -> Any:
@@ -71,11 +72,11 @@ def call_of(sample: Any) -> Arguments:
     )
 
 
-def calls_of(samples: Any) -> list[Arguments]:
-    """The calls that ``samples`` stand for, each as often as it was seen."""
+def calls_of(samples: Any) -> Calls:
+    """The calls that ``samples`` stand for."""
     calls = [call_of(one) for one in samples_of(samples)]
     counts = samples.counts if isinstance(samples, Samples) else [1] * len(calls)
-    return [call for call, count in zip(calls, counts) for _ in range(count)]
+    return list(zip(calls, counts))
 
 
 @contextmanager

@@ -26,6 +26,7 @@ from blade.dropin.call_kind import Call, CallKind, CallReader, varying
 from blade.dropin.call_recorder import CallRecorder
 from blade.dropin.nested import NotNested
 from blade.dropin.prepare import CHANGES_ITSELF, Prepared, Tensors, prepare
+from blade.dropin.recording import Calls
 from blade.dropin.watched import Watch, obstacle
 from blade.errors import log_warnings, warn_user
 from blade.fallback.isolated_convert import end_conversions
@@ -136,7 +137,7 @@ class DropInState:
             return self._original(args, kwargs)
         return self._run(prepared, call, args, kwargs)
 
-    def optimize(self, calls: Sequence[tuple[Sequence[Any], dict[str, Any]]]) -> None:
+    def optimize(self, calls: Calls) -> None:
         """Optimize for the kinds of ``calls`` now."""
         recorder = CallRecorder()
         self._recorded(calls, recorder)
@@ -149,12 +150,10 @@ class DropInState:
             samples, counts = recorder.kinds[kind].frequent()
             self._take(kind, prepare(self.model, kind, samples, counts, self.config))
 
-    def _recorded(
-        self, calls: Sequence[tuple[Sequence[Any], dict[str, Any]]], recorder: CallRecorder
-    ) -> None:
-        for args, kwargs in calls:
+    def _recorded(self, calls: Calls, recorder: CallRecorder) -> None:
+        for (args, kwargs), count in calls:
             try:
-                recorder.add(self._reader.read(args, kwargs))
+                recorder.add(self._reader.read(args, kwargs), count)
             except NotNested as error:
                 self._tell(
                     Code.UNKNOWN_TYPE, f"Calls with {error} among their arguments are the model's."

@@ -7,7 +7,7 @@
 A thread runs ``search``, then puts each engine in its place.
 
 The clusters are those of the joint partition and do not change: another partition, or several engines in a
-cluster, would be another module. The thread never draws from torch's global random generators; models that
+cluster, would be another module. The thread leaves torch's global random generators alone; models that
 draw from them are optimized in the foreground. Calls of the module while engines are timed disturb the
 measurement, as any load does.
 """
@@ -32,6 +32,7 @@ from blade.graph.torchscript.boundary_samples import BoundarySamples
 from blade.graph.torchscript.extract import outline_bare
 from blade.graph.torchscript.group import cluster_blocks
 from blade.graph.torchscript.splice import splice
+from blade.process.torch_state import generators_left_alone
 from blade.report import drop_in_state
 from blade.runtime.engine import Engine, make_pending
 from blade.selection.cache.decisions import SelectionResult
@@ -146,7 +147,7 @@ def _original(module: torch.jit.ScriptModule, *reasons: Reason) -> SelectionResu
 
 def _run(background: _BackgroundSearch, module: torch.jit.ScriptModule, waiting: Waiting) -> None:
     try:
-        with torch.inference_mode(False), torch.no_grad():
+        with torch.inference_mode(False), torch.no_grad(), generators_left_alone():
             found = _find(background)
             if isinstance(found, SelectionResult):
                 _install_engines(found, waiting)

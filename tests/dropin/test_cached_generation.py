@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from generative_models import t5, tokens
 
 import blade
 from blade.config import Config
@@ -42,27 +43,6 @@ def _gemma() -> Any:
     return transformers.Gemma2ForCausalLM(config).eval()
 
 
-def _t5() -> Any:
-    torch.manual_seed(0)
-    config = transformers.T5Config(
-        d_model=32,
-        d_kv=16,
-        d_ff=64,
-        num_layers=2,
-        num_heads=2,
-        vocab_size=64,
-        decoder_start_token_id=0,
-    )
-    return transformers.T5ForConditionalGeneration(config).eval()
-
-
-def _tokens(model: Any, ids: torch.Tensor, **how: Any) -> list[list[int]]:
-    torch.manual_seed(3)
-    how = {"do_sample": False, "max_new_tokens": 12, "pad_token_id": 0, **how}
-    made = model.generate(ids, attention_mask=torch.ones_like(ids), **how)
-    return made.tolist()  # type: ignore[no-any-return]
-
-
 def _originals(module: Any) -> int:
     return blade.stats(module)["original"]["calls"]
 
@@ -79,7 +59,7 @@ def _kinds(module: Any) -> int:
         (_mistral, "static"),
         (_gemma, "dynamic"),
         (_gemma, "static"),
-        (_t5, "static"),
+        (t5, "static"),
     ],
 )
 def test_generate_with_every_cache(make: Callable[[], Any], cache: str) -> None:
@@ -90,7 +70,7 @@ def test_generate_with_every_cache(make: Callable[[], Any], cache: str) -> None:
     how = {"cache_implementation": "static"} if cache == "static" else {}
     ids = torch.randint(2, 60, (1, 5))
     for _ in range(3):
-        assert _tokens(fast, ids, **how) == _tokens(model, ids, **how)
+        assert tokens(fast, ids, **how) == tokens(model, ids, **how)
         assert blade.wait(fast, 200)
     before, kinds = _originals(fast), _kinds(fast)
     longer = torch.randint(2, 60, (2, 7))
@@ -100,7 +80,7 @@ def test_generate_with_every_cache(make: Callable[[], Any], cache: str) -> None:
         {"min_new_tokens": 40, "max_new_tokens": 40},
     ):
         how_now = {**how, **more}
-        assert _tokens(fast, longer, **how_now) == _tokens(model, longer, **how_now)
+        assert tokens(fast, longer, **how_now) == tokens(model, longer, **how_now)
         blade.wait(fast, 200)
     assert _kinds(fast) == kinds <= 3
     assert _originals(fast) == before
@@ -150,20 +130,20 @@ def test_assisted_generation() -> None:
     model, assistant = _llama(), _assistant()
     fast, fast_assistant = blade.accelerate(model, config=QUICK), None
     ids = torch.randint(2, 60, (1, 6))
-    plain = _tokens(model, ids, max_new_tokens=20)
+    plain = tokens(model, ids, max_new_tokens=20)
     fast_assistant = blade.accelerate(assistant, config=QUICK)
     for helper in (assistant, fast_assistant, fast_assistant, fast_assistant):
-        assert _tokens(fast, ids, assistant_model=helper, max_new_tokens=20) == plain
+        assert tokens(fast, ids, assistant_model=helper, max_new_tokens=20) == plain
         assert blade.wait(fast, 200) and blade.wait(fast_assistant, 200)
     for _ in range(2):
-        _tokens(fast, ids, assistant_model=fast_assistant, max_new_tokens=24, do_sample=True)
+        tokens(fast, ids, assistant_model=fast_assistant, max_new_tokens=24, do_sample=True)
         assert blade.wait(fast, 200) and blade.wait(fast_assistant, 200)
-    assert _tokens(model, ids, assistant_model=fast_assistant, max_new_tokens=20) == plain
+    assert tokens(model, ids, assistant_model=fast_assistant, max_new_tokens=20) == plain
     before = _originals(fast), _originals(fast_assistant)
     for more in ({}, {"do_sample": True}):
         how = {"max_new_tokens": 24, **more}
-        found = _tokens(fast, ids, assistant_model=fast_assistant, **how)
-        assert found == _tokens(model, ids, assistant_model=assistant, **how)
+        found = tokens(fast, ids, assistant_model=fast_assistant, **how)
+        assert found == tokens(model, ids, assistant_model=assistant, **how)
     assert (_originals(fast), _originals(fast_assistant)) == before
 
 
@@ -173,11 +153,11 @@ def test_prompt_lookup() -> None:
     fast = blade.accelerate(model, config=QUICK)
     ids = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 8, 5, 6]])
     how = {"prompt_lookup_num_tokens": 5, "max_new_tokens": 24}
-    expected = _tokens(model, ids, **how)
+    expected = tokens(model, ids, **how)
     for _ in range(5):
-        assert _tokens(fast, ids, **how) == expected
+        assert tokens(fast, ids, **how) == expected
         assert blade.wait(fast, 200)
     before, kinds = _originals(fast), _kinds(fast)
     more = torch.cat((ids, ids), 1)
-    assert _tokens(fast, more, **how) == _tokens(model, more, **how)
+    assert tokens(fast, more, **how) == tokens(model, more, **how)
     assert _originals(fast) - before <= 1 and _kinds(fast) == kinds <= 3

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from generative_models import t5, tokens
 
 import blade
 from blade.backends.quant.analysis.affine import group_of
@@ -32,39 +33,18 @@ def _gpt2() -> Any:
     return transformers.GPT2LMHeadModel(config).eval()
 
 
-def _t5() -> Any:
-    torch.manual_seed(0)
-    config = transformers.T5Config(
-        d_model=32,
-        d_kv=16,
-        d_ff=64,
-        num_layers=2,
-        num_heads=2,
-        vocab_size=64,
-        decoder_start_token_id=0,
-    )
-    return transformers.T5ForConditionalGeneration(config).eval()
-
-
-def _tokens(model: Any, ids: torch.Tensor, **how: Any) -> list[list[int]]:
-    torch.manual_seed(3)
-    mask = torch.ones_like(ids)
-    made = model.generate(ids, attention_mask=mask, max_new_tokens=10, pad_token_id=0, **how)
-    return made.tolist()  # type: ignore[no-any-return]
-
-
-@pytest.mark.parametrize("make", [_gpt2, _t5])
+@pytest.mark.parametrize("make", [_gpt2, t5])
 def test_generate_gives_the_models_tokens(make: Any) -> None:
     model = make()
     fast = blade.accelerate(model, config=QUICK)
     ids = torch.randint(2, 60, (1, 5))
     for _ in range(3):
-        assert _tokens(fast, ids, do_sample=False) == _tokens(model, ids, do_sample=False)
+        assert tokens(fast, ids, do_sample=False) == tokens(model, ids, do_sample=False)
         assert blade.wait(fast, 200)
     before = blade.stats(fast)["original"]["calls"]
     longer = torch.randint(2, 60, (2, 7))
     for how in ({"do_sample": False}, {"do_sample": True}, {"num_beams": 3, "do_sample": False}):
-        assert _tokens(fast, longer, **how) == _tokens(model, longer, **how)
+        assert tokens(fast, longer, **how) == tokens(model, longer, **how)
     if make is _gpt2:
         assert blade.stats(fast)["original"]["calls"] == before
     assert blade.stats(fast)["call 1"]["calls"] > 20
@@ -148,7 +128,7 @@ def test_weight_only_gives_the_tokens_of_the_quantized_model(make: Any, bits: in
     model = make()
     ids = torch.randint(2, 60, (1, 5))
     with blade.record(model) as samples:
-        _tokens(model, ids, do_sample=False)
+        tokens(model, ids, do_sample=False)
     config = QUICK.evolve(
         optimization_pipeline="quant",
         enable_int8=True,
@@ -159,7 +139,7 @@ def test_weight_only_gives_the_tokens_of_the_quantized_model(make: Any, bits: in
     fast = blade.accelerate(model, list(samples[:2]), config)
     quantized = _with_rounded_weights(model, bits)
     for prompt in (ids, torch.randint(2, 60, (2, 7))):
-        assert _tokens(fast, prompt, do_sample=False) == _tokens(quantized, prompt, do_sample=False)
+        assert tokens(fast, prompt, do_sample=False) == tokens(quantized, prompt, do_sample=False)
     assert blade.stats(fast)["original"]["calls"] == 0
     prepared = state_of(fast).most_called()
     assert len(prepared) == 2  # with and without a past
