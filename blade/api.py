@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 
-from blade.capture.candidate import LookUp
+from blade.capture.candidate import KnownTraces
 from blade.capture.capture import capture
 from blade.capture.samples import weighted
 from blade.config import Config
@@ -101,9 +101,9 @@ def _optimize(
             backends, unusable = resolve(config)
             warm_up(model, backends)
 
-        def prepare(look_up: LookUp | None) -> Task:
+        def prepare(known: KnownTraces | None) -> Task:
             digests = WeightDigests()
-            captured = clock.timed("capture", capture)(model, inputs, config, look_up, budget)
+            captured = clock.timed("capture", capture)(model, inputs, config, known, budget)
             own = weighted(inputs, len(captured.samples), config)
             check_weights(captured, own)
             with clock.stage("support"):

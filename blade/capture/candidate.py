@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A module that may become the captured one, and where it is wrong or does not answer."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -14,7 +14,7 @@ from blade.capture.equivalence import find_differences
 from blade.capture.inputs import Sample
 from blade.capture.messages import Differences
 from blade.capture.paths import PathTable, finish
-from blade.capture.references import OTHER_VALUES, ReferenceRuns
+from blade.capture.references import ReferenceRuns
 from blade.capture.trace import Trace
 from blade.config import Config
 from blade.core.captured import EqualSizes, Reference, SizeRange
@@ -22,8 +22,18 @@ from blade.core.reason import Code, Reason, Stage
 from blade.graph.torchscript.decision_checks import NO_PATH
 from blade.verification.index_guard import in_bounds
 
-LookUp = Callable[[torch.jit.ScriptModule, Sequence[Sample]], tuple[str | None, bool]]
-"""(frozen graph, samples) -> a key for it, and whether it was compared with such a model before."""
+
+class KnownTraces(Protocol):
+    """Records of traces that were compared with their models (``recapture``)."""
+
+    def has_any(self, model: torch.nn.Module) -> bool:
+        """Whether a trace of such a model may be known."""
+
+    def key_of(self, frozen: torch.jit.ScriptModule, samples: Sequence[Sample]) -> str | None:
+        """The key of the graph ``frozen`` at ``samples``; ``None`` if nothing can be known of it."""
+
+    def look_up(self, key: str | None) -> bytes | None:
+        """The record of the trace with this key."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +53,7 @@ class CapturedCandidate:
     limits: tuple[SizeRange, ...] = ()
     equal_sizes: tuple[EqualSizes, ...] = ()
     key: str | None = None
+    record: bytes = b""
     is_compared: bool = True
     frozen: torch.jit.ScriptModule | None = None  # ``module`` frozen, if still unchanged
     fixed: frozenset[Axis] = frozenset()  # sizes that an exported program has as constants
@@ -81,23 +92,19 @@ def compared(
     config: Config,
     traced: Trace | None = None,
     limits: tuple[SizeRange, ...] = (),
-    look_up: LookUp | None = None,
+    known: KnownTraces | None = None,
     sample: Sample | None = None,
 ) -> CapturedCandidate:
-    """Freeze ``module`` as it will be returned, and compare it with every reference within ``limits``, or, if
-    it is known, with those at other values. ``sample`` is the one that ``traced`` was made at."""
-    frozen = module
+    """Freeze ``module`` as it will be returned, and compare it with every reference within ``limits``. ``sample``
+    is the one that ``traced`` was made at; its key is that which it has among ``known`` traces."""
+    frozen, table, key = module, None, None
     if traced is None or not traced.is_frozen:
         frozen = freeze(module, config.preserved_attributes, config.freeze_module)
-    table = None
+    elif known is not None:
+        key = known.key_of(frozen, seen.samples)
     if traced is not None and sample is not None:
         table = PathTable(finish(frozen, traced.recorder, sample, traced.structure))
-    key, is_known = (None, False) if look_up is None else look_up(frozen, seen.samples)
-    within = [
-        one
-        for one in seen.references
-        if is_within(one.sample, limits) and (not is_known or one.what == OTHER_VALUES)
-    ]
+    within = [one for one in seen.references if is_within(one.sample, limits)]
     differences, unserved = differences_of(frozen, seen, within)
     # unused so far, unless a run may have changed attributes
     reused = None if attributes_of(frozen) else frozen
@@ -108,7 +115,7 @@ def compared(
         for text in traced.warnings
     )
     found = CapturedCandidate(module, seen, how, differences, warnings, unserved, table, limits)
-    return replace(found, key=key, is_compared=not is_known, frozen=reused)
+    return replace(found, key=key, frozen=reused)
 
 
 def differences_of(

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from torch.export import ExportedProgram
 
-from blade.capture.candidate import CapturedCandidate, LookUp, compared, is_within
+from blade.capture.candidate import CapturedCandidate, KnownTraces, compared, is_within
 from blade.capture.capture_exported import inputs_of, interface_of, module_of, script_exported
 from blade.capture.clean import clean, freeze
 from blade.capture.derived_shapes import Axis, axes_of
@@ -43,6 +43,7 @@ from blade.capture.messages import (
 from blade.capture.model import private_copy, signature_of
 from blade.capture.outputs import NotTensors
 from blade.capture.quantized_layers import read_quantized_layers
+from blade.capture.recapture import recapture, record_of
 from blade.capture.references import (
     OTHER_VALUES,
     ReferenceRuns,
@@ -75,15 +76,15 @@ def capture(
     model: nn.Module | ExportedProgram,
     inputs: Any,
     config: Config,
-    look_up: LookUp | None = None,
+    known: KnownTraces | None = None,
     budget: TimeBudget = UNLIMITED,
 ) -> Captured:
     """Return a frozen, cleaned graph of ``model`` that agrees with it at the samples and at other sizes.
 
     ``inputs`` is a tensor, a tuple of positional arguments, a mapping of keyword arguments, or a list of such
-    samples; by default, the example inputs of an ``ExportedProgram``. A trace that ``look_up`` knows is
-    compared at other values only; the optimized module has to be compared at all of ``references``. ``budget``
-    bounds the search for further paths, and the diagnosis of a model that cannot be captured exactly.
+    samples; by default, the example inputs of an ``ExportedProgram``. A trace among the ``known`` ones is not
+    compared, as what is made of it is compared with ``references``. ``budget`` bounds the search for further paths,
+    and the diagnosis of a model that cannot be captured exactly.
 
     Raises ``InputError`` for a model or inputs that cannot be used, and for a model without a graph that
     computes the same; ``ConfigError`` for declared sizes that do not fit the inputs.
@@ -107,7 +108,7 @@ def capture(
     elif isinstance(config.allow_tracing, tuple):
         graph = _script_partly(own, inputs, config, config.allow_tracing)
     else:
-        graph = _trace_or_script(own, inputs, config, reasons, look_up, budget)
+        graph = _traced_again_or_anew(own, inputs, config, reasons, known, budget)
     if graph.differences and not _is_accepted(graph, config):
         raise InputError(no_graph(graph.how, graph.seen.call, graph.differences, reasons))
     if graph.unserved and config.strict and config.allow_tracing is not True:
@@ -135,6 +136,7 @@ def capture(
         references=served.references,
         calibration=_normalized(own, graph, inputs, further),
         key=graph.key,
+        record=graph.record,
         is_compared=graph.is_compared,
         paths=graph.table.described() if graph.table is not None else (),
         original_number=_number(graph, config),
@@ -176,18 +178,39 @@ def _fixed(seen: ReferenceRuns) -> frozenset[Axis]:
     return frozenset(axis for axis, (low, high) in seen.ranges.items() if low == high)
 
 
+def _traced_again_or_anew(
+    own: nn.Module,
+    inputs: Any,
+    config: Config,
+    reasons: list[Reason],
+    known: KnownTraces | None,
+    budget: TimeBudget,
+) -> CapturedCandidate:
+    """Return the graph that an earlier capture made, if its trace is known, or capture, and note what it took."""
+    if known is None:
+        return _trace_or_script(own, inputs, config, reasons, None, budget)
+    if (again := recapture(own, inputs, config, known)) is not None:
+        graph, told = again
+        tell(type(own).__name__, graph, config, [])
+        reasons += told
+        return graph
+    before = len(reasons)
+    graph = _trace_or_script(own, inputs, config, reasons, known, budget)
+    return replace(graph, record=record_of(graph, config, known, reasons[before:]))
+
+
 def _trace_or_script(
     own: nn.Module,
     inputs: Any,
     config: Config,
     reasons: list[Reason],
-    look_up: LookUp | None,
+    known: KnownTraces | None,
     budget: TimeBudget,
 ) -> CapturedCandidate:
     """Return the traced paths if they answer everywhere, else the scripted module if that is right, else what
     the trace can be kept for. What cannot be traced is exported, which comes after a script if it is no whole
     answer."""
-    traced = _trace(own, inputs, config, reasons, look_up, budget)
+    traced = _trace(own, inputs, config, reasons, known, budget)
     methods = [name for name in config.preserved_attributes if _is_method(own, name)]
     name = type(own).__name__
     if traced is not None:
@@ -249,7 +272,7 @@ def _trace(
     inputs: Any,
     config: Config,
     reasons: list[Reason],
-    look_up: LookUp | None,
+    known: KnownTraces | None,
     budget: TimeBudget,
 ) -> CapturedCandidate | None:
     """Return the best trace: at the first sample or, if a size of 1 led it astray, at the widest probe."""
@@ -263,10 +286,11 @@ def _trace(
     if has_fused_layers(own):
         ways.append((seen.samples[0], True))
     for sample, fused in ways:
-        graph = _trace_at(own, seen, sample, config, reasons, look_up=look_up, fused=fused)
+        graph = _trace_at(own, seen, sample, config, reasons, known=known, fused=fused)
         if graph is None:
             break
-        graph = explore(own, graph, config, reasons, look_up, budget)
+        graph = explore(own, graph, config, reasons, budget)
+        known = None  # only the first way is gone again
         if best is None or _faults(graph) < _faults(best):
             best = graph
         if best.is_exact or (not best.differences and budget.is_used(FOR_CAPTURE)):
@@ -286,7 +310,7 @@ def _trace_at(
     reasons: list[Reason],
     limits: tuple[SizeRange, ...] = (),
     ties: tuple[EqualSizes, ...] = (),
-    look_up: LookUp | None = None,
+    known: KnownTraces | None = None,
     fused: bool = False,
 ) -> CapturedCandidate | None:
     name = type(own).__name__
@@ -306,7 +330,7 @@ def _trace_at(
     if isinstance(result, Reason):
         reasons.append(result)
         return None
-    graph = compared(result.module, seen, "trace", config, result, limits, look_up, sample)
+    graph = compared(result.module, seen, "trace", config, result, limits, known, sample)
     return replace(graph, equal_sizes=ties)
 
 

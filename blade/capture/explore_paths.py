@@ -7,14 +7,14 @@ from functools import partial
 
 from torch import nn
 
-from blade.capture.candidate import CapturedCandidate, LookUp, differences_of, is_within
+from blade.capture.candidate import CapturedCandidate, differences_of, is_within
 from blade.capture.declared_shapes import Range
 from blade.capture.derived_shapes import Axis, axes_of
 from blade.capture.inputs import Sample
 from blade.capture.messages import unanswered, unanswered_warning
 from blade.capture.paths import CapturedPath, PathTable, finish
 from blade.capture.references import OTHER_VALUES, TWICE, ReferenceRuns, further_values
-from blade.capture.trace import fused_layers, trace_frozen
+from blade.capture.trace import Trace, fused_layers, trace_frozen
 from blade.config import Config
 from blade.core.attempt import attempt
 from blade.core.captured import Reference
@@ -32,7 +32,6 @@ def explore(
     traced: CapturedCandidate,
     config: Config,
     reasons: list[Reason],
-    look_up: LookUp | None,
     budget: TimeBudget,
 ) -> CapturedCandidate:
     """Return ``traced`` with further paths, at most ``Config.max_paths`` in all.
@@ -55,9 +54,6 @@ def explore(
         )
     if traced.frozen is not None and traced.table is not None and traced.frozen is traced.module:
         traced = _with_further_paths(own, traced, traced.table, config, reasons, budget)
-        if look_up is not None and len(traced.table.paths if traced.table else ()) > 1:
-            key, is_known = look_up(traced.module, traced.seen.samples)
-            traced = replace(traced, key=key, is_compared=not is_known)
     return traced
 
 
@@ -79,7 +75,7 @@ def _with_further_paths(
                 break
             if table.is_of_a_count(why):
                 continue
-        path = _path_at(own, seen, one.sample, reasons)
+        path = path_at(own, seen, one.sample, reasons)
         if path is None:
             continue
         if table.widened_by(path):
@@ -126,10 +122,20 @@ def _rank(item: tuple[Reference, str]) -> int:
     return 0 if what.startswith("sample") else 1 if what == OTHER_VALUES else 2
 
 
-def _path_at(
+def path_at(
     own: nn.Module, seen: ReferenceRuns, sample: Sample, reasons: list[Reason]
 ) -> CapturedPath | None:
     """Trace ``own`` at ``sample``; ``None`` if that fails or does not end in one graph."""
+    traced = trace_at(own, seen, sample, reasons)
+    if traced is None:
+        return None
+    return finish(traced.module, traced.recorder, sample, traced.structure)
+
+
+def trace_at(
+    own: nn.Module, seen: ReferenceRuns, sample: Sample, reasons: list[Reason]
+) -> Trace | None:
+    """Trace ``own`` at ``sample``, and freeze it; ``None`` if that fails or does not end in one graph."""
     flat = partial(trace_frozen, own, seen.call, sample, seen.is_plain)
     with fused_layers(False):
         result = attempt(Stage.CAPTURE, None, type(own).__name__, flat, code=Code.TRACE_FAILED)
@@ -137,9 +143,7 @@ def _path_at(
     if isinstance(result, Reason):
         reasons.append(result)
         return None
-    if result is None:
-        return None
-    return finish(result.module, result.recorder, sample, result.structure)
+    return result
 
 
 def tell(name: str, traced: CapturedCandidate, config: Config, reasons: list[Reason]) -> None:

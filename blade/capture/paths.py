@@ -31,7 +31,7 @@ from blade.graph.torchscript.check_forms import (
     check_forms,
 )
 from blade.graph.torchscript.decision_checks import checks_of, describe_checks, drop_check
-from blade.graph.torchscript.hoist_size_checks import ASSUMED, hoist_size_checks
+from blade.graph.torchscript.hoist_size_checks import ASSUMED, HoistedChecks, hoist_size_checks
 from blade.graph.torchscript.merge_paths import PathGraph, merged, same_computation
 from blade.graph.torchscript.to_script_module import defaults_of
 
@@ -56,6 +56,7 @@ class CapturedPath:
     recorder: Recorder
     sample: Sample
     structure: str | None = None  # of the output, if it was noted
+    hoisted: HoistedChecks = field(default_factory=lambda: HoistedChecks((), ()))
     conditions: dict[int, str] = field(default_factory=dict)
     elements: frozenset[int] = frozenset()  # decisions on elements
     others: dict[int, CapturedPath] = field(default_factory=dict)
@@ -71,15 +72,23 @@ class CapturedPath:
 
 
 def finish(
-    module: torch.jit.ScriptModule, recorder: Recorder, sample: Sample, structure: str | None = None
+    module: torch.jit.ScriptModule,
+    recorder: Recorder,
+    sample: Sample,
+    structure: str | None = None,
+    known: HoistedChecks | None = None,
 ) -> CapturedPath:
-    """Move the checks of sizes in ``module``, a frozen trace at ``sample``, and write all checks' messages."""
+    """Move the checks of sizes in ``module``, a frozen trace at ``sample``, and write all checks' messages.
+
+    ``known``: where the checks of such a trace were moved before.
+    """
     graph, decisions = module.graph, recorder.decisions
     given: Any = graph.inputs()
-    conditions = {}
+    conditions: dict[int, str] = {}
+    hoisted = HoistedChecks((), ())
     if len(list(given)) == len(sample) + 1:
         if decisions:
-            conditions = hoist_size_checks(graph, sample)
+            conditions, hoisted = hoist_size_checks(graph, sample, known)
         forms = {k: i for k, i in recorder.consulted.items() if k in FORMS}
         conditions = check_forms(graph, sample, forms) | conditions
         conditions = check_arguments(graph, sample, recorder.arguments) | conditions
@@ -109,14 +118,26 @@ def finish(
         index: f"{decisions[index]} gave {decisions[index].outcome}" for index in elements
     }
     conditions = dict(sorted(texts.items()))
-    return CapturedPath(module, recorder, sample, structure, conditions, elements)
+    return CapturedPath(module, recorder, sample, structure, hoisted, conditions, elements)
+
+
+@dataclass(frozen=True)
+class Widened:
+    """What made ``PathTable`` wider without a path: these checks of this path were dropped."""
+
+    path: int
+    checks: tuple[int, ...]
 
 
 class PathTable:
-    """The paths of one model, the first of them that of its first sample."""
+    """The paths of one model, the first of them that of its first sample.
+
+    ``steps``: what became of the paths that were added, in order: a path, or checks that went.
+    """
 
     def __init__(self, first: CapturedPath) -> None:
         self.paths = [first]
+        self.steps: list[CapturedPath | Widened] = []
 
     def widened_by(self, path: CapturedPath) -> bool:
         """Drop the check at which ``path`` parts from a known path, if both compute the same behind it.
@@ -133,14 +154,20 @@ class PathTable:
         dropped = {index}
         if not any(_is_same_line(path.decisions, k, decision) for k in range(len(path.decisions))):
             dropped |= {k for k in known.conditions if _is_same_line(known.decisions, k, decision)}
-        for other in dropped:
-            drop_check(known.module.graph, other)
-            del known.conditions[other]
-            known.elements -= {other}
+        self.widen(Widened(self.paths.index(known), tuple(sorted(dropped))))
+        return True
+
+    def widen(self, step: Widened) -> None:
+        """Drop the checks of ``step``."""
+        known = self.paths[step.path]
+        for index in step.checks:
+            drop_check(known.module.graph, index)
+            del known.conditions[index]
+            known.elements -= {index}
         if set(known.conditions) == {ASSUMED}:  # nothing relies on it any more
             drop_check(known.module.graph, ASSUMED)
             known.conditions.clear()
-        return True
+        self.steps.append(step)
 
     def add(self, path: CapturedPath) -> bool:
         """Let ``path`` begin where its decisions part from those of a known path; ``False`` if they do not."""
@@ -149,6 +176,7 @@ class PathTable:
             return False
         known.others[index] = path
         self.paths.append(path)
+        self.steps.append(path)
         return True
 
     def _parting(self, path: CapturedPath) -> tuple[CapturedPath, int]:
@@ -163,6 +191,7 @@ class PathTable:
     def remove_last(self) -> None:
         """Take back the last addition."""
         last = self.paths.pop()
+        self.steps.remove(last)
         for known in self.paths:
             known.others = {k: one for k, one in known.others.items() if one is not last}
 

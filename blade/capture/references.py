@@ -5,7 +5,7 @@ seen = run_references(own, inputs, config, bake=True)
 seen.references        # every input tried, with the answers a captured module has to give
 """
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
@@ -47,6 +47,7 @@ from blade.verification.derived_inputs import can_try
 
 OTHER_VALUES = "other values"  # name of a reference with the sample's sizes
 TWICE = "twice the size"  # name of a reference that tests the trace alone
+TUNING = "a shape of dynamic_tuning_shapes"
 LEAST_BLOCKS = 8  # the smallest size that a model may process in blocks
 SLACK = 100.0  # factor to the samples' time after which a derived input is given up
 LARGEST = 1 << 24  # elements of an input made only to try the end of a declared range
@@ -80,33 +81,62 @@ def run_references(
     ``together`` are varied together only. Raises ``InputError`` if ``inputs`` do not fit the model,
     ``ConfigError`` if the declared sizes do not fit the inputs.
     """
-    call, samples = normalize(signature_of(model), inputs, bake)
-    _check_devices(model, call, samples[0])
-    original = ReferenceModel(model, call, flatten=bake)
     start = perf_counter()
-    first = [_first_run(original, call, sample, index) for index, sample in enumerate(samples)]
+    own = run_samples(model, inputs, config, bake)
+    samples, ranges = own.samples, own.ranges
+    tuning = tuning_samples(config, own.call, samples[0])
     took_s = perf_counter() - start
-    ranges = declared_ranges(config, call, samples)
-    tuning = tuning_samples(config, call, samples[0])
-    with _ReferenceRunner(original, call, samples[0], together, SLACK * took_s) as seen:
-        for index, sample in enumerate(samples):
-            seen.require(sample, f"sample {index}", first[index][1])
+    with _ReferenceRunner(own.original, own.call, samples[0], together, SLACK * took_s) as seen:
+        for one in own.references:
+            seen.require(one.sample, one.what, one.answers[0])
         for sample in tuning:
-            seen.require(sample, "a shape of dynamic_tuning_shapes")
+            seen.require(sample, TUNING)
         probes = tuple(seen.vary(samples, ranges))
         if ranges and not tuning:  # the ends of tuning shapes are samples already
             probes += tuple(seen.range_ends(ranges))
         if ranges:
             list(seen.vary(samples, {}))
         seen.vary_values()
-    plain = bake and takes_in_order(call, signature_of(model))
-    plain = plain and all(is_plain(output) for output, _ in first)
-    everything = (*samples, *tuning)
-    references, crashes = tuple(seen.references), tuple(seen.crashes)
-    structures = frozenset(structure_of(output) for output, _ in first)
-    return ReferenceRuns(
-        call, original, everything, probes, references, ranges, crashes, plain, structures
+    return replace(
+        own,
+        samples=(*samples, *tuning),
+        probes=probes,
+        references=tuple(seen.references),
+        crashes=tuple(seen.crashes),
     )
+
+
+def run_samples(model: nn.Module, inputs: Any, config: Config, bake: bool) -> ReferenceRuns:
+    """``run_references`` at ``inputs`` alone."""
+    call, samples = normalize(signature_of(model), inputs, bake)
+    _check_devices(model, call, samples[0])
+    original = ReferenceModel(model, call, flatten=bake)
+    first = [_first_run(original, call, sample, index) for index, sample in enumerate(samples)]
+    references = tuple(
+        Reference(sample, (answer,), frozenset(), f"sample {index}")
+        for index, (sample, (_, answer)) in enumerate(zip(samples, first))
+    )
+    plain = bake and takes_in_order(call, signature_of(model))
+    return ReferenceRuns(
+        call,
+        original,
+        samples,
+        (),
+        references,
+        declared_ranges(config, call, samples),
+        (),
+        plain and all(is_plain(output) for output, _ in first),
+        frozenset(structure_of(output) for output, _ in first),
+    )
+
+
+def derived(base: Sample, how: Mapping[Axis, int] | str) -> Sample:
+    """``base`` with other sizes, or with the change ``how`` of its contents."""
+    if not isinstance(how, str):
+        return resized(base, how)
+    changed = _changed(base, how)
+    assert changed is not None, how
+    return changed
 
 
 def further_values(seen: ReferenceRuns) -> tuple[Reference, ...]:
@@ -114,6 +144,13 @@ def further_values(seen: ReferenceRuns) -> tuple[Reference, ...]:
     with _ReferenceRunner(seen.original, seen.call, seen.samples[0], (), SLACK) as runner:
         runner.vary_further()
     return tuple(runner.references)
+
+
+def answered_at(seen: ReferenceRuns, sizes: dict[Axis, int], what: str) -> Reference | None:
+    """The original's answer to the first sample with other ``sizes``; ``None`` if it has none."""
+    with _ReferenceRunner(seen.original, seen.call, seen.samples[0], (), SLACK) as runner:
+        runner.add_sizes(sizes, what)
+    return next(iter(runner.references), None)
 
 
 def with_constants(seen: ReferenceRuns, sample: Sample) -> tuple[ReferenceRuns, Sample]:
@@ -231,6 +268,10 @@ class _ReferenceRunner:
                 yield resized(base, together)
             accepts(dict.fromkeys(together, 1))
 
+    def add_sizes(self, sizes: dict[Axis, int], what: str) -> None:
+        """Add the first sample with other ``sizes``, if the original answers."""
+        self._add_derived(sizes, frozenset(sizes), what)
+
     def range_ends(self, ranges: dict[Axis, Range]) -> Iterator[Sample]:
         """Yield the sample at the lower (at least 2) and at the upper end of all ranges together."""
         for end in (0, 1):
@@ -254,9 +295,9 @@ class _ReferenceRunner:
                 self._add_derived(change, frozenset(), OTHER_VALUES)
 
     def _add_derived(self, how: "_Derived", axes: frozenset[Axis], what: str) -> bool:
-        sample = _derive(self._base, how)
+        sample = derived(self._base, how)
         if self._apart is None:
-            return self._add(sample, axes, what)
+            return self._add(sample, axes, what, how)
         self._apart.post((how, self._original.is_stateful))
         tried = self._apart.result()
         if tried.why is not None:
@@ -267,36 +308,30 @@ class _ReferenceRunner:
             self.crashes.append(Reason(Stage.CAPTURE, Code.PROBE_CRASHED, None, name, detail))
             return False
         if not tried.answers:  # the answers cannot be pickled
-            return self._add(sample, axes, what)
+            return self._add(sample, axes, what, how)
         [(answers, is_stateful)] = tried.answers
         self._original.is_stateful |= is_stateful
         if answers is not None:
-            self.references.append(Reference(sample, answers, axes, what))
+            self.references.append(Reference(sample, answers, axes, what, how))
         return answers is not None
 
     def _try(self, item: tuple["_Derived", bool]) -> tuple[tuple[Answer, ...] | None, bool]:
         """In the forked process: return the answers, and whether calls change the model's state."""
         how, self._original.is_stateful = item
-        one = reference(self._original, _derive(self._base, how), frozenset(), "a trial")
+        one = reference(self._original, derived(self._base, how), frozenset(), "a trial")
         return None if one is None else one.answers, self._original.is_stateful
 
-    def _add(self, sample: Sample, axes: frozenset[Axis], what: str) -> bool:
+    def _add(
+        self, sample: Sample, axes: frozenset[Axis], what: str, how: "_Derived | None" = None
+    ) -> bool:
         one = reference(self._original, sample, axes, what)
         if one is not None:
-            self.references.append(one)
+            self.references.append(replace(one, how=how))
         return one is not None
 
 
 _Derived = dict[Axis, int] | str
 """Other sizes, or one of ``_CHANGES``."""
-
-
-def _derive(base: Sample, how: _Derived) -> Sample:
-    if isinstance(how, dict):
-        return resized(base, how)
-    changed = _changed(base, how)
-    assert changed is not None, how
-    return changed
 
 
 def _changed(sample: Sample, change: str) -> Sample | None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The result of capture: the frozen graph, and the data to verify anything made from it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,13 +40,15 @@ class Reference:
     """The original's answers to ``sample``: one per call, two if calls change its state.
 
     An answer is the output, and the arguments after the call (forward may write to them). ``axes`` are the
-    dimensions (tensor, axis) whose size differs from the first sample's.
+    dimensions (tensor, axis) whose size differs from the first sample's. ``how`` ``sample`` was derived from the
+    first one: its sizes by axis, or the name of a change of its contents; ``None`` for a sample.
     """
 
     sample: tuple[Any, ...]
     answers: tuple[tuple[Any, Any], ...]
     axes: frozenset[tuple[int, int]]
     what: str
+    how: Mapping[tuple[int, int], int] | str | None = None
 
 
 @dataclass(frozen=True)
@@ -63,8 +65,8 @@ class Captured:
     ``fixed``: (input of the graph, axis) that the user declared to have one size only. ``references``:
     answers of ``original`` at the samples and at other sizes within ``limits``, kept to avoid a second run.
     ``calibration``: further samples of the user's, of the same sizes as ``samples``, not run yet. ``key``:
-    the graph's key that ``capture`` received. ``is_compared`` is false if ``capture`` was told that the graph
-    is known. ``paths``: of a trace; elsewhere ``module`` raises.
+    the graph's key that ``capture`` received, and ``record`` what is to be kept under it. ``is_compared`` is false
+    if there was such a record: then ``references`` are few. ``paths``: of a trace; elsewhere ``module`` raises.
     ``original_number``: under which the original answers there in this process (``runtime/originals.py``), or 0.
     ``paths_number``: under which calls are counted by path; ``ends``: the paths in the order of their ends.
     ``structure``: of the model's output, if ``module`` returns another one (``core/structure.py``).
@@ -82,6 +84,7 @@ class Captured:
     references: tuple[Reference, ...] = ()
     calibration: tuple[tuple[Any, ...], ...] = ()
     key: str | None = None
+    record: bytes = b""
     is_compared: bool = True
     paths: tuple[Path, ...] = ()
     original_number: int = 0

@@ -7,20 +7,20 @@ decided = cached(search)(task)         # searches only if there is none
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 
-from blade.capture.candidate import LookUp
+from blade.capture.candidate import KnownTraces
 from blade.config import Config
 from blade.selection.cache.decisions import (
     SelectionResult,
+    TraceRecords,
     cached_decision,
     decision_key,
-    look_up_trace,
     put_decision,
 )
+from blade.selection.cache.section import TRACES
 from blade.selection.task import Search, Task
 
-Prepare = Callable[[LookUp | None], Task]
+Prepare = Callable[[KnownTraces | None], Task]
 
 
 def recalled(prepare: Prepare, config: Config) -> Task:
@@ -30,8 +30,8 @@ def recalled(prepare: Prepare, config: Config) -> Task:
     turns out to have no decision, ``prepare`` runs again and compares. With reduced precision the trace is
     always compared: a result verified only to a budget says too little about it.
     """
-    look_up = None if config.reduces_precision else partial(look_up_trace, config)
-    task = _with_decision(prepare(look_up))
+    known = None if config.reduces_precision or not TRACES.is_on(config) else TraceRecords(config)
+    task = _with_decision(prepare(known))
     if task.decided is None and not task.captured.is_compared:
         task = _with_decision(prepare(None))
     return task

@@ -268,13 +268,11 @@ def _len(original: Callable[..., int]) -> Callable[..., int]:
 
 def _unbind(original: Callable[..., Any]) -> Callable[..., Any]:
     def unbind(self: torch.Tensor, dim: int = 0) -> Any:
-        parts = original(self, dim)
         recorder = current()
-        if recorder is not None and is_traced(self):
-            recorder.note(
-                "int", len(parts), lambda text: checks.same_size(self, dim, len(parts), text)
-            )
-        return parts
+        if recorder is not None and is_traced(self) and rank_of(self):
+            count = int(_plain(self, lambda t: t.shape[dim]))  # asked before the list is unpacked
+            recorder.note("int", count, lambda text: checks.same_size(self, dim, count, text))
+        return original(self, dim)
 
     return unbind
 

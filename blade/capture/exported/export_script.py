@@ -21,7 +21,7 @@ from typing import Any
 import torch
 import torch.fx.experimental._config as symbolic_config
 from torch import nn
-from torch.export import Dim, ExportedProgram, ShapesCollection, _draft_export
+from torch.export import Dim, ExportedProgram, ShapesCollection
 from torch.fx.experimental import symbolic_shapes
 from torch.utils import _pytree as pytree
 
@@ -124,6 +124,8 @@ def _decision(text: str) -> str:
 @contextmanager
 def quiet() -> Iterator[None]:
     """A context in which torch.export writes nothing: what it says of a failure is in its exception."""
+    from torch.export import _draft_export  # takes long to import, and few models are exported
+
     loggers = [symbolic_shapes.log, _draft_export.log]
     before = [logger.level for logger in loggers]
     try:

@@ -11,6 +11,7 @@ no check of sizes passes one: what is behind it may be another path's business.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import sympy
@@ -25,16 +26,54 @@ ASSUMED = 1_000_000
 """The number of the check of what the conditions themselves rely on, which no decision asked for."""
 
 
-def hoist_size_checks(graph: torch._C.Graph, sample: Sequence[Any]) -> dict[int, str]:
-    """Rewrite ``graph`` in place; return the condition of each check that was moved, by decision.
+@dataclass(frozen=True)
+class WrittenChecks:
+    """Checks to be written behind the check number ``behind`` of the graph, or behind the inputs (-1).
 
-    ``sample`` passes all checks.
+    ``code``: of a function ``check`` of the tensors named ``tensors``, in TorchScript. ``texts``: the conditions as
+    they are shown, by decision.
+    """
+
+    behind: int
+    code: str
+    tensors: tuple[str, ...]
+    texts: dict[int, str]
+
+
+@dataclass(frozen=True)
+class HoistedChecks:
+    """What becomes of the checks of a graph: those numbered ``gone`` go, ``written`` come."""
+
+    gone: tuple[int, ...]
+    written: tuple[WrittenChecks, ...]
+
+
+def hoist_size_checks(
+    graph: torch._C.Graph, sample: Sequence[Any], known: HoistedChecks | None = None
+) -> tuple[dict[int, str], HoistedChecks]:
+    """Rewrite ``graph`` in place; return the condition of each check that was moved, by decision, and what was done.
+
+    ``sample`` passes all checks. ``known``: what was done to an equal graph; nothing is evaluated then. Raises
+    ``KeyError`` if the graph has other values.
     """
     checks = list(checks_of(graph))
     if not checks:
-        return {}
+        return {}, HoistedChecks((), ())
     _without_writes(graph)
+    hoisted = _hoisted(graph, sample, checks) if known is None else known
+    for number in hoisted.gone:
+        checks[number].node.destroy()
+    texts: dict[int, str] = {}
+    for one in hoisted.written:
+        texts |= one.texts
+        _write(graph, one, None if one.behind < 0 else checks[one.behind])
+    _clean(graph)
+    return texts, hoisted
+
+
+def _hoisted(graph: torch._C.Graph, sample: Sequence[Any], checks: list[Check]) -> HoistedChecks:
     sizes = SymbolicSizes(graph, sample)
+    gone: list[int] = []
     segment: Check | None = None  # the check of elements that the following ones come after
     moved: dict[Check | None, dict[int, list[Any]]] = {}
     seen: set[Any] = set()
@@ -42,7 +81,7 @@ def hoist_size_checks(graph: torch._C.Graph, sample: Sequence[Any]) -> dict[int,
     assumed_in: dict[int, list[Any]] | None = (
         None  # the conditions among which that of ASSUMED stands
     )
-    for check in checks:
+    for number, check in enumerate(checks):
         holds = _condition(sizes, check)
         if assumed_in is None and _assumptions(sizes):
             # What is asked earlier relies on nothing, and may lead to another path.
@@ -57,17 +96,17 @@ def hoist_size_checks(graph: torch._C.Graph, sample: Sequence[Any]) -> dict[int,
         if holds is not sympy.true and holds not in seen:
             seen.add(holds)
             moved.setdefault(segment, {})[check.index] = [holds]
-        check.node.destroy()
-    texts: dict[int, str] = {}
+        gone.append(number)
     if assumed_in is not None:
         assumed_in[ASSUMED] = [one for one in _assumptions(sizes) if one not in seen]
         if not assumed_in[ASSUMED] or not seen:
             del assumed_in[ASSUMED]
-    for segment, conditions in moved.items():
-        if conditions:
-            texts |= _write(graph, sizes, conditions, segment)
-    _clean(graph)
-    return texts
+    written = [
+        _written(sizes, conditions, next((k for k, one in enumerate(checks) if one is segment), -1))
+        for segment, conditions in moved.items()
+        if conditions
+    ]
+    return HoistedChecks(tuple(gone), tuple(written))
 
 
 _ARITHMETIC = frozenset("aten::add aten::sub aten::mul aten::floor_divide".split())
@@ -172,13 +211,10 @@ class _Printer(PythonPrinter):
         return f"not ({self._print(expr.args[0])})"
 
 
-def _write(
-    graph: torch._C.Graph,
-    sizes: SymbolicSizes,
-    conditions: Mapping[int, Sequence[Any]],
-    segment: Check | None,
-) -> dict[int, str]:
-    """Write a check per decision behind ``segment``, or the inputs; return their conditions as text."""
+def _written(
+    sizes: SymbolicSizes, conditions: Mapping[int, Sequence[Any]], behind: int
+) -> WrittenChecks:
+    """A check per decision."""
     symbols = {
         symbol for several in conditions.values() for one in several for symbol in one.free_symbols
     }
@@ -200,14 +236,21 @@ def _write(
         texts[index] = " and ".join(printer.doprint(one.xreplace(shown)) for one in several)
         lines += [f"    if not ({code}):", f"        raise RuntimeError('{MARK}{index}')"]
     lines.append("    return None")
-    unit: Any = torch.jit.CompilationUnit("\n".join([*lines, ""]))
-    inlined = unit.check.graph
+    named = tuple(value.debugName() for value in tensors.values())
+    return WrittenChecks(behind, "\n".join([*lines, ""]), named, texts)
+
+
+def _write(graph: torch._C.Graph, checks: WrittenChecks, segment: Check | None) -> None:
+    """Write ``checks`` behind ``segment``, or the inputs."""
     own: Any = graph
-    makers = [value.node() for value in tensors.values()] if segment is None else [segment.node]
+    made = (value for node in own.nodes() for value in node.outputs())
+    by_name = {value.debugName(): value for value in (*own.inputs(), *made)}
+    tensors = [by_name[name] for name in checks.tensors]
+    unit: Any = torch.jit.CompilationUnit(checks.code)
+    makers = [value.node() for value in tensors] if segment is None else [segment.node]
     own.setInsertPoint(_after(graph, makers))
-    own.insertGraph(inlined, list(tensors.values()))
+    own.insertGraph(unit.check.graph, tensors)
     own.setInsertPoint(own.block())
-    return texts
 
 
 def _after(graph: torch._C.Graph, makers: Sequence[Any]) -> Any:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The decision cache: a second ``optimize`` builds and measures nothing but the module that it returns.
 
-    captured = capture(model, inputs, config, partial(look_up_trace, config))
+    captured = capture(model, inputs, config, TraceRecords(config))
     graph_view = view(captured, partial(value_facts, captured, config, contents))
     key = decision_key(captured, graph_view, backends, config, contents)
     decided = cached_decision(key, captured, graph_view, config)         # None: not known
@@ -14,9 +14,9 @@ The cache has three sections, each with a key of its own:
   of time the best choice is stored, until a later call has more time: that search builds and measures only
   what the first one left out. A choice of the original is not stored; the next call searches again. Every
   ``optimize`` compares the optimized module with the user's model.
-* ``TRACES``: frozen graphs with a stored decision, for samples of some forms. They were compared with their
-  model. A module from the cache is compared with the model at every reference, so that the graph it was made
-  from need not be compared again (``Captured.is_compared`` is false).
+* ``TRACES``: what capture found out about graphs with a stored decision, for samples of some forms: their paths,
+  the sizes that they answer. They were compared with their model. A module from the cache is compared with the
+  model, so that the graph it was made from need not be compared again (``Captured.is_compared`` is false).
 * ``FACTS``: sizes, dtypes and memory orders of every value of a graph, so that it need not be run to find
   them. The key covers the graph, its weights, and the samples and probes with their values: sizes may depend
   on values. Graphs with custom ops, whose meaning may change, run every time.
@@ -31,6 +31,7 @@ from typing import Any, cast
 import torch
 
 from blade.capture.inputs import Sample
+from blade.capture.reference_model import ReferenceModel
 from blade.clustering.problem import Group
 from blade.config import Config
 from blade.core.backend import Backend
@@ -134,7 +135,9 @@ def put_decision(
         "cut_short_s": config.time_budget if decided.is_cut_short else None,
     }
     DECISIONS.keep(config, key, json.dumps(head).encode())
-    TRACES.keep(config, captured.key, b"")
+    if captured.record and isinstance(captured.original, ReferenceModel):
+        TRACES.keep(config, captured.key, captured.record)
+        TRACES.keep(config, _key_of_kind(captured.original.module, config), b"")
 
 
 def _cluster(choice: ClusterChoice) -> dict[str, Any]:
@@ -191,14 +194,28 @@ def _choice(view: GraphView, one: dict[str, Any], config: Config) -> ClusterChoi
     return ClusterChoice(built, None, SizeDispatch(size, tuple(one["bounds"]), serving, ()))
 
 
-def look_up_trace(
-    config: Config, module: torch.jit.ScriptModule, samples: Sequence[Sample]
-) -> tuple[str | None, bool]:
-    """Return a key for the frozen ``module`` at ``samples``, and whether a decision on it is stored."""
-    if not TRACES.is_on(config):
-        return None, False
-    key = make_key(WHOLE, lambda: [text_of(module.graph), *forms_of(samples)], config)
-    return key, TRACES.look_up(config, key, lambda _: True, WHOLE) is not None
+class TraceRecords:
+    """The records that ``capture`` made of graphs with a stored decision."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+
+    def has_any(self, model: torch.nn.Module) -> bool:
+        """Whether there may be one for ``model``: there is one for a model of the same classes."""
+        key = _key_of_kind(model, self._config)
+        return TRACES.look_up(self._config, key, lambda _: True, WHOLE) is not None
+
+    def key_of(self, frozen: torch.jit.ScriptModule, samples: Sequence[Sample]) -> str | None:
+        """The key of the frozen graph at ``samples``."""
+        return make_key(WHOLE, lambda: [text_of(frozen.graph), *forms_of(samples)], self._config)
+
+    def look_up(self, key: str | None) -> bytes | None:
+        """The record under ``key``."""
+        return TRACES.look_up(self._config, key, lambda data: data, WHOLE)
+
+
+def _key_of_kind(model: torch.nn.Module, config: Config) -> str | None:
+    return make_key(WHOLE, lambda: [f"{n} {type(m)}" for n, m in model.named_modules()], config)
 
 
 def value_facts(

@@ -192,8 +192,8 @@ print(cache.hits, cache.misses)
     run = subprocess.run(
         [sys.executable, "-c", code], check=True, capture_output=True, text=True, env=os.environ
     )
-    # that the trace is known, what its values look like, what was decided, and the engine
-    assert run.stdout.split() == ["4", "0"]
+    # that such a model is known, its trace, what its values look like, what was decided, and the engine
+    assert run.stdout.split() == ["5", "0"]
 
 
 def test_weights_stay_shared_with_the_fallback(conversions: list[str], tmp_path: Path) -> None:
