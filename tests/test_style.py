@@ -58,7 +58,8 @@ __main__
 """.split()
 
 # CXX is Inductor's, which is not imported to be asked for it.
-ENVIRONMENT = {"BLADE_BACKENDS", "BLADE_CACHE_DIR", "BLADE_LOG", "BLADE_TRUSTED_KEYS", "CXX"}
+ENVIRONMENT = {"BLADE_BACKENDS", "BLADE_LOG", "BLADE_TRUSTED_KEYS", "CXX"}
+ENVIRONMENT |= {"BLADE_CACHE_DIR", "BLADE_CACHE_LIMIT_GB"}
 
 
 def _name(path: Path) -> str:

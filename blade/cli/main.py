@@ -22,13 +22,13 @@ from types import TracebackType
 
 from torch.jit._trace import TracerWarning
 
-from blade.cli.commands import bench, bisect, doctor, optimize, partition
+from blade.cli.commands import bench, bisect, cache, doctor, optimize, partition
 from blade.cli.commands import report as show
 from blade.cli.shared.result import CommandResult, ExitCode
 from blade.errors import BackendError, ConfigError, InputError
 from blade.version import __version__
 
-COMMANDS = (doctor, optimize, bench, show, partition, bisect)
+COMMANDS = (doctor, optimize, bench, show, partition, bisect, cache)
 EPILOG = """exit codes:
   0  done
   1  done, and the answer is bad news: DISC does not work (doctor), values differ (bisect),

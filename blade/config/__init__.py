@@ -200,6 +200,12 @@ class Config(BaseModel):
         description="Keep compiled code and verdicts in the folder BLADE_CACHE_DIR (~/.cache/blade), so that what "
         "was optimized once is not compiled and measured again.",
     )
+    cache_limit_gb: float | None = Field(
+        default=None,
+        gt=0,
+        description="How many GiB that folder may take; what was not used for longest goes. None: what the "
+        "variable BLADE_CACHE_LIMIT_GB says, 1 without it.",
+    )
     memory: Literal["normal", "low"] = Field(
         default="normal",
         description='"low": DISC reads every weight where it is. "normal": it may keep one copy of each, packed '

@@ -4,6 +4,8 @@
     cache = open_cache(config.cache)    # None if it is off
     cache.get("kernel", key)            # bytes, or None
     cache.put("kernel", key, data)
+    with cache.locked("decision", key, wait_s=60):
+        ...                             # no other process does this for the key now
 
 The folder is ``BLADE_CACHE_DIR``, by default ``~/.cache/blade``. A key is the SHA-256 of everything the
 result depends on (``digest``), so an entry is never stale, only unused; the least recently used entries are
@@ -17,37 +19,68 @@ entries are made for their owner alone (0700, 0600), and those that others may w
 from __future__ import annotations
 
 import errno
+import fcntl
 import functools
 import hashlib
 import logging
+import math
 import os
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from time import monotonic, sleep, time
 
 from blade.core.private_files import (
     NotPrivate,
     folder_within,
     make_private,
+    open_lock_within,
     read_within,
     why_not_private,
     write_within,
 )
 from blade.core.reason import Code, Reason, Stage
+from blade.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
-LIMIT_BYTES = 1 << 30
+LIMIT_BYTES = 1 << 30  # unless BLADE_CACHE_LIMIT_GB says otherwise
 KEEP = 0.75  # of the limit, after an eviction
+LOCKS = "lock"  # the folder of locks
+_POLL_S = 0.05
 _MAGIC = b"blade-cache-1\n"
 _SUM_BYTES = hashlib.sha256().digest_size
 
 
-def open_cache(enabled: bool = True) -> DiskCache | None:
-    """The cache of this process; ``None`` if it is off (``Config(cache=False)``) or has no folder."""
+def open_cache(enabled: bool = True, limit_gb: float | None = None) -> DiskCache | None:
+    """The cache of this process; ``None`` if it is off (``Config(cache=False)``) or has no folder.
+
+    ``limit_gb``: what it may take from now on, in GiB.
+    """
     path = folder() if enabled else None
-    return None if path is None else _open(path)
+    if path is None:
+        return None
+    cache = _open(path)
+    if limit_gb is not None:
+        cache.limit = int(limit_gb * LIMIT_BYTES)
+    return cache
+
+
+def limit_bytes() -> int:
+    """What ``BLADE_CACHE_LIMIT_GB`` says, in bytes; 1 GiB without it. Raises ``ConfigError`` for no number above 0."""
+    text = os.environ.get("BLADE_CACHE_LIMIT_GB")
+    if not text:
+        return LIMIT_BYTES
+    try:
+        limit = float(text)
+    except ValueError:
+        limit = 0.0
+    if not 0 < limit < math.inf:
+        raise ConfigError(
+            f"BLADE_CACHE_LIMIT_GB: a number of GiB above 0 is expected, such as 0.5, got {text!r}."
+        )
+    return int(limit * LIMIT_BYTES)
 
 
 def folder() -> Path | None:
@@ -76,7 +109,7 @@ _NOT_USED = "What is kept on disk is not used, as others may have written it: "
 
 @functools.lru_cache(maxsize=8)
 def _open(path: Path) -> DiskCache:
-    return DiskCache(path)
+    return DiskCache(path, limit_bytes())
 
 
 def digest(parts: Iterable[str | bytes]) -> str:
@@ -99,6 +132,16 @@ def code_version() -> str:
         [part for p in sources for part in (str(p.relative_to(package)), p.read_bytes())]
         + [f"{name} {stat.st_size} {stat.st_mtime_ns}" for name, stat in native]
     )
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A file of the cache: its kind, its size, and when it was last used (seconds since the epoch)."""
+
+    path: Path
+    kind: str
+    bytes: int
+    used: float
 
 
 @dataclass
@@ -138,6 +181,51 @@ class DiskCache:
         else:
             self._written += len(data)
 
+    @contextmanager
+    def locked(self, kind: str, key: str, wait_s: float) -> Iterator[bool]:
+        """Keep other threads and processes that ask for the same lock out; yield whether some were in.
+
+        After ``wait_s`` seconds, and where the folder cannot be used, the block runs all the same. The lock of a
+        process goes with it.
+        """
+        opened, waited = self._open_lock(kind, key), False
+        try:
+            end = monotonic() + wait_s
+            while opened is not None and not _took(opened):
+                waited = True
+                if monotonic() > end:
+                    break
+                sleep(_POLL_S)
+            yield waited
+        finally:
+            if opened is not None:
+                fcntl.flock(opened, fcntl.LOCK_UN)  # children may have the descriptor
+                os.close(opened)
+
+    def entries(self) -> list[Entry]:
+        """What is kept, those used last first."""
+        return sorted(self._entries(), key=lambda one: -one.used)
+
+    def clear(self, unused_s: float = 0.0) -> list[Entry]:
+        """Remove what was not used in the last ``unused_s`` seconds; return what was removed."""
+        end, gone = time() - unused_s, []
+        for one in self._entries():
+            if one.used <= end:
+                with suppress(OSError):
+                    one.path.unlink()
+                    gone.append(one)
+        return gone
+
+    def _open_lock(self, kind: str, key: str) -> int | None:
+        if why_not_private(self.folder) is not None:
+            return None
+        try:
+            make_private(self.folder)
+            with folder_within(self.folder, [LOCKS, kind], make=True) as opened:
+                return open_lock_within(opened, key)
+        except OSError:
+            return None
+
     def _read(self, kind: str, key: str) -> bytes | None:
         if why_not_private(self.folder) is not None:
             return None
@@ -175,22 +263,34 @@ class DiskCache:
 
     def _evict(self) -> None:
         """Remove the least recently used entries until ``KEEP`` of the limit is left."""
-        entries = []
+        entries = sorted(self._entries(), key=lambda one: one.used)
+        total = sum(one.bytes for one in entries)
+        if total <= self.limit:
+            return
+        for one in entries:
+            if total <= self.limit * KEEP:
+                break
+            with suppress(OSError):
+                one.path.unlink()
+            total -= one.bytes
+
+    def _entries(self) -> Iterator[Entry]:
         for path in self.folder.glob("*/*/*"):
             if path.parent.is_symlink() or path.parent.parent.is_symlink():
                 continue  # it leads out of the folder
             with suppress(OSError):  # another process evicts as well
                 found = path.lstat()
-                entries.append((found.st_mtime, found.st_size, path))
-        total = sum(size for _, size, _ in entries)
-        if total <= self.limit:
-            return
-        for _, size, path in sorted(entries):
-            if total <= self.limit * KEEP:
-                break
-            with suppress(OSError):
-                path.unlink()
-            total -= size
+                yield Entry(path, path.parent.parent.name, found.st_size, found.st_mtime)
+
+
+def _took(lock: int) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks
+        return True
+    return True
 
 
 def _checked(content: bytes) -> bytes | None:

@@ -98,6 +98,20 @@ def read_within(folder: int, name: str) -> bytes:
         return file.read()
 
 
+def open_lock_within(folder: int, name: str) -> int:
+    """A descriptor of the file ``name`` of the directory with this descriptor, made if it is missing, for locks.
+
+    Raises ``OSError``, and ``NotPrivate`` if others may write it.
+    """
+    opened = os.open(
+        name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder
+    )
+    if why := _of_others(name, os.fstat(opened), 0o022):
+        os.close(opened)
+        raise NotPrivate(why)
+    return opened
+
+
 def write_within(folder: int, name: str, content: bytes) -> None:
     """Atomically write the file ``name`` to the directory with this descriptor; raises ``OSError``."""
     new = f".new-{os.urandom(8).hex()}"

@@ -17,9 +17,10 @@ from blade.selection.cache.decisions import (
     decision_key,
     put_decision,
 )
-from blade.selection.cache.section import TRACES
+from blade.selection.cache.section import DECISIONS, TRACES
 from blade.selection.task import Search, Task
 
+WAIT_S = 600.0  # s; for another process that has all the time it wants
 Prepare = Callable[[KnownTraces | None], Task]
 
 
@@ -38,14 +39,22 @@ def recalled(prepare: Prepare, config: Config) -> Task:
 
 
 def cached(search: Search) -> Search:
-    """Skip ``search`` if the task brings a decision; otherwise store its result under the task's key."""
+    """Skip ``search`` if the task brings a decision; otherwise store its result under the task's key.
+
+    A process that would search for the same waits until another one has, for at most ``Config.time_budget``.
+    """
 
     def find(task: Task) -> SelectionResult:
         if task.decided is not None:
             return task.decided
-        decided = search(task)
-        put_decision(task.key, decided, task.captured, task.config)
-        return decided
+        wait_s = WAIT_S if task.config.time_budget is None else task.config.time_budget
+        with DECISIONS.locked(task.config, task.key, wait_s) as waited:
+            again = _with_decision(task) if waited else task
+            if again.decided is not None:
+                return again.decided
+            decided = search(task)
+            put_decision(task.key, decided, task.captured, task.config)
+            return decided
 
     return find
 

@@ -4,7 +4,9 @@
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from time import time
 
 import pytest
 
@@ -16,6 +18,7 @@ from blade.core.disk_cache import (
     folder,
     open_cache,
 )
+from blade.errors import ConfigError
 
 KEY, OTHER = digest(["a"]), digest(["b"])
 
@@ -143,3 +146,67 @@ def test_another_version_of_the_code_makes_other_keys(
     code_version.cache_clear()
     assert code_version() != before
     code_version.cache_clear()
+
+
+@pytest.mark.parametrize(("text", "limit"), [("0.5", 1 << 29), ("2", 1 << 31), ("", 1 << 30)])
+def test_the_limit_is_the_users_choice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, limit: int
+) -> None:
+    monkeypatch.setenv("BLADE_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("BLADE_CACHE_LIMIT_GB", text)
+    cache = open_cache()
+    assert cache is not None and cache.limit == limit
+    assert open_cache(limit_gb=0.25) is cache and cache.limit == 1 << 28
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "much", "nan", "inf"])
+def test_a_limit_that_is_none_is_an_error(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv("BLADE_CACHE_LIMIT_GB", text)
+    with pytest.raises(ConfigError, match="BLADE_CACHE_LIMIT_GB: a number of GiB above 0"):
+        module.limit_bytes()
+
+
+def test_what_was_not_used_lately_can_be_removed(tmp_path: Path) -> None:
+    cache = DiskCache(tmp_path)
+    cache.put("kernel", KEY, b"old")
+    cache.put("cluster", OTHER, b"new")
+    day = 86400
+    os.utime(entry(cache), (time() - 3 * day,) * 2)
+    assert [one.kind for one in cache.entries()] == ["cluster", "kernel"]
+    assert [one.kind for one in cache.clear(2 * day)] == ["kernel"]
+    assert cache.get("kernel", KEY) is None and cache.get("cluster", OTHER) == b"new"
+    assert len(cache.clear()) == 1 and not cache.entries()
+
+
+def test_a_lock_keeps_others_out_until_they_have_waited_enough(tmp_path: Path) -> None:
+    cache = DiskCache(tmp_path)
+    with cache.locked("decision", KEY, wait_s=60) as waited:
+        assert not waited
+        with cache.locked("decision", OTHER, wait_s=60) as other:
+            assert not other
+        with cache.locked("decision", KEY, wait_s=0) as again:  # it goes on without
+            assert again
+    with cache.locked("decision", KEY, wait_s=60) as waited:
+        assert not waited
+
+
+def test_the_lock_of_a_process_goes_with_it(tmp_path: Path) -> None:
+    code = (
+        "import sys, time; from pathlib import Path; from blade.core.disk_cache import DiskCache\n"
+        f"with DiskCache(Path({str(tmp_path)!r})).locked('decision', {KEY!r}, wait_s=0):\n"
+        "    print('in', flush=True); time.sleep(600)\n"
+    )
+    holder = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert holder.stdout is not None and holder.stdout.readline() == "in\n"
+    end = threading.Timer(0.3, holder.kill)
+    end.start()
+    with DiskCache(tmp_path).locked("decision", KEY, wait_s=600) as waited:
+        assert waited and holder.wait() < 0
+
+
+def test_without_a_private_folder_nobody_waits(tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    cache = DiskCache(tmp_path)
+    with cache.locked("decision", KEY, 60) as waited, cache.locked("decision", KEY, 60) as again:
+        assert not waited and not again
+    assert not list(tmp_path.iterdir())

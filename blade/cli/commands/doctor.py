@@ -35,6 +35,7 @@ Exit code 1 if DISC works neither on the CPU nor on a GPU."""
 VARIABLES = (
     "BLADE_LOG",
     "BLADE_CACHE_DIR",
+    "BLADE_CACHE_LIMIT_GB",
     "BLADE_BACKENDS",
     "BLADE_ENGINES",
     "BLADE_TRUSTED_KEYS",

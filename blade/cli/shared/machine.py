@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 import blade
-from blade.core.disk_cache import LIMIT_BYTES, folder
+from blade.core.disk_cache import DiskCache, folder, limit_bytes
 from blade.core.hardware import cpu_name
 from blade.core.private_files import why_not_private
 
@@ -121,8 +121,8 @@ def cache() -> dict[str, Any]:
     """The folder of compiled results and its current contents."""
     path = folder()
     if path is None:
-        return {"folder": None, "entries": 0, "bytes": 0, "limit_bytes": LIMIT_BYTES}
-    sizes = [one.stat().st_size for one in path.glob("*/*/*") if one.is_file()]
+        return {"folder": None, "entries": 0, "bytes": 0, "limit_bytes": limit_bytes()}
+    sizes = [one.bytes for one in DiskCache(path).entries()]
     near = path
     while not near.exists() and near != near.parent:
         near = near.parent
@@ -130,7 +130,7 @@ def cache() -> dict[str, Any]:
         "folder": str(path),
         "entries": len(sizes),
         "bytes": sum(sizes),
-        "limit_bytes": LIMIT_BYTES,
+        "limit_bytes": limit_bytes(),
         "writable": os.access(near, os.W_OK),
         "untrusted": why_not_private(path),
     }

@@ -32,6 +32,7 @@ _SETTINGS_WITHOUT_EFFECT = (
     "background",
     "background_paths",
     "cache",
+    "cache_limit_gb",
     "customize_jit_passes",
     "dump_dir",
     "max_paths",

@@ -55,8 +55,20 @@ class Section:
         if cache is not None and key is not None:
             cache.put(self.kind, key, data)
 
+    @contextmanager
+    def locked(self, config: Config, key: str | None, wait_s: float) -> Iterator[bool]:
+        """Nobody else makes the entry of ``key`` meanwhile (``DiskCache.locked``); whether somebody did before."""
+        cache = self._open(config)
+        if cache is None or key is None:
+            yield False
+            return
+        with cache.locked(self.kind, key, wait_s) as waited:
+            yield waited
+
     def _open(self, config: Config) -> DiskCache | None:
-        return None if self in _off else open_cache(config.cache)
+        if self in _off:
+            return None
+        return open_cache(config.cache, config.cache_limit_gb)
 
 
 # The engine cache: engines, and why a backend has none.
