@@ -68,12 +68,12 @@ def record_of(
 ) -> bytes:
     """What ``recapture`` needs to make ``graph`` again, which was captured with ``reasons``.
 
-    Empty if it is more than paths, or some were not looked for.
+    Empty if it is more than paths.
     """
     table, seen = graph.table, graph.seen
     is_plain = graph.how == "trace" and not (graph.differences or graph.limits or graph.equal_sizes)
-    is_whole = all(one.code is not Code.TIME_BUDGET for one in reasons)
-    if graph.key is None or table is None or not (is_plain and is_whole) or graph.frozen is None:
+    is_cut_short = any(one.code is Code.TIME_BUDGET for one in reasons)
+    if graph.key is None or table is None or not is_plain or graph.frozen is None:
         return b""
     if seen.original.is_stateful:
         return b""
@@ -93,6 +93,7 @@ def record_of(
             "steps": steps,
             "key": known.key_of(graph.frozen, seen.samples),
             "settings": _settings(config),
+            "cut_short_s": config.time_budget if is_cut_short else None,
             "probes": [_pairs(_sizes_beside(seen.samples[0], one)) for one in seen.probes],
             "compared": [_reference(place, one) for one in compared],
             "unserved": [[_reference(place, one), why] for one, why in graph.unserved],
@@ -120,14 +121,20 @@ def recapture(
         return None
     key = known.key_of(traced.module, seen.samples)
     record = known.look_up(key)
-    told: Any = json.loads(record) if record else {"settings": None}
-    if told["settings"] != _settings(config):
+    told: Any = json.loads(record) if record else None
+    if told is None or told["settings"] != _settings(config) or _has_more_time(told, config):
         return None
     again = partial(_again, own, seen, traced, told, known)
     found = attempt(Stage.CAPTURE, None, type(own).__name__, again, code=Code.TRACE_FAILED)
     if isinstance(found, Reason) or found is None:
         return None
     return replace(found, key=key), [reason_from(one) for one in told["reasons"]]
+
+
+def _has_more_time(record: Any, config: Config) -> bool:
+    """Whether paths were not looked for that there is time for now."""
+    given_s, now_s = record["cut_short_s"], config.time_budget
+    return given_s is not None and (now_s is None or now_s > given_s)
 
 
 def _settings(config: Config) -> Any:

@@ -164,10 +164,14 @@ def test_what_no_path_answers_is_told_again(known: Known) -> None:
     assert not captured.is_compared
 
 
-def test_what_was_cut_short_is_not_kept(known: Known) -> None:
-    budget = TimeBudget(0.0)
-    captured = capture(
-        ByWidth().eval(), torch.randn(3, 8), Config(allow_tracing=True), known, budget
-    )
-    assert Code.TIME_BUDGET in {one.code for one in captured.reasons}
-    assert not captured.record
+def test_what_was_cut_short_is_looked_for_with_more_time(known: Known) -> None:
+    model, x = ByWidth().eval(), torch.randn(5, 8)
+    short = Config(allow_tracing=True, time_budget=10)
+    first = capture(model, x, short, known, TimeBudget(0.0))
+    assert Code.TIME_BUDGET in {one.code for one in first.reasons}
+    known.keep(first)
+    for seconds, is_compared in ((10, False), (5, False), (20, True), (None, True)):
+        config = short.evolve(time_budget=seconds)
+        again = capture(model, x, config, known)
+        assert again.is_compared == is_compared
+        assert len(again.paths) == 1 + is_compared
