@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import torch._functorch.config as functorch_config
 from functorch.compile import make_boxed_func  # type: ignore[import-untyped]
 from torch._dynamo.backends.common import aot_autograd
 from torch._guards import tracing
@@ -25,6 +26,7 @@ from blade.dynamo.bound_parameters import BoundParameters
 from blade.dynamo.compile_graph import compile_fx
 from blade.dynamo.forward_backward import partition
 from blade.dynamo.options import config_of
+from blade.dynamo.select_ahead import select_engines
 
 Compiler = Callable[..., Any]
 _numbers = itertools.count()
@@ -61,7 +63,7 @@ def aot_disc(
 def _compile(
     gm: GraphModule, example_inputs: Sequence[Any], config: Config, binds: bool
 ) -> Callable[..., Any]:
-    number = next(_numbers)
+    number, saving = next(_numbers), _is_saving()
 
     def compiler(kind: str) -> Compiler:
         def compile_one(graph: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -69,9 +71,16 @@ def _compile(
             # AOTAutograd calls this under its fake mode; engines are made from real tensors
             with _disable_current_modes(), tracing(None):
                 if kind or not binds:
-                    made = compile_fx(graph, config, name, {}, training=bool(kind))
+                    made: Any = compile_fx(graph, config, name, {}, training=bool(kind))
+                else:
+                    made = BoundParameters(graph, example_inputs, config, name)
+                if not saving:
                     return make_boxed_func(made)  # type: ignore[no-any-return]
-                return make_boxed_func(BoundParameters(graph, example_inputs, config, name))  # type: ignore[no-any-return]
+                from blade.dynamo.aot_compile import SavableCode
+
+                if not kind:
+                    select_engines(made, graph, example_inputs, config.strict)
+                return SavableCode(graph=made)
 
         return compile_one
 
@@ -84,7 +93,21 @@ def _compile(
         keep_inference_input_mutations=True,
     )
     with resampling_kept_whole(), _gc_paused():
-        return through(gm, example_inputs)
+        compiled = through(gm, example_inputs)
+    if not saving:
+        return compiled
+    from blade.dynamo.aot_compile import CompiledFunction
+
+    return CompiledFunction(compiled)
+
+
+def _is_saving() -> bool:
+    """Whether ``aot_compile`` asks for what is compiled now: it alone sets both. Seen in torch 2.13."""
+    config: Any = functorch_config
+    return bool(
+        getattr(config, "bundled_autograd_cache", False)
+        and getattr(config, "bypass_autograd_cache_key", False)
+    )
 
 
 @contextmanager

@@ -17,17 +17,21 @@ from torch.fx import GraphModule, Node
 
 from blade.config import Config
 from blade.dynamo.compile_graph import CompiledGraph, compile_fx
+from blade.dynamo.saved_graph import save_graph
 
 
 class BoundParameters:
-    """Has the inputs and outputs of ``graph``. ``given`` are the real inputs of Dynamo's graph."""
+    """Has the inputs and outputs of ``graph``. ``given`` are the real inputs of Dynamo's graph.
+
+    ``places``: the inputs that are constants.
+    """
 
     def __init__(self, graph: GraphModule, given: Sequence[Any], config: Config, name: str) -> None:
         self._config, self._name = config, name
         self._lock = threading.Lock()
-        self._places = _bindable(graph, given)
-        held = {i: given[i].detach() for i in self._places}
-        self._pointers = [held[i].data_ptr() for i in self._places]
+        self.places = _bindable(graph, given)
+        self._held = held = {i: given[i].detach() for i in self.places}
+        self._pointers = [held[i].data_ptr() for i in self.places]
         self._unbound_graph = copy.deepcopy(graph) if held else None
         placeholders = [node for node in graph.graph.nodes if node.op == "placeholder"]
         constants = {placeholders[i]: tensor for i, tensor in held.items()}
@@ -35,10 +39,15 @@ class BoundParameters:
         self._unbound: CompiledGraph | None = None
 
     def __call__(self, *args: Any) -> Any:
-        pointers = [args[i].data_ptr() for i in self._places]
+        pointers = [args[i].data_ptr() for i in self.places]
         if pointers == self._pointers:
             return self._bound(*args)
         return self._for_others()(*args)
+
+    def save(self) -> bytes:
+        """The graph for another process, whose parameters it will be bound to (``saved_graph``)."""
+        bound = self._bound
+        return save_graph(bound.name, bound.run, bound.report(), self._held)
 
     def _for_others(self) -> CompiledGraph:
         with self._lock:

@@ -17,7 +17,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 
@@ -27,7 +27,7 @@ from blade.core.attempt import attempt
 from blade.core.cluster import Cluster
 from blade.core.reason import Code, Reason, Stage
 from blade.dynamo.constant_watch import ConstantWatch
-from blade.graph.fx.extract import FxExtracted, carrier
+from blade.graph.fx.extract import carrier
 from blade.report import ORIGINAL, Timing
 from blade.runtime.engine import Engine
 from blade.selection.plan.candidate import Candidate
@@ -62,22 +62,48 @@ class Competition:
     crashes: tuple[Reason, ...] = ()
 
 
+class Cut(Protocol):
+    """A cluster and its original; ``FxExtracted``, or what was loaded of one.
+
+    ``cluster`` is ``None`` if its engine was selected before it was saved. ``live``: as in ``Cluster``.
+    """
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def fallback(self) -> torch.fx.GraphModule: ...
+    @property
+    def num_tensors(self) -> int: ...
+    @property
+    def orders(self) -> Mapping[int, tuple[int, ...]]: ...
+    @property
+    def live(self) -> bool: ...
+    @property
+    def cluster(self) -> Cluster | None: ...
+
+
 class FxClusterModule(torch.nn.Module):
     """Takes the inputs of ``cut`` and returns its outputs, in a list or tuple.
 
-    ``engines``: by backend, in order of preference. ``budget``: time for the whole graph, on the clock ``spent``.
+    ``engines``: by backend, in order of preference. ``lent``: outputs that the engines keep in their own memory.
+    ``budget``: time for the whole graph, on the clock ``spent``.
     """
 
     def __init__(
         self,
-        cut: FxExtracted,
+        cut: Cut,
         engines: Mapping[str, torch.ScriptObject],
         config: Config,
         derived: bool,
         budget: TimeBudget = UNLIMITED,
         spent: Stopwatch | None = None,
+        lent: Sequence[int] = (),
     ) -> None:
         super().__init__()
+        if lent:
+            for engine in engines.values():
+                cast(Engine, engine).lend(list(lent))
+        self.cut, self.lent = cut, tuple(lent)
         self.name, self.backends = cut.name, tuple(engines)
         self.fallback = cut.fallback
         self.found: Competition | None = None
@@ -102,6 +128,18 @@ class FxClusterModule(torch.nn.Module):
     def serving(self) -> str:
         """The backend that answers, or the original."""
         return self._backend if self._serves else ORIGINAL
+
+    def standing(self) -> tuple[dict[str, torch.ScriptObject], Cluster | None]:
+        """The engine that serves, by its backend; before the first call, all engines, and the cluster to verify."""
+        with self._first:
+            if self._unproven is not None:
+                return dict(self._rivals), self._unproven
+            return ({self._backend: self._engine} if self._serves else {}), None
+
+    @property
+    def settings(self) -> tuple[Config, bool]:
+        """The configuration, and whether engines are verified on derived inputs."""
+        return self._config, self._derived
 
     def engine(self) -> Engine:
         """The engine that serves; if the original does, or before the first call, the first backend's."""
@@ -278,9 +316,9 @@ def _restore(copies: Copies) -> bool:
     return bool(copies)
 
 
-def _watches(cut: FxExtracted, backends: Sequence[str]) -> dict[str, ConstantWatch]:
+def _watches(cut: Cut, backends: Sequence[str]) -> dict[str, ConstantWatch]:
     """One watch for all backends whose engines do not notice writes to their constants themselves."""
-    if not cut.cluster.live:
+    if not cut.live:
         return {}
     watch = ConstantWatch(cut.fallback.buffers())
     return {name: watch for name in backends if not registry.load(name).watches_constants}

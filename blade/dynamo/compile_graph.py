@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
@@ -28,6 +28,7 @@ from blade.dynamo.cluster_module import Competition, FxClusterModule
 from blade.dynamo.forward_backward import is_saved
 from blade.dynamo.live_graphs import track
 from blade.dynamo.rewrites import apply_rewrites
+from blade.dynamo.saved_graph import save_graph
 from blade.fallback.bisect import (
     BISECT_S,
     Failure,
@@ -41,7 +42,6 @@ from blade.graph.fx.view import FxView, is_number, view_fx
 from blade.graph.torchscript.listing import kind_of
 from blade.partition.support import resolve, support
 from blade.report import ORIGINAL, ClusterReport, Report, Tried, versions
-from blade.runtime.engine import Engine
 from blade.selection.build_candidates import convert_each
 from blade.timing.stage_clock import StageClock
 from blade.timing.stopwatch import Stopwatch
@@ -75,6 +75,10 @@ class CompiledGraph:
 
     def __call__(self, *args: Any) -> Any:
         return self.run.forward(*args)
+
+    def save(self) -> bytes:
+        """The graph for another process (``saved_graph``)."""
+        return save_graph(self.name, self.run, self.report(), {})
 
     def stats(self) -> dict[str, dict[str, int]]:
         """Counters per engine."""
@@ -231,11 +235,9 @@ def _build(job: _CompileJob, name: str, group: Sequence[int], label: frozenset[s
         return GraphPart(name, cut, cut.group, label, None, reasons)
     # DISC's engines return memory of their own CUDA graphs; engines of libraries return new tensors. So rivals
     # in training do not overwrite results that another engine saved for backward.
-    if saved := [k for k, node in enumerate(cut.outputs) if is_saved(node)]:
-        for engine in engines.values():
-            cast(Engine, engine).lend(saved)
+    lent = [k for k, node in enumerate(cut.outputs) if is_saved(node)]
     derived = not job.training
-    served = FxClusterModule(cut, engines, job.config, derived, job.budget, job.spent)
+    served = FxClusterModule(cut, engines, job.config, derived, job.budget, job.spent, lent)
     return GraphPart(name, cut, cut.group, label, served, reasons)
 
 
@@ -277,12 +279,13 @@ def _put_together(gm: GraphModule, graph: FxView, parts: Sequence[GraphPart]) ->
         root[key] = part.served
         called = made.call_module(key, tuple(read(n) for n in part.cut.inputs))
         for k, node in enumerate(part.cut.outputs):
-            env[node] = made.call_function(_item, (called, k))
+            env[node] = made.call_function(item, (called, k))
     output = next(n for n in graph.graph.nodes if n.op == "output")
     made.node_copy(output, read)
     made.lint()
     return GraphModule(root, made)
 
 
-def _item(values: Sequence[Any], index: int) -> Any:
+def item(values: Sequence[Any], index: int) -> Any:
+    """A result of a served cluster."""
     return values[index]

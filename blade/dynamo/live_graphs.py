@@ -3,15 +3,22 @@
 
 import threading
 import weakref
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from blade.report import Report
 
-if TYPE_CHECKING:
-    from blade.dynamo.compile_graph import CompiledGraph
+
+class LiveGraph(Protocol):
+    """A graph that was compiled here, or elsewhere and loaded."""
+
+    @property
+    def name(self) -> str: ...
+    def report(self) -> Report: ...
+    def stats(self) -> dict[str, dict[str, int]]: ...
+
 
 _lock = threading.Lock()
-_made: list["weakref.ref[CompiledGraph]"] = []
+_made: list["weakref.ref[LiveGraph]"] = []
 
 
 def reports() -> list[Report]:
@@ -27,13 +34,13 @@ def stats() -> dict[str, dict[str, int]]:
     return {name: counts for graph in live_graphs() for name, counts in graph.stats().items()}
 
 
-def track(graph: "CompiledGraph") -> None:
+def track(graph: LiveGraph) -> None:
     """Remember ``graph`` as long as it is alive."""
     with _lock:
         _made.append(weakref.ref(graph, _made.remove))
 
 
-def live_graphs() -> list["CompiledGraph"]:
+def live_graphs() -> list[LiveGraph]:
     """The graphs that are still alive."""
     with _lock:
         found = [ref() for ref in _made]

@@ -11,8 +11,8 @@ sizes that are no guards are not stored: the copy assumes less and guards more.
 """
 
 import pickle
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
 from typing import IO, Any
@@ -28,29 +28,11 @@ from torch.fx.experimental.symbolic_shapes import (
 )
 
 from blade.core.cluster import Cluster, ValueInfo
+from blade.graph.fx.calls import SerializedCall, decode_node, encode_node
 from blade.graph.shapes.shape_functions import result_of
 from blade.graph.shapes.symbolic import UnspecializedFakeMode, UnspecializedShapeEnv
 
 Tensors = tuple[torch.Tensor, ...]
-
-
-@dataclass(frozen=True)
-class _NodeRef:
-    """A reference to another node, as an argument."""
-
-    name: str
-
-
-@dataclass(frozen=True)
-class _SerializedCall:
-    """One FX node. ``target`` is the text of an ATen overload, a picklable function, or a name."""
-
-    op: str
-    name: str
-    target: Any
-    args: Any
-    kwargs: Any
-    source: str | None
 
 
 @dataclass(frozen=True)
@@ -67,7 +49,7 @@ class _SerializedInput:
 @dataclass(frozen=True)
 class _SerializedCluster:
     name: str
-    calls: tuple[_SerializedCall, ...]
+    calls: tuple[SerializedCall, ...]
     examples: tuple[_SerializedInput, ...]
     inputs: tuple[ValueInfo, ...]
     ops: tuple[str, ...]
@@ -80,7 +62,7 @@ def encode_cluster(cluster: Cluster) -> bytes:
     return pickle.dumps(
         _SerializedCluster(
             name=cluster.name,
-            calls=tuple(_encode_call(node) for node in nodes),
+            calls=tuple(map(encode_node, nodes)),
             examples=tuple(_example(n.meta["val"]) for n in nodes if n.op == "placeholder"),
             inputs=cluster.inputs,
             ops=cluster.ops,
@@ -115,9 +97,21 @@ def decode_cluster(
     assert isinstance(parcel, _SerializedCluster), parcel
     # mapped, not read: weights are paged in at their first use
     tensors = torch.load(path, mmap=True, weights_only=True)
+    bare = _decode(parcel, known or tensors["constants"].__getitem__)
+    return replace(bare, samples=tensors["samples"], probes=tensors["probes"])
+
+
+def decode_bare_cluster(data: bytes, known: Mapping[str, torch.Tensor], live: bool) -> Cluster:
+    """Restore the cluster with the constants ``known``, and without samples and probes."""
+    parcel = pickle.loads(data)
+    assert isinstance(parcel, _SerializedCluster), parcel
+    return replace(_decode(parcel, known.__getitem__), live=live)
+
+
+def _decode(parcel: _SerializedCluster, known: Callable[[str], torch.Tensor]) -> Cluster:
     root = torch.nn.Module()
     for name in dict.fromkeys(str(c.target) for c in parcel.calls if c.op == "get_attr"):
-        root.register_buffer(name, known(name) if known else tensors["constants"][name])
+        root.register_buffer(name, known(name))
     gm, shape_env = _decode_graph(parcel, root)
     return Cluster(
         name=parcel.name,
@@ -125,8 +119,6 @@ def decode_cluster(
         shape_env=shape_env,
         inputs=parcel.inputs,
         ops=parcel.ops,
-        samples=tensors["samples"],
-        probes=tensors["probes"],
         updates=parcel.updates,
     )
 
@@ -136,26 +128,6 @@ def _alone(tensor: torch.Tensor) -> torch.Tensor:
     tensor = tensor.detach()
     small = tensor.untyped_storage().nbytes() <= 2 * tensor.numel() * tensor.element_size()
     return tensor if small else tensor.clone()
-
-
-def _encode_call(node: torch.fx.Node) -> _SerializedCall:
-    target = node.target
-    text = f"torch.ops.{target}" if isinstance(target, torch._ops.OpOverload) else None
-    args, kwargs = _encode_argument(node.args), _encode_argument(node.kwargs)
-    return _SerializedCall(
-        node.op, node.name, text or target, args, kwargs, node.meta.get("source")
-    )
-
-
-def _encode_argument(value: Any) -> Any:
-    """Encode in plain containers: FX's own would need FX's pickling."""
-    if isinstance(value, torch.fx.Node):
-        return _NodeRef(value.name)
-    if isinstance(value, dict):
-        return {key: _encode_argument(one) for key, one in value.items()}
-    if isinstance(value, (list, tuple)):
-        return (list if isinstance(value, list) else tuple)(map(_encode_argument, value))
-    return value
 
 
 def _example(fake: torch.Tensor) -> _SerializedInput:
@@ -183,10 +155,7 @@ def _decode_graph(
     oblivious = symbolic_config.patch(backed_size_oblivious=True)  # type: ignore[attr-defined]
     with oblivious, torch.no_grad():
         for call in parcel.calls:
-            args, kwargs = _decode_argument((call.args, call.kwargs), nodes)
-            target = _decode_target(call.target)
-            node = graph.create_node(call.op, target, args, kwargs, name=call.name)
-            nodes[call.name] = node
+            node = nodes[call.name] = decode_node(call, graph, nodes)
             if call.op == "placeholder":
                 node.meta["val"] = _fake_input(mode, call.name, next(inputs))
             elif call.op == "get_attr":
@@ -199,22 +168,6 @@ def _decode_graph(
                 node.meta["source"] = call.source
     graph.lint()
     return torch.fx.GraphModule(root, graph), env
-
-
-def _decode_argument(value: Any, nodes: dict[str, torch.fx.Node]) -> Any:
-    if isinstance(value, _NodeRef):
-        return nodes[value.name]
-    if isinstance(value, dict):
-        return {key: _decode_argument(one, nodes) for key, one in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(_decode_argument(one, nodes) for one in value)
-    return value
-
-
-def _decode_target(target: Any) -> Any:
-    if isinstance(target, str) and target.startswith("torch.ops."):
-        return attrgetter(target.removeprefix("torch.ops."))(torch.ops)
-    return target
 
 
 def _fake_input(mode: UnspecializedFakeMode, name: str, like: _SerializedInput) -> torch.Tensor:

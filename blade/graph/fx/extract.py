@@ -66,6 +66,11 @@ class FxExtracted:
     def num_tensors(self) -> int:
         return sum(not is_number(node) for node in self.inputs)
 
+    @property
+    def live(self) -> bool:
+        """Whether constants remain the caller's (``Cluster.live``)."""
+        return bool(self.constants)
+
     @cached_property
     def orders(self) -> dict[int, tuple[int, ...]]:
         """Input position -> its axes in memory order, for inputs that the cluster takes permuted."""
@@ -302,7 +307,7 @@ class _FxClusterBuilder:
             shape_env=self.writer.shape_env,
             inputs=tuple(_info(n, cut.orders.get(k)) for k, n in enumerate(cut.inputs)),
             ops=tuple(str(cut.view.nodes[i].target) for i in cut.group),
-            live=bool(cut.constants),
+            live=cut.live,
             updates=tuple(cut.inputs.index(into) for into, _ in cut.updates),
         )
 
