@@ -58,7 +58,7 @@ __main__
 """.split()
 
 # CXX is Inductor's, which is not imported to be asked for it.
-ENVIRONMENT = {"BLADE_BACKENDS", "BLADE_LOG", "BLADE_TRUSTED_KEYS", "CXX"}
+ENVIRONMENT = {"BLADE_BACKENDS", "BLADE_ENGINES", "BLADE_LOG", "BLADE_TRUSTED_KEYS", "CXX"}
 ENVIRONMENT |= {"BLADE_CACHE_DIR", "BLADE_CACHE_LIMIT_GB"}
 
 

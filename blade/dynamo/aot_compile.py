@@ -57,6 +57,10 @@ class SavableCode(OutputCode):
     def set_triton_bundle(self, triton_bundle: Any) -> None:
         """Nothing: engines hold their own kernels."""
 
+    def __copy__(self) -> "SavableCode":
+        """Of the same graph, so that AOTAutograd's copy is pickled when the user saves."""
+        return SavableCode(self.graph, self.data)
+
     def __getstate__(self) -> dict[str, Any]:
         if self.graph is None:
             return dict(self.__dict__)

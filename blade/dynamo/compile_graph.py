@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
+from blade.backends import registry
 from blade.clustering.cluster import cluster, schedule
 from blade.clustering.problem import Group
 from blade.config import Config
@@ -24,7 +25,8 @@ from blade.core.backend import Backend
 from blade.core.disk_cache import untrusted
 from blade.core.hardware import cpu_name
 from blade.core.reason import Reason, Stage
-from blade.dynamo.cluster_module import Competition, FxClusterModule
+from blade.dynamo.cluster_module import FirstCall, FxClusterModule, item
+from blade.dynamo.compete import Competition
 from blade.dynamo.forward_backward import is_saved
 from blade.dynamo.live_graphs import track
 from blade.dynamo.rewrites import apply_rewrites
@@ -236,8 +238,9 @@ def _build(job: _CompileJob, name: str, group: Sequence[int], label: frozenset[s
     # DISC's engines return memory of their own CUDA graphs; engines of libraries return new tensors. So rivals
     # in training do not overwrite results that another engine saved for backward.
     lent = [k for k, node in enumerate(cut.outputs) if is_saved(node)]
-    derived = not job.training
-    served = FxClusterModule(cut, engines, job.config, derived, job.budget, job.spent, lent)
+    watched = [name for name in engines if not registry.load(name).watches_constants]
+    how = FirstCall(job.config, not job.training, job.budget, job.spent)
+    served = FxClusterModule(cut, engines, watched, how, lent)
     return GraphPart(name, cut, cut.group, label, served, reasons)
 
 
@@ -284,8 +287,3 @@ def _put_together(gm: GraphModule, graph: FxView, parts: Sequence[GraphPart]) ->
     made.node_copy(output, read)
     made.lint()
     return GraphModule(root, made)
-
-
-def item(values: Sequence[Any], index: int) -> Any:
-    """A result of a served cluster."""
-    return values[index]

@@ -3,9 +3,10 @@
 
 import threading
 import weakref
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from blade.report import Report
+if TYPE_CHECKING:
+    from blade.report import Report
 
 
 class LiveGraph(Protocol):
@@ -13,7 +14,7 @@ class LiveGraph(Protocol):
 
     @property
     def name(self) -> str: ...
-    def report(self) -> Report: ...
+    def report(self) -> "Report": ...
     def stats(self) -> dict[str, dict[str, int]]: ...
 
 
@@ -21,7 +22,7 @@ _lock = threading.Lock()
 _made: list["weakref.ref[LiveGraph]"] = []
 
 
-def reports() -> list[Report]:
+def reports() -> list["Report"]:
     """One report per graph: forward and backward are two graphs.
 
     A graph's engines are verified and selected at its first call; before it the report lacks these results.

@@ -21,26 +21,26 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from blade.config import Config
-from blade.core.cluster import Cluster
-from blade.dynamo.cluster_module import FxClusterModule
+from blade.dynamo.cluster_module import FirstCall, FxClusterModule
 from blade.dynamo.live_graphs import track
 from blade.errors import InputError
-from blade.fallback.cluster_codec import constants_of, decode_bare_cluster, encode_cluster
 from blade.graph.fx.calls import SerializedCall, decode_node, encode_node
-from blade.report import Report
 from blade.runtime.engine import Engine, make_engine
+
+if TYPE_CHECKING:
+    from blade.config import Config
+    from blade.core.cluster import Cluster
+    from blade.report import Report
 
 MOST_BINDINGS = 4
 """Instances of a model that a loaded graph serves at a time; the least recently used one is bound again."""
 _MAGIC = b"blade-graph-1\n"
 _ENGINE = "__torch__.torch.classes.blade.Engine"
-_FILE_RULES = ("BLADE_ENGINES", "BLADE_TRUSTED_KEYS")
 Place = tuple[torch.dtype, torch.device, tuple[int, ...], tuple[int, ...]]
 
 
@@ -53,12 +53,22 @@ class _LoadedCut:
     num_tensors: int
     orders: Mapping[int, tuple[int, ...]]
     live: bool
-    cluster: Cluster | None
+    cluster: "Cluster | None"
+
+
+@dataclass(frozen=True)
+class _Unproven:
+    """How engines compete after loading: the cluster without its constants, these, and the rules."""
+
+    cluster: bytes
+    constants: Mapping[str, torch.Tensor]
+    config: "Config"
+    derived: bool
 
 
 @dataclass(frozen=True)
 class _SavedCluster:
-    """``unproven``: the cluster without constants, if its engines were not verified before it was saved."""
+    """``unproven`` is ``None`` if the engine was selected before it was saved."""
 
     name: str
     fallback: GraphModule
@@ -67,25 +77,26 @@ class _SavedCluster:
     live: bool
     lent: tuple[int, ...]
     engines: Mapping[str, torch.ScriptObject]
-    derived: bool
-    unproven: bytes | None
-    constants: Mapping[str, torch.Tensor]
-    config: Config | None
+    watched: tuple[str, ...]
+    unproven: _Unproven | None
 
 
 @dataclass(frozen=True)
 class _SavedGraph:
-    """``run``: the pickled graph. ``places``: bound inputs. ``own``: its tensors, as ``torch.save`` writes them."""
+    """``run``: the pickled graph. ``own``: its tensors, as ``torch.save`` writes them. ``places``: bound inputs.
+
+    ``report`` is pickled apart, as reading it imports what no call needs.
+    """
 
     name: str
     run: bytes
     own: bytes
     places: Mapping[int, Place]
-    report: Report
+    report: bytes
 
 
 def save_graph(
-    name: str, run: GraphModule, report: Report, bound: Mapping[int, torch.Tensor]
+    name: str, run: GraphModule, report: "Report", bound: Mapping[int, torch.Tensor]
 ) -> bytes:
     """The graph ``run``; ``bound`` are the tensors of the inputs that it holds as constants.
 
@@ -100,7 +111,9 @@ def save_graph(
     own = io.BytesIO()
     torch.save(pickler.own, own)
     places = {i: _place(tensor) for i, tensor in bound.items()}
-    data = pickle.dumps(_SavedGraph(name, file.getvalue(), own.getvalue(), places, report))
+    data = pickle.dumps(
+        _SavedGraph(name, file.getvalue(), own.getvalue(), places, pickle.dumps(report))
+    )
     return _MAGIC + hashlib.sha256(data).digest() + data
 
 
@@ -133,9 +146,10 @@ class LoadedGraph:
         served = [] if last is None else [m for m in last[1].children() if _is_served(m)]
         return {one.name: dict(one.engine().stats()) for one in cast(Any, served)}
 
-    def report(self) -> Report:
+    def report(self) -> "Report":
         """The report as of when the graph was saved."""
-        return self._saved.report
+        found: Report = pickle.loads(self._saved.report)
+        return found
 
     def _of(self, pointers: tuple[int, ...], args: Sequence[Any]) -> GraphModule:
         with self._lock:
@@ -236,7 +250,7 @@ class _GraphUnpickler(pickle.Unpickler):
         super().__init__(file)
         self._bound, self._own = bound, own
 
-    def persistent_load(self, pid: Any) -> torch.Tensor:
+    def persistent_load(self, pid: Any) -> Any:
         kind, number, *layout = pid
         if kind == "own":
             return self._own[number]
@@ -288,7 +302,15 @@ def _attach(root: torch.nn.Module, name: str, value: Any) -> None:
 
 def _saved_cluster(served: FxClusterModule) -> _SavedCluster:
     engines, cluster = served.standing()
-    cut, (config, derived) = served.cut, served.settings
+    cut, how = served.cut, served.first_call
+    unproven = None
+    if cluster is not None:
+        from blade.fallback.cluster_codec import constants_of, encode_cluster
+
+        assert how is not None, cut.name
+        unproven = _Unproven(
+            encode_cluster(cluster), constants_of(cluster), how.config, how.derived
+        )
     return _SavedCluster(
         name=cut.name,
         fallback=cut.fallback,
@@ -297,24 +319,32 @@ def _saved_cluster(served: FxClusterModule) -> _SavedCluster:
         live=cut.live,
         lent=served.lent,
         engines=engines,
-        derived=derived,
-        unproven=None if cluster is None else encode_cluster(cluster),
-        constants={} if cluster is None else constants_of(cluster),
-        config=config,
+        watched=tuple(name for name in served.watched if name in engines),
+        unproven=unproven,
     )
 
 
 def _load_cluster(saved: _SavedCluster) -> torch.nn.Module:
     if not saved.engines:  # the original was faster
         return saved.fallback
-    cluster = None
-    if saved.unproven is not None:
-        cluster = decode_bare_cluster(saved.unproven, saved.constants, saved.live)
+    cluster, how = None if saved.unproven is None else _unproven(saved.unproven, saved.live), None
     cut = _LoadedCut(
         saved.name, saved.fallback, saved.num_tensors, saved.orders, saved.live, cluster
     )
-    assert saved.config is not None
-    return FxClusterModule(cut, saved.engines, saved.config, saved.derived, lent=saved.lent)
+    if saved.unproven is not None:
+        from blade.timing.stopwatch import Stopwatch
+        from blade.timing.time_budget import TimeBudget
+
+        spent, config = Stopwatch(), saved.unproven.config
+        budget = TimeBudget(config.time_budget, clock=spent)
+        how = FirstCall(config, saved.unproven.derived, budget, spent)
+    return FxClusterModule(cut, saved.engines, saved.watched, how, saved.lent)
+
+
+def _unproven(saved: _Unproven, live: bool) -> "Cluster":
+    from blade.fallback.cluster_codec import decode_bare_cluster
+
+    return decode_bare_cluster(saved.cluster, saved.constants, live)
 
 
 def _engine_parts(engine: Any) -> tuple[Any, ...]:
@@ -335,8 +365,8 @@ def _load_engine(
     made: Any = make_engine(name, backend, program, payload, constants, limits)
     if signature:
         cast(Engine, made).set_signature(signature)
-    if any(os.environ.get(rule) for rule in _FILE_RULES):
-        # the runtime admits engines of files, not those that this process makes
+    if os.environ.get("BLADE_ENGINES") or os.environ.get("BLADE_TRUSTED_KEYS"):
+        # the runtime applies these rules to engines of files, not to those that this process makes
         method: Callable[[str], Any] = made._get_method
         method("__setstate__")(method("__getstate__")())
     return cast(torch.ScriptObject, made)

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from blade.backends import registry
 from blade.core.reason import Code
-from blade.dynamo import aot_disc, cluster_module, disc
+from blade.dynamo import aot_disc, compete, disc
 from blade.fallback.isolated_convert import close_workers
 from blade.report import ORIGINAL, ClusterReport, Timing
 from blade.selection import build_candidates
@@ -41,7 +41,7 @@ def race(monkeypatch: pytest.MonkeyPatch) -> Callable[[Mapping[str, float]], Non
         def measure_all(runs: Any, original: Any, *given: Any, **options: Any) -> list[Timing]:
             return [Timing((), 1.0, 1.0 / speeds[run.args[0].backend], 0.0) for run in runs]
 
-        monkeypatch.setattr(cluster_module, "measure_all", measure_all)
+        monkeypatch.setattr(compete, "measure_all", measure_all)
 
     return start
 

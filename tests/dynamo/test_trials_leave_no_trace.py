@@ -16,7 +16,7 @@ from torch import nn
 
 import blade
 from blade.core.reason import Code
-from blade.dynamo import cluster_module
+from blade.dynamo import compete
 from blade.report import ORIGINAL
 from blade.timing import interleaved
 
@@ -248,7 +248,7 @@ def test_a_trial_that_raises_leaves_the_original(
     def raises(*args: Any, **kwargs: Any) -> Any:
         raise IndexError("the trial is at fault")
 
-    monkeypatch.setattr(cluster_module, where, raises)
+    monkeypatch.setattr(compete, where, raises)
     mine, eager = pair(Counter)
     run = compiled(mine, backend, strict=False)
     with torch.no_grad():

@@ -27,6 +27,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic
 from blade.core.cluster import Cluster, ValueInfo
 from blade.core.reason import Code
 from blade.errors import Refused
+from blade.graph.fx.carrier import carrier
 from blade.graph.fx.view import FxView, is_number
 from blade.graph.fx.writer import (
     CANNOT,
@@ -125,11 +126,6 @@ def extract_fx(
         fallback=_fallback(view, group, inputs, outputs, constants),
         updates=updates,  # type: ignore[arg-type]
     )
-
-
-def carrier(number: int) -> torch.Tensor:
-    """A tensor of ``number`` elements in the memory of one."""
-    return torch.empty_strided((number,), (0,), dtype=torch.uint8)
 
 
 def is_loose_view(node: Node) -> bool:
