@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from blade.config import Config
     from blade.core.cluster import Cluster
     from blade.dynamo.compete import Competition
+    from blade.dynamo.engine_cache import StoredEngines
     from blade.timing.stopwatch import Stopwatch
     from blade.timing.time_budget import TimeBudget
 
@@ -54,12 +55,16 @@ class Cut(Protocol):
 
 @dataclass(frozen=True)
 class FirstCall:
-    """How engines compete. ``derived``: also on derived inputs. ``budget``: of the graph, on the clock ``spent``."""
+    """How engines compete. ``derived``: also on derived inputs. ``budget``: of the graph, on the clock ``spent``.
+
+    ``stored``: engines from the cache, and the keys of those that will be kept there.
+    """
 
     config: "Config"
     derived: bool
     budget: "TimeBudget"
     spent: "Stopwatch"
+    stored: "StoredEngines | None" = None
 
 
 class FxClusterModule(torch.nn.Module):
@@ -158,17 +163,9 @@ class FxClusterModule(torch.nn.Module):
             how = self.first_call
             assert how is not None, self.name
             theirs = [t.detach() for t in self._given(args)]
-            trial = EngineTrial(
-                cluster,
-                self._rivals,
-                self._watches,
-                self._original,
-                how.config,
-                how.derived,
-                how.budget,
-            )
+            trial = EngineTrial(cluster, self._rivals, self._watches, self._original, how)
             with how.spent, torch.no_grad():
-                found = compete(trial, theirs)
+                found = compete(trial, theirs, self.fallback)
             self._serve(found)
             self._unproven = None
             if any(isinstance(t, torch.Tensor) and t.is_cuda for t in args):

@@ -14,19 +14,21 @@ from functools import partial
 from typing import Any, cast
 
 import torch
+from torch.fx import GraphModule
 
 from blade.backends import registry
 from blade.config import Config
 from blade.core.attempt import attempt
 from blade.core.cluster import Cluster
 from blade.core.reason import Code, Reason, Stage
+from blade.dynamo.cluster_module import FirstCall
 from blade.dynamo.constant_watch import ConstantWatch
+from blade.dynamo.engine_cache import keep_engine
 from blade.report import Timing
 from blade.runtime.engine import Engine
 from blade.selection.plan.candidate import Candidate
 from blade.selection.plan.select import fastest, lost
 from blade.timing.interleaved import EARLY_EXIT_S, measure_all, why_clearly_slower
-from blade.timing.time_budget import TimeBudget
 from blade.verification.derived_inputs import crashes, end
 from blade.verification.reduced_precision import budget_of
 from blade.verification.rng_replay import RngReplay
@@ -53,12 +55,21 @@ class Competition:
     crashes: tuple[Reason, ...] = ()
 
 
-def compete(trial: "EngineTrial", theirs: Tensors) -> Competition:
-    """Let engines compete at the inputs ``theirs`` of the waiting call. If that raises, the original serves."""
+def compete(trial: "EngineTrial", theirs: Tensors, original: GraphModule) -> Competition:
+    """Let engines compete at the inputs ``theirs`` of the waiting call. If that raises, the original serves.
+
+    Those that passed are kept in the engine cache; ``original`` has the constants by name.
+    """
     name, strict = trial.cluster.name, trial.config.strict
     run = partial(trial.run, theirs)
     found = attempt(Stage.SELECT, None, name, run, strict, Code.ENGINE_RAISED)
-    return Competition(None, (), (found,)) if isinstance(found, Reason) else found
+    if isinstance(found, Reason):
+        return Competition(None, (), (found,))
+    if (stored := trial.how.stored) is not None:
+        for one in found.tried:
+            if one.timings or not trial.config.timing:
+                keep_engine(trial.config, stored.keys.get(one.backend), original, one)
+    return found
 
 
 @dataclass(frozen=True)
@@ -72,9 +83,11 @@ class EngineTrial:
     rivals: Mapping[str, torch.ScriptObject]
     watches: Mapping[str, ConstantWatch]
     original: Callable[..., Tensors]
-    config: Config
-    derived: bool
-    budget: TimeBudget
+    how: FirstCall
+
+    @property
+    def config(self) -> Config:
+        return self.how.config
 
     def run(self, theirs: Tensors) -> Competition:
         """The trial at copies of those inputs ``theirs`` that are written."""
@@ -92,7 +105,7 @@ class EngineTrial:
         verified: list[Candidate] = []
         reasons: list[Reason] = []
         for backend, engine in self.rivals.items():
-            if verified and not self.budget.left():
+            if verified and not self.how.budget.left():
                 reasons.append(self._out_of_time(backend, "it was verified"))
             elif isinstance(found := self._verify(cluster, backend, engine), Reason):
                 reasons.append(found)
@@ -103,7 +116,7 @@ class EngineTrial:
             return Competition(
                 next(iter(verified), None), tuple(verified), tuple(reasons), found_crashes
             )
-        late = [] if self.budget.left() else verified[1:]
+        late = [] if self.how.budget.left() else verified[1:]
         reasons += [self._out_of_time(one.backend, "it was measured") for one in late]
         measured = self._time([one for one in verified if one not in late], given, copies)
         reasons += [one for one in measured if isinstance(one, Reason)]
@@ -118,6 +131,7 @@ class EngineTrial:
     def _verify(
         self, cluster: Cluster, backend: str, engine: torch.ScriptObject
     ) -> Candidate | Reason:
+        known = None if self.how.stored is None else self.how.stored.engines.get(backend)
         verdict = verify(
             cluster,
             engine,
@@ -125,13 +139,17 @@ class EngineTrial:
             backend,
             self.config.strict,
             budget_of(registry.load(backend), self.config),
-            derived=self.derived,
+            derived=self.how.derived and known is None,
             seconds=DERIVED_CASES_S,
         )
         cast(Engine, engine).renew()
         if isinstance(verdict, Reason):
             return verdict
-        return Candidate(backend, engine, None, verdict)
+        if known is None:
+            return Candidate(backend, engine, None, verdict)
+        # a losing time may stem from a busy machine: measure again
+        timings = () if why_clearly_slower(known.timings) else known.timings
+        return Candidate(backend, engine, None, known.verdict, timings, stored=True)
 
     def _time(
         self, candidates: Sequence[Candidate], given: Tensors, copies: Copies
@@ -142,13 +160,19 @@ class EngineTrial:
         """
         if not candidates:
             return []
+        shapes = tuple(tuple(t.shape) for t in given)
+        if all(one.timings and one.timings[0].shapes == shapes for one in candidates):
+            return list(candidates)  # from the cache
         who = candidates[0].backend if len(candidates) == 1 else None
         strict = self.config.strict and who is not None
         measured = partial(self._measure, candidates, given, copies)
         found = attempt(Stage.SELECT, who, self.cluster.name, measured, strict, Code.ENGINE_RAISED)
         _restore(copies)
         if not isinstance(found, Reason):
-            return [replace(one, timings=(t,)) for one, t in zip(candidates, found, strict=True)]
+            return [
+                replace(one, timings=(t,), stored=False)
+                for one, t in zip(candidates, found, strict=True)
+            ]
         if who is not None:
             return [found]
         return [result for one in candidates for result in self._time([one], given, copies)]
@@ -171,7 +195,7 @@ class EngineTrial:
         return Reason(Stage.SELECT, Code.SLOWER, one.backend, self.cluster.name, sentence)
 
     def _out_of_time(self, backend: str, before: str) -> Reason:
-        why = self.budget.why_ended(before)
+        why = self.how.budget.why_ended(before)
         return Reason(Stage.SELECT, Code.TIME_BUDGET, backend, self.cluster.name, why)
 
     def _run(self, one: Candidate, *tensors: torch.Tensor) -> Tensors:

@@ -27,6 +27,7 @@ from blade.core.hardware import cpu_name
 from blade.core.reason import Reason, Stage
 from blade.dynamo.cluster_module import FirstCall, FxClusterModule, item
 from blade.dynamo.compete import Competition
+from blade.dynamo.engine_cache import StoredEngines, look_up_engines
 from blade.dynamo.forward_backward import is_saved
 from blade.dynamo.live_graphs import track
 from blade.dynamo.rewrites import apply_rewrites
@@ -230,7 +231,8 @@ def _build(job: _CompileJob, name: str, group: Sequence[int], label: frozenset[s
     if isinstance(cut, Reason):
         return GraphPart(name, None, tuple(group), label, None, (cut,))
     takers = [b for b in job.backends if b.name.lower() in label]
-    found = convert_each(cut.cluster, takers, job.config, job.budget)
+    stored = look_up_engines(cut, takers, job.config, job.training)
+    found = _convert(job, cut, takers, stored)
     reasons = tuple(one for one in found.values() if isinstance(one, Reason))
     engines = {name: one for name, one in found.items() if not isinstance(one, Reason)}
     if not engines:
@@ -239,9 +241,22 @@ def _build(job: _CompileJob, name: str, group: Sequence[int], label: frozenset[s
     # in training do not overwrite results that another engine saved for backward.
     lent = [k for k, node in enumerate(cut.outputs) if is_saved(node)]
     watched = [name for name in engines if not registry.load(name).watches_constants]
-    how = FirstCall(job.config, not job.training, job.budget, job.spent)
+    how = FirstCall(job.config, not job.training, job.budget, job.spent, stored)
     served = FxClusterModule(cut, engines, watched, how, lent)
     return GraphPart(name, cut, cut.group, label, served, reasons)
+
+
+def _convert(
+    job: _CompileJob, cut: FxExtracted, takers: Sequence[Backend], stored: StoredEngines
+) -> dict[str, torch.ScriptObject | Reason]:
+    """By backend, in their order: the engine from the cache, or what its conversion gives."""
+    known = {b.name: stored.engines[b.name].engine for b in takers if b.name in stored.engines}
+    if known and not job.config.timing:  # the first engine serves
+        return dict([next(iter(known.items()))])
+    others = [b for b in takers if b.name not in known]
+    made = convert_each(cut.cluster, others, job.config, job.budget) if others else {}
+    found = {**known, **made}
+    return {b.name: found[b.name] for b in takers if b.name in found}
 
 
 def _extract(

@@ -58,16 +58,38 @@ class _SerializedCluster:
 
 def encode_cluster(cluster: Cluster) -> bytes:
     """Serialize ``cluster`` without its tensors; raises what ``pickle`` raises for odd arguments."""
-    nodes = list(cluster.gm.graph.nodes)
-    return pickle.dumps(
-        _SerializedCluster(
-            name=cluster.name,
-            calls=tuple(map(encode_node, nodes)),
-            examples=tuple(_example(n.meta["val"]) for n in nodes if n.op == "placeholder"),
-            inputs=cluster.inputs,
-            ops=cluster.ops,
-            updates=cluster.updates,
+    return pickle.dumps(_serialized(cluster))
+
+
+def describe_cluster(cluster: Cluster) -> str:
+    """All that ``encode_cluster`` stores but the name and sources, as a text that is equal in every process."""
+    parcel = _serialized(cluster)
+    calls = [
+        (
+            c.op,
+            c.name,
+            c.target if isinstance(c.target, str) else _name_of(c.target),
+            c.args,
+            c.kwargs,
         )
+        for c in parcel.calls
+    ]
+    return repr((calls, parcel.examples, parcel.inputs, parcel.ops, parcel.updates))
+
+
+def _name_of(function: Any) -> str:
+    return f"{function.__module__}.{function.__qualname__}"
+
+
+def _serialized(cluster: Cluster) -> _SerializedCluster:
+    nodes = list(cluster.gm.graph.nodes)
+    return _SerializedCluster(
+        name=cluster.name,
+        calls=tuple(map(encode_node, nodes)),
+        examples=tuple(_example(n.meta["val"]) for n in nodes if n.op == "placeholder"),
+        inputs=cluster.inputs,
+        ops=cluster.ops,
+        updates=cluster.updates,
     )
 
 
