@@ -46,6 +46,10 @@ except BackendError:
 else:
     _register_runners()
     _register_pickling()
+    try:
+        importlib.import_module("blade.dynamo.cache_artifacts")
+    except ImportError as _error:  # a torch without these artifacts
+        logging.getLogger(__name__).info("no cache artifacts: %s", _error)
 
 __all__ = [
     "BackendError",

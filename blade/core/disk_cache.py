@@ -25,7 +25,7 @@ import hashlib
 import logging
 import math
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,6 +49,8 @@ LIMIT_BYTES = 1 << 30  # unless BLADE_CACHE_LIMIT_GB says otherwise
 KEEP = 0.75  # of the limit, after an eviction
 LOCKS = "lock"  # the folder of locks
 _POLL_S = 0.05
+observers: list[Callable[[DiskCache, str, str], None]] = []
+"""Called with the kind and key of every entry that this process finds or stores."""
 _MAGIC = b"blade-cache-1\n"
 _SUM_BYTES = hashlib.sha256().digest_size
 
@@ -168,18 +170,40 @@ class DiskCache:
             self.misses += 1
             return None
         self.hits += 1
+        self._tell(kind, key)
         return data
 
     def put(self, kind: str, key: str, data: bytes) -> None:
         """Store ``data`` under ``key``, replacing an earlier entry."""
+        if self._store(kind, key, data):
+            self._tell(kind, key)
+
+    def read_entry(self, kind: str, key: str) -> bytes | None:
+        """An entry as it is on disk, for ``put_entry`` in another folder."""
+        content = self._read(kind, key)
+        return None if content is None or _checked(content) is None else content
+
+    def put_entry(self, kind: str, key: str, content: bytes) -> bool:
+        """Store an entry of another folder; ``False`` if it is damaged."""
+        data = _checked(content)
+        if data is not None:
+            self._store(kind, key, data)
+        return data is not None
+
+    def _store(self, kind: str, key: str, data: bytes) -> bool:
         if not self._write(kind, key, _MAGIC + hashlib.sha256(data).digest() + data):
-            return
+            return False
         # Scan the folder at a process's first entry, then once per tenth of the limit.
         if self._written is None or self._written + len(data) > self.limit // 10:
             self._written = 0
             self._evict()
         else:
             self._written += len(data)
+        return True
+
+    def _tell(self, kind: str, key: str) -> None:
+        for observer in observers:
+            observer(self, kind, key)
 
     @contextmanager
     def locked(self, kind: str, key: str, wait_s: float) -> Iterator[bool]:

@@ -141,6 +141,7 @@ class EngineTrial:
             budget_of(registry.load(backend), self.config),
             derived=self.how.derived and known is None,
             seconds=DERIVED_CASES_S,
+            own_error=None if known is None else known.verdict.original_error_fp64,
         )
         cast(Engine, engine).renew()
         if isinstance(verdict, Reason):

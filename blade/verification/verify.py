@@ -76,6 +76,7 @@ def verify(
     seconds: float | None = None,
     truth: Fp64Reference | None = None,
     left_out: Collection[str] | None = None,
+    own_error: float | None = None,
 ) -> Verdict | Reason:
     """Return the verdict on ``engine``; ``original`` is the subgraph, in TorchScript or FX.
 
@@ -84,7 +85,8 @@ def verify(
     derived inputs may take; an fp64 run is then made only where engine and original differ by more than
     rounding. ``truth``: the fp64 reference of ``cluster``, if there is one (``reference_of_first``).
     ``left_out``: names of cases at which the original ends the process; by default a forked process finds
-    them (``derived_inputs``).
+    them (``derived_inputs``). ``own_error``: the original's error against fp64, where it is known from an earlier
+    verification of the same engine.
     """
     with torch.no_grad(), RngReplay(cluster.gm) as generators:
         drawing = generators.before(original)
@@ -93,7 +95,16 @@ def verify(
             backend,
             cluster.name,
             lambda: _verify(
-                cluster, engine, drawing, budget, derived, seconds, generators, truth, left_out
+                cluster,
+                engine,
+                drawing,
+                budget,
+                derived,
+                seconds,
+                generators,
+                truth,
+                left_out,
+                own_error,
             ),
             strict,
         )
@@ -109,6 +120,7 @@ def _verify(
     generators: RngReplay,
     truth: Fp64Reference | None,
     left_out: Collection[str] | None,
+    own_error: float | None,
 ) -> Verdict:
     """``generators``: the engine and the fp64 run draw the same random numbers as ``original``."""
     answers: list[Answer] = []
@@ -153,7 +165,8 @@ def _verify(
         if tried == 1:
             check_fresh(engine, case, cluster.updates)
         like = like or _layouts(want)
-        answers += _measure(case, got, want, truth, known, hurry=seconds is not None)
+        first = [own_error] * len(want) if own_error is not None else known
+        answers += _measure(case, got, want, truth, known or first, hurry=seconds is not None)
         known = known or _known(answers)
 
     def wanted(case: Case) -> Tensors | None:
