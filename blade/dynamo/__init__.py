@@ -14,15 +14,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from blade.dynamo.backends import aot_disc, disc
+    from blade.dynamo.background import wait
     from blade.dynamo.live_graphs import reports, stats
 
-__all__ = ["aot_disc", "disc", "reports", "stats"]
+__all__ = ["aot_disc", "disc", "reports", "stats", "wait"]
 
 _PLACES = {
     "disc": "backends",
     "aot_disc": "backends",
     "reports": "live_graphs",
     "stats": "live_graphs",
+    "wait": "background",
 }
 
 

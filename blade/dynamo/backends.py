@@ -11,7 +11,8 @@ import gc
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, cast
 
 import torch._functorch.config as functorch_config
 from functorch.compile import make_boxed_func  # type: ignore[import-untyped]
@@ -22,7 +23,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from blade.backends.disc.frontend.aot_decompositions import decompositions, resampling_kept_whole
 from blade.config import Config
-from blade.dynamo.bound_parameters import BoundParameters
+from blade.core.reason import Reason
+from blade.dynamo.bound_parameters import BoundParameters, bindable
 from blade.dynamo.compile_graph import compile_fx
 from blade.dynamo.forward_backward import partition
 from blade.dynamo.options import config_of
@@ -67,20 +69,13 @@ def _compile(
 
     def compiler(kind: str) -> Compiler:
         def compile_one(graph: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-            name = f"graph_{number}{kind}"
+            binding = binds and not kind
+            job = _GraphJob(graph, f"graph_{number}{kind}", config, binding, example_inputs)
             # AOTAutograd calls this under its fake mode; engines are made from real tensors
             with _disable_current_modes(), tracing(None):
-                if kind or not binds:
-                    made: Any = compile_fx(graph, config, name, {}, training=bool(kind))
-                else:
-                    made = BoundParameters(graph, example_inputs, config, name)
-                if not saving:
-                    return make_boxed_func(made)  # type: ignore[no-any-return]
-                from blade.dynamo.aot_compile import SavableCode
-
-                if not kind:
-                    select_engines(made, graph, example_inputs, config.strict)
-                return SavableCode(graph=made)
+                if saving:
+                    return cast(Callable[..., Any], job.to_save())
+                return make_boxed_func(job.later() if config.background else job.compile())  # type: ignore[no-any-return]
 
         return compile_one
 
@@ -99,6 +94,43 @@ def _compile(
     from blade.dynamo.aot_compile import CompiledFunction
 
     return CompiledFunction(compiled)
+
+
+@dataclass(frozen=True)
+class _GraphJob:
+    """A graph to compile. ``binds``: parameters are constants, taken from ``given``, the inputs of Dynamo's graph."""
+
+    graph: GraphModule
+    name: str
+    config: Config
+    binds: bool
+    given: Sequence[Any]
+
+    def compile(self, *notes: Reason) -> Any:
+        """The compiled graph, with ``notes`` in its report."""
+        if self.binds:
+            return BoundParameters(self.graph, self.given, self.config, self.name, notes)
+        training = self.name.endswith(("forward", "backward"))
+        return compile_fx(self.graph, self.config, self.name, {}, training, notes)
+
+    def later(self) -> Any:
+        """The original graph, which a thread compiles."""
+        from blade.dynamo.background import IN_FOREGROUND, BackgroundGraph, draws
+
+        if draws(self.graph):
+            return self.compile(IN_FOREGROUND)
+        kept = bindable(self.graph, self.given) if self.binds else []
+        return BackgroundGraph(self.graph, self.name, self.compile, kept, self.config.strict)
+
+    def to_save(self) -> Any:
+        """The compiled graph in the form that ``aot_compile`` saves."""
+        from blade.dynamo.aot_compile import SavableCode
+
+        made = self.compile()
+        if self.name.endswith(("forward", "backward")):
+            return SavableCode(made)
+        select_engines(made, self.graph, self.given, self.config.strict)
+        return SavableCode(made)
 
 
 def _is_saving() -> bool:

@@ -16,6 +16,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from blade.config import Config
+from blade.core.reason import Reason
 from blade.dynamo.compile_graph import CompiledGraph, compile_fx
 from blade.dynamo.saved_graph import save_graph
 
@@ -26,16 +27,23 @@ class BoundParameters:
     ``places``: the inputs that are constants.
     """
 
-    def __init__(self, graph: GraphModule, given: Sequence[Any], config: Config, name: str) -> None:
+    def __init__(
+        self,
+        graph: GraphModule,
+        given: Sequence[Any],
+        config: Config,
+        name: str,
+        notes: Sequence[Reason] = (),
+    ) -> None:
         self._config, self._name = config, name
         self._lock = threading.Lock()
-        self.places = _bindable(graph, given)
+        self.places = bindable(graph, given)
         self._held = held = {i: given[i].detach() for i in self.places}
         self._pointers = [held[i].data_ptr() for i in self.places]
         self._unbound_graph = copy.deepcopy(graph) if held else None
         placeholders = [node for node in graph.graph.nodes if node.op == "placeholder"]
         constants = {placeholders[i]: tensor for i, tensor in held.items()}
-        self._bound = compile_fx(graph, config, name, constants)
+        self._bound = compile_fx(graph, config, name, constants, notes=notes)
         self._unbound: CompiledGraph | None = None
 
     def __call__(self, *args: Any) -> Any:
@@ -58,7 +66,7 @@ class BoundParameters:
             return self._unbound
 
 
-def _bindable(graph: GraphModule, given: Sequence[Any]) -> list[int]:
+def bindable(graph: GraphModule, given: Sequence[Any]) -> list[int]:
     """The inputs that are parameters or buffers which the graph only reads."""
     placeholders = [node for node in graph.graph.nodes if node.op == "placeholder"]
     if len(placeholders) != len(given):  # AOTAutograd took subclasses or aliases apart

@@ -28,7 +28,7 @@ class BladeCacheArtifact(CacheArtifact):
         object.__setattr__(self, "_cache", cache)
 
     @property
-    def content(self) -> bytes:  # type: ignore[override]
+    def content(self) -> bytes:
         """The entry as it is on disk; empty if it is no longer there."""
         cache: DiskCache | None = vars(self)["_cache"]
         if cache is None:
@@ -48,7 +48,8 @@ class BladeCacheArtifact(CacheArtifact):
         cache = open_cache()
         if cache is None or not _NAME.fullmatch(self.key):
             return
-        if not cache.put_entry(*self.key.split("/"), self.content):
+        kind, key = self.key.split("/")
+        if not cache.put_entry(kind, key, self.content):
             log.info("the cache artifact %s is damaged and not used", self.key)
 
     @staticmethod

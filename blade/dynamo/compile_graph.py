@@ -135,11 +135,13 @@ def compile_fx(
     name: str,
     constants: Mapping[Node, torch.Tensor],
     training: bool = False,
+    notes: Sequence[Reason] = (),
 ) -> CompiledGraph:
     """Support, cluster, convert, assemble; the first call verifies and selects (``cluster_module``).
 
     ``gm`` is functional except for writes to its inputs; ``constants`` are inputs with a fixed tensor.
-    ``training``: ``gm`` is a backward graph, or a forward graph that saves results for one.
+    ``training``: ``gm`` is a backward graph, or a forward graph that saves results for one. ``notes``: further
+    reasons for the report.
     """
     clock, spent = StageClock(), Stopwatch()
     budget = TimeBudget(config.time_budget, clock=spent)
@@ -157,7 +159,7 @@ def compile_fx(
         run=run,
         view=graph,
         parts=tuple(parts),
-        reasons=(*unusable, *plan.reasons, *culprits, *untrusted(config.cache)),
+        reasons=(*notes, *unusable, *plan.reasons, *culprits, *untrusted(config.cache)),
         seconds=clock.seconds,
     )
     track(compiled)

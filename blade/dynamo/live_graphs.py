@@ -3,6 +3,7 @@
 
 import threading
 import weakref
+from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -38,7 +39,18 @@ def stats() -> dict[str, dict[str, int]]:
 def track(graph: LiveGraph) -> None:
     """Remember ``graph`` as long as it is alive."""
     with _lock:
-        _made.append(weakref.ref(graph, _made.remove))
+        _made.append(weakref.ref(graph, _remove))
+
+
+def _remove(ref: "weakref.ref[LiveGraph]") -> None:
+    with suppress(ValueError):  # forgotten
+        _made.remove(ref)
+
+
+def forget(graph: LiveGraph) -> None:
+    """Another graph takes its place."""
+    with _lock:
+        _made[:] = [ref for ref in _made if ref() is not graph]
 
 
 def live_graphs() -> list[LiveGraph]:

@@ -12,7 +12,7 @@ MODES = ("default", "reduce-overhead", "max-autotune", _WITHOUT_GRAPHS)
 # Fields that do not apply to a graph of torch.compile.
 _ABOUT_CAPTURE = (
     *("allow_tracing", "preserved_attributes", "freeze_module", "customize_jit_passes"),
-    *("dynamic_shapes", "dynamic_tuning_shapes", "sample_weights", "background"),
+    *("dynamic_shapes", "dynamic_tuning_shapes", "sample_weights"),
     *("enable_int8", "enable_fp8", "quantization_type", "accuracy_budget", "calibration_method"),
     *("calibration_samples", "symmetric_activations", "weight_bits"),
 )
