@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 
 from blade import dynamo as dynamo
 from blade.backends.registry import register_runners as _register_runners
-from blade.config import Config
 from blade.core.reason import Code, Reason, Stage
 from blade.errors import BackendError, BladeError, BladeWarning, ConfigError, InputError
 from blade.program.trust import Verified, sign, verify
@@ -30,6 +29,7 @@ from blade.version import __version__
 
 if TYPE_CHECKING:
     from blade.api import optimize
+    from blade.config import Config
     from blade.dropin.accelerate import accelerate
     from blade.dropin.files import load, save
     from blade.dropin.recording import record
@@ -80,8 +80,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import the compiler late: saved files do not need it."""
+    """Import the compiler, and the library that checks a ``Config``, late: saved files do not need them."""
     places = {
+        "Config": "blade.config",
         "accelerate": "blade.dropin.accelerate",
         "allow_ops": "blade.runtime.engine",
         "load": "blade.dropin.files",

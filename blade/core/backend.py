@@ -8,12 +8,15 @@ as FX over ATen ops with symbolic shapes; it never sees TorchScript.
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
-from blade.config import Config
 from blade.core.cluster import Cluster, OpNode
 from blade.core.reason import Reason
+
+if TYPE_CHECKING:
+    from blade.config import Config
 
 
 class Backend(ABC):
@@ -78,11 +81,11 @@ class Backend(ABC):
         """``None`` if the backend works in this process, else a sentence with the fix."""
 
     @abstractmethod
-    def why_not(self, node: OpNode, config: Config) -> Reason | None:
+    def why_not(self, node: OpNode, config: "Config") -> Reason | None:
         """``None`` if ``convert`` accepts ``node``; both read the same table."""
 
     @abstractmethod
-    def convert(self, cluster: Cluster, config: Config) -> torch.ScriptObject:
+    def convert(self, cluster: Cluster, config: "Config") -> torch.ScriptObject:
         """Compile ``cluster`` to a ``torch.classes.blade.Engine``; raises on failure.
 
         DISC's engines are native code. The engines of other backends run in a Python function, the *runner*.
@@ -96,7 +99,7 @@ class Backend(ABC):
     def warm_up(self, device: torch.device) -> None:  # noqa: B027
         """Start slow initialization, as a model on ``device`` is about to be captured. Returns at once."""
 
-    def survey(self, nodes: Sequence[OpNode], config: Config) -> None:  # noqa: B027
+    def survey(self, nodes: Sequence[OpNode], config: "Config") -> None:  # noqa: B027
         """Read all nodes of a graph before ``why_not`` is called on each, to query a library once for many."""
 
     def estimate_s(self, cluster: Cluster) -> float:

@@ -92,6 +92,8 @@ def keep_engine(config: Config, key: str | None, original: GraphModule, one: Can
     blobs = [bytes_of(payload)]
     for tensor in held:
         name = names.get(identity(tensor))
+        if name is None and tensor.device.type != "cpu":
+            return  # it would come back on the CPU
         if name is None:
             blobs.append(bytes_of(tensor))
         refs.append(name or [str(tensor.dtype).removeprefix("torch."), list(tensor.shape)])
