@@ -86,7 +86,8 @@ class FxClusterModule(torch.nn.Module):
         if lent:
             for engine in engines.values():
                 cast(Engine, engine).lend(list(lent))
-        self.cut, self.first_call = cut, first_call
+        self.cut = cut
+        self.first_call: FirstCall | None = first_call
         self.watched, self.lent = tuple(watched), tuple(lent)
         self.name, self.backends = cut.name, tuple(engines)
         self.fallback = cut.fallback
@@ -167,7 +168,7 @@ class FxClusterModule(torch.nn.Module):
             with how.spent, torch.no_grad():
                 found = compete(trial, theirs, self.fallback)
             self._serve(found)
-            self._unproven = None
+            self._unproven = self.first_call = None  # which holds engines that lost
             if any(isinstance(t, torch.Tensor) and t.is_cuda for t in args):
                 torch.cuda.empty_cache()  # trials used several times the memory of a call
         for reason in found.reasons:

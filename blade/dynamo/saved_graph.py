@@ -301,8 +301,8 @@ def _attach(root: torch.nn.Module, name: str, value: Any) -> None:
 
 
 def _saved_cluster(served: FxClusterModule) -> _SavedCluster:
+    cut, how = served.cut, served.first_call  # read first: it goes with the first call
     engines, cluster = served.standing()
-    cut, how = served.cut, served.first_call
     unproven = None
     if cluster is not None:
         from blade.fallback.cluster_codec import constants_of, encode_cluster
