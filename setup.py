@@ -46,7 +46,8 @@ UNITS = {
             "engine/originals",
             "engine/recheck",
         ),
-        *("engine/runner", "engine/engine", "engine/register"),
+        *("engine/runner", "engine/engine"),
+        *("model/result_form", "model/model", "engine/register"),
     ),
     "native": (
         *("device/cpu_features", "native/libm_symbols", "native/elf_loader"),

@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from blade.api import optimize
     from blade.config import Config
     from blade.dropin.accelerate import accelerate
-    from blade.dropin.files import load, save
     from blade.dropin.recording import record
     from blade.runtime.engine import allow_ops
+    from blade.saving.files import load, save
     from blade.selection.background import wait
 
 try:
@@ -85,10 +85,10 @@ def __getattr__(name: str) -> Any:
         "Config": "blade.config",
         "accelerate": "blade.dropin.accelerate",
         "allow_ops": "blade.runtime.engine",
-        "load": "blade.dropin.files",
+        "load": "blade.saving.files",
         "optimize": "blade.api",
         "record": "blade.dropin.recording",
-        "save": "blade.dropin.files",
+        "save": "blade.saving.files",
         "wait": "blade.selection.background",
     }
     if name not in places:

@@ -52,6 +52,7 @@ fallback
 selection/plan selection/cache selection
 api dynamo
 dropin
+saving
 __init__
 cli/shared cli/commands cli
 __main__

@@ -32,6 +32,8 @@ from blade.version import __version__
 ATTRIBUTE = "blade_report"
 # Attribute with the structure of the original's output, if it has one that TorchScript has not.
 STRUCTURE = "blade_structure"
+# Attribute with the dtypes and sizes of the samples (core/examples.py).
+EXAMPLES = "blade_examples"
 # Attribute of what blade.accelerate returns: an object with report, stats, wait and rearm.
 DROP_IN = "_blade_state"
 ENGINES = (

@@ -2,6 +2,7 @@
 """The C++ runtime; its import registers ``torch.classes.blade.Engine``."""
 
 from blade.runtime import cuda as cuda
+from blade.runtime import model as model
 from blade.runtime.engine import (
     Engine,
     LoadRunner,

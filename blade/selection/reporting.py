@@ -17,10 +17,12 @@ from typing import cast
 import torch
 
 from blade.capture.input_summary import summarize_inputs
+from blade.capture.inputs import MEASURED
 from blade.capture.reference_model import ReferenceModel
 from blade.core.attempt import attempt
 from blade.core.captured import Captured
 from blade.core.disk_cache import untrusted
+from blade.core.examples import text_of_samples
 from blade.core.hardware import cpu_name
 from blade.core.reason import Reason, Stage
 from blade.errors import ConfigError, warn_user
@@ -32,6 +34,7 @@ from blade.graph.torchscript.splice import clone
 from blade.graph.torchscript.view import GraphView
 from blade.report import (
     ATTRIBUTE,
+    EXAMPLES,
     ORIGINAL,
     READY,
     SEARCHING,
@@ -96,11 +99,14 @@ def wrap_early(task: Task, decided: SelectionResult) -> torch.jit.ScriptModule:
 
 
 def _attach(task: Task, module: torch.jit.ScriptModule, report: Report) -> None:
-    """Give ``module`` what travels with it: the report, and the structure of the original's output."""
+    """Give ``module`` what travels with it: the report, the structure of the original's output, and the form of
+    the samples."""
     text = torch._C.StringType.get()
     module._c._register_attribute(ATTRIBUTE, text, report.to_json())
     if task.captured.structure is not None:
         module._c._register_attribute(STRUCTURE, text, task.captured.structure)
+    if (examples := text_of_samples(task.captured.samples[:MEASURED])) is not None:
+        module._c._register_attribute(EXAMPLES, text, examples)
 
 
 def _answering(module: torch.jit.ScriptModule, captured: Captured) -> torch.jit.ScriptModule:

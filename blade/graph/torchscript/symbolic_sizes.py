@@ -151,12 +151,12 @@ class SymbolicSizes:
         if kind in ("prim::ListUnpack", "prim::TupleUnpack"):
             only = given[0]
             return only[0] if len(only) == 1 else only
-        if kind in _OF_TENSOR and isinstance(given[0], torch.Tensor):
-            return _OF_TENSOR[kind](*given)
+        if kind in OF_TENSOR and isinstance(given[0], torch.Tensor):
+            return OF_TENSOR[kind](*given)
         if kind in _READ and isinstance(given[0], torch.Tensor):
             return self._unknown(given[0])
-        if kind in _NUMBERS and not any(isinstance(x, torch.Tensor) for x in given):
-            result = _NUMBERS[kind](given)
+        if kind in NUMBERS and not any(isinstance(x, torch.Tensor) for x in given):
+            result = NUMBERS[kind](given)
             if kind in _RELATIONS:
                 self._note(_RELATIONS[kind], given[0], given[1], result)
             return result
@@ -218,28 +218,28 @@ class SymbolicSizes:
     def _operand(self, argument: Any, value: Any) -> Any:
         """``value``; a number that the graph holds in a tensor becomes a tensor of unknown content."""
         kind = str(argument.type)
-        if kind.startswith("Tensor") and isinstance(value, _NUMBER):
+        if kind.startswith("Tensor") and isinstance(value, NUMBER_TYPES):
             with self._mode:
-                return torch.zeros((), dtype=_dtype_of(value))
+                return torch.zeros((), dtype=dtype_of_number(value))
         if kind.startswith(("List[Tensor", "List[Optional[Tensor")):
             with self._mode:
                 return [
-                    torch.zeros((), dtype=_dtype_of(x)) if isinstance(x, _NUMBER) else x
+                    torch.zeros((), dtype=dtype_of_number(x)) if isinstance(x, NUMBER_TYPES) else x
                     for x in value
                 ]
         return value
 
 
-_NUMBER = (bool, int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
+NUMBER_TYPES = (bool, int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 def _number(value: Any) -> Any:
-    if not isinstance(value, _NUMBER):
+    if not isinstance(value, NUMBER_TYPES):
         raise NotOfSizes("a tensor's element")
     return value
 
 
-def _dtype_of(value: Any) -> torch.dtype:
+def dtype_of_number(value: Any) -> torch.dtype:
     if isinstance(value, (bool, torch.SymBool)):
         return torch.bool
     return torch.float64 if isinstance(value, (float, torch.SymFloat)) else torch.int64
@@ -249,7 +249,7 @@ def _numel(tensor: torch.Tensor) -> Any:
     return math.prod(tensor.shape)
 
 
-_OF_TENSOR: Mapping[str, Callable[..., Any]] = {
+OF_TENSOR: Mapping[str, Callable[..., Any]] = {
     "aten::size": lambda x, axis=None: list(x.shape) if axis is None else x.shape[axis],
     "aten::dim": lambda x: x.dim(),
     "aten::numel": _numel,
@@ -361,7 +361,7 @@ _RELATIONS: Mapping[str, Any] = {
     "aten::ge": sympy.Ge,
 }
 
-_NUMBERS: Mapping[str, Callable[[Sequence[Any]], Any]] = {
+NUMBERS: Mapping[str, Callable[[Sequence[Any]], Any]] = {
     **dict.fromkeys(_SAME, _same),
     "aten::add": _with_alpha(operator.add),
     "aten::sub": _with_alpha(operator.sub),

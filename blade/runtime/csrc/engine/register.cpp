@@ -10,6 +10,7 @@
 #include "engine/interrupt.h"
 #include "engine/originals.h"
 #include "engine/policy.h"
+#include "model/model.h"
 
 // For whoever reads this file without being able to load it: `python -m blade doctor`.
 extern "C" __attribute__((used, visibility("default"))) const char blade_built_with[] =
@@ -52,6 +53,23 @@ TORCH_LIBRARY(blade, m) {
       .def_pickle(
           [](const c10::intrusive_ptr<Engine>& self) { return self->to_state(); },
           [](Engine::State state) { return Engine::from_state(std::move(state)); });
+  using blade::Model;
+  m.class_<Model>("Model")
+      .def(torch::init<const at::Tensor&>())
+      .def("run", &Model::run)
+      .def("stats", &Model::stats)
+      .def("form", [](const c10::intrusive_ptr<Model>& self, const std::string& method) { return self->form(method); })
+      .def("module", [](const c10::intrusive_ptr<Model>& self) { return c10::IValue(self->module()._ivalue()); })
+      .def("number", [](const c10::intrusive_ptr<Model>& self) { return self->number(); })
+      // The caches of fake tensors compare arguments.
+      .def("__eq__", [](const c10::intrusive_ptr<Model>& self, const c10::intrusive_ptr<Model>& other) { return self == other; })
+      // torch.export then hands the model itself to the fake kernel (blade/runtime/model.py), which asks for its forms
+      .def("tracing_mode", [](const c10::intrusive_ptr<Model>&) { return std::string("real"); })
+      .def_pickle(
+          [](const c10::intrusive_ptr<Model>& self) { return self->to_state(); },
+          [](const Model::State& state) { return Model::from_state(state); });
+  m.def("live_models() -> __torch__.torch.classes.blade.Model[]", &blade::live_models);
+  m.def("run_model(__torch__.torch.classes.blade.Model model, str method, Tensor[] inputs) -> Tensor[]");
   m.def("isa_features() -> str[]", &blade::isa_features);
   m.def("announce_runner(str backend, bool keeps_inputs) -> ()", [](const std::string& backend, bool keeps_inputs) {
     blade::announce_runner(backend, keeps_inputs);
@@ -85,3 +103,6 @@ TORCH_LIBRARY(blade, m) {
       "why_untrusted(str name, str backend, str program, str[] limit_names, int[] limits, Tensor[] tensors, str signature) -> "
       "str");
 }
+
+// Not m.def(schema, function): that would be CompositeImplicit, which torch.export takes apart.
+TORCH_LIBRARY_IMPL(blade, CompositeExplicitAutograd, m) { m.impl("run_model", &blade::run_model); }

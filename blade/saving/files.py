@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``blade.save`` and ``blade.load``: optimized modules and drop-ins as files, in four formats.
+
+blade.save(optimized, "model.pt")                      # TorchScript, as torch.jit.save
+blade.save(optimized, "model.pt2")                     # an archive of torch.export
+blade.save(optimized, "model.pt2", format="aoti")      # a package of AOTInductor, for C++ without Python
+blade.save(accelerated, "model.blade")                 # a drop-in
+model = blade.load(path)                               # any of them
+"""
+
+import os
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from blade.config import Config
+from blade.dropin.drop_in import DropIn, state_of
+from blade.dropin.files import load as load_drop_in
+from blade.dropin.files import save as save_drop_in
+from blade.errors import ConfigError, InputError
+from blade.report import report
+from blade.saving.loaded import load_exported, load_package
+from blade.saving.programs import exported, for_export, write_exported, write_package
+
+FilePath = str | os.PathLike[str]
+
+FORMATS = ("torchscript", "pt2", "aoti", "blade")
+_SUFFIXES: Mapping[str, str] = {".pt2": "pt2"}
+
+
+def save(module: nn.Module, path: FilePath, format: str | None = None) -> None:
+    """Write what ``blade.optimize`` or ``blade.accelerate`` returned to ``path``, with its weights, engines, guards
+    and originals.
+
+    ``format`` is one of
+
+    * ``"torchscript"``: the file of ``torch.jit.save``; the default of optimized modules.
+    * ``"pt2"``: an archive of ``torch.export``, for ``torch.export.load`` after ``import blade``; the default of
+      paths that end in ``.pt2``.
+    * ``"aoti"``: a package of AOTInductor, for ``torch._inductor.aoti_load_package`` and for C++ without Python
+      (``torch::inductor::AOTIModelPackageLoader``). It needs a C++ compiler here, and none where it is loaded.
+    * ``"blade"``: a drop-in with its structures of arguments and outputs; the default of drop-ins.
+
+    ``"pt2"`` and ``"aoti"`` hold the whole module in one op, ``blade::run_model``: where an engine does not answer (a
+    guard, another CPU, a missing library) the original does, as in TorchScript. Of a drop-in they hold the calls
+    of the kind that is called most. Results have no gradients. A size is dynamic unless the module takes it for a
+    number; arguments that are no tensors are constants of the program.
+
+    Raises ``ConfigError`` for an unknown format, and ``InputError`` for a module that has no such form.
+    """
+    known = _format(module, path, format)
+    if known == "blade":
+        save_drop_in(module, path)
+    elif known == "torchscript":
+        torch.jit.save(_optimized(module), os.fspath(path))
+    else:
+        program = exported(for_export(module))
+        (write_exported if known == "pt2" else write_package)(program, path)
+
+
+def load(path: FilePath, model: nn.Module | None = None, config: Config | None = None) -> Any:
+    """Read a file of ``blade.save``, in whatever format it is.
+
+    Of TorchScript it returns the ``ScriptModule``, of ``"pt2"`` and ``"aoti"`` a module that is called like it, with
+    positional or keyword arguments. All of these work with ``blade.report``, ``blade.stats`` and ``blade.rearm``.
+
+    Of a drop-in: with ``model``, of the same weights, return its drop-in, as ``blade.accelerate`` does. Without it
+    return a module that answers the kinds of calls in the file and raises ``RuntimeError`` at others. A file is a
+    program: load only those that you trust.
+
+    Raises ``InputError`` if ``path`` is no such file, if ``model`` is given for another format, if its weights are
+    others, or if a class of the outputs is not imported in this process.
+    """
+    known = format_of(path)
+    if known == "blade":
+        return load_drop_in(path, model, config)
+    if model is not None or config is not None:
+        raise InputError(
+            f"model: {os.fspath(path)} is of the format {known!r}, which answers without the model; model and config "
+            "go with files of drop-ins (format 'blade')."
+        )
+    if known == "torchscript":
+        return torch.jit.load(os.fspath(path))
+    return load_exported(path) if known == "pt2" else load_package(path)
+
+
+def format_of(path: FilePath) -> str:
+    """The format of a file, by what is in it. Raises ``InputError``."""
+    where = Path(path)
+    if not where.is_file():
+        what = "this is a folder" if where.is_dir() else "there is no such file"
+        raise InputError(f"path: {where}: {what}.")
+    try:
+        with zipfile.ZipFile(where) as archive:
+            names = archive.namelist()
+    except zipfile.BadZipFile as error:
+        raise InputError(f"path: {where} is no file of blade.save ({error}).") from error
+    if "dropin.json" in names:
+        return "blade"
+    inside = {name.partition("/")[2] for name in names}
+    if any(name.startswith("data/aotinductor/") for name in inside):
+        return "aoti"
+    if any(name.startswith("models/") for name in inside):
+        return "pt2"
+    if {"data.pkl", "constants.pkl"} <= inside:
+        return "torchscript"
+    raise InputError(
+        f"path: {where} is no file of blade.save: it holds {', '.join(sorted(names)[:3])}, .. Checkpoints of weights "
+        "(state_dict) are loaded by torch.load."
+    )
+
+
+def _format(module: nn.Module, path: FilePath, format: str | None) -> str:
+    is_drop_in = isinstance(module, DropIn)
+    if not is_drop_in and not isinstance(module, torch.jit.ScriptModule):
+        state_of(module)  # raises
+    if format is None:
+        suffix = Path(path).suffix.lower()
+        return _SUFFIXES.get(suffix, "blade" if is_drop_in else "torchscript")
+    if format not in FORMATS:
+        raise ConfigError(f"format: {format!r} is none of {', '.join(map(repr, FORMATS))}.")
+    if format == "blade" and not is_drop_in:
+        raise InputError(
+            "module: the format 'blade' is of drop-ins of blade.accelerate; an optimized module is saved as "
+            "'torchscript', 'pt2' or 'aoti'."
+        )
+    return format
+
+
+def _optimized(module: nn.Module) -> torch.jit.ScriptModule:
+    """The optimized module to save as TorchScript."""
+    if isinstance(module, DropIn):
+        return module.optimized
+    report(module)
+    assert isinstance(module, torch.jit.ScriptModule)
+    return module

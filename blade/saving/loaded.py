@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Modules read from archives of ``torch.export`` and packages of AOTInductor.
+
+loaded = load_exported("model.pt2")
+loaded(input_ids=ids, attention_mask=mask)      # called like the optimized module
+blade.stats(loaded), blade.report(loaded), blade.rearm(loaded)
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from blade.errors import InputError
+from blade.report import DROP_IN, Report, rearm, report, stats
+from blade.runtime.model import Model, models_read, script_in
+from blade.saving.whole_model import NAMES
+
+
+class LoadedModel(nn.Module):
+    """Answers as the optimized module that was saved. Results have no gradients."""
+
+    def __init__(self, run: Callable[..., Any], model: Model, origin: str) -> None:
+        super().__init__()
+        self._run = run
+        self._origin = origin
+        script = script_in(model)
+        self._names: list[str] = getattr(script, NAMES)
+        vars(self)[DROP_IN] = _State(script)
+        self.training = False
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if kwargs and self._names:
+            args = self._in_order(args, kwargs)
+            kwargs = {}
+        with torch.no_grad():
+            return self._run(*args, **kwargs)
+
+    def _in_order(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        left = self._names[len(args) :]
+        if set(left) != set(kwargs):
+            raise TypeError(
+                f"forward takes {', '.join(self._names)}; {len(args)} positional argument(s) and {', '.join(kwargs)} "
+                "were given."
+            )
+        return (*args, *(kwargs[name] for name in left))
+
+    def extra_repr(self) -> str:
+        return f"{self._origin}: {', '.join(self._names)}"
+
+
+class _State:
+    """What ``blade.report``, ``stats``, ``wait`` and ``rearm`` ask."""
+
+    parts = None
+
+    def __init__(self, script: torch.jit.ScriptModule) -> None:
+        self._module: Any = script.model
+
+    def report(self) -> Report:
+        return report(self._module)
+
+    def stats(self) -> dict[str, dict[str, int]]:
+        return stats(self._module)
+
+    def rearm(self) -> None:
+        rearm(self._module)
+
+    def wait(self, timeout: float | None) -> bool:
+        return True
+
+
+def load_exported(path: str | os.PathLike[str]) -> LoadedModel:
+    """Read an archive of ``torch.export``; raises ``InputError`` if it is not blade's."""
+    program = torch.export.load(path)
+    models = [one for one in program.constants.values() if _is_model(one)]
+    if not models:
+        raise InputError(_NOT_OURS.format(path=os.fspath(path), how="torch.export.load"))
+    return LoadedModel(program.module(), models[0], "torch.export")
+
+
+def load_package(path: str | os.PathLike[str]) -> LoadedModel:
+    """Read a package of AOTInductor; raises ``InputError`` if it is not blade's."""
+    before = {one.number() for one in models_read()}
+    run = torch._inductor.aoti_load_package(os.fspath(path))
+    models = [one for one in models_read() if one.number() not in before]
+    if not models:
+        raise InputError(
+            _NOT_OURS.format(path=os.fspath(path), how="torch._inductor.aoti_load_package")
+        )
+    return LoadedModel(run, models[0], "AOTInductor")
+
+
+def _is_model(value: Any) -> bool:
+    return isinstance(value, torch.ScriptObject) and str(value._type()).endswith("blade.Model")
+
+
+_NOT_OURS = "path: {path} holds no module of blade.save; {how} loads it."
