@@ -30,13 +30,18 @@ class LoadedModel(nn.Module):
         self._origin = origin
         script = script_in(model)
         self._names: list[str] = getattr(script, NAMES)
+        self._places: list[str] = getattr(
+            script, "places", []
+        )  # of a drop-in: the model's parameters
+        self._named: list[str] = getattr(script, "named", [])
         vars(self)[DROP_IN] = _State(script)
         self.training = False
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        if kwargs and self._names:
-            args = self._in_order(args, kwargs)
-            kwargs = {}
+        if self._named:
+            args, kwargs = (), self._by_name(args, kwargs)
+        elif kwargs and not self._places:
+            args, kwargs = self._in_order(args, kwargs), {}
         with torch.no_grad():
             return self._run(*args, **kwargs)
 
@@ -48,6 +53,15 @@ class LoadedModel(nn.Module):
                 "were given."
             )
         return (*args, *(kwargs[name] for name in left))
+
+    def _by_name(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        given = {**dict(zip(self._places, args)), **kwargs}
+        left = {name: value for name, value in given.items() if name not in self._named}
+        if any(value is not None for value in left.values()) or not set(self._named) <= set(given):
+            raise TypeError(
+                f"the file answers calls with {', '.join(self._named)}, and this one has {', '.join(given)}."
+            )
+        return {name: given[name] for name in self._named}
 
     def extra_repr(self) -> str:
         return f"{self._origin}: {', '.join(self._names)}"
@@ -76,7 +90,13 @@ class _State:
 
 def load_exported(path: str | os.PathLike[str]) -> LoadedModel:
     """Read an archive of ``torch.export``; raises ``InputError`` if it is not blade's."""
-    program = torch.export.load(path)
+    try:
+        program = torch.export.load(path)
+    except (RuntimeError, NotImplementedError) as error:
+        raise InputError(
+            f"path: torch.export.load of torch {torch.__version__} cannot read {os.fspath(path)}; its warning says why. "
+            "The classes of a model's outputs have to be imported before (a ModelOutput's is in transformers)."
+        ) from error
     models = [one for one in program.constants.values() if _is_model(one)]
     if not models:
         raise InputError(_NOT_OURS.format(path=os.fspath(path), how="torch.export.load"))

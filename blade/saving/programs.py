@@ -6,10 +6,13 @@ write_exported(exported(for_export(optimized)), "model.pt2")
 
 from __future__ import annotations
 
+import inspect
 import os
+import warnings
 from typing import Any
 
 import torch
+import torch.fx.experimental._config as symbolic_config
 from torch import nn
 from torch.export import Dim, ExportedProgram
 from torch.utils import _pytree as pytree
@@ -19,10 +22,11 @@ from blade.dropin.drop_in import DropIn
 from blade.errors import InputError
 from blade.report import EXAMPLES, READY, report
 from blade.saving.derive_results import Sample
+from blade.saving.drop_in_model import DropInModel, drop_in_model
 from blade.saving.whole_model import WholeModel, whole_model
 
 
-def for_export(module: nn.Module) -> WholeModel:
+def for_export(module: nn.Module) -> WholeModel | DropInModel:
     """``module`` for ``torch.export``; raises ``InputError`` if it has no such form."""
     optimized = module.optimized if isinstance(module, DropIn) else module
     if report(optimized).state != READY:
@@ -30,7 +34,10 @@ def for_export(module: nn.Module) -> WholeModel:
             "module: its engines are still being made: wait for them with blade.wait(module)."
         )
     assert isinstance(optimized, torch.jit.ScriptModule)
-    return whole_model(optimized, _samples(optimized))
+    samples = _samples(optimized)
+    if isinstance(module, DropIn):
+        return drop_in_model(module, samples)
+    return whole_model(optimized, samples)
 
 
 def _samples(module: torch.jit.ScriptModule) -> list[Sample]:
@@ -44,20 +51,25 @@ def _samples(module: torch.jit.ScriptModule) -> list[Sample]:
     return samples_from(text)
 
 
-def exported(whole: WholeModel) -> ExportedProgram:
-    """The program of ``whole``: every size is dynamic but those that the module takes for numbers."""
-    tensors = iter(range(len(pytree.tree_leaves(whole.sample))))
+def exported(module: WholeModel | DropInModel) -> ExportedProgram:
+    """The program of ``module``: every size is dynamic but those that the module takes for numbers."""
+    whole = module.whole if isinstance(module, DropInModel) else module
+    args, kwargs = module.sample if isinstance(module, DropInModel) else (module.sample, {})
+    tensors = [x for x in pytree.tree_leaves(whole.sample) if isinstance(x, torch.Tensor)]
+    places = {id(tensor): place for place, tensor in enumerate(tensors)}
 
     def dynamic(leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):
             return None
-        index = next(tensors)
-        axes = [axis for axis in range(leaf.dim()) if (index, axis) not in whole.fixed]
+        axes = [a for a in range(leaf.dim()) if (places[id(leaf)], a) not in whole.fixed]
         return dict.fromkeys(axes, Dim.DYNAMIC) or None
 
-    shapes = pytree.tree_map(dynamic, whole.sample)
-    with torch.no_grad():
-        return torch.export.export(whole, whole.sample, dynamic_shapes=shapes, strict=False)
+    given = inspect.signature(module.forward).bind(*args, **kwargs).arguments
+    shapes = {name: pytree.tree_map(dynamic, value) for name, value in given.items()}
+    # without it every size but 0 and 1 would be promised, and checked, to be neither
+    oblivious = symbolic_config.patch(backed_size_oblivious=True)  # type: ignore[attr-defined]
+    with oblivious, torch.no_grad():
+        return torch.export.export(module, args, kwargs, dynamic_shapes=shapes, strict=False)
 
 
 def write_exported(program: ExportedProgram, path: str | os.PathLike[str]) -> None:
@@ -67,4 +79,6 @@ def write_exported(program: ExportedProgram, path: str | os.PathLike[str]) -> No
 
 def write_package(program: ExportedProgram, path: str | os.PathLike[str]) -> None:
     """Compile ``program`` and write the package, which ``torch::inductor::AOTIModelPackageLoader`` reads."""
-    torch._inductor.aoti_compile_and_package(program, package_path=os.fspath(path))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # torch's own uses of what it deprecates
+        torch._inductor.aoti_compile_and_package(program, package_path=os.fspath(path))

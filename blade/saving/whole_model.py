@@ -42,7 +42,7 @@ class Wrapper(nn.Module):
 class WholeModel(nn.Module):
     """Takes the optimized module's arguments and returns its results, by one op.
 
-    ``sample``: arguments of sizes that suit ``torch.export``. ``dynamic``: by tensor, the axes whose size may differ.
+    ``sample``: arguments of sizes that suit ``torch.export``. ``fixed``: by tensor and axis, the sizes that have to be.
     """
 
     def __init__(
@@ -94,8 +94,13 @@ def _viewed(base: torch.Tensor, view: View, tensors: Sequence[torch.Tensor]) -> 
     return found
 
 
-def whole_model(module: torch.jit.ScriptModule, samples: Sequence[Sample]) -> WholeModel:
-    """``module``, which ``samples`` are arguments of, for ``torch.export``. It is copied.
+def whole_model(
+    module: torch.jit.ScriptModule,
+    samples: Sequence[Sample],
+    notes: Mapping[str, list[str]] | None = None,
+) -> WholeModel:
+    """``module``, which ``samples`` are arguments of, for ``torch.export``. It is copied. ``notes``: further attributes
+    of the script in its model.
 
     Raises ``InputError`` if it returns anything but tensors, or what it returns cannot be found out.
     """
@@ -106,7 +111,7 @@ def whole_model(module: torch.jit.ScriptModule, samples: Sequence[Sample]) -> Wh
     if derived.results is None and _may_write(module):
         everything = range(_count(samples[0]))
         derived = Derived(None, frozenset(everything), {})
-    script = _script(module, samples[0], derived, returned, names)
+    script = _script(module, samples[0], derived, returned, {NAMES: names, **(notes or {})})
     probe = _Probe(script_in(make_model(script)), samples)
     results = _checked(derived, probe)
     forms = [ResultForm(r.dtype, r.device, r.order, r.sizes).text for r in results]
@@ -130,10 +135,17 @@ def whole_model(module: torch.jit.ScriptModule, samples: Sequence[Sample]) -> Wh
 
 
 class _Probe:
-    """Runs a copy of the module, whose counters and state are its own."""
+    """Runs a copy of the module, whose counters and state are its own. No path is counted, and where none fits
+    nothing answers, as in another process."""
 
     def __init__(self, script: torch.jit.ScriptModule, samples: Sequence[Sample]) -> None:
         self._script = script
+        graph: Any = script.model.graph
+        for node in graph.findAllNodes("blade::count_path", True):
+            node.destroy()
+        for node in graph.findAllNodes("blade::answer_by_original", True):
+            with graph.insert_point_guard(node):
+                node.replaceInput(1, graph.insertConstant(0))
         self._tensors = [x for x in pytree.tree_leaves(samples[0]) if isinstance(x, torch.Tensor)]
         self.seen = self._run(self._tensors)
 
@@ -212,13 +224,12 @@ def _script(
     sample: Sample,
     derived: Derived,
     returned: Any,
-    names: Sequence[str],
+    notes: Mapping[str, list[str]],
 ) -> torch.jit.ScriptModule:
     holder = Wrapper().eval()
-    holder.__annotations__ = {"forms": dict[str, str], NAMES: list[str]}
+    holder.__annotations__ = {"forms": dict[str, str], **dict.fromkeys(notes, list[str])}
     holder.model = module
-    attributes = {"forms": {"forward": ""}, NAMES: list(names)}
-    vars(holder).update(attributes)
+    vars(holder).update({"forms": {"forward": ""}, **notes})
     script = torch.jit._recursive.create_script_module(holder, lambda _: (), share_types=False)
     script.define(method_source("forward", "self.model", sample, returned, derived.written))
     assert isinstance(script, torch.jit.ScriptModule)
