@@ -94,7 +94,7 @@ def load_exported(path: str | os.PathLike[str]) -> LoadedModel:
         program = torch.export.load(path)
     except (RuntimeError, NotImplementedError) as error:
         raise InputError(
-            f"path: torch.export.load of torch {torch.__version__} cannot read {os.fspath(path)}; its warning says why. "
+            f"path: torch.export.load of torch {torch.__version__} cannot read {os.fspath(path)} (see its warning). "
             "The classes of a model's outputs have to be imported before (a ModelOutput's is in transformers)."
         ) from error
     models = [one for one in program.constants.values() if _is_model(one)]
