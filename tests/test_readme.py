@@ -21,6 +21,7 @@ WAYS_IN = {
         *("blade.optimize(", "blade.report(", "blade.stats(", "blade.rearm(", "blade.Config("),
         "enable_int8=True",
     ),
+    "docs/deployment.md": ("blade.save(", "blade.load(", "torch.export.load("),
     "docs/torch_compile.md": ('backend="disc"', 'backend="aot_disc"', "blade.dynamo.reports("),
 }
 

@@ -105,6 +105,11 @@ RELEASE: tuple[Release, ...] = (
     Release(
         "capture/decisions/test_decision_table.py::test_the_calls_go_to_all_sides", _OTHER_KINDS, 8
     ),
+    Release("saving/test_packages.py", "AOTInductor and g++ compile for a minute"),
+    Release(
+        "saving/test_program_archives.py::test_a_fresh_process*", _PROCESS, frozenset({"writes"})
+    ),
+    Release("saving/test_program_archives.py::test_a_drop_in*", _PROCESS),
     Release("dynamo/test_training.py::test_two_processes_average*", "two processes train"),
     Release("dynamo/test_competition.py::test_real_clocks*", "real clocks"),
     Release("dynamo/test_written_inputs.py::test_a_disabled_engine_leaves*", _REPEAT),
