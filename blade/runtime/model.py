@@ -12,6 +12,8 @@ import torch
 from blade.runtime.engine import library
 from blade.runtime.result_form import forms_from
 
+SIZES = "sizes"  # the method that checks the inputs of a graph around the model's parts
+
 
 class Model(Protocol):
     """``torch.classes.blade.Model``; ``csrc/model/model.h`` documents it."""
@@ -46,6 +48,8 @@ def models_read() -> list[Model]:
 
 
 def _fake_results(model: Model, method: str, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+    if method == SIZES:
+        return [torch.empty(0)]
     return [form.empty(inputs) for form in forms_from(model.form(method))]
 
 

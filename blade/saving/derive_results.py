@@ -12,6 +12,7 @@ unknown before the call.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -97,10 +98,18 @@ class Derived:
 UNDERIVED = Derived(None, frozenset(), {})
 
 
+@contextmanager
+def symbolic() -> Iterator[None]:
+    """The context in which a ``Walk`` follows its path."""
+    oblivious = symbolic_config.patch(backed_size_oblivious=True)  # type: ignore[attr-defined]
+    with oblivious, torch.no_grad():
+        yield
+
+
 def derive_results(module: torch.jit.ScriptModule, samples: Sequence[Sample]) -> Derived:
     """Follow every path of ``module``, which takes the arguments that ``samples`` are of."""
     found: Derived | None = None
-    with symbolic_config.patch(backed_size_oblivious=True), torch.no_grad():  # type: ignore[attr-defined]
+    with symbolic():
         for one in _paths(module._c, samples):
             found = one if found is None else _joined(found, one)
             if found.results is None:
@@ -126,7 +135,7 @@ def _paths(module: Any, samples: Sequence[Sample]) -> Iterator[Derived]:
             return
         taken = waiting.pop()
         for sample in samples:
-            walk = _Walk(taken, sample)
+            walk = Walk(taken, sample)
             try:
                 derived: Derived | None = walk.follow(module)
             except Ended:
@@ -143,15 +152,15 @@ def _paths(module: Any, samples: Sequence[Sample]) -> Iterator[Derived]:
     yield UNDERIVED
 
 
-class _Walk(ScriptInterpreter):
+class Walk(ScriptInterpreter):
     """Follows one path: ``taken`` are its first decisions on sizes, and the later ones are yes."""
 
     def __init__(self, taken: tuple[bool, ...], sample: Sample) -> None:
         super().__init__()
         self._given, self._decided = taken, list[bool]()
-        self._env = UnspecializedShapeEnv()
-        self._mode = UnspecializedFakeMode(self._env)
-        self._names: dict[sympy.Symbol, str] = {}
+        self.env = UnspecializedShapeEnv()
+        self._mode = UnspecializedFakeMode(self.env)
+        self.names: dict[sympy.Symbol, str] = {}  # sizes of the arguments' tensors
         self._places: dict[tuple[int, int], Any] = {}
         self._written: set[int] = set()
         self._views: dict[int, tuple[Any, View]] = {}
@@ -166,7 +175,8 @@ class _Walk(ScriptInterpreter):
 
     def follow(self, module: Any) -> Derived:
         with self._mode, enable_python_dispatcher():
-            outputs = self.run(module, pytree.tree_unflatten(self._entries, self._spec))
+            entries = pytree.tree_unflatten(self._entries, self._spec)
+            outputs = self.call_module(module, "forward", entries, "")
         leaves = pytree.tree_leaves(outputs)
         if not all(isinstance(leaf, torch.Tensor) for leaf in leaves):
             raise NotInterpreted("a result that is no tensor")
@@ -186,7 +196,7 @@ class _Walk(ScriptInterpreter):
     def decide(self, condition: Any) -> bool:
         if not isinstance(condition, (torch.SymBool, torch.SymInt)):
             return super().decide(condition)
-        known = self._env._maybe_evaluate_static(condition.node.expr)
+        known = self.env._maybe_evaluate_static(condition.node.expr)
         if known is not None:
             return bool(known)
         place = len(self._decided)
@@ -204,11 +214,11 @@ class _Walk(ScriptInterpreter):
                     self._note_view(part, overload, args, kwargs, place)
         return list(result) if isinstance(result, tuple) and len(result) > 1 else result
 
-    def call_module(self, module: Any, method: str, inputs: Sequence[Any]) -> Any:
+    def call_module(self, module: Any, method: str, inputs: Sequence[Any], name: str) -> Any:
         """Of a cluster, its original: an engine answers alike."""
         if method == "forward" and module.hasattr("fallback"):
-            return self.call_module(module.getattr("fallback"), method, inputs)
-        return super().call_module(module, method, inputs)
+            return self.call_module(module.getattr("fallback"), method, inputs, "fallback")
+        return super().call_module(module, method, inputs, name)
 
     def constant(self, tensor: torch.Tensor) -> torch.Tensor:
         return torch.empty_strided(
@@ -226,7 +236,7 @@ class _Walk(ScriptInterpreter):
         for axis, size in enumerate(fake.shape):
             self._places[index, axis] = size
             if isinstance(size, torch.SymInt):
-                self._names.setdefault(size.node.expr, f"x{index}.{axis}")
+                self.names.setdefault(size.node.expr, f"x{index}.{axis}")
         return fake
 
     def _note_writes(self, overload: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -257,7 +267,7 @@ class _Walk(ScriptInterpreter):
     def _texts(self, value: Any) -> Any:
         return pytree.tree_map(
             lambda leaf: (
-                ViewSize(postfix(leaf.node.expr, self._names))
+                ViewSize(postfix(leaf.node.expr, self.names))
                 if isinstance(leaf, torch.SymInt)
                 else leaf
             ),
@@ -273,7 +283,7 @@ class _Walk(ScriptInterpreter):
     def _text(self, size: Any) -> str:
         if not isinstance(size, torch.SymInt):
             return postfix(size, {})
-        return postfix(self._env.simplify(size.node.expr), self._names)
+        return postfix(self.env.simplify(size.node.expr), self.names)
 
     def _alias(self, fake: torch.Tensor, earlier: Sequence[torch.Tensor]) -> Alias | None:
         views: list[View] = []
@@ -293,7 +303,7 @@ class _Walk(ScriptInterpreter):
     def _fixed(self, size: Any) -> int | None:
         if not isinstance(size, torch.SymInt):
             return int(size)
-        known = self._env.simplify(size.node.expr)
+        known = self.env.simplify(size.node.expr)
         return int(known) if isinstance(known, sympy.Integer) else None
 
 

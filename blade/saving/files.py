@@ -32,7 +32,9 @@ FORMATS = ("torchscript", "pt2", "aoti", "blade")
 _SUFFIXES: Mapping[str, str] = {".pt2": "pt2"}
 
 
-def save(module: nn.Module, path: FilePath, format: str | None = None) -> None:
+def save(
+    module: nn.Module, path: FilePath, format: str | None = None, *, compile_glue: bool = False
+) -> None:
     """Write what ``blade.optimize`` or ``blade.accelerate`` returned to ``path``, with its weights, engines, guards
     and originals.
 
@@ -50,15 +52,21 @@ def save(module: nn.Module, path: FilePath, format: str | None = None) -> None:
     of the kind that is called most. Results have no gradients. A size is dynamic unless the module takes it for a
     number; arguments that are no tensors are constants of the program.
 
+    ``compile_glue``, with ``"aoti"``: AOTInductor compiles the ops between the clusters, and each cluster is an op that
+    owns its engine and its original. Such a package raises at sizes between which other relations hold than at the
+    sample; a module of several paths has none.
+
     Raises ``ConfigError`` for an unknown format, and ``InputError`` for a module that has no such form.
     """
     known = _format(module, path, format)
+    if compile_glue and known != "aoti":
+        raise ConfigError(f"compile_glue: it goes with format='aoti', not with {known!r}.")
     if known == "blade":
         save_drop_in(module, path)
     elif known == "torchscript":
         torch.jit.save(_optimized(module), os.fspath(path))
     else:
-        program = exported(for_export(module))
+        program = exported(for_export(module, compile_glue))
         (write_exported if known == "pt2" else write_package)(program, path)
 
 

@@ -23,11 +23,17 @@ from blade.errors import InputError
 from blade.report import EXAMPLES, READY, report
 from blade.saving.derive_results import Sample
 from blade.saving.drop_in_model import DropInModel, drop_in_model
+from blade.saving.parts import PartsModel, parts_model
 from blade.saving.whole_model import WholeModel, whole_model
 
+Exportable = WholeModel | DropInModel | PartsModel
 
-def for_export(module: nn.Module) -> WholeModel | DropInModel:
-    """``module`` for ``torch.export``; raises ``InputError`` if it has no such form."""
+
+def for_export(module: nn.Module, compile_glue: bool = False) -> Exportable:
+    """``module`` for ``torch.export``; raises ``InputError`` if it has no such form.
+
+    ``compile_glue``: the ops between its clusters are ops of the program.
+    """
     optimized = module.optimized if isinstance(module, DropIn) else module
     if report(optimized).state != READY:
         raise InputError(
@@ -35,6 +41,8 @@ def for_export(module: nn.Module) -> WholeModel | DropInModel:
         )
     assert isinstance(optimized, torch.jit.ScriptModule)
     samples = _samples(optimized)
+    if compile_glue:
+        return parts_model(optimized, samples)
     if isinstance(module, DropIn):
         return drop_in_model(module, samples)
     return whole_model(optimized, samples)
@@ -51,18 +59,21 @@ def _samples(module: torch.jit.ScriptModule) -> list[Sample]:
     return samples_from(text)
 
 
-def exported(module: WholeModel | DropInModel) -> ExportedProgram:
+def exported(module: Exportable) -> ExportedProgram:
     """The program of ``module``: every size is dynamic but those that the module takes for numbers."""
     whole = module.whole if isinstance(module, DropInModel) else module
     args, kwargs = module.sample if isinstance(module, DropInModel) else (module.sample, {})
     tensors = [x for x in pytree.tree_leaves(whole.sample) if isinstance(x, torch.Tensor)]
     places = {id(tensor): place for place, tensor in enumerate(tensors)}
 
+    # the ops between clusters take some sizes for numbers, or for equal
+    kind = Dim.AUTO if isinstance(module, PartsModel) else Dim.DYNAMIC
+
     def dynamic(leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):
             return None
         axes = [a for a in range(leaf.dim()) if (places[id(leaf)], a) not in whole.fixed]
-        return dict.fromkeys(axes, Dim.DYNAMIC) or None
+        return dict.fromkeys(axes, kind) or None
 
     given = inspect.signature(module.forward).bind(*args, **kwargs).arguments
     shapes = {name: pytree.tree_map(dynamic, value) for name, value in given.items()}

@@ -66,13 +66,24 @@ class WholeModel(nn.Module):
     def forward(self, *args: Any) -> Any:
         tensors = [x for x in pytree.tree_leaves(args) if isinstance(x, torch.Tensor)]
         made = torch.ops.blade.run_model(self.model, "forward", tensors)
-        count = len(self.results)
-        for index, new in zip(self.written, made[count:], strict=True):
-            tensors[index].copy_(new)
-        found: list[torch.Tensor] = []
-        for result, own in zip(self.results, made[:count], strict=True):
-            found.append(own if result.alias is None else _alias(result.alias, tensors, found))
+        found = with_writes_and_aliases(made, self.results, self.written, tensors)
         return pytree.tree_unflatten(found, self.returned)
+
+
+def with_writes_and_aliases(
+    made: Sequence[torch.Tensor],
+    results: Sequence[Result],
+    written: Sequence[int],
+    given: Sequence[torch.Tensor],
+) -> list[torch.Tensor]:
+    """The ``results`` of an op that has ``made`` these tensors of those ``given``, which get what was ``written``."""
+    count = len(results)
+    for index, new in zip(written, made[count:], strict=True):
+        given[index].copy_(new)
+    found: list[torch.Tensor] = []
+    for result, own in zip(results, made[:count], strict=True):
+        found.append(own if result.alias is None else _alias(result.alias, given, found))
+    return found
 
 
 def _alias(
@@ -104,48 +115,62 @@ def whole_model(
 
     Raises ``InputError`` if it returns anything but tensors, or what it returns cannot be found out.
     """
-    schema = module._c._get_method("forward").schema
-    names = [_identifier(argument.name) for argument in schema.arguments[1:]]
-    returned = schema.returns[0].type
-    derived = derive_results(module, samples)
-    if derived.results is None and _may_write(module):
-        everything = range(_count(samples[0]))
-        derived = Derived(None, frozenset(everything), {})
+    names = argument_names(module)
+    returned = module._c._get_method("forward").schema.returns[0].type
+    derived = derived_or_all_written(module, samples)
     script = _script(module, samples[0], derived, returned, {NAMES: names, **(notes or {})})
-    probe = _Probe(script_in(make_model(script)), samples)
-    results = _checked(derived, probe)
-    forms = [ResultForm(r.dtype, r.device, r.order, r.sizes).text for r in results]
+    probe = Probe(script_in(make_model(script)), samples)
+    results, form = forms_of(derived, probe)
     written = sorted(derived.written)
-    forms += [_form_of_input(tensor, index) for index, tensor in probe.tensors_at(written)]
-    script._c.setattr("forms", {"forward": "\n".join(forms)})
+    script._c.setattr("forms", {"forward": form})
     fixed = {
         place: size for place, size in derived.fixed.items() if not probe.accepts_others(*place)
     }
-    made = type(_class_name(module), (WholeModel,), {"forward": _forward_of(names)})
-    whole: WholeModel = made(
+    whole: WholeModel = named_class(WholeModel, module)(
         make_model(script),
         names,
         results,
         written,
         _structure(returned),
-        tuple(_for_export(samples[0], fixed)),
+        tuple(for_export(samples[0], fixed)),
         fixed,
     )
     return whole
 
 
-class _Probe:
+def argument_names(module: torch.jit.ScriptModule) -> list[str]:
+    """The names of ``module``'s arguments."""
+    schema = module._c._get_method("forward").schema
+    return [_identifier(argument.name) for argument in schema.arguments[1:]]
+
+
+def derived_or_all_written(module: torch.jit.ScriptModule, samples: Sequence[Sample]) -> Derived:
+    """``derive_results``; where the graph cannot be followed, and has writes, they are to all arguments."""
+    derived = derive_results(module, samples)
+    if derived.results is None and _may_write(module):
+        return Derived(None, frozenset(range(_count(samples[0]))), {})
+    return derived
+
+
+def forms_of(derived: Derived, probe: Probe) -> tuple[list[Result], str]:
+    """The results, and the text of their forms and of those of the arguments that are written to."""
+    results = _checked(derived, probe)
+    forms = [ResultForm(r.dtype, r.device, r.order, r.sizes).text for r in results]
+    written = sorted(derived.written)
+    forms += [_form_of_input(tensor, index) for index, tensor in probe.tensors_at(written)]
+    return results, "\n".join(forms)
+
+
+class Probe:
     """Runs a copy of the module, whose counters and state are its own. No path is counted, and where none fits
     nothing answers, as in another process."""
 
-    def __init__(self, script: torch.jit.ScriptModule, samples: Sequence[Sample]) -> None:
-        self._script = script
-        graph: Any = script.model.graph
-        for node in graph.findAllNodes("blade::count_path", True):
-            node.destroy()
-        for node in graph.findAllNodes("blade::answer_by_original", True):
-            with graph.insert_point_guard(node):
-                node.replaceInput(1, graph.insertConstant(0))
+    def __init__(
+        self, script: torch.jit.ScriptModule, samples: Sequence[Sample], method: str = "forward"
+    ) -> None:
+        self._call = getattr(script, method)
+        if method == "forward":
+            _leave_alone(script.model.graph)
         self._tensors = [x for x in pytree.tree_leaves(samples[0]) if isinstance(x, torch.Tensor)]
         self.seen = self._run(self._tensors)
 
@@ -173,13 +198,22 @@ class _Probe:
     def _run(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
         try:
             with torch.no_grad():
-                found: list[torch.Tensor] = self._script([x.clone() for x in tensors])
+                found: list[torch.Tensor] = self._call([x.clone() for x in tensors])
         except (RuntimeError, IndexError, ValueError):
             return None
         return found
 
 
-def _checked(derived: Derived, probe: _Probe) -> list[Result]:
+def _leave_alone(graph: Any) -> None:
+    """Let ``graph`` neither count calls by path nor ask the original model of this process."""
+    for node in graph.findAllNodes("blade::count_path", True):
+        node.destroy()
+    for node in graph.findAllNodes("blade::answer_by_original", True):
+        with graph.insert_point_guard(node):
+            node.replaceInput(1, graph.insertConstant(0))
+
+
+def _checked(derived: Derived, probe: Probe) -> list[Result]:
     """The results as derived and as seen in a call at the sample: where these differ, a size is unknown."""
     seen = probe.seen
     if derived.results is None and seen is None:
@@ -255,7 +289,7 @@ def _structure(kind: Any) -> Any:
     return pytree.tree_structure(like(kind))
 
 
-def _for_export(value: Any, fixed: Mapping[tuple[int, int], int]) -> Any:
+def for_export(value: Any, fixed: Mapping[tuple[int, int], int]) -> Any:
     """``value`` with tensors whose dynamic axes are neither 0 nor 1 long, which ``torch.export`` takes for numbers."""
     leaves, spec = pytree.tree_flatten(value)
     index = 0
@@ -269,15 +303,17 @@ def _for_export(value: Any, fixed: Mapping[tuple[int, int], int]) -> Any:
     return pytree.tree_unflatten(leaves, spec)
 
 
-def _forward_of(names: Sequence[str]) -> Any:
-    def forward(self: WholeModel, *args: Any) -> Any:
-        return WholeModel.forward(self, *args)
+def named_class(base: Any, module: torch.jit.ScriptModule) -> Any:
+    """A class like ``base`` with the name of ``module``'s, whose ``forward`` names its arguments."""
+
+    def forward(self: Any, *args: Any) -> Any:
+        return base.forward(self, *args)
 
     place = inspect.Parameter.POSITIONAL_OR_KEYWORD
     forward.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [inspect.Parameter(name, place) for name in ("self", *names)]
+        [inspect.Parameter(name, place) for name in ("self", *argument_names(module))]
     )
-    return forward
+    return type(_identifier(str(module.original_name)), (base,), {"forward": forward})
 
 
 def _count(sample: Sample) -> int:
@@ -286,10 +322,6 @@ def _count(sample: Sample) -> int:
 
 def _identifier(name: str) -> str:
     return "".join(c if c.isalnum() or c == "_" else "_" for c in name)
-
-
-def _class_name(module: torch.jit.ScriptModule) -> str:
-    return _identifier(str(module.original_name))
 
 
 _SOME = 7

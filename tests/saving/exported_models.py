@@ -96,6 +96,22 @@ class Image(nn.Module):
         return functional.max_pool2d(self.norm(self.conv(x)).relu(), 2)
 
 
+class Glued(nn.Module):
+    """Two sums stand between its clusters where no backend takes them; it writes to an argument."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(6)
+        self.first, self.second = nn.Linear(16, 32), nn.Linear(32, 16)
+        self.register_buffer("weight", torch.randn(16))
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        h = functional.gelu(self.first(x)).tanh().cumsum(1) * y
+        z = functional.gelu(self.second(h)).tanh()
+        y.add_(1)
+        return z.cumsum(0) * self.weight, h, z[:, 0]
+
+
 def bert() -> nn.Module:
     from transformers import BertConfig, BertModel
 

@@ -69,3 +69,9 @@ def with_engine(module: torch.jit.ScriptModule, change: Callable[..., Any]) -> N
     _, (name, backend, program, _), _, (object, *constants) = state
     backend, program = change(backend, program)
     cluster._c.setattr("engine", make_engine(name, backend, program, object, constants))
+
+
+def optimized_in_parts(model: torch.nn.Module) -> torch.jit.ScriptModule:
+    """Of ``Glued``, with several clusters."""
+    config = QUICK.evolve(customize_op_black_list=["aten::cumsum", "aten::add_"])
+    return blade.optimize(model, (torch.randn(3, 5, 16), torch.randn(3, 5, 32)), config)

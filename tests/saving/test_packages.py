@@ -11,11 +11,19 @@ from typing import Any
 
 import pytest
 import torch
-from exported_models import CASES
-from open_elsewhere import OPEN_ALL, QUICK, optimized_case, with_engine, write_calls
+from exported_models import CASES, Glued
+from open_elsewhere import (
+    OPEN_ALL,
+    QUICK,
+    optimized_case,
+    optimized_in_parts,
+    with_engine,
+    write_calls,
+)
 from torch import nn
 
 import blade
+from blade.errors import InputError
 from blade.runtime.engine import _library_path
 
 pytestmark = pytest.mark.needs("g++")
@@ -109,3 +117,25 @@ def test_cpp_without_python(
         assert int(counts["cpu_mismatch"]) == int(counts["fallbacks"]) == 4
     else:
         assert (int(counts["engine_runs"]), int(counts["guard_shape"])) == (3, 1)
+
+
+def test_the_ops_between_clusters_are_compiled(tmp_path: Path) -> None:
+    model, archive = Glued().eval(), tmp_path / "m.pt2"
+    module = optimized_in_parts(model)
+    blade.save(module, archive, format="aoti", compile_glue=True)
+    loaded = blade.load(archive)
+    for batch, length in ((3, 5), (1, 1), (7, 9)):
+        x, y = torch.randn(batch, length, 16), torch.randn(batch, length, 32)
+        expected, written = model(x, clone := y.clone()), clone
+        torch.testing.assert_close(loaded(x, y), expected, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(y, written)
+    stats = blade.stats(loaded)
+    assert len(stats) > 1 and all(one["engine_runs"] == 3 for one in stats.values())
+    with pytest.raises(RuntimeError, match=r"x.shape\[0\] == y.shape\[0\]"):
+        loaded(torch.randn(3, 5, 16), torch.randn(1, 5, 32))
+
+
+def test_what_has_paths_is_not_taken_apart(tmp_path: Path) -> None:
+    _, module = optimized_case("paths")
+    with pytest.raises(InputError, match="several paths.* without compile_glue"):
+        blade.save(module, tmp_path / "m.pt2", format="aoti", compile_glue=True)

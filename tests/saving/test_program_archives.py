@@ -8,11 +8,20 @@ from typing import Any
 
 import pytest
 import torch
-from exported_models import CASES, bert
-from open_elsewhere import OPEN_ALL, QUICK, optimized_case, with_engine, write_calls
+from exported_models import CASES, Glued, bert
+from open_elsewhere import (
+    OPEN_ALL,
+    QUICK,
+    optimized_case,
+    optimized_in_parts,
+    with_engine,
+    write_calls,
+)
 from torch import nn
 
 import blade
+from blade.errors import ConfigError, InputError
+from blade.saving.programs import exported, for_export
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -166,3 +175,44 @@ else:
     raise AssertionError
 """
     elsewhere(code)
+
+
+def test_each_cluster_is_an_op_of_its_own() -> None:
+    model = Glued().eval()
+    program = exported(for_export(optimized_in_parts(model), compile_glue=True))
+    calls = [str(n.target) for n in program.graph.nodes if n.op == "call_function"]
+    assert calls.count("blade.run_model.default") == 4  # the check of sizes, three clusters
+    assert calls.count("aten.cumsum.default") == 2
+    x, y = torch.randn(2, 4, 16), torch.randn(2, 4, 32)
+    found = program.module()(x, own := y.clone())
+    torch.testing.assert_close(found, model(x, y), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(own, y)
+
+
+def test_errors_say_what_to_do(tmp_path: Path) -> None:
+    model = nn.Linear(4, 4).eval()
+    module = blade.optimize(model, torch.randn(2, 4), QUICK)
+    with pytest.raises(InputError, match="drop-in of blade.accelerate is expected"):
+        blade.save(model, tmp_path / "m.pt2")
+    with pytest.raises(ConfigError, match="'onnx' is none of 'torchscript', 'pt2', 'aoti'"):
+        blade.save(module, tmp_path / "m.pt2", format="onnx")
+    with pytest.raises(InputError, match="'blade' is of drop-ins"):
+        blade.save(module, tmp_path / "m.blade", format="blade")
+    with pytest.raises(ConfigError, match="goes with format='aoti'"):
+        blade.save(module, tmp_path / "m.pt2", compile_glue=True)
+    blade.save(module, tmp_path / "m.pt2")
+    with pytest.raises(InputError, match="answers without the model"):
+        blade.load(tmp_path / "m.pt2", model)
+    blade.save(module, tmp_path / "any.name", format="torchscript")
+    assert isinstance(blade.load(tmp_path / "any.name"), torch.jit.ScriptModule)
+    torch.save(model.state_dict(), tmp_path / "weights.pt2")
+    torch.export.save(torch.export.export(model, (torch.zeros(2, 4),)), tmp_path / "plain.pt2")
+    (tmp_path / "text.pt2").write_text("no archive")
+    for name, words in (
+        ("weights.pt2", "loaded by torch.load"),
+        ("plain.pt2", "torch.export.load loads it"),
+        ("text.pt2", "no file of blade.save"),
+        ("missing.pt2", "there is no such file"),
+    ):
+        with pytest.raises(InputError, match=words):
+            blade.load(tmp_path / name)

@@ -61,8 +61,8 @@ class ScriptInterpreter:
         """The result of an op."""
         return overload(*args, **kwargs)
 
-    def call_module(self, module: CppModule, method: str, inputs: Sequence[Any]) -> Any:
-        """The result of a module inside; the outputs of several graph outputs as a tuple."""
+    def call_module(self, module: CppModule, method: str, inputs: Sequence[Any], name: str) -> Any:
+        """The result of the module that is the attribute ``name``; several outputs of its graph as a tuple."""
         results = self.run(module, inputs, method)
         return results[0] if len(results) == 1 else tuple(results)
 
@@ -121,7 +121,9 @@ class ScriptInterpreter:
             return self._attribute(given[0], node.s("name"))
         if kind == "prim::CallMethod":
             module, *inputs = given
-            return self.call_module(module, node.s("name"), inputs)
+            holder = node.inputsAt(0).node()
+            name = holder.s("name") if holder.kind() == "prim::GetAttr" else ""
+            return self.call_module(module, node.s("name"), inputs, name)
         if kind in ("prim::RaiseException", "blade::answer_by_original"):
             raise Ended
         if kind == "blade::count_path":
@@ -176,12 +178,13 @@ class ScriptInterpreter:
         """``value``; a number that the graph holds in a tensor is one again where an op takes a tensor."""
         kind = str(argument.type)
         if kind.startswith(("List[Tensor", "List[Optional[Tensor")) and isinstance(value, list):
-            return [self._as_tensor(item, device) for item in value]
+            return [self.as_tensor(item, device) for item in value]
         if kind.startswith(("Tensor", "Optional[Tensor")):
-            return self._as_tensor(value, device)
+            return self.as_tensor(value, device)
         return value
 
-    def _as_tensor(self, value: Any, device: torch.device | None) -> Any:
+    def as_tensor(self, value: Any, device: torch.device | None) -> Any:
+        """``value``, or a tensor that holds it if it is a number."""
         if not isinstance(value, NUMBER_TYPES):
             return value
         made = self.number_tensor(value, dtype_of_number(value))

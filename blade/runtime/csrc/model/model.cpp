@@ -19,6 +19,7 @@ namespace {
 constexpr int64_t kModelVersion = 1;
 constexpr const char* kForms = "forms";
 constexpr const char* kWhole = "forward";
+constexpr const char* kSizes = "sizes";
 constexpr const char* kClusterEngines[] = {"engine", "engine_1", "engine_2"};  // attributes of a cluster (blade/report)
 constexpr const char* kInside = "model.";  // where the wrapper holds the optimized module
 
@@ -84,6 +85,10 @@ std::string without_prefix(const std::string& name) {
 
 Model::Model(const at::Tensor& file) : module_(read_module(file)), number_(new_number()) {
   for (const auto& [name, text] : forms_of(module_)) {
+    if (name == kSizes) {
+      relations_ = read_relations(text);
+      continue;
+    }
     auto found = module_.find_method(name);
     TORCH_CHECK(found, "blade: the module in a Model has no method '", name, "'");
     methods_.emplace(name, Method{*found, text, read_forms(text)});
@@ -119,7 +124,19 @@ const Model::Method& Model::method(const std::string& name) const {
 
 const std::string& Model::form(const std::string& name) const { return method(name).text; }
 
+void Model::check_sizes(const std::vector<at::Tensor>& inputs) const {
+  for (const auto& relation : relations_) {
+    TORCH_CHECK_VALUE(
+        relation.number.evaluate(inputs) >= 0, "blade: the program was compiled for inputs with ", relation.text,
+        ": save it without compile_glue for other sizes.");
+  }
+}
+
 std::vector<at::Tensor> Model::run(const std::string& name, const std::vector<at::Tensor>& inputs) {
+  if (name == kSizes) {
+    check_sizes(inputs);
+    return {at::empty({0})};
+  }
   const auto& method = this->method(name);
   const c10::InferenceMode ordinary_tensors(false);
   const at::NoGradGuard no_grad;

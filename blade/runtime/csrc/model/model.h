@@ -29,14 +29,15 @@ class Model : public torch::CustomClassHolder {
   using Stats = c10::Dict<std::string, c10::Dict<std::string, int64_t>>;
 
   // `file`: the bytes of a TorchScript module whose methods take and return List[Tensor], with an attribute
-  // `forms: Dict[str, str]`, the results of each method (result_form.h). Throws where they are none.
+  // `forms: Dict[str, str]`, the results of each method (result_form.h). Where it is taken apart, `forms["sizes"]` has
+  // what holds between the sizes of the whole graph's inputs. Throws where they are none.
   explicit Model(const at::Tensor& file);
 
   static c10::intrusive_ptr<Model> from_state(const State& state);
   State to_state() const;
 
-  // Without gradients. "forward" is the whole model; the results of other methods have to have the sizes of their
-  // forms, which the graph around them relies on.
+  // Without gradients. "forward" is the whole model; the results of other methods, which are parts, have to have the
+  // sizes of their forms, which the graph around them relies on. "sizes" checks the graph's inputs; its result is empty.
   std::vector<at::Tensor> run(const std::string& method, const std::vector<at::Tensor>& inputs);
 
   const std::string& form(const std::string& method) const;
@@ -53,9 +54,11 @@ class Model : public torch::CustomClassHolder {
     std::vector<ResultForm> forms;
   };
   const Method& method(const std::string& name) const;
+  void check_sizes(const std::vector<at::Tensor>& inputs) const;
 
   torch::jit::Module module_;
   std::unordered_map<std::string, Method> methods_;
+  std::vector<SizeRelation> relations_;
   const int64_t number_;
 };
 

@@ -45,48 +45,34 @@ int64_t applied(char what, int64_t a, int64_t b) {
 
 }  // namespace
 
-ResultForm::ResultForm(const std::string& line) {
-  const auto fields = split(line, '|');
-  TORCH_CHECK(fields.size() >= 2, "blade: '", line, "' is no form of a result");
-  std::istringstream axes(fields[1]);
-  for (std::string axis; axes >> axis;) order_.push_back(to_number(axis));
-  const auto rank = order_.size();
-  auto sorted = order_;
-  std::sort(sorted.begin(), sorted.end());
-  for (size_t k = 0; k < rank; ++k) TORCH_CHECK(sorted[k] == static_cast<int64_t>(k), "blade: '", line, "' has no order of axes");
-  TORCH_CHECK(fields.size() == rank + 2, "blade: '", line, "' has not a size per axis");
-  inverse_.resize(rank);
-  for (size_t k = 0; k < rank; ++k) inverse_[order_[k]] = static_cast<int64_t>(k);
-  for (size_t k = 0; k < rank; ++k) sizes_.push_back(read_size(fields[k + 2]));
-}
-
-ResultForm::Size ResultForm::read_size(const std::string& text) {
-  Size size;
+PostfixSize::PostfixSize(const std::string& text) {
   size_t depth = 0;
   std::istringstream stream(text);
   for (std::string word; stream >> word;) {
-    if (word == "?") return {};
+    if (word == "?") {
+      tokens_.clear();
+      return;
+    }
     if (word[0] == 'x') {
       const auto dot = word.find('.');
       TORCH_CHECK(dot != std::string::npos, "blade: '", word, "' is no axis of an input");
-      size.push_back({'x', to_number(word.substr(1, dot - 1)), to_number(word.substr(dot + 1))});
+      tokens_.push_back({'x', to_number(word.substr(1, dot - 1)), to_number(word.substr(dot + 1))});
       ++depth;
     } else if (word == "+" || word == "-" || word == "*" || word == "//" || word == "%" || word == "max" || word == "min") {
       TORCH_CHECK(depth >= 2, "blade: '", text, "' has an operator too many");
-      size.push_back({word == "max" ? 'l' : word[0]});
+      tokens_.push_back({word == "max" ? 'l' : word[0]});
       --depth;
     } else {
-      size.push_back({'0', to_number(word)});
+      tokens_.push_back({'0', to_number(word)});
       ++depth;
     }
   }
   TORCH_CHECK(depth == 1, "blade: '", text, "' is no size of a result");
-  return size;
 }
 
-int64_t ResultForm::evaluate(const Size& size, const std::vector<at::Tensor>& inputs) {
+int64_t PostfixSize::evaluate(const std::vector<at::Tensor>& inputs) const {
   std::vector<int64_t> stack;
-  for (const auto& token : size) {
+  for (const auto& token : tokens_) {
     if (token.what == '0') {
       stack.push_back(token.number);
     } else if (token.what == 'x') {
@@ -100,10 +86,25 @@ int64_t ResultForm::evaluate(const Size& size, const std::vector<at::Tensor>& in
   return stack.back();
 }
 
+ResultForm::ResultForm(const std::string& line) {
+  const auto fields = split(line, '|');
+  TORCH_CHECK(fields.size() >= 2, "blade: '", line, "' is no form of a result");
+  std::istringstream axes(fields[1]);
+  for (std::string axis; axes >> axis;) order_.push_back(to_number(axis));
+  const auto rank = order_.size();
+  auto sorted = order_;
+  std::sort(sorted.begin(), sorted.end());
+  for (size_t k = 0; k < rank; ++k) TORCH_CHECK(sorted[k] == static_cast<int64_t>(k), "blade: '", line, "' has no order of axes");
+  TORCH_CHECK(fields.size() == rank + 2, "blade: '", line, "' has not a size per axis");
+  inverse_.resize(rank);
+  for (size_t k = 0; k < rank; ++k) inverse_[order_[k]] = static_cast<int64_t>(k);
+  for (size_t k = 0; k < rank; ++k) sizes_.emplace_back(fields[k + 2]);
+}
+
 std::string ResultForm::why_not(const at::Tensor& result, const std::vector<at::Tensor>& inputs) const {
   for (size_t axis = 0; axis < sizes_.size(); ++axis) {
-    if (sizes_[axis].empty()) continue;
-    const int64_t want = evaluate(sizes_[axis], inputs), got = result.size(static_cast<int64_t>(axis));
+    if (!sizes_[axis].is_known()) continue;
+    const int64_t want = sizes_[axis].evaluate(inputs), got = result.size(static_cast<int64_t>(axis));
     if (got != want) return "axis " + std::to_string(axis) + " has the size " + std::to_string(got) + ", not " + std::to_string(want);
   }
   return "";
@@ -121,6 +122,16 @@ std::vector<ResultForm> read_forms(const std::string& text) {
   std::vector<ResultForm> forms;
   for (const auto& line : split(text, '\n')) forms.emplace_back(line);
   return forms;
+}
+
+std::vector<SizeRelation> read_relations(const std::string& text) {
+  std::vector<SizeRelation> relations;
+  for (const auto& line : split(text, '\n')) {
+    const auto fields = split(line, '|');
+    TORCH_CHECK(fields.size() == 2, "blade: '", line, "' is no relation between sizes");
+    relations.push_back({fields[0], PostfixSize(fields[1])});
+  }
+  return relations;
 }
 
 }  // namespace blade

@@ -16,6 +16,22 @@
 
 namespace blade {
 
+// A number in postfix notation.
+class PostfixSize {
+ public:
+  // Throws where the text is none.
+  explicit PostfixSize(const std::string& text);
+  bool is_known() const { return !tokens_.empty(); }
+  int64_t evaluate(const std::vector<at::Tensor>& inputs) const;
+
+ private:
+  struct Token {
+    char what;  // a digit stands for a constant, x for an axis, else an operator's first letter
+    int64_t number = 0, axis = 0;
+  };
+  std::vector<Token> tokens_;
+};
+
 class ResultForm {
  public:
   // Throws where the text is none.
@@ -28,18 +44,17 @@ class ResultForm {
   at::Tensor laid_out(const at::Tensor& result) const;
 
  private:
-  struct Token {
-    char what;  // a digit stands for a constant, x for an axis, else an operator's first letter
-    int64_t number = 0, axis = 0;
-  };
-  using Size = std::vector<Token>;  // empty: unknown
-
-  static Size read_size(const std::string& text);
-  static int64_t evaluate(const Size& size, const std::vector<at::Tensor>& inputs);
-
   std::vector<int64_t> order_, inverse_;
-  std::vector<Size> sizes_;
+  std::vector<PostfixSize> sizes_;
 };
+
+// What has to hold between the sizes of a graph's inputs, as a line "text | number": the number is not negative.
+struct SizeRelation {
+  std::string text;
+  PostfixSize number;
+};
+
+std::vector<SizeRelation> read_relations(const std::string& text);
 
 // One per line.
 std::vector<ResultForm> read_forms(const std::string& text);
