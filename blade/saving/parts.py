@@ -135,8 +135,10 @@ def parts_model(module: torch.jit.ScriptModule, samples: Sequence[Sample]) -> Pa
         with symbolic():
             walk.follow(module._c)
             clusters = {name: _at_hints(inputs) for name, (_, inputs) in walk.calls.items()}
-    except (*CANNOT, NotInterpreted, Ended) as error:
-        raise _refused(str(error).strip().partition("\n")[0] or "its call raises") from error
+    except Ended as error:
+        raise _refused("it has several paths") from error
+    except (*CANNOT, NotInterpreted) as error:
+        raise _refused(str(error).strip().partition("\n")[0]) from error
     if next(iter(walk.turns()), None) is not None:
         raise _refused("it has several paths")
     if not clusters:

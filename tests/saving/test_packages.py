@@ -137,5 +137,5 @@ def test_the_ops_between_clusters_are_compiled(tmp_path: Path) -> None:
 
 def test_what_has_paths_is_not_taken_apart(tmp_path: Path) -> None:
     _, module = optimized_case("paths")
-    with pytest.raises(InputError, match="several paths.* without compile_glue"):
+    with pytest.raises(InputError, match=r"several paths.* without compile_glue"):
         blade.save(module, tmp_path / "m.pt2", format="aoti", compile_glue=True)

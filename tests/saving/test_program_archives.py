@@ -192,7 +192,7 @@ def test_each_cluster_is_an_op_of_its_own() -> None:
 def test_errors_say_what_to_do(tmp_path: Path) -> None:
     model = nn.Linear(4, 4).eval()
     module = blade.optimize(model, torch.randn(2, 4), QUICK)
-    with pytest.raises(InputError, match="drop-in of blade.accelerate is expected"):
+    with pytest.raises(InputError, match=r"drop-in of blade.accelerate is expected"):
         blade.save(model, tmp_path / "m.pt2")
     with pytest.raises(ConfigError, match="'onnx' is none of 'torchscript', 'pt2', 'aoti'"):
         blade.save(module, tmp_path / "m.pt2", format="onnx")
