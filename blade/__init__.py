@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from blade.dropin.accelerate import accelerate
     from blade.dropin.recording import record
     from blade.runtime.engine import allow_ops
-    from blade.saving.files import load, save
+    from blade.saving.load_file import load
+    from blade.saving.save_file import save
     from blade.selection.background import wait
 
 try:
@@ -85,10 +86,10 @@ def __getattr__(name: str) -> Any:
         "Config": "blade.config",
         "accelerate": "blade.dropin.accelerate",
         "allow_ops": "blade.runtime.engine",
-        "load": "blade.saving.files",
+        "load": "blade.saving.load_file",
         "optimize": "blade.api",
         "record": "blade.dropin.recording",
-        "save": "blade.saving.files",
+        "save": "blade.saving.save_file",
         "wait": "blade.selection.background",
     }
     if name not in places:

@@ -12,6 +12,10 @@ import torch
 from blade.runtime.engine import library
 from blade.runtime.result_form import forms_from
 
+# Attributes of the script in a model: the names of its arguments; and the pytrees of arguments and results, if the op
+# is all that a program does.
+NAMES = "arguments"
+PYTREES = "pytrees"
 SIZES = "sizes"  # the method that checks the inputs of a graph around the model's parts
 
 

@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from blade.errors import InputError
 from blade.report import DROP_IN, Report, rearm, report, stats
-from blade.runtime.model import Model, models_read, script_in
-from blade.saving.whole_model import NAMES
+from blade.runtime.model import NAMES, PYTREES, Model, models_read, script_in
 
 
 class LoadedModel(nn.Module):
@@ -89,7 +89,15 @@ class _State:
 
 
 def load_exported(path: str | os.PathLike[str]) -> LoadedModel:
-    """Read an archive of ``torch.export``; raises ``InputError`` if it is not blade's."""
+    """Read an archive of ``torch.export``; raises ``InputError`` if it is not blade's.
+
+    Where the program is one op and nothing else, as most are, the op's model is called without it: torch needs
+    seconds to import what reads programs.
+    """
+    model = _model_in(path)
+    pytrees = getattr(script_in(model), PYTREES, [])
+    if pytrees:
+        return LoadedModel(_direct(model, *pytrees), model, "torch.export")
     try:
         program = torch.export.load(path)
     except (RuntimeError, NotImplementedError) as error:
@@ -97,26 +105,53 @@ def load_exported(path: str | os.PathLike[str]) -> LoadedModel:
             f"path: torch.export.load of torch {torch.__version__} cannot read {os.fspath(path)} (see its warning). "
             "The classes of a model's outputs have to be imported before (a ModelOutput's is in transformers)."
         ) from error
-    models = [one for one in program.constants.values() if _is_model(one)]
-    if not models:
-        raise InputError(_NOT_OURS.format(path=os.fspath(path), how="torch.export.load"))
-    return LoadedModel(program.module(), models[0], "torch.export")
+    [kept] = [one for one in program.constants.values() if isinstance(one, torch.ScriptObject)]
+    return LoadedModel(program.module(), cast(Model, kept), "torch.export")
 
 
 def load_package(path: str | os.PathLike[str]) -> LoadedModel:
     """Read a package of AOTInductor; raises ``InputError`` if it is not blade's."""
     before = {one.number() for one in models_read()}
-    run = torch._inductor.aoti_load_package(os.fspath(path))
+    # what torch._inductor.aoti_load_package does, without importing Inductor
+    loader = torch._C._aoti.AOTIModelPackageLoader(os.fspath(path), "model", False, 1, -1)
     models = [one for one in models_read() if one.number() not in before]
     if not models:
         raise InputError(
             _NOT_OURS.format(path=os.fspath(path), how="torch._inductor.aoti_load_package")
         )
+    _, returned = loader.get_call_spec()
+    out = pytree.treespec_loads(returned)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        leaves = pytree.tree_leaves((args, kwargs))
+        found = loader.boxed_run([leaf for leaf in leaves if isinstance(leaf, torch.Tensor)])
+        return pytree.tree_unflatten(found, out)
+
     return LoadedModel(run, models[0], "AOTInductor")
 
 
-def _is_model(value: Any) -> bool:
-    return isinstance(value, torch.ScriptObject) and str(value._type()).endswith("blade.Model")
+def _model_in(path: str | os.PathLike[str]) -> Model:
+    try:
+        reader = torch._C.PyTorchFileReader(os.fspath(path))
+        found = torch._C._pickle_load_obj(reader.get_record("data/constants/custom_obj_0"))
+        is_ours = str(found._type()).endswith("blade.Model")
+    except (RuntimeError, AttributeError):
+        is_ours = False
+    if not is_ours:
+        raise InputError(_NOT_OURS.format(path=os.fspath(path), how="torch.export.load"))
+    return cast(Model, found)
+
+
+def _direct(model: Model, given: str, returned: str) -> Callable[..., Any]:
+    takes, out = pytree.treespec_loads(given), pytree.treespec_loads(returned)
+
+    def run(*args: Any) -> Any:
+        leaves, structure = pytree.tree_flatten(args)
+        if structure != takes:
+            raise TypeError(f"the arguments are {structure}, and {takes} is expected.")
+        return pytree.tree_unflatten(model.run("forward", leaves), out)
+
+    return run
 
 
 _NOT_OURS = "path: {path} holds no module of blade.save; {how} loads it."

@@ -24,13 +24,12 @@ from blade.graph.fx.writer import CANNOT
 from blade.graph.shapes.fake_tensors import hint
 from blade.graph.torchscript.interpret import Ended, NotInterpreted, ScriptInterpreter
 from blade.report import ATTRIBUTE
-from blade.runtime.model import SIZES, Model, make_model, script_in
+from blade.runtime.model import NAMES, SIZES, Model, make_model, script_in
 from blade.runtime.result_form import UNKNOWN
 from blade.saving.derive_results import Derived, Result, Sample, Walk, symbolic
 from blade.saving.postfix import postfix
 from blade.saving.script_source import method_source
 from blade.saving.whole_model import (
-    NAMES,
     Probe,
     Wrapper,
     argument_names,

@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 
 from blade.errors import InputError
 from blade.graph.shapes.memory_format import order_of
-from blade.runtime.model import Model, make_model, script_in
+from blade.runtime.model import NAMES, PYTREES, Model, make_model, script_in
 from blade.runtime.result_form import UNKNOWN, ResultForm, evaluate
 from blade.saving.derive_results import (
     Alias,
@@ -31,8 +31,6 @@ from blade.saving.derive_results import (
     derive_results,
 )
 from blade.saving.script_source import method_source
-
-NAMES = "arguments"  # attribute of the script in a model: the names of its arguments
 
 
 class Wrapper(nn.Module):
@@ -118,11 +116,15 @@ def whole_model(
     names = argument_names(module)
     returned = module._c._get_method("forward").schema.returns[0].type
     derived = derived_or_all_written(module, samples)
-    script = _script(module, samples[0], derived, returned, {NAMES: names, **(notes or {})})
+    script = _script(
+        module, samples[0], derived, returned, {NAMES: names, PYTREES: [], **(notes or {})}
+    )
     probe = Probe(script_in(make_model(script)), samples)
     results, form = forms_of(derived, probe)
     written = sorted(derived.written)
     script._c.setattr("forms", {"forward": form})
+    if notes is None and not written and all(result.alias is None for result in results):
+        script._c.setattr(PYTREES, _pytrees(samples[0], returned))
     fixed = {
         place: size for place, size in derived.fixed.items() if not probe.accepts_others(*place)
     }
@@ -278,6 +280,14 @@ def _may_write(module: torch.jit.ScriptModule) -> bool:
             if "_(" in str(graph):
                 return True
     return False
+
+
+def _pytrees(sample: Sample, returned: Any) -> list[str]:
+    """Of arguments and results; nothing if an argument is a constant, which the program compares."""
+    leaves, given = pytree.tree_flatten(sample)
+    if not all(isinstance(leaf, torch.Tensor) for leaf in leaves):
+        return []
+    return [pytree.treespec_dumps(given), pytree.treespec_dumps(_structure(returned))]
 
 
 def _structure(kind: Any) -> Any:

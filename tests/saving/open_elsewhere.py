@@ -19,7 +19,7 @@ import copy, json, sys
 from pathlib import Path
 import torch
 import blade
-from blade.saving.files import format_of
+from blade.saving.load_file import format_of
 
 def outcome(run, call):
     given = copy.deepcopy(call)

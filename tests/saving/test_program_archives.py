@@ -121,7 +121,11 @@ def test_sizes_that_the_module_takes_are_dynamic(tmp_path: Path) -> None:
     loaded = blade.load(tmp_path / "m.pt2")
     assert loaded(torch.zeros(0, 3, 5, 7)).shape == (0, 4, 3, 5)
     with pytest.raises(AssertionError, match="3"):
+        program.module()(torch.zeros(1, 4, 9, 8))
+    with pytest.raises(RuntimeError, match="3 channels"):
         loaded(torch.zeros(1, 4, 9, 8))
+    with pytest.raises(TypeError, match="is expected"):
+        loaded([torch.zeros(1, 3, 9, 8)])
 
 
 def test_a_call_by_name_and_its_errors(tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``blade.save`` and ``blade.load``: optimized modules and drop-ins as files, in four formats.
+"""``blade.save``: optimized modules and drop-ins as files, in four formats.
 
 blade.save(optimized, "model.pt")                      # TorchScript, as torch.jit.save
 blade.save(optimized, "model.pt2")                     # an archive of torch.export
@@ -9,21 +9,16 @@ model = blade.load(path)                               # any of them
 """
 
 import os
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
 
-from blade.config import Config
 from blade.dropin.drop_in import DropIn, state_of
-from blade.dropin.files import load as load_drop_in
 from blade.dropin.files import save as save_drop_in
 from blade.errors import ConfigError, InputError
 from blade.report import report
-from blade.saving.loaded import load_exported, load_package
 from blade.saving.programs import exported, for_export, write_exported, write_package
 
 FilePath = str | os.PathLike[str]
@@ -68,58 +63,6 @@ def save(
     else:
         program = exported(for_export(module, compile_glue))
         (write_exported if known == "pt2" else write_package)(program, path)
-
-
-def load(path: FilePath, model: nn.Module | None = None, config: Config | None = None) -> Any:
-    """Read a file of ``blade.save``, in whatever format it is.
-
-    Of TorchScript it returns the ``ScriptModule``, of ``"pt2"`` and ``"aoti"`` a module that is called like it, with
-    positional or keyword arguments. All of these work with ``blade.report``, ``blade.stats`` and ``blade.rearm``.
-
-    Of a drop-in: with ``model``, of the same weights, return its drop-in, as ``blade.accelerate`` does. Without it
-    return a module that answers the kinds of calls in the file and raises ``RuntimeError`` at others. A file is a
-    program: load only those that you trust.
-
-    Raises ``InputError`` if ``path`` is no such file, if ``model`` is given for another format, if its weights are
-    others, or if a class of the outputs is not imported in this process.
-    """
-    known = format_of(path)
-    if known == "blade":
-        return load_drop_in(path, model, config)
-    if model is not None or config is not None:
-        raise InputError(
-            f"model: {os.fspath(path)} is of the format {known!r}, which answers without the model; model and config "
-            "go with files of drop-ins (format 'blade')."
-        )
-    if known == "torchscript":
-        return torch.jit.load(os.fspath(path))
-    return load_exported(path) if known == "pt2" else load_package(path)
-
-
-def format_of(path: FilePath) -> str:
-    """The format of a file, by what is in it. Raises ``InputError``."""
-    where = Path(path)
-    if not where.is_file():
-        what = "this is a folder" if where.is_dir() else "there is no such file"
-        raise InputError(f"path: {where}: {what}.")
-    try:
-        with zipfile.ZipFile(where) as archive:
-            names = archive.namelist()
-    except zipfile.BadZipFile as error:
-        raise InputError(f"path: {where} is no file of blade.save ({error}).") from error
-    if "dropin.json" in names:
-        return "blade"
-    inside = {name.partition("/")[2] for name in names}
-    if any(name.startswith("data/aotinductor/") for name in inside):
-        return "aoti"
-    if any(name.startswith("models/") for name in inside):
-        return "pt2"
-    if {"data.pkl", "constants.pkl"} <= inside:
-        return "torchscript"
-    raise InputError(
-        f"path: {where} is no file of blade.save: it holds {', '.join(sorted(names)[:3])}, .. Checkpoints of weights "
-        "(state_dict) are loaded by torch.load."
-    )
 
 
 def _format(module: nn.Module, path: FilePath, format: str | None) -> str:
