@@ -3,8 +3,8 @@
 
     pip install --no-build-isolation -e .        # or: python setup.py build_ext --inplace
 
-``blade/_runtime*.so`` registers ``torch.classes.blade.Engine``; it needs neither Python nor
-``libtorch_python``, so C++ programs can load it too. ``blade/_cuda*.so`` lets engines run on CUDA
+``blade/libblade_runtime.so`` registers ``torch.classes.blade.Engine``; it needs neither Python nor
+``libtorch_python``, so that C++ programs link it. ``blade/libblade_cuda.so`` lets engines run on CUDA
 devices and registers itself with the first; it is built where torch has CUDA and CUDA's headers are
 found, and uses no library of the toolkit: the driver is looked up at run time.
 """
@@ -19,6 +19,7 @@ from setuptools import Extension, find_packages, setup
 from torch.utils import cpp_extension
 
 CSRC = Path("blade/runtime/csrc")
+API = Path("blade/include")  # for programs in C++
 # Files compiled as one: reading torch's headers costs ten times what our own code does.
 UNITS = {
     "executor": (
@@ -49,6 +50,7 @@ UNITS = {
         *("engine/runner", "engine/engine"),
         *("model/result_form", "model/model", "engine/register"),
     ),
+    "api": ("api/stats", "api/model"),
     "native": (
         *("device/cpu_features", "native/libm_symbols", "native/elf_loader"),
         *("native/native_library", "native/relocate"),
@@ -59,7 +61,8 @@ CUDA_UNITS = {
     "graphs": ("cuda/graph", "cuda/build", "cuda/capture", "cuda/accelerator"),
 }
 COMPILE = ["-O3", "-g0", "-fvisibility=hidden", "-Wall", "-Wextra"]
-LINK = [f"-Wl,-rpath,{os.path.join(os.path.dirname(torch.__file__), 'lib')}"]
+INSTALLED = "$ORIGIN/../torch/lib"  # torch's libraries, from a folder of site-packages
+HERE = os.path.join(os.path.dirname(torch.__file__), "lib")  # from this folder
 
 
 class BuildRuntime(cpp_extension.BuildExtension):
@@ -67,6 +70,19 @@ class BuildRuntime(cpp_extension.BuildExtension):
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs, no_python_abi_suffix=True)
+
+    def run(self) -> None:
+        self.stays_here = (
+            self.inplace or self.editable_mode
+        )  # setuptools sets the first to 0 meanwhile
+        super().run()
+
+    def build_extension(self, ext: Extension) -> None:
+        """What is built into this folder finds torch where it is now; a wheel names no folder of this machine."""
+        here = [HERE] if self.stays_here else []
+        name = os.path.basename(self.get_ext_filename(ext.name))
+        ext.extra_link_args += [f"-Wl,-rpath,{':'.join([INSTALLED, *here])}", f"-Wl,-soname,{name}"]
+        super().build_extension(ext)
 
 
 def cxx_standard() -> str:
@@ -92,19 +108,18 @@ def sources(units: dict[str, tuple[str, ...]]) -> list[str]:
 
 def headers() -> list[str]:
     """What a change in makes everything be compiled again."""
-    return sorted(str(path) for path in CSRC.rglob("*") if path.is_file())
+    return sorted(str(path) for path in (*CSRC.rglob("*"), *API.rglob("*.h")) if path.is_file())
 
 
 def runtime() -> Extension:
     return Extension(
-        "blade._runtime",
+        "blade.libblade_runtime",
         sources=sources(UNITS),
         depends=headers(),
-        include_dirs=[str(CSRC.resolve()), *cpp_extension.include_paths()],
+        include_dirs=[str(CSRC.resolve()), str(API.resolve()), *cpp_extension.include_paths()],
         library_dirs=cpp_extension.library_paths(),
         libraries=["torch", "torch_cpu", "c10"],
         extra_compile_args=[*COMPILE, "-fopenmp", cxx_standard()],
-        extra_link_args=LINK,
         language="c++",
     )
 
@@ -119,7 +134,6 @@ def interrupts() -> Extension:
         library_dirs=cpp_extension.library_paths(),
         libraries=["torch", "torch_cpu", "torch_python", "c10"],
         extra_compile_args=[*COMPILE, "-Wno-unused-parameter", cxx_standard()],
-        extra_link_args=LINK,
         language="c++",
     )
 
@@ -148,14 +162,13 @@ def cuda() -> list[Extension]:
         )
         return []
     extension = Extension(
-        "blade._cuda",
+        "blade.libblade_cuda",
         sources=sources(CUDA_UNITS),
         depends=headers(),
         include_dirs=[str(CSRC.resolve()), *cpp_extension.include_paths(), found],
         library_dirs=cpp_extension.library_paths(),
         libraries=["torch", "torch_cuda", "torch_cpu", "c10_cuda", "c10"],
         extra_compile_args=[*COMPILE, "-Wno-unused-parameter", cxx_standard()],
-        extra_link_args=LINK,
         language="c++",
     )
     return [extension]
@@ -165,7 +178,13 @@ setup(
     name="blade",
     packages=find_packages(include=["blade", "blade.*"]),
     package_data={
-        "blade": ["*.so", "py.typed", "program/FORMAT.md"],
+        "blade": [
+            "*.so",
+            "py.typed",
+            "program/FORMAT.md",
+            "include/blade/*.h",
+            "share/cmake/blade/*.cmake",
+        ],
         "blade.report.html": ["*.html", "*.css", "*.js"],
     },
     ext_modules=[runtime(), interrupts(), *cuda()],

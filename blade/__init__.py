@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from blade.config import Config
     from blade.dropin.accelerate import accelerate
     from blade.dropin.recording import record
+    from blade.runtime.cmake import cmake_prefix_path
     from blade.runtime.engine import allow_ops
     from blade.saving.load_file import load
     from blade.saving.save_file import save
@@ -67,6 +68,7 @@ __all__ = [
     "__version__",
     "accelerate",
     "allow_ops",
+    "cmake_prefix_path",
     "load",
     "optimize",
     "rearm",
@@ -86,6 +88,7 @@ def __getattr__(name: str) -> Any:
         "Config": "blade.config",
         "accelerate": "blade.dropin.accelerate",
         "allow_ops": "blade.runtime.engine",
+        "cmake_prefix_path": "blade.runtime.cmake",
         "load": "blade.saving.load_file",
         "optimize": "blade.api",
         "record": "blade.dropin.recording",

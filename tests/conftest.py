@@ -119,6 +119,12 @@ def _why_no_triton_interpreter() -> str | None:
     return importlib.import_module("triton_interpreter").why_unavailable()
 
 
+def _why_no_cmake() -> str | None:
+    """Beside the interpreter, where PyPI's package puts it, or on the PATH."""
+    folders = (str(Path(sys.executable).parent), os.environ.get("PATH", ""))
+    return None if shutil.which("cmake", path=os.pathsep.join(folders)) else "there is no cmake"
+
+
 def _why_no_chromium() -> str | None:
     found = any(map(shutil.which, ("chromium", "chromium-browser", "google-chrome")))
     return None if found else "no chromium on the path"
@@ -131,6 +137,7 @@ NEEDS: dict[str, Callable[[], str | None]] = {
     "cuda": _why_no_cuda,
     "diffusers": _why_no_module("diffusers"),
     "fastapi": _why_no("fastapi", "httpx"),
+    "cmake": _why_no_cmake,
     "g++": _why_no_program("g++"),
     "minilm": _why_no_minilm,
     "onnx": _why_no("onnx", "onnxscript"),

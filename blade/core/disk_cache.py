@@ -129,7 +129,7 @@ def code_version() -> str:
     """A digest of blade's own code: any change of it, released or not, changes all keys."""
     package = Path(__file__).resolve().parent.parent
     sources = sorted(package.rglob("*.py"))
-    native = [(p.name, p.stat()) for p in sorted(package.glob("_runtime*.so"))]
+    native = [(p.name, p.stat()) for p in sorted(package.glob("libblade_runtime*.so"))]
     return digest(
         [part for p in sources for part in (str(p.relative_to(package)), p.read_bytes())]
         + [f"{name} {stat.st_size} {stat.st_mtime_ns}" for name, stat in native]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The second C++ library, ``_cuda*.so``, which runs engines for CUDA devices.
+"""The second C++ library, ``libblade_cuda.so``, which runs engines for CUDA devices.
 
 Without it such engines still load, report the reason, and run the original.
 """
@@ -27,10 +27,10 @@ def load(package: Path) -> str:
     """Load the library; returns the reason if it was not built or cannot be loaded, else an empty text."""
     if torch.version.cuda is None:
         return ""
-    found = sorted(package.glob("_cuda*.so"))
+    found = sorted(package.glob("libblade_cuda*.so"))
     if not found:
         return (
-            f"blade's CUDA runtime is not built: there is no _cuda*.so in {package}. Run `pip install "
+            f"blade's CUDA runtime is not built: there is no libblade_cuda.so in {package}. Run `pip install "
             "--no-build-isolation -e .` in the source folder where CUDA's headers are (CUDA_HOME)."
         )
     try:

@@ -293,10 +293,10 @@ def _runner_of(payload: torch.Tensor) -> Runner:
 
 def _library_path() -> Path:
     package = Path(__file__).resolve().parent.parent
-    found = sorted(package.glob("_runtime*.so"))
+    found = sorted(package.glob("libblade_runtime*.so"))
     if not found:
         raise BackendError(
-            f"blade's C++ runtime is not built: there is no _runtime*.so in {package}. "
+            f"blade's C++ runtime is not built: there is no libblade_runtime.so in {package}. "
             "Run `pip install --no-build-isolation -e .` in the source folder."
         )
     return found[0]

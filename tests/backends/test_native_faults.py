@@ -54,7 +54,7 @@ def payload(backend: str, library: bytes) -> bytes:
 
 def cut_off() -> bytes:
     """A library of which the disk took only half: the system's loader dies of it."""
-    [whole] = Path(blade.__file__).parent.glob("_runtime*.so")
+    [whole] = Path(blade.__file__).parent.glob("libblade_runtime*.so")
     return whole.read_bytes()[: whole.stat().st_size // 2]
 
 

@@ -266,7 +266,7 @@ def test_cuda_where_there_is_none():
     w = Writer(isa="cuda sm_90")
     x = w.input("f32", 1, "cuda")
     w.outputs = [w.slot(f"input {x}")]
-    check_unavailable(w.engine(), Code.BACKEND_UNAVAILABLE, "_cuda.so", VECTORS[:1])
+    check_unavailable(w.engine(), Code.BACKEND_UNAVAILABLE, "libblade_cuda.so", VECTORS[:1])
 
 
 def test_launches_in_a_program_of_the_cpu():

@@ -102,7 +102,7 @@ def runtime() -> dict[str, Any]:
     """The C++ library: its path, the torch it was built with, and why it cannot be loaded, if so."""
     from blade.errors import BackendError
 
-    files = sorted(Path(blade.__file__).parent.glob("_runtime*.so"))
+    files = sorted(Path(blade.__file__).parent.glob("libblade_runtime*.so"))
     built = _BUILT_WITH.search(files[0].read_bytes()) if files else None
     try:
         importlib.import_module("blade.runtime")  # registers the library, or says why not

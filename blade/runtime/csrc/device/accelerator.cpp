@@ -2,9 +2,11 @@
 #include "device/accelerator.h"
 
 #include <c10/util/Exception.h>
+#include <dlfcn.h>
 
 #include <algorithm>
 #include <charconv>
+#include <cstdlib>
 #include <map>
 #include <mutex>
 #include <string_view>
@@ -64,9 +66,27 @@ uint64_t to_number(std::string_view word, uint64_t most) {
   return value;
 }
 
+// For programs in C++; `import blade` has loaded it, or said why it cannot be. Its constructor registers it.
+void load_cuda_once() {
+  static std::once_flag tried;
+  std::call_once(tried, [] {
+    {
+      const std::lock_guard<std::mutex> lock(registry_mutex);
+      if (registry().count(kCuda) != 0) return;
+    }
+    Dl_info here;
+    if (dladdr(reinterpret_cast<void*>(&load_cuda_once), &here) == 0) return;
+    const std::string file = here.dli_fname;
+    void* library = dlopen((file.substr(0, file.rfind('/') + 1) + "libblade_cuda.so").c_str(), RTLD_NOW);
+    auto* end = library == nullptr ? nullptr : reinterpret_cast<void (*)()>(dlsym(library, "blade_cuda_end"));
+    if (end != nullptr) std::atexit(end);  // engines need not unload their kernels one by one
+  });
+}
+
 }  // namespace
 
 Accelerator* find_accelerator(const std::string& name) {
+  if (name == kCuda) load_cuda_once();
   const std::lock_guard<std::mutex> lock(registry_mutex);
   const auto found = registry().find(name);
   return found == registry().end() ? nullptr : found->second;
@@ -74,7 +94,7 @@ Accelerator* find_accelerator(const std::string& name) {
 
 void register_accelerator(const std::string& name, int64_t abi, Accelerator* accelerator) {
   TORCH_CHECK(
-      abi == kAcceleratorAbi, "blade: the library for '", name, "' and _runtime.so were not built together (", abi,
+      abi == kAcceleratorAbi, "blade: the library for '", name, "' and libblade_runtime.so were not built together (", abi,
       " and ", kAcceleratorAbi, "): build blade again");
   const std::lock_guard<std::mutex> lock(registry_mutex);
   registry()[name] = accelerator;

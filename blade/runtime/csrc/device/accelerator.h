@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the executor asks of a device that is not the CPU. This library knows none: a second one brings
-// it (`_cuda.so`) and registers it through the op blade::register_accelerator.
+// it (`libblade_cuda.so`) and registers it through the op blade::register_accelerator.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -107,6 +107,8 @@ class Accelerator {
   virtual std::unique_ptr<Graph> record(
       c10::DeviceIndex device, Stream stream, Work kind, const std::function<void(Recorder&)>& work) = 0;
 };
+
+constexpr const char* kCuda = "cuda";
 
 // The one whose programs begin with `isa NAME`, or nullptr. It is never destroyed.
 Accelerator* find_accelerator(const std::string& name);

@@ -89,8 +89,7 @@ void Engine::load(Origin origin) {
 
 // Said once, when a file is loaded: from then on stats() tells.
 void Engine::warn_if_unavailable() const {
-  std::string why = why_unavailable_;
-  if (runner_ && !has_runner(backend_)) why = "No backend '" + backend_ + "' is registered in this process.";
+  const auto why = known_obstacle();
   if (!why.empty()) TORCH_WARN("blade: engine '", name_, "' is not used; the original runs instead. ", why);
 }
 
@@ -250,6 +249,12 @@ std::string Engine::why_unavailable() const {
   if (const Engine* next = successor()) return next->why_unavailable();
   if (unavailable_) return why_unavailable_;
   return runner_ ? runner_->why_unavailable() : "";
+}
+
+std::string Engine::known_obstacle() const {
+  if (const Engine* next = successor()) return next->known_obstacle();
+  if (unavailable_) return why_unavailable_;
+  return runner_ ? runner_->known_obstacle() : "";
 }
 
 void Engine::failed(const std::string& what) {

@@ -66,6 +66,8 @@ class Engine : public torch::CustomClassHolder {
   void lend(const std::vector<int64_t>& outputs);
   std::string last_error() const;
   std::string why_unavailable() const;
+  // The same without loading anything: empty if nothing is known to stand in the way.
+  std::string known_obstacle() const;
   const std::string& name() const { return name_; }
   const std::string& backend() const { return serving()->backend_; }
   const std::string& program() const { return serving()->program_; }

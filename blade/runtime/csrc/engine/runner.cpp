@@ -102,6 +102,10 @@ void check_outputs(
   }
 }
 
+std::string no_runner(const std::string& backend) {
+  return "No backend '" + backend + "' is registered in this process. Engines of '" + backend + "' need Python and `import blade`.";
+}
+
 }  // namespace
 
 void announce_runner(const std::string& backend, bool keeps_inputs) {
@@ -132,7 +136,7 @@ std::string Runner::why_unavailable() {
     const std::lock_guard<std::mutex> lock(mutex_);
     return why_;
   }
-  if (!has_runner(backend_)) return "No backend '" + backend_ + "' is registered in this process.";
+  if (!has_runner(backend_)) return no_runner(backend_);
   std::string why;
   try {
     const Quiet guards;
@@ -151,6 +155,13 @@ std::string Runner::why_unavailable() {
   }
   state_ = why.empty() ? kReady : kBroken;
   return why;
+}
+
+std::string Runner::known_obstacle() const {
+  if (state_ == kReady) return "";
+  if (state_ == kNew) return has_runner(backend_) ? "" : no_runner(backend_);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return why_;
 }
 
 void Runner::forget() {

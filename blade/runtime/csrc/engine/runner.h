@@ -29,6 +29,8 @@ class Runner {
   // Empty once loaded, which the first call does; else why it cannot be (kept until forget()). Throws Interrupted.
   std::string why_unavailable();
   void forget();
+  // Why it cannot be loaded, as far as that is known without trying.
+  std::string known_obstacle() const;
 
   // `registers` are the program's for these inputs. Throws unless what comes back has the number, dtypes and sizes
   // of the program's outputs, if it declares any, and is strided and on the inputs' device; Interrupted for an
@@ -45,7 +47,7 @@ class Runner {
   std::atomic<bool> keeps_inputs_{false};  // known once loaded
   enum State { kNew, kReady, kBroken };
   std::atomic<int> state_{kNew};
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::string why_;
 };
 

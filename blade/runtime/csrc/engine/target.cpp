@@ -11,7 +11,6 @@
 namespace blade {
 namespace {
 
-constexpr const char* kCuda = "cuda";
 
 // An accelerator's programs may have inputs on the CPU, which only calls read.
 void check_devices(const Program& program, c10::DeviceType type) {
@@ -36,7 +35,7 @@ void check_instructions(const Program& program, bool on_cpu) {
 [[noreturn]] void no_cuda() {
   throw Unavailable(
       Code::kBackendUnavailable,
-      "The engine was made for a CUDA device and blade's CUDA runtime (blade/_cuda.so) is not loaded: `import blade` loads it "
+      "The engine was made for a CUDA device and blade's CUDA runtime (blade/libblade_cuda.so) is not loaded: `import blade` loads it "
       "where it was built, which needs a torch with CUDA and CUDA's headers (then run `pip install --no-build-isolation -e .`).");
 }
 
