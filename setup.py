@@ -50,6 +50,10 @@ UNITS = {
         *("engine/runner", "engine/engine"),
         *("model/result_form", "model/model", "engine/register"),
     ),
+    "libraries": (
+        *("libraries/json", "libraries/payload", "libraries/onnx_bytes", "libraries/find_library"),
+        *("libraries/onnxruntime", "libraries/openvino", "libraries/native_runner"),
+    ),
     "api": ("api/stats", "api/model"),
     "native": (
         *("device/cpu_features", "native/libm_symbols", "native/elf_loader"),

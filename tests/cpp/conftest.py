@@ -64,11 +64,13 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run_without_python(example: Path, tmp_path: Path) -> Callable[..., Answer]:
     """Run the example on a model's file; the environment has what is passed, and nothing else."""
 
-    def run(model: Path, *inputs: torch.Tensor, calls: int = 1, **environment: str) -> Answer:
+    def run(
+        model: Path, *inputs: torch.Tensor, calls: int = 1, threads: int = 1, **environment: str
+    ) -> Answer:
         torch.save(inputs, tmp_path / "inputs.pt")
         files = (model, tmp_path / "inputs.pt", tmp_path / "outputs.pt")
         done = subprocess.run(
-            [str(example), *map(str, files), str(calls)],
+            [str(example), *map(str, files), str(calls), str(threads)],
             cwd=tmp_path,
             env={"OMP_NUM_THREADS": "1", **environment},
             capture_output=True,

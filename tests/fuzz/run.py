@@ -29,6 +29,7 @@ from torch.utils import cpp_extension
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 CSRC = ROOT / "blade/runtime/csrc"
+API = ROOT / "blade/include"
 BATCH = 2000
 FLAGS = [
     *("-O1", "-g1", "-fno-omit-frame-pointer", "-fopenmp", "-std=c++20", "-DNDEBUG"),
@@ -81,6 +82,7 @@ def compile_unit(name: str, text: str, folder: Path, newest: float) -> Path:
         "g++",
         *FLAGS,
         f"-I{CSRC}",
+        f"-I{API}",
         f"-I{HERE}",
         *system,
         "-c",

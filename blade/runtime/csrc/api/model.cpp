@@ -32,7 +32,7 @@ void add_tensors(const c10::IValue& value, std::vector<at::Tensor>& found) {
   } else if (value.isTuple()) {
     for (const auto& element : value.toTupleRef().elements()) add_tensors(element, found);
   } else if (value.isList()) {
-    for (const c10::IValue element : value.toList()) add_tensors(element, found);
+    for (const auto& element : value.toListRef()) add_tensors(element, found);
   } else if (value.isGenericDict()) {
     for (const auto& entry : value.toGenericDict()) add_tensors(entry.value(), found);
   }

@@ -136,7 +136,11 @@ std::string Runner::why_unavailable() {
     const std::lock_guard<std::mutex> lock(mutex_);
     return why_;
   }
-  if (!has_runner(backend_)) return no_runner(backend_);
+  if (has_runner(backend_)) return load_by_python();
+  return has_native_runner(backend_) ? load_native() : no_runner(backend_);
+}
+
+std::string Runner::load_by_python() {
   std::string why;
   try {
     const Quiet guards;
@@ -157,9 +161,26 @@ std::string Runner::why_unavailable() {
   return why;
 }
 
+// Once, by one of the threads that call the engine first.
+std::string Runner::load_native() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (state_ != kNew) return why_;
+  try {
+    const Quiet guards;
+    native_ = load_native_runner(backend_, payload_, constants_);
+    keeps_inputs_ = true;
+    why_.clear();
+    state_ = kReady;
+  } catch (const std::exception& error) {
+    why_ = std::string("The engine could not be loaded: ") + printable(error.what());
+    state_ = kBroken;
+  }
+  return why_;
+}
+
 std::string Runner::known_obstacle() const {
   if (state_ == kReady) return "";
-  if (state_ == kNew) return has_runner(backend_) ? "" : no_runner(backend_);
+  if (state_ == kNew) return has_runner(backend_) || has_native_runner(backend_) ? "" : no_runner(backend_);
   const std::lock_guard<std::mutex> lock(mutex_);
   return why_;
 }
@@ -178,7 +199,7 @@ std::vector<at::Tensor> Runner::run(
       if (!is_updated(program_, i)) given[i] = given[i].clone();
     }
   }
-  auto outputs = call("blade::run_runner", {payload_, given}).at(0).toTensorVector();
+  auto outputs = native_ ? native_->run(given, program_, registers) : call("blade::run_runner", {payload_, given}).at(0).toTensorVector();
   check_outputs(program_, registers, device_of(inputs), outputs);
   for (size_t i = 0; i < outputs.size(); ++i) {
     if (!is_fresh(program_, i) || outputs[i].numel() == 0) continue;

@@ -1,14 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// An engine whose computation is a function that Python registered for its backend.
+// An engine whose computation is a function that Python registered for its backend, or a library's C API in processes
+// without Python.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <atomic>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
 
+#include "libraries/native_runner.h"
 #include "program/program.h"
 
 namespace blade {
@@ -39,11 +42,15 @@ class Runner {
   std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs, const std::vector<int64_t>& registers) const;
 
  private:
+  std::string load_native();
+  std::string load_by_python();
+
   const std::string backend_, name_;
   const Program program_;
   const at::Tensor payload_;  // of this engine alone: Python keeps the loaded runner on it
   const std::vector<at::Tensor> constants_;
   const std::string text_;
+  std::unique_ptr<NativeRunner> native_;   // set once loaded, where Python has no runner
   std::atomic<bool> keeps_inputs_{false};  // known once loaded
   enum State { kNew, kReady, kBroken };
   std::atomic<int> state_{kNew};

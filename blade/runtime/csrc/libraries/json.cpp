@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "libraries/json.h"
+
+#include <charconv>
+#include <stdexcept>
+
+namespace blade {
+namespace {
+
+constexpr int kDeepest = 16;
+
+[[noreturn]] void not_json(const std::string& what) { throw std::runtime_error("its head is no JSON of blade's: " + what); }
+
+void append_utf8(uint32_t code, std::string& text) {
+  if (code < 0x80) {
+    text += static_cast<char>(code);
+  } else if (code < 0x800) {
+    text += static_cast<char>(0xC0 | code >> 6);
+    text += static_cast<char>(0x80 | (code & 0x3F));
+  } else {
+    text += static_cast<char>(0xE0 | code >> 12);
+    text += static_cast<char>(0x80 | (code >> 6 & 0x3F));
+    text += static_cast<char>(0x80 | (code & 0x3F));
+  }
+}
+
+class JsonParser {
+ public:
+  explicit JsonParser(std::string_view text) : text_(text) {}
+
+  Json all() {
+    Json value = next(0);
+    skip_blanks();
+    if (at_ != text_.size()) not_json("something follows it");
+    return value;
+  }
+
+ private:
+  void skip_blanks() {
+    while (at_ < text_.size() && (text_[at_] == ' ' || text_[at_] == '\n' || text_[at_] == '\t' || text_[at_] == '\r')) ++at_;
+  }
+
+  bool take(char c) {
+    skip_blanks();
+    if (at_ >= text_.size() || text_[at_] != c) return false;
+    ++at_;
+    return true;
+  }
+
+  Json next(int depth) {
+    if (depth > kDeepest) not_json("it is nested too deep");
+    Json value;
+    if (take('{')) {
+      value.kind = Json::kObject;
+      read_sequence('}', [&] {
+        std::string name = read_text();
+        if (!take(':')) not_json("':' is missing");
+        value.members.emplace_back(std::move(name), next(depth + 1));
+      });
+    } else if (take('[')) {
+      value.kind = Json::kList;
+      read_sequence(']', [&] { value.items.push_back(next(depth + 1)); });
+    } else if (at_ < text_.size() && text_[at_] == '"') {
+      value.kind = Json::kText;
+      value.text = read_text();
+    } else if (text_.substr(at_, 4) == "null") {
+      at_ += 4;
+    } else {
+      value.kind = Json::kInteger;
+      const auto [end, error] = std::from_chars(text_.data() + at_, text_.data() + text_.size(), value.integer);
+      if (error != std::errc()) not_json("a value is neither a text, an integer, a list, an object nor null");
+      at_ = static_cast<size_t>(end - text_.data());
+    }
+    return value;
+  }
+
+  template <typename F>
+  void read_sequence(char end, const F& read_one) {
+    if (take(end)) return;
+    do {
+      read_one();
+    } while (take(','));
+    if (!take(end)) not_json("a list or an object does not end");
+  }
+
+  std::string read_text() {
+    if (!take('"')) not_json("a text is missing");
+    std::string text;
+    for (; at_ < text_.size() && text_[at_] != '"'; ++at_) {
+      if (text_[at_] == '\\') {
+        read_escape(text);
+      } else {
+        text += text_[at_];
+      }
+    }
+    if (at_ >= text_.size()) not_json("a text does not end");
+    ++at_;
+    return text;
+  }
+
+  // `at_` is at the backslash, and then at the last character of what it begins.
+  void read_escape(std::string& text) {
+    const char kind = ++at_ < text_.size() ? text_[at_] : '\0';
+    constexpr std::string_view kNames = "\"\\/bfnrt", kValues = "\"\\/\b\f\n\r\t";
+    if (const auto found = kNames.find(kind); kind != '\0' && found != std::string_view::npos) {
+      text += kValues[found];
+    } else if (kind == 'u') {
+      uint32_t code = 0;
+      const auto digits = text_.substr(at_ + 1, 4);
+      const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), code, 16);
+      const bool is_surrogate = code >= 0xD800 && code < 0xE000;
+      if (error != std::errc() || end != digits.data() + 4 || is_surrogate) not_json("a character is unknown");
+      append_utf8(code, text);
+      at_ += 4;
+    } else {
+      not_json("a character is unknown");
+    }
+  }
+
+  const std::string_view text_;
+  size_t at_ = 0;
+};
+
+}  // namespace
+
+const Json& Json::at(std::string_view name) const {
+  for (const auto& [key, value] : members) {
+    if (key == name) return value;
+  }
+  throw std::runtime_error("its head lacks '" + std::string(name) + "'");
+}
+
+const std::string& Json::as_text() const {
+  if (kind != kText) throw std::runtime_error("its head has something else where a text is due");
+  return text;
+}
+
+std::vector<std::string> Json::as_texts() const {
+  if (kind != kList) throw std::runtime_error("its head has something else where a list is due");
+  std::vector<std::string> texts;
+  for (const auto& item : items) texts.push_back(item.as_text());
+  return texts;
+}
+
+Json parse_json(std::string_view text) { return JsonParser(text).all(); }
+
+}  // namespace blade
