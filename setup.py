@@ -89,10 +89,23 @@ class BuildRuntime(cpp_extension.BuildExtension):
         super().build_extension(ext)
 
 
+def torch_minor() -> tuple[int, int]:
+    major, minor = map(int, re.match(r"(\d+)\.(\d+)", torch.__version__).groups())
+    return major, minor
+
+
 def cxx_standard() -> str:
     """The C++ standard torch's own headers need."""
-    major, minor = map(int, re.match(r"(\d+)\.(\d+)", torch.__version__).groups())
-    return "-std=c++20" if (major, minor) >= (2, 12) else "-std=c++17"
+    return "-std=c++20" if torch_minor() >= (2, 12) else "-std=c++17"
+
+
+def requirements() -> list[str]:
+    """Of what is built here: the runtime works with the minor version of torch that it was built against."""
+    torch_mlir = (
+        "torch-mlir==20261001; sys_platform == 'linux' and platform_machine in 'x86_64 aarch64'"
+    )
+    ours = ["numpy", "pydantic>=2.7", "rich", "typing-extensions>=4.6", torch_mlir]
+    return ["torch=={}.{}.*".format(*torch_minor()), *ours]
 
 
 def sources(units: dict[str, tuple[str, ...]]) -> list[str]:
@@ -191,6 +204,7 @@ setup(
         ],
         "blade.report.html": ["*.html", "*.css", "*.js"],
     },
+    install_requires=requirements(),
     ext_modules=[runtime(), interrupts(), *cuda()],
     cmdclass={"build_ext": BuildRuntime},
 )

@@ -4,7 +4,7 @@
 import torch
 
 from blade.backends.onnxruntime.device import has_cuda
-from blade.backends.onnxruntime.session import LIBRARY
+from blade.backends.onnxruntime.library import LIBRARY
 from blade.backends.shared.onnx.engine import engine_version, onnx_engine
 from blade.backends.shared.onnx.model import (
     INLINE_BYTES,

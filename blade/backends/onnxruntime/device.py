@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from blade.backends.onnxruntime.library import LIBRARY
+
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 
 _LEGACY_STREAM = 1
@@ -59,8 +61,7 @@ def providers(place: OrtDevice) -> list[Any]:
 def options(place: OrtDevice) -> Any:
     """Session options. Threads spin between the ops of a call, since waking them would delay each op, and
     sleep between calls, since spinning would take cores from torch's threads."""
-    import onnxruntime as ort
-
+    ort: Any = LIBRARY.load()
     made = ort.SessionOptions()
     made.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
     made.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
@@ -79,8 +80,7 @@ def run_options(place: OrtDevice) -> Any | None:
 
 @lru_cache(maxsize=1)
 def _without_waiting() -> Any:
-    import onnxruntime as ort
-
+    ort: Any = LIBRARY.load()
     made = ort.RunOptions()
     made.add_run_config_entry("disable_synchronize_execution_providers", "1")
     return made
@@ -90,8 +90,7 @@ def _without_waiting() -> Any:
 def has_cuda() -> bool:
     """Whether the installed library has kernels for CUDA; imports it."""
     try:
-        import onnxruntime as ort
-
+        ort: Any = LIBRARY.load()
         return CUDA in ort.get_available_providers()
     except (ImportError, OSError, AttributeError):
         return False

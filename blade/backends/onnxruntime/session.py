@@ -20,14 +20,13 @@ from blade.backends.onnxruntime.device import (
     providers,
     run_options,
 )
+from blade.backends.onnxruntime.library import LIBRARY
 from blade.backends.shared.library_payload import LibraryHeader, unpack
-from blade.backends.shared.library_sessions import LibrarySessions, OptionalLibrary
+from blade.backends.shared.library_sessions import LibrarySessions
 from blade.backends.shared.onnx.self_contained import check_model
 from blade.backends.shared.output_buffers import OutputBuffers
 from blade.errors import BackendError
 from blade.runtime.engine import Runner
-
-LIBRARY = OptionalLibrary("onnxruntime", "InferenceSession", ("onnxruntime", "onnxruntime-gpu"))
 
 ELEMENT_TYPES: dict[torch.dtype, int] = {
     torch.float32: 1,
@@ -102,8 +101,7 @@ class _OrtModel:
         return answers
 
     def _start(self, place: OrtDevice) -> _ThreadSession:
-        import onnxruntime as ort
-
+        ort: Any = LIBRARY.load()
         settings = options(place)
         dense = [c.detach().contiguous() for c in self.constants]
         weights = dict(zip(self.head.weights, dense, strict=True))

@@ -8,6 +8,7 @@ sessions.at(threads)                        # start(threads), made once, over th
 """
 
 import importlib
+import os
 import sys
 import threading
 from collections.abc import Callable, Hashable, Sequence
@@ -29,13 +30,14 @@ class OptionalLibrary:
     """The module ``name``, imported at first use; it must have the attribute ``entry``.
 
     ``packages``: the distributions that contain it, the usual one first. ``without``: modules that it must
-    not import.
+    not import. ``environment``: variables that are set while it is imported, unless they are already.
     """
 
     name: str
     entry: str
     packages: tuple[str, ...]
     without: tuple[str, ...] = ()
+    environment: tuple[tuple[str, str], ...] = ()
 
     def installed(self) -> str:
         """The version of the first installed package; raises ``PackageNotFoundError``."""
@@ -56,11 +58,15 @@ class OptionalLibrary:
         wanted = () if self.name in modules else self.without
         hidden = [name for name in wanted if name not in modules]
         modules.update(dict.fromkeys(hidden))  # None in ``sys.modules`` makes an import fail
+        added = {name: value for name, value in self.environment if name not in os.environ}
+        os.environ.update(added)
         try:
             return importlib.import_module(self.name)
         finally:
             for name in hidden:
                 modules.pop(name, None)
+            for name in added:
+                os.environ.pop(name, None)
 
     def why_not_loadable(self) -> str | None:
         """``None`` if the library can be imported, else a sentence with the fix."""

@@ -71,8 +71,9 @@ def _openvino(model: torch.nn.Module, samples: Sequence[Bound]) -> list[Call]:
 
 
 def _onnxruntime(model: torch.nn.Module, samples: Sequence[Bound]) -> list[Call]:
-    import onnxruntime
+    from blade.backends.onnxruntime.library import LIBRARY
 
+    onnxruntime: Any = LIBRARY.load()
     names, rows = _positional(model, samples)
     example = max(rows, key=lambda row: sum(t.numel() for t in row))
     dynamic = {

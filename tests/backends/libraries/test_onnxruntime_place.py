@@ -15,6 +15,7 @@ from blade.backends.onnxruntime import backend, session
 from blade.backends.onnxruntime import device as place
 from blade.backends.onnxruntime.device import OrtDevice, ort_device_of, providers
 from blade.backends.shared.library_payload import LibraryHeader, pack
+from blade.backends.shared.library_sessions import OptionalLibrary
 from blade.core.cluster import Cluster
 from blade.core.reason import Code
 from blade.errors import BackendError, Refused
@@ -67,7 +68,7 @@ def test_the_default_stream_has_a_handle_that_is_not_none(stream: SimpleNamespac
 def library(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The stand-in, in the place of the library, and the host's memory in that of a GPU's."""
     monkeypatch.setitem(sys.modules, "onnxruntime", fake)
-    monkeypatch.setattr(session.OptionalLibrary, "installed", lambda self: STAMP["onnxruntime"])
+    monkeypatch.setattr(OptionalLibrary, "installed", lambda self: STAMP["onnxruntime"])
     monkeypatch.setattr(OrtDevice, "device", property(lambda self: torch.device("cpu")))
     place.has_cuda.cache_clear()
     place._without_waiting.cache_clear()
