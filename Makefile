@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# make demo | check | test | test-all | lint | bench | fuzz     Each sets up .venv first if it has to.
+# make demo | check | test | test-all | lint | bench | fuzz | wheel     Each sets up .venv first if it has to.
 #
 # check: before every commit. test: before every push, and CI; what is slow and promises nothing of its own waits for
 # test-all: every test there is, before a release.
@@ -8,6 +8,7 @@
 #   PYTHON       interpreter for .venv, 3.10 to 3.12                    make test PYTHON=python3.12
 #   TORCH_INDEX  an index with CPU wheels of torch, for machines whose pip would pull CUDA ones
 #   JOBS         parallel test processes
+#   TORCH        versions of torch that `make wheel` builds for             make wheel TORCH="2.12.0 2.13.0"
 #   MUTANTS      how many damaged files `make fuzz` loads, and SEED, which ones
 
 PYTHON ?= python3
@@ -23,7 +24,7 @@ BENCH_ARGS ?= --models minilm --peers eager,torchscript,inductor,onnxruntime,ope
 MUTANTS ?= 100000
 SEED ?= 1
 
-.PHONY: demo check test test-all durations lint bench fuzz setup clean
+.PHONY: demo check test test-all durations lint bench fuzz wheel setup clean
 .DEFAULT_GOAL := test
 .DELETE_ON_ERROR:
 
@@ -78,6 +79,16 @@ durations: .venv/.installed
 
 bench: .venv/.bench
 	$(BIN)/python benchmarks/bench_models.py $(BENCH_ARGS)
+
+# Wheels for other machines, under dist/, and a try of each that is for the torch in .venv.
+wheel: .venv/.wheel
+	$(BIN)/python wheels/build.py $(if $(TORCH),--torch $(TORCH)) $(if $(TORCH_INDEX),--index $(TORCH_INDEX))
+	$(BIN)/python wheels/smoke.py dist/torch$$($(BIN)/python -c \
+	  'import torch; print(".".join(torch.__version__.split(".")[:2]))')/blade-*.whl
+
+.venv/.wheel: .venv/.installed
+	$(TORCH_PIP) --no-build-isolation --editable '.[wheel]'
+	@touch $@
 
 # Needs a g++ with the sanitizers' libraries. Reports are kept in build/fuzz/found.
 fuzz: .venv/.installed

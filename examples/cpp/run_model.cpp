@@ -35,7 +35,7 @@ void write_tensors(const std::string& path, const std::vector<at::Tensor>& tenso
 }
 
 void run(const std::string& model_path, const std::string& inputs_path, const std::string& outputs_path, int calls, int threads) {
-  blade::Model model(model_path);
+  blade::SavedModel model(model_path);
   const auto inputs = read_tensors(inputs_path);
   const auto outputs = model.run(inputs);
   std::vector<std::thread> others;

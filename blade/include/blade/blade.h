@@ -3,7 +3,7 @@
 //
 //   #include <blade/blade.h>
 //
-//   blade::Model model("model.pt");
+//   blade::SavedModel model("model.pt");
 //   std::vector<at::Tensor> outputs = model.run({at::ones({8, 64})});
 //   for (const blade::EngineStats& engine : model.stats()) std::cout << engine << "\n";
 //
@@ -46,10 +46,10 @@ BLADE_API std::ostream& operator<<(std::ostream& stream, const EngineStats& stat
 BLADE_API std::vector<EngineStats> stats(const torch::jit::Module& module);
 
 // A file: TorchScript (torch.jit.save), or an AOTInductor package (.pt2). Opening it runs what is in it: a model is a program.
-class BLADE_API Model {
+class BLADE_API SavedModel {
  public:
   // Throws c10::Error where the file cannot be opened, or is of another kind.
-  explicit Model(const std::string& path);
+  explicit SavedModel(const std::string& path);
 
   // One call in inference mode, from any thread. `inputs` are the model's tensors in order; what comes back are those that
   // it returns, in the order of its tuples, lists and dicts. Throws c10::Error where the model does.

@@ -14,7 +14,7 @@
 
 namespace blade {
 
-class Model::File {
+class SavedModel::File {
  public:
   virtual ~File() = default;
   virtual std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs) = 0;
@@ -38,7 +38,7 @@ void add_tensors(const c10::IValue& value, std::vector<at::Tensor>& found) {
   }
 }
 
-class TorchScriptFile : public Model::File {
+class TorchScriptFile : public SavedModel::File {
  public:
   explicit TorchScriptFile(const std::string& path) : module_(torch::jit::load(path)) { module_.eval(); }
 
@@ -54,7 +54,7 @@ class TorchScriptFile : public Model::File {
   torch::jit::Module module_;
 };
 
-class AotiPackage : public Model::File {
+class AotiPackage : public SavedModel::File {
  public:
   explicit AotiPackage(const std::string& path) : loader_(path) {}
 
@@ -77,7 +77,7 @@ bool contains(const std::vector<std::string>& names, const char* part) {
   return std::any_of(names.begin(), names.end(), [&](const auto& name) { return name.find(part) != std::string::npos; });
 }
 
-std::shared_ptr<Model::File> open(const std::string& path) {
+std::shared_ptr<SavedModel::File> open(const std::string& path) {
   const auto names = caffe2::serialize::PyTorchStreamReader(path).getAllRecords();
   if (contains(names, "data/aotinductor/")) return std::make_shared<AotiPackage>(path);
   TORCH_CHECK(
@@ -88,13 +88,13 @@ std::shared_ptr<Model::File> open(const std::string& path) {
 
 }  // namespace
 
-Model::Model(const std::string& path) : file_(open(path)) {}
+SavedModel::SavedModel(const std::string& path) : file_(open(path)) {}
 
-std::vector<at::Tensor> Model::run(const std::vector<at::Tensor>& inputs) {
+std::vector<at::Tensor> SavedModel::run(const std::vector<at::Tensor>& inputs) {
   const c10::InferenceMode guard;
   return file_->run(inputs);
 }
 
-std::vector<EngineStats> Model::stats() const { return file_->stats(); }
+std::vector<EngineStats> SavedModel::stats() const { return file_->stats(); }
 
 }  // namespace blade
