@@ -54,7 +54,7 @@ UNITS = {
         *("libraries/json", "libraries/payload", "libraries/onnx_bytes", "libraries/find_library"),
         *("libraries/onnxruntime", "libraries/openvino", "libraries/native_runner"),
     ),
-    "api": ("api/stats", "api/saved_model"),
+    "api": ("api/stats", "api/program_archive", "api/saved_model"),
     "native": (
         *("device/cpu_features", "native/libm_symbols", "native/elf_loader"),
         *("native/native_library", "native/relocate"),

@@ -45,7 +45,8 @@ BLADE_API std::ostream& operator<<(std::ostream& stream, const EngineStats& stat
 // Of all engines in a module that torch::jit::load returned.
 BLADE_API std::vector<EngineStats> stats(const torch::jit::Module& module);
 
-// A file: TorchScript (torch.jit.save), or an AOTInductor package (.pt2). Opening it runs what is in it: a model is a program.
+// A file of blade.save or torch.jit.save: TorchScript, an AOTInductor package, or an archive of torch.export whose program is
+// one call of the model (others take Python). Opening it runs what is in it: a model is a program.
 class BLADE_API SavedModel {
  public:
   // Throws c10::Error where the file cannot be opened, or is of another kind.

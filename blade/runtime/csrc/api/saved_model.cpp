@@ -9,6 +9,7 @@
 
 #include <algorithm>
 
+#include "api/program_archive.h"
 #include "api/stats.h"
 #include "blade/blade.h"
 
@@ -63,7 +64,10 @@ class AotiPackage : public SavedModel::File {
   std::vector<EngineStats> stats() const override {
     std::vector<EngineStats> found;
 #if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 13
-    for (const auto& [name, value] : loader_.get_custom_objs()) add_stats(name, value, found);
+    for (const auto& [name, value] : loader_.get_custom_objs()) {
+      add_stats(name, value, found);
+      add_model_stats(value, found);
+    }
     std::sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.name < b.name; });
 #endif
     return found;
@@ -73,6 +77,22 @@ class AotiPackage : public SavedModel::File {
   AOTIModelPackageLoader loader_;
 };
 
+class ProgramArchive : public SavedModel::File {
+ public:
+  explicit ProgramArchive(const std::string& path) : model_(read_whole_model(path)) {}
+
+  std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs) override { return run_whole_model(model_, inputs); }
+
+  std::vector<EngineStats> stats() const override {
+    std::vector<EngineStats> found;
+    add_model_stats(model_, found);
+    return found;
+  }
+
+ private:
+  const c10::IValue model_;
+};
+
 bool contains(const std::vector<std::string>& names, const char* part) {
   return std::any_of(names.begin(), names.end(), [&](const auto& name) { return name.find(part) != std::string::npos; });
 }
@@ -80,9 +100,7 @@ bool contains(const std::vector<std::string>& names, const char* part) {
 std::shared_ptr<SavedModel::File> open(const std::string& path) {
   const auto names = caffe2::serialize::PyTorchStreamReader(path).getAllRecords();
   if (contains(names, "data/aotinductor/")) return std::make_shared<AotiPackage>(path);
-  TORCH_CHECK(
-      !contains(names, "archive_format"), "blade: ", path,
-      " is an archive of torch.export, which takes Python to run: save the model as .pt or as an AOTInductor package");
+  if (contains(names, "models/")) return std::make_shared<ProgramArchive>(path);
   return std::make_shared<TorchScriptFile>(path);
 }
 

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "libraries/json.h"
 
+#include <algorithm>
 #include <charconv>
 #include <stdexcept>
 
 namespace blade {
 namespace {
 
-constexpr int kDeepest = 16;
+constexpr int kDeepest = 64;
 
 [[noreturn]] void not_json(const std::string& what) { throw std::runtime_error("its head is no JSON of blade's: " + what); }
 
@@ -63,15 +64,31 @@ class JsonParser {
     } else if (at_ < text_.size() && text_[at_] == '"') {
       value.kind = Json::kText;
       value.text = read_text();
-    } else if (text_.substr(at_, 4) == "null") {
-      at_ += 4;
-    } else {
-      value.kind = Json::kInteger;
-      const auto [end, error] = std::from_chars(text_.data() + at_, text_.data() + text_.size(), value.integer);
-      if (error != std::errc()) not_json("a value is neither a text, an integer, a list, an object nor null");
-      at_ = static_cast<size_t>(end - text_.data());
+    } else if (!take_word("null")) {
+      const bool is_true = take_word("true");
+      if (is_true || take_word("false")) {
+        value.kind = Json::kTruth;
+        value.integer = is_true ? 1 : 0;
+      } else {
+        read_number(value);
+      }
     }
     return value;
+  }
+
+  bool take_word(std::string_view word) {
+    if (text_.substr(at_, word.size()) != word) return false;
+    at_ += word.size();
+    return true;
+  }
+
+  void read_number(Json& value) {
+    const auto end = std::min(text_.find_first_not_of("+-.0123456789eEINafinty", at_), text_.size());  // or Infinity, NaN
+    const auto number = text_.substr(at_, end - at_);
+    if (number.empty()) not_json("a value is missing");
+    const auto [read, error] = std::from_chars(number.data(), number.data() + number.size(), value.integer);
+    value.kind = error == std::errc() && read == number.data() + number.size() ? Json::kInteger : Json::kFraction;
+    at_ = end;
   }
 
   template <typename F>
@@ -123,10 +140,15 @@ class JsonParser {
 
 }  // namespace
 
-const Json& Json::at(std::string_view name) const {
+const Json* Json::find(std::string_view name) const {
   for (const auto& [key, value] : members) {
-    if (key == name) return value;
+    if (key == name) return &value;
   }
+  return nullptr;
+}
+
+const Json& Json::at(std::string_view name) const {
+  if (const Json* found = find(name)) return *found;
   throw std::runtime_error("its head lacks '" + std::string(name) + "'");
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The part of JSON that Python's json.dumps makes of texts, integers, lists, dicts and None.
+// JSON as Python's json.dumps writes it. Of numbers with a fraction only that they are there is kept.
 #pragma once
 
 #include <cstdint>
@@ -11,15 +11,17 @@
 namespace blade {
 
 struct Json {
-  enum Kind : uint8_t { kNull, kInteger, kText, kList, kObject };
+  enum Kind : uint8_t { kNull, kTruth, kInteger, kFraction, kText, kList, kObject };
   Kind kind = kNull;
-  int64_t integer = 0;
+  int64_t integer = 0;  // kTruth: 0 or 1
   std::string text;
   std::vector<Json> items;                             // of a list
   std::vector<std::pair<std::string, Json>> members;  // of an object
 
   // The member called `name`, which throws std::runtime_error if there is none.
   const Json& at(std::string_view name) const;
+  // The same, or nullptr.
+  const Json* find(std::string_view name) const;
   // Throw std::runtime_error for another kind.
   const std::string& as_text() const;
   std::vector<std::string> as_texts() const;
