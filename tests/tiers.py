@@ -210,6 +210,10 @@ RELEASE: tuple[Release, ...] = (
     Release("dynamo/test_trials_leave_no_trace.py::test_generate*", _REPEAT, 1),
     Release("dynamo/test_trials_leave_no_trace.py::test_buffers*", _SIZES, 2),
     Release("test_minilm.py::test_one_cluster_one_engine", _REPEAT),
+    Release(
+        "cpp/test_formats.py::test_a_package*", "compiles a package; tests/saving does the same"
+    ),
+    Release("cpp/test_library_engines.py::test_what_cannot*", _REPEAT, 3),
     Release("test_installed_wheel.py", "builds the runtime once more"),
     Release("test_minilm.py::test_200_shapes*", _SIZES),
     Release("test_bench_gpu.py", "the benchmark, not the package"),
