@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import torch
 
 ROOT = Path(__file__).parent.parent
 # what setup.py and MANIFEST.in read; nothing that was built here
@@ -45,6 +46,13 @@ assert blade.stats(model)["cluster_0"]["engine_runs"] == 1, blade.stats(model)
 """
 
 
+def _cmake() -> str:
+    folders = (str(Path(sys.executable).parent), os.environ["PATH"])
+    found = shutil.which("cmake", path=os.pathsep.join(folders))
+    assert found is not None
+    return found
+
+
 def _python(arguments: Sequence[str], folder: Path, path: str = "") -> str:
     """What Python prints that is run in ``folder`` and sees, besides what is installed, what is in ``path``."""
     env = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
@@ -55,7 +63,7 @@ def _python(arguments: Sequence[str], folder: Path, path: str = "") -> str:
     return done.stdout
 
 
-@pytest.mark.needs("runtime", "torch_mlir")
+@pytest.mark.needs("runtime", "torch_mlir", "cmake")
 def test_a_wheel_of_the_source_distribution_works_elsewhere(tmp_path: Path) -> None:
     pytest.importorskip("setuptools", "77")
     for name in ("pip", "wheel", "ninja"):
@@ -84,6 +92,14 @@ def test_a_wheel_of_the_source_distribution_works_elsewhere(tmp_path: Path) -> N
     _python([*wheel, str(archive)], elsewhere)
     [made] = built.glob("blade-*.whl")
     _python([*PIP, "install", *offline, "--target", str(installed), str(made)], elsewhere)
+    [metadata] = installed.glob("blade-*.dist-info/METADATA")
+    minor = ".".join(torch.__version__.split(".")[:2])
+    assert f"Requires-Dist: torch=={minor}.*" in metadata.read_text().splitlines()
+    for library in (installed / "blade").glob("*.so"):
+        assert str(ROOT).encode() not in library.read_bytes(), (
+            library.name
+        )  # no folder of this machine
+        assert str(Path(torch.__file__).parent).encode() not in library.read_bytes(), library.name
     kept = {path.relative_to(ROOT) for path in (ROOT / "blade").rglob("*.py")}
     assert kept == {path.relative_to(installed) for path in (installed / "blade").rglob("*.py")}
 
@@ -92,5 +108,17 @@ def test_a_wheel_of_the_source_distribution_works_elsewhere(tmp_path: Path) -> N
     assert _python([f"{path}/bin/blade", "--version"], elsewhere, path).startswith("blade ")
     _python(["-c", _OPTIMIZE, path], elsewhere, path)
     _python(["-c", _LOAD], elsewhere, path)
+    prefix = _python(
+        ["-c", "import blade; print(blade.cmake_prefix_path)"], elsewhere, path
+    ).strip()
+    assert prefix.startswith(f"{installed}/blade/share/cmake;")
+    configure = [
+        _cmake(),
+        "-S",
+        str(source / "examples" / "cpp"),
+        "-B",
+        str(tmp_path / "configured"),
+    ]
+    subprocess.run([*configure, f"-DCMAKE_PREFIX_PATH={prefix}"], check=True, capture_output=True)
     example = str(source / "examples" / "02_own_backend.py")
     assert "largest difference" in _python([example], elsewhere, path)
