@@ -96,6 +96,20 @@ class Image(nn.Module):
         return functional.max_pool2d(self.norm(self.conv(x)).relu(), 2)
 
 
+class Counts(nn.Module):
+    """Changes a buffer, and returns an argument and a weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(7)
+        self.inner = nn.Linear(4, 4)
+        self.register_buffer("count", torch.zeros(4))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        self.count.add_(1)
+        return functional.gelu(self.inner(x)) + self.count, x, self.inner.weight
+
+
 class Glued(nn.Module):
     """Two sums stand between its clusters where no backend takes them; it writes to an argument."""
 
@@ -180,6 +194,7 @@ CASES: dict[str, Callable[[], Case]] = {
         [(torch.randn(2, 3, 17, 19),)],
         [(torch.randn(1, 3, 17, 19),), (torch.randn(5, 3, 32, 12),)],
     ),
+    "counts": lambda: Case(Counts(), [(torch.randn(2, 4),)], [(torch.randn(3, 4),)] * 3),
     "bert": lambda: Case(
         FromBert(), [_tokens(2, 7), _tokens(3, 12)], [_tokens(1, 1), _tokens(5, 20)]
     ),
