@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The formats of ``blade.save`` in programs without Python."""
 
-import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,10 +10,7 @@ import torch
 
 import blade
 
-pytestmark = [
-    pytest.mark.needs("runtime", "torch_mlir", "g++", "cmake"),
-    pytest.mark.skipif(not importlib.util.find_spec("blade.saving"), reason="no such formats yet"),
-]
+pytestmark = pytest.mark.needs("runtime", "torch_mlir", "g++", "cmake")
 
 Run = Callable[..., Any]
 CONFIG = blade.Config(timing=False, min_cluster_size=1)
@@ -38,8 +34,7 @@ class Writes(Two):
 
 def _save(model: torch.nn.Module, path: Path, format: str) -> Path:
     samples = torch.randn(4, 16), torch.randn(4, 32)
-    save: Any = blade.save
-    save(blade.optimize(model, samples, CONFIG), path, format=format)
+    blade.save(blade.optimize(model, samples, CONFIG), path, format=format)
     return path
 
 

@@ -3,7 +3,6 @@
 
 #include <c10/util/Exception.h>
 #include <caffe2/serialize/inline_container.h>
-#include <torch/csrc/jit/api/module.h>
 #include <torch/csrc/jit/serialization/pickle.h>
 
 #include <stdexcept>
@@ -13,7 +12,6 @@
 namespace blade {
 namespace {
 
-constexpr const char* kModelClass = "__torch__.torch.classes.blade.Model";
 constexpr const char* kRunModel = "torch.ops.blade.run_model.default";
 constexpr const char* kWholeMethod = "forward";
 constexpr std::string_view kInside = "model.";  // where a blade.Model holds the optimized module
@@ -73,21 +71,16 @@ bool is_program_of_blade(const std::string& text) {
   }
 }
 
-bool is_model(const c10::IValue& value) {
-  if (!value.isObject()) return false;
-  const auto name = value.toObjectRef().type()->name();
-  return name && name->qualifiedName() == kModelClass;
-}
-
-c10::IValue call_method(const c10::IValue& model, const char* method, std::vector<c10::IValue> arguments) {
-  arguments.insert(arguments.begin(), model);
-  model.toObjectRef().type()->getMethod(method).run(arguments);
-  return arguments.at(0);
+// Null for anything else.
+c10::intrusive_ptr<Model> model_in(const c10::IValue& value) {
+  static const auto type = c10::getCustomClassType<c10::intrusive_ptr<Model>>();
+  const bool is_model = value.isObject() && value.type<c10::Type>()->isSubtypeOf(type);
+  return is_model ? value.toCustomClass<Model>() : c10::intrusive_ptr<Model>();
 }
 
 }  // namespace
 
-c10::IValue read_whole_model(const std::string& path) {
+c10::intrusive_ptr<Model> read_whole_model(const std::string& path) {
   caffe2::serialize::PyTorchStreamReader reader(path);
   const auto program = only_record(reader, "models/"), object = only_record(reader, "data/constants/custom_obj_");
   TORCH_CHECK(
@@ -95,19 +88,19 @@ c10::IValue read_whole_model(const std::string& path) {
       " is a program of torch.export with ops around the model's call, which takes Python to run: "
       "blade.save(model, path, format=\"aoti\") writes a file for C++");
   const auto bytes = read_record(reader, object);
-  auto model = torch::jit::pickle_load_obj(bytes);
-  TORCH_CHECK(is_model(model), "blade: ", path, " holds no model of blade's");
+  auto model = model_in(torch::jit::pickle_load_obj(bytes));
+  TORCH_CHECK(model, "blade: ", path, " holds no model of blade's");
   return model;
 }
 
-std::vector<at::Tensor> run_whole_model(const c10::IValue& model, const std::vector<at::Tensor>& inputs) {
-  return call_method(model, "run", {kWholeMethod, inputs}).toTensorVector();
-}
+std::vector<at::Tensor> run_whole_model(Model& model, const std::vector<at::Tensor>& inputs) { return model.run(kWholeMethod, inputs); }
 
 void add_model_stats(const c10::IValue& value, std::vector<EngineStats>& stats) {
-  if (!is_model(value)) return;
-  const torch::jit::Module module(call_method(value, "module", {}).toObject());
-  for (auto& one : blade::stats(module)) {
+  if (const auto model = model_in(value)) add_model_stats(*model, stats);
+}
+
+void add_model_stats(const Model& model, std::vector<EngineStats>& stats) {
+  for (auto& one : blade::stats(model.module())) {
     if (one.name.rfind(kInside, 0) == 0) one.name.erase(0, kInside.size());
     stats.push_back(std::move(one));
   }

@@ -81,16 +81,16 @@ class ProgramArchive : public SavedModel::File {
  public:
   explicit ProgramArchive(const std::string& path) : model_(read_whole_model(path)) {}
 
-  std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs) override { return run_whole_model(model_, inputs); }
+  std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs) override { return run_whole_model(*model_, inputs); }
 
   std::vector<EngineStats> stats() const override {
     std::vector<EngineStats> found;
-    add_model_stats(model_, found);
+    add_model_stats(*model_, found);
     return found;
   }
 
  private:
-  const c10::IValue model_;
+  const c10::intrusive_ptr<Model> model_;
 };
 
 bool contains(const std::vector<std::string>& names, const char* part) {
