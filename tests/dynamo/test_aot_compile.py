@@ -5,7 +5,6 @@ import io
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -112,26 +111,15 @@ def compiled(model: nn.Module, x: torch.Tensor, **given: Any) -> Any:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    made = tmp_path_factory.mktemp("aot")
+def scores() -> Any:
     with torch.no_grad():
-        scores = compiled(Scores().eval(), torch.randn(8, 16))
-        scores.save_compiled_function(str(made / "scores"))
-        with pytest.MonkeyPatch.context() as patch:
-            take_apart = saved_graph._engine_parts
+        return compiled(Scores().eval(), torch.randn(8, 16))
 
-            def elsewhere(engine: Any) -> Any:
-                name, backend, program, *rest = take_apart(engine)
-                head, isa, tail = program.split("\n", 2)
-                assert isa.startswith("isa"), isa
-                return (name, backend, "\n".join([head, "isa warp_drive", tail]), *rest)
 
-            patch.setattr(saved_graph, "_engine_parts", elsewhere)
-            scores.save_compiled_function(str(made / "elsewhere"))
-    trained = compiled(Trained(), torch.randn(8, 16), backend=blade.dynamo.aot_disc)
-    trained.save_compiled_function(str(made / "trained"))
-    compiled(Noisy(), torch.randn(3, 16)).save_compiled_function(str(made / "noisy"))
-    yield made
+@pytest.fixture
+def folder(scores: Any, tmp_path: Path) -> Path:
+    scores.save_compiled_function(str(tmp_path / "scores"))
+    return tmp_path
 
 
 def run_apart(folder: Path, *parts: str) -> None:
@@ -151,11 +139,27 @@ def test_a_fresh_process_answers_for_any_weights(folder: Path) -> None:
     run_apart(folder, INFERENCE)
 
 
-def test_a_fresh_process_trains_and_draws(folder: Path) -> None:
-    run_apart(folder, TRAINING, DRAWS)
+def test_a_fresh_process_trains_and_draws(tmp_path: Path) -> None:
+    trained = compiled(Trained(), torch.randn(8, 16), backend=blade.dynamo.aot_disc)
+    trained.save_compiled_function(str(tmp_path / "trained"))
+    noisy = compiled(Noisy(), torch.randn(3, 16))
+    noisy.save_compiled_function(str(tmp_path / "noisy"))
+    run_apart(tmp_path, TRAINING, DRAWS)
 
 
-def test_the_original_answers_where_an_engine_must_not_run(folder: Path) -> None:
+def test_the_original_answers_where_an_engine_must_not_run(
+    scores: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take_apart = saved_graph._engine_parts
+
+    def elsewhere(engine: Any) -> Any:
+        name, backend, program, *rest = take_apart(engine)
+        head, isa, tail = program.split("\n", 2)
+        assert isa.startswith("isa"), isa
+        return (name, backend, "\n".join([head, "isa warp_drive", tail]), *rest)
+
+    monkeypatch.setattr(saved_graph, "_engine_parts", elsewhere)
+    scores.save_compiled_function(str(folder / "elsewhere"))
     run_apart(folder, REFUSED)
 
 
