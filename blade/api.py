@@ -25,6 +25,7 @@ from blade.core.reason import Reason
 from blade.errors import ConfigError
 from blade.graph.torchscript.boundary_samples import BoundarySamples
 from blade.graph.torchscript.view import view
+from blade.importers.entrance import import_foreign, is_foreign
 from blade.partition.support import resolve, support, warm_up
 from blade.process.gc_pause import relaxed_gc
 from blade.process.torch_state import generators_left_alone, torch_state_kept
@@ -46,7 +47,7 @@ from blade.selection.plan.assemble import fastest_valid_plan
 from blade.selection.plan.built import Partition
 from blade.selection.plan.compositions import candidate_plans
 from blade.selection.plan.select import check_weights
-from blade.selection.reporting import cluster_reports, make_dump_dir, wrap
+from blade.selection.reporting import cluster_reports, make_dump_dir, name_outputs, wrap
 from blade.selection.select_engines import (
     cut_short,
     select_engines,
@@ -57,13 +58,12 @@ from blade.timing.stage_clock import StageClock
 from blade.timing.time_budget import TimeBudget
 
 
-def optimize(
-    model: torch.nn.Module | ExportedProgram, inputs: Any = None, config: Config | None = None
-) -> torch.jit.ScriptModule:
+def optimize(model: Any, inputs: Any = None, config: Config | None = None) -> torch.jit.ScriptModule:
     """Return a TorchScript module that answers like ``model`` and is faster where that was measured.
 
     ``model`` is a module in eval mode, or what ``torch.export.export`` made of one; it is copied, not
-    changed. ``inputs`` is a tensor, a tuple of positional arguments, a dict of keyword arguments, or a list
+    changed. Or it is the path of an ONNX model, a ``ModelProto``, the path of a SavedModel or Keras file of
+    TensorFlow, or a Keras model. ``inputs`` is a tensor, a tuple of positional arguments, a dict of keyword arguments, or a list
     of such samples, at which engines are verified and timed (of ``blade.record``, with how often each was seen as
     its weight); by default, the example inputs of an exported
     program. Other sizes work as well and need no recompilation; an exported program raises at those that it
@@ -82,9 +82,26 @@ def optimize(
     config = Config.current() if config is None else config
     if not isinstance(config, Config):
         raise ConfigError(f"config: a blade.Config is expected, got {type(config).__name__}")
+    if is_foreign(model):
+        foreign = import_foreign(model, inputs)
+        module = _optimize_within(foreign.module, foreign.inputs, config, foreign.reasons)
+        name_outputs(module, foreign.structure)
+        return module
+    return _optimize_within(model, inputs, config)
+
+
+def _optimize_within(
+    model: torch.nn.Module | ExportedProgram,
+    inputs: Any,
+    config: Config,
+    earlier: Sequence[Reason] = (),
+) -> torch.jit.ScriptModule:
+    """``_optimize``, as often as a metric of the user's asks for."""
     if config.reduces_precision and config.accuracy_budget.kind == "metric":
-        return optimize_within_metric(config, partial(_optimize, model, inputs))
-    return _optimize(model, inputs, config)
+        return optimize_within_metric(
+            config, lambda within, found: _optimize(model, inputs, within, (*earlier, *found))
+        )
+    return _optimize(model, inputs, config, earlier)
 
 
 def _optimize(

@@ -34,6 +34,7 @@ class Code(str, Enum):
     EXPORT_FAILED = "export_failed"
     TRACER_WARNING = "tracer_warning"
     BAKED_ARGUMENT = "baked_argument"
+    RUNTIME_NODE = "runtime_node"
     # support
     BLACK_LISTED = "black_listed"
     UNSUPPORTED_OP = "unsupported_op"

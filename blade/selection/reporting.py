@@ -109,6 +109,12 @@ def _attach(task: Task, module: torch.jit.ScriptModule, report: Report) -> None:
         module._c._register_attribute(EXAMPLES, text, examples)
 
 
+def name_outputs(module: torch.jit.ScriptModule, structure: str | None) -> None:
+    """Give a module of an imported model the structure that names its outputs."""
+    if structure is not None and not hasattr(module, STRUCTURE):
+        module._c._register_attribute(STRUCTURE, torch._C.StringType.get(), structure)
+
+
 def _answering(module: torch.jit.ScriptModule, captured: Captured) -> torch.jit.ScriptModule:
     """``module``, or a copy whose failing checks ask the original, if it is the captured one, without engines."""
     if next(checks_of(module.graph), None) is None:

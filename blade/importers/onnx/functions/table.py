@@ -1,0 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The functions that rows call, as ``run.<name>``."""
+
+from blade.importers.onnx.functions.index import *  # noqa: F403
+from blade.importers.onnx.functions.layout import *  # noqa: F403
