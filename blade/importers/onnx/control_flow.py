@@ -17,11 +17,11 @@ from blade.importers.onnx.table import NodeView, Row, row
 from blade.importers.onnx.types import read_type
 from blade.importers.onnx.values import (
     ConstantValue,
-    Dims,
     HostValue,
     Number,
     OptionalValue,
     SequenceValue,
+    Sizes,
     TensorValue,
     Value,
     annotation,
@@ -97,7 +97,7 @@ def _merged(e: Emitter, a: Value, b: Value, name: str) -> Value:
     return OptionalValue(text, inner)
 
 
-def common(a: Dims | None, b: Dims | None) -> Dims | None:
+def common(a: Sizes | None, b: Sizes | None) -> Sizes | None:
     """What holds for both."""
     if a is None or b is None or len(a) != len(b):
         return None
@@ -129,7 +129,7 @@ def write_loop(
         e.line(f"{count} = 0")
         e.line(f"{keep} = {'True' if condition is None else e.bool(condition)}")
     lines, ends = _body(e, importer, env, body, start, lists, (count, keep, is_for))
-    if ends != [one.dims if isinstance(one, TensorValue) else None for one in start]:
+    while ends != [one.dims if isinstance(one, TensorValue) else None for one in start]:
         start = [_unranked(one, end) for one, end in zip(start, ends)]
         lines, ends = _body(e, importer, env, body, start, lists, (count, keep, is_for))
     if is_for:
@@ -175,7 +175,7 @@ def _body(
     carried: Sequence[Value],
     lists: Sequence[str],
     names: tuple[str, str, bool],
-) -> tuple[list[str], list[Dims | None]]:
+) -> tuple[list[str], list[Sizes | None]]:
     """The lines of the body, and the sizes of what it carries on."""
     count, keep, is_for = names
     iteration = HostValue(np.array(Number(count, "int", True), dtype=object), torch.int64)
@@ -213,7 +213,7 @@ def _inside(value: Value, name: str) -> Value:
     return kind(name, value.dtype, value.dims)
 
 
-def _unranked(value: Value, dims: Dims | None) -> Value:
+def _unranked(value: Value, dims: Sizes | None) -> Value:
     """A carried tensor whose sizes change from one iteration to the next."""
     if not isinstance(value, TensorValue):
         return value

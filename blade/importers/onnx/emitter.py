@@ -33,6 +33,7 @@ from blade.importers.onnx.values import (
     Number,
     OptionalValue,
     SequenceValue,
+    Sizes,
     TensorValue,
     Value,
 )
@@ -119,7 +120,7 @@ class Emitter:
         self,
         text: str,
         dtype: torch.dtype | None = None,
-        dims: Dims | None = None,
+        dims: Sizes | None = None,
         name: str = "t",
     ) -> TensorValue:
         """Assign a tensor to a new name."""
@@ -147,7 +148,7 @@ class Emitter:
 
     def size(self, value: Value, axis: int) -> HostNumber:
         """The size of an axis of a tensor."""
-        dims = self.dims(value)
+        dims = self.sizes(value)
         if dims is not None and (found := dims[axis]) is not None:
             return found
         if dims is not None:
@@ -157,7 +158,14 @@ class Emitter:
     # What is known.
 
     def dims(self, value: Value) -> Dims | None:
-        """The sizes as far as they are known, or ``None`` if not even the rank is."""
+        """The sizes as far as they are known now, or ``None`` if not even the rank is."""
+        sizes = self.sizes(value)
+        if sizes is None:
+            return None
+        return tuple(one if isinstance(one, int) else None for one in sizes)
+
+    def sizes(self, value: Value) -> Sizes | None:
+        """As ``dims``, with names for sizes that are known at run time."""
         if isinstance(value, (HostValue, ConstantValue)):
             return value.array.shape
         return value.dims if isinstance(value, TensorValue) else None

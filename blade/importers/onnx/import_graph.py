@@ -167,7 +167,7 @@ def _refined(own: Any, inferred: Any) -> Any:
     """What a row knows of the sizes together with what was inferred."""
     if own is None or inferred is None or len(own) != len(inferred):
         return inferred if own is None else own
-    return tuple(b if a is None else a for a, b in zip(own, inferred))
+    return tuple(a if b is None else b for a, b in zip(own, inferred))
 
 
 def _inlined(

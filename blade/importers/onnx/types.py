@@ -18,6 +18,7 @@ from blade.importers.onnx.values import (
     HostValue,
     OptionalValue,
     SequenceValue,
+    Sizes,
     TensorValue,
     Value,
 )
@@ -93,9 +94,12 @@ def type_proto(value: Value) -> onnx.TypeProto | None:
     if isinstance(value, OptionalValue):
         inner = type_proto(value.inner)
         return None if inner is None else onnx.helper.make_optional_type_proto(inner)
-    dims = value.array.shape if isinstance(value, (HostValue, ConstantValue)) else value.dims
+    is_known = isinstance(value, (HostValue, ConstantValue))
+    dims: Sizes | None = value.array.shape if is_known else value.dims
     if value.dtype is None:
         return None
+    if dims is not None:
+        dims = tuple(one if isinstance(one, int) else None for one in dims)
     made = onnx.helper.make_tensor_type_proto(ELEMENT_TYPES[value.dtype], dims)
     return onnx.helper.make_sequence_type_proto(made) if isinstance(value, SequenceValue) else made
 

@@ -19,7 +19,6 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-Dims = tuple[int | None, ...]
 Array = np.ndarray[Any, Any]
 Kind = Literal["int", "bool"]
 
@@ -40,6 +39,9 @@ class Number:
 
 
 HostNumber = int | float | bool | Number
+Dims = tuple[int | None, ...]
+Sizes = tuple[int | Number | None, ...]
+"""Sizes of a tensor: a number, a name for one, or nothing that is known."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ class TensorValue:
 
     text: str
     dtype: torch.dtype | None = None
-    dims: Dims | None = None
+    dims: Sizes | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +76,7 @@ class SequenceValue:
 
     text: str
     dtype: torch.dtype | None = None
-    dims: Dims | None = None
+    dims: Sizes | None = None
 
 
 @dataclass(frozen=True)

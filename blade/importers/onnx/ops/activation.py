@@ -12,7 +12,7 @@ from blade.importers.onnx.values import TensorValue, Value
 
 def _same(e: Emitter, x: Value, text: str) -> TensorValue:
     """A result of the type and sizes of ``x``."""
-    return TensorValue(text, e.dtype(x), e.dims(x))
+    return TensorValue(text, e.dtype(x), e.sizes(x))
 
 
 @row("LeakyRelu")

@@ -20,7 +20,7 @@ def long(e: Emitter, value: Value) -> str:
 
 @row("Gather")
 def gather(e: Emitter, node: NodeView, x: Value, indices: Value) -> TensorValue:
-    axis, dims, index_dims = node.int("axis", 0), e.dims(x), e.dims(indices)
+    axis, dims, index_dims = node.int("axis", 0), e.sizes(x), e.sizes(indices)
     own = None
     if dims is not None:
         axis %= len(dims)
@@ -56,6 +56,19 @@ def gather_elements(e: Emitter, node: NodeView, x: Value, indices: Value) -> Ten
 @row("GatherND")
 def gather_nd(e: Emitter, node: NodeView, x: Value, indices: Value) -> TensorValue:
     batch = node.int("batch_dims", 0)
+    places, sizes = e.sizes(indices), e.sizes(x)
+    if places is not None and sizes is not None and isinstance(places[-1], int):
+        text = long(e, indices)
+        rank = len(places) - 1
+        at = []
+        for k in range(batch):
+            shape = ["1"] * rank
+            shape[k] = "-1"
+            count = f"torch.arange({e.size(x, k)}, device={text}.device)"
+            at.append(f"{count}.reshape([{', '.join(shape)}])" if rank else count)
+        at += [f"{text}.select(-1, {k})" for k in range(places[-1])]
+        own = (*places[:-1], *sizes[batch + places[-1] :])
+        return TensorValue(f"{e.tensor(x)}[{', '.join(at)}]", e.dtype(x), own)
     return TensorValue(f"run.gather_nd({e.tensor(x)}, {long(e, indices)}, {batch})", e.dtype(x))
 
 

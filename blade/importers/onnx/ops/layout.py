@@ -22,6 +22,7 @@ from blade.importers.onnx.values import (
     Number,
     OptionalValue,
     SequenceValue,
+    Sizes,
     TensorValue,
     Value,
 )
@@ -48,8 +49,13 @@ def numbers(e: Emitter, value: Value | None) -> list[HostNumber] | None:
     return [Number(f"{found}[{k}]") for k in range(dims[0])]
 
 
-def _known_dims(sizes: Sequence[HostNumber]) -> Dims:
-    return tuple(one if isinstance(one, int) and one >= 0 else None for one in sizes)
+def _known_dims(sizes: Sequence[HostNumber]) -> Sizes:
+    return tuple(one if is_size(one) else None for one in sizes)  # type: ignore[misc]
+
+
+def is_size(number: HostNumber) -> bool:
+    """Whether ``number`` is the size of an axis, not -1 or what may be negative."""
+    return number.is_size if isinstance(number, Number) else number >= 0
 
 
 @row("Constant")
@@ -137,7 +143,7 @@ def flatten(e: Emitter, node: NodeView, x: Value) -> TensorValue:
 @row("Unsqueeze")
 def unsqueeze(e: Emitter, node: NodeView, x: Value, axes: Value | None = None) -> TensorValue:
     known = node.ints("axes") if axes is None else e.known_ints(axes)
-    dims = e.dims(x)
+    dims = e.sizes(x)
     if known is None or dims is None:
         return TensorValue(f"run.unsqueeze({e.tensor(x)}, {e.ints(axes)})", e.dtype(x))
     rank = len(dims) + len(known)
@@ -151,9 +157,10 @@ def unsqueeze(e: Emitter, node: NodeView, x: Value, axes: Value | None = None) -
 @row("Squeeze")
 def squeeze(e: Emitter, node: NodeView, x: Value, axes: Value | None = None) -> TensorValue:
     known = node.ints("axes") if axes is None else e.known_ints(axes)
-    dims = e.dims(x)
+    dims = e.sizes(x)
     if axes is None and known is None:
-        left = None if dims is None or None in dims else tuple(d for d in dims if d != 1)
+        is_fixed = dims is not None and all(isinstance(d, int) for d in dims)
+        left = tuple(d for d in dims or () if d != 1) if is_fixed else None
         return TensorValue(f"torch.squeeze({e.tensor(x)})", e.dtype(x), left)
     if known is None or dims is None:
         return TensorValue(f"run.squeeze({e.tensor(x)}, {e.ints(axes)})", e.dtype(x))
@@ -167,7 +174,7 @@ def squeeze(e: Emitter, node: NodeView, x: Value, axes: Value | None = None) -> 
 @row("Transpose")
 def transpose(e: Emitter, node: NodeView, x: Value) -> TensorValue:
     order = node.ints("perm") or list(range(e.rank(x)))[::-1]
-    dims = e.dims(x)
+    dims = e.sizes(x)
     moved = None if dims is None else tuple(dims[k] for k in order)
     if len(order) < 2:
         return TensorValue(e.tensor(x), e.dtype(x), dims)
@@ -178,14 +185,15 @@ def transpose(e: Emitter, node: NodeView, x: Value) -> TensorValue:
 def concat(e: Emitter, node: NodeView, *values: Value) -> TensorValue:
     axis = node.int("axis", 0)
     given = ", ".join(e.tensor(one) for one in values)
-    found = [e.dims(one) for one in values]
-    dims: Dims | None = None
+    found = [e.sizes(one) for one in values]
+    dims: Sizes | None = None
     if all(one is not None for one in found):
         columns = list(zip(*(one for one in found if one is not None)))
-        along = columns[axis]
-        total = None if None in along else sum(one for one in along if one is not None)
-        common = [next((d for d in sizes if d is not None), None) for sizes in columns]
-        common[axis] = total
+        along = [one for one in columns[axis] if isinstance(one, int)]
+        common: list[int | Number | None] = [
+            next((d for d in sizes if d is not None), None) for sizes in columns
+        ]
+        common[axis] = sum(along) if len(along) == len(values) else None
         dims = tuple(common)
     return TensorValue(f"torch.cat([{given}], {axis})", e.dtype(values[0]), dims)
 
@@ -206,13 +214,13 @@ def split(e: Emitter, node: NodeView, x: Value, sizes: Value | None = None) -> t
     left = ", ".join(names)
     made = f"torch.split({e.tensor(x)}, {e.ints(list(parts))}, {axis})"
     e.line(f"{left} = {made}" if count > 1 else f"{left} = {made}[0]")
-    dims = e.dims(x)
+    dims = e.sizes(x)
     results: list[Value] = []
     for name, part in zip(names, parts):
         own = None
         if dims is not None:
             at = axis % len(dims)
-            size = part if isinstance(part, int) else None
+            size = part if is_size(part) else None
             own = (*dims[:at], size, *dims[at + 1 :])
         results.append(TensorValue(name, e.dtype(x), own))
     return tuple(results)
@@ -236,7 +244,7 @@ def slice_(
     step: Any = [1] * len(first) if steps is None else numbers(e, steps)
     if step is None:
         raise NotImported("The number of axes that are cut is not known.")
-    made, dims = e.tensor(x), e.dims(x)
+    made, dims = e.tensor(x), e.sizes(x)
     sizes = None if dims is None else list(dims)
     for axis, start, end, by in zip(along or range(len(first)), first, last, step):
         made = _cut(e, made, axis, start, end, by)
@@ -258,7 +266,7 @@ def _cut(
     return f"run.slice({text}, {axis}, {start}, {end}, {step})"
 
 
-def _cut_size(size: int | None, start: Any, end: Any, step: Any) -> int | None:
+def _cut_size(size: Any, start: Any, end: Any, step: Any) -> int | Number | None:
     if all(isinstance(one, int) for one in (size, start, end, step)):
         if step < 0 and end < -(size or 0):
             end = None
@@ -288,26 +296,28 @@ def expand(e: Emitter, node: NodeView, x: Value, shape: Value) -> TensorValue:
         return TensorValue(f"run.expand({e.tensor(x)}, {e.ints(shape)})", e.dtype(x), own)
     rank = max(len(sizes), len(dims))
     wanted = [1] * (rank - len(sizes)) + sizes
-    held = (1,) * (rank - len(dims)) + dims
-    lead = rank - len(dims)
-    entries: list[HostNumber] = []
-    own_dims: list[int | None] = []
-    for k, (size, have) in enumerate(zip(wanted, held)):
-        if have == 1:
-            entries.append(size)
-        elif size == 1 or have is not None:
-            entries.append(-1)
-        elif isinstance(size, Number):
-            same = k >= lead and e.size(x, k - lead) == size
-            entries.append(-1 if same else e.number(f"-1 if {size} == 1 else {size}"))
-        else:
-            entries.append(size)
-        own_dims.append(have if have not in (1, None) else size if isinstance(size, int) else None)
-        if have is None and size == 1:
-            own_dims[-1] = None
-    if all(one == -1 for one in entries) or entries == list(held):
-        return TensorValue(e.tensor(x), e.dtype(x), dims)
-    return TensorValue(f"{e.tensor(x)}.expand({e.ints(entries)})", e.dtype(x), tuple(own_dims))
+    have = (1,) * (rank - len(dims)) + (e.sizes(x) or ())
+    pairs = [_expanded(e, one, size) for one, size in zip(have, wanted)]
+    if all(entry == -1 for entry, _ in pairs) and rank == len(dims):
+        return TensorValue(e.tensor(x), e.dtype(x), e.sizes(x))
+    entries = [entry for entry, _ in pairs]
+    own_sizes = tuple(size for _, size in pairs)
+    return TensorValue(f"{e.tensor(x)}.expand({e.ints(entries)})", e.dtype(x), own_sizes)
+
+
+def _expanded(
+    e: Emitter, have: int | Number | None, wanted: HostNumber
+) -> tuple[HostNumber, int | Number | None]:
+    """What ``expand`` takes for an axis of size ``have``, -1 for as it is, and the size that it gets."""
+    if wanted == 1 or have == wanted:
+        return -1, have
+    if have == 1:
+        return wanted, wanted if is_size(wanted) else None  # type: ignore[return-value]
+    if isinstance(have, int):
+        return -1, have
+    if isinstance(wanted, Number):
+        return e.number(f"{wanted} - 2 * int({wanted} == 1)"), None
+    return wanted, wanted  # type: ignore[return-value]
 
 
 @row("ConstantOfShape")
@@ -336,7 +346,9 @@ def range_(e: Emitter, node: NodeView, start: Value, limit: Value, delta: Value)
     first, last, step = number(start), number(limit), number(delta)
     device = f", device={e.anchor}.device" if e.anchor else ""
     if whole and (first, step) == ("0", "1"):
-        return TensorValue(f"torch.arange({last}, dtype={dtype}{device})", dtype, (None,))
+        count = numbers(e, limit) if e.host(limit) is not None else None
+        sizes = _known_dims(count) if count is not None else (None,)
+        return TensorValue(f"torch.arange({last}, dtype={dtype}{device})", dtype, sizes)
     made = f"run.arange({first}, {last}, {step})" if whole else ""
     if not whole:
         made = f"run.arange_float({first}, {last}, {step})"

@@ -9,7 +9,7 @@ from blade.importers.onnx.emitter import Emitter, number_text
 from blade.importers.onnx.errors import NotImported
 from blade.importers.onnx.ops.pointwise import broadcast, wide
 from blade.importers.onnx.table import MICROSOFT, NodeView, row
-from blade.importers.onnx.values import TensorValue, Value
+from blade.importers.onnx.values import Sizes, TensorValue, Value
 
 
 @row("MatMul")
@@ -21,9 +21,9 @@ def matmul(e: Emitter, node: NodeView, a: Value, b: Value) -> TensorValue:
     return TensorValue(text, dtype, product_dims(e, a, b))
 
 
-def product_dims(e: Emitter, a: Value, b: Value) -> tuple[int | None, ...] | None:
+def product_dims(e: Emitter, a: Value, b: Value) -> Sizes | None:
     """The sizes of a matrix product."""
-    left, right = e.dims(a), e.dims(b)
+    left, right = e.sizes(a), e.sizes(b)
     if left is None or right is None or len(left) < 2 or len(right) < 2:
         return None
     batch = broadcast(e, TensorValue("", None, left[:-2]), TensorValue("", None, right[:-2]))

@@ -29,7 +29,7 @@ def layer_normalization(
     else:
         made = f"torch.layer_norm({text}, {e.ints(sizes)}, None, None, {eps}) * {e.tensor(scale)}"
         made += "" if bias is None else f" + {e.tensor(bias)}"
-    return (TensorValue(made, dtype, e.dims(x)),)
+    return (TensorValue(made, dtype, e.sizes(x)),)
 
 
 def _with_moments(
@@ -48,7 +48,7 @@ def _with_moments(
     made += "" if bias is None else f" + {e.tensor(bias)}"
     kind = torch.float32 if dtype in _HALVES else dtype
     moments = (TensorValue(mean, kind), TensorValue(inverse, kind))
-    return (TensorValue(made, dtype, e.dims(x)), *moments[: len(node.outputs) - 1])
+    return (TensorValue(made, dtype, e.sizes(x)), *moments[: len(node.outputs) - 1])
 
 
 @row("SkipLayerNormalization", domain=MICROSOFT)
@@ -64,11 +64,11 @@ def skip_layer_normalization(
     if node.wants(1) or node.wants(2):
         raise NotImported("Its moments are outputs.")
     text = f"{e.tensor(x)} + {e.tensor(skip)}" + ("" if bias is None else f" + {e.tensor(bias)}")
-    total = e.let(text, e.dtype(x), e.dims(x), "total")
+    total = e.let(text, e.dtype(x), e.sizes(x), "total")
     shift = "None" if beta is None else e.tensor(beta)
     sizes, eps = e.ints([e.size(x, -1)]), number_text(node.float("epsilon", 1e-12))
     made = f"torch.layer_norm({total.text}, {sizes}, {e.tensor(gamma)}, {shift}, {eps})"
-    results = (TensorValue(made, e.dtype(x), e.dims(x)), None, None, total)
+    results = (TensorValue(made, e.dtype(x), e.sizes(x)), None, None, total)
     return results[: len(node.outputs)]
 
 
@@ -86,7 +86,7 @@ def skip_simplified(
     if node.wants(1) or node.wants(2):
         raise NotImported("Its moments are outputs.")
     text = f"{e.tensor(x)} + {e.tensor(skip)}" + ("" if bias is None else f" + {e.tensor(bias)}")
-    total = e.let(text, e.dtype(x), e.dims(x), "total")
+    total = e.let(text, e.dtype(x), e.sizes(x), "total")
     results = (rms_normalization(e, node, total, gamma), None, None, total)
     return results[: len(node.outputs)]
 
@@ -100,7 +100,7 @@ def rms_normalization(e: Emitter, node: NodeView, x: Value, scale: Value) -> Ten
     inverse = f"torch.rsqrt(torch.mean({wide} * {wide}, {axes}, True) + {eps})"
     made = f"{wide} * {inverse}"
     made = f"({made}).to({dtype})" if dtype in _HALVES else made
-    return TensorValue(f"{made} * {e.tensor(scale)}", dtype, e.dims(x))
+    return TensorValue(f"{made} * {e.tensor(scale)}", dtype, e.sizes(x))
 
 
 @row("BatchNormalization")
@@ -113,7 +113,7 @@ def batch_normalization(
         return _batch_statistics(e, node, x, (scale, bias, mean, variance))
     given = ", ".join(e.tensor(one) for one in (scale, bias, mean, variance))
     made = f"torch.batch_norm({text}, {given}, False, 0.0, {eps}, False)"
-    return (TensorValue(made, dtype, e.dims(x)),)
+    return (TensorValue(made, dtype, e.sizes(x)),)
 
 
 def _batch_statistics(
@@ -130,7 +130,7 @@ def _batch_statistics(
     made = f"torch.batch_norm({text}, {scale}, {bias}, {own}, {spread}, False, 0.0, {eps}, False)"
     old, new = number_text(momentum), number_text(1 - momentum)
     results = (
-        TensorValue(made, e.dtype(x), e.dims(x)),
+        TensorValue(made, e.dtype(x), e.sizes(x)),
         TensorValue(f"{mean} * {old} + {own} * {new}", e.dtype(given[2]), e.dims(given[2])),
         TensorValue(f"{variance} * {old} + {spread} * {new}", e.dtype(given[3]), e.dims(given[3])),
     )
@@ -144,7 +144,7 @@ def instance_normalization(
     eps = number_text(node.float("epsilon", 1e-5))
     given = f"{e.tensor(x)}, {e.tensor(scale)}, {e.tensor(bias)}"
     made = f"torch.instance_norm({given}, None, None, True, 0.0, {eps}, False)"
-    return TensorValue(made, e.dtype(x), e.dims(x))
+    return TensorValue(made, e.dtype(x), e.sizes(x))
 
 
 @row("GroupNormalization")
@@ -160,7 +160,7 @@ def group_normalization(
         weight = f"{e.tensor(scale)}.repeat_interleave({each})"
         shift = f"{e.tensor(bias)}.repeat_interleave({each})"
     made = f"torch.group_norm({e.tensor(x)}, {groups}, {weight}, {shift}, {eps}, False)"
-    return TensorValue(made, e.dtype(x), e.dims(x))
+    return TensorValue(made, e.dtype(x), e.sizes(x))
 
 
 @row("LpNormalization")
@@ -172,7 +172,7 @@ def lp_normalization(e: Emitter, node: NodeView, x: Value) -> TensorValue:
         size = f"torch.sqrt(torch.sum({text} * {text}, [{axis}], True))"
     length = e.let(size, name="length").text
     made = f"torch.where({length} == 0, torch.zeros_like({text}), {text} / {length})"
-    return TensorValue(made, e.dtype(x), e.dims(x))
+    return TensorValue(made, e.dtype(x), e.sizes(x))
 
 
 @row("MeanVarianceNormalization")
@@ -180,7 +180,7 @@ def mean_variance_normalization(e: Emitter, node: NodeView, x: Value) -> TensorV
     axes, text = e.ints(node.ints("axes") or [0, 2, 3]), e.tensor(x)
     centred = e.let(f"{text} - torch.mean({text}, {axes}, True)", name="centred").text
     made = f"{centred} / (torch.sqrt(torch.mean({centred} * {centred}, {axes}, True)) + 1e-9)"
-    return TensorValue(made, e.dtype(x), e.dims(x))
+    return TensorValue(made, e.dtype(x), e.sizes(x))
 
 
 @row("LRN")
@@ -191,4 +191,4 @@ def lrn(e: Emitter, node: NodeView, x: Value) -> TensorValue:
     text, bias = e.tensor(x), number_text(node.float("bias", 1.0))
     before, after = (size - 1) // 2, size // 2
     made = f"run.local_response({text}, {before}, {after}, {number_text(alpha)}, {beta}, {bias})"
-    return TensorValue(made, e.dtype(x), e.dims(x))
+    return TensorValue(made, e.dtype(x), e.sizes(x))

@@ -9,7 +9,7 @@ from blade.importers.onnx.dtypes import FLOAT8, WIDE_UNSIGNED, torch_dtype
 from blade.importers.onnx.emitter import Emitter
 from blade.importers.onnx.errors import NotImported
 from blade.importers.onnx.table import NodeView, row
-from blade.importers.onnx.values import ConstantValue, HostValue, TensorValue, Value
+from blade.importers.onnx.values import ConstantValue, HostValue, Number, Sizes, TensorValue, Value
 
 _UNARY = {
     "Abs": "torch.abs({x})",
@@ -74,7 +74,7 @@ def unary(e: Emitter, node: NodeView, x: Value) -> str | TensorValue:
     made = _UNARY[node.op].format(x=text)
     if dtype in WIDE_UNSIGNED:
         made = f"({made}).to({dtype})"
-    return TensorValue(made, torch.bool if node.op == "IsNaN" else dtype, e.dims(x))
+    return TensorValue(made, torch.bool if node.op == "IsNaN" else dtype, e.sizes(x))
 
 
 def wide(e: Emitter, node: NodeView, x: Value) -> str:
@@ -105,19 +105,24 @@ def _binary_dtype(e: Emitter, a: Value, b: Value) -> torch.dtype | None:
     return None
 
 
-def broadcast(e: Emitter, *values: Value) -> tuple[int | None, ...] | None:
+def broadcast(e: Emitter, *values: Value) -> Sizes | None:
     """The sizes of an elementwise result."""
-    found = [e.dims(one) for one in values]
+    found = [e.sizes(one) for one in values]
     if any(one is None for one in found):
         return None
     known = [one for one in found if one is not None]
     rank = max(len(one) for one in known)
     padded = [(1,) * (rank - len(one)) + one for one in known]
-    made: list[int | None] = []
-    for sizes in zip(*padded):
-        large = [one for one in sizes if one is not None and one != 1]
-        made.append(large[0] if large else 1 if None not in sizes else None)
-    return tuple(made)
+    return tuple(_common_size(sizes) for sizes in zip(*padded))
+
+
+def _common_size(sizes: tuple[int | Number | None, ...]) -> int | Number | None:
+    """The size that these broadcast to."""
+    large = [one for one in sizes if isinstance(one, int) and one != 1]
+    if large:
+        return large[0]
+    rest = {one for one in sizes if one != 1}
+    return rest.pop() if len(rest) == 1 else None if rest else 1
 
 
 def operands(e: Emitter, node: NodeView, a: Value, b: Value) -> tuple[str, str]:
@@ -233,7 +238,7 @@ def clip(
     if all(one is None or text is not None for one, text in zip((low, high), limits)):
         given = [f"{name}={text}" for name, text in zip(("min", "max"), limits) if text is not None]
         if not given:
-            return TensorValue(e.tensor(x), kind, e.dims(x))
+            return TensorValue(e.tensor(x), kind, e.sizes(x))
         made = f"torch.clamp({wide(e, node, x)}, {', '.join(given)})"
     else:
         made = wide(e, node, x)
@@ -243,7 +248,7 @@ def clip(
             made = f"torch.minimum({made}, {wide(e, node, high)})"
     if kind in WIDE_UNSIGNED:
         made += f".to({kind})"
-    return TensorValue(made, kind, e.dims(x))
+    return TensorValue(made, kind, e.sizes(x))
 
 
 @row("IsInf")
@@ -271,13 +276,13 @@ def cast_to(e: Emitter, node: NodeView, x: Value, to: torch.dtype) -> TensorValu
     """``x`` in another type; to floats of 8 bits it saturates unless the node says otherwise."""
     text, source = e.tensor(x), e.dtype(x)
     if source is to:
-        return TensorValue(text, to, e.dims(x))
+        return TensorValue(text, to, e.sizes(x))
     if to in FLOAT8 and node.int("saturate", 1):
         most = torch.finfo(to).max
         if source in FLOAT8:
             text = f"{text}.to(torch.float32)"
         text = f"torch.clamp({text}, min={-most}, max={most})"
-    return TensorValue(f"{text}.to({to})", to, e.dims(x))
+    return TensorValue(f"{text}.to({to})", to, e.sizes(x))
 
 
 @row("BitCast")
@@ -285,6 +290,6 @@ def bit_cast(e: Emitter, node: NodeView, x: Value) -> TensorValue:
     to = torch_dtype(node.int("to", 0))
     if e.dtype(x).itemsize != to.itemsize:
         raise NotImported("The types have different sizes.")
-    return TensorValue(f"{e.tensor(x)}.view({to})", to, e.dims(x))
+    return TensorValue(f"{e.tensor(x)}.view({to})", to, e.sizes(x))
 
 
