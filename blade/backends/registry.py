@@ -58,6 +58,8 @@ _BUILT_IN = {
         "blade.backends.tvm.run:load",
     ),
 }
+_NODE_RUNNERS = {"onnx_node": "blade.backends.onnxruntime.node:load"}
+"""Runners of engines that no backend makes: nodes of imported models."""
 _registered: dict[str, Backend] = {}
 
 
@@ -119,9 +121,9 @@ def register_runners() -> None:
     for point in entry_points(group=RUNNER_ENTRY_POINTS):
         if point.name not in _BUILT_IN:
             register_lazily(point)
-    for name, row in _BUILT_IN.items():
-        if row.runner is not None:
-            register_lazily(EntryPoint(name, row.runner, RUNNER_ENTRY_POINTS), keeps_inputs=True)
+    runners = {name: row.runner for name, row in _BUILT_IN.items() if row.runner is not None}
+    for name, runner in {**runners, **_NODE_RUNNERS}.items():
+        register_lazily(EntryPoint(name, runner, RUNNER_ENTRY_POINTS), keeps_inputs=True)
 
 
 def _checked(backend: object) -> Backend:

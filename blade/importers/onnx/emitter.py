@@ -52,6 +52,8 @@ class Emitter:
         self.lines: list[str] = []
         self.buffers: dict[str, torch.Tensor] = {}
         self.engines: dict[str, Any] = {}
+        self.quantized: dict[str, tuple[Value, Value, Value | None, int]] = {}
+        """Quantized tensors by text: what they were, their scale, zero point and axis."""
         self.anchor = ""
         """The text of a tensor on the device of the model, for tensors that are made at run time."""
         self._indent = 1

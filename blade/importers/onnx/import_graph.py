@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.inliner
 
 from blade.importers.onnx import table
 from blade.importers.onnx.dtypes import torch_dtype
@@ -190,7 +191,7 @@ def _inlined(
         made = onnx.inliner.inline_selected_functions(
             model, [(node.domain, node.op)], exclude=False, inline_schema_functions=True
         )
-    except (RuntimeError, ValueError, onnx.shape_inference.InferenceError) as error:
+    except (RuntimeError, ValueError, onnx.checker.ValidationError) as error:
         raise NotImported("Its function cannot be inlined.") from error
     if any(one.op_type == node.op for one in made.graph.node):
         raise NotImported("Its function cannot be inlined.")

@@ -15,11 +15,13 @@ from typing import Any
 import google.protobuf.message
 import numpy as np
 import onnx
+import onnx.inliner
+import onnx.version_converter
 from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 
 from blade.errors import InputError
 
-OLDEST, CONVERTED_FROM = 13, 7
+OLDEST, CONVERTED_FROM = 13, 1
 """The opset that the table begins with, and the oldest that onnx converts to it."""
 
 
@@ -110,7 +112,7 @@ def _with_known_opset(proto: onnx.ModelProto, name: str) -> onnx.ModelProto:
         raise InputError(f"model: {name} names no opset; is it an ONNX model?")
     if found[0] > newest:
         raise InputError(
-            f"model: {name} has opset {found[0]}, and the installed onnx {onnx.__version__} knows 7 to {newest}; "
+            f"model: {name} has opset {found[0]}, and the installed onnx {onnx.__version__} knows {CONVERTED_FROM} to {newest}; "
             "install a newer onnx, or export the model with an older opset."
         )
     if found[0] >= OLDEST:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx
+import onnx.shape_inference
 import torch
 
 from blade.importers.onnx.dtypes import DTYPES, ELEMENT_TYPES

@@ -71,6 +71,11 @@ def arange_float(start: float, limit: float, step: float) -> Tensor:
     return torch.arange(count, dtype=torch.float64) * step + start
 
 
+def without_saturation(x: Tensor, limit: float) -> Tensor:
+    """NaN where a cast to 8 bits would give the largest number instead."""
+    return torch.where(torch.abs(x) > limit, torch.full_like(x, float("nan")), x)
+
+
 def eye(rows: int, columns: int, k: int, like: Tensor) -> Tensor:
     row = torch.arange(rows, device=like.device).unsqueeze(1)
     column = torch.arange(columns, device=like.device).unsqueeze(0)
@@ -201,7 +206,7 @@ def local_response(
 def unique(x: Tensor, axis: int, ordered: bool) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
     """Unique slices, where each occurs first, which each slice is, and counts; ``ordered`` by value, else by
     their first occurrence."""
-    values, inverse, counts = torch.unique_dim(x, axis, True, True, True)
+    values, inverse, counts = torch.ops.aten.unique_dim(x, axis, True, True, True)
     places = torch.arange(inverse.size(0), device=x.device)
     count = values.size(axis)
     first = torch.full([count], inverse.size(0), dtype=torch.int64, device=x.device)
@@ -211,3 +216,19 @@ def unique(x: Tensor, axis: int, ordered: bool) -> Tuple[Tensor, Tensor, Tensor,
     order = torch.argsort(first)
     rank = torch.empty_like(order).scatter_(0, order, torch.arange(count, device=x.device))
     return values.index_select(axis, order), first[order], rank[inverse], counts[order]
+
+
+def amax(x: Tensor, axes: List[int], keep: bool, least: float) -> Tensor:
+    """The maximum, which is ``least`` where there is nothing."""
+    one = torch.full([1], least, device=x.device).to(x.dtype)
+    empty = x.size(axes[0]) == 0
+    if empty:
+        shape: List[int] = x.shape
+        shape[axes[0]] = 1
+        x = one.expand(shape)
+    return torch.amax(x, axes, keep)
+
+
+def amin(x: Tensor, axes: List[int], keep: bool, most: float) -> Tensor:
+    """The minimum, which is ``most`` where there is nothing."""
+    return -amax(-x, axes, keep, -most)

@@ -53,8 +53,11 @@ def hard_swish(e: Emitter, node: NodeView, x: Value) -> TensorValue:
 
 @row("PRelu")
 def prelu(e: Emitter, node: NodeView, x: Value, slope: Value) -> TensorValue:
-    text = e.tensor(x)
-    return _same(e, x, f"torch.where({text} < 0, {text} * {e.tensor(slope)}, {text})")
+    text, factor = e.tensor(x), e.tensor(slope)
+    sizes, own = e.dims(x) or (), e.dims(slope) or ()
+    if len(own) == 1 and len(sizes) > 2 and own[0] not in (1, sizes[-1]) and own[0] == sizes[1]:
+        factor += f".reshape({[-1] + [1] * (len(sizes) - 2)})"  # of old models: per channel
+    return _same(e, x, f"torch.where({text} < 0, {text} * {factor}, {text})")
 
 
 @row("ThresholdedRelu")

@@ -82,7 +82,8 @@ def identity(e: Emitter, node: NodeView, x: Value, *unused: Value) -> Any:
     """Dropout does nothing in inference; its mask says that every element is kept."""
     if node.op == "Dropout" and len(unused) > 1 and unused[1] is not None:
         training = e.known(unused[1])
-        if training is None or bool(training):
+        ratio = None if unused[0] is None else e.known(unused[0])
+        if (training is None or bool(training)) and (ratio is None or float(ratio) > 0):
             raise NotImported("Dropout in training mode.")
     if not node.wants(1):
         return x
@@ -379,7 +380,8 @@ def depth_and_space(e: Emitter, node: NodeView, x: Value) -> TensorValue:
     n, c, h, w = (e.size(x, k) for k in range(4))
     if node.op == "SpaceToDepth":
         sizes: list[HostNumber] = [n, c, on.div(e, h, block), block, on.div(e, w, block), block]
-        order = [0, 3, 5, 1, 2, 4]
+        is_crd = node.text("mode", "DCR") == "CRD"
+        order = [0, 1, 3, 5, 2, 4] if is_crd else [0, 3, 5, 1, 2, 4]
         final = [n, on.mul(e, c, block * block), sizes[2], sizes[4]]
     else:
         rest = on.div(e, c, block * block)

@@ -23,7 +23,7 @@ _UNARY = {
     "Ceil": "torch.ceil({x})",
     "Cos": "torch.cos({x})",
     "Cosh": "torch.cosh({x})",
-    "Det": "torch.linalg_det({x})",
+    "Det": "torch.det({x})",
     "Erf": "torch.erf({x})",
     "Exp": "torch.exp({x})",
     "Floor": "torch.floor({x})",
@@ -282,7 +282,14 @@ def cast_to(e: Emitter, node: NodeView, x: Value, to: torch.dtype) -> TensorValu
         if source in FLOAT8:
             text = f"{text}.to(torch.float32)"
         text = f"torch.clamp({text}, min={-most}, max={most})"
+    elif to in FLOAT8 and to is torch.float8_e4m3fn:
+        text = f"run.without_saturation({text}, 464.0)"
     return TensorValue(f"{text}.to({to})", to, e.sizes(x))
+
+
+def bits(to: torch.dtype) -> str:
+    """The function that reads the bits of a tensor as another type of the same size."""
+    return f"run.as_{str(to).removeprefix('torch.')}"
 
 
 @row("BitCast")
@@ -290,6 +297,6 @@ def bit_cast(e: Emitter, node: NodeView, x: Value) -> TensorValue:
     to = torch_dtype(node.int("to", 0))
     if e.dtype(x).itemsize != to.itemsize:
         raise NotImported("The types have different sizes.")
-    return TensorValue(f"{e.tensor(x)}.view({to})", to, e.sizes(x))
+    return TensorValue(f"{bits(to)}({e.tensor(x)})", to, e.sizes(x))
 
 

@@ -74,6 +74,9 @@ def _reduced(
     if node.op in ("ReduceMax", "ReduceMin") and 0 in sizes and known is not None:
         if any(sizes[axis] == 0 for axis in known):
             return _of_nothing(e, node, x, dtype, known, keep)
+    if node.op in ("ReduceMax", "ReduceMin") and 0 in sizes and dtype.is_floating_point:
+        least = '-float("inf")' if node.op == "ReduceMax" else 'float("inf")'
+        return f"run.{node.op[6:].lower().replace('m', 'am', 1)}({text}, {over}, {keep}, {least})"
     summed = torch.int64 if dtype in WIDE_UNSIGNED else dtype
     return _REDUCTIONS[node.op].format(x=text, axes=over, keep=keep, dtype=summed)
 
