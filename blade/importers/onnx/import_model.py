@@ -11,6 +11,7 @@ needs onnx any more, except nodes that ONNX Runtime runs (``in_runtime``).
 from __future__ import annotations
 
 import keyword
+import math
 import re
 import warnings
 from collections.abc import Sequence
@@ -144,8 +145,8 @@ def _compile(e: Emitter, code: str, source: OnnxSource) -> torch.jit.ScriptModul
         root.register_buffer(name, tensor)
     for name, engine in e.engines.items():
         setattr(root, name, engine)
-    run = function_table  # the name by which the code calls functions
-    assert run is not None
+    run = function_table  # these names are looked up here when the code is compiled
+    assert run is not None and math is not None
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*torch.jit", category=DeprecationWarning)
         warnings.filterwarnings("ignore", ".*torch.jit", category=FutureWarning)

@@ -53,7 +53,7 @@ def write_runtime_node(
     attribute = e.name(f"onnx_{node.op}")
     e.engines[attribute] = engine
     texts = [
-        f"{e.tensor(value)}.cpu()" if one is own else f"{_bits(one)}({e.tensor(value)}.cpu())"
+        f"{e.tensor(value)}.cpu()" if one is own else f"{e.tensor(value)}.cpu().to({one})"
         for (_, value), one, own in zip(given, passed, dtypes)
     ]
     found = e.name("results")
@@ -74,7 +74,7 @@ def _results(
             continue
         text = f"{found}[{position}]"
         if kind.dtype is not None and str(kind.dtype).removeprefix("torch.") in UNSIGNED:
-            text = f"{_bits(kind.dtype)}({text})"
+            text = f"{text}.to({kind.dtype})"
         made.append(e.let(f"{text}{device}", kind.dtype, kind.dims, name))
         position += 1
     return made
@@ -93,10 +93,6 @@ def _passed(dtype: torch.dtype) -> torch.dtype:
     if found not in PASSED or found in (torch.bfloat16, torch.float8_e4m3fn):
         raise NotImported(f"{dtype} is not passed to ONNX Runtime.")
     return found
-
-
-def _bits(dtype: torch.dtype) -> str:
-    return f"run.as_{str(dtype).removeprefix('torch.')}"
 
 
 def _model(

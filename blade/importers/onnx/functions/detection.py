@@ -48,8 +48,8 @@ def non_max_suppression(
     return torch.stack(found)
 
 
-def _bilinear(image: Tensor, y: Tensor, x: Tensor) -> Tensor:
-    """[C, H, W] at points: [C, points...]; zero outside by more than one."""
+def _bilinear(image: Tensor, y: Tensor, x: Tensor, average: bool) -> Tensor:
+    """[C, H, W] at points: [C, points...], the sum of four neighbours or the largest; zero outside by more than one."""
     height, width = image.size(1), image.size(2)
     outside = torch.logical_or(
         torch.logical_or(y < -1, y > height), torch.logical_or(x < -1, x > width)
@@ -60,10 +60,12 @@ def _bilinear(image: Tensor, y: Tensor, x: Tensor) -> Tensor:
     bottom = torch.clamp(top + 1, max=height - 1)
     right = torch.clamp(left + 1, max=width - 1)
     dy, dx = y - top, x - left
-    value = image[:, top, left] * (1 - dy) * (1 - dx)
-    value = value + image[:, top, right] * (1 - dy) * dx
-    value = value + image[:, bottom, left] * dy * (1 - dx)
-    value = value + image[:, bottom, right] * dy * dx
+    first = image[:, top, left] * (1 - dy) * (1 - dx)
+    second = image[:, top, right] * (1 - dy) * dx
+    third = image[:, bottom, left] * dy * (1 - dx)
+    fourth = image[:, bottom, right] * dy * dx
+    parts = torch.stack([first, second, third, fourth])
+    value = parts.sum(0) if average else parts.amax(0)
     return torch.where(outside, torch.zeros_like(value), value)
 
 
@@ -98,7 +100,7 @@ def roi_align(
         xs = x1 + xs * (wide / width / columns)
         grid_y = ys.unsqueeze(1).expand([ys.size(0), xs.size(0)])
         grid_x = xs.unsqueeze(0).expand([ys.size(0), xs.size(0)])
-        sampled = _bilinear(x[int(batches[k].item())], grid_y, grid_x)
+        sampled = _bilinear(x[int(batches[k].item())], grid_y, grid_x, average)
         sampled = sampled.reshape([x.size(1), height, rows, width, columns])
         found.append(sampled.mean([2, 4]) if average else sampled.amax([2, 4]))
     if len(found) == 0:

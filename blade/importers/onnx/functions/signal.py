@@ -11,18 +11,18 @@ from torch import Tensor
 
 def dft(x: Tensor, length: Optional[int], axis: int, inverse: bool, half: bool) -> Tensor:
     place = axis + x.dim() if axis < 0 else axis
-    wide = x.to(torch.float64) if x.dtype == torch.float64 else x.to(torch.float32)
+    wide = x.to(torch.float64)
     if wide.size(-1) == 1:
         wide = torch.cat([wide, torch.zeros_like(wide)], -1)
     given = torch.view_as_complex(wide.contiguous())
     size = given.size(place) if length is None else length
     if inverse and half:
-        made = torch.fft_irfft(given, 2 * (given.size(place) - 1) if length is None else length, place)
+        made = torch.fft.irfft(given, 2 * (given.size(place) - 1) if length is None else length, place)
         return made.unsqueeze(-1).to(x.dtype)
     if inverse:
-        made = torch.fft_ifft(given, size, place)
+        made = torch.fft.ifft(given, size, place)
     else:
-        made = torch.fft_fft(given, size, place)
+        made = torch.fft.fft(given, size, place)
     if half:
         made = made.narrow(place, 0, size // 2 + 1)
     return torch.view_as_real(made).to(x.dtype)

@@ -6,7 +6,6 @@ from __future__ import annotations
 import torch
 
 from blade.importers.onnx.emitter import Emitter, number_text
-from blade.importers.onnx.errors import NotImported
 from blade.importers.onnx.table import NodeView, row
 from blade.importers.onnx.values import TensorValue, Value
 
@@ -31,14 +30,13 @@ def non_max_suppression(
 
 @row("RoiAlign")
 def roi_align(e: Emitter, node: NodeView, x: Value, rois: Value, batches: Value) -> TensorValue:
-    if node.text("mode", "avg") == "max":
-        raise NotImported("The maximum is taken before the four neighbours are added.")
     height, width = node.int("output_height", 1), node.int("output_width", 1)
     how = "half_pixel" if node.version >= 16 else "output_half_pixel"
     offset = 0.5 if node.text("coordinate_transformation_mode", how) == "half_pixel" else 0.0
+    average = node.text("mode", "avg") == "avg"
     ratio, scale = node.int("sampling_ratio", 0), number_text(node.float("spatial_scale", 1.0))
     given = f"{e.tensor(x)}, {e.tensor(rois)}, {e.tensor(batches)}"
-    made = f"run.roi_align({given}, {height}, {width}, {ratio}, {scale}, {offset}, True)"
+    made = f"run.roi_align({given}, {height}, {width}, {ratio}, {scale}, {offset}, {average})"
     sizes = e.sizes(x)
     channels = None if sizes is None else sizes[1]
     return TensorValue(made, e.dtype(x), (None, channels, height, width))

@@ -287,16 +287,12 @@ def cast_to(e: Emitter, node: NodeView, x: Value, to: torch.dtype) -> TensorValu
     return TensorValue(f"{text}.to({to})", to, e.sizes(x))
 
 
-def bits(to: torch.dtype) -> str:
-    """The function that reads the bits of a tensor as another type of the same size."""
-    return f"run.as_{str(to).removeprefix('torch.')}"
-
-
 @row("BitCast")
 def bit_cast(e: Emitter, node: NodeView, x: Value) -> TensorValue:
     to = torch_dtype(node.int("to", 0))
-    if e.dtype(x).itemsize != to.itemsize:
-        raise NotImported("The types have different sizes.")
-    return TensorValue(f"{bits(to)}({e.tensor(x)})", to, e.sizes(x))
-
-
+    own = e.dtype(x)
+    if own.itemsize != to.itemsize or own.is_floating_point or to.is_floating_point:
+        raise NotImported("TorchScript reads no bits of floats.")
+    if to is torch.bool:
+        raise NotImported("A boolean has no other bits than 0 and 1.")
+    return TensorValue(f"{e.tensor(x)}.to({to})", to, e.sizes(x))

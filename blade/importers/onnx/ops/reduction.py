@@ -77,6 +77,10 @@ def _reduced(
     if node.op in ("ReduceMax", "ReduceMin") and 0 in sizes and dtype.is_floating_point:
         least = '-float("inf")' if node.op == "ReduceMax" else 'float("inf")'
         return f"run.{node.op[6:].lower().replace('m', 'am', 1)}({text}, {over}, {keep}, {least})"
+    if node.op in ("ReduceMax", "ReduceMin") and 0 in sizes and dtype is torch.bool:
+        least = "0.0" if node.op == "ReduceMax" else "1.0"
+        name = "amax" if node.op == "ReduceMax" else "amin"
+        return f"run.{name}({text}.to(torch.float32), {over}, {keep}, {least}).to(torch.bool)"
     summed = torch.int64 if dtype in WIDE_UNSIGNED else dtype
     return _REDUCTIONS[node.op].format(x=text, axes=over, keep=keep, dtype=summed)
 
