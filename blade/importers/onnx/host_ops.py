@@ -40,13 +40,13 @@ def host_result(
         return None
     try:
         found = rule(e, node, *arrays)
-    except (NotImported, IndexError, ValueError):
+    except (NotImported, IndexError, ValueError, TypeError):  # int() of a number that has a name only
         return None
-    results = found if isinstance(found, list) else [found]
+    results = [_objects(one) for one in (found if isinstance(found, list) else [found])]
     if any(one.size > HOST_ELEMENTS for one in results):
         return None
     return tuple(
-        HostValue(_objects(one), dtype) for one, dtype in zip(results, dtypes) if dtype is not None
+        HostValue(one, dtype) for one, dtype in zip(results, dtypes) if dtype is not None
     )
 
 
@@ -164,8 +164,8 @@ def _slice(
     axes: Array | None = None,
     steps: Array | None = None,
 ) -> Array:
-    first = [int(one) for one in (node.ints("starts") if starts is None else starts) or ()]
-    last = [int(one) for one in (node.ints("ends") if ends is None else ends) or ()]
+    first = node.ints("starts") or [] if starts is None else [int(one) for one in starts]
+    last = node.ints("ends") or [] if ends is None else [int(one) for one in ends]
     along = node.ints("axes") if axes is None else [int(one) for one in axes]
     step = [1] * len(first) if steps is None else [int(one) for one in steps]
     index = [slice(None)] * a.ndim

@@ -61,6 +61,17 @@ def slice(x: Tensor, axis: int, start: int, end: int, step: int) -> Tensor:
     return x.index_select(axis, at.to(x.device))
 
 
+def slice_axes(
+    x: Tensor, starts: List[int], ends: List[int], axes: List[int], steps: List[int]
+) -> Tensor:
+    """Cuts several axes: the first ones, in steps of 1, if ``axes`` and ``steps`` are empty."""
+    for k in range(len(starts)):
+        axis = axes[k] if len(axes) > 0 else k
+        step = steps[k] if len(steps) > 0 else 1
+        x = slice(x, axis, starts[k], ends[k], step)
+    return x
+
+
 def arange(start: int, limit: int, step: int) -> Tensor:
     count = max((limit - start + step - (1 if step > 0 else -1)) // step, 0)
     return torch.arange(count) * step + start

@@ -97,6 +97,22 @@ def max_pool(
     return best, torch.gather(where, -1, at.unsqueeze(-1)).squeeze(-1).to(torch.int64)
 
 
+def _totals(x: Tensor, kernel: List[int], strides: List[int], dilations: List[int]) -> Tensor:
+    """The sum of each window of [N, C, ...]."""
+    rank = len(kernel)
+    none = [0] * rank
+    if max(dilations) > 1 or rank > 3:
+        return windows(x, kernel, strides, dilations, none, none, False, 0.0).sum(-1)
+    if rank == 3:
+        return torch.ops.aten.avg_pool3d(x, kernel, strides, none, False, True, 1)
+    if rank == 2:
+        return torch.ops.aten.avg_pool2d(x, kernel, strides, none, False, True, 1)
+    flat = torch.ops.aten.avg_pool2d(
+        x.unsqueeze(2), [1, kernel[0]], [1, strides[0]], [0, 0], False, True, 1
+    )
+    return flat.squeeze(2)
+
+
 def average_pool(
     x: Tensor,
     kernel: List[int],
@@ -107,22 +123,21 @@ def average_pool(
     ceil: bool,
     counts_padding: bool,
 ) -> Tensor:
-    total = windows(x, kernel, strides, dilations, before, after, ceil, 0.0).sum(-1)
+    rank = len(kernel)
+    counts = _counts(x.shape[2:], kernel, strides, dilations, before, after, ceil)
+    own = [0] * (2 * rank)
+    extra = [0] * (2 * rank)
+    for k in range(rank):
+        reach = (counts[k] - 1) * strides[k] + dilations[k] * (kernel[k] - 1) + 1
+        own[2 * (rank - 1 - k)] = before[k]
+        own[2 * (rank - 1 - k) + 1] = after[k]
+        extra[2 * (rank - 1 - k) + 1] = reach - x.size(k + 2) - before[k] - after[k]
     one = torch.ones_like(x.narrow(0, 0, 1).narrow(1, 0, 1))
-    if counts_padding:  # what ``ceil`` adds behind the padding does not count
-        rank = len(kernel)
-        flat = [0] * (2 * rank)
-        for k in range(rank):
-            flat[2 * (rank - 1 - k)] = before[k]
-            flat[2 * (rank - 1 - k) + 1] = after[k]
-        one = torch.constant_pad_nd(one, flat, 1.0)
-        none = [0] * rank
-        ones = windows(one, kernel, strides, dilations, none, none, ceil, 0.0)
-        for k in range(rank):
-            ones = ones.narrow(k + 2, 0, total.size(k + 2))
-    else:
-        ones = windows(one, kernel, strides, dilations, before, after, ceil, 0.0)
-    return total / ones.sum(-1)
+    ones = torch.constant_pad_nd(one, own, 1.0 if counts_padding else 0.0)
+    ones = torch.constant_pad_nd(ones, extra, 0.0)  # what ``ceil`` adds does not count
+    given = torch.constant_pad_nd(torch.constant_pad_nd(x, own, 0.0), extra, 0.0)
+    total = _totals(given, kernel, strides, dilations)
+    return total / _totals(ones, kernel, strides, dilations)
 
 
 def lp_pool(

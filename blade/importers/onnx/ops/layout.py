@@ -240,11 +240,11 @@ def slice_(
     first: Any = node.ints("starts") if starts is None else numbers(e, starts)
     last: Any = node.ints("ends") if ends is None else numbers(e, ends)
     along: Any = node.ints("axes") if axes is None else numbers(e, axes)
-    if first is None or last is None or (axes is not None and along is None):
-        raise NotImported("The number of axes that are cut is not known.")
-    step: Any = [1] * len(first) if steps is None else numbers(e, steps)
-    if step is None:
-        raise NotImported("The number of axes that are cut is not known.")
+    step: Any = [1] * len(first or ()) if steps is None else numbers(e, steps)
+    if None in (first, last, step) or (axes is not None and along is None):
+        given = [e.no_ints() if one is None else e.ints(one) for one in (starts, ends, axes, steps)]
+        made = f"run.slice_axes({e.tensor(x)}, {', '.join(given)})"
+        return TensorValue(made, e.dtype(x), (None,) * e.rank(x))
     made, dims = e.tensor(x), e.sizes(x)
     sizes = None if dims is None else list(dims)
     for axis, start, end, by in zip(along or range(len(first)), first, last, step):

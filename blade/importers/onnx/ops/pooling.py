@@ -64,7 +64,7 @@ def average_pool(e: Emitter, node: NodeView, x: Value) -> TensorValue:
     rank, ceil = len(kernel), bool(node.int("ceil_mode", 0))
     counts = bool(node.int("count_include_pad", 0))
     is_even = before == after and all(2 * p <= k for p, k in zip(before, kernel))
-    if is_even and rank <= 3 and set(dilations) == {1} and not ceil:
+    if is_even and rank <= 3 and set(dilations) == {1}:
         given = f"{kernel}, {strides}, {before}, {ceil}, {counts}"
         made = f"torch.ops.aten.avg_pool{rank}d({e.tensor(x)}, {given})"
     else:
