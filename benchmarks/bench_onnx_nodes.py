@@ -25,7 +25,7 @@ from onnx.backend.test.loader import load_model_tests
 from onnx.backend.test.runner import Runner
 
 from blade.importers.onnx.backend import OnnxBackend
-from blade.importers.onnx.dtypes import DTYPES
+from blade.importers.onnx.emit.dtypes import DTYPES
 
 KINDS = ("node", "simple", "pytorch-converted", "pytorch-operator")
 OUTSIDE_DOMAINS = ("ai.onnx.ml", "ai.onnx.preview", "ai.onnx.preview.training", "ai.onnx.training")
@@ -33,7 +33,9 @@ RANDOM = ("test_bernoulli", "test_training_dropout_default", "test_training_drop
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--only", default="", help="tests with this in their name")
     parser.add_argument("--kinds", nargs="+", default=KINDS, choices=KINDS)
     args = parser.parse_args()
@@ -65,7 +67,7 @@ def main() -> None:
 
 
 def run(test: Any) -> tuple[str, str]:
-    """"passed", "by ORT", "failed" or "outside", and a detail."""
+    """ "passed", "by ORT", "failed" or "outside", and a detail."""
     model = test.model
     if model is None:
         model = onnx.load(str(Path(test.model_dir) / "model.onnx"))
@@ -162,7 +164,6 @@ def _has_type(proto: onnx.TypeProto) -> bool:
     if kind == "sequence_type":
         return _has_type(proto.sequence_type.elem_type)
     return kind is None or (kind == "tensor_type" and proto.tensor_type.elem_type in (0, *DTYPES))
-
 
 
 if __name__ == "__main__":

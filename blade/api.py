@@ -58,7 +58,9 @@ from blade.timing.stage_clock import StageClock
 from blade.timing.time_budget import TimeBudget
 
 
-def optimize(model: Any, inputs: Any = None, config: Config | None = None) -> torch.jit.ScriptModule:
+def optimize(
+    model: Any, inputs: Any = None, config: Config | None = None
+) -> torch.jit.ScriptModule:
     """Return a TorchScript module that answers like ``model`` and is faster where that was measured.
 
     ``model`` is a module in eval mode, or what ``torch.export.export`` made of one; it is copied, not

@@ -50,6 +50,7 @@ partition
 capture/decisions capture/exported capture
 fallback
 selection/plan selection/cache selection
+importers/onnx/functions importers/onnx/emit importers/onnx/ops importers/onnx importers
 api dynamo
 dropin
 saving

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What ``blade.optimize`` does with a model that is not PyTorch's: a path, a ``ModelProto``, a Keras model.
 
-    foreign = import_foreign("model.onnx", {"input_ids": ids})
-    foreign.module, foreign.inputs      # a ScriptModule, and the samples under the names of its arguments
+foreign = import_foreign("model.onnx", {"input_ids": ids})
+foreign.module, foreign.inputs      # a ScriptModule, and the samples under the names of its arguments
 """
 
 from __future__ import annotations
@@ -53,9 +53,7 @@ def import_foreign(model: Any, inputs: Any, sizes: Mapping[str, int] | None = No
     return _from_onnx(model, inputs, sizes)
 
 
-def _from_onnx(
-    source: Any, inputs: Any, sizes: Mapping[str, int] | None = None
-) -> ForeignModel:
+def _from_onnx(source: Any, inputs: Any, sizes: Mapping[str, int] | None = None) -> ForeignModel:
     if importlib.util.find_spec("onnx") is None:
         raise InputError("model: reading ONNX models needs the package onnx: pip install onnx")
     from blade.importers.onnx.example_inputs import example_inputs
@@ -130,10 +128,14 @@ def _renamed(inputs: Any, arguments: Mapping[str, str]) -> Any:
     if isinstance(inputs, list):
         return [_renamed(one, arguments) for one in inputs]
     if isinstance(inputs, Mapping):
-        unknown = [name for name in inputs if name not in arguments and name not in arguments.values()]
+        unknown = [
+            name for name in inputs if name not in arguments and name not in arguments.values()
+        ]
         if unknown:
             known = ", ".join(map(repr, arguments))
-            raise InputError(f"inputs: the model has no input {unknown[0]!r}; its inputs are {known}.")
+            raise InputError(
+                f"inputs: the model has no input {unknown[0]!r}; its inputs are {known}."
+            )
         return {arguments.get(name, name): _tensor(one) for name, one in inputs.items()}
     if isinstance(inputs, tuple) and not hasattr(inputs, "_fields"):
         return tuple(_tensor(one) for one in inputs)

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``python -m blade optimize MODEL.pt --inputs SAMPLES.pt -o OUT.pt``."""
+"""``python -m blade optimize MODEL.pt --inputs SAMPLES.pt -o OUT.pt``, or ``MODEL.onnx --size batch=8``."""
 
 import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import torch
 
@@ -17,6 +19,7 @@ from blade.cli.shared.files import (
 )
 from blade.cli.shared.options import (
     Commands,
+    UsageError,
     add_command,
     add_model,
     parse_config,
@@ -27,14 +30,27 @@ from blade.report import report
 
 TEXT = """Optimize a model for samples of its inputs, and save it.
 
+The model is TorchScript, ONNX, or a SavedModel or Keras file of TensorFlow. For ONNX and TensorFlow --inputs may be
+left out: random samples are made of the sizes that the model declares, and of --size.
 OUT.pt is TorchScript: `import blade; torch.jit.load("OUT.pt")`. It is written under another name and
 renamed, and not over a file that exists unless --force is given.
 The code in the file runs: give it only files that you trust."""
 
+FOREIGN = (".onnx", ".keras", ".h5", ".hdf5")
+"""Suffixes of models that are imported."""
+
 
 def add(commands: Commands, shared: argparse.ArgumentParser) -> argparse.ArgumentParser:
     parser = add_command(commands, shared, "optimize", TEXT)
-    add_model(parser)
+    add_model(parser, needs_inputs=False)
+    parser.add_argument(
+        "--size",
+        metavar="NAME=SIZE",
+        nargs="+",
+        action="extend",
+        default=[],
+        help="without --inputs: the size of a dimension that has a name in an ONNX model",
+    )
     parser.add_argument("-o", "--output", metavar="OUT.pt", required=True, help="file to write")
     parser.add_argument("--force", action="store_true", help="overwrite files that exist")
     parser.add_argument("--html", metavar="FILE", help="write the report as a page, too")
@@ -47,8 +63,7 @@ def run(args: argparse.Namespace) -> CommandResult:
     check_output(out, force=args.force)
     if page is not None:
         check_page(page, force=args.force)
-    model = read_model(Path(args.model), allow_pickle=args.allow_pickle, to_eval=args.eval)
-    inputs = read_samples(Path(args.inputs), allow_pickle=args.allow_pickle)
+    model, inputs = _model_and_inputs(args)
 
     from blade.api import (
         optimize,
@@ -73,3 +88,32 @@ def run(args: argparse.Namespace) -> CommandResult:
     return CommandResult(
         data, f"{made}\n\n{wrote}" + (f"\n{page}: the same as a page" if page else "")
     )
+
+
+def _model_and_inputs(args: argparse.Namespace) -> tuple[Any, Any]:
+    path = Path(args.model)
+    is_foreign = path.suffix in FOREIGN or (path / "saved_model.pb").exists()
+    if args.size and (args.inputs or not is_foreign):
+        raise UsageError("--size: it goes with an ONNX or TensorFlow model, in place of --inputs")
+    if args.inputs is None and not is_foreign:
+        raise UsageError("--inputs: this model needs samples; give --inputs SAMPLES.pt")
+    inputs = None
+    if args.inputs is not None:
+        inputs = read_samples(Path(args.inputs), allow_pickle=args.allow_pickle)
+    if not is_foreign:
+        return read_model(path, allow_pickle=args.allow_pickle, to_eval=args.eval), inputs
+    if inputs is None:
+        from blade.importers.entrance import import_foreign  # late: imports onnx
+
+        inputs = import_foreign(path, None, _sizes(args.size)).inputs
+    return path, inputs
+
+
+def _sizes(entries: Sequence[str]) -> dict[str, int]:
+    found = {}
+    for entry in entries:
+        name, equals, size = entry.partition("=")
+        if not equals or not size.isdigit():
+            raise UsageError(f"--size {entry}: NAME=SIZE is expected, for example batch=8")
+        found[name] = int(size)
+    return found

@@ -33,12 +33,12 @@ def add_command(
     return parser
 
 
-def add_model(parser: argparse.ArgumentParser) -> None:
+def add_model(parser: argparse.ArgumentParser, *, needs_inputs: bool = True) -> None:
     """Add MODEL.pt, --inputs, --config and the options for reading them."""
     parser.add_argument(
         "model", metavar="MODEL.pt", help="TorchScript, or with --allow-pickle a saved nn.Module"
     )
-    add_inputs(parser, required=True)
+    add_inputs(parser, required=needs_inputs)
     add_config(parser)
     add_pickle(parser)
     parser.add_argument("--eval", action="store_true", help="put the model in eval mode first")

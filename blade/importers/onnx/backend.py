@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The importer as a backend of the package onnx, for its tests.
 
-    OnnxBackend.prepare(model).run([array, ...])        # the outputs, as arrays, lists of them, or None
+OnnxBackend.prepare(model).run([array, ...])        # the outputs, as arrays, lists of them, or None
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from onnx.backend.base import Backend as OnnxBackendBase
 from onnx.backend.base import BackendRep
 
-from blade.importers.onnx.dtypes import DTYPES, to_array, to_tensor
+from blade.importers.onnx.emit.dtypes import DTYPES, to_array, to_tensor
 from blade.importers.onnx.import_model import ImportedModel, import_model
 
 

@@ -10,12 +10,11 @@ import numpy as np
 import onnx
 import torch
 
-from blade.importers.onnx.emitter import Emitter
-from blade.importers.onnx.errors import NotImported
-from blade.importers.onnx.import_graph import Env, GraphImporter
-from blade.importers.onnx.table import NodeView, Row, row
-from blade.importers.onnx.types import read_type
-from blade.importers.onnx.values import (
+from blade.importers.onnx.emit.emitter import Emitter
+from blade.importers.onnx.emit.errors import NotImported
+from blade.importers.onnx.emit.table import NodeView, Row, row
+from blade.importers.onnx.emit.types import read_type
+from blade.importers.onnx.emit.values import (
     ConstantValue,
     HostValue,
     Number,
@@ -26,6 +25,7 @@ from blade.importers.onnx.values import (
     Value,
     annotation,
 )
+from blade.importers.onnx.import_graph import Env, GraphImporter
 
 
 def _with_importer(function: Row) -> Row:
@@ -51,9 +51,7 @@ def write_if(
             results = [_as_variable(e, one) for one in results]
         branches.append((lines, results))
     (then_lines, then), (else_lines, other) = branches
-    merged = [
-        _merged(e, a, b, name) for a, b, name in zip(then, other, node.outputs, strict=True)
-    ]
+    merged = [_merged(e, a, b, name) for a, b, name in zip(then, other, node.outputs, strict=True)]
     for value in merged:
         if isinstance(value, OptionalValue):
             e.line(f"{value.text}: {annotation(value)} = None")
@@ -261,7 +259,11 @@ def write_scan(
         for value, axis, back in zip(sequences, axes, backwards):
             at = f"{length} - 1 - {step}" if back else step
             dims = e.dims(value)
-            rest = None if dims is None else tuple(d for k, d in enumerate(dims) if k != axis % len(dims))
+            rest = (
+                None
+                if dims is None
+                else tuple(d for k, d in enumerate(dims) if k != axis % len(dims))
+            )
             items.append(e.let(f"{e.tensor(value)}.select({axis}, {at})", e.dtype(value), rest))
         made = [_as_variable(e, one) for one in importer.subgraph(body, env, [*start, *items])]
         new = [e.name("next") for _ in start]

@@ -10,8 +10,8 @@ import onnx
 import torch
 
 from blade.errors import InputError
-from blade.importers.onnx.dtypes import torch_dtype
-from blade.importers.onnx.errors import NotImported
+from blade.importers.onnx.emit.dtypes import torch_dtype
+from blade.importers.onnx.emit.errors import NotImported
 from blade.importers.onnx.import_model import ImportedModel
 
 
@@ -35,7 +35,9 @@ def _dims(info: onnx.ValueInfoProto) -> Any:
 
 
 def _free(model: ImportedModel) -> list[str]:
-    return sorted({d.dim_param or "?" for one in model.declared for d in _dims(one) if not d.dim_value})
+    return sorted(
+        {d.dim_param or "?" for one in model.declared for d in _dims(one) if not d.dim_value}
+    )
 
 
 def _shown(names: list[str]) -> str:

@@ -12,11 +12,11 @@ import numpy as np
 import onnx
 from onnx.reference import ReferenceEvaluator
 
-from blade.importers.onnx.dtypes import ELEMENT_TYPES, numpy_dtype
-from blade.importers.onnx.emitter import Emitter
-from blade.importers.onnx.table import NodeView
-from blade.importers.onnx.types import OutputType
-from blade.importers.onnx.values import ConstantValue, Value
+from blade.importers.onnx.emit.dtypes import ELEMENT_TYPES, numpy_dtype
+from blade.importers.onnx.emit.emitter import Emitter
+from blade.importers.onnx.emit.table import NodeView
+from blade.importers.onnx.emit.types import OutputType
+from blade.importers.onnx.emit.values import ConstantValue, Value
 
 MOST_ELEMENTS = 4096
 

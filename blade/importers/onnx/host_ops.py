@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from blade.importers.onnx import host_numbers as on
-from blade.importers.onnx.emitter import HOST_ELEMENTS, Emitter
-from blade.importers.onnx.errors import NotImported
-from blade.importers.onnx.table import NodeView
-from blade.importers.onnx.values import Array, HostValue, Value
+from blade.importers.onnx.emit import host_numbers as on
+from blade.importers.onnx.emit.emitter import HOST_ELEMENTS, Emitter
+from blade.importers.onnx.emit.errors import NotImported
+from blade.importers.onnx.emit.table import NodeView
+from blade.importers.onnx.emit.values import Array, HostValue, Value
 
 Rule = Callable[..., Any]
 _RULES: dict[str, Rule] = {}
@@ -40,14 +40,17 @@ def host_result(
         return None
     try:
         found = rule(e, node, *arrays)
-    except (NotImported, IndexError, ValueError, TypeError):  # int() of a number that has a name only
+    except (
+        NotImported,
+        IndexError,
+        ValueError,
+        TypeError,
+    ):  # int() of a number that has a name only
         return None
     results = [_objects(one) for one in (found if isinstance(found, list) else [found])]
     if any(one.size > HOST_ELEMENTS for one in results):
         return None
-    return tuple(
-        HostValue(one, dtype) for one, dtype in zip(results, dtypes) if dtype is not None
-    )
+    return tuple(HostValue(one, dtype) for one, dtype in zip(results, dtypes) if dtype is not None)
 
 
 def _objects(array: Any) -> Array:

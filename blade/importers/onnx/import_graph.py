@@ -17,16 +17,16 @@ import numpy as np
 import onnx
 import onnx.inliner
 
-from blade.importers.onnx import table
-from blade.importers.onnx.dtypes import torch_dtype
-from blade.importers.onnx.emitter import Emitter
-from blade.importers.onnx.errors import NotImported
+from blade.importers.onnx.emit import table
+from blade.importers.onnx.emit.dtypes import torch_dtype
+from blade.importers.onnx.emit.emitter import Emitter
+from blade.importers.onnx.emit.errors import NotImported
+from blade.importers.onnx.emit.table import NodeView, view_node
+from blade.importers.onnx.emit.types import OutputType, output_types, type_proto, value_of
+from blade.importers.onnx.emit.values import ConstantValue, TensorValue, Value
 from blade.importers.onnx.fold import folded
 from blade.importers.onnx.host_ops import host_result
 from blade.importers.onnx.runtime_node import write_runtime_node
-from blade.importers.onnx.table import NodeView, view_node
-from blade.importers.onnx.types import OutputType, output_types, type_proto, value_of
-from blade.importers.onnx.values import ConstantValue, TensorValue, Value
 
 Env = dict[str, Value]
 Protos = Sequence[onnx.NodeProto]
@@ -212,5 +212,3 @@ def _dense(sparse: onnx.SparseTensorProto) -> np.ndarray[Any, Any]:
 def device_anchor(inputs: Sequence[Value]) -> str:
     """A tensor that every call has."""
     return next((one.text for one in inputs if isinstance(one, TensorValue)), "")
-
-

@@ -14,7 +14,7 @@ import keyword
 import math
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,14 +22,10 @@ import onnx
 import torch
 
 from blade.errors import InputError
-from blade.importers.onnx.emitter import Emitter
-from blade.importers.onnx.errors import NotImported
-from blade.importers.onnx.functions import table as function_table
-from blade.importers.onnx.import_graph import Env, GraphImporter
-from blade.importers.onnx.load_rows import load_rows
-from blade.importers.onnx.read_model import OnnxSource, read_model
-from blade.importers.onnx.types import read_type, value_of
-from blade.importers.onnx.values import (
+from blade.importers.onnx.emit.emitter import Emitter
+from blade.importers.onnx.emit.errors import NotImported
+from blade.importers.onnx.emit.types import read_type, value_of
+from blade.importers.onnx.emit.values import (
     ConstantValue,
     HostValue,
     OptionalValue,
@@ -38,6 +34,10 @@ from blade.importers.onnx.values import (
     Value,
     annotation,
 )
+from blade.importers.onnx.functions import table as function_table
+from blade.importers.onnx.import_graph import Env, GraphImporter
+from blade.importers.onnx.load_rows import load_rows
+from blade.importers.onnx.read_model import OnnxSource, read_model
 
 
 @dataclass(frozen=True)
@@ -68,9 +68,7 @@ def import_model(source: Any, *, allow_runtime: bool = True) -> ImportedModel:
 def _import(source: OnnxSource, allow_runtime: bool) -> ImportedModel:
     graph = source.proto.graph
     e = Emitter()
-    importer = GraphImporter(
-        e, source.opsets, source.proto.ir_version, source.read, allow_runtime
-    )
+    importer = GraphImporter(e, source.opsets, source.proto.ir_version, source.read, allow_runtime)
     env: Env = {}
     try:
         importer.initializers(graph, env)
@@ -79,8 +77,7 @@ def _import(source: OnnxSource, allow_runtime: bool) -> ImportedModel:
         given = [_argument(e, one) for one in inputs]
         env.update(zip((one.name for one in inputs), given))
         e.anchor = next((one.text for one in given if isinstance(one, TensorValue)), "")
-        for info, value in zip(inputs, given):
-            _check_sizes(e, info.name, value)
+        _check_sizes(e, {one.name: value for one, value in zip(inputs, given)})
         importer.nodes(graph.node, env)
         results = [env[one.name] for one in graph.output]
         texts = [_returned(e, one) for one in results]
@@ -107,15 +104,23 @@ def _argument(e: Emitter, info: onnx.ValueInfoProto) -> Value:
     return value_of(e.name(info.name), found)
 
 
-def _check_sizes(e: Emitter, name: str, value: Value) -> None:
-    """Raise at run time where an input has another rank or size than the model says."""
-    if not isinstance(value, TensorValue) or value.dims is None:
-        return
-    fixed = [f"{value.text}.dim() == {len(value.dims)}"]
-    fixed += [f"{value.text}.size({k}) == {d}" for k, d in enumerate(value.dims) if d is not None]
-    shown = [("?" if d is None else d) for d in value.dims]
-    text = f"input {name} has to be of the sizes {shown}, ? being any".replace("'", "")
-    e.line(f"assert {' and '.join(fixed)}, {text!r}")
+def _check_sizes(e: Emitter, given: Mapping[str, Value]) -> None:
+    """Raise at run time where an input has another rank or size than the model says.
+
+    There is one condition for all inputs, since each one is a branch that ends a cluster.
+    """
+    fixed, shown = [], []
+    for name, value in given.items():
+        if not isinstance(value, TensorValue) or value.dims is None:
+            continue
+        fixed.append(f"({value.text}.dim() == {len(value.dims)})")
+        sizes = enumerate(value.dims)
+        fixed += [f"({value.text}.size({k}) == {d})" for k, d in sizes if isinstance(d, int)]
+        dims = ", ".join(str(d) if isinstance(d, int) else "?" for d in value.dims)
+        shown.append(f"{name} [{dims}]")
+    if fixed:
+        text = f"the inputs have to be of the sizes {', '.join(shown)}"
+        e.line(f"assert {' & '.join(fixed)}, {text!r}")
 
 
 def _returned(e: Emitter, value: Value) -> str:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads an ONNX model: from a file or a ModelProto, checked, of a known opset, its own functions inlined.
 
-    model = read_model("model.onnx")
-    model.proto.graph, model.opsets, model.read(tensor)      # external data is mapped, not read
+model = read_model("model.onnx")
+model.proto.graph, model.opsets, model.read(tensor)      # external data is mapped, not read
 """
 
 from __future__ import annotations
@@ -59,7 +59,9 @@ class OnnxSource:
             onnx.external_data_helper.load_external_data_for_tensor(loaded, str(self.folder))
             return onnx.numpy_helper.to_array(loaded)
         if os.path.getsize(path) < (info.offset or 0) + dtype.itemsize * int(np.prod(shape)):
-            raise InputError(f"model: the file {path} is too short for {tensor.name!r}; copy it again.")
+            raise InputError(
+                f"model: the file {path} is too short for {tensor.name!r}; copy it again."
+            )
         return np.memmap(path, dtype, mode="c", offset=info.offset or 0, shape=shape)
 
 

@@ -11,12 +11,12 @@ import torch
 
 from blade.backends.onnxruntime.node import UNSIGNED, node_engine
 from blade.errors import BackendError
-from blade.importers.onnx.dtypes import ELEMENT_TYPES, numpy_dtype
-from blade.importers.onnx.emitter import Emitter
-from blade.importers.onnx.errors import NotImported
-from blade.importers.onnx.table import NodeView
-from blade.importers.onnx.types import OutputType, type_proto
-from blade.importers.onnx.values import (
+from blade.importers.onnx.emit.dtypes import ELEMENT_TYPES, numpy_dtype
+from blade.importers.onnx.emit.emitter import Emitter
+from blade.importers.onnx.emit.errors import NotImported
+from blade.importers.onnx.emit.table import NodeView
+from blade.importers.onnx.emit.types import OutputType, type_proto
+from blade.importers.onnx.emit.values import (
     ConstantValue,
     OptionalValue,
     SequenceValue,
@@ -58,7 +58,9 @@ def write_runtime_node(
     ]
     found = e.name("results")
     e.line(f"{found} = self.{attribute}.try_execute([{', '.join(texts)}])")
-    e.line(f'assert {found} is not None, "the node {node.op} needs ONNX Runtime, which cannot run here"')
+    e.line(
+        f'assert {found} is not None, "the node {node.op} needs ONNX Runtime, which cannot run here"'
+    )
     return _results(e, node, found, types)
 
 

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Masks of attention, as what is added to the scores."""
 
-from typing import Optional
 
 import torch
 from torch import Tensor
@@ -24,7 +23,7 @@ def as_wide(mask: Tensor, width: int) -> Tensor:
 
 
 def window_bias(
-    q: Tensor, width: int, past: int, lengths: Optional[Tensor], left: int, right: int
+    q: Tensor, width: int, past: int, lengths: Tensor | None, left: int, right: int
 ) -> Tensor:
     """Positions further back than ``left`` or further on than ``right`` are masked; -1: no limit.
 
@@ -50,7 +49,7 @@ def length_bias(lengths: Tensor, width: int, like: Tensor) -> Tensor:
     return mask_bias(seen, like)
 
 
-def safe_softmax(scores: Tensor, bias: Optional[Tensor]) -> Tensor:
+def safe_softmax(scores: Tensor, bias: Tensor | None) -> Tensor:
     """A row that is masked as a whole gives zeros."""
     weights = torch.softmax(scores, -1)
     if bias is None:

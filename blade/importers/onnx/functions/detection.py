@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Detection: suppression of boxes that overlap, and pooling of regions."""
 
-from typing import List  # noqa: UP035
 
 import torch
 from torch import Tensor
@@ -22,7 +21,7 @@ def non_max_suppression(
     boxes: Tensor, scores: Tensor, most: int, overlap: float, least: float, center: bool
 ) -> Tensor:
     """[M, 3]: batch, class and box of those that are left."""
-    found: List[Tensor] = []
+    found: list[Tensor] = []
     for batch in range(scores.size(0)):
         corners = _corners(boxes[batch], center)
         area = (corners[:, 2] - corners[:, 0]) * (corners[:, 3] - corners[:, 1])
@@ -81,7 +80,7 @@ def roi_align(
     average: bool,
 ) -> Tensor:
     """[regions, C, height, width]"""
-    found: List[Tensor] = []
+    found: list[Tensor] = []
     for k in range(rois.size(0)):
         x1 = float(rois[k][0].item()) * scale - offset
         y1 = float(rois[k][1].item()) * scale - offset

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Indices into several axes at once."""
 
-from typing import List, Optional  # noqa: UP035
 
 import torch
 from torch import Tensor
 
 
-def _linear(sizes: List[int], indices: Tensor) -> Tensor:
+def _linear(sizes: list[int], indices: Tensor) -> Tensor:
     """The place in row-major order of each of ``indices``, whose last axis names the axes of ``sizes``."""
     place = torch.zeros_like(indices.select(-1, 0))
     for k in range(indices.size(-1)):
@@ -62,7 +61,7 @@ def one_hot(indices: Tensor, depth: int, values: Tensor, axis: int) -> Tensor:
 
 
 def tensor_scatter(
-    past: Tensor, update: Tensor, write: Optional[Tensor], axis: int, wraps: bool
+    past: Tensor, update: Tensor, write: Tensor | None, axis: int, wraps: bool
 ) -> Tensor:
     """``update`` written to ``past`` from a place of its own for each element of the batch."""
     batch = past.size(0)

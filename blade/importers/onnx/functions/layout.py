@@ -1,22 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Layouts whose sizes or axes are known at run time only."""
 
-from typing import List, Tuple  # noqa: UP035
 
 import torch
 from torch import Tensor
 
 
-def reshape(x: Tensor, shape: List[int], allow_zero: bool) -> Tensor:
-    sizes: List[int] = []
+def reshape(x: Tensor, shape: list[int], allow_zero: bool) -> Tensor:
+    sizes: list[int] = []
     for k, size in enumerate(shape):
         sizes.append(x.size(k) if size == 0 and not allow_zero else size)
     return x.reshape(sizes)
 
 
-def unsqueeze(x: Tensor, axes: List[int]) -> Tensor:
+def unsqueeze(x: Tensor, axes: list[int]) -> Tensor:
     rank = x.dim() + len(axes)
-    places: List[int] = []
+    places: list[int] = []
     for axis in axes:
         places.append(axis + rank if axis < 0 else axis)
     places.sort()
@@ -25,8 +24,8 @@ def unsqueeze(x: Tensor, axes: List[int]) -> Tensor:
     return x
 
 
-def squeeze(x: Tensor, axes: List[int]) -> Tensor:
-    places: List[int] = []
+def squeeze(x: Tensor, axes: list[int]) -> Tensor:
+    places: list[int] = []
     for axis in axes:
         places.append(axis + x.dim() if axis < 0 else axis)
     places.sort(reverse=True)
@@ -35,9 +34,9 @@ def squeeze(x: Tensor, axes: List[int]) -> Tensor:
     return x
 
 
-def expand(x: Tensor, shape: List[int]) -> Tensor:
+def expand(x: Tensor, shape: list[int]) -> Tensor:
     rank = max(x.dim(), len(shape))
-    sizes: List[int] = []
+    sizes: list[int] = []
     for k in range(rank):
         at = k - (rank - len(shape))
         size = shape[at] if at >= 0 else 1
@@ -62,7 +61,7 @@ def slice(x: Tensor, axis: int, start: int, end: int, step: int) -> Tensor:
 
 
 def slice_axes(
-    x: Tensor, starts: List[int], ends: List[int], axes: List[int], steps: List[int]
+    x: Tensor, starts: list[int], ends: list[int], axes: list[int], steps: list[int]
 ) -> Tensor:
     """Cuts several axes: the first ones, in steps of 1, if ``axes`` and ``steps`` are empty."""
     for k in range(len(starts)):
@@ -108,7 +107,7 @@ def pad(x: Tensor, axis: int, before: int, after: int, mode: str) -> Tensor:
     return x.index_select(axis, at)
 
 
-def pad_axes(x: Tensor, pads: List[int], axes: List[int], mode: str, fill: float) -> Tensor:
+def pad_axes(x: Tensor, pads: list[int], axes: list[int], mode: str, fill: float) -> Tensor:
     """``axes``: all of them if it is empty."""
     count = len(pads) // 2
     flat = [0] * (2 * x.dim())
@@ -151,18 +150,18 @@ def reverse_sequence(x: Tensor, lengths: Tensor, batch: int, time: int) -> Tenso
     return torch.gather(x, time, at.reshape(shape).expand_as(x))
 
 
-def pieces(x: Tensor, axis: int) -> List[Tensor]:
+def pieces(x: Tensor, axis: int) -> list[Tensor]:
     return list(torch.split(x, 1, axis))
 
 
-def inserted(items: List[Tensor], one: Tensor, at: int) -> List[Tensor]:
-    made: List[Tensor] = list(items)
+def inserted(items: list[Tensor], one: Tensor, at: int) -> list[Tensor]:
+    made: list[Tensor] = list(items)
     made.insert(at, one)
     return made
 
 
-def erased(items: List[Tensor], at: int) -> List[Tensor]:
-    made: List[Tensor] = []
+def erased(items: list[Tensor], at: int) -> list[Tensor]:
+    made: list[Tensor] = []
     place = at + len(items) if at < 0 else at
     for k, one in enumerate(items):
         if k != place:
@@ -170,9 +169,9 @@ def erased(items: List[Tensor], at: int) -> List[Tensor]:
     return made
 
 
-def product(x: Tensor, axes: List[int], keep: bool) -> Tensor:
+def product(x: Tensor, axes: list[int], keep: bool) -> Tensor:
     """The product along several axes; along all if there are none."""
-    places: List[int] = []
+    places: list[int] = []
     for axis in axes:
         places.append(axis + x.dim() if axis < 0 else axis)
     if len(places) == 0:
@@ -214,7 +213,7 @@ def local_response(
     return x / torch.pow(bias + alpha * total, beta)
 
 
-def unique(x: Tensor, axis: int, ordered: bool) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
+def unique(x: Tensor, axis: int, ordered: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Unique slices, where each occurs first, which each slice is, and counts; ``ordered`` by value, else by
     their first occurrence."""
     values, inverse, counts = torch.ops.aten.unique_dim(x, axis, True, True, True)
@@ -229,17 +228,17 @@ def unique(x: Tensor, axis: int, ordered: bool) -> Tuple[Tensor, Tensor, Tensor,
     return values.index_select(axis, order), first[order], rank[inverse], counts[order]
 
 
-def amax(x: Tensor, axes: List[int], keep: bool, least: float) -> Tensor:
+def amax(x: Tensor, axes: list[int], keep: bool, least: float) -> Tensor:
     """The maximum, which is ``least`` where there is nothing."""
     one = torch.full([1], least, device=x.device).to(x.dtype)
     empty = x.size(axes[0]) == 0
     if empty:
-        shape: List[int] = x.shape
+        shape: list[int] = x.shape
         shape[axes[0]] = 1
         x = one.expand(shape)
     return torch.amax(x, axes, keep)
 
 
-def amin(x: Tensor, axes: List[int], keep: bool, most: float) -> Tensor:
+def amin(x: Tensor, axes: list[int], keep: bool, most: float) -> Tensor:
     """The minimum, which is ``most`` where there is nothing."""
     return -amax(-x, axes, keep, -most)

@@ -1,23 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pooling that torch has no op for: padding that differs between the sides, dilation, places."""
 
-from typing import List, Tuple  # noqa: UP035
 
 import torch
 from torch import Tensor
 
 
 def _counts(
-    sizes: List[int],
-    kernel: List[int],
-    strides: List[int],
-    dilations: List[int],
-    before: List[int],
-    after: List[int],
+    sizes: list[int],
+    kernel: list[int],
+    strides: list[int],
+    dilations: list[int],
+    before: list[int],
+    after: list[int],
     ceil: bool,
-) -> List[int]:
+) -> list[int]:
     """How many windows fit. No window begins in the padding behind."""
-    counts: List[int] = []
+    counts: list[int] = []
     for k in range(len(kernel)):
         reach = dilations[k] * (kernel[k] - 1) + 1
         room = sizes[k] + before[k] + after[k] - reach
@@ -32,11 +31,11 @@ def _counts(
 
 def windows(
     x: Tensor,
-    kernel: List[int],
-    strides: List[int],
-    dilations: List[int],
-    before: List[int],
-    after: List[int],
+    kernel: list[int],
+    strides: list[int],
+    dilations: list[int],
+    before: list[int],
+    after: list[int],
     ceil: bool,
     fill: float,
 ) -> Tensor:
@@ -68,14 +67,14 @@ def windows(
 
 def max_pool(
     x: Tensor,
-    kernel: List[int],
-    strides: List[int],
-    dilations: List[int],
-    before: List[int],
-    after: List[int],
+    kernel: list[int],
+    strides: list[int],
+    dilations: list[int],
+    before: list[int],
+    after: list[int],
     ceil: bool,
     by_column: bool,
-) -> Tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:
     """The largest of each window, and its place in the flat input."""
     sizes = x.shape
     rank = len(kernel)
@@ -97,7 +96,7 @@ def max_pool(
     return best, torch.gather(where, -1, at.unsqueeze(-1)).squeeze(-1).to(torch.int64)
 
 
-def _totals(x: Tensor, kernel: List[int], strides: List[int], dilations: List[int]) -> Tensor:
+def _totals(x: Tensor, kernel: list[int], strides: list[int], dilations: list[int]) -> Tensor:
     """The sum of each window of [N, C, ...]."""
     rank = len(kernel)
     none = [0] * rank
@@ -115,11 +114,11 @@ def _totals(x: Tensor, kernel: List[int], strides: List[int], dilations: List[in
 
 def average_pool(
     x: Tensor,
-    kernel: List[int],
-    strides: List[int],
-    dilations: List[int],
-    before: List[int],
-    after: List[int],
+    kernel: list[int],
+    strides: list[int],
+    dilations: list[int],
+    before: list[int],
+    after: list[int],
     ceil: bool,
     counts_padding: bool,
 ) -> Tensor:
@@ -142,11 +141,11 @@ def average_pool(
 
 def lp_pool(
     x: Tensor,
-    kernel: List[int],
-    strides: List[int],
-    dilations: List[int],
-    before: List[int],
-    after: List[int],
+    kernel: list[int],
+    strides: list[int],
+    dilations: list[int],
+    before: list[int],
+    after: list[int],
     ceil: bool,
     p: int,
 ) -> Tensor:
@@ -157,10 +156,10 @@ def lp_pool(
 def max_unpool(
     x: Tensor,
     places: Tensor,
-    kernel: List[int],
-    strides: List[int],
-    pads: List[int],
-    wanted: List[int],
+    kernel: list[int],
+    strides: list[int],
+    pads: list[int],
+    wanted: list[int],
 ) -> Tensor:
     """Zeros, with ``x`` at ``places`` of the flat result."""
     rank = len(kernel)

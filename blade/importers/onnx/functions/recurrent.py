@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Recurrent layers with what torch's own lack: lengths, peepholes, clipping, other activations."""
 
-from typing import List, Optional, Tuple  # noqa: UP035
 
 import torch
 from torch import Tensor
 
 
-def reordered(w: Tensor, order: List[int]) -> Tensor:
+def reordered(w: Tensor, order: list[int]) -> Tensor:
     """The blocks of rows of ``w`` in another order."""
     parts = torch.chunk(w, len(order), 0)
     return torch.cat([parts[k] for k in order], 0)
@@ -50,15 +49,15 @@ def recurrent(
     h: Tensor,
     c: Tensor,
     peephole: Tensor,
-    lengths: Optional[Tensor],
+    lengths: Tensor | None,
     back: bool,
-    names: List[str],
-    alphas: List[float],
-    betas: List[float],
+    names: list[str],
+    alphas: list[float],
+    betas: list[float],
     limit: float,
     reset_after: bool,
     couples: bool,
-) -> Tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """One direction of an RNN, a GRU or an LSTM over x [time, batch, in]: all states, the last one, the last cell.
 
     ``couples``: the forget gate is 1 minus the input gate.
@@ -66,7 +65,7 @@ def recurrent(
     size = h.size(-1)
     half = b.size(0) // 2
     wb, rb = b[:half], b[half:]
-    steps: List[Tensor] = []
+    steps: list[Tensor] = []
     for k in range(x.size(0)):
         t = x.size(0) - 1 - k if back else k
         given = torch.matmul(x[t], w.t()) + wb

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Resize, along one axis after the other, by a matrix of weights."""
 
-from typing import List  # noqa: UP035
 
 import torch
 from torch import Tensor
@@ -94,10 +93,10 @@ def _resize_axis(
 
 def resize(
     x: Tensor,
-    axes: List[int],
-    sizes: List[int],
-    scales: List[float],
-    roi: List[float],
+    axes: list[int],
+    sizes: list[int],
+    scales: list[float],
+    roi: list[float],
     mode: str,
     coordinates: str,
     nearest_mode: str,
@@ -108,8 +107,8 @@ def resize(
     antialias: bool,
 ) -> Tensor:
     """``sizes`` or ``scales`` per axis of ``axes``; ``roi``: starts, then ends."""
-    factors: List[float] = []
-    wanted: List[int] = []
+    factors: list[float] = []
+    wanted: list[int] = []
     for k, axis in enumerate(axes):
         if len(sizes) > 0:
             factors.append(sizes[k] / x.size(axis))

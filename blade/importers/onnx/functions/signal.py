@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fourier transforms of tensors whose last axis is the real and the imaginary part."""
 
-from typing import Optional
-
 import math
 
 import torch
 from torch import Tensor
 
 
-def dft(x: Tensor, length: Optional[int], axis: int, inverse: bool, half: bool) -> Tensor:
+def dft(x: Tensor, length: int | None, axis: int, inverse: bool, half: bool) -> Tensor:
     place = axis + x.dim() if axis < 0 else axis
     wide = x.to(torch.float64)
     if wide.size(-1) == 1:
@@ -17,7 +15,9 @@ def dft(x: Tensor, length: Optional[int], axis: int, inverse: bool, half: bool) 
     given = torch.view_as_complex(wide.contiguous())
     size = given.size(place) if length is None else length
     if inverse and half:
-        made = torch.fft.irfft(given, 2 * (given.size(place) - 1) if length is None else length, place)
+        made = torch.fft.irfft(
+            given, 2 * (given.size(place) - 1) if length is None else length, place
+        )
         return made.unsqueeze(-1).to(x.dtype)
     if inverse:
         made = torch.fft.ifft(given, size, place)
@@ -29,7 +29,7 @@ def dft(x: Tensor, length: Optional[int], axis: int, inverse: bool, half: bool) 
 
 
 def stft(
-    x: Tensor, step: int, window: Optional[Tensor], length: Optional[int], half: bool
+    x: Tensor, step: int, window: Tensor | None, length: int | None, half: bool
 ) -> Tensor:
     """[batch, frames, bins, 2]"""
     if length is not None:
@@ -47,9 +47,7 @@ def stft(
     return dft(frames, size, 2, False, half)
 
 
-def window(
-    size: int, a: float, b: float, c: float, periodic: bool, device: torch.device
-) -> Tensor:
+def window(size: int, a: float, b: float, c: float, periodic: bool, device: torch.device) -> Tensor:
     """A sum of cosines."""
     steps = size if periodic else size - 1
     at = torch.arange(size, dtype=torch.float64, device=device) * (2 * math.pi / steps)

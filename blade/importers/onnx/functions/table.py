@@ -9,4 +9,3 @@ from blade.importers.onnx.functions.pooling import *  # noqa: F403
 from blade.importers.onnx.functions.recurrent import *  # noqa: F403
 from blade.importers.onnx.functions.resize import *  # noqa: F403
 from blade.importers.onnx.functions.signal import *  # noqa: F403
-

@@ -3,11 +3,10 @@
 
 from __future__ import annotations
 
-
-from blade.importers.onnx.emitter import Emitter, number_text
-from blade.importers.onnx.errors import NotImported
-from blade.importers.onnx.table import MICROSOFT, NodeView, row
-from blade.importers.onnx.values import TensorValue, Value
+from blade.importers.onnx.emit.emitter import Emitter, number_text
+from blade.importers.onnx.emit.errors import NotImported
+from blade.importers.onnx.emit.table import MICROSOFT, NodeView, row
+from blade.importers.onnx.emit.values import TensorValue, Value
 
 
 def _same(e: Emitter, x: Value, text: str) -> TensorValue:
@@ -129,5 +128,3 @@ def hardmax(e: Emitter, node: NodeView, x: Value) -> TensorValue:
     text, axis = e.tensor(x), node.int("axis", -1)
     at = f"torch.argmax({text}, {axis}, True)"
     return _same(e, x, f"torch.zeros_like({text}).scatter({axis}, {at}, 1.0)")
-
-

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import torch
 
-from blade.importers.onnx.dtypes import torch_dtype
-from blade.importers.onnx.emitter import Emitter, number_text
-from blade.importers.onnx.errors import NotImported
-from blade.importers.onnx.table import MICROSOFT, NodeView, row
-from blade.importers.onnx.values import HostNumber, TensorValue, Value
+from blade.importers.onnx.emit.dtypes import torch_dtype
+from blade.importers.onnx.emit.emitter import Emitter, number_text
+from blade.importers.onnx.emit.errors import NotImported
+from blade.importers.onnx.emit.table import MICROSOFT, NodeView, row
+from blade.importers.onnx.emit.values import HostNumber, TensorValue, Value
 
 
 @dataclass(frozen=True)

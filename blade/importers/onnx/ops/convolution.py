@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import torch
 
-from blade.importers.onnx import host_numbers as on
-from blade.importers.onnx.emitter import Emitter
-from blade.importers.onnx.errors import NotImported
-from blade.importers.onnx.table import NodeView, row
-from blade.importers.onnx.values import HostNumber, Sizes, TensorValue, Value
+from blade.importers.onnx.emit import host_numbers as on
+from blade.importers.onnx.emit.emitter import Emitter
+from blade.importers.onnx.emit.errors import NotImported
+from blade.importers.onnx.emit.table import NodeView, row
+from blade.importers.onnx.emit.values import HostNumber, Sizes, TensorValue, Value
 
 Pads = tuple[list[HostNumber], list[HostNumber]]
 """What is padded before and behind each spatial axis."""
@@ -206,4 +206,3 @@ def col2im(e: Emitter, node: NodeView, x: Value, image: Value, block: Value) -> 
     )
     sizes = e.sizes(x)
     return TensorValue(made, e.dtype(x), (sizes[0] if sizes else None, None, None, None))
-

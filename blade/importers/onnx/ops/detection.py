@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import torch
 
-from blade.importers.onnx.emitter import Emitter, number_text
-from blade.importers.onnx.table import NodeView, row
-from blade.importers.onnx.values import TensorValue, Value
+from blade.importers.onnx.emit.emitter import Emitter, number_text
+from blade.importers.onnx.emit.table import NodeView, row
+from blade.importers.onnx.emit.values import TensorValue, Value
 
 
 @row("NonMaxSuppression")

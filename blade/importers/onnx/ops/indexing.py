@@ -6,10 +6,10 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from blade.importers.onnx.emitter import Emitter
-from blade.importers.onnx.errors import NotImported
-from blade.importers.onnx.table import NodeView, row
-from blade.importers.onnx.values import TensorValue, Value
+from blade.importers.onnx.emit.emitter import Emitter
+from blade.importers.onnx.emit.errors import NotImported
+from blade.importers.onnx.emit.table import NodeView, row
+from blade.importers.onnx.emit.values import TensorValue, Value
 
 
 def long(e: Emitter, value: Value) -> str:
@@ -48,9 +48,7 @@ def _counted_from_front(e: Emitter, x: Value, indices: Value, axis: int) -> str:
 def gather_elements(e: Emitter, node: NodeView, x: Value, indices: Value) -> TensorValue:
     axis = node.int("axis", 0)
     at = _counted_from_front(e, x, indices, axis)
-    return TensorValue(
-        f"torch.gather({e.tensor(x)}, {axis}, {at})", e.dtype(x), e.dims(indices)
-    )
+    return TensorValue(f"torch.gather({e.tensor(x)}, {axis}, {at})", e.dtype(x), e.dims(indices))
 
 
 @row("GatherND")
@@ -92,9 +90,7 @@ def scatter_elements(
 
 
 @row("ScatterND")
-def scatter_nd(
-    e: Emitter, node: NodeView, x: Value, indices: Value, updates: Value
-) -> TensorValue:
+def scatter_nd(e: Emitter, node: NodeView, x: Value, indices: Value, updates: Value) -> TensorValue:
     how = node.text("reduction", "none")
     if how != "none" and how not in _REDUCE:
         raise NotImported(f"The reduction {how!r}.")
@@ -183,5 +179,3 @@ def embed_layer_normalization(
         text = f"torch.sum({e.tensor(mask)}, [1], dtype=torch.int32)"
     index = TensorValue(text, torch.int32, (None,))
     return (made, index, total)[: len(node.outputs)]
-
-

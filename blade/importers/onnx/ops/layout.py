@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from blade.importers.onnx import host_numbers as on
-from blade.importers.onnx.dtypes import to_tensor, torch_dtype
-from blade.importers.onnx.emitter import HOST_ELEMENTS, Emitter, number_text
-from blade.importers.onnx.errors import NotImported
-from blade.importers.onnx.table import NodeView, row
-from blade.importers.onnx.values import (
+from blade.importers.onnx.emit import host_numbers as on
+from blade.importers.onnx.emit.dtypes import to_tensor, torch_dtype
+from blade.importers.onnx.emit.emitter import HOST_ELEMENTS, Emitter, number_text
+from blade.importers.onnx.emit.errors import NotImported
+from blade.importers.onnx.emit.table import NodeView, row
+from blade.importers.onnx.emit.values import (
     ConstantValue,
     Dims,
     HostNumber,
@@ -136,9 +136,7 @@ def flatten(e: Emitter, node: NodeView, x: Value) -> TensorValue:
         for k in group:
             count = on.mul(e, count, e.size(x, k))
         parts.append(count)
-    return TensorValue(
-        f"{e.tensor(x)}.reshape({e.ints(parts)})", e.dtype(x), _known_dims(parts)
-    )
+    return TensorValue(f"{e.tensor(x)}.reshape({e.ints(parts)})", e.dtype(x), _known_dims(parts))
 
 
 @row("Unsqueeze")
@@ -257,9 +255,7 @@ def slice_(
     return TensorValue(made, e.dtype(x), rank_only if sizes is None else tuple(sizes))
 
 
-def _cut(
-    e: Emitter, text: str, axis: HostNumber, start: Any, end: Any, step: HostNumber
-) -> str:
+def _cut(e: Emitter, text: str, axis: HostNumber, start: Any, end: Any, step: HostNumber) -> str:
     if isinstance(start, int) and isinstance(end, int) and (start, step) == (0, 1) and end > _END:
         return text
     if isinstance(step, int) and step > 0:

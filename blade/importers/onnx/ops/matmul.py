@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import torch
 
-from blade.importers.onnx.emitter import Emitter, number_text
-from blade.importers.onnx.errors import NotImported
+from blade.importers.onnx.emit.emitter import Emitter, number_text
+from blade.importers.onnx.emit.errors import NotImported
+from blade.importers.onnx.emit.table import MICROSOFT, NodeView, row
+from blade.importers.onnx.emit.values import Sizes, TensorValue, Value
 from blade.importers.onnx.ops.pointwise import broadcast, wide
-from blade.importers.onnx.table import MICROSOFT, NodeView, row
-from blade.importers.onnx.values import Sizes, TensorValue, Value
 
 
 @row("MatMul")

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import torch
 
-from blade.importers.onnx.emitter import Emitter, number_text
-from blade.importers.onnx.errors import NotImported
-from blade.importers.onnx.table import MICROSOFT, NodeView, row
-from blade.importers.onnx.values import TensorValue, Value
+from blade.importers.onnx.emit.emitter import Emitter, number_text
+from blade.importers.onnx.emit.errors import NotImported
+from blade.importers.onnx.emit.table import MICROSOFT, NodeView, row
+from blade.importers.onnx.emit.values import TensorValue, Value
 
 _HALVES = (torch.float16, torch.bfloat16)
 

@@ -5,11 +5,18 @@ from __future__ import annotations
 
 import torch
 
-from blade.importers.onnx.dtypes import FLOAT8, WIDE_UNSIGNED, torch_dtype
-from blade.importers.onnx.emitter import Emitter
-from blade.importers.onnx.errors import NotImported
-from blade.importers.onnx.table import NodeView, row
-from blade.importers.onnx.values import ConstantValue, HostValue, Number, Sizes, TensorValue, Value
+from blade.importers.onnx.emit.dtypes import FLOAT8, WIDE_UNSIGNED, torch_dtype
+from blade.importers.onnx.emit.emitter import Emitter
+from blade.importers.onnx.emit.errors import NotImported
+from blade.importers.onnx.emit.table import NodeView, row
+from blade.importers.onnx.emit.values import (
+    ConstantValue,
+    HostValue,
+    Number,
+    Sizes,
+    TensorValue,
+    Value,
+)
 
 _UNARY = {
     "Abs": "torch.abs({x})",
@@ -61,7 +68,17 @@ _BINARY = {
     "Greater": "{a} > {b}",
     "GreaterOrEqual": "{a} >= {b}",
 }
-_LITERALS = ("Add", "Sub", "Mul", "Div", "Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual")
+_LITERALS = (
+    "Add",
+    "Sub",
+    "Mul",
+    "Div",
+    "Equal",
+    "Less",
+    "LessOrEqual",
+    "Greater",
+    "GreaterOrEqual",
+)
 _ORDERED = ("Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Div", "Mod", "Min", "Max", "Abs")
 """Of these the answer in int64 is another one for the upper half of uint64."""
 _COMPARISONS = ("Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual")

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import torch
 
-from blade.importers.onnx.emitter import Emitter
-from blade.importers.onnx.errors import NotImported
+from blade.importers.onnx.emit.emitter import Emitter
+from blade.importers.onnx.emit.errors import NotImported
+from blade.importers.onnx.emit.table import NodeView, row
+from blade.importers.onnx.emit.values import TensorValue, Value
 from blade.importers.onnx.ops.convolution import kernel_of, pads_of
-from blade.importers.onnx.table import NodeView, row
-from blade.importers.onnx.values import TensorValue, Value
 
 
 def _window(

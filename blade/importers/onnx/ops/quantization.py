@@ -10,13 +10,13 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from blade.importers.onnx.dtypes import FLOAT8, WIDE_UNSIGNED, torch_dtype
-from blade.importers.onnx.emitter import Emitter, number_text
+from blade.importers.onnx.emit.dtypes import FLOAT8, WIDE_UNSIGNED, torch_dtype
+from blade.importers.onnx.emit.emitter import Emitter, number_text
+from blade.importers.onnx.emit.table import NodeView, row
+from blade.importers.onnx.emit.values import AnyTensor, TensorValue, Value
 from blade.importers.onnx.ops.convolution import conv
 from blade.importers.onnx.ops.matmul import matmul
 from blade.importers.onnx.ops.pointwise import cast_to
-from blade.importers.onnx.table import NodeView, row
-from blade.importers.onnx.values import AnyTensor, TensorValue, Value
 
 
 @row("QuantizeLinear")
@@ -220,5 +220,3 @@ def matmul_integer(
     values = [e.let(left, torch.float64, e.sizes(a)), e.let(right, torch.float64, e.sizes(b))]
     made = matmul(e, node, *values)
     return TensorValue(f"{made.text}.to(torch.int32)", torch.int32, made.dims)
-
-

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import torch
 
-from blade.importers.onnx.dtypes import torch_dtype
-from blade.importers.onnx.emitter import Emitter, number_text
-from blade.importers.onnx.table import NodeView, row
-from blade.importers.onnx.values import TensorValue, Value
+from blade.importers.onnx.emit.dtypes import torch_dtype
+from blade.importers.onnx.emit.emitter import Emitter, number_text
+from blade.importers.onnx.emit.table import NodeView, row
+from blade.importers.onnx.emit.values import TensorValue, Value
 
 
 def _dtype(e: Emitter, node: NodeView, like: Value | None) -> torch.dtype:

@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-from blade.importers.onnx.emitter import Emitter, number_text
-from blade.importers.onnx.table import NodeView, row
-from blade.importers.onnx.values import TensorValue, Value
+from blade.importers.onnx.emit.emitter import Emitter, number_text
+from blade.importers.onnx.emit.table import NodeView, row
+from blade.importers.onnx.emit.values import TensorValue, Value
 
 _ORDER = {"LSTM": [0, 2, 3, 1], "GRU": [1, 0, 2], "RNN": [0]}
 """Where torch's blocks of gates are in ONNX: iofc for ifgo, zrh for rzn."""
@@ -74,7 +74,11 @@ class _Layer:
         hidden = node.attributes.get("hidden_size")
         self.hidden = e.size(r, 2) if hidden is None else int(hidden)
         gates = len(_ORDER[node.op])
-        self.b = e.tensor(b) if b is not None else self._zeros(f"[{self.count}, 2 * {gates} * {self.hidden}]")
+        self.b = (
+            e.tensor(b)
+            if b is not None
+            else self._zeros(f"[{self.count}, 2 * {gates} * {self.hidden}]")
+        )
         self.h, self.c = self._state(h), self._state(c)
 
     def _zeros(self, sizes: str) -> str:
@@ -118,17 +122,28 @@ class _Layer:
     ) -> tuple[str, str, str]:
         """A loop over time, for each direction."""
         e, node = self.e, self.node
-        peep = e.tensor(peephole) if peephole is not None else self._zeros(f"[{self.count}, 3 * {self.hidden}]")
+        peep = (
+            e.tensor(peephole)
+            if peephole is not None
+            else self._zeros(f"[{self.count}, 3 * {self.hidden}]")
+        )
         ends = "None" if lengths is None else e.tensor(lengths)
         each = len(names) // self.count
-        alphas, betas = list(node.floats("activation_alpha") or []), list(node.floats("activation_beta") or [])
+        alphas, betas = (
+            list(node.floats("activation_alpha") or []),
+            list(node.floats("activation_beta") or []),
+        )
         limit = number_text(node.float("clip", 0.0))
         found: list[tuple[str, str, str]] = []
         for k in range(self.count):
             own = names[k * each : (k + 1) * each]
-            a = [alphas.pop(0) if one in _ALPHAS and alphas else _ALPHAS.get(one, 0.0) for one in own]
+            a = [
+                alphas.pop(0) if one in _ALPHAS and alphas else _ALPHAS.get(one, 0.0) for one in own
+            ]
             b = [betas.pop(0) if one in _BETAS and betas else _BETAS.get(one, 0.0) for one in own]
-            parts = ", ".join(f"{one}[{k}]" for one in (self.w, self.r, self.b, self.h, self.c, peep))
+            parts = ", ".join(
+                f"{one}[{k}]" for one in (self.w, self.r, self.b, self.h, self.c, peep)
+            )
             back = self.way == "reverse" or k == 1
             result = e.name("y"), e.name("h"), e.name("c")
             e.line(

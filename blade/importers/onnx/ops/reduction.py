@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 import torch
 
-from blade.importers.onnx.dtypes import WIDE_UNSIGNED
-from blade.importers.onnx.emitter import Emitter
-from blade.importers.onnx.errors import NotImported
+from blade.importers.onnx.emit.dtypes import WIDE_UNSIGNED
+from blade.importers.onnx.emit.emitter import Emitter
+from blade.importers.onnx.emit.errors import NotImported
+from blade.importers.onnx.emit.table import NodeView, row
+from blade.importers.onnx.emit.values import TensorValue, Value
 from blade.importers.onnx.ops.pointwise import wide
-from blade.importers.onnx.table import NodeView, row
-from blade.importers.onnx.values import TensorValue, Value
 
 _REDUCTIONS = {
     "ReduceSum": "torch.sum({x}, {axes}, {keep}, dtype={dtype})",
@@ -54,7 +54,7 @@ def reduction(e: Emitter, node: NodeView, x: Value, axes: Value | None = None) -
         made = _SINGLE.get(node.op, "{x}").format(x=text)
     else:
         made = _reduced(e, node, x, text, dtype, known, axes, keep)
-    if node.op in _INEXACT and not dtype.is_floating_point or dtype in WIDE_UNSIGNED:
+    if (node.op in _INEXACT and not dtype.is_floating_point) or dtype in WIDE_UNSIGNED:
         made = f"({made}).to({dtype})"
     return TensorValue(made, dtype, _dims(e, x, known, keep))
 

@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-from blade.importers.onnx.emitter import Emitter, number_text
-from blade.importers.onnx.errors import NotImported
+from blade.importers.onnx.emit.emitter import Emitter, number_text
+from blade.importers.onnx.emit.errors import NotImported
+from blade.importers.onnx.emit.table import NodeView, row
+from blade.importers.onnx.emit.values import HostNumber, Number, TensorValue, Value
 from blade.importers.onnx.ops.layout import numbers
-from blade.importers.onnx.table import NodeView, row
-from blade.importers.onnx.values import HostNumber, Number, TensorValue, Value
 
 
 @row("Resize")
@@ -31,7 +31,11 @@ def resize(
     text = e.tensor(x) if dtype.is_floating_point else f"{e.tensor(x)}.to(torch.float32)"
     made = _by_axes(e, node, text, axes, roi, scales, sizes)
     if not dtype.is_floating_point:
-        made = f"torch.round({made}).to({dtype})" if node.text("mode", "") != "nearest" else f"{made}.to({dtype})"
+        made = (
+            f"torch.round({made}).to({dtype})"
+            if node.text("mode", "") != "nearest"
+            else f"{made}.to({dtype})"
+        )
     return TensorValue(made, dtype, (None,) * rank)
 
 

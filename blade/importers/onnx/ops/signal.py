@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-from blade.importers.onnx.dtypes import torch_dtype
-from blade.importers.onnx.emitter import Emitter
-from blade.importers.onnx.table import NodeView, row
-from blade.importers.onnx.values import TensorValue, Value
+from blade.importers.onnx.emit.dtypes import torch_dtype
+from blade.importers.onnx.emit.emitter import Emitter
+from blade.importers.onnx.emit.table import NodeView, row
+from blade.importers.onnx.emit.values import TensorValue, Value
 
 
 @row("DFT")
@@ -62,5 +62,3 @@ def mel_weight_matrix(
     given = f"{e.int(bins)}, {e.int(length)}, {e.int(rate)}, {e.float(low)}, {e.float(high)}"
     moved = f".to({e.anchor}.device)" if e.anchor else ""
     return TensorValue(f"run.mel_weights({given}){moved}.to({dtype})", dtype, (None, None))
-
-

@@ -10,10 +10,10 @@ import onnx
 import onnx.shape_inference
 import torch
 
-from blade.importers.onnx.dtypes import DTYPES, ELEMENT_TYPES
-from blade.importers.onnx.emitter import Emitter
-from blade.importers.onnx.table import NodeView
-from blade.importers.onnx.values import (
+from blade.importers.onnx.emit.dtypes import DTYPES, ELEMENT_TYPES
+from blade.importers.onnx.emit.emitter import Emitter
+from blade.importers.onnx.emit.table import NodeView
+from blade.importers.onnx.emit.values import (
     ConstantValue,
     Dims,
     HostValue,

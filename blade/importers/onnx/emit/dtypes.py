@@ -7,7 +7,7 @@ import numpy as np
 import onnx
 import torch
 
-from blade.importers.onnx.errors import NotImported
+from blade.importers.onnx.emit.errors import NotImported
 
 DTYPES: dict[int, torch.dtype] = {
     onnx.TensorProto.FLOAT: torch.float32,

@@ -12,9 +12,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from blade.importers.onnx.emitter import Emitter
-from blade.importers.onnx.errors import NotImported
-from blade.importers.onnx.values import Array, HostNumber, Number
+from blade.importers.onnx.emit.emitter import Emitter
+from blade.importers.onnx.emit.errors import NotImported
+from blade.importers.onnx.emit.values import Array, HostNumber, Number
 
 
 def each(function: Callable[..., HostNumber], e: Emitter, *arrays: Array) -> Array:

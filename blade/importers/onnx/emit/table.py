@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import onnx
 
-from blade.importers.onnx.errors import NotImported
-from blade.importers.onnx.values import Value
+from blade.importers.onnx.emit.errors import NotImported
+from blade.importers.onnx.emit.values import Value
 
 Row = Callable[..., Any]
 ROWS: dict[tuple[str, str], Row] = {}

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes the TorchScript of one model, and turns values into what a row of the table needs.
 
-    e = Emitter()
-    e.tensor(x)          # the text of a tensor; constants become buffers, host values torch.tensor([...])
-    e.ints(axes)         # the text of a List[int]
-    e.known_ints(axes)   # list[int], if they are known now
-    e.size(x, 1)         # 768, or Number("n3")
-    e.let("torch.relu(x)", torch.float32, dims)     # a line; returns the TensorValue of its left side
+e = Emitter()
+e.tensor(x)          # the text of a tensor; constants become buffers, host values torch.tensor([...])
+e.ints(axes)         # the text of a List[int]
+e.known_ints(axes)   # list[int], if they are known now
+e.size(x, 1)         # 768, or Number("n3")
+e.let("torch.relu(x)", torch.float32, dims)     # a line; returns the TensorValue of its left side
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from blade.importers.onnx.dtypes import FLOATS, to_tensor
-from blade.importers.onnx.errors import NotImported
-from blade.importers.onnx.values import (
+from blade.importers.onnx.emit.dtypes import FLOATS, to_tensor
+from blade.importers.onnx.emit.errors import NotImported
+from blade.importers.onnx.emit.values import (
     AnyTensor,
     Array,
     ConstantValue,
