@@ -64,11 +64,11 @@ def optimize(
     """Return a TorchScript module that answers like ``model`` and is faster where that was measured.
 
     ``model`` is a module in eval mode, or what ``torch.export.export`` made of one; it is copied, not
-    changed. Or it is the path of an ONNX model, a ``ModelProto``, the path of a SavedModel or Keras file of
-    TensorFlow, or a Keras model. ``inputs`` is a tensor, a tuple of positional arguments, a dict of keyword arguments, or a list
-    of such samples, at which engines are verified and timed (of ``blade.record``, with how often each was seen as
-    its weight); by default, the example inputs of an exported
-    program. Other sizes work as well and need no recompilation; an exported program raises at those that it
+    changed. Or it is the path of an ONNX model, a ``ModelProto``, the path of a SavedModel or of a Keras file,
+    or a Keras model. ``inputs`` is a tensor, a tuple of positional arguments, a dict of keyword arguments, or a
+    list of such samples, at which engines are verified and timed (of ``blade.record``, with how often each was
+    seen as its weight); by default, the example inputs of an exported program, or random ones if an ONNX model
+    has fixed sizes. Other sizes work as well and need no recompilation; an exported program raises at those that it
     was not exported for. With ``Config(enable_int8=True)`` ``inputs`` may be any iterable of samples; of
     those of equal sizes the first is timed and the others calibrate.
     ``config`` defaults to the innermost active ``with Config(...)``, or to all defaults.

@@ -19,7 +19,7 @@ from blade.importers.onnx.emit.dtypes import DTYPES, to_array, to_tensor
 from blade.importers.onnx.import_model import ImportedModel, import_model
 
 
-class PreparedModel(BackendRep):  # type: ignore[misc]
+class PreparedModel(BackendRep):
     """An imported model that takes and returns arrays."""
 
     def __init__(self, imported: ImportedModel) -> None:
@@ -33,7 +33,7 @@ class PreparedModel(BackendRep):  # type: ignore[misc]
         return tuple(_from_torch(one) for one in ((results,) if single else results))
 
 
-class OnnxBackend(OnnxBackendBase):  # type: ignore[misc]
+class OnnxBackend(OnnxBackendBase):
     """``prepare`` imports a model."""
 
     @classmethod

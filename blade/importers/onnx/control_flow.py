@@ -60,7 +60,7 @@ def write_if(
         ("else:", else_lines, other),
     ):
         indent = e.indentation + "    "
-        ends = [f"{indent}{m.text} = {_text(r)}" for m, r in zip(merged, results)]
+        ends = [f"{indent}{_text(m)} = {_text(r)}" for m, r in zip(merged, results)]
         e.insert(head, [*lines, *ends])
     return tuple(merged)
 

@@ -71,7 +71,7 @@ def _pointwise(name: str, function: Rule) -> None:
     _RULES[name] = lambda e, node, *arrays: on.each(function, e, *arrays)
 
 
-for _name, _function in {
+_POINTWISE: dict[str, Rule] = {
     "Add": on.add,
     "Sub": on.sub,
     "Mul": on.mul,
@@ -84,7 +84,8 @@ for _name, _function in {
     "Or": on.disjunction,
     "Not": on.negation,
     "Where": on.choose,
-}.items():
+}
+for _name, _function in _POINTWISE.items():
     _pointwise(_name, _function)
 
 _RULES["Greater"] = lambda e, node, a, b: on.each(on.less, e, b, a)

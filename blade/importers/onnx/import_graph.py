@@ -83,7 +83,7 @@ class GraphImporter:
 
     def _node(self, node: NodeView, inputs: Sequence[Value | None], env: Env) -> Sequence[Value]:
         types = output_types(self.e, node, inputs, self.opsets)
-        known = folded(self.e, node, inputs, types)
+        known: Sequence[Value] | None = folded(self.e, node, inputs, types)
         if known is None:
             known = host_result(self.e, node, inputs, [one.dtype for one in types])
         if known is not None:
@@ -139,7 +139,7 @@ class GraphImporter:
     ) -> Sequence[Value]:
         if node.domain not in ("", "ai.onnx.preview") or not onnx.defs.has(node.op, node.version):
             raise NotImported("It is defined by no function.")
-        schema = onnx.defs.get_schema(node.op, node.version)
+        schema: Any = onnx.defs.get_schema(node.op, node.version)
         if not (schema.has_function or schema.has_context_dependent_function):
             raise NotImported("It is defined by no function.")
         graph, opsets = _inlined(node, inputs, self.ir_version)
@@ -175,7 +175,7 @@ def _inlined(
     node: NodeView, inputs: Sequence[Value | None], ir_version: int
 ) -> tuple[onnx.GraphProto, dict[str, int]]:
     """The body of the node's function as a graph over the node's inputs, and its opsets."""
-    infos = []
+    infos: list[onnx.ValueInfoProto] = []
     for name, value in zip(node.inputs, inputs):
         if value is None or any(one.name == name for one in infos):
             continue

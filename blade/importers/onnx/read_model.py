@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import google.protobuf.message
 import numpy as np
 import onnx
 import onnx.inliner
 import onnx.version_converter
+from google.protobuf.message import DecodeError
 from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 
 from blade.errors import InputError
@@ -99,7 +99,7 @@ def _load(path: Path) -> onnx.ModelProto:
         raise InputError(f"model: there is no file {path}.")
     try:
         proto = onnx.load(str(path), load_external_data=False)
-    except (google.protobuf.message.DecodeError, ValueError, OSError) as error:
+    except (DecodeError, ValueError, OSError) as error:
         raise InputError(f"model: {path} is no ONNX model ({error}).") from error
     return proto
 
@@ -114,8 +114,8 @@ def _with_known_opset(proto: onnx.ModelProto, name: str) -> onnx.ModelProto:
         raise InputError(f"model: {name} names no opset; is it an ONNX model?")
     if found[0] > newest:
         raise InputError(
-            f"model: {name} has opset {found[0]}, and the installed onnx {onnx.__version__} knows {CONVERTED_FROM} to {newest}; "
-            "install a newer onnx, or export the model with an older opset."
+            f"model: {name} has opset {found[0]}, and the installed onnx {onnx.__version__} knows {CONVERTED_FROM} to "
+            f"{newest}; install a newer onnx, or export the model with an older opset."
         )
     if found[0] >= OLDEST:
         return proto

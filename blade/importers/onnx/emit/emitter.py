@@ -169,7 +169,8 @@ class Emitter:
     def sizes(self, value: Value) -> Sizes | None:
         """As ``dims``, with names for sizes that are known at run time."""
         if isinstance(value, (HostValue, ConstantValue)):
-            return value.array.shape
+            shape: tuple[int, ...] = value.array.shape
+            return shape
         return value.dims if isinstance(value, TensorValue) else None
 
     def rank(self, value: Value) -> int:
@@ -256,6 +257,7 @@ class Emitter:
         """The text of a List[int]."""
         if isinstance(value, (list, tuple)):
             return f"[{', '.join(map(number_text, value))}]" if value else self.no_ints()
+        assert value is None or not isinstance(value, Sequence), value
         array = self.host(value)
         if array is not None:
             return self.ints([_as_int(one) for one in array.flat])

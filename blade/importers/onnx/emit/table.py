@@ -25,6 +25,9 @@ Row = Callable[..., Any]
 ROWS: dict[tuple[str, str], Row] = {}
 
 MICROSOFT = "com.microsoft"
+Index = int
+Ints = list[int]
+Floats = list[float]
 
 
 @dataclass(frozen=True)
@@ -49,11 +52,11 @@ class NodeView:
         found = self.attributes.get(name, default)
         return found.decode() if isinstance(found, bytes) else str(found)
 
-    def ints(self, name: str) -> list[int] | None:
+    def ints(self, name: str) -> Ints | None:
         found: Sequence[Any] | None = self.attributes.get(name)
         return None if found is None else [int(one) for one in found]
 
-    def floats(self, name: str) -> list[float] | None:
+    def floats(self, name: str) -> Floats | None:
         found: Sequence[Any] | None = self.attributes.get(name)
         return None if found is None else [float(one) for one in found]
 
@@ -62,9 +65,10 @@ class NodeView:
         return None if found is None else onnx.numpy_helper.to_array(found)
 
     def graph(self, name: str) -> onnx.GraphProto:
-        return self.attributes[name]
+        found: onnx.GraphProto = self.attributes[name]
+        return found
 
-    def wants(self, index: int) -> bool:
+    def wants(self, index: Index) -> bool:
         """Whether output ``index`` is used by the model."""
         return index < len(self.outputs) and self.outputs[index] != ""
 

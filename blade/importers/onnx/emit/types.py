@@ -10,7 +10,7 @@ import onnx
 import onnx.shape_inference
 import torch
 
-from blade.importers.onnx.emit.dtypes import DTYPES, ELEMENT_TYPES
+from blade.importers.onnx.emit.dtypes import DTYPES, ELEMENT_TYPES, numpy_dtype
 from blade.importers.onnx.emit.emitter import Emitter
 from blade.importers.onnx.emit.table import NodeView
 from blade.importers.onnx.emit.values import (
@@ -95,8 +95,11 @@ def type_proto(value: Value) -> onnx.TypeProto | None:
     if isinstance(value, OptionalValue):
         inner = type_proto(value.inner)
         return None if inner is None else onnx.helper.make_optional_type_proto(inner)
-    is_known = isinstance(value, (HostValue, ConstantValue))
-    dims: Sizes | None = value.array.shape if is_known else value.dims
+    dims: Sizes | None
+    if isinstance(value, (HostValue, ConstantValue)):
+        dims = value.array.shape
+    else:
+        dims = value.dims
     if value.dtype is None:
         return None
     if dims is not None:
@@ -118,7 +121,7 @@ def value_of(text: str, found: OutputType) -> Value:
 
 def _data(e: Emitter, value: Value) -> onnx.TensorProto | None:
     known = e.known(value)
-    if known is None or known.size > 1024 or value.dtype is None:
+    if known is None or known.size > 1024:
         return None
-    dtype = onnx.helper.tensor_dtype_to_np_dtype(ELEMENT_TYPES[value.dtype])
+    dtype = numpy_dtype(e.dtype(value))
     return onnx.numpy_helper.from_array(known.astype(dtype))

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Masks of attention, as what is added to the scores."""
 
-
 import torch
 from torch import Tensor
 

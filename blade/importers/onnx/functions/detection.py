@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Detection: suppression of boxes that overlap, and pooling of regions."""
 
-
 import torch
 from torch import Tensor
 

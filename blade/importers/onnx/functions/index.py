@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Indices into several axes at once."""
 
-
 import torch
 from torch import Tensor
 
@@ -16,7 +15,7 @@ def _linear(sizes: list[int], indices: Tensor) -> Tensor:
 
 
 def gather_nd(x: Tensor, indices: Tensor, batch: int) -> Tensor:
-    shape = x.shape
+    shape = list(x.shape)
     depth = indices.size(-1)
     inner = shape[batch : batch + depth]
     rest = shape[batch + depth :]
@@ -30,12 +29,12 @@ def gather_nd(x: Tensor, indices: Tensor, batch: int) -> Tensor:
     offsets = torch.arange(count, device=x.device).unsqueeze(1) * width
     flat = x.reshape([count * width] + rest)
     found = flat.index_select(0, (places + offsets).reshape(-1))
-    return found.reshape(indices.shape[:-1] + rest)
+    return found.reshape(list(indices.shape[:-1]) + rest)
 
 
 def scatter_nd(x: Tensor, indices: Tensor, updates: Tensor, how: str) -> Tensor:
     depth = indices.size(-1)
-    inner = x.shape[:depth]
+    inner = list(x.shape[:depth])
     rest = x.shape[depth:]
     places = _linear(inner, indices).reshape(-1)
     width = 1

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Layouts whose sizes or axes are known at run time only."""
 
-
 import torch
 from torch import Tensor
 
@@ -51,7 +50,8 @@ def slice(x: Tensor, axis: int, start: int, end: int, step: int) -> Tensor:
     """As Python slices, with any step but 0."""
     size = x.size(axis)
     if step > 0:
-        return torch.ops.aten.slice(x, axis, start, end, step)
+        cut: Tensor = torch.ops.aten.slice(x, axis, start, end, step)
+        return cut
     first = start + size if start < 0 else start
     first = min(max(first, -1), size - 1)
     last = end + size if end < 0 else end

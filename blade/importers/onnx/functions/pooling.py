@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pooling that torch has no op for: padding that differs between the sides, dilation, places."""
 
-
 import torch
 from torch import Tensor
 
@@ -41,7 +40,7 @@ def windows(
 ) -> Tensor:
     """[N, C, windows..., elements]: the elements of each window, ``fill`` in the padding."""
     rank = len(kernel)
-    counts = _counts(x.shape[2:], kernel, strides, dilations, before, after, ceil)
+    counts = _counts(list(x.shape[2:]), kernel, strides, dilations, before, after, ceil)
     flat = [0] * (2 * rank)
     for k in range(rank):
         reach = (counts[k] - 1) * strides[k] + dilations[k] * (kernel[k] - 1) + 1
@@ -103,10 +102,12 @@ def _totals(x: Tensor, kernel: list[int], strides: list[int], dilations: list[in
     if max(dilations) > 1 or rank > 3:
         return windows(x, kernel, strides, dilations, none, none, False, 0.0).sum(-1)
     if rank == 3:
-        return torch.ops.aten.avg_pool3d(x, kernel, strides, none, False, True, 1)
+        volume: Tensor = torch.ops.aten.avg_pool3d(x, kernel, strides, none, False, True, 1)
+        return volume
     if rank == 2:
-        return torch.ops.aten.avg_pool2d(x, kernel, strides, none, False, True, 1)
-    flat = torch.ops.aten.avg_pool2d(
+        image: Tensor = torch.ops.aten.avg_pool2d(x, kernel, strides, none, False, True, 1)
+        return image
+    flat: Tensor = torch.ops.aten.avg_pool2d(
         x.unsqueeze(2), [1, kernel[0]], [1, strides[0]], [0, 0], False, True, 1
     )
     return flat.squeeze(2)
@@ -123,7 +124,7 @@ def average_pool(
     counts_padding: bool,
 ) -> Tensor:
     rank = len(kernel)
-    counts = _counts(x.shape[2:], kernel, strides, dilations, before, after, ceil)
+    counts = _counts(list(x.shape[2:]), kernel, strides, dilations, before, after, ceil)
     own = [0] * (2 * rank)
     extra = [0] * (2 * rank)
     for k in range(rank):

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Recurrent layers with what torch's own lack: lengths, peepholes, clipping, other activations."""
 
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Resize, along one axis after the other, by a matrix of weights."""
 
-
 import torch
 from torch import Tensor
 

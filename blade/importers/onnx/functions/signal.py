@@ -15,10 +15,9 @@ def dft(x: Tensor, length: int | None, axis: int, inverse: bool, half: bool) -> 
     given = torch.view_as_complex(wide.contiguous())
     size = given.size(place) if length is None else length
     if inverse and half:
-        made = torch.fft.irfft(
-            given, 2 * (given.size(place) - 1) if length is None else length, place
-        )
-        return made.unsqueeze(-1).to(x.dtype)
+        count = 2 * (given.size(place) - 1) if length is None else length
+        real: Tensor = torch.fft.irfft(given, count, place)
+        return real.unsqueeze(-1).to(x.dtype)
     if inverse:
         made = torch.fft.ifft(given, size, place)
     else:
@@ -28,9 +27,7 @@ def dft(x: Tensor, length: int | None, axis: int, inverse: bool, half: bool) -> 
     return torch.view_as_real(made).to(x.dtype)
 
 
-def stft(
-    x: Tensor, step: int, window: Tensor | None, length: int | None, half: bool
-) -> Tensor:
+def stft(x: Tensor, step: int, window: Tensor | None, length: int | None, half: bool) -> Tensor:
     """[batch, frames, bins, 2]"""
     if length is not None:
         size = length

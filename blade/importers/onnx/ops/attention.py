@@ -53,13 +53,13 @@ def attention(
     size = e.size(q, 2) if is_flat else e.size(q, 3)
     if is_flat:
         size = size // q_heads if isinstance(size, int) else e.number(f"{size} // {q_heads}")
-    heads = _Heads(*texts, groups, e.dtype(q), size)
-    bias = _bias(e, node, heads, mask, lengths, past)
-    y, scores = _attend(e, node, heads, bias)
+    parts = _Heads(texts[0], texts[1], texts[2], groups, e.dtype(q), size)
+    bias = _bias(e, node, parts, mask, lengths, past)
+    y, scores = _attend(e, node, parts, bias)
     if is_flat:
         y = f"{y}.transpose(1, 2).flatten(2)"
     made = TensorValue(y, e.dtype(q), (*(e.sizes(q) or ())[:-1], None))
-    present = [TensorValue(one, e.dtype(q), (None,) * 4) for one in (heads.k, heads.v)]
+    present = [TensorValue(one, e.dtype(q), (None,) * 4) for one in (parts.k, parts.v)]
     results = (made, *present, TensorValue(scores, e.dtype(q), (None,) * 4))
     return results[: len(node.outputs)]
 
@@ -124,8 +124,10 @@ def _attend(e: Emitter, node: NodeView, heads: _Heads, bias: str | None) -> tupl
         given = f"{heads.q}, {k}, {v}, {bias or 'None'}, 0.0, False"
         text = f"torch.ops.aten.scaled_dot_product_attention({given}, scale={_scale(scale)})"
         return e.let(text, name="attended").text, ""
-    if scale or isinstance(heads.size, int):
-        factor = number_text(math.sqrt(float(scale)) if scale else int(heads.size) ** -0.25)
+    if scale:
+        factor = number_text(math.sqrt(float(scale)))
+    elif isinstance(heads.size, int):
+        factor = number_text(heads.size**-0.25)
     else:
         factor = f"math.pow({heads.size}, -0.25)"
     text = f"torch.matmul({heads.q} * {factor}, ({k} * {factor}).transpose(-1, -2))"

@@ -70,11 +70,10 @@ def constant(e: Emitter, node: NodeView) -> Value:
             array = np.array(node.attributes[name], dtype)
             kind = torch.float32 if dtype is np.float32 else torch.int64
             return ConstantValue(node.outputs[0], array, kind)
-    proto = node.attributes.get("value")
-    array = node.array("value")
-    if proto is None or array is None:
+    proto, held = node.attributes.get("value"), node.array("value")
+    if proto is None or held is None:
         raise NotImported("A constant of strings, or a sparse one.")
-    return ConstantValue(node.outputs[0], array, torch_dtype(proto.data_type))
+    return ConstantValue(node.outputs[0], held, torch_dtype(proto.data_type))
 
 
 @row("Identity", "Dropout")
@@ -324,11 +323,11 @@ def constant_of_shape(e: Emitter, node: NodeView, shape: Value) -> Value:
     fill = 0.0 if value is None else to_tensor(value, dtype).item()
     sizes = numbers(e, shape)
     known = e.known_ints(shape)
-    if known is not None and dtype in (torch.int64, torch.int32, torch.bool):
-        if int(np.prod(known)) <= HOST_ELEMENTS:
-            array = np.empty(known, dtype=object)
-            array[...] = fill
-            return HostValue(array, dtype)
+    is_host = known is not None and dtype in (torch.int64, torch.int32, torch.bool)
+    if is_host and int(np.prod(known or [1])) <= HOST_ELEMENTS:
+        array = np.empty(known or (), dtype=object)
+        array[...] = fill
+        return HostValue(array, dtype)
     text = number_text(fill)
     device = f", device={e.anchor}.device" if e.anchor else ""
     made = f"torch.full({e.ints(shape)}, {text}, dtype={dtype}{device})"

@@ -43,10 +43,10 @@ def gemm(e: Emitter, node: NodeView, a: Value, b: Value, c: Value | None = None)
         left = f"{left}.t()"
     bias_dims = None if c is None else e.dims(c)
     is_linear = alpha == 1 and beta == 1 and flip_right and dtype.is_floating_point
-    if is_linear and (c is None or (bias_dims is not None and len(bias_dims) == 1)):
-        if bias_dims is None or bias_dims == (None if columns is None else columns[0],):
-            bias = "" if c is None else f", {e.tensor(c)}"
-            return TensorValue(f"torch.ops.aten.linear({left}, {right}{bias})", dtype, dims)
+    fits = bias_dims is not None and columns is not None and bias_dims == (columns[0],)
+    if is_linear and (c is None or fits):
+        bias = "" if c is None else f", {e.tensor(c)}"
+        return TensorValue(f"torch.ops.aten.linear({left}, {right}{bias})", dtype, dims)
     if flip_right:
         right = f"{right}.t()"
     made = f"torch.matmul({left}, {right})"

@@ -76,7 +76,8 @@ def skip_layer_normalization(
 def simplified_layer_normalization(
     e: Emitter, node: NodeView, x: Value, scale: Value
 ) -> TensorValue:
-    return rms_normalization(e, node, x, scale)
+    made: TensorValue = rms_normalization(e, node, x, scale)
+    return made
 
 
 @row("SkipSimplifiedLayerNormalization", domain=MICROSOFT)

@@ -71,9 +71,9 @@ def _reduced(
 ) -> str:
     over = e.ints(list(known)) if known is not None else e.ints(axes)
     sizes = e.dims(x) or ()
-    if node.op in ("ReduceMax", "ReduceMin") and 0 in sizes and known is not None:
-        if any(sizes[axis] == 0 for axis in known):
-            return _of_nothing(e, node, x, dtype, known, keep)
+    of_nothing = known is not None and any(sizes[axis] == 0 for axis in known if sizes)
+    if of_nothing and known is not None and node.op in ("ReduceMax", "ReduceMin"):
+        return _of_nothing(e, node, x, dtype, known, keep)
     if node.op in ("ReduceMax", "ReduceMin") and 0 in sizes and dtype.is_floating_point:
         least = '-float("inf")' if node.op == "ReduceMax" else 'float("inf")'
         return f"run.{node.op[6:].lower().replace('m', 'am', 1)}({text}, {over}, {keep}, {least})"
