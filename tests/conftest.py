@@ -159,6 +159,7 @@ NEEDS: dict[str, Callable[[], str | None]] = {
     "triton": _why_no_module("triton"),
     "triton_interpreter": _why_no_triton_interpreter,
     "torchvision": _why_no_module("torchvision"),
+    "tensorflow": _why_no("tensorflow", "tf2onnx", "onnx"),
     "tvm": _why_no_module("tvm"),
     "transformers": _why_no_module("transformers"),
     "hypothesis": _why_no_module("hypothesis"),

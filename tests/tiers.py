@@ -218,6 +218,8 @@ RELEASE: tuple[Release, ...] = (
         "cpp/test_formats.py::test_a_package*", "compiles a package; tests/saving does the same"
     ),
     Release("cpp/test_library_engines.py::test_what_cannot*", _REPEAT, 3),
+    Release("importers/onnx/test_onnx_node_suite.py::test_all*", "1,700 tests of onnx's own"),
+    Release("importers/onnx/test_onnx_import.py::test_ops_of_onnxruntime", _SIZES, 4),
     Release("test_installed_wheel.py", "builds the runtime once more"),
     Release("test_minilm.py::test_200_shapes*", _SIZES),
     Release("test_bench_gpu.py", "the benchmark, not the package"),

@@ -124,6 +124,10 @@ def _with_known_opset(proto: onnx.ModelProto, name: str) -> onnx.ModelProto:
             f"model: {name} has opset {found[0]}; models of opset {CONVERTED_FROM} to {newest} can be read. Export "
             "it again."
         )
+    if found[0] < 9 and any(node.op_type == "Scan" for node in proto.graph.node):
+        raise InputError(
+            f"model: {name} has a Scan of opset 8, which has a batch axis; export it with opset {OLDEST} or later."
+        )
     try:
         return onnx.version_converter.convert_version(proto, OLDEST)
     except (RuntimeError, onnx.version_converter.ConvertError) as error:

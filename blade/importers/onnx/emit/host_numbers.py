@@ -68,7 +68,7 @@ def div(e: Emitter, a: HostNumber, b: HostNumber) -> HostNumber:
     if is_known(b) and b == 0:
         raise NotImported("An integer is divided by 0.")
     if is_known(a, b):
-        quotient = abs(a) // abs(b)  # type: ignore[arg-type, operator]
+        quotient = abs(a) // abs(b)  # type: ignore[arg-type]
         return quotient if (a < 0) == (b < 0) else -quotient  # type: ignore[operator]
     if not (is_size(a) and is_size(b)):
         raise NotImported("A number that may be negative is divided.")

@@ -231,9 +231,8 @@ def unique(x: Tensor, axis: int, ordered: bool) -> tuple[Tensor, Tensor, Tensor,
 def amax(x: Tensor, axes: list[int], keep: bool, least: float) -> Tensor:
     """The maximum, which is ``least`` where there is nothing."""
     one = torch.full([1], least, device=x.device).to(x.dtype)
-    empty = x.size(axes[0]) == 0
-    if empty:
-        shape: list[int] = x.shape
+    if x.size(axes[0]) == 0:
+        shape: list[int] = list(x.shape)
         shape[axes[0]] = 1
         x = one.expand(shape)
     return torch.amax(x, axes, keep)

@@ -218,8 +218,7 @@ def split(e: Emitter, node: NodeView, x: Value, sizes: Value | None = None) -> t
         own = None
         if dims is not None:
             at = axis % len(dims)
-            size = part if is_size(part) else None
-            own = (*dims[:at], size, *dims[at + 1 :])
+            own = (*dims[:at], *_known_dims([part]), *dims[at + 1 :])
         results.append(TensorValue(name, e.dtype(x), own))
     return tuple(results)
 
