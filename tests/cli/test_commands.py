@@ -251,3 +251,29 @@ def test_the_doctor_can_speak_where_the_runtime_cannot(tmp_path: Path, entrance:
     data = json.loads(done.stdout)
     assert "pip install" in data["runtime"]["why_not"]
     assert "pip install" in data["backends"][0]["why_not"]
+
+
+@pytest.mark.needs("onnx", "onnxruntime")
+def test_an_onnx_model_is_optimized_with_inputs_made_of_its_sizes(
+    blade_cli: Command, files: Files, tmp_path: Path
+) -> None:
+    import onnx
+    import onnx.parser
+
+    text = "net (float[batch, 8] x) => (float[batch, 8] y) { h = Gelu (x) y = Softmax (h) }"
+    path, out = tmp_path / "net.onnx", tmp_path / "out.pt"
+    onnx.save(
+        onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["" : 20]> {text}'), str(path)
+    )
+    quick = ("--config", "timing=False", "min_cluster_size=1")
+    done = blade_cli("optimize", path, "-o", out, "--size", "batch=3", *quick)
+    assert done.code == 0, done.err
+    x = torch.randn(5, 8)
+    wanted = torch.softmax(torch.nn.functional.gelu(x), -1)
+    torch.testing.assert_close(torch.jit.load(out)(x), wanted)
+    unknown = blade_cli("optimize", path, "-o", tmp_path / "b.pt", *quick)
+    assert unknown.code == 3 and "'batch' of the model are not fixed" in unknown.err
+    wrong = blade_cli("optimize", path, "-o", tmp_path / "b.pt", "--size", "length=3", *quick)
+    assert wrong.code == 3 and "no input has a dimension 'length'" in wrong.err
+    without = blade_cli("optimize", files.model, "-o", tmp_path / "b.pt")
+    assert without.code == 2 and "--inputs" in without.err

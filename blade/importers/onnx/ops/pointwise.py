@@ -32,6 +32,7 @@ _UNARY = {
     "Cosh": "torch.cosh({x})",
     "Det": "torch.det({x})",
     "Erf": "torch.erf({x})",
+    "Erfc": "torch.erfc({x})",  # no op of ONNX: tf2onnx leaves it
     "Exp": "torch.exp({x})",
     "Floor": "torch.floor({x})",
     "IsNaN": "torch.isnan({x})",
