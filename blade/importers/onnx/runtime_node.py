@@ -47,7 +47,7 @@ def write_runtime_node(
     kinds = [numpy_dtype(one).name for one in dtypes]
     signature = [(one, e.rank(value)) for one, (_, value) in zip(passed, given)]
     try:
-        engine = node_engine(node.op, model, signature, kinds)
+        engine, told = node_engine(node.op, model, signature, kinds)
     except BackendError as why:
         raise NotImported(str(why)) from why
     attribute = e.name(f"onnx_{node.op}")
@@ -61,7 +61,40 @@ def write_runtime_node(
     e.line(
         f'assert {found} is not None, "the node {node.op} needs ONNX Runtime, which cannot run here"'
     )
-    return _results(e, node, found, types)
+    return _results(e, node, found, _completed(node, types, told))
+
+
+def _completed(
+    node: NodeView, types: Sequence[OutputType], told: Sequence[tuple[str, int]]
+) -> list[OutputType]:
+    """The types of the outputs; what onnx cannot infer is what ONNX Runtime ``told``."""
+    found = iter(told)
+    made = []
+    for name, kind in zip(node.outputs, types):
+        if not name:
+            made.append(kind)
+            continue
+        text, rank = next(found)
+        if kind.dtype is None:
+            dtype = _NAMES.get(text.removeprefix("tensor(").removesuffix(")"))
+            if dtype is None:
+                raise NotImported(f"It returns {text}, which torch lacks.")
+            kind = OutputType("tensor", dtype, (None,) * rank if rank else None)
+        made.append(kind)
+    return made
+
+
+_NAMES = {
+    "float": torch.float32,
+    "double": torch.float64,
+    "float16": torch.float16,
+    "bool": torch.bool,
+    **{
+        name: getattr(torch, name)
+        for name in ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+    },
+}
+"""ONNX Runtime's names of element types."""
 
 
 def _results(

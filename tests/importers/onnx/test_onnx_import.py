@@ -330,6 +330,20 @@ def test_ops_of_onnxruntime(name: str) -> None:
     assert not made.in_runtime
 
 
+def test_an_op_of_onnxruntime_without_a_row_keeps_its_type() -> None:
+    model = parsed(
+        """
+    net (float[batch, 8] x) => (float[batch, 8] y) {
+        h = com.microsoft.Inverse (m)
+        p = MatMul (x, h)
+        y = Relu (p)
+    }""",
+        m=random(8, 8) + 8 * np.eye(8, dtype=np.float32),
+    )
+    made = check(model, tolerance=1e-4, x=torch.randn(3, 8))
+    assert made.in_runtime == {"Inverse": 1}
+
+
 def test_errors_say_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import onnx
 

@@ -44,10 +44,12 @@ class _Malformed(ValueError):
     pass
 
 
-def check_model(data: bytes, given: Collection[str], who: str) -> None:
+def check_model(
+    data: bytes, given: Collection[str], who: str, domains: Collection[str] = DOMAINS
+) -> None:
     """Raise ``BackendError`` if ``data`` is no ONNX model, or one that reads files or has custom ops.
 
-    ``given``: names of the initializers whose contents ``who`` receives in memory.
+    ``given``: names of the initializers whose contents ``who`` receives in memory. ``domains``: of its ops.
     """
     seen: set[str] = set()
     try:
@@ -57,7 +59,7 @@ def check_model(data: bytes, given: Collection[str], who: str) -> None:
             elif path[-1] in ("node", "function"):
                 number = _NODE_DOMAIN if path[-1] == "node" else _FUNCTION_DOMAIN
                 for domain in _texts(fields, number):
-                    if domain not in DOMAINS:
+                    if domain not in domains:
                         raise _Malformed(f"it has ops of the domain {domain!r}")
     except _Malformed as error:
         raise BackendError(f"the model for {who} is not used: {error}.") from error
