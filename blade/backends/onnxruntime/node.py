@@ -37,7 +37,8 @@ def node_engine(
 ) -> tuple[torch.ScriptObject, list[tuple[str, int]]]:
     """The engine, and the library's name of the type of each output, with its rank, 0 if that is not known.
 
-    ``inputs``: dtype, as it is passed, and rank of each. ``kinds``: numpy's name of each input's own type. Raises ``BackendError`` if the library is missing or cannot run ``model``.
+    ``inputs``: dtype, as it is passed, and rank of each. ``kinds``: numpy's name of each input's own type. Raises
+    ``BackendError`` if the library is missing or cannot run ``model``.
     """
     if (why := LIBRARY.why_not_loadable()) is not None:
         raise BackendError(why)
