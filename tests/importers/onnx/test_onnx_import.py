@@ -299,6 +299,28 @@ def test_quantized_values_become_fake_quantization() -> None:
     assert "fake_quantize_per_tensor_affine" in made.code
 
 
+def test_a_quantized_model_is_computed_in_integers() -> None:
+    text = """
+    net (float[n, 256] x) => (float[n, 64] y) {
+        q = QuantizeLinear (x, s, z)
+        d = DequantizeLinear (q, s, z)
+        w = DequantizeLinear <axis = 1> (wq, ws)
+        y = MatMul (d, w)
+    }"""
+    weights = {
+        "s": np.float32(0.03).reshape(()),
+        "z": np.int8(0).reshape(()),
+        "wq": np.random.default_rng(0).integers(-127, 127, (256, 64), np.int8),
+        "ws": np.full(64, 0.0005, np.float32),
+    }
+    model, x = parsed(text, **weights), torch.randn(32, 256)
+    config = QUICK.evolve(optimization_pipeline="quant", enable_int8=True)
+    optimized = blade.optimize(model, [x, x + 1], config)
+    assert "int8 as given" in blade.report(optimized).explain()
+    torch.testing.assert_close(optimized(x), by_onnxruntime(model, x=x)[0], rtol=1e-5, atol=1e-5)
+    assert blade.stats(optimized)["cluster_0"]["engine_runs"] == 1
+
+
 def test_integer_products() -> None:
     text = """
     net (float[n, 8] x) => (int32[n, 4] y) {
