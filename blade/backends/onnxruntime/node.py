@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from blade.backends.onnxruntime.session import LIBRARY
+from blade.backends.onnxruntime.library import LIBRARY
 from blade.backends.shared.archive import EngineArchive, read
 from blade.backends.shared.onnx.self_contained import check_model
 from blade.errors import BackendError
