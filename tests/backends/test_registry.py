@@ -132,6 +132,7 @@ def test_runners_are_those_of_the_rows_and_entry_points(monkeypatch: pytest.Monk
     monkeypatch.setattr(registry, "entry_points", lambda group: points)
     registry.register_runners()
     rows = {name: row.runner for name, row in registry._BUILT_IN.items() if row.runner is not None}
+    rows |= registry._NODE_RUNNERS
     assert set(found) == {"Plug", *rows} and {"disc", "quant"} & set(rows) == set()
     assert {name for name, (_, keeps_inputs) in found.items() if keeps_inputs} == set(rows)
     assert found["Plug"][0]("cluster_0", torch.empty(0), [], "")([]) == ["cluster_0"]

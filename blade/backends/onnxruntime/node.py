@@ -94,8 +94,7 @@ def _tensor(array: np.ndarray[Any, Any]) -> torch.Tensor:
 
 
 def _session(model: bytes) -> Any:
-    import onnxruntime as ort
-
+    ort: Any = LIBRARY.load()
     options = ort.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = torch.get_num_threads()
