@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.fx import GraphModule
 
+from blade.core import torchscript
 from blade.errors import InputError
 from blade.report import ATTRIBUTE
 
@@ -146,11 +147,7 @@ def _copy(model: nn.Module) -> nn.Module:
         own: nn.Module = copy.deepcopy(model, _non_leaf_copies(model))
         return own
     # A deep copy shares its code with the source; running the code of a frozen module can crash.
-    buffer = io.BytesIO()
-    torch.jit.save(model, buffer)
-    buffer.seek(0)
-    loaded: nn.Module = torch.jit.load(buffer)
-    return loaded
+    return torchscript.load(io.BytesIO(torchscript.to_bytes(model)))
 
 
 def _non_leaf_copies(model: nn.Module) -> dict[int, Any]:

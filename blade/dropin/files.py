@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from blade.config import Config
+from blade.core import torchscript
 from blade.core.structure import class_named
 from blade.dropin.accelerate import drop_in_of
 from blade.dropin.call_kind import CallKind, CallReader
@@ -66,9 +67,7 @@ def save(module: nn.Module, path: Path) -> None:
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
         archive.writestr(_INDEX, json.dumps(index, allow_nan=False))
         for place, one in enumerate(found):
-            saved = io.BytesIO()
-            torch.jit.save(one.module, saved)
-            archive.writestr(f"kind_{place}.pt", saved.getvalue())
+            archive.writestr(f"kind_{place}.pt", torchscript.to_bytes(one.module))
 
 
 def load(path: Path, model: nn.Module | None = None, config: Config | None = None) -> Any:
@@ -158,7 +157,7 @@ def _read(written: Mapping[str, Any], saved: bytes) -> Prepared:
             for dtype, device, rank in written["tensors"]
         ),
     )
-    module: torch.jit.ScriptModule = torch.jit.load(io.BytesIO(saved))
+    module = torchscript.load(io.BytesIO(saved))
     outcome = (_structure(written["output"]), _tuples(written["after"]))
     return Prepared(kind, module, outcome, 0)
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.jit._script import RecursiveScriptModule
 
+from blade.core import torchscript
 from blade.report import ATTRIBUTE
 
 Reduced = tuple[Callable[..., Any], tuple[Any, ...]]
@@ -25,14 +26,11 @@ def _reduce(module: torch.jit.ScriptModule) -> Any:
     """The pickled form of ``module``: its file, if it has a report."""
     if not isinstance(getattr(module, ATTRIBUTE, None), str):
         return module.__reduce_ex__(2)
-    saved = io.BytesIO()
-    torch.jit.save(module, saved)
-    return _load, (saved.getvalue(),)
+    return _load, (torchscript.to_bytes(module),)
 
 
 def _load(saved: bytes) -> torch.jit.ScriptModule:
-    loaded: torch.jit.ScriptModule = torch.jit.load(io.BytesIO(saved))
-    return loaded
+    return torchscript.load(io.BytesIO(saved))
 
 
 def register() -> None:

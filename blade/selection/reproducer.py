@@ -17,6 +17,7 @@ import torch
 
 from blade.backends import registry
 from blade.config import Config
+from blade.core import torchscript
 from blade.core.attempt import attempt
 from blade.core.backend import Backend
 from blade.core.cluster import Cluster
@@ -68,7 +69,7 @@ def write(
 
 def reproduce(folder: Path) -> Reason | None:
     """Return why the cluster in ``folder`` fails in this process, ``None`` if it does not."""
-    original = torch.jit.load(folder / "original.pt")
+    original = torchscript.load(folder / "original.pt")
     cluster = decode_cluster(
         (folder / "cluster.pickle").read_bytes(),
         folder / "inputs.pt",
@@ -84,7 +85,7 @@ def _write(
 ) -> None:
     cluster = extracted.cluster
     folder.mkdir(parents=True, exist_ok=True)
-    torch.jit.save(extracted.fallback, folder / "original.pt")
+    torchscript.save(extracted.fallback, folder / "original.pt")
     save_tensors(cluster, folder / "inputs.pt", with_constants=False)
     (folder / "cluster.pickle").write_bytes(encode_cluster(cluster))
     (folder / "graph.py").write_text(_readable(cluster))

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from blade.core import torchscript
+
 _all: list[Callable[[], Any]] = []
 
 
@@ -22,7 +24,7 @@ def compile_all() -> None:
 
 def _scripted(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """``function`` in TorchScript, compiled when it is first called."""
-    compiled = cache(lambda: torch.jit.script(function))
+    compiled = cache(lambda: torchscript.script(function))
     _all.append(compiled)
 
     @wraps(function)

@@ -8,8 +8,6 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-import torch
-
 from blade.cli.commands.report import check_page, write_page
 from blade.cli.shared.files import (
     check_output,
@@ -26,6 +24,7 @@ from blade.cli.shared.options import (
 )
 from blade.cli.shared.progress_bar import progress_bar
 from blade.cli.shared.result import CommandResult
+from blade.core import torchscript
 from blade.report import report
 
 TEXT = """Optimize a model for samples of its inputs, and save it.
@@ -73,7 +72,7 @@ def run(args: argparse.Namespace) -> CommandResult:
     with progress_bar("optimize"):
         optimized = optimize(model, inputs, config)
     seconds = perf_counter() - start
-    write(out, lambda path: torch.jit.save(optimized, str(path)), force=args.force)
+    write(out, lambda path: torchscript.save(optimized, path), force=args.force)
     made = report(optimized)
     if page is not None:
         write_page(made, page, force=args.force)

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from blade.core import torchscript
 from blade.core.attempt import attempt
 from blade.core.reason import Code, Reason, Stage
 from blade.errors import InputError
@@ -49,7 +50,7 @@ def read_model(path: Path, *, allow_pickle: bool, to_eval: bool = False) -> torc
 def read_torchscript(path: Path) -> torch.jit.ScriptModule:
     """Read a TorchScript file; tensors of a device that this machine lacks are loaded to the CPU."""
     device = None if torch.cuda.is_available() else "cpu"
-    found = _tried(path, lambda: torch.jit.load(str(path), map_location=device))
+    found = _tried(path, lambda: torchscript.load(path, device))
     if isinstance(found, Reason):
         raise InputError(f"{path}: this TorchScript file cannot be loaded: {_why(found)}")
     assert isinstance(found, torch.jit.ScriptModule)
