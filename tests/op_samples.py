@@ -1527,13 +1527,20 @@ row(
     f32("a 8 c d"),
     f32("8"),
     f32("8"),
+    refuses=0,
 )
-row("group_norm 1d", lambda x: (F.group_norm(x, 2), F.group_norm(x[..., 0], 2)), f32("a 8 c"))
+row(
+    "group_norm 1d",
+    lambda x: (F.group_norm(x, 2), F.group_norm(x[..., 0], 2)),
+    f32("a 8 c"),
+    refuses=0,
+)
 row(
     "group_norm half",
     lambda x, w: F.group_norm(x, 2, w, w),
     spec("a 8 c d", torch.bfloat16),
     spec("8", torch.bfloat16),
+    refuses=0,
 )
 row(
     "batch_norm",

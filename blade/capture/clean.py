@@ -9,6 +9,7 @@ import torch
 
 from blade.capture.attributes import attributes_of
 from blade.capture.reference_model import copy_of
+from blade.core import torchscript
 from blade.errors import InputError
 from blade.graph.torchscript.detach_constants import detached_constants
 from blade.graph.torchscript.fold_constants import fold
@@ -36,10 +37,8 @@ def freeze(
     # torch.jit.freeze rejects a module that is frozen already.
 
     def frozen() -> torch.jit.ScriptModule:
-        made: torch.jit.ScriptModule = torch.jit._recursive.wrap_cpp_module(
-            torch._C._freeze_module(module._c, list(preserved), True, not constants)
-        )
-        return made
+        native = torchscript.frozen(module._c, preserved, parameters=not constants)
+        return torchscript.wrapped(native)
 
     if not constants:
         return frozen()
@@ -74,7 +73,7 @@ def optimized(
 
 def forward_of(frozen: torch.jit.ScriptModule) -> Callable[..., Any]:
     """Return the forward as a function with its own graph and executor: the module's stay unused."""
-    function = torch._C._create_function_from_graph("forward", frozen.graph.copy())
+    function = torchscript.function_of("forward", frozen.graph.copy())
     return lambda *sample: function(frozen._c, *sample)
 
 
@@ -87,13 +86,13 @@ def clean(module: torch.jit.ScriptModule, passes: Sequence[Callable[[torch.Graph
         torch._C._jit_pass_lint(graph)
     keep_type_promotion(graph)
     # The tracer notes the sample's sizes on every value; no later pass may rely on them.
-    torch._C._jit_erase_non_input_shape_information(graph)
+    torchscript.forget_shapes(graph)
     torch._C._jit_pass_remove_dropout(module._c)
-    torch._C._jit_pass_constant_propagation(graph)
+    torchscript.propagate_constants(graph)
     torch._C._jit_pass_peephole(graph, True)
     with detached_constants(graph):
         torch._C._jit_pass_cse(graph)
-    torch._C._jit_pass_dce(graph)
+    torchscript.remove_dead_code(graph)
     unpack_constant_lists(graph)
     torch._C._jit_pass_lint(graph)
 

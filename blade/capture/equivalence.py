@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.jit._fuser import optimized_execution
 from torch.utils import _pytree as pytree
 
 from blade.capture.derived_shapes import Axis
@@ -21,6 +20,7 @@ from blade.capture.reference_model import (
     seeded,
 )
 from blade.config.accuracy import ELSEWHERE, AccuracyBudget, output_error
+from blade.core import torchscript
 from blade.core.attempt import attempt
 from blade.core.captured import Reference
 from blade.core.reason import Code, Reason, Stage
@@ -112,7 +112,7 @@ def _run_or_error(module: Callable[..., Any], one: Reference, seed: bool) -> lis
 
     def answers() -> list[Answer]:
         # Without the profiling executor, which would specialize at every size.
-        with torch.no_grad(), optimized_execution(False):
+        with torch.no_grad(), torchscript.unoptimized():
             return [answer_of(lambda sample: module(*sample), one.sample) for _ in one.answers]
 
     return attempt(

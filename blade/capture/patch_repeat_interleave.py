@@ -14,6 +14,7 @@ from typing import Any, TypeGuard
 
 import torch
 
+from blade.core import torchscript
 from blade.process.shared_switch import SharedSwitch
 
 _function = torch.repeat_interleave
@@ -36,7 +37,7 @@ patched_repeat_interleave = SharedSwitch(_put, _restore)
 
 def _by_size(original: Callable[..., Any]) -> Callable[..., Any]:
     def repeat_interleave(*args: Any, **kwargs: Any) -> Any:
-        if torch._C._get_tracing_state() is not None:
+        if torchscript.is_tracing():
             given = dict(zip(("input", "repeats", "dim"), args), **kwargs)
             x, repeats = given.get("input"), given.get("repeats")
             if isinstance(x, torch.Tensor) and _is_size(repeats):

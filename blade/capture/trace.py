@@ -24,6 +24,7 @@ from blade.capture.outputs import tensors_of
 from blade.capture.patch_repeat_interleave import patched_repeat_interleave
 from blade.capture.reference_model import copy_of
 from blade.capture.trace_flat import flat_trace
+from blade.core import torchscript
 from blade.core.captured import EqualSizes, SizeRange
 from blade.core.structure import structure_of
 from blade.errors import InputError
@@ -138,7 +139,7 @@ def _add_attributes(module: torch.jit.ScriptModule, model: nn.Module, names: Seq
         value = getattr(model, name, None)
         if value is None or callable(value) or module._c.hasattr(name):
             continue
-        inferred = torch._C._jit_try_infer_type(value)
+        inferred = torchscript.inferred_type(value)
         if inferred.success():
             module._c._register_attribute(name, inferred.type(), value)
 

@@ -21,6 +21,7 @@ from torch.jit import _trace as tracer
 
 from blade.capture.clean import optimized
 from blade.capture.inputs import ArgumentSlot
+from blade.core import torchscript
 from blade.graph.torchscript.check_arguments import add_arguments
 from blade.graph.torchscript.inline_autograd_functions import inline_functions
 from blade.graph.torchscript.to_script_module import script_of, simplified
@@ -56,7 +57,7 @@ def flat_trace(
         )[0]
     inline_functions(graph)
     # the tracer notes the sample's sizes on every value; no pass may rely on them
-    torch._C._jit_erase_non_input_shape_information(graph)
+    torchscript.forget_shapes(graph)
     _merge(list(graph.inputs())[len(names) :], [*weights.values()])
     free = simplified(graph, inputs)
     arguments = add_arguments(free, names, {slot.name: slot.guard for slot in guards})
@@ -72,8 +73,8 @@ def flat_trace(
     def frozen() -> torch.jit.ScriptModule:
         defaults = {slot.name: slot.value for slot in guards}
         made = script_of(free, type(model).__name__, arguments, constants, defaults)
-        torch._C._jit_pass_constant_propagation(made.graph)
-        torch._C._jit_pass_dce(made.graph)
+        torchscript.propagate_constants(made.graph)
+        torchscript.remove_dead_code(made.graph)
         return made
 
     return optimized(frozen, model)

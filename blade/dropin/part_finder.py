@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from blade.core import torchscript
 from blade.dropin.measuring_hook import put_hooks, remove_hooks
 
 CALLS = 3  # of a module that is called alone, before it counts
@@ -106,7 +107,7 @@ class PartFinder:
 
     def _enter(self, module: nn.Module, args: Any) -> None:
         name = self._names.get(id(module))
-        if name is None or not self._is_running or torch._C._get_tracing_state() is not None:
+        if name is None or not self._is_running or torchscript.is_tracing():
             return
         stack = self._stack()
         if not stack and self._on_cuda:

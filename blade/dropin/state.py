@@ -21,6 +21,7 @@ from torch import nn
 
 from blade.capture.reference_model import MODEL_ERRORS
 from blade.config import Config
+from blade.core import torchscript
 from blade.core.reason import Code, Reason, Stage
 from blade.dropin.call_kind import Call, CallKind, CallReader, varying
 from blade.dropin.call_recorder import CallRecorder
@@ -223,11 +224,7 @@ class DropInState:
 
     def _is_the_models(self) -> bool:
         """Whether the model has to answer whatever the arguments are."""
-        return (
-            self.model.training
-            or torch._C._get_tracing_state() is not None
-            or torch.compiler.is_compiling()
-        )
+        return self.model.training or torchscript.is_tracing() or torch.compiler.is_compiling()
 
     def _original(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         self.original_calls += 1

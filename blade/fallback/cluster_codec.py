@@ -18,8 +18,6 @@ from pathlib import Path
 from typing import IO, Any
 
 import torch
-import torch.fx.experimental._config as symbolic_config
-from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.source import ConstantSource
 from torch.fx.experimental.symbolic_shapes import (
     DimDynamic,
@@ -28,6 +26,7 @@ from torch.fx.experimental.symbolic_shapes import (
 )
 
 from blade.core.cluster import Cluster, ValueInfo
+from blade.core.torch_modes import dispatched_in_python, oblivious_to_sizes
 from blade.graph.fx.calls import SerializedCall, decode_node, encode_node
 from blade.graph.shapes.shape_functions import result_of
 from blade.graph.shapes.symbolic import UnspecializedFakeMode, UnspecializedShapeEnv
@@ -174,7 +173,7 @@ def _decode_graph(
     graph = torch.fx.Graph()
     nodes: dict[str, torch.fx.Node] = {}
     inputs = iter(parcel.examples)
-    oblivious = symbolic_config.patch(backed_size_oblivious=True)  # type: ignore[attr-defined]
+    oblivious = oblivious_to_sizes()
     with oblivious, torch.no_grad():
         for call in parcel.calls:
             node = nodes[call.name] = decode_node(call, graph, nodes)
@@ -206,5 +205,5 @@ def _compute(mode: UnspecializedFakeMode, node: torch.fx.Node) -> Any:
     args: Sequence[Any] = torch.fx.map_arg(node.args, value)
     kwargs: dict[str, Any] = torch.fx.map_arg(node.kwargs, value)
     assert callable(node.target), node
-    with mode, enable_python_dispatcher():
+    with mode, dispatched_in_python():
         return result_of(node.target, args, kwargs)

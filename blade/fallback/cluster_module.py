@@ -23,10 +23,12 @@ An engine with recheck (``Config.recheck``) has its answer compared in place:
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import cast
 
 import torch
 
+from blade.core import torchscript
 from blade.fallback.opaque_fallback import interface, signature
 from blade.graph.torchscript.extract import Extracted
 from blade.report import ENGINES
@@ -35,6 +37,14 @@ from blade.runtime.engine import Engine
 
 class ClusterModule(torch.nn.Module):
     """Gives the TorchScript class its name."""
+
+
+@cache
+def _with_interface(inputs: int, outputs: int) -> type[ClusterModule]:
+    """``ClusterModule`` whose fallback is behind an interface. TorchScript asks the class, not the object."""
+    annotations = {"fallback": interface(inputs, outputs)}
+    named = {"__module__": __name__, "__annotations__": annotations}
+    return type(ClusterModule.__name__, (ClusterModule,), named)
 
 
 @dataclass(frozen=True)
@@ -55,11 +65,10 @@ def cluster_module(
     ``engine`` is a ``torch.classes.blade.Engine``, several by size, or ``None`` for the original alone. The
     arity is the cluster's: one output is returned as a tensor, several as a tuple.
     """
-    holder = ClusterModule().eval()
     serving = engine.serving if isinstance(engine, Dispatch) else (engine,)
     arity = len(extracted.inputs), len(extracted.outputs)
-    if all(one is not None for one in serving):
-        holder.__annotations__ = {"fallback": interface(*arity)}
+    is_behind = all(one is not None for one in serving)
+    holder = (_with_interface(*arity) if is_behind else ClusterModule)().eval()
     holder.fallback = extracted.fallback
     names: list[str | None] = []
     held: list[torch.ScriptObject] = []
@@ -68,8 +77,7 @@ def cluster_module(
             held.append(one)
             setattr(holder, ENGINES[len(held) - 1], one)
         names.append(None if one is None else ENGINES[[o is one for o in held].index(True)])
-    # Equal modules share one TorchScript class by default; each cluster needs its own forward.
-    script = torch.jit._recursive.create_script_module(holder, lambda module: (), share_types=False)
+    script = torchscript.without_methods(holder)
     sizes = (engine.size, engine.bounds) if isinstance(engine, Dispatch) else ("", ())
     rechecked = any("rechecks" in cast(Engine, one).stats() for one in held)
     script.define(_source(*arity, names, *sizes, rechecked=rechecked))

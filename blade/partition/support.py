@@ -19,6 +19,7 @@ import torch
 
 from blade.backends import registry
 from blade.config import Config
+from blade.core import torchscript
 from blade.core.attempt import attempt
 from blade.core.backend import Backend
 from blade.core.cluster import OpNode, makes_sizes
@@ -230,7 +231,7 @@ def _check_known(nodes: Sequence[OpNode], config: Config) -> None:
         for entry in getattr(config, field):
             kind = entry.partition("@")[0]
             is_known = kind in present or kind.startswith("prim::")
-            if not is_known and not torch._C._jit_get_schemas_for_operator(kind):
+            if not is_known and not torchscript.schemas_of(kind):
                 known = sorted({schema.name for schema in torch._C._jit_get_all_schemas()})
                 near = get_close_matches(kind, [*present, *known], n=3)
                 meant = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""

@@ -26,6 +26,7 @@ from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from blade.core.torch_modes import has_kernel, takes_numbers
 from blade.verification.index_rules import RULES
 
 _NUMBERS = (bool, int, float, complex)
@@ -112,7 +113,6 @@ def _is_composite(func: OpOverload) -> bool:
     if func.namespace == "prim":  # ``prim`` ops, which the dispatcher does not know
         return False
     keys = torch._C.DispatchKey
-    has_kernel: Callable[..., bool] = torch._C._dispatch_has_kernel_for_dispatch_key
     has_own = any(has_kernel(func.name(), key) for key in (keys.CPU, keys.CUDA))
     return not has_own and has_kernel(func.name(), keys.CompositeImplicitAutograd)
 
@@ -138,8 +138,7 @@ def _tensor(value: Any) -> Any:
 def _tensor_places(func: OpOverload) -> frozenset[int]:
     """Return the positions of arguments that have to be tensors."""
     kinds = ["Optional[Tensor]", "List[Tensor]", "List[Optional[Tensor]]"]
-    takes_numbers: bool = torch._C._should_allow_numbers_as_tensors(_name(func))
-    kinds += [] if takes_numbers else ["Tensor"]
+    kinds += [] if takes_numbers(_name(func)) else ["Tensor"]
     schema = enumerate(func._schema.arguments)
     return frozenset(k for k, a in schema if str(a.type) in kinds)
 

@@ -20,9 +20,9 @@ from math import inf
 from typing import Any
 
 import torch
-from torch.jit._fuser import optimized_execution
 
 from blade.config.accuracy import AccuracyBudget
+from blade.core import torchscript
 from blade.core.attempt import attempt
 from blade.core.cluster import Cluster, has_late_sizes
 from blade.core.reason import Code, Reason, Stage
@@ -271,7 +271,7 @@ def _call(case: Case, fn: Callable[..., Any], updates: Sequence[int] = ()) -> Te
         map(_copy, case.inputs)
     )  # the result of some ops depends on the layout of their inputs
     # the profiling executor would specialize again at the sizes of every case
-    with optimized_execution(False):
+    with torchscript.unoptimized():
         result = attempt(
             Stage.VERIFY,
             None,

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.fx.experimental._config as symbolic_config
 
 from blade.backends.inductor.folding import Recipes, constants_read, needed_for, recorded
 from blade.backends.inductor.package import CALLS, LIBRARY, InductorPackage
 from blade.core.cluster import Cluster
 from blade.core.reason import Code
+from blade.core.torch_modes import oblivious_to_sizes
 from blade.errors import Refused
 from blade.graph.fx.exported_program import to_exported
 from blade.graph.shapes.memory_format import order_of
@@ -54,7 +54,7 @@ def compile_cluster(cluster: Cluster) -> CompiledPackage:
         node.meta["val"].fake_mode.allow_non_fake_inputs = True  # as torch.export does
     unguarded = cluster.shape_env.counter[_UNGUARDED]
     # a size whose hint is 2 may be 1 all the same
-    oblivious = symbolic_config.patch(backed_size_oblivious=True)  # type: ignore[attr-defined]
+    oblivious = oblivious_to_sizes()
     folders = tempfile.TemporaryDirectory(prefix="blade-inductor-")
     with oblivious, folders as folder, recorded() as recipes, torch.no_grad():
         options = {**_OPTIONS, "aot_inductor.output_path": folder}

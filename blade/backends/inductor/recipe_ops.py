@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from blade.core import torchscript
+
 LIBRARIES = frozenset({"aten", "prims", "mkldnn", "mkl"})
 TEXTS = frozenset({"none", "tanh"})
 """Strings that an op may take: the approximations of GELU."""
@@ -40,7 +42,7 @@ def find_op(name: Any) -> torch._ops.OpOverload:
     if found is None or found[1] not in LIBRARIES:
         raise ValueError(f"{name!r} is not among the ops that a recipe may call")
     library, op, overload = found.groups()
-    known = torch._C._jit_get_schemas_for_operator(f"{library}::{op}")
+    known = torchscript.schemas_of(f"{library}::{op}")
     wanted = "" if overload in (None, "default") else overload
     schemas = [schema for schema in known if schema.overload_name == wanted]
     if len(schemas) != 1 or not _only_computes(schemas[0]):

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from blade.backends.inductor.folding import constants_read, run_recipes
 from blade.backends.inductor.package import LIBRARY, InductorPackage, read_package
 from blade.backends.shared.weight_versions import WeightVersions
+from blade.core.torch_modes import without_modes
 from blade.errors import BackendError
 from blade.graph.shapes.memory_format import in_order, order_of
 
@@ -90,7 +90,7 @@ def _let_go(given: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
 
     The garbage collector may call this where every tensor that is made is fake, as inside of ``torch.export``.
     """
-    with _disable_current_modes():
+    with without_modes():
         for tensor, nothing in given:
             tensor.data = nothing
 

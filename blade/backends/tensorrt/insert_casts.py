@@ -14,11 +14,11 @@ from math import inf
 from typing import Any
 
 import torch
-from torch._dispatch.python import enable_python_dispatcher
 from torch.fx import Graph, GraphModule, Node
 
 from blade.backends.shared.half_precision import HALF_OPS, choose, name_of
 from blade.core.cluster import Cluster
+from blade.core.torch_modes import dispatched_in_python
 from blade.graph.shapes.shape_functions import result_of
 
 # Sums and exponentials, by op names without overload: autocast's list for CUDA.
@@ -113,7 +113,7 @@ class _CastInserter:
 
     def _value(self, node: Node) -> Any:
         args = torch.fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
-        with torch.no_grad(), self.mode, enable_python_dispatcher():
+        with torch.no_grad(), self.mode, dispatched_in_python():
             return result_of(node.target, args[0], args[1])
 
 

@@ -14,12 +14,12 @@ from operator import getitem
 from typing import Any
 
 import torch
-from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from blade.core.cluster import Cluster, OpNode, ValueInfo
+from blade.core.torch_modes import dispatched_in_python
 from blade.graph.shapes.shape_functions import result_of
 
 aten = torch.ops.aten
@@ -148,5 +148,5 @@ def _call(graph: Graph, mode: FakeTensorMode, target: Any, args: Any, kwargs: An
 
 
 def _compute(mode: FakeTensorMode, target: Any, args: Any, kwargs: Any) -> Any:
-    with torch.no_grad(), mode, enable_python_dispatcher():
+    with torch.no_grad(), mode, dispatched_in_python():
         return result_of(target, args, kwargs)

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.fx.experimental._config as symbolic_config
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
 from blade.backends.tvm.schedule import schedules
 from blade.core.cluster import Cluster
+from blade.core.torch_modes import oblivious_to_sizes
 from blade.graph.fx.exported_program import to_exported
 from blade.runtime.engine import isa_features
 
@@ -42,7 +42,7 @@ def compile_cluster(cluster: Cluster) -> CompiledModule:
     from tvm.relax.frontend.torch import from_exported_program
 
     # a size whose hint is 2 may be 1 all the same
-    with symbolic_config.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]
+    with oblivious_to_sizes():
         program = to_exported(cluster, row_major=True).run_decompositions(_foreign())
     _settle_sizes(program)
     names = _lift_weights(program)

@@ -40,6 +40,7 @@ from blade.capture.decisions.traced_number import (
     untraced,
     watch_divisors,
 )
+from blade.core import torchscript
 from blade.graph.torchscript.decision_checks import MARK
 from blade.process.shared_switch import SharedSwitch
 
@@ -94,7 +95,7 @@ class Recorder:
 
     @property
     def is_active(self) -> bool:
-        return not self._is_busy and torch._C._get_tracing_state() is not None
+        return not self._is_busy and torchscript.is_tracing()
 
     def consult(self, about: str, tensor: torch.Tensor) -> None:
         """Note that the model's code asked ``tensor``, if it is none of the weights, for its form."""

@@ -25,7 +25,6 @@ from typing import Any
 
 import sympy
 import torch
-import torch.fx.experimental._config as symbolic_config
 from torch import nn
 from torch._logging._internal import trace_log  # the structured log, which draft_export reads too
 from torch.export import Dim
@@ -36,6 +35,7 @@ from blade.capture.exported.export_script import arguments, quiet
 from blade.capture.exported.interface import Interface, Sample
 from blade.core.attempt import attempt
 from blade.core.reason import Code, Reason, Stage
+from blade.core.torch_modes import oblivious_to_sizes
 from blade.errors import is_internal
 
 _LONGEST = 100  # characters of a line of code
@@ -89,7 +89,7 @@ def draft_export(model: nn.Module, interface: Interface, others: Sequence[Sample
 
     def run() -> None:
         args, kwargs, shapes = arguments(interface, dims)
-        backed = symbolic_config.patch(backed_size_oblivious=True)  # type: ignore[attr-defined]
+        backed = oblivious_to_sizes()
         with quiet(), torch.no_grad(), backed:
             torch.export.draft_export(model, args, kwargs, dynamic_shapes=shapes, strict=False)
 

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.fx.experimental._config as symbolic_config
 from torch import nn
 from torch.export import Dim, ExportedProgram, ShapesCollection
 from torch.fx.experimental import symbolic_shapes
@@ -29,6 +28,7 @@ from blade.capture.exported.interface import Interface
 from blade.capture.exported.to_script import to_script
 from blade.core.attempt import attempt
 from blade.core.reason import Code, Reason, Stage
+from blade.core.torch_modes import oblivious_to_sizes
 from blade.errors import Refused
 
 Axis = tuple[int, int]  # tensor among the leaves of a sample, axis
@@ -89,7 +89,7 @@ def export(
     ]
     dims = {axis: Dim.STATIC if axis in fixed else Dim.AUTO for axis in axes}
     args, kwargs, shapes = arguments(interface, dims)
-    with quiet(), torch.no_grad(), symbolic_config.patch(backed_size_oblivious=any_size):  # type: ignore[attr-defined]
+    with quiet(), torch.no_grad(), oblivious_to_sizes(any_size):
         try:
             return torch.export.export(model, args, kwargs, dynamic_shapes=shapes, strict=False)
         except symbolic_shapes.GuardOnDataDependentSymNode as error:

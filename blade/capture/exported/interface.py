@@ -16,6 +16,7 @@ from torch.export.graph_signature import OutputKind
 from torch.fx import _pytree as fx_pytree
 from torch.utils import _pytree as pytree
 
+from blade.core import torchscript
 from blade.core.reason import Code
 from blade.errors import InputError, Refused
 from blade.graph.torchscript.writer import ScriptWriter
@@ -39,7 +40,7 @@ class Interface:
         """The annotation of each entry; raises ``Refused`` for one that TorchScript cannot take."""
         found = {}
         for name, entry in zip(self.names, self.sample, strict=True):
-            inferred = torch._C._jit_try_infer_type(entry)
+            inferred = torchscript.inferred_type(entry)
             if not inferred.success():
                 what = f"Argument {name!r} is a {type(entry).__name__} that TorchScript cannot take"
                 raise Refused(Code.EXPORT_FAILED, f"{what}: {inferred.reason()}")

@@ -18,6 +18,7 @@ import torch
 from torch.utils._sympy import functions
 
 from blade.core.reason import Code
+from blade.core.torch_modes import SYM_SQRT
 from blade.errors import Refused
 from blade.graph.torchscript.alias import schema_of
 from blade.graph.torchscript.writer import BOOL, FLOAT, INT, ScriptWriter
@@ -51,7 +52,7 @@ _KINDS: dict[Callable[..., Any], str] = {
     torch.sym_min: "prim::min",
     torch.sym_int: "aten::Int",
     torch.sym_float: "aten::Float",
-    torch._sym_sqrt: "aten::sqrt",  # type: ignore[attr-defined]
+    SYM_SQRT: "aten::sqrt",
 }
 
 _FOLDED: dict[type, Callable[..., Any]] = {

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from blade.core import torchscript
 from blade.graph.torchscript.extract import clear, get_attribute
 from blade.graph.torchscript.writer import TENSOR, ScriptWriter
 
@@ -38,10 +39,7 @@ def module_with(
             owner.register_parameter(leaf, tensor)
         else:
             owner.register_buffer(leaf, tensor.detach())
-    # By default equal modules share one TorchScript class, and filling one would fill all.
-    module: torch.jit.ScriptModule = torch.jit._recursive.create_script_module(
-        root.eval(), lambda _: (), share_types=False
-    )
+    module = torchscript.without_methods(root.eval())
     parameters = "".join(f", {one}: {kind}" for one, kind in inputs.items())
     module.define(f"def forward(self{parameters}) -> {returned}:\n    raise RuntimeError('')\n")
     clear(module.graph)

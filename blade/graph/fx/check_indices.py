@@ -13,9 +13,10 @@ from contextlib import nullcontext
 from typing import Any, Literal
 
 import torch
-import torch.fx.experimental._config as symbolic_config
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Graph, Node
+
+from blade.core.torch_modes import oblivious_to_sizes
 
 aten = torch.ops.aten
 
@@ -107,7 +108,7 @@ def _call(target: Any, *args: Any) -> Node:
     made = nodes[0].graph.call_function(target, args)
     values = [one.meta["val"] if isinstance(one, Node) else one for one in args]
     fakes = [one for one in values if isinstance(one, FakeTensor)]
-    oblivious = symbolic_config.patch(backed_size_oblivious=True)  # type: ignore[attr-defined]
+    oblivious = oblivious_to_sizes()
     with (
         oblivious,
         fakes[0].fake_mode if fakes else nullcontext(),

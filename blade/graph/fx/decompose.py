@@ -12,10 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-import torch.fx.experimental._config as symbolic_config
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from blade.core.torch_modes import oblivious_to_sizes
 
 Table = Mapping[Any, Callable[..., Any]]
 
@@ -50,7 +51,7 @@ def _parts(node: Node, table: Table, rewrites: Table) -> GraphModule:
         return function(*args, **kwargs)
 
     fakes = _apart([flat[place].meta["val"] for place in places])
-    oblivious = symbolic_config.patch(backed_size_oblivious=True)  # type: ignore[attr-defined]
+    oblivious = oblivious_to_sizes()
     with oblivious, torch.no_grad():
         if node.target in rewrites:
             traced = make_fx(call, tracing_mode="symbolic", pre_dispatch=True)(*fakes)

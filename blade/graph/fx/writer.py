@@ -16,12 +16,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torch.fx.experimental._config as symbolic_config
-from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.source import ConstantSource
 from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
 from torch.utils._pytree import tree_map_only
 
+from blade.core.torch_modes import dispatched_in_python, oblivious_to_sizes
 from blade.graph.shapes.loops import run_loop
 from blade.graph.shapes.memo import MemoizedResult, ResultMemo, settle
 from blade.graph.shapes.observed_layout import in_observed_layout
@@ -37,7 +36,7 @@ CANNOT = (
 @contextmanager
 def writing() -> Iterator[None]:
     """A context for using ``FxWriter``: a size whose hint is 1 must not be taken for a broadcast axis."""
-    oblivious = symbolic_config.patch(backed_size_oblivious=True)  # type: ignore[attr-defined]
+    oblivious = oblivious_to_sizes()
     with oblivious, torch.no_grad():
         yield
 
@@ -101,7 +100,7 @@ class FxWriter:
         fake_kwargs = torch.fx.map_arg(dict(kwargs), value_of)
         # Without the Python dispatcher, ops that decompose in C++ (pad, upsample) treat the sample's
         # sizes as constants, and some shape functions fail on symbols.
-        with self.mode, enable_python_dispatcher():
+        with self.mode, dispatched_in_python():
             made = self.results.of(target, fake_args, fake_kwargs)
         node = self.graph.call_function(target, tuple(args), dict(kwargs))
         node.meta["val"] = made.value
@@ -206,7 +205,7 @@ class FxWriter:
         return node
 
     def finish(self, outputs: Sequence[torch.fx.Node]) -> torch.fx.GraphModule:
-        with self.mode, enable_python_dispatcher():
+        with self.mode, dispatched_in_python():
             settle(outputs, self.made)
         self.graph.output(tuple(outputs))
         self.graph.lint()

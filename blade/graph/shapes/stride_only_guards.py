@@ -16,7 +16,6 @@ from typing import Any
 
 import sympy
 import torch
-from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule, Node
@@ -25,6 +24,7 @@ from torch.utils._pytree import tree_map_only
 from torch.utils._sympy.functions import FloorDiv
 
 from blade.core.pytree import tensors_in
+from blade.core.torch_modes import dispatched_in_python
 from blade.graph.shapes.loops import all_nodes, counts
 from blade.graph.shapes.shape_functions import result_of
 
@@ -123,7 +123,7 @@ class StrideOnlyGuards:
             concrete = _ConcreteEvaluation(self.shape_env, {**sizes, **self.late})
             _LOG.addFilter(_nothing)
             try:
-                with concrete.mode, enable_python_dispatcher(), torch.no_grad():
+                with concrete.mode, dispatched_in_python(), torch.no_grad():
                     self.known[key] = all(map(concrete.agrees, self.nodes))
             except _CANNOT:
                 self.known[key] = None

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from blade.core import torchscript
 from blade.graph.torchscript.check_arguments import unwrapped
 from blade.graph.torchscript.decision_checks import MARK
 
@@ -65,7 +66,7 @@ def check_forms(
         unit: Any = torch.jit.CompilationUnit("\n".join([*lines, "    return None", ""]))
         own.insertGraph(unit.check.graph, [value for value, _, _ in tensors])
     own.setInsertPoint(own.block())
-    torch._C._jit_pass_dce(graph)
+    torchscript.remove_dead_code(graph)
     return texts
 
 

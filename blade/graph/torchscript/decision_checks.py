@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from blade.core import torchscript
 from blade.graph.torchscript.program import nested
 
 MARK = "blade decision "
@@ -69,7 +70,7 @@ def drop_check(graph: torch._C.Graph, index: int) -> None:
     """Remove the check of decision ``index``, and what only it needs."""
     for check in [one for one in checks_of(graph) if one.index == index]:
         check.node.destroy()
-    torch._C._jit_pass_dce(graph)
+    torchscript.remove_dead_code(graph)
 
 
 def describe_checks(graph: torch._C.Graph, describe: Callable[[int], str]) -> None:
@@ -84,4 +85,4 @@ def describe_checks(graph: torch._C.Graph, describe: Callable[[int], str]) -> No
             0, own.insertConstant(f"{NO_PATH} [{check.index}]: {describe(check.index)}")
         )
     own.setInsertPoint(own.block())
-    torch._C._jit_pass_dce(graph)
+    torchscript.remove_dead_code(graph)

@@ -17,6 +17,7 @@ from functools import cached_property
 
 import torch
 
+from blade.core import torchscript
 from blade.core.captured import Captured
 from blade.core.cluster import Cluster, ValueInfo
 from blade.core.reason import Code
@@ -188,10 +189,7 @@ def _to_script(view: GraphView, boundary: Boundary) -> torch.jit.ScriptModule:
     holder = FallbackModule()
     for k, tensor in enumerate(boundary.tensors):
         holder.register_buffer(f"const_{k}", tensor)
-    # By default equal modules share one TorchScript class, and filling one would fill all.
-    script: torch.jit.ScriptModule = torch.jit._recursive.create_script_module(
-        holder.eval(), lambda module: (), share_types=False
-    )
+    script = torchscript.without_methods(holder.eval())
     script.define(_stub(len(boundary.inputs), len(boundary.outputs)))
     graph = script.graph
     clear(graph)

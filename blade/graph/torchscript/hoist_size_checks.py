@@ -19,6 +19,7 @@ import torch
 from torch.utils._sympy.functions import IntTrueDiv
 from torch.utils._sympy.printers import PythonPrinter
 
+from blade.core import torchscript
 from blade.graph.torchscript.decision_checks import MARK, Check, checks_of
 from blade.graph.torchscript.symbolic_sizes import NotOfSizes, SymbolicSizes
 
@@ -263,4 +264,4 @@ def _after(graph: torch._C.Graph, makers: Sequence[Any]) -> Any:
 def _clean(graph: torch._C.Graph) -> None:
     own: Any = graph
     own.setInsertPoint(own.block())
-    torch._C._jit_pass_dce(graph)
+    torchscript.remove_dead_code(graph)

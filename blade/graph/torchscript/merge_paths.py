@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from blade.core import torchscript
 from blade.graph.torchscript.alias import schema_of
 from blade.graph.torchscript.bind_overloads import resolve
 from blade.graph.torchscript.decision_checks import check_of, checks_of
@@ -83,7 +84,7 @@ def _listed(graph: torch._C.Graph) -> list[Any]:
     own: Any = graph.copy()
     for check in list(checks_of(own)):
         check.node.destroy()
-    torch._C._jit_pass_dce(own)
+    torchscript.remove_dead_code(own)
     numbers = {value.unique(): k for k, value in enumerate(own.inputs())}
     constants: dict[int, Any] = {}
     found: list[Any] = []

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from blade.core import torchscript
 from blade.graph.shapes.memory_format import dense_order
 from blade.graph.shapes.observed_layout import ObservedRun, TensorMeta
 from blade.graph.torchscript.copier import Copier
@@ -141,7 +142,7 @@ def observe_tensors(
 
     run = _InstrumentedModule(program)
     run.write(before=before)
-    torch._C._jit_pass_dce(run.graph)
+    torchscript.remove_dead_code(run.graph)
     run.run(module, sample, note)
     return seen
 
@@ -206,13 +207,12 @@ class _InstrumentedModule:
         if self._function is None:
             self.graph.registerOutput(self._run)
             self.graph.lint()
-            self._function = torch._C._create_function_from_graph("observe", self.graph)
+            self._function = torchscript.function_of("observe", self.graph)
         # Deep copies: the graph may write its inputs and the module's buffers.
         this = copy.deepcopy(module) if next(iter(self.graph.inputs())).uses() else module
-        unoptimized = torch.jit.optimized_execution(False)  # type: ignore[attr-defined]
         _running[self._number] = note
         try:
-            with seeded_generators(0), torch.no_grad(), unoptimized:
+            with seeded_generators(0), torch.no_grad(), torchscript.unoptimized():
                 self._function(this._c, *copy.deepcopy(tuple(sample)))
         finally:
             del _running[self._number]

@@ -15,6 +15,7 @@ from itertools import product
 
 import torch
 
+from blade.core.torch_modes import has_kernel
 from blade.graph.torchscript.alias import Aliases, schema_of
 from blade.graph.torchscript.bind_overloads import resolve
 from blade.graph.torchscript.buffers import Buffers, drops_nothing, name_of
@@ -220,7 +221,7 @@ def _may_return_argument(line: Line) -> bool:
         return True
     name = name_of(overload)
     full = f"{overload._schema.name}.{overload._overloadname}".removesuffix(".default")
-    is_composite = torch._C._dispatch_has_kernel_for_dispatch_key(full, "CompositeImplicitAutograd")
+    is_composite = has_kernel(full, "CompositeImplicitAutograd")
     return name in _SHARES or (is_composite and name not in _FRESH)
 
 

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from blade.core.torch_modes import SYM_SQRT
+
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "aten::add": operator.add,
     "aten::sub": operator.sub,
@@ -29,7 +31,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "aten::gt": operator.gt,
     "aten::ge": operator.ge,
     "aten::__not__": torch.sym_not,
-    "aten::sqrt": torch._sym_sqrt,  # type: ignore[attr-defined]
+    "aten::sqrt": SYM_SQRT,
     "aten::Int": torch.sym_int,
     "aten::Float": torch.sym_float,
     "aten::len": len,

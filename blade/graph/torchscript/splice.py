@@ -19,6 +19,7 @@ import torch
 
 from blade.clustering.cluster import schedule
 from blade.clustering.problem import Problem
+from blade.core import torchscript
 from blade.core.captured import Captured
 from blade.graph.torchscript.answer_by_original import answer_by_original
 from blade.graph.torchscript.boundary import identity
@@ -62,14 +63,14 @@ def splice(
     _SpliceWriter(seen, copier, clusters, captured.module._c, module).write(seen.program.blocks[0])
     for value in seen.program.returns:
         graph.registerOutput(copier.value(value))
-    torch._C._jit_pass_dce(graph)
+    torchscript.remove_dead_code(graph)
     answer_by_original(graph, captured.original_number)
     count_paths(graph, captured.paths_number, captured.ends)
     graph.lint()
     for method in module._method_names():
         if method != "forward":
             shared.replace_constants(module._get_method(method).graph)
-    optimized: torch.jit.ScriptModule = torch.jit._recursive.wrap_cpp_module(module)
+    optimized = torchscript.wrapped(module)
     return optimized
 
 
@@ -113,8 +114,7 @@ class _SpliceWriter:
 
 def clone(module: torch.jit.ScriptModule) -> torch.jit.ScriptModule:
     """A copy with its own class and graphs, which can run without changing ``module``; tensors are shared."""
-    copied: torch.jit.ScriptModule = torch.jit._recursive.wrap_cpp_module(_clone(module))
-    return copied
+    return torchscript.wrapped(_clone(module))
 
 
 def _clone(module: torch.jit.ScriptModule) -> Native:
@@ -128,7 +128,7 @@ def _clone(module: torch.jit.ScriptModule) -> Native:
     if not attributes and methods == ["forward"] and (plain := copy_of_script(module)) is not None:
         return plain._c
     kept = [*methods, *attributes]
-    return torch._C._freeze_module(source, kept, False, True)
+    return torchscript.frozen(source, kept, interfaces=False)
 
 
 def _attributes(module: Native) -> list[str]:

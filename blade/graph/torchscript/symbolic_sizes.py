@@ -17,12 +17,11 @@ from typing import Any
 
 import sympy
 import torch
-import torch.fx.experimental._config as symbolic_config
-from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.source import ConstantSource
 from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
 from torch.utils import _pytree as pytree
 
+from blade.core.torch_modes import SYM_SQRT, dispatched_in_python, oblivious_to_sizes
 from blade.graph.fx.writer import CANNOT
 from blade.graph.shapes.memo import ResultMemo
 from blade.graph.shapes.symbolic import UnspecializedFakeMode, UnspecializedShapeEnv
@@ -70,7 +69,7 @@ class SymbolicSizes:
 
     def number(self, value: Value) -> Any:
         """The number, bool or symbolic one that ``value`` holds; raises ``NotOfSizes``."""
-        with symbolic_config.patch(backed_size_oblivious=True), torch.no_grad():  # type: ignore[attr-defined]
+        with oblivious_to_sizes(), torch.no_grad():
             return self._evaluated(value, _number)
 
     @property
@@ -209,7 +208,7 @@ class SymbolicSizes:
             for argument, value in zip(overload._schema.arguments, given, strict=True)
         }
         args, kwargs = trim_defaults(overload, *split_arguments(overload, values))
-        with self._mode, enable_python_dispatcher():
+        with self._mode, dispatched_in_python():
             result = self._results_of_calls.of(overload, args, kwargs).value
         if not any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(result)):
             raise NotOfSizes(node.kind())  # strides, which the fake tensors need not share
@@ -391,7 +390,7 @@ NUMBERS: Mapping[str, Callable[[Sequence[Any]], Any]] = {
     "aten::Bool": _plain(_truth, 1),
     "aten::ceil": _plain(_ceil, 1),
     "aten::floor": _plain(_floor, 1),
-    "aten::sqrt": _plain(torch._sym_sqrt, 1),  # type: ignore[attr-defined]
+    "aten::sqrt": _plain(SYM_SQRT, 1),
     "aten::maximum": _plain(torch.sym_max, 2),
     "aten::minimum": _plain(torch.sym_min, 2),
     "prim::max": _plain(torch.sym_max, 2),

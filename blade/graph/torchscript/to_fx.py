@@ -17,6 +17,7 @@ import torch
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
 from blade.core.reason import Code
+from blade.core.torch_modes import takes_numbers
 from blade.errors import Refused
 from blade.graph.fx.writer import (
     CANNOT,
@@ -188,7 +189,7 @@ class _FxGraphBuilder:
         if type(found) not in (bool, int, float) or argument.type.kind() != "TensorType":
             return found
         name = overload._schema.name.partition("::")[2]
-        if torch._C._should_allow_numbers_as_tensors(name):
+        if takes_numbers(name):
             return found
         form = {"dtype": self.view.program.tensor_dtype(value), "device": self.device}
         return self.emit(torch.ops.aten.scalar_tensor.default, (found,), form, line)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from blade.core import torchscript
 from blade.graph.torchscript.extract import clear
 
 _BY_NAME: Mapping[str, torch.Tensor] = {}
@@ -37,8 +38,7 @@ def script_of(
     value and stays unchanged.
     """
     holder = type(name, (nn.Module,), {})().eval()
-    # By default equal modules share one TorchScript class, and filling one would fill all.
-    script = torch.jit._recursive.create_script_module(holder, lambda _: (), share_types=False)
+    script = torchscript.without_methods(holder)
     script.define(_stub(graph, inputs, defaults))
     module = _frozen(script)  # drops the attributes that every nn.Module has
     target: Any = module.graph
@@ -50,7 +50,7 @@ def script_of(
     given = [_placed(target, *constant) for constant in constants.items()]
     [result] = target.insertGraph(graph, [*parameters, *given])
     target.registerOutput(result)
-    torch._C._jit_pass_dce(target)
+    torchscript.remove_dead_code(target)
     target.lint()
     return module
 
@@ -87,9 +87,7 @@ def simplified(graph: torch._C.Graph, inputs: Sequence[str]) -> torch._C.Graph:
 
 
 def _frozen(script: torch.jit.ScriptModule) -> torch.jit.ScriptModule:
-    frozen = torch._C._freeze_module(script._c, [], True, True)
-    wrapped: torch.jit.ScriptModule = torch.jit._recursive.wrap_cpp_module(frozen)
-    return wrapped
+    return torchscript.wrapped(torchscript.frozen(script._c, []))
 
 
 def _placed(graph: Any, name: str, tensor: torch.Tensor | None) -> Any:

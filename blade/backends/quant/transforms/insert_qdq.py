@@ -21,8 +21,6 @@ from operator import getitem
 from typing import Any
 
 import torch
-import torch.fx.experimental._config as symbolic_config
-from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.ao.quantization.fx import _decomposed  # noqa: F401 - registers the ops
 from torch.fx import Graph, GraphModule, Node
@@ -33,6 +31,7 @@ from blade.backends.quant.analysis.layers import Layer
 from blade.backends.quant.analysis.scaled_ops import ops as scaled
 from blade.backends.quant.analysis.simulate import Scheme, Schemes
 from blade.core.cluster import Cluster
+from blade.core.torch_modes import dispatched_in_python, oblivious_to_sizes
 
 ops = torch.ops.quantized_decomposed
 _TOKENS = {True: ops.choose_qparams_per_token, False: ops.choose_qparams_per_token_asymmetric}
@@ -210,8 +209,8 @@ class QdqWriter:
     def call(self, target: Any, *args: Any) -> Node:
         """A node at the point of insertion, with its shape inferred as in ``graph.to_fx``."""
         fakes = torch.fx.map_arg(args, lambda n: n.meta["val"])
-        oblivious = symbolic_config.patch(backed_size_oblivious=True)  # type: ignore[attr-defined]
-        with oblivious, torch.no_grad(), self.mode, enable_python_dispatcher():
+        oblivious = oblivious_to_sizes()
+        with oblivious, torch.no_grad(), self.mode, dispatched_in_python():
             made = target(*fakes)
         node = self.gm.graph.call_function(target, args)
         node.meta["val"] = made

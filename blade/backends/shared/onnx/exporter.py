@@ -12,10 +12,10 @@ import logging
 from functools import lru_cache
 from typing import Any
 
-import torch.fx.experimental._config as symbolic_config
 from torch.export import ExportedProgram
 from torch.fx import Graph
 
+from blade.core.torch_modes import oblivious_to_sizes
 from blade.graph.fx.check_indices import OutOfRangePolicy, flag, make_negative_invalid
 from blade.graph.fx.decompose import decompose
 from blade.graph.fx.decomposition_table import REWRITES
@@ -41,7 +41,7 @@ def translate(program: ExportedProgram) -> Any:
     for node in program.graph.nodes:
         node.meta["nn_module_stack"] = {}  # the exporter warns if it is missing
     # sizes of 0 and 1 are not specialized
-    with symbolic_config.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]
+    with oblivious_to_sizes():
         _fx_passes.insert_type_promotion_nodes(program.graph_module)
         model = _core._exported_program_to_onnx_program(program, registry=_registry()).model
     version_converter.convert_version(model, OPSET)  # most functions are written for 18

@@ -143,6 +143,13 @@ def group_norm(
     eps: float = 1e-5,
     *_: Any,
 ) -> Value:
+    some_pixels(lo, x)
+    return _by_groups(lo, x, groups, weight, bias, eps)
+
+
+def _by_groups(
+    lo: Lowering, x: Value, groups: int, weight: Value | None, bias: Value | None, eps: float
+) -> Value:
     channels = x.shape[1]
     if not isinstance(channels, int) or channels % groups:
         raise lo.otherwise()
@@ -164,6 +171,12 @@ def group_norm(
     shift = lo.b.cast(bias, x.dtype)
     shift = lo.b.make("broadcast", (shift,), x.shape, x.dtype, axes=(1,))
     return lo.b.cast(lo.b.pointwise("fma", centred, scale, shift), lo.dtype)
+
+
+def some_pixels(lo: Lowering, x: Value) -> None:
+    """Rely on an ``x`` with pixels: torch 2.15 raises without, and older versions answer."""
+    for size in x.shape[2:]:
+        lo.at_least(size, 1, "group norm of at least one pixel")
 
 
 def normalized(
@@ -239,7 +252,7 @@ def instance_norm(
     if not use_input_stats or running_mean is not None or not isinstance(x.shape[1], int):
         raise lo.otherwise()
     lo.at_least(x.shape[0], 1, "instance_norm of at least one sample")
-    return group_norm(lo, x, x.shape[1], weight, bias, eps)
+    return _by_groups(lo, x, x.shape[1], weight, bias, eps)
 
 
 @lowers(aten.batch_norm.default)

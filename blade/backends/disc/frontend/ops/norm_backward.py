@@ -15,7 +15,12 @@ import sympy
 import torch
 
 from blade.backends.disc.frontend.ops.group_moments import group_moments
-from blade.backends.disc.frontend.ops.norm import each_channel, each_pixel, normalized
+from blade.backends.disc.frontend.ops.norm import (
+    each_channel,
+    each_pixel,
+    normalized,
+    some_pixels,
+)
 from blade.backends.disc.frontend.ops.reduction import count_of, inverse_deviation, wide
 from blade.backends.disc.frontend.ops.table import Lowering, lowers
 from blade.backends.disc.ir.graph import (
@@ -110,6 +115,7 @@ def native_group_norm(
     eps: float,
 ) -> list[Value]:
     _check(lo, x, channels, groups)
+    some_pixels(lo, x)
     moments = group_moments(lo, x, groups, eps)
     y = lo.b.cast(x, wide(x.dtype))
     if moments is not None:
