@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-# make demo | check | test | test-all | lint | bench | fuzz | wheel     Each sets up .venv first if it has to.
+# make demo | check | test | test-all | lint | bench | fuzz | matrix | wheel     Each sets up .venv first if it has to.
 #
 # check: before every commit. test: before every push, and CI; what is slow and promises nothing of its own waits for
 # test-all: every test there is, before a release.
 # tests/tiers.py says which test runs when.
 #
-#   PYTHON       interpreter for .venv, 3.10 to 3.12                    make test PYTHON=python3.12
+#   PYTHON       interpreter for .venv, 3.10 to 3.14                    make test PYTHON=python3.12
 #   TORCH_INDEX  an index with CPU wheels of torch, for machines whose pip would pull CUDA ones
 #   JOBS         parallel test processes
 #   TORCH        versions of torch that `make wheel` builds for             make wheel TORCH="2.12.0 2.13.0"
 #   MUTANTS      how many damaged files `make fuzz` loads, and SEED, which ones
+#   MATRIX_ARGS  what `make matrix` is given, which makes environments of its own      MATRIX_ARGS="--rows 3.11/2.14"
 
 PYTHON ?= python3
 TORCH_INDEX ?=
@@ -23,16 +24,17 @@ BENCH_ARGS ?= --models minilm --peers eager,torchscript,inductor,onnxruntime,ope
 
 MUTANTS ?= 100000
 SEED ?= 1
+MATRIX_ARGS ?=
 
-.PHONY: demo check test test-all durations lint bench fuzz wheel setup clean
+.PHONY: demo check test test-all durations lint bench fuzz matrix wheel setup clean
 .DEFAULT_GOAL := test
 .DELETE_ON_ERROR:
 
 setup: .venv/.installed
 
 .venv/.python:
-	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 10) <= v <= (3, 12) \
-	  else f"blade needs Python 3.10 to 3.12, and $(PYTHON) is {v[0]}.{v[1]}: make PYTHON=python3.12")'
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 10) <= v <= (3, 14) \
+	  else f"blade needs Python 3.10 to 3.14, and $(PYTHON) is {v[0]}.{v[1]}: make PYTHON=python3.12")'
 	$(PYTHON) -m venv --clear .venv
 	@touch $@
 
@@ -93,6 +95,10 @@ wheel: .venv/.wheel
 # Needs a g++ with the sanitizers' libraries. Reports are kept in build/fuzz/found.
 fuzz: .venv/.installed
 	$(BIN)/python tests/fuzz/run.py --mutants $(MUTANTS) --seed $(SEED) --jobs $(JOBS)
+
+# Each Python with each torch, in environments of their own: tests/matrix/run.py says how.
+matrix:
+	$(if $(TORCH_INDEX),PIP_EXTRA_INDEX_URL=$(TORCH_INDEX)) $(PYTHON) tests/matrix/run.py --jobs $(JOBS) $(MATRIX_ARGS)
 
 clean:
 	rm -rf .venv build *.egg-info

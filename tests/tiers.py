@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which tests `make check` and `make test` run. `make test-all` runs every test there is.
+"""Which tests `make check`, `make test` and `make matrix` run. `make test-all` runs every test there is.
 
 By ``tests/durations.json``, which `make durations` writes, `make test` runs a test with parameters at a few of its
 cases if a case is slow, and of a file that takes long the quick tests. It leaves out what ``RELEASE`` lists, and runs
@@ -16,7 +16,7 @@ from typing import Any
 
 from op_per_rule import ONE_PER_RULE
 
-TIERS = ("check", "test", "all")
+TIERS = ("check", "matrix", "test", "all")
 
 # One sample per family of lowering rules (a module of blade/backends/disc/frontend/ops), and one more where a family
 # has two kinds of code.
@@ -322,6 +322,30 @@ CHECK: tuple[str, ...] = (
     "test_api.py::test_disc_serves_saved_and_loaded_elsewhere",
 )
 
+# With each Python and torch, of what `make test` runs: whatever touches torch's internals, in three minutes on 2 cores.
+MATRIX: tuple[str, ...] = (
+    "test_api.py::test_disc_serves_saved_and_loaded_elsewhere",
+    "test_jit_warnings.py",
+    "test_private_uses.py",
+    "backends/disc/test_decompositions.py",
+    "backends/disc/test_ops.py::test_answers*",
+    "backends/libraries/test_library_models.py::test_one_engine_serves*",
+    "backends/shared/test_onnx_model.py",
+    "capture/test_capture_control_flow.py::test_values_decide",
+    "capture/test_capture_graph.py::test_saved_and_loaded",
+    "capture/test_trace_flat.py",
+    "capture/exported/test_export_script.py",
+    "dropin/test_recording.py",
+    "dynamo/test_disc_backend.py",
+    "dynamo/test_training.py::test_a_step*",
+    "fallback/test_opaque_fallback.py",
+    "graph",
+    "report/test_pickling.py::test_inside_an_object*",
+    "runtime",
+    "verification/test_index_guard.py",
+    "verification/test_verify.py",
+)
+
 
 def deselected(items: Sequence[Any], tier: str) -> set[str]:
     """The node ids that ``tier`` leaves out."""
@@ -329,6 +353,9 @@ def deselected(items: Sequence[Any], tier: str) -> set[str]:
         return set()
     if tier == "check":
         return {item.nodeid for item in items if not _is_any(item.nodeid, CHECK)}
+    if tier == "matrix":
+        others = {item.nodeid for item in items if not _is_any(item.nodeid, MATRIX)}
+        return others | deselected(items, "test")
     seconds = durations()
     cases: dict[str, list[Any]] = {}
     for item in items:
