@@ -27,6 +27,7 @@ VOCABULARY = (
     *("torch._C.DispatchKey", "torch._C.DisableTorchFunctionSubclass"),
     *("torch._C._aoti.AOTIModelContainerRunnerCpu", "torch._check"),
     *("torch._dynamo.source.ConstantSource", "torch._ops.OpOverload"),
+    *("torch._C.PyTorchFileReader", "torch._ops.HigherOrderOperator"),
     *("torch._subclasses.fake_tensor.", "torch.fx.experimental.symbolic_shapes."),
     *("torch.jit._trace.TracerWarning", "torch.utils._pytree."),
     *("torch.utils._python_dispatch.TorchDispatchMode", "torch.utils._sympy."),
@@ -42,7 +43,9 @@ OF_OTHERS = frozenset(
 
 
 def is_vocabulary(name: str) -> bool:
-    return name.startswith(tuple(v for v in VOCABULARY if v.endswith("."))) or name in VOCABULARY
+    """A name of the vocabulary, or a module of which it has names."""
+    folders = tuple(v for v in VOCABULARY if v.endswith("."))
+    return f"{name}.".startswith(folders) or name in VOCABULARY
 
 
 def table(uses: Mapping[str, set[str]]) -> str:

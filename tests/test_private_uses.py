@@ -51,6 +51,7 @@ OBJECTS: dict[str, Callable[[], Any]] = {
     "._get_value_trace": lambda: torch._C,
     "._guards_code": _program,
     "._has_method": lambda: _script()._c,
+    "._maybe_evaluate_static": lambda: _symbolic().node.shape_env,
     "._method_names": lambda: _script()._c,
     "._modules": _script,
     "._overloadname": lambda: torch.ops.aten.add.Tensor,

@@ -5,11 +5,12 @@ with oblivious_to_sizes(), fake_mode, dispatched_in_python():
     op(*args)
 """
 
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 import torch
 from torch._dispatch.python import enable_python_dispatcher
+from torch._guards import tracing
 from torch.fx.experimental import _config as symbolic_config
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -31,6 +32,14 @@ def dispatched_in_python() -> AbstractContextManager[Any]:
 def without_modes() -> AbstractContextManager[Any]:
     """Tensors are real inside the block, though a fake mode be active outside."""
     return _disable_current_modes()
+
+
+def out_of_compilation() -> AbstractContextManager[Any]:
+    """Tensors are real inside the block, though Dynamo or AOTAutograd be compiling outside."""
+    stack = ExitStack()
+    stack.enter_context(without_modes())
+    stack.enter_context(tracing(None))
+    return stack
 
 
 def has_kernel(name: str, key: Any) -> bool:

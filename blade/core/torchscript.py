@@ -9,7 +9,7 @@ whole process, other threads and the user's own calls included.
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import IO, Any
 
@@ -56,11 +56,19 @@ def wrapped(native: Any) -> torch.jit.ScriptModule:
     return module
 
 
-def without_methods(holder: nn.Module) -> torch.jit.ScriptModule:
+def without_methods(
+    holder: nn.Module, types: Mapping[str, Any] | None = None
+) -> torch.jit.ScriptModule:
     """A ScriptModule with the attributes of ``holder``, none of its methods, and a class of its own.
 
-    By default equal modules share one TorchScript class, and a method of one would be a method of all.
+    By default equal modules share one TorchScript class, and a method of one would be a method of all. ``types`` are
+    of attributes whose values do not say it: annotations of a class that ``holder`` gets, as torch 2.15 does not look
+    for those of the object.
     """
+    if types:
+        kind = type(holder)
+        named = {"__module__": kind.__module__, "__annotations__": dict(types)}
+        holder.__class__ = type(kind.__name__, (kind,), named)
     made: torch.jit.ScriptModule = create_script_module(holder, lambda _: (), share_types=False)
     return made
 

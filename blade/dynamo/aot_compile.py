@@ -14,10 +14,9 @@ from torch._dynamo.aot_compile_types import (
     BundledAOTAutogradSerializableCallable,
     SerializableCallable,
 )
-from torch._guards import tracing
 from torch._inductor.output_code import OutputCode
-from torch.utils._python_dispatch import _disable_current_modes
 
+from blade.core.torch_modes import out_of_compilation
 from blade.dynamo.saved_graph import LoadedGraph
 from blade.errors import InputError
 
@@ -51,7 +50,7 @@ class SavableCode(OutputCode):
         if self.graph is None:
             assert self.data is not None
             # torch.load makes fake tensors where a fake mode is being traced
-            with _disable_current_modes(), tracing(None):
+            with out_of_compilation():
                 self.graph = LoadedGraph(self.data)
 
     def set_triton_bundle(self, triton_bundle: Any) -> None:
@@ -65,7 +64,7 @@ class SavableCode(OutputCode):
         if self.graph is None:
             return dict(self.__dict__)
         # AOTAutograd pickles its first entry under its fake mode
-        with _disable_current_modes(), tracing(None):
+        with out_of_compilation():
             data = self.graph.save()
         return {**self.__dict__, "graph": None, "data": data}
 

@@ -17,13 +17,12 @@ from typing import Any, cast
 import torch._functorch.config as functorch_config
 from functorch.compile import make_boxed_func  # type: ignore[import-untyped]
 from torch._dynamo.backends.common import aot_autograd
-from torch._guards import tracing
 from torch.fx import GraphModule
 
 from blade.backends.disc.frontend.aot_decompositions import decompositions, resampling_kept_whole
 from blade.config import Config
 from blade.core.reason import Reason
-from blade.core.torch_modes import without_modes
+from blade.core.torch_modes import out_of_compilation
 from blade.dynamo.bound_parameters import BoundParameters, bindable
 from blade.dynamo.compile_graph import compile_fx
 from blade.dynamo.forward_backward import partition
@@ -72,7 +71,7 @@ def _compile(
             binding = binds and not kind
             job = _GraphJob(graph, f"graph_{number}{kind}", config, binding, example_inputs)
             # AOTAutograd calls this under its fake mode; engines are made from real tensors
-            with without_modes(), tracing(None):
+            with out_of_compilation():
                 if saving:
                     return cast(Callable[..., Any], job.to_save())
                 return make_boxed_func(job.later() if config.background else job.compile())  # type: ignore[no-any-return]

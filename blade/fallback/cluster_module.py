@@ -23,7 +23,6 @@ An engine with recheck (``Config.recheck``) has its answer compared in place:
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import cast
 
 import torch
@@ -37,14 +36,6 @@ from blade.runtime.engine import Engine
 
 class ClusterModule(torch.nn.Module):
     """Gives the TorchScript class its name."""
-
-
-@cache
-def _with_interface(inputs: int, outputs: int) -> type[ClusterModule]:
-    """``ClusterModule`` whose fallback is behind an interface. TorchScript asks the class, not the object."""
-    annotations = {"fallback": interface(inputs, outputs)}
-    named = {"__module__": __name__, "__annotations__": annotations}
-    return type(ClusterModule.__name__, (ClusterModule,), named)
 
 
 @dataclass(frozen=True)
@@ -68,7 +59,7 @@ def cluster_module(
     serving = engine.serving if isinstance(engine, Dispatch) else (engine,)
     arity = len(extracted.inputs), len(extracted.outputs)
     is_behind = all(one is not None for one in serving)
-    holder = (_with_interface(*arity) if is_behind else ClusterModule)().eval()
+    holder = ClusterModule().eval()
     holder.fallback = extracted.fallback
     names: list[str | None] = []
     held: list[torch.ScriptObject] = []
@@ -77,7 +68,9 @@ def cluster_module(
             held.append(one)
             setattr(holder, ENGINES[len(held) - 1], one)
         names.append(None if one is None else ENGINES[[o is one for o in held].index(True)])
-    script = torchscript.without_methods(holder)
+    script = torchscript.without_methods(
+        holder, {"fallback": interface(*arity)} if is_behind else None
+    )
     sizes = (engine.size, engine.bounds) if isinstance(engine, Dispatch) else ("", ())
     rechecked = any("rechecks" in cast(Engine, one).stats() for one in held)
     script.define(_source(*arity, names, *sizes, rechecked=rechecked))

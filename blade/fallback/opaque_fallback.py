@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Types for a cluster's fallback: TorchScript does not inline a method called through an interface.
 
-    class Holder(nn.Module):
-        fallback: interface(inputs=2, outputs=1)
-    Holder().fallback = original              # any module with forward(x0: Tensor, x1: Tensor) -> Tensor
+    holder.fallback = original                # any module with forward(x0: Tensor, x1: Tensor) -> Tensor
+    torchscript.without_methods(holder, {"fallback": interface(inputs=2, outputs=1)})
 
 If it were inlined, TorchScript would profile, specialize and compile the original's hundreds of ops in the
 first two calls of every process, for an answer that is rarely needed.

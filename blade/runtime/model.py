@@ -9,6 +9,7 @@ from typing import Any, Protocol, cast
 
 import torch
 
+from blade.core import torchscript
 from blade.runtime.engine import library
 from blade.runtime.result_form import forms_from
 
@@ -42,8 +43,7 @@ def make_model(script: torch.jit.ScriptModule) -> Model:
 
 def script_in(model: Model) -> torch.jit.ScriptModule:
     """The module inside."""
-    wrapped: torch.jit.ScriptModule = torch.jit._recursive.wrap_cpp_module(model.module())
-    return wrapped
+    return torchscript.wrapped(model.module())
 
 
 def models_read() -> list[Model]:

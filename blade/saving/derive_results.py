@@ -18,12 +18,11 @@ from typing import Any
 
 import sympy
 import torch
-import torch.fx.experimental._config as symbolic_config
-from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.source import ConstantSource
 from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
 from torch.utils import _pytree as pytree
 
+from blade.core.torch_modes import dispatched_in_python, oblivious_to_sizes
 from blade.graph.fx.writer import CANNOT
 from blade.graph.shapes.shape_functions import result_of
 from blade.graph.shapes.symbolic import UnspecializedFakeMode, UnspecializedShapeEnv
@@ -101,7 +100,7 @@ UNDERIVED = Derived(None, frozenset(), {})
 @contextmanager
 def symbolic() -> Iterator[None]:
     """The context in which a ``Walk`` follows its path."""
-    oblivious = symbolic_config.patch(backed_size_oblivious=True)  # type: ignore[attr-defined]
+    oblivious = oblivious_to_sizes()
     with oblivious, torch.no_grad():
         yield
 
@@ -174,7 +173,7 @@ class Walk(ScriptInterpreter):
         self._inputs = [leaf for leaf in self._entries if isinstance(leaf, torch.Tensor)]
 
     def follow(self, module: Any) -> Derived:
-        with self._mode, enable_python_dispatcher():
+        with self._mode, dispatched_in_python():
             entries = pytree.tree_unflatten(self._entries, self._spec)
             outputs = self.call_module(module, "forward", entries, "")
         leaves = pytree.tree_leaves(outputs)

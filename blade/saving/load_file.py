@@ -11,9 +11,9 @@ import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import nn
 
+from blade.core import torchscript
 from blade.errors import InputError
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def load(path: FilePath, model: nn.Module | None = None, config: "Config | None"
             "go with files of drop-ins (format 'blade')."
         )
     if known == "torchscript":
-        return torch.jit.load(os.fspath(path))
+        return torchscript.load(path)
     from blade.saving.loaded import (
         load_exported,
         load_package,

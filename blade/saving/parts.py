@@ -19,6 +19,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from blade.core import torchscript
 from blade.errors import InputError
 from blade.graph.fx.writer import CANNOT
 from blade.graph.shapes.fake_tensors import hint
@@ -182,18 +183,16 @@ def _script(
     inside = Wrapper().eval()
     for name in clusters:
         setattr(inside, name, getattr(module, name))
-    held = torch.jit._recursive.create_script_module(inside, lambda _: (), share_types=False)
+    held = torchscript.without_methods(inside)
     text = torch._C.StringType.get()
     held._c._register_attribute(ATTRIBUTE, text, getattr(module, ATTRIBUTE))
     held.define("def forward(self) -> int:\n    return 0\n")
     holder = Wrapper().eval()
-    holder.__annotations__ = {"forms": dict[str, str], NAMES: list[str]}
+    types = {"forms": dict[str, str], NAMES: list[str]}
     holder.model = held
     names = argument_names(module)
     vars(holder).update({"forms": {}, NAMES: names})
-    script = torch.jit._recursive.create_script_module(holder, lambda _: (), share_types=False)
-    assert isinstance(script, torch.jit.ScriptModule)
-    return script
+    return torchscript.without_methods(holder, types)
 
 
 def _define(

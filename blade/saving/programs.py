@@ -12,12 +12,12 @@ import warnings
 from typing import Any
 
 import torch
-import torch.fx.experimental._config as symbolic_config
 from torch import nn
 from torch.export import Dim, ExportedProgram
 from torch.utils import _pytree as pytree
 
 from blade.core.examples import samples_from
+from blade.core.torch_modes import oblivious_to_sizes
 from blade.dropin.drop_in import DropIn
 from blade.errors import InputError
 from blade.report import EXAMPLES, READY, report
@@ -78,7 +78,7 @@ def exported(module: Exportable) -> ExportedProgram:
     given = inspect.signature(module.forward).bind(*args, **kwargs).arguments
     shapes = {name: pytree.tree_map(dynamic, value) for name, value in given.items()}
     # without it every size but 0 and 1 would be promised, and checked, to be neither
-    oblivious = symbolic_config.patch(backed_size_oblivious=True)  # type: ignore[attr-defined]
+    oblivious = oblivious_to_sizes()
     with oblivious, torch.no_grad():
         return torch.export.export(module, args, kwargs, dynamic_shapes=shapes, strict=False)
 

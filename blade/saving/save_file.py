@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from blade.core import torchscript
 from blade.dropin.drop_in import DropIn, state_of
 from blade.dropin.files import save as save_drop_in
 from blade.errors import ConfigError, InputError
@@ -59,7 +60,7 @@ def save(
     if known == "blade":
         save_drop_in(module, path)
     elif known == "torchscript":
-        torch.jit.save(_optimized(module), os.fspath(path))
+        torchscript.save(_optimized(module), path)
     else:
         program = exported(for_export(module, compile_glue))
         (write_exported if known == "pt2" else write_package)(program, path)

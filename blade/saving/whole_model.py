@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from blade.core import torchscript
 from blade.errors import InputError
 from blade.graph.shapes.memory_format import order_of
 from blade.runtime.model import NAMES, PYTREES, Model, make_model, script_in
@@ -263,12 +264,11 @@ def _script(
     notes: Mapping[str, list[str]],
 ) -> torch.jit.ScriptModule:
     holder = Wrapper().eval()
-    holder.__annotations__ = {"forms": dict[str, str], **dict.fromkeys(notes, list[str])}
+    types = {"forms": dict[str, str], **dict.fromkeys(notes, list[str])}
     holder.model = module
     vars(holder).update({"forms": {"forward": ""}, **notes})
-    script = torch.jit._recursive.create_script_module(holder, lambda _: (), share_types=False)
+    script = torchscript.without_methods(holder, types)
     script.define(method_source("forward", "self.model", sample, returned, derived.written))
-    assert isinstance(script, torch.jit.ScriptModule)
     return script
 
 

@@ -90,7 +90,8 @@ def test_a_quotient_that_squeeze_would_drop_is_guarded() -> None:
 
 def test_what_torch_does_not_do_is_guarded() -> None:
     found = facts(lambda x: torch.nn.functional.pad(x, (1, 2), mode="reflect"), (3, 5))
-    assert len(found) == 1 and "> 2" in found[0]
+    least = [one.partition(" > ")[2] for one in found]  # torch 2.12 asks for 1 before
+    assert "2" in least and set(least) <= {"1", "2"}
 
 
 def test_sizes_at_which_a_relation_has_no_value_say_nothing() -> None:
