@@ -32,8 +32,8 @@ VOCABULARY = (
     *("torch.jit._trace.TracerWarning", "torch.utils._pytree."),
     *("torch.utils._python_dispatch.TorchDispatchMode", "torch.utils._sympy."),
 )
-# The minor versions of torch in which ``test_private_uses.py`` has found every name: a row of ``make matrix`` each.
-SEEN = ("2.12", "2.13", "2.14", "2.15")
+# The minor versions of torch in which ``test_private_uses.py`` has found every name.
+SEEN = ("2.13", "2.14", "2.15")
 
 OPS = ("aten", "prims")  # torch.ops.aten, as files call it
 # Attributes with an underscore of other objects than torch's.

@@ -3,6 +3,7 @@
 
 import importlib
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import private_uses
@@ -89,7 +90,7 @@ def test_what_is_not_vocabulary_is_used_in_one_file() -> None:
 
 
 def _is_module(found: Any) -> bool:
-    return type(found).__name__ == "module"
+    return isinstance(found, ModuleType)
 
 
 def test_the_vocabulary_is_used() -> None:

@@ -56,7 +56,7 @@ BEGIN, END = "<!-- tests/matrix/run.py writes this table -->\n", "<!-- end of th
 
 @dataclass(frozen=True)
 class Outcome:
-    """``outcome``: passed, failed, no torch (no wheel of it), no packages, or no runtime (it does not build)."""
+    """``outcome``: passed, failed, no wheel (of this torch), no packages, or no runtime (it does not build)."""
 
     python: str
     torch: str
@@ -166,7 +166,7 @@ class Row:
 
     def _install(self) -> None:
         subprocess.run([self._python, "-m", "venv", "--clear", str(self._bin.parent)], check=True)
-        self._pip("no torch", f"torch=={self._torch}.*", *BUILD)
+        self._pip("no wheel", f"torch=={self._torch}.*", *BUILD)
         self._setup("egg_info")
         code = "import importlib.metadata as m; print(*m.requires('blade'), sep='\\n')"
         needed = [line for line in self._printed(code).splitlines() if "extra ==" not in line]
