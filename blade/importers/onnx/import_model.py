@@ -13,7 +13,6 @@ from __future__ import annotations
 import keyword
 import math
 import re
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +20,7 @@ from typing import Any
 import onnx
 import torch
 
+from blade.core import torchscript
 from blade.errors import InputError
 from blade.importers.onnx.emit.emitter import Emitter
 from blade.importers.onnx.emit.errors import NotImported
@@ -152,13 +152,8 @@ def _compile(e: Emitter, code: str, source: OnnxSource) -> torch.jit.ScriptModul
         setattr(root, name, engine)
     run = function_table  # these names are looked up here when the code is compiled
     assert run is not None and math is not None
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".*torch.jit", category=DeprecationWarning)
-        warnings.filterwarnings("ignore", ".*torch.jit", category=FutureWarning)
-        module: torch.jit.ScriptModule = torch.jit._recursive.create_script_module(
-            root.eval(), lambda _: (), share_types=False
-        )
-        module.define(code)
+    module = torchscript.without_methods(root.eval())
+    module.define(code)
     return module
 
 
