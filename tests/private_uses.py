@@ -33,7 +33,7 @@ VOCABULARY = (
     *("torch.utils._python_dispatch.TorchDispatchMode", "torch.utils._sympy."),
 )
 # The minor versions of torch in which ``test_private_uses.py`` has found every name.
-SEEN = ("2.13", "2.14", "2.15")
+SEEN = ("2.11", "2.12", "2.13", "2.14", "2.15")
 
 OPS = ("aten", "prims")  # torch.ops.aten, as files call it
 # Attributes with an underscore of other objects than torch's.
