@@ -334,7 +334,8 @@ def test_the_active_config_is_used_unless_one_is_given(fake: Callable[..., Fake]
         (lambda: mlp().train(), X, "training mode"),
         (mlp, [], "empty"),
         (mlp, torch.randn(4, 5), "model does not run on sample 0"),
-        (lambda: "model", X, "expected a torch.nn.Module"),
+        (lambda: 7, X, "expected a torch.nn.Module"),
+        (lambda: "model", X, "there is no file model"),
     ],
 )
 def test_unusable_models_and_inputs(model: Callable[[], Any], inputs: Any, says: str) -> None:

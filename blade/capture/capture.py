@@ -293,7 +293,8 @@ def _trace(
         known = None  # only the first way is gone again
         if best is None or _faults(graph) < _faults(best):
             best = graph
-        if best.is_exact or (not best.differences and budget.is_used(FOR_CAPTURE)):
+        is_late = not config.strict and budget.is_used(FOR_CAPTURE)
+        if best.is_exact or (not best.differences and is_late):
             break
     return best
 

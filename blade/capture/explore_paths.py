@@ -36,8 +36,9 @@ def explore(
 ) -> CapturedCandidate:
     """Return ``traced`` with further paths, at most ``Config.max_paths`` in all.
 
-    The user's samples come first, then, within half of ``budget``, other contents and other sizes. A path that a
-    count decides, such as a loop's, is taken for a sample only: each other size would need its own.
+    The user's samples come first, then, within half of ``budget``, other contents and other sizes; with
+    ``Config.strict``, which refuses what no path answers, however long it takes. A path that a count decides, such
+    as a loop's, is taken for a sample only: each other size would need its own.
     """
     if traced.is_exact and not traced.decides_on_elements:
         return traced
@@ -70,7 +71,7 @@ def _with_further_paths(
     while waiting and len(table.paths) < config.max_paths:
         (one, why), *waiting = waiting
         if not one.what.startswith("sample"):
-            if budget.is_used(FOR_CAPTURE):
+            if not config.strict and budget.is_used(FOR_CAPTURE):
                 reasons.append(_out_of_time(name, one))
                 break
             if table.is_of_a_count(why):

@@ -27,7 +27,7 @@ __all__ = [
     "texts",
 ]
 
-QUICK = Config(optimization_pipeline="disc", timing=False)
+QUICK = Config(optimization_pipeline="disc", timing=False, time_budget=None)
 TOLERANCE = 1e-5  # of the largest value: sums of float32 in another order
 CALLS = 3  # of an input, so that its kinds of calls are optimized
 

@@ -12,7 +12,7 @@ import blade
 from blade.config import Config
 
 transformers = pytest.importorskip("transformers")
-QUICK = Config(optimization_pipeline="disc", timing=False)
+QUICK = Config(optimization_pipeline="disc", timing=False, time_budget=None)
 SIZES = {
     "hidden_size": 32,
     "num_hidden_layers": 2,

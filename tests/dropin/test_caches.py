@@ -18,7 +18,7 @@ from blade.dropin.nested import NotNested, Parts
 
 transformers = pytest.importorskip("transformers")
 cache_utils: Any = pytest.importorskip("transformers.cache_utils")
-QUICK = Config(optimization_pipeline="disc", timing=False)
+QUICK = Config(optimization_pipeline="disc", timing=False, time_budget=None)
 LAYERS, HEADS, SIZE = 2, 2, 4
 
 

@@ -20,7 +20,7 @@ from blade.config import Config
 from blade.core.reason import Code
 from blade.errors import BladeWarning, InputError
 
-QUICK = Config(optimization_pipeline="disc", timing=False)
+QUICK = Config(optimization_pipeline="disc", timing=False, time_budget=None)
 
 
 @dataclass

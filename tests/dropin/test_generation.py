@@ -15,7 +15,7 @@ from blade.config import Config
 from blade.dropin.accelerate import state_of
 
 transformers = pytest.importorskip("transformers")
-QUICK = Config(optimization_pipeline="disc", timing=False)
+QUICK = Config(optimization_pipeline="disc", timing=False, time_budget=None)
 VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz"]
 
 

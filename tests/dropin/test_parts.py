@@ -17,7 +17,7 @@ from blade.dropin.part_finder import PartFinder
 from blade.dropin.sharing_copy import sharing_copy
 from blade.errors import InputError
 
-QUICK = Config(optimization_pipeline="disc", timing=False)
+QUICK = Config(optimization_pipeline="disc", timing=False, time_budget=None)
 WIDTH = 512
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from exported_models import CASES, Case
+from saved_models import CASES, Case
 
 import blade
 from blade.runtime import make_engine

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from exported_models import CASES, Glued
 from open_elsewhere import (
     OPEN_ALL,
     QUICK,
@@ -20,6 +19,7 @@ from open_elsewhere import (
     with_engine,
     write_calls,
 )
+from saved_models import CASES, Glued
 from torch import nn
 
 import blade

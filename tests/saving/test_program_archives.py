@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from exported_models import CASES, Glued, bert
 from open_elsewhere import (
     OPEN_ALL,
     QUICK,
@@ -17,6 +16,7 @@ from open_elsewhere import (
     with_engine,
     write_calls,
 )
+from saved_models import CASES, Glued, bert
 from torch import nn
 
 import blade

@@ -19,7 +19,7 @@ import blade
 from blade.capture import equivalence as compare
 from blade.capture import references as observe
 from blade.capture.capture import capture
-from blade.dynamo import cluster_module as served
+from blade.dynamo import compete as served
 from blade.verification import index_guard as bounds
 from blade.verification.index_guard import IndexBoundsMode, in_bounds
 from blade.verification.index_rules import RULES
