@@ -37,7 +37,9 @@ import torch
 torch.set_num_threads(THREADS)
 mark()
 if NEEDS_BLADE:
-    import blade.dynamo
+    import blade
+    if DYNAMO:
+        import blade.dynamo
 mark()
 from transformers import BertConfig, BertModel
 torch.manual_seed(0)
@@ -102,8 +104,27 @@ _LOADED = """
     answer = run(model, ids)
 """
 
+
+def _optimized(config: str) -> str:
+    return f"""
+    run = blade.optimize(model, ids, blade.Config({config}))
+    answer = run(ids)
+"""
+
+
+_WRITTEN = """
+    blade.save(blade.optimize(model, ids), FILE)
+"""
+
+_OPENED = """
+    run = blade.load(FILE)
+    answer = run(ids)
+"""
+
 # A row per way to start; what another entrance adds is one more.
 WAYS: dict[str, Way] = {
+    "optimize": Way(_optimized(""), _WRITTEN, _OPENED),
+    "optimize disc": Way(_optimized("optimization_pipeline='disc'")),
     "compile disc": Way(
         _compiled("blade.dynamo.disc"), _saved("blade.dynamo.disc"), _LOADED, needs_blade=True
     ),
@@ -143,6 +164,7 @@ def run(args: argparse.Namespace, way: Way, code: str, folder: Path) -> dict[str
     names = {
         "THREADS": args.threads,
         "NEEDS_BLADE": way.needs_blade,
+        "DYNAMO": "torch.compile" in way.starts,
         "SIZES": MODELS[args.model],
         "FILE": str(folder / "saved"),
     }
