@@ -17,6 +17,7 @@ import itertools
 import os
 import pickle
 import sys
+import threading
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -100,6 +101,17 @@ def runs_out_of_host_memory(outputs: list[torch.Tensor], inputs: Tensors, call: 
 def crashes(outputs: list[torch.Tensor], inputs: Tensors, call: int) -> Tensors:
     ctypes.string_at(0)
     raise AssertionError("this line is not reached")
+
+
+class Gate:
+    """A conversion that waits until it may go on."""
+
+    def __init__(self) -> None:
+        self.reached, self.open = threading.Event(), threading.Event()
+
+    def __call__(self, cluster: Any) -> None:
+        self.reached.set()
+        assert self.open.wait(300.0)
 
 
 def fails_to_convert(cluster: Cluster) -> None:

@@ -3,7 +3,6 @@
 
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from fake_backends import Fake, produces, registered, wrong_values
+from fake_backends import Fake, Gate, produces, registered, wrong_values
 from race import mlp
 from torch import nn
 
@@ -24,17 +23,6 @@ from blade.runtime.engine import make_engine, make_pending
 pytestmark = pytest.mark.needs("runtime")
 X = torch.randn(4, 16, generator=torch.Generator().manual_seed(0))
 WAIT_S = 300.0
-
-
-class Gate:
-    """A conversion that waits until it may go on."""
-
-    def __init__(self) -> None:
-        self.reached, self.open = threading.Event(), threading.Event()
-
-    def __call__(self, cluster: Any) -> None:
-        self.reached.set()
-        assert self.open.wait(WAIT_S)
 
 
 @pytest.fixture

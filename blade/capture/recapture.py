@@ -28,7 +28,6 @@ from blade.capture.explore_paths import served_by, trace_at
 from blade.capture.inputs import Sample
 from blade.capture.outputs import NotTensors
 from blade.capture.paths import CapturedPath, PathTable, Widened, finish
-from blade.capture.reference_model import seeded
 from blade.capture.references import ReferenceRuns, answered_at, derived, run_samples
 from blade.capture.trace import Trace
 from blade.config import Config
@@ -57,7 +56,7 @@ class _Derived:
     @staticmethod
     def from_json(data: Any) -> "_Derived":
         index, how = data
-        return _Derived(index, {tuple(a): s for a, s in how} if isinstance(how, list) else how)
+        return _Derived(index, _sizes(how) if isinstance(how, list) else how)
 
     def of(self, samples: Sequence[Sample]) -> Sample:
         return samples[self.index] if self.how is None else derived(samples[0], self.how)
@@ -236,7 +235,7 @@ def _unanswered(seen: ReferenceRuns, data: Any) -> Reference:
 def _answered(seen: ReferenceRuns, data: Any) -> Reference | None:
     """The reference with the answers of the original, ``None`` if it raises."""
     one = _unanswered(seen, data)
-    made = seeded(lambda: reference(seen.original, one.sample, one.axes, one.what))
+    made = reference(seen.original, one.sample, one.axes, one.what)
     return None if made is None else replace(made, how=one.how)
 
 

@@ -49,9 +49,8 @@ def cached(search: Search) -> Search:
             return task.decided
         wait_s = WAIT_S if task.config.time_budget is None else task.config.time_budget
         with DECISIONS.locked(task.config, task.key, wait_s) as waited:
-            again = _with_decision(task) if waited else task
-            if again.decided is not None:
-                return again.decided
+            if waited and (decided := _decision(task)) is not None:
+                return decided
             decided = search(task)
             put_decision(task.key, decided, task.captured, task.config)
             return decided
@@ -62,5 +61,10 @@ def cached(search: Search) -> Search:
 def _with_decision(task: Task) -> Task:
     with task.clock.stage("convert"):
         key = decision_key(task.captured, task.graph, task.backends, task.config, task.contents)
-        decided = cached_decision(key, task.captured, task.graph, task.config)
-    return replace(task, key=key, decided=decided)
+        task = replace(task, key=key)
+        return replace(task, decided=_decision(task))
+
+
+def _decision(task: Task) -> SelectionResult | None:
+    """What is stored under the task's key."""
+    return cached_decision(task.key, task.captured, task.graph, task.config)

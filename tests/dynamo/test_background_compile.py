@@ -5,7 +5,6 @@ import copy
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,7 +14,7 @@ import graphs
 import pytest
 import torch
 from aot_models import Noisy
-from fake_backends import Fake, registered, wrong_values
+from fake_backends import Fake, Gate, registered, wrong_values
 from torch import nn
 
 import blade
@@ -27,17 +26,6 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 pytestmark = pytest.mark.needs("runtime")
 WAIT_S = 300.0
-
-
-class Gate:
-    """A conversion that waits until it may go on."""
-
-    def __init__(self) -> None:
-        self.reached, self.open = threading.Event(), threading.Event()
-
-    def __call__(self, cluster: Any) -> None:
-        self.reached.set()
-        assert self.open.wait(WAIT_S)
 
 
 @pytest.fixture

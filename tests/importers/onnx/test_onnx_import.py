@@ -281,39 +281,33 @@ def test_an_op_without_a_row_runs_in_onnxruntime(tmp_path: Path) -> None:
         torch.testing.assert_close(loaded(given), by_onnxruntime(model, ids=given)[0])
 
 
-def test_quantized_values_become_fake_quantization() -> None:
-    text = """
-    net (float[n, 8] x) => (float[n, 4] y) {
+def quantized_product(scale: float, zero: int, scales: Any, rows: int = 8) -> Any:
+    """A product of an input and a weight, both quantized; ``scales`` are the weight's, by column."""
+    columns = len(scales)
+    text = f"""
+    net (float[n, {rows}] x) => (float[n, {columns}] y) {{
         q = QuantizeLinear (x, s, z)
         d = DequantizeLinear (q, s, z)
         w = DequantizeLinear <axis = 1> (wq, ws)
         y = MatMul (d, w)
-    }"""
+    }}"""
     weights = {
-        "s": np.float32(0.05).reshape(()),
-        "z": np.int8(3).reshape(()),
-        "wq": np.random.default_rng(0).integers(-127, 127, (8, 4), np.int8),
-        "ws": np.array([0.01, 0.02, 0.03, 0.04], np.float32),
+        "s": np.float32(scale).reshape(()),
+        "z": np.int8(zero).reshape(()),
+        "wq": np.random.default_rng(0).integers(-127, 127, (rows, columns), np.int8),
+        "ws": np.asarray(scales, np.float32),
     }
-    made = check(parsed(text, **weights), x=torch.randn(5, 8))
+    return parsed(text, **weights)
+
+
+def test_quantized_values_become_fake_quantization() -> None:
+    model = quantized_product(0.05, 3, [0.01, 0.02, 0.03, 0.04])
+    made = check(model, x=torch.randn(5, 8))
     assert "fake_quantize_per_tensor_affine" in made.code
 
 
 def test_a_quantized_model_is_computed_in_integers() -> None:
-    text = """
-    net (float[n, 256] x) => (float[n, 64] y) {
-        q = QuantizeLinear (x, s, z)
-        d = DequantizeLinear (q, s, z)
-        w = DequantizeLinear <axis = 1> (wq, ws)
-        y = MatMul (d, w)
-    }"""
-    weights = {
-        "s": np.float32(0.03).reshape(()),
-        "z": np.int8(0).reshape(()),
-        "wq": np.random.default_rng(0).integers(-127, 127, (256, 64), np.int8),
-        "ws": np.full(64, 0.0005, np.float32),
-    }
-    model, x = parsed(text, **weights), torch.randn(32, 256)
+    model, x = quantized_product(0.03, 0, [0.0005] * 64, rows=256), torch.randn(32, 256)
     config = QUICK.evolve(optimization_pipeline="quant", enable_int8=True)
     optimized = blade.optimize(model, [x, x + 1], config)
     assert "int8 as given" in blade.report(optimized).explain()
