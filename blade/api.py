@@ -28,6 +28,7 @@ from blade.graph.torchscript.view import view
 from blade.importers.entrance import import_foreign, is_foreign
 from blade.partition.support import resolve, support, warm_up
 from blade.process.gc_pause import relaxed_gc
+from blade.process.memory import give_memory_back
 from blade.process.torch_state import generators_left_alone, torch_state_kept
 from blade.selection.background import in_background
 from blade.selection.cache.decisions import SelectionResult, value_facts
@@ -99,11 +100,14 @@ def _optimize_within(
     earlier: Sequence[Reason] = (),
 ) -> torch.jit.ScriptModule:
     """``_optimize``, as often as a metric of the user's asks for."""
-    if config.reduces_precision and config.accuracy_budget.kind == "metric":
-        return optimize_within_metric(
-            config, lambda within, found: _optimize(model, inputs, within, (*earlier, *found))
-        )
-    return _optimize(model, inputs, config, earlier)
+    try:
+        if config.reduces_precision and config.accuracy_budget.kind == "metric":
+            return optimize_within_metric(
+                config, lambda within, found: _optimize(model, inputs, within, (*earlier, *found))
+            )
+        return _optimize(model, inputs, config, earlier)
+    finally:
+        give_memory_back()
 
 
 def _optimize(

@@ -32,6 +32,7 @@ from blade.graph.torchscript.boundary_samples import BoundarySamples
 from blade.graph.torchscript.extract import outline_bare
 from blade.graph.torchscript.group import cluster_blocks
 from blade.graph.torchscript.splice import splice
+from blade.process.memory import give_memory_back
 from blade.process.torch_state import generators_left_alone
 from blade.report import drop_in_state
 from blade.runtime.engine import Engine, make_pending
@@ -160,6 +161,7 @@ def _run(background: _BackgroundSearch, module: torch.jit.ScriptModule, waiting:
         with _lock:
             _running.discard(background)
         background.done.set()
+        give_memory_back()
 
 
 def _find(background: _BackgroundSearch) -> SelectionResult | Reason:

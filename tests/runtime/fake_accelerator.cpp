@@ -72,7 +72,7 @@ struct Known {
 };
 
 constexpr Known kKnown[] = {
-    {"neg", neg, 3},   {"add", add, 4},   {"pack", pack, 3}, {"slow_pack", slow_pack, 3},
+    {"neg", neg, 3},   {"add", add, 4},   {"pack", pack, 3}, {"slow_pack", slow_pack, 3}, {"pack_0123456789ab", pack, 3},
     {"fail", fail, 3}, {"fail_in_capture", fail_in_capture, 3}};
 
 class FakeKernel final : public blade::Kernel {

@@ -14,7 +14,7 @@ from programs import Writer
 import blade
 
 CSRC = Path(blade.__file__).parent / "runtime" / "csrc"
-KERNELS = ("neg", "add", "pack", "slow_pack", "fail", "fail_in_capture")
+KERNELS = ("neg", "add", "pack", "slow_pack", "pack_0123456789ab", "fail", "fail_in_capture")
 
 
 class Counts(ctypes.Structure):

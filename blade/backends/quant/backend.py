@@ -21,6 +21,7 @@ from blade.core.cluster import (
     device_of,
     values_in,
 )
+from blade.core.equal_constants import shared
 from blade.core.reason import Code, Reason, Stage
 from blade.errors import Refused
 from blade.report import LayerPrecision
@@ -87,7 +88,7 @@ class QuantBackend(Backend):
         trials = config.evolve(dump_dir=None)
         engine, layers = quantize(cluster, config, _compile_with(compiler, trials))
         check_is_portable(engine.program())
-        return _with_notes(engine, layers)
+        return _with_notes(engine, layers, cluster)
 
 
 def check_is_portable(program: str) -> None:
@@ -108,9 +109,15 @@ def _compile_with(compiler: Backend, config: Config) -> Callable[[Cluster], Any]
     return lambda cluster: compiler.convert(cluster, config)
 
 
-def _with_notes(engine: Any, layers: tuple[LayerPrecision, ...]) -> torch.ScriptObject:
-    """The same engine with the precision of each layer noted in its program."""
+def _with_notes(
+    engine: Any, layers: tuple[LayerPrecision, ...], cluster: Cluster
+) -> torch.ScriptObject:
+    """The same engine with the precision of each layer noted in its program, and with quantized weights that
+    engines of other paths hold already.
+    """
     _, (name, backend, program, *_), numbers, tensors = engine._get_method("__getstate__")()
     limits = {key: value for key, value in numbers.items() if key != "checksum"}
     payload, *constants = tensors
-    return make_engine(name, backend, annotated(program, layers), payload, constants, limits)
+    given = {t.untyped_storage().data_ptr() for _, t in cluster.gm.named_buffers()}
+    held = [c if c.untyped_storage().data_ptr() in given else shared(c) for c in constants]
+    return make_engine(name, backend, annotated(program, layers), payload, held, limits)

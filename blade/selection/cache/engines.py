@@ -26,6 +26,7 @@ import torch
 from blade.config import Config
 from blade.core.backend import Backend
 from blade.core.disk_cache import digest
+from blade.core.equal_constants import shared
 from blade.core.reason import Code, Reason
 from blade.fallback.cluster_module import cluster_module
 from blade.graph.torchscript.extract import Extracted
@@ -152,7 +153,7 @@ def _restore(data: bytes, extracted: Extracted, backend: str) -> Candidate:
     payload = bytes(next(blobs))
     weights = dict(extracted.fallback.named_buffers())
     held = [
-        weights[ref] if isinstance(ref, str) else _tensor(next(blobs), *ref)
+        weights[ref] if isinstance(ref, str) else shared(_tensor(next(blobs), *ref))
         for ref in head["constants"]
     ]
     runner, program = head["runner"], head["program"]

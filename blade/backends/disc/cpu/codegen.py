@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from blade.backends.disc.cpu.compile.parallel import compile_kernels
 from blade.backends.disc.cpu.emit.kernel import EmittedKernel, emit
-from blade.backends.disc.cpu.library_kernels import native_kernel
+from blade.backends.disc.cpu.library_kernels import NativeKernel, native_kernel
 from blade.backends.disc.fusion.build_kernels import GroupKernel
 from blade.backends.disc.fusion.fuse import Fused, FusionGroup
 from blade.backends.disc.ir.graph import Graph, Value
@@ -14,7 +14,12 @@ from blade.backends.disc.ir.kernel import Kernel
 from blade.backends.disc.passes.legalize import absorbed
 from blade.backends.disc.passes.pipeline import PASSES, GraphPass
 from blade.backends.disc.program.buffer_reuse import overwritable
-from blade.backends.disc.program.instructions import Instruction, KernelCall
+from blade.backends.disc.program.instructions import (
+    Instruction,
+    KernelCall,
+    NativeCall,
+    PackedBuffer,
+)
 from blade.backends.disc.target.capabilities import CPU, TargetCapabilities
 from blade.backends.disc.target.cpu import CpuTarget
 from blade.core.disk_cache import DiskCache, digest
@@ -79,6 +84,7 @@ class CpuCodegen:
         found = native_kernel(value, self.target)
         if found is None:
             return [value]
+        found = _packed_by_content(found)
         for name, text in found.code:
             self.libraries.setdefault(name, text)
         return [*found.before, found.call]
@@ -103,3 +109,28 @@ class CpuCodegen:
     def _texts(self) -> list[tuple[str, str]]:
         """(name, MLIR) of all code to compile; kernels that differ only in symbols share one entry."""
         return list({**{n: e.text for n, e in self.emitted.values()}, **self.libraries}.items())
+
+
+def _packed_by_content(native: NativeKernel) -> NativeKernel:
+    """``native`` with packing kernels named by their content, by which the runtime knows equal buffers
+    of several engines.
+    """
+    texts = dict(native.code)
+    calls = (*native.before, native.call)
+    packed = {o.kernel for call in calls for o in call.operands if isinstance(o, PackedBuffer)}
+    names = {name: f"{name}_{digest([texts[name]])[:12]}" for name in packed}
+
+    def renamed(call: NativeCall) -> NativeCall:
+        operands = (
+            replace(o, kernel=names[o.kernel]) if isinstance(o, PackedBuffer) else o
+            for o in call.operands
+        )
+        return replace(call, operands=tuple(operands))
+
+    code = tuple(
+        (names[name], text.replace(f"@{name}(", f"@{names[name]}("))
+        if name in names
+        else (name, text)
+        for name, text in native.code
+    )
+    return NativeKernel(renamed(native.call), code, tuple(map(renamed, native.before)))

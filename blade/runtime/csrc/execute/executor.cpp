@@ -15,6 +15,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <thread>
 
 #include "memory/memory.h"
@@ -71,6 +72,40 @@ class Drawn {
   at::Tensor state_;
 };
 
+// The last time that constants on a device were packed again, by whichever engine: calls on other streams come after.
+class Repacked {
+ public:
+  static Repacked& at(c10::Device device) {
+    static std::mutex mutex;
+    static auto* all = new std::map<c10::DeviceIndex, std::unique_ptr<Repacked>>();  // engines may outlive static objects
+    const std::lock_guard<std::mutex> lock(mutex);
+    auto& found = (*all)[device.index()];
+    if (!found) found = std::make_unique<Repacked>();
+    return *found;
+  }
+
+  void record(Accelerator& accelerator, Stream stream) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (event_ && stream_ != stream) event_->block(stream);  // so that who waits for this one waits for that one, too
+    event_ = accelerator.make_event();
+    event_->record(stream);
+    stream_ = stream;
+    happened_ = true;
+  }
+
+  void wait(Stream stream) const {
+    if (!happened_) return;
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (stream_ != stream) event_->block(stream);
+  }
+
+ private:
+  std::atomic<bool> happened_{false};
+  mutable std::mutex mutex_;
+  std::unique_ptr<Event> event_;
+  Stream stream_ = nullptr;
+};
+
 }  // namespace
 
 Executor::Executor(
@@ -88,11 +123,6 @@ Executor::Executor(
   load_code(object);
   capturable_ = loaded_.accelerator != nullptr && limits_.graphs.enabled && can_be_captured(loaded_.program, type);
   const auto& packs = loaded_.program.packs;
-  for (const auto& pack : packs) {
-    for (const auto& fill : pack.fills) {
-      packed_from_.emplace_back(fill.constant, Seen(constants[fill.constant], limits_.watch_constants));
-    }
-  }
   loaded_.constants.resize(num_given_ + packs.size());
   packed_ = packs.empty();
   if (packed_) return;
@@ -157,13 +187,6 @@ void Executor::find_device() {
   }
 }
 
-void Executor::pack_constants() {
-  const auto place = loaded_.accelerator == nullptr ? Place() : place_of({});
-  for (size_t i = 0; i < loaded_.program.packs.size(); ++i) {
-    loaded_.accelerator == nullptr ? pack_on_cpu(i) : pack_on_device(i, place);
-  }
-}
-
 void Executor::pack_on_cpu(size_t i) {
   const auto& pack = loaded_.program.packs[i];
   auto& packed = loaded_.constants[num_given_ + i];
@@ -195,46 +218,51 @@ void Executor::pack_on_device(size_t i, const Place& place) {
   }
 }
 
+bool Executor::is_packed() const {
+  return packed_ && std::all_of(packs_.begin(), packs_.end(), [](const auto& one) { return one->is_fresh(); });
+}
+
 void Executor::refresh_packs(const std::vector<at::Tensor>& constants) {
-  const auto is_stale = [&](const PackedFrom& from) {
-    return !from.is(Seen(constants[from.constant], limits_.watch_constants));
-  };
-  const auto is_fresh = [&] { return packed_ && std::none_of(packed_from_.begin(), packed_from_.end(), is_stale); };
-  if (is_fresh()) return;
-  const std::lock_guard<std::mutex> lock(mutex_);
+  if (is_packed()) return;
+  const std::lock_guard<std::mutex> lock(packing_mutex());
   // one that waited here must not pack again what the other one computes with by now
-  if (is_fresh()) return;
-  std::vector<Seen> seen;  // before they are read: who writes meanwhile is seen next time
-  for (const auto& from : packed_from_) seen.emplace_back(constants[from.constant], limits_.watch_constants);
+  if (is_packed()) return;
   const BelowAutograd below;
   const auto guard = guard_device();
-  const bool is_first = begin_packing();
-  pack_constants();
-  if (is_first && loaded_.accelerator != nullptr) loaded_.accelerator->synchronize(place_of({}).stream);
-  if (!is_first && loaded_.accelerator != nullptr) {
-    const auto place = place_of({});
-    // what is recorded orders itself, and nothing is packed yet
-    if (loaded_.accelerator->is_capturing(place.stream)) return;
-    if (!repacked_) repacked_ = loaded_.accelerator->make_event();
-    repacked_->record(place.stream);
-    repacked_on_ = place.stream;
+  const auto place = loaded_.accelerator == nullptr ? Place() : place_of({});
+  if (!packed_) find_packs(constants);
+  bool is_new = false;
+  std::vector<size_t> stale;
+  std::vector<std::vector<Seen>> seen;
+  for (size_t i = 0; i < packs_.size(); ++i) {
+    if (packs_[i]->is_fresh()) continue;
+    is_new = is_new || !packs_[i]->has_contents();
+    stale.push_back(i);
+    seen.push_back(packs_[i]->look());
   }
-  for (size_t k = 0; k < seen.size(); ++k) packed_from_[k].set(seen[k]);
+  if (loaded_.accelerator != nullptr && loaded_.accelerator->is_capturing(place.stream)) {
+    if (is_new) {
+      throw Unavailable(
+          Code::kPending, "The engine's first call is recorded into a CUDA graph of somebody's: call it once before, "
+                          "so that its weights are packed outside of that graph.");
+    }
+    packed_ = true;
+    // what is recorded orders itself, and nothing is packed yet
+    for (const size_t i : stale) pack_on_device(i, place);
+    return;
+  }
+  for (const size_t i : stale) loaded_.accelerator == nullptr ? pack_on_cpu(i) : pack_on_device(i, place);
+  if (loaded_.accelerator != nullptr && is_new) loaded_.accelerator->synchronize(place.stream);
+  if (loaded_.accelerator != nullptr && !is_new && !stale.empty()) Repacked::at(place.device).record(*loaded_.accelerator, place.stream);
+  for (size_t k = 0; k < stale.size(); ++k) packs_[stale[k]]->set_packed(seen[k]);
   packed_ = true;
 }
 
-// Memory for the packs, if there is none yet: then no call has begun that might read them. True if so.
-bool Executor::begin_packing() {
-  if (packed_) return false;
-  if (loaded_.accelerator != nullptr && loaded_.accelerator->is_capturing(place_of({}).stream)) {
-    throw Unavailable(
-        Code::kPending, "The engine's first call is recorded into a CUDA graph of somebody's: call it once before, "
-                        "so that its weights are packed outside of that graph.");
-  }
-  const auto type = loaded_.accelerator == nullptr ? at::kCPU : loaded_.accelerator->type();
-  auto packs = empty_packs(loaded_.program.packs, type);
-  std::move(packs.begin(), packs.end(), loaded_.constants.begin() + static_cast<int64_t>(num_given_));
-  return true;
+// Those of other engines, and memory for the rest: no call has begun that might read it.
+void Executor::find_packs(const std::vector<at::Tensor>& constants) {
+  const auto device = loaded_.accelerator == nullptr ? c10::Device(at::kCPU) : c10::Device(loaded_.accelerator->type(), *device_);
+  packs_ = packed_constants(loaded_.program.packs, constants, loaded_.constants, device, limits_.watch_constants);
+  for (size_t i = 0; i < packs_.size(); ++i) loaded_.constants[num_given_ + i] = packs_[i]->tensor();
 }
 
 // Nothing to guard on the CPU, or while no device is known.
@@ -270,9 +298,9 @@ Place Executor::place_of(const std::vector<at::Tensor>& inputs) {
 Executor::~Executor() = default;
 
 std::unique_ptr<StreamContext> Executor::take_context(const Place& place) {
+  if (loaded_.accelerator != nullptr && !packs_.empty()) Repacked::at(place.device).wait(place.stream);
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (repacked_ && repacked_on_ != place.stream) repacked_->block(place.stream);
     for (size_t i = idle_.size(); i-- > 0;) {
       if (!idle_[i]->is_at(place)) continue;
       auto context = std::move(idle_[i]);

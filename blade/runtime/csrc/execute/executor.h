@@ -5,7 +5,6 @@
 #include <c10/core/DeviceGuard.h>
 
 #include <atomic>
-#include <deque>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -41,7 +40,8 @@ class Executor {
   std::vector<double> profile(const std::vector<at::Tensor>& inputs, int64_t repeats);
 
   // Packs constants before the first call, so that loading a file runs nothing of it and starts no threads, which a
-  // forked process would wait for; and again if the user wrote to one since (in place, as an optimizer does).
+  // forked process would wait for; and again if the user wrote to one since (in place, as an optimizer does). What
+  // another engine packed of the same constants serves this one, too.
   void refresh_packs(const std::vector<at::Tensor>& constants);
 
   // Which outputs callers let go of soon, so that they may be lent them (lent.h). Before the first call.
@@ -56,25 +56,6 @@ class Executor {
   const GraphCounts* graph_counts() const { return loaded_.accelerator == nullptr ? nullptr : &graph_counts_; }
 
  private:
-  // A constant that packs were made from, and how it was then. Calls look at it without a lock; who sees it as it
-  // was set sees what was packed, too.
-  class PackedFrom {
-   public:
-    PackedFrom(int64_t index, const Seen& seen) : constant(index) { set(seen); }
-    bool is(const Seen& seen) const {
-      return version_.load(std::memory_order_acquire) == seen.version && sum_.load(std::memory_order_acquire) == seen.sum;
-    }
-    void set(const Seen& seen) {
-      version_.store(seen.version, std::memory_order_release);
-      sum_.store(seen.sum, std::memory_order_release);
-    }
-    const int64_t constant;
-
-   private:
-    std::atomic<int64_t> version_{0};
-    std::atomic<uint64_t> sum_{0};
-  };
-
   c10::OptionalDeviceGuard guard_device() const;
   Place place_of(const std::vector<at::Tensor>& inputs);
   std::unique_ptr<StreamContext> take_context(const Place& place);
@@ -87,8 +68,8 @@ class Executor {
   void load_code(const at::Tensor& object);
   void find_device();
   bool is_ready(const at::Tensor& input, size_t i) const;
-  bool begin_packing();
-  void pack_constants();
+  bool is_packed() const;
+  void find_packs(const std::vector<at::Tensor>& constants);
   void pack_on_cpu(size_t i);
   void pack_on_device(size_t i, const Place& place);
 
@@ -96,15 +77,13 @@ class Executor {
   std::unique_ptr<DeviceCode> code_;           // accelerators
   std::optional<c10::DeviceIndex> device_;     // of the constants, if they are on one
   std::vector<KernelFn> pack_kernels_;
-  std::deque<PackedFrom> packed_from_;
+  std::vector<std::shared_ptr<PackedConstant>> packs_;  // per pack of the program, once `packed_`
   std::atomic<bool> packed_{false};  // once, then for ever
   size_t num_given_ = 0;  // constants before the packed ones
   ExecutorLimits limits_;
   bool capturable_ = false;  // the program, and nobody forbids it
   GraphCounts graph_counts_;
   std::mutex mutex_;
-  std::unique_ptr<Event> repacked_;  // on an accelerator, if constants were packed again
-  Stream repacked_on_ = nullptr;
   std::vector<std::unique_ptr<StreamContext>> idle_;
   size_t idle_bytes_ = 0;
 };
