@@ -121,7 +121,7 @@ def capture(
         if graph.table is not None:
             graph.table.finish_again(final)
     clean(final, config.customize_jit_passes)
-    functionalize(final, graph.seen.samples)
+    functionalize(final, graph.seen.samples, served.probes)
     _log.info("captured %s by %s", type(model).__name__, graph.how)
     return Captured(
         module=final,

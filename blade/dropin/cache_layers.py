@@ -16,8 +16,10 @@ Facts = tuple[Any, ...]
 Tensors = Iterator[torch.Tensor]
 Position = torch.Tensor | None
 """A tensor whose first size is the position of the layers that keep it as a number."""
+Writes = list[tuple[torch.Tensor, torch.Tensor]]
+"""Tensors of the user, and what is to be in them."""
 
-PLACE = "blade_counter"  # the user's counter, on a twin
+PLACE = "blade_was_filled"  # on a twin: whether it had keys before the call
 APART = "blade_is_apart"  # on a twin whose keys and values are no longer the user's own
 
 
@@ -50,7 +52,9 @@ class Dynamic:
         return Dynamic.read(layer, tensors)
 
     @staticmethod
-    def apply(layer: Any, facts: Facts, tensors: Tensors, position: Position) -> None:
+    def apply(
+        layer: Any, facts: Facts, tensors: Tensors, position: Position, writes: Writes
+    ) -> None:
         if facts[1]:
             _hold(layer, next(tensors), next(tensors))
 
@@ -102,7 +106,9 @@ class DynamicSliding:
         return ("sliding", layer.is_initialized, layer.sliding_window, layer.record_past)
 
     @staticmethod
-    def apply(layer: Any, facts: Facts, tensors: Tensors, position: Position) -> None:
+    def apply(
+        layer: Any, facts: Facts, tensors: Tensors, position: Position, writes: Writes
+    ) -> None:
         if facts[1]:
             _hold(layer, next(tensors), next(tensors))
             assert position is not None
@@ -122,7 +128,8 @@ class DynamicSliding:
 class Static:
     """``StaticLayer``: keys and values of a fixed length, and a tensor that counts the positions that are taken.
 
-    Facts: whether there are keys. A layer without them has a tensor whose size is the length to allocate.
+    Facts: whether there are keys. A layer without them has a tensor whose size is the length to allocate. Those of
+    ``changes``: whether there are keys that ``apply`` puts into the layer, and whether the layer had none.
     """
 
     name = "StaticLayer"
@@ -148,34 +155,40 @@ class Static:
         if facts[1]:
             _hold_static(layer, next(tensors), next(tensors))
             layer.max_cache_len = layer.keys.shape[2]
+            layer.update = partial(_update_apart, layer)
         else:
             layer.max_cache_len = next(tensors).shape[0]
-        counter = next(tensors)
-        layer.cumulative_length = counter.clone()
-        setattr(layer, PLACE, counter if facts[1] else None)
+        layer.cumulative_length = next(tensors).clone()
+        setattr(layer, PLACE, facts[1])
         return layer
 
     @staticmethod
     def changes(layer: Any, tensors: list[torch.Tensor]) -> Facts:
-        counter = getattr(layer, PLACE)
-        if counter is not None:
-            counter.copy_(layer.cumulative_length)
-            return ("static", False)
-        if layer.is_initialized:
+        was_filled = getattr(layer, PLACE)
+        is_changed = getattr(layer, APART, False) if was_filled else layer.is_initialized
+        if is_changed:
             tensors += (layer.keys, layer.values, layer.cumulative_length)
-        return ("static", layer.is_initialized)
+        return ("static", is_changed, is_changed and not was_filled)
 
     @staticmethod
-    def apply(layer: Any, facts: Facts, tensors: Tensors, position: Position) -> None:
-        if facts[1]:
-            _hold_new(layer, next(tensors), next(tensors), next(tensors))
+    def apply(
+        layer: Any, facts: Facts, tensors: Tensors, position: Position, writes: Writes
+    ) -> None:
+        _, is_changed, is_new = facts[:3]
+        if not is_changed:
+            return
+        held = (next(tensors), next(tensors), next(tensors))
+        if is_new:
+            _hold_new(layer, *held)
+        else:
+            own = (layer.keys, layer.values, layer.cumulative_length)
+            writes.extend(zip(own, held))
 
 
 class StaticSliding:
     """``StaticSlidingWindowLayer``: as ``StaticLayer`` until the window is full, when all of it moves.
 
-    Facts: whether there are keys, and how full the window is, 0 (empty) to 2 (full). What moves is written by
-    ``apply``, as a window that has moved is another one for whoever answers the call again.
+    Facts: whether there are keys, and how full the window is, 0 (empty) to 2 (full).
     """
 
     name = "StaticSlidingWindowLayer"
@@ -211,28 +224,16 @@ class StaticSliding:
 
     @staticmethod
     def changes(layer: Any, tensors: list[torch.Tensor]) -> Facts:
-        counter = getattr(layer, PLACE)
-        if counter is None:
-            _, is_new = Static.changes(layer, tensors)
-            return ("static_sliding", is_new, is_new)
-        is_apart = getattr(layer, APART, False)
-        tensors += [t if is_apart else t[:, :, :0] for t in (layer.keys, layer.values)]
-        Static.changes(layer, tensors)
-        return ("static_sliding", True, False)
+        return ("static_sliding", *Static.changes(layer, tensors)[1:])
 
     @staticmethod
-    def apply(layer: Any, facts: Facts, tensors: Tensors, position: Position) -> None:
-        _, is_held, is_new = facts
-        if not is_held:
-            return
-        keys, values = next(tensors), next(tensors)
-        if is_new:
-            _hold_new(layer, keys, values, next(tensors))
-        elif keys.shape[2]:
-            layer.keys.copy_(keys)
-            layer.values.copy_(values)
-        assert position is not None
-        layer.cumulative_length_int = position.shape[0]
+    def apply(
+        layer: Any, facts: Facts, tensors: Tensors, position: Position, writes: Writes
+    ) -> None:
+        Static.apply(layer, facts, tensors, position, writes)
+        if facts[1]:
+            assert position is not None
+            layer.cumulative_length_int = position.shape[0]
 
 
 KINDS: dict[str, Any] = {
@@ -245,12 +246,14 @@ _FILLED, _EMPTY = ("dynamic", True), ("dynamic", False)
 _STATIC, _STATIC_EMPTY = ("static", True), ("static", False)
 
 
-def _update_apart(layer: Any, keys: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-    """``update`` of a twin, whose keys and values stop being the user's where they would be moved."""
-    if layer.cumulative_length_int + keys.shape[-2] > layer.max_cache_len:
+def _update_apart(layer: Any, *args: Any, **kwargs: Any) -> Any:
+    """``update`` of a twin, whose keys and values stop being the user's, so that ops without a write take its place
+    and the whole call is one cluster.
+    """
+    if not getattr(layer, APART, False):
         layer.keys, layer.values = layer.keys.clone(), layer.values.clone()
         setattr(layer, APART, True)
-    return type(layer).update(layer, keys, *args, **kwargs)
+    return type(layer).update(layer, *args, **kwargs)
 
 
 def _hold(layer: Any, keys: torch.Tensor, values: torch.Tensor) -> None:

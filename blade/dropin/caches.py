@@ -2,17 +2,17 @@
 """Caches of transformers as tensors: those that a call reads, and what it changes in them.
 
     facts, tensors = cache_parts(cache)     # of the user's cache, before a call
-    twin = twin_of(facts, iter(tensors))    # the same for the trace: its static tensors are the user's own
-    facts, tensors = changes(twin)          # after the model's code ran: what it did not write in place
+    twin = twin_of(facts, iter(tensors))    # the same for the trace
+    facts, tensors = changes(twin)          # after the model's code ran: what it changed
     apply(cache, facts, iter(tensors))      # now the user's cache is as the model would have left it
 
 Facts are tuples that are equal for calls of one kind: lengths and positions are no part of them, and their last
 item is the number of tensors. A position that transformers keeps as a number travels as the size of a tensor
 without elements, so that it is a size of the trace like any other.
 
-A static layer is written where it is, at the new positions. Its counter and what shifts a full window are written
-when nothing of the call can go wrong any more: a call that the model has to answer after all finds both as they
-were.
+A static layer of the user's is written when nothing of the call can go wrong any more: a call that the model has to
+answer after all finds it as it was. Its twin stops being the user's own with its first update, so that no op of the
+trace writes to an argument, and all of a call can be one cluster.
 """
 
 import sys
@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from blade.dropin.cache_layers import KINDS
+from blade.dropin.cache_layers import KINDS, Writes
 from blade.errors import BladeError
 
 Facts = tuple[Any, ...]
@@ -89,10 +89,7 @@ def twin_of(facts: Facts, tensors: Sequence[torch.Tensor]) -> Any:
 
 
 def changes(cache: Any) -> tuple[Facts, list[torch.Tensor]]:
-    """The facts of what a call left in ``cache``, a twin or a cache that the model made, and the tensors of it.
-
-    It writes the counters of the user's static layers.
-    """
+    """The facts of what a call left in ``cache``, a twin or a cache that the model made, and the tensors of it."""
     if hasattr(cache, "self_attention_cache"):
         own, tensors = changes(cache.self_attention_cache)
         cross, cross_tensors = changes(cache.cross_attention_cache)
@@ -133,9 +130,18 @@ def apply(cache: Any, facts: Facts, tensors: Iterator[torch.Tensor]) -> Any:
     left = iter(own)
     for one in layers[len(cache.layers) :]:
         cache.layers.append(KINDS[one[0]].new(one))
+    writes: Writes = []
     for layer, one in zip(cache.layers, layers):
-        KINDS[one[0]].apply(layer, one, left, position)
+        KINDS[one[0]].apply(layer, one, left, position, writes)
+    _write(writes)
     return cache
+
+
+def _write(writes: Writes) -> None:
+    """All of ``writes``: on a GPU one launch does many of equal dtype."""
+    for dtype in {into.dtype for into, _ in writes}:
+        into, new = zip(*[pair for pair in writes if pair[0].dtype == dtype])
+        torch._foreach_copy_(into, new)
 
 
 def empty_cache(name: str) -> Any:

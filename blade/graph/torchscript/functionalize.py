@@ -47,8 +47,14 @@ _BY_STRIDES = frozenset("view view_as unflatten view_as_real view_as_complex".sp
 """Views that not every layout in memory allows."""
 
 
-def functionalize(module: torch.jit.ScriptModule, samples: Sequence[Sequence[Any]]) -> None:
-    """Replace in-place ops in ``module``'s forward, where possible; dtypes are taken from ``samples``."""
+def functionalize(
+    module: torch.jit.ScriptModule,
+    samples: Sequence[Sequence[Any]],
+    probes: Sequence[Sequence[Any]] = (),
+) -> None:
+    """Replace in-place ops in ``module``'s forward, where possible; dtypes are taken from ``samples``, and from
+    ``probes`` where no sample comes by.
+    """
     make_number_tensors(module.graph)
     program = read(module.graph)
     if not any(functional(line) or drops_nothing(program, line) for line in program.lines):
@@ -56,8 +62,15 @@ def functionalize(module: torch.jit.ScriptModule, samples: Sequence[Sequence[Any
     buffers = find_buffers(program)
     private = PrivateBuffers(program, find_aliases(program), buffers).find()
     facts = ObservedFacts(program, observe_facts(program, module, samples) if private else ())
+    if private and probes and any(_is_unseen(program, facts, line) for line in program.lines):
+        facts = ObservedFacts(program, observe_facts(program, module, [*samples, *probes]))
     _Functionalizer(program, buffers, private, facts).run()
     _remove_unread(module.graph)
+
+
+def _is_unseen(program: Program, facts: ObservedFacts, line: Line) -> bool:
+    """Whether ``line`` writes a tensor that no run has reached."""
+    return functional(line) is not None and facts.info(line.inputs[0]).dtype is None
 
 
 class _Functionalizer:

@@ -207,6 +207,8 @@ class SymbolicSizes:
             argument.name: to_python(argument, self._operand(argument, value))
             for argument, value in zip(overload._schema.arguments, given, strict=True)
         }
+        if node.kind() == "aten::scaled_dot_product_attention":
+            values["attn_mask"] = None  # the sizes of the result do not depend on it
         args, kwargs = trim_defaults(overload, *split_arguments(overload, values))
         with self._mode, dispatched_in_python():
             result = self._results_of_calls.of(overload, args, kwargs).value
