@@ -359,8 +359,10 @@ def _check_devices(model: nn.Module, call: CallSignature, sample: Sample) -> Non
         return
     for name, entry in zip(call.names, sample):
         for leaf in pytree.tree_leaves(entry):
-            # A 0-d CPU tensor is a number to every kernel.
-            if not isinstance(leaf, torch.Tensor) or (leaf.dim() == 0 and leaf.is_cpu):
+            # A 0-d CPU tensor is a number to every kernel, and one without elements is read for its sizes alone.
+            if not isinstance(leaf, torch.Tensor):
+                continue
+            if leaf.is_cpu and (leaf.dim() == 0 or leaf.numel() == 0):
                 continue
             if leaf.device != device:
                 raise InputError(

@@ -113,6 +113,27 @@ def test_a_static_cache_of_the_users_own() -> None:
     assert int(longer.get_seq_length()) == 12 and _originals(fast) == before
 
 
+def test_calls_with_a_static_cache_are_one_cluster() -> None:
+    """Nothing of such a call writes to its arguments, so that nothing cuts it: on a GPU each cut is a graph more."""
+    model = _llama()
+    fast = blade.accelerate(model, config=QUICK)
+    ids = torch.randint(2, 60, (1, 5))
+    for _ in range(3):
+        how = {"cache_implementation": "static", "min_new_tokens": 8, "max_new_tokens": 8}
+        assert tokens(fast, ids, **how) == tokens(model, ids, **how)
+        assert blade.wait(fast, 200)
+    steps = max(
+        (name for name in blade.stats(fast) if name.count(" ") == 1),
+        key=lambda name: blade.stats(fast)[name]["calls"],
+    )
+    ran = [
+        counts["engine_runs"]
+        for name, counts in blade.stats(fast).items()
+        if name.startswith(f"{steps}: cluster") and counts["calls"]
+    ]
+    assert ran == [blade.stats(fast)[steps]["calls"]] and ran[0] >= 7
+
+
 def _assistant() -> Any:
     made = _llama()
     torch.manual_seed(7)

@@ -452,6 +452,24 @@ def test_a_number_that_was_traced() -> None:
     _check_same(model, module)
 
 
+def test_a_branch_that_only_a_probe_reaches() -> None:
+    def model(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        if x.size(0) > 4:
+            z = y.sum(0)
+            z += x[0].double()
+            return z
+        return y
+
+    module = _script(model)
+    functionalize(module, [(_sample(rows=3),)])
+    assert _writes(module)
+    functionalize(module, [(_sample(rows=3),)], [(_sample(rows=5),)])
+    assert not _writes(module)
+    for rows in (3, 6):
+        torch.testing.assert_close(module(_sample(rows=rows)), model(_sample(rows=rows)))
+
+
 def test_returned_tensors_are_still_one() -> None:
     module = _script(_returned_twice)
     functionalize(module, [(_sample(),)])
