@@ -115,19 +115,22 @@ def openvino(model: Model, samples: Sequence[Tensors], threads: int) -> Run:
     return openvino_runner(ov.convert_model(model.module, example_input=_example(model)), threads)
 
 
-def openvino_runner(converted: Any, threads: int) -> Run:
+def openvino_default(model: Model, samples: Sequence[Tensors], threads: int) -> Run:
+    """Without a hint of precision: in bfloat16 where the processor has it."""
+    import openvino as ov
+
+    converted = ov.convert_model(model.module, example_input=_example(model))
+    return openvino_runner(converted, threads, precision=None)
+
+
+def openvino_runner(converted: Any, threads: int, precision: str | None = "f32") -> Run:
     """OpenVINO's CPU plug-in on a model of its own."""
     import openvino as ov
 
-    compiled = ov.Core().compile_model(
-        converted,
-        "CPU",
-        {
-            "PERFORMANCE_HINT": "LATENCY",
-            "INFERENCE_NUM_THREADS": threads,
-            "INFERENCE_PRECISION_HINT": "f32",
-        },
-    )
+    settings = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": threads}
+    if precision is not None:
+        settings["INFERENCE_PRECISION_HINT"] = precision
+    compiled = ov.Core().compile_model(converted, "CPU", settings)
     request = compiled.create_infer_request()
     outputs = range(len(compiled.outputs))
 

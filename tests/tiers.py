@@ -223,6 +223,9 @@ RELEASE: tuple[Release, ...] = (
     Release("test_installed_wheel.py", "builds the runtime once more"),
     Release("test_minilm.py::test_200_shapes*", _SIZES),
     Release("test_bench_gpu.py", "the benchmark, not the package"),
+    Release("test_model_suite.py::test_every_model*", "the benchmark, not the package"),
+    Release("test_model_suite.py::test_two_runs*", _PROCESS),
+    Release("test_model_suite.py::test_a_cell_that_takes*", _PROCESS),
 )
 
 # What the documents promise, however long it takes: the public functions, the fields of ``Config``, each backend, each

@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Per model and per family: blade against the best peer that is right, as Markdown.
+
+    print(summary(Lines(path).found(), "cpu"))
+
+A speed is eager's time over the peer's in the same rounds. blade passes at a shape if it is right and no peer that
+is right is faster by more than ``LEVEL``.
+"""
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from suite.entry import FAMILIES
+from suite.lines import Line
+from suite.peers import LESS_EXACT
+
+LEVEL = 1.03  # what two runs of one program differ by
+NAMES = {
+    "reduce_overhead": "torch.compile, reduce-overhead",
+    "max_autotune": "torch.compile, max-autotune",
+    "inductor": "Inductor",
+    "onnxruntime": "ONNX Runtime",
+    "openvino": "OpenVINO",
+    "openvino_default": "OpenVINO as it comes",
+    "torchscript": "TorchScript",
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One model at one shape. ``ahead``: blade's speed over the best peer's; ``None``: one of them has none."""
+
+    family: str
+    model: str
+    shape: str
+    own: Line | None
+    speeds: dict[str, float]
+    best: str
+    ahead: float | None
+    right: bool
+
+    @property
+    def passes(self) -> bool:
+        return self.right and (self.ahead is None or self.ahead >= 1 / LEVEL)
+
+
+def peer_name(name: str) -> str:
+    return name.removeprefix("cuda_")
+
+
+def speed(line: Line) -> float | None:
+    """Over eager, by the clock; of one thread by the time of the process, which neighbours do not take from it."""
+    kind = "cpu_ms" if line["device"] == "cpu" and line["threads"] == 1 else "ms"
+    own, anchor = line.get(kind), line.get(f"anchor_{kind}")
+    return anchor / own if own and anchor else None
+
+
+def rows(lines: Iterable[Line], device: str, mode: str) -> list[Row]:
+    given = [x for x in lines if x["device"] == device and x["mode"] == mode]
+    found = []
+    for model in dict.fromkeys(line["model"] for line in given):
+        mine = [line for line in given if line["model"] == model]
+        shapes = dict.fromkeys(line["shape"] for line in mine if line["shape"])
+        found += [_row(mine, shape) for shape in shapes or [""]]
+    order = {family: k for k, family in enumerate(FAMILIES)}
+    return sorted(found, key=lambda row: order[row.family])
+
+
+def _row(mine: Sequence[Line], shape: str) -> Row:
+    own, speeds, less = None, {}, {}
+    for line in mine:
+        name = peer_name(line["peer"])
+        if name == "blade" and line["shape"] in (shape, ""):
+            own = line
+        found = speed(line) if line["shape"] == shape else None
+        if found is not None and not line.get("wrong"):
+            (less if name in LESS_EXACT else speeds)[name] = found
+    others = {name: value for name, value in speeds.items() if name != "blade"}
+    best = max(others, key=lambda name: others[name], default="")
+    ahead = speeds["blade"] / others[best] if best and "blade" in speeds else None
+    right = own is not None and not own["failed"] and not own.get("wrong")
+    first = mine[0]
+    return Row(first["family"], first["model"], shape, own, {**speeds, **less}, best, ahead, right)
+
+
+def mean(values: Iterable[float]) -> float | None:
+    """The geometric one."""
+    logs = [math.log(value) for value in values if value > 0]
+    return math.exp(statistics.fmean(logs)) if logs else None
+
+
+def summary(lines: Sequence[Line], device: str) -> str:
+    parts = []
+    for mode in ("inference", "training"):
+        measured = [row for row in rows(lines, device, mode) if row.own is not None]
+        made = [row for row in measured if "eager" in row.speeds]
+        if made:
+            parts += [f"## {device}, {mode}", families(made), models(made), failures(made)]
+        gone = {row.model: row for row in measured if "eager" not in row.speeds}
+        parts += [f"* {name}: left out, eager has no time" for name in gone]
+    skipped = [x for x in lines if x["device"] == device and x["mode"] == "skipped"]
+    parts += [f"* {line['model']}: skipped: {line['failed']}" for line in skipped]
+    return "\n\n".join(part for part in parts if part)
+
+
+def families(made: Sequence[Row]) -> str:
+    """Pass rates and geometric means, over all shapes of a family's models."""
+    table = [
+        "| family | models | right | right and not behind | over the best peer | over eager | compile, s "
+        "| ops in engines |"
+    ]
+    table.append("|---|--:|--:|--:|--:|--:|--:|--:|")
+    for family in (*FAMILIES, "all"):
+        own = [row for row in made if family in (row.family, "all")]
+        if not own:
+            continue
+        names = {row.model for row in own}
+        right = {n for n in names if all(row.right for row in own if row.model == n)}
+        passing = {n for n in names if all(row.passes for row in own if row.model == n)}
+        ahead = mean(row.ahead for row in own if row.ahead is not None)
+        eager = mean(row.speeds["blade"] for row in own if "blade" in row.speeds)
+        first = {row.model: row.own for row in own if row.own is not None}
+        compiled = [x["compile_s"] for x in first.values() if x.get("compile_s")]
+        served = [x["served"] for x in first.values() if x.get("served")]
+        share = sum(s["ops"] for s in served) / max(1, sum(s["all_ops"] for s in served))
+        cells = [
+            family,
+            len(names),
+            _share(right, names),
+            _share(passing, names),
+            _times(ahead),
+            _times(eager),
+        ]
+        cells += [
+            f"{statistics.median(compiled):.1f}" if compiled else "-",
+            f"{share:.1%}" if served else "-",
+        ]
+        table.append("| " + " | ".join(map(str, cells)) + " |")
+    return "\n".join(table)
+
+
+def _share(part: set[str], whole: set[str]) -> str:
+    return f"{len(part)} ({len(part) / len(whole):.0%})"
+
+
+def _times(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}x"
+
+
+def models(made: Sequence[Row]) -> str:
+    """A row per model and shape."""
+    peers = [p for p in dict.fromkeys(n for row in made for n in row.speeds) if p != "blade"]
+    peers = [p for p in peers if p != "eager"]
+    head = ["model, shape", "eager, ms", "blade", *(NAMES.get(p, p) for p in peers)]
+    head += ["over the best peer", "error", "ops in engines", "compile, s", "peak, MiB"]
+    table = ["| " + " | ".join(head) + " |", "|---|" + "--:|" * (len(head) - 1)]
+    last = ""
+    for row in made:
+        line = row.own or {}
+        served = line.get("served") or {}
+        memory = line.get("memory") or {}
+        name = row.model if row.model != last else ""
+        last = row.model
+        cells = [f"{name} {row.shape}".strip(), _ms(line)]
+        cells += [_speed(row, peer) for peer in ("blade", *peers)]
+        cells += [_times(row.ahead), _error(row)]
+        cells += [f"{served['ops']}/{served['all_ops']}" if served else "-"]
+        cells += [f"{line['compile_s']:.1f}" if line.get("compile_s") else "-"]
+        peak = memory.get("device_mb", memory.get("peak_mb"))
+        cells += ["-" if peak is None else f"{peak:.0f}"]
+        table.append("| " + " | ".join(cells) + " |")
+    return "\n".join(table)
+
+
+def _speed(row: Row, peer: str) -> str:
+    if peer not in row.speeds:
+        return "-"
+    text = f"{row.speeds[peer]:.2f}x"
+    return f"**{text}**" if row.speeds[peer] == max(row.speeds.values()) else text
+
+
+def _ms(line: Line) -> str:
+    value = line.get("anchor_ms")
+    return "-" if value is None else f"{value:.3g}"
+
+
+def _error(row: Row) -> str:
+    if row.own is None or row.own["failed"]:
+        return "fails"
+    found = row.own.get("error")
+    text = "-" if found is None else f"{found:.0e}"
+    return text if row.right else f"WRONG {text}"
+
+
+def failures(made: Sequence[Row]) -> str:
+    """What is not right, and what is behind."""
+    found = []
+    for row in made:
+        line = row.own or {}
+        if row.right and row.passes:
+            continue
+        what = (
+            line.get("failed")
+            or line.get("wrong")
+            or f"{row.ahead:.2f}x of {NAMES.get(row.best, row.best)}"
+        )
+        found.append(f"* {row.model} {row.shape}: {str(what)[:300]}")
+    return "\n".join(found)
