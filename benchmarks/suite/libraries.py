@@ -2,6 +2,7 @@
 """Optional libraries: where they are looked for, and torchvision beside a torch that it was not built for."""
 
 import importlib
+import importlib.util
 import sys
 from functools import cache
 from pathlib import Path
@@ -35,6 +36,13 @@ def torchvision_models() -> Any:
             del sys.modules[name]
         _defined()
         return importlib.import_module("torchvision.models")
+
+
+def imported(name: str) -> Any:
+    """transformers or diffusers, which import torchvision where they find it."""
+    if importlib.util.find_spec("torchvision"):
+        torchvision_models()
+    return importlib.import_module(name)
 
 
 @cache

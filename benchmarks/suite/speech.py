@@ -9,6 +9,7 @@ from torch.nn import functional
 from zoo.model import Axis, Model, Shape, Tensors, generator
 
 from suite.entry import Answers, Both, Entry, Size, at, made, noise
+from suite.libraries import imported
 from suite.recommenders import mlp
 from suite.text import HEADS, INNER, LAYERS, WIDTH, transformer
 
@@ -200,9 +201,7 @@ class SeparatorBlock(nn.Module):
 
 
 def _whisper(size: Size) -> Model:
-    from transformers import WhisperConfig
-    from transformers.models.whisper.modeling_whisper import WhisperEncoder
-
+    library = imported("transformers.models.whisper.modeling_whisper")
     torch.manual_seed(0)
     fields = {
         "d_model": WIDTH,
@@ -211,7 +210,7 @@ def _whisper(size: Size) -> Model:
         "encoder_ffn_dim": INNER,
         "max_source_positions": Both(200, 1500),
     }
-    encoder = WhisperEncoder(WhisperConfig(**at(size, fields)))
+    encoder = library.WhisperEncoder(library.WhisperConfig(**at(size, fields)))
     module = Answers(encoder, ("input_features",), ("last_hidden_state",))
     inputs = noise(80, 2 * at(size, fields["max_source_positions"]))
     return made(

@@ -9,8 +9,9 @@ is right is faster by more than ``LEVEL``.
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from suite.entry import FAMILIES
 from suite.lines import Line
@@ -52,9 +53,13 @@ def peer_name(name: str) -> str:
 
 def speed(line: Line) -> float | None:
     """Over eager, by the clock; of one thread by the time of the process, which neighbours do not take from it."""
-    kind = "cpu_ms" if line["device"] == "cpu" and line["threads"] == 1 else "ms"
+    kind = _kind(line)
     own, anchor = line.get(kind), line.get(f"anchor_{kind}")
     return anchor / own if own and anchor else None
+
+
+def _kind(line: Line) -> str:
+    return "cpu_ms" if line["device"] == "cpu" and line["threads"] == 1 else "ms"
 
 
 def rows(lines: Iterable[Line], device: str, mode: str) -> list[Row]:
@@ -106,7 +111,7 @@ def summary(lines: Sequence[Line], device: str) -> str:
 
 
 def families(made: Sequence[Row]) -> str:
-    """Pass rates and geometric means, over all shapes of a family's models."""
+    """Pass rates of models (at all their shapes), and geometric means over shapes."""
     table = [
         "| family | models | right | right and not behind | over the best peer | over eager | compile, s "
         "| ops in engines |"
@@ -150,28 +155,35 @@ def _times(value: float | None) -> str:
 
 
 def models(made: Sequence[Row]) -> str:
-    """A row per model and shape."""
+    """A row per model; what is measured per shape has its shapes' values in their order."""
     peers = [p for p in dict.fromkeys(n for row in made for n in row.speeds) if p != "blade"]
     peers = [p for p in peers if p != "eager"]
-    head = ["model, shape", "eager, ms", "blade", *(NAMES.get(p, p) for p in peers)]
+    head = ["model", "shapes", "eager, ms", "blade", *(NAMES.get(p, p) for p in peers)]
     head += ["over the best peer", "error", "ops in engines", "compile, s", "peak, MiB"]
-    table = ["| " + " | ".join(head) + " |", "|---|" + "--:|" * (len(head) - 1)]
-    last = ""
-    for row in made:
-        line = row.own or {}
-        served = line.get("served") or {}
-        memory = line.get("memory") or {}
-        name = row.model if row.model != last else ""
-        last = row.model
-        cells = [f"{name} {row.shape}".strip(), _ms(line)]
-        cells += [_speed(row, peer) for peer in ("blade", *peers)]
-        cells += [_times(row.ahead), _error(row)]
-        cells += [f"{served['ops']}/{served['all_ops']}" if served else "-"]
-        cells += [f"{line['compile_s']:.1f}" if line.get("compile_s") else "-"]
-        peak = memory.get("device_mb", memory.get("peak_mb"))
-        cells += ["-" if peak is None else f"{peak:.0f}"]
+    table = ["| " + " | ".join(head) + " |", "|---|---|" + "--:|" * (len(head) - 2)]
+    for name in dict.fromkeys(row.model for row in made):
+        own = [row for row in made if row.model == name]
+        cells = [name, " / ".join(row.shape or "-" for row in own), _each(own, _eager)]
+        cells += [_each(own, partial(_speed, peer=peer)) for peer in ("blade", *peers)]
+        cells += [_each(own, lambda row: _times(row.ahead)), _error(own), *_costs(own[0].own or {})]
         table.append("| " + " | ".join(cells) + " |")
     return "\n".join(table)
+
+
+def _each(own: Sequence[Row], one: Callable[[Row], str]) -> str:
+    texts = [one(row) for row in own]
+    return "-" if set(texts) == {"-"} else " / ".join(texts)
+
+
+def _costs(line: Line) -> list[str]:
+    """Ops in engines, seconds to compile, MiB."""
+    served, memory = line.get("served") or {}, line.get("memory") or {}
+    peak = memory.get("device_mb", memory.get("peak_mb"))
+    return [
+        f"{served['ops']}/{served['all_ops']}" if served else "-",
+        f"{line['compile_s']:.1f}" if line.get("compile_s") else "-",
+        "-" if peak is None else f"{peak:.0f}",
+    ]
 
 
 def _speed(row: Row, peer: str) -> str:
@@ -181,24 +193,28 @@ def _speed(row: Row, peer: str) -> str:
     return f"**{text}**" if row.speeds[peer] == max(row.speeds.values()) else text
 
 
-def _ms(line: Line) -> str:
-    value = line.get("anchor_ms")
+def _eager(row: Row) -> str:
+    value = row.own.get(f"anchor_{_kind(row.own)}") if row.own else None
     return "-" if value is None else f"{value:.3g}"
 
 
-def _error(row: Row) -> str:
-    if row.own is None or row.own["failed"]:
+def _error(own: Sequence[Row]) -> str:
+    """The largest."""
+    if any(row.own is None or row.own["failed"] for row in own):
         return "fails"
-    found = row.own.get("error")
-    text = "-" if found is None else f"{found:.0e}"
-    return text if row.right else f"WRONG {text}"
+    found = [row.own["error"] for row in own if row.own and row.own.get("error") is not None]
+    text = f"{max(found):.0e}" if found else "-"
+    return text if all(row.right for row in own) else f"WRONG {text}"
 
 
 def failures(made: Sequence[Row]) -> str:
-    """What is not right, and what is behind."""
+    """What is not right, what fell back, and what is behind."""
     found = []
     for row in made:
         line = row.own or {}
+        served, name = line.get("served") or {}, f"* {row.model} {row.shape}"
+        if served.get("fallbacks"):
+            found.append(f"{name}: {served['fallbacks']} calls of engines fell back")
         if row.right and row.passes:
             continue
         what = (
@@ -206,5 +222,5 @@ def failures(made: Sequence[Row]) -> str:
             or line.get("wrong")
             or f"{row.ahead:.2f}x of {NAMES.get(row.best, row.best)}"
         )
-        found.append(f"* {row.model} {row.shape}: {str(what)[:300]}")
+        found.append(f"{name}: {str(what)[:300]}")
     return "\n".join(found)

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Text models of transformers, at two layers on a CPU and at the sizes of their bases on a GPU."""
 
-import importlib.util
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -10,7 +9,7 @@ import torch
 from zoo.model import Axis, Model, Shape, Tensors, padding_mask, token_ids
 
 from suite.entry import Answers, Both, Entry, Size, at, made
-from suite.libraries import torchvision_models
+from suite.libraries import imported
 
 AXES = (Axis("batch", 1, 8), Axis("length", 8, 128, 8))
 SHAPES = Both(((1, 64), (4, 40)), ((1, 128), (32, 128)))
@@ -57,10 +56,7 @@ CAUSAL = {"use_cache": False}
 
 def transformer(name: str, kind: str, size: Size, fields: dict[str, Any]) -> Any:
     """``kind`` ("ForCausalLM") of the family ``name`` ("Gpt2"), with random weights."""
-    if importlib.util.find_spec("torchvision"):
-        torchvision_models()  # transformers imports it where it finds it
-    import transformers
-
+    transformers = imported("transformers")
     torch.manual_seed(0)
     config = getattr(transformers, f"{name}Config")(**at(size, fields))
     config._attn_implementation = "sdpa" if _has_sdpa(transformers, name, kind) else "eager"
