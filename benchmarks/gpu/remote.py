@@ -26,10 +26,12 @@ class PeerFailed(Exception):
 
 
 class Remote:
-    """The parent's end. Raises nothing before the first ``ask``."""
+    """The parent's end. Raises nothing before the first ``ask``. ``start``: multiprocessing's way to start it."""
 
-    def __init__(self, module: str, name: str, given: Mapping[str, Any]) -> None:
-        context = mp.get_context("spawn")
+    def __init__(
+        self, module: str, name: str, given: Mapping[str, Any], start: str = "spawn"
+    ) -> None:
+        context = mp.get_context(start)
         self._pipe, child = context.Pipe()
         self._process = context.Process(target=_serve, args=(child, module, name, dict(given)))
         self._process.start()

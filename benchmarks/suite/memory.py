@@ -15,13 +15,13 @@ EVERY_S = 0.2
 
 
 def held_mb(process: int) -> float:
-    """Resident MiB of ``process`` and all below it. Pages that they share count once each."""
+    """Resident MiB of ``process`` and all below it that no file backs: libraries do not count."""
     try:
         status = Path(f"/proc/{process}/status").read_text()
     except OSError:
         return 0.0
     lines = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
-    own = int(lines.get("VmRSS", "0 kB").split()[0]) / 1024
+    own = int(lines.get("RssAnon", "0 kB").split()[0]) / 1024
     return own + sum(map(held_mb, _children(process)))
 
 

@@ -6,10 +6,13 @@ round disturbs all of them. A run that finds a part of a model's cells done prep
 "anchor_ms" is eager's time in the same rounds, so that cells of different runs compare by their speed over eager.
 """
 
+import multiprocessing as mp
+import os
 import statistics
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from gpu.device import Where
@@ -86,6 +89,16 @@ class Running:
             return None
 
 
+def preload(packages: Path | None) -> None:
+    """Have libraries imported once, by the process that forks the cells of a CPU."""
+    here = Path(__file__).resolve()
+    folders = [str(here.parents[1]), str(here.parents[2]), os.environ.get("PYTHONPATH", "")]
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, folders))
+    if packages is not None:
+        os.environ["SUITE_PACKAGES"] = str(packages)
+    mp.set_forkserver_preload(["suite.preloaded"])
+
+
 def run(
     works: Sequence[Work],
     device: str,
@@ -96,6 +109,7 @@ def run(
     facts: Mapping[str, Any],
 ) -> None:
     """Everything that ``lines`` does not have yet, while there is time."""
+    preload(bounds.packages)
     clock = Clock(limits.whole_s if limits.whole_s is not None else 1e9)
     waiting = []
     for work in works:
@@ -150,7 +164,10 @@ def _prepared(
     if where.is_cuda and not ENTRIES[work.model].half:
         given["where"] = Where(where.device, "float32")
     name = {"inference": "Inference", "training": "Training"}[work.mode]
-    cell = Running(work, peer, Remote("suite.cells", name, given))
+    start = (
+        "spawn" if where.is_cuda else "forkserver"
+    )  # what has looked at a GPU must not be forked
+    cell = Running(work, peer, Remote("suite.cells", name, given, start))
     if clock.left() < NEEDED_S / 2:
         cell.cut = True
     cell.ask("hello", HELLO_S, clock)
