@@ -20,6 +20,7 @@ from suite.lines import Line, Lines  # noqa: E402
 from suite.peers import LESS_EXACT, PEERS, packages  # noqa: E402
 from suite.registry import ENTRIES  # noqa: E402
 from suite.summary import LEVEL, rows, summary  # noqa: E402
+from zoo.compare import error  # noqa: E402
 
 QUICK = ("gcn", "deep_fm", "conformer", "darknet_detector", "dit")
 
@@ -55,12 +56,13 @@ def _answers(entry: Entry) -> None:
     assert len(model.fixed) >= 2 and len(set(model.fixed)) == len(model.fixed)
     for shape in model.fixed:
         assert len(shape) == len(model.axes)
-        inputs = model.inputs(shape, 1)
+        inputs, others = model.inputs(shape, 1), model.inputs(shape, 2)
         assert len(inputs) == len(model.names)
         with torch.no_grad():
-            found = model.module(*inputs)
+            found, apart = model.module(*inputs), model.module(*others)
         assert isinstance(found, tuple) and found
-        assert all(bool(t.isfinite().all()) and bool(t.any()) for t in found)
+        assert all(bool(t.isfinite().all()) for t in found)
+        assert all(error((a,), (b,)) > 1e-3 for a, b in zip(found, apart))  # inputs matter
     assert any(model.dynamic_axes())
 
 

@@ -106,11 +106,26 @@ def made(
     axes: Sequence[Axis] = (BATCH,),
     names: Sequence[str] = (),
     sample: bool = False,
+    strong: bool = False,
 ) -> Model:
-    """A ``Model``; ``sample``: running statistics of batch norms become those of its last shape."""
+    """A ``Model``; ``sample``: running statistics of batch norms become those of its last shape.
+
+    ``strong``: weights keep the size of what goes through them; a library's own let it vanish beside the biases.
+    """
+    _fill(module, strong)
     draw = (lambda: inputs(shapes[-1], 0)) if sample else None
     names = names or [f"input_{k}" for k in range(len(inputs(shapes[0], 0)))]
     return Model(initialized(module, draw), tuple(names), tuple(axes), tuple(shapes), inputs)
+
+
+def _fill(module: nn.Module, strong: bool) -> None:
+    """Matrices that are born zero, as heads of timm are, would make answers that no input changes."""
+    rng = generator(2)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            if parameter.dim() > 1 and (strong or not parameter.any()):
+                scale = parameter[0].numel() ** -0.5 if strong else 0.02
+                parameter.copy_(scale * torch.randn(parameter.shape, generator=rng))
 
 
 def noise(*rest: int) -> Callable[[Shape, int], Tensors]:

@@ -27,8 +27,10 @@ SIDE = Both(112, 224)
 PIXELS = ("pixel_values",)
 
 
-def _images(module: nn.Module, size: Size, side: int, sample: bool = False) -> Model:
-    return made(module, noise(3, side, side), at(size, SHAPES), (BATCH,), PIXELS, sample)
+def _images(
+    module: nn.Module, size: Size, side: int, sample: bool = False, strong: bool = False
+) -> Model:
+    return made(module, noise(3, side, side), at(size, SHAPES), (BATCH,), PIXELS, sample, strong)
 
 
 def _transformers(
@@ -36,7 +38,8 @@ def _transformers(
 ) -> Model:
     side = at(size, side)
     model = transformer(name, kind, size, fields)
-    return _images(Answers(model, PIXELS, outputs), size, side, sample=True)
+    module = Answers(model, PIXELS, outputs)
+    return _images(module, size, side, sample=True, strong=kind == "ForDepthEstimation")
 
 
 def _hf(

@@ -206,6 +206,7 @@ def _lines(cell: Running, anchor: Running | None, facts: Mapping[str, Any]) -> l
             if anchor is not None and shape in anchor.times:
                 line[f"anchor_{prefix}"] = _ms(anchor.times[shape][kind])
         line |= {"error": cell.answer["errors"].get(shape), "compile_s": cell.answer["compile_s"]}
+        line["eager_error"] = cell.answer.get("eager_errors", {}).get(shape)
         line |= {"memory": {k: round(v) for k, v in cell.memory.items()}, "served": served}
         made.append(line)
     return made

@@ -224,7 +224,7 @@ def _hifigan(size: Size) -> Model:
     module = Answers(model, ("spectrogram",))
     shapes = at(size, Both(((1, 20), (2, 14)), ((1, 100), (16, 100))))
     axes = (Axis("batch", 1, 3), Axis("frames", 8, 24, 2))
-    return made(module, noise(80), shapes, axes, ("spectrogram",))
+    return made(module, noise(80), shapes, axes, ("spectrogram",), strong=True)
 
 
 def _encodec(size: Size) -> Model:
