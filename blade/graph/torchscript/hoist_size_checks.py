@@ -98,6 +98,8 @@ def _hoisted(graph: torch._C.Graph, sample: Sequence[Any], checks: list[Check]) 
             seen.add(holds)
             moved.setdefault(segment, {})[check.index] = [holds]
         gone.append(number)
+    if not all(map(_can_be_written, _assumptions(sizes))):
+        return HoistedChecks((), ())  # the checks stay where they are
     if assumed_in is not None:
         assumed_in[ASSUMED] = [one for one in _assumptions(sizes) if one not in seen]
         if not assumed_in[ASSUMED] or not seen:
@@ -149,11 +151,20 @@ def _condition(sizes: SymbolicSizes, check: Check) -> Any:
     before = len(sizes.relied)
     try:
         holds = sympy.And(_negated(sizes.number(check.fails)), *sizes.relied[before:])
-        _Printer().doprint(holds)
     except NotOfSizes:
+        return None
+    if not _can_be_written(holds):
         return None
     is_known = sizes.is_exact and all(symbol in sizes.symbols for symbol in holds.free_symbols)
     return holds if is_known else None
+
+
+def _can_be_written(holds: Any) -> bool:
+    try:
+        _Printer().doprint(holds)
+    except NotOfSizes:
+        return False
+    return True
 
 
 def _negated(fails: Any) -> Any:
@@ -192,7 +203,7 @@ class _Printer(PythonPrinter):
     def _print_TruncToInt(self, expr: Any) -> str:
         quotient = expr.args[0]
         if not isinstance(quotient, IntTrueDiv) or not quotient.args[1].is_positive:
-            raise NotOfSizes(str(expr))
+            return f"int({self._print(quotient)})"  # as Python has it: int(n**0.5)
         over, by = map(self._print, quotient.args)
         return f"(({over}) // ({by}) if ({over}) >= 0 else -((-({over})) // ({by})))"
 

@@ -63,6 +63,44 @@ class CeilOfSize(nn.Module):
         return functional.adaptive_avg_pool2d(torch.relu(x), (h, w)) + 1  # decides
 
 
+class _Square(nn.Module):
+    """Patches in a row, as a square again: what is asked of its sides relies on the root of their number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, 8, 4, 4)
+
+    def side(self, count: int) -> int:
+        raise NotImplementedError
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.shape[1] != 3:  # decides
+            raise ValueError("three channels")
+        y = self.patches(x).flatten(2)
+        side = self.side(y.shape[2])  # decides
+        y = functional.avg_pool2d(y.reshape(x.shape[0], 8, side, side), 2)  # decides
+        if y.shape[2] > 2:  # decides
+            y = y * 2
+        return torch.relu(y).mean(3) + 1
+
+
+def squares(draw: Draw) -> tuple[torch.Tensor, ...]:
+    side = 4 * draw.size(2, 7)
+    return (draw.normal(draw.size(1, 3), 3, side, side),)
+
+
+@decides("int(n**0.5) as a size", squares)
+class RootOfSize(_Square):
+    def side(self, count: int) -> int:
+        return int(count**0.5)  # decides
+
+
+@decides("math.ceil(n**0.5) as a size", squares)
+class CeilOfRoot(_Square):
+    def side(self, count: int) -> int:
+        return math.ceil(count**0.5)  # decides
+
+
 @decides(
     "is_contiguous()",
     lambda d: (d.pick(d.normal(4, 8), d.normal(8, 4).t(), d.normal(4, 16)[:, ::2]),),
