@@ -14,6 +14,7 @@ from blade.errors import InputError
 from blade.graph.torchscript.detach_constants import detached_constants
 from blade.graph.torchscript.fold_constants import fold
 from blade.graph.torchscript.keep_type_promotion import keep_type_promotion
+from blade.graph.torchscript.name_views import name_views
 from blade.graph.torchscript.unpack_constant_lists import unpack_constant_lists
 
 _log = logging.getLogger(__name__)
@@ -94,6 +95,7 @@ def clean(module: torch.jit.ScriptModule, passes: Sequence[Callable[[torch.Graph
         torch._C._jit_pass_cse(graph)
     torchscript.remove_dead_code(graph)
     unpack_constant_lists(graph)
+    name_views(graph)
     torch._C._jit_pass_lint(graph)
 
 
