@@ -18,7 +18,9 @@ def coverage(run: Any) -> dict[str, Any]:
         report = blade.report(run)
     except blade.InputError:
         return {}
-    return {"served": _served([report], list(blade.stats(run).values()))}
+    stats = dict(blade.stats(run))
+    original = stats.pop("original", {}).get("calls", 0)  # calls that no captured path answers
+    return {"served": {**_served([report], list(stats.values())), "original": original}}
 
 
 def trained_coverage(peer: str) -> dict[str, Any]:

@@ -215,6 +215,8 @@ def failures(made: Sequence[Row]) -> str:
         served, name = line.get("served") or {}, f"* {row.model} {row.shape}"
         if served.get("fallbacks"):
             found.append(f"{name}: {served['fallbacks']} calls of engines fell back")
+        if served.get("original"):
+            found.append(f"{name}: {served['original']} calls went to the original model")
         if row.right and row.passes:
             continue
         what = (
