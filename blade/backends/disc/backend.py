@@ -40,8 +40,11 @@ class DiscBackend(Backend):
 
     @property
     def precisions(self) -> tuple[str, ...]:
-        """Mixed precision is for GPUs, whose matrix products are several times faster in 16 bits."""
-        return () if gpu.why_unavailable() else ("fp16", "bf16")
+        """Those in which products are faster: 16 bits on GPUs, bfloat16 on CPUs with an instruction for it."""
+        if gpu.why_unavailable() is None:
+            return ("fp16", "bf16")
+        has_bf16 = cpu.why_unavailable() is None and host().has_bf16_products
+        return ("bf16",) if has_bf16 else ()
 
     @property
     def reduced_precision_with(self) -> tuple[str, ...]:
@@ -68,7 +71,7 @@ class DiscBackend(Backend):
 
     def convert(self, cluster: Cluster, config: Config) -> torch.ScriptObject:
         device = device_of(cluster)
-        half = half_of(cluster, config) if device.type == "cuda" else None
+        half = _half(cluster, config, device)
         engine = self._engine(cluster, config, device, half)
         if half is not None and not _is_near(engine, cluster, config):
             log.info("%s: %s is too coarse for its products", cluster.name, half)
@@ -96,6 +99,13 @@ class DiscBackend(Backend):
             limits["reuse_output_buffers"] = int(config.reuse_output_buffers)
         program = with_kernel_ops(compiled.program, compiled.kernel_ops)
         return make_engine(cluster.name, self.name, program, code, list(compiled.constants), limits)
+
+
+def _half(cluster: Cluster, config: Config, device: torch.device) -> torch.dtype | None:
+    """The dtype that float32 products may be computed in on ``device``; ``None``: float32 only."""
+    if device.type == "cuda":
+        return half_of(cluster, config)
+    return torch.bfloat16 if config.enable_bf16 and host().has_bf16_products else None
 
 
 def _is_near(engine: Any, cluster: Cluster, config: Config) -> bool:

@@ -123,7 +123,7 @@ def compile_graph(
     """Compile a straight-line FX graph; raises ``Refused`` for ops that DISC cannot express.
 
     ``single``: weights are never packed, so that no second copy of one exists.
-    ``half``: float16 or bfloat16, in which float32 products may be computed on a GPU.
+    ``half``: float16 or bfloat16, in which float32 products may be computed; on a CPU, bfloat16.
     ``updates``: inputs that the last outputs are written to; those outputs are not returned.
     """
     generator = _codegen(target, half)
@@ -166,7 +166,7 @@ def _codegen(target: CpuTarget | GpuTarget, half: torch.dtype | None) -> Codegen
         return GpuCodegen(target, half)
     from blade.backends.disc.cpu.codegen import CpuCodegen
 
-    return CpuCodegen(target)
+    return CpuCodegen(target, half)
 
 
 def _compile(

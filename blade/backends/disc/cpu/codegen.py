@@ -4,6 +4,8 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+import torch
+
 from blade.backends.disc.cpu.compile.parallel import compile_kernels
 from blade.backends.disc.cpu.emit.kernel import EmittedKernel, emit
 from blade.backends.disc.cpu.library_kernels import NativeKernel, native_kernel
@@ -12,7 +14,7 @@ from blade.backends.disc.fusion.fuse import Fused, FusionGroup
 from blade.backends.disc.ir.graph import Graph, Value
 from blade.backends.disc.ir.kernel import Kernel
 from blade.backends.disc.passes.legalize import absorbed
-from blade.backends.disc.passes.pipeline import PASSES, GraphPass
+from blade.backends.disc.passes.pipeline import GraphPass, passes
 from blade.backends.disc.program.buffer_reuse import overwritable
 from blade.backends.disc.program.instructions import (
     Instruction,
@@ -31,8 +33,9 @@ class CpuCodegen:
     device = "cpu"
     language = "mlir"
 
-    def __init__(self, target: CpuTarget) -> None:
-        self.target = target
+    def __init__(self, target: CpuTarget, half: torch.dtype | None = None) -> None:
+        """``half``: bfloat16 if it may replace float32 in products."""
+        self.target, self.half = target, half
         self.emitted: dict[Kernel, tuple[str, EmittedKernel]] = {}
         self.libraries: dict[str, str] = {}  # generated code for all shapes, by name
 
@@ -46,7 +49,7 @@ class CpuCodegen:
 
     @property
     def passes(self) -> Sequence[tuple[str, GraphPass]]:
-        return PASSES
+        return passes(self.half)
 
     @property
     def kernels(self) -> int:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import sympy
+import torch
 from torch.utils._sympy.functions import FloorDiv
 
 from blade.backends.disc.cpu.attention import gradient as attention_gradient
@@ -17,7 +18,7 @@ from blade.backends.disc.cpu.conv.int8_plan import int8_conv_plan, int8_plan
 from blade.backends.disc.cpu.conv.max_pool_plan import pool_call
 from blade.backends.disc.cpu.conv.plan import plan
 from blade.backends.disc.cpu.gemm import batched_matmul as matmul
-from blade.backends.disc.cpu.gemm import gemm
+from blade.backends.disc.cpu.gemm import bf16_plan, gemm
 from blade.backends.disc.cpu.gemm.micro_kernel import GemmTiling, gemm_tiling
 from blade.backends.disc.cpu.gemm.weight_only_plan import weight_only_plan
 from blade.backends.disc.ir.constant_parts import parts_of
@@ -49,6 +50,8 @@ def _linear(value: Value, target: CpuTarget) -> NativeKernel | None:
     if not is_packed(value):
         return None
     x, weight = value.args[:2]
+    if x.dtype == torch.bfloat16:
+        return NativeKernel(*bf16_plan.linear_plan(value, target))
     columns, depth = (int(d) for d in weight.shape)
     tiles = gemm_tiling(target, DTYPES[value.dtype])
     product = gemm.gemm_for(columns, tiles)
@@ -125,6 +128,9 @@ def _conv(value: Value, target: CpuTarget) -> NativeKernel | None:
 
 def _matmul(value: Value, target: CpuTarget) -> NativeKernel | None:
     """A product of two computed matrices."""
+    if value.args[0].dtype == value.args[1].dtype == torch.bfloat16 and value.shape[-2] != 1:
+        found = bf16_plan.matmul_plan(value, target)
+        return None if found is None else NativeKernel(*found)
     call = matmul.matmul_call(value, target)
     product = matmul.matmul(value.shape[-1], gemm_tiling(target), len(value.args) == 3)
     return (

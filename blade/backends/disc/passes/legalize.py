@@ -23,6 +23,9 @@ from blade.backends.disc.ir.views import reshape_strides, same, view_of
 QUANTIZED = ("int8_linear", "int8_conv", "weight_only_linear")
 """Products with constant quantized weights: operands 1 to 3 are packed when the engine loads."""
 
+NARROW_SOURCES = (torch.bfloat16, torch.float32)
+"""Dtypes of results of bfloat16 products, and of constants that are packed for them."""
+
 Packed = Callable[[Value], range]
 """Product -> positions of its packed operands, which are constants."""
 
@@ -98,7 +101,7 @@ def _copy_before_layouts(
     if v.op == "matmul":
         args = [_addressed(b, a) for a in args]
         args[:2] = [a if has_batch(a) else copy(b, a) for a in args[:2]]
-        if v.dtype == torch.float32 and v.shape[-2] != 1 and not has_dense_rows(args[0]):
+        if v.dtype in NARROW_SOURCES and v.shape[-2] != 1 and not has_dense_rows(args[0]):
             args[0] = _copy_once(b, args[0])
         args[2:] = [_stored(b, a) for a in args[2:]]
         return b.make(v.op, args, v.shape, v.dtype)
@@ -184,11 +187,16 @@ def is_packed(v: Value) -> bool:
     """Whether ``v`` is a product with constants that the generated GEMM can pack once."""
     if v.op in QUANTIZED:
         return True
-    if v.op != "linear" or v.dtype not in (torch.float32, torch.float64):
-        return False
-    if any(a.dtype != v.dtype for a in v.args):
+    if v.op != "linear" or not _has_packable_dtypes(v):
         return False
     return all(parts_of(a) is not None for a in v.args[1:])
+
+
+def _has_packable_dtypes(v: Value) -> bool:
+    """Equal floats of 32 or 64 bits; rows of bfloat16 times weights that are rounded to it when they are packed."""
+    if v.args[0].dtype == torch.bfloat16:
+        return all(a.dtype in NARROW_SOURCES for a in (v, *v.args[1:]))
+    return v.dtype in (torch.float32, torch.float64) and all(a.dtype == v.dtype for a in v.args)
 
 
 def absorbed(graph: Graph, packed: Packed = packed_operands) -> set[int]:

@@ -20,16 +20,20 @@ from blade.backends.disc.ir.graph import (
     numel,
 )
 from blade.backends.disc.ir.rewrite import rewrite_values
-from blade.backends.disc.passes.legalize import is_packed
+from blade.backends.disc.passes.legalize import NARROW_SOURCES, is_packed
 
 
 def linear_to_matmul(graph: Graph) -> Graph:
     """``graph`` with generated products wherever weights cannot be packed in advance."""
 
     def step(b: IrBuilder, v: Value, args: list[Value]) -> Value | None:
-        if v.op != "linear" or is_packed(v) or any(a.dtype != torch.float32 for a in args):
+        if v.op != "linear" or is_packed(v) or v.dtype not in NARROW_SOURCES:
+            return None
+        if any(a.dtype != v.dtype for a in args):
             return None
         x, weight, *bias = args
+        if v.dtype == torch.bfloat16:  # a generated product takes its bias in float32
+            bias = [b.cast(c, torch.float32) for c in bias]
         rows, (columns, depth) = numel(x.shape[:-1]), weight.shape
         if rows == 1:  # a vector: stays with ATen
             return None

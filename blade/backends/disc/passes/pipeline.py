@@ -3,8 +3,11 @@
 
 from collections.abc import Callable
 
+import torch
+
 from blade.backends.disc.ir.graph import Graph
 from blade.backends.disc.passes import legalize
+from blade.backends.disc.passes.bf16_products import use_bf16_products
 from blade.backends.disc.passes.copy_complex import copy_complex
 from blade.backends.disc.passes.find_quantized_weights import find_quantized_weights
 from blade.backends.disc.passes.fuse_attention import find_attention
@@ -22,6 +25,9 @@ from blade.backends.disc.passes.reduce_last_axis import reduce_last_axis
 from blade.backends.disc.passes.split_reductions import split_reductions
 
 GraphPass = Callable[[Graph], Graph]
+
+NARROW: tuple[str, GraphPass] = ("bf16", use_bf16_products)
+"""The pass that follows ``find_attention`` where products may be computed in bfloat16."""
 
 PASSES: tuple[tuple[str, GraphPass], ...] = (
     ("normalize", normalize_sizes),
@@ -43,3 +49,11 @@ PASSES: tuple[tuple[str, GraphPass], ...] = (
     ("outputs", materialize_outputs),
     ("complex", copy_complex),
 )
+
+
+def passes(half: torch.dtype | None) -> tuple[tuple[str, GraphPass], ...]:
+    """The passes, by name; ``half``: bfloat16 if it may replace float32 in products."""
+    if half is None:
+        return PASSES
+    at = [name for name, _ in PASSES].index("find_attention") + 1
+    return (*PASSES[:at], NARROW, *PASSES[at:])

@@ -32,6 +32,11 @@ class CpuTarget:
         return 32 if self.lanes == 16 or "asimd" in self.isa else 16
 
     @property
+    def has_bf16_products(self) -> bool:
+        """Whether one instruction multiplies pairs of bfloat16 and sums them in float32."""
+        return self.lanes == 16 and "avx512_bf16" in self.isa
+
+    @property
     def has_half(self) -> bool:
         """Whether float16 conversion is an instruction (otherwise it is a call into compiler-rt)."""
         return "f16c" in self.isa or "asimd" in self.isa

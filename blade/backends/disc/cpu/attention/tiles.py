@@ -48,11 +48,17 @@ def _shuffled(f: MlirFunction, a: SsaValue, b: SsaValue, picks: Sequence[int]) -
 
 
 def clamped_rows(
-    f: MlirFunction, base: SsaValue, distance: SsaValue, count: SsaValue, rows: int
+    f: MlirFunction,
+    base: SsaValue,
+    distance: SsaValue,
+    count: SsaValue,
+    rows: int,
+    element: str = "f32",
 ) -> list[SsaValue]:
     """Addresses of ``rows`` rows; rows from ``count`` on repeat the last one."""
     last = f.sub(count, f.number(1))
-    return [f.at(base, f.mul(f.least(f.number(r), last), distance)) for r in range(rows)]
+    numbers = [f.least(f.number(r), last) for r in range(rows)]
+    return [f.at(base, f.mul(number, distance), element) for number in numbers]
 
 
 def load_queries(target: CpuTarget, vectors: int) -> MlirFunction:

@@ -48,6 +48,10 @@ class Int8Dot:
         """The number that is subtracted from every ``a``."""
         return 128 if self.how == "sdot" else 0
 
+    def nothing(self, code: MlirBuilder) -> SsaValue:
+        """A vector of empty sums."""
+        return code.constant(0, "i32", self.lanes)
+
     def spread(self, code: MlirBuilder, quad: SsaValue) -> tuple[SsaValue, ...]:
         """Four bytes of ``a`` (an i32) broadcast to every lane, in the form that ``add`` takes."""
         a = code.broadcast(quad, self.lanes)

@@ -54,7 +54,7 @@ def matmul_call(value: Value, target: CpuTarget) -> NativeCall | None:
     a, b, *bias = value.args
     if any(v.dtype != torch.float32 for v in (*value.args, value)) or a.shape[-2] == 1:
         return None
-    a_strides, b_strides = _matrix_strides(a), _matrix_strides(b)
+    a_strides, b_strides = matrix_strides(a), matrix_strides(b)
     if a_strides[-1] != 1:
         return None
     tiles, (m, n), k = gemm_tiling(target), value.shape[-2:], a.shape[-1]
@@ -71,7 +71,7 @@ def matmul_call(value: Value, target: CpuTarget) -> NativeCall | None:
     )
 
 
-def _matrix_strides(x: Value) -> tuple[Dim, Dim, Dim]:
+def matrix_strides(x: Value) -> tuple[Dim, Dim, Dim]:
     """Strides of the merged leading axes, of a row and of a column; 1 for an axis of size 1."""
     view = view_of(x)
     assert view is not None, x

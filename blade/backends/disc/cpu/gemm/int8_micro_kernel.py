@@ -3,26 +3,19 @@
 
     C[r, j] = (sum_k A[r, k] * B[k, j] - zero[r] * sums[j]) * (scales[j] * scale[r]) + bias[j]
 
-A holds unsigned bytes; its rows are read in place, four bytes (one broadcast) at a time. B is a packed panel
-with four rows interleaved, ``panel[k / 4][j][k % 4]``, zero beyond k and n. The sums are exact.
-
-A convolution's rows consist of one piece per tap, each of k bytes, a multiple of four. A table of pointers,
-``table[tap][r]``, locates them (pixel_pointers.py). The panel holds all taps one after the other.
+A holds unsigned bytes. B is a packed panel with four rows interleaved, ``panel[k / 4][j][k % 4]``, zero beyond k
+and n. The sums are exact. dot_micro_kernel.py has the loop over k.
 """
 
 from dataclasses import dataclass
 
 from blade.backends.disc.cpu.emit.int8_dot import QUAD, Int8Dot
 from blade.backends.disc.cpu.emit.mlir_builder import SsaValue
-from blade.backends.disc.cpu.emit.mlir_function import POINTER, Carry, MlirRoutine
-from blade.backends.disc.cpu.gemm.driver import PanelTiling, joined
+from blade.backends.disc.cpu.emit.mlir_function import POINTER, MlirRoutine
+from blade.backends.disc.cpu.gemm.dot_micro_kernel import DotMicroKernel
+from blade.backends.disc.cpu.gemm.driver import PanelTiling
 from blade.backends.disc.cpu.gemm.int8_epilogue import FLOATS, Int8Epilogue, finish_text
 from blade.backends.disc.cpu.gemm.micro_kernel import MicroKernelTile
-
-# As in the fp32 micro-kernels: independent sums, instructions per loop body, prefetch distance in steps.
-_CHAINS = 8
-_BODY = 24
-_AHEAD = 64
 
 ROW_FACTORS = ("none", "scale", "scale_zero")
 """Factors that each row of A has; all other factors are in the packed constants."""
@@ -88,89 +81,19 @@ def micro_kernel(form: Int8KernelSpec, tile: MicroKernelTile, name: str) -> Mlir
     return _Int8MicroKernel(form, tile, name).emit()
 
 
-class _Int8MicroKernel:
+class _Int8MicroKernel(DotMicroKernel):
     def __init__(self, form: Int8KernelSpec, tile: MicroKernelTile, name: str) -> None:
-        self.form, self.dot, self.tile = form, form.dot, tile
+        self.form, self.dot = form, form.dot
         numbers = ((n, "i64") for n in form.numbers)
         arguments = [*((p, POINTER) for p in form.pointers), *numbers]
-        self.f = MlirRoutine(name, arguments, form.dot.lanes)
-        self.cells = [(r, v) for r in range(tile.rows) for v in range(tile.vectors)]
+        f = MlirRoutine(name, arguments, form.dot.lanes)
+        super().__init__(f, form.dot, tile, QUAD, "i8", form.in_taps)
 
     def emit(self) -> MlirRoutine:
-        f, count = self.f, len(self.cells)
         if not self.form.epilogue.is_plain:
-            self.stack = f.stack(self.tile.rows * self.dot.width)
-        chains = 1 << (-(-_CHAINS // count) - 1).bit_length()
-        values = [f.constant(0, "i32", self.dot.lanes)] * (chains * count)
-        heights = range(self.tile.rows)
-        if self.form.in_taps:
-            piece = f.product(f.over(f["k"], QUAD), self.dot.width)
-            with f.carrying(f.whole(0), f["taps"], 1, values) as taps:
-                row = f.at(f["table"], f.product(taps.index, f["pitch"]), POINTER)
-                self.rows = [f.at(f.get(row, r, POINTER), f["start"], "i8") for r in heights]
-                panel = f.at(f["b"], f.product(taps.index, piece), "i32")
-                taps.next(self._depth(panel, taps.values))
-            values = taps.results
-        else:
-            self.rows = [f.at(f["a"], f.product(f["lda"], r), "i8") for r in heights]
-            values = self._depth(f["b"], values)
-        self._finish(joined(self.f, values, len(self.cells)))
-        return f
-
-    def _depth(self, panel: SsaValue, values: list[SsaValue]) -> list[SsaValue]:
-        """``values`` plus all products of one piece."""
-        f, count = self.f, len(self.cells)
-        chains = len(values) // count
-        steps = chains * max(1, _BODY // (chains * count))
-        whole, quads = f.over(f["k"], QUAD), f.above(f["k"], QUAD)
-        even = f.floor_to(whole, steps)
-        with f.carrying(f.whole(0), even, steps, values) as loop:
-            self._prefetch(panel, loop.index, steps)
-            self._steps(loop, panel, steps)
-        with f.carrying(even, whole, 1, loop.results) as loop:
-            self._steps(loop, panel, 1)
-        if not self.form.in_taps:
-            with f.carrying(whole, quads, 1, loop.results) as loop:  # at most one round
-                self._steps(loop, panel, 1, at_end=True)
-        return loop.results
-
-    def _steps(self, loop: Carry, start: SsaValue, steps: int, at_end: bool = False) -> None:
-        """``steps`` quads of k from the loop's index on; step u adds to chain u."""
-        f, dot, count = self.f, self.dot, len(self.cells)
-        values, chains = list(loop.values), len(loop.values) // count
-        panel = f.at(start, f.product(loop.index, dot.width), "i32")
-        for u in range(steps):
-            b = [
-                dot.widened(f, f.get(panel, u * dot.width + v * dot.lanes, "i32", dot.lanes))
-                for v in range(self.tile.vectors)
-            ]
-            for r in range(self.tile.rows):
-                a = dot.spread(f, self._quad(r, f.sum(loop.index, u), at_end))
-                for v in range(self.tile.vectors):
-                    k = (u % chains) * count + r * self.tile.vectors + v
-                    values[k] = dot.add(f, values[k], a, b[v])
-        loop.next(values)
-
-    def _quad(self, r: int, quad: SsaValue, at_end: bool) -> SsaValue:
-        """Bytes 4 * quad to 4 * quad + 3 of row ``r`` as one i32; at the end, only existing bytes."""
-        f, first = self.f, self.f.product(quad, QUAD)
-        if not at_end:
-            at = f.at(self.rows[r], first, "i8")
-            return f.op(f"llvm.load {at.name} {{alignment = 1 : i64}} : !llvm.ptr -> i32", "i32", 1)
-        total = f.constant(0, "i32")
-        for j in range(QUAD - 1):  # bytes beyond k are multiplied by zeros of the panel
-            here = f.least(f.sum(first, j), f.minus(f["k"], 1))
-            byte = f.convert("arith.extui", f.get(self.rows[r], here, "i8"), "i32")
-            by = f.constant(8 * j, "i32")
-            total = f.apply("arith.ori", total, f.apply("arith.shli", byte, by))
-        return total
-
-    def _prefetch(self, start: SsaValue, quad: SsaValue, steps: int) -> None:
-        """Prefetch the part of the panel that is read ``_AHEAD`` steps later; the next panel follows it."""
-        f, width = self.f, self.dot.width
-        panel = f.at(start, f.product(quad, width), "i32")
-        for offset in range(0, steps * width, 16):
-            f.prefetch(f.at(panel, _AHEAD * width + offset, "i32"))
+            self.stack = self.f.stack(self.tile.rows * self.dot.width)
+        self._finish(self.sums())
+        return self.f
 
     def _finish(self, sums: list[SsaValue]) -> None:
         if not self.form.epilogue.is_plain:

@@ -10,19 +10,15 @@ Sums, norms, softmax, exponentials and powers keep float32, as in autocast. Inpu
 dtypes. Casts are pointwise: they run in the kernels around the products and need no launch.
 """
 
-from collections.abc import Mapping, Sequence
-
 import torch
 
-from blade.backends.disc.gpu.emit.pointwise import HALVES
 from blade.backends.disc.ir.graph import (
     Graph,
     IrBuilder,
-    Rule,
     Value,
     rewrite,
 )
-from blade.backends.disc.ir.simplify import RULES
+from blade.backends.disc.passes.narrow_casts import NARROW_RULES
 
 F32 = torch.float32
 PRODUCTS = ("linear", "matmul", "conv", "attention")
@@ -32,7 +28,7 @@ _ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
 def use_mixed_precision(graph: Graph, dtype: torch.dtype) -> Graph:
     """``graph`` with its float32 products computed in ``dtype``, float16 or bfloat16."""
     narrowed = {op: [_HalfProducts(dtype)] for op in (*PRODUCTS, "scaled_linear", "call")}
-    return rewrite(graph, {**_RULES, **narrowed})
+    return rewrite(graph, {**NARROW_RULES, **narrowed})
 
 
 class _HalfProducts:
@@ -65,38 +61,3 @@ class _HalfProducts:
         limited = b.pointwise("maximum", bias, lowest)
         is_never = b.pointwise("eq", bias, never, dtype=torch.bool)
         return b.pointwise("where", is_never, bias, limited)
-
-
-def drop_cast_and_back(b: IrBuilder, v: Value) -> Value | None:
-    """cast(cast(x : f32) : f16) -> x, for x of 16 bits."""
-    inner = v.args[0]
-    return inner.args[0] if _is_widened(inner) and inner.args[0].dtype == v.dtype else None
-
-
-def cast_before_layout(b: IrBuilder, v: Value) -> Value | None:
-    """Cast to 16 bits before a layout op: in the kernel that computes the value, not in a copy."""
-    inner = v.args[0]
-    if v.dtype.itemsize != 2 or inner.dtype != F32 or inner.op not in _MOVED:
-        return None
-    args = [b.cast(a, v.dtype) for a in inner.args]
-    return b.make(inner.op, args, v.shape, v.dtype, **inner.attrs)
-
-
-def cast_after_layout(b: IrBuilder, v: Value) -> Value | None:
-    """Widen a product's result after a layout op: it is moved as 16 bits, and its readers widen it."""
-    inner = v.args[0]
-    if not _is_widened(inner):
-        return None
-    return b.cast(b.make(v.op, inner.args, v.shape, inner.args[0].dtype, **v.attrs), v.dtype)
-
-
-def _is_widened(v: Value) -> bool:
-    return v.op == "cast" and v.dtype == F32 and v.args[0].dtype in HALVES
-
-
-_MOVED = ("permute", "reshape", "broadcast", "concat")
-_RULES: Mapping[str, Sequence[Rule]] = {
-    **RULES,
-    "cast": [drop_cast_and_back, cast_before_layout, *RULES["cast"]],
-    **{op: [*RULES[op], cast_after_layout] for op in ("permute", "reshape", "slice")},
-}

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The loop over k of micro-kernels whose operands are narrower than 32 bits.
+
+The elements of a row that share 32 bits, a *unit*, are multiplied and summed in one lane: four bytes
+(int8_micro_kernel.py), or a pair of bfloat16 (bf16_micro_kernel.py). A's rows are read in place, one unit (one
+broadcast) at a time. B is a packed panel of units, ``panel[unit][j]``, zero beyond k and n.
+
+A convolution's rows consist of one piece per tap, each of whole units. A table of pointers, ``table[tap][r]``,
+locates them (pixel_pointers.py). The panel holds all taps one after the other.
+"""
+
+from typing import Protocol
+
+from blade.backends.disc.cpu.emit.mlir_builder import MlirBuilder, SsaValue
+from blade.backends.disc.cpu.emit.mlir_function import POINTER, Carry, MlirRoutine
+from blade.backends.disc.cpu.gemm.driver import joined
+from blade.backends.disc.cpu.gemm.micro_kernel import MicroKernelTile
+
+# As in the fp32 micro-kernels: independent sums, instructions per loop body, prefetch distance in steps.
+_CHAINS = 8
+_BODY = 24
+_AHEAD = 64
+
+
+class Dot(Protocol):
+    """Products of units, as ``Int8Dot`` and ``Bf16Dot`` have them."""
+
+    @property
+    def lanes(self) -> int: ...
+
+    @property
+    def width(self) -> int: ...
+
+    def nothing(self, code: MlirBuilder) -> SsaValue: ...
+
+    def spread(self, code: MlirBuilder, pair: SsaValue, /) -> tuple[SsaValue, ...]: ...
+
+    def widened(self, code: MlirBuilder, pairs: SsaValue, /) -> tuple[SsaValue, ...]: ...
+
+    def add(
+        self, code: MlirBuilder, acc: SsaValue, a: tuple[SsaValue, ...], b: tuple[SsaValue, ...]
+    ) -> SsaValue: ...
+
+
+class DotMicroKernel:
+    """Emits one tile into ``f``, which has the arguments ``a`` and ``lda`` or ``table``, ``pitch``, ``taps`` and
+    ``start``, and ``b`` and ``k``. ``per``: elements of type ``element`` in a unit.
+    """
+
+    def __init__(
+        self, f: MlirRoutine, dot: Dot, tile: MicroKernelTile, per: int, element: str, in_taps: bool
+    ) -> None:
+        self.f, self.tile, self._dot = f, tile, dot
+        self._per, self._element, self._in_taps = per, element, in_taps
+        self.cells = [(r, v) for r in range(tile.rows) for v in range(tile.vectors)]
+
+    def sums(self) -> list[SsaValue]:
+        """The vectors of sums, one per cell."""
+        f, count = self.f, len(self.cells)
+        chains = 1 << (-(-_CHAINS // count) - 1).bit_length()
+        values = [self._dot.nothing(f)] * (chains * count)
+        heights = range(self.tile.rows)
+        if self._in_taps:
+            piece = f.product(f.over(f["k"], self._per), self._dot.width)
+            with f.carrying(f.whole(0), f["taps"], 1, values) as taps:
+                row = f.at(f["table"], f.product(taps.index, f["pitch"]), POINTER)
+                self.rows = [
+                    f.at(f.get(row, r, POINTER), f["start"], self._element) for r in heights
+                ]
+                panel = f.at(f["b"], f.product(taps.index, piece), "i32")
+                taps.next(self._depth(panel, taps.values))
+            values = taps.results
+        else:
+            self.rows = [f.at(f["a"], f.product(f["lda"], r), self._element) for r in heights]
+            values = self._depth(f["b"], values)
+        return joined(self.f, values, len(self.cells))
+
+    def _depth(self, panel: SsaValue, values: list[SsaValue]) -> list[SsaValue]:
+        """``values`` plus all products of one piece."""
+        f, count = self.f, len(self.cells)
+        chains = len(values) // count
+        steps = chains * max(1, _BODY // (chains * count))
+        whole, units = f.over(f["k"], self._per), f.above(f["k"], self._per)
+        even = f.floor_to(whole, steps)
+        with f.carrying(f.whole(0), even, steps, values) as loop:
+            self._prefetch(panel, loop.index, steps)
+            self._steps(loop, panel, steps)
+        with f.carrying(even, whole, 1, loop.results) as loop:
+            self._steps(loop, panel, 1)
+        if not self._in_taps:
+            with f.carrying(whole, units, 1, loop.results) as loop:  # at most one round
+                self._steps(loop, panel, 1, at_end=True)
+        return loop.results
+
+    def _steps(self, loop: Carry, start: SsaValue, steps: int, at_end: bool = False) -> None:
+        """``steps`` units of k from the loop's index on; step u adds to chain u."""
+        f, dot, count = self.f, self._dot, len(self.cells)
+        values, chains = list(loop.values), len(loop.values) // count
+        panel = f.at(start, f.product(loop.index, dot.width), "i32")
+        for u in range(steps):
+            b = [
+                dot.widened(f, f.get(panel, u * dot.width + v * dot.lanes, "i32", dot.lanes))
+                for v in range(self.tile.vectors)
+            ]
+            for r in range(self.tile.rows):
+                a = dot.spread(f, self._unit(r, f.sum(loop.index, u), at_end))
+                for v in range(self.tile.vectors):
+                    k = (u % chains) * count + r * self.tile.vectors + v
+                    values[k] = dot.add(f, values[k], a, b[v])
+        loop.next(values)
+
+    def _unit(self, r: int, unit: SsaValue, at_end: bool) -> SsaValue:
+        """One unit of row ``r`` as an i32; at the end, only existing elements."""
+        f, first = self.f, self.f.product(unit, self._per)
+        if not at_end:
+            at = f.at(self.rows[r], first, self._element)
+            return f.op(f"llvm.load {at.name} {{alignment = 1 : i64}} : !llvm.ptr -> i32", "i32", 1)
+        total = f.constant(0, "i32")
+        for j in range(self._per - 1):  # elements beyond k are multiplied by zeros of the panel
+            here = f.least(f.sum(first, j), f.minus(f["k"], 1))
+            part = f.convert("arith.extui", f.get(self.rows[r], here, self._element), "i32")
+            by = f.constant(32 // self._per * j, "i32")
+            total = f.apply("arith.ori", total, f.apply("arith.shli", part, by))
+        return total
+
+    def _prefetch(self, start: SsaValue, unit: SsaValue, steps: int) -> None:
+        """Prefetch the part of the panel that is read ``_AHEAD`` steps later; the next panel follows it."""
+        f, width = self.f, self._dot.width
+        panel = f.at(start, f.product(unit, width), "i32")
+        for offset in range(0, steps * width, 16):
+            f.prefetch(f.at(panel, _AHEAD * width + offset, "i32"))
