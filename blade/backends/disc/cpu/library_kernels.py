@@ -17,6 +17,7 @@ from blade.backends.disc.cpu.attention.calls import attention_call, gradient_cal
 from blade.backends.disc.cpu.conv.int8_plan import int8_conv_plan, int8_plan
 from blade.backends.disc.cpu.conv.max_pool_plan import pool_call
 from blade.backends.disc.cpu.conv.plan import plan
+from blade.backends.disc.cpu.emit.element_types import MEMORY
 from blade.backends.disc.cpu.gemm import batched_matmul as matmul
 from blade.backends.disc.cpu.gemm import bf16_plan, gemm
 from blade.backends.disc.cpu.gemm.micro_kernel import GemmTiling, gemm_tiling
@@ -105,6 +106,12 @@ def _packed_bias(bias: Value | None, product: Value, tiles: GemmTiling) -> Packe
 
 
 def _attention(value: Value, target: CpuTarget) -> NativeKernel:
+    if value.args[0].dtype == torch.bfloat16:
+        result = MEMORY[value.dtype]
+        text = attention_kernel.bf16_text(target, result)
+        return NativeKernel(
+            attention_call(value, target), ((attention_kernel.bf16_name(result), text),)
+        )
     code = ((attention_kernel.NAME, attention_kernel.attention_text(target)),)
     return NativeKernel(attention_call(value, target), code)
 

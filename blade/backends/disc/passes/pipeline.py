@@ -7,7 +7,7 @@ import torch
 
 from blade.backends.disc.ir.graph import Graph
 from blade.backends.disc.passes import legalize
-from blade.backends.disc.passes.bf16_products import use_bf16_products
+from blade.backends.disc.passes.bf16_products import use_bf16_products, widen_biases
 from blade.backends.disc.passes.copy_complex import copy_complex
 from blade.backends.disc.passes.find_quantized_weights import find_quantized_weights
 from blade.backends.disc.passes.fuse_attention import find_attention
@@ -35,6 +35,7 @@ PASSES: tuple[tuple[str, GraphPass], ...] = (
     ("hoist", hoist_products),
     ("int8", lower_int8),
     ("find_attention", find_attention),
+    ("widen_biases", widen_biases),
     ("layouts", propagate),
     ("conv_epilogue", fuse_conv_epilogue),
     ("requantize", fuse_requantize),

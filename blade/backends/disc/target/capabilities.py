@@ -22,5 +22,5 @@ class TargetCapabilities:
     moments: Dtypes = ()  # dtypes of ``group_moments``
 
 
-CPU = TargetCapabilities((torch.float32,), (torch.float32,), (torch.float32,))
-"""Kernels are generated for float32 only: most CPUs have no 16-bit products."""
+CPU = TargetCapabilities((torch.float32, torch.bfloat16), (torch.float32,), (torch.float32,))
+"""Kernels are generated for float32; attention for bfloat16 too, whose products are widened where a CPU has none."""

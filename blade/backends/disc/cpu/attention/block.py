@@ -48,7 +48,7 @@ def block_unit(
         n = f.least(left, f.number(BLOCK_KEYS))
         k = f.at(f["k"], f.mul(s0, f["k_row"]))
         score_rows(f, parts, main, rest, width, blocks=blocks, k=k, keys=n, p=p)
-        _bias_and_mask(f, target, vectors, part, p=p, s0=s0, keys=n)
+        add_bias_and_mask(f, target, vectors, part, p=p, s0=s0, keys=n)
         step = part(softmax.exponentials(target, vectors))
         f.run(step, p=p, keys=n, maxima=maxima, totals=totals, factors=factors)
         fresh = f.compare("eq", s0, f.number(0))
@@ -57,7 +57,7 @@ def block_unit(
             f.run(scale, sums=sums, count=f["count"], columns=padded, factors=factors)
         is_last = f.compare("sle", left, f.number(BLOCK_KEYS))
         with f.when(is_last):
-            _invert(f, vectors, totals, factors)
+            invert(f, vectors, totals, factors)
             if logs:
                 _logarithms(f, vectors, maxima, totals)
         f.run(
@@ -89,17 +89,24 @@ def score_rows(
     k: SsaValue,
     keys: SsaValue,
     p: SsaValue,
+    *,
+    element: str = "f32",
+    scale: SsaValue | None = None,
 ) -> None:
-    """Tiles of scores. The last tile may repeat keys; their scores go to scratch that is never read."""
+    """Tiles of scores. The last tile may repeat keys; their scores go to scratch that is never read.
+
+    ``element``: that of K; ``scale``: what the tiles multiply by, where the queries are not scaled.
+    """
     few_left = f.floor_to(keys, main)
     left = f.sub(keys, few_left)
     small = f.compare("sle", left, f.number(rest))
     whole = f.select(small, few_left, keys)
 
     def tile(rows: int, s: SsaValue) -> None:
-        at, to = f.at(k, f.mul(s, f["k_row"])), f.at(p, f.mul(s, f.number(width)))
+        at, to = f.at(k, f.mul(s, f["k_row"]), element), f.at(p, f.mul(s, f.number(width)))
         count = f.sub(keys, s)
         same = {"blocks": blocks, "distance": f["k_row"], "depth": f["depth"]}
+        same |= {} if scale is None else {"scale": scale}
         f.run(parts[rows], **same, k=at, count=count, p=to)
 
     with f.loop(f.number(0), whole, main) as s:
@@ -108,7 +115,7 @@ def score_rows(
         tile(rest, s)
 
 
-def _bias_and_mask(
+def add_bias_and_mask(
     f: MlirFunction,
     target: CpuTarget,
     vectors: int,
@@ -131,7 +138,7 @@ def _bias_and_mask(
         f.run(part(softmax.mask_future(target, vectors)), p=p, keys=keys, first=first)
 
 
-def _invert(f: MlirFunction, vectors: int, totals: SsaValue, factors: SsaValue) -> None:
+def invert(f: MlirFunction, vectors: int, totals: SsaValue, factors: SsaValue) -> None:
     """The final factors of the sums, 1 / total. A row without keys has no total."""
     lanes = f.lanes
     one, zero = (f.constant(x, "f32", lanes) for x in (1.0, 0.0))

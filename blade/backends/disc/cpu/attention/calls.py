@@ -4,11 +4,14 @@
 import struct
 
 import sympy
+import torch
 from torch.utils._sympy.functions import FloorDiv
 
 from blade.backends.disc.cpu.attention import gradient, kernel
 from blade.backends.disc.cpu.attention.block import BLOCK_KEYS
 from blade.backends.disc.cpu.attention.tiles import key_rows
+from blade.backends.disc.cpu.emit.bf16_dot import PAIR
+from blade.backends.disc.cpu.emit.element_types import MEMORY
 from blade.backends.disc.ir.graph import (
     Shape,
     Value,
@@ -60,11 +63,14 @@ def attention_call(value: Value, target: CpuTarget) -> NativeCall:
     if logs:
         names = (*names, kernel.LOGS_AT)
         numbers[kernel.LOGS_AT] = numel((*lead, queries, columns))
+    is_narrow = q.dtype == torch.bfloat16
+    name = kernel.bf16_name(MEMORY[value.dtype]) if is_narrow else kernel.NAME
+    room = _narrow_scratch if is_narrow else _scratch
     return NativeCall(
-        kernel.NAME_WITH_LOGS if logs else kernel.NAME,
+        kernel.NAME_WITH_LOGS if logs else name,
         plain(numel(lead) * FloorDiv(sympy.sympify(queries) + size - 1, size)),
         plain(FloorDiv(work, 16) + 1),
-        _scratch(queries, keys, depth, columns, target),
+        room(queries, keys, depth, columns, target),
         (q, k, v, q if bias is None else bias, value),
         tuple(numbers[name] for name in names),
     )
@@ -154,3 +160,14 @@ def _scratch(queries: Dim, keys: Dim, depth: Dim, columns: Dim, target: CpuTarge
     again = sympy.Min(1, FloorDiv(sympy.sympify(queries) + width - 1, width) - 1)
     copied = sympy.Min(keys, kernel.PACKED_KEYS[1]) * (depth + columns) * sympy.Max(0, again)
     return plain(4 * sympy.Max(block + copied, sympy.sympify(keys) + 2 * target.lanes + 16))
+
+
+def _narrow_scratch(queries: Dim, keys: Dim, depth: Dim, columns: Dim, target: CpuTarget) -> Dim:
+    """Bytes for bfloat16: blocks of scores, sums, pairs of queries and of values, or one row of scores."""
+    width = kernel.block_queries(target)
+    seen = sympy.Min(keys, BLOCK_KEYS)
+    padded = _in_vectors(columns, target)
+    pairs = FloorDiv(sympy.sympify(depth) + 1, PAIR)
+    block = (seen + key_rows(target)[0] + pairs + padded + 3) * width
+    values = FloorDiv(seen + 1, PAIR) * padded
+    return plain(4 * sympy.Max(block + values, sympy.sympify(keys) + 2 * target.lanes + 16))

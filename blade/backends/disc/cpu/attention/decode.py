@@ -55,10 +55,10 @@ def _decode_scores(f: MlirFunction, s: SsaValue, count: int) -> list[SsaValue]:
                 for key, total in zip(keys, rest.values, strict=True)
             ]
         )
-    return [_across(f, "add", total) for total in rest.results]
+    return [across(f, "add", total) for total in rest.results]
 
 
-def _across(f: MlirFunction, kind: str, x: SsaValue) -> SsaValue:
+def across(f: MlirFunction, kind: str, x: SsaValue) -> SsaValue:
     """Reduce all lanes to a scalar, as a tree."""
     while x.lanes > 1:
         low, high = f.half(x, high=False), f.half(x, high=True)
@@ -79,14 +79,14 @@ def row_exponentials(target: CpuTarget) -> MlirFunction:
     with f.carrying(zero, f["keys"], lanes, [never]) as tops:
         x = f.load(f.at(f["p"], tops.index), lanes)
         tops.next([f.select(f.compare("ogt", x, tops.values[0]), x, tops.values[0])])
-    top = f.broadcast(_across(f, "max", tops.results[0]), lanes)
+    top = f.broadcast(across(f, "max", tops.results[0]), lanes)
     shift = f.select(f.compare("oeq", top, never), zeros, top)
     with f.carrying(zero, f["keys"], lanes, [zeros]) as sums:
         at = f.at(f["p"], sums.index)
         y = exp_below_zero(f, f.sub(f.load(at, lanes), shift))
         f.store(y, at)
         sums.next([f.add(sums.values[0], y)])
-    total = _across(f, "add", sums.results[0])
+    total = across(f, "add", sums.results[0])
     nothing = f.compare("oeq", total, f.constant(0.0, "f32"))
     inverse = f.div(f.constant(1.0, "f32"), total)
     f.store(f.select(nothing, f["empty"], inverse), f["factor"])

@@ -75,8 +75,8 @@ def _scores(target: CpuTarget, vectors: int, part: Part) -> MlirFunction:
     )
     main, rest = tiles.key_rows(target)
     made = {rows: part(tiles.score_tile(target, vectors, rows)) for rows in (main, rest)}
-    given = {name: f[name] for name in ("blocks", "k", "keys", "p")}
-    score_rows(f, made, main, rest, vectors * target.lanes, **given)
+    width = vectors * target.lanes
+    score_rows(f, made, main, rest, width, f["blocks"], f["k"], f["keys"], f["p"])
     return f
 
 

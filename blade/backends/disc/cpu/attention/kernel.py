@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The generated attention: ``softmax(scale * Q K^T + bias) V`` per head, in f32, every size an argument.
+"""The generated attention: ``softmax(scale * Q K^T + bias) V`` per head, every size an argument.
+
+Operands are float32, or bfloat16 with a float32 bias; scores, softmax and sums are float32.
 
     attention(ptrs = Q, K, V, bias, O, scratch; ints = ARGUMENTS), units = heads x blocks of queries
 
@@ -14,6 +16,7 @@ import functools
 
 from blade.backends.disc.cpu.attention import decode as few
 from blade.backends.disc.cpu.attention import tiles
+from blade.backends.disc.cpu.attention.bf16_block import bf16_block_unit, bf16_few
 from blade.backends.disc.cpu.attention.block import (
     BLOCK_KEYS,
     UNIT,
@@ -66,6 +69,27 @@ def attention_text(target: CpuTarget, logs: bool = False) -> str:
     return "\n".join([*text, _entry(target, units, small, copy).text(internal=False)]) + "\n"
 
 
+def bf16_name(result: str) -> str:
+    return f"attention_bf16_{result}"
+
+
+@functools.lru_cache(maxsize=4)
+def bf16_text(target: CpuTarget, result: str) -> str:
+    """MLIR of ``attention_bf16_RESULT``: Q, K and V are bfloat16, O has elements ``result``."""
+    parts: dict[str, MlirFunction] = {}
+
+    def part(f: MlirFunction) -> MlirFunction:
+        return parts.setdefault(f.name, f)
+
+    widths = range(1, tiles.VECTORS + 1)
+    units = {v: part(bf16_block_unit(target, v, result, part)) for v in widths}
+    small = part(bf16_few(target, result, part))
+    text = [f.text() for f in parts.values()]
+    return (
+        "\n".join([*text, _entry(target, units, small, None, result).text(internal=False)]) + "\n"
+    )
+
+
 def _decode(target: CpuTarget, multiply: MlirFunction, part: Part) -> MlirFunction:
     """One unit, query by query."""
     lanes = target.lanes
@@ -115,14 +139,20 @@ def _entry(
     target: CpuTarget,
     units: dict[int, MlirFunction],
     small: MlirFunction | None,
-    copy: MlirFunction,
+    copy: MlirFunction | None,
+    result: str = "",
 ) -> MlirFunction:
     """The loop over units: a unit's head, its queries, and the function that computes them.
 
-    ``small`` computes few queries. Without it, the units also write logarithms.
+    ``small`` computes few queries. Without it, the units also write logarithms. Without ``copy``, Q, K and V are
+    bfloat16, and keys and values are read in place.
     """
     names = ARGUMENTS if small is not None else (*ARGUMENTS, LOGS_AT)
-    f = MlirFunction(NAME if small is not None else NAME_WITH_LOGS, ENTRY, target.lanes)
+    name = NAME_WITH_LOGS if small is None else NAME if copy is not None else bf16_name(result)
+    elements = dict.fromkeys(_TENSORS, "f32")
+    if copy is None:
+        elements |= {"q": "i16", "k": "i16", "v": "i16", "o": result}
+    f = MlirFunction(name, ENTRY, target.lanes)
     pointers = {n: f.load(f.at(f["ptrs"], k, "ptr"), 1, "ptr") for k, n in enumerate(_TENSORS)}
     scratch = f.load(f.at(f["ptrs"], len(_TENSORS), "ptr"), 1, "ptr")
     a = {n: f.load(f.at(f["ints"], k, "i64"), 1, "i64") for k, n in enumerate(names)}
@@ -135,33 +165,25 @@ def _entry(
     )
     empty = f.select(undefined, f.constant(float("nan"), "f32"), f.constant(0.0, "f32"))
     blocks = f.most(f.above(a["queries"], size), one)
-    some, many = f.number(PACKED_KEYS[0]), f.number(PACKED_KEYS[1])
-    in_range = f.apply(
-        "arith.andi", f.compare("sge", a["keys"], some), f.compare("sle", a["keys"], many)
-    )
-    packs = f.apply("arith.andi", in_range, f.compare("sgt", blocks, one))
-    packed = f.at(scratch, _block_room(f, target, a))
-    packed_values = f.at(packed, f.mul(a["keys"], a["depth"]))
     with f.loop(f["begin"], f["end"], 1) as unit:
         head = f.apply("arith.divui", unit, blocks)
-        at = _heads(f, pointers, a, head)
+        at = _heads(f, pointers, a, head, elements)
         first = f.mul(f.apply("arith.remui", unit, blocks), f.number(size))
-        starts = f.compare("eq", f.apply("arith.muli", first, f.sub(unit, f["begin"])), zero)
-        with f.when(f.apply("arith.andi", packs, starts)):
-            same = {"rows": a["keys"]}
-            k, v = {"x": at["k"], "distance": a["k_row"]}, {"x": at["v"], "distance": a["v_row"]}
-            f.run(copy, **k, **same, columns=a["depth"], to=packed)
-            f.run(copy, **v, **same, columns=a["columns"], to=packed_values)
+        rows = {n: a[n] for n in ("k_row", "v_row")}
+        if copy is not None:
+            is_fresh = f.compare("eq", f.mul(first, f.sub(unit, f["begin"])), zero)
+            packed = f.at(scratch, _block_room(f, target, a))
+            copied = _copied(f, copy, a, at, is_fresh, packed)
+            at, rows = {**at, **copied}, {n: copied[n] for n in rows}
         count = f.least(f.sub(a["queries"], first), f.number(size))
         seen = f.least(a["keys"], f.add(first, count))
         same_names = "depth columns q_row o_row bias_query bias_key".split()
         arguments = {n: a[n] for n in same_names} | {
-            "q": f.at(at["q"], f.mul(first, a["q_row"])),
-            "k": f.either(packs, packed, at["k"]),
-            "v": f.either(packs, packed_values, at["v"]),
-            "k_row": f.select(packs, a["depth"], a["k_row"]),
-            "v_row": f.select(packs, a["columns"], a["v_row"]),
-            "o": f.at(at["o"], f.mul(first, a["o_row"])),
+            "q": f.at(at["q"], f.mul(first, a["q_row"]), elements["q"]),
+            "k": at["k"],
+            "v": at["v"],
+            **rows,
+            "o": f.at(at["o"], f.mul(first, a["o_row"]), elements["o"]),
             "bias": f.at(at["bias"], f.mul(first, a["bias_query"])),
             "scratch": scratch,
             "first": first,
@@ -186,6 +208,35 @@ def _entry(
     return f
 
 
+def _copied(
+    f: MlirFunction,
+    copy: MlirFunction,
+    a: dict[str, SsaValue],
+    at: dict[str, SsaValue],
+    is_fresh: SsaValue,
+    packed: SsaValue,
+) -> dict[str, SsaValue]:
+    """Keys and values of a head in adjacent rows, if it has several units and many keys; else as they are."""
+    some, many = f.number(PACKED_KEYS[0]), f.number(PACKED_KEYS[1])
+    in_range = f.apply(
+        "arith.andi", f.compare("sge", a["keys"], some), f.compare("sle", a["keys"], many)
+    )
+    has_several = f.compare("sgt", a["queries"], f.number(tiles.VECTORS * f.lanes))
+    packs = f.apply("arith.andi", in_range, has_several)
+    packed_values = f.at(packed, f.mul(a["keys"], a["depth"]))
+    with f.when(f.apply("arith.andi", packs, is_fresh)):
+        same = {"rows": a["keys"]}
+        k, v = {"x": at["k"], "distance": a["k_row"]}, {"x": at["v"], "distance": a["v_row"]}
+        f.run(copy, **k, **same, columns=a["depth"], to=packed)
+        f.run(copy, **v, **same, columns=a["columns"], to=packed_values)
+    return {
+        "k": f.either(packs, packed, at["k"]),
+        "v": f.either(packs, packed_values, at["v"]),
+        "k_row": f.select(packs, a["depth"], a["k_row"]),
+        "v_row": f.select(packs, a["columns"], a["v_row"]),
+    }
+
+
 def _by_width(
     f: MlirFunction, units: dict[int, MlirFunction], arguments: dict[str, SsaValue]
 ) -> None:
@@ -205,7 +256,11 @@ def _block_room(f: MlirFunction, target: CpuTarget, a: dict[str, SsaValue]) -> S
 
 
 def _heads(
-    f: MlirFunction, pointers: dict[str, SsaValue], a: dict[str, SsaValue], head: SsaValue
+    f: MlirFunction,
+    pointers: dict[str, SsaValue],
+    a: dict[str, SsaValue],
+    head: SsaValue,
+    elements: dict[str, str],
 ) -> dict[str, SsaValue]:
     """The addresses of all tensors for one index over all leading axes."""
     index = [head] * LEAD
@@ -217,6 +272,6 @@ def _heads(
     found = {}
     for name, pointer in pointers.items():
         for k in range(LEAD):
-            pointer = f.at(pointer, f.mul(index[k], a[f"{name}_{k}"]))
+            pointer = f.at(pointer, f.mul(index[k], a[f"{name}_{k}"]), elements[name])
         found[name] = pointer
     return found

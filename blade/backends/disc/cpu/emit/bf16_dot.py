@@ -13,6 +13,7 @@ import torch
 
 from blade.backends.disc.cpu.emit.element_types import encode
 from blade.backends.disc.cpu.emit.mlir_builder import MlirBuilder, SsaValue
+from blade.backends.disc.cpu.emit.mlir_function import MlirFunction
 from blade.backends.disc.target.cpu import CpuTarget
 
 PAIR = 2
@@ -87,3 +88,15 @@ def bf16_dot(target: CpuTarget) -> Bf16Dot:
     if target.registers == 32:
         return Bf16Dot("widen", target.lanes, 2, 8)
     return Bf16Dot("widen", target.lanes, 2, 4)
+
+
+def paired(code: MlirBuilder, low: SsaValue, high: SsaValue) -> SsaValue:
+    """Words of two 16-bit numbers each."""
+    a, b = (code.convert("arith.extui", x, "i32") for x in (low, high))
+    return code.apply("arith.ori", a, code.apply("arith.shli", b, code.like(16, b)))
+
+
+def adjacent_pairs(f: MlirFunction, address: SsaValue, lanes: int) -> SsaValue:
+    """Adjacent pairs as words."""
+    x = f.load(address, PAIR * lanes, "i16")
+    return f.op(f"vector.bitcast {x.name} : {x.type} to vector<{lanes}xi32>", "i32", lanes)

@@ -10,7 +10,7 @@ rows of A. A's rows are read in place, so their elements must be adjacent; B may
 import functools
 
 from blade.backends.disc.cpu.attention.tiles import clamped_rows, transposed
-from blade.backends.disc.cpu.emit.bf16_dot import PAIR
+from blade.backends.disc.cpu.emit.bf16_dot import PAIR, adjacent_pairs, paired
 from blade.backends.disc.cpu.emit.mlir_builder import SsaValue
 from blade.backends.disc.cpu.emit.mlir_function import POINTER, MlirRoutine
 from blade.backends.disc.cpu.gemm.bf16_gemm import panel_of
@@ -112,14 +112,8 @@ def _interleave(f: MlirRoutine, form: Bf16KernelSpec) -> None:
                 ]
                 low, high = (f.load_masked(row, mask, "i16") for row in rows)
                 to = f.at(f["to"], f.sum(f.product(pair, form.dot.width), v * lanes))
-                f.store(_paired(f, low, high), to)
+                f.store(paired(f, low, high), to)
     _gather(f, form, whole)
-
-
-def _paired(f: MlirRoutine, low: SsaValue, high: SsaValue) -> SsaValue:
-    """Words of two 16-bit numbers each."""
-    a, b = (f.convert("arith.extui", x, "i32") for x in (low, high))
-    return f.apply("arith.ori", a, f.apply("arith.shli", b, f.like(16, b)))
 
 
 def _transpose(f: MlirRoutine, form: Bf16KernelSpec) -> None:
@@ -133,17 +127,11 @@ def _transpose(f: MlirRoutine, form: Bf16KernelSpec) -> None:
             starts = clamped_rows(f, column, f["b_column"], left, lanes, "i16")
             with f.range(0, whole, lanes) as pair:
                 first = f.product(pair, PAIR)
-                rows = [_pairs(f, f.at(start, first, "i16"), lanes) for start in starts]
+                rows = [adjacent_pairs(f, f.at(start, first, "i16"), lanes) for start in starts]
                 to = f.at(f["to"], f.sum(f.product(pair, width), v * lanes))
                 for k, row in enumerate(transposed(f, rows)):
                     f.put(row, to, k * width)
     _gather(f, form, whole)
-
-
-def _pairs(f: MlirRoutine, address: SsaValue, lanes: int) -> SsaValue:
-    """Adjacent pairs as words."""
-    x = f.load(address, PAIR * lanes, "i16")
-    return f.op(f"vector.bitcast {x.name} : {x.type} to vector<{lanes}xi32>", "i32", lanes)
 
 
 def _gather(f: MlirRoutine, form: Bf16KernelSpec, low: SsaValue) -> None:
@@ -161,4 +149,4 @@ def _gather(f: MlirRoutine, form: Bf16KernelSpec, low: SsaValue) -> None:
             )
             parts.append(f.select(f.test("slt", row, f["k"]), x, f.constant(0, "i16")))
         to = f.sum(f.product(pair, form.dot.width), j)
-        f.put(_paired(f, parts[0], parts[1]), f["to"], to)
+        f.put(paired(f, parts[0], parts[1]), f["to"], to)
