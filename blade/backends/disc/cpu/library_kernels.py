@@ -14,6 +14,7 @@ from torch.utils._sympy.functions import FloorDiv
 from blade.backends.disc.cpu.attention import gradient as attention_gradient
 from blade.backends.disc.cpu.attention import kernel as attention_kernel
 from blade.backends.disc.cpu.attention.calls import attention_call, gradient_call
+from blade.backends.disc.cpu.conv.bf16_plan import conv_plan as bf16_conv_plan
 from blade.backends.disc.cpu.conv.int8_plan import int8_conv_plan, int8_plan
 from blade.backends.disc.cpu.conv.max_pool_plan import pool_call
 from blade.backends.disc.cpu.conv.plan import plan
@@ -129,7 +130,8 @@ def _flash_attention_gradient(value: Value, target: CpuTarget) -> NativeKernel:
 
 def _conv(value: Value, target: CpuTarget) -> NativeKernel | None:
     """A convolution."""
-    found = plan(value, target)
+    narrow = value.args[0].dtype == torch.bfloat16
+    found = bf16_conv_plan(value, target) if narrow else plan(value, target)
     return None if found is None else NativeKernel(*found)
 
 

@@ -12,19 +12,20 @@ it is made: its readers would round it to the same numbers.
 import torch
 
 from blade.backends.disc.ir.constant_parts import parts_of
+from blade.backends.disc.ir.convolution import operands
 from blade.backends.disc.ir.graph import Graph, IrBuilder, Value, rewrite
 from blade.backends.disc.ir.rewrite import rewrite_values
 from blade.backends.disc.passes.narrow_casts import NARROW_RULES
 
 F32, BF16 = torch.float32, torch.bfloat16
-ROUNDED = ("linear", "matmul", "attention")
+ROUNDED = ("linear", "matmul", "attention", "conv")
 """Ops with bfloat16 operands and float32 results."""
 
 
 def use_bf16_products(graph: Graph) -> Graph:
     """``graph`` with bfloat16 operands of those float32 products for which code is generated."""
-    rules = {"linear": [_linear], "matmul": [_matmul], "attention": [_attention]}
-    return _narrow_results(rewrite(graph, {**NARROW_RULES, **rules}))
+    rules = {"linear": [_linear], "matmul": [_matmul], "attention": [_attention], "conv": [_conv]}
+    return rewrite(graph, {**NARROW_RULES, **rules})
 
 
 def _linear(b: IrBuilder, v: Value) -> Value | None:
@@ -48,6 +49,25 @@ def _attention(b: IrBuilder, v: Value) -> Value | None:
     return b.make("attention", args, v.shape, F32, **v.attrs)
 
 
+def _conv(b: IrBuilder, v: Value) -> Value | None:
+    if any(a.dtype != F32 for a in (v, *v.args)):
+        return None
+    x, *rest = v.args
+    made = b.make("conv", [b.cast(x, BF16), *rest], v.shape, F32, **v.attrs)
+    return made if is_narrow_conv(made) else None
+
+
+def is_narrow_conv(v: Value) -> bool:
+    """Whether code is generated for the ``conv`` ``v`` on bfloat16: one group, pixels of whole pairs."""
+    given, a = operands(v), v.attrs
+    if a["transposed"] or a["groups"] != 1 or given.x.dtype != BF16 or v.dtype not in (F32, BF16):
+        return False
+    rest = [x for x in v.args[1:] if x is not given.residual]
+    if any(x.dtype not in (F32, BF16) for x in v.args) or any(parts_of(x) is None for x in rest):
+        return False
+    return isinstance(given.x.shape[-1], int) and given.x.shape[-1] % 2 == 0
+
+
 def widen_biases(graph: Graph) -> Graph:
     """``graph`` with float32 biases of attention on bfloat16: its scores are float32."""
     if not any(v.op == "attention" and v.dtype == BF16 for v in graph.values):
@@ -69,8 +89,8 @@ def _widened(b: IrBuilder, bias: Value) -> Value:
     return b.make("broadcast", [inner], bias.shape, F32, **bias.attrs)
 
 
-def _narrow_results(graph: Graph) -> Graph:
-    """Round where they are made the results that are read as bfloat16 only."""
+def narrow_results(graph: Graph) -> Graph:
+    """Round where they are made the results that are read as bfloat16 only, or else as residuals of convolutions."""
     users, returned = graph.users(), {v.id for v in graph.outputs}
 
     def step(b: IrBuilder, v: Value, args: list[Value]) -> Value | None:
@@ -78,8 +98,15 @@ def _narrow_results(graph: Graph) -> Graph:
             return args[0]
         if v.op not in ROUNDED or v.dtype != F32 or v.args[0].dtype != BF16 or v.id in returned:
             return None
-        if not users[v.id] or not all(u.op == "cast" and u.dtype == BF16 for u in users[v.id]):
+        readers = users[v.id]
+        rounding = [u for u in readers if u.op == "cast" and u.dtype == BF16]
+        if not rounding or not all(u in rounding or _adds(u, v) for u in readers):
             return None
         return b.make(v.op, args, v.shape, BF16, **v.attrs)
 
     return rewrite_values(graph, step)
+
+
+def _adds(user: Value, v: Value) -> bool:
+    """Whether ``user`` is a convolution on bfloat16 that adds ``v``, in any float dtype."""
+    return user.op == "conv" and is_narrow_conv(user) and operands(user).residual is v

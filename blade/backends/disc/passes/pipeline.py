@@ -7,7 +7,7 @@ import torch
 
 from blade.backends.disc.ir.graph import Graph
 from blade.backends.disc.passes import legalize
-from blade.backends.disc.passes.bf16_products import use_bf16_products, widen_biases
+from blade.backends.disc.passes.bf16_products import narrow_results, use_bf16_products, widen_biases
 from blade.backends.disc.passes.copy_complex import copy_complex
 from blade.backends.disc.passes.find_quantized_weights import find_quantized_weights
 from blade.backends.disc.passes.fuse_attention import find_attention
@@ -25,9 +25,6 @@ from blade.backends.disc.passes.reduce_last_axis import reduce_last_axis
 from blade.backends.disc.passes.split_reductions import split_reductions
 
 GraphPass = Callable[[Graph], Graph]
-
-NARROW: tuple[str, GraphPass] = ("bf16", use_bf16_products)
-"""The pass that follows ``find_attention`` where products may be computed in bfloat16."""
 
 PASSES: tuple[tuple[str, GraphPass], ...] = (
     ("normalize", normalize_sizes),
@@ -54,7 +51,10 @@ PASSES: tuple[tuple[str, GraphPass], ...] = (
 
 def passes(half: torch.dtype | None) -> tuple[tuple[str, GraphPass], ...]:
     """The passes, by name; ``half``: bfloat16 if it may replace float32 in products."""
+    narrow = {
+        "find_attention": ("bf16", use_bf16_products),
+        "conv_epilogue": ("bf16_results", narrow_results),
+    }
     if half is None:
         return PASSES
-    at = [name for name, _ in PASSES].index("find_attention") + 1
-    return (*PASSES[:at], NARROW, *PASSES[at:])
+    return tuple(one for step in PASSES for one in (step, narrow.get(step[0])) if one is not None)

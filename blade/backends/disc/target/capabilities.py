@@ -22,5 +22,7 @@ class TargetCapabilities:
     moments: Dtypes = ()  # dtypes of ``group_moments``
 
 
-CPU = TargetCapabilities((torch.float32, torch.bfloat16), (torch.float32,), (torch.float32,))
-"""Kernels are generated for float32; attention for bfloat16 too, whose products are widened where a CPU has none."""
+_NARROW = (torch.float32, torch.bfloat16)
+CPU = TargetCapabilities(_NARROW, _NARROW, (torch.float32,))
+"""Kernels are generated for float32; attention and convolutions for bfloat16 too, widened where a CPU has no such
+products. Other convolutions of bfloat16 are ATen's, on channels-last data."""

@@ -34,7 +34,7 @@ def conv_text(form: Int8KernelSpec, target: CpuTarget) -> str:
     rows = f"{form.name}_rows"
     driver = _driver(form, kernels, conv_rows.signature(rows))
     parts = [k.text() for k in kernels.values()]
-    made = [*parts, conv_rows.byte_pixel_pointers_text(rows, target), driver.text(False)]
+    made = [*parts, conv_rows.narrow_pixel_pointers_text(rows, target, 1), driver.text(False)]
     return form.finish_text() + "\n".join(made) + "\n"
 
 

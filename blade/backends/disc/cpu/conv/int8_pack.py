@@ -37,7 +37,7 @@ def packed_weights(weight: Value, columns: PackedColumns) -> PackedBuffer:
     piece = channels * columns.merged
     each = columns.count // columns.groups
     fills = []
-    for tap, part, offset, (dn, dk) in _geometry(weight):
+    for tap, part, offset, (dn, dk) in by_tap(weight):
         for at, size in columns.runs(part, each):
             start = tap * piece + at // each % columns.merged * channels
             from_here = offset + (at - part.first) * dn
@@ -50,7 +50,7 @@ def packed_weights(weight: Value, columns: PackedColumns) -> PackedBuffer:
 def packed_sums(weight: Value, factor: int, columns: PackedColumns) -> PackedBuffer:
     """The excess of each column's sum: ``factor``, the zero point, times the sum of the column's weights."""
     channels, fills = int(weight.shape[1]), []
-    for _, part, offset, (dn, dk) in _geometry(weight):
+    for _, part, offset, (dn, dk) in by_tap(weight):
         for at, size in columns.runs(part, columns.own):
             layout = (offset + (at - part.first) * dn, channels, dn, dk, columns.place(at), factor)
             fills.append(Fill(part.constant, size, layout))
@@ -63,7 +63,7 @@ def packed_border(weight: Value, zero: int, count: int) -> PackedBuffer:
     return PackedBuffer(int8_conv.FILL, torch.int8, count, (fill,))
 
 
-def _geometry(weight: Value) -> Iterator[tuple[int, ConstantPart, int, tuple[int, ...]]]:
+def by_tap(weight: Value) -> Iterator[tuple[int, ConstantPart, int, tuple[int, ...]]]:
     """Runs of ``weight`` [n, c, *kernel] with one tap: the tap's number, part, offset, strides of n and c."""
     kernel = [range(int(d)) for d in weight.shape[2:]]
     for part in parts(weight):

@@ -44,14 +44,14 @@ def signature(name: str = NAME) -> MlirRoutine:
     return MlirRoutine(name, ARGUMENTS)
 
 
-def byte_pixel_pointers_text(name: str, target: CpuTarget) -> str:
-    """``pixel_pointers_text`` for bytes: no tap is partly outside, and no row is copied."""
+def narrow_pixel_pointers_text(name: str, target: CpuTarget, bytes: int) -> str:
+    """``pixel_pointers_text`` for elements of ``bytes``: no tap is partly outside, and no row is copied."""
     f = signature(name)
     size = f.unpack(f["ints"], SIZES, "i64")
     arrays = [f.at(f["scratch"], f.product(size["pitch"], k), "i64") for k in range(ARRAYS)]
     table = f.at(f["scratch"], f.product(size["pitch"], ARRAYS), "i64")
-    _origins(f, size, arrays, 1)
-    _pointers(f, size, arrays, table, max(2, target.lanes // 2), 1)
+    _origins(f, size, arrays, bytes)
+    _pointers(f, size, arrays, table, max(2, target.lanes // 2), bytes)
     return f.text()
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The micro-kernels of bfloat16 products: a register tile of float32 sums.
 
-    C[r, j] = sum_k A[r, k] * B[k, j] + bias[j]
+    C[r, j] = clamp(sum_k A[r, k] * B[k, j] + bias[j] + residual[r, j], low, high)
 
 B is a packed panel with two rows interleaved, ``panel[k / 2][j][k % 2]``, zero beyond k and n. The bias is float32;
 C is float32, or bfloat16, rounded once at the end. dot_micro_kernel.py has the loop over k.
@@ -9,7 +9,10 @@ C is float32, or bfloat16, rounded once at the end. dot_micro_kernel.py has the 
 
 from dataclasses import dataclass
 
+import torch
+
 from blade.backends.disc.cpu.emit.bf16_dot import PAIR, Bf16Dot
+from blade.backends.disc.cpu.emit.element_types import decode
 from blade.backends.disc.cpu.emit.mlir_builder import SsaValue
 from blade.backends.disc.cpu.emit.mlir_function import POINTER, MlirRoutine
 from blade.backends.disc.cpu.gemm.dot_micro_kernel import DotMicroKernel
@@ -17,52 +20,92 @@ from blade.backends.disc.cpu.gemm.driver import PanelTiling
 from blade.backends.disc.cpu.gemm.micro_kernel import MicroKernelTile
 
 POINTERS = ("a", "b", "bias", "c")
-NUMBERS = ("lda", "k", "ldc", "columns")
+BOUNDS = ("low", "high")
+"""Arguments of a clamped product: bits of floats."""
 
 
 @dataclass(frozen=True)
 class Bf16KernelSpec:
     """The code of a bfloat16 product: instructions, tiles, the element type of C (``f32`` or ``i16``).
 
-    ``kind``: the product that the name begins with.
+    ``kind``: the product that the name begins with. ``in_taps``: rows consist of pieces, as in a convolution.
+    ``residual``: the element type of what is added, "" without one. ``clamps``: whether results are clamped.
     """
 
     dot: Bf16Dot
     tiles: PanelTiling
     result: str
     kind: str = "gemm"
+    in_taps: bool = False
+    residual: str = ""
+    clamps: bool = False
 
     @property
     def name(self) -> str:
         kind = f"bf16_{self.kind}_{self.dot.how}{self.dot.lanes}_{self.result}"
-        return kind + "".join(f"_edge{e}" for e in self.tiles.edges)
+        after = f"_plus_{self.residual}" * bool(self.residual) + "_clamped" * self.clamps
+        return kind + after + "".join(f"_edge{e}" for e in self.tiles.edges)
+
+    @property
+    def pointers(self) -> tuple[str, ...]:
+        rows = "table" if self.in_taps else "a"
+        return (rows, "b", "bias", *(("residual",) if self.residual else ()), "c")
+
+    @property
+    def numbers(self) -> tuple[str, ...]:
+        """``pitch``: stride of the table's taps; ``start``: offset in the data."""
+        rows = ("pitch", "taps", "start") if self.in_taps else ("lda",)
+        return (*rows, "k", "ldc", "columns", *self.bounds)
+
+    @property
+    def bounds(self) -> tuple[str, ...]:
+        return BOUNDS if self.clamps else ()
 
 
 def micro_kernel(form: Bf16KernelSpec, tile: MicroKernelTile, name: str) -> MlirRoutine:
-    """One tile; ``bias`` starts at its column."""
-    arguments = [*((p, POINTER) for p in POINTERS), *((n, "i64") for n in NUMBERS)]
+    """One tile; ``bias`` starts at its column, ``residual`` and ``c`` at its first element."""
+    arguments = [*((p, POINTER) for p in form.pointers), *((n, "i64") for n in form.numbers)]
     f = MlirRoutine(name, arguments, form.dot.lanes)
-    kernel = DotMicroKernel(f, form.dot, tile, PAIR, "i16", in_taps=False)
+    kernel = DotMicroKernel(f, form.dot, tile, PAIR, "i16", form.in_taps)
     for (r, v), total in zip(kernel.cells, kernel.sums(), strict=True):
-        _finish(f, form, tile, (r, v), total)
+        at = v * form.dot.lanes
+        mask = None
+        if tile.masked and v == tile.vectors - 1:
+            mask = f.first_lanes(f.minus(f["columns"], at))
+        total = f.add(total, f.get(f["bias"], at, "f32", form.dot.lanes))
+        total = _finished(f, form, total, (r, at), mask)
+        to = f.at(f.at(f["c"], f.product(f["ldc"], r), form.result), at, form.result)
+        if mask is None:
+            f.store(total, to)
+        else:
+            f.store_masked(total, to, mask)
     return f
 
 
-def _finish(
+def _finished(
     f: MlirRoutine,
     form: Bf16KernelSpec,
-    tile: MicroKernelTile,
-    cell: tuple[int, int],
     total: SsaValue,
-) -> None:
-    """Store ``total``, the sums of ``cell``, plus the bias."""
-    (r, v), lanes = cell, form.dot.lanes
-    total = f.add(total, f.get(f["bias"], v * lanes, "f32", lanes))
-    if form.result != "f32":
-        total = form.dot.narrowed(f, total)
-    row = f.at(f["c"], f.product(f["ldc"], r), form.result)
-    to = f.at(row, v * lanes, form.result)
-    if tile.masked and v == tile.vectors - 1:
-        f.store_masked(total, to, f.first_lanes(f.minus(f["columns"], v * lanes)))
-    else:
-        f.store(total, to)
+    place: tuple[int, int],
+    mask: SsaValue | None,
+) -> SsaValue:
+    """``total`` plus the residual, clamped, in the element type of C."""
+    (r, at), lanes = place, form.dot.lanes
+    if form.residual:
+        start = f.at(f["residual"], f.product(f["ldc"], r), form.residual)
+        start = f.at(start, at, form.residual)
+        if mask is None:
+            other = f.load(start, lanes, form.residual)
+        else:
+            other = f.load_masked(start, mask, form.residual)
+        is_wide = form.residual == "f32"
+        total = f.add(total, other if is_wide else decode(f, other, torch.bfloat16))
+    if form.clamps:
+        low, high = (f.broadcast(_float(f, n), lanes) for n in BOUNDS)
+        total = f.select(f.compare("olt", total, low), low, total)
+        total = f.select(f.compare("ogt", total, high), high, total)
+    return total if form.result == "f32" else form.dot.narrowed(f, total)
+
+
+def _float(f: MlirRoutine, name: str) -> SsaValue:
+    return f.from_bits(f.convert("arith.trunci", f[name], "i32"))

@@ -42,7 +42,7 @@ def linear_plan(value: Value, target: CpuTarget) -> tuple[NativeCall, MlirTexts]
         plain(sympy.sympify(groups) * packed.panels),
         plain(FloorDiv(sympy.Min(count, GROUP_ROWS) * depth * tiles.vectors, PAIR) + 1),
         0,
-        (x, PackedBuffer(pack, torch.int32, size, tuple(fills)), _row(bias, packed), value),
+        (x, PackedBuffer(pack, torch.int32, size, tuple(fills)), row_of(bias, packed), value),
         (count, columns, depth, row_distance(x, len(x.shape) - 1), columns),
     )
     of_bias = bias[0].dtype if bias else torch.float32
@@ -81,7 +81,7 @@ def matmul_plan(value: Value, target: CpuTarget) -> tuple[NativeCall, MlirTexts]
     return call, ((form.name, bf16_matmul.matmul_text(form)),)
 
 
-def _row(bias: list[Value], columns: PackedColumns) -> PackedBuffer:
+def row_of(bias: list[Value], columns: PackedColumns) -> PackedBuffer:
     """The bias (or zeros) as float32, one per column."""
     fills = [
         Fill(p.constant, p.size, (p.offset, *p.strides, p.first)) for b in bias for p in parts(b)

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Generated convolutions of bfloat16, through whole programs.
+
+The bounds are those of test_cpu_bf16_gemm.py: sums in float32, the result rounded once.
+"""
+
+from dataclasses import dataclass
+
+import hypothesis.strategies as st
+import pytest
+import sympy
+import torch
+from disc_programs import S0, add_input, finish, new_builder
+from hypothesis import assume, given, settings
+from torch.utils._sympy.functions import FloorDiv
+
+from blade.backends.disc.compiler import compile_ir
+from blade.backends.disc.target.cpu import CpuTarget, host
+from blade.runtime.engine import Engine, make_engine
+
+pytestmark = pytest.mark.needs("torch_mlir")
+
+F32, BF16 = torch.float32, torch.bfloat16
+HEIGHT, WIDTH = (sympy.Symbol(f"s{k}", integer=True, nonnegative=True) for k in (1, 2))
+
+
+@dataclass(frozen=True)
+class Shape:
+    channels: int
+    columns: int
+    kernel: tuple[int, int] = (3, 3)
+    stride: int = 1
+    padding: int = 1
+    dilation: int = 1
+    activation: str | None = None
+    residual: torch.dtype | None = None
+
+    def size(self, given: object, axis: int) -> object:
+        reach = self.dilation * (self.kernel[axis] - 1) + 1
+        total = sympy.sympify(given) + 2 * self.padding - reach
+        return FloorDiv(total, self.stride) + 1
+
+
+def numbers(*shape: int, seed: int = 0, dtype: torch.dtype = BF16) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def engine_of(
+    shape: Shape, weight: torch.Tensor, bias: torch.Tensor, result: torch.dtype, target: CpuTarget
+) -> Engine:
+    b = new_builder()
+    x = add_input(b, (S0, HEIGHT, WIDTH, shape.channels), BF16)
+    out = (S0, shape.size(HEIGHT, 0), shape.size(WIDTH, 1), shape.columns)
+    constants = [
+        b.make("const", (), c.shape, c.dtype, tuple(c.stride()), index=k)
+        for k, c in enumerate((weight, bias))
+    ]
+    operands = [x, *constants]
+    if shape.residual is not None:
+        size = tuple(sympy.Symbol(f"s{k}", integer=True, nonnegative=True) for k in (3, 4))
+        operands.append(add_input(b, (S0, *size, shape.columns), shape.residual))
+        b.require(sympy.Eq(size[0], out[1]), "height")
+        b.require(sympy.Eq(size[1], out[2]), "width")
+    y = b.make(
+        "conv",
+        operands,
+        out,
+        result,
+        stride=(shape.stride,) * 2,
+        padding=(shape.padding,) * 2,
+        dilation=(shape.dilation,) * 2,
+        groups=1,
+        activation=shape.activation,
+        transposed=False,
+    )
+    compiled = compile_ir(finish(b, y, constants=[weight, bias]), target)
+    assert "kernel bf16_conv" in compiled.program
+    return make_engine("test", "disc", compiled.program, compiled.object, compiled.constants)
+
+
+def check(shape: Shape, source: torch.dtype, result: torch.dtype, target: CpuTarget) -> None:
+    weight = numbers(shape.columns, shape.channels, *shape.kernel, dtype=source)
+    bias = numbers(shape.columns, seed=1, dtype=source)
+    engine = engine_of(shape, weight, bias, result, target)
+    for batch, height, width in ((1, 7, 9), (2, 14, 14), (1, 30, 5), (0, 8, 8), (3, 8, 23)):
+        x = numbers(batch, height, width, shape.channels, seed=height)
+        convolve = torch.nn.functional.conv2d
+        how = (shape.stride, shape.padding, shape.dilation)
+        first, w, b = x.permute(0, 3, 1, 2).double(), weight.to(BF16).double(), bias.double()
+        exact = convolve(first, w, b, *how).permute(0, 2, 3, 1)
+        size = convolve(first.abs(), w.abs(), b.abs(), *how).permute(0, 2, 3, 1)
+        extra = []
+        if shape.residual is not None:
+            extra = [numbers(*exact.shape, seed=2, dtype=shape.residual)]
+            exact, size = exact + extra[0].double(), size + extra[0].double().abs()
+        if shape.activation is not None:
+            exact = exact.clamp(0, 6 if shape.activation == "relu6" else None)
+        [got] = engine.try_execute([x, *extra]) or pytest.fail(engine.last_error())
+        allowed = (shape.channels * 9 + 2) * (2.0**-23 * size + 2.0**-126)
+        if result == BF16:
+            allowed = allowed + 2.0**-8 * (exact.abs() + allowed)
+        assert got.shape == exact.shape
+        assert bool(((got.double() - exact).abs() <= allowed).all())
+
+
+CASES = {
+    "1x1": Shape(64, 64, (1, 1), padding=0),
+    "1x1 stride 2": Shape(32, 130, (1, 1), 2, padding=0),
+    "3x3": Shape(16, 65),
+    "3x3 with a residual": Shape(30, 48, activation="relu", residual=F32),
+    "the same in bfloat16": Shape(30, 47, activation="relu6", residual=BF16),
+    "without a border": Shape(6, 17, (3, 2), padding=0),
+    "far apart": Shape(8, 16, (3, 3), 2, 2, dilation=2, activation="relu"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_geometries(name: str) -> None:
+    check(CASES[name], F32, BF16, host())
+
+
+@pytest.mark.parametrize("lanes", [4, 8])
+def test_without_the_instruction(lanes: int) -> None:
+    target = CpuTarget((), 4) if lanes == 4 else CpuTarget(("avx2", "fma"), 8)
+    if not set(target.isa) <= set(host().isa):
+        pytest.skip("this CPU has no AVX2")
+    check(CASES["3x3 with a residual"], BF16, F32, target)
+
+
+@given(
+    channels=st.sampled_from([2, 10, 32, 100]),
+    columns=st.sampled_from([1, 16, 31, 64, 70]),
+    kernel=st.tuples(st.sampled_from([1, 2, 3, 5]), st.sampled_from([1, 2, 3, 5])),
+    stride=st.sampled_from([1, 2, 3]),
+    padding=st.sampled_from([0, 1, 2]),
+    result=st.sampled_from([F32, BF16]),
+)
+@settings(max_examples=5, deadline=None)
+def test_any_geometry(
+    channels: int,
+    columns: int,
+    kernel: tuple[int, int],
+    stride: int,
+    padding: int,
+    result: torch.dtype,
+) -> None:
+    assume(padding < max(kernel))
+    check(Shape(channels, columns, kernel, stride, padding), BF16, result, host())
