@@ -32,6 +32,7 @@ import torch
 from floor import Machine, Work, floor_s, measure_machine
 from models import MODELS
 from peers import PEERS
+from peers_bf16 import BF16_PEERS
 from peers_int8 import INT8_PEERS
 from rich.console import Console
 from rich.table import Table
@@ -291,7 +292,7 @@ def json_lines(
 def versions(peer: str) -> dict[str, str]:
     """Of the packages that it is made of."""
     found = {}
-    for package in {**PEERS, **INT8_PEERS}[peer].packages:
+    for package in {**PEERS, **INT8_PEERS, **BF16_PEERS}[peer].packages:
         try:
             found[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:

@@ -5,7 +5,7 @@
     run(*sample)                                    # a tuple of tensors
 
 Every peer gets fp32, the same number of threads, and must serve every shape of the model. Those that are
-allowed int8 are in peers_int8.py.
+allowed int8 are in peers_int8.py, those of bfloat16 in peers_bf16.py.
 """
 
 import inspect
@@ -85,7 +85,7 @@ def session_runner(model: Model, path: Path, threads: int) -> Run:
 def export_onnx(model: Model, folder: Path) -> Path:
     program = torch.onnx.export(
         model.module,
-        _example(model),
+        example(model),
         dynamo=True,
         dynamic_shapes=_dynamic_shapes(model),
         input_names=list(model.names),
@@ -103,7 +103,7 @@ def _dynamic_shapes(model: Model) -> tuple[Any, ...]:
     return tuple(each) if plain == len(kinds) else (*each[:plain], tuple(each[plain:]))
 
 
-def _example(model: Model) -> Tensors:
+def example(model: Model) -> Tensors:
     """Sizes 0 and 1 are special to exporters, equal ones would be taken for one."""
     shape = tuple(a.low + (3 + 2 * k) * a.step for k, a in enumerate(model.axes))
     return model.inputs(shape, 0)
@@ -112,14 +112,14 @@ def _example(model: Model) -> Tensors:
 def openvino(model: Model, samples: Sequence[Tensors], threads: int) -> Run:
     import openvino as ov
 
-    return openvino_runner(ov.convert_model(model.module, example_input=_example(model)), threads)
+    return openvino_runner(ov.convert_model(model.module, example_input=example(model)), threads)
 
 
 def openvino_default(model: Model, samples: Sequence[Tensors], threads: int) -> Run:
     """Without a hint of precision: in bfloat16 where the processor has it."""
     import openvino as ov
 
-    converted = ov.convert_model(model.module, example_input=_example(model))
+    converted = ov.convert_model(model.module, example_input=example(model))
     return openvino_runner(converted, threads, precision=None)
 
 

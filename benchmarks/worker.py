@@ -18,13 +18,15 @@ import gc
 import multiprocessing as mp
 import os
 import random
+import socket
+import subprocess
 import sys
-import time
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
+from time import perf_counter, process_time
 from typing import Any
 
 import torch
@@ -32,6 +34,7 @@ from embeddings import Batch, agreement, pooled, sentences, tokenized
 from floor import Work, count_work
 from models import MODELS
 from peers import PEERS
+from peers_bf16 import BF16_PEERS
 from peers_int8 import INT8_PEERS
 from zoo.compare import error
 from zoo.model import Shape, Tensors, label
@@ -44,7 +47,10 @@ class PeerFailed(Exception):
 
 
 class Worker:
-    """The parent's end; no ``shapes``: the model's own. ``packages``: a folder more to import from."""
+    """The parent's end; no ``shapes``: the model's own. ``packages``: a folder more to import from.
+
+    ``python``: another interpreter, of a peer that needs another torch.
+    """
 
     def __init__(
         self,
@@ -53,11 +59,15 @@ class Worker:
         threads: int,
         shapes: Sequence[Shape] | None,
         packages: Path | None = None,
+        python: Path | None = None,
     ) -> None:
+        if python is not None:
+            self._pipe, self._process = _foreign(python, (model, peer, threads, shapes, packages))
+            return
         context = mp.get_context("spawn")
         self._pipe, child = context.Pipe()
         args = (child, model, peer, threads, shapes, packages)
-        self._process = context.Process(target=_serve, args=args, daemon=True)
+        self._process = context.Process(target=serve, args=args, daemon=True)
         self._process.start()
         child.close()
 
@@ -67,8 +77,7 @@ class Worker:
             self._pipe.send((command, kwargs))
             ok, answer = self._pipe.recv()
         except (EOFError, BrokenPipeError, ConnectionResetError):
-            self._process.join(5)
-            raise PeerFailed(f"process died, exit code {self._process.exitcode}") from None
+            raise PeerFailed(f"process died, exit code {_exit_code(self._process)}") from None
         if not ok:
             raise PeerFailed(answer)
         return answer
@@ -76,17 +85,57 @@ class Worker:
     def close(self) -> None:
         """The closed pipe ends the process; one that hangs is stopped."""
         self._pipe.close()
-        self._process.join(10)
+        _exit_code(self._process)
         self._process.terminate()
 
 
-def _serve(
+_FOREIGN = """
+import sys
+from multiprocessing.connection import Connection
+sys.path.insert(0, {folder!r})
+from worker import serve
+serve(Connection({pipe}), {model!r}, {peer!r}, {threads!r}, {shapes!r}, {packages!r})
+"""
+
+
+def _foreign(python: Path, args: tuple[Any, ...]) -> tuple[Connection, subprocess.Popen[bytes]]:
+    """A pipe to ``serve`` in a process of another interpreter, and the process."""
+    ours, theirs = socket.socketpair()
+    model, peer, threads, shapes, packages = args
+    text = _FOREIGN.format(
+        folder=str(Path(__file__).parent),
+        pipe=theirs.fileno(),
+        model=model,
+        peer=peer,
+        threads=threads,
+        shapes=shapes,
+        packages=None if packages is None else str(packages),
+    )
+    away = {n: v for n, v in os.environ.items() if n != "PYTHONPATH"}
+    command = [str(python), "-c", text]
+    process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=away)
+    theirs.close()
+    return Connection(ours.detach()), process
+
+
+def _exit_code(process: Any) -> int | None:
+    """Of a process that is about to end, waited for."""
+    if isinstance(process, subprocess.Popen):
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(10)
+        return process.returncode
+    process.join(10)
+    code: int | None = process.exitcode
+    return code
+
+
+def serve(
     pipe: Connection,
     model: str,
     peer: str,
     threads: int,
     shapes: Sequence[Shape] | None,
-    packages: Path | None,
+    packages: Path | str | None,
 ) -> None:
     if packages is not None:
         sys.path.append(str(packages))  # last: what is installed goes before it
@@ -112,7 +161,7 @@ class _Served:
     def __init__(self, model: str, peer: str, threads: int, shapes: Sequence[Shape] | None) -> None:
         self._before = _memory_mb("VmRSS")
         self._model = MODELS[model]()
-        self._name, self._peer = model, {**PEERS, **INT8_PEERS}[peer]
+        self._name, self._peer = model, {**PEERS, **INT8_PEERS, **BF16_PEERS}[peer]
         self._threads = threads
         shapes = self._model.fixed if shapes is None else shapes
         self._samples = {label(one): self._model.inputs(one, 1) for one in shapes}
@@ -120,10 +169,10 @@ class _Served:
     def prepare(self) -> dict[str, Any]:
         """Compile, and call each shape once, which is when some peers compile; then check values."""
         expected = {key: self._model.module(*sample) for key, sample in self._samples.items()}
-        start = time.perf_counter()
+        start = perf_counter()
         self._run = self._peer.prepare(self._model, list(self._samples.values()), self._threads)
         first = {key: self._run(*sample) for key, sample in self._samples.items()}
-        seconds = time.perf_counter() - start
+        seconds = perf_counter() - start
         for sample in self._samples.values():
             for _ in range(3):
                 self._run(*sample)
@@ -140,14 +189,23 @@ class _Served:
         """Seconds of single calls at each shape, for about ``seconds`` per shape, warmed up first."""
         return {key: self._time_one(sample, seconds) for key, sample in self._samples.items()}
 
-    def _time_one(self, sample: Tensors, seconds: float) -> list[float]:
+    def processor_time(self, seconds: float) -> dict[str, list[float]]:
+        """``time`` in seconds of the processor, which a busy neighbour does not lengthen: for one thread."""
+        clock = process_time
+        return {
+            key: self._time_one(sample, seconds, clock) for key, sample in self._samples.items()
+        }
+
+    def _time_one(
+        self, sample: Tensors, seconds: float, clock: Callable[[], float] = perf_counter
+    ) -> list[float]:
         for _ in range(2):
             self._run(*sample)
         times: list[float] = []
         while sum(times) < seconds or len(times) < 3:
-            start = time.perf_counter()
+            start = clock()
             self._run(*sample)
-            times.append(time.perf_counter() - start)
+            times.append(clock() - start)
         return times
 
     def stream(self, count: int, seed: int) -> dict[str, float]:
@@ -155,17 +213,17 @@ class _Served:
         rng = random.Random(seed)
         inputs = [self._model.random_inputs(rng) for _ in range(count)]
         first = self._model.inputs(self._model.fixed[0], 0)
-        start = time.perf_counter()
+        start = perf_counter()
         run = self._peer.prepare(self._model, [first], self._threads)
-        compiled = time.perf_counter()
+        compiled = perf_counter()
         slowest, worst = 0.0, 0.0
         for sample in inputs:
-            before = time.perf_counter()
+            before = perf_counter()
             got = run(*sample)
-            slowest = max(slowest, time.perf_counter() - before)
+            slowest = max(slowest, perf_counter() - before)
             if sample is inputs[0] or sample is inputs[-1]:
                 worst = max(worst, error(got, self._model.module(*sample)))
-        total = time.perf_counter() - start
+        total = perf_counter() - start
         if worst > self._peer.max_error:
             raise PeerFailed(f"wrong values in the stream: {worst:.1e}")
         return {"compile_s": compiled - start, "total_s": total, "slowest_call_s": slowest}

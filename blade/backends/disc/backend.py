@@ -73,13 +73,33 @@ class DiscBackend(Backend):
         device = device_of(cluster)
         half = _half(cluster, config, device)
         engine = self._engine(cluster, config, device, half)
-        if half is not None and not _is_near(engine, cluster, config):
-            log.info("%s: %s is too coarse for its products", cluster.name, half)
-            engine = self._engine(cluster, config, device, None)
-        return engine
+        if half is None or _is_near(engine, cluster, config):
+            return engine
+        log.info("%s: %s is too coarse for all of its products", cluster.name, half)
+        return self._partly(cluster, config, device, half)
+
+    def _partly(
+        self, cluster: Cluster, config: Config, device: torch.device, half: torch.dtype
+    ) -> torch.ScriptObject:
+        """An engine with as many products in ``half`` as the accuracy budget allows; on a GPU, with none."""
+        engine, low, high = None, 0, 1 if device.type == "cuda" else 16
+        while high - low > 1:
+            middle = (low + high) // 2
+            tried = self._engine(cluster, config, device, half, middle)
+            if _is_near(tried, cluster, config):
+                engine, low = tried, middle
+            else:
+                high = middle
+        log.info("%s: %d sixteenths of its products are in %s", cluster.name, low, half)
+        return self._engine(cluster, config, device, None) if engine is None else engine
 
     def _engine(
-        self, cluster: Cluster, config: Config, device: torch.device, half: torch.dtype | None
+        self,
+        cluster: Cluster,
+        config: Config,
+        device: torch.device,
+        half: torch.dtype | None,
+        sixteenths: int = 16,
     ) -> torch.ScriptObject:
         folder = None if config.dump_dir is None else Path(config.dump_dir) / cluster.name
         compiled = compile_graph(
@@ -91,6 +111,7 @@ class DiscBackend(Backend):
             single=config.memory == "low",
             updates=cluster.updates,
             half=half,
+            sixteenths=sixteenths,
         )
         code = torch.from_numpy(numpy.frombuffer(compiled.object, dtype=numpy.uint8).copy())
         limits = {"max_failures": config.max_failures, "watch_constants": int(cluster.live)}

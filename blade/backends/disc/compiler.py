@@ -119,14 +119,16 @@ def compile_graph(
     single: bool = False,
     updates: Sequence[int] = (),
     half: torch.dtype | None = None,
+    sixteenths: int = 16,
 ) -> CompiledProgram:
     """Compile a straight-line FX graph; raises ``Refused`` for ops that DISC cannot express.
 
     ``single``: weights are never packed, so that no second copy of one exists.
-    ``half``: float16 or bfloat16, in which float32 products may be computed; on a CPU, bfloat16.
+    ``half``: float16 or bfloat16, in which float32 products may be computed; on a CPU bfloat16, in so many
+    ``sixteenths`` of them.
     ``updates``: inputs that the last outputs are written to; those outputs are not returned.
     """
-    generator = _codegen(target, half)
+    generator = _codegen(target, half, sixteenths)
     graph = lower(gm, shape_env, single, updates, generator.forms)
     devices = _places(
         [n.meta["val"] for n in gm.graph.nodes if n.op == "placeholder"], generator.device
@@ -158,7 +160,9 @@ def compile_ir(
     return _compile(graph, generator, [generator.device] * len(graph.inputs), dump_dir, cache)
 
 
-def _codegen(target: CpuTarget | GpuTarget, half: torch.dtype | None) -> Codegen:
+def _codegen(
+    target: CpuTarget | GpuTarget, half: torch.dtype | None, sixteenths: int = 16
+) -> Codegen:
     """The target's codegen. Only its modules are imported: there are many."""
     if isinstance(target, GpuTarget):
         from blade.backends.disc.gpu.codegen import GpuCodegen
@@ -166,7 +170,7 @@ def _codegen(target: CpuTarget | GpuTarget, half: torch.dtype | None) -> Codegen
         return GpuCodegen(target, half)
     from blade.backends.disc.cpu.codegen import CpuCodegen
 
-    return CpuCodegen(target, half)
+    return CpuCodegen(target, half, sixteenths)
 
 
 def _compile(

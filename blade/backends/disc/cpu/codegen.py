@@ -33,9 +33,11 @@ class CpuCodegen:
     device = "cpu"
     language = "mlir"
 
-    def __init__(self, target: CpuTarget, half: torch.dtype | None = None) -> None:
-        """``half``: bfloat16 if it may replace float32 in products."""
-        self.target, self.half = target, half
+    def __init__(
+        self, target: CpuTarget, half: torch.dtype | None = None, sixteenths: int = 16
+    ) -> None:
+        """``half``: bfloat16 if it may replace float32, in so many of every 16 products."""
+        self.target, self._passes = target, passes(half, sixteenths)
         self.emitted: dict[Kernel, tuple[str, EmittedKernel]] = {}
         self.libraries: dict[str, str] = {}  # generated code for all shapes, by name
 
@@ -49,7 +51,7 @@ class CpuCodegen:
 
     @property
     def passes(self) -> Sequence[tuple[str, GraphPass]]:
-        return passes(self.half)
+        return self._passes
 
     @property
     def kernels(self) -> int:

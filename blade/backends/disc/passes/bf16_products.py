@@ -9,11 +9,14 @@ Results are float32, so that nothing is rounded but operands. A result that only
 it is made: its readers would round it to the same numbers.
 """
 
+from collections.abc import Callable, Mapping, Set
+from functools import partial
+
 import torch
 
 from blade.backends.disc.ir.constant_parts import parts_of
 from blade.backends.disc.ir.convolution import operands
-from blade.backends.disc.ir.graph import Graph, IrBuilder, Value, rewrite
+from blade.backends.disc.ir.graph import Graph, IrBuilder, Value, live, rewrite
 from blade.backends.disc.ir.rewrite import rewrite_values
 from blade.backends.disc.passes.narrow_casts import NARROW_RULES
 
@@ -22,10 +25,25 @@ ROUNDED = ("linear", "matmul", "attention", "conv")
 """Ops with bfloat16 operands and float32 results."""
 
 
-def use_bf16_products(graph: Graph) -> Graph:
-    """``graph`` with bfloat16 operands of those float32 products for which code is generated."""
-    rules = {"linear": [_linear], "matmul": [_matmul], "attention": [_attention], "conv": [_conv]}
-    return rewrite(graph, {**NARROW_RULES, **rules})
+def use_bf16_products(graph: Graph, sixteenths: int = 16) -> Graph:
+    """``graph`` with bfloat16 operands of those float32 products for which code is generated.
+
+    ``sixteenths``: how many of every 16 products, spread evenly over the graph.
+    """
+    products = [v.id for v in live(graph) if v.op in _RULES]
+    chosen = {
+        v for k, v in enumerate(products) if (k + 1) * sixteenths // 16 > k * sixteenths // 16
+    }
+    narrowed = rewrite_values(graph, partial(_narrow, chosen))
+    return rewrite(narrowed, NARROW_RULES)
+
+
+def _narrow(chosen: Set[int], b: IrBuilder, v: Value, args: list[Value]) -> Value | None:
+    """``v`` on bfloat16 if it is ``chosen``."""
+    if v.id not in chosen:
+        return None
+    copied = Value(v.id, v.op, tuple(args), v.attrs, v.shape, v.dtype, v.strides)
+    return _RULES[v.op](b, copied)
 
 
 def _linear(b: IrBuilder, v: Value) -> Value | None:
@@ -66,6 +84,14 @@ def is_narrow_conv(v: Value) -> bool:
     if any(x.dtype not in (F32, BF16) for x in v.args) or any(parts_of(x) is None for x in rest):
         return False
     return isinstance(given.x.shape[-1], int) and given.x.shape[-1] % 2 == 0
+
+
+_RULES: Mapping[str, Callable[[IrBuilder, Value], Value | None]] = {
+    "linear": _linear,
+    "matmul": _matmul,
+    "attention": _attention,
+    "conv": _conv,
+}
 
 
 def widen_biases(graph: Graph) -> Graph:

@@ -2,6 +2,7 @@
 """The order of the passes between lowering and fusion on CPU; each takes a graph and returns a new one."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -49,10 +50,10 @@ PASSES: tuple[tuple[str, GraphPass], ...] = (
 )
 
 
-def passes(half: torch.dtype | None) -> tuple[tuple[str, GraphPass], ...]:
-    """The passes, by name; ``half``: bfloat16 if it may replace float32 in products."""
-    narrow = {
-        "find_attention": ("bf16", use_bf16_products),
+def passes(half: torch.dtype | None, sixteenths: int = 16) -> tuple[tuple[str, GraphPass], ...]:
+    """The passes, by name; ``half``: bfloat16 if it may replace float32, in so many of every 16 products."""
+    narrow: dict[str, tuple[str, GraphPass]] = {
+        "find_attention": ("bf16", partial(use_bf16_products, sixteenths=sixteenths)),
         "conv_epilogue": ("bf16_results", narrow_results),
     }
     if half is None:
