@@ -274,7 +274,8 @@ A pass takes a graph and returns a graph.
 
 {gpu_passes}
 
-With `enable_fp16` or `enable_bf16` the GPU has one more: `{half_pass}`.
+With `enable_fp16` or `enable_bf16` the GPU has one more: `{half_pass}`. With `enable_bf16` a CPU that multiplies
+bfloat16 has two more: {narrow_passes}.
 
 Each pass looks for one pattern. The expression above has none of them, so all passes leave it as it is.
 These variants show a pass at work; `-` and `+` mark values that went and came.
@@ -363,6 +364,11 @@ HALF = """\
 weight becomes `packed`: it runs once per loaded engine."""
 
 
+NARROW = """\
+**`enable_bf16` (CPU).** The product reads bfloat16 and sums in float32, and the weight is packed as bfloat16 when
+the engine loads. Only the operands are rounded."""
+
+
 def page() -> str:
     torch.manual_seed(0)
     rows = torch.randn(ROWS, DEPTH)
@@ -372,12 +378,15 @@ def page() -> str:
     cpu, gpu = compile_in_stages(cluster, CPU), compile_in_stages(cluster, GPU)
     half = compile_in_stages(cluster, GPU, torch.float16)
     late = compile_in_stages(capture(Selected(), rows), CPU)
+    narrow = compile_in_stages(cluster, CPU, torch.bfloat16)
+    more = [f"`{one}`" for one in narrow.passes() if one not in cpu.passes()]
     [half_pass] = set(half.passes()) - set(gpu.passes())
     assert not [*cpu.changes(), *gpu.changes()], "the page says that no pass changes the graph"
     variants = [
         changes(ARGUMENTS, compile_in_stages(arguments, CPU)),
         changes(TRANSPOSED, compile_in_stages(transposed, CPU)),
         changes(HALF, half),
+        changes(NARROW, narrow),
     ]
     return PAGE.format(
         depth=DEPTH,
@@ -387,6 +396,7 @@ def page() -> str:
         cpu_passes=names("On CPU, in this order:", cpu.passes()),
         gpu_passes=names("On GPU:", gpu.passes()),
         half_pass=half_pass,
+        narrow_passes=" and ".join(more),
         variants="\n\n".join(variants),
         fused=block(cpu["fuse"]),
         kernel=block(renumber(str(kernel_of(cluster)))(kernel_text(kernel_of(cluster)))),

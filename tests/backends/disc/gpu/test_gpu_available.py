@@ -55,4 +55,4 @@ def test_what_is_missing_is_said_before_anything_is_compiled(
     remove(all_there)
     with pytest.raises(AssertionError, match=sentence):
         assert not (why := _why_not_device(torch.device("cuda"))), why
-    assert DiscBackend().precisions == ()  # nor is a reduced precision offered
+    assert "fp16" not in DiscBackend().precisions  # nor is what only GPUs have

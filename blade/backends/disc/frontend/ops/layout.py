@@ -91,6 +91,8 @@ def dropout(lo: Lowering, x: Value, p: float, train: bool) -> Value:
     aten.to.other,
     aten._to_copy.default,
     aten.type_as.default,
+    aten._autocast_to_full_precision.default,
+    aten._autocast_to_reduced_precision.default,
     torch.ops.prims.convert_element_type.default,
 )
 def to(lo: Lowering, x: Value, *_: Any, **__: Any) -> Value:
