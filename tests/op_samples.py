@@ -750,6 +750,14 @@ row(
     f32("a b"),
 )
 row(
+    "casts of TorchScript's autocast",
+    lambda x: (
+        aten._autocast_to_reduced_precision(x, False, True, torch.float16, torch.bfloat16) * 2,
+        aten._autocast_to_full_precision(x.bfloat16(), False, True) * 2,
+    ),
+    f32("a b"),
+)
+row(
     "_to_copy",
     lambda x: (aten._to_copy(x, dtype=torch.bfloat16), aten.lift_fresh_copy(x), aten.alias(x)),
     f32("a b"),

@@ -17,12 +17,15 @@ from torch.nn import functional
 
 from blade.backends.disc.backend import DiscBackend
 from blade.backends.disc.target.cpu import host
+from blade.backends.quant.backend import QuantBackend
 from blade.config import Config
 
 pytestmark = pytest.mark.needs("runtime", "torch_mlir")
 
 BF16 = torch.bfloat16
-FEW = 8e-4  # a relative error that some of the encoder's products may have together, and all may not
+FEW = (
+    8e-4  # a relative error that some of the encoder's products may have together, and all may not
+)
 needs_products = pytest.mark.skipif(
     not host().has_bf16_products, reason="this CPU does not multiply bfloat16"
 )
@@ -194,3 +197,24 @@ def test_a_trace_under_autocast(name: str) -> None:
             return model(*inputs)  # type: ignore[no-any-return]
 
     check(engine, model, eager, name, lambda x: x, 1.25)
+
+
+@needs_products
+def test_layers_that_quantization_leaves_in_float() -> None:
+    """Beside int8 they are bfloat16; attention on results of int8 products, which are float32, stays so."""
+    torch.manual_seed(0)
+    model, inputs = Encoder(128, 4).eval(), (torch.zeros(4, 32), torch.randn(4, 32, 128))
+    cut = cut_of(trace(model, inputs))
+    texts = []
+    for permitted in (False, True):
+        config = Config(enable_int8=True, accuracy_budget=3e-3, timing=False, enable_bf16=permitted)
+        engine: Any = QuantBackend().convert(cut.cluster, config)
+        texts.append(engine.program())
+        [got] = engine.try_execute(list(inputs)) or pytest.fail(engine.last_error())
+        with torch.no_grad():
+            exact = model(*inputs)
+        assert distance(got, exact) <= 3e-3 * float(exact.norm())
+    assert "kernel gemm_f32" in texts[0]
+    assert "kernel gemm_f32" not in texts[1]
+    for kernel in ("int8_gemm", "bf16_gemm", "attention_f32"):
+        assert f"kernel {kernel}" in texts[1]

@@ -18,6 +18,7 @@ from blade.backends.disc.ir.constant_parts import parts_of
 from blade.backends.disc.ir.convolution import operands
 from blade.backends.disc.ir.graph import Graph, IrBuilder, Value, live, rewrite
 from blade.backends.disc.ir.rewrite import rewrite_values
+from blade.backends.disc.passes.legalize import QUANTIZED
 from blade.backends.disc.passes.narrow_casts import NARROW_RULES
 
 F32, BF16 = torch.float32, torch.bfloat16
@@ -61,10 +62,19 @@ def _matmul(b: IrBuilder, v: Value) -> Value | None:
 
 
 def _attention(b: IrBuilder, v: Value) -> Value | None:
+    """Operands that an int8 product makes would have to be rounded by a pass of their own: they stay float32."""
     if any(a.dtype != F32 for a in (v, *v.args)):
+        return None
+    if any(_source(a).op in QUANTIZED for a in v.args[:3]):
         return None
     args = [*(b.cast(a, BF16) for a in v.args[:3]), *v.args[3:]]
     return b.make("attention", args, v.shape, F32, **v.attrs)
+
+
+def _source(v: Value) -> Value:
+    while v.is_layout:
+        v = v.args[0]
+    return v
 
 
 def _conv(b: IrBuilder, v: Value) -> Value | None:
