@@ -207,7 +207,9 @@ def test_layers_that_quantization_leaves_in_float() -> None:
     cut = cut_of(trace(model, inputs))
     texts = []
     for permitted in (False, True):
-        config = Config(enable_int8=True, accuracy_budget=0.0017, timing=False, enable_bf16=permitted)
+        config = Config(
+            enable_int8=True, accuracy_budget=0.0017, timing=False, enable_bf16=permitted
+        )
         engine: Any = QuantBackend().convert(cut.cluster, config)
         texts.append(engine.program())
         [got] = engine.try_execute(list(inputs)) or pytest.fail(engine.last_error())
