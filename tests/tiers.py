@@ -111,6 +111,7 @@ RELEASE: tuple[Release, ...] = (
     ),
     Release("saving/test_program_archives.py::test_a_drop_in*", _PROCESS),
     Release("dynamo/test_training.py::test_two_processes_average*", "two processes train"),
+    Release("dynamo/test_bf16_compile.py::test_training", "forward and backward are compiled", 2),
     Release("dynamo/test_aot_compile.py::test_a_fresh_process_trains_and_draws", _PROCESS),
     Release("dynamo/test_aot_compile.py::test_the_original_answers_where_an*", _PROCESS),
     Release("dynamo/test_background_compile.py::test_a_fresh_process*", _PROCESS, 1),
