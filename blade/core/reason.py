@@ -61,7 +61,9 @@ class Code(str, Enum):
     PROBE_CRASHED = "probe_crashed"
     # verify, select
     WRONG_VALUES = "wrong_values"
-    SLOWER = "slower"
+    SLOWER = "slower"  # than the original
+    NOT_FASTEST = "not_fastest"  # the original is as fast, or another engine or plan faster
+    TOO_NOISY = "too_noisy"
     # load: the engine in a saved file cannot run in this process
     CPU_MISMATCH = "cpu_mismatch"
     DEVICE_MISMATCH = "device_mismatch"

@@ -27,8 +27,9 @@ from blade.dynamo.engine_cache import keep_engine
 from blade.report import Timing
 from blade.runtime.engine import Engine
 from blade.selection.plan.candidate import Candidate
-from blade.selection.plan.select import fastest, lost
-from blade.timing.interleaved import EARLY_EXIT_S, measure_all, why_clearly_slower
+from blade.selection.plan.select import against, fastest, lost
+from blade.timing.decision import Outcome, decide_plan
+from blade.timing.interleaved import EARLY_EXIT_S, measure_all
 from blade.verification.derived_inputs import crashes, end
 from blade.verification.reduced_precision import budget_of
 from blade.verification.rng_replay import RngReplay
@@ -121,9 +122,12 @@ class EngineTrial:
         measured = self._time([one for one in verified if one not in late], given, copies)
         reasons += [one for one in measured if isinstance(one, Reason)]
         timed = [one for one in measured if isinstance(one, Candidate)]
-        slower = {one.backend: why for one in timed if (why := self._why_slower(one)) is not None}
-        reasons += slower.values()
-        right = [one for one in timed if one.backend not in slower]
+        right = []
+        for one in timed:
+            if (decision := decide_plan(one.timings)).serves:
+                right.append(one)
+            else:
+                reasons.append(against(one, self.cluster.name, decision))
         best = fastest(right)
         reasons += [lost(one, best, self.cluster.name) for one in right if best and one is not best]
         return Competition(best, (*timed, *late), tuple(reasons), found_crashes)
@@ -148,8 +152,10 @@ class EngineTrial:
             return verdict
         if known is None:
             return Candidate(backend, engine, None, verdict)
-        # a losing time may stem from a busy machine: measure again
-        timings = () if why_clearly_slower(known.timings) else known.timings
+        # a losing or unclear time may stem from a busy machine: measure again
+        sure = (Outcome.FASTER, Outcome.EQUAL)
+        is_sure = known.timings and decide_plan(known.timings).outcome in sure
+        timings = known.timings if is_sure else ()
         return Candidate(backend, engine, None, known.verdict, timings, stored=True)
 
     def _time(
@@ -188,12 +194,6 @@ class EngineTrial:
         return measure_all(
             runs, self.original, inputs, rounds, early_exit_s=early_exit_s, restore=restore
         )
-
-    def _why_slower(self, one: Candidate) -> Reason | None:
-        sentence = why_clearly_slower(one.timings)
-        if sentence is None:
-            return None
-        return Reason(Stage.SELECT, Code.SLOWER, one.backend, self.cluster.name, sentence)
 
     def _out_of_time(self, backend: str, before: str) -> Reason:
         why = self.how.budget.why_ended(before)

@@ -51,9 +51,10 @@ Shape = tuple[int, ...]
 class Timing:
     """Medians in milliseconds at one sample of the user.
 
-    ``spread``: likely relative error of their ratio (0.05 = 5%). ``below``: how much lower the speed-up may
-    be, which is less than ``spread`` if the original's times vary. ``original_ms``: the captured model as
-    TorchScript; ``eager_ms``: the user's module called from Python.
+    ``spread``: likely relative error of their ratio (0.05 = 5%). ``below`` and ``above``: how much lower and
+    higher the speed-up may be; the larger one is ``spread``. ``original_ms``: the captured model as
+    TorchScript; ``eager_ms``: the user's module called from Python. Other processes disturbed ``disturbed`` of
+    the ``rounds``; these do not count, unless too few others are left.
     """
 
     shapes: tuple[Shape, ...]
@@ -62,6 +63,9 @@ class Timing:
     spread: float
     below: float | None = None  # ``None``: equal to ``spread``
     eager_ms: float | None = None  # ``None``: not measured
+    above: float | None = None  # ``None``: equal to ``spread``
+    rounds: int = 0  # 0: unknown
+    disturbed: int = 0
 
     @property
     def speedup(self) -> float:
@@ -71,6 +75,21 @@ class Timing:
     def shortfall(self) -> float:
         """``below``, or ``spread`` if that is unknown."""
         return self.spread if self.below is None else self.below
+
+    @property
+    def excess(self) -> float:
+        """``above``, or ``spread`` if that is unknown."""
+        return self.spread if self.above is None else self.above
+
+    @property
+    def low(self) -> float:
+        """The least speed-up that the rounds allow."""
+        return self.speedup / (1 + self.shortfall)
+
+    @property
+    def high(self) -> float:
+        """The largest speed-up that the rounds allow."""
+        return self.speedup * (1 + self.excess)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,8 @@ CLAUSE = 170  # characters of a clause that quotes a reason
 
 # The most useful first: limits of the result, backends that nearly served, settings a user can change.
 ORDER = (
-    *(Code.TRACE_SPECIALIZED, Code.BAKED_ARGUMENT, Code.SLOWER, Code.ACCURACY, Code.WRONG_VALUES),
+    *(Code.TRACE_SPECIALIZED, Code.BAKED_ARGUMENT, Code.TOO_NOISY),
+    *(Code.SLOWER, Code.NOT_FASTEST, Code.ACCURACY, Code.WRONG_VALUES),
     *(Code.NOT_TRIED, Code.TIME_BUDGET, Code.CALIBRATION),
     *(Code.CONVERSION_CRASHED, Code.CONVERSION_TIMEOUT, Code.CONVERSION_FAILED),
     *(Code.PROBE_CRASHED, Code.UNSUPPORTED_OP, Code.DATA_DEPENDENT, Code.RANDOM, Code.MUTATES),
@@ -26,6 +27,7 @@ ORDER = (
     *(Code.TOO_SMALL, Code.BLACK_LISTED, Code.SCRIPT_FAILED, Code.CACHE_UNTRUSTED),
     *(Code.BACKEND_UNAVAILABLE, Code.TRACER_WARNING),
 )
+_LOST = (Code.SLOWER, Code.NOT_FASTEST)
 # Names of several reasons of one code, each about one op.
 ABOUT_OPS = {
     Code.UNSUPPORTED_OP: "not supported",
@@ -66,11 +68,10 @@ def _clauses(reasons: Sequence[Reason], measured: str, is_backend: bool) -> list
     by_code: dict[Code, list[Reason]] = {}
     for reason in dict.fromkeys(reasons):
         by_code.setdefault(reason.code, []).append(reason)
-    if not is_backend:
-        by_code.pop(Code.SLOWER, None)  # reasons against other engine plans
-    if measured:
-        by_code.pop(Code.SLOWER, None)
-    if measured or {Code.SLOWER, Code.WRONG_VALUES, Code.ACCURACY} & by_code.keys():
+    if measured or not is_backend:  # without backend: reasons against other engine plans
+        for code in _LOST:
+            by_code.pop(code, None)
+    if measured or {*_LOST, Code.WRONG_VALUES, Code.ACCURACY} & by_code.keys():
         by_code.pop(Code.NOT_TRIED, None)  # follows from those at other clusters
     found = [(_rank(code), _clause(code, same)) for code, same in by_code.items()]
     found += [(_rank(Code.SLOWER), measured)] if measured else []

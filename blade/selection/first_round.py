@@ -22,7 +22,7 @@ from blade.selection.plan.built import ClusterCandidates
 from blade.selection.plan.select import Decision
 from blade.selection.select_engines import select_engines
 from blade.selection.task import Task
-from blade.timing.interleaved import speed
+from blade.timing.decision import is_unclear, speed, speed_interval
 
 DOMINATED_BY = 1.1  # factor to a backend that covers no more ops and is nowhere faster
 DOMINATED_BY_SPEEDUP = (
@@ -111,8 +111,8 @@ _FAILED = (Code.CONVERSION_FAILED, Code.CONVERSION_CRASHED, Code.WRONG_VALUES, C
 
 
 def _is_faster_than_original(seen: _FirstRoundResult) -> bool:
-    mean, noise = speed(seen.timings)
-    return mean > 1 + noise
+    _, low, _ = speed_interval(seen.timings)
+    return low > 1
 
 
 def _coverage(built: ClusterCandidates, other: _FirstRoundResult) -> float:
@@ -124,6 +124,8 @@ def _coverage(built: ClusterCandidates, other: _FirstRoundResult) -> float:
 def _dominates(ahead: _FirstRoundResult, behind: _FirstRoundResult) -> bool:
     share = _coverage(behind.built, ahead)
     mine, its = behind.timings, ahead.timings
+    if is_unclear(mine) or is_unclear(its):
+        return False
     if share >= SAME_COVERAGE and len(mine) == len(its):
         ratios = [a.engine_ms / b.engine_ms for a, b in zip(mine, its, strict=True)]
         return min(ratios) > 1 and geometric_mean(ratios) > DOMINATED_BY

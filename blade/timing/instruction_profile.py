@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from blade.timing.interleaved import MIN_ROUNDS, repeats_for, rest
+from blade.timing.decision import MIN_ROUNDS
+from blade.timing.interleaved import repeats_for, rest
 
 LONG_S = 0.05  # seconds; a longer call is measured once
 

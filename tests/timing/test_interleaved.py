@@ -9,13 +9,8 @@ import torch
 from fake_clock import Clock
 
 from blade.report import Timing
-from blade.timing.interleaved import (
-    MIN_ROUNDS,
-    interval,
-    measure,
-    measure_all,
-    why_slower,
-)
+from blade.timing.decision import MIN_ROUNDS, interval, why_slower
+from blade.timing.interleaved import measure, measure_all
 
 X = (torch.ones(2, 3),)
 

@@ -37,7 +37,8 @@ from blade.core.reason import Reason
 from blade.errors import InputError
 from blade.report import ENGINES, Report, Timing, rearm, shape_text, stats
 from blade.report.graph import InputReport
-from blade.timing.interleaved import measure, speed
+from blade.timing.decision import speed
+from blade.timing.interleaved import measure
 
 if TYPE_CHECKING:
     from blade.runtime import Engine

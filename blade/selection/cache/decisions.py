@@ -36,7 +36,7 @@ from blade.clustering.problem import Group
 from blade.config import Config
 from blade.core.backend import Backend
 from blade.core.captured import Captured
-from blade.core.reason import Reason
+from blade.core.reason import Code, Reason
 from blade.graph.shapes.observed_layout import ObservedRun, TensorMeta
 from blade.graph.torchscript.extract import outline_bare
 from blade.graph.torchscript.program import Program
@@ -125,6 +125,8 @@ def put_decision(
     told = Report(decided.clusters, decided.reasons, compositions=decided.confirmed.tried)
     if key is None or not composition.engines:
         return
+    if any(reason.code is Code.TOO_NOISY for reason in told.all_reasons()):
+        return  # the next process may find the machine quiet
     clusters = [_cluster(choice) for choice in composition.choices]
     if any(None in keys for keys in (one["keys"].values() for one in clusters)):
         return

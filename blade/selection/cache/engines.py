@@ -42,7 +42,7 @@ from blade.selection.cache.fingerprint import (
 )
 from blade.selection.cache.section import ENGINES, REFUSALS
 from blade.selection.plan.candidate import Candidate
-from blade.timing.interleaved import why_slower
+from blade.timing.decision import Outcome, decide
 
 log = logging.getLogger(__name__)
 
@@ -163,8 +163,8 @@ def _restore(data: bytes, extracted: Extracted, backend: str) -> Candidate:
     )
     module = cluster_module(extracted, engine)
     verdict = Verdict(**head["verdict"])
-    # Do not reuse a losing timing: it may stem from a busy machine. Measure again.
-    if why_slower(timings) and timings:
+    # Do not reuse a losing or unclear timing: it may stem from a busy machine. Measure again.
+    if timings and decide(timings).outcome is not Outcome.FASTER:
         return Candidate(backend, engine, module, verdict)
     return Candidate(backend, engine, module, verdict, timings, stored=True)
 

@@ -29,19 +29,13 @@ from blade.report import Composed, Timing
 from blade.runtime.engine import renew
 from blade.selection.plan.candidate import Weights
 from blade.selection.plan.compositions import WHOLE, EnginePlan
-from blade.timing.interleaved import (
-    MIN_ROUNDS,
-    Restore,
-    is_faster,
-    measure,
-    measure_all,
-    speed,
-    why_clearly_slower,
-)
+from blade.timing.decision import MIN_ROUNDS, Outcome, decide_plan, is_faster, speed
+from blade.timing.interleaved import Restore, measure, measure_all
 from blade.timing.time_budget import UNLIMITED, TimeBudget
 from blade.verification.reduced_precision import has_reduced_precision
 
 EAGER_MS = 500.0  # ms per sample, about; eager mode is timed for information only
+STALLED = 3.0  # factor to TorchScript's time that eager mode exceeds in disturbed rounds only
 UNCLEAR = 0.5  # noise of the ratio of eager to engines beyond which eager's time is not reported
 
 
@@ -223,7 +217,15 @@ def _eager_ms(
         timing = measure(module, run, inputs.entries, rounds, early_exit_s=limit, restore=restore)
     finally:
         restore()
-    return known.engine_ms * timing.speedup if timing.spread < UNCLEAR else None
+    return known.engine_ms * timing.speedup if _is_plausible(timing, known) else None
+
+
+def _is_plausible(eager: Timing, known: Timing) -> bool:
+    """Whether the time of eager mode is known: calls that neighbours stall, all alike, show none."""
+    if eager.spread >= UNCLEAR:
+        return False
+    stalled = 2 * eager.disturbed > eager.rounds
+    return not stalled or eager.speedup < STALLED * known.speedup
 
 
 def _ranked(
@@ -233,7 +235,7 @@ def _ranked(
     weights: Weights,
 ) -> list[int]:
     """Indices of the valid plans, best first."""
-    left = [i for i, one in enumerate(compositions) if _why_not(timings[i], weights) is None]
+    left = [i for i, known in enumerate(timings) if not known or decide_plan(known, weights).serves]
     if not timings[0]:
         return left
     speeds = [speed(one, weights) for one in timings]
@@ -249,18 +251,6 @@ def _ranked(
         order.append(best)
         left.remove(best)
     return order
-
-
-def _why_not(timings: Sequence[Timing], weights: Weights) -> str | None:
-    """A plan's clusters won by more than noise; the whole only must not be slower than the original."""
-    if not timings:
-        return None
-    if (sentence := why_clearly_slower(timings)) is not None:
-        return sentence
-    mean, noise = speed(timings, weights)
-    if mean * (1 + noise) < 1:
-        return f"its speed is {mean:.2f}x the original's on the geometric mean (noise {noise:.1%})."
-    return None
 
 
 def assemble(
@@ -294,16 +284,24 @@ def _against(
     """Reasons against the plans that are slower than the original, or than the ``chosen`` one."""
     reasons = []
     for i, (one, mine) in enumerate(zip(compositions, timings, strict=False)):
-        sentence = _why_not(mine, weights)
-        if sentence is None and (i == chosen or chosen is None or not mine):
+        if not mine:
             continue
-        if sentence is None:
-            assert chosen is not None
+        found = decide_plan(mine, weights)
+        code, sentence = _CODES.get(found.outcome, Code.NOT_FASTEST), found.sentence
+        if found.serves and i == chosen and sentence:
+            sentence += " It is kept."
+        elif found.serves:
+            if i == chosen or chosen is None:
+                continue
             (this, _), (best, _) = speed(mine, weights), speed(timings[chosen], weights)
             sentence = f"it is {this:.2f}x the original's speed, {compositions[chosen].name} is {best:.2f}x."
+            code = Code.NOT_FASTEST
         detail = f"Put together as {one.name!r} ({_served(one)}), {sentence}"
-        reasons.append(Reason(Stage.SELECT, Code.SLOWER, None, WHOLE, detail))
+        reasons.append(Reason(Stage.SELECT, code, None, WHOLE, detail))
     return reasons
+
+
+_CODES = {Outcome.SLOWER: Code.SLOWER, Outcome.UNCLEAR: Code.TOO_NOISY}
 
 
 def _served(one: EnginePlan) -> str:

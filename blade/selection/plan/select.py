@@ -21,12 +21,8 @@ from blade.process.timing_lock import TIMING_LOCK
 from blade.report import Timing
 from blade.selection.plan.candidate import Candidate, Weights
 from blade.selection.plan.size_dispatch import SizeDispatch, find_size_dispatch
-from blade.timing.interleaved import (
-    is_faster,
-    measure_all,
-    speed,
-    why_slower,
-)
+from blade.timing.decision import Outcome, SpeedDecision, decide, is_faster, speed
+from blade.timing.interleaved import measure_all
 from blade.timing.time_budget import UNLIMITED, TimeBudget
 from blade.verification.cases import Inputs
 
@@ -63,11 +59,13 @@ def select(
     timed, reasons = _timed(name, candidates, original, samples, config, budget)
     winners: list[Candidate] = []
     for one in timed:
-        if sentence := why_slower(one.timings, weights):
-            reasons.append(_reason(one, name, sentence))
-        else:
+        found = decide(one.timings, weights)
+        if found.serves:
             winners.append(one)
+        else:
+            reasons.append(against(one, name, found))
     best = fastest(winners, weights)
+    reasons += kept(best, name, weights)
     reasons += [lost(one, best, name, weights) for one in winners if best and one is not best]
     table = find_size_dispatch([one for one in timed if one.engine is not None], samples, weights)
     known = {one.backend: one for one in timed}
@@ -159,12 +157,28 @@ def _race(
     return {backend: result for one in several for backend, result in one.items()}
 
 
+def against(one: Candidate, name: str, found: SpeedDecision) -> Reason:
+    """Reason why ``one`` does not serve the cluster called ``name``."""
+    if found.outcome is Outcome.UNCLEAR and one.timings:
+        detail = f"{found.sentence} It does not serve."
+        return Reason(Stage.SELECT, Code.TOO_NOISY, one.backend, name, detail)
+    code = Code.SLOWER if found.outcome is Outcome.SLOWER else Code.NOT_FASTEST
+    return Reason(Stage.SELECT, code, one.backend, name, found.sentence)
+
+
+def kept(best: Candidate | None, name: str, weights: Weights = None) -> list[Reason]:
+    """Return the reason that ``best`` serves although noise hides by how much it wins, if so."""
+    if best is None or not best.timings:
+        return []
+    found = decide(best.timings, weights)
+    if found.outcome is not Outcome.UNCLEAR:
+        return []
+    detail = f"{best.backend}: {found.sentence} It is kept."
+    return [Reason(Stage.SELECT, Code.TOO_NOISY, None, name, detail)]
+
+
 def lost(loser: Candidate, winner: Candidate, name: str, weights: Weights = None) -> Reason:
     """Reason why ``loser`` does not serve the cluster called ``name``: ``winner`` is faster."""
     (mine, _), (theirs, _) = speed(loser.timings, weights), speed(winner.timings, weights)
     sentence = f"it is {mine:.2f}x the original's speed, {winner.backend} is {theirs:.2f}x."
-    return _reason(loser, name, sentence)
-
-
-def _reason(candidate: Candidate, name: str, sentence: str) -> Reason:
-    return Reason(Stage.SELECT, Code.SLOWER, candidate.backend, name, sentence)
+    return Reason(Stage.SELECT, Code.NOT_FASTEST, loser.backend, name, sentence)

@@ -19,7 +19,7 @@ import torch
 from blade.fallback.cluster_module import Dispatch
 from blade.report import ORIGINAL, Timing, Verdict
 from blade.selection.plan.candidate import Candidate, Weights
-from blade.timing.interleaved import is_faster, why_clearly_slower
+from blade.timing.decision import is_faster, why_clearly_slower
 from blade.verification.cases import Inputs
 
 MAX_ENTRIES = 3
