@@ -25,6 +25,7 @@ from blade.report import (
     Verdict,
     shape_text,
 )
+from blade.report.interval import between, disturbed_text, is_known, speed_interval
 from blade.report.why_not import (
     losers,
     mean,
@@ -41,6 +42,8 @@ def render_text(shown: Report) -> str:
     parts: list[RenderableType] = [*textwrap.wrap(summary(shown), WIDTH, break_on_hyphens=False)]
     if shown.clusters:
         parts.append(_overview(shown))
+    if noise := disturbed_text([*shown.timings, *(t for c in shown.clusters for t in c.timings)]):
+        parts.append(noise)
     for c in shown.clusters:
         if c.precision:
             parts.append(_quantized(c))
@@ -90,7 +93,10 @@ def summary(shown: Report) -> str:
     rows = _measured(shown)
     if not rows:
         return f"{name} runs {what}{exact}; its speed was not measured."
-    over = f"{mean([t.speedup for t in rows]):.2f}x as fast as TorchScript"
+    speedup, low, high = speed_interval(rows)
+    over = f"{speedup:.2f}x as fast as TorchScript"
+    if is_known(rows):
+        over += f" ({between(low, high)})"
     eager = [t.eager_ms / t.engine_ms for t in rows if t.eager_ms is not None]
     if len(eager) == len(rows):
         over += f" and {mean(eager):.2f}x as fast as eager"
@@ -240,7 +246,10 @@ def _cluster_table(clusters: Iterable[ClusterReport]) -> Table:
 
 
 def _timing_cells(t: Timing) -> tuple[str, str, str, str]:
-    return shape_text(t.shapes), f"{t.original_ms:.3f}", f"{t.engine_ms:.3f}", f"{t.speedup:.2f}x"
+    speedup = f"{t.speedup:.2f}x"
+    if is_known([t]):
+        speedup += f" ({t.low:.2f}-{t.high:.2f})"
+    return shape_text(t.shapes), f"{t.original_ms:.3f}", f"{t.engine_ms:.3f}", speedup
 
 
 def _verdict_cells(verdict: Verdict | None) -> tuple[str, str, str]:

@@ -17,12 +17,13 @@ from blade.core.backend import Backend
 from blade.core.reason import Code, Reason, Stage
 from blade.partition.assignment import first_round_groups
 from blade.report import Timing
+from blade.report.interval import speed, speed_interval
 from blade.selection.candidate_builder import CandidateBuilder
 from blade.selection.plan.built import ClusterCandidates
 from blade.selection.plan.select import Decision
 from blade.selection.select_engines import select_engines
 from blade.selection.task import Task
-from blade.timing.decision import is_unclear, speed, speed_interval
+from blade.timing.decision import is_unclear
 
 DOMINATED_BY = 1.1  # factor to a backend that covers no more ops and is nowhere faster
 DOMINATED_BY_SPEEDUP = (

@@ -13,10 +13,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
-from math import comb, exp, expm1, log, log1p, sqrt
+from math import comb, sqrt
 from statistics import median
 
 from blade.report import Timing, shape_text
+from blade.report.interval import Weights, between, speed_interval, together
 
 # Rounds.
 MIN_ROUNDS = 5  # the fewest whose smallest and largest ratio bound the median with CONFIDENCE
@@ -33,7 +34,6 @@ CLEARLY = 0.95  # a speed-up below this, noise included, is a loss at that sampl
 LIKELY = 1.1  # a speed-up from which an engine serves where neighbours hide whether it wins
 WIDE = 0.25  # relative width of an interval that tells little
 
-Weights = Sequence[float] | None
 Speed = tuple[float, float]
 """A speed-up, and its noise."""
 
@@ -178,7 +178,7 @@ def decide(timings: Sequence[Timing], weights: Weights = None) -> SpeedDecision:
         return SpeedDecision(Outcome.FASTER, True)
     if is_unclear(timings, weights):
         return SpeedDecision(Outcome.UNCLEAR, mean >= LIKELY, _too_noisy(timings, weights))
-    noise = _together([t.shortfall for t in timings], weights)
+    noise = together([t.shortfall for t in timings], weights)
     sentence = (
         f"over {len(timings)} sample(s) its speed is {mean:.2f}x the original's on the geometric "
         f"mean, which is no more than 1 + the noise of measuring it ({noise:.1%})."
@@ -194,8 +194,7 @@ def decide_plan(timings: Sequence[Timing], weights: Weights = None) -> SpeedDeci
     mean, low, high = speed_interval(timings, weights)
     if high < 1:
         sentence = (
-            f"its speed is {mean:.2f}x the original's on the geometric mean "
-            f"({low:.2f}x to {high:.2f}x)."
+            f"its speed is {mean:.2f}x the original's on the geometric mean ({between(low, high)})."
         )
         return SpeedDecision(Outcome.SLOWER, False, sentence)
     if low <= 1 and is_unclear(timings, weights):
@@ -231,34 +230,10 @@ def is_unclear(timings: Sequence[Timing], weights: Weights = None) -> bool:
     return any(t.disturbed for t in timings) and high > (1 + WIDE) * low
 
 
-def speed(timings: Sequence[Timing], weights: Weights = None) -> Speed:
-    """Return the weighted geometric mean of the speed-ups, and its noise."""
-    each = [1.0] * len(timings) if weights is None else list(weights)
-    mean = exp(sum(w * log(t.speedup) for t, w in zip(timings, each, strict=True)) / sum(each))
-    return mean, _together([t.spread for t in timings], weights)
-
-
-def speed_interval(
-    timings: Sequence[Timing], weights: Weights = None
-) -> tuple[float, float, float]:
-    """Return the weighted geometric mean of the speed-ups, and the limits of its interval."""
-    mean, _ = speed(timings, weights)
-    below = _together([t.shortfall for t in timings], weights)
-    above = _together([t.excess for t in timings], weights)
-    return mean, mean / (1 + below), mean * (1 + above)
-
-
 def is_faster(one: Speed, other: Speed) -> bool:
     """Whether ``one`` (speed, noise) beats ``other`` by more than their noise and a minimal difference."""
     noise = max(PRECISION, sqrt(one[1] ** 2 + other[1] ** 2))
     return one[0] > other[0] * (1 + noise)
-
-
-def _together(noises: Sequence[float], weights: Weights) -> float:
-    """Return the noise of a weighted geometric mean of values with independent noises."""
-    each = [1.0] * len(noises) if weights is None else list(weights)
-    squares = sum((w * log1p(n)) ** 2 for n, w in zip(noises, each, strict=True))
-    return expm1(sqrt(squares) / sum(each))
 
 
 def _too_noisy(timings: Sequence[Timing], weights: Weights) -> str:
@@ -267,6 +242,6 @@ def _too_noisy(timings: Sequence[Timing], weights: Weights) -> str:
         sum(n) for n in zip(*((t.rounds, t.disturbed) for t in timings), strict=True)
     )
     return (
-        f"the machine is too noisy to tell: its fastest calls are at {mean:.2f}x the original's speed, all are between "
-        f"{low:.2f}x and {high:.2f}x; other processes disturbed {disturbed} of {rounds} rounds."
+        f"the machine is too noisy to tell: its fastest calls are at {mean:.2f}x the original's speed, all at "
+        f"{between(low, high)}; other processes disturbed {disturbed} of {rounds} rounds."
     )

@@ -10,18 +10,11 @@ from fake_backends import produces
 from blade.config import Config
 from blade.core.reason import Code
 from blade.report import Report, Timing, Verdict
+from blade.report.interval import speed_interval
 from blade.selection.plan import select as module
 from blade.selection.plan.candidate import Candidate
 from blade.selection.plan.select import select
-from blade.timing.decision import (
-    Outcome,
-    Turn,
-    compare,
-    decide,
-    decide_plan,
-    is_unclear,
-    speed_interval,
-)
+from blade.timing.decision import Outcome, Turn, compare, decide, decide_plan, is_unclear
 
 Arm = list[Turn]
 

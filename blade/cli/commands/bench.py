@@ -37,7 +37,7 @@ from blade.core.reason import Reason
 from blade.errors import InputError
 from blade.report import ENGINES, Report, Timing, rearm, shape_text, stats
 from blade.report.graph import InputReport
-from blade.timing.decision import speed
+from blade.report.interval import speed
 from blade.timing.interleaved import measure
 
 if TYPE_CHECKING:

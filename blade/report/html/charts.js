@@ -23,10 +23,16 @@ function barsOf(cluster, sample, most, named) {
   const engines = cluster.candidates.filter((one) => Number.isFinite(engineAt(one, sample))).map((one) => {
     const t = one.timings[sample];
     const label = one.label || nameOf(one.backend);
-    const lines = [`${cluster.name}: ${label}`, `${milliseconds(t.engine_ms)} against ${milliseconds(t.original_ms)}: ${times(t.original_ms / t.engine_ms)} ± ${(t.spread * 100).toFixed(0)}%`, shapes(t.shapes)];
+    const lines = [`${cluster.name}: ${label}`, `${milliseconds(t.engine_ms)} against ${milliseconds(t.original_ms)}: ${times(t.original_ms / t.engine_ms)} (${times(limits(t)[0])} to ${times(limits(t)[1])})`, shapes(t.shapes)];
     return bar(label, one.backend, t.engine_ms, most, one.wins || one.backend === cluster.backend, lines);
   });
   return el('div', { class: 'cluster-bars' }, el('div', { class: 'head' }, name, named ? el('span', { class: 'muted' }, sampleName(sample)) : null), original, engines);
+}
+
+// The limits of the speed-up; older files know only the larger distance of the two.
+function limits(t) {
+  const [below, above] = [t.below ?? t.spread, t.above ?? t.spread];
+  return [t.original_ms / t.engine_ms / (1 + below), (t.original_ms / t.engine_ms) * (1 + above)];
 }
 
 const engineAt = (candidate, sample) => (candidate.timings[sample] || { engine_ms: NaN }).engine_ms;
@@ -92,12 +98,12 @@ function drawPlot() {
   const only = !whole && measured.length === 1 && clusters.length === 1;
   series.push({
     name: only ? measured[0].name : whole ? 'whole model' : 'all clusters', color: only ? colorOf(measured[0].backend) : 'var(--accent)', thin: false,
-    points: order.map((i) => pointAt(i, only ? measured[0].chosen.timings[i] : { original_ms: totals[i].before, engine_ms: totals[i].now, spread: totals[i].spread })),
+    points: order.map((i) => pointAt(i, only ? measured[0].chosen.timings[i] : { original_ms: totals[i].before, engine_ms: totals[i].now, spread: totals[i].spread, below: totals[i].below, above: totals[i].above })),
   });
   $('plot').replaceChildren(...present([plot(series), el('p', { class: 'axis-label' }, sizeAxis.label), legendOf(series)]));
 }
 
-const pointAt = (i, t) => ({ x: sizeAxis.values[i], y: t.original_ms / t.engine_ms, spread: t.spread, sample: i, ms: [t.original_ms, t.engine_ms] });
+const pointAt = (i, t) => ({ x: sizeAxis.values[i], y: t.original_ms / t.engine_ms, spread: t.spread, limits: limits(t), sample: i, ms: [t.original_ms, t.engine_ms] });
 
 function legendOf(series) {
   if (series.length < 2) return null;
@@ -131,8 +137,8 @@ function plot(series) {
     const line = one.points.map((p, i) => `${i ? 'L' : 'M'}${X(p.x)} ${Y(p.y)}`).join('');
     made.append(svg('path', { class: one.thin ? 'line thin' : 'line', color: one.color, d: line }));
     for (const p of one.points) {
-      const lines = [`${one.name}: ${times(p.y)}`, sampleName(p.sample), `${milliseconds(p.ms[0])} → ${milliseconds(p.ms[1])}`];
-      if (p.spread) made.append(svg('line', { class: 'spread', color: one.color, x1: X(p.x), x2: X(p.x), y1: Y(Math.max(lowY, p.y * (1 - p.spread))), y2: Y(Math.min(highY, p.y * (1 + p.spread))) }));
+      const lines = [`${one.name}: ${times(p.y)} (${times(p.limits[0])} to ${times(p.limits[1])})`, sampleName(p.sample), `${milliseconds(p.ms[0])} → ${milliseconds(p.ms[1])}`];
+      if (p.spread) made.append(svg('line', { class: 'spread', color: one.color, x1: X(p.x), x2: X(p.x), y1: Y(Math.max(lowY, p.limits[0])), y2: Y(Math.min(highY, p.limits[1])) }));
       made.append(svg('circle', { class: 'dot', color: one.color, cx: X(p.x), cy: Y(p.y), r: one.thin ? 3 : 4.5, ...tips(lines) }));
     }
   }

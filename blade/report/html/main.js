@@ -6,12 +6,12 @@ function drawSummary() {
   const all = sum(clusters.map((c) => c.size)) + sum(Object.values(report.outside));
   const engines = clusters.filter((c) => c.backend !== ORIGINAL);
   const speed = totals.length ? geomean(totals.map((t) => t.speedup)) : null;
-  const spreadOf = totals.map((t) => t.speedup);
+  const eachOf = totals.map((t) => t.speedup);
   const worst = Math.max(...engines.map((c) => (c.verdict ? c.verdict.error : 0)), 0);
   const fp64 = engines.map((c) => c.verdict && c.verdict.error_fp64).filter((e) => e !== null && e !== undefined);
   const checked = sum(engines.map((c) => (c.verdict ? c.verdict.checked : 0)));
   const took = sum(Object.values(report.seconds));
-  const range = spreadOf.length > 1 ? `${times(Math.min(...spreadOf))} to ${times(Math.max(...spreadOf))} over ${spreadOf.length} samples` : 'at the sample';
+  const range = eachOf.length > 1 ? `${times(Math.min(...eachOf))} to ${times(Math.max(...eachOf))} over ${eachOf.length} samples` : 'at the sample';
   $('summary').replaceChildren(
     tile(whole ? 'Speed-up of the whole model' : 'Speed-up of what was measured', speed === null ? '–' : times(speed), speed === null ? 'nothing was measured' : range, 'big'),
     tile('Ops in engines', all ? `${Math.round((100 * inside) / all)}%` : '–', `${inside.toLocaleString('en')} of ${count(all, 'op')}`),

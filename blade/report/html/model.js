@@ -63,9 +63,11 @@ const whole = (() => {
 })();
 const samples = Math.max(0, ...clusters.map((cluster) => cluster.original.length), whole ? whole.original.length : 0);
 
+const spreadOf = (t) => (t ? { spread: t.spread, below: t.below, above: t.above } : { spread: 0 });
+
 // Per sample: the whole model before and now, or, where it was not measured as a whole, all its measured clusters.
 const totals = whole ? whole.original.map((before, i) => ({
-  before, now: whole.now[i], speedup: before / whole.now[i], spread: whole.chosen ? whole.chosen.timings[i].spread : 0,
+  before, now: whole.now[i], speedup: before / whole.now[i], ...spreadOf(whole.chosen && whole.chosen.timings[i]),
 })) : Array.from({ length: samples }, (_, i) => {
   const measured = clusters.filter((cluster) => i < cluster.original.length);
   const before = sum(measured.map((cluster) => cluster.original[i]));

@@ -26,10 +26,11 @@ from blade.errors import BackendError, Refused, warn_user
 from blade.graph.torchscript.splice import clone, splice
 from blade.process.timing_lock import TIMING_LOCK
 from blade.report import Composed, Timing
+from blade.report.interval import speed
 from blade.runtime.engine import renew
 from blade.selection.plan.candidate import Weights
 from blade.selection.plan.compositions import WHOLE, EnginePlan
-from blade.timing.decision import MIN_ROUNDS, Outcome, decide_plan, is_faster, speed
+from blade.timing.decision import MIN_ROUNDS, Outcome, decide_plan, is_faster
 from blade.timing.interleaved import Restore, measure, measure_all
 from blade.timing.time_budget import UNLIMITED, TimeBudget
 from blade.verification.reduced_precision import has_reduced_precision

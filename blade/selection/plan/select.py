@@ -19,9 +19,10 @@ from blade.errors import ConfigError
 from blade.graph.torchscript.extract import Extracted
 from blade.process.timing_lock import TIMING_LOCK
 from blade.report import Timing
+from blade.report.interval import speed
 from blade.selection.plan.candidate import Candidate, Weights
 from blade.selection.plan.size_dispatch import SizeDispatch, find_size_dispatch
-from blade.timing.decision import Outcome, SpeedDecision, decide, is_faster, speed
+from blade.timing.decision import Outcome, SpeedDecision, decide, is_faster
 from blade.timing.interleaved import measure_all
 from blade.timing.time_budget import UNLIMITED, TimeBudget
 from blade.verification.cases import Inputs

@@ -38,7 +38,7 @@ from blade.core.reason import Code
 from blade.errors import Refused
 from blade.process.timing_lock import TIMING_LOCK
 from blade.report import LayerPrecision, Timing
-from blade.timing.decision import speed
+from blade.report.interval import speed
 from blade.timing.interleaved import Clock, Fn, measure, measure_all
 
 logger = logging.getLogger(__name__)
