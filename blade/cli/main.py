@@ -36,6 +36,7 @@ EPILOG = """exit codes:
   2  an option or a field of the config is wrong
   3  a file, the model or the samples cannot be used
   4  a backend that was named, or blade's own runtime, cannot work here
+  5  the interval of the speed-up includes --require: too noisy to tell (bench)
   70 a bug in blade;  130 interrupted
 
 BLADE_LOG=info prints one line per decision to stderr; BLADE_LOG=debug or --traceback shows where an

@@ -20,6 +20,7 @@ from blade.report import (
     ORIGINAL,
     SEARCHING,
     ClusterReport,
+    KernelTime,
     Report,
     Timing,
     Verdict,
@@ -70,7 +71,7 @@ def render_all(shown: Report) -> str:
     if any(c.timings or c.verdict for c in shown.clusters):
         parts.append(_cluster_table(shown.clusters))
     parts += [_precision_table(c) for c in shown.clusters if c.precision]
-    parts += [_kernel_table(c) for c in shown.clusters if c.kernels]
+    parts += [kernel_table(c.name, c.kernels) for c in shown.clusters if c.kernels]
     parts += _paths(shown)
     if reasons := shown.all_reasons():
         parts.append(reason_table(reasons))
@@ -213,15 +214,15 @@ def _why_not_table(rows: Sequence[tuple[str, str]]) -> Table:
     return table
 
 
-def _kernel_table(cluster: ClusterReport) -> Table:
+def kernel_table(name: str, kernels: Sequence[KernelTime]) -> Table:
     """One row per kernel; times are of all its calls, at each sample."""
-    table = _plain_table(f"Kernels of {cluster.name}")
+    table = _plain_table(f"Kernels of {name}")
     table.add_column("kernel", no_wrap=True)
-    for name in ("calls", "ms per sample", "share"):
-        table.add_column(name, justify="right", no_wrap=True)
+    for column in ("calls", "ms per sample", "share"):
+        table.add_column(column, justify="right", no_wrap=True)
     table.add_column("computes", ratio=1)
-    total = sum(k.ms[-1] for k in cluster.kernels if k.ms)
-    for k in cluster.kernels:
+    total = sum(k.ms[-1] for k in kernels if k.ms)
+    for k in kernels:
         share = f"{k.ms[-1] / total:.0%}" if k.ms and total else ""
         times = "  ".join(f"{ms:.3f}" for ms in k.ms)
         table.add_row(*map(Text, (k.name, str(k.calls), times, share, k.ops)))

@@ -13,7 +13,11 @@ from command_line import Command, Files
 from fake_backends import Fake, puts_nan, registered, wrong_values
 
 import blade
-from blade.cli.commands.bench import make, switch_off
+from blade.cli.commands import bench
+from blade.cli.commands.bench import switch_off
+from blade.cli.shared import peers
+from blade.cli.shared.bench_samples import make
+from blade.report import Timing
 from blade.report.graph import InputReport
 
 pytestmark = pytest.mark.needs("runtime", "torch_mlir")
@@ -120,18 +124,83 @@ def test_bench_takes_samples_and_can_demand_a_speed(
     blade_cli: Command, files: Files, tmp_path: Path
 ) -> None:
     torch.save({"x": torch.randn(3, 8)}, tmp_path / "own.pt")
-    argv = ("bench", files.optimized, "--inputs", tmp_path / "own.pt", "--rounds", 1)
+    own = tmp_path / "own.pt"
+    argv = ("bench", files.optimized, "--inputs", own, "--rounds", 1, "--seconds", 0.01)
     done = blade_cli(*argv, "--require", 1e9)
     assert done.code == 1
     assert "3x8" in done.out and "was required" in done.out
     assert blade_cli(*argv, "--require", 1e-9).code == 0
 
 
-def test_bench_says_why_a_peer_cannot_run(blade_cli: Command, files: Files) -> None:
-    argv = ("bench", files.optimized, "--rounds", 1, "--original", files.model)
+@pytest.mark.parametrize(
+    ("speedup", "noise", "code", "word"),
+    [
+        (2.0, 0.1, 0, "was required"),
+        (1.0, 0.1, 1, "slower than that"),
+        (2.0, 0.5, 5, "inconclusive"),  # 1.33x to 3x
+        (1.4, 0.2, 5, "inconclusive"),
+    ],
+)
+def test_a_required_speed_is_reached_missed_or_hidden_by_noise(
+    blade_cli: Command,
+    files: Files,
+    monkeypatch: pytest.MonkeyPatch,
+    speedup: float,
+    noise: float,
+    code: int,
+    word: str,
+) -> None:
+    known = Timing(((2, 8),), speedup, 1.0, noise, rounds=30, disturbed=30)
+    monkeypatch.setattr(bench, "measure", lambda *_: known)
+    argv = ("bench", files.optimized, "--shape", "2x8", "--require", 1.5, "--seconds", 0.01)
+    done = blade_cli(*argv)
+    assert done.code == code and word in done.out
+    assert "disturbed 30 of 30 rounds" in done.out
+    told = blade_cli(*argv, "--json")
+    assert told.code == code
+    low, high = told.data["interval"]
+    assert (low, high) == pytest.approx((speedup / (1 + noise), speedup * (1 + noise)))
+
+
+def test_bench_in_a_process_of_its_own_tells_tails_throughput_and_kernels(files: Files) -> None:
+    argv = [*("--shape", "x=3x8", "--batch", "7", "--threads", "1", "--callers", "3", "--kernels")]
+    argv += ["--seconds", "0.05", "--rounds", "5", "--json"]
+    command = [sys.executable, "-m", "blade", "bench", files.optimized, *argv]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    data = json.loads(done.stdout)
+    assert data["threads"] == 1
+    [sample] = data["samples"]
+    assert sample["shapes"] == [[7, 8]]
+    low, high = sample["interval"]
+    assert 0 < low <= sample["speedup"] <= high
+    for side in ("blade", "original"):
+        tail = sample["latency"][side]
+        assert 0 < tail["p50"] <= tail["p90"] <= tail["p99"] and tail["calls"] > 0
+        many = sample["throughput"][side]
+        assert many["rows_per_s"] == pytest.approx(7 * many["calls_per_s"])
+        assert many["latency"]["calls"] >= 3 * 5  # of each caller in each window
+    assert sample["throughput"]["callers"] == 3
+    [kernels] = data["kernels"].values()
+    assert {one["name"] for one in kernels} and all(one["ms"][0] >= 0 for one in kernels)
+
+
+def test_of_torchscript_every_peer_is_measured(blade_cli: Command, files: Files) -> None:
+    argv = ("bench", files.optimized, "--rounds", 1, "--seconds", 0.01, "--original", files.model)
+    done = blade_cli(*argv, "--peers", "onnxruntime,inductor", "--shape", "5x8", "--json")
+    [sample] = done.data["samples"]
+    for peer in ("onnxruntime", "inductor"):
+        found = sample["peers"][peer]
+        assert found.get("ms", 0) > 0 or "not installed" in found["why_not"], found
+
+
+def test_bench_says_why_a_peer_cannot_run(
+    blade_cli: Command, files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(peers.PEERS, "inductor", (peers.PEERS["inductor"][0], ("no_such_package",)))
+    argv = ("bench", files.optimized, "--rounds", 1, "--seconds", 0.01, "--original", files.model)
     done = blade_cli(*argv, "--peers", "inductor", "--json")
     for sample in done.data["samples"]:
-        assert "cannot read TorchScript" in sample["peers"]["inductor"]["why_not"]
+        assert "no_such_package" in sample["peers"]["inductor"]["why_not"]
 
 
 @pytest.mark.parametrize(

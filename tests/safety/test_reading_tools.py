@@ -13,7 +13,7 @@ from saved_files import optimized, rewrite
 
 import blade
 from blade.cli import main
-from blade.cli.commands.bench import make
+from blade.cli.shared.bench_samples import make
 from blade.errors import InputError
 from blade.program.saved_file import read_saved
 from blade.report import ATTRIBUTE, Report

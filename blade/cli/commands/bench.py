@@ -2,21 +2,24 @@
 """``python -m blade bench OUT.pt``: compare the optimized file with its own original, and with peers."""
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from torch.utils import _pytree as pytree
 
 from blade.cli.shared import peers
+from blade.cli.shared.bench_samples import BenchSample, given, parse_shapes, remembered
+from blade.cli.shared.bench_text import render
 from blade.cli.shared.files import (
     read_model,
     read_report,
     read_samples,
     read_torchscript,
 )
+from blade.cli.shared.latency import latencies, throughput
 from blade.cli.shared.options import (
     Commands,
     UsageError,
@@ -25,20 +28,15 @@ from blade.cli.shared.options import (
     add_pickle,
 )
 from blade.cli.shared.progress_bar import progress_bar
-from blade.cli.shared.result import (
-    CommandResult,
-    ExitCode,
-    add_row,
-    plain_table,
-    to_text,
-)
+from blade.cli.shared.result import CommandResult, ExitCode
 from blade.core.progress import announce
 from blade.core.reason import Reason
 from blade.errors import InputError
-from blade.report import ENGINES, Report, Timing, rearm, shape_text, stats
-from blade.report.graph import InputReport
-from blade.report.interval import speed
+from blade.report import ENGINES, KernelTime, Timing, rearm, shape_text, stats
+from blade.report.interval import speed_interval
+from blade.timing.decision import MIN_ROUNDS
 from blade.timing.interleaved import measure
+from blade.timing.neighbours import NEIGHBOURS
 
 if TYPE_CHECKING:
     from blade.runtime import Engine
@@ -46,38 +44,55 @@ if TYPE_CHECKING:
 TEXT = """Time an optimized file against its own original, the two in turns; medians of rounds.
 
 The original is the same file with its engines switched off. Samples are those of --inputs; without it,
-random ones of the sizes, types and ranges of values that the file remembers from `optimize`. With
---original MODEL.pt the libraries that are installed and can run that model are measured, too.
+random ones of the sizes, types and ranges of values that the file remembers from `optimize`, or of --shape
+and --batch. With --original MODEL.pt the libraries that are installed and can run that model are measured,
+too. Rounds that other processes disturb do not count. With --require the exit code is 0 if the interval of
+the speed-up lies above RATIO, 1 if below, and 5 if it includes RATIO: too noisy to tell.
 The code in the file runs: give it only files that you trust."""
 
-DTYPES = {name: kind for name, kind in vars(torch).items() if isinstance(kind, torch.dtype)}
-"""Dtypes by the names that reports use."""
-
-
-@dataclass(frozen=True)
-class BenchSample:
-    """One call: positional and keyword arguments."""
-
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-
-    @property
-    def tensors(self) -> tuple[torch.Tensor, ...]:
-        leaves = pytree.tree_leaves((self.args, dict(self.kwargs)))
-        return tuple(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
+SECONDS = 0.5
+WINDOWS_S = 2.0
 
 
 def add(commands: Commands, shared: argparse.ArgumentParser) -> argparse.ArgumentParser:
     parser = add_command(commands, shared, "bench", TEXT)
     parser.add_argument("file", metavar="OUT.pt", help="a file that optimize wrote")
     add_inputs(parser, required=False)
+    parser.add_argument(
+        "--shape",
+        metavar="NAME=8x128",
+        nargs="+",
+        action="extend",
+        default=[],
+        help="random samples of this size; without NAME for the only input",
+    )
+    parser.add_argument(
+        "--batch", type=_positive, metavar="N", help="random samples of N along the first axis"
+    )
     parser.add_argument("--original", metavar="MODEL.pt", help="the model that was optimized")
     known = ",".join(peers.PEERS)
     parser.add_argument("--peers", metavar="A,B", help=f"which ones (default: {known})")
     parser.add_argument("--rounds", type=_positive, default=15, help="per sample (default 15)")
     parser.add_argument(
-        "--require", type=float, metavar="RATIO", help="exit code 1 if the speed-up is less"
+        "--require",
+        type=float,
+        metavar="RATIO",
+        help="exit code 1 if the speed-up is less, 5 if noise hides whether it is",
     )
+    parser.add_argument("--threads", type=_positive, metavar="N", help="of torch, per call")
+    parser.add_argument(
+        "--callers", type=_positive, metavar="N", help="throughput with N threads that call at once"
+    )
+    parser.add_argument(
+        "--streams", type=_positive, metavar="N", help="of the GPU, that callers share (default: N)"
+    )
+    parser.add_argument(
+        "--seconds",
+        type=_positive_seconds,
+        metavar="S",
+        help=f"of latency per sample and side (default {SECONDS:g}), and of throughput ({WINDOWS_S:g})",
+    )
+    parser.add_argument("--kernels", action="store_true", help="time per fused kernel")
     add_pickle(parser)
     return parser
 
@@ -85,79 +100,126 @@ def add(commands: Commands, shared: argparse.ArgumentParser) -> argparse.Argumen
 def run(args: argparse.Namespace) -> CommandResult:
     wanted = _wanted(args)
     path = Path(args.file)
-    shown = read_report(path)
     optimized = read_torchscript(path)
-    if args.inputs is None:
-        samples = remembered(shown, path)
-    else:
-        samples = given(read_samples(Path(args.inputs), allow_pickle=args.allow_pickle))
+    samples = _samples(args, path)
     original = read_torchscript(path)  # a separate copy, so that nothing is switched between calls
     switch_off(original)
-    with progress_bar("bench"), torch.no_grad():
+    before = NEIGHBOURS.describe()
+    with progress_bar("bench"), torch.no_grad(), _threads(args.threads):
         _check(optimized, samples, args.inputs)
         rows = []
         for done, sample in enumerate(samples):
             announce("original", done, len(samples), shape_text(t.shape for t in sample.tensors))
-            rows.append(_measure(optimized, original, sample, args.rounds))
+            rows.append(_measure(optimized, original, sample, _rounds(args)))
+        pairs = [(_call(optimized, one), _call(original, one)) for one in samples]
+        tails = [latencies(pair, args.seconds or SECONDS) for pair in pairs]
+        many = [_throughput(args, one, pair) for one, pair in zip(samples, pairs, strict=True)]
         counters = stats(optimized)
+        kernels = _kernels(optimized, samples) if args.kernels else {}
         others = _peers(args, wanted, optimized, samples) if args.original else {}
-    speedup, _ = speed(rows)
+        threads = torch.get_num_threads()
+    speedup, low, high = speed_interval(rows)
     data = {
         "file": str(path),
-        "inputs": args.inputs or "remembered shapes, random contents",
-        "threads": torch.get_num_threads(),
+        "inputs": args.inputs or "remembered types, random contents",
+        "threads": threads,
+        "machine": {"before": before, "after": NEIGHBOURS.describe()},
         "speedup": speedup,
+        "interval": [low, high],
+        "required": args.require,
+        "verdict": _verdict(low, high, args.require),
         "samples": [
-            {**vars(t), "speedup": t.speedup, "peers": {n: p[i] for n, p in others.items()}}
+            {
+                **asdict(t),
+                "speedup": t.speedup,
+                "interval": [t.low, t.high],
+                "latency": {"blade": asdict(tails[i][0]), "original": asdict(tails[i][1])},
+                "throughput": many[i],
+                "peers": {n: p[i] for n, p in others.items()},
+            }
             for i, t in enumerate(rows)
         ],
+        "kernels": {name: [asdict(one) for one in every] for name, every in kernels.items()},
         "engines": counters,
     }
-    slower = args.require is not None and speedup < args.require
-    return CommandResult(
-        data, _render(data, rows, args.require), ExitCode.FOUND if slower else ExitCode.OK
-    )
+    return CommandResult(data, render(data, rows, kernels), _CODES[str(data["verdict"])])
 
 
-def given(inputs: Any) -> list[BenchSample]:
-    """The user's samples."""
-    return [_sample(one) for one in (inputs if isinstance(inputs, list) else [inputs])]
+_CODES = {
+    "measured": ExitCode.OK,
+    "passed": ExitCode.OK,
+    "failed": ExitCode.FOUND,
+    "inconclusive": ExitCode.UNCLEAR,
+}
 
 
-def remembered(shown: Report, path: Path) -> list[BenchSample]:
-    """Random samples with the sizes, dtypes and ranges of the report; ``InputError`` if it has none."""
-    if not shown.inputs:
-        raise InputError(
-            f"{path}: it does not say what its samples looked like (they held more than tensors, or it was "
-            "written by an older blade); give them with --inputs SAMPLES.pt"
-        )
-    generator = torch.Generator().manual_seed(0)
-    return [BenchSample(tuple(make(one, generator) for one in row), {}) for row in shown.inputs]
+def _verdict(low: float, high: float, required: float | None) -> str:
+    """What the interval of the speed-up says about ``required``."""
+    if required is None:
+        return "measured"
+    return "passed" if low >= required else "failed" if high < required else "inconclusive"
 
 
-def make(one: InputReport, generator: torch.Generator) -> torch.Tensor:
-    """A random tensor between the smallest and largest value seen; standard normal if these are unknown."""
-    dtype = DTYPES.get(one.dtype)
-    if dtype is None:
-        raise InputError(f"{one.name}: no random tensors are made of dtype {one.dtype!r}")
-    low, high = one.low, one.high
-    if dtype == torch.bool:
-        return torch.rand(one.shape, generator=generator) * 2 < (0 if high == 0 else 1 + (low or 0))
-    if dtype.is_complex:
-        return torch.randn(one.shape, generator=generator, dtype=dtype)
-    if not dtype.is_floating_point:
-        top = int(high or 0) + 1
-        return torch.randint(int(low or 0), top, one.shape, generator=generator).to(dtype)
-    if low is None or high is None:
-        return torch.randn(one.shape, generator=generator).to(dtype)
-    unit = torch.rand(one.shape, generator=generator, dtype=torch.float64)
-    return (unit * (high - low) + low).to(dtype)
+def _samples(args: argparse.Namespace, path: Path) -> list[BenchSample]:
+    shown = read_report(path)
+    if args.inputs is None:
+        return remembered(shown, path, parse_shapes(args.shape), args.batch)
+    if args.shape or args.batch:
+        raise UsageError("--shape and --batch make random samples: give them without --inputs")
+    return given(read_samples(Path(args.inputs), allow_pickle=args.allow_pickle))
 
 
-def _sample(one: Any) -> BenchSample:
-    if isinstance(one, Mapping):
-        return BenchSample((), dict(one))
-    return BenchSample((one,) if isinstance(one, torch.Tensor) else tuple(one), {})
+def _rounds(args: argparse.Namespace) -> int:
+    """Fewer rounds than ``MIN_ROUNDS`` have no interval, which --require needs."""
+    return int(args.rounds if args.require is None else max(args.rounds, MIN_ROUNDS))
+
+
+@contextmanager
+def _threads(count: int | None) -> Iterator[None]:
+    before = torch.get_num_threads()
+    if count is not None:
+        torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _throughput(
+    args: argparse.Namespace, sample: BenchSample, pair: Sequence[Callable[[], Any]]
+) -> dict[str, Any] | None:
+    """Of --callers: calls and rows per second, latencies, and the ratio to the original with its interval."""
+    if args.callers is None:
+        return None
+    found, [ratio] = throughput(pair, args.callers, args.seconds or WINDOWS_S, args.streams)
+    sides = {
+        name: {**asdict(one), "rows_per_s": one.calls_per_s * sample.rows}
+        for name, one in zip(("blade", "original"), found, strict=True)
+    }
+    interval = [ratio.low, ratio.high]
+    return {"callers": args.callers, **sides, "speedup": ratio.middle, "interval": interval}
+
+
+def _kernels(
+    optimized: torch.jit.ScriptModule, samples: Sequence[BenchSample]
+) -> dict[str, tuple[KernelTime, ...]]:
+    """By cluster; ``InputError`` for samples by keyword, whose order is not known."""
+    from blade.cli.shared.engine_kernels import kernels_of  # needs the runtime; the doctor does not
+
+    if any(one.kwargs for one in samples):
+        raise InputError("--kernels: give samples with positional arguments, a tuple each")
+    return kernels_of(optimized, [one.args for one in samples])
+
+
+def _call(fn: Callable[..., Any], one: BenchSample) -> Callable[[], Any]:
+    return lambda: fn(*one.args, **one.kwargs)
+
+
+def _positive_seconds(text: str) -> float:
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError("more than 0")
+    return value
 
 
 def _positive(text: str) -> int:
@@ -250,38 +312,10 @@ def _against(
     timing = call if isinstance(call, Reason) else peers.try_one(name, measured)
     if isinstance(timing, Reason):
         return {"why_not": timing.detail}
-    ratio = {"blade_speedup": timing.speedup, "spread": timing.spread}
-    return {"ms": timing.original_ms, "blade_ms": timing.engine_ms, **ratio}
-
-
-def _render(data: Mapping[str, Any], rows: Sequence[Timing], required: float | None) -> str:
-    names = list(data["samples"][0]["peers"])
-    right = ("original ms", "blade ms", "speed-up", "noise", *names)
-    table = plain_table("sample", *right, right=right)
-    for timing, sample in zip(rows, data["samples"], strict=True):
-        others = [_peer_cell(sample["peers"][name]) for name in names]
-        numbers = (f"{timing.original_ms:.3f}", f"{timing.engine_ms:.3f}", f"{timing.speedup:.2f}x")
-        add_row(table, shape_text(timing.shapes), *numbers, f"{timing.spread:.1%}", *others)
-    lines = [f"{data['file']}: {data['speedup']:.2f}x the original's speed (geometric mean)"]
-    if required is not None:
-        lines[0] += f"; at least {required:.2f}x was required"
-    notes = {
-        f"{name}: {why}"
-        for sample in data["samples"]
-        for name in names
-        if (why := sample["peers"][name].get("why_not"))
+    ratio = {"blade_speedup": timing.speedup, "interval": [timing.low, timing.high]}
+    return {
+        "ms": timing.original_ms,
+        "blade_ms": timing.engine_ms,
+        "spread": timing.spread,
+        **ratio,
     }
-    for name, counters in data["engines"].items():
-        misses = {k: n for k, n in counters.items() if not k.startswith(("graph_", "calls"))}
-        if missed := {k: n for k, n in misses.items() if k != "engine_runs" and n}:
-            told = ", ".join(f"{k} {n}" for k, n in missed.items())
-            notes.add(
-                f"{name}: {counters['engine_runs']} of {counters['calls']} calls ran in the "
-                f"engine ({told})"
-            )
-    told_inputs = f"inputs: {data['inputs']}; {data['threads']} threads"
-    return to_text(table, *lines, told_inputs, *sorted(notes))
-
-
-def _peer_cell(one: Mapping[str, Any]) -> str:
-    return "-" if "why_not" in one else f"{one['ms']:.3f} ({one['blade_speedup']:.2f}x)"

@@ -11,6 +11,8 @@ theirs.
 
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 import torch
@@ -29,16 +31,11 @@ def prepare(name: str, model: torch.nn.Module, samples: Sequence[Bound]) -> list
     """One call per sample, or the reason why ``name`` has none."""
 
     def made() -> list[Call]:
-        make, packages, needs_module = PEERS[name]
+        make, packages = PEERS[name]
         if missing := [p for p in packages if importlib.util.find_spec(p) is None]:
             raise Refused(
                 Code.BACKEND_UNAVAILABLE,
                 f"it is not installed: pip install {' '.join(missing)}",
-            )
-        if needs_module and isinstance(model, torch.jit.ScriptModule):
-            raise Refused(
-                Code.BACKEND_UNAVAILABLE,
-                "it cannot read TorchScript: give --original a saved nn.Module, with --allow-pickle",
             )
         return make(model, samples)
 
@@ -80,20 +77,22 @@ def _onnxruntime(model: torch.nn.Module, samples: Sequence[Bound]) -> list[Call]
         name: dict.fromkeys(range(tensor.dim()), torch.export.Dim.AUTO)
         for name, tensor in zip(names, example, strict=True)
     }
-    program: Any = torch.onnx.export(
-        model,
-        (),
-        kwargs=dict(zip(names, example, strict=True)),
-        dynamo=True,
-        dynamic_shapes=dynamic,
-        input_names=list(names),
-        verbose=False,
-    )
+    if isinstance(model, torch.jit.ScriptModule):
+        exported = _onnx_of_torchscript(model, names, example)
+    else:
+        program: Any = torch.onnx.export(
+            model,
+            (),
+            kwargs=dict(zip(names, example, strict=True)),
+            dynamo=True,
+            dynamic_shapes=dynamic,
+            input_names=list(names),
+            verbose=False,
+        )
+        exported = program.model_proto.SerializeToString()
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
-    session = onnxruntime.InferenceSession(
-        program.model_proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
+    session = onnxruntime.InferenceSession(exported, options, providers=["CPUExecutionProvider"])
     taken = [one.name for one in session.get_inputs()]  # unused inputs are removed
 
     def call(row: tuple[torch.Tensor, ...]) -> Call:
@@ -104,14 +103,46 @@ def _onnxruntime(model: torch.nn.Module, samples: Sequence[Bound]) -> list[Call]
     return [call(row) for row in rows]
 
 
+def _onnx_of_torchscript(
+    model: torch.jit.ScriptModule, names: Sequence[str], example: tuple[torch.Tensor, ...]
+) -> bytes:
+    """ONNX by the exporter that reads TorchScript, with any sizes."""
+    any_size = {
+        name: {axis: f"{name}_{axis}" for axis in range(tensor.dim())}
+        for name, tensor in zip(names, example, strict=True)
+    }
+    with TemporaryDirectory() as folder:
+        file = Path(folder, "model.onnx")
+        torch.onnx.export(
+            model, example, file, dynamo=False, input_names=list(names), dynamic_axes=any_size
+        )
+        return file.read_bytes()
+
+
 def _inductor(model: torch.nn.Module, samples: Sequence[Bound]) -> list[Call]:
-    """``torch.compile`` with dynamic shapes."""
+    """``torch.compile`` with dynamic shapes; of TorchScript, which it calls as it is, after torch's conversion."""
+    if isinstance(model, torch.jit.ScriptModule):
+        return _inductor_of_torchscript(model, samples)
     compiled = torch.compile(model, dynamic=True)
 
     def call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
         return lambda: compiled(*args, **kwargs)
 
     return [call(*bound) for bound in samples]
+
+
+def _inductor_of_torchscript(model: torch.jit.ScriptModule, samples: Sequence[Bound]) -> list[Call]:
+    """One program per sample: the converter keeps its sizes."""
+    from torch._export.converter import TS2EPConverter  # takes long
+
+    _, rows = _positional(model, samples)
+
+    def call(row: tuple[torch.Tensor, ...]) -> Call:
+        program = TS2EPConverter(model, row, {}).convert()
+        compiled = torch.compile(program.module())
+        return lambda: compiled(*row)
+
+    return [call(row) for row in rows]
 
 
 def _positional(model: torch.nn.Module, samples: Sequence[Bound]) -> tuple[tuple[str, ...], Rows]:
@@ -126,11 +157,11 @@ def _positional(model: torch.nn.Module, samples: Sequence[Bound]) -> tuple[tuple
     return call.names, rows
 
 
-# (how to prepare it, the packages it needs, whether it needs more than TorchScript)
+# (how to prepare it, the packages it needs)
 PEERS: dict[
-    str, tuple[Callable[[torch.nn.Module, Sequence[Bound]], list[Call]], tuple[str, ...], bool]
+    str, tuple[Callable[[torch.nn.Module, Sequence[Bound]], list[Call]], tuple[str, ...]]
 ] = {
-    "openvino": (_openvino, ("openvino",), False),
-    "onnxruntime": (_onnxruntime, ("onnxruntime", "onnx", "onnxscript"), True),
-    "inductor": (_inductor, ("torch",), True),
+    "openvino": (_openvino, ("openvino",)),
+    "onnxruntime": (_onnxruntime, ("onnxruntime", "onnx", "onnxscript")),
+    "inductor": (_inductor, ("torch",)),
 }

@@ -23,6 +23,7 @@ class ExitCode(IntEnum):
     USAGE = 2  # an option or a field of the config is wrong
     INPUT = 3  # a file, the model or the samples cannot be used
     BACKEND = 4  # a backend that was named, or blade's own runtime, cannot work here
+    UNCLEAR = 5  # too noisy to tell: bench --require
     INTERNAL = 70  # a bug in blade
     INTERRUPTED = 130  # Ctrl-C
 
