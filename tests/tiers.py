@@ -105,6 +105,10 @@ RELEASE: tuple[Release, ...] = (
     Release(
         "capture/decisions/test_decision_table.py::test_the_calls_go_to_all_sides", _OTHER_KINDS, 8
     ),
+    Release(
+        "timing/test_busy_neighbours.py::test_an_mlp*",
+        "with a process spinning on each core, a minute",
+    ),
     Release("saving/test_packages.py", "AOTInductor and g++ compile for a minute"),
     Release(
         "saving/test_program_archives.py::test_a_fresh_process*", _PROCESS, frozenset({"writes"})

@@ -20,7 +20,7 @@ Kernels of one GPU are timed by ``cuda_graph`` instead, where a call is too shor
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf, log
 from statistics import median
 from time import perf_counter, process_time, sleep
@@ -32,6 +32,7 @@ from blade.core.pytree import tensors_in
 from blade.report import Timing
 from blade.timing.decision import MIN_ROUNDS, PRECISION, Ratio, Turn, compare, is_quiet
 from blade.timing.neighbours import NEIGHBOURS, QUIET, Machine
+from blade.timing.one_thread import one_thread
 
 # Rounds and their length.
 BUDGET_S = 1.5  # seconds per sample and pair, beyond MIN_ROUNDS: the wait for one candidate
@@ -41,6 +42,7 @@ SPANS = 8  # of a turn, at most; each is timed
 LONGEST = 4  # factor to ROUND_S after which a turn of stalled calls ends
 FASTER_ONCE = 0.8  # factor to the seconds of a call that are known, below which they were wrong
 MORE = 4  # factor to the number of rounds where noise hides a possible win
+ALONE_ROUNDS = 5  # with one thread, where neighbours disturbed the rounds
 EARLY_EXIT_S = 0.1  # the early exit of measurements that delay a call of the user
 
 # Rest before a turn, and untimed calls.
@@ -114,6 +116,7 @@ def measure_all(
             side.warm_up(end, first)
         racing = [k for k, side in enumerate(sides) if k and not _is_hopeless(side.once, first)]
         _run_rounds(sides, racing, rounds, end)
+        _without_barriers(sides)
     return [_timing(inputs[0], sides[0], side) for side in sides[1:]]
 
 
@@ -140,6 +143,21 @@ def _run_rounds(sides: Sequence["_Side"], racing: list[int], rounds: int, end: f
             racing = []
         if quiet >= most or done >= PATIENCE * most:
             racing = []
+
+
+def _without_barriers(sides: Sequence["_Side"]) -> None:
+    """Where neighbours disturbed the rounds, let each function know its fastest call with one thread, too.
+
+    A barrier of threads that wait for each other may stall every call, by a factor of thousands, while the
+    neighbours stay. With one thread there is none, and on a quiet machine several threads are faster than one.
+    """
+    found = [compare(side.turns, sides[0].turns) for side in sides if side.turns]
+    if not any(one.disturbed and one.quiet < MIN_ROUNDS for one in found):
+        return
+    with one_thread() as is_one:
+        for side in sides if is_one else ():
+            for _ in range(ALONE_ROUNDS if side.turns else 0):
+                side.take_fastest()
 
 
 @dataclass
@@ -190,6 +208,15 @@ class _Side:
         self.turns.append(Turn(median(each), min(each), taken, busy, slowdown))
         calls = untimed + sum(calls for _, calls in spans)
         return calls * (sum(seconds for seconds, _ in spans) / (calls - untimed) + self.restoring)
+
+    def take_fastest(self) -> None:
+        """Let the last turn know the fastest of some more calls."""
+        self._call()
+        spans = self._time(repeats_for(self.once + self.restoring))
+        fastest = min(seconds / calls for seconds, calls in spans)
+        if fastest < FASTER_ONCE * self.once:
+            self.once = fastest
+        self.turns[-1] = replace(self.turns[-1], fastest=min(self.turns[-1].fastest, fastest))
 
     def _call(self) -> None:
         self.fn(*self.inputs)
