@@ -82,7 +82,10 @@ def test_readme_shows_what_its_code_prints(tmp_path: Path) -> None:
         assert printed[0].startswith("The model stays TorchScript")
         return
     assert printed[-1] == shown[-1]
-    for begin in ("Sequential runs #x as fast as TorchScript", "cluster_# disc # #x# # # #x #"):
+    for begin in (
+        "Sequential runs #x as fast as TorchScript",
+        "cluster_# disc # #x# # # #x (#-#) #",
+    ):
         assert any(line.startswith(begin) for line in shown), begin
         assert any(line.startswith(begin) for line in printed), begin
 

@@ -25,7 +25,7 @@ CONFIDENCE = 0.93  # probability that the median ratio is in its interval; 0.937
 
 # What makes a turn a disturbed one.
 TAKEN = 0.1  # share of a turn that threads waited for a CPU
-SLOWDOWN = 1.3  # of the calibrated loop before the round
+SLOWDOWN = 1.5  # of the calibrated loop before the round (1.3: a pool's thread spins on the other half of the core)
 IDLE = 0.75  # factor to the CPU time per wall time that is usual for the function
 
 # Limits of the decision.
@@ -102,10 +102,19 @@ def compare(engine: Sequence[Turn], original: Sequence[Turn]) -> Ratio:
 
 
 def _quiet(turns: Sequence[Turn]) -> list[bool]:
-    """Whether no neighbour disturbed each turn."""
+    """Whether no neighbour disturbed each turn.
+
+    Less CPU time than usual tells of one where the function took longer, too: threads of a pool that have nothing to
+    do may spin or not.
+    """
     ranked = sorted(turn.busy for turn in turns)
     usual = ranked[(3 * len(ranked)) // 4] if ranked else 0.0
-    return [t.taken <= TAKEN and t.slowdown <= SLOWDOWN and t.busy >= IDLE * usual for t in turns]
+    best = min((turn.seconds for turn in turns), default=0.0)
+
+    def is_starved(turn: Turn) -> bool:
+        return turn.busy < IDLE * usual and turn.seconds > SLOWDOWN * best
+
+    return [t.taken <= TAKEN and t.slowdown <= SLOWDOWN and not is_starved(t) for t in turns]
 
 
 def is_quiet(turns: Sequence[Turn]) -> bool:

@@ -70,7 +70,9 @@ class Extracted:
     def cluster(self) -> Cluster:
         """The cluster for backends, made on first use. Raises ``Refused`` as ``extract`` does."""
         examples = [*self.probes, *self.samples]
-        gm, shape_env = to_fx(self.view, self.boundary, examples, self.fixed, self.varied)
+        gm, shape_env = to_fx(
+            self.view, self.boundary, examples, self.fixed, self.varied, self.samples
+        )
         return Cluster(
             name=self.name,
             gm=gm,

@@ -9,7 +9,7 @@ only to learn the shapes and the guards that they rely on. Nothing is decomposed
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import reduce
 from typing import Any
 
@@ -54,24 +54,47 @@ def to_fx(
     examples: Sequence[tuple[torch.Tensor, ...]],
     fixed: Callable[[str, int], bool] | None = None,
     varied: bool | None = None,
+    samples: Sequence[tuple[torch.Tensor, ...]] = (),
 ) -> tuple[torch.fx.GraphModule, ShapeEnv]:
     """FX module of ``boundary``'s lines and the environment its symbols live in.
 
     ``examples`` are real inputs, best first: a size symbol takes its hint from the first one whose size is
     neither 0 nor 1. ``varied``: they come from more than one run of the model (default: if there are
-    several), so every size that can vary did. Raises ``Refused`` naming the line that cannot be expressed.
+    several), so every size that can vary did. ``samples``: the examples that are the user's own. Raises ``Refused``
+    naming the line that cannot be expressed.
     """
     assert examples, boundary
     varied = len(examples) > 1 if varied is None else varied
     with writing():
         try:
-            return _FxGraphBuilder(view, boundary).build(examples, fixed, varied)
+            return _build(view, boundary, examples, fixed, varied, samples)
         except Refused:
             if all(t.numel() for example in examples for t in example):
                 raise
         # Shape functions ask whether one size divides another, which fails for 0.
         filled = [tuple(map(_filled, example)) for example in examples]
-        return _FxGraphBuilder(view, boundary).build(filled, fixed, varied)
+        return _build(view, boundary, filled, fixed, varied, ())
+
+
+def _build(
+    view: GraphView,
+    boundary: Boundary,
+    examples: Sequence[tuple[torch.Tensor, ...]],
+    fixed: Callable[[str, int], bool] | None,
+    varied: bool,
+    samples: Sequence[tuple[torch.Tensor, ...]],
+) -> tuple[torch.fx.GraphModule, ShapeEnv]:
+    """The conversion; again with sizes of 1 that stay so where shape functions took them for larger ones.
+
+    To a shape function no symbol is 1, so that it does not broadcast it but makes it equal to the other size, and
+    the user's own sample would not be served.
+    """
+    builder = _FxGraphBuilder(view, boundary)
+    made = builder.build(examples, fixed, varied)
+    broadcast = frozenset(place for sample in samples for place in builder.contradicted(sample))
+    if not broadcast:
+        return made
+    return _FxGraphBuilder(view, boundary, broadcast=broadcast).build(examples, fixed, varied)
 
 
 def _filled(tensor: torch.Tensor) -> torch.Tensor:
@@ -90,9 +113,12 @@ class _FxGraphBuilder:
         view: GraphView,
         boundary: Boundary,
         around: FxWriter | None = None,
+        broadcast: frozenset[tuple[int, int]] = frozenset(),
     ) -> None:
         self.view = view
         self.boundary = boundary
+        self.broadcast = broadcast  # (input, axis) of sizes that are 1
+        self.placed: dict[tuple[int, int], Any] = {}  # the symbols of sizes, by (input, axis)
         self.writer = FxWriter(around)
         self.in_loop = around is not None
         self.nodes: dict[int, Any] = {}
@@ -143,11 +169,25 @@ class _FxGraphBuilder:
                 DimDynamic.STATIC
                 if _is_settled([t.shape[d] for t in seen], varied and not from_caller)
                 or (fixed is not None and fixed(name, d))
+                or (i, d) in self.broadcast
                 else DimDynamic.DYNAMIC
                 for d in range(seen[0].dim())
             ]
             like = example_tensor(seen, order_in(self.view.facts[0], value))
+            for d in range(like.dim()):
+                like = like.narrow(d, 0, 1) if (i, d) in self.broadcast else like
             self.nodes[value] = self.writer.place(f"x{i}", like, dynamic, f"%{name}")
+            for d, size in enumerate(value_of(self.nodes[value]).shape):
+                if isinstance(size, torch.SymInt):
+                    self.placed[i, d] = size.node.expr
+
+    def contradicted(self, sample: Sequence[torch.Tensor]) -> Iterator[tuple[int, int]]:
+        """Sizes of inputs that are 1 in ``sample``, and something else by what shape functions concluded."""
+        sizes = {symbol: sample[i].shape[d] for (i, d), symbol in self.placed.items()}
+        for i, d in self.placed:
+            size = value_of(self.nodes[self.boundary.inputs[i]]).shape[d]
+            if sample[i].shape[d] == 1 and size.node.expr.xreplace(sizes) != 1:
+                yield i, d
 
     def _call(self, line: Line, picks: tuple[int, ...], unit: int) -> None:
         overload = resolve(line.node)

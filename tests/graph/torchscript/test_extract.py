@@ -11,6 +11,7 @@ from blade.core.reason import Code
 from blade.errors import Refused
 from blade.graph.torchscript.extract import extract
 from blade.graph.torchscript.observe_values import observe_tensors
+from blade.graph.torchscript.to_fx import to_fx
 from blade.graph.torchscript.view import view
 
 
@@ -233,3 +234,27 @@ def test_only_what_is_made_inside_is_observed(monkeypatch: pytest.MonkeyPatch) -
     assert [seen.program.lines[seen.program.producer[v]].kind for v in asked] == ["aten::sin"]
     inside, given = extracted.samples[0]
     assert torch.equal(inside, x.sin()) and torch.equal(given, y)
+
+
+def test_a_size_of_1_in_a_sample_that_a_mask_broadcasts_along() -> None:
+    """A shape function makes it equal to the size beside it; the user's own sample has to be served all the same."""
+
+    class Attention(torch.nn.Module):
+        def forward(
+            self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor
+        ) -> torch.Tensor:
+            packed = q.reshape(q.size(0), 1, 2, 16)
+            return torch.nn.functional.scaled_dot_product_attention(packed, k, v, mask)
+
+    def inputs(batch: int, rows: int) -> tuple[torch.Tensor, ...]:
+        k, v = torch.randn(2, batch, 1, 12, 16)
+        return torch.randn(batch, 2, 1, 16), k, v, torch.rand(batch, 1, rows, 12) > 0.2
+
+    [one] = cut(trace(Attention(), inputs(1, 1)))
+    names = [one.view.program.values[v].debugName() for v in one.inputs]
+    larger = dict(zip(("q", "k", "v", "mask"), inputs(3, 2), strict=True))
+    examples = [tuple(larger[name] for name in names), *one.samples]
+    for samples, size in (((), 2), (one.samples, 1)):
+        gm, _ = to_fx(one.view, one.boundary, examples, samples=samples)
+        placed = [n.meta["val"] for n in gm.graph.nodes if n.op == "placeholder"]
+        assert placed[names.index("mask")].shape[2] == size
