@@ -12,20 +12,18 @@ the largest over the shapes, relative to the largest value of eager fp32.
 """
 
 import argparse
-import json
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from bench_models import PAUSE_S, Result, cpu, versions
+from bench_models import Result, cpu, prepare, print_models, time_in_turns, versions
 from models import MODELS
 from peers import PEERS
 from peers_bf16 import BF16_PEERS
 from rich.console import Console
 from rich.table import Table
-from worker import PeerFailed, Worker
+from worker import Worker
 from zoo.model import Shape
 
 SHAPES: dict[str, list[Shape]] = {
@@ -40,18 +38,7 @@ KNOWN = {**PEERS, **BF16_PEERS}
 
 def main() -> None:
     args = _arguments()
-    console = Console(width=200)
-    if args.json:
-        args.json.write_text("")
-    for model in args.models.split(","):
-        results = measure(model, args, console)
-        console.print(table(model, args.threads, results))
-        for result in results:
-            if result.failed:
-                console.print(f"{result.peer}: {result.failed}", style="yellow", markup=False)
-        if args.json:
-            with args.json.open("a") as out:
-                out.write(json.dumps(json_line(model, args, results)) + "\n")
+    print_models(args, lambda model, console: measure(model, args, console), table, json_line)
 
 
 def _arguments() -> argparse.Namespace:
@@ -74,7 +61,7 @@ def _arguments() -> argparse.Namespace:
 def measure(model: str, args: argparse.Namespace, console: Console) -> list[Result]:
     """Each peer is prepared alone, then all are timed in turns."""
     results = {peer: Result(peer) for peer in args.peers}
-    workers: dict[str, Worker] = {}
+    running: list[tuple[Worker, Result]] = []
     for peer, result in results.items():
         python = args.zentorch if peer.startswith("zentorch") else None
         if peer.startswith("zentorch") and python is None:
@@ -82,35 +69,14 @@ def measure(model: str, args: argparse.Namespace, console: Console) -> list[Resu
             continue
         packages = None if python is None else args.packages
         worker = Worker(model, peer, args.threads, SHAPES.get(model), packages, python)
-        try:
-            answer = worker.ask("prepare")
-        except PeerFailed as error:
-            result.failed = str(error)
-            worker.close()
-            continue
-        result.compile_s, result.errors = answer["compile_s"], answer["errors"]
-        console.print(f"{model}: {peer} prepared in {result.compile_s:.1f} s", style="dim")
-        workers[peer] = worker
+        if prepare(worker, result):
+            console.print(f"{model}: {peer} prepared in {result.compile_s:.1f} s", style="dim")
+            running.append((worker, result))
     command = "processor_time" if args.threads == 1 else "time"
-    for number in range(args.rounds):
-        running = list(workers)
-        first = number % max(1, len(running))
-        for peer in running[first:] + running[:first]:
-            _round(workers[peer], results[peer], command, args.seconds)
-    for worker in workers.values():
+    time_in_turns(running, args.rounds, args.seconds, command)
+    for worker, _ in running:
         worker.close()
     return list(results.values())
-
-
-def _round(worker: Worker, result: Result, command: str, seconds: float) -> None:
-    if result.failed:
-        return
-    time.sleep(PAUSE_S)
-    try:
-        for shape, times in worker.ask(command, seconds=seconds).items():
-            result.times.setdefault(shape, []).extend(times)
-    except PeerFailed as error:
-        result.failed, result.times = str(error), {}
 
 
 def ratios(results: Sequence[Result], shape: str) -> dict[str, float | None]:

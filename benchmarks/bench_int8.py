@@ -14,7 +14,6 @@ peers are given the same samples to calibrate on.
 
 import argparse
 import importlib.util
-import json
 import sys
 import time
 from collections.abc import Sequence
@@ -22,13 +21,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
-from bench_models import Result, cpu, time_round, versions
+from bench_models import Result, cpu, prepare, print_models, time_in_turns, versions
 from models import MODELS
 from peers import PEERS
 from peers_int8 import INT8_PEERS
 from rich.console import Console
 from rich.table import Table
-from worker import PeerFailed, Worker
+from worker import Worker
 
 OURS = "blade_int8"
 SHAPES = [(1, 16), (1, 64), (1, 128), (8, 64)]
@@ -38,20 +37,9 @@ KNOWN = {**PEERS, **INT8_PEERS}
 
 def main() -> None:
     args = _arguments()
-    console = Console(width=200)
     if args.packages:
         sys.path.append(str(args.packages))  # of find_spec, here and in the workers
-    if args.json:
-        args.json.write_text("")
-    for model in args.models.split(","):
-        results = measure(model, args, console)
-        console.print(table(model, args.threads, results))
-        for result in results:
-            if result.failed:
-                console.print(f"{result.peer}: {result.failed}", style="yellow", markup=False)
-        if args.json:
-            with args.json.open("a") as out:
-                out.write(json.dumps(json_line(model, args, results)) + "\n")
+    print_models(args, lambda model, console: measure(model, args, console), table, json_line)
 
 
 def _arguments() -> argparse.Namespace:
@@ -76,34 +64,25 @@ def measure(model: str, args: argparse.Namespace, console: Console) -> list[Resu
     results = {peer: Result(peer) for peer in args.peers}
     workers: dict[str, Worker] = {}
 
-    def prepare(peer: str) -> None:
+    def start(peer: str) -> None:
         result = results[peer]
         if missing := [p for p in KNOWN[peer].packages if not importlib.util.find_spec(p)]:
             result.failed = f"skipped: {', '.join(missing)} not installed"
             return
         worker = Worker(model, peer, args.threads, SHAPES, args.packages)
-        try:
-            answer = worker.ask("prepare")
-        except PeerFailed as error:
-            result.failed = str(error)
-            worker.close()
-            return
-        result.compile_s, result.errors = answer["compile_s"], answer["errors"]
-        console.print(f"{model}: {peer} prepared in {result.compile_s:.1f} s", style="dim")
-        workers[peer] = worker
+        if prepare(worker, result):
+            console.print(f"{model}: {peer} prepared in {result.compile_s:.1f} s", style="dim")
+            workers[peer] = worker
 
     ours = [p for p in args.peers if "blade" in KNOWN[p].packages]
     for peer in ours:
-        prepare(peer)
+        start(peer)
     with ThreadPoolExecutor(args.jobs) as pool:
-        list(pool.map(prepare, [p for p in args.peers if p not in ours]))
+        list(pool.map(start, [p for p in args.peers if p not in ours]))
     running = [(workers[peer], results[peer]) for peer in args.peers if peer in workers]
-    start = time.perf_counter()
-    for number in range(args.rounds):
-        first = number % max(1, len(running))
-        for worker, result in running[first:] + running[:first]:
-            time_round(worker, result, args.seconds)
-    console.print(f"{model}: timed in {time.perf_counter() - start:.1f} s", style="dim")
+    began = time.perf_counter()
+    time_in_turns(running, args.rounds, args.seconds)
+    console.print(f"{model}: timed in {time.perf_counter() - began:.1f} s", style="dim")
     for worker, result in running:
         if not result.failed:
             result.quality = worker.ask("quality")

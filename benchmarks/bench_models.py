@@ -22,7 +22,7 @@ import multiprocessing as mp
 import platform
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -80,6 +80,27 @@ def main() -> None:
             with args.json.open("a") as out:
                 lines = json_lines(model, args, results, floors, machine)
                 out.writelines(json.dumps(line) + "\n" for line in lines)
+
+
+def print_models(
+    args: argparse.Namespace,
+    measured: Callable[[str, Console], list[Result]],
+    table: Callable[[str, int, Sequence[Result]], Table],
+    json_line: Callable[[str, argparse.Namespace, Sequence[Result]], dict[str, Any]],
+) -> None:
+    """A table for each of ``args.models``, what failed, and a line of JSON."""
+    console = Console(width=200)
+    if args.json:
+        args.json.write_text("")
+    for model in args.models.split(","):
+        results = measured(model, console)
+        console.print(table(model, args.threads, results))
+        for result in results:
+            if result.failed:
+                console.print(f"{result.peer}: {result.failed}", style="yellow", markup=False)
+        if args.json:
+            with args.json.open("a") as out:
+                out.write(json.dumps(json_line(model, args, results)) + "\n")
 
 
 def _alone(function: Callable[..., Any], *args: Any) -> Any:
@@ -151,18 +172,9 @@ def measure(model: str, args: argparse.Namespace, console: Console) -> list[Resu
         if args.random:
             _ask_alone(model, result, args)
         worker = Worker(model, peer, args.threads, args.shapes)
-        try:
-            answer = worker.ask("prepare")
-        except PeerFailed as error:
-            result.failed = str(error)
-            worker.close()
-            continue
-        result.compile_s, result.errors = answer["compile_s"], answer["errors"]
-        running.append((worker, result))
-    for number in range(args.rounds):
-        start = number % max(1, len(running))
-        for worker, result in running[start:] + running[:start]:
-            time_round(worker, result, args.seconds)
+        if prepare(worker, result):
+            running.append((worker, result))
+    time_in_turns(running, args.rounds, args.seconds)
     for worker, result in running:
         if not result.failed:
             result.memory = worker.ask("memory")
@@ -170,13 +182,35 @@ def measure(model: str, args: argparse.Namespace, console: Console) -> list[Resu
     return results
 
 
-def time_round(worker: Worker, result: Result, seconds: float) -> None:
+def prepare(worker: Worker, result: Result) -> bool:
+    """Whether the peer is ready to be timed; one that fails is closed."""
+    try:
+        answer = worker.ask("prepare")
+    except PeerFailed as error:
+        result.failed = str(error)
+        worker.close()
+        return False
+    result.compile_s, result.errors = answer["compile_s"], answer["errors"]
+    return True
+
+
+def time_in_turns(
+    running: Sequence[tuple[Worker, Result]], rounds: int, seconds: float, command: str = "time"
+) -> None:
+    """Rounds of all peers, each of which starts with another one. ``command`` asks for times of a clock."""
+    for number in range(rounds):
+        start = number % max(1, len(running))
+        for worker, result in [*running[start:], *running[:start]]:
+            time_round(worker, result, seconds, command)
+
+
+def time_round(worker: Worker, result: Result, seconds: float, command: str = "time") -> None:
     """One round of all shapes, after a pause; a peer that fails is out."""
     if result.failed:
         return
     time.sleep(PAUSE_S)
     try:
-        for shape, times in worker.ask("time", seconds=seconds).items():
+        for shape, times in worker.ask(command, seconds=seconds).items():
             result.times.setdefault(shape, []).extend(times)
     except PeerFailed as error:
         result.failed, result.times = str(error), {}

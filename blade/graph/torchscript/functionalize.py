@@ -61,9 +61,10 @@ def functionalize(
         return
     buffers = find_buffers(program)
     private = PrivateBuffers(program, find_aliases(program), buffers).find()
-    facts = ObservedFacts(program, observe_facts(program, module, samples) if private else ())
+    runs = observe_facts(program, module, samples) if private else ()
+    facts = ObservedFacts(program, runs)
     if private and probes and any(_is_unseen(program, facts, line) for line in program.lines):
-        facts = ObservedFacts(program, observe_facts(program, module, [*samples, *probes]))
+        facts = ObservedFacts(program, (*runs, *observe_facts(program, module, probes)))
     _Functionalizer(program, buffers, private, facts).run()
     _remove_unread(module.graph)
 

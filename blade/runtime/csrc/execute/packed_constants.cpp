@@ -204,10 +204,12 @@ std::vector<std::shared_ptr<PackedConstant>> packed_constants(
     c10::Device device, bool watch) {
   std::vector<std::shared_ptr<PackedConstant>> found(packs.size());
   std::vector<std::vector<PackedConstant::Source>> sources(packs.size());
+  std::vector<std::string> keys(packs.size());  // "": not to be shared
   std::vector<const Pack*> missing;
   for (size_t i = 0; i < packs.size(); ++i) {
     for (const auto& fill : packs[i].fills) sources[i].push_back({given[fill.constant], aliases[fill.constant]});
-    if (is_named_by_content(packs[i].kernel)) found[i] = known_packs().find(key_of(packs[i], aliases, device, watch));
+    if (is_named_by_content(packs[i].kernel)) keys[i] = key_of(packs[i], aliases, device, watch);
+    if (!keys[i].empty()) found[i] = known_packs().find(keys[i]);
     if (found[i] && !found[i]->has_sources(sources[i])) found[i] = nullptr;
     if (!found[i]) missing.push_back(&packs[i]);
   }
@@ -215,7 +217,7 @@ std::vector<std::shared_ptr<PackedConstant>> packed_constants(
   for (size_t i = 0, next = 0; i < packs.size(); ++i) {
     if (found[i]) continue;
     found[i] = std::make_shared<PackedConstant>(packs[i], tensors[next++], std::move(sources[i]), watch);
-    if (is_named_by_content(packs[i].kernel)) known_packs().add(key_of(packs[i], aliases, device, watch), found[i]);
+    if (!keys[i].empty()) known_packs().add(keys[i], found[i]);
   }
   return found;
 }
