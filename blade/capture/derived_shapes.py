@@ -144,7 +144,8 @@ def _other_sizes(
     low = max([2, *(low for low, _ in bounds)])
     # Tensors never get much larger than the user's: a declared maximum may be huge.
     high = min([2 * size + 16, *(high for _, high in bounds)])
-    wanted = [size + 3, size - 3, size // 2, 2 * size, size + 5, size + 7, size - 5]
+    near = size + 2 if size == 1 else size + 3  # a batch of 3 costs three calls
+    wanted = [near, size - 3, size // 2, 2 * size, size + 5, size + 7, size - 5]
     wanted += [high, low] if bounds else []
     fresh = [n for n in wanted if low <= n <= high and n != size and n not in used]
     return list(dict.fromkeys(fresh))[:_TRIES]

@@ -14,19 +14,22 @@ from blade.timing.decision import MIN_ROUNDS
 from blade.timing.interleaved import repeats_for, rest
 
 LONG_S = 0.05  # seconds; a longer call is measured once
+FEW_ROUNDS = 3
+MIDDLING_S = 0.01  # seconds; a longer call needs no untimed one before it, and fewer rounds
 
 
 def profile(
     engine: Any, inputs: Sequence[Any], long_s: float = LONG_S
 ) -> tuple[list[str], list[float]]:
-    """Return the instructions and their median seconds; each round rests and runs once untimed."""
+    """Return the instructions and their median seconds; each round rests and, of short calls, runs once untimed."""
     with torch.no_grad():
         texts, once = engine.profile(list(inputs), 1)
         if sum(once) > long_s:
             return texts, once
-        rounds = []
-        for _ in range(MIN_ROUNDS):
+        rounds, is_short = [], sum(once) < MIDDLING_S
+        for _ in range(MIN_ROUNDS if is_short else FEW_ROUNDS):
             rest()
-            engine.profile(list(inputs), 1)
+            if is_short:
+                engine.profile(list(inputs), 1)
             rounds.append(engine.profile(list(inputs), repeats_for(sum(once)))[1])
     return texts, [median(every) for every in zip(*rounds, strict=True)]

@@ -50,7 +50,7 @@ REST_S = 0.05  # seconds at most: threads that spin longer are not waited for
 STEP_S = 5e-4  # seconds between two checks for working threads
 UNTIMED = (
     0.02,
-    0.1,
+    0.05,
 )  # seconds; a turn begins with one untimed call for each of these that a call is shorter than
 
 # When rounds end.

@@ -82,19 +82,28 @@ def _derived(samples: Sequence[Inputs], probes: Sequence[Inputs], selects: bool)
 
 
 def _other_sizes(samples: Sequence[Inputs], probes: Sequence[Inputs]) -> Iterator[Case]:
-    """Yield size 1 in every dynamic dimension, in each one alone, and an odd size in all of them."""
+    """Yield size 1 in every dynamic dimension, in each one alone, and an odd size in all of them; shapes of a sample
+    or probe not again."""
     every = [*samples, *probes]
     moving = _moving(every)
     whole = max(range(len(every)), key=lambda n: sum(t.numel() for t in every[n]))
     largest = every[whole]
     if not moving:
         return
-    yield Case("size", "size 1", _cut(largest, dict.fromkeys(moving, 1), every))
+    wanted = {"size 1": dict.fromkeys(moving, 1)}
     if len(moving) > 1:
-        for n, signature in enumerate(moving):
-            yield Case("size", f"size 1 in dimension {n}", _cut(largest, {signature: 1}, every))
-    odd = {s: max(1, (s[whole] - 1) // 2 * 2 - 1) for s in moving}
-    yield Case("size", "odd sizes", _cut(largest, odd, every))
+        wanted |= {f"size 1 in dimension {n}": {s: 1} for n, s in enumerate(moving)}
+    wanted["odd sizes"] = {s: max(1, (s[whole] - 1) // 2 * 2 - 1) for s in moving}
+    seen = [_shapes(one) for one in every]
+    for name, sizes in wanted.items():
+        inputs = _cut(largest, sizes, every)
+        if (shapes := _shapes(inputs)) not in seen:
+            seen.append(shapes)
+            yield Case("size", name, inputs)
+
+
+def _shapes(inputs: Inputs) -> list[torch.Size]:
+    return [tensor.shape for tensor in inputs]
 
 
 def _moving(every: Sequence[Inputs]) -> list[Signature]:

@@ -23,6 +23,7 @@ from blade.core.captured import Captured
 from blade.core.pytree import tensors_in
 from blade.core.reason import Code, Reason, Stage
 from blade.errors import BackendError, Refused, warn_user
+from blade.graph.torchscript.listing import check_nodes
 from blade.graph.torchscript.splice import clone, splice
 from blade.process.timing_lock import TIMING_LOCK
 from blade.report import Composed, Timing
@@ -38,6 +39,7 @@ from blade.verification.reduced_precision import has_reduced_precision
 EAGER_MS = 500.0  # ms per sample, about; eager mode is timed for information only
 STALLED = 3.0  # factor to TorchScript's time that eager mode exceeds in disturbed rounds only
 UNCLEAR = 0.5  # noise of the ratio of eager to engines beyond which eager's time is not reported
+WITHOUT_CHECKS_MS = 1.0  # of an engine, beside which the checks of a path's conditions take no time
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,8 @@ def _splice(captured: Captured, composition: EnginePlan) -> torch.jit.ScriptModu
 def _known(
     captured: Captured, compositions: Sequence[EnginePlan]
 ) -> list[tuple[Timing, ...]] | None:
-    """Timings of a plan whose one cluster is the whole module: the module takes what the cluster takes."""
+    """Timings of a plan whose one cluster is the whole module, but for checks that take no time beside it: the module
+    takes what the cluster takes."""
     if len(compositions) != 1 or len(compositions[0].choices) != 1:
         return None
     [choice] = compositions[0].choices
@@ -122,7 +125,12 @@ def _known(
     if cut is None or one is None or one.stored or choice.table is not None:
         return None  # stored timings come from another process
     samples = tuple(range(len(captured.samples)))
-    if len(cut.nodes) != len(cut.view.nodes) or cut.origins != samples or not one.timings:
+    if cut.origins != samples or not one.timings:
+        return None
+    outside = set(range(len(cut.view.nodes))).difference(cut.nodes)
+    if outside and min(t.engine_ms for t in one.timings) < WITHOUT_CHECKS_MS:
+        return None
+    if not outside <= check_nodes(cut.view):
         return None
     shapes = [tuple(tuple(t.shape) for t in tensors_in(sample)) for sample in captured.samples]
     return [tuple(replace(t, shapes=s) for t, s in zip(one.timings, shapes, strict=True))]
