@@ -198,6 +198,7 @@ setup(
         "blade": [
             "*.so",
             "py.typed",
+            "selection/forecast/*.jsonl",
             "program/FORMAT.md",
             "include/blade/*.h",
             "share/cmake/blade/*.cmake",

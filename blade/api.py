@@ -11,6 +11,7 @@ around the stages, ``in_background`` runs the search in a thread.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -36,6 +37,8 @@ from blade.selection.cache.fingerprint import WeightDigests
 from blade.selection.cached import cached, recalled
 from blade.selection.candidate_builder import CandidateBuilder
 from blade.selection.first_round import first_round
+from blade.selection.forecast.forecast import worth_trying
+from blade.selection.forecast.records import learn_speeds
 from blade.selection.learn_paths import learn_paths
 from blade.selection.metric_budget import optimize_within_metric
 from blade.selection.partitions import (
@@ -55,6 +58,7 @@ from blade.selection.select_engines import (
     without_candidates,
 )
 from blade.selection.task import Task
+from blade.selection.widen import search_as_wide_as_needed
 from blade.timing.stage_clock import StageClock
 from blade.timing.time_budget import TimeBudget
 
@@ -131,15 +135,18 @@ def _optimize(
             check_weights(captured, own)
             with clock.stage("support"):
                 graph = view(captured, partial(value_facts, captured, own, digests))
-                plan = support(graph.nodes, graph.excluded, backends, own, graph.loops)
-            reasons = (*earlier, *captured.reasons, *unusable, *plan.reasons)
-            return Task(captured, graph, plan, backends, own, budget, clock, reasons, digests)
+                worth, unlikely = worth_trying(graph, backends, own)
+                plan = support(graph.nodes, graph.excluded, worth, own, graph.loops)
+            reasons = (*earlier, *captured.reasons, *unusable, *unlikely, *plan.reasons)
+            left_out = tuple(b for b in backends if b not in worth)
+            task = Task(captured, graph, plan, worth, own, budget, clock, reasons, digests)
+            return replace(task, left_out=left_out)
 
         task = recalled(prepare, config)
         if config.background:
             module = in_background(cached(_search), task)
         else:
-            module = wrap(task, cached(_search)(task))
+            module = wrap(*search_as_wide_as_needed(task, cached(_search)))
     if config.background_paths:
         optimize_again = _optimize if task.draws else _optimize_drawing_none
         learn_paths(module, task.captured, optimize_again, config)
@@ -161,6 +168,9 @@ def _search(task: Task) -> SelectionResult:
     with clock.stage("select"):
         decisions = select_engines(task, [one for p in partitions for one in p.built])
     late = cut_short(partitions, decisions, budget)
+    builts = [one for p in partitions for one in p.built]
+    tried = [b.name.lower() for b in task.backends]
+    learn_speeds(task.graph, task.plan, tried, config, builts, decisions)
     partitions = [without_candidates(one) for one in partitions]  # frees every engine that lost
     with clock.stage("splice"):
         names = [b.name for b in task.backends]

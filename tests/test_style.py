@@ -49,7 +49,7 @@ backends/onnxruntime backends/openvino backends/tensorrt backends/inductor backe
 partition
 capture/decisions capture/exported capture
 fallback
-selection/plan selection/cache selection
+selection/plan selection/cache selection/forecast selection
 importers/onnx/functions importers/onnx/emit importers/onnx/ops importers/onnx importers
 api dynamo
 dropin

@@ -186,6 +186,11 @@ class Config(BaseModel):
         description="How much each sample counts when speeds are compared: one number > 0 per sample, and then "
         "one per shape of dynamic_tuning_shapes (min, opts, max), if given. None: all count alike.",
     )
+    search: Literal["predicted", "all"] = Field(
+        default="predicted",
+        description='With optimization_pipeline="auto". "predicted": try DISC, and other backends unless measurements '
+        'at similar models, here or shipped with blade, say that they lose. "all": try every backend.',
+    )
     background: bool = Field(
         default=False,
         description="Return at once a module that runs the original, and let engines in as soon as they are ready "

@@ -185,6 +185,7 @@ class Report:
     ``compositions``: all engine plans that were measured as a whole. ``state`` is ``SEARCHING`` while engines
     are made in the background. ``model``: name of the model's class. ``date``: when it was optimized (UTC).
     Both are "" in files that lack them. ``paths``: the conditions under which each captured path answers.
+    ``gains``: a sentence on what lower precisions would gain, or "".
     """
 
     clusters: tuple[ClusterReport, ...] = ()
@@ -200,6 +201,7 @@ class Report:
     model: str = ""
     date: str = ""
     paths: tuple[tuple[str, ...], ...] = ()
+    gains: str = ""
 
     @property
     def timings(self) -> tuple[Timing, ...]:

@@ -45,6 +45,8 @@ def render_text(shown: Report) -> str:
         parts.append(_overview(shown))
     if noise := disturbed_text([*shown.timings, *(t for c in shown.clusters for t in c.timings)]):
         parts.append(noise)
+    if shown.gains:
+        parts += textwrap.wrap(shown.gains, WIDTH, break_on_hyphens=False)
     for c in shown.clusters:
         if c.precision:
             parts.append(_quantized(c))

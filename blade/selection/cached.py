@@ -32,9 +32,9 @@ def recalled(prepare: Prepare, config: Config) -> Task:
     always compared: a result verified only to a budget says too little about it.
     """
     known = None if config.reduces_precision or not TRACES.is_on(config) else TraceRecords(config)
-    task = _with_decision(prepare(known))
+    task = with_decision(prepare(known))
     if task.decided is None and not task.captured.is_compared:
-        task = _with_decision(prepare(None))
+        task = with_decision(prepare(None))
     return task
 
 
@@ -58,7 +58,8 @@ def cached(search: Search) -> Search:
     return find
 
 
-def _with_decision(task: Task) -> Task:
+def with_decision(task: Task) -> Task:
+    """Return ``task`` with the key of its decision, and with the decision if the cache has one."""
     with task.clock.stage("convert"):
         key = decision_key(task.captured, task.graph, task.backends, task.config, task.contents)
         task = replace(task, key=key)

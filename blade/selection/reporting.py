@@ -55,6 +55,7 @@ from blade.selection.plan.assemble import ValidatedPlan
 from blade.selection.plan.built import ClusterCandidates
 from blade.selection.plan.compositions import ClusterChoice
 from blade.selection.plan.select import Decision
+from blade.selection.precision_gains import precision_gains
 from blade.selection.task import Task
 
 log = logging.getLogger(__name__)
@@ -170,6 +171,7 @@ def _report(task: Task, decided: SelectionResult, state: str) -> Report:
         model=captured.original.name if isinstance(captured.original, ReferenceModel) else "",
         date=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
         paths=tuple(one.conditions for one in captured.paths),
+        gains=precision_gains(decided.clusters, task.config),
     )
 
 

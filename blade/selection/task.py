@@ -24,7 +24,7 @@ class Task:
     ``reasons`` are those known before the search. ``key`` is the key of the decision in the cache, ``None``
     if it is not stored; ``decided`` is the cached decision, if there is one. ``fixed``: the clusters are
     those of the joint partition, with one engine each, and ``samples`` are the tensors already recorded at
-    their boundaries.
+    their boundaries. ``left_out``: backends that work here and are predicted to lose.
     """
 
     captured: Captured
@@ -40,6 +40,7 @@ class Task:
     fixed: bool = False
     key: str | None = None
     decided: SelectionResult | None = None
+    left_out: tuple[Backend, ...] = ()
 
     @property
     def draws(self) -> bool:

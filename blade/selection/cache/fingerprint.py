@@ -37,6 +37,7 @@ _SETTINGS_WITHOUT_EFFECT = (
     "dump_dir",
     "max_paths",
     "sample_weights",
+    "search",
     "strict",
     "time_budget",
 )

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Forecasts which backends may win, from measured speeds at similar work, before they are imported."""
