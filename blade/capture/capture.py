@@ -151,9 +151,8 @@ def _number(graph: CapturedCandidate, config: Config) -> int:
 
     A model with a state has another one than the graph after the first call.
     """
-    if not graph.is_guarded or not config.python_fallback or graph.seen.original.is_stateful:
-        return 0
-    return new_number()
+    may_answer = config.python_fallback and graph.is_guarded and graph.seen.original_may_answer()
+    return new_number() if may_answer else 0
 
 
 def _normalized(

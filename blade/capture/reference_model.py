@@ -6,7 +6,8 @@ original(*sample)          # the reference: tensors in the order of the captured
 """
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -17,6 +18,8 @@ from blade.capture.attributes import attributes_of, may_write
 from blade.capture.inputs import CallSignature, Sample
 from blade.capture.model import device_of, private_copy
 from blade.capture.outputs import tensors_of
+from blade.core.attempt import attempt
+from blade.core.reason import Reason, Stage
 from blade.process.torch_state import seeded_generators
 from blade.verification.attention_semantics import rows_with_keys
 
@@ -217,6 +220,26 @@ class ReferenceModel:
         finally:
             self.is_stateful |= self._state.restore()
 
+    def forgets(self, samples: Sequence[Sample]) -> bool:
+        """Whether every call answers as a first one would: what calls at ``samples`` leave behind shows in no answer.
+
+        Such a model keeps sizes or masks of its last call, say, and makes them anew in the next.
+        """
+
+        def in_a_row() -> list[Any]:
+            self.reset()
+            with torch.no_grad(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                return [
+                    seeded(partial(answer_of, self._tensors, one))[0]
+                    for one in (*samples, *samples)
+                ]
+
+        first = [seeded(partial(self.run, one, times=1))[0][0] for one in samples]
+        later = attempt(Stage.CAPTURE, None, self.name, in_a_row)
+        self.reset()
+        return not isinstance(later, Reason) and all(map(_is_equal, [*first, *first], later))
+
     def _tensors(self, sample: Sample) -> Any:
         args, kwargs = self._call.bind(sample)
         output = self._model(*args, **kwargs)
@@ -229,6 +252,20 @@ def answer_of(function: Callable[[Sample], Any], sample: Sample) -> Answer:
     # A copy: the output may be a buffer, or an argument, that the next call overwrites.
     with rows_with_keys(sample):
         return copy_of(function(arguments)), arguments
+
+
+def _is_equal(a: Any, b: Any) -> bool:
+    """Whether two outputs have equal tensors, NaNs at the same places, and otherwise equal values."""
+    (leaves, spec), (others, other_spec) = pytree.tree_flatten(a), pytree.tree_flatten(b)
+    return spec == other_spec and all(map(_is_equal_leaf, leaves, others))
+
+
+def _is_equal_leaf(a: Any, b: Any) -> bool:
+    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
+        return type(a) is type(b) and bool(a == b)
+    return (
+        a.shape == b.shape and a.dtype == b.dtype and bool(((a == b) | ((a != a) & (b != b))).all())
+    )
 
 
 def copy_of(value: Any) -> Any:

@@ -49,6 +49,7 @@ OTHER_VALUES = "other values"  # name of a reference with the sample's sizes
 TWICE = "twice the size"  # name of a reference that tests the trace alone
 TUNING = "a shape of dynamic_tuning_shapes"
 LEAST_BLOCKS = 8  # the smallest size that a model may process in blocks
+IN_A_ROW = 4  # references at which a model with a state is called one after another
 SLACK = 100.0  # factor to the samples' time after which a derived input is given up
 LARGEST = 1 << 24  # elements of an input made only to try the end of a declared range
 
@@ -66,6 +67,13 @@ class ReferenceRuns:
     crashes: tuple[Reason, ...]  # inputs at which the original ended the process that tried it
     is_plain: bool  # forward takes a sample as it is and returns nothing but tensors
     structures: frozenset[str | None]  # of the outputs at the samples (core/structure.py)
+
+    def original_may_answer(self) -> bool:
+        """Whether the original can answer calls that no path takes: the optimized module keeps none of its state."""
+        original = self.original
+        return not original.is_stateful or original.forgets(
+            [r.sample for r in self.references[:IN_A_ROW]]
+        )
 
 
 def run_references(

@@ -10,6 +10,7 @@ BERT-base and ResNet-50 (benchmarks/RESULTS.md, with AVX512_BF16 and VNNI); ever
 from collections.abc import Sequence
 
 from blade.backends import registry
+from blade.backends.disc.target.cpu import host
 from blade.config import Config
 from blade.report import ClusterReport, KernelTime
 
@@ -50,5 +51,8 @@ def _is_fp32(kernel: KernelTime) -> bool:
 
 
 def _can(precision: str) -> bool:
+    """Whether a backend computes in ``precision`` here, with an instruction for it."""
     maker = MAKERS[precision]
-    return registry.available(maker) is None and precision in registry.load(maker).precisions
+    if registry.available(maker) is not None or precision not in registry.load(maker).precisions:
+        return False
+    return precision != "int8" or any("vnni" in flag or flag == "i8mm" for flag in host().isa)

@@ -183,21 +183,24 @@ def _assumptions(sizes: SymbolicSizes) -> list[Any]:
     return list(dict.fromkeys(found))
 
 
+def _quotient_of(expr: Any) -> tuple[Any, Any]:
+    """Numerator and denominator of what ``expr`` rounds: a quotient of integers, or a whole number more or less."""
+    number, shift = expr.args[0].as_coeff_Add()[::-1]
+    if not isinstance(number, IntTrueDiv) or shift != int(shift):
+        raise NotOfSizes(str(expr))
+    over, by = number.args
+    return over + int(shift) * by, by
+
+
 class _Printer(PythonPrinter):
     """Writes conditions as TorchScript over ``x0_size_1`` and the like."""
 
     def _print_CeilToInt(self, expr: Any) -> str:
-        quotient = expr.args[0]
-        if not isinstance(quotient, IntTrueDiv):
-            raise NotOfSizes(str(expr))
-        over, by = map(self._print, quotient.args)
+        over, by = map(self._print, _quotient_of(expr))
         return f"(-((-({over})) // ({by})))"
 
     def _print_FloorToInt(self, expr: Any) -> str:
-        quotient = expr.args[0]
-        if not isinstance(quotient, IntTrueDiv):
-            raise NotOfSizes(str(expr))
-        over, by = map(self._print, quotient.args)
+        over, by = map(self._print, _quotient_of(expr))
         return f"(({over}) // ({by}))"
 
     def _print_TruncToInt(self, expr: Any) -> str:

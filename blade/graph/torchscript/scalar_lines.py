@@ -5,10 +5,14 @@ A scalar line is pure and nearly free, so it is never a node: it is duplicated i
 value, and edges pass through it. ``jit.trace`` writes ``x.size(1) + 1`` as
 ``NumToTensor -> aten::add (a 0-d tensor) -> aten::Int``; such chains of 0-d integer tensors are scalar
 lines too. Chains that leave the integers (``sqrt``, true division) are not: they round in the 0-d tensor's
-dtype, which only the real op reproduces.
+dtype, which only the real op reproduces. The exception is ``ceil`` or ``floor`` of a quotient on the way to an
+integer, which is exact for sizes below ``EXACT``.
 """
 
 from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
@@ -44,6 +48,12 @@ CHAIN = frozenset(
 """Integer arithmetic that tracing writes on 0-d tensors of sizes; only divisions that round and
 conversions that change nothing."""
 
+EXACT = 1 << 22
+"""Below it float32 holds every integer, and no quotient of integers, plus one, rounds to an integer that it is not."""
+
+ROUNDING = frozenset(("aten::ceil", "aten::floor"))
+"""What makes an integer of a quotient, as a float; only integer arithmetic and a conversion may follow."""
+
 READS = frozenset(("aten::Int", "aten::IntImplicit"))
 """Conversions of a tensor's element into an int. One whose int only becomes sizes is a scalar line."""
 
@@ -56,6 +66,7 @@ def find_scalar_lines(program: Program, aliases: Aliases) -> frozenset[int]:
     """Indices of the scalar lines of ``program``, constants included."""
     cheap: set[int] = set()
     chain: set[int] = set()  # 0-d integer tensors that stand for scalars
+    floats = _Floats(set(), set())
     for line in program.lines:
         if any(aliases.may_be_written(v) for v in line.outputs):
             continue
@@ -64,7 +75,10 @@ def find_scalar_lines(program: Program, aliases: Aliases) -> frozenset[int]:
         elif _is_chain(program, line, chain):
             cheap.add(line.index)
             chain.update(line.outputs)
-        elif _is_scalar_code(program, line, chain, cheap, aliases) or is_read(
+        elif _is_rounding(program, line, chain, floats):
+            cheap.add(line.index)
+            floats.add(line, chain)
+        elif _is_scalar_code(program, line, chain | floats.rounded, cheap, aliases) or is_read(
             program, line, aliases
         ):
             cheap.add(line.index)
@@ -145,6 +159,93 @@ def _is_chain(program: Program, line: Line, chain: set[int]) -> bool:
     return line.kind in CHAIN and _extends_chain(program, line, chain)
 
 
+class _Floats(NamedTuple):
+    """0-d float tensors that stand for numbers: quotients of integers, and what is an integer again."""
+
+    quotients: set[int]
+    rounded: set[int]
+
+    def add(self, line: Line, chain: set[int]) -> None:
+        """Add the result of ``line``, which ``_is_rounding``."""
+        stays = line.kind not in (*ROUNDING, "aten::to")
+        is_quotient = line.kind == "aten::div" or (stays and line.inputs[0] in self.quotients)
+        own = self.quotients if is_quotient else self.rounded
+        (chain if line.kind == "aten::to" else own).update(line.outputs)
+
+
+def _is_rounding(program: Program, line: Line, chain: set[int], floats: _Floats) -> bool:
+    """Whether ``line`` is part of ``ceil`` or ``floor`` of a quotient of sizes that becomes an integer again."""
+    if line.kind == "aten::div":
+        is_quotient = len(line.inputs) == 2 or program.held(line.inputs[2]) is None
+        is_of_ints = is_quotient and _are_numbers(program, line.inputs[:2], chain)
+        return is_of_ints and _is_rounded(program, line.outputs[0])
+    if line.kind == "aten::to":
+        return line.inputs[0] in floats.rounded and _is_to_int64(program, line)
+    if line.kind in ROUNDING:
+        return line.inputs[0] in floats.quotients | floats.rounded
+    if line.inputs and line.inputs[0] in floats.quotients:
+        return _is_shift(program, line)
+    is_arithmetic = line.kind in _EXACT_ARITHMETIC and any(v in floats.rounded for v in line.inputs)
+    return is_arithmetic and _are_numbers(program, line.inputs, chain | floats.rounded)
+
+
+_EXACT_ARITHMETIC = frozenset(("aten::add", "aten::sub", "aten::mul"))
+
+
+def _is_shift(program: Program, line: Line) -> bool:
+    """Whether ``line`` adds 1 to its first input, or subtracts it."""
+    if line.kind not in ("aten::add", "aten::sub") or not all(
+        map(program.constant, line.inputs[1:])
+    ):
+        return False
+    return all(program.held(v) == 1 for v in line.inputs[1:])
+
+
+def _is_rounded(program: Program, value: int) -> bool:
+    """Whether the quotient ``value``, or one more or less, is only rounded, and becomes an int."""
+    users = [program.lines[i] for i in program.users.get(value, ())]
+    if value in program.returned or not users:
+        return False
+    return all(
+        not one.free
+        and one.inputs[0] == value
+        and (
+            _becomes_int(program, one.outputs[0])
+            if one.kind in ROUNDING
+            else _is_shift(program, one) and _is_rounded(program, one.outputs[0])
+        )
+        for one in users
+    )
+
+
+def _becomes_int(program: Program, value: int) -> bool:
+    """Whether the 0-d float ``value``, an integer, is only computed with, and converted to an int in the end."""
+    users = [program.lines[i] for i in program.users.get(value, ())]
+    if value in program.returned or not users:
+        return False
+    return all(
+        one.kind == "aten::Int"
+        or (one.kind == "aten::to" and one.inputs[0] == value and _is_to_int64(program, one))
+        or (
+            one.kind in ROUNDING | _EXACT_ARITHMETIC
+            and not one.free
+            and _becomes_int(program, one.outputs[0])
+        )
+        for one in users
+    )
+
+
+def _are_numbers(program: Program, values: Sequence[int], chain: set[int]) -> bool:
+    """Whether ``values`` are integers, one of them at least of the chain."""
+    tensors = [v for v in values if program.is_tensor(v)]
+    others = [v for v in values if not program.is_tensor(v)]
+    return (
+        any(v in chain for v in tensors)
+        and all(v in chain or _is_int_scalar_constant(program, v) for v in tensors)
+        and all(_is_int_number(program, v) for v in others)
+    )
+
+
 def _is_int(program: Program, value: int) -> bool:
     return program.values[value].type().kind() == "IntType"
 
@@ -157,27 +258,30 @@ def _extends_chain(program: Program, line: Line, chain: set[int]) -> bool:
         if len(numbers) != 3 or program.held(numbers[2]) not in ("trunc", "floor"):
             return False
         numbers = numbers[:2]
-    tensors = [v for v in numbers if program.is_tensor(v)]
-    others = [v for v in numbers if not program.is_tensor(v)]
-    return (
-        any(v in chain for v in tensors)
-        and all(v in chain or _is_int_scalar_constant(program, v) for v in tensors)
-        and all(_is_int_number(program, v) for v in others)
-    )
+    return _are_numbers(program, numbers, chain)
 
 
 def _stays_as_it_is(program: Program, line: Line) -> bool:
     """Whether an ``aten::to`` leaves an int64 on the CPU unchanged."""
+    return _converts_to(program, line, (None, *_INT64))
+
+
+def _is_to_int64(program: Program, line: Line) -> bool:
+    return _converts_to(program, line, _INT64)
+
+
+def _converts_to(program: Program, line: Line, dtypes: Collection[Any]) -> bool:
+    """Whether an ``aten::to`` makes a CPU tensor of one of ``dtypes``."""
     schema = schema_of(line.node)
     if schema is None or not all(program.constant(v) for v in line.inputs[1:]):
         return False
     names = [argument.name for argument in schema.arguments]
     given = {name: program.held(v) for name, v in zip(names, line.inputs, strict=False)}
     on_cpu = torch.device(given.get("device") or "cpu").type == "cpu"
-    return "other" not in given and on_cpu and given.get("dtype") in _INT64
+    return "other" not in given and on_cpu and given.get("dtype") in dtypes
 
 
-_INT64 = (None, torch.int64, 4)  # 4: TorchScript's number of int64
+_INT64 = (torch.int64, 4)  # 4: TorchScript's number of it
 
 
 def _is_int_scalar_constant(program: Program, value: int) -> bool:

@@ -38,7 +38,7 @@ from blade.graph.torchscript.boundary_scalars import tensor_form
 from blade.graph.torchscript.describe import source
 from blade.graph.torchscript.loops_to_fx import write_loop
 from blade.graph.torchscript.program import Line
-from blade.graph.torchscript.scalar_lines import CHAIN, FROM_CHAIN, READS
+from blade.graph.torchscript.scalar_lines import CHAIN, EXACT, FROM_CHAIN, READS, ROUNDING
 from blade.graph.torchscript.scalars_to_fx import FOLDS, FUNCTIONS, LISTS, PASS_THROUGH
 from blade.graph.torchscript.view import GraphView
 
@@ -354,7 +354,11 @@ class _FxGraphBuilder:
         if line.kind == "aten::to":  # no effect on a size
             return inputs[0]
         if line.kind == "aten::div" and len(inputs) == 3:
+            if inputs[2] is None:
+                return self._apply(FUNCTIONS["aten::div"], inputs[:2], line)
             return self._quotient(line, *inputs)
+        if line.kind in ROUNDING and (parts := _quotient_of(inputs[0])) is not None:
+            return self._rounded(line, *parts)
         if line.kind in ("prim::abs", "aten::abs"):
             negative = self._apply(FUNCTIONS["aten::neg"], inputs, line)
             return self._apply(FUNCTIONS["prim::max"], [inputs[0], negative], line)
@@ -362,6 +366,13 @@ class _FxGraphBuilder:
             by = self._apply(FUNCTIONS["aten::pow"], [2, inputs[1]], line)
             kind = "aten::mul" if line.kind == "aten::__lshift__" else "aten::floordiv"
             return self._apply(FUNCTIONS[kind], [inputs[0], by], line)
+        if line.kind in ("aten::add", "aten::sub") and (parts := _quotient_of(inputs[0])):
+            number, by = (
+                parts  # an integer more or less is one of the numerator, times the denominator
+            )
+            more = self._scaled(line, by, inputs[1])
+            sum_ = self._apply(FUNCTIONS[line.kind], [number, more], line)
+            return self._apply(FUNCTIONS["aten::div"], [sum_, by], line)
         function = FUNCTIONS.get(line.kind)
         if function is None:
             raise NotImplementedError(f"{line.kind} of a size has no FX form")
@@ -370,6 +381,18 @@ class _FxGraphBuilder:
         ):  # on 0-d tensors there is an alpha
             inputs = [inputs[0], self._scaled(line, inputs[1], inputs[2])]
         return self._apply(function, inputs, line)
+
+    def _rounded(self, line: Line, number: Any, by: Any) -> Any:
+        """A quotient rounded up or down, in integers; of a tensor it is exact where ``number`` is below ``EXACT``,
+        which becomes a guard.
+        """
+        if self.view.program.is_tensor(line.outputs[0]):
+            torch._check(value_of(number) < EXACT)
+        floor, minus = FUNCTIONS["aten::floordiv"], FUNCTIONS["aten::neg"]
+        if line.kind == "aten::floor":
+            return self._apply(floor, [number, by], line)
+        negative = self._apply(minus, [number], line)
+        return self._apply(minus, [self._apply(floor, [negative, by], line)], line)
 
     def _quotient(self, line: Line, number: Any, by: Any, mode: str) -> Any:
         """A quotient rounded down or towards zero; whether these differ becomes a guard unless it
@@ -402,6 +425,15 @@ _OF_TENSOR: dict[str, Callable[[Any], Any]] = {
     "prim::type": lambda device: device.type,
 }
 """Properties that do not depend on the shape: folded, because guards check dtype and device."""
+
+
+def _quotient_of(number: Any) -> tuple[Any, Any] | None:
+    """The integers whose quotient ``number`` is, if it is one."""
+    if not isinstance(number, torch.fx.Node) or number.target is not FUNCTIONS["aten::div"]:
+        return None
+    a, b = number.args
+    is_int = all(isinstance(value_of(one), (int, torch.SymInt)) for one in (a, b))
+    return (a, b) if is_int else None
 
 
 def _is_settled(sizes: Sequence[int], varied: bool) -> bool:

@@ -22,7 +22,7 @@ from blade.selection.forecast.records import REFERENCE, SpeedRecord, known_recor
 from blade.selection.forecast.work import Work, kind_of_work, work_of
 from blade.selection.plan.compositions import WHOLE
 
-NEAR = 0.6  # distance of work from which on a record says nothing
+NEAR = 1.0  # distance of work from which on a record says nothing
 FEWEST = 3  # records near by without which a backend is tried
 NEIGHBOURS = 5  # the most records that are asked
 WINS = 0.97  # factor to DISC's time, below which a backend has won

@@ -21,7 +21,7 @@ import torch
 
 from blade.config import Config
 from blade.core.cluster import OpNode, values_in
-from blade.core.disk_cache import digest, open_cache
+from blade.core.disk_cache import code_version, digest, open_cache
 from blade.core.hardware import cpu_name
 from blade.core.reason import Code
 from blade.graph.torchscript.view import GraphView
@@ -30,6 +30,7 @@ from blade.report import Timing
 from blade.selection.forecast.work import Work, work_of
 from blade.selection.plan.built import ClusterCandidates
 from blade.selection.plan.select import Decision
+from blade.timing.decision import is_unclear
 
 REFERENCE = "disc"
 KIND = "speeds"
@@ -79,9 +80,9 @@ def learn_speeds(
     builts: Sequence[ClusterCandidates],
     decisions: Mapping[str, Decision],
 ) -> None:
-    """Keep what the measured engines of one search say about other backends than DISC."""
+    """Keep what the measured engines of one search say about other backends than DISC, if any was tried."""
     cache = open_cache(config.cache)
-    if cache is None or config.reduces_precision:
+    if cache is None or config.reduces_precision or not config.timing:
         return
     found = compared(view, plan, names, builts, decisions)
     for machine in dict.fromkeys(one.machine for one in found):
@@ -97,7 +98,7 @@ def compared(
     builts: Sequence[ClusterCandidates],
     decisions: Mapping[str, Decision],
 ) -> list[SpeedRecord]:
-    """Return a record per backend of ``names``: its best ratio at any group, for the work of all that DISC takes.
+    """Return a record per backend of ``names``: its ratio at its largest group, for the work of all that DISC takes.
 
     A group is comparable if DISC has an engine for its ops, or for more: then not times are compared, but how many
     times as fast as the original each is. A backend that takes no group has lost. Nothing is recorded of one
@@ -109,30 +110,34 @@ def compared(
         for one in every
         if (timings := _timings(decisions[one.name]).get(REFERENCE))
     ]
-    ratios: dict[str, list[float]] = {}
     takers = {name.lower() for one in every for name in one.eligible}
-    lost = {name for name in names if name not in takers} if served else set()
-    for one in every:
+    ratios: dict[str, float | None] = dict.fromkeys(set(names) - takers if served else ())
+    for one in sorted(every, key=lambda built: len(built.group.nodes)):  # the largest group counts
         nodes = frozenset(one.group.nodes)
         best = [
             (t, len(group & nodes) >= SAME_COVERAGE * len(group | nodes))
             for group, t in served
             if len(group & nodes) >= SAME_COVERAGE * len(nodes)
         ]
-        for backend, timings in _timings(decisions[one.name]).items() if best else ():
-            ratios.setdefault(backend.lower(), []).append(min(_ratio(timings, *b) for b in best))
-        lost |= {str(r.backend).lower() for r in one.reasons if best and r.code in _LOST}
+        if not best:
+            continue
+        lost = (str(r.backend).lower() for r in one.reasons if r.code in _LOST)
+        ratios |= {name: ratios.get(name) for name in lost}
+        for backend, timings in _timings(decisions[one.name]).items():
+            ratios[backend.lower()] = min(_ratio(timings, *b) for b in best)
     own = [n for n, label in zip(view.nodes, plan.labels, strict=True) if REFERENCE in label]
     work, machine = work_of(own), machine_of(own)
     return [
-        SpeedRecord(name, machine, work.seconds, work.ops, min(ratios.get(name, ()), default=None))
-        for name in dict.fromkeys([*ratios, *sorted(lost)])
+        SpeedRecord(name, machine, work.seconds, work.ops, ratios[name])
+        for name in sorted(ratios)
         if name != REFERENCE
     ]
 
 
 def _timings(decision: Decision) -> dict[str, Sequence[Timing]]:
-    return {one.backend: one.timings for one in decision.tried if one.timings}
+    """Timings by backend; those that neighbours made unclear say nothing."""
+    known = (one for one in decision.tried if one.timings and not is_unclear(one.timings))
+    return {one.backend: one.timings for one in known}
 
 
 def _ratio(mine: Sequence[Timing], its: Sequence[Timing], is_same: bool) -> float:
@@ -169,4 +174,4 @@ def _decode(fields: dict[str, Any]) -> SpeedRecord:
 
 
 def _key(machine: str) -> str:
-    return digest([machine, cpu_name(), f"{torch.get_num_threads()} threads"])
+    return digest([machine, code_version(), cpu_name(), f"{torch.get_num_threads()} threads"])

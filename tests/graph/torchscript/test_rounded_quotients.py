@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sizes that a trace computes by ``ceil`` or ``floor`` of a quotient, as vision models of transformers do."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import blade
+from blade.config import Config
+from blade.graph.torchscript import to_fx
+
+DISC = Config(optimization_pipeline="disc", timing=False)
+pytestmark = pytest.mark.needs("torch_mlir", "runtime")
+
+
+def whole(number: Any) -> Any:
+    """``int(number)``; in a trace, where sizes are tensors, an int64 tensor."""
+    return number.to(torch.int64) if isinstance(number, torch.Tensor) else int(number)
+
+
+def up(number: Any) -> Any:
+    return torch.ceil(number) if isinstance(number, torch.Tensor) else -(-number // 1)
+
+
+def down(number: Any) -> Any:
+    return torch.floor(number) if isinstance(number, torch.Tensor) else number // 1
+
+
+class Padded(nn.Module):
+    """Pads its rows to a number that ``size`` makes of them."""
+
+    def __init__(self, size: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.size, self.dense = size, nn.Linear(6, 6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = x.shape[1]
+        padded = nn.functional.pad(x, (0, 0, 0, self.size(rows) - rows))
+        return self.dense(padded).relu() * 2
+
+
+SIZES: dict[str, Callable[[Any], Any]] = {
+    "up": lambda n: whole(up(n / 4) * 4),
+    "down and more": lambda n: whole(down(n / 3) * 3 + 6),
+    "one more": lambda n: whole(up((n - 3) / 2 + 1)) * 2 + 5,
+    "one less": lambda n: whole(down(n / 5 - 1) * 5) + 10,
+}
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_a_rounded_quotient_is_a_size(name: str) -> None:
+    torch.manual_seed(0)
+    model = Padded(SIZES[name]).eval()
+    fast = blade.optimize(model, torch.randn(2, 8, 6), DISC)
+    [cluster] = blade.report(fast).clusters
+    assert cluster.backend == "disc" and not blade.report(fast).outside
+    for rows in (3, 7, 8, 9, 12, 31):
+        x = torch.randn(2, rows, 6)
+        torch.testing.assert_close(fast(x), model(x))
+    stats = blade.stats(fast)["cluster_0"]
+    assert stats["engine_runs"] == stats["calls"] == 6
+
+
+def test_a_size_beyond_the_exact_ones_is_the_originals(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where float32 may round a quotient to an integer that it is not."""
+    monkeypatch.setattr(to_fx, "EXACT", 64)
+    model = Padded(SIZES["up"]).eval()
+    fast = blade.optimize(model, torch.randn(2, 8, 6), DISC)
+    for rows, runs in ((63, 1), (66, 1)):
+        x = torch.randn(2, rows, 6)
+        torch.testing.assert_close(fast(x), model(x))
+        assert blade.stats(fast)["cluster_0"]["engine_runs"] == runs
+    assert blade.stats(fast)["cluster_0"]["guard_shape"] == 1
+
+
+def test_a_quotient_that_is_used_as_a_float_stays_a_tensor() -> None:
+    """Only what becomes an integer is computed with integers."""
+
+    class Scaled(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            rows = x.shape[1]
+            part = rows / 3 if isinstance(rows, torch.Tensor) else torch.tensor(rows / 3)
+            return x * part + torch.ceil(part)
+
+    model = Scaled().eval()
+    fast = blade.optimize(model, torch.randn(2, 8, 6), DISC)
+    for rows in (7, 8, 9):
+        x = torch.randn(2, rows, 6)
+        torch.testing.assert_close(fast(x), model(x))
