@@ -123,8 +123,10 @@ def compared(
             continue
         lost = (str(r.backend).lower() for r in one.reasons if r.code in _LOST)
         ratios |= {name: ratios.get(name) for name in lost}
-        for backend, timings in _timings(decisions[one.name]).items():
-            ratios[backend.lower()] = min(_ratio(timings, *b) for b in best)
+        known = [pair for pair in best if not is_unclear(pair[0])]
+        for backend, timings in _timings(decisions[one.name]).items() if known else ():
+            if not is_unclear(timings):  # what neighbours made unclear says nothing
+                ratios[backend.lower()] = min(_ratio(timings, *pair) for pair in known)
     own = [n for n, label in zip(view.nodes, plan.labels, strict=True) if REFERENCE in label]
     work, machine = work_of(own), machine_of(own)
     return [
@@ -135,9 +137,7 @@ def compared(
 
 
 def _timings(decision: Decision) -> dict[str, Sequence[Timing]]:
-    """Timings by backend; those that neighbours made unclear say nothing."""
-    known = (one for one in decision.tried if one.timings and not is_unclear(one.timings))
-    return {one.backend: one.timings for one in known}
+    return {one.backend: one.timings for one in decision.tried if one.timings}
 
 
 def _ratio(mine: Sequence[Timing], its: Sequence[Timing], is_same: bool) -> float:

@@ -6,21 +6,28 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from math import prod
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from fake_backends import Fake, registered
+from fake_backends import Fake, registered, wrong_values
 
 import blade
 from blade.backends import registry
+from blade.clustering.problem import Group
 from blade.config import Config
 from blade.core.cluster import OpNode, ValueInfo
 from blade.core.reason import Code
+from blade.partition.support import Support
+from blade.report import Timing, Verdict
 from blade.selection.forecast import records
 from blade.selection.forecast.forecast import why_unlikely
-from blade.selection.forecast.records import SpeedRecord, known_records
+from blade.selection.forecast.records import SpeedRecord, compared, known_records
 from blade.selection.forecast.work import BYTES, FLOPS, KINDS, Work, work_of
+from blade.selection.plan.built import ClusterCandidates
+from blade.selection.plan.candidate import Candidate
+from blade.selection.plan.select import Decision
 
 CPU = torch.device("cpu")
 ATEN = torch.ops.aten
@@ -145,13 +152,57 @@ def test_the_records_that_come_with_blade_can_be_read() -> None:
     assert all(len(one.work) == len(KINDS) and sum(one.work) > 0 and one.ops > 0 for one in shipped)
 
 
+def timing(engine_ms: float, original_ms: float = 8.0, disturbed: int = 0) -> Timing:
+    return Timing(
+        ((8, 64),),
+        original_ms,
+        engine_ms,
+        0.4 if disturbed else 0.01,
+        rounds=5,
+        disturbed=disturbed,
+    )
+
+
+@pytest.mark.parametrize(
+    ("whole", "part", "expected"),
+    [
+        ({"disc": timing(2.0), "ort": timing(3.0)}, {}, {"ort": 1.5}),
+        # of a part DISC's share is not known: the speed-ups, 4x and 2x, are compared
+        ({"disc": timing(2.0)}, {"ort": timing(2.0, 4.0)}, {"ort": 2.0}),
+        # the largest group counts
+        ({"disc": timing(2.0), "ort": timing(3.0)}, {"ort": timing(0.1, 4.0)}, {"ort": 1.5}),
+        # what neighbours disturbed says nothing
+        ({"disc": timing(2.0), "ort": timing(3.0, disturbed=5)}, {}, {}),
+        ({"disc": timing(2.0, disturbed=5), "ort": timing(3.0)}, {}, {}),
+        # without an engine of DISC's there is nothing to compare with
+        ({"ort": timing(3.0)}, {}, {}),
+    ],
+)
+def test_a_search_is_recorded(
+    whole: dict[str, Timing], part: dict[str, Timing], expected: dict[str, float]
+) -> None:
+    nodes = [node(ATEN.relu.default, (value(8, 64),), 8, 64)] * 4
+    label = frozenset({"disc", "ort"})
+    builts, decisions = [], {}
+    for members, times in (((0, 1, 2, 3), whole), ((0, 1), part)):
+        name = f"cluster_{len(builts)}"
+        tried = tuple(Candidate(b, None, None, Verdict(1, 0, 0.0), (t,)) for b, t in times.items())
+        builts.append(ClusterCandidates(name, Group(members, label), None, (), (), ("disc", "ort")))
+        decisions[name] = Decision(None, (), tried)
+    view: Any = SimpleNamespace(nodes=nodes)
+    plan = Support((label,) * 4, ())
+    found = compared(view, plan, ["disc", "ort"], builts, decisions)
+    assert {one.backend: one.ratio for one in found} == expected
+    assert all((one.machine[:3], one.ops) == ("cpu", 4) for one in found)
+
+
 # The whole path, with a rival of DISC's.
 
 
 @pytest.fixture
 def rivals(monkeypatch: pytest.MonkeyPatch, cluster_cache: Any) -> Iterator[Fake]:
-    """DISC and one other backend, of which nothing is known."""
-    rival = Fake("rival", in_process=False, version="1")
+    """DISC and one other backend, of which nothing is known. Its engines are wrong: it loses whatever the load."""
+    rival = Fake("rival", in_process=False, version="1", run=wrong_values)
     row = registry._BUILT_IN["disc"]
     monkeypatch.delenv("BLADE_BACKENDS", raising=False)
     monkeypatch.setattr(registry, "_BUILT_IN", {"disc": row})
@@ -188,8 +239,7 @@ def test_what_lost_here_is_not_tried_again(rivals: Fake) -> None:
         first = blade.optimize(model.eval(), X)
         assert "rival" in tried(first) and not_tried(first) == []
     learned, _ = known_records(Config(), machine)
-    assert [one.backend for one in learned] == ["rival"] * 3
-    assert all(one.ratio is None or one.ratio > 1 for one in learned)
+    assert [(one.backend, one.ratio) for one in learned] == [("rival", None)] * 3
     found = blade.optimize(mlp(), X)
     assert not_tried(found) == ["rival"] and tried(found) == {"disc"}
     torch.testing.assert_close(found(X), mlp()(X))
