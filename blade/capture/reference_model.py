@@ -221,24 +221,32 @@ class ReferenceModel:
             self.is_stateful |= self._state.restore()
 
     def forgets(self, samples: Sequence[Sample]) -> bool:
-        """Whether every call answers as a first one would: what calls at ``samples`` leave behind shows in no answer.
+        """Whether every call answers as a first one would, and writes to no parameter or buffer: what calls at
+        ``samples`` leave behind shows nowhere.
 
         Such a model keeps sizes or masks of its last call, say, and makes them anew in the next.
         """
 
-        def in_a_row() -> list[Any]:
+        def held() -> list[tuple[int, int]]:
+            return [(id(tensor), tensor._version) for tensor in self.tensors()]
+
+        def in_a_row() -> list[Any] | None:
             self.reset()
+            before = held()
             with torch.no_grad(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                return [
+                answers = [
                     seeded(partial(answer_of, self._tensors, one))[0]
                     for one in (*samples, *samples)
                 ]
+            return answers if held() == before else None
 
         first = [seeded(partial(self.run, one, times=1))[0][0] for one in samples]
         later = attempt(Stage.CAPTURE, None, self.name, in_a_row)
         self.reset()
-        return not isinstance(later, Reason) and all(map(_is_equal, [*first, *first], later))
+        if later is None or isinstance(later, Reason):
+            return False
+        return all(map(_is_equal, [*first, *first], later))
 
     def _tensors(self, sample: Sample) -> Any:
         args, kwargs = self._call.bind(sample)

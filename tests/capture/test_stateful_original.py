@@ -42,6 +42,14 @@ class AddsUp(RemembersLength):
         return super().forward(x) + self.total
 
 
+class Tracks(AddsUp):
+    """Its answers do not show what it adds up, but its buffer does."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.total += x.mean((0, 1))
+        return RemembersLength.forward(self, x)
+
+
 def optimized(model: nn.Module) -> tuple[torch.jit.ScriptModule, str]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -60,9 +68,12 @@ def test_a_state_that_no_answer_shows_leaves_other_calls_to_the_original() -> No
     assert blade.stats(fast)["original"]["calls"] == 3
 
 
-def test_a_state_that_answers_show_lets_other_calls_raise_and_the_warning_says_so() -> None:
+@pytest.mark.parametrize("make", [AddsUp, Tracks])
+def test_a_state_that_shows_lets_other_calls_raise_and_the_warning_says_so(
+    make: type[nn.Module],
+) -> None:
     torch.manual_seed(0)
-    fast, told = optimized(AddsUp())
+    fast, told = optimized(make())
     assert "There the call raises." in told and "original model answers" not in told
     with pytest.raises(RuntimeError, match="No captured path answers"):
         fast(torch.randn(2, 7, 6))
