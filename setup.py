@@ -29,6 +29,7 @@ UNITS = {
         *(
             "execute/execution_plan",
             "execute/late_sizes",
+            "execute/workers",
             "execute/run_plan",
             "execute/stream_context",
         ),

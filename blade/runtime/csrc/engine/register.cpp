@@ -10,6 +10,7 @@
 #include "engine/interrupt.h"
 #include "engine/originals.h"
 #include "engine/policy.h"
+#include "execute/workers.h"
 #include "model/model.h"
 
 // For whoever reads this file without being able to load it: `python -m blade doctor`.
@@ -70,6 +71,7 @@ TORCH_LIBRARY(blade, m) {
           [](const Model::State& state) { return Model::from_state(state); });
   m.def("live_models() -> __torch__.torch.classes.blade.Model[]", &blade::live_models);
   m.def("run_model(__torch__.torch.classes.blade.Model model, str method, Tensor[] inputs) -> Tensor[]");
+  m.def("cpu_quota(str root) -> int", &blade::cpu_quota);
   m.def("isa_features() -> str[]", &blade::isa_features);
   m.def("announce_runner(str backend, bool keeps_inputs) -> ()", [](const std::string& backend, bool keeps_inputs) {
     blade::announce_runner(backend, keeps_inputs);

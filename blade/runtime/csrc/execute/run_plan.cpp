@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // One call of an execution plan. In steady state this allocates outputs and results of calls, nothing else.
-#include <ATen/Parallel.h>
 #include <c10/core/impl/alloc_cpu.h>
 
 #include <algorithm>
 #include <chrono>
 
 #include "execute/execution_plan.h"
+#include "execute/workers.h"
 #include "memory/memory.h"
 
 namespace blade {
@@ -49,6 +49,7 @@ bool same_strides(const at::Tensor& tensor, const Sizes& strides) {
 
 std::vector<at::Tensor> ExecutionPlan::run(const std::vector<at::Tensor>& inputs, std::vector<double>* seconds) {
   bind(inputs);
+  const AtWork at_work(program_.has_calls);
   if (seconds != nullptr) {
     run_timed(*seconds);
   } else {
@@ -221,7 +222,7 @@ void ExecutionPlan::run_kernel(const Step& step) {
   if (step.extent <= step.grain) {
     part(0, step.extent);
   } else {
-    at::parallel_for(0, step.extent, step.grain, part);
+    split(step.extent, step.grain, part);
   }
 }
 

@@ -284,6 +284,7 @@ class Parser : private Reader {
     auto overload = dot == std::string::npos ? "" : name.substr(dot + 1);
     if (overload == "default") overload.clear();
     instr.op = c10::Dispatcher::singleton().findSchema({base, overload});
+    if (base != "aten::_functional_assert_async" && base != "aten::_assert_async") program_.has_calls = true;
     if (!instr.op) {
       throw Unavailable(
           Code::kBackendUnavailable, "The engine's program calls '" + name + "', which this torch does not have.");

@@ -154,6 +154,7 @@ struct Program {
   std::vector<bool> launched;
   bool draws = false;  // one of the calls does
   bool has_numbers = false;  // one of the inputs is
+  bool has_calls = false;    // torch's own ops are among the instructions, other than assertions
   std::vector<Stage> stages;  // in the order of their calls; none: all sizes follow from the inputs'
 };
 
