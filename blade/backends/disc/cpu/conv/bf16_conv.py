@@ -9,12 +9,11 @@ beyond a border. Weights are stored in whole panels of pairs, tap by tap. Pixels
 """
 
 import functools
-from collections.abc import Mapping
 
 from blade.backends.disc.cpu.conv import pixel_pointers as conv_rows
+from blade.backends.disc.cpu.conv.dot_conv import Kernels, driver_text, tile_at, units_of_blocks
 from blade.backends.disc.cpu.emit.bf16_dot import PAIR
-from blade.backends.disc.cpu.emit.mlir_builder import SsaValue
-from blade.backends.disc.cpu.emit.mlir_function import POINTER, MlirFunction, MlirRoutine
+from blade.backends.disc.cpu.emit.mlir_function import POINTER, MlirRoutine
 from blade.backends.disc.cpu.gemm.bf16_micro_kernel import Bf16KernelSpec, micro_kernel
 from blade.backends.disc.cpu.gemm.driver import PanelRows, tiles_of_rows
 from blade.backends.disc.target.cpu import CpuTarget
@@ -26,19 +25,11 @@ SIZES = (*conv_rows.SIZES, "o", "block")
 @functools.lru_cache(maxsize=64)
 def conv_text(form: Bf16KernelSpec, target: CpuTarget) -> str:
     """MLIR of the driver and its micro-kernels."""
-    kernels = {
-        number: micro_kernel(form, tile, f"{form.name}_tile{number}")
-        for number, tile in form.tiles.tiles().items()
-    }
-    rows = f"{form.name}_rows"
-    driver = _driver(form, kernels, conv_rows.signature(rows))
-    table = conv_rows.narrow_pixel_pointers_text(rows, target, 2)
-    return "\n".join([*(k.text() for k in kernels.values()), table, driver.text(False)]) + "\n"
+    kernel, driver = functools.partial(micro_kernel, form), functools.partial(_driver, form)
+    return driver_text(form.name, form.tiles, kernel, driver, target, 2)
 
 
-def _driver(
-    form: Bf16KernelSpec, kernels: Mapping[int, MlirFunction], make_table: MlirRoutine
-) -> MlirRoutine:
+def _driver(form: Bf16KernelSpec, kernels: Kernels, make_table: MlirRoutine) -> MlirRoutine:
     f, width = MlirRoutine(form.name, lanes=form.dot.lanes), form.tiles.width
     some = [p for p in form.pointers if p == "residual"]
     p = f.unpack(f["ptrs"], ["x", "b", "bias", "zeros", *some, "c", "scratch"], POINTER)
@@ -47,41 +38,15 @@ def _driver(
     panels, pitch = f.above(size["o"], width), size["pitch"]
     pairs = f.product(taps, f.over(size["depth"], PAIR))
     table = f.at(p["scratch"], f.product(pitch, conv_rows.ARRAYS), POINTER)
-    with f.range(f.over(f["begin"], panels), f.above(f["end"], panels)) as block:
-        r0 = f.product(block, size["block"])
-        rows = f.minus(f.least(f.sum(r0, size["block"]), size["m"]), r0)
-        known = {n: p[n] for n in ("x", "zeros", "scratch")}
-        f.run(make_table, **known, ints=f["ints"], first=r0, count=rows)
-        base = f.product(block, panels)
-        low = f.most(f.minus(f["begin"], base), 0)
-        high = f.least(f.minus(f["end"], base), panels)
-        with f.range(low, high) as panel:
-            first = f.product(panel, width)
-            columns = f.least(f.minus(size["o"], first), width)
-            given = {"b": f.at(p["b"], f.product(first, pairs), "i32"), "k": size["depth"]}
-            given |= {"bias": f.at(p["bias"], first), "start": f.whole(0)}
-            given |= {"pitch": pitch, "taps": taps, "ldc": size["o"], "columns": columns}
-            given |= {n: size[n] for n in form.bounds}
-            corner = f.sum(f.product(r0, size["o"]), first)
-            moved = functools.partial(_moved, f, form, p, given, table, corner, size["o"])
-            tiles_of_rows(
-                f, form.tiles, kernels, PanelRows(first, columns, f.whole(0), rows), moved
-            )
+    elements = {**dict.fromkeys(some, form.residual), "c": form.result}
+    with units_of_blocks(f, p, size, make_table, panels) as (panel, r0, rows):
+        first = f.product(panel, width)
+        columns = f.least(f.minus(size["o"], first), width)
+        given = {"b": f.at(p["b"], f.product(first, pairs), "i32"), "k": size["depth"]}
+        given |= {"bias": f.at(p["bias"], first), "start": f.whole(0)}
+        given |= {"pitch": pitch, "taps": taps, "ldc": size["o"], "columns": columns}
+        given |= {n: size[n] for n in form.bounds}
+        corner = f.sum(f.product(r0, size["o"]), first)
+        tile = functools.partial(tile_at, f, p, elements, given, table, corner, size["o"])
+        tiles_of_rows(f, form.tiles, kernels, PanelRows(first, columns, f.whole(0), rows), tile)
     return f
-
-
-def _moved(
-    f: MlirRoutine,
-    form: Bf16KernelSpec,
-    p: Mapping[str, SsaValue],
-    given: Mapping[str, SsaValue],
-    table: SsaValue,
-    corner: SsaValue,
-    distance: SsaValue,
-    row: SsaValue,
-) -> dict[str, SsaValue]:
-    """A tile's arguments. ``corner``: the panel's first element in the result; ``row`` counts from there."""
-    at = f.sum(corner, f.product(row, distance))
-    results = {"residual": f.at(p["residual"], at, form.residual)} if form.residual else {}
-    results["c"] = f.at(p["c"], at, form.result)
-    return {**given, **results, "table": f.at(table, row, POINTER)}

@@ -20,6 +20,7 @@ from blade.backends.disc.cpu.emit.element_types import MEMORY, decode, encode
 from blade.backends.disc.cpu.emit.mlir_builder import SsaValue
 from blade.backends.disc.cpu.emit.mlir_function import POINTER, MlirFunction, MlirRoutine
 from blade.backends.disc.cpu.gemm.bf16_micro_kernel import POINTERS, Bf16KernelSpec, micro_kernel
+from blade.backends.disc.cpu.gemm.dot_micro_kernel import pack_units_text
 from blade.backends.disc.cpu.gemm.driver import PanelRows, product_text, tiles_of_rows
 from blade.program.dtypes import DTYPES
 
@@ -66,22 +67,11 @@ def panel_of(
 
 def pack_text(dot: Bf16Dot, source: torch.dtype) -> str:
     """MLIR of ``pack``: columns of numbers, rounded to bfloat16, to rows ``start`` to ``start + k`` of panels."""
-    f, width, element = MlirRoutine(pack_name(dot, source)), dot.width, MEMORY[source]
-    n = f.unpack(f["ints"], "offset k dn dk first start depth".split(), "i64")
-    numbers, to = f.get(f["ptrs"], 0, POINTER), f.get(f["ptrs"], 1, POINTER)
-    pairs = f.above(n["depth"], PAIR)
-    with f.range(f["begin"], f["end"]) as j:
-        column = f.sum(n["first"], j)
-        panel = f.product(f.over(column, width), pairs, width)
-        lane = f.rest(column, width)
-        with f.range(0, n["k"]) as k:
-            at = f.sum(n["offset"], f.product(j, n["dn"]), f.product(k, n["dk"]))
-            row = f.sum(n["start"], k)
-            pair = f.sum(panel, f.product(f.over(row, PAIR), width), lane)
-            place = f.sum(f.product(pair, PAIR), f.rest(row, PAIR))
-            x = f.get(numbers, at, element)
-            f.put(x if source == torch.bfloat16 else encode(f, x, torch.bfloat16), to, place)
-    return f.text(False) + "\n"
+
+    def rounded(f: MlirRoutine, x: SsaValue) -> SsaValue:
+        return x if source == torch.bfloat16 else encode(f, x, torch.bfloat16)
+
+    return pack_units_text(pack_name(dot, source), dot.width, PAIR, MEMORY[source], rounded)
 
 
 def row_text(source: torch.dtype) -> str:

@@ -9,6 +9,7 @@ A convolution's rows consist of one piece per tap, each of whole units. A table 
 locates them (pixel_pointers.py). The panel holds all taps one after the other.
 """
 
+from collections.abc import Callable
 from typing import Protocol
 
 from blade.backends.disc.cpu.emit.mlir_builder import MlirBuilder, SsaValue
@@ -129,3 +130,32 @@ class DotMicroKernel:
         panel = f.at(start, f.product(unit, width), "i32")
         for offset in range(0, steps * width, 16):
             f.prefetch(f.at(panel, _AHEAD * width + offset, "i32"))
+
+
+def pack_units_text(
+    name: str,
+    width: int,
+    per: int,
+    element: str,
+    narrowed: Callable[[MlirRoutine, SsaValue], SsaValue] = lambda f, x: x,
+) -> str:
+    """MLIR of ``name``: columns of numbers of type ``element`` to rows ``start`` to ``start + k`` of panels.
+
+    ``ptrs``: numbers, to; ``ints``: offset, k, distance of columns, of rows, first column, start, depth. ``per``:
+    elements in a unit; ``narrowed`` makes one of a number.
+    """
+    f = MlirRoutine(name)
+    n = f.unpack(f["ints"], "offset k dn dk first start depth".split(), "i64")
+    numbers, to = f.get(f["ptrs"], 0, POINTER), f.get(f["ptrs"], 1, POINTER)
+    units = f.above(n["depth"], per)
+    with f.range(f["begin"], f["end"]) as j:
+        column = f.sum(n["first"], j)
+        panel = f.product(f.over(column, width), units, width)
+        lane = f.rest(column, width)
+        with f.range(0, n["k"]) as k:
+            at = f.sum(n["offset"], f.product(j, n["dn"]), f.product(k, n["dk"]))
+            row = f.sum(n["start"], k)
+            unit = f.sum(panel, f.product(f.over(row, per), width), lane)
+            place = f.sum(f.product(unit, per), f.rest(row, per))
+            f.put(narrowed(f, f.get(numbers, at, element)), to, place)
+    return f.text(False) + "\n"

@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from blade.backends.disc.cpu.emit.int8_dot import QUAD
 from blade.backends.disc.cpu.emit.mlir_builder import SsaValue
 from blade.backends.disc.cpu.emit.mlir_function import POINTER, MlirFunction, MlirRoutine
+from blade.backends.disc.cpu.gemm.dot_micro_kernel import pack_units_text
 from blade.backends.disc.cpu.gemm.driver import PanelRows, product_text, tiles_of_rows
 from blade.backends.disc.cpu.gemm.int8_micro_kernel import Int8KernelSpec, micro_kernel
 
@@ -70,21 +71,7 @@ def _panel(
 
 def pack_text(width: int) -> str:
     """MLIR of ``pack``: columns of signed bytes to rows ``start`` to ``start + k`` of panels of quads."""
-    f = MlirRoutine(pack_name(width))
-    n = f.unpack(f["ints"], "offset k dn dk first start depth".split(), "i64")
-    source, to = f.get(f["ptrs"], 0, POINTER), f.get(f["ptrs"], 1, POINTER)
-    quads = f.above(n["depth"], QUAD)
-    with f.range(f["begin"], f["end"]) as j:
-        column = f.sum(n["first"], j)
-        panel = f.product(f.over(column, width), quads, width)
-        lane = f.rest(column, width)
-        with f.range(0, n["k"]) as k:
-            at = f.sum(n["offset"], f.product(j, n["dn"]), f.product(k, n["dk"]))
-            row = f.sum(n["start"], k)
-            quad = f.sum(panel, f.product(f.over(row, QUAD), width), lane)
-            place = f.sum(f.product(quad, QUAD), f.rest(row, QUAD))
-            f.put(f.get(source, at, "i8"), to, place)
-    return f.text(False) + "\n"
+    return pack_units_text(pack_name(width), width, QUAD, "i8")
 
 
 def sums_text() -> str:
