@@ -14,6 +14,7 @@ import torch
 from blade.backends.disc.cpu.emit.element_types import encode
 from blade.backends.disc.cpu.emit.mlir_builder import MlirBuilder, SsaValue
 from blade.backends.disc.cpu.emit.mlir_function import MlirFunction
+from blade.backends.disc.cpu.emit.unit_dot import UnitDot
 from blade.backends.disc.target.cpu import CpuTarget
 
 PAIR = 2
@@ -25,18 +26,8 @@ _UPPER = -0x10000
 
 
 @dataclass(frozen=True)
-class Bf16Dot:
-    """A target's way to multiply bfloat16: tiles of ``rows`` by ``vectors`` of ``lanes`` columns."""
-
-    how: str
-    lanes: int
-    vectors: int
-    rows: int
-
-    @property
-    def width(self) -> int:
-        """Columns per panel of packed weights."""
-        return self.lanes * self.vectors
+class Bf16Dot(UnitDot):
+    """A target's way to multiply bfloat16."""
 
     def nothing(self, code: MlirBuilder) -> SsaValue:
         """A vector of empty sums."""

@@ -15,6 +15,7 @@ All give the same integers if the sum itself fits into 32 bits.
 from dataclasses import dataclass
 
 from blade.backends.disc.cpu.emit.mlir_builder import MlirBuilder, SsaValue
+from blade.backends.disc.cpu.emit.unit_dot import UnitDot
 from blade.backends.disc.target.cpu import CpuTarget
 
 QUAD = 4
@@ -30,18 +31,8 @@ _SDOT = "llvm.aarch64.neon.sdot.v4i32.v16i8"
 
 
 @dataclass(frozen=True)
-class Int8Dot:
-    """A target's way to multiply bytes: tiles of ``rows`` by ``vectors`` of ``lanes`` columns."""
-
-    how: str
-    lanes: int
-    vectors: int
-    rows: int
-
-    @property
-    def width(self) -> int:
-        """Columns per panel of packed weights."""
-        return self.lanes * self.vectors
+class Int8Dot(UnitDot):
+    """A target's way to multiply bytes."""
 
     @property
     def offset(self) -> int:
