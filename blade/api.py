@@ -27,7 +27,7 @@ from blade.errors import ConfigError
 from blade.graph.torchscript.boundary_samples import BoundarySamples
 from blade.graph.torchscript.view import view
 from blade.importers.entrance import import_foreign, is_foreign
-from blade.partition.support import resolve, support, warm_up
+from blade.partition.support import resolve, warm_up
 from blade.process.gc_pause import relaxed_gc
 from blade.process.memory import give_memory_back
 from blade.process.torch_state import generators_left_alone, torch_state_kept
@@ -135,8 +135,7 @@ def _optimize(
             check_weights(captured, own)
             with clock.stage("support"):
                 graph = view(captured, partial(value_facts, captured, own, digests))
-                worth, unlikely = worth_trying(graph, backends, own)
-                plan = support(graph.nodes, graph.excluded, worth, own, graph.loops)
+                worth, plan, unlikely = worth_trying(graph, backends, own)
             reasons = (*earlier, *captured.reasons, *unusable, *unlikely, *plan.reasons)
             left_out = tuple(b for b in backends if b not in worth)
             task = Task(captured, graph, plan, worth, own, budget, clock, reasons, digests)
@@ -166,9 +165,9 @@ def _search(task: Task) -> SelectionResult:
     config, clock, budget = task.config, task.clock, task.budget
     partitions, against = _build_engines(task)
     with clock.stage("select"):
-        decisions = select_engines(task, [one for p in partitions for one in p.built])
+        builts = [one for p in partitions for one in p.built]
+        decisions = select_engines(task, builts)
     late = cut_short(partitions, decisions, budget)
-    builts = [one for p in partitions for one in p.built]
     tried = [b.name.lower() for b in task.backends]
     learn_speeds(task.graph, task.plan, tried, config, builts, decisions)
     partitions = [without_candidates(one) for one in partitions]  # frees every engine that lost

@@ -151,7 +151,7 @@ def _number(graph: CapturedCandidate, config: Config) -> int:
 
     A model with a state has another one than the graph after the first call.
     """
-    may_answer = config.python_fallback and graph.is_guarded and graph.seen.original_may_answer()
+    may_answer = config.python_fallback and graph.is_guarded and graph.seen.original_may_answer
     return new_number() if may_answer else 0
 
 

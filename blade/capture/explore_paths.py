@@ -158,7 +158,7 @@ def tell(name: str, traced: CapturedCandidate, config: Config, reasons: list[Rea
         _is_outside(one.sample, ranges) for one, _ in traced.unserved
     )
     if not agreed:
-        may_answer = config.python_fallback and traced.seen.original_may_answer()
+        may_answer = config.python_fallback and traced.seen.original_may_answer
         warn_user(unanswered_warning(kept, may_answer))
 
 

@@ -22,6 +22,7 @@ from blade.core.attempt import attempt
 from blade.core.reason import Reason, Stage
 from blade.process.torch_state import seeded_generators
 from blade.verification.attention_semantics import rows_with_keys
+from blade.verification.compare import is_same
 
 # Exceptions of a model at inputs it does not accept (torch.jit.Error is a RuntimeError).
 MODEL_ERRORS = (
@@ -271,9 +272,7 @@ def _is_equal(a: Any, b: Any) -> bool:
 def _is_equal_leaf(a: Any, b: Any) -> bool:
     if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
         return type(a) is type(b) and bool(a == b)
-    return (
-        a.shape == b.shape and a.dtype == b.dtype and bool(((a == b) | ((a != a) & (b != b))).all())
-    )
+    return a.shape == b.shape and a.dtype == b.dtype and is_same(a, b)
 
 
 def copy_of(value: Any) -> Any:

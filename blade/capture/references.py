@@ -7,7 +7,7 @@ seen.references        # every input tried, with the answers a captured module h
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from math import prod
 from time import perf_counter
 from types import TracebackType
@@ -68,6 +68,7 @@ class ReferenceRuns:
     is_plain: bool  # forward takes a sample as it is and returns nothing but tensors
     structures: frozenset[str | None]  # of the outputs at the samples (core/structure.py)
 
+    @cached_property
     def original_may_answer(self) -> bool:
         """Whether the original can answer calls that no path takes: the optimized module keeps none of its state."""
         original = self.original

@@ -44,6 +44,11 @@ def why_other_form(
     return None
 
 
+def is_same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether tensors of one shape have equal elements, NaNs at the same places."""
+    return torch.equal(a, b) or bool(((a == b) | ((a != a) & (b != b))).all())
+
+
 def _property(tensor: torch.Tensor, what: str) -> object:
     if what == "shape":
         return tuple(tensor.shape)

@@ -301,7 +301,7 @@ def _try(engine: Any, case: Case, updates: Sequence[int], generators: RngReplay)
     for i, (before, after) in enumerate(zip(case.inputs, given, strict=True)):
         if got is not None and i in updates:
             continue
-        if compare.why_other_form([after], [before]) or not _same(after, before):
+        if compare.why_other_form([after], [before]) or not compare.is_same(after, before):
             raise Refused(Code.WRONG_VALUES, f"at {describe_case(case)} it changed its input {i}.")
     return None if got is None else (*got, *(given[i] for i in updates))
 
@@ -324,10 +324,6 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
     start = tensor.storage_offset() - first
     memory = tensor.as_strided((first + last + 1,), (1,), start).clone()
     return memory.as_strided(shape, strides, first)
-
-
-def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return torch.equal(a, b) or bool(((a == b) | ((a != a) & (b != b))).all())
 
 
 def _check_raises(case: Case, engine: Any, updates: Sequence[int], generators: RngReplay) -> None:

@@ -104,7 +104,7 @@ def find_late(program: Program, makers: Iterable[Line]) -> frozenset[int]:
 
     while pending:
         value = pending.pop()
-        users = [program.lines[i] for i in program.users.get(value, ())]
+        users = program.users_of(value)
         for line in (*users, *returning.get(value, ())):
             add(line.outputs)
             add(v for b in line.blocks for v in program.blocks[b].inputs)

@@ -94,6 +94,10 @@ class Program:
                 users.setdefault(value, []).append(line.index)
         return users
 
+    def users_of(self, value: int) -> list[Line]:
+        """The lines that read ``value``, as ``users`` has them."""
+        return [self.lines[i] for i in self.users.get(value, ())]
+
     def maker(self, value: int) -> Line | None:
         """The line that makes ``value``; ``None`` for inputs of the graph or of a block."""
         index = self.producer.get(value)

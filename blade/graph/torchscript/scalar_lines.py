@@ -99,7 +99,7 @@ def _becomes_sizes(program: Program, value: int) -> bool:
     """Whether every use of the int ``value`` is integer arithmetic, or an int or a list of ints of an op."""
     if value in program.returned:
         return False
-    return all(_takes_size(program, program.lines[i], value) for i in program.users.get(value, ()))
+    return all(_takes_size(program, line, value) for line in program.users_of(value))
 
 
 def _takes_size(program: Program, line: Line, value: int) -> bool:
@@ -109,7 +109,7 @@ def _takes_size(program: Program, line: Line, value: int) -> bool:
         return _becomes_sizes(program, line.outputs[0])
     if line.kind == "prim::ListConstruct":
         made = line.outputs[0]
-        users = (program.lines[i] for i in program.users.get(made, ()))
+        users = program.users_of(made)
         return made not in program.returned and all(_has_sizes(user, made) for user in users)
     return _has_sizes(line, value)
 
@@ -203,7 +203,7 @@ def _is_shift(program: Program, line: Line) -> bool:
 
 def _is_rounded(program: Program, value: int) -> bool:
     """Whether the quotient ``value``, or one more or less, is only rounded, and becomes an int."""
-    users = [program.lines[i] for i in program.users.get(value, ())]
+    users = program.users_of(value)
     if value in program.returned or not users:
         return False
     return all(
@@ -220,7 +220,7 @@ def _is_rounded(program: Program, value: int) -> bool:
 
 def _becomes_int(program: Program, value: int) -> bool:
     """Whether the 0-d float ``value``, an integer, is only computed with, and converted to an int in the end."""
-    users = [program.lines[i] for i in program.users.get(value, ())]
+    users = program.users_of(value)
     if value in program.returned or not users:
         return False
     return all(

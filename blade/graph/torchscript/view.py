@@ -286,7 +286,7 @@ def _glue(program: Program, aliases: Aliases, line: Line) -> NodeUnit:
     if len(line.outputs) != 1 or not _is_tensor_list(program, line.outputs[0]):
         return alone
     made = line.outputs[0]
-    users = [program.lines[i] for i in program.users.get(made, ())]
+    users = program.users_of(made)
     if made in program.returned or not users or aliases.may_be_written(made):
         return alone
     results: list[int] = []

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which backends are worth trying: those that may beat DISC at work like this, as far as measurements tell.
 
-    backends, reasons = worth_trying(graph_view, usable, config)      # the reasons against the others
+    backends, plan, reasons = worth_trying(graph_view, usable, config)      # the reasons against the others
 
 The forecast costs no import of a library: it compares the work of the graph with that of groups of ops at which
 the backend was measured beside DISC (nearest neighbours). A backend is left out if it beat DISC at none of the
@@ -11,13 +11,14 @@ everything is asked for (``Config.search``).
 
 from collections.abc import Sequence
 from math import inf
+from typing import NamedTuple
 
 from blade.config import Config
 from blade.core.backend import Backend
 from blade.core.cluster import OpNode
 from blade.core.reason import Code, Reason, Stage
 from blade.graph.torchscript.view import GraphView
-from blade.partition.support import support
+from blade.partition.support import Support, support
 from blade.selection.forecast.records import REFERENCE, SpeedRecord, known_records, machine_of
 from blade.selection.forecast.work import Work, kind_of_work, work_of
 from blade.selection.plan.compositions import WHOLE
@@ -29,19 +30,29 @@ WINS = 0.97  # factor to DISC's time, below which a backend has won
 COVERED = 0.95  # share of the nodes that DISC must take
 
 
-def worth_trying(
-    view: GraphView, backends: Sequence[Backend], config: Config
-) -> tuple[tuple[Backend, ...], tuple[Reason, ...]]:
-    """Return the backends to try, and a ``Reason`` for each one that is left out."""
+class Forecast(NamedTuple):
+    """The backends to try, what they take of the graph, and a ``Reason`` for each one that is left out."""
+
+    backends: tuple[Backend, ...]
+    plan: Support
+    unlikely: tuple[Reason, ...] = ()
+
+
+def worth_trying(view: GraphView, backends: Sequence[Backend], config: Config) -> Forecast:
+    """Ask the backends that may win for their support, and leave out the others."""
+
+    def supported(asked: Sequence[Backend]) -> Support:
+        return support(view.nodes, view.excluded, asked, config, view.loops)
+
     every = tuple(backends)
-    quick = [b for b in every if b.in_process]
+    quick = tuple(b for b in every if b.in_process)
     is_asked = config.search == "predicted" and config.timing and len(quick) < len(every)
     if not is_asked or all(b.name != REFERENCE for b in quick):
-        return every, ()
-    labels = support(view.nodes, view.excluded, quick, config, view.loops).labels
-    own = [n for n, label in zip(view.nodes, labels, strict=True) if REFERENCE in label]
+        return Forecast(every, supported(every))
+    plan = supported(quick)
+    own = [n for n, label in zip(view.nodes, plan.labels, strict=True) if REFERENCE in label]
     if not own or not _takes_nearly_all(view, own):
-        return every, ()
+        return Forecast(every, supported(every))
     work, machine = work_of(own), machine_of(own)
     learned, shipped = known_records(config, machine)
     unlikely = {
@@ -51,7 +62,8 @@ def worth_trying(
         and not (set(b.precisions) & _permitted(config))
         and (why := why_unlikely(b.name.lower(), work, learned, shipped)) is not None
     }
-    return tuple(b for b in every if b.name not in unlikely), tuple(unlikely.values())
+    kept = tuple(b for b in every if b.name not in unlikely)
+    return Forecast(kept, plan if kept == quick else supported(kept), tuple(unlikely.values()))
 
 
 def why_unlikely(

@@ -85,10 +85,11 @@ def learn_speeds(
     if cache is None or config.reduces_precision or not config.timing:
         return
     found = compared(view, plan, names, builts, decisions)
-    for machine in dict.fromkeys(one.machine for one in found):
-        mine = [one for one in found if one.machine == machine]
-        every = dict.fromkeys([*_learned(config, machine), *mine])
-        cache.put(KIND, _key(machine), json.dumps([asdict(r) for r in every][-MOST:]).encode())
+    if not found:
+        return
+    machine = found[0].machine  # a search has one
+    every = dict.fromkeys([*_learned(config, machine), *found])
+    cache.put(KIND, _key(machine), json.dumps([asdict(r) for r in every][-MOST:]).encode())
 
 
 def compared(
