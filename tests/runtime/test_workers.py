@@ -14,7 +14,7 @@ pytestmark = pytest.mark.needs("runtime", "torch_mlir")
 
 SETUP = dedent(
     """
-    import os, sys, threading
+    import os, sys, threading, time
     import torch, blade
     torch.manual_seed(0)
     layers = [torch.nn.Linear(256, 1024), torch.nn.GELU(), torch.nn.Linear(1024, 256), torch.nn.LayerNorm(256)]
@@ -25,6 +25,7 @@ SETUP = dedent(
     want = model(x)
     threads = lambda: len(os.listdir("/proc/self/task"))
     right = lambda: torch.testing.assert_close(optimized(x), want, rtol=1e-4, atol=1e-5)
+    time.sleep(0.3)  # threads that were joined a moment ago are still counted
     """
 )
 
@@ -60,18 +61,24 @@ def test_many_callers_get_right_answers_and_start_no_teams() -> None:
 def test_a_caller_that_is_not_the_main_thread_shares_the_helpers() -> None:
     code = """
     torch.set_num_threads(3)
-    def call():
-        before = threads()
+    start, made, done = threads(), [], threading.Event()
+    def call(ready):
         for _ in range(10): right()
-        made.append(threads() - before)
-    made = []
+        made.append(threads() - start)
+        ready.set()
+        done.wait()  # while it lives, so would a team of its own
+    callers = []
     for _ in range(4):
-        caller = threading.Thread(target=call)
-        caller.start()
-        caller.join()
+        ready = threading.Event()
+        callers.append(threading.Thread(target=call, args=(ready,)))
+        callers[-1].start()
+        ready.wait()
+    done.set()
+    for one in callers: one.join()
     print(made)
     """
-    assert run(code, OMP_NUM_THREADS="3").strip() == "[2, 0, 0, 0]"
+    # the callers so far, and two helpers of all of them
+    assert run(code, OMP_NUM_THREADS="3").strip() == "[3, 4, 5, 6]"
 
 
 @pytest.mark.parametrize("by", ["torch.set_num_threads(1)", "OMP_NUM_THREADS"])
