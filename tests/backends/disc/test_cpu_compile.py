@@ -116,7 +116,7 @@ def test_the_target_lists_features_by_linux_names(monkeypatch: pytest.MonkeyPatc
         "avx avx2 fma f16c avx512f avx512bw avx512dq avx512vl avx512cd avx512ifma avx512vbmi avx512_bf16 "
         "avx512_vbmi2 avx512_vnni avx512_bitalg avx512_vpopcntdq avx_vnni gfni vaes vpclmulqdq".split()
     )
-    monkeypatch.setattr(cpu, "_flags", lambda: frozenset({"fpu", "sse4_1", *vectors}))
+    monkeypatch.setattr(cpu, "isa_features", lambda: frozenset({"fpu", "sse4_1", *vectors}))
     target = cpu.host.__wrapped__()
     assert set(target.isa) == {"sse4_1", *vectors}
     assert target.lanes == 16

@@ -29,14 +29,13 @@ TARGETS = {
     name: target for name, target in EVERY_TARGET.items() if set(target.isa) <= set(host().isa)
 }
 WITH_VNNI = {
-    "vnni8": CpuTarget(("avx2", "fma", "avx_vnni"), 8),
+    "vnni8": CpuTarget(("avx2", "fma", "avx512_vnni", "avx512vl"), 8),
     "vnni16": CpuTarget(("avx512f", "avx512bw", "avx512_vnni"), 16),
 }
 
 
 def _targets() -> dict[str, CpuTarget]:
-    has_vnni = {"avx512_vnni", "avx_vnni"} & set(host().isa)
-    return {**TARGETS, **(WITH_VNNI if has_vnni else {})}
+    return TARGETS | {n: one for n, one in WITH_VNNI.items() if set(one.isa) <= set(host().isa)}
 
 
 ROWS = (0, 1, 2, 3, 4, 5, 6, 7, 11, 13, GROUP_ROWS - 1, GROUP_ROWS + 1, 97)

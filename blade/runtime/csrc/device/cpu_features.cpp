@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "device/cpu_features.h"
 
+#include <sys/syscall.h>
+#include <unistd.h>
+
 #include <fstream>
 #include <sstream>
 
@@ -25,10 +28,29 @@ std::set<std::string> read_features() {
   return features;
 }
 
+#ifdef __x86_64__
+// Linux gives a process the registers of AMX's tiles only on request, once for all of its threads. It refuses where a
+// thread's alternate signal stack is too small for them.
+bool may_use_tiles() {
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+#else
+bool may_use_tiles() { return false; }
+#endif
+
+std::set<std::string> usable_features() {
+  auto features = read_features();
+  if (features.count("amx_tile") != 0 && !may_use_tiles()) {
+    for (const char* name : {"amx_tile", "amx_bf16", "amx_int8", "amx_fp16", "amx_complex"}) features.erase(name);
+  }
+  return features;
+}
+
 }  // namespace
 
 const std::set<std::string>& cpu_features() {
-  static const std::set<std::string> features = read_features();
+  static const std::set<std::string> features = usable_features();
   return features;
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What this CPU can do, under the names /proc/cpuinfo uses.
+// What this CPU can do and this process may use, under the names /proc/cpuinfo uses.
 #pragma once
 
 #include <set>

@@ -11,11 +11,11 @@ beyond a border. Weights are stored in whole panels of pairs, tap by tap. Pixels
 import functools
 
 from blade.backends.disc.cpu.conv import pixel_pointers as conv_rows
-from blade.backends.disc.cpu.conv.dot_conv import Kernels, driver_text, tile_at, units_of_blocks
+from blade.backends.disc.cpu.conv.dot_conv import driver_text, tile_at, units_of_blocks
 from blade.backends.disc.cpu.emit.bf16_dot import PAIR
 from blade.backends.disc.cpu.emit.mlir_function import POINTER, MlirRoutine
-from blade.backends.disc.cpu.gemm.bf16_micro_kernel import Bf16KernelSpec, micro_kernel
-from blade.backends.disc.cpu.gemm.driver import PanelRows, tiles_of_rows
+from blade.backends.disc.cpu.gemm.bf16_micro_kernel import Bf16KernelSpec
+from blade.backends.disc.cpu.gemm.driver import MicroKernels, PanelRows, tiles_of_rows
 from blade.backends.disc.target.cpu import CpuTarget
 
 BLOCK_TILES = 16  # tiles per block of rows, at most
@@ -25,11 +25,11 @@ SIZES = (*conv_rows.SIZES, "o", "block")
 @functools.lru_cache(maxsize=64)
 def conv_text(form: Bf16KernelSpec, target: CpuTarget) -> str:
     """MLIR of the driver and its micro-kernels."""
-    kernel, driver = functools.partial(micro_kernel, form), functools.partial(_driver, form)
-    return driver_text(form.name, form.tiles, kernel, driver, target, 2)
+    driver = functools.partial(_driver, form)
+    return driver_text(form.name, form.kernels(), driver, target, 2)
 
 
-def _driver(form: Bf16KernelSpec, kernels: Kernels, make_table: MlirRoutine) -> MlirRoutine:
+def _driver(form: Bf16KernelSpec, kernels: MicroKernels, make_table: MlirRoutine) -> MlirRoutine:
     f, width = MlirRoutine(form.name, lanes=form.dot.lanes), form.tiles.width
     some = [p for p in form.pointers if p == "residual"]
     p = f.unpack(f["ptrs"], ["x", "b", "bias", "zeros", *some, "c", "scratch"], POINTER)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the drivers of convolutions share whose micro-kernels multiply units of 32 bits (int8_conv.py, bf16_conv.py).
 
-text = driver_text(name, tiles, kernel, driver, target, element_bytes)
+text = driver_text(name, kernels, driver, target, element_bytes)
 with units_of_blocks(f, p, size, make_table, units) as (unit, r0, rows): ...
 """
 
@@ -10,30 +10,23 @@ from contextlib import contextmanager
 
 from blade.backends.disc.cpu.conv import pixel_pointers
 from blade.backends.disc.cpu.emit.mlir_builder import SsaValue
-from blade.backends.disc.cpu.emit.mlir_function import POINTER, MlirFunction, MlirRoutine
-from blade.backends.disc.cpu.gemm.driver import PanelTiling
-from blade.backends.disc.cpu.gemm.micro_kernel import MicroKernelTile
+from blade.backends.disc.cpu.emit.mlir_function import POINTER, MlirRoutine
+from blade.backends.disc.cpu.gemm.driver import MicroKernels
 from blade.backends.disc.target.cpu import CpuTarget
-
-Kernels = Mapping[int, MlirFunction]
 
 
 def driver_text(
     name: str,
-    tiles: PanelTiling,
-    kernel: Callable[[MicroKernelTile, str], MlirFunction],
-    driver: Callable[[Kernels, MlirRoutine], MlirRoutine],
+    kernels: MicroKernels,
+    driver: Callable[[MicroKernels, MlirRoutine], MlirRoutine],
     target: CpuTarget,
     element_bytes: int,
 ) -> str:
-    """MLIR of a ``driver``, its micro-kernels (number -> function), and what makes its table of pointers."""
-    kernels = {
-        number: kernel(tile, f"{name}_tile{number}") for number, tile in tiles.tiles().items()
-    }
+    """MLIR of a ``driver``, its micro-kernels, and what makes its table of pointers."""
     rows = f"{name}_rows"
     made = driver(kernels, pixel_pointers.signature(rows))
     table = pixel_pointers.narrow_pixel_pointers_text(rows, target, element_bytes)
-    return "\n".join([*(k.text() for k in kernels.values()), table, made.text(False)]) + "\n"
+    return "\n".join([*(k.text() for k in kernels.functions), table, made.text(False)]) + "\n"
 
 
 @contextmanager

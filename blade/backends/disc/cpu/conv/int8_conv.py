@@ -12,11 +12,11 @@ stored in whole panels, group by group.
 import functools
 
 from blade.backends.disc.cpu.conv import pixel_pointers as conv_rows
-from blade.backends.disc.cpu.conv.dot_conv import Kernels, driver_text, tile_at, units_of_blocks
+from blade.backends.disc.cpu.conv.dot_conv import driver_text, tile_at, units_of_blocks
 from blade.backends.disc.cpu.emit.int8_dot import QUAD
 from blade.backends.disc.cpu.emit.mlir_function import POINTER, MlirRoutine
-from blade.backends.disc.cpu.gemm.driver import PanelRows, tiles_of_rows
-from blade.backends.disc.cpu.gemm.int8_micro_kernel import Int8KernelSpec, micro_kernel
+from blade.backends.disc.cpu.gemm.driver import MicroKernels, PanelRows, tiles_of_rows
+from blade.backends.disc.cpu.gemm.int8_micro_kernel import Int8KernelSpec
 from blade.backends.disc.target.cpu import CpuTarget
 
 BLOCK_TILES = 16  # tiles per block of rows, at most
@@ -26,11 +26,11 @@ SIZES = (*conv_rows.SIZES, "o", "groups", "block")
 
 def conv_text(form: Int8KernelSpec, target: CpuTarget) -> str:
     """MLIR of the driver and its micro-kernels."""
-    kernel, driver = functools.partial(micro_kernel, form), functools.partial(_driver, form)
-    return form.finish_text() + driver_text(form.name, form.tiles, kernel, driver, target, 1)
+    driver = functools.partial(_driver, form)
+    return form.finish_text() + driver_text(form.name, form.kernels(), driver, target, 1)
 
 
-def _driver(form: Int8KernelSpec, kernels: Kernels, make_table: MlirRoutine) -> MlirRoutine:
+def _driver(form: Int8KernelSpec, kernels: MicroKernels, make_table: MlirRoutine) -> MlirRoutine:
     f, tiles, epilogue = MlirRoutine(form.name, lanes=form.dot.lanes), form.tiles, form.epilogue
     constants = ("b", "sums", "scales", "bias")
     p = f.unpack(f["ptrs"], ["x", *constants, "zeros", *epilogue.pointers, "c", "scratch"], POINTER)

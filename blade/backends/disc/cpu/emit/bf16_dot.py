@@ -3,7 +3,8 @@
 
     acc[i] += a[2 * i] * b[2 * i] + a[2 * i + 1] * b[2 * i + 1]
 
-dpbf16  ``vdpbf16ps``: one instruction, twice the products of an FMA. It flushes denormal numbers to zero.
+dpbf16  ``vdpbf16ps``: one instruction, twice the products of an FMA. It flushes denormal numbers to zero, as does
+        ``tdpbf16ps``, its counterpart on matrix tiles.
 widen   a bfloat16 is the upper half of a float32: a shift, a mask, two FMAs. For any machine.
 """
 
@@ -21,6 +22,7 @@ PAIR = 2
 """Elements per lane."""
 
 _DOT = "llvm.x86.avx512bf16.dpbf16ps.512"
+_TILE_DOT = "llvm.x86.tdpbf16ps.internal"
 _NARROW = "llvm.x86.avx512bf16.cvtneps2bf16.512"
 _UPPER = -0x10000
 
@@ -33,16 +35,16 @@ class Bf16Dot(UnitDot):
         """A vector of empty sums."""
         return code.constant(0.0, "f32", self.lanes)
 
-    def spread(self, code: MlirBuilder, pair: SsaValue) -> tuple[SsaValue, ...]:
+    def spread(self, code: MlirBuilder, unit: SsaValue) -> tuple[SsaValue, ...]:
         """A pair of ``a`` (an i32) broadcast to every lane, in the form that ``add`` takes."""
-        return self.widened(code, code.broadcast(pair, self.lanes))
+        return self.widened(code, code.broadcast(unit, self.lanes))
 
-    def widened(self, code: MlirBuilder, pairs: SsaValue) -> tuple[SsaValue, ...]:
+    def widened(self, code: MlirBuilder, units: SsaValue) -> tuple[SsaValue, ...]:
         """A pair in every lane (a vector of i32), in the form that ``add`` takes."""
         if self.how == "dpbf16":
-            return (pairs,)
-        low = code.apply("arith.shli", pairs, code.like(16, pairs))
-        high = code.apply("arith.andi", pairs, code.like(_UPPER, pairs))
+            return (units,)
+        low = code.apply("arith.shli", units, code.like(16, units))
+        high = code.apply("arith.andi", units, code.like(_UPPER, units))
         return code.from_bits(low), code.from_bits(high)
 
     def add(
@@ -74,6 +76,8 @@ class Bf16Dot(UnitDot):
 
 def bf16_dot(target: CpuTarget) -> Bf16Dot:
     """The best variant for ``target``, with tiles that fit its registers."""
+    if target.has_bf16_tiles:
+        return Bf16Dot("dpbf16", 16, 2, 8, _TILE_DOT)
     if target.has_bf16_products:
         return Bf16Dot("dpbf16", 16, 4, 6)
     if target.registers == 32:

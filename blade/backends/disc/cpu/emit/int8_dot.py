@@ -3,7 +3,7 @@
 
     acc[i] += sum(a[4 * i + j] * b[4 * i + j] for j in range(4))        a unsigned, b signed
 
-vnni    ``vpdpbusd``: one instruction.
+vnni    ``vpdpbusd``: one instruction; ``tdpbusd`` on matrix tiles.
 sdot    Arm's, for signed bytes: ``a`` is replaced by ``a - 128`` (``offset``); the caller corrects the sums.
 madd    ``vpmaddwd`` on the even and on the odd bytes widened to 16 bits. Exact: 2 * 255 * 128 fits, where
         ``vpmaddubsw`` would saturate.
@@ -27,6 +27,7 @@ _MADD = {
     8: "llvm.x86.avx2.pmadd.wd",
     4: "llvm.x86.sse2.pmadd.wd",
 }
+_TILE_DOT = "llvm.x86.tdpbusd.internal"
 _SDOT = "llvm.aarch64.neon.sdot.v4i32.v16i8"
 
 
@@ -43,9 +44,9 @@ class Int8Dot(UnitDot):
         """A vector of empty sums."""
         return code.constant(0, "i32", self.lanes)
 
-    def spread(self, code: MlirBuilder, quad: SsaValue) -> tuple[SsaValue, ...]:
+    def spread(self, code: MlirBuilder, unit: SsaValue) -> tuple[SsaValue, ...]:
         """Four bytes of ``a`` (an i32) broadcast to every lane, in the form that ``add`` takes."""
-        a = code.broadcast(quad, self.lanes)
+        a = code.broadcast(unit, self.lanes)
         if self.how == "sdot":
             return (_as(code, code.apply("arith.xori", a, code.like(-0x7F7F7F80, a)), "i8"),)
         if self.how == "madd":
@@ -59,18 +60,18 @@ class Int8Dot(UnitDot):
         parts = (code.apply("arith.shrui", a, code.like(8 * j, a)) for j in range(QUAD))
         return tuple(code.apply("arith.andi", x, low) for x in parts)
 
-    def widened(self, code: MlirBuilder, quads: SsaValue) -> tuple[SsaValue, ...]:
+    def widened(self, code: MlirBuilder, units: SsaValue) -> tuple[SsaValue, ...]:
         """Four bytes of ``b`` in every lane (a vector of i32), in the form that ``add`` takes."""
         if self.how == "madd":
-            pairs = _as(code, quads, "i16")
+            pairs = _as(code, units, "i16")
             by = code.like(8, pairs)
             even = code.apply("arith.shrsi", code.apply("arith.shli", pairs, by), by)
             return even, code.apply("arith.shrsi", pairs, by)
         if self.how != "plain":
-            return (_as(code, quads, "i8"),)
-        top = code.like(24, quads)
+            return (_as(code, units, "i8"),)
+        top = code.like(24, units)
         parts = (
-            quads if j == 3 else code.apply("arith.shli", quads, code.like(24 - 8 * j, quads))
+            units if j == 3 else code.apply("arith.shli", units, code.like(24 - 8 * j, units))
             for j in range(QUAD)
         )
         return tuple(code.apply("arith.shrsi", x, top) for x in parts)
@@ -95,6 +96,8 @@ class Int8Dot(UnitDot):
 def int8_dot(target: CpuTarget) -> Int8Dot:
     """The best variant for ``target``, with tiles that fit its registers."""
     isa, lanes = target.isa, target.lanes
+    if target.has_int8_tiles:
+        return Int8Dot("vnni", 16, 2, 8, _TILE_DOT)
     if lanes == 16 and "avx512_vnni" in isa:
         return Int8Dot("vnni", 16, 4, 6)
     if lanes == 8 and ("avx_vnni" in isa or {"avx512_vnni", "avx512vl"} <= set(isa)):

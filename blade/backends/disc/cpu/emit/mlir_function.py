@@ -48,6 +48,11 @@ class MlirFunction(MlirBuilder):
     def __init__(self, name: str, arguments: str, lanes: int) -> None:
         super().__init__()
         self.name, self.lanes = name, lanes
+        self.features = ""
+        """Features that this function may use besides the host's, in LLVM's notation."""
+        self.flags: tuple[str, ...] = ()
+        """LLVM's attributes of this function."""
+        self._stacks: list[str] = []
         pairs = [word.split(":") for word in arguments.split()]
         self.arguments = {n: SsaValue(f"%{n}", kind, 1) for n, kind in pairs}
 
@@ -58,10 +63,14 @@ class MlirFunction(MlirBuilder):
         """The function as MLIR."""
         pairs = ", ".join(f"{v.name}: {_type(v.element)}" for v in self.arguments.values())
         # noinline: a function that is inlined into several callers is compiled several times.
-        apart = ' attributes {passthrough = ["noinline"]}' if internal else ""
+        settings = [f'"{word}"' for word in (*(("noinline",) if internal else ()), *self.flags)]
+        if self.features:
+            settings.append(f'["target-features", "{self.features}"]')
+        apart = f" attributes {{passthrough = [{', '.join(settings)}]}}" if settings else ""
         head = f"llvm.func {'internal ' if internal else ''}@{self.name}({pairs}){apart} {{"
         constants = [f"    {c} = arith.constant {text}" for text, c in self.constants.items()]
-        return "\n".join([head, *constants, *self.lines, "    llvm.return", "}"])
+        lines = [*constants, *self._stacks, *self.lines]
+        return "\n".join([head, *lines, "    llvm.return", "}"])
 
     def number(self, value: int) -> SsaValue:
         return self.constant(value, "i64")
@@ -127,9 +136,11 @@ class MlirFunction(MlirBuilder):
         self.line(f"{words} {{alignment = {_align(x.element)} : i32}} : {types}")
 
     def stack(self, count: int, element: str = "f32") -> SsaValue:
-        """Stack memory for ``count`` elements; not allowed inside a loop."""
+        """Stack memory for ``count`` elements, taken once per call of the function."""
+        name = self.fresh()
         text = f"llvm.alloca {self.number(count).name} x {_type(element)} {{alignment = 64 : i64}}"
-        return self.op(f"{text} : (i64) -> !llvm.ptr", "ptr", 1)
+        self._stacks.append(f"    {name} = {text} : (i64) -> !llvm.ptr")
+        return SsaValue(name, "ptr", 1)
 
     # --- control ---
 

@@ -1,19 +1,52 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A target's way to multiply operands narrower than 32 bits: bytes (int8_dot.py), bfloat16 (bf16_dot.py)."""
+"""A target's way to multiply operands narrower than 32 bits: bytes (int8_dot.py), bfloat16 (bf16_dot.py).
 
+A *unit* are the elements that share 32 bits.
+"""
+
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
+
+from blade.backends.disc.cpu.emit.mlir_builder import MlirBuilder, SsaValue
 
 
 @dataclass(frozen=True)
-class UnitDot:
-    """Tiles of ``rows`` by ``vectors`` of ``lanes`` columns; ``how`` names the instructions."""
+class UnitDot(ABC):
+    """Tiles of ``rows`` by ``vectors`` of ``lanes`` columns; ``how`` names the instructions.
+
+    ``tile_product``: LLVM's name of the instruction that multiplies matrix tiles, "" without one (matrix_tiles.py).
+    """
 
     how: str
     lanes: int
     vectors: int
     rows: int
+    tile_product: str = ""
+
+    @property
+    def name(self) -> str:
+        """A part of kernels' names."""
+        return f"{self.how}{self.lanes}" + "_tiles" * bool(self.tile_product)
 
     @property
     def width(self) -> int:
         """Columns per panel of packed weights."""
         return self.lanes * self.vectors
+
+    @abstractmethod
+    def nothing(self, code: MlirBuilder) -> SsaValue:
+        """A vector of empty sums."""
+
+    @abstractmethod
+    def spread(self, code: MlirBuilder, unit: SsaValue) -> tuple[SsaValue, ...]:
+        """A unit of ``a`` (an i32) broadcast to every lane, in the form that ``add`` takes."""
+
+    @abstractmethod
+    def widened(self, code: MlirBuilder, units: SsaValue) -> tuple[SsaValue, ...]:
+        """A unit of ``b`` in every lane (a vector of i32), in the form that ``add`` takes."""
+
+    @abstractmethod
+    def add(
+        self, code: MlirBuilder, acc: SsaValue, a: tuple[SsaValue, ...], b: tuple[SsaValue, ...]
+    ) -> SsaValue:
+        """``acc`` plus the products of ``a`` and ``b``."""

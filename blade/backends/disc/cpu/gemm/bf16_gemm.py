@@ -11,17 +11,16 @@ has half of the bytes, and sums between passes would have to be stored as float3
 """
 
 import functools
-from collections.abc import Mapping
 
 import torch
 
 from blade.backends.disc.cpu.emit.bf16_dot import PAIR, Bf16Dot
 from blade.backends.disc.cpu.emit.element_types import MEMORY, decode, encode
 from blade.backends.disc.cpu.emit.mlir_builder import SsaValue
-from blade.backends.disc.cpu.emit.mlir_function import POINTER, MlirFunction, MlirRoutine
-from blade.backends.disc.cpu.gemm.bf16_micro_kernel import POINTERS, Bf16KernelSpec, micro_kernel
+from blade.backends.disc.cpu.emit.mlir_function import POINTER, MlirRoutine
+from blade.backends.disc.cpu.gemm.bf16_micro_kernel import POINTERS, Bf16KernelSpec
 from blade.backends.disc.cpu.gemm.dot_micro_kernel import pack_units_text
-from blade.backends.disc.cpu.gemm.driver import PanelRows, product_text, tiles_of_rows
+from blade.backends.disc.cpu.gemm.driver import MicroKernels, PanelRows, product_text, tiles_of_rows
 from blade.program.dtypes import DTYPES
 
 NUMBERS = "n k lda ldc".split()
@@ -38,13 +37,11 @@ def row_name(source: torch.dtype) -> str:
 @functools.lru_cache(maxsize=64)
 def gemm_text(form: Bf16KernelSpec) -> str:
     """MLIR of the driver and its micro-kernels."""
-    kernel, panel = functools.partial(micro_kernel, form), functools.partial(panel_of, form)
-    return product_text(form.name, POINTERS, NUMBERS, form.tiles, kernel, panel)
+    panel = functools.partial(panel_of, form)
+    return product_text(form.name, POINTERS, NUMBERS, form.tiles, form.kernels(), panel)
 
 
-def panel_of(
-    form: Bf16KernelSpec, f: MlirRoutine, kernels: Mapping[int, MlirFunction], place: PanelRows
-) -> None:
+def panel_of(form: Bf16KernelSpec, f: MlirRoutine, kernels: MicroKernels, place: PanelRows) -> None:
     """The rows of one panel."""
     given = {n: f[n] for n in ("lda", "k", "ldc")}
     given["b"] = f.at(f["b"], f.product(place.first, f.above(f["k"], PAIR)), "i32")

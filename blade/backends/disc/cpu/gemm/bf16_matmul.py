@@ -14,7 +14,7 @@ from blade.backends.disc.cpu.emit.bf16_dot import PAIR, adjacent_pairs, paired
 from blade.backends.disc.cpu.emit.mlir_builder import SsaValue
 from blade.backends.disc.cpu.emit.mlir_function import POINTER, MlirRoutine
 from blade.backends.disc.cpu.gemm.bf16_gemm import panel_of
-from blade.backends.disc.cpu.gemm.bf16_micro_kernel import Bf16KernelSpec, micro_kernel
+from blade.backends.disc.cpu.gemm.bf16_micro_kernel import Bf16KernelSpec
 from blade.backends.disc.cpu.gemm.driver import PanelRows
 
 GROUP_ROWS = 192  # rows per unit: enough to make packing a panel once per unit cheap
@@ -29,13 +29,11 @@ _BLOCK = "a:ptr b:ptr bias:ptr c:ptr n:i64 k:i64 lda:i64 ldc:i64 rows:i64 row:i6
 @functools.lru_cache(maxsize=64)
 def matmul_text(form: Bf16KernelSpec) -> str:
     """MLIR of the driver, the packing and the micro-kernels."""
-    kernels = {
-        n: micro_kernel(form, t, f"{form.name}_tile{n}") for n, t in form.tiles.tiles().items()
-    }
+    kernels = form.kernels()
     pack, block = _pack(form), MlirRoutine(f"{form.name}_block", _arguments(_BLOCK), form.dot.lanes)
     place = PanelRows(block.whole(0), block["n"], block["row"], block["rows"])
     panel_of(form, block, kernels, place)
-    functions = [*kernels.values(), pack, block]
+    functions = [*kernels.functions, pack, block]
     drive = _driver(form, pack, block)
     return "\n".join([*(f.text() for f in functions), drive.text(False)]) + "\n"
 

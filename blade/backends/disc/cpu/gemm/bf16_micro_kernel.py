@@ -7,6 +7,7 @@ B is a packed panel with two rows interleaved, ``panel[k / 2][j][k % 2]``, zero 
 C is float32, or bfloat16, rounded once at the end. dot_micro_kernel.py has the loop over k.
 """
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -15,8 +16,9 @@ from blade.backends.disc.cpu.emit.bf16_dot import PAIR, Bf16Dot
 from blade.backends.disc.cpu.emit.element_types import decode
 from blade.backends.disc.cpu.emit.mlir_builder import SsaValue
 from blade.backends.disc.cpu.emit.mlir_function import POINTER, MlirRoutine
-from blade.backends.disc.cpu.gemm.dot_micro_kernel import DotMicroKernel
-from blade.backends.disc.cpu.gemm.driver import PanelTiling
+from blade.backends.disc.cpu.gemm.dot_micro_kernel import DotMicroKernel, begun
+from blade.backends.disc.cpu.gemm.driver import MicroKernels, PanelTiling, micro_kernels
+from blade.backends.disc.cpu.gemm.matrix_tiles import matrix_tiles
 from blade.backends.disc.cpu.gemm.micro_kernel import MicroKernelTile
 
 POINTERS = ("a", "b", "bias", "c")
@@ -42,9 +44,14 @@ class Bf16KernelSpec:
 
     @property
     def name(self) -> str:
-        kind = f"bf16_{self.kind}_{self.dot.how}{self.dot.lanes}_{self.result}"
+        kind = f"bf16_{self.kind}_{self.dot.name}_{self.result}"
         after = f"_plus_{self.residual}" * bool(self.residual) + "_clamped" * self.clamps
         return kind + after + "".join(f"_edge{e}" for e in self.tiles.edges)
+
+    def kernels(self) -> MicroKernels:
+        """The functions that compute rows of a panel."""
+        matrix = matrix_tiles(self.name, self.dot, PAIR, "i16", self.in_taps)
+        return micro_kernels(self.name, self.tiles, functools.partial(micro_kernel, self), matrix)
 
     @property
     def pointers(self) -> tuple[str, ...]:
@@ -65,6 +72,7 @@ class Bf16KernelSpec:
 def micro_kernel(form: Bf16KernelSpec, tile: MicroKernelTile, name: str) -> MlirRoutine:
     """One tile; ``bias`` starts at its column, ``residual`` and ``c`` at its first element."""
     arguments = [*((p, POINTER) for p in form.pointers), *((n, "i64") for n in form.numbers)]
+    arguments += begun(form.dot)
     f = MlirRoutine(name, arguments, form.dot.lanes)
     kernel = DotMicroKernel(f, form.dot, tile, PAIR, "i16", form.in_taps)
     for (r, v), total in zip(kernel.cells, kernel.sums(), strict=True):

@@ -3,17 +3,18 @@
 
 The elements of a row that share 32 bits, a *unit*, are multiplied and summed in one lane: four bytes
 (int8_micro_kernel.py), or a pair of bfloat16 (bf16_micro_kernel.py). A's rows are read in place, one unit (one
-broadcast) at a time. B is a packed panel of units, ``panel[unit][j]``, zero beyond k and n.
+broadcast) at a time. B is a packed panel of units, ``panel[unit][j]``, zero beyond k and n. Where the target has matrix
+tiles, these have summed the first units (matrix_tiles.py).
 
 A convolution's rows consist of one piece per tap, each of whole units. A table of pointers, ``table[tap][r]``,
 locates them (pixel_pointers.py). The panel holds all taps one after the other.
 """
 
 from collections.abc import Callable
-from typing import Protocol
 
-from blade.backends.disc.cpu.emit.mlir_builder import MlirBuilder, SsaValue
+from blade.backends.disc.cpu.emit.mlir_builder import SsaValue
 from blade.backends.disc.cpu.emit.mlir_function import POINTER, Carry, MlirRoutine
+from blade.backends.disc.cpu.emit.unit_dot import UnitDot
 from blade.backends.disc.cpu.gemm.driver import joined
 from blade.backends.disc.cpu.gemm.micro_kernel import MicroKernelTile
 
@@ -23,33 +24,24 @@ _BODY = 24
 _AHEAD = 64
 
 
-class Dot(Protocol):
-    """Products of units, as ``Int8Dot`` and ``Bf16Dot`` have them."""
-
-    @property
-    def lanes(self) -> int: ...
-
-    @property
-    def width(self) -> int: ...
-
-    def nothing(self, code: MlirBuilder) -> SsaValue: ...
-
-    def spread(self, code: MlirBuilder, pair: SsaValue, /) -> tuple[SsaValue, ...]: ...
-
-    def widened(self, code: MlirBuilder, pairs: SsaValue, /) -> tuple[SsaValue, ...]: ...
-
-    def add(
-        self, code: MlirBuilder, acc: SsaValue, a: tuple[SsaValue, ...], b: tuple[SsaValue, ...]
-    ) -> SsaValue: ...
+def begun(dot: UnitDot) -> tuple[tuple[str, str], ...]:
+    """The arguments of a tile whose first ``done`` units matrix tiles have summed into ``before``."""
+    return (("before", POINTER), ("done", "i64")) if dot.tile_product else ()
 
 
 class DotMicroKernel:
     """Emits one tile into ``f``, which has the arguments ``a`` and ``lda`` or ``table``, ``pitch``, ``taps`` and
-    ``start``, and ``b`` and ``k``. ``per``: elements of type ``element`` in a unit.
+    ``start``, ``b`` and ``k``, and those of ``begun``. ``per``: elements of type ``element`` in a unit.
     """
 
     def __init__(
-        self, f: MlirRoutine, dot: Dot, tile: MicroKernelTile, per: int, element: str, in_taps: bool
+        self,
+        f: MlirRoutine,
+        dot: UnitDot,
+        tile: MicroKernelTile,
+        per: int,
+        element: str,
+        in_taps: bool,
     ) -> None:
         self.f, self.tile, self._dot = f, tile, dot
         self._per, self._element, self._in_taps = per, element, in_taps
@@ -60,6 +52,8 @@ class DotMicroKernel:
         f, count = self.f, len(self.cells)
         chains = 1 << (-(-_CHAINS // count) - 1).bit_length()
         values = [self._dot.nothing(f)] * (chains * count)
+        if self._dot.tile_product:
+            values[:count] = [self._before(r, v) for r, v in self.cells]
         heights = range(self.tile.rows)
         if self._in_taps:
             piece = f.product(f.over(f["k"], self._per), self._dot.width)
@@ -76,14 +70,22 @@ class DotMicroKernel:
             values = self._depth(f["b"], values)
         return joined(self.f, values, len(self.cells))
 
+    def _before(self, r: int, v: int) -> SsaValue:
+        """The sums of the units before ``done``."""
+        at, dot = r * self._dot.width + v * self._dot.lanes, self._dot
+        return self.f.get(self.f["before"], at, dot.nothing(self.f).element, dot.lanes)
+
     def _depth(self, panel: SsaValue, values: list[SsaValue]) -> list[SsaValue]:
-        """``values`` plus all products of one piece."""
+        """``values`` plus the products of one piece that they do not contain."""
         f, count = self.f, len(self.cells)
         chains = len(values) // count
         steps = chains * max(1, _BODY // (chains * count))
         whole, units = f.over(f["k"], self._per), f.above(f["k"], self._per)
-        even = f.floor_to(whole, steps)
-        with f.carrying(f.whole(0), even, steps, values) as loop:
+        low, even = f.whole(0), f.floor_to(whole, steps)
+        if self._dot.tile_product:
+            low = f["done"]
+            even = f.sum(low, f.floor_to(f.minus(whole, low), steps))
+        with f.carrying(low, even, steps, values) as loop:
             self._prefetch(panel, loop.index, steps)
             self._steps(loop, panel, steps)
         with f.carrying(even, whole, 1, loop.results) as loop:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The driver of generated products around their micro-kernels: units, rectangles, blocks of rows, tiles.
 
-A unit is one panel of columns times one group of rows; gemm.py defines their order. A run of units is split
+A unit of work is one panel of columns times one group of rows; gemm.py defines their order. A run of units is split
 into rectangles, a rectangle into blocks of rows that stay in L2, and a block into tiles.
 """
 
@@ -10,12 +10,14 @@ from dataclasses import dataclass
 
 from blade.backends.disc.cpu.emit.mlir_builder import SsaValue
 from blade.backends.disc.cpu.emit.mlir_function import POINTER, MlirFunction, MlirRoutine
+from blade.backends.disc.cpu.gemm import matrix_tiles
 from blade.backends.disc.cpu.gemm.gemm import (
     BLOCK_ROWS,
     BLOCK_SIZE,
     GROUP_ROWS,
     MANY_ROWS,
 )
+from blade.backends.disc.cpu.gemm.matrix_tiles import MatrixTiles
 from blade.backends.disc.cpu.gemm.micro_kernel import MicroKernelTile
 
 RECTANGLE = ("p0", "p1", "r0", "r1")
@@ -65,8 +67,32 @@ class PanelRows:
     rows: SsaValue
 
 
-Panel = Callable[[MlirRoutine, Mapping[int, MlirFunction], PanelRows], None]
-"""Emits the tiles of some rows of a panel; the tiles' functions are keyed by number."""
+@dataclass(frozen=True)
+class MicroKernels:
+    """The functions of a product: of its tiles, by number, and of its matrix tiles, where the target has them."""
+
+    tiles: Mapping[int, MlirFunction]
+    matrix: MatrixTiles | None = None
+
+    @property
+    def functions(self) -> list[MlirFunction]:
+        return [*self.tiles.values(), *(self.matrix.functions if self.matrix else ())]
+
+
+Panel = Callable[[MlirRoutine, MicroKernels, PanelRows], None]
+"""Emits the tiles of some rows of a panel."""
+
+
+def micro_kernels(
+    name: str,
+    tiles: PanelTiling,
+    kernel: Callable[[MicroKernelTile, str], MlirRoutine],
+    matrix: MatrixTiles | None,
+) -> MicroKernels:
+    """The functions of the product ``name``; ``kernel`` makes that of a tile under a name."""
+    return MicroKernels(
+        {n: kernel(tile, f"{name}_tile{n}") for n, tile in tiles.tiles().items()}, matrix
+    )
 
 
 def product_text(
@@ -74,11 +100,10 @@ def product_text(
     pointers: Sequence[str],
     numbers: Sequence[str],
     tiles: PanelTiling,
-    kernel: Callable[[MicroKernelTile, str], MlirRoutine],
+    kernels: MicroKernels,
     panel: Panel,
 ) -> str:
     """MLIR of the driver ``name`` and its micro-kernels. ``numbers`` include ``n`` and ``k``, not ``m``."""
-    kernels = {n: kernel(tile, f"{name}_tile{n}") for n, tile in tiles.tiles().items()}
     integers = [(n, "i64") for n in (*numbers, *RECTANGLE)]
     arguments = [*((p, POINTER) for p in pointers), *integers]
     block = MlirRoutine(f"{name}_block", arguments, tiles.lanes)
@@ -90,7 +115,7 @@ def product_text(
 
     blocks(block, rows)
     drive = driver(name, pointers, numbers, tiles, block)
-    functions = [*kernels.values(), block]
+    functions = [*kernels.functions, block]
     return "\n".join([*(f.text() for f in functions), drive.text(False)]) + "\n"
 
 
@@ -149,14 +174,39 @@ def blocks(f: MlirRoutine, panel: Callable[[SsaValue, SsaValue, SsaValue], None]
 def tiles_of_rows(
     f: MlirRoutine,
     tiles: PanelTiling,
-    kernels: Mapping[int, MlirFunction],
+    kernels: MicroKernels,
     place: PanelRows,
     arguments: Callable[[SsaValue], dict[str, SsaValue]],
 ) -> None:
     """Run the tiles of one panel; ``arguments(row)`` are those of the tile that starts at ``row``.
 
-    Tiles differ by at most one row: 16 rows = 6 + 5 + 5.
+    Matrix tiles first sum what they can of 32 rows, on the stack.
     """
+    if kernels.matrix is None:
+        _tiles(f, tiles, kernels.tiles, place, arguments)
+        return
+    sums = f.stack(matrix_tiles.ROWS * tiles.width)
+    with f.range(0, place.rows, matrix_tiles.ROWS) as at:
+        first = f.sum(place.row, at)
+        rows = f.least(f.minus(place.rows, at), matrix_tiles.ROWS)
+        done = kernels.matrix.run(f, arguments(first), rows, sums)
+
+        def begun(row: SsaValue) -> dict[str, SsaValue]:
+            before = f.at(sums, f.product(f.minus(row, first), tiles.width))
+            return {**arguments(row), "before": before, "done": done}
+
+        here = PanelRows(place.first, place.columns, first, rows)
+        _tiles(f, tiles, kernels.tiles, here, begun)
+
+
+def _tiles(
+    f: MlirRoutine,
+    tiles: PanelTiling,
+    kernels: Mapping[int, MlirFunction],
+    place: PanelRows,
+    arguments: Callable[[SsaValue], dict[str, SsaValue]],
+) -> None:
+    """Tiles differ by at most one row: 16 rows = 6 + 5 + 5."""
     base = tiles.number(f, place.columns)
     count = f.above(place.rows, tiles.rows)
     least, larger = f.over(place.rows, count), f.rest(place.rows, count)

@@ -13,14 +13,13 @@ a panel has a quarter of the bytes, and partial sums would have to be stored as 
 """
 
 import functools
-from collections.abc import Mapping
 
 from blade.backends.disc.cpu.emit.int8_dot import QUAD
 from blade.backends.disc.cpu.emit.mlir_builder import SsaValue
-from blade.backends.disc.cpu.emit.mlir_function import POINTER, MlirFunction, MlirRoutine
+from blade.backends.disc.cpu.emit.mlir_function import POINTER, MlirRoutine
 from blade.backends.disc.cpu.gemm.dot_micro_kernel import pack_units_text
-from blade.backends.disc.cpu.gemm.driver import PanelRows, product_text, tiles_of_rows
-from blade.backends.disc.cpu.gemm.int8_micro_kernel import Int8KernelSpec, micro_kernel
+from blade.backends.disc.cpu.gemm.driver import MicroKernels, PanelRows, product_text, tiles_of_rows
+from blade.backends.disc.cpu.gemm.int8_micro_kernel import Int8KernelSpec
 
 SUMS, ROW = "int8_gemm_sums", "int8_gemm_row"
 _NUMBERS = "n k lda ldc".split()
@@ -37,15 +36,13 @@ def gemm_text(form: Int8KernelSpec) -> str:
         form.pointers,
         [*_NUMBERS, *form.epilogue.numbers],
         form.tiles,
-        functools.partial(micro_kernel, form),
+        form.kernels(),
         functools.partial(_panel, form),
     )
     return form.finish_text() + text
 
 
-def _panel(
-    form: Int8KernelSpec, f: MlirRoutine, kernels: Mapping[int, MlirFunction], place: PanelRows
-) -> None:
+def _panel(form: Int8KernelSpec, f: MlirRoutine, kernels: MicroKernels, place: PanelRows) -> None:
     """The rows of one panel."""
     element = form.epilogue.element
     given = {n: f.at(f[n], place.first, "i32") for n in ("sums", "scales", "bias")}

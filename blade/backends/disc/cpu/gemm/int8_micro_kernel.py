@@ -7,14 +7,16 @@ A holds unsigned bytes. B is a packed panel with four rows interleaved, ``panel[
 and n. The sums are exact. dot_micro_kernel.py has the loop over k.
 """
 
+import functools
 from dataclasses import dataclass
 
 from blade.backends.disc.cpu.emit.int8_dot import QUAD, Int8Dot
 from blade.backends.disc.cpu.emit.mlir_builder import SsaValue
 from blade.backends.disc.cpu.emit.mlir_function import POINTER, MlirRoutine
-from blade.backends.disc.cpu.gemm.dot_micro_kernel import DotMicroKernel
-from blade.backends.disc.cpu.gemm.driver import PanelTiling
+from blade.backends.disc.cpu.gemm.dot_micro_kernel import DotMicroKernel, begun
+from blade.backends.disc.cpu.gemm.driver import MicroKernels, PanelTiling, micro_kernels
 from blade.backends.disc.cpu.gemm.int8_epilogue import FLOATS, Int8Epilogue, finish_text
+from blade.backends.disc.cpu.gemm.matrix_tiles import matrix_tiles
 from blade.backends.disc.cpu.gemm.micro_kernel import MicroKernelTile
 
 ROW_FACTORS = ("none", "scale", "scale_zero")
@@ -34,6 +36,11 @@ class Int8KernelSpec:
     in_taps: bool = False
     epilogue: Int8Epilogue = FLOATS
 
+    def kernels(self) -> MicroKernels:
+        """The functions that compute rows of a panel."""
+        matrix = matrix_tiles(self.name, self.dot, QUAD, "i8", self.in_taps)
+        return micro_kernels(self.name, self.tiles, functools.partial(micro_kernel, self), matrix)
+
     @property
     def row_pointers(self) -> tuple[str, ...]:
         return {"none": (), "scale": ("scale",), "scale_zero": ("scale", "zero")}[self.rows]
@@ -41,7 +48,7 @@ class Int8KernelSpec:
     @property
     def name(self) -> str:
         kind = "conv" if self.in_taps else "gemm"
-        name = f"int8_{kind}_{self.dot.how}{self.dot.lanes}_{self.rows}"
+        name = f"int8_{kind}_{self.dot.name}_{self.rows}"
         return name + self.epilogue.name + "".join(f"_edge{e}" for e in self.tiles.edges)
 
     @property
@@ -85,7 +92,7 @@ class _Int8MicroKernel(DotMicroKernel):
     def __init__(self, form: Int8KernelSpec, tile: MicroKernelTile, name: str) -> None:
         self.form, self.dot = form, form.dot
         numbers = ((n, "i64") for n in form.numbers)
-        arguments = [*((p, POINTER) for p in form.pointers), *numbers]
+        arguments = [*((p, POINTER) for p in form.pointers), *numbers, *begun(form.dot)]
         f = MlirRoutine(name, arguments, form.dot.lanes)
         super().__init__(f, form.dot, tile, QUAD, "i8", form.in_taps)
 

@@ -12,12 +12,13 @@ scales.
 """
 
 import functools
-from collections.abc import Mapping
 
 from blade.backends.disc.cpu.emit.mlir_builder import SsaValue
-from blade.backends.disc.cpu.emit.mlir_function import POINTER, MlirFunction, MlirRoutine
+from blade.backends.disc.cpu.emit.mlir_function import POINTER, MlirRoutine
 from blade.backends.disc.cpu.gemm.driver import (
+    MicroKernels,
     PanelRows,
+    micro_kernels,
     product_text,
     tiles_of_rows,
 )
@@ -39,12 +40,11 @@ def pack_name(form: WeightOnlySpec) -> str:
 def gemm_text(form: WeightOnlySpec) -> str:
     """MLIR of the driver and its micro-kernels."""
     kernel, panel = functools.partial(micro_kernel, form), functools.partial(_panel, form)
-    return product_text(form.name, _POINTERS, _NUMBERS, form.tiles, kernel, panel)
+    kernels = micro_kernels(form.name, form.tiles, kernel, None)
+    return product_text(form.name, _POINTERS, _NUMBERS, form.tiles, kernels, panel)
 
 
-def _panel(
-    form: WeightOnlySpec, f: MlirRoutine, kernels: Mapping[int, MlirFunction], place: PanelRows
-) -> None:
+def _panel(form: WeightOnlySpec, f: MlirRoutine, kernels: MicroKernels, place: PanelRows) -> None:
     """The rows of one panel, group by group."""
     first = place.first
     b = f.at(f["b"], f.product(first, f.over(f["k"], form.rows)), form.unit)

@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sums of products by the instructions for matrix tiles (Intel AMX): 32 rows by 32 columns, in four tiles of sums.
+
+    to[r, j] = sum_k A[r, k] * B[k, j]      r < rows <= 32, j < 32, over the whole steps of k
+
+A step is 16 units of k: a tile of A holds 16 units of 16 rows, one of B 16 columns of 16 units, as a packed panel has
+them. The vector micro-kernels start from ``to``; they add the units after the last whole step and finish the results.
+
+Rows of A at one distance are read in place. A convolution's rows lie at the pointers of a table; they are copied to the
+stack, because the rows of a tile must be equally far apart.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from blade.backends.disc.cpu.emit.mlir_builder import SsaValue
+from blade.backends.disc.cpu.emit.mlir_function import POINTER, MlirRoutine
+from blade.backends.disc.cpu.emit.unit_dot import UnitDot
+
+ROWS = 32
+STEP = 16
+"""Units of k in a tile, its rows, and its columns."""
+FEW_ROWS = 4
+"""Below, the vector micro-kernels are as fast."""
+
+_FEATURES = "+amx-tile,+amx-bf16,+amx-int8"
+_TILE = "!llvm.x86_amx"
+_ROW_BYTES = 64
+_COPIED = 4  # steps of k that are copied to the stack at a time
+
+
+@dataclass(frozen=True)
+class MatrixTiles:
+    """The functions of one product: for up to 16 rows, and for up to 32. ``per``: elements in a unit."""
+
+    dot: UnitDot
+    per: int
+    functions: tuple[MlirRoutine, MlirRoutine]
+
+    def run(
+        self, f: MlirRoutine, given: Mapping[str, SsaValue], rows: SsaValue, to: SsaValue
+    ) -> SsaValue:
+        """Emit the sums of ``rows`` rows into ``f``, and return the number of units that they contain.
+
+        ``given``: the arguments of the first row's micro-kernel.
+        """
+        whole = f.floor_to(f.over(given["k"], self.per), STEP)
+        done = f.pick(f.test("sge", rows, FEW_ROWS), whole, 0)
+        one, two = self.functions
+        known = {name: given[name] for name in one.arguments if name in given}
+        with f.when(f.test("eq", done, 0)):
+            nothing = self.dot.nothing(f)
+            with f.range(0, f.product(rows, self.dot.width), self.dot.lanes) as at:
+                f.put(nothing, to, at)
+            f.branch()
+            with f.when(f.test("sgt", rows, STEP)):
+                f.run(two, **known, rows=rows, to=to)
+                f.branch()
+                f.run(one, **known, rows=rows, to=to)
+        return done
+
+
+def matrix_tiles(
+    name: str, dot: UnitDot, per: int, element: str, in_taps: bool
+) -> MatrixTiles | None:
+    """The functions for the product ``name``; ``None`` for a target without matrix tiles.
+
+    ``element``: the type of A's elements; ``in_taps``: rows consist of pieces, as in a convolution.
+    """
+    if not dot.tile_product:
+        return None
+    functions = tuple(_Sums(name, n, dot, per, element, in_taps).emit() for n in (1, 2))
+    return MatrixTiles(dot, per, (functions[0], functions[1]))
+
+
+class _Sums:
+    """One function: ``count`` tiles of rows, of which the last may have fewer than 16."""
+
+    def __init__(
+        self, name: str, count: int, dot: UnitDot, per: int, element: str, in_taps: bool
+    ) -> None:
+        rows = ("table:ptr pitch:i64 taps:i64 start:i64" if in_taps else "a:ptr lda:i64").split()
+        words = [w.split(":") for w in (*rows, "b:ptr", "k:i64", "rows:i64", "to:ptr")]
+        self.f = MlirRoutine(f"{name}_tiles{count}", [(n, kind) for n, kind in words], STEP)
+        self.f.features = _FEATURES
+        self.f.flags = ("optsize",)  # an unrolled loop needs more than the eight tile registers
+        self.dot, self.per, self.element, self.in_taps = dot, per, element, in_taps
+        f = self.f
+        last = f.minus(f["rows"], STEP * (count - 1))
+        self.heights = [f.constant(STEP, "i16")] * (count - 1) + [
+            f.convert("arith.trunci", last, "i16")
+        ]
+        self.columns = dot.width // STEP
+        self.pitch = f.whole(dot.width * 4)  # bytes between rows of a panel, and of ``to``
+
+    def emit(self) -> MlirRoutine:
+        f = self.f
+        self.step, self.row_bytes = f.constant(STEP, "i16"), f.constant(_ROW_BYTES, "i16")
+        sums = [self._empty(height) for height in self.heights for _ in range(self.columns)]
+        units = f.over(f["k"], self.per)
+        whole = f.floor_to(units, STEP)
+        if self.in_taps:
+            sums = self._taps(units, whole, sums)
+        else:
+            bytes_apart = f.product(f["lda"], int(self.element[1:]) // 8)
+            sums = self._steps(f["a"], bytes_apart, f["b"], f.whole(0), whole, sums)
+        for at, total in enumerate(sums):
+            i, v = divmod(at, self.columns)
+            to = f.at(f["to"], i * STEP * self.dot.width + v * STEP)
+            shape = f"{self.heights[i].name}, {self.row_bytes.name}"
+            f.line(
+                f'llvm.call_intrinsic "llvm.x86.tilestored64.internal"({shape}, {to.name}, {self.pitch.name}, '
+                f"{total.name}) : (i16, i16, !llvm.ptr, i64, {_TILE}) -> ()"
+            )
+        return f
+
+    def _taps(self, units: SsaValue, whole: SsaValue, sums: list[SsaValue]) -> list[SsaValue]:
+        """``sums`` plus the whole steps of every tap."""
+        f, wide = self.f, _COPIED * STEP
+        copy = f.stack(ROWS * wide, "i32")
+        with f.carrying(f.whole(0), f["taps"], 1, sums) as tap:
+            row = f.at(f["table"], f.product(tap.index, f["pitch"]), POINTER)
+            panel = f.at(f["b"], f.product(tap.index, units, self.dot.width), "i32")
+            with f.carrying(f.whole(0), whole, wide, tap.values) as part:
+                size = f.least(f.minus(whole, part.index), wide)
+                with f.range(0, f["rows"]) as r:
+                    pixel = f.at(f.get(row, r, POINTER), f["start"], self.element)
+                    source = f.at(pixel, part.index, "i32")
+                    target = f.at(copy, f.product(r, wide), "i32")
+                    with f.range(0, size, STEP) as unit:
+                        f.put(f.get(source, unit, "i32", STEP), target, unit)
+                here = f.at(panel, f.product(part.index, self.dot.width), "i32")
+                at = f.whole(wide * 4)
+                part.next(self._steps(copy, at, here, f.whole(0), size, part.values))
+            tap.next(part.results)
+        return tap.results
+
+    def _steps(
+        self,
+        a: SsaValue,
+        bytes_apart: SsaValue,
+        panel: SsaValue,
+        low: SsaValue,
+        high: SsaValue,
+        sums: list[SsaValue],
+    ) -> list[SsaValue]:
+        """``sums`` plus the units from ``low`` to ``high`` of rows ``bytes_apart``."""
+        f = self.f
+        starts = [
+            a,
+            *(f.at(a, f.product(bytes_apart, i * STEP), "i8") for i in range(1, len(self.heights))),
+        ]
+        with f.carrying(low, high, STEP, sums) as loop:
+            right = f.at(panel, f.product(loop.index, self.dot.width), "i32")
+            b = [
+                self._tile(self.step, f.at(right, v * STEP, "i32"), self.pitch)
+                for v in range(self.columns)
+            ]
+            values = []
+            for i, height in enumerate(self.heights):
+                left = self._tile(height, f.at(starts[i], loop.index, "i32"), bytes_apart)
+                values += [
+                    self._add(height, loop.values[i * self.columns + v], left, b[v])
+                    for v in range(self.columns)
+                ]
+            loop.next(values)
+        return loop.results
+
+    # --- instructions ---
+
+    def _empty(self, height: SsaValue) -> SsaValue:
+        text = f'"llvm.x86.tilezero.internal"({height.name}, {self.row_bytes.name}) : (i16, i16) -> {_TILE}'
+        return self.f.op(f"llvm.call_intrinsic {text}", _TILE, 1)
+
+    def _tile(self, height: SsaValue, address: SsaValue, bytes_apart: SsaValue) -> SsaValue:
+        names = f"{height.name}, {self.row_bytes.name}, {address.name}, {bytes_apart.name}"
+        text = f'"llvm.x86.tileloadd64.internal"({names}) : (i16, i16, !llvm.ptr, i64) -> {_TILE}'
+        return self.f.op(f"llvm.call_intrinsic {text}", _TILE, 1)
+
+    def _add(self, height: SsaValue, total: SsaValue, a: SsaValue, b: SsaValue) -> SsaValue:
+        wide = self.row_bytes.name
+        names = f"{height.name}, {wide}, {wide}, {total.name}, {a.name}, {b.name}"
+        types = f"(i16, i16, i16, {_TILE}, {_TILE}, {_TILE}) -> {_TILE}"
+        return self.f.op(
+            f'llvm.call_intrinsic "{self.dot.tile_product}"({names}) : {types}', _TILE, 1
+        )

@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Products by matrix tiles (AMX), on this CPU where it has them.
+
+Elsewhere loops of this file compute what the tiles would, so that everything around them is tested; and the machine
+code of the tiles is looked at.
+"""
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from shutil import which
+
+import pytest
+import torch
+from disc_programs import S0, S1, S2, add_input, compile_to_engine, finish, new_builder
+from test_cpu_bf16_conv import Shape
+from test_cpu_bf16_conv import check as check_conv
+from test_cpu_bf16_gemm import check, check_linear, linear_engine, numbers
+from test_cpu_bf16_gemm import run as run_bf16
+from test_cpu_int8_conv import check_sizes, conv_engine
+from test_cpu_int8_gemm import bytes_of, check_integers, int8_engine, plain_engine, run
+
+from blade.backends.disc.cpu.compile.llvm import compile_kernel
+from blade.backends.disc.cpu.conv import bf16_conv
+from blade.backends.disc.cpu.emit.bf16_dot import bf16_dot
+from blade.backends.disc.cpu.emit.int8_dot import int8_dot
+from blade.backends.disc.cpu.emit.mlir_builder import SsaValue
+from blade.backends.disc.cpu.emit.mlir_function import POINTER, MlirRoutine
+from blade.backends.disc.cpu.gemm import bf16_gemm, bf16_matmul, matrix_tiles
+from blade.backends.disc.cpu.gemm.bf16_micro_kernel import Bf16KernelSpec
+from blade.backends.disc.cpu.gemm.driver import tiling
+from blade.backends.disc.cpu.gemm.int8_gemm import gemm_text as int8_text
+from blade.backends.disc.cpu.gemm.int8_micro_kernel import Int8KernelSpec
+from blade.backends.disc.target.cpu import CpuTarget, host
+
+pytestmark = [
+    pytest.mark.needs("torch_mlir"),
+    pytest.mark.skipif(not host().has_bf16_products, reason="the vector kernels beside the tiles"),
+]
+
+BF16, F32 = torch.bfloat16, torch.float32
+XEON = CpuTarget(
+    tuple("avx512f avx512bw avx512dq avx512vl avx512_vnni avx512_bf16".split())
+    + ("amx_tile", "amx_bf16", "amx_int8"),
+    16,
+)
+# Below FEW_ROWS; one tile of rows, whole and not; two; several groups of 32
+ROWS = (0, 1, 3, 4, 15, 16, 17, 31, 32, 33, 47, 49, 97, 300)
+
+
+class Tiled(CpuTarget):
+    """A CPU that is said to have matrix tiles."""
+
+    @property
+    def has_bf16_tiles(self) -> bool:
+        return True
+
+    @property
+    def has_int8_tiles(self) -> bool:
+        return True
+
+
+class Loops(matrix_tiles._Sums):
+    """The same sums, unit by unit."""
+
+    def emit(self) -> MlirRoutine:
+        f = self.f
+        f.features = ""
+        units = f.over(f["k"], self.per)
+        whole = f.floor_to(units, matrix_tiles.STEP)
+        with f.range(0, f["rows"]) as r:
+            for v in range(self.columns):
+                total = self._sum(r, v * self.dot.lanes, units, whole)
+                f.put(total, f["to"], f.sum(f.product(r, self.dot.width), v * self.dot.lanes))
+        return f
+
+    def _sum(self, r: SsaValue, column: int, units: SsaValue, whole: SsaValue) -> SsaValue:
+        f, dot = self.f, self.dot
+        taps = f["taps"] if self.in_taps else f.whole(1)
+        with f.carrying(f.whole(0), taps, 1, [dot.nothing(f)]) as tap:
+            if self.in_taps:
+                table = f.at(f["table"], f.product(tap.index, f["pitch"]), POINTER)
+                row = f.at(f.get(table, r, POINTER), f["start"], self.element)
+            else:
+                row = f.at(f["a"], f.product(r, f["lda"]), self.element)
+            panel = f.at(f["b"], f.product(tap.index, units, dot.width), "i32")
+            with f.carrying(f.whole(0), whole, 1, tap.values) as unit:
+                b = f.get(f.at(panel, f.product(unit.index, dot.width), "i32"), column, "i32", 16)
+                a = dot.spread(f, f.get(row, unit.index, "i32"))
+                unit.next([dot.add(f, unit.values[0], a, dot.widened(f, b))])
+            tap.next(unit.results)
+        return tap.results[0]
+
+
+@pytest.fixture
+def target(monkeypatch: pytest.MonkeyPatch) -> Iterator[CpuTarget]:
+    """A CPU with matrix tiles: this one, or one whose tiles are loops."""
+    if host().has_bf16_tiles and host().has_int8_tiles:
+        yield host()
+        return
+    monkeypatch.setattr(matrix_tiles, "_Sums", Loops)
+    caches = (bf16_gemm.gemm_text, bf16_matmul.matmul_text, bf16_conv.conv_text)
+    for texts in caches:
+        texts.cache_clear()
+    yield Tiled(host().isa, host().lanes)
+    for texts in caches:
+        texts.cache_clear()
+
+
+@pytest.mark.parametrize("depth", [1, 31, 32, 64, 99, 800])
+@pytest.mark.parametrize("columns", [1, 32, 50])
+def test_bf16_weights(target: CpuTarget, depth: int, columns: int) -> None:
+    weight, bias = numbers(columns, depth, dtype=F32), numbers(columns, seed=1, dtype=F32)
+    engine = linear_engine(weight, bias, BF16, target)
+    assert "_tiles_" in engine.program()
+    for rows in ROWS:
+        check_linear(engine, weight, bias, rows)
+
+
+def test_two_computed_matrices(target: CpuTarget) -> None:
+    b = new_builder()
+    x, y = add_input(b, (S0, S1, S2), BF16), add_input(b, (S0, S2, 50), BF16)
+    engine = compile_to_engine(finish(b, b.make("matmul", [x, y], (S0, S1, 50), BF16)), target)
+    for m, k in ((1, 64), (5, 31), (33, 70), (200, 128)):
+        x, y = numbers(2, m, k), numbers(2, k, 50, seed=1)
+        check(run_bf16(engine, x, y), x, y, None)
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        Shape(64, 64, (1, 1), padding=0),
+        Shape(32, 65),
+        Shape(100, 48, activation="relu", residual=F32),
+        Shape(200, 40, (3, 3), 2, 2, dilation=2),
+    ],
+)
+def test_bf16_convolutions(target: CpuTarget, shape: Shape) -> None:
+    check_conv(shape, BF16, BF16, target)
+
+
+@pytest.mark.parametrize("depth", [3, 64, 65, 192, 900])
+def test_bytes(target: CpuTarget, depth: int) -> None:
+    """The integers are exact."""
+    weight = bytes_of(70, depth, dtype=torch.int8, seed=depth)
+    engine = plain_engine(weight, target, zero=128)
+    assert "_tiles_" in engine.program()
+    for rows in ROWS:
+        check_integers(engine, weight, rows, 128)
+
+
+def test_factors_of_rows(target: CpuTarget) -> None:
+    weight = bytes_of(40, 128, dtype=torch.int8)
+    scales, bias = torch.rand(40), torch.randn(40)
+    engine = int8_engine(weight, scales, bias, target, "scale and zero")
+    x = bytes_of(1, 75, 128, dtype=torch.uint8, seed=1)
+    factors = torch.rand(1, 75, 1)
+    zeros = torch.randint(0, 256, (1, 75, 1), dtype=torch.int32)
+    sums = (x.long() - zeros.long()) @ weight.long().t()
+    exact = sums.double() * (scales.double() * factors.double()) + bias.double()
+    found = run(engine, x, factors, zeros)
+    torch.testing.assert_close(found.double(), exact, rtol=1e-6, atol=1e-4)
+
+
+def test_int8_convolutions(target: CpuTarget) -> None:
+    for channels, kernel in ((64, 3), (128, 1), (132, 2)):
+        weight = bytes_of(48, channels, kernel, kernel, dtype=torch.int8, seed=channels)
+        engine_and_more = conv_engine(weight, padding=kernel // 2, zero=9, target=target)
+        check_sizes(*engine_and_more, channels)
+
+
+@pytest.mark.parametrize("kind", ["bf16", "int8"])
+def test_the_machine_code(kind: str, tmp_path: Path) -> None:
+    """Compiling needs no CPU that can run it: the functions name their features."""
+    dot = bf16_dot(XEON) if kind == "bf16" else int8_dot(XEON)
+    tiles = tiling(70, dot.rows, dot.vectors, dot.lanes)
+    for in_taps in (False, True):
+        if kind == "bf16":
+            form = Bf16KernelSpec(dot, tiles, "f32", in_taps=in_taps)
+        else:
+            form = Int8KernelSpec(dot, tiles, "none", in_taps=in_taps)
+        matrix = form.kernels().matrix
+        assert matrix is not None
+        functions = matrix.functions
+        text = "\n".join(f.text(False) for f in functions)
+        path = tmp_path / "kernel.o"
+        path.write_bytes(compile_kernel(functions[0].name, text))
+        tool = which("objdump") or which("llvm-objdump")
+        if tool is None:
+            pytest.skip("no disassembler")
+        code = subprocess.run([tool, "-d", path], capture_output=True, text=True, check=True).stdout
+        product = {"bf16": "tdpbf16ps", "int8": "tdpbusd"}[kind]
+        # 2 + 4 products, 3 + 4 loads, 2 + 4 stores: no sum ever leaves its register
+        assert [code.count(word) for word in (product, "tileloadd", "tilestored")] == [6, 7, 6]
+        assert code.count("ldtilecfg") == 2 and code.count("tilerelease") == 2
+    assert "tdpb" not in int8_text(Int8KernelSpec(int8_dot(CpuTarget((), 4)), tiles, "none"))
