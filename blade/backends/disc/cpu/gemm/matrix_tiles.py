@@ -6,8 +6,8 @@
 A step is 16 units of k: a tile of A holds 16 units of 16 rows, one of B 16 columns of 16 units, as a packed panel has
 them. The vector micro-kernels start from ``to``; they add the units after the last whole step and finish the results.
 
-Rows of A at one distance are read in place. A convolution's rows lie at the pointers of a table; they are copied to the
-stack, because the rows of a tile must be equally far apart.
+The rows of a tile must be equally far apart. Those of a matrix are. A convolution's lie at the pointers of a table: 16
+that are equally far apart, such as pixels of a line, are read in place, others are copied to the stack.
 """
 
 from collections.abc import Mapping
@@ -90,7 +90,7 @@ class _Sums:
         self.heights = [f.constant(STEP, "i16")] * (count - 1) + [
             f.convert("arith.trunci", last, "i16")
         ]
-        self.columns = dot.width // STEP
+        self.count, self.columns = count, dot.width // STEP
         self.pitch = f.whole(dot.width * 4)  # bytes between rows of a panel, and of ``to``
 
     def emit(self) -> MlirRoutine:
@@ -102,8 +102,9 @@ class _Sums:
         if self.in_taps:
             sums = self._taps(units, whole, sums)
         else:
-            bytes_apart = f.product(f["lda"], int(self.element[1:]) // 8)
-            sums = self._steps(f["a"], bytes_apart, f["b"], f.whole(0), whole, sums)
+            apart = f.product(f["lda"], int(self.element[1:]) // 8)
+            starts = [f.at(f["a"], f.product(apart, i * STEP), "i8") for i in range(self.count)]
+            sums = self._steps([(a, apart) for a in starts], f["b"], whole, sums)
         for at, total in enumerate(sums):
             i, v = divmod(at, self.columns)
             to = f.at(f["to"], i * STEP * self.dot.width + v * STEP)
@@ -117,40 +118,70 @@ class _Sums:
     def _taps(self, units: SsaValue, whole: SsaValue, sums: list[SsaValue]) -> list[SsaValue]:
         """``sums`` plus the whole steps of every tap."""
         f, wide = self.f, _COPIED * STEP
-        copy = f.stack(ROWS * wide, "i32")
+        copies = [f.stack(STEP * wide, "i32") for _ in range(self.count)]
         with f.carrying(f.whole(0), f["taps"], 1, sums) as tap:
             row = f.at(f["table"], f.product(tap.index, f["pitch"]), POINTER)
             panel = f.at(f["b"], f.product(tap.index, units, self.dot.width), "i32")
+            pixels = [f.at(row, i * STEP, POINTER) for i in range(self.count)]
+            found = [self._distance(p, n) for p, n in zip(pixels, self.heights, strict=True)]
             with f.carrying(f.whole(0), whole, wide, tap.values) as part:
                 size = f.least(f.minus(whole, part.index), wide)
-                with f.range(0, f["rows"]) as r:
-                    pixel = f.at(f.get(row, r, POINTER), f["start"], self.element)
-                    source = f.at(pixel, part.index, "i32")
-                    target = f.at(copy, f.product(r, wide), "i32")
-                    with f.range(0, size, STEP) as unit:
-                        f.put(f.get(source, unit, "i32", STEP), target, unit)
+                starts = []
+                for i, (apart, is_equal) in enumerate(found):
+                    with f.when(is_equal):
+                        f.branch()
+                        rows = f.least(f.minus(f["rows"], i * STEP), STEP)
+                        self._copy(pixels[i], rows, part.index, size, copies[i])
+                    here = f.at(self._pixel(pixels[i], 0), part.index, "i32")
+                    starts.append(
+                        (f.either(is_equal, here, copies[i]), f.pick(is_equal, apart, wide * 4))
+                    )
                 here = f.at(panel, f.product(part.index, self.dot.width), "i32")
-                at = f.whole(wide * 4)
-                part.next(self._steps(copy, at, here, f.whole(0), size, part.values))
+                part.next(self._steps(starts, here, size, part.values))
             tap.next(part.results)
         return tap.results
 
+    def _pixel(self, pixels: SsaValue, row: SsaValue | int) -> SsaValue:
+        return self.f.at(self.f.get(pixels, row, POINTER), self.f["start"], self.element)
+
+    def _distance(self, pixels: SsaValue, height: SsaValue) -> tuple[SsaValue, SsaValue]:
+        """Bytes from the first to the second of ``height`` pixels, and whether all are as far apart."""
+        f, lanes = self.f, 8
+        first = f.get(pixels, 0, "i64")
+        apart = f.sub(f.get(pixels, 1, "i64"), first)
+        count = f.convert("arith.extui", height, "i64")
+        are_equal = []
+        for at in range(0, STEP, lanes):
+            row = f.add(f.iota("i64", lanes), f.constant(at, "i64", lanes))
+            wanted = f.add(f.broadcast(first, lanes), f.mul(row, f.broadcast(apart, lanes)))
+            is_right = f.compare("eq", f.get(pixels, at, "i64", lanes), wanted)
+            is_absent = f.compare("sge", row, f.broadcast(count, lanes))
+            is_right = f.apply("arith.ori", is_right, is_absent)
+            text = f"vector.reduction <and>, {is_right.name} : {is_right.type} into i1"
+            are_equal.append(f.op(text, "i1", 1))
+        return apart, f.both(*are_equal)
+
+    def _copy(
+        self, pixels: SsaValue, rows: SsaValue, first: SsaValue, size: SsaValue, to: SsaValue
+    ) -> None:
+        """Copy ``size`` units of each of ``rows`` pixels, from unit ``first`` on."""
+        f = self.f
+        with f.range(0, rows) as r:
+            source = f.at(self._pixel(pixels, r), first, "i32")
+            target = f.at(to, f.product(r, _COPIED * STEP), "i32")
+            with f.range(0, size, STEP) as unit:
+                f.put(f.get(source, unit, "i32", STEP), target, unit)
+
     def _steps(
         self,
-        a: SsaValue,
-        bytes_apart: SsaValue,
+        starts: list[tuple[SsaValue, SsaValue]],
         panel: SsaValue,
-        low: SsaValue,
-        high: SsaValue,
+        size: SsaValue,
         sums: list[SsaValue],
     ) -> list[SsaValue]:
-        """``sums`` plus the units from ``low`` to ``high`` of rows ``bytes_apart``."""
+        """``sums`` plus the first ``size`` units; ``starts``: each tile's first row, and the bytes between rows."""
         f = self.f
-        starts = [
-            a,
-            *(f.at(a, f.product(bytes_apart, i * STEP), "i8") for i in range(1, len(self.heights))),
-        ]
-        with f.carrying(low, high, STEP, sums) as loop:
+        with f.carrying(f.whole(0), size, STEP, sums) as loop:
             right = f.at(panel, f.product(loop.index, self.dot.width), "i32")
             b = [
                 self._tile(self.step, f.at(right, v * STEP, "i32"), self.pitch)
@@ -158,7 +189,8 @@ class _Sums:
             ]
             values = []
             for i, height in enumerate(self.heights):
-                left = self._tile(height, f.at(starts[i], loop.index, "i32"), bytes_apart)
+                start, apart = starts[i]
+                left = self._tile(height, f.at(start, loop.index, "i32"), apart)
                 values += [
                     self._add(height, loop.values[i * self.columns + v], left, b[v])
                     for v in range(self.columns)
