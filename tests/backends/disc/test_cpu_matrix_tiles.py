@@ -6,13 +6,16 @@ code of the tiles is looked at.
 """
 
 import subprocess
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from shutil import which
 
 import pytest
 import torch
 from disc_programs import S0, S1, S2, add_input, compile_to_engine, finish, new_builder
+from test_cpu_bf16_attention import SIZES, engine_of
+from test_cpu_bf16_attention import check as check_attention
 from test_cpu_bf16_conv import Shape
 from test_cpu_bf16_conv import check as check_conv
 from test_cpu_bf16_gemm import check, check_linear, linear_engine, numbers
@@ -20,6 +23,7 @@ from test_cpu_bf16_gemm import run as run_bf16
 from test_cpu_int8_conv import check_sizes, conv_engine
 from test_cpu_int8_gemm import bytes_of, check_integers, int8_engine, plain_engine, run
 
+from blade.backends.disc.cpu.attention import kernel as attention
 from blade.backends.disc.cpu.compile.llvm import compile_kernel
 from blade.backends.disc.cpu.conv import bf16_conv
 from blade.backends.disc.cpu.emit.bf16_dot import bf16_dot
@@ -27,7 +31,6 @@ from blade.backends.disc.cpu.emit.int8_dot import int8_dot
 from blade.backends.disc.cpu.emit.mlir_builder import SsaValue
 from blade.backends.disc.cpu.emit.mlir_function import POINTER, MlirRoutine
 from blade.backends.disc.cpu.gemm import bf16_gemm, bf16_matmul, matrix_tiles
-from blade.backends.disc.cpu.gemm.bf16_micro_kernel import Bf16KernelSpec
 from blade.backends.disc.cpu.gemm.driver import tiling
 from blade.backends.disc.cpu.gemm.int8_gemm import gemm_text as int8_text
 from blade.backends.disc.cpu.gemm.int8_micro_kernel import Int8KernelSpec
@@ -64,28 +67,31 @@ class Loops(matrix_tiles._Sums):
     """The same sums, unit by unit."""
 
     def emit(self) -> MlirRoutine:
-        f = self.f
+        f, form = self.f, self.form
         f.features = ""
-        units = f.over(f["k"], self.per)
+        units = f.over(f["k"], form.per)
         whole = f.floor_to(units, matrix_tiles.STEP)
         with f.range(0, f["rows"]) as r:
-            for v in range(self.columns):
-                total = self._sum(r, v * self.dot.lanes, units, whole)
-                f.put(total, f["to"], f.sum(f.product(r, self.dot.width), v * self.dot.lanes))
+            for v in range(form.columns):
+                at = f.sum(f.product(r, self.width), v * form.dot.lanes)
+                total = self._sum(r, v * form.dot.lanes, units, whole)
+                if form.adds:
+                    total = f.add(total, f.get(f["to"], at, total.element, total.lanes))
+                f.put(total, f["to"], at)
         return f
 
     def _sum(self, r: SsaValue, column: int, units: SsaValue, whole: SsaValue) -> SsaValue:
-        f, dot = self.f, self.dot
-        taps = f["taps"] if self.in_taps else f.whole(1)
+        f, form, dot = self.f, self.form, self.form.dot
+        taps = f["taps"] if form.in_taps else f.whole(1)
         with f.carrying(f.whole(0), taps, 1, [dot.nothing(f)]) as tap:
-            if self.in_taps:
+            if form.in_taps:
                 table = f.at(f["table"], f.product(tap.index, f["pitch"]), POINTER)
-                row = f.at(f.get(table, r, POINTER), f["start"], self.element)
+                row = f.at(f.get(table, r, POINTER), f["start"], form.element)
             else:
-                row = f.at(f["a"], f.product(r, f["lda"]), self.element)
-            panel = f.at(f["b"], f.product(tap.index, units, dot.width), "i32")
+                row = f.at(f["a"], f.product(r, f["lda"]), form.element)
+            panel = f.at(f["b"], f.product(tap.index, units, self.width), "i32")
             with f.carrying(f.whole(0), whole, 1, tap.values) as unit:
-                b = f.get(f.at(panel, f.product(unit.index, dot.width), "i32"), column, "i32", 16)
+                b = f.get(f.at(panel, f.product(unit.index, self.width), "i32"), column, "i32", 16)
                 a = dot.spread(f, f.get(row, unit.index, "i32"))
                 unit.next([dot.add(f, unit.values[0], a, dot.widened(f, b))])
             tap.next(unit.results)
@@ -99,7 +105,10 @@ def target(monkeypatch: pytest.MonkeyPatch) -> Iterator[CpuTarget]:
         yield host()
         return
     monkeypatch.setattr(matrix_tiles, "_Sums", Loops)
-    caches = (bf16_gemm.gemm_text, bf16_matmul.matmul_text, bf16_conv.conv_text)
+    caches = (
+        *(bf16_gemm.gemm_text, bf16_matmul.matmul_text),
+        *(bf16_conv.conv_text, attention.bf16_text),
+    )
     for texts in caches:
         texts.cache_clear()
     yield Tiled(host().isa, host().lanes)
@@ -139,6 +148,15 @@ def test_bf16_convolutions(target: CpuTarget, shape: Shape) -> None:
     check_conv(shape, BF16, BF16, target)
 
 
+@pytest.mark.parametrize("bias", ["", "full", "by key"])
+def test_attention(target: CpuTarget, bias: str) -> None:
+    engine = engine_of(BF16, bias, bias == "", target)
+    assert "_tiles" in attention.bf16_text(target, "i16")
+    more = ((1, 2, 31, 33, 32, 40), (1, 1, 70, 530, 96, 16), (2, 1, 16, 47, 64, 80))
+    for sizes in (*SIZES, *more):
+        check_attention(engine, sizes, bias, bias == "", 2.0**-7)
+
+
 @pytest.mark.parametrize("depth", [3, 64, 65, 192, 900])
 def test_bytes(target: CpuTarget, depth: int) -> None:
     """The integers are exact."""
@@ -169,28 +187,42 @@ def test_int8_convolutions(target: CpuTarget) -> None:
         check_sizes(*engine_and_more, channels)
 
 
+def words_in_code(functions: Sequence[MlirRoutine], path: Path) -> Counter[str]:
+    """How often each word occurs in the machine code of ``functions``, of any CPU."""
+    tool = which("objdump") or which("llvm-objdump")
+    if tool is None:
+        pytest.skip("no disassembler")
+    text = "\n".join(f.text(False) for f in functions)
+    path.write_bytes(compile_kernel(functions[0].name, text))
+    found = subprocess.run([tool, "-d", path], capture_output=True, text=True, check=True)
+    return Counter(found.stdout.split())
+
+
+INSTRUCTIONS = ("ldtilecfg", "tileloadd", "tilestored", "tilerelease")
+
+
+@pytest.mark.parametrize("in_taps", [False, True])
 @pytest.mark.parametrize("kind", ["bf16", "int8"])
-def test_the_machine_code(kind: str, tmp_path: Path) -> None:
+def test_the_machine_code(kind: str, in_taps: bool, tmp_path: Path) -> None:
     """Compiling needs no CPU that can run it: the functions name their features."""
     dot = bf16_dot(XEON) if kind == "bf16" else int8_dot(XEON)
-    tiles = tiling(70, dot.rows, dot.vectors, dot.lanes)
-    for in_taps in (False, True):
-        if kind == "bf16":
-            form = Bf16KernelSpec(dot, tiles, "f32", in_taps=in_taps)
-        else:
-            form = Int8KernelSpec(dot, tiles, "none", in_taps=in_taps)
-        matrix = form.kernels().matrix
-        assert matrix is not None
-        functions = matrix.functions
-        text = "\n".join(f.text(False) for f in functions)
-        path = tmp_path / "kernel.o"
-        path.write_bytes(compile_kernel(functions[0].name, text))
-        tool = which("objdump") or which("llvm-objdump")
-        if tool is None:
-            pytest.skip("no disassembler")
-        code = subprocess.run([tool, "-d", path], capture_output=True, text=True, check=True).stdout
-        product = {"bf16": "tdpbf16ps", "int8": "tdpbusd"}[kind]
-        # 2 + 4 products, 3 + 4 loads, 2 + 4 stores: no sum ever leaves its register
-        assert [code.count(word) for word in (product, "tileloadd", "tilestored")] == [6, 7, 6]
-        assert code.count("ldtilecfg") == 2 and code.count("tilerelease") == 2
-    assert "tdpb" not in int8_text(Int8KernelSpec(int8_dot(CpuTarget((), 4)), tiles, "none"))
+    element, per = ("i16", 2) if kind == "bf16" else ("i8", 4)
+    made = matrix_tiles.matrix_tiles("f", dot, per, element, in_taps)
+    assert made is not None
+    code = words_in_code(made.functions, tmp_path / "kernel.o")
+    # 2 + 4 products, 3 + 4 loads, 2 + 4 stores: no sum ever leaves its register
+    assert code[{"bf16": "tdpbf16ps", "int8": "tdpbusd"}[kind]] == 6
+    assert [code[word] for word in INSTRUCTIONS] == [2, 7, 6, 2]
+
+
+def test_the_machine_code_of_attention(tmp_path: Path) -> None:
+    form = matrix_tiles.TileSums(bf16_dot(XEON), 2, "i16", 2, None, adds=True)
+    code = words_in_code([form.function("f", 2)], tmp_path / "kernel.o")
+    assert [code[word] for word in ("tdpbf16ps", *INSTRUCTIONS)] == [4, 1, 8, 4, 1]
+
+
+def test_other_cpus_have_no_tiles() -> None:
+    dot = int8_dot(CpuTarget((), 4))
+    form = Int8KernelSpec(dot, tiling(70, dot.rows, dot.vectors, dot.lanes), "none")
+    assert "before" not in int8_text(form)
+    assert matrix_tiles.matrix_tiles("f", dot, 4, "i8", False) is None

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Units of attention on bfloat16: a block of one head's queries (as in block.py), or few queries one by one."""
 
+from blade.backends.disc.cpu.attention import bf16_matrix as matrix
 from blade.backends.disc.cpu.attention import bf16_tiles as pairs
 from blade.backends.disc.cpu.attention import decode, softmax
 from blade.backends.disc.cpu.attention.block import (
@@ -42,8 +43,19 @@ def bf16_block_unit(target: CpuTarget, vectors: int, result: str, part: Part) ->
     # without keys there is still one round, which writes the result of an empty row
     with f.range(0, f.most(f["keys"], 1), BLOCK_KEYS) as s0:
         n = f.least(f.minus(f["keys"], s0), BLOCK_KEYS)
-        scores = (blocks, f.at(f["k"], f.product(s0, f["k_row"]), "i16"), n, p)
-        score_rows(f, rows, main, rest, width, *scores, element="i16", scale=f["scale"])
+        some = {
+            "blocks": blocks,
+            "k": f.at(f["k"], f.product(s0, f["k_row"]), "i16"),
+            "keys": n,
+            "p": p,
+        }
+        if target.has_bf16_tiles:
+            with f.when(f.test("eq", f.rest(f["depth"], matrix.DEPTH), 0)):
+                matrix.scores(f, target, vectors, part, **some)
+                f.branch()
+                score_rows(f, rows, main, rest, width, **some, element="i16", scale=f["scale"])
+        else:
+            score_rows(f, rows, main, rest, width, **some, element="i16", scale=f["scale"])
         add_bias_and_mask(f, target, vectors, part, p=p, s0=s0, keys=n)
         step = part(softmax.exponentials(target, vectors))
         f.run(step, p=p, keys=n, maxima=maxima, totals=totals, factors=factors)
@@ -55,7 +67,13 @@ def bf16_block_unit(target: CpuTarget, vectors: int, result: str, part: Part) ->
         to_pairs = {"v": first, "distance": f["v_row"], "rows": n, "columns": f["columns"]}
         f.run(part(pairs.pair_values(target)), **to_pairs, padded=padded, to=values)
         same = {"p": p, "v": values, "padded": padded, "keys": n, "sums": sums}
-        _multiply(f, target, width, part, fresh=f.test("eq", s0, 0), **same)
+        same["fresh"] = f.test("eq", s0, 0)
+        if target.has_bf16_tiles:
+            most = matrix.padded_pairs(f, f.least(f["all_keys"], BLOCK_KEYS))
+            weights = f.at(values, f.product(most, padded))
+            matrix.multiply(f, target, vectors, part, **same, weights=weights)
+        else:
+            _multiply(f, target, width, part, **same)
     invert(f, vectors, totals, factors)
     f.run(
         part(pairs.finish(target, result)),

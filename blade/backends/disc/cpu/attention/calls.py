@@ -12,6 +12,7 @@ from blade.backends.disc.cpu.attention.block import BLOCK_KEYS
 from blade.backends.disc.cpu.attention.tiles import key_rows
 from blade.backends.disc.cpu.emit.bf16_dot import PAIR
 from blade.backends.disc.cpu.emit.element_types import MEMORY
+from blade.backends.disc.cpu.gemm.matrix_tiles import STEP
 from blade.backends.disc.ir.graph import (
     Shape,
     Value,
@@ -170,4 +171,6 @@ def _narrow_scratch(queries: Dim, keys: Dim, depth: Dim, columns: Dim, target: C
     pairs = FloorDiv(sympy.sympify(depth) + 1, PAIR)
     block = (seen + key_rows(target)[0] + pairs + padded + 3) * width
     values = FloorDiv(seen + 1, PAIR) * padded
+    if target.has_bf16_tiles:  # whole steps of pairs, of values and of weights
+        values = FloorDiv(FloorDiv(seen + 1, PAIR) + STEP - 1, STEP) * STEP * (padded + width)
     return plain(4 * sympy.Max(block + values, sympy.sympify(keys) + 2 * target.lanes + 16))

@@ -4,13 +4,14 @@
     to[r, j] = sum_k A[r, k] * B[k, j]      r < rows <= 32, j < 32, over the whole steps of k
 
 A step is 16 units of k: a tile of A holds 16 units of 16 rows, one of B 16 columns of 16 units, as a packed panel has
-them. The vector micro-kernels start from ``to``; they add the units after the last whole step and finish the results.
+them. In a product with weights, the vector micro-kernels start from ``to``: they add the units after the last whole
+step and finish the results.
 
 The rows of a tile must be equally far apart. Those of a matrix are. A convolution's lie at the pointers of a table: 16
 that are equally far apart, such as pixels of a line, are read in place, others are copied to the stack.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from blade.backends.disc.cpu.emit.mlir_builder import SsaValue
@@ -30,11 +31,38 @@ _COPIED = 4  # steps of k that are copied to the stack at a time
 
 
 @dataclass(frozen=True)
-class MatrixTiles:
-    """The functions of one product: for up to 16 rows, and for up to 32. ``per``: elements in a unit."""
+class TileSums:
+    """What a function sums. ``per``: elements of type ``element`` in a unit; ``columns``: tiles side by side.
+
+    ``width``: words from row to row of B and of ``to``, or an argument of this name. ``in_taps``: rows of A consist of
+    pieces, as in a convolution. ``adds``: the sums are added to what ``to`` has.
+    """
 
     dot: UnitDot
     per: int
+    element: str
+    columns: int
+    width: int | None
+    in_taps: bool = False
+    adds: bool = False
+
+    def function(self, name: str, count: int) -> MlirRoutine:
+        """The function for ``count`` tiles of rows, of which the last may have fewer than 16."""
+        return _Sums(self, name, count).emit()
+
+    @property
+    def arguments(self) -> tuple[tuple[str, str], ...]:
+        rows = "table:ptr pitch:i64 taps:i64 start:i64" if self.in_taps else "a:ptr lda:i64"
+        wide = "" if self.width else " width:i64"
+        words = f"{rows} b:ptr k:i64 rows:i64 to:ptr{wide}".split()
+        return tuple((n, kind) for n, kind in (w.split(":") for w in words))
+
+
+@dataclass(frozen=True)
+class MatrixTiles:
+    """The functions of a product with weights: for up to 16 rows, and for up to 32."""
+
+    form: TileSums
     functions: tuple[MlirRoutine, MlirRoutine]
 
     def run(
@@ -44,70 +72,78 @@ class MatrixTiles:
 
         ``given``: the arguments of the first row's micro-kernel.
         """
-        whole = f.floor_to(f.over(given["k"], self.per), STEP)
+        dot = self.form.dot
+        whole = f.floor_to(f.over(given["k"], self.form.per), STEP)
         done = f.pick(f.test("sge", rows, FEW_ROWS), whole, 0)
-        one, two = self.functions
-        known = {name: given[name] for name in one.arguments if name in given}
+        known = {name: given[name] for name, _ in self.form.arguments if name in given}
         with f.when(f.test("eq", done, 0)):
-            nothing = self.dot.nothing(f)
-            with f.range(0, f.product(rows, self.dot.width), self.dot.lanes) as at:
+            nothing = dot.nothing(f)
+            with f.range(0, f.product(rows, dot.width), dot.lanes) as at:
                 f.put(nothing, to, at)
             f.branch()
-            with f.when(f.test("sgt", rows, STEP)):
-                f.run(two, **known, rows=rows, to=to)
-                f.branch()
-                f.run(one, **known, rows=rows, to=to)
+            run_rows(f, self.functions, {**known, "to": to}, rows)
         return done
+
+
+def run_rows(
+    f: MlirRoutine,
+    functions: Sequence[MlirRoutine],
+    given: Mapping[str, SsaValue],
+    rows: SsaValue,
+) -> None:
+    """Run that of ``functions``, for one and for two tiles of rows, which ``rows`` rows need."""
+    one, two = functions
+    with f.when(f.test("sgt", rows, STEP)):
+        f.run(two, **given, rows=rows)
+        f.branch()
+        f.run(one, **given, rows=rows)
 
 
 def matrix_tiles(
     name: str, dot: UnitDot, per: int, element: str, in_taps: bool
 ) -> MatrixTiles | None:
-    """The functions for the product ``name``; ``None`` for a target without matrix tiles.
-
-    ``element``: the type of A's elements; ``in_taps``: rows consist of pieces, as in a convolution.
-    """
+    """The functions for the product ``name`` with weights; ``None`` for a target without matrix tiles."""
     if not dot.tile_product:
         return None
-    functions = tuple(_Sums(name, n, dot, per, element, in_taps).emit() for n in (1, 2))
-    return MatrixTiles(dot, per, (functions[0], functions[1]))
+    form = TileSums(dot, per, element, dot.width // STEP, dot.width, in_taps)
+    one, two = (form.function(f"{name}_tiles{count}", count) for count in (1, 2))
+    return MatrixTiles(form, (one, two))
 
 
 class _Sums:
-    """One function: ``count`` tiles of rows, of which the last may have fewer than 16."""
+    """One function of ``form``."""
 
-    def __init__(
-        self, name: str, count: int, dot: UnitDot, per: int, element: str, in_taps: bool
-    ) -> None:
-        rows = ("table:ptr pitch:i64 taps:i64 start:i64" if in_taps else "a:ptr lda:i64").split()
-        words = [w.split(":") for w in (*rows, "b:ptr", "k:i64", "rows:i64", "to:ptr")]
-        self.f = MlirRoutine(f"{name}_tiles{count}", [(n, kind) for n, kind in words], STEP)
-        self.f.features = _FEATURES
-        self.f.flags = ("optsize",)  # an unrolled loop needs more than the eight tile registers
-        self.dot, self.per, self.element, self.in_taps = dot, per, element, in_taps
-        f = self.f
-        last = f.minus(f["rows"], STEP * (count - 1))
-        self.heights = [f.constant(STEP, "i16")] * (count - 1) + [
-            f.convert("arith.trunci", last, "i16")
-        ]
-        self.count, self.columns = count, dot.width // STEP
-        self.pitch = f.whole(dot.width * 4)  # bytes between rows of a panel, and of ``to``
+    def __init__(self, form: TileSums, name: str, count: int) -> None:
+        self.form, self.count = form, count
+        self.f = f = MlirRoutine(name, form.arguments, STEP)
+        f.features = _FEATURES
+        f.flags = ("optsize",)  # an unrolled loop needs more than the eight tile registers
+        last = f.convert("arith.trunci", f.minus(f["rows"], STEP * (count - 1)), "i16")
+        self.heights = [*[f.constant(STEP, "i16")] * (count - 1), last]
+        self.width = f.whole(form.width) if form.width else f["width"]
+        self.pitch = f.product(self.width, 4)  # in bytes
 
     def emit(self) -> MlirRoutine:
         f = self.f
         self.step, self.row_bytes = f.constant(STEP, "i16"), f.constant(_ROW_BYTES, "i16")
-        sums = [self._empty(height) for height in self.heights for _ in range(self.columns)]
-        units = f.over(f["k"], self.per)
+        cells = [(i, v) for i in range(self.count) for v in range(self.form.columns)]
+        places = [f.at(f["to"], f.sum(f.product(self.width, i * STEP), v * STEP)) for i, v in cells]
+        if self.form.adds:
+            sums = [
+                self._tile(self.heights[i], at, self.pitch)
+                for (i, _), at in zip(cells, places, strict=True)
+            ]
+        else:
+            sums = [self._empty(self.heights[i]) for i, _ in cells]
+        units = f.over(f["k"], self.form.per)
         whole = f.floor_to(units, STEP)
-        if self.in_taps:
+        if self.form.in_taps:
             sums = self._taps(units, whole, sums)
         else:
-            apart = f.product(f["lda"], int(self.element[1:]) // 8)
+            apart = f.product(f["lda"], int(self.form.element[1:]) // 8)
             starts = [f.at(f["a"], f.product(apart, i * STEP), "i8") for i in range(self.count)]
             sums = self._steps([(a, apart) for a in starts], f["b"], whole, sums)
-        for at, total in enumerate(sums):
-            i, v = divmod(at, self.columns)
-            to = f.at(f["to"], i * STEP * self.dot.width + v * STEP)
+        for (i, _), to, total in zip(cells, places, sums, strict=True):
             shape = f"{self.heights[i].name}, {self.row_bytes.name}"
             f.line(
                 f'llvm.call_intrinsic "llvm.x86.tilestored64.internal"({shape}, {to.name}, {self.pitch.name}, '
@@ -121,7 +157,7 @@ class _Sums:
         copies = [f.stack(STEP * wide, "i32") for _ in range(self.count)]
         with f.carrying(f.whole(0), f["taps"], 1, sums) as tap:
             row = f.at(f["table"], f.product(tap.index, f["pitch"]), POINTER)
-            panel = f.at(f["b"], f.product(tap.index, units, self.dot.width), "i32")
+            panel = f.at(f["b"], f.product(tap.index, units, self.width), "i32")
             pixels = [f.at(row, i * STEP, POINTER) for i in range(self.count)]
             found = [self._distance(p, n) for p, n in zip(pixels, self.heights, strict=True)]
             with f.carrying(f.whole(0), whole, wide, tap.values) as part:
@@ -136,13 +172,13 @@ class _Sums:
                     starts.append(
                         (f.either(is_equal, here, copies[i]), f.pick(is_equal, apart, wide * 4))
                     )
-                here = f.at(panel, f.product(part.index, self.dot.width), "i32")
+                here = f.at(panel, f.product(part.index, self.width), "i32")
                 part.next(self._steps(starts, here, size, part.values))
             tap.next(part.results)
         return tap.results
 
     def _pixel(self, pixels: SsaValue, row: SsaValue | int) -> SsaValue:
-        return self.f.at(self.f.get(pixels, row, POINTER), self.f["start"], self.element)
+        return self.f.at(self.f.get(pixels, row, POINTER), self.f["start"], self.form.element)
 
     def _distance(self, pixels: SsaValue, height: SsaValue) -> tuple[SsaValue, SsaValue]:
         """Bytes from the first to the second of ``height`` pixels, and whether all are as far apart."""
@@ -182,18 +218,18 @@ class _Sums:
         """``sums`` plus the first ``size`` units; ``starts``: each tile's first row, and the bytes between rows."""
         f = self.f
         with f.carrying(f.whole(0), size, STEP, sums) as loop:
-            right = f.at(panel, f.product(loop.index, self.dot.width), "i32")
+            right = f.at(panel, f.product(loop.index, self.width), "i32")
             b = [
                 self._tile(self.step, f.at(right, v * STEP, "i32"), self.pitch)
-                for v in range(self.columns)
+                for v in range(self.form.columns)
             ]
             values = []
             for i, height in enumerate(self.heights):
                 start, apart = starts[i]
                 left = self._tile(height, f.at(start, loop.index, "i32"), apart)
                 values += [
-                    self._add(height, loop.values[i * self.columns + v], left, b[v])
-                    for v in range(self.columns)
+                    self._add(height, loop.values[i * self.form.columns + v], left, b[v])
+                    for v in range(self.form.columns)
                 ]
             loop.next(values)
         return loop.results
@@ -214,5 +250,5 @@ class _Sums:
         names = f"{height.name}, {wide}, {wide}, {total.name}, {a.name}, {b.name}"
         types = f"(i16, i16, i16, {_TILE}, {_TILE}, {_TILE}) -> {_TILE}"
         return self.f.op(
-            f'llvm.call_intrinsic "{self.dot.tile_product}"({names}) : {types}', _TILE, 1
+            f'llvm.call_intrinsic "{self.form.dot.tile_product}"({names}) : {types}', _TILE, 1
         )
