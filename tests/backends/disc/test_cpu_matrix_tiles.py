@@ -47,7 +47,7 @@ XEON = CpuTarget(
     + ("amx_tile", "amx_bf16", "amx_int8"),
     16,
 )
-# Below FEW_ROWS; one tile of rows, whole and not; two; several groups of 32
+# too few for tiles of bytes; one tile of rows, whole and not; two; several groups of 32
 ROWS = (0, 1, 3, 4, 15, 16, 17, 31, 32, 33, 47, 49, 97, 300)
 
 

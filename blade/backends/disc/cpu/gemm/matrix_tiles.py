@@ -21,8 +21,8 @@ from blade.backends.disc.cpu.emit.unit_dot import UnitDot
 ROWS = 32
 STEP = 16
 """Units of k in a tile, its rows, and its columns."""
-FEW_ROWS = 4
-"""Below, the vector micro-kernels are as fast."""
+ENOUGH_ROWS = {2: 1, 4: 4}
+"""Elements in a unit -> rows from which tiles are faster than vectors: ``vpdpbusd`` is fast, ``vdpbf16ps`` is not."""
 
 _FEATURES = "+amx-tile,+amx-bf16,+amx-int8"
 _TILE = "!llvm.x86_amx"
@@ -35,7 +35,8 @@ class TileSums:
     """What a function sums. ``per``: elements of type ``element`` in a unit; ``columns``: tiles side by side.
 
     ``width``: words from row to row of B and of ``to``, or an argument of this name. ``in_taps``: rows of A consist of
-    pieces, as in a convolution. ``adds``: the sums are added to what ``to`` has.
+    pieces, as in a convolution. ``adds``: the sums are added to what ``to`` has. ``streams``: B is a panel of weights,
+    and the next one, which follows it, is prefetched meanwhile.
     """
 
     dot: UnitDot
@@ -45,6 +46,7 @@ class TileSums:
     width: int | None
     in_taps: bool = False
     adds: bool = False
+    streams: bool = False
 
     def function(self, name: str, count: int) -> MlirRoutine:
         """The function for ``count`` tiles of rows, of which the last may have fewer than 16."""
@@ -74,7 +76,7 @@ class MatrixTiles:
         """
         dot = self.form.dot
         whole = f.floor_to(f.over(given["k"], self.form.per), STEP)
-        done = f.pick(f.test("sge", rows, FEW_ROWS), whole, 0)
+        done = f.pick(f.test("sge", rows, ENOUGH_ROWS[self.form.per]), whole, 0)
         known = {name: given[name] for name, _ in self.form.arguments if name in given}
         with f.when(f.test("eq", done, 0)):
             nothing = dot.nothing(f)
@@ -105,7 +107,7 @@ def matrix_tiles(
     """The functions for the product ``name`` with weights; ``None`` for a target without matrix tiles."""
     if not dot.tile_product:
         return None
-    form = TileSums(dot, per, element, dot.width // STEP, dot.width, in_taps)
+    form = TileSums(dot, per, element, dot.width // STEP, dot.width, in_taps, streams=True)
     one, two = (form.function(f"{name}_tiles{count}", count) for count in (1, 2))
     return MatrixTiles(form, (one, two))
 
@@ -137,6 +139,8 @@ class _Sums:
             sums = [self._empty(self.heights[i]) for i, _ in cells]
         units = f.over(f["k"], self.form.per)
         whole = f.floor_to(units, STEP)
+        taps = f["taps"] if self.form.in_taps else 1
+        self.panel = f.product(f.above(f["k"], self.form.per), taps, self.width)  # in words
         if self.form.in_taps:
             sums = self._taps(units, whole, sums)
         else:
@@ -223,6 +227,10 @@ class _Sums:
                 self._tile(self.step, f.at(right, v * STEP, "i32"), self.pitch)
                 for v in range(self.form.columns)
             ]
+            if self.form.streams:
+                soon = f.at(right, self.panel, "i32")
+                for line in range(STEP * self.form.columns):
+                    f.prefetch(f.at(soon, line * STEP, "i32"), level=2)
             values = []
             for i, height in enumerate(self.heights):
                 start, apart = starts[i]
