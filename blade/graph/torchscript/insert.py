@@ -43,7 +43,7 @@ class Inserter:
         """0 or 1 for a bool."""
         return self._insert("aten::Int", [number], _INT)
 
-    def constant(self, held: int | list[int] | None) -> torch._C.Value:
+    def constant(self, held: int | list[int] | torch.device | None) -> torch._C.Value:
         graph: Any = self.graph  # insertConstant is missing in the stubs
         made: torch._C.Value = graph.insertConstant(held)
         made.node().moveBefore(self.before)
