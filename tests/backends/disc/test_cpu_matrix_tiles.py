@@ -26,11 +26,12 @@ from test_cpu_int8_gemm import bytes_of, check_integers, int8_engine, plain_engi
 from blade.backends.disc.cpu.attention import kernel as attention
 from blade.backends.disc.cpu.compile.llvm import compile_kernel
 from blade.backends.disc.cpu.conv import bf16_conv
+from blade.backends.disc.cpu.emit import matrix_tiles
 from blade.backends.disc.cpu.emit.bf16_dot import bf16_dot
 from blade.backends.disc.cpu.emit.int8_dot import int8_dot
 from blade.backends.disc.cpu.emit.mlir_builder import SsaValue
 from blade.backends.disc.cpu.emit.mlir_function import POINTER, MlirRoutine
-from blade.backends.disc.cpu.gemm import bf16_gemm, bf16_matmul, matrix_tiles
+from blade.backends.disc.cpu.gemm import bf16_gemm, bf16_matmul
 from blade.backends.disc.cpu.gemm.driver import tiling
 from blade.backends.disc.cpu.gemm.int8_gemm import gemm_text as int8_text
 from blade.backends.disc.cpu.gemm.int8_micro_kernel import Int8KernelSpec

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention's two matrix products on matrix tiles (gemm/matrix_tiles.py).
+"""Attention's two matrix products on matrix tiles (emit/matrix_tiles.py).
 
     scores    P[s][query] = scale * sum_d K[s, d] * Q[d][query]     rows are keys, read in place
     values    O[query, e] += sum_s W[query][s] * V[s][e]            rows are queries
@@ -11,9 +11,9 @@ from blade.backends.disc.cpu.attention.bf16_tiles import routine
 from blade.backends.disc.cpu.attention.block import Part
 from blade.backends.disc.cpu.attention.tiles import transposed
 from blade.backends.disc.cpu.emit.bf16_dot import PAIR, bf16_dot
+from blade.backends.disc.cpu.emit.matrix_tiles import ROWS, STEP, TileSums, run_rows
 from blade.backends.disc.cpu.emit.mlir_builder import SsaValue
 from blade.backends.disc.cpu.emit.mlir_function import MlirRoutine
-from blade.backends.disc.cpu.gemm.matrix_tiles import ROWS, STEP, TileSums, run_rows
 from blade.backends.disc.target.cpu import CpuTarget
 
 DEPTH = PAIR * STEP

@@ -12,7 +12,7 @@ from blade.backends.disc.cpu.attention.block import BLOCK_KEYS
 from blade.backends.disc.cpu.attention.tiles import key_rows
 from blade.backends.disc.cpu.emit.bf16_dot import PAIR
 from blade.backends.disc.cpu.emit.element_types import MEMORY
-from blade.backends.disc.cpu.gemm.matrix_tiles import STEP
+from blade.backends.disc.cpu.emit.matrix_tiles import STEP
 from blade.backends.disc.ir.graph import (
     Shape,
     Value,

@@ -14,11 +14,11 @@ import torch
 
 from blade.backends.disc.cpu.emit.bf16_dot import PAIR, Bf16Dot
 from blade.backends.disc.cpu.emit.element_types import decode
+from blade.backends.disc.cpu.emit.matrix_tiles import matrix_tiles
 from blade.backends.disc.cpu.emit.mlir_builder import SsaValue
 from blade.backends.disc.cpu.emit.mlir_function import POINTER, MlirRoutine
 from blade.backends.disc.cpu.gemm.dot_micro_kernel import DotMicroKernel, begun
 from blade.backends.disc.cpu.gemm.driver import MicroKernels, PanelTiling, micro_kernels
-from blade.backends.disc.cpu.gemm.matrix_tiles import matrix_tiles
 from blade.backends.disc.cpu.gemm.micro_kernel import MicroKernelTile
 
 POINTERS = ("a", "b", "bias", "c")

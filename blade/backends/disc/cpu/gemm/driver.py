@@ -8,16 +8,16 @@ into rectangles, a rectangle into blocks of rows that stay in L2, and a block in
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from blade.backends.disc.cpu.emit import matrix_tiles
+from blade.backends.disc.cpu.emit.matrix_tiles import MatrixTiles
 from blade.backends.disc.cpu.emit.mlir_builder import SsaValue
 from blade.backends.disc.cpu.emit.mlir_function import POINTER, MlirFunction, MlirRoutine
-from blade.backends.disc.cpu.gemm import matrix_tiles
 from blade.backends.disc.cpu.gemm.gemm import (
     BLOCK_ROWS,
     BLOCK_SIZE,
     GROUP_ROWS,
     MANY_ROWS,
 )
-from blade.backends.disc.cpu.gemm.matrix_tiles import MatrixTiles
 from blade.backends.disc.cpu.gemm.micro_kernel import MicroKernelTile
 
 RECTANGLE = ("p0", "p1", "r0", "r1")

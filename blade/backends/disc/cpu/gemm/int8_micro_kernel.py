@@ -11,12 +11,12 @@ import functools
 from dataclasses import dataclass
 
 from blade.backends.disc.cpu.emit.int8_dot import QUAD, Int8Dot
+from blade.backends.disc.cpu.emit.matrix_tiles import matrix_tiles
 from blade.backends.disc.cpu.emit.mlir_builder import SsaValue
 from blade.backends.disc.cpu.emit.mlir_function import POINTER, MlirRoutine
 from blade.backends.disc.cpu.gemm.dot_micro_kernel import DotMicroKernel, begun
 from blade.backends.disc.cpu.gemm.driver import MicroKernels, PanelTiling, micro_kernels
 from blade.backends.disc.cpu.gemm.int8_epilogue import FLOATS, Int8Epilogue, finish_text
-from blade.backends.disc.cpu.gemm.matrix_tiles import matrix_tiles
 from blade.backends.disc.cpu.gemm.micro_kernel import MicroKernelTile
 
 ROW_FACTORS = ("none", "scale", "scale_zero")
