@@ -29,6 +29,7 @@ _EXACT = (
 )
 _LISTS = ("prim::ListConstruct", "prim::ListUnpack")
 _SIZES = ("aten::size", "aten::dim", "aten::numel", "aten::len", "aten::sym_size", "prim::dtype")
+_FILLS = ("aten::fill", "aten::masked_fill", "aten::copy")
 _CPU = torch.device("cpu")
 
 
@@ -133,7 +134,8 @@ class _Constructors:
             return held is None or held.dim() == 0
         info, overload = self.facts.info(value), resolve(line.node)
         is_pointwise = overload is not None and torch.Tag.pointwise in overload.tags
-        return is_pointwise and info.device == _CPU and info.rank == 0
+        takes_numbers = is_pointwise or line.kind in _FILLS
+        return takes_numbers and info.device == _CPU and info.rank == 0
 
     def _is_free(self, line: Line) -> bool:
         """Whether what ``line`` reads moves too, and what it makes is read where it moves to."""

@@ -56,7 +56,7 @@ def relative_positions(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     relative[:, :, 0] *= 2 * m - 1
     index = torch.zeros(size=(n * m + 1,) * 2, dtype=relative.dtype)
     index[1:, 1:] = relative.sum(-1)
-    index[0, 0:] = 3
+    index[0, 0:] = 2 * n * m - 1
     return table[index.view(-1)]
 
 
