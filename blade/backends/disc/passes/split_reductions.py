@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Splits a sum over several axes into two steps if one kernel would be slow.
+"""Splits a reduction over several axes into two steps if one kernel would be slow.
 
     %2 = reduce %1 {sum, axes=(0, 2, 3)}            [N, C, H, W]: images, channels first
                                     ->
     %2 = reduce %1 {sum, axes=(2, 3)}               rows of pixels, N * C of them
     %3 = reduce %2 {sum, axes=(0,)}
 
-A kernel reduces one contiguous run of axes, so of separated axes the last run is summed first. A sum over
-everything would be a single row, one unit of work; a sum over the leading axes would leave only a few
-columns to share among threads. In both cases the last reduced axis goes first. Partial sums are shorter,
-so the result is no less exact.
+A kernel reduces one contiguous run of axes, so of separated axes the last run is reduced first. A reduction over
+everything would be a single row, one unit of work; one over the leading axes would leave only a few columns to share
+among threads. In both cases the last reduced axis goes first. Partial sums are shorter, so the result is no less exact.
 """
 
 from collections.abc import Sequence
@@ -28,21 +27,21 @@ _WIDE = 512  # columns that keep all threads busy
 
 
 def split_reductions(graph: Graph) -> Graph:
-    """``graph`` with sums over several axes split into steps."""
+    """``graph`` with reductions over several axes split into steps."""
 
     def step(b: IrBuilder, v: Value, args: list[Value]) -> Value | None:
-        if v.op != "reduce" or v.attrs["kind"] != "sum":
+        if v.op != "reduce":
             return None
-        x = args[0]
+        x, kind = args[0], v.attrs["kind"]
         axes = [a for a in v.attrs["axes"] if x.shape[a] != 1]
         run = _last_run(x.shape, axes)
         if len(run) < len(axes):
-            x, axes = b.reduce("sum", x, run), axes[: len(axes) - len(run)]
+            x, axes = b.reduce(kind, x, run), axes[: len(axes) - len(run)]
         elif _is_narrow(x.shape, axes):
-            x, axes = b.reduce("sum", x, axes[-1:]), axes[:-1]
+            x, axes = b.reduce(kind, x, axes[-1:]), axes[:-1]
         else:
             return None
-        return b.reduce("sum", x, axes)
+        return b.reduce(kind, x, axes)
 
     return rewrite_values(graph, step)
 
@@ -58,7 +57,7 @@ def _last_run(shape: Shape, axes: Sequence[int]) -> list[int]:
 
 
 def _is_narrow(shape: Shape, axes: Sequence[int]) -> bool:
-    """Whether a sum over ``axes``, one run, leaves too little parallel work."""
+    """Whether a reduction over ``axes``, one run, leaves too little parallel work."""
     if len(axes) < 2 or any(d != 1 for d in shape[: axes[0]]):
         return False
     last, columns = shape[axes[-1]], numel(shape[axes[-1] + 1 :])
