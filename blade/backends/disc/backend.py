@@ -119,7 +119,25 @@ class DiscBackend(Backend):
             limits["cuda_graphs"] = int(config.cuda_graphs)
             limits["reuse_output_buffers"] = int(config.reuse_output_buffers)
         program = with_kernel_ops(compiled.program, compiled.kernel_ops)
-        return make_engine(cluster.name, self.name, program, code, list(compiled.constants), limits)
+        constants = [c if cluster.live else aligned(c) for c in compiled.constants]
+        return make_engine(cluster.name, self.name, program, code, constants, limits)
+
+
+_ALIGNMENT = 16
+"""Bytes; the runtime refuses constants of an accelerator that begin elsewhere."""
+
+
+def aligned(constant: torch.Tensor) -> torch.Tensor:
+    """``constant``, or a copy with its strides if it is a view that begins where a GPU's kernels cannot read it."""
+    if constant.device.type == "cpu" or constant.data_ptr() % _ALIGNMENT == 0:
+        return constant
+    strides = constant.stride()
+    if any(stride == 0 and size > 1 for size, stride in zip(constant.shape, strides, strict=True)):
+        return constant  # nothing can be written to it
+    copy = torch.empty_strided(
+        constant.shape, strides, dtype=constant.dtype, device=constant.device
+    )
+    return copy.copy_(constant)
 
 
 def _half(cluster: Cluster, config: Config, device: torch.device) -> torch.dtype | None:
