@@ -47,11 +47,6 @@ class GpuTarget:
         """Whether a launch can start before the launch it depends on has ended."""
         return not self.gfx and self.arch >= 90
 
-    @property
-    def dot_precision(self) -> str:
-        """How Triton multiplies float32 exactly enough: on tensor cores in three steps, if there are such."""
-        return "ieee" if self.gfx else "tf32x3"
-
 
 def _named(arch: int, multiprocessors: int, kib: int) -> GpuTarget:
     return GpuTarget(arch, multiprocessors, kib << 10, here=False)

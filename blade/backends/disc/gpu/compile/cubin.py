@@ -63,6 +63,8 @@ def source(unit: Any, folder: str, language: str = "cuda") -> Any:
     spec.loader.exec_module(module)
     function = getattr(module, unit.name)
     constants = dict(unit.constants)
+    if language == "hip" and "PRECISION" in constants:  # AMD's products have no TF32
+        constants["PRECISION"] = "ieee"
     signature = dict(unit.signature) | dict.fromkeys(constants, "constexpr")
     attributes = {
         (function.arg_names.index(name),): [["tt.divisibility", 16]] for name in unit.aligned
