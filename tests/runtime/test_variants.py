@@ -108,7 +108,11 @@ def test_code_whose_blocks_are_too_large_is_passed_over() -> None:
 
 def test_a_single_program_runs_on_later_devices_of_its_major_version() -> None:
     text, data = negated("sm_80", 1), objects(["sm_80"], shared=100)
-    for device, shared, answers in (("sm_80", 10, True), ("sm_86", 100, True), ("sm_86", 99, False)):
+    for device, shared, answers in (
+        ("sm_80", 10, True),
+        ("sm_86", 100, True),
+        ("sm_86", 99, False),
+    ):
         fake().fake_is(device.encode(), shared)
         engine = make_engine("test", "disc", text, data, (), {"cuda_graphs": 0})
         assert (engine.try_execute([torch.randn(3)]) is not None) == answers
@@ -149,4 +153,6 @@ def test_damaged_texts_are_refused_and_never_crash() -> None:
             make_engine("test", "disc", broken, data).why_unavailable()
     for name in (b"sm_", b"sm_a", b"sm_8", b"sm_99999999999", b"sm_8x", b"sm_90a"):
         fake().fake_is(name, 1000)
-        assert engine_for("sm_8", "sm_a").why_unavailable() != "" or name == b"sm_8" or name == b"sm_a"
+        assert (
+            engine_for("sm_8", "sm_a").why_unavailable() != "" or name == b"sm_8" or name == b"sm_a"
+        )

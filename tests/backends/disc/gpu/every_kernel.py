@@ -198,12 +198,19 @@ def convolutions(target: GpuTarget) -> Units:
     return merged(units for dtype in FLOATS for units in all_of(dtype))
 
 
-HEADS = ((F16, 64), (F16, 80), (F16, 128), (F16, 192), (F16, 256), (BF16, 96), (F32, 64), (F32, 256))
+HEADS = (
+    (F16, 64),
+    (F16, 80),
+    (F16, 128),
+    (F16, 192),
+    (F16, 256),
+    (BF16, 96),
+    (F32, 64),
+    (F32, 256),
+)
 
 
-def attention(
-    target: GpuTarget, mask: str = "", causal: bool = False, few: bool = False
-) -> Units:
+def attention(target: GpuTarget, mask: str = "", causal: bool = False, few: bool = False) -> Units:
     def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *bias: torch.Tensor) -> Any:
         attn_mask = bias[0] if bias else None
         return F.scaled_dot_product_attention(q, k, v, attn_mask, is_causal=causal)

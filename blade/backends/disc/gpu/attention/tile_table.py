@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tiles of attention: queries and keys that a program takes at a time, by lengths and depth."""
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -38,12 +38,20 @@ class AttentionTiles:
         widest = max(sum(parts_of(depth)), sum(parts_of(columns)))
         elements = shared // dtype.itemsize
 
-        def fit(tile: AttentionTile | None) -> AttentionTile | None:
-            while tile is not None and tile.queries > 16 and _least(tile, widest) > elements:
+        def fit(tile: AttentionTile) -> AttentionTile:
+            while tile.queries > 16 and _least(tile, widest) > elements:
                 tile = replace(tile, queries=tile.queries // 2)
             return tile
 
-        return AttentionTiles(**{f.name: fit(getattr(self, f.name)) for f in fields(self)})
+        return AttentionTiles(
+            fit(self.few),
+            fit(self.wide),
+            fit(self.alone),
+            fit(self.short),
+            fit(self.long),
+            self.even and fit(self.even),
+            self.large and fit(self.large),
+        )
 
 
 def _least(tile: AttentionTile, widest: int) -> int:

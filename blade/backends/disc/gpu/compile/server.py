@@ -42,9 +42,7 @@ def compile_in_forks(units: Sequence[TritonUnit], target: GpuTarget) -> list[Res
     processes = min(MAX_PROCESSES, len(os.sched_getaffinity(0)))
     # results are stored in blade's cache, not in Triton's
     with tempfile.TemporaryDirectory(prefix="blade-") as folder, _lock:
-        found = _ask(
-            _started(target), (fields, target.triton, target.shared, folder, processes)
-        )
+        found = _ask(_started(target), (fields, target.triton, target.shared, folder, processes))
     if isinstance(found, str):
         return [found] * len(units)
     results = dict(zip(order, found, strict=True))
