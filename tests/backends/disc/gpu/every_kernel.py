@@ -85,6 +85,21 @@ ROWS = (True, False)
 SEQUENCE = (True, True, False)
 
 
+def one_of_each(target: GpuTarget, deep: int = 64) -> Units:
+    """A product in halves, rows and points, of one small graph."""
+    layer = nn.Linear(deep, 32, dtype=F16)
+
+    def function(x: torch.Tensor, at: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return F.gelu(layer(x)), torch.softmax(x, -1), F.embedding(at, x) + 1
+
+    layer.requires_grad_(False)
+    x, at = torch.randn(8, deep, dtype=F16), torch.randint(0, 8, (5,))
+    found = units_of(function, [x, at], [ROWS, (True,)], target)
+    products = [unit for name, unit in found.items() if name.startswith("linear")]
+    most = max(products, key=lambda unit: dict(unit.constants)["BLOCK_K"])
+    return {name: u for name, u in found.items() if u is most or u not in products}
+
+
 def pointwise(target: GpuTarget) -> Units:
     def mixed(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
         z = F.gelu(x) * torch.sigmoid(y) + torch.tanh(x).exp()

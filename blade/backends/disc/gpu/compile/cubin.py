@@ -15,10 +15,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-_CUDA = "triton.language.extra.cuda "
 _NUMBER = 4  # bytes of an index, which a pipe passes on whole
 _AT_ONCE = 4096  # number of indices that a pipe holds
 Target = tuple[str, Any, int]
+# What is named differently for AMD.
+_AMD = (("extra.cuda import libdevice", "extra.hip import libdevice"), (".rint(", ".nearbyint("))
 
 
 def compile_unit(unit: Any, target: Target, folder: str, shared: int | None = None) -> Any:
@@ -44,26 +45,29 @@ def _compiled(unit: Any, target: Target, folder: str, stages: int) -> Any:
         options |= {"debug": True, "sanitize_overflow": False}
     if unit.registers:
         options["maxnreg"] = unit.registers
-    found = source(unit, folder, target[0])
+    found = source(unit, folder, target[0] == "hip")
     return triton.compile(found, target=GPUTarget(*target), options=options)
 
 
-def source(unit: Any, folder: str, language: str = "cuda") -> Any:
-    """Triton's source object of ``unit``; ``language``: whose functions of Triton's it calls."""
+def source(unit: Any, folder: str, is_amd: bool = False) -> Any:
+    """Triton's source object of ``unit``."""
     from triton.compiler import ASTSource
 
     path = os.path.join(folder, f"{unit.name}.py")
+    text = unit.text
+    for ours, theirs in _AMD if is_amd else ():
+        text = text.replace(ours, theirs)
     with open(
         path, "w", encoding="utf-8"
     ) as file:  # Triton reads a function's source from its file
-        file.write(unit.text.replace(_CUDA, f"triton.language.extra.{language} "))
+        file.write(text)
     spec = importlib.util.spec_from_file_location(unit.name, path)
     assert spec is not None and spec.loader is not None, path
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     function = getattr(module, unit.name)
     constants = dict(unit.constants)
-    if language == "hip" and "PRECISION" in constants:  # AMD's products have no TF32
+    if is_amd and "PRECISION" in constants:  # AMD's products have no TF32
         constants["PRECISION"] = "ieee"
     signature = dict(unit.signature) | dict.fromkeys(constants, "constexpr")
     attributes = {
