@@ -13,6 +13,8 @@ from unittest import mock
 
 import torch
 from op_trace import trace
+from test_cpu_pointwise import DTYPES
+from test_gpu_compile import all_ops
 from torch import nn
 from torch.nn import functional as F
 
@@ -20,6 +22,7 @@ from blade.backends.disc import compiler
 from blade.backends.disc.frontend.lower import lower
 from blade.backends.disc.gpu import codegen as generator
 from blade.backends.disc.gpu.compile.triton_unit import TritonUnit
+from blade.backends.disc.gpu.emit.kernel import emit
 from blade.backends.disc.gpu.gemm.plan import GemmPlan, classes_of
 from blade.backends.disc.gpu.gemm.product import GemmProduct, launch
 from blade.backends.disc.gpu.gemm.tile_table import candidates, unmeasured
@@ -277,7 +280,14 @@ def batches(target: GpuTarget) -> Units:
     return units_of(casts, [torch.randn(64, 32) for _ in range(32)], [(False, False)] * 32, target)
 
 
+def every_op(target: GpuTarget) -> Units:
+    """All pointwise ops, casts and reductions of a dtype in one kernel each."""
+    made = [emit(all_ops(dtype), target)[0].unit for dtype in DTYPES]
+    return {unit.name: unit for unit in made}
+
+
 KINDS: dict[str, Callable[[GpuTarget], Units]] = {
+    "every op": every_op,
     "pointwise": pointwise,
     "reductions": reductions,
     "norms": norms,
