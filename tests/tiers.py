@@ -263,6 +263,7 @@ PROMISES: tuple[str, ...] = (
     "test_readme.py::test_block_runs",
     "test_readme.py::test_readme_shows*",
     "backends/disc/gpu/test_gpu_targets.py::test_some_kernels*",
+    "backends/disc/gpu/test_gpu_variants.py::test_the_backend_compiles*",
     "backends/libraries/test_library_models.py::test_one_engine_serves*",
     "backends/libraries/test_openvino_integers.py",
     "backends/quant/test_quant_backend.py::test_a_model_is_quantized*",
