@@ -159,6 +159,7 @@ RELEASE: tuple[Release, ...] = (
     Release("backends/disc/gpu/test_attention_gpu.py", _SIZES, 1),
     Release("backends/disc/gpu/test_library_compile.py", _SIZES, 1),
     Release("backends/disc/gpu/test_gpu_targets.py::test_kernels*", _SIZES),
+    Release("backends/disc/gpu/test_gpu_targets.py::test_some_kernels*", _SIZES, 8),
     Release("backends/disc/gpu/test_scaled_gpu.py", _SIZES, 1),
     Release("backends/disc/gpu/test_quantized_gpu.py", _SIZES, 1),
     Release("backends/disc/test_random_programs.py", "many seeds of one property"),
