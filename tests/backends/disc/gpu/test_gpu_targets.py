@@ -80,7 +80,7 @@ def test_kernels_become_code_objects_for_amd(name: str, kind: str) -> None:
     """Nothing launches them: that Triton emits code is all that is known."""
     target = AMD[name]
     given = units(kind, target)
-    if (name, kind) == ("gfx1100", FP8):  # each takes LLVM more than a minute and a half
+    if (name, kind) == ("gfx1100", FP8):  # none was done within 100 s
         given = [unit for unit in given if not unit.name.startswith("linear")]
     for unit, made in zip(given, compile_in_forks(given, target), strict=True):
         assert isinstance(made, tuple), (unit.name, made)
