@@ -36,7 +36,7 @@ UNITS = {
         *("graphs/capture_policy", "graphs/captured_graph"),
     ),
     "device": (
-        *("device/accelerator", "execute/packed_constants", "engine/target"),
+        *("device/accelerator", "execute/packed_constants", "engine/variants", "engine/target"),
         *("execute/input_updates", "execute/executor"),
     ),
     "engine": (

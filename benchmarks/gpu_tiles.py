@@ -247,7 +247,7 @@ def compile_all(names: list[str], dtypes: list[torch.dtype], arch: int) -> None:
 
 def _compile(fields: dict[str, Any], arch: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        compile_unit(SimpleNamespace(**fields), arch, folder)
+        compile_unit(SimpleNamespace(**fields), ("cuda", arch, 32), folder)
 
 
 def buffers(kernel: Kernel) -> list[list[torch.Tensor]]:
@@ -301,7 +301,7 @@ def measure(name: str, rows: int, columns: int, dtype: torch.dtype) -> dict[str,
         one = choice(kernel, own, tile)
         unit = SimpleNamespace(**asdict(one.unit))
         with tempfile.TemporaryDirectory() as folder:
-            compiled = compile_unit(unit, target_of().arch, folder)
+            compiled = compile_unit(unit, target_of().triton, folder)
         run = compiled[tuple(map(int, one.grid))]
         results[label(tile)] = microseconds(
             lambda one, run=run: run(*one),

@@ -25,6 +25,7 @@ from blade.config.fields import (
     Budget,
     DynamicShapes,
     Folder,
+    GpuTargets,
     JitPasses,
     Names,
     OpKinds,
@@ -220,6 +221,12 @@ class Config(BaseModel):
         default=None,
         description="Folder for the intermediate representations of every cluster and pass, and for a "
         "script per failed conversion that reproduces it.",
+    )
+    gpu_targets: GpuTargets = Field(
+        default=(),
+        description="NVIDIA GPUs that an engine carries DISC's kernels for besides the one it is made on, by their "
+        'compute capability: ["sm_80", "sm_90"]. A file then runs on each of them; tables choose the tiles there, as '
+        "nothing can be timed.",
     )
     cuda_graphs: bool = Field(
         default=True,

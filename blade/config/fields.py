@@ -21,6 +21,8 @@ Dim = bool | str | int | tuple[int, int]
 Shape = tuple[int, ...]
 JitPass = Callable[[torch.Graph], None]
 
+GPU_TARGETS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
+"""The entries of ``Config.gpu_targets``."""
 _OP_KIND = re.compile(r"[A-Za-z_]\w*::[A-Za-z_]\w*(@-?\d+)?")
 
 
@@ -57,6 +59,13 @@ def _op_kinds(value: object) -> tuple[str, ...]:
             f"{bad[0]!r} is neither"
         )
     return kinds
+
+
+def _gpu_targets(value: object) -> tuple[str, ...]:
+    names = _names(value)
+    if bad := [name for name in names if name not in GPU_TARGETS]:
+        raise ValueError(f"each entry is one of {', '.join(GPU_TARGETS)}; {bad[0]!r} is none")
+    return tuple(dict.fromkeys(names))
 
 
 def _tracing(value: object) -> object:
@@ -190,6 +199,7 @@ def _check_between(low: tuple[Shape, ...], one: tuple[Shape, ...], high: tuple[S
 
 Names = Annotated[tuple[str, ...], BeforeValidator(_names)]
 OpKinds = Annotated[tuple[str, ...], BeforeValidator(_op_kinds)]
+GpuTargets = Annotated[tuple[str, ...], BeforeValidator(_gpu_targets)]
 Tracing = Annotated[Literal[True] | tuple[str, ...] | None, BeforeValidator(_tracing)]
 DynamicShapes = Annotated[dict[int | str, dict[int, Dim]] | None, BeforeValidator(_dynamic_shapes)]
 Weights = Annotated[tuple[float, ...] | None, BeforeValidator(_weights)]

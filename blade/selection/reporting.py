@@ -7,7 +7,7 @@ optimized = wrap(task, decided)
 
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,7 @@ from blade.core.captured import Captured
 from blade.core.disk_cache import untrusted
 from blade.core.examples import text_of_samples
 from blade.core.hardware import cpu_name
-from blade.core.reason import Reason, Stage
+from blade.core.reason import Code, Reason, Stage
 from blade.errors import ConfigError, warn_user
 from blade.graph.torchscript.answer_by_original import answer_by_original
 from blade.graph.torchscript.count_paths import count_paths
@@ -46,7 +46,7 @@ from blade.report import (
     Tried,
     versions,
 )
-from blade.report.layer_notes import precision_of
+from blade.report.layer_notes import left_targets_of, precision_of
 from blade.runtime.engine import Engine
 from blade.runtime.originals import register
 from blade.selection.cache.decisions import SelectionResult
@@ -192,7 +192,7 @@ def _cluster_report(task: Task, choice: ClusterChoice, decision: Decision) -> Cl
         backend=served.backend if served else ORIGINAL,
         timings=served.timings if served else (),
         verdict=served.verdict if served else None,
-        reasons=reasons,
+        reasons=(*reasons, *_left_targets(built.name, served.engines if served else ())),
         tried=_tried(built, decision, serving, reasons),
         sizes=str(choice.table) if choice.table else "",
         precision=_precision(served.engines if served else ()),
@@ -219,6 +219,14 @@ def _tried(
 
 def _precision(engines: Sequence[torch.ScriptObject]) -> tuple[LayerPrecision, ...]:
     return tuple(one for e in engines for one in precision_of(cast(Engine, e).program()))
+
+
+def _left_targets(cluster: str, engines: Sequence[torch.ScriptObject]) -> Iterator[Reason]:
+    """Why engines have no code for some of ``Config.gpu_targets``."""
+    for engine in (cast(Engine, e) for e in engines):
+        for name, why in left_targets_of(engine.program()).items():
+            text = f"It has no code for {name}, where the original runs: {why}"
+            yield Reason(Stage.CONVERT, Code.CONVERSION_FAILED, engine.backend(), cluster, text)
 
 
 def _kernels(task: Task, choice: ClusterChoice) -> tuple[KernelTime, ...]:

@@ -21,6 +21,8 @@ struct Counts {
 
 Counts counts{};
 Stream current = nullptr;
+std::string architecture_name = "fake_1";
+size_t shared_bytes = 1000;
 bool others_capture = false, busy = false, records_copies = true, moves_launches = true;
 std::vector<std::function<void()>>* recording = nullptr;
 
@@ -181,7 +183,8 @@ class Fake final : public blade::Accelerator {
  public:
   c10::DeviceType type() const override { return c10::kCPU; }
   c10::DeviceIndex count() const override { return 1; }
-  std::string architecture(c10::DeviceIndex) const override { return "fake_1"; }
+  std::string architecture(c10::DeviceIndex) const override { return architecture_name; }
+  size_t shared_memory(c10::DeviceIndex) const override { return shared_bytes; }
   void enter(c10::DeviceIndex) override {}
   Stream current_stream(c10::DeviceIndex) const override { return current; }
   bool is_capturing(Stream) const override { return others_capture; }
@@ -221,6 +224,10 @@ int64_t fake_abi() { return blade::kAcceleratorAbi; }
 Counts* fake_counts() { return &counts; }
 void fake_stream(int64_t stream) { current = reinterpret_cast<Stream>(stream); }
 void fake_capturing(bool capturing) { others_capture = capturing; }
+void fake_is(const char* name, int64_t shared) {
+  architecture_name = name;
+  shared_bytes = static_cast<size_t>(shared);
+}
 void fake_busy(bool is_busy) { busy = is_busy; }
 void fake_records_copies(bool does) { records_copies = does; }
 void fake_moves_launches(bool does) { moves_launches = does; }

@@ -8,10 +8,11 @@ from typing import Any
 import numpy
 import torch
 
-from blade.backends.disc.compiler import compile_graph
+from blade.backends.disc.compiler import CompiledProgram, compile_graph
 from blade.backends.disc.cpu.compile import parallel as cpu
 from blade.backends.disc.frontend.support import NAME, why_not_op
 from blade.backends.disc.gpu import available as gpu
+from blade.backends.disc.gpu_variants import with_targets
 from blade.backends.disc.target.cpu import CpuTarget, host
 from blade.backends.disc.target.gpu import GpuTarget, target_of
 from blade.backends.shared.half_precision import half_of
@@ -21,7 +22,7 @@ from blade.core.backend import Backend
 from blade.core.cluster import Cluster, OpNode, device_of
 from blade.core.disk_cache import open_cache
 from blade.core.reason import Reason
-from blade.report.layer_notes import with_kernel_ops
+from blade.report.layer_notes import with_kernel_ops, with_left_targets
 from blade.runtime.engine import make_engine
 
 log = logging.getLogger(__name__)
@@ -102,23 +103,34 @@ class DiscBackend(Backend):
         sixteenths: int = 16,
     ) -> torch.ScriptObject:
         folder = None if config.dump_dir is None else Path(config.dump_dir) / cluster.name
-        compiled = compile_graph(
-            cluster.gm,
-            cluster.shape_env,
-            _target(device),
-            folder,
-            open_cache(config.cache),
-            single=config.memory == "low",
-            updates=cluster.updates,
-            half=half,
-            sixteenths=sixteenths,
-        )
+        cache = open_cache(config.cache)
+
+        def compile_for(
+            target: CpuTarget | GpuTarget, folder: Path | None = None
+        ) -> CompiledProgram:
+            return compile_graph(
+                cluster.gm,
+                cluster.shape_env,
+                target,
+                folder,
+                cache,
+                single=config.memory == "low",
+                updates=cluster.updates,
+                half=half,
+                sixteenths=sixteenths,
+            )
+
+        target = _target(device)
+        compiled, left = compile_for(target, folder), dict[str, str]()
+        if isinstance(target, GpuTarget):
+            compiled, left = with_targets(compiled, target, config.gpu_targets, compile_for)
         code = torch.from_numpy(numpy.frombuffer(compiled.object, dtype=numpy.uint8).copy())
         limits = {"max_failures": config.max_failures, "watch_constants": int(cluster.live)}
         if device.type == "cuda":
             limits["cuda_graphs"] = int(config.cuda_graphs)
             limits["reuse_output_buffers"] = int(config.reuse_output_buffers)
         program = with_kernel_ops(compiled.program, compiled.kernel_ops)
+        program = with_left_targets(program, left)
         constants = [c if cluster.live else aligned(c) for c in compiled.constants]
         return make_engine(cluster.name, self.name, program, code, constants, limits)
 

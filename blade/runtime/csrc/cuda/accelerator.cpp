@@ -58,6 +58,13 @@ class Cuda final : public Accelerator {
     return "sm_" + std::to_string(major) + std::to_string(minor);
   }
 
+  size_t shared_memory(c10::DeviceIndex device) const override {
+    int bytes = 0;
+    check(
+        driver().cuDeviceGetAttribute(&bytes, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, device_of(device)), "asking a device");
+    return static_cast<size_t>(bytes);
+  }
+
   // A thread that has only allocated so far has no context yet.
   void enter(c10::DeviceIndex device) override {
     CUcontext context = nullptr;

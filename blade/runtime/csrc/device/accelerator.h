@@ -15,7 +15,7 @@
 namespace blade {
 
 // Changes with every change of what this file declares: both libraries must have been built together.
-constexpr int64_t kAcceleratorAbi = 5;
+constexpr int64_t kAcceleratorAbi = 6;
 
 using Stream = void*;  // the driver's handle; null is the default stream
 
@@ -92,6 +92,7 @@ class Accelerator {
   virtual c10::DeviceType type() const = 0;
   virtual c10::DeviceIndex count() const = 0;                                      // 0: none usable
   virtual std::string architecture(c10::DeviceIndex device) const = 0;             // "sm_90"
+  virtual size_t shared_memory(c10::DeviceIndex device) const = 0;                 // bytes that a block may have
   virtual void enter(c10::DeviceIndex device) = 0;  // this thread is going to use it; it is the current one already
   virtual Stream current_stream(c10::DeviceIndex device) const = 0;
   virtual bool is_capturing(Stream stream) const = 0;  // somebody records what is enqueued there

@@ -8,6 +8,7 @@
 #include "engine/checksum.h"
 #include "engine/interrupt.h"
 #include "engine/policy.h"
+#include "engine/variants.h"
 
 namespace blade {
 namespace {
@@ -66,8 +67,9 @@ void Engine::load(Origin origin) {
       return;
     }
     if (const auto why = why_not_admitted(backend_); !why.empty()) throw Unavailable(Code::kDisabled, why);
-    auto program = parse_program(program_, constants_.size(), origin);
-    if (backend_ == "disc") {
+    const bool is_disc = backend_ == "disc";
+    auto program = parse_program(is_disc ? select_program(program_, object_, constants_) : program_, constants_.size(), origin);
+    if (is_disc) {
       ExecutorLimits limits;
       limits.max_shapes = static_cast<size_t>(std::max<int64_t>(1, limit("max_shapes", 64)));
       limits.max_idle_bytes = static_cast<size_t>(limit("max_idle_bytes", int64_t{1} << 29));

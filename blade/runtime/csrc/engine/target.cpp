@@ -7,6 +7,7 @@
 #include <unordered_map>
 
 #include "device/cpu_features.h"
+#include "engine/variants.h"
 
 namespace blade {
 namespace {
@@ -88,15 +89,23 @@ DeviceCode::DeviceCode(const Program& program, Accelerator& accelerator, const a
   for (const auto& pack : program_.packs) check(pack.kernel);
 }
 
-void DeviceCode::check_architecture(const std::string& architecture, c10::DeviceIndex device) const {
+// The architecture of the isa whose code `device` runs: its own, or an older one of the same major version.
+std::string DeviceCode::architecture_for(c10::DeviceIndex device) const {
   const auto& isa = program_.isa;
-  if (binaries_.empty()) return;  // calls alone run anywhere
-  if (std::find(isa.begin() + 1, isa.end(), architecture) != isa.end()) return;
-  std::string has;
+  const auto is = accelerator_.architecture(device);
+  if (binaries_.empty()) return is;  // calls alone run anywhere
+  const auto place = isa[0] + ":" + std::to_string(device) + " is " + is;
+  std::string has, too_large;
   for (size_t k = 1; k < isa.size(); ++k) has += (k > 1 ? ", " : "") + isa[k];
+  if (const auto own = std::find(isa.begin() + 1, isa.end(), is); own != isa.end()) return is;
+  for (size_t k = 1; k < isa.size(); ++k) {
+    if (!runs_on(isa[k], is)) continue;
+    too_large = why_too_large(binaries_, isa[k], accelerator_, device);
+    if (too_large.empty()) return isa[k];
+  }
   throw Unavailable(
-      Code::kDeviceMismatch, "The engine has device code for " + (has.empty() ? "no architecture" : has) + ", but " + isa[0] + ":" +
-                                 std::to_string(device) + " is " + architecture + ": optimize the model again on this kind of device.");
+      Code::kDeviceMismatch, "The engine has device code for " + (has.empty() ? "no architecture" : has) + ", but " + place +
+                                 ": optimize the model again on this kind of device." + (too_large.empty() ? "" : " Of its code, " + too_large + "."));
 }
 
 const DeviceCode::Kernels& DeviceCode::on(c10::DeviceIndex device) {
@@ -107,8 +116,7 @@ const DeviceCode::Kernels& DeviceCode::on(c10::DeviceIndex device) {
 }
 
 std::unique_ptr<DeviceCode::Kernels> DeviceCode::load(c10::DeviceIndex device) const {
-  const auto architecture = accelerator_.architecture(device);
-  check_architecture(architecture, device);
+  const auto architecture = architecture_for(device);
   auto kernels = std::make_unique<Kernels>();
   std::unordered_map<std::string, const Kernel*> by_name;
   const auto find = [&](const std::string& name) {

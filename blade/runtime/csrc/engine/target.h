@@ -36,7 +36,7 @@ class DeviceCode {
 
  private:
   std::unique_ptr<Kernels> load(c10::DeviceIndex device) const;
-  void check_architecture(const std::string& architecture, c10::DeviceIndex device) const;
+  std::string architecture_for(c10::DeviceIndex device) const;
 
   const Program& program_;
   Accelerator& accelerator_;

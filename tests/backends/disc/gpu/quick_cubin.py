@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 
-def serve(requests: Any, arch: int) -> None:
+def serve(requests: Any, first: Any) -> None:
     cubin = _cubin()
     cubin._prepare = cubin._keep_in = lambda given: None
     cubin.compile_unit = _compile_unit
     cubin.pack = lambda unit: (unit.text.encode(), 128, os.getpid())
-    cubin.serve_compilations(requests, arch)
+    cubin.serve_compilations(requests, first)
 
 
-def fails(requests: Any, arch: int) -> None:
+def fails(requests: Any, first: Any) -> None:
     raise ImportError("no such library")
 
 
@@ -31,7 +31,7 @@ def _cubin() -> Any:
     return module
 
 
-def _compile_unit(unit: Any, arch: int, folder: str) -> Any:
+def _compile_unit(unit: Any, target: Any, folder: str, shared: int) -> Any:
     os.write(1, b"on stdout\n")
     if unit.text == "crash":
         os.abort()

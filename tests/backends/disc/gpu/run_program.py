@@ -68,9 +68,11 @@ class GpuProgram:
         return run.run(), run.ran
 
 
-def compile_to_program(graph: Graph, half: torch.dtype | None = None) -> GpuProgram:
-    """``graph`` for an H100."""
-    return _noted(lambda: compiler.compile_ir(graph, GpuTarget(), half=half))
+def compile_to_program(
+    graph: Graph, half: torch.dtype | None = None, target: GpuTarget | None = None
+) -> GpuProgram:
+    """``graph`` for ``target``, an H100 unless it is given."""
+    return _noted(lambda: compiler.compile_ir(graph, target or GpuTarget(), half=half))
 
 
 def compile_graph_to_program(

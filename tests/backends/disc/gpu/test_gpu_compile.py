@@ -51,7 +51,7 @@ spec = u.spec_from_file_location("cubin", {path!r})
 module = u.module_from_spec(spec); spec.loader.exec_module(module)
 unit = types.SimpleNamespace(**pickle.load(sys.stdin.buffer))
 with tempfile.TemporaryDirectory() as folder:
-    print(module.compile_unit(unit, 90, folder).asm["ptx"])
+    print(module.compile_unit(unit, ("cuda", 90, 32), folder).asm["ptx"])
 """
 
 

@@ -125,6 +125,6 @@ def test_a_fork_of_the_process_starts_one_of_its_own(quick: None) -> None:
 
 def test_where_no_file_can_be_written_that_is_the_answer(quick: None) -> None:
     child = server._started(TARGET)
-    child.post(([{"name": "u", "text": "a"}], "/nowhere", 1))
+    child.post(([{"name": "u", "text": "a"}], TARGET.triton, TARGET.shared, "/nowhere", 1))
     [found] = child.answer(60)
     assert "ended" in found

@@ -47,8 +47,8 @@ _OURS = "ours"
 def choose_kernels(
     values: Iterable[Value], target: GpuTarget, facts: SizeRelations, cache: KernelStore | None
 ) -> dict[str, str]:
-    """ATen's kernels for long attentions, by ``attention_key``, if they are faster."""
-    if not torch.cuda.is_available():
+    """ATen's kernels for long attentions, by ``attention_key``, if they are faster on a target that is here."""
+    if not (target.here and torch.cuda.is_available()):
         return {}
     found: dict[str, str] = {}
     for key, value in {attention_key(v): v for v in values}.items():

@@ -172,7 +172,8 @@ class _AttentionLaunches:
     @cached_property
     def tiles(self) -> AttentionTiles:
         causal = bool(self.value.attrs["causal"])
-        return tiles(self.depth, self.columns, self.q.dtype, self.matrix, causal)
+        found = tiles(self.depth, self.columns, self.q.dtype, self.matrix, causal)
+        return found.fitted(self.depth, self.columns, self.q.dtype, self.target.shared)
 
     def even(self) -> sympy.Basic:
         """Condition: rows of a full bias begin at multiples of EVEN elements, so that loads are vectors."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tiles of attention: queries and keys that a program takes at a time, by lengths and depth."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -32,6 +32,31 @@ class AttentionTiles:
     long: AttentionTile
     even: AttentionTile | None = None  # for many queries, with a bias read by vector loads
     large: AttentionTile | None = None
+
+    def fitted(self, depth: int, columns: int, dtype: torch.dtype, shared: int) -> "AttentionTiles":
+        """These tiles with as many queries as ``shared`` bytes of shared memory hold in one stage."""
+        widest = max(sum(parts_of(depth)), sum(parts_of(columns)))
+        elements = shared // dtype.itemsize
+
+        def fit(tile: AttentionTile) -> AttentionTile:
+            while tile.queries > 16 and _least(tile, widest) > elements:
+                tile = replace(tile, queries=tile.queries // 2)
+            return tile
+
+        return AttentionTiles(
+            fit(self.few),
+            fit(self.wide),
+            fit(self.alone),
+            fit(self.short),
+            fit(self.long),
+            self.even and fit(self.even),
+            self.large and fit(self.large),
+        )
+
+
+def _least(tile: AttentionTile, widest: int) -> int:
+    """Elements of shared memory in one stage: the queries, a block of keys or of values, the scores."""
+    return (tile.queries + tile.keys) * widest + tile.queries * tile.keys
 
 
 def tiles(

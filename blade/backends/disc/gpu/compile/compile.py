@@ -79,7 +79,7 @@ def compile_units(
     """The object with every unit, each once. Raises ``Refused`` if Triton cannot compile one."""
     named = {unit.name: unit for unit in units}
     version = importlib.metadata.version("triton") if named else ""
-    base = ["cubin", version, *target.isa]
+    base = ["cubin", version, *target.isa, str(target.shared)]
     keys = {name: digest([*base, name, repr(asdict(unit))]) for name, unit in named.items()}
     found: dict[str, Cubin] = {}
     for name, key in keys.items():

@@ -4,7 +4,7 @@
     warm_up(target)                                 # returns at once; imports Triton meanwhile
     results = compile_in_forks(units, target)       # per unit the result of cubin.pack, or a sentence why not
 
-It serves one process, one request at a time, and ends with that process or after being idle for a while.
+It serves one process and any target, one request at a time, and ends with that process or after being idle for a while.
 """
 
 import os
@@ -27,7 +27,6 @@ Result = tuple[bytes, int, int] | str
 
 _lock = threading.Lock()
 _server: SpawnedProcess | None = None
-_arch = 0  # the architecture it compiles for
 
 
 def warm_up(target: GpuTarget) -> None:
@@ -43,7 +42,7 @@ def compile_in_forks(units: Sequence[TritonUnit], target: GpuTarget) -> list[Res
     processes = min(MAX_PROCESSES, len(os.sched_getaffinity(0)))
     # results are stored in blade's cache, not in Triton's
     with tempfile.TemporaryDirectory(prefix="blade-") as folder, _lock:
-        found = _ask(_started(target), (fields, folder, processes))
+        found = _ask(_started(target), (fields, target.triton, target.shared, folder, processes))
     if isinstance(found, str):
         return [found] * len(units)
     results = dict(zip(order, found, strict=True))
@@ -65,17 +64,16 @@ def _ask(child: SpawnedProcess, request: object) -> list[Result] | str:
 
 
 def _started(target: GpuTarget) -> SpawnedProcess:
-    global _server, _arch
-    if _server is None or _arch != target.arch or not _server.is_alive():
+    global _server
+    if _server is None or not _server.is_alive():
         if _server is not None:
             _server.close()
         # Triton's interpreter may be on here
         _server = SpawnedProcess(
             cubin.serve_compilations,
-            target.arch,
+            target.triton,
             standalone=True,
             idle_s=IDLE_S,
             environment={"TRITON_INTERPRET": "0"},
         )
-        _arch = target.arch
     return _server

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plan of every product: timed on the target GPU, else taken from a table.
+"""The plan of every product: timed on the target GPU if it is here, else taken from a table.
 
 Per class of rows one tile (several for 8-bit products) is timed against ATen's product followed by the
 group as a separate kernel. Candidates are compiled together with the program's other units, to use all
@@ -51,7 +51,7 @@ def choose_plans(
     distinct = {product.key: product for product in products}
     if not distinct:
         return {}
-    if not torch.cuda.is_available():
+    if not (target.here and torch.cuda.is_available()):
         return {key: unmeasured(product, target) for key, product in distinct.items()}
     keys = {key: _cache_key(key, target) for key in distinct}
     plans = {key: _kept(cache, keys[key]) for key in distinct}
