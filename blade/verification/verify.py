@@ -167,6 +167,7 @@ def _verify(
         like = like or _layouts(want)
         first = [own_error] * len(want) if own_error is not None else known
         answers += _measure(case, got, want, truth, known or first, hurry=seconds is not None)
+        truth.forget()
         known = known or _known(answers)
 
     def wanted(case: Case) -> Tensors | None:
