@@ -13,6 +13,8 @@ more are kept than that, and the latest: only the original's errors are needed l
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -56,6 +58,7 @@ class Fp64Model:
         self._references = references
         self._seed = seed
         self._wide: ReferenceModel | None = None
+        self._in_parts = False
         self._found: dict[int, Leaves | None] = {}
         self._errors: dict[tuple[int, int, int], float | None] = {}
 
@@ -143,38 +146,37 @@ class Fp64Model:
     def _run_first(self, original: ReferenceModel, one: Reference) -> Leaves | None:
         """``_run`` of a new float64 model: a copy of small weights, or of those that may not be widened at use."""
         if sum(map(wide_bytes, original.tensors())) > KEPT:
-            wide = original.in_fp64(at_use=True)
-            found = attempt(Stage.VERIFY, None, one.what, lambda: self._outputs(wide, one))
+            self._wide, self._in_parts = original.in_fp64(at_use=True), True
+            run = partial(self._outputs, self._wide, one)
+            found = attempt(Stage.VERIFY, None, one.what, run, code=Code.WRONG_VALUES)
             if not isinstance(found, Reason):
-                self._wide = wide
                 return found
-        self._wide = original.in_fp64()
+        self._wide, self._in_parts = original.in_fp64(), False
         return self._outputs(self._wide, one)
 
     def _outputs(self, wide: ReferenceModel, one: Reference) -> Leaves | None:
+        if self._in_parts:
+            with attention_in_parts(), Draws() as draws:
+                first = self._seeded(wide, one, 0)
+            if not self._seed or (not draws.seen and _bytes_of(first) > KEPT):
+                return first  # a second run's would take as much again
+        else:
+            first = self._seeded(wide, one, 0)
         if not self._seed:
-            return _answers(wide, one)
-        with Draws() as draws:
-            first = _seeded(wide, one, 0)
-        if not draws.seen and _bytes_of(first) > KEPT:
-            return first  # a second run's would take as much again
-        return first if _is_same_run(first, _seeded(wide, one, 1)) else None
+            return first
+        with attention_in_parts() if self._in_parts else nullcontext():
+            second = self._seeded(wide, one, 1)
+        return first if _is_same_run(first, second) else None
+
+    def _seeded(self, wide: ReferenceModel, one: Reference, seed: int) -> Leaves:
+        with seeded_generators(seed) if self._seed else nullcontext():
+            answers = wide.run(widened(one.sample), times=len(one.answers))
+        return [pytree.tree_leaves(output) for output, _ in answers]
 
 
 def _is_same_run(first: Leaves, second: Leaves) -> bool:
     pairs = zip(tensors_in(first), tensors_in(second), strict=True)
     return all(a.shape == b.shape and distance(a, b) <= SAME_RUN for a, b in pairs)
-
-
-def _seeded(wide: ReferenceModel, one: Reference, seed: int) -> Leaves:
-    with seeded_generators(seed):
-        return _answers(wide, one)
-
-
-def _answers(wide: ReferenceModel, one: Reference) -> Leaves:
-    with attention_in_parts():
-        answers = wide.run(widened(one.sample), times=len(one.answers))
-    return [pytree.tree_leaves(output) for output, _ in answers]
 
 
 def _bytes_of(value: Any) -> int:

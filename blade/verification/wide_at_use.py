@@ -9,13 +9,16 @@ A copy of all weights in float64 takes four times the memory of a model in 16 bi
 grow with the square of the length.
 """
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
+from torch.nn import functional
 from torch.utils import _pytree as pytree
+
+from blade.process.shared_switch import SharedSwitch
 
 PART = 64 << 20
 """Most bytes in float64 of one part of a weight, or of the scores of attention."""
@@ -145,6 +148,9 @@ _PRODUCTS: dict[Any, Callable[..., torch.Tensor]] = {
 }
 
 
+_whole = functional.scaled_dot_product_attention
+
+
 def attend(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -160,9 +166,8 @@ def attend(
     rest: dict[str, Any] = {"scale": scale, "enable_gqa": enable_gqa}
     rows, keys = query.shape[-2], key.shape[-2]
     parts = _parts(rows, _WIDE_BYTES * query[..., 0].numel() * keys)
-    whole = torch.nn.functional.scaled_dot_product_attention
     if len(parts) < 2 or dropout_p or (is_causal and attn_mask is not None):
-        return whole(query, key, value, attn_mask, dropout_p, is_causal, **rest)
+        return _whole(query, key, value, attn_mask, dropout_p, is_causal, **rest)
     columns = torch.arange(keys, device=query.device)
     several = []
     for part in parts:
@@ -171,26 +176,43 @@ def attend(
             mask = columns <= columns.new_tensor(range(part.start, part.stop)).unsqueeze(-1)
         elif attn_mask is not None and attn_mask.dim() > 1 and attn_mask.shape[-2] > 1:
             mask = attn_mask[..., part, :]
-        several.append(whole(query[..., part, :], key, value, mask, **rest))
+        several.append(_whole(query[..., part, :], key, value, mask, **rest))
     return torch.cat(several, -2)
 
 
 @contextmanager
 def attention_in_parts() -> Iterator[None]:
-    """Make Python code that calls ``scaled_dot_product_attention`` on float64 call ``attend``."""
-    with _AttentionInParts():
-        yield
+    """Make Python code on this thread that calls ``scaled_dot_product_attention`` on float64 call ``attend``.
+
+    Under a mode of torch functions, which would do as well, ``torch.nn`` does not use its fused layers.
+    """
+    before, _thread.is_inside = _is_inside(), True
+    try:
+        with _patched:
+            yield
+    finally:
+        _thread.is_inside = before
 
 
-class _AttentionInParts(TorchFunctionMode):
-    def __torch_function__(
-        self,
-        func: Any,
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        of_torch = torch.nn.functional.scaled_dot_product_attention
-        if func is of_torch and args and args[0].dtype is torch.float64:
-            return attend(*args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
+def _is_inside() -> bool:
+    return bool(getattr(_thread, "is_inside", False))
+
+
+def _put() -> Callable[..., torch.Tensor]:
+    before = functional.scaled_dot_product_attention
+
+    def attention(*args: Any, **kwargs: Any) -> torch.Tensor:
+        query = args[0] if args else kwargs.get("query")
+        is_wide = isinstance(query, torch.Tensor) and query.dtype is torch.float64
+        return (attend if is_wide and _is_inside() else before)(*args, **kwargs)
+
+    functional.scaled_dot_product_attention = attention
+    return before
+
+
+def _restore(before: Callable[..., torch.Tensor]) -> None:
+    functional.scaled_dot_product_attention = before
+
+
+_thread = threading.local()
+_patched = SharedSwitch(_put, _restore)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Weights that are widened at use: the values of a float64 copy, and how many bytes of float64 live."""
 
+import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -13,7 +14,7 @@ from wide_bytes import WideBytes
 
 from blade.verification import fp64_reference, wide_at_use
 from blade.verification.fp64_reference import Fp64Reference
-from blade.verification.wide_at_use import WideAtUse, attend
+from blade.verification.wide_at_use import WideAtUse, attend, attention_in_parts
 
 aten = torch.ops.aten
 RNG = torch.Generator().manual_seed(0)
@@ -94,6 +95,19 @@ def test_attention_in_parts_is_attention(mask: str) -> None:
     got = attend(q, k, v, **MASKS[mask], enable_gqa=True)
     want = F.scaled_dot_product_attention(q, k, v, **MASKS[mask], enable_gqa=True)
     torch.testing.assert_close(got, want, rtol=1e-13, atol=1e-13)
+
+
+def test_python_code_on_this_thread_attends_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[torch.dtype] = []
+    monkeypatch.setattr(wide_at_use, "attend", lambda q, *_: seen.append(q.dtype))
+    before, q = F.scaled_dot_product_attention, draw(1, 3, 4)
+    with attention_in_parts(), attention_in_parts():
+        other = threading.Thread(target=F.scaled_dot_product_attention, args=3 * [q.double()])
+        other.start()
+        other.join()
+        F.scaled_dot_product_attention(q, q, q)
+        F.scaled_dot_product_attention(*3 * [q.double()])
+    assert F.scaled_dot_product_attention is before and seen == [torch.float64]
 
 
 class Layers(nn.Module):
