@@ -7,9 +7,14 @@
 The errors of 16-bit arithmetic, or of 32-bit products in TF32 on a GPU, grow with a model's depth: two right
 results of a deep model may differ by more than any fixed tolerance. Then both are compared with float64, as
 the results of clusters are: an error of at most twice the original's own, plus rounding, is right.
+
+Weights that take more than ``KEPT`` bytes in float64 are widened at use (``wide_at_use``), and of outputs no
+more are kept than that, and the latest: only the original's errors are needed later.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,6 +26,7 @@ from blade.core.captured import Reference
 from blade.core.pytree import tensors_in
 from blade.core.reason import Code, Reason, Stage
 from blade.process.torch_state import seeded_generators
+from blade.verification.draws import Draws
 from blade.verification.tolerance import (
     SAME_RUN,
     allowed,
@@ -30,12 +36,14 @@ from blade.verification.tolerance import (
     own_error,
     usual_error,
 )
+from blade.verification.wide_at_use import attention_in_parts, wide_bytes
 
+KEPT = 256 << 20  # bytes of weights, and of outputs
 Leaves = list[list[Any]]  # outputs of each call
 
 
 class Fp64Model:
-    """The float64 model: on first use it is copied, widened and run at that reference.
+    """The float64 model: on first use it is made and run at that reference.
 
     ``seed``: whether the random generators may be used, to detect a model that draws numbers.
     """
@@ -50,7 +58,9 @@ class Fp64Model:
         self._references = references
         self._seed = seed
         self._wide: ReferenceModel | None = None
+        self._in_parts = False
         self._found: dict[int, Leaves | None] = {}
+        self._errors: dict[tuple[int, int, int], float | None] = {}
 
     def why_not(
         self, one: Reference, call: int, output: int, want: torch.Tensor, got: torch.Tensor
@@ -60,39 +70,26 @@ class Fp64Model:
         A result as near to float64 as its dtype permits is right, however far the original is. Where the
         original's output is pure rounding (``is_rounding``), so is a result about as near.
         """
+        truth = self._truth(one, call, output)
         own = self._own(one, call, output, want)
         if own is None:
-            truth = self._truth(one, call, output)
             if truth is None or truth.shape != want.shape:
                 return ""
             far = distance(want, truth) if is_rounding(want, truth) else 0.0
-            return "" if self._over(one, call, output, want, got, far) else None
-        if self._over(one, call, output, want, got, own) is None:
+            return "" if excess_error(got, want, truth, far) else None
+        assert truth is not None
+        if excess_error(got, want, truth, own) is None:
             return None
         # small by chance: use the original's error elsewhere
         others = [self._own_of(other, call, output) for other in self._references]
         own = max(own, usual_error(others))
-        seen = self._over(one, call, output, want, got, own)
+        seen = excess_error(got, want, truth, own)
         if seen is None:
             return None
         return (
             f"; relative to the largest value it is {seen:.1e} from a run in float64; the original is "
             f"{own:.1e} from it, which allows {allowed(want.dtype, own):.1e}"
         )
-
-    def _over(
-        self,
-        one: Reference,
-        call: int,
-        output: int,
-        want: torch.Tensor,
-        got: torch.Tensor,
-        own: float,
-    ) -> float | None:
-        """Return the error of ``got`` if it exceeds what an original with the error ``own`` allows."""
-        truth = self._truth(one, call, output)
-        assert truth is not None
-        return excess_error(got, want, truth, own)
 
     def _own_of(self, one: Reference, call: int, output: int) -> float | None:
         if call >= len(one.answers):
@@ -103,41 +100,87 @@ class Fp64Model:
 
     def _own(self, one: Reference, call: int, output: int, want: torch.Tensor) -> float | None:
         """Return the original's error; ``None`` without a usable float64 run."""
-        return own_error(want, self._truth(one, call, output))
+        key = id(one), call, output
+        if key not in self._errors:
+            self._errors[key] = own_error(want, self._truth(one, call, output))
+        return self._errors[key]
 
     def _truth(self, one: Reference, call: int, output: int) -> torch.Tensor | None:
-        if id(one) not in self._found:
-            found = attempt(
-                Stage.VERIFY, None, one.what, lambda: self._run(one), code=Code.WRONG_VALUES
-            )
-            self._found[id(one)] = None if isinstance(found, Reason) else found
-        calls = self._found[id(one)]
+        calls = self._leaves_of(one)
         if calls is None or output >= len(calls[call]):
             return None
         leaf = calls[call][output]
         return leaf if isinstance(leaf, torch.Tensor) else None
 
+    def _leaves_of(self, one: Reference) -> Leaves | None:
+        """Return the outputs of the float64 model; the latest ones are kept, up to ``KEPT`` bytes."""
+        if id(one) in self._found:
+            return self._found[id(one)]
+        found = attempt(
+            Stage.VERIFY, None, one.what, lambda: self._run(one), code=Code.WRONG_VALUES
+        )
+        calls = None if isinstance(found, Reason) else found
+        if calls is not None:
+            self._note_errors(one, calls)
+        while self._found and _bytes_of([calls, *self._found.values()]) > KEPT:
+            del self._found[next(iter(self._found))]
+        self._found[id(one)] = calls
+        return calls
+
+    def _note_errors(self, one: Reference, calls: Leaves) -> None:
+        """Note the original's errors, so that they do not take another run."""
+        for call, ((answer, _), truths) in enumerate(zip(one.answers, calls, strict=True)):
+            leaves = pytree.tree_leaves(answer)
+            for output, (want, truth) in enumerate(zip(leaves, truths, strict=False)):
+                if isinstance(want, torch.Tensor) and isinstance(truth, torch.Tensor):
+                    self._errors[id(one), call, output] = own_error(want, truth)
+
     def _run(self, one: Reference) -> Leaves | None:
         """Return the outputs of the float64 model; ``None`` if they depend on numbers that it draws."""
         if self._original is None:
             return None
-        self._wide = self._wide or self._original.in_fp64()
+        if self._wide is None:
+            return self._run_first(self._original, one)
+        return self._outputs(self._wide, one)
+
+    def _run_first(self, original: ReferenceModel, one: Reference) -> Leaves | None:
+        """``_run`` of a new float64 model: a copy of small weights, or of those that may not be widened at use."""
+        if sum(map(wide_bytes, original.tensors())) > KEPT:
+            self._wide, self._in_parts = original.in_fp64(at_use=True), True
+            run = partial(self._outputs, self._wide, one)
+            found = attempt(Stage.VERIFY, None, one.what, run, code=Code.WRONG_VALUES)
+            if not isinstance(found, Reason):
+                return found
+        self._wide, self._in_parts = original.in_fp64(), False
+        return self._outputs(self._wide, one)
+
+    def _outputs(self, wide: ReferenceModel, one: Reference) -> Leaves | None:
+        if self._in_parts:
+            with attention_in_parts(), Draws() as draws:
+                first = self._seeded(wide, one, 0)
+            if not self._seed or (not draws.seen and _bytes_of(first) > KEPT):
+                return first  # a second run's would take as much again
+        else:
+            first = self._seeded(wide, one, 0)
         if not self._seed:
-            return self._answers(one)
-        first, second = (self._seeded(one, seed) for seed in (0, 1))
-        for a, b in zip(tensors_in(first), tensors_in(second), strict=True):
-            if a.shape != b.shape or not distance(a, b) <= SAME_RUN:
-                return None
-        return first
+            return first
+        with attention_in_parts() if self._in_parts else nullcontext():
+            second = self._seeded(wide, one, 1)
+        return first if _is_same_run(first, second) else None
 
-    def _seeded(self, one: Reference, seed: int) -> Leaves:
-        with seeded_generators(seed):
-            return self._answers(one)
-
-    def _answers(self, one: Reference) -> Leaves:
-        assert self._wide is not None
-        answers = self._wide.run(widened(one.sample), times=len(one.answers))
+    def _seeded(self, wide: ReferenceModel, one: Reference, seed: int) -> Leaves:
+        with seeded_generators(seed) if self._seed else nullcontext():
+            answers = wide.run(widened(one.sample), times=len(one.answers))
         return [pytree.tree_leaves(output) for output, _ in answers]
+
+
+def _is_same_run(first: Leaves, second: Leaves) -> bool:
+    pairs = zip(tensors_in(first), tensors_in(second), strict=True)
+    return all(a.shape == b.shape and distance(a, b) <= SAME_RUN for a, b in pairs)
+
+
+def _bytes_of(value: Any) -> int:
+    return sum(t.numel() * t.element_size() for t in tensors_in(value))
 
 
 def widened(value: Any) -> Any:

@@ -17,9 +17,10 @@ from blade.errors import InputError
 from blade.report import ATTRIBUTE
 
 
-def private_copy(model: Any) -> nn.Module:
+def private_copy(model: Any, instead: Mapping[int, Any] | None = None) -> nn.Module:
     """Return a deep copy of ``model`` without data-parallel or ``torch.compile`` wrappers.
 
+    ``instead``: what the copy holds in place of objects of ``model``, by their id.
     Raises ``InputError`` if ``model`` is no module or optimized already, is in training mode, has parameters
     on several devices or on ``meta``, or cannot be copied.
     """
@@ -36,7 +37,7 @@ def private_copy(model: Any) -> nn.Module:
     _check_training(model)
     device_of(model)
     try:
-        own = _copy(model)
+        own = _copy(model, instead or {})
     except (AttributeError, RuntimeError, TypeError, ValueError, NotImplementedError) as error:
         raise InputError(
             f"model: {type(model).__name__} cannot be deep-copied ({error}); optimize works on a copy."
@@ -142,9 +143,9 @@ def _with_a_mode(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Mo
             yield from _with_a_mode(submodule, f"{name}.{child}" if name else child)
 
 
-def _copy(model: nn.Module) -> nn.Module:
+def _copy(model: nn.Module, instead: Mapping[int, Any]) -> nn.Module:
     if not isinstance(model, torch.jit.ScriptModule):
-        own: nn.Module = copy.deepcopy(model, _non_leaf_copies(model))
+        own: nn.Module = copy.deepcopy(model, _non_leaf_copies(model) | dict(instead))
         return own
     # A deep copy shares its code with the source; running the code of a frozen module can crash.
     return torchscript.load(io.BytesIO(torchscript.to_bytes(model)))

@@ -23,6 +23,7 @@ from blade.core.reason import Reason, Stage
 from blade.process.torch_state import seeded_generators
 from blade.verification.attention_semantics import rows_with_keys
 from blade.verification.compare import is_same
+from blade.verification.wide_at_use import NARROW, WideAtUse
 
 # Exceptions of a model at inputs it does not accept (torch.jit.Error is a RuntimeError).
 MODEL_ERRORS = (
@@ -36,6 +37,9 @@ MODEL_ERRORS = (
     ValueError,
 )
 
+
+WIDENED_AT_USE = 1 << 16
+"""Elements of a large parameter, at least."""
 
 T = TypeVar("T")
 Answer = tuple[Any, Any]  # the output, and the arguments as the call left them
@@ -181,9 +185,13 @@ class ReferenceModel:
         """Parameters and buffers."""
         return [*self._model.parameters(), *self._model.buffers()]
 
-    def in_fp64(self) -> "ReferenceModel":
-        """Return a copy of the model with all floating-point parameters and buffers in float64."""
-        return ReferenceModel(private_copy(self._model).double(), self._call, self._flatten)
+    def in_fp64(self, at_use: bool = False) -> "ReferenceModel":
+        """Return a copy of the model with all floating-point parameters and buffers in float64.
+
+        ``at_use``: large parameters are those of this model, each widened when an op uses it.
+        """
+        wide = _with_wide_parameters(self._model) if at_use else private_copy(self._model)
+        return ReferenceModel(wide.double(), self._call, self._flatten)
 
     def leaves(self, sample: Sample) -> list[torch.Tensor]:
         """Call the model as the user would on ``sample``; return the tensors of its output, in order."""
@@ -253,6 +261,13 @@ class ReferenceModel:
         args, kwargs = self._call.bind(sample)
         output = self._model(*args, **kwargs)
         return tensors_of(output) if self._flatten else output
+
+
+def _with_wide_parameters(model: nn.Module) -> nn.Module:
+    large = (p for p in model.parameters() if p.dtype in NARROW and p.numel() >= WIDENED_AT_USE)
+    return private_copy(
+        model, {id(p): nn.Parameter(WideAtUse(p.detach()), requires_grad=False) for p in large}
+    )
 
 
 def answer_of(function: Callable[[Sample], Any], sample: Sample) -> Answer:

@@ -49,6 +49,7 @@ OTHER_VALUES = "other values"  # name of a reference with the sample's sizes
 TWICE = "twice the size"  # name of a reference that tests the trace alone
 TUNING = "a shape of dynamic_tuning_shapes"
 LEAST_BLOCKS = 8  # the smallest size that a model may process in blocks
+COSTLY = 2.0  # factor of the elements of the inputs beyond which cheaper sizes are looked for
 IN_A_ROW = 4  # references at which a model with a state is called one after another
 SLACK = 100.0  # factor to the samples' time after which a derived input is given up
 LARGEST = 1 << 24  # elements of an input made only to try the end of a declared range
@@ -232,6 +233,8 @@ class _ReferenceRunner:
             if can_try([base, *original.tensors()])
             else None
         )
+        self._own = axes_of(base)
+        self._answered: dict[tuple[frozenset[tuple[Axis, int]], bool], bool] = {}
         self.references: list[Reference] = []
         self.crashes: list[Reason] = []
 
@@ -261,7 +264,7 @@ class _ReferenceRunner:
 
         def accepts(sizes: dict[Axis, int]) -> bool:
             what = "other sizes" if 1 not in sizes.values() else "size 1"
-            return self._add_derived(sizes, frozenset(sizes), what)
+            return self._add_sizes(sizes, frozenset(sizes), what)
 
         varied = find_varying_dimensions(samples, ranges, accepts, self._together)
         least: dict[Axis, int] = {}
@@ -270,16 +273,18 @@ class _ReferenceRunner:
             if accepts(dict.fromkeys(one.axes, 1)):
                 least |= dict.fromkeys(one.axes, 1)
         for doubled in _doubled(base, varied, ranges):
-            self._add_derived({**least, **doubled}, frozenset(doubled), TWICE)
+            self._add_sizes({**least, **doubled}, frozenset(doubled), TWICE)
         if len(varied) > 1:
             together = _merge(varied)
-            if accepts(together):
-                yield resized(base, together)
+            for sizes in (*_cheaper(base, varied, ranges), together):
+                if accepts(sizes):
+                    yield resized(base, sizes)
+                    break
             accepts(dict.fromkeys(together, 1))
 
     def add_sizes(self, sizes: dict[Axis, int], what: str) -> None:
         """Add the first sample with other ``sizes``, if the original answers."""
-        self._add_derived(sizes, frozenset(sizes), what)
+        self._add_sizes(sizes, frozenset(sizes), what)
 
     def range_ends(self, ranges: dict[Axis, Range]) -> Iterator[Sample]:
         """Yield the sample at the lower (at least 2) and at the upper end of all ranges together."""
@@ -287,7 +292,7 @@ class _ReferenceRunner:
             sizes = {k: max(r[end], 2) if r[0] < r[1] else r[0] for k, r in ranges.items()}
             if not _is_affordable(self._base, sizes):
                 continue
-            if self._add_derived(sizes, frozenset(sizes), "the ends of the declared ranges"):
+            if self._add_sizes(sizes, frozenset(sizes), "the ends of the declared ranges"):
                 yield resized(self._base, sizes)
 
     def vary_values(self) -> None:
@@ -302,6 +307,20 @@ class _ReferenceRunner:
         for change in _FURTHER:
             if _changed(self._base, change) is not None:
                 self._add_derived(change, frozenset(), OTHER_VALUES)
+
+    def _add_sizes(self, sizes: dict[Axis, int], axes: frozenset[Axis], what: str) -> bool:
+        """``_add_derived``, unless the input is the first sample or a reference already."""
+        others = {axis: size for axis, size in sizes.items() if size != self._own[axis]}
+        if not others:
+            return True
+        key = frozenset(others.items())
+        known = self._answered.get((key, False))
+        if known is None and what == TWICE:  # such a reference is not enough for other purposes
+            known = self._answered.get((key, True))
+        if known is None:
+            known = self._add_derived(others, axes.intersection(others), what)
+            self._answered[key, what == TWICE] = known
+        return known
 
     def _add_derived(self, how: "_Derived", axes: frozenset[Axis], what: str) -> bool:
         sample = derived(self._base, how)
@@ -394,6 +413,28 @@ def _doubled(
         high = min((ranges[axis][1] for axis in one.axes if axis in ranges), default=size)
         if 2 * LEAST_BLOCKS <= size <= high:
             yield dict.fromkeys(one.axes, size)
+
+
+def _cheaper(
+    sample: Sample, varied: Sequence[VaryingDimensions], ranges: dict[Axis, Range]
+) -> Iterator[dict[Axis, int]]:
+    """Yield other sizes of all of ``varied`` than those that each runs at alone, if these multiply the work: the
+    largest becomes a fraction of the sample's.
+    """
+    sizes = axes_of(sample)
+    together = _merge(varied)
+    factor = (
+        prod(size / sizes[axis] for axis, size in together.items()) if all(sizes.values()) else 1.0
+    )
+    largest = max(varied, key=lambda one: sizes[min(one.axes)])
+    own = sizes[min(largest.axes)]
+    if factor < COSTLY or own < 2 * LEAST_BLOCKS:
+        return
+    taken = {*sizes.values(), *together.values()}
+    low = max((ranges[axis][0] for axis in largest.axes if axis in ranges), default=2)
+    smaller = next((n for n in range(max(own // 3, low), own) if n not in taken), None)
+    if smaller is not None:
+        yield {**together, **dict.fromkeys(largest.axes, smaller)}
 
 
 def _merge(varied: Sequence[VaryingDimensions]) -> dict[Axis, int]:

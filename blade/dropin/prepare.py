@@ -13,14 +13,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from blade.api import optimize
 from blade.capture.reference_model import MODEL_ERRORS, ModelState, copy_of
 from blade.capture.samples import Samples
 from blade.config import Config
 from blade.core.attempt import attempt
-from blade.core.cluster import draws_numbers
 from blade.core.reason import Code, Reason, Stage
 from blade.dropin.caches import NotServed, apply, count_in_cache
 from blade.dropin.call_kind import Call, CallKind
@@ -31,6 +29,7 @@ from blade.errors import BladeError, Refused
 from blade.process.torch_state import generators_left_alone
 from blade.report import report
 from blade.runtime.originals import number_of
+from blade.verification.draws import Draws
 
 Tensors = tuple[torch.Tensor, ...]
 CHANGES_ITSELF = "forward changes the model: a buffer or an attribute of it. The model answers itself, so that it does."
@@ -113,23 +112,10 @@ def _prepare(
     return Prepared(kind, module, next(iter(outcomes)), number_of(module.graph))
 
 
-class _Draws(TorchDispatchMode):
-    """Notes whether an op draws random numbers."""
-
-    any = False
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        self.any |= draws_numbers(func, args, kwargs)
-        return func(*args, **kwargs)
-
-
 def _check_state(flat: FlatCall, sample: Tensors) -> bool:
     """Whether a call draws random numbers. Raises ``Refused`` if it changes the model: the second one, as many set
     something up in their first."""
-    draws = _Draws()  # type: ignore[no-untyped-call]
+    draws = Draws()
     with torch.no_grad():
         try:
             flat(*copy_of(sample))
@@ -144,7 +130,7 @@ def _check_state(flat: FlatCall, sample: Tensors) -> bool:
             raise Refused(Code.TRACE_FAILED, f"The model raised {error!r}.") from error
     if state.restore():
         raise Refused(Code.MUTATES, CHANGES_ITSELF)
-    return draws.any
+    return draws.seen
 
 
 def _ratio_to_eager(module: torch.jit.ScriptModule) -> float | None:

@@ -3,16 +3,21 @@
 
     begin(cluster, run, kinds)                # forks, and returns at once; conversion may go on meanwhile
     survives(cluster, case)                   # False: the case is left out, for the original and for engines
+    answer(cluster, case)                     # the original's answer there, or None
     crashes(cluster.gm)                       # a Reason for each case that is left out
     end(cluster.gm)                           # by the caller of begin
 
 Only the cases that ``verification_cases`` derives are tried: the samples are the user's, and capture tried
 the probes. The results for a cluster hold for all of its engines. Clusters on a GPU are not tried: CUDA
 cannot be used in a forked process.
+
+The process keeps what the original answered, up to ``KEPT`` bytes, so that it is not asked again. It sends an
+answer when that is wanted: before, nothing would read it. A cluster that draws random numbers is asked again,
+as it answers from the state of the generators.
 """
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -26,10 +31,13 @@ from blade.process.forked_trial import ForkedRunner
 from blade.report import shape_text
 from blade.verification import index_guard as bounds
 from blade.verification.cases import Case, verification_cases
+from blade.verification.rng_replay import may_draw
 
 GIVEN = ("sample", "probe")
+KEPT = 256 << 20  # bytes of answers
 
-Run = Callable[[Case], object]
+Tensors = Sequence[torch.Tensor]
+Run = Callable[[Case], Tensors | None]
 
 
 class _DerivedTrials:
@@ -43,9 +51,12 @@ class _DerivedTrials:
         self._shapes = {c.name: shape_text(t.shape for t in c.inputs) for c in self._derived()}
         self._left = list(self._shapes)
         self._made: list[Case] = []  # in the forked process only
+        self._kept: dict[int, Tensors] = {}  # there as well
         self._known: dict[str, str | None] = {}
+        self._answers: dict[str, Tensors | None] = {}
+        self._may_answer = not any(map(may_draw, cluster.gm.graph.nodes))
         self._lock = threading.Lock()
-        self._apart = ForkedRunner(self._try)
+        self._apart = ForkedRunner(self._try, answers=True)
         self.reasons: list[Reason] = []
         self._apart.post(*range(len(self._left)))
 
@@ -55,9 +66,10 @@ class _DerivedTrials:
         return self._run is None and bool(self._left)
 
     def end(self) -> None:
-        """End the process, and release the inputs and the original."""
+        """End the process, and release the inputs, the answers and the original."""
         self._apart.close()
-        self._run, self._inputs = None, ((), ())
+        self._run, self._inputs, self._answers = None, ((), ()), {}
+        self._may_answer = False
 
     def survives(self, name: str) -> bool:
         """Wait for the result of the case; true for a name that is no derived case."""
@@ -67,11 +79,39 @@ class _DerivedTrials:
                 while name in self._left:
                     self._learn(self._left[0], self._apart.result().why)
                     self._left.pop(0)
-                is_over = not self._left
+                is_over = not self._left and not self._may_answer
             finally:
                 if is_over:  # or interrupted
                     self.end()
             return self._known.get(name) is None
+
+    def answer(self, name: str) -> Tensors | None:
+        """What the original answered at the case; ``None`` where it raised, or if that is not known."""
+        with self._lock:
+            if not self._may_answer or name not in self._shapes or name in self._left:
+                return None
+            if name not in self._answers:
+                is_told = False
+                try:
+                    self._answers[name] = self._told(name)
+                    is_told = True
+                finally:
+                    if not is_told:  # interrupted
+                        self.end()
+            return self._answers[name]
+
+    def _told(self, name: str) -> Tensors | None:
+        """Ask the process, once all results are known."""
+        while self._left:
+            self._learn(self._left[0], self._apart.result().why)
+            self._left.pop(0)
+        self._apart.post(name)
+        tried = self._apart.result()
+        if not tried.answers:  # the process is gone, or its answer cannot be sent
+            self._may_answer = False
+            return None
+        [found] = tried.answers
+        return None if found is None else tuple(found)
 
     def left_out(self) -> frozenset[str]:
         """Names of all cases that the original does not survive."""
@@ -89,10 +129,21 @@ class _DerivedTrials:
         every = verification_cases(*self._inputs, selects=self._selects)
         return (case for case in every if case.kind in self._kinds)
 
-    def _try(self, k: int) -> object:
+    def _try(self, item: int | str) -> Tensors | None:
+        """Run a case by its place, or return what was kept of one by its name."""
         assert self._run is not None
+        if isinstance(item, str):
+            return self._kept.get(list(self._shapes).index(item))
         self._made = self._made or list(self._derived())
-        return self._run(self._made[k])
+        found = self._run(self._made[item])
+        if found is not None and self._may_answer:
+            self._kept[item] = found
+            if (
+                sum(t.numel() * t.element_size() for kept in self._kept.values() for t in kept)
+                > KEPT
+            ):
+                del self._kept[item]
+        return None
 
 
 def begin(cluster: Cluster, run: Run, kinds: frozenset[str]) -> None:
@@ -115,6 +166,12 @@ def survives(cluster: Cluster, case: Case) -> bool:
     """Whether the original returned from ``case``; true also where nothing could be tried."""
     survey = _surveys.get(cluster.gm)
     return case.kind in GIVEN or survey is None or survey.survives(case.name)
+
+
+def answer(cluster: Cluster, case: Case) -> Tensors | None:
+    """The original's answer at a derived ``case`` that it survived; ``None`` if there is none, or it is unknown."""
+    survey = _surveys.get(cluster.gm)
+    return None if survey is None or case.kind in GIVEN else survey.answer(case.name)
 
 
 def end(gm: torch.fx.GraphModule) -> None:

@@ -1,16 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """The fp64 reference: a cluster computed in fp64, which engine and original are measured against.
 
-truth = Fp64Reference(cluster.gm)            # weights are widened once
+truth = Fp64Reference(cluster.gm)
 outputs = truth(inputs)             # raises where an op has no fp64 implementation
 [third] = truth.of([2])(inputs)     # computes only what that output needs
 
 ``Fp64Reference(gm, generators.reset)`` resets the random generators first, so that it draws the cluster's
 numbers.
+
+Weights are widened once up to ``KEPT`` bytes in all; each of the others is when an op uses it
+(``wide_at_use``). Results live until their last use.
 """
 
 import copy
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import Any
 
 import torch
@@ -18,12 +22,14 @@ import torch
 from blade.graph.fx.interpreter import Interpreter
 from blade.graph.fx.random_ops import DRAWING
 from blade.verification.rng_replay import may_draw
+from blade.verification.wide_at_use import LOOKUPS, NARROW, WideAtUse, attend, wide_bytes, widened
 
 Inputs = tuple[torch.Tensor, ...]
 
-_NARROW = (torch.float32, torch.float16, torch.bfloat16)
-# Lookups lose nothing in a narrow table, of which they read few rows.
-_LOOKUPS = (torch.ops.aten.embedding.default, torch.ops.aten.index_select.default)
+KEPT = 256 << 20
+"""Most bytes of weights in fp64 that a reference keeps, and of inputs that a run does."""
+
+_ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
 # These run in their own dtypes: in fp64, random ops draw in another order from the same generator, and
 # attention kernels of a GPU do not exist.
 _NOT_WIDENED = (
@@ -42,10 +48,9 @@ class Fp64Reference(Interpreter):
     def __init__(self, gm: torch.fx.GraphModule, before: Callable[[], None] = lambda: None) -> None:
         super().__init__(gm, garbage_collect_values=True)
         self._before = before
-        self._widened: dict[
-            int, tuple[torch.Tensor, torch.Tensor]
-        ] = {}  # keeps the tensor: its id is the key
-        self._given: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        writes = any(n.op == "call_function" and _is_mutable(n.target) for n in self.graph.nodes)
+        self._weights, self._given = _WideTensors(), _WideTensors()
+        self._input_bytes = inf if writes else KEPT
         self._narrow: set[int] = set()
         self._outputs: Sequence[int] | None = None
         self._needed: set[torch.fx.Node] = set()
@@ -62,6 +67,10 @@ class Fp64Reference(Interpreter):
         outputs = self._known[1]
         return outputs if self._outputs is None else [outputs[i] for i in self._outputs]
 
+    def forget(self) -> None:
+        """Release the stored outputs."""
+        self._known = None
+
     def of(self, outputs: Sequence[int]) -> "Fp64Reference":
         """Return a reference for these outputs only; random ops draw in any case."""
         part = copy.copy(self)
@@ -71,13 +80,14 @@ class Fp64Reference(Interpreter):
 
     def __call__(self, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         self._before()
-        self._given, self._narrow = {}, {id(t) for t in inputs}
-        with torch.no_grad():
-            outputs = self.run(*inputs, enable_io_processing=False)
-        chosen = outputs if self._outputs is None else [outputs[i] for i in self._outputs]
-        wide = tuple(map(self._once, chosen))
-        self._given = {}
-        return wide
+        self._given, self._narrow = _WideTensors(self._input_bytes), {id(t) for t in inputs}
+        try:
+            with torch.no_grad():
+                outputs = self.run(*inputs, enable_io_processing=False)
+            chosen = outputs if self._outputs is None else [outputs[i] for i in self._outputs]
+            return tuple(widened(self._once(value)) for value in chosen)
+        finally:
+            self._given, self.env = _WideTensors(), {}
 
     def run_node(self, n: torch.fx.Node) -> Any:
         if self._outputs is not None and n.op == "call_function" and n not in self._needed:
@@ -90,21 +100,42 @@ class Fp64Reference(Interpreter):
         return torch.utils._pytree.tree_map(_widen, made)
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if target not in _LOOKUPS:
+        if target not in LOOKUPS:
             args = torch.utils._pytree.tree_map(self._once, args)
             kwargs = torch.utils._pytree.tree_map(_widen, kwargs)
+        if target is _ATTENTION:
+            return attend(*args, **kwargs)
         # Factories without a dtype argument use the default dtype: widen their results as well.
         return torch.utils._pytree.tree_map(_widen, super().call_function(target, args, kwargs))
 
     def _once(self, value: Any) -> Any:
-        """Widen ``value``; an input once per run, a weight once for all runs."""
-        if not isinstance(value, torch.Tensor) or value.dtype not in _NARROW:
+        """Widen ``value``; an input once per run, a weight once for all runs, if they are few."""
+        if not isinstance(value, torch.Tensor) or value.dtype not in NARROW:
             return _widen(value)
         # results of ops are wide by now: a narrow tensor is an input or an attribute of the module
-        known = self._given if id(value) in self._narrow else self._widened
-        if id(value) not in known:
-            known[id(value)] = value, _widen(value)
-        return known[id(value)][1]
+        return (self._given if id(value) in self._narrow else self._weights).of(value)
+
+
+class _WideTensors:
+    """Tensors in fp64, kept up to ``most`` bytes; further ones are widened at use."""
+
+    def __init__(self, most: float | None = None) -> None:
+        self._left = KEPT if most is None else most
+        self._kept: dict[
+            int, tuple[torch.Tensor, torch.Tensor]
+        ] = {}  # a tensor whose id is a key lives
+
+    def of(self, narrow: torch.Tensor) -> torch.Tensor:
+        if (known := self._kept.get(id(narrow))) is None:
+            if wide_bytes(narrow) > self._left:
+                return WideAtUse(narrow)
+            self._left -= wide_bytes(narrow)
+            known = self._kept[id(narrow)] = narrow, narrow.double()
+        return known[1]
+
+
+def _is_mutable(target: Any) -> bool:
+    return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
 
 
 def _needed(graph: torch.fx.Graph, outputs: Sequence[int]) -> set[torch.fx.Node]:
@@ -129,9 +160,9 @@ def _narrowed(value: Any, given: Any) -> Any:
 
 def _widen(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
-        if value.dtype in _NARROW:
+        if value.dtype in NARROW:
             return value.double()
         return value.to(torch.complex128) if value.dtype == torch.complex64 else value
-    if isinstance(value, torch.dtype) and value in _NARROW:
+    if isinstance(value, torch.dtype) and value in NARROW:
         return torch.float64
     return torch.complex128 if value is torch.complex64 else value

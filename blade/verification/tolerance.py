@@ -228,7 +228,9 @@ def _difference(
 
 def difference(got: torch.Tensor, want: torch.Tensor) -> tuple[float, float]:
     """Return the largest absolute difference and the largest magnitude of ``want``, in float64."""
-    off, largest = _difference(_wide(got), _wide(want))
+    parts = zip(got.flatten().split(_PART), want.flatten().split(_PART), strict=True)
+    several = [_difference(_wide(a), _wide(b)) for a, b in parts]
+    off, largest = (max(values, default=0.0) for values in zip(*several, strict=True))
     return off, abs(largest)  # zeros may give -0.0, which reads badly
 
 

@@ -4,7 +4,9 @@
 import pytest
 import torch
 from torch import nn
+from wide_bytes import WideBytes
 
+from blade.capture import equivalence_fp64, reference_model
 from blade.capture.equivalence import find_differences
 from blade.capture.equivalence_fp64 import Fp64Model
 from blade.capture.references import ReferenceRuns, run_references
@@ -167,3 +169,78 @@ def test_what_is_as_near_as_can_be_is_right_however_far_the_original_is() -> Non
     [truth] = observed.original.in_fp64()(*(x.double() for x in one.sample)).split(len(want))
     assert exact.why_not(one, 0, 0, want, truth.to(DTYPE)) is None
     assert exact.why_not(one, 0, 0, want, want) == ""
+
+
+class Blocks(nn.Module):
+    """Products, attention and a lookup, as in a decoder; each of the eight layers has 64 KiB in float64."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(32, FEATURES)
+        self.layers = nn.ModuleList(nn.Linear(FEATURES, 2 * FEATURES) for _ in range(8))
+        self.norm = nn.LayerNorm(FEATURES)
+        self.register_buffer("scale", torch.ones(FEATURES))
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.table(ids)
+        for layer in self.layers:
+            q, v = layer(self.norm(x).to(layer.weight.dtype)).chunk(2, -1)
+            x = x + self.scale * nn.functional.scaled_dot_product_attention(q, q, v, is_causal=True)
+        return x
+
+
+class Gated(Blocks):
+    """Writes to a parameter, the same values, which only a copy permits."""
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        self.layers[0].weight.clamp_(-1, 1)
+        return super().forward(ids)
+
+
+def run_wide(
+    model: type[Blocks], monkeypatch: pytest.MonkeyPatch, kept: int
+) -> tuple[list[torch.Tensor], int]:
+    """The outputs of the float64 model at each reference, and the most bytes of float64 alive."""
+    monkeypatch.setattr(equivalence_fp64, "KEPT", kept)
+    monkeypatch.setattr(reference_model, "WIDENED_AT_USE", 1 << 10)
+    torch.manual_seed(0)
+    ids = torch.randint(0, 32, (2, 9))
+    observed = run_references(model().to(DTYPE).eval(), ids, Config(), bake=True)
+    exact = Fp64Model(observed.original, observed.references)
+    with WideBytes() as seen:
+        found = [exact._truth(one, 0, 0) for one in observed.references]
+    assert len(found) > 2
+    return [t for t in found if t is not None], seen.peak
+
+
+@pytest.mark.parametrize("model", [Blocks, Gated])
+def test_large_weights_are_widened_at_use(
+    model: type[Blocks], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, of_copy = run_wide(model, monkeypatch, 1 << 30)
+    at_use, of_uses = run_wide(model, monkeypatch, 1 << 13)
+    assert len(kept) == len(at_use)
+    for want, got in zip(kept, at_use, strict=True):
+        assert type(got) is torch.Tensor
+        torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
+    assert of_copy >= 8 << 16
+    assert (of_uses < 4 << 16) == (model is Blocks)  # outputs, results of ops and small weights
+
+
+def test_outputs_are_kept_up_to_a_bound_and_errors_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    observed = seen(Chaotic(2))
+    runs: list[Reference] = []
+    run = Fp64Model._run
+
+    def counted(self: Fp64Model, one: Reference) -> equivalence_fp64.Leaves | None:
+        runs.append(one)
+        return run(self, one)
+
+    monkeypatch.setattr(Fp64Model, "_run", counted)
+    monkeypatch.setattr(equivalence_fp64, "KEPT", 0)
+    exact = Fp64Model(observed.original, observed.references)
+    for one in observed.references:
+        want = one.answers[0][0]
+        assert exact.why_not(one, 0, 0, want, 1.5 * want)
+        assert list(exact._found) == [id(runs[-1])]
+    assert len(runs) <= 2 * len(observed.references)  # once for errors, once for values
