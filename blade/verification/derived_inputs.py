@@ -11,8 +11,8 @@ Only the cases that ``verification_cases`` derives are tried: the samples are th
 the probes. The results for a cluster hold for all of its engines. Clusters on a GPU are not tried: CUDA
 cannot be used in a forked process.
 
-The process keeps what the original answered, up to ``KEPT`` bytes, so that it is not asked again. It sends an
-answer when that is wanted: before, nothing would read it. A cluster that draws random numbers is asked again,
+The process keeps what the original answered, up to ``KEPT`` bytes, so that it is not asked again. It sends the
+answers when the first is wanted: before, nothing would read them. A cluster that draws random numbers is asked again,
 as it answers from the state of the generators.
 """
 
@@ -31,7 +31,7 @@ from blade.process.forked_trial import ForkedRunner
 from blade.report import shape_text
 from blade.verification import index_guard as bounds
 from blade.verification.cases import Case, verification_cases
-from blade.verification.rng_replay import may_draw
+from blade.verification.rng_replay import draws
 
 GIVEN = ("sample", "probe")
 KEPT = 256 << 20  # bytes of answers
@@ -53,8 +53,8 @@ class _DerivedTrials:
         self._made: list[Case] = []  # in the forked process only
         self._kept: dict[int, Tensors] = {}  # there as well
         self._known: dict[str, str | None] = {}
-        self._answers: dict[str, Tensors | None] = {}
-        self._may_answer = not any(map(may_draw, cluster.gm.graph.nodes))
+        self._answers: dict[str, Tensors] = {}
+        self._may_answer = not draws(cluster.gm)
         self._lock = threading.Lock()
         self._apart = ForkedRunner(self._try, answers=True)
         self.reasons: list[Reason] = []
@@ -67,9 +67,12 @@ class _DerivedTrials:
 
     def end(self) -> None:
         """End the process, and release the inputs, the answers and the original."""
+        self._close()
+        self._answers = {}
+
+    def _close(self) -> None:
         self._apart.close()
-        self._run, self._inputs, self._answers = None, ((), ()), {}
-        self._may_answer = False
+        self._run, self._inputs, self._may_answer = None, ((), ()), False
 
     def survives(self, name: str) -> bool:
         """Wait for the result of the case; true for a name that is no derived case."""
@@ -77,41 +80,39 @@ class _DerivedTrials:
         with self._lock:
             try:
                 while name in self._left:
-                    self._learn(self._left[0], self._apart.result().why)
-                    self._left.pop(0)
+                    self._learn_next()
                 is_over = not self._left and not self._may_answer
             finally:
                 if is_over:  # or interrupted
-                    self.end()
+                    self._close()
             return self._known.get(name) is None
 
     def answer(self, name: str) -> Tensors | None:
         """What the original answered at the case; ``None`` where it raised, or if that is not known."""
         with self._lock:
-            if not self._may_answer or name not in self._shapes or name in self._left:
-                return None
-            if name not in self._answers:
-                is_told = False
+            if self._may_answer:
                 try:
-                    self._answers[name] = self._told(name)
-                    is_told = True
-                finally:
-                    if not is_told:  # interrupted
-                        self.end()
-            return self._answers[name]
+                    self._fetch()
+                finally:  # nothing more is wanted from the process
+                    self._close()
+            return self._answers.get(name)
 
-    def _told(self, name: str) -> Tensors | None:
-        """Ask the process, once all results are known."""
+    def _fetch(self) -> None:
+        """Get all answers, once all results are known."""
         while self._left:
-            self._learn(self._left[0], self._apart.result().why)
-            self._left.pop(0)
-        self._apart.post(name)
-        tried = self._apart.result()
-        if not tried.answers:  # the process is gone, or its answer cannot be sent
-            self._may_answer = False
-            return None
-        [found] = tried.answers
-        return None if found is None else tuple(found)
+            self._learn_next()
+        for name in self._shapes:
+            self._apart.post(name)
+            tried = self._apart.result()
+            if not tried.answers:  # the process is gone, or its answer cannot be sent
+                return
+            [found] = tried.answers
+            if found is not None:
+                self._answers[name] = tuple(found)
+
+    def _learn_next(self) -> None:
+        self._learn(self._left[0], self._apart.result().why)
+        self._left.pop(0)
 
     def left_out(self) -> frozenset[str]:
         """Names of all cases that the original does not survive."""

@@ -8,9 +8,10 @@ with RngReplay(cluster.gm) as generators:      # restores the state at the end
 
 from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
 import torch
+from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
 from blade.core.cluster import draws_numbers
@@ -19,6 +20,12 @@ from blade.core.cluster import draws_numbers
 def may_draw(node: Node) -> bool:
     """Whether the op draws with some arguments."""
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
+def draws(gm: GraphModule) -> bool:
+    """Whether an op of ``gm`` draws with its arguments."""
+    nodes = filter(may_draw, gm.graph.nodes)
+    return any(draws_numbers(cast(OpOverload, n.target), n.args, n.kwargs) for n in nodes)
 
 
 class RngReplay:

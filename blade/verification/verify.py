@@ -38,7 +38,7 @@ from blade.verification.derived_inputs import GIVEN, answer, begin, survives
 from blade.verification.fp64_reference import Fp64Reference
 from blade.verification.index_guard import in_bounds
 from blade.verification.output_ownership import check_fresh
-from blade.verification.rng_replay import RngReplay, may_draw
+from blade.verification.rng_replay import RngReplay, draws
 from blade.verification.rounding_noise import RoundingNoise, perturb_by_ulp
 
 log = logging.getLogger(__name__)
@@ -208,7 +208,7 @@ def _kinds(cluster: Cluster) -> frozenset[str]:
 
 def reference_of_first(cluster: Cluster) -> Fp64Reference | None:
     """Return the fp64 reference of ``cluster`` at the first sample; ``None`` if it draws or has none."""
-    if any(map(may_draw, cluster.gm.graph.nodes)) or not cluster.samples:
+    if draws(cluster.gm) or not cluster.samples:
         return None
     [first, *_] = verification_cases(cluster.samples[:1], (), derived=False)
     truth = Fp64Reference(cluster.gm)

@@ -30,6 +30,13 @@ class Noise(torch.nn.Module):
         return (aten.add.Tensor(x, aten.rand_like.default(x)),)
 
 
+class Attention(torch.nn.Module):
+    """The op draws for a dropout above 0 alone."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:
+        return (aten.scaled_dot_product_attention.default(x, x, x, None, 0.0),)
+
+
 @pytest.fixture
 def tried() -> Iterator[Cluster]:
     found = cluster(Softmax(), [torch.randn(3, 16, generator=RNG)], [torch.randn(7, 5)])
@@ -50,6 +57,14 @@ def test_the_original_runs_here_at_samples_and_probes_alone(tried: Cluster) -> N
     first, second = checked(tried, calls), checked(tried, calls)
     assert isinstance(first, Verdict) and first == second and first.checked > 4
     assert calls == 2 * [torch.Size([3, 16]), torch.Size([7, 5])]
+
+
+def test_an_op_that_might_draw_does_not_count() -> None:
+    found = cluster(Attention(), [torch.randn(2, 3, 16, generator=RNG)])
+    calls: list[torch.Size] = []
+    verdict = checked(found, calls)
+    derived_inputs.end(found.gm)
+    assert isinstance(verdict, Verdict) and len(calls) == 1 < verdict.checked
 
 
 def test_its_answers_are_those_of_a_run_here(
