@@ -51,3 +51,27 @@ def test_on_one_device_all_is_one_cluster() -> None:
 def test_on_two_devices_there_are_two() -> None:
     found = clusters(seen({"relu", "exp", "neg"}))
     assert sorted(map(sorted, found)) == [["abs", "cos", "tanh"], ["exp", "neg", "relu"]]
+
+
+class Scaled(nn.Module):
+    """A number of the caller scales a tensor."""
+
+    def forward(self, x: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
+        return x.relu() * (sigma.exp() + 1).cos()
+
+
+def test_numbers_on_the_cpu_are_no_cluster_beside_a_gpu() -> None:
+    sample = torch.randn(3, 4), torch.tensor(0.5)
+    plain = view(capture(Scaled().eval(), sample, Config()))
+    kinds = [str(n.target).split(".")[1] for n in plain.nodes]
+    gpu = ("relu", "mul")
+    nodes = [
+        moved(n, GPU) if kind in gpu else n for n, kind in zip(plain.nodes, kinds, strict=True)
+    ]
+    labels = [frozenset({"disc"})] * len(nodes)
+    found = cluster_blocks(replace(plain, nodes=tuple(nodes)), labels)
+    [group] = found.groups
+    assert {kinds[n] for n in group.nodes} == {"relu", "mul"}
+    [left] = found.dissolved
+    assert {kinds[n] for n in left.nodes} == {"exp", "add", "cos"} and "numbers" in left.detail
+    assert len(cluster_blocks(plain, labels).groups) == 1

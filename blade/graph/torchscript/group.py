@@ -14,23 +14,32 @@ from blade.clustering.problem import Clustering, Dissolved, Group, Problem
 from blade.core.cluster import OpNode, values_in
 from blade.graph.torchscript.view import GraphView
 
+_NUMBERS = (
+    "It computes only numbers, on the CPU; the engines of the other device take them as they are."
+)
 _AT = "@"  # separates a backend's name and a device
 
 
 def cluster_blocks(
     view: GraphView, labels: Sequence[frozenset[str]], min_size: int = 1
 ) -> Clustering:
-    """Groups and dissolved groups of all blocks, ordered by smallest node; no group spans devices."""
+    """Groups and dissolved groups of all blocks, ordered by smallest node; no group spans devices.
+
+    Beside an accelerator, a group that computes only numbers (tensors of the CPU without axes) is dissolved.
+    """
     groups: list[Group] = []
     dissolved: list[Dissolved] = []
     places = [_device(node) for node in view.nodes]
+    has_several = len(dict.fromkeys(place for place in places if place is not None)) > 1
     apart = _per_device(_without_bodies(view, labels), places)
     for nodes, problem in zip(view.blocks, _problems(view, apart, min_size), strict=True):
         found = cluster(problem)
-        groups += [
-            Group(view.with_bodies([nodes[v] for v in g.nodes]), _eligible(g.label))
-            for g in found.groups
-        ]
+        for g in found.groups:
+            inside, label = view.with_bodies([nodes[v] for v in g.nodes]), _eligible(g.label)
+            if has_several and all(_makes_numbers(view.nodes[n]) for n in inside):
+                dissolved.append(Dissolved(inside, label, _NUMBERS))
+            else:
+                groups.append(Group(inside, label))
         dissolved += [
             replace(
                 d,
@@ -74,6 +83,12 @@ def _device(node: OpNode) -> torch.device | None:
     """Device of ``node``'s results, or of its operands if it returns no tensor."""
     found = [v.device for v in (*node.outputs, *values_in(node.args)) if v.device is not None]
     return found[0] if found else None
+
+
+def _makes_numbers(node: OpNode) -> bool:
+    return bool(node.outputs) and all(
+        v.rank == 0 and v.device is not None and v.device.type == "cpu" for v in node.outputs
+    )
 
 
 def _problems(view: GraphView, labels: Sequence[frozenset[str]], min_size: int) -> list[Problem]:
