@@ -13,11 +13,10 @@ from dataclasses import replace
 import torch
 
 from blade.backends.disc.compiler import CompiledProgram
+from blade.backends.disc.gpu.compile.compile import merge_objects
 from blade.backends.disc.target.gpu import NAMED, GpuTarget
 from blade.core.reason import Code
 from blade.errors import Refused
-
-_HEAD = b"blade.cubins 1\n"
 
 
 def with_targets(
@@ -58,17 +57,3 @@ def _joined(programs: Sequence[CompiledProgram]) -> CompiledProgram:
     text = "".join(one.program for one in programs)
     code = merge_objects([one.object for one in programs])
     return replace(programs[0], program=text, object=code, kernel_ops=ops)
-
-
-def merge_objects(objects: Sequence[bytes]) -> bytes:
-    """One object with the cubins of all ``objects`` (compile.py)."""
-    index: list[bytes] = []
-    code: list[bytes] = []
-    for data in objects:
-        assert data.startswith(_HEAD), data[:40]
-        count, _, rest = data[len(_HEAD) :].partition(b"\n")
-        for _ in range(int(count)):
-            line, _, rest = rest.partition(b"\n")
-            index.append(line + b"\n")
-        code.append(rest)
-    return b"".join([_HEAD, b"%d\n" % len(index), *index, *code])

@@ -16,8 +16,9 @@ from torch.nn import functional as F
 from blade.backends.disc import backend as disc
 from blade.backends.disc.compiler import CompiledProgram, compile_graph
 from blade.backends.disc.frontend.lower import lower
+from blade.backends.disc.gpu.compile.compile import merge_objects
 from blade.backends.disc.gpu.passes.pipeline import FORMS
-from blade.backends.disc.gpu_variants import merge_objects, with_targets
+from blade.backends.disc.gpu_variants import with_targets
 from blade.backends.disc.target.gpu import NAMED, GpuTarget
 from blade.config import Config
 from blade.config.fields import GPU_TARGETS

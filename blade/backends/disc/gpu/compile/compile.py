@@ -99,13 +99,35 @@ def write_object(
 ) -> bytes:
     """The bytes of the object; ``early``: names of units that may start early (``TritonUnit``)."""
     (isa,) = target.isa
-    lines = [MAGIC, str(len(cubins))]
+    lines = []
     for name, one in cubins.items():
         words = f"{isa} {name} {one.threads} {one.shared} {len(one.code)}"
         lines.append(words + " early" * (name in early))
-    return "".join(f"{line}\n" for line in lines).encode() + b"".join(
-        c.code for c in cubins.values()
+    return _object_of(lines, b"".join(c.code for c in cubins.values()))
+
+
+def read_object(data: bytes) -> tuple[list[str], bytes]:
+    """The lines of an object, one per cubin, and all cubins one after the other."""
+    magic, _, rest = data.partition(b"\n")
+    assert magic == MAGIC.encode(), magic
+    count, _, rest = rest.partition(b"\n")
+    lines = []
+    for _ in range(int(count)):
+        line, _, rest = rest.partition(b"\n")
+        lines.append(line.decode())
+    return lines, rest
+
+
+def merge_objects(objects: Sequence[bytes]) -> bytes:
+    """One object with the cubins of all ``objects``."""
+    several = [read_object(data) for data in objects]
+    return _object_of(
+        [line for lines, _ in several for line in lines], b"".join(code for _, code in several)
     )
+
+
+def _object_of(lines: Sequence[str], code: bytes) -> bytes:
+    return "".join(f"{line}\n" for line in (MAGIC, len(lines), *lines)).encode() + code
 
 
 def _compile(units: Sequence[TritonUnit], target: GpuTarget) -> dict[str, Cubin]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from blade.backends.disc.gpu.compile.compile import read_object
 from blade.core.cuda_driver import call
 
 _SHARED_UNASKED = 48 * 1024  # bytes that every function may use without an attribute
@@ -69,15 +70,9 @@ class CudaFunction:
 def load(data: bytes, names: Container[str]) -> dict[str, CudaFunction]:
     """Load the functions ``names`` of an object (compile.py) in the current context."""
     torch.cuda.current_stream()  # torch makes the context current
-    magic, _, rest = data.partition(b"\n")
-    assert magic == b"blade.cubins 1", magic
-    count, _, rest = rest.partition(b"\n")
-    lines: list[list[str]] = []
-    for _ in range(int(count)):
-        line, _, rest = rest.partition(b"\n")
-        lines.append(line.decode().split())
+    lines, rest = read_object(data)
     found: dict[str, CudaFunction] = {}
-    for _isa, name, threads, shared, size, *early in lines:
+    for _isa, name, threads, shared, size, *early in map(str.split, lines):
         if name in names:
             found[name] = _function(name, rest[: int(size)], int(threads), int(shared), bool(early))
         rest = rest[int(size) :]
