@@ -184,9 +184,7 @@ def known_reference(truth: torch.Tensor, want: torch.Tensor) -> torch.Tensor:
 
 def distance(got: torch.Tensor, reference: torch.Tensor) -> float:
     """Return the relative error described above; 0 for empty tensors."""
-    parts = zip(got.flatten().split(_PART), reference.flatten().split(_PART), strict=True)
-    least = _underflow(reference.dtype)
-    return _relative([_difference(_wide(a), _wide(b)) for a, b in parts], least)
+    return _relative(_differences(got, reference), _underflow(reference.dtype))
 
 
 def _underflow(dtype: torch.dtype) -> float:
@@ -200,9 +198,21 @@ def _underflow(dtype: torch.dtype) -> float:
     return info.tiny / info.eps
 
 
+def _differences(got: torch.Tensor, want: torch.Tensor) -> list[tuple[float, float]]:
+    """Return ``_difference`` of each part."""
+    parts = zip(got.flatten().split(_PART), want.flatten().split(_PART), strict=True)
+    return [_difference(_wide(a), _wide(b)) for a, b in parts]
+
+
+def _largest(parts: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Return the largest difference and the largest magnitude of all parts."""
+    difference, size = (max(values, default=0.0) for values in zip(*parts, strict=True))
+    return difference, size
+
+
 def _relative(parts: Sequence[tuple[float, float]], least: float) -> float:
     """Return the relative error from the differences and magnitudes of all parts."""
-    difference, largest = (max(values, default=0.0) for values in zip(*parts, strict=True))
+    difference, largest = _largest(parts)
     return difference / (largest if largest > least else 1.0)
 
 
@@ -228,9 +238,7 @@ def _difference(
 
 def difference(got: torch.Tensor, want: torch.Tensor) -> tuple[float, float]:
     """Return the largest absolute difference and the largest magnitude of ``want``, in float64."""
-    parts = zip(got.flatten().split(_PART), want.flatten().split(_PART), strict=True)
-    several = [_difference(_wide(a), _wide(b)) for a, b in parts]
-    off, largest = (max(values, default=0.0) for values in zip(*several, strict=True))
+    off, largest = _largest(_differences(got, want))
     return off, abs(largest)  # zeros may give -0.0, which reads badly
 
 

@@ -30,13 +30,13 @@ def cluster_blocks(
     groups: list[Group] = []
     dissolved: list[Dissolved] = []
     places = [_device(node) for node in view.nodes]
-    has_several = len(dict.fromkeys(place for place in places if place is not None)) > 1
-    apart = _per_device(_without_bodies(view, labels), places)
+    devices = tuple(dict.fromkeys(place for place in places if place is not None))
+    apart = _per_device(_without_bodies(view, labels), places, devices)
     for nodes, problem in zip(view.blocks, _problems(view, apart, min_size), strict=True):
         found = cluster(problem)
         for g in found.groups:
             inside, label = view.with_bodies([nodes[v] for v in g.nodes]), _eligible(g.label)
-            if has_several and all(_makes_numbers(view.nodes[n]) for n in inside):
+            if len(devices) > 1 and all(_makes_numbers(view.nodes[n]) for n in inside):
                 dissolved.append(Dissolved(inside, label, _NUMBERS))
             else:
                 groups.append(Group(inside, label))
@@ -61,10 +61,11 @@ def _without_bodies(view: GraphView, labels: Sequence[frozenset[str]]) -> list[f
 
 
 def _per_device(
-    labels: Sequence[frozenset[str]], places: Sequence[torch.device | None]
+    labels: Sequence[frozenset[str]],
+    places: Sequence[torch.device | None],
+    devices: Sequence[torch.device],
 ) -> Sequence[frozenset[str]]:
     """Labels with one entry per backend and device if there are several; a node without tensors fits each."""
-    devices = dict.fromkeys(place for place in places if place is not None)
     if len(devices) < 2:
         return labels
     return [

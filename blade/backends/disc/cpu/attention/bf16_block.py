@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Units of attention on bfloat16: a block of one head's queries (as in block.py), or few queries one by one."""
 
+from functools import partial
+
 from blade.backends.disc.cpu.attention import bf16_matrix as matrix
 from blade.backends.disc.cpu.attention import bf16_tiles as pairs
 from blade.backends.disc.cpu.attention import decode, softmax
@@ -49,13 +51,14 @@ def bf16_block_unit(target: CpuTarget, vectors: int, result: str, part: Part) ->
             "keys": n,
             "p": p,
         }
+        by_rows = partial(score_rows, f, rows, main, rest, width, **some, element="i16")
         if target.has_bf16_tiles:
             with f.when(f.test("eq", f.rest(f["depth"], matrix.DEPTH), 0)):
                 matrix.scores(f, target, vectors, part, **some)
                 f.branch()
-                score_rows(f, rows, main, rest, width, **some, element="i16", scale=f["scale"])
+                by_rows(scale=f["scale"])
         else:
-            score_rows(f, rows, main, rest, width, **some, element="i16", scale=f["scale"])
+            by_rows(scale=f["scale"])
         add_bias_and_mask(f, target, vectors, part, p=p, s0=s0, keys=n)
         step = part(softmax.exponentials(target, vectors))
         f.run(step, p=p, keys=n, maxima=maxima, totals=totals, factors=factors)

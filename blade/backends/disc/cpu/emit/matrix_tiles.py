@@ -139,8 +139,9 @@ class _Sums:
             sums = [self._empty(self.heights[i]) for i, _ in cells]
         units = f.over(f["k"], self.form.per)
         whole = f.floor_to(units, STEP)
-        taps = f["taps"] if self.form.in_taps else 1
-        self.panel = f.product(f.above(f["k"], self.form.per), taps, self.width)  # in words
+        if self.form.streams:
+            taps = f["taps"] if self.form.in_taps else 1
+            self.panel = f.product(f.above(f["k"], self.form.per), taps, self.width)  # in words
         if self.form.in_taps:
             sums = self._taps(units, whole, sums)
         else:
