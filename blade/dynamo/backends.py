@@ -19,7 +19,7 @@ from functorch.compile import make_boxed_func  # type: ignore[import-untyped]
 from torch._dynamo.backends.common import aot_autograd
 from torch.fx import GraphModule
 
-from blade.backends.disc.frontend.aot_decompositions import decompositions, resampling_kept_whole
+from blade.backends.disc.frontend.aot_decompositions import decompositions, known_gradients
 from blade.config import Config
 from blade.core.reason import Reason
 from blade.core.torch_modes import out_of_compilation
@@ -86,7 +86,7 @@ def _compile(
         partition_fn=partition,
         keep_inference_input_mutations=True,
     )
-    with resampling_kept_whole(), _gc_paused():
+    with known_gradients(), _gc_paused():
         compiled = through(gm, example_inputs)
     if not saving:
         return compiled

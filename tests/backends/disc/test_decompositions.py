@@ -11,7 +11,7 @@ from torch import nn
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from blade.backends.disc.compiler import compile_ir
-from blade.backends.disc.frontend.aot_decompositions import DECOMPOSITIONS, resampling_kept_whole
+from blade.backends.disc.frontend.aot_decompositions import DECOMPOSITIONS, known_gradients
 from blade.backends.disc.frontend.lower import lower
 from blade.backends.disc.frontend.ops.table import TABLE
 from blade.backends.disc.target.cpu import host
@@ -51,7 +51,7 @@ def gradients(model: nn.Module, *inputs: torch.Tensor) -> tuple[list[torch.Tenso
     def compiler(gm: torch.fx.GraphModule, given: Sequence[torch.Tensor]) -> Any:
         return compiled(gm, given, seen)
 
-    with resampling_kept_whole():
+    with known_gradients():
         traced = aot_module(model, compiler, compiler, decompositions=dict(DECOMPOSITIONS))
         return _loss_and_gradients(model, traced(*inputs)), seen
 
@@ -77,10 +77,12 @@ class Images(nn.Module):
             nn.Upsample(scale_factor=2, mode="nearest"),
             nn.MaxPool2d(2),
             nn.Conv2d(12, 4, 1),
+            nn.AdaptiveAvgPool2d(1),
         )
+        self.pool = nn.AdaptiveAvgPool1d(1)
 
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return nn.functional.mse_loss(self.body(x).mean((2, 3)), y)
+        return nn.functional.mse_loss(self.pool(self.body(x).flatten(2)).flatten(1), y)
 
 
 class Words(nn.Module):
@@ -125,13 +127,17 @@ def test_gradients_are_eagers(make: Callable[[], Any]) -> None:
 
 
 @pytest.mark.needs("runtime", "torch_mlir")
-def test_resampling_is_one_op_and_so_is_its_gradient() -> None:
+def test_resampling_and_pooling_have_known_gradients() -> None:
     model, inputs = _images()
-    before = {op: dict(op.py_kernels) for op in (aten.upsample_nearest2d.vec,)}
+    before = {
+        op: dict(op.py_kernels)
+        for op in (aten.upsample_nearest2d.vec, aten.adaptive_avg_pool2d.default)
+    }
     _, seen = gradients(model, *inputs)
     assert aten.upsample_nearest2d.default in seen
     assert aten.upsample_nearest2d_backward.default in seen
     assert not {aten._unsafe_index.Tensor, aten._unsafe_index_put.default} & seen
+    assert not {aten.as_strided.default, aten.as_strided_scatter.default} & seen  # of pooling
     assert {op: dict(op.py_kernels) for op in before} == before
 
 

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layer norms of halves as CUDA has them: mean and deviation are float32."""
+"""Norms and means of halves: statistics are float32, as CUDA has them, and no sum overflows."""
 
 import pytest
 import torch
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import blade
 from blade.backends.disc.frontend.lower import lower
+from blade.backends.disc.passes.pipeline import PASSES
 from blade.backends.disc.reference.interpret_graph import interpret
 
 aten = torch.ops.aten
@@ -67,3 +69,20 @@ def test_squares_of_hundreds_and_of_hundredths(dtype: torch.dtype, axes: int) ->
     for a, b in zip(got, want, strict=True):
         largest = float(b.abs().max())
         torch.testing.assert_close(a.double(), b, rtol=tolerance, atol=tolerance * largest)
+
+
+@pytest.mark.parametrize("dim", [None, (2, 3), (0, 2, 3)])
+def test_a_sum_overflows_where_the_mean_does_not(dim: tuple[int, ...] | None) -> None:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x.mean(dim), nn.functional.mse_loss(x, x - 100), x.sum(dim)
+
+    x = torch.full((3, 5, 7, 7), 3000.0, dtype=torch.float16)
+    x[:, :, ::2] = -3200.0  # sums of pixels overflow, of all with others they do not
+    x[1:] *= 0.25
+    with FakeTensorMode():
+        gm = make_fx(function)(torch.empty(x.shape, dtype=x.dtype, device="cuda"))
+    graph = lower(gm, ShapeEnv())
+    for _, run_pass in PASSES:
+        graph = run_pass(graph)
+    for got, want in zip(interpret(graph, [x]), function(x.float()), strict=True):
+        torch.testing.assert_close(got, want.half(), rtol=2e-3, atol=0)

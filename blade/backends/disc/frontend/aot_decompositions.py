@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decompositions that AOTAutograd applies for DISC, and an op that it must keep whole.
+"""Decompositions that AOTAutograd applies for DISC, and ops that autograd sees in another form.
 
-    with resampling_kept_whole():
+    with known_gradients():
         aot_autograd(fw_compiler=..., decompositions=decompositions())
 
 The list is short on purpose: ops with a row in the table (ops/) are lowered there, in a form that fuses,
@@ -92,31 +92,45 @@ def _upsample_nearest2d(x: Any, output_size: Any, scale_factors: Any) -> Any:
     return aten.upsample_nearest2d.default(x, size, *scales)
 
 
-@contextmanager
-def resampling_kept_whole() -> Iterator[None]:
-    """A context in which autograd sees `upsample_nearest2d` as one op with one op as gradient.
+def _adaptive_avg_pool2d(x: Any, output_size: Any) -> Any:
+    """Pooling to one pixel as a mean; torch's `as_strided` behind it, for axes of size 1, has a gradient by memory."""
+    if all(size == 1 for size in output_size):
+        return x.mean((-2, -1), keepdim=True)
+    return aten._adaptive_avg_pool2d.default(x, output_size)
 
-    torch registers its decomposition in Python, below any table: an index per axis, and in the gradient an
-    accumulating `index_put`, which is no longer recognizable as resampling.
+
+_SEEN_BY_AUTOGRAD: Mapping[torch._ops.OpOverload, Callable[..., Any] | None] = {
+    aten.upsample_nearest2d.vec: _upsample_nearest2d,
+    aten.upsample_nearest2d.default: None,
+    aten.adaptive_avg_pool2d.default: _adaptive_avg_pool2d,
+}
+"""Op -> the Python function that autograd sees instead, or ``None`` for the op itself."""
+
+
+@contextmanager
+def known_gradients() -> Iterator[None]:
+    """A context in which autograd sees ops as functions whose gradients DISC knows.
+
+    torch registers decompositions of some in Python, below any table: `upsample_nearest2d` as an index per axis, with
+    an accumulating `index_put` as its gradient, which is no longer recognizable as resampling.
     """
-    ops = (aten.upsample_nearest2d.vec, aten.upsample_nearest2d.default)
     keys = (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd)
-    before = {op: dict(op.py_kernels) for op in ops}
+    before = {op: dict(op.py_kernels) for op in _SEEN_BY_AUTOGRAD}
     try:
-        for op in ops:
+        for op, seen in _SEEN_BY_AUTOGRAD.items():
             for key in keys:
                 op.py_kernels.pop(key, None)
-        for key in keys:
-            aten.upsample_nearest2d.vec.py_kernels[key] = _upsample_nearest2d
-        _forget(ops)
+                if seen is not None:
+                    op.py_kernels[key] = seen
+        _forget()
         yield
     finally:
         for op, kernels in before.items():
             op.py_kernels.clear()
             op.py_kernels.update(kernels)
-        _forget(ops)
+        _forget()
 
 
-def _forget(ops: tuple[torch._ops.OpOverload, ...]) -> None:
-    for op in ops:
+def _forget() -> None:
+    for op in _SEEN_BY_AUTOGRAD:
         op._dispatch_cache.clear()

@@ -13,13 +13,8 @@ among threads. In both cases the last reduced axis goes first. Partial sums are 
 
 from collections.abc import Sequence
 
-from blade.backends.disc.ir.graph import (
-    Graph,
-    IrBuilder,
-    Shape,
-    Value,
-    numel,
-)
+from blade.backends.disc.frontend.ops.reduction import wide
+from blade.backends.disc.ir.graph import Graph, IrBuilder, Shape, Value, numel
 from blade.backends.disc.ir.rewrite import rewrite_values
 
 _SHORT = 16  # elements of a row too short for a separate step
@@ -36,12 +31,14 @@ def split_reductions(graph: Graph) -> Graph:
         axes = [a for a in v.attrs["axes"] if x.shape[a] != 1]
         run = _last_run(x.shape, axes)
         if len(run) < len(axes):
-            x, axes = b.reduce(kind, x, run), axes[: len(axes) - len(run)]
+            first, rest = run, axes[: len(axes) - len(run)]
         elif _is_narrow(x.shape, axes):
-            x, axes = b.reduce(kind, x, axes[-1:]), axes[:-1]
+            first, rest = axes[-1:], axes[:-1]
         else:
             return None
-        return b.reduce(kind, x, axes)
+        if kind in ("sum", "prod"):  # partial results are rounded to no 16 bits, and do not overflow
+            x = b.cast(x, wide(x.dtype))
+        return b.cast(b.reduce(kind, b.reduce(kind, x, first), rest), v.dtype)
 
     return rewrite_values(graph, step)
 

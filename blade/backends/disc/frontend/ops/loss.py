@@ -7,6 +7,7 @@ import torch
 
 from blade.backends.disc.frontend.ops.activation import log_sigmoid
 from blade.backends.disc.frontend.ops.gather import select_with_check
+from blade.backends.disc.frontend.ops.reduction import wide
 from blade.backends.disc.frontend.ops.table import Lowering, lowers
 from blade.backends.disc.ir.graph import Shape, Value, numel
 
@@ -27,8 +28,10 @@ def _reduced(lo: Lowering, x: Value, reduction: int) -> Value:
     """``x`` itself, its mean or its sum."""
     if reduction == NONE:
         return x
-    total = _sum_of_all(lo, x)
-    return total if reduction == SUM else _op(lo, "div", total, lo.number(numel(x.shape), total))
+    total = _sum_of_all(lo, lo.b.cast(x, wide(x.dtype)))
+    if reduction != SUM:
+        total = _op(lo, "div", total, lo.number(numel(x.shape), total))
+    return lo.b.cast(total, x.dtype)
 
 
 def _sum_of_all(lo: Lowering, x: Value) -> Value:

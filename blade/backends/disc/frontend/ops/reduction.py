@@ -50,10 +50,10 @@ def sum_(lo: Lowering, x: Value, dim: Any = None, *_: Any, **__: Any) -> Value:
 
 @lowers(aten.mean.default, aten.mean.dim)
 def mean(lo: Lowering, x: Value, dim: Any = None, *_: Any, **__: Any) -> Value:
-    x = lo.b.cast(x, lo.dtype)
+    x = lo.b.cast(x, wide(lo.dtype))  # a sum may overflow float16 where the mean does not
     total = lo.b.reduce("sum", x, axes_of(x, dim)) if x.shape else x
     count = lo.number(count_of(x, axes_of(x, dim)), total)
-    return lo.b.reshape(lo.b.pointwise("div", total, count), lo.shape)
+    return lo.b.cast(lo.b.reshape(lo.b.pointwise("div", total, count), lo.shape), lo.dtype)
 
 
 @lowers(aten.prod.default, aten.prod.dim_int)
