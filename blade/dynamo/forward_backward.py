@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cut a joint graph into forward and backward with torch's min-cut, after two repairs and one pass.
+"""Cut a joint graph into forward and backward with torch's min-cut, after three repairs and one pass.
 
 Results that forward returns for backward alone are marked (``is_saved``): they are freed once backward has run.
 
 The gradient of a batch norm in training takes the running statistics but does not read them. AOTAutograd
 passes it the new statistics, which forward would then have to return as well as write to the module.
+
+On a CPU a batch norm of 16-bit values with float32 weights saves its statistics in float32, and torch's function of
+shapes and dtypes says 16 bits.
 
 The gradient of attention takes the generator's state but does not read it without dropout. Forward would then
 have to return uninitialized memory (of some CPU kernels) as that state.
@@ -29,6 +32,7 @@ _ATTENTION = (
 )
 _RUNNING = (3, 4)  # arguments of native_batch_norm_backward
 _TRAIN = 7
+_STATISTICS = (1, 2)  # results of a batch norm that its gradient reads
 
 
 def partition(
@@ -36,6 +40,7 @@ def partition(
 ) -> tuple[GraphModule, GraphModule]:
     """The ``partition_fn`` of ``aot_autograd``."""
     _forget_running_statistics(joint.graph)
+    _widen_statistics(joint.graph)
     forget_states(joint.graph)
     if functorch_config.cse:
         joint.graph.eliminate_dead_code()
@@ -66,6 +71,21 @@ def _forget_running_statistics(graph: Graph) -> None:
         if node.target is aten.native_batch_norm_backward.default and node.args[_TRAIN]:
             for k in _RUNNING:
                 node.update_arg(k, None)
+
+
+def _widen_statistics(graph: Graph) -> None:
+    for node in graph.nodes:
+        if node.target is not aten._native_batch_norm_legit_functional.default:
+            continue
+        x, weight = (a.meta["val"] if isinstance(a, Node) else None for a in node.args[:2])
+        if x.device.type != "cpu" or weight is None or weight.dtype == x.dtype:
+            continue
+        values = list(node.meta["val"])
+        for k in _STATISTICS:
+            values[k] = values[k].new_empty(values[k].shape, dtype=weight.dtype)
+        node.meta["val"] = tuple(values)
+        for user in node.users:
+            user.meta["val"] = values[user.args[1]]
 
 
 def forget_states(graph: Graph) -> None:

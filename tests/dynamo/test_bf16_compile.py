@@ -51,8 +51,28 @@ class Images(nn.Module):
         return self.head(y.mean((2, 3)))
 
 
+class Normed(nn.Module):
+    """Batch norm, whose statistics are float32 where its images are not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(3, 16, 3, 1, 1, bias=False),
+            nn.BatchNorm2d(16),
+            nn.SiLU(),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+            nn.Linear(16, 6),
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.body(x)
+        return found
+
+
 CASES: dict[str, tuple[type[nn.Module], list[tuple[int, ...]]]] = {
     "layer": (Layer, [(2, 5, 32), (1, 17, 32), (3, 40, 32)]),
+    "normed": (Normed, [(4, 3, 9, 8), (2, 3, 16, 16), (3, 3, 12, 7)]),
     "images": (Images, [(2, 4, 9, 8), (1, 4, 16, 16), (3, 4, 12, 7)]),
 }
 
