@@ -55,8 +55,10 @@ class _Suspect:
         )
 
 
-AnswersAt = Callable[[Case, Sequence[int]], Sequence[Answer] | None]
-"""Measure these outputs at a case; ``None`` if the engine or the original does not answer there."""
+AnswersAt = Callable[[Case, Sequence[int], bool], Sequence[Answer] | None]
+"""Measure these outputs at a case; ``None`` if the engine or the original does not answer there, or, if that is asked
+for, the original not in finite numbers.
+"""
 SensitivityAt = Callable[[Case, Sequence[int]], Sequence[float]]
 """Relative change of these outputs of the original when a case's floats change by one rounding."""
 
@@ -90,7 +92,11 @@ def _check_suspects(
     case = doubts[0].answer.case
     lucky = [doubt for doubt in doubts if doubt.may_be_chance()]
     outputs = [doubt.answer.output for doubt in lucky]
-    seen = [answers_at(other, outputs) for other in resampled(case)] if lucky else []
+    draws = resampled(case) if lucky else ()
+    seen = [
+        answers_at(drawn, outputs, True) or answers_at(moved, outputs, False)
+        for drawn, moved in draws
+    ]
     wrong = [doubt for doubt in doubts if not doubt.may_be_chance()]
     for k, doubt in enumerate(lucky):
         again = [None if answers is None else _over(answers[k], doubt.usual) for answers in seen]

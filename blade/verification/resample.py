@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tell chance from a wrong engine: an error looks large where the original's own happens to be small.
 
-    again = [ratio_at(other) for other in resampled(case)]
+    again = [ratio_at(drawn) or ratio_at(moved) for drawn, moved in resampled(case)]
     if ratio > 1 and not passes_on_other_inputs(ratio, again): ...     # seen error over the allowed one
 
 The case is drawn again with other contents, of the same sizes and within the same range. A wrong engine is
 wrong in every draw, chance is not: the median of the ratios decides. An error many times the allowed one is
 not drawn again.
+
+Contents that belong together (an image and the statistics of its channels, which a forward graph saves) mean
+nothing when each is drawn alone, and gradients may overflow. Then the sample's own contents are moved a little.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from statistics import median
 
@@ -19,17 +22,30 @@ from blade.graph.shapes.memory_format import in_order, stride_order
 from blade.verification.cases import Case, random_contents
 
 DRAWS = 2
+MOVED = 1 / 64
 MAX_CHANCE_RATIO = 4.0  # a larger ratio is not chance
 
 
-def resampled(case: Case) -> Iterator[Case]:
-    """Yield ``case`` with other contents, ``DRAWS`` times; deterministic."""
+def resampled(case: Case) -> Iterator[tuple[Case, Case]]:
+    """Yield ``case`` with contents drawn at random and with its own, moved, ``DRAWS`` times; deterministic."""
     generator = torch.Generator().manual_seed(1)
     for n in range(DRAWS):
-        inputs = tuple(
-            in_order(random_contents(t, generator), stride_order(t)) for t in case.inputs
-        )
-        yield replace(case, name=f"{case.name}, drawn again ({n + 1})", inputs=inputs)
+        drawn = _changed(case, lambda t: random_contents(t, generator), f"drawn again ({n + 1})")
+        moved = _changed(case, lambda t: _moved(t, generator), f"moved ({n + 1})")
+        yield drawn, moved
+
+
+def _changed(case: Case, change: Callable[[torch.Tensor], torch.Tensor], how: str) -> Case:
+    inputs = tuple(in_order(change(t), stride_order(t)) for t in case.inputs)
+    return replace(case, name=f"{case.name}, {how}", inputs=inputs)
+
+
+def _moved(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Floats times 1 to 1 + ``MOVED``."""
+    if not tensor.is_floating_point():
+        return tensor
+    factors = torch.rand(tensor.shape, generator=generator, dtype=torch.float64).mul_(MOVED).add_(1)
+    return tensor * factors.to(tensor.device, tensor.dtype)
 
 
 def passes_on_other_inputs(ratio: float, again: Sequence[float | None]) -> bool:

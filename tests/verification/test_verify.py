@@ -349,6 +349,35 @@ def test_an_error_that_looks_large_beside_a_lucky_original_is_drawn_again(
     assert once.code is Code.WRONG_VALUES
 
 
+class DotOf(torch.nn.Module):
+    """The same of numbers near those that it knows; of others it is NaN."""
+
+    def __init__(self, known: torch.Tensor) -> None:
+        super().__init__()
+        self.const_0, self.const_1 = Dot().const_0, known
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:
+        away = aten.amax.default(aten.abs.default(aten.sub.Tensor(x, self.const_1)), [-1])
+        dot = aten.sum.dim_IntList(aten.mul.Tensor(x, self.const_0), [-1])
+        zero = aten.mul.Tensor(aten.log.default(aten.rsub.Scalar(away, 1)), 0.0)
+        return (aten.add.Tensor(dot, zero),)
+
+
+@pytest.mark.parametrize("seed", [11, 33, 62])
+def test_contents_that_mean_nothing_when_drawn_are_moved(seed: int) -> None:
+    sample = torch.randn(1, 4096, generator=torch.Generator().manual_seed(seed))
+    of = cluster(DotOf(sample), [sample])
+
+    def verdict(fault: Any) -> Verdict | Reason:
+        engine = PythonEngine(of.gm, run=fault)
+        return verify(of, engine, of.gm, "fake", derived=False)  # type: ignore[arg-type]
+
+    assert isinstance(verdict(in_another_order), Verdict)
+    wrong = verdict(a_little_off)
+    assert isinstance(wrong, Reason)
+    assert "is allowed, the original's own error being" in wrong.detail
+
+
 def test_what_is_far_off_is_not_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*args: Any) -> Any:
         raise AssertionError("drawn again")
