@@ -2056,10 +2056,18 @@ row(
     lambda x: (
         F.interpolate(x, scale_factor=2.0, mode="bilinear"),
         F.interpolate(x, size=(5, 7), mode="bilinear", align_corners=True),
-        F.interpolate(x, size=(5, 7), mode="bicubic"),
     ),
     f32("a 3 c d"),
-    called=True,
+)
+row(
+    "upsample_bicubic",
+    lambda x: (
+        F.interpolate(x, size=(5, 7), mode="bicubic"),
+        F.interpolate(x, scale_factor=(2.0, 0.7), mode="bicubic"),
+        aten.upsample_bicubic2d(x, [x.shape[2] * 2, 5], True),
+        aten.upsample_bicubic2d(x, [9, 7], False, 1.5, 2.0),
+    ),
+    f32("a 3 c d"),
 )
 row(
     "grid_sample",

@@ -77,8 +77,11 @@ def _widen_statistics(graph: Graph) -> None:
     for node in graph.nodes:
         if node.target is not aten._native_batch_norm_legit_functional.default:
             continue
-        x, weight = (a.meta["val"] if isinstance(a, Node) else None for a in node.args[:2])
-        if x.device.type != "cpu" or weight is None or weight.dtype == x.dtype:
+        x, weight = node.args[:2]
+        if not isinstance(weight, Node):
+            continue
+        x, weight = x.meta["val"], weight.meta["val"]
+        if x.device.type != "cpu" or weight.dtype == x.dtype:
             continue
         values = list(node.meta["val"])
         for k in _STATISTICS:

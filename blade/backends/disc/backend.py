@@ -118,6 +118,7 @@ class DiscBackend(Backend):
                 updates=cluster.updates,
                 half=half,
                 sixteenths=sixteenths,
+                folds=not cluster.live and config.memory != "low",
             )
 
         target = _target(device)

@@ -120,6 +120,7 @@ def compile_graph(
     updates: Sequence[int] = (),
     half: torch.dtype | None = None,
     sixteenths: int = 16,
+    folds: bool = False,
 ) -> CompiledProgram:
     """Compile a straight-line FX graph; raises ``Refused`` for ops that DISC cannot express.
 
@@ -127,9 +128,10 @@ def compile_graph(
     ``half``: float16 or bfloat16, in which float32 products may be computed; on a CPU bfloat16, in so many
     ``sixteenths`` of them.
     ``updates``: inputs that the last outputs are written to; those outputs are not returned.
+    ``folds``: constants never change, so that what is computed from them alone may be computed now.
     """
     generator = _codegen(target, half, sixteenths)
-    graph = lower(gm, shape_env, single, updates, generator.forms)
+    graph = lower(gm, shape_env, single, updates, generator.forms, folds)
     devices = _places(
         [n.meta["val"] for n in gm.graph.nodes if n.op == "placeholder"], generator.device
     )

@@ -39,6 +39,7 @@ from blade.backends.disc.frontend.ops import (
     quantize,
     reduction,
     region,
+    resample,
     scaled,
     transformer,
     windows,
@@ -49,6 +50,7 @@ from blade.backends.disc.frontend.ops.table import (
     ResultType,
     rule_for,
 )
+from blade.backends.disc.frontend.static_parts import attribute, only_for, static_parts
 from blade.backends.disc.ir.graph import (
     Graph,
     IrBuilder,
@@ -93,6 +95,7 @@ FAMILIES = (
     quantize,
     reduction,
     region,
+    resample,
     scaled,
     transformer,
     windows,
@@ -105,16 +108,21 @@ def lower(
     single: bool = False,
     updates: Sequence[int] = (),
     forms: TargetCapabilities = CPU,
+    folds: bool = False,
 ) -> Graph:
     """IR of ``gm``; raises ``Refused`` naming the node that has no form in it.
 
     ``single``: constants are not packed, so that no second copy of one exists.
+    ``folds``: what constants and static sizes determine may be computed now (``static_parts``).
     ``updates``: inputs that the last outputs are written to (``Graph.updates``).
     ``forms``: dtypes that the target implements for each op.
     """
     lowerer = _Lowerer(gm, shape_env, {"single": True} if single else {}, forms)
+    lowerer.parts = static_parts(gm) if folds else {}
+    folded = only_for(lowerer.parts, gm)
     for node in gm.graph.nodes:
-        lowerer.step(node)
+        if node.op == "placeholder" or node not in folded:
+            lowerer.step(node)
     return replace(lowerer.finish(), updates=tuple(updates))
 
 
@@ -130,6 +138,7 @@ class _Lowerer:
         self.forms = forms
         self.of_constants = of_constants
         self.shape_env = shape_env
+        self.parts: Mapping[Node, torch.Tensor] = {}
         self.b = IrBuilder(RULES)
         self.env: dict[Node, Any] = {}
         self.inputs: list[Value] = []
@@ -149,14 +158,15 @@ class _Lowerer:
         elif node.op == "get_attr" and "val" not in node.meta:
             pass  # the body of a loop, which is lowered with its call
         elif node.op == "get_attr":
-            self.env[node] = self.constant(node)
+            self.env[node] = self.constant(attribute(self.gm, str(node.target)))
+        elif node in self.parts:
+            self.env[node] = self.constant(self.parts[node])
         elif node.op == "output":
             self.output(node)
         else:
             self.env[node] = self.operation(node)
 
-    def constant(self, node: Node) -> Value:
-        tensor = _attribute(self.gm, str(node.target))
+    def constant(self, tensor: torch.Tensor) -> Value:
         known = [k for k, c in enumerate(self.constants) if c is tensor]
         index = known[0] if known else len(self.constants)
         if not known:
@@ -372,14 +382,6 @@ def bound(target: Any, args: Any, kwargs: Any) -> list[Any]:
         else:
             raise Refused(Code.CONVERSION_FAILED, f"{target} lacks its argument {argument.name}.")
     return values
-
-
-def _attribute(gm: GraphModule, path: str) -> torch.Tensor:
-    owner: Any = gm
-    for part in path.split("."):
-        owner = getattr(owner, part)
-    assert isinstance(owner, torch.Tensor), path
-    return owner
 
 
 SCALARS = (
