@@ -105,6 +105,8 @@ class Registers:
             return self.of(expr.args[0])
         if isinstance(expr, TruncToInt | FloorToInt) and (scaled := _scaled(expr.args[0])):
             return self.of(scaled)
+        if isinstance(expr, FloorToInt | TruncToInt) and (square := _square(expr.args[0])):
+            return self._line(f"root {self.of(square)}")
         if isinstance(expr, FloorToInt | TruncToInt):
             return self._times_float(expr)
         if type(expr) in _BINARY:
@@ -147,6 +149,14 @@ class Registers:
 
 def _is_inverse(factor: sympy.Basic) -> bool:
     return isinstance(factor, sympy.Pow) and bool(factor.exp.is_negative)
+
+
+def _square(expr: sympy.Basic) -> sympy.Basic | None:
+    """The size whose square root ``expr`` is, if it is one."""
+    if type(expr).__name__ != "OpaqueUnaryFn_sqrt":  # torch makes the class
+        return None
+    [operand] = expr.args
+    return operand.args[0] if isinstance(operand, ToFloat) else operand
 
 
 def _scaled(expr: sympy.Basic) -> sympy.Basic | None:

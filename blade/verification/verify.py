@@ -235,15 +235,14 @@ def _layouts(tensors: Tensors) -> Tensors:
 def _check_form(
     case: Case, got: Tensors, want: Tensors, truth: Fp64Reference, like: Tensors
 ) -> None:
-    """Raise unless ``got`` has the form of ``want``; layouts ``like`` are allowed at sizes not the user's.
+    """Raise unless ``got`` has the form of ``want``; layouts ``like`` those at the first sample are allowed as well.
 
-    Torch may choose other layouts there, by the meaningless stride of an axis of size 1 or by the size of a
-    convolution. A view that works on the sample's result works on one with the same layout.
+    Torch may choose others at other sizes, by the meaningless stride of an axis of size 1 or by the size of a
+    convolution. A view that works on the first sample's result works on one with the same layout.
     """
     # Engines read inputs as if contiguous, and their outputs' strides follow: this is right for a layout
     # that the model was not sampled with.
     strides = case.kind != "layout"
-    like = () if case.kind == "sample" else like
     if compare.why_other_form(got, want, strides=strides, like=like):
         truths = _fp64_reference(case, truth)
         if sentence := compare.why_other_form(got, want, strides=strides, truths=truths, like=like):
@@ -424,7 +423,6 @@ def _within(
     budget: AccuracyBudget, case: Case, got: Tensors, want: Tensors, like: Tensors
 ) -> Iterator[Answer]:
     """Yield the errors of a reduced-precision engine at ``case``; raise where they exceed the budget."""
-    like = () if case.kind == "sample" else like
     if sentence := lossy.why_not(budget, case, got, want, like):
         raise Refused(lossy.code_of(case, got, want, like), f"at {describe_case(case)} {sentence}.")
     for i, (a, b) in enumerate(zip(got, want, strict=True)):

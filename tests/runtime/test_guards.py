@@ -151,6 +151,30 @@ def test_register_operations(op, a, b, value):
     assert w.engine().try_execute([torch.tensor(2.0)]) is not None
 
 
+ROOT_CASES = [
+    (0, 0),
+    (1, 1),
+    (3, 1),
+    (4, 2),
+    (196, 14),
+    (-9, 0),
+    ((3 * 10**9) ** 2 - 1, 3 * 10**9 - 1),
+    (2**63 - 1, 3037000499),
+]
+
+
+@pytest.mark.parametrize(("size", "value"), ROOT_CASES)
+def test_the_root_of_a_size(size, value):
+    w = Writer()
+    x = w.input("f32", 0)
+    result = w.reg(f"root {w.const(size)}")
+    w.guard(w.reg(f"eq {result} {w.const(value)}"), f"root({size}) == {value}")
+    y = w.tensor("output", [])
+    w.call("aten::relu.out", f"t:{w.slot(f'input {x}')}", f"t:{y}")
+    w.outputs = [y]
+    assert w.engine().try_execute([torch.tensor(2.0)]) is not None
+
+
 SCALE_CASES = [
     (7, "1.7", 11), (10, "0.6", 6), (5, "0.0", 0), (3, "0.3333333333333333", 1), (-7, "1.5", -10),
     (4, "1e300", 0), (2, "inf", 0), (2, "nan", 0),

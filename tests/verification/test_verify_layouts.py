@@ -46,6 +46,19 @@ def test_at_other_sizes_results_may_lie_as_at_the_sample() -> None:
     assert "output 0 has stride" in reason.detail
 
 
+def test_at_another_sample_results_may_lie_as_at_the_first() -> None:
+    first = torch.fx.symbolic_trace(_Images())
+    of = cluster(_Images(), LAST)
+
+    def original(x: torch.Tensor) -> tuple[torch.Tensor]:
+        (y,) = first(x)
+        return (y.contiguous() if x.shape[0] == 3 else y,)
+
+    assert isinstance(verify(of, PythonEngine(of.gm), original, "fake"), Verdict)  # type: ignore[arg-type]
+    reason = run(of, run=channels_first)
+    assert isinstance(reason, Reason) and reason.detail.startswith("at sample 0 (")
+
+
 def test_at_the_sample_results_lie_as_the_original_s() -> None:
     reason = run(IMAGES, run=channels_first)
     assert isinstance(reason, Reason) and reason.detail.startswith("at sample 0 (")

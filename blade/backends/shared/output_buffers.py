@@ -9,6 +9,7 @@ Libraries write into it directly: they are not asked for sizes, and nothing is c
 
 import operator
 from collections.abc import Callable, Sequence
+from math import isqrt
 
 import torch
 
@@ -101,6 +102,8 @@ def _evaluate(words: Sequence[str], values: Sequence[int], shapes: Sequence[torc
         return shapes[int(a)][int(b[0])]
     if op == "const":
         return int(a)
+    if op == "root":
+        return isqrt(max(0, values[int(a)]))
     if op == "scale":
         return int(values[int(a)] * float(b[0]))
     return int(_OPS[op](values[int(a)], values[int(b[0])]))

@@ -5,8 +5,8 @@ A scalar line is pure and nearly free, so it is never a node: it is duplicated i
 value, and edges pass through it. ``jit.trace`` writes ``x.size(1) + 1`` as
 ``NumToTensor -> aten::add (a 0-d tensor) -> aten::Int``; such chains of 0-d integer tensors are scalar
 lines too. Chains that leave the integers (``sqrt``, true division) are not: they round in the 0-d tensor's
-dtype, which only the real op reproduces. The exception is ``ceil`` or ``floor`` of a quotient on the way to an
-integer, which is exact for sizes below ``EXACT``.
+dtype, which only the real op reproduces. The exceptions are ``ceil`` or ``floor`` of a quotient, and the integer part
+of a square root, on the way to an integer, which are exact for sizes below ``EXACT``.
 """
 
 from __future__ import annotations
@@ -54,6 +54,9 @@ EXACT = 1 << 22
 ROUNDING = frozenset(("aten::ceil", "aten::floor"))
 """What makes an integer of a quotient, as a float; only integer arithmetic and a conversion may follow."""
 
+ROOTS = frozenset(("aten::pow", "aten::sqrt"))
+"""What may be the square root of an integer, as a float whose fraction is cut off at once."""
+
 READS = frozenset(("aten::Int", "aten::IntImplicit"))
 """Conversions of a tensor's element into an int. One whose int only becomes sizes is a scalar line."""
 
@@ -66,7 +69,7 @@ def find_scalar_lines(program: Program, aliases: Aliases) -> frozenset[int]:
     """Indices of the scalar lines of ``program``, constants included."""
     cheap: set[int] = set()
     chain: set[int] = set()  # 0-d integer tensors that stand for scalars
-    floats = _Floats(set(), set())
+    floats = _Floats(set(), set(), set())
     for line in program.lines:
         if any(aliases.may_be_written(v) for v in line.outputs):
             continue
@@ -78,7 +81,7 @@ def find_scalar_lines(program: Program, aliases: Aliases) -> frozenset[int]:
         elif _is_rounding(program, line, chain, floats):
             cheap.add(line.index)
             floats.add(line, chain)
-        elif _is_scalar_code(program, line, chain | floats.rounded, cheap, aliases) or is_read(
+        elif _is_scalar_code(program, line, chain | floats.rounded | floats.roots, cheap, aliases) or is_read(
             program, line, aliases
         ):
             cheap.add(line.index)
@@ -160,33 +163,49 @@ def _is_chain(program: Program, line: Line, chain: set[int]) -> bool:
 
 
 class _Floats(NamedTuple):
-    """0-d float tensors that stand for numbers: quotients of integers, and what is an integer again."""
+    """0-d float tensors that stand for numbers: quotients and roots of integers, and what is an integer again."""
 
     quotients: set[int]
+    roots: set[int]
     rounded: set[int]
 
     def add(self, line: Line, chain: set[int]) -> None:
         """Add the result of ``line``, which ``_is_rounding``."""
         stays = line.kind not in (*ROUNDING, "aten::to")
+        if line.kind in ROOTS:
+            self.roots.update(line.outputs)
+            return
         is_quotient = line.kind == "aten::div" or (stays and line.inputs[0] in self.quotients)
         own = self.quotients if is_quotient else self.rounded
         (chain if line.kind == "aten::to" else own).update(line.outputs)
 
 
 def _is_rounding(program: Program, line: Line, chain: set[int], floats: _Floats) -> bool:
-    """Whether ``line`` is part of ``ceil`` or ``floor`` of a quotient of sizes that becomes an integer again."""
+    """Whether ``line`` is part of a rounded quotient, or of a root, of sizes that becomes an integer again."""
+    if line.kind in ROOTS and _is_root(program, line):
+        return line.inputs[0] in chain and _becomes_int(program, line.outputs[0])
     if line.kind == "aten::div":
         is_quotient = len(line.inputs) == 2 or program.held(line.inputs[2]) is None
         is_of_ints = is_quotient and _are_numbers(program, line.inputs[:2], chain)
         return is_of_ints and _is_rounded(program, line.outputs[0])
     if line.kind == "aten::to":
-        return line.inputs[0] in floats.rounded and _is_to_int64(program, line)
+        return line.inputs[0] in floats.roots | floats.rounded and _is_to_int64(program, line)
     if line.kind in ROUNDING:
         return line.inputs[0] in floats.quotients | floats.rounded
     if line.inputs and line.inputs[0] in floats.quotients:
         return _is_shift(program, line)
     is_arithmetic = line.kind in _EXACT_ARITHMETIC and any(v in floats.rounded for v in line.inputs)
     return is_arithmetic and _are_numbers(program, line.inputs, chain | floats.rounded)
+
+
+def _is_root(program: Program, line: Line) -> bool:
+    """Whether ``line`` takes a square root on the CPU; the users of it have to cut its fraction off at once."""
+    if line.kind == "aten::pow" and not (
+        program.constant(line.inputs[1]) and program.held(line.inputs[1]) == 0.5
+    ):
+        return False
+    users = program.users_of(line.outputs[0])
+    return all(one.kind in ("aten::to", "aten::Int") for one in users)
 
 
 _EXACT_ARITHMETIC = frozenset(("aten::add", "aten::sub", "aten::mul"))

@@ -38,7 +38,7 @@ from blade.graph.torchscript.boundary_scalars import tensor_form
 from blade.graph.torchscript.describe import source
 from blade.graph.torchscript.loops_to_fx import write_loop
 from blade.graph.torchscript.program import Line
-from blade.graph.torchscript.scalar_lines import CHAIN, EXACT, FROM_CHAIN, READS, ROUNDING
+from blade.graph.torchscript.scalar_lines import CHAIN, EXACT, FROM_CHAIN, READS, ROOTS, ROUNDING
 from blade.graph.torchscript.scalars_to_fx import FOLDS, FUNCTIONS, LISTS, PASS_THROUGH
 from blade.graph.torchscript.view import GraphView
 
@@ -351,6 +351,8 @@ class _FxGraphBuilder:
             own, other, *alpha = inputs
             inputs = [other, self._scaled(line, own, alpha[0] if alpha else 1)]
             return self._apply(FUNCTIONS["aten::sub"], inputs, line)
+        if line.kind in ROOTS and self.view.program.is_tensor(line.outputs[0]):
+            return self._root(line, inputs[0])
         if line.kind == "aten::to":  # no effect on a size
             return inputs[0]
         if line.kind == "aten::div" and len(inputs) == 3:
@@ -381,6 +383,12 @@ class _FxGraphBuilder:
         ):  # on 0-d tensors there is an alpha
             inputs = [inputs[0], self._scaled(line, inputs[1], inputs[2])]
         return self._apply(function, inputs, line)
+
+    def _root(self, line: Line, number: Any) -> Any:
+        """The integer part of a square root; of a tensor it is exact where ``number`` is below ``EXACT``, a guard."""
+        torch._check(value_of(number) < EXACT)
+        root = self._apply(FUNCTIONS["aten::sqrt"], [number], line)
+        return self._apply(FUNCTIONS["aten::Int"], [root], line)
 
     def _rounded(self, line: Line, number: Any, by: Any) -> Any:
         """A quotient rounded up or down, in integers; of a tensor it is exact where ``number`` is below ``EXACT``,

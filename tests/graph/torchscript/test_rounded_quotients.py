@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sizes that a trace computes by ``ceil`` or ``floor`` of a quotient, as vision models of transformers do."""
+"""Sizes that a trace computes by ``ceil`` or ``floor`` of a quotient, or a root, as vision models of transformers do."""
 
 from collections.abc import Callable
 from typing import Any
@@ -46,6 +46,8 @@ SIZES: dict[str, Callable[[Any], Any]] = {
     "up": lambda n: whole(up(n / 4) * 4),
     "down and more": lambda n: whole(down(n / 3) * 3 + 6),
     "one more": lambda n: whole(up((n - 3) / 2 + 1)) * 2 + 5,
+    "root": lambda n: n + whole(n**0.5),
+    "root of a sum": lambda n: 2 * n + whole((n * n + 1) ** 0.5),
     "one less": lambda n: whole(down(n / 5 - 1) * 5) + 10,
 }
 
@@ -74,6 +76,46 @@ def test_a_size_beyond_the_exact_ones_is_the_originals(monkeypatch: pytest.Monke
         torch.testing.assert_close(fast(x), model(x))
         assert blade.stats(fast)["cluster_0"]["engine_runs"] == runs
     assert blade.stats(fast)["cluster_0"]["guard_shape"] == 1
+
+
+class Square(nn.Module):
+    """Patches as a square image, as in DPT; its convolution's layout is another one for one image than for three."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense, self.conv = nn.Linear(6, 16), nn.Conv2d(16, 8, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        side = whole(x.shape[1] ** 0.5)
+        return self.conv(self.dense(x).mT.reshape(x.shape[0], 16, side, side)).relu()
+
+
+def test_a_root_gives_patches_their_places() -> None:
+    torch.manual_seed(0)
+    model = Square().eval()
+    fast = blade.optimize(model, [(torch.randn(1, 36, 6),), (torch.randn(3, 49, 6),)], DISC)
+    [cluster] = blade.report(fast).clusters
+    assert cluster.backend == "disc" and not blade.report(fast).outside
+    for batch, patches in ((2, 4), (1, 1), (3, 100)):
+        x = torch.randn(batch, patches, 6)
+        torch.testing.assert_close(fast(x), model(x))
+    with pytest.raises(RuntimeError, match="invalid for input of size"):
+        fast(torch.randn(2, 37, 6))
+    stats = blade.stats(fast)["cluster_0"]
+    assert stats["engine_runs"] == 3 and stats["guard_shape"] == 1
+
+
+def test_a_root_that_is_used_as_a_float_stays_a_tensor() -> None:
+    class Scaled(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            root = torch.as_tensor(x.shape[1]) ** 0.5
+            return x * root + root.to(torch.int64)
+
+    model = Scaled().eval()
+    fast = blade.optimize(model, torch.randn(2, 8, 6), DISC)
+    for rows in (7, 8, 9):
+        x = torch.randn(2, rows, 6)
+        torch.testing.assert_close(fast(x), model(x))
 
 
 def test_a_quotient_that_is_used_as_a_float_stays_a_tensor() -> None:

@@ -113,6 +113,9 @@ class Parser : private Reader {
     } else if (op == "scale") {
       const int64_t a = reg();
       program_.regs.push_back({RegOp::kScale, a, 0, to_double(word()), program_.regs[a].loops});
+    } else if (op == "root") {
+      const int64_t a = reg();
+      program_.regs.push_back({RegOp::kRoot, a, 0, 0, program_.regs[a].loops});
     } else {
       const auto found = kRegOps.find(op);
       if (found == kRegOps.end()) fail("unknown register operation '" + op + "'");

@@ -6,6 +6,8 @@
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include <cmath>
+
 namespace blade {
 namespace {
 
@@ -71,12 +73,22 @@ int64_t scale(int64_t a, double factor) {
   return value > -0x1p63 && value < 0x1p63 ? static_cast<int64_t>(value) : 0;
 }
 
+// Rounded down, in integers: the root of a double is off by one for large squares.
+int64_t root(int64_t a) {
+  if (a <= 0) return 0;
+  auto found = static_cast<int64_t>(std::sqrt(static_cast<double>(a)));
+  while (found > a / found) --found;
+  while (found + 1 <= a / (found + 1)) ++found;
+  return found;
+}
+
 }  // namespace
 
 int64_t eval_register(const Reg& reg, const std::vector<int64_t>& values) {
   switch (reg.op) {
     case RegOp::kConst: return reg.a;
     case RegOp::kIndex: return 0;
+    case RegOp::kRoot: return root(values[reg.a]);
     case RegOp::kScale: return scale(values[reg.a], reg.factor);
     default: return apply(reg.op, values[reg.a], values[reg.b]);
   }

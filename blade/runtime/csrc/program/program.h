@@ -24,10 +24,11 @@ struct InputSpec {
 
 enum class RegOp : uint8_t {
   kDim, kConst, kAdd, kSub, kMul, kFloorDiv, kMod, kMin, kMax, kEq, kNe, kLt, kLe, kGt, kGe, kAnd, kOr,
-  kScale, kLate, kIndex
+  kScale, kRoot, kLate, kIndex
 };
 
-// kDim: input a, axis b. kConst: value a. kScale: register a times factor. kLate: what a call makes known. kIndex: the
+// kDim: input a, axis b. kConst: value a. kScale: register a times factor. kRoot: the square root of
+// register a, its fraction cut off. kLate: what a call makes known. kIndex: the
 // iteration index of loop a. Otherwise registers a and b.
 struct Reg {
   RegOp op;

@@ -60,6 +60,7 @@ class Stages {
       case RegOp::kDim:
       case RegOp::kIndex:
       case RegOp::kConst: return 0;
+      case RegOp::kRoot:
       case RegOp::kScale: return p_.regs[reg.a].known_at;
       default: return std::max(p_.regs[reg.a].known_at, p_.regs[reg.b].known_at);
     }
