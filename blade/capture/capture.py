@@ -122,8 +122,8 @@ def capture(
         if graph.table is not None:
             graph.table.finish_again(final)
     clean(final, config.customize_jit_passes)
-    functionalize(final, graph.seen.samples, served.probes)
-    move_constructors(final, graph.seen.samples, served.probes)
+    functionalize(final, served.samples, served.probes)
+    move_constructors(final, served.samples, served.probes)
     _log.info("captured %s by %s", type(model).__name__, graph.how)
     return Captured(
         module=final,

@@ -22,12 +22,27 @@ from torch.jit import _trace as tracer
 from blade.capture.clean import optimized
 from blade.capture.inputs import ArgumentSlot
 from blade.core import torchscript
+from blade.graph.torchscript.alias import find_aliases
 from blade.graph.torchscript.check_arguments import add_arguments
 from blade.graph.torchscript.inline_autograd_functions import inline_functions
+from blade.graph.torchscript.program import read
 from blade.graph.torchscript.to_script_module import script_of, simplified
 
 _LOOKED_AT = 16
 """Leading elements that are compared before whole tensors are."""
+
+
+def _may_be_written(graph: torch._C.Graph, inputs: Sequence[torch._C.Value]) -> bool:
+    """Whether ``graph`` may write to one of its ``inputs``.
+
+    torch's analysis is quick, and takes an element of a list for any input: a write to it is one to all weights.
+    """
+    torchs: Any = graph.alias_db()
+    if not any(torchs.has_writers(value) for value in inputs):
+        return False
+    program = read(graph)
+    aliases, names = find_aliases(program), {value.unique() for value in inputs}
+    return any(aliases.may_be_written(v) for v in program.inputs if v in names)
 
 
 def flat_trace(
@@ -62,8 +77,7 @@ def flat_trace(
     free = simplified(graph, inputs)
     arguments = add_arguments(free, names, {slot.name: slot.guard for slot in guards})
     values = list(free.inputs())[len(arguments) :]
-    aliases: Any = free.alias_db()
-    if any(aliases.has_writers(value) for value in values):
+    if _may_be_written(free, values):
         return None
     constants = {
         name: tensor.detach() if value.uses() else None

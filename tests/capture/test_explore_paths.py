@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Paths for sizes that no sample has: which are found, and when the search for them ends."""
 
+import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -9,6 +10,7 @@ import blade
 from blade.capture.capture import capture
 from blade.config import Config
 from blade.core.reason import Code
+from blade.errors import BladeWarning
 from blade.timing.time_budget import TimeBudget
 
 
@@ -119,3 +121,47 @@ def test_views_that_a_caller_receives_stay_views_on_every_path() -> None:
         whole, part = optimized(torch.rand(rows, 8))
         part.fill_(7.0)
         assert bool((whole[:, 1:] == 7.0).all())
+
+
+class Experts(nn.Module):
+    """Tokens sorted by expert, as a mixture of experts does it in transformers; the batch decides on a path."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.experts = nn.Linear(6, 4), nn.Parameter(torch.randn(4, 6, 6))
+        self.step = 0.1
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        places = torch.arange(x.shape[1])[None]
+        if x.shape[0] != places.shape[0]:
+            places = places.expand(x.shape[0], -1)
+        flat = (x + places[..., None] * vars(self)["step"]).flatten(0, 1)  # no script
+        weights, experts = self.gate(flat).softmax(-1).topk(1)
+        weights /= weights.sum(-1, keepdim=True) + 1
+        order = experts.flatten().argsort()
+        back = torch.empty_like(order)
+        back[order] = torch.arange(order.shape[0])
+        sorted_ = torch.bmm(flat[order, None], self.experts[experts.flatten()[order]])[:, 0]
+        return (sorted_[back] * weights).view(x.shape)
+
+
+def test_a_list_of_indices_is_no_write_to_weights() -> None:
+    """A model that may write to a weight gets one path."""
+    torch.manual_seed(0)
+    model = Experts().eval()
+    samples = [(torch.randn(1, 5, 6),), (torch.randn(3, 4, 6),)]
+    captured = capture(model, samples, Config())
+    assert len(captured.paths) == 2 and len(captured.samples) == 2
+    for batch in (1, 2, 5):
+        x = torch.randn(batch, 7, 6)
+        torch.testing.assert_close(captured.module(x), model(x))
+
+
+def test_samples_that_no_path_answers_are_the_originals() -> None:
+    torch.manual_seed(0)
+    model = Experts().eval()
+    samples = [(torch.randn(1, 5, 6),), (torch.randn(3, 4, 6),)]
+    with pytest.warns(BladeWarning, match="There the original model answers"):
+        fast = blade.optimize(model, samples, Config(max_paths=1))
+    for (x,) in samples:
+        torch.testing.assert_close(fast(x), model(x))

@@ -33,7 +33,7 @@ _FRESH = frozenset(
     "true_divide upsample_bicubic2d upsample_bilinear2d upsample_linear1d upsample_nearest1d upsample_nearest2d "
     "upsample_nearest3d upsample_trilinear3d var vstack where".split()
 )
-"""Composite ops that always return new memory; ``type_as`` or ``einsum`` may return their argument."""
+"""Composite ops that always return new memory; ``type_as`` or ``einsum`` of one tensor may return their argument."""
 
 _SHARES = frozenset("_unsafe_view unsafe_split unsafe_split_with_sizes lift".split())
 """Ops that are not composite and return a view, although their schemas do not say so."""
@@ -191,7 +191,7 @@ def _roots(program: Program, aliases: Aliases, buffers: Buffers) -> dict[int, fr
     """Buffer -> the places where its bytes may live, those included that schemas do not tell of."""
     passed: dict[int, frozenset[int]] = {}
     for line in program.lines:
-        if not line.blocks and _may_return_argument(line):
+        if not line.blocks and _may_return_argument(program, line):
             passed.update(
                 dict.fromkeys(line.outputs, aliases.union(line.inputs) | set(line.outputs))
             )
@@ -212,7 +212,7 @@ def _closure(root: int, passed: dict[int, frozenset[int]]) -> frozenset[int]:
     return frozenset(seen)
 
 
-def _may_return_argument(line: Line) -> bool:
+def _may_return_argument(program: Program, line: Line) -> bool:
     """Whether an op whose schema promises new memory may return memory of an argument."""
     overload = resolve(line.node)
     if overload is None or not line.outputs or any(r.alias_info for r in overload._schema.returns):
@@ -222,6 +222,9 @@ def _may_return_argument(line: Line) -> bool:
     name = name_of(overload)
     full = f"{overload._schema.name}.{overload._overloadname}".removesuffix(".default")
     is_composite = has_kernel(full, "CompositeImplicitAutograd")
+    if name == "einsum":
+        operands = program.maker(line.inputs[1])
+        return operands is None or operands.kind != "prim::ListConstruct" or len(operands.inputs) < 2
     return name in _SHARES or (is_composite and name not in _FRESH)
 
 
