@@ -63,13 +63,13 @@ def _within(index: Any, size: Any) -> Any:
 
 
 def _batch_norm(x: torch.Tensor, *rest: Any) -> torch.Tensor:
-    """torch's function reads the size of the second axis even of a 1-d tensor, past the shape's end."""
+    """torch's function computes on stand-ins, 0.1 s a call, and reads past the shape's end of a 1-d tensor."""
     if x.dim() < 2:
         raise ValueError(f"batch_norm takes at least 2 dimensions, not {x.dim()}")
-    if free_unbacked_symbols(x):  # torch asks whether it is empty
-        return torch.empty_like(x)
-    made: torch.Tensor = aten.batch_norm.default(x, *rest)
-    return made
+    for per_channel in rest[:4]:
+        if isinstance(per_channel, torch.Tensor):
+            torch._check(x.shape[1] == per_channel.shape[0])
+    return torch.empty_like(x)
 
 
 def _roll(x: torch.Tensor, *rest: Any) -> torch.Tensor:
