@@ -103,12 +103,10 @@ def values_in(args: Any) -> Iterator[ValueInfo]:
 
 
 def device_of(cluster: Cluster) -> torch.device:
-    """The device of the cluster: all its ops are on one device."""
-    for node in cluster.gm.graph.nodes:
-        value = node.meta.get("val")
-        if node.op == "call_function" and isinstance(value, torch.Tensor):
-            return value.device
-    return torch.device("cpu")
+    """The device of the cluster: all its ops are on one device, but for numbers, which are 0-d tensors of the CPU."""
+    calls = (n.meta.get("val") for n in cluster.gm.graph.nodes if n.op == "call_function")
+    devices = (value.device for value in calls if isinstance(value, torch.Tensor))
+    return next((device for device in devices if device.type != "cpu"), torch.device("cpu"))
 
 
 def unknown_target() -> torch._ops.OpOverload:
