@@ -131,7 +131,9 @@ def _work(
         optimizer.zero_grad()
         losses.append(loss.item())  # waits for the device
         seconds.append(time.perf_counter() - start)
-    parameters = torch.cat([_whole(p).detach().flatten().double().cpu() for p in model.parameters()])
+    parameters = torch.cat(
+        [_whole(p).detach().flatten().double().cpu() for p in model.parameters()]
+    )
     if rank == 0:
         line = {"way": way, "backend": backend, "losses": [round(v, 5) for v in losses]}
         line["first_s"] = round(seconds[0], 2)

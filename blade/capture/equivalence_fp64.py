@@ -15,6 +15,7 @@ more are kept than that, and the latest: only the original's errors are needed l
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
+from statistics import median
 from typing import Any
 
 import torch
@@ -28,11 +29,13 @@ from blade.core.reason import Code, Reason, Stage
 from blade.process.torch_state import seeded_generators
 from blade.verification.draws import Draws
 from blade.verification.tolerance import (
+    FEW,
     SAME_RUN,
     allowed,
     distance,
     excess_error,
     is_rounding,
+    magnitude,
     own_error,
     usual_error,
 )
@@ -78,12 +81,13 @@ class Fp64Model:
             far = distance(want, truth) if is_rounding(want, truth) else 0.0
             return "" if excess_error(got, want, truth, far) else None
         assert truth is not None
-        if excess_error(got, want, truth, own) is None:
+        part = self._part(call, output, want)
+        if excess_error(got, want, truth, own, part) is None:
             return None
         # small by chance: use the original's error elsewhere
         others = [self._own_of(other, call, output) for other in self._references]
         own = max(own, usual_error(others))
-        seen = excess_error(got, want, truth, own)
+        seen = excess_error(got, want, truth, own, part)
         if seen is None:
             return None
         return (
@@ -91,18 +95,34 @@ class Fp64Model:
             f"{own:.1e} from it, which allows {allowed(want.dtype, own):.1e}"
         )
 
-    def _own_of(self, one: Reference, call: int, output: int) -> float | None:
+    def _part(self, call: int, output: int, want: torch.Tensor) -> float:
+        """The magnitude of an output of few elements over its usual one; at most 1.
+
+        It may be small by chance, a sum that nearly cancels out: errors are relative to the usual one.
+        """
+        if want.numel() > FEW or not want.is_floating_point():
+            return 1.0
+        leaves = [self._want(other, call, output) for other in self._references]
+        usual = median(magnitude(leaf) for leaf in leaves if leaf is not None)
+        return min(1.0, magnitude(want) / usual) if usual else 1.0
+
+    def _want(self, one: Reference, call: int, output: int) -> torch.Tensor | None:
         if call >= len(one.answers):
             return None
         leaves = pytree.tree_leaves(one.answers[call][0])
-        want = leaves[output] if output < len(leaves) else None
-        return self._own(one, call, output, want) if isinstance(want, torch.Tensor) else None
+        leaf = leaves[output] if output < len(leaves) else None
+        return leaf if isinstance(leaf, torch.Tensor) else None
+
+    def _own_of(self, one: Reference, call: int, output: int) -> float | None:
+        want = self._want(one, call, output)
+        return None if want is None else self._own(one, call, output, want)
 
     def _own(self, one: Reference, call: int, output: int, want: torch.Tensor) -> float | None:
         """Return the original's error; ``None`` without a usable float64 run."""
         key = id(one), call, output
         if key not in self._errors:
-            self._errors[key] = own_error(want, self._truth(one, call, output))
+            part = self._part(call, output, want)
+            self._errors[key] = own_error(want, self._truth(one, call, output), part)
         return self._errors[key]
 
     def _truth(self, one: Reference, call: int, output: int) -> torch.Tensor | None:
@@ -133,7 +153,8 @@ class Fp64Model:
             leaves = pytree.tree_leaves(answer)
             for output, (want, truth) in enumerate(zip(leaves, truths, strict=False)):
                 if isinstance(want, torch.Tensor) and isinstance(truth, torch.Tensor):
-                    self._errors[id(one), call, output] = own_error(want, truth)
+                    part = self._part(call, output, want)
+                    self._errors[id(one), call, output] = own_error(want, truth, part)
 
     def _run(self, one: Reference) -> Leaves | None:
         """Return the outputs of the float64 model; ``None`` if they depend on numbers that it draws."""

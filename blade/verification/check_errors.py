@@ -6,12 +6,14 @@
 The original's own error at one case may be small by chance (few elements). If it is below the median over all
 cases, the tolerance is twice that median, and a larger error is checked with other contents before it counts.
 A small output is also compared with the median over the other outputs of its case: training has no other
-cases. Each draw runs engine, original and fp64 once, for all outputs in doubt. At derived contents an error
+cases. And it may be small by chance itself, a sum that nearly cancels out at one row: its errors are taken relative to
+its usual magnitude at contents like the sample's, if that is more. Each draw runs engine, original and fp64 once, for all outputs in doubt. At derived contents an error
 is also right if a rounding of the inputs causes as large a change in the original.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import median
 
 import torch
 
@@ -35,6 +37,7 @@ class Answer:
     is_near: bool = False  # so near to the original that fp64 was not run
     is_small: bool = False  # of so few elements that all of them may be exact by chance
     half: torch.dtype | None = None  # 16-bit dtype of part of the computation
+    magnitude: float = 0.0  # of a small output: the original's largest value
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,7 @@ class _Suspect:
     answer: Answer
     usual: float
     ratio: float
+    size: float  # its usual magnitude
 
     def may_be_chance(self) -> bool:
         return self.answer.errors.original_fp64 is not None and self.ratio <= MAX_CHANCE_RATIO
@@ -51,7 +55,7 @@ class _Suspect:
     def refusal(self) -> Refused:
         return Refused(
             Code.WRONG_VALUES,
-            f"at {describe_case(self.answer.case)} {_sentence(self.answer, self.usual)}",
+            f"at {describe_case(self.answer.case)} {_sentence(self.answer, self.usual, self.size)}",
         )
 
 
@@ -74,8 +78,8 @@ def check_errors(answers: Sequence[Answer], answers_at: AnswersAt, moves_at: Sen
             for a in answers
             if a.output == one.output or (one.is_small and a.case is one.case)
         ]
-        usual = usual_error(peers)
-        doubt = _Suspect(one, usual, _over(one, usual))
+        usual, size = usual_error(peers), _usual_magnitude(one, answers)
+        doubt = _Suspect(one, usual, _over(one, usual, size), size)
         if doubt.ratio <= 1:
             continue
         if not (doubt.may_be_chance() or may_be_ill_conditioned(one.case)):
@@ -99,7 +103,10 @@ def _check_suspects(
     ]
     wrong = [doubt for doubt in doubts if not doubt.may_be_chance()]
     for k, doubt in enumerate(lucky):
-        again = [None if answers is None else _over(answers[k], doubt.usual) for answers in seen]
+        again = [
+            None if answers is None else _over(answers[k], doubt.usual, doubt.size)
+            for answers in seen
+        ]
         if not passes_on_other_inputs(doubt.ratio, again):
             wrong.append(doubt)
     if not wrong:
@@ -108,32 +115,51 @@ def _check_suspects(
         raise wrong[0].refusal()
     moves = moves_at(case, [doubt.answer.output for doubt in wrong])
     for doubt, moved in zip(wrong, moves, strict=True):
-        if not _bound(doubt.answer, doubt.usual)[0] <= 2 * moved:
+        if not _bound(doubt.answer, doubt.usual, 0.0)[0] <= 2 * moved:
             raise doubt.refusal()
 
 
-def _over(one: Answer, usual: float) -> float:
+def _usual_magnitude(one: Answer, answers: Sequence[Answer]) -> float:
+    """Return the median magnitude of a small output at contents like the sample's; 0 for others."""
+    if not one.is_small or not _is_like_the_sample(one.case):
+        return 0.0
+    alike = (a for a in answers if a.output == one.output and _is_like_the_sample(a.case))
+    return median(a.magnitude for a in alike)
+
+
+def _is_like_the_sample(case: Case) -> bool:
+    return case.kind in ("sample", "probe", "size") or case.name in _ALIKE
+
+
+_ALIKE = ("random contents", "shuffled contents")
+
+
+def _over(one: Answer, usual: float, size: float) -> float:
     """Return the error over the allowed one; infinite where none is allowed and there is one."""
-    seen, limit, _ = _bound(one, usual)
+    seen, limit, _ = _bound(one, usual, size)
     return seen / limit if limit else (float("inf") if seen else 0.0)
 
 
-def _bound(one: Answer, usual: float) -> tuple[float, float, float | None]:
-    """Return the error, the allowed one, and the original's own if known (``usual``: at other cases)."""
+def _bound(one: Answer, usual: float, size: float) -> tuple[float, float, float | None]:
+    """Return the error, the allowed one, and the original's own if known (``usual``: at other cases).
+
+    ``size``: the output's usual magnitude, which errors are relative to if it is more than the one here.
+    """
     own = one.errors.original_fp64
+    part = min(1.0, one.magnitude / size) if size > 0 else 1.0
     if own is None:
         dtype = one.dtype if one.half is None or not one.dtype.is_floating_point else one.half
-        return one.errors.error, allowed(dtype, None), None
+        return one.errors.error * part, allowed(dtype, None), None
     assert one.errors.error_fp64 is not None
-    own = max(own, usual)
-    return one.errors.error_fp64, allowed(one.dtype, own), own
+    own = max(own * part, usual)
+    return one.errors.error_fp64 * part, allowed(one.dtype, own), own
 
 
-def _sentence(one: Answer, usual: float) -> str:
-    seen, limit, own = _bound(one, usual)
+def _sentence(one: Answer, usual: float, size: float) -> str:
+    seen, limit, own = _bound(one, usual, size)
     return (
         f"output {one.output} is {seen:.1e} from {'the original' if own is None else 'an fp64 run'} (relative "
-        f"to its largest magnitude); {limit:.1e} is allowed, the original's own error being "
+        f"to its largest magnitude{' elsewhere' if size > one.magnitude else ''}); {limit:.1e} is allowed, the original's own error being "
         f"{'unknown' if own is None else f'{own:.1e}'}."
     )
 

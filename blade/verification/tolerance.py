@@ -70,6 +70,7 @@ _OTHERS =             Tolerance(1e-6,     1.3e-6,  0.0,   0.05,     None,  1e-5,
 CANCELLED = 1e-6
 # Two fp64 runs of a model that differ by more drew different numbers.
 SAME_RUN = 1e-6
+FEW = 64  # elements of an output that may be small, or exact, by chance
 _PART = 1 << 18  # elements compared at a time, so that temporaries stay in cache
 
 
@@ -134,20 +135,23 @@ def errors(
     return RelativeErrors(apart, mine, own)
 
 
-def own_error(want: torch.Tensor, truth: torch.Tensor | None) -> float | None:
-    """Return the error of a model's answer; ``None`` if ``truth`` is no usable reference."""
+def own_error(want: torch.Tensor, truth: torch.Tensor | None, part: float = 1.0) -> float | None:
+    """Return the error of a model's answer; ``None`` if ``truth`` is no usable reference.
+
+    ``part``: of the magnitude that errors are relative to, what ``want`` has.
+    """
     limit = tolerance_of(want.dtype).model_no_truth
     if truth is None or truth.shape != want.shape or limit is None:
         return None
-    own = distance(want, known_reference(truth, want))
+    own = distance(want, known_reference(truth, want)) * part
     return own if own <= limit else None
 
 
 def excess_error(
-    got: torch.Tensor, want: torch.Tensor, truth: torch.Tensor, own: float
+    got: torch.Tensor, want: torch.Tensor, truth: torch.Tensor, own: float, part: float = 1.0
 ) -> float | None:
     """Return the error of ``got`` if it exceeds what an original with the error ``own`` allows."""
-    seen = distance(got, known_reference(truth, want))
+    seen = distance(got, known_reference(truth, want)) * part
     return None if seen <= allowed(got.dtype, own) else seen
 
 

@@ -46,7 +46,6 @@ Tensors = Sequence[torch.Tensor]
 # Reasons why a call goes to the original; counters of ``engine.stats()`` have the same names.
 _DECLINED = tuple(c for c in Code if c.value.startswith("guard_")) + (Code.ENGINE_RAISED,)
 _ALIGNED = 16  # elements; vectors of any dtype begin at multiples of this
-FEW = 64  # elements of a small tensor, at most
 _NUDGES = 4  # runs of the original on inputs that are off by some units in the last place,
 _NUDGE_ULPS = 4.0  # by so many
 PEERS = 8  # the most outputs that a small one is compared with, where all of them are near
@@ -393,8 +392,7 @@ def _measure(
     half = tolerance.narrowest(truth.graph)
     for i, t in zip(far, truths, strict=True):
         errors = tolerance.errors(got[i], want[i], t, scale, half)
-        is_small = want[i].numel() <= FEW
-        near[i] = Answer(case, i, want[i].dtype, errors, is_small=is_small, half=half)
+        near[i] = Answer(case, i, want[i].dtype, errors, half=half, **_smallness(want[i]))
     return [near[i] for i in outputs]
 
 
@@ -406,14 +404,21 @@ def _near(
     for i in outputs:
         errors, own = tolerance.errors(got[i], want[i], None), known[i]
         if errors.error <= tolerance.allowed(want[i].dtype, own) - own:
-            found[i] = Answer(case, i, want[i].dtype, errors, is_near=True)
+            found[i] = Answer(case, i, want[i].dtype, errors, is_near=True, **_smallness(want[i]))
     return found
+
+
+def _smallness(want: torch.Tensor) -> dict[str, Any]:
+    """Whether an output is of few elements, and then its magnitude."""
+    if want.numel() > tolerance.FEW or not want.is_floating_point():
+        return {}
+    return {"is_small": True, "magnitude": tolerance.magnitude(want)}
 
 
 def _in_question(want: Tensors, near: Collection[int], outputs: Sequence[int]) -> list[int]:
     """Return the outputs that are not near, and, for small ones among them, some others to compare with."""
     far = [i for i in outputs if i not in near]
-    if all(want[i].numel() > FEW for i in far):
+    if all(want[i].numel() > tolerance.FEW for i in far):
         return far
     others = sorted((i for i in near if want[i].is_floating_point()), key=lambda i: want[i].numel())
     return sorted([*far, *others[:PEERS]])

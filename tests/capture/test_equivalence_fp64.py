@@ -244,3 +244,35 @@ def test_outputs_are_kept_up_to_a_bound_and_errors_of_all(monkeypatch: pytest.Mo
         assert exact.why_not(one, 0, 0, want, 1.5 * want)
         assert list(exact._found) == [id(runs[-1])]
     assert len(runs) <= 2 * len(observed.references)  # once for errors, once for values
+
+
+class Cancels(nn.Module):
+    """One number a row, which is nearly zero where the columns of a row are nearly equal."""
+
+    def __init__(self, off: float = 0.0) -> None:
+        super().__init__()
+        self.off = off
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x[:, :32].sum(1, keepdim=True) - x[:, 32:].sum(1, keepdim=True) + self.off
+
+
+def test_an_output_that_nearly_cancels_is_as_exact_as_it_is_elsewhere() -> None:
+    """The one number of a recommender at one row: it is off by the rounding of what cancels."""
+    torch.manual_seed(1)
+    half = torch.randn(1, 32)
+    near = torch.cat([half, half + 1e-7], 1)
+    samples = [torch.randn(6, 64), near, torch.randn(3, 64)]
+    observed = run_references(Cancels().eval(), [(x,) for x in samples], Config(), bake=True)
+    own = observed.references
+
+    def differences(off: float) -> int:
+        module = torch.jit.trace(Cancels(off).eval(), near)
+        return len(find_differences(module, own, original=observed.original))
+
+    assert float(Cancels()(near).abs()) < 1e-4
+    assert differences(4e-6) == 0
+    assert differences(1e-3) > 0
+    alone = run_references(Cancels().eval(), near, Config(), bake=True)
+    module = torch.jit.trace(Cancels(4e-6).eval(), near)
+    assert find_differences(module, alone.references, original=alone.original)

@@ -330,7 +330,7 @@ def a_little_off(outputs: list[torch.Tensor], inputs: Any, call: int) -> list[to
     return [o * (1 + 3e-6) for o in outputs]
 
 
-@pytest.mark.parametrize("seed", [11, 33, 62])
+@pytest.mark.parametrize("seed", [11, 62, 70])
 def test_an_error_that_looks_large_beside_a_lucky_original_is_drawn_again(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -224,7 +224,9 @@ def _may_return_argument(program: Program, line: Line) -> bool:
     is_composite = has_kernel(full, "CompositeImplicitAutograd")
     if name == "einsum":
         operands = program.maker(line.inputs[1])
-        return operands is None or operands.kind != "prim::ListConstruct" or len(operands.inputs) < 2
+        return (
+            operands is None or operands.kind != "prim::ListConstruct" or len(operands.inputs) < 2
+        )
     return name in _SHARES or (is_composite and name not in _FRESH)
 
 

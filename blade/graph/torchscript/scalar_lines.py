@@ -81,9 +81,9 @@ def find_scalar_lines(program: Program, aliases: Aliases) -> frozenset[int]:
         elif _is_rounding(program, line, chain, floats):
             cheap.add(line.index)
             floats.add(line, chain)
-        elif _is_scalar_code(program, line, chain | floats.rounded | floats.roots, cheap, aliases) or is_read(
-            program, line, aliases
-        ):
+        elif _is_scalar_code(
+            program, line, chain | floats.rounded | floats.roots, cheap, aliases
+        ) or is_read(program, line, aliases):
             cheap.add(line.index)
     return frozenset(cheap)
 
