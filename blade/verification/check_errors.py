@@ -7,8 +7,10 @@ The original's own error at one case may be small by chance (few elements). If i
 cases, the tolerance is twice that median, and a larger error is checked with other contents before it counts.
 A small output is also compared with the median over the other outputs of its case: training has no other
 cases. And it may be small by chance itself, a sum that nearly cancels out at one row: its errors are taken relative to
-its usual magnitude at contents like the sample's, if that is more. Each draw runs engine, original and fp64 once, for all outputs in doubt. At derived contents an error
-is also right if a rounding of the inputs causes as large a change in the original.
+its usual magnitude at contents like the sample's, if that is more.
+
+Each draw runs engine, original and fp64 once, for all outputs in doubt. At derived contents an error is also right if a
+rounding of the inputs causes as large a change in the original.
 """
 
 from collections.abc import Callable, Sequence
@@ -157,9 +159,10 @@ def _bound(one: Answer, usual: float, size: float) -> tuple[float, float, float 
 
 def _sentence(one: Answer, usual: float, size: float) -> str:
     seen, limit, own = _bound(one, usual, size)
+    place = " elsewhere" if size > one.magnitude else ""
     return (
-        f"output {one.output} is {seen:.1e} from {'the original' if own is None else 'an fp64 run'} (relative "
-        f"to its largest magnitude{' elsewhere' if size > one.magnitude else ''}); {limit:.1e} is allowed, the original's own error being "
+        f"output {one.output} is {seen:.1e} from {'the original' if own is None else 'an fp64 run'} (relative to its "
+        f"largest magnitude{place}); {limit:.1e} is allowed, the original's own error being "
         f"{'unknown' if own is None else f'{own:.1e}'}."
     )
 

@@ -194,6 +194,8 @@ def _is_rounding(program: Program, line: Line, chain: set[int], floats: _Floats)
         return line.inputs[0] in floats.quotients | floats.rounded
     if line.inputs and line.inputs[0] in floats.quotients:
         return _is_shift(program, line)
+    if _is_with_constants(program, line):
+        return line.inputs[0] in floats.rounded
     is_arithmetic = line.kind in _EXACT_ARITHMETIC and any(v in floats.rounded for v in line.inputs)
     return is_arithmetic and _are_numbers(program, line.inputs, chain | floats.rounded)
 
@@ -206,6 +208,17 @@ def _is_root(program: Program, line: Line) -> bool:
         return False
     users = program.users_of(line.outputs[0])
     return all(one.kind in ("aten::to", "aten::Int") for one in users)
+
+
+def _is_with_constants(program: Program, line: Line) -> bool:
+    """Whether ``line`` bounds its first input by integers, or divides it by a positive one and rounds down."""
+    if line.kind not in ("aten::clamp", "aten::floor_divide"):
+        return False
+    others = [program.held(v) if program.constant(v) else 0.5 for v in line.inputs[1:]]
+    if line.kind == "aten::floor_divide":
+        others = [o.item() if isinstance(o, torch.Tensor) and o.dim() == 0 else o for o in others]
+        return type(others[0]) is int and others[0] > 0
+    return all(o is None or type(o) is int for o in others)
 
 
 _EXACT_ARITHMETIC = frozenset(("aten::add", "aten::sub", "aten::mul"))
@@ -246,7 +259,7 @@ def _becomes_int(program: Program, value: int) -> bool:
         one.kind == "aten::Int"
         or (one.kind == "aten::to" and one.inputs[0] == value and _is_to_int64(program, one))
         or (
-            one.kind in ROUNDING | _EXACT_ARITHMETIC
+            (one.kind in ROUNDING | _EXACT_ARITHMETIC or _is_with_constants(program, one))
             and not one.free
             and _becomes_int(program, one.outputs[0])
         )

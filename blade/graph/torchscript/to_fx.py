@@ -361,6 +361,8 @@ class _FxGraphBuilder:
             return self._quotient(line, *inputs)
         if line.kind in ROUNDING and (parts := _quotient_of(inputs[0])) is not None:
             return self._rounded(line, *parts)
+        if line.kind == "aten::clamp":
+            return self._bounded(line, *inputs)
         if line.kind in ("prim::abs", "aten::abs"):
             negative = self._apply(FUNCTIONS["aten::neg"], inputs, line)
             return self._apply(FUNCTIONS["prim::max"], [inputs[0], negative], line)
@@ -383,6 +385,13 @@ class _FxGraphBuilder:
         ):  # on 0-d tensors there is an alpha
             inputs = [inputs[0], self._scaled(line, inputs[1], inputs[2])]
         return self._apply(function, inputs, line)
+
+    def _bounded(self, line: Line, number: Any, low: Any = None, high: Any = None) -> Any:
+        if low is not None:
+            number = self._apply(FUNCTIONS["prim::max"], [number, low], line)
+        if high is not None:
+            number = self._apply(FUNCTIONS["prim::min"], [number, high], line)
+        return number
 
     def _root(self, line: Line, number: Any) -> Any:
         """The integer part of a square root; of a tensor it is exact where ``number`` is below ``EXACT``, a guard."""

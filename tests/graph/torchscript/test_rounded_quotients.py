@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sizes that a trace computes by ``ceil`` or ``floor`` of a quotient, or a root, as vision models of transformers do."""
+"""Sizes that a trace computes by rounding a quotient, or by a root, as vision models of transformers and timm do."""
 
 from collections.abc import Callable
 from typing import Any
@@ -29,6 +29,12 @@ def down(number: Any) -> Any:
     return torch.floor(number) if isinstance(number, torch.Tensor) else number // 1
 
 
+def bounded(number: Any, low: int, high: int | None = None) -> Any:
+    if isinstance(number, torch.Tensor):
+        return torch.clamp(number, min=low, max=high)
+    return max(number, low) if high is None else min(max(number, low), high)
+
+
 class Padded(nn.Module):
     """Pads its rows to a number that ``size`` makes of them."""
 
@@ -46,6 +52,8 @@ SIZES: dict[str, Callable[[Any], Any]] = {
     "up": lambda n: whole(up(n / 4) * 4),
     "down and more": lambda n: whole(down(n / 3) * 3 + 6),
     "one more": lambda n: whole(up((n - 3) / 2 + 1)) * 2 + 5,
+    "same padding": lambda n: n + whole(bounded((up(n / 2) - 1) * 2 + 5 - n, 0) // 2),
+    "between bounds": lambda n: n + whole(bounded(up(n / 3) - 2, 1, 6)),
     "root": lambda n: n + whole(n**0.5),
     "root of a sum": lambda n: 2 * n + whole((n * n + 1) ** 0.5),
     "one less": lambda n: whole(down(n / 5 - 1) * 5) + 10,
