@@ -7,6 +7,7 @@ Where eager raises, the engine gives no answer.
 from typing import Any
 
 import pytest
+import torch
 from op_compare import sizes_of
 from op_engine import check
 from op_per_rule import ONE_PER_RULE
@@ -16,6 +17,12 @@ from op_trace import ops_of
 
 from blade.backends.disc.frontend.ops.table import TABLE
 from blade.backends.disc.target.cpu import host
+
+_OF_CUDA = {
+    torch.ops.aten._scaled_dot_product_efficient_attention.default,
+    torch.ops.aten._scaled_dot_product_efficient_attention_backward.default,
+}
+"""Ops without a kernel for CPUs; test_efficient_attention.py looks at what becomes of them."""
 
 pytestmark = [pytest.mark.needs("runtime"), pytest.mark.needs("torch_mlir")]
 
@@ -32,7 +39,7 @@ def test_every_row_has_a_sample() -> None:
     seen: set[Any] = set()
     for sample in EVERY:
         seen |= ops_of(sample.function, inputs(sample, next(sizes_of(sample))))
-    assert sorted(map(str, set(TABLE) - seen)) == []
+    assert sorted(map(str, set(TABLE) - seen - _OF_CUDA)) == []
 
 
 def test_make_test_reaches_every_rule() -> None:
@@ -42,5 +49,5 @@ def test_make_test_reaches_every_rule() -> None:
     seen: set[Any] = set()
     for sample in chosen:
         seen |= ops_of(sample.function, inputs(sample, next(sizes_of(sample))))
-    reached = {TABLE[op].__code__ for op in seen if op in TABLE}
+    reached = {TABLE[op].__code__ for op in seen | _OF_CUDA if op in TABLE}
     assert [str(op) for op, rule in TABLE.items() if rule.__code__ not in reached] == []

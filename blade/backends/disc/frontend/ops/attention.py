@@ -6,12 +6,13 @@ layer, becomes an additive float mask at its own shape, one value for all layers
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import sympy
 import torch
 
-from blade.backends.disc.frontend.ops.table import Lowering, lowers
+from blade.backends.disc.frontend.ops.table import Lowering, ResultType, lowers
 from blade.backends.disc.ir.attention import (
     attend,
     changes_nothing,
@@ -21,7 +22,7 @@ from blade.backends.disc.ir.attention import (
 )
 from blade.backends.disc.ir.flash_attention import attend_and_sum, attention_gradient
 from blade.backends.disc.ir.flash_attention import why_not as flash_attention_why_not
-from blade.backends.disc.ir.graph import Shape, Value
+from blade.backends.disc.ir.graph import Shape, Value, contiguous_strides, plain
 
 aten = torch.ops.aten
 
@@ -95,6 +96,61 @@ def _called(
     args = (q, k, v, bias, 0.0, is_causal, scale, enable_gqa)
     result: Value = lo.call(aten.scaled_dot_product_attention.default, args)
     return result
+
+
+_ALIGNED = 8  # elements between the rows of a bias, for torch's memory-efficient attention
+
+
+@lowers(aten._scaled_dot_product_efficient_attention.default)
+def efficient_attention(
+    lo: Lowering,
+    q: Value,
+    k: Value,
+    v: Value,
+    bias: Value | None,
+    with_sums: bool,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+) -> Any:
+    args = (q, k, v, _aligned(lo, bias), with_sums, dropout_p, is_causal, scale)
+    return lo.call(aten._scaled_dot_product_efficient_attention.default, args)
+
+
+@lowers(aten._scaled_dot_product_efficient_attention_backward.default)
+def efficient_attention_backward(
+    lo: Lowering,
+    grad: Value,
+    q: Value,
+    k: Value,
+    v: Value,
+    bias: Value | None,
+    *rest: Any,
+    scale: float | None = None,
+) -> Any:
+    """``rest``: the result, its sums, the generator's state, dropout, which gradients are asked for, causal or not."""
+    rest = rest if len(rest) == 7 else (*rest, False)
+    args = (grad, q, k, v, _aligned(lo, bias), *rest, scale)
+    return lo.call(aten._scaled_dot_product_efficient_attention_backward.default, args)
+
+
+def _aligned(lo: Lowering, bias: Value | None) -> Value | None:
+    """``bias`` in memory with rows of a multiple of ``_ALIGNED`` elements, which torch has padded it to.
+
+    Padding that is cut off again is simplified away here, so that a call pads.
+    """
+    if bias is None:
+        return None
+    *lead, row = bias.shape
+    if isinstance(row, int) and row % _ALIGNED == 0 and not bias.is_layout:
+        return bias
+    more = plain(sympy.Mod(-sympy.sympify(row), _ALIGNED))
+    shape = (*lead, plain(sympy.sympify(row) + more))
+    padded = ResultType(shape, bias.dtype, contiguous_strides(shape))
+    pad = replace(lo, results=(padded,), places=None)
+    wide = pad.call(aten.constant_pad_nd.default, (bias, (0, more), 0.0))
+    return lo.b.slice(wide, len(lead), 0, 1, row)
 
 
 @lowers(aten._scaled_dot_product_flash_attention_for_cpu.default)

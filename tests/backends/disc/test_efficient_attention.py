@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""torch's memory-efficient attention, which takes a bias with rows of eight elements or a multiple alone."""
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from blade.backends.disc.frontend.lower import lower
+from blade.backends.disc.ir.graph import Value
+
+aten = torch.ops.aten
+
+
+def calls(length: int) -> list[Value]:
+    """Attention and its gradient, with a bias that torch has padded and cut, as in Swin."""
+    more = -length % 8
+
+    def function(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, table: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        bias = aten.unsqueeze(aten.permute(table, [2, 0, 1]), 0)
+        bias = aten.slice(aten.constant_pad_nd(bias, [0, more], 0.0), -1, 0, length)
+        bias = aten.expand(bias, [q.shape[0], -1, -1, -1])
+        out, *sums = aten._scaled_dot_product_efficient_attention(q, k, v, bias, True)
+        wanted = [True, True, True, True]
+        return aten._scaled_dot_product_efficient_attention_backward(
+            out, q, k, v, bias, out, *sums, 0.0, wanted
+        )
+
+    with FakeTensorMode():
+        form = {"dtype": torch.bfloat16, "device": "cuda"}
+        given = [torch.empty(4, 3, length, 32, **form) for _ in range(3)]
+        gm = make_fx(function)(*given, torch.empty(length, length, 3, **form))
+    return [v for v in lower(gm, ShapeEnv()).values if v.op == "call"]
+
+
+@pytest.mark.parametrize(("length", "row"), [(49, 56), (57, 64)])
+def test_a_bias_is_padded_in_memory(length: int, row: int) -> None:
+    pad, forward, backward = calls(length)
+    assert pad.attrs["target"] is aten.constant_pad_nd.default
+    assert pad.shape == (4, 3, length, row)
+    for one, place in ((forward, 3), (backward, 4)):
+        bias = one.args[place]
+        assert bias.op == "slice" and bias.args[0] is pad
+        assert bias.shape == (4, 3, length, length)
+
+
+def test_one_of_such_rows_stays_as_it_is() -> None:
+    assert [str(one.attrs["target"]).split(".")[1] for one in calls(64)][-2:] == [
+        "_scaled_dot_product_efficient_attention",
+        "_scaled_dot_product_efficient_attention_backward",
+    ]
