@@ -262,7 +262,8 @@ Capture, support and clustering hand a backend an FX graph of ATen ops. Sizes th
 Lowering writes every ATen op in a small set of ops (the grammar is the docstring of the IR's module). A
 product is `linear`, which takes its weight as `[out, in]`; hence the `permute`, which is a view. `softmax`
 becomes its definition: subtract the maximum of a row, `exp`, divide by the sum. Broadcasts are explicit:
-operands of a pointwise op have the shape of its result.
+operands of a pointwise op have the shape of its result. What is looked up in or resampled from constants at
+sizes that are numbers becomes a constant here (`static_parts.py`).
 
 {lowered}
 
