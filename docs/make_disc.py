@@ -367,7 +367,8 @@ weight becomes `packed`: it runs once per loaded engine."""
 
 NARROW = """\
 **`enable_bf16` (CPU).** The product reads bfloat16 and sums in float32, and the weight is packed as bfloat16 when
-the engine loads. Only the operands are rounded."""
+the engine loads. Only the operands are rounded. Where the CPU has AMX, matrix tiles sum 32 rows by 32 columns
+over whole steps of 32 elements (64 of int8), and the vector kernels add the rest and finish."""
 
 
 def page() -> str:
