@@ -33,9 +33,8 @@ _KEPT = (torch.int8, torch.uint8, torch.int32, torch.bool)
 
 def static_parts(gm: GraphModule) -> dict[Node, torch.Tensor]:
     """The tensors of nodes that no input reaches, looked up in or resampled from constants, and of what follows."""
-    known: dict[
-        Node, torch.Tensor | None
-    ] = {}  # of nodes that no input reaches; ``None``: not computed yet
+    # Of the nodes that no input reaches; ``None``: not computed yet.
+    known: dict[Node, torch.Tensor | None] = {}
     folded: dict[Node, torch.Tensor] = {}
     for node in gm.graph.nodes:
         if node.op == "get_attr" and "val" in node.meta:

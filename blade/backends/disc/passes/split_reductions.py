@@ -36,10 +36,7 @@ def split_reductions(graph: Graph) -> Graph:
             first, rest = axes[-1:], axes[:-1]
         else:
             return None
-        if kind in (
-            "sum",
-            "prod",
-        ):  # partial results are not rounded to 16 bits and do not overflow
+        if kind in ("sum", "prod"):  # partial results neither overflow nor lose digits
             x = b.cast(x, wide(x.dtype))
         return b.cast(b.reduce(kind, b.reduce(kind, x, first), rest), v.dtype)
 

@@ -22,7 +22,7 @@ from blade.backends.disc.ir.attention import (
 )
 from blade.backends.disc.ir.flash_attention import attend_and_sum, attention_gradient
 from blade.backends.disc.ir.flash_attention import why_not as flash_attention_why_not
-from blade.backends.disc.ir.graph import Shape, Value, contiguous_strides, plain
+from blade.backends.disc.ir.graph import Shape, Value, contiguous_strides
 
 aten = torch.ops.aten
 
@@ -107,14 +107,15 @@ def efficient_attention(
     q: Value,
     k: Value,
     v: Value,
-    bias: Value | None,
-    with_sums: bool,
+    attn_bias: Value | None,
+    compute_log_sumexp: bool,
     dropout_p: float = 0.0,
     is_causal: bool = False,
     *,
     scale: float | None = None,
 ) -> Any:
-    args = (q, k, v, _aligned(lo, bias), with_sums, dropout_p, is_causal, scale)
+    bias = _aligned(lo, attn_bias)
+    args = (q, k, v, bias, compute_log_sumexp, dropout_p, is_causal, scale)
     return lo.call(aten._scaled_dot_product_efficient_attention.default, args)
 
 
@@ -125,31 +126,40 @@ def efficient_attention_backward(
     q: Value,
     k: Value,
     v: Value,
-    bias: Value | None,
+    attn_bias: Value | None,
     *rest: Any,
+    is_causal: bool = False,
     scale: float | None = None,
 ) -> Any:
     """``rest``: the result, its sums, the generator's state, dropout, which gradients are asked for, causal or not."""
-    rest = rest if len(rest) == 7 else (*rest, False)
-    args = (grad, q, k, v, _aligned(lo, bias), *rest, scale)
+    rest = rest if len(rest) == 7 else (*rest, is_causal)
+    args = (grad, q, k, v, _aligned(lo, attn_bias), *rest, scale)
     return lo.call(aten._scaled_dot_product_efficient_attention_backward.default, args)
 
 
 def _aligned(lo: Lowering, bias: Value | None) -> Value | None:
-    """``bias`` in memory with rows of a multiple of ``_ALIGNED`` elements, which torch has padded it to.
+    """``bias`` in memory with rows of a multiple of ``_ALIGNED`` elements, if torch has padded it to that.
 
     Padding that is cut off again is simplified away here, so that a call pads.
     """
-    if bias is None:
-        return None
-    *lead, row = bias.shape
-    if isinstance(row, int) and row % _ALIGNED == 0 and not bias.is_layout:
+    row = None if bias is None else bias.shape[-1]
+    if bias is None or not isinstance(row, int) or row % _ALIGNED == 0:
         return bias
-    more = plain(sympy.Mod(-sympy.sympify(row), _ALIGNED))
-    shape = (*lead, plain(sympy.sympify(row) + more))
-    padded = ResultType(shape, bias.dtype, contiguous_strides(shape))
-    pad = replace(lo, results=(padded,), places=None)
-    wide = pad.call(aten.constant_pad_nd.default, (bias, (0, more), 0.0))
+    axes = bias.attrs.get("axes")
+    if bias.op == "broadcast" and axes and axes[-1] == len(bias.shape) - 1:  # without copies
+        narrow = _padded(lo, bias.args[0])
+        return lo.b.make("broadcast", (narrow,), bias.shape, bias.dtype, axes=axes)
+    return _padded(lo, bias)
+
+
+def _padded(lo: Lowering, x: Value) -> Value:
+    """``x``, a part of new memory with longer rows."""
+    *lead, row = x.shape
+    more = -row % _ALIGNED
+    shape = (*lead, row + more)
+    result = ResultType(shape, x.dtype, contiguous_strides(shape))
+    pad = replace(lo, results=(result,), places=None)
+    wide = pad.call(aten.constant_pad_nd.default, (x, (0, more), 0.0))
     return lo.b.slice(wide, len(lead), 0, 1, row)
 
 
