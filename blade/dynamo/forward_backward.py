@@ -22,6 +22,7 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.fx import Graph, GraphModule, Node
 
 from blade.dynamo.cse import eliminate_common_subexpressions
+from blade.graph.shapes.shape_functions import BATCH_STATISTICS
 
 aten = torch.ops.aten
 _SAVED = "blade_saved"
@@ -32,7 +33,6 @@ _ATTENTION = (
 )
 _RUNNING = (3, 4)  # arguments of native_batch_norm_backward
 _TRAIN = 7
-_STATISTICS = (1, 2)  # results of a batch norm that its gradient reads
 
 
 def partition(
@@ -84,7 +84,7 @@ def _widen_statistics(graph: Graph) -> None:
         if x.device.type != "cpu" or weight.dtype == x.dtype:
             continue
         values = list(node.meta["val"])
-        for k in _STATISTICS:
+        for k in BATCH_STATISTICS:
             values[k] = values[k].new_empty(values[k].shape, dtype=weight.dtype)
         node.meta["val"] = tuple(values)
         for user in node.users:

@@ -72,6 +72,19 @@ def _batch_norm(x: torch.Tensor, *rest: Any) -> torch.Tensor:
     return torch.empty_like(x)
 
 
+def _batch_norm_in_training(x: torch.Tensor, weight: torch.Tensor | None, *rest: Any) -> Any:
+    """On a CPU statistics have the weights' dtype; torch's function says that of 16-bit values they have 16 bits."""
+    made = list(aten._native_batch_norm_legit_functional.default(x, weight, *rest))
+    if x.device.type == "cpu" and weight is not None and weight.dtype != x.dtype:
+        for k in BATCH_STATISTICS:
+            made[k] = made[k].new_empty(made[k].shape, dtype=weight.dtype)
+    return tuple(made)
+
+
+BATCH_STATISTICS = (1, 2)
+"""Results of a batch norm in training that its gradient reads."""
+
+
 def _roll(x: torch.Tensor, *rest: Any) -> torch.Tensor:
     """torch asks whether ``x`` is empty, which nobody knows of a size that depends on elements."""
     if free_unbacked_symbols(x):
@@ -282,6 +295,7 @@ def _grouped_mm(
 RULES: dict[Any, Rule] = {
     aten.slice.Tensor: _slice,
     aten.batch_norm.default: _batch_norm,
+    aten._native_batch_norm_legit_functional.default: _batch_norm_in_training,
     aten.roll.default: _roll,
     aten.grid_sampler.default: _grid_sampler,
     aten.kron.default: _kron,
