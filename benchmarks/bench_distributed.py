@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from suite.served import trained_coverage
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -160,14 +161,9 @@ def _whole(parameter: torch.Tensor) -> torch.Tensor:
 def _served() -> dict[str, Any]:
     from blade.dynamo.live_graphs import live_graphs
 
-    reports = [one.report() for one in live_graphs()]
-    clusters = [cluster for report in reports for cluster in report.clusters]
-    inside = sum(sum(c.ops.values()) for c in clusters if c.backend != "torchscript")
-    outside = sum(sum(report.outside.values()) for report in reports)
-    total = outside + sum(sum(c.ops.values()) for c in clusters)
-    counters = [c for one in live_graphs() for c in one.stats().values()]
-    fallbacks = sum(c.get("fallbacks", 0) for c in counters)
-    return {"graphs": len(reports), "ops": f"{inside}/{total}", "fallbacks": fallbacks}
+    found = trained_coverage("blade")["served"]
+    ops = f"{found['ops']}/{found['all_ops']}"
+    return {"graphs": len(live_graphs()), "ops": ops, "fallbacks": found["fallbacks"]}
 
 
 def _arguments() -> argparse.Namespace:

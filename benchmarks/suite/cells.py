@@ -194,22 +194,14 @@ class Training(Cell):
     def prepare(self) -> dict[str, Any]:
         weights = {k: v.cpu().clone() for k, v in self._module.state_dict().items()}
         want = {key: self._gradients(self._module, key, torch.float32) for key in self._samples}
-        own = self._errors(self._module, want, weights)
+        own, _ = self._compared(self._module, want, weights)
         self._module.load_state_dict(weights)
         self._optimizer = torch.optim.AdamW(
             [p for p in self._module.parameters() if p.requires_grad], lr=1e-5, fused=True
         )
         self._begin()
         self._run = TRAINING[self._name](self._module)
-        seconds, errors = 0.0, {}
-        for key in self._samples:
-            self._module.load_state_dict(weights)
-            self._where.wait()
-            start = time.perf_counter()
-            got = self._gradients(self._run, key, self._dtype)
-            self._where.wait()
-            seconds += time.perf_counter() - start
-            errors[key] = _apart(got, want[key])
+        errors, seconds = self._compared(self._run, want, weights)
         limit = GRADIENT[str(self._dtype).removeprefix("torch.")]
         wrong = {
             k: f"{e:.1e} (eager: {own[k]:.1e})"
@@ -221,15 +213,20 @@ class Training(Cell):
         found = {"compile_s": round(seconds, 3), "errors": errors, "eager_errors": own}
         return {**found, "wrong": str(wrong) if wrong else "", **trained_coverage(self._name)}
 
-    def _errors(
+    def _compared(
         self, run: Any, want: dict[str, list[torch.Tensor]], weights: dict[str, torch.Tensor]
-    ) -> dict[str, float]:
-        """How far the gradients of ``run`` are from ``want``, per shape."""
-        found = {}
+    ) -> tuple[dict[str, float], float]:
+        """How far the gradients of ``run`` are from ``want``, per shape; and the seconds of its steps."""
+        seconds, errors = 0.0, {}
         for key in self._samples:
             self._module.load_state_dict(weights)
-            found[key] = _apart(self._gradients(run, key, self._dtype), want[key])
-        return found
+            self._where.wait()
+            start = time.perf_counter()
+            got = self._gradients(run, key, self._dtype)
+            self._where.wait()
+            seconds += time.perf_counter() - start
+            errors[key] = _apart(got, want[key])
+        return errors, seconds
 
     def _gradients(self, run: Any, key: str, dtype: torch.dtype) -> list[torch.Tensor]:
         self._module.zero_grad(set_to_none=True)

@@ -121,8 +121,8 @@ class Fp64Model:
         """Return the original's error; ``None`` without a usable float64 run."""
         key = id(one), call, output
         if key not in self._errors:
-            part = self._part(call, output, want)
-            self._errors[key] = own_error(want, self._truth(one, call, output), part)
+            truth = self._truth(one, call, output)
+            self._errors[key] = own_error(want, truth, self._part(call, output, want))
         return self._errors[key]
 
     def _truth(self, one: Reference, call: int, output: int) -> torch.Tensor | None:

@@ -22,7 +22,7 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.fx import Graph, GraphModule, Node
 
 from blade.dynamo.cse import eliminate_common_subexpressions
-from blade.graph.shapes.shape_functions import BATCH_STATISTICS
+from blade.graph.shapes.shape_functions import with_wide_statistics
 
 aten = torch.ops.aten
 _SAVED = "blade_saved"
@@ -78,17 +78,10 @@ def _widen_statistics(graph: Graph) -> None:
         if node.target is not aten._native_batch_norm_legit_functional.default:
             continue
         x, weight = node.args[:2]
-        if not isinstance(weight, Node):
-            continue
-        x, weight = x.meta["val"], weight.meta["val"]
-        if x.device.type != "cpu" or weight.dtype == x.dtype:
-            continue
-        values = list(node.meta["val"])
-        for k in BATCH_STATISTICS:
-            values[k] = values[k].new_empty(values[k].shape, dtype=weight.dtype)
-        node.meta["val"] = tuple(values)
+        weight = weight.meta["val"] if isinstance(weight, Node) else None
+        node.meta["val"] = with_wide_statistics(node.meta["val"], x.meta["val"], weight)
         for user in node.users:
-            user.meta["val"] = values[user.args[1]]
+            user.meta["val"] = node.meta["val"][user.args[1]]
 
 
 def forget_states(graph: Graph) -> None:

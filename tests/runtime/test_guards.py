@@ -139,16 +139,22 @@ REGISTER_CASES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("op", "a", "b", "value"), REGISTER_CASES)
-def test_register_operations(op, a, b, value):
+def check_register(text, value):
+    """The register that ``text(writer)`` defines has this value: a guard asks for it."""
     w = Writer()
     x = w.input("f32", 0)
-    result = w.reg(f"{op} {w.const(a)} {w.const(b)}")
-    w.guard(w.reg(f"eq {result} {w.const(value)}"), f"{op}({a}, {b}) == {value}")
+    defined = text(w)
+    result = w.reg(defined)
+    w.guard(w.reg(f"eq {result} {w.const(value)}"), f"{defined} == {value}")
     y = w.tensor("output", [])
     w.call("aten::relu.out", f"t:{w.slot(f'input {x}')}", f"t:{y}")
     w.outputs = [y]
     assert w.engine().try_execute([torch.tensor(2.0)]) is not None
+
+
+@pytest.mark.parametrize(("op", "a", "b", "value"), REGISTER_CASES)
+def test_register_operations(op, a, b, value):
+    check_register(lambda w: f"{op} {w.const(a)} {w.const(b)}", value)
 
 
 ROOT_CASES = [
@@ -165,14 +171,7 @@ ROOT_CASES = [
 
 @pytest.mark.parametrize(("size", "value"), ROOT_CASES)
 def test_the_root_of_a_size(size, value):
-    w = Writer()
-    x = w.input("f32", 0)
-    result = w.reg(f"root {w.const(size)}")
-    w.guard(w.reg(f"eq {result} {w.const(value)}"), f"root({size}) == {value}")
-    y = w.tensor("output", [])
-    w.call("aten::relu.out", f"t:{w.slot(f'input {x}')}", f"t:{y}")
-    w.outputs = [y]
-    assert w.engine().try_execute([torch.tensor(2.0)]) is not None
+    check_register(lambda w: f"root {w.const(size)}", value)
 
 
 SCALE_CASES = [
@@ -183,11 +182,4 @@ SCALE_CASES = [
 
 @pytest.mark.parametrize(("size", "factor", "value"), SCALE_CASES)
 def test_a_size_times_a_float(size, factor, value):
-    w = Writer()
-    x = w.input("f32", 0)
-    result = w.reg(f"scale {w.const(size)} {factor}")
-    w.guard(w.reg(f"eq {result} {w.const(value)}"), f"{size} * {factor} == {value}")
-    y = w.tensor("output", [])
-    w.call("aten::relu.out", f"t:{w.slot(f'input {x}')}", f"t:{y}")
-    w.outputs = [y]
-    assert w.engine().try_execute([torch.tensor(2.0)]) is not None
+    check_register(lambda w: f"scale {w.const(size)} {factor}", value)

@@ -73,16 +73,24 @@ def _batch_norm(x: torch.Tensor, *rest: Any) -> torch.Tensor:
 
 
 def _batch_norm_in_training(x: torch.Tensor, weight: torch.Tensor | None, *rest: Any) -> Any:
-    """On a CPU statistics have the weights' dtype; torch's function says that of 16-bit values they have 16 bits."""
-    made = list(aten._native_batch_norm_legit_functional.default(x, weight, *rest))
-    if x.device.type == "cpu" and weight is not None and weight.dtype != x.dtype:
-        for k in BATCH_STATISTICS:
-            made[k] = made[k].new_empty(made[k].shape, dtype=weight.dtype)
-    return tuple(made)
+    made: Sequence[torch.Tensor] = aten._native_batch_norm_legit_functional.default(
+        x, weight, *rest
+    )
+    return with_wide_statistics(made, x, weight)
 
 
-BATCH_STATISTICS = (1, 2)
-"""Results of a batch norm in training that its gradient reads."""
+def with_wide_statistics(
+    results: Sequence[torch.Tensor], x: torch.Tensor, weight: torch.Tensor | None
+) -> tuple[torch.Tensor, ...]:
+    """``results`` of torch's function for a batch norm in training, with the dtype that statistics have on a CPU.
+
+    It is the weights'; the function says that statistics of 16-bit values have 16 bits.
+    """
+    if x.device.type != "cpu" or weight is None or weight.dtype == x.dtype:
+        return tuple(results)
+    y, mean, deviation, *running = results
+    wide = (s.new_empty(s.shape, dtype=weight.dtype) for s in (mean, deviation))
+    return (y, *wide, *running)
 
 
 def _roll(x: torch.Tensor, *rest: Any) -> torch.Tensor:

@@ -35,14 +35,19 @@ def static_parts(gm: GraphModule) -> dict[Node, torch.Tensor]:
     """The tensors of nodes that no input reaches, looked up in or resampled from constants, and of what follows."""
     # Of the nodes that no input reaches; ``None``: not computed yet.
     known: dict[Node, torch.Tensor | None] = {}
+    follows: set[Node] = set()  # those of them that are a constant, or computed from one
     folded: dict[Node, torch.Tensor] = {}
     for node in gm.graph.nodes:
         if node.op == "get_attr" and "val" in node.meta:
             tensor = attribute(gm, str(node.target))
             if tensor.dtype not in _KEPT:
                 known[node] = tensor
+                follows.add(node)
         elif _is_static(node) and all(n in known for n in node.all_input_nodes):
             known[node] = None
+            if not any(n in follows for n in node.all_input_nodes):
+                continue
+            follows.add(node)
             if _begins(node) or any(n in folded for n in node.all_input_nodes):
                 with torch.no_grad():
                     folded[node] = _computed(node, known)
@@ -89,15 +94,10 @@ def _has_symbols(arguments: Any) -> bool:
 
 
 def _begins(node: Node) -> bool:
-    """Whether ``node`` looks up in, or resamples, what is a constant or follows one."""
+    """Whether ``node`` looks up or resamples."""
     op = node.target
     assert isinstance(op, torch._ops.OpOverload)
-    if op not in _LOOKUPS and not op.name().startswith(_RESAMPLES):
-        return False
-    behind = list(node.all_input_nodes)
-    for one in behind:
-        behind += [n for n in one.all_input_nodes if n not in behind]
-    return any(one.op == "get_attr" for one in behind)
+    return op in _LOOKUPS or op.name().startswith(_RESAMPLES)
 
 
 def _computed(node: Node, known: dict[Node, torch.Tensor | None]) -> torch.Tensor:
