@@ -10,8 +10,9 @@ Hooks that watches and copies do not see note the calls, of any thread.
 """
 
 import threading
-from collections import Counter, defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
+from statistics import median
 from time import perf_counter
 from typing import Any
 
@@ -26,6 +27,29 @@ SHARE = 0.05  # of the time of all that is called alone
 SHARE_BELOW = 0.1  # of the time of a module: what all its parts of one class have to take
 LEAST_S = 200e-6  # s per call; what is shorter gains nothing as a part of its own
 MOST = 24  # parts of one module
+REMEMBERED = 256  # the last calls of a module, whose durations are kept
+
+
+class _Calls:
+    """The calls of one module: how many, and their usual duration, which a stalled call does not change."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._durations: deque[float] = deque(maxlen=REMEMBERED)
+
+    def add(self, seconds: float) -> None:
+        self.count += 1
+        self._durations.append(seconds)
+
+    @property
+    def usual(self) -> float:
+        """The median duration of a call, in seconds."""
+        return median(self._durations) if self._durations else 0.0
+
+    @property
+    def seconds(self) -> float:
+        """What all calls take at their usual duration."""
+        return self.usual * self.count
 
 
 class PartFinder:
@@ -45,10 +69,8 @@ class PartFinder:
         self.alone = 0  # calls that are no part of another one
         self._names = {id(module): name for name, module in self.modules.items()}
         self._noted = noted
-        self._seconds: dict[str, float] = defaultdict(float)
-        self._calls: Counter[str] = Counter()
-        self._seconds_alone: dict[str, float] = defaultdict(float)
-        self._calls_alone: Counter[str] = Counter()
+        self._calls: dict[str, _Calls] = defaultdict(_Calls)
+        self._calls_alone: dict[str, _Calls] = defaultdict(_Calls)
         self._callers: dict[str, str] = {}
         self._running = threading.local()
         self._lock = threading.Lock()
@@ -80,13 +102,12 @@ class PartFinder:
     def called_alone(self) -> list[str]:
         """What was called alone ``CALLS`` times and more, and took its share of the time; the dearest first."""
         with self._lock:
-            total = sum(self._seconds_alone.values())
+            total = sum(calls.seconds for calls in self._calls_alone.values())
+            dearest = sorted(self._calls_alone.items(), key=lambda item: -item[1].seconds)
             return [
                 name
-                for name, seconds in sorted(self._seconds_alone.items(), key=lambda item: -item[1])
-                if self._calls_alone[name] >= CALLS
-                and seconds >= SHARE * total
-                and seconds >= LEAST_S * self._calls_alone[name]
+                for name, calls in dearest
+                if calls.count >= CALLS and calls.seconds >= SHARE * total and calls.usual >= LEAST_S
             ]
 
     def below(self, name: str) -> list[str]:
@@ -95,15 +116,15 @@ class PartFinder:
             parts = [one for one, caller in self._callers.items() if caller == name]
             by_class: dict[type, float] = defaultdict(float)
             for one in parts:
-                by_class[type(self.modules[one])] += self._seconds[one]
-            least = SHARE_BELOW * self._seconds[name]
+                by_class[type(self.modules[one])] += self._calls[one].seconds
+            least = SHARE_BELOW * self._calls[name].seconds
             found = [
                 one
                 for one in parts
                 if by_class[type(self.modules[one])] >= least
-                and self._seconds[one] >= LEAST_S * self._calls[one]
+                and self._calls[one].usual >= LEAST_S
             ]
-            return sorted(found, key=lambda one: -self._seconds[one])[:MOST]
+            return sorted(found, key=lambda one: -self._calls[one].seconds)[:MOST]
 
     def _enter(self, module: nn.Module, args: Any) -> None:
         name = self._names.get(id(module))
@@ -123,13 +144,11 @@ class PartFinder:
             torch.cuda.synchronize()
         seconds = perf_counter() - stack.pop()[1]
         with self._lock:
-            self._seconds[name] += seconds
-            self._calls[name] += 1
+            self._calls[name].add(seconds)
             if stack:
                 self._callers[name] = stack[-1][0]
                 return
-            self._seconds_alone[name] += seconds
-            self._calls_alone[name] += 1
+            self._calls_alone[name].add(seconds)
             self.alone += 1
         if self._noted is not None:
             self._noted(self)

@@ -3,6 +3,7 @@
 
 import copy
 import pickle
+import time
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -169,6 +170,22 @@ def test_a_finder_times_calls_by_who_makes_them() -> None:
     model(_x())
     assert finder.alone == 6
     assert not any(one._forward_hooks or one._forward_pre_hooks for one in model.modules())
+
+
+def test_a_call_that_is_stalled_once_makes_no_part() -> None:
+    pipe = Pipeline()
+    is_first = True
+
+    def stall(module: nn.Module, args: Any) -> None:
+        nonlocal is_first
+        time.sleep(0.2 * is_first)
+        is_first = False
+
+    with PartFinder({"model": pipe.model, "small": pipe.small}) as finder:
+        pipe.small.register_forward_pre_hook(stall)
+        for _ in range(3):
+            pipe(_x())
+    assert not is_first and finder.called_alone() == ["model"]
 
 
 def test_a_call_that_raises_ends_its_measurement() -> None:
