@@ -107,7 +107,9 @@ class PartFinder:
             return [
                 name
                 for name, calls in dearest
-                if calls.count >= CALLS and calls.seconds >= SHARE * total and calls.usual >= LEAST_S
+                if calls.count >= CALLS
+                and calls.seconds >= SHARE * total
+                and calls.usual >= LEAST_S
             ]
 
     def below(self, name: str) -> list[str]:
@@ -121,8 +123,7 @@ class PartFinder:
             found = [
                 one
                 for one in parts
-                if by_class[type(self.modules[one])] >= least
-                and self._calls[one].usual >= LEAST_S
+                if by_class[type(self.modules[one])] >= least and self._calls[one].usual >= LEAST_S
             ]
             return sorted(found, key=lambda one: -self._calls[one].seconds)[:MOST]
 

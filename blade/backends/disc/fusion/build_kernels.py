@@ -17,6 +17,7 @@ from blade.backends.disc.ir.graph import (
 from blade.backends.disc.ir.kernel import (
     Access,
     Accessing,
+    Accumulate,
     Arg,
     Compute,
     Const,
@@ -116,6 +117,9 @@ class _KernelBuilder:
 
     def member(self, v: Value) -> None:
         stmt: Stmt
+        if v.op == "scatter":
+            self.stores.append(self.scatter(v))
+            return
         if v.op == "gather":
             stmt = self.gather(v)
         elif v.op == "reduce":
@@ -151,6 +155,26 @@ class _KernelBuilder:
         axis = v.attrs["axis"]
         bound = v.args[0].shape[axis] if v.attrs.get("asserts") else None
         return Gather(access, self.operand(v.args[1]), view.strides[axis], v.dtype, bound)
+
+    def scatter(self, v: Value) -> Accumulate:
+        """Each point of the source goes to element ``index`` along one axis of the result."""
+        index, source = v.args
+        own = contiguous_strides(v.shape)
+        strides: list[Dim] = [0] * len(source.shape)
+        for stride, place in zip(own, v.attrs["axes"], strict=True):
+            if place is not None:
+                strides[place] = stride
+        self.written.add(v.id)
+        access = self.access(StridedView(v, tuple(strides)), source.shape)
+        axis = v.attrs["axis"]
+        return Accumulate(
+            access,
+            self.operand(source),
+            self.operand(index),
+            own[axis],
+            v.shape[axis],
+            v.attrs["kind"],
+        )
 
     def leaf(self, v: Value) -> Stmt:
         if v.op == "fill":

@@ -35,6 +35,11 @@ class FusionGroup:
     row: bool = False
 
     @property
+    def is_scattered(self) -> bool:
+        """Whether the last member is a `scatter`, which is complete only after the kernel: nothing joins it."""
+        return bool(self.members) and self.members[-1].op == "scatter"
+
+    @property
     def row_shape(self) -> Shape:
         return (*self.shape[:-1], 1)
 
@@ -85,7 +90,12 @@ def fuse(graph: Graph) -> Fused:
             fuser.place(value)
     fuser.join_reductions()
     fuser.join_siblings()
-    made = {member.id: group.row for group in fuser.groups for member in group.members}
+    made = {
+        member.id: group.row
+        for group in fuser.groups
+        for member in group.members
+        if member.op != "scatter"
+    }
     copies = {g.members[0].id for g in fuser.groups if is_copy(g)}
     placed = place_operands(graph, list(fuser.reads()), made, copies)
     done = copies & {reader.id for reader, a in fuser.reads() if _base(a) & placed.keys()}
@@ -100,7 +110,7 @@ def is_copy(group: FusionGroup) -> bool:
 
 
 def is_fusible(value: Value) -> bool:
-    return value.is_pointwise or value.op in ("reduce", "gather")
+    return value.is_pointwise or value.op in ("reduce", "gather", "scatter")
 
 
 def is_instruction(value: Value) -> bool:
@@ -125,6 +135,13 @@ def is_instruction(value: Value) -> bool:
         "carried",
         "concat",
     )
+
+
+def space_of(value: Value) -> Shape:
+    """The shape of the points at which ``value`` is computed."""
+    if value.op == "reduce":
+        return value.args[0].shape
+    return value.args[1].shape if value.op == "scatter" else value.shape
 
 
 def row_source(value: Value) -> Value | None:
@@ -159,8 +176,7 @@ class _Fuser:
             elif group is not home and self.can_merge(home, group):
                 self.merge(home, group)
         if home is None:
-            shape = v.args[0].shape if v.op == "reduce" else v.shape
-            home = FusionGroup(shape)
+            home = FusionGroup(space_of(v))
             self.groups.append(home)
         home.members.append(v)
         home.row |= v.op == "reduce"
@@ -178,6 +194,10 @@ class _Fuser:
                 yield source
 
     def fits(self, v: Value, group: FusionGroup) -> bool:
+        if group.is_scattered:
+            return False
+        if v.op == "scatter":
+            return space_of(v) == group.shape and not group.row
         if v.op == "reduce":
             return v.args[0].shape == group.shape and len(group.shape) > 0
         if v.shape == group.shape:
@@ -206,7 +226,7 @@ class _Fuser:
         return True
 
     def can_merge(self, a: FusionGroup, b: FusionGroup) -> bool:
-        if a.shape != b.shape:
+        if a.shape != b.shape or a.is_scattered or b.is_scattered:
             return False
         return not self.reached(self.entries(a, b), b) and not self.reached(self.entries(b, a), a)
 

@@ -20,7 +20,7 @@ from blade.backends.disc.gpu.library.library import LibraryLaunches, Served
 from blade.backends.disc.gpu.passes.pipeline import FORMS, passes
 from blade.backends.disc.gpu.passes.precompute_constants import pack_units
 from blade.backends.disc.ir.graph import Graph, Value
-from blade.backends.disc.ir.kernel import Kernel
+from blade.backends.disc.ir.kernel import ACCUMULATIONS, Accumulate, Kernel
 from blade.backends.disc.passes.pipeline import GraphPass
 from blade.backends.disc.program.buffer_reuse import overwritable
 from blade.backends.disc.program.instructions import (
@@ -76,6 +76,11 @@ class GpuCodegen:
         place = {buffer.id: k for k, buffer in enumerate(built.buffers)}
         pairs = overwritable(kernel, built.buffers)
         over = tuple((place[read.id], place[written.id]) for read, written in pairs)
+        filled = tuple(
+            (stmt.access.arg, ACCUMULATIONS[stmt.kind])
+            for stmt in kernel.body
+            if isinstance(stmt, Accumulate)
+        )
         return [
             Launch(
                 self._noted(choice.unit).name,
@@ -84,6 +89,7 @@ class GpuCodegen:
                 kernel.sizes(),
                 over,
                 choice.when,
+                filled,
             )
             for choice in self._choices(kernel)
         ]

@@ -11,6 +11,7 @@ import sympy
 from blade.backends.disc.ir.kernel import (
     Access,
     Accessing,
+    Accumulate,
     Dim,
     Gather,
     Index,
@@ -51,7 +52,7 @@ def across(kernel: Kernel) -> int | None:
 
     Such a kernel transposes: its code should traverse that dimension and inner in blocks.
     """
-    if any(isinstance(s, (Reduce, Gather)) for s in kernel.body):
+    if any(isinstance(s, (Reduce, Gather, Accumulate)) for s in kernel.body):
         return None
     stored = [s.access for s in kernel.body if isinstance(s, Store)]
     if any(number(a.strides[-1]) == 0 for a in stored):

@@ -116,6 +116,20 @@ class Store:
     value: int
 
 
+@dataclass(frozen=True)
+class Accumulate(Store):
+    """Combine ``value`` with the element at ``access``, moved by ``stride`` times value ``index``, atomically.
+
+    ``kind``: one of ``ACCUMULATIONS``. The buffer holds ``kind``'s identity before the kernel runs. GPU only.
+    ``bound``: the kernel asserts 0 <= index < bound.
+    """
+
+    index: int
+    stride: Dim
+    bound: Dim
+    kind: str
+
+
 Stmt = Union[Load, Gather, Const, Size, Index, Compute, Reduce, Store]
 Accessing = (Load, Gather, Store)
 """Statements that access memory: they have an ``access``."""
@@ -141,6 +155,9 @@ POINTWISE: dict[str, int] = {
     "where": 3,
     "fma": 3,
 }
+
+ACCUMULATIONS = {"sum": 0.0, "max": float("-inf")}
+"""Kinds of ``Accumulate``, and their identities."""
 
 REDUCTIONS = ("sum", "prod", "max", "min", "any", "all")
 
@@ -181,6 +198,9 @@ class Kernel:
                     _note(stmt.stride, seen)
                     if stmt.bound is not None:
                         _note(stmt.bound, seen)
+                elif isinstance(stmt, Accumulate):
+                    _note(stmt.stride, seen)
+                    _note(stmt.bound, seen)
             elif isinstance(stmt, Size):
                 _note(stmt.value, seen)
         return tuple(seen)

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from blade.backends.disc.ir.kernel import (
+    Accumulate,
     Compute,
     Const,
     Gather,
@@ -65,6 +66,8 @@ def operands(stmt: Stmt) -> tuple[int, ...]:
         return (stmt.arg,)
     if isinstance(stmt, Gather):
         return (stmt.index,)
+    if isinstance(stmt, Accumulate):
+        return (stmt.value, stmt.index)
     return (stmt.value,) if isinstance(stmt, Store) else ()
 
 

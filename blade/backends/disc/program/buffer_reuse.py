@@ -41,7 +41,7 @@ def _point_by_point(kernel: Kernel, read: int, written: int) -> bool:
     touching = [s for s in kernel.body if isinstance(s, Accessing)]
     stores = [s for s in touching if s.access.arg == written]
     loads = [s for s in touching if s.access.arg == read]
-    if len(stores) != 1 or not isinstance(stores[0], Store):
+    if len(stores) != 1 or type(stores[0]) is not Store:
         return False
     here = stores[0].access
     return all(isinstance(s, Load) and _same_place(s.access, here) for s in loads)

@@ -90,7 +90,8 @@ class Launch:
     """Launch the GPU function ``name`` over ``grid`` blocks: a pointer per operand, then ``ints``.
 
     A value's pointer is to its first element, at any offset. ``over`` as in ``NativeCall``. ``when``: run
-    only if this relation between sizes holds; ``None``: always.
+    only if this relation between sizes holds; ``None``: always. ``filled``: positions of operands, whole
+    buffers, and the number that fills them before the launch.
     """
 
     name: str
@@ -99,6 +100,7 @@ class Launch:
     ints: tuple[Dim, ...]
     over: tuple[tuple[int, int], ...] = ()
     when: sympy.Basic | None = None
+    filled: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True)

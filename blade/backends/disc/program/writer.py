@@ -255,6 +255,10 @@ class ProgramWriter:
         self.emit(words, may_fail=call.scratch != 0)
 
     def launch(self, call: Launch) -> None:
+        for place, number in call.filled:
+            slot = self.operand(call.operands[place])
+            what = f"zero_ 1 t:{slot}" if number == 0 else f"fill_.Scalar 2 t:{slot} f:{number!r}"
+            self.emit([*self.condition(call.when), "call", f"aten::{what}", "0"], may_fail=False)
         slots = [self.operand(o) for o in call.operands]
         words = [*self.condition(call.when), "launch", call.name, *self.numbers(call.grid)]
         words += [str(len(slots)), *map(str, slots), str(len(call.ints)), *self.numbers(call.ints)]

@@ -17,8 +17,8 @@ import torch
 from blade.backends.disc.frontend.ops import group_moments as moments
 from blade.backends.disc.frontend.ops.table import OperandSlot
 from blade.backends.disc.ir import attention, convolution, flash_attention
-from blade.backends.disc.ir.graph import Graph, Value
-from blade.backends.disc.ir.kernel import evaluate
+from blade.backends.disc.ir.graph import Graph, Value, contiguous_strides
+from blade.backends.disc.ir.kernel import ACCUMULATIONS, evaluate
 from blade.backends.disc.ir.loop import body_of
 from blade.backends.disc.ir.pointwise import POINTWISE_REFERENCE, cast
 from blade.backends.disc.reference import quantized as int8_reference
@@ -200,6 +200,8 @@ def _structural(
         return _window(args[0], a, shape, sizes)
     if v.op == "gather":
         return _gather(args[0], args[1], a["axis"], a["axes"])
+    if v.op == "scatter":
+        return _scatter(v, args[0], args[1], shape)
     if v.op == "concat":
         return torch.cat(args, a["axis"])
     if v.op == "packed":
@@ -282,6 +284,22 @@ def _gather(
         own = None if place is None else torch.arange(index.shape[place]).view(view)
         places.append(index.long() if own is None else own.expand(index.shape))
     return x[tuple(places)]
+
+
+def _scatter(
+    v: Value, index: torch.Tensor, source: torch.Tensor, shape: Sequence[int]
+) -> torch.Tensor:
+    """The values that go to one element are combined in float64."""
+    result = torch.full(shape, ACCUMULATIONS[v.attrs["kind"]], dtype=torch.float64)
+    strides, place = contiguous_strides(tuple(shape)), torch.zeros_like(index).long()
+    for stride, axis in zip(strides, v.attrs["axes"], strict=True):
+        if axis is not None:
+            column = [-1 if k == axis else 1 for k in range(index.dim())]
+            place = place + torch.arange(index.shape[axis]).view(column) * stride
+    place = place + index.long() * strides[v.attrs["axis"]]
+    kind = {"sum": "sum", "max": "amax"}[v.attrs["kind"]]
+    flat = result.flatten().scatter_reduce(0, place.flatten(), source.double().flatten(), kind)
+    return flat.view(shape).to(v.dtype)
 
 
 def _argument(template: Any, args: list[Any], sizes: Mapping[sympy.Basic, int]) -> Any:

@@ -13,6 +13,7 @@ import torch
 
 from blade.backends.disc.ir.kernel import (
     Access,
+    Accumulate,
     Compute,
     Const,
     Dim,
@@ -57,7 +58,10 @@ class _KernelRun:
             else:
                 self.values[i] = self.evaluate(stmt)
         for stmt in stores:
-            self.store(stmt)
+            if isinstance(stmt, Accumulate):
+                self.accumulate(stmt)
+            else:
+                self.store(stmt)
 
     def size(self, dim: Dim) -> int:
         if isinstance(dim, int):
@@ -103,13 +107,23 @@ class _KernelRun:
         return torch.as_strided(buffer, self.shape, strides, offset)
 
     def gather(self, stmt: Gather) -> Tensor:
-        buffer, place = self.buffers[stmt.access.arg], self.values[stmt.index].long()
+        return self.buffers[stmt.access.arg].reshape(-1)[self.places(stmt)]
+
+    def places(self, stmt: Gather | Accumulate) -> Tensor:
+        """The element of the buffer at every point of the space."""
+        place = self.values[stmt.index].long()
         place = place * self.size(stmt.stride) + self.size(stmt.access.offset)
         for k, stride in enumerate(stmt.access.strides):
             column = [1] * len(self.shape)
             column[k] = -1
             place = place + torch.arange(self.shape[k]).view(column) * self.size(stride)
-        return buffer.reshape(-1)[place]
+        return place
+
+    def accumulate(self, stmt: Accumulate) -> None:
+        buffer = self.buffers[stmt.access.arg]
+        kind = {"sum": "sum", "max": "amax"}[stmt.kind]
+        places, values = self.places(stmt), self.values[stmt.value].expand(self.shape)
+        buffer.view(-1).scatter_reduce_(0, places.flatten(), values.flatten(), kind)
 
     def store(self, stmt: Store) -> None:
         if 0 in self.shape[:-1]:

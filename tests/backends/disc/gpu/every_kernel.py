@@ -258,14 +258,27 @@ def pooling(target: GpuTarget) -> Units:
 
 
 def indexing(target: GpuTarget) -> Units:
-    """Gathers are kernels; a scatter is ATen's between them."""
-
     def both(x: torch.Tensor, at: torch.Tensor) -> tuple[torch.Tensor, ...]:
         rows = F.embedding(at, x) + 1
-        return rows, x[at] * 2, x.index_add(0, at, rows) + 1, torch.cat([rows, x, rows * 3])
+        return rows, x[at] * 2, torch.cat([rows, x, rows * 3])
 
     def one(dtype: torch.dtype) -> Units:
         at = torch.randint(0, 8, (5,))
+        return units_of(both, [torch.randn(8, 96).to(dtype), at], [ROWS, (True,)], target)
+
+    return merged(one(dtype) for dtype in FLOATS)
+
+
+def scatters(target: GpuTarget) -> Units:
+    """Sums and maxima of what goes to one element, of rows and of numbers."""
+
+    def both(x: torch.Tensor, at: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        rows = F.embedding(at, x) + 1
+        most = x[:, 0].scatter_reduce(0, at, rows[:, 1], "amax")
+        return x.index_add(0, at, rows) + 1, most, rows[:, 0].index_add(0, at, rows[:, 1])
+
+    def one(dtype: torch.dtype) -> Units:
+        at = torch.randint(0, 5, (5,))
         return units_of(both, [torch.randn(8, 96).to(dtype), at], [ROWS, (True,)], target)
 
     return merged(one(dtype) for dtype in FLOATS)
@@ -304,5 +317,6 @@ KINDS: dict[str, Callable[[GpuTarget], Units]] = {
     "attention of one query": partial(attention, few=True),
     "pooling": pooling,
     "indexing": indexing,
+    "scatters": scatters,
     "batches": batches,
 }

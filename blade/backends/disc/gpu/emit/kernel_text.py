@@ -206,6 +206,7 @@ class _KernelWriter:
     def at_once(self) -> None:
         """Every statement once, over the whole tile."""
         body = self.body
+        body.checked.clear()
         alive = sorted(live(self.kernel.body), key=self.order)
         for i in alive:
             stmt = body.stmt(i)

@@ -17,6 +17,7 @@ from blade.backends.disc.gpu.emit.tiling import TritonSizes
 from blade.backends.disc.ir.iteration_space import number
 from blade.backends.disc.ir.kernel import (
     Access,
+    Accumulate,
     Compute,
     Const,
     Dim,
@@ -62,6 +63,7 @@ class TritonBody:
         self.least: set[int] = set()  # values that are -inf in missing columns
         self.exact: set[int] = set()  # halves whose registers hold exactly their value in memory
         self.bases: dict[str, str] = {}
+        self.checked: set[tuple[int, int, Dim]] = set()  # (piece, index, bound) of assertions
 
     def line(self, text: str) -> None:
         self.lines.append("    " * self.indent + text)
@@ -89,9 +91,14 @@ class TritonBody:
         """Emit statement ``i`` in every piece that it concerns."""
         stmt = self.kernel.body[i]
         self.statement(i)
-        if number(stmt.access.strides[-1]) != 0 if isinstance(stmt, Store) else self.columns[i]:
+        if self.is_per_column(i, stmt):
             for _ in self.others():
                 self.statement(i)
+
+    def is_per_column(self, i: int, stmt: Stmt) -> bool:
+        if isinstance(stmt, Accumulate):
+            return True
+        return number(stmt.access.strides[-1]) != 0 if isinstance(stmt, Store) else self.columns[i]
 
     def others(self) -> Iterator[int]:
         """Every piece but the first, which is the current piece before and after."""
@@ -107,6 +114,8 @@ class TritonBody:
             self.load(i, stmt.access, stmt.dtype)
         elif isinstance(stmt, Gather):
             self.gather(i, stmt)
+        elif isinstance(stmt, Accumulate):
+            self.accumulate(stmt)
         elif isinstance(stmt, Store):
             self.store(stmt)
         elif isinstance(stmt, Compute):
@@ -195,16 +204,38 @@ class TritonBody:
     def gather(self, i: int, stmt: Gather) -> None:
         rows, columns = self.rows[stmt.index], self.columns[stmt.index]
         if stmt.bound is not None:
-            index, bound = self.values[stmt.index], self.sizes.text(stmt.bound)
-            inside = f"({index} >= 0) & ({index} < {bound})"
-            self.line(
-                f'tl.device_assert({inside}, "index out of bounds"{self.mask(rows, columns)})'
-            )
-        stride = self.sizes.text(stmt.stride)
-        place = f"{self.values[stmt.index]}.to(tl.int64)" + (
-            f" * {stride}" if stride != "1" else ""
-        )
+            self.check(stmt.index, stmt.bound)
+        place = self.place(stmt.index, stmt.stride)
         self.load(i, stmt.access, stmt.dtype, rows, columns, place)
+
+    def check(self, index: int, bound: Dim) -> None:
+        """Assert that value ``index`` is from 0 to below ``bound``."""
+        if (self.piece, index, bound) in self.checked:
+            return
+        self.checked.add((self.piece, index, bound))
+        name = self.values[index]
+        inside = f"({name} >= 0) & ({name} < {self.sizes.text(bound)})"
+        mask = self.mask(self.rows[index], self.columns[index])
+        self.line(f'tl.device_assert({inside}, "index out of bounds"{mask})')
+
+    def place(self, index: int, stride: Dim) -> str:
+        """The offset of element ``index``, in elements."""
+        step = self.sizes.text(stride)
+        return f"{self.values[index]}.to(tl.int64)" + (f" * {step}" if step != "1" else "")
+
+    def accumulate(self, stmt: Accumulate) -> None:
+        """Every point once, also where pointers or values are equal along rows or columns."""
+        self.check(stmt.index, stmt.bound)
+        rows, columns = self.tile.rows, self.tile.columns
+        shape = f"[{columns}]" if rows == 1 else f"[{rows}, {columns}]"
+        place = self.place(stmt.index, stmt.stride)
+        pointer = f"tl.broadcast_to({self.pointer(stmt.access)} + {place}, {shape})"
+        value = f"tl.zeros({shape}, tl.float32) + {self.values[stmt.value]}"
+        if stmt.kind == "max":  # by their bits NaNs without a sign are the largest numbers
+            self.line(f"x = {value}")
+            value = "tl.where(x == x, x, float('nan'))"
+        name = {"sum": "add", "max": "max"}[stmt.kind]
+        self.line(f'tl.atomic_{name}({pointer}, {value}{self.mask(True, True)}, sem="relaxed")')
 
     def store(self, stmt: Store) -> None:
         access, value = stmt.access, self.values[stmt.value]

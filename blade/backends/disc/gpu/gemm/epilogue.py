@@ -75,7 +75,12 @@ def plain_epilogue(value: Value) -> GemmEpilogue:
 
 def group_epilogue(group: FusionGroup, product: Value, fused: Fused) -> GemmEpilogue | None:
     """``group`` as the epilogue of ``product``; ``None`` if it reads the product at other points."""
-    if group.row or not group.shape or (product.op == "linear" and len(product.args) != 2):
+    if (
+        group.row
+        or group.is_scattered
+        or not group.shape
+        or (product.op == "linear" and len(product.args) != 2)
+    ):
         return None
     built = build_kernel(
         FusionGroup(group.shape, group.members, True), fused

@@ -110,7 +110,12 @@ def _values(launch: Launch) -> Iterator[Value]:
 
 def _may_join(launch: Launch, unit: TritonUnit) -> bool:
     """Is ``launch`` a small loop kernel that does not use the grid's second axis?"""
-    if not unit.name.startswith("loop_") or unit.constants or launch.grid[1:] != (1, 1):
+    if (
+        launch.filled
+        or not unit.name.startswith("loop_")
+        or unit.constants
+        or launch.grid[1:] != (1, 1)
+    ):
         return False
     if "program_id(1)" in unit.text or 2 * unit.pointers > MOST_POINTERS:
         return False

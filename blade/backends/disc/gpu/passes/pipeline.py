@@ -12,6 +12,7 @@ import torch
 
 from blade.backends.disc.gpu.attention.calls import LARGEST_HEAD
 from blade.backends.disc.gpu.passes.assert_indices import assert_indices
+from blade.backends.disc.gpu.passes.generate_scatters import generate_scatters
 from blade.backends.disc.gpu.passes.keep_row_values import keep_row_values
 from blade.backends.disc.gpu.passes.lower_scaled import ScaledLowerer
 from blade.backends.disc.gpu.passes.mixed_precision import use_mixed_precision
@@ -49,6 +50,7 @@ def passes(half: torch.dtype | None) -> Sequence[tuple[str, GraphPass]]:
         ("normalize", normalize_sizes),
         ("hoist", hoist_products),
         ("assert_in_kernels", assert_indices),
+        ("scatters", generate_scatters),
         ("int8", partial(lower_int8, lowerer_of=ScaledLowerer)),
         ("find_attention", partial(find_attention, forms=FORMS)),
         *narrow,
