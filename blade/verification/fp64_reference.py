@@ -152,10 +152,17 @@ def _needed(graph: torch.fx.Graph, outputs: Sequence[int]) -> set[torch.fx.Node]
 
 
 def _narrowed(value: Any, given: Any) -> Any:
-    """Narrow a widened operand to the dtype of its node."""
-    if isinstance(value, torch.Tensor) and value.is_floating_point():
-        return value.to(given.meta["val"].dtype)
-    return value
+    """Narrow a widened operand to the dtype of its node, in the same layout.
+
+    Kernels read a slice of padded rows at once, and refuse a dense copy of it as not aligned.
+    """
+    if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+        return value
+    wide = widened(value)
+    sizes = zip(wide.shape, wide.stride(), strict=True)
+    extent = 1 + sum((size - 1) * stride for size, stride in sizes) if wide.numel() else 0
+    memory = wide.as_strided((extent,), (1,), wide.storage_offset())
+    return memory.to(given.meta["val"].dtype).as_strided(wide.shape, wide.stride(), 0)
 
 
 def _widen(value: Any) -> Any:

@@ -167,3 +167,25 @@ def test_an_input_or_weight_that_is_returned_is_an_ordinary_tensor(
     got = Fp64Reference(torch.fx.symbolic_trace(module))((x,))
     assert [type(t) for t in got] == [torch.Tensor] * 2
     assert torch.equal(got[0], x.double()) and torch.equal(got[1], module.w.t().double())
+
+
+def test_a_kernel_that_stays_narrow_gets_a_slice_of_padded_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen = []
+
+    def kernel(bias: torch.Tensor) -> torch.Tensor:
+        seen.append((bias.dtype, bias.stride(), bias.data_ptr() % 16))
+        return bias * 2
+
+    graph = torch.fx.Graph()
+    given = graph.placeholder("x")
+    bias = graph.call_function(torch.ops.aten.slice.Tensor, (given, 1, 0, 49))
+    bias = graph.call_function(torch.ops.aten.expand.default, (bias, [3, 4, 49]))
+    graph.output((graph.call_function(kernel, (bias,)),))
+    bias.meta["val"] = torch.zeros(3, 4, 49, dtype=torch.bfloat16)
+    x = torch.randn(4, 56, dtype=torch.bfloat16)
+    monkeypatch.setattr(fp64_reference, "_NOT_WIDENED", (kernel,))
+    [got] = Fp64Reference(torch.fx.GraphModule(torch.nn.Module(), graph))((x,))
+    assert seen == [(torch.bfloat16, (0, 56, 1), 0)]
+    assert got.dtype == torch.float64 and torch.equal(got, 2 * x[:, :49].double().expand(3, 4, 49))
