@@ -164,7 +164,7 @@ RELEASE: tuple[Release, ...] = (
     Release("backends/disc/gpu/test_quantized_gpu.py", _SIZES, 1),
     Release("backends/disc/test_random_programs.py", "many seeds of one property"),
     Release("backends/disc/gpu/test_gpu_compile.py::test_every_op_compiles", _OTHER_PATH),
-    Release("backends/disc/gpu/test_max_pool_gpu.py::test_every_window", _SIZES, 1),
+    Release("backends/disc/gpu/test_pool_gpu.py::test_every_window", _SIZES, 1),
     Release("backends/disc/gpu/test_convolutions_gpu.py", _SIZES, 1),
     Release("backends/disc/gpu/test_interpreted_models.py", _REPEAT),
     Release("backends/libraries/test_library_models.py::test_minilm", _REPEAT),

@@ -205,6 +205,25 @@ def batched_products(target: GpuTarget) -> Units:
     return merged(units_of(both, [x.to(d), x.to(d)], shape, target) for d in FLOATS)
 
 
+def odd_products(target: GpuTarget) -> Units:
+    def all_of(dtype: torch.dtype) -> Iterator[Units]:
+        model, x = nn.Linear(768, 1001, dtype=dtype), torch.randn(4, 768, dtype=dtype)
+        yield units_of(model, [x], [ROWS], target)
+
+    return merged(units for dtype in FLOATS for units in all_of(dtype))
+
+
+def depthwise(target: GpuTarget) -> Units:
+    def all_of(dtype: torch.dtype) -> Iterator[Units]:
+        for channels, taps in ((64, 3), (96, 7), (20, 9)):
+            conv = nn.Conv2d(channels, channels, taps, padding=taps // 2, groups=channels)
+            model = nn.Sequential(conv, nn.ReLU(), nn.BatchNorm2d(channels)).to(dtype).eval()
+            x = torch.randn(2, channels, 8, 8).to(dtype)
+            yield units_of(model, [x], [(True, False, True, True)], target)
+
+    return merged(units for dtype in FLOATS for units in all_of(dtype))
+
+
 def convolutions(target: GpuTarget) -> Units:
     def all_of(dtype: torch.dtype) -> Iterator[Units]:
         for channels, taps in ((64, 3), (256, 1), (128, 3), (32, 3), (512, 3)):
@@ -306,10 +325,12 @@ KINDS: dict[str, Callable[[GpuTarget], Units]] = {
     "norms": norms,
     "softmax": softmax,
     "products": products,
+    "products with rows that begin anywhere": odd_products,
     "products in int8": partial(narrow_products, narrow=S8),
     "products in fp8": partial(narrow_products, narrow=F8),
     "batched products": batched_products,
     "convolutions": convolutions,
+    "depthwise convolutions": depthwise,
     "attention": attention,
     "attention with a mask of keys": partial(attention, mask="row"),
     "attention with a mask": partial(attention, mask="matrix"),

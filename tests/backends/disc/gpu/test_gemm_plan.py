@@ -71,6 +71,15 @@ def test_a_known_number_of_rows_has_one_class() -> None:
     assert unmeasured(product((700,), 768, 768), TARGET).ranges == ((None, None),)
 
 
+def test_rows_that_begin_anywhere_have_a_tile_for_any_number() -> None:
+    """ATen's kernels for them take three times as long, and calls write where graphs have to copy from."""
+    for most in (256, 512, None):
+        assert candidate(product((S,), 50257, 768), most, TARGET) is not None
+        assert candidate(product((S,), 50256, 768), most, TARGET) is None
+        assert candidate(product((S,), 50257, 768, torch.float32), most, TARGET) is None
+        assert candidate(product((S,), 30, 768), most, TARGET) is None
+
+
 def test_depth_is_shared_evenly_and_no_further_than_there_are_multiprocessors() -> None:
     for columns, depth in ((768, 3072), (768, 768), (64, 4096), (50000, 4096), (768, 3000)):
         for most in (32, 128):

@@ -37,6 +37,8 @@ from blade.core.disk_cache import code_version, digest
 
 log = logging.getLogger(__name__)
 
+MANY_PIXELS = 65536
+MOST_ELEMENTS = 1 << 27  # of a result that is timed
 WORTH = 0.97  # our kernel is chosen if it takes at most this fraction of ATen's time
 
 
@@ -113,9 +115,9 @@ class _Autotuning:
     def best(self, product: GemmProduct, most: int | None) -> GemmTile | None:
         """The tile for this class; ``None``: ATen's product."""
         tiles = self.tiles[product.key, most]
-        if product.scales is None and (most is None or not tiles):
+        if product.scales is None and not tiles:
             return None
-        rows = product.rows if isinstance(product.rows, int) else most or MANY
+        rows = product.rows if isinstance(product.rows, int) else most or _many(product)
         sizes = sizes_for(product, rows) if product.conv is None else sizes_near(product, rows)
         if sizes is None:
             return None if product.scales is None else tiles[-1]
@@ -147,6 +149,13 @@ class _Autotuning:
             *(product.columns, product.depth, bench.rows, us[best], best or "ATen"),
         )
         return best
+
+
+def _many(product: GemmProduct) -> int:
+    """What stands for any number of rows."""
+    if product.conv is not None:
+        return MANY_PIXELS
+    return max(MANY // 4, min(MANY, MOST_ELEMENTS // product.columns))
 
 
 def _follows(product: GemmProduct) -> bool:

@@ -16,6 +16,7 @@ from blade.backends.disc.gpu.compile.triton_unit import LaunchChoice
 from blade.backends.disc.gpu.emit.library_launch import LibraryLaunch
 from blade.backends.disc.gpu.gemm.product import HALVES, GemmProduct
 from blade.backends.disc.gpu.gemm.tile_table_8bit import EIGHT_BIT
+from blade.backends.disc.ir.convolution import to_channels_first
 from blade.backends.disc.ir.graph import Value
 from blade.backends.disc.ir.kernel import Dim, Sizes, evaluate, extent_of
 from blade.backends.disc.program.instructions import Counters, ScratchBuffer
@@ -172,9 +173,10 @@ class GemmBenchmark:
         conv = self.product.conv
         assert conv is not None
         a, shape = conv.attrs, [self.number(d) for d in self.product.x.shape]
-        x = self.x.view(shape).permute(0, 3, 1, 2)
+        first = to_channels_first(len(shape))
+        x = self.x.view(shape).permute(first)
         out, channels, *taps = (self.number(d) for d in self.product.w.shape)
-        ws = [w.view(out, *taps, channels).permute(0, 3, 1, 2) for w in self.weights]
+        ws = [w.view(out, *taps, channels).permute(first) for w in self.weights]
         how = (a["stride"], a["padding"], a["dilation"], False, [0] * len(taps), a["groups"])
         return lambda i: torch.convolution(x, ws[i % len(ws)], None, *how)
 

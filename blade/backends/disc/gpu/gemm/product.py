@@ -5,7 +5,7 @@ product = product_of(linear, plain_epilogue(linear))
 launch(product, GemmTile(32, 32, 128, split=4, warps=4, stages=4), when)
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 
@@ -23,6 +23,7 @@ from blade.backends.disc.gpu.gemm.conv_as_gemm import (
     is_served,
     window_of,
 )
+from blade.backends.disc.gpu.gemm.depthwise import depthwise_text, depthwise_window
 from blade.backends.disc.gpu.gemm.epilogue import GemmEpilogue, epilogue_text
 from blade.backends.disc.gpu.gemm.scales import TOTAL, Scales, scales_of
 from blade.backends.disc.gpu.gemm.template import gemm_text
@@ -68,6 +69,7 @@ class GemmProduct:
     by_aten: bool = True  # ATen has this product
     conv: Value | None = None  # the convolution that this product computes on the images ``x``
     window: ConvWindow | None = None  # the window of rows in ``x``; None: rows are contiguous
+    depthwise: bool = False  # each column has a window of its own channel of ``x``
 
     @property
     def row(self) -> Dim:
@@ -123,7 +125,15 @@ def _scaled(value: Value, epilogue: GemmEpilogue) -> GemmProduct:
 
 
 def _convolution(value: Value, epilogue: GemmEpilogue) -> GemmProduct | None:
-    """A convolution of halves; for float32, cuDNN is faster than exact products on tensor cores (3 steps)."""
+    """A convolution of halves; for float32, cuDNN is faster than exact products on tensor cores (3 steps).
+
+    Depthwise ones are of any float.
+    """
+    if (own := depthwise_window(value)) is not None:
+        (x, w), depth = value.args, prod(own.kernel)
+        rows, columns = numel(value.shape[:-1]), int(w.shape[0])
+        made = GemmProduct(x, w, rows, columns, depth, epilogue, False, conv=value, window=own)
+        return replace(made, depthwise=True)
     if value.dtype not in HALVES or not is_served(value):
         return None
     x, w = value.args
@@ -181,14 +191,9 @@ def launch(
     constants = {
         "BLOCK_M": tile.m,
         "BLOCK_N": tile.n,
-        "BLOCK_K": tile.k,
-        "GROUP": GROUP,
-        "SPLIT": tile.split,
         "EVEN_N": product.columns % tile.n == 0,
-        "EVEN_K": product.depth % (tile.k * tile.split) == 0,
-        **_lines(product, tile),
+        **({} if product.depthwise else _depth_constants(product, tile)),
         **({} if product.window is None else product.window.constants),
-        "PRECISION": "tf32x3" if x.dtype == torch.float32 else "tf32",
     }
     even, indent = product.columns % tile.n == 0, 8 if tile.split > 1 else 4
     given = "acc" if product.scales is None else TOTAL
@@ -211,12 +216,26 @@ def launch(
 
 def _text(product: GemmProduct, names: list[str], lines: str, tile: GemmTile, early: bool) -> str:
     window = product.window
+    if window is not None and product.depthwise:
+        return depthwise_text(names, lines, tile, window, early)
     if window is not None:
         whole = tile.k * tile.split
         assert window.channels % tile.k == 0 and product.depth % whole == 0, (product.key, tile)
         names = [*names, *(f"{name}: tl.constexpr" for name in window.constants)]
     integers = product.x.dtype == torch.int8
     return gemm_text(names, lines, tile.split > 1, early, window is not None, integers)
+
+
+def _depth_constants(product: GemmProduct, tile: GemmTile) -> dict[str, object]:
+    """What a program needs to walk the depth."""
+    return {
+        "BLOCK_K": tile.k,
+        "GROUP": GROUP,
+        "SPLIT": tile.split,
+        "EVEN_K": product.depth % (tile.k * tile.split) == 0,
+        **_lines(product, tile),
+        "PRECISION": "tf32x3" if product.x.dtype == torch.float32 else "tf32",
+    }
 
 
 def _lines(product: GemmProduct, tile: GemmTile) -> dict[str, int]:

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import torch
 
+from blade.backends.disc.gpu.emit.tile_table import power
 from blade.backends.disc.gpu.gemm import tile_table_8bit as narrow_tiles
 from blade.backends.disc.gpu.gemm.plan import GemmPlan, classes_of, merged
 from blade.backends.disc.gpu.gemm.product import GemmProduct, GemmTile
@@ -30,6 +31,12 @@ _FEW_PIXELS = GemmTile(32, 32, 64, warps=4, stages=4)
 _DEEP_PIXELS = GemmTile(64, 64, 128, warps=4, stages=3)
 _PIXEL_DEPTH = 512  # _PROGRAM_DEPTH for rows that are stored in memory
 
+_ODD = GemmTile(128, 256, 64, warps=8, stages=3)
+"""The block of products whose rows begin at any multiple of 2 bytes, for which ATen has no fast kernel."""
+
+_CHANNELS = 64  # of a depthwise convolution
+_POINTS = 2048  # of a program of a depthwise convolution
+
 _PLAIN = {128: GemmTile(64, 64, 64, warps=4, stages=5)}
 """The blocks of products without an epilogue."""
 
@@ -44,8 +51,12 @@ def candidates(product: GemmProduct, most: int | None, target: GpuTarget) -> tup
 
 def candidate(product: GemmProduct, most: int | None, target: GpuTarget) -> GemmTile | None:
     """The tile for up to ``most`` rows (``None``: any number); ``None`` if ATen's product is faster."""
+    if product.depthwise:
+        return _of_channels(product, most, target)
     if product.conv is not None:
         return None if most is None else _of_pixels(product, most, target)
+    if is_odd(product) and (most is None or most > 128):
+        return _ODD
     if most is None or (most > 128 and not follows(product)):
         return None
     block = next(b for rows, b in _BLOCKS.items() if most <= rows)
@@ -76,6 +87,20 @@ def unmeasured(product: GemmProduct, target: GpuTarget) -> GemmPlan:
 def follows(product: GemmProduct) -> bool:
     """Does the epilogue do more than add a bias?"""
     return sum(isinstance(s, Compute) for s in product.epilogue.kernel.body) > 1
+
+
+def is_odd(product: GemmProduct) -> bool:
+    """Are the rows of the result no multiples of 16 bytes, as those of most vocabularies?"""
+    return product.x.dtype.itemsize == 2 and product.columns % 8 != 0 and product.columns > _ODD.n
+
+
+def _of_channels(product: GemmProduct, most: int | None, target: GpuTarget) -> GemmTile:
+    """The tile of a depthwise convolution: fewer pixels where there would be too few programs."""
+    n = min(_CHANNELS, power(product.columns))
+    m, across = max(1, _POINTS // n), -(-product.columns // n)
+    while most is not None and m > 8 and -(-most // m) * across < 2 * target.multiprocessors:
+        m //= 2
+    return GemmTile(m, n, 1)
 
 
 def _of_pixels(product: GemmProduct, most: int, target: GpuTarget) -> GemmTile:

@@ -21,11 +21,12 @@ from blade.backends.disc.fusion.fuse import Fused, FusionGroup, is_instruction
 from blade.backends.disc.gpu.attention.calls import attention, attention_key, long_class
 from blade.backends.disc.gpu.compile.triton_unit import condition
 from blade.backends.disc.gpu.emit.library_launch import AtenCall, LibraryLaunch
+from blade.backends.disc.gpu.gemm.depthwise import depthwise_window
 from blade.backends.disc.gpu.gemm.epilogue import group_epilogue, plain_epilogue
 from blade.backends.disc.gpu.gemm.plan import GemmPlan, between
 from blade.backends.disc.gpu.gemm.product import GemmProduct, launch, product_of
 from blade.backends.disc.gpu.library.group_moments import moments
-from blade.backends.disc.gpu.library.max_pool import max_pool
+from blade.backends.disc.gpu.library.pool import pool
 from blade.backends.disc.ir.graph import Value
 from blade.backends.disc.ir.views import view_of
 from blade.backends.disc.program.instructions import AttentionCall, Counters, ScratchBuffer
@@ -71,9 +72,9 @@ class LibraryLaunches:
 
     @cached_property
     def alone(self) -> Mapping[int, GemmProduct]:
-        """Id of a ``linear`` or ``scaled_linear`` without a fused group -> its product."""
-        values = self.fused.graph.values
-        others = [v for v in values if v.op in LINEAR and v.id not in self.followed]
+        """Id of a ``linear``, ``scaled_linear`` or depthwise ``conv`` without a fused group -> its product."""
+        values = [v for v in self.fused.graph.values if v.id not in self.followed]
+        others = [v for v in values if v.op in LINEAR or (v.op == "conv" and depthwise_window(v))]
         made = {v.id: product_of(v, plain_epilogue(v)) for v in others}
         return {k: product for k, product in made.items() if product is not None}
 
@@ -127,7 +128,7 @@ class LibraryLaunches:
         if value.op == "group_moments":
             return moments(value, self.target, self.counters, self.fused.facts)
         if value.op == "spatial":
-            return max_pool(value, self.target, self.fused.facts) or []
+            return pool(value, self.target, self.fused.facts) or []
         return []
 
     def value(self, value: Value) -> list[Served] | None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Max pooling of images on a GPU (`spatial` max_pool2d): every pixel is read from memory once.
+"""Pooling of images on a GPU (`spatial` max_pool2d and avg_pool2d): every pixel is read from memory once.
 
-launches = max_pool(value, target, facts)       # None: ATen's
+launches = pool(value, target, facts)       # None: ATen's
 
 A program computes some pixels and channels of the result; pixels that windows share come from the cache.
 """
@@ -45,7 +45,8 @@ def kernel(%(names)s, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr, EVEN: tl.con
     channels = tl.program_id(0) %% across * BLOCK_C + tl.arange(0, BLOCK_C)
 %(corner)s    x_at = x + (corner // EVEN * EVEN)[:, None] + channels[None, :]
     known = (rows < height)[:, None] & (channels < C)[None, :]
-    best = tl.full((BLOCK_P, BLOCK_C), float("-inf"), tl.float32)
+    total = tl.full((BLOCK_P, BLOCK_C), %(first)s, tl.float32)
+    count = tl.zeros((BLOCK_P,), tl.float32)
     for tap in tl.static_range(TAPS_Y * TAPS_X):
         down_y = tap // TAPS_X * GAP_Y
         down_x = tap %% TAPS_X * GAP_X
@@ -53,19 +54,33 @@ def kernel(%(names)s, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr, EVEN: tl.con
         inside_x = (corner_x + down_x >= 0) & (corner_x + down_x < SIZE_X)
         seen = known & (inside_y & inside_x)[:, None]
         further = (down_y * X_LINE + down_x * X_PIXEL) // EVEN * EVEN
-        value = tl.load(x_at + further, mask=seen, other=float("-inf"))
-        best = tl.maximum(best, value.to(tl.float32), propagate_nan=tl.PropagateNan.ALL)
-    y_at = y + rows.to(tl.int64)[:, None] * C + channels[None, :]
-    tl.store(y_at, best.to(y.dtype.element_ty), mask=known)
+        value = tl.load(x_at + further, mask=seen, other=%(first)s).to(tl.float32)
+        total = %(total)s
+%(count)s    y_at = y + rows.to(tl.int64)[:, None] * C + channels[None, :]
+    tl.store(y_at, (%(result)s).to(y.dtype.element_ty), mask=known)
 """
 
+_MAX = {
+    "first": 'float("-inf")',
+    "total": "tl.maximum(total, value, propagate_nan=tl.PropagateNan.ALL)",
+    "count": "",
+    "result": "total",
+}
+_SUM = {"first": "0.0", "total": "total + value"}
+_INSIDE = "        count += (inside_y & inside_x).to(tl.float32)\n"
+_PADDED = """\
+        padded_y, padded_x = corner_y + down_y < SIZE_Y + PAD_Y, corner_x + down_x < SIZE_X + PAD_X
+        count += (padded_y & padded_x).to(tl.float32)
+"""
+aten = torch.ops.aten
 
-def max_pool(value: Value, target: GpuTarget, facts: SizeRelations) -> list[LibraryLaunch] | None:
+
+def pool(value: Value, target: GpuTarget, facts: SizeRelations) -> list[LibraryLaunch] | None:
     """The launches that compute ``value``, a `spatial`; ``None`` if ATen computes it."""
     window = window_of(value)
     if window is None:
         return None
-    [x] = value.args
+    [x], is_max = value.args, value.attrs["target"] is aten.max_pool2d.default
     rows, channels = numel(value.shape[:-1]), value.shape[-1]
     numbers = specialize_sizes({"M": rows, "C": channels, **window.numbers}, facts)
     block_c = min(CHANNELS, power(channels)) if isinstance(channels, int) else CHANNELS
@@ -80,10 +95,11 @@ def max_pool(value: Value, target: GpuTarget, facts: SizeRelations) -> list[Libr
         "names": ", ".join(names),
         "begin": "    gdc_launch_dependents()\n    gdc_wait()\n" if early else "",
         "corner": CORNER,
+        **(_MAX if is_max else _average(value)),
     }
     pointers = (("x", pointer(x)), ("y", pointer(value)))
     unit = named_unit(
-        "max_pool",
+        "max_pool" if is_max else "avg_pool",
         text,
         (*pointers, *numbers.signature),
         (*numbers.constants, *constants.items()),
@@ -94,11 +110,22 @@ def max_pool(value: Value, target: GpuTarget, facts: SizeRelations) -> list[Libr
     return [LibraryLaunch(LaunchChoice(None, unit, (blocks, 1, 1)), (x, value), numbers.values)]
 
 
+def _average(value: Value) -> dict[str, str]:
+    """What a sum is divided by: a number, the taps inside of the padded image, or those inside of the image."""
+    *_, padded, divisor = value.attrs["template"]
+    if divisor is not None:
+        return {**_SUM, "count": "", "result": f"total / {float(divisor)}"}
+    count = _PADDED if padded else _INSIDE
+    return {**_SUM, "count": count, "result": "total / count[:, None]"}
+
+
 def window_of(value: Value) -> ConvWindow | None:
     """The pooling window of ``value``; ``None`` if ATen computes it."""
-    if value.attrs["target"] is not torch.ops.aten.max_pool2d.default or value.dtype not in DTYPES:
+    targets = (aten.max_pool2d.default, aten.avg_pool2d.default)
+    if value.attrs["target"] not in targets or value.dtype not in DTYPES:
         return None
-    [x], (_, kernel, stride, padding, dilation, _) = value.args, value.attrs["template"]
+    [x], (_, kernel, stride, padding, *rest) = value.args, value.attrs["template"]
+    dilation = rest[0] if value.attrs["target"] is targets[0] else (1, 1)
     view = view_of(x)
     if view is None or not same(x.shape, view.strides, contiguous_strides(x.shape)):
         return None
