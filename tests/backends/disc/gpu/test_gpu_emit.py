@@ -12,6 +12,7 @@ from test_cpu_kernels import F16, F32, _args, gelu, layer_norm, softmax
 from triton_interpreter import TARGET, chosen
 
 from blade.backends.disc.gpu.emit.kernel import emit
+from blade.backends.disc.gpu.emit.tile_table import KernelTile, transposed
 from blade.backends.disc.ir.kernel import (
     Access,
     Compute,
@@ -151,3 +152,15 @@ def test_a_grid_counts_tiles() -> None:
     (choice,) = emit(pointwise_kernel("neg", [F32], F32), TARGET)
     counts = {n: int(sympy.sympify(choice.grid[0]).subs({S0: n})) for n in (0, 1, 1024, 1025)}
     assert counts == {0: 0, 1: 1, 1024: 1, 1025: 2}
+
+
+@pytest.mark.parametrize("known", [(None, 3), (3, None), (64, 2), (5, 7), (2, 64), (1000, 1)])
+def test_a_tile_that_transposes_is_no_wider_than_what_there_is(
+    known: tuple[int | None, int | None],
+) -> None:
+    tile = transposed(*known)
+    for side, size in zip((tile.rows, tile.columns), known, strict=True):
+        assert size is None or side < 2 * size
+        assert size is not None or side == 1024  # the other side is short
+    assert 1 <= tile.warps <= 8 and 32 * tile.warps <= max(32, tile.elements)
+    assert transposed(None, None) == transposed(512, 4096) == KernelTile(64, 64, 8)

@@ -58,7 +58,8 @@ def variants(kernel: Kernel) -> list[tuple[sympy.Basic | bool, KernelVariant]]:
         return _rows(kernel)
     beside = across(kernel)
     if beside is not None:
-        return [(True, KernelVariant(shapes.TRANSPOSED, tiled=True, beside=beside))]
+        tile = shapes.transposed(number(kernel.outer[beside]), number(kernel.inner))
+        return [(True, KernelVariant(tile, tiled=True, beside=beside))]
     return _points(kernel)
 
 

@@ -78,7 +78,8 @@ WALKED = KernelTile(1, 4096, 8)
 UNALIGNED_WALKED = KernelTile(1, 2048, 8)
 _SIDE_BY_SIDE_ROWS = 16  # few, so that every multiprocessor has programs
 _SIDE_BY_SIDE = 8192  # elements, by 16 warps: loads in flight must cover the latency of memory
-TRANSPOSED = KernelTile(64, 64, 8)
+_SIDE = 64  # of a tile that is read along one side and written along the other
+_LONG_SIDE = 1024  # where the other one is shorter
 FLAT = KernelTile(1, 1024, 4)
 _POINTS = 1024  # elements per tile of a kernel without reductions
 
@@ -153,6 +154,21 @@ def walked(aligned: bool) -> KernelTile:
 def column_sums() -> KernelTile:
     """The tile for rows that are adjacent in memory."""
     return KernelTile(_SIDE_BY_SIDE_ROWS, _SIDE_BY_SIDE // _SIDE_BY_SIDE_ROWS, 16)
+
+
+def transposed(rows: int | None, length: int | None) -> KernelTile:
+    """The tile of a kernel that is contiguous along the tile's rows and along its columns: images of 3 channels have
+    one short side.
+    """
+    height, width = (_SIDE if n is None else min(_SIDE, power(n)) for n in (rows, length))
+    area = _SIDE * _SIDE
+    if width < _SIDE:
+        height = min(area // width, _LONG_SIDE if rows is None else min(_LONG_SIDE, power(rows)))
+    elif height < _SIDE:
+        width = min(
+            area // height, _LONG_SIDE if length is None else min(_LONG_SIDE, power(length))
+        )
+    return KernelTile(height, width, max(1, height * width // (WARP * _EACH)))
 
 
 def pointwise(length: int | None, count: int | None) -> KernelTile:
