@@ -57,7 +57,7 @@ def passes(half: torch.dtype | None) -> Sequence[tuple[str, GraphPass]]:
         ("layouts", propagate),
         ("bias_after", bias_after),
         ("patches_to_rows", patches_to_rows),
-        ("spread", push_through_concat),
+        ("spread", partial(push_through_concat, interleaved=True)),
         ("split_sums", split_reductions),
         ("compute_in_rows", reduce_last_axis),
         ("rows", legalize.rows),
