@@ -96,5 +96,7 @@ def build_without_culprits(
 
 def blamed(failure: Failure, why: Reason, name: str) -> Reason:
     """Return ``why`` as the reason against the node called ``name``."""
-    detail = f"{why.detail} (Found by bisecting {failure.name}, {len(failure.nodes)} ops.)"
+    whole = failure.reason.detail
+    other = "" if whole == why.detail else f" As a whole they fail so: {whole}"
+    detail = f"{why.detail} (Found by bisecting {failure.name}, {len(failure.nodes)} ops.{other})"
     return replace(why, subject=name, detail=detail)
