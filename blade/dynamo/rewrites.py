@@ -8,6 +8,8 @@ split it. Values stay bit-identical.
 Attention on a GPU arrives as the kernel that torch chose at the sample's sizes, with additional results for
 its gradient. If these are unused, it becomes ``scaled_dot_product_attention`` again, which every backend may
 implement.
+
+Indices that are computed on the CPU move to the GPU that reads them (``index_tables``).
 """
 
 import operator
@@ -16,6 +18,8 @@ from typing import Any
 
 import torch
 from torch.fx import Graph, Node
+
+from blade.dynamo.index_tables import move_index_tables
 
 aten = torch.ops.aten
 _ATTENTION = (
@@ -37,6 +41,7 @@ def apply_rewrites(graph: Graph) -> None:
             _of_sizes(graph, node, known)
         elif node.target in _ATTENTION:
             _only_attention(graph, node)
+    move_index_tables(graph)
     graph.eliminate_dead_code(lambda node: node.is_impure() or _draws(node))
 
 

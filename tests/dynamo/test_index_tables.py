@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which nodes of a functional graph compute indices on the CPU for another device."""
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import Graph, Node
+
+from blade.dynamo.index_tables import move_index_tables
+
+aten = torch.ops.aten
+THERE = torch.device("meta")  # stands for a GPU
+
+
+class Built:
+    """A graph whose nodes have stand-ins."""
+
+    def __init__(self) -> None:
+        self.graph, self.mode = Graph(), FakeTensorMode(allow_non_fake_inputs=True)
+
+    def input(self, *shape: int, device: torch.device = THERE) -> Node:
+        node = self.graph.placeholder(f"x{len(self.graph.nodes)}")
+        with self.mode:
+            node.meta["val"] = torch.empty(shape, device=device)
+        return node
+
+    def call(self, target: torch._ops.OpOverload, *args: object, **kwargs: object) -> Node:
+        node = self.graph.call_function(target, args, kwargs)  # type: ignore[arg-type]
+        given = torch.fx.node.map_arg(args, lambda n: n.meta["val"])
+        with self.mode:
+            node.meta["val"] = target(*given, **kwargs)
+        return node
+
+    def places(self, *nodes: Node) -> list[str]:
+        return [node.meta["val"].device.type for node in nodes]
+
+
+def _table(b: Built) -> tuple[Node, Node, Node]:
+    first = b.call(aten.arange.default, 4, device=torch.device("cpu"))
+    scaled = b.call(aten.mul.Tensor, first, 2)
+    return first, scaled, b.call(aten.clamp.default, scaled, 0, 5)
+
+
+def test_a_table_that_only_a_gpu_reads_is_made_there() -> None:
+    b = Built()
+    table = _table(b)
+    read = b.call(aten.index.Tensor, b.input(6, 3), [table[-1]])
+    b.graph.output((read,))
+    move_index_tables(b.graph)
+    assert b.places(*table, read) == ["meta"] * 4
+    assert table[0].kwargs["device"] == THERE and "device" not in table[1].kwargs
+    b.graph.lint()
+
+
+def test_a_gradient_that_is_added_at_indices_reads_them_too() -> None:
+    b = Built()
+    table = _table(b)
+    b.graph.output(
+        (b.call(aten.index_put.default, b.input(6, 3), [table[-1]], b.input(4, 3), True),)
+    )
+    move_index_tables(b.graph)
+    assert b.places(*table) == ["meta"] * 3
+
+
+@pytest.mark.parametrize("other", ["output", "cpu", "values"])
+def test_what_something_else_reads_stays(other: str) -> None:
+    b = Built()
+    table = _table(b)
+    outputs = [b.call(aten.index.Tensor, b.input(6, 3), [table[-1]])]
+    if other == "output":
+        outputs.append(table[1])
+    elif other == "cpu":
+        outputs.append(
+            b.call(aten.index.Tensor, b.input(6, 3, device=torch.device("cpu")), [table[1]])
+        )
+    else:
+        outputs.append(b.call(aten.mul.Tensor, table[1], 0.5))
+    b.graph.output(tuple(outputs))
+    move_index_tables(b.graph)
+    assert b.places(*table) == ["cpu"] * 3
+
+
+@pytest.mark.parametrize("made", [aten.randint.default, aten.full.default])
+def test_numbers_that_are_drawn_or_not_whole_stay(made: torch._ops.OpOverload) -> None:
+    b = Built()
+    if made is aten.full.default:
+        floats = b.call(made, [4], 1.5, device=torch.device("cpu"))
+        table = b.call(aten._to_copy.default, floats, dtype=torch.int64)
+    else:
+        table = b.call(made, 5, [4], device=torch.device("cpu"))
+    b.graph.output((b.call(aten.index.Tensor, b.input(6, 3), [table]),))
+    move_index_tables(b.graph)
+    assert b.places(table) == ["cpu"]
+
+
+def test_a_graph_of_the_cpu_alone_is_left_alone() -> None:
+    b = Built()
+    table = _table(b)
+    b.graph.output(
+        (b.call(aten.index.Tensor, b.input(6, 3, device=torch.device("cpu")), [table[-1]]),)
+    )
+    move_index_tables(b.graph)
+    assert b.places(*table) == ["cpu"] * 3
