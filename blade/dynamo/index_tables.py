@@ -72,7 +72,7 @@ def _may_move(node: Node, moved: dict[Node, None]) -> bool:
     tags = node.target.tags
     if node.target._schema.is_mutable or torch.Tag.nondeterministic_seeded in tags:
         return False
-    tensors = [n for n in node.all_input_nodes if isinstance(n.meta.get("val"), torch.Tensor)]
+    tensors = _tensors(node)
     if not tensors:
         return _device_argument(node) is not None
     return all(n in moved for n in tensors) and _device_argument(node) in (None, _CPU)
@@ -88,8 +88,14 @@ def _device_argument(node: Node) -> Any:
 
 
 def _is_free(node: Node, moved: dict[Node, None]) -> bool:
-    """Whether only ``moved`` nodes read ``node``, and ops of a GPU as an index."""
+    """Whether ``node`` reads only ``moved`` nodes, and only they and ops of a GPU, as an index, read it."""
+    if any(n not in moved for n in _tensors(node)):
+        return False
     return all(user in moved or _reads_index(user, node) for user in node.users)
+
+
+def _tensors(node: Node) -> list[Node]:
+    return [n for n in node.all_input_nodes if isinstance(n.meta.get("val"), torch.Tensor)]
 
 
 def _reads_index(user: Node, node: Node) -> bool:
