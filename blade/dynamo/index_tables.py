@@ -2,6 +2,7 @@
 """Indices that a functional graph computes on the CPU are computed where they are read.
 
     arange (cpu) -> sub -> add -> index (cuda:0)        the first three on cuda:0
+    arange (cpu) -> output, index (cuda:0)              a copy of it on cuda:0 for the index
 
 A model may make the table of its relative positions on the CPU. Between it and what reads it on a GPU torch copies at
 every call, and no cluster holds both. Whole numbers and booleans are the same on every device.
@@ -42,6 +43,33 @@ def move_index_tables(graph: Graph) -> None:
         if _device_argument(node) is not None:
             node.kwargs = {**node.kwargs, "device": device}
         node.meta["val"] = node.meta["val"].to(device)
+    _copy_the_others(graph, device)
+
+
+def _copy_the_others(graph: Graph, device: torch.device) -> None:
+    """Copy what stays on the CPU once for all that read it: an input, or what the backward graph takes, too."""
+    copies: dict[Node, Node] = {}
+    for node in list(graph.nodes):
+        if not any(_devices_read(node)):
+            continue
+        place = _READERS[node.target]
+        for index in dict.fromkeys(_listed(node.args[place])):
+            if index.meta["val"].device != _CPU:
+                continue
+            if index not in copies:
+                with graph.inserting_after(
+                    _last_input(graph) if index.op == "placeholder" else index
+                ):
+                    made = graph.call_function(aten._to_copy.default, (index,), {"device": device})
+                made.meta["val"] = index.meta["val"].to(device)
+                copies[index] = made
+            indices = [copies[index] if one is index else one for one in node.args[place]]
+            node.update_arg(place, indices)
+
+
+def _last_input(graph: Graph) -> Node:
+    inputs: list[Node] = [node for node in graph.nodes if node.op == "placeholder"]
+    return inputs[-1]
 
 
 def _devices_read(node: Node) -> Iterator[torch.device]:

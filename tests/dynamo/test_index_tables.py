@@ -78,6 +78,26 @@ def test_what_something_else_reads_stays(other: str) -> None:
     b.graph.output(tuple(outputs))
     move_index_tables(b.graph)
     assert b.places(*table) == ["cpu"] * 3
+    [copied] = outputs[0].args[1]
+    assert copied.target is aten._to_copy.default and copied.args == (table[-1],)
+    assert b.places(copied) == ["meta"]
+    b.graph.lint()
+
+
+def test_an_input_is_copied_once_for_all_readers() -> None:
+    b = Built()
+    base = b.input(6, 3)
+    index = b.graph.placeholder("index")
+    with b.mode:
+        index.meta["val"] = torch.empty(4, dtype=torch.int64)
+    last = b.input(6, 3)
+    reads = [b.call(aten.index.Tensor, x, [index]) for x in (base, last)]
+    b.graph.output((*reads, b.call(aten.index.Tensor, base, [None, index])))
+    move_index_tables(b.graph)
+    copies = [n for n in b.graph.nodes if n.target is aten._to_copy.default]
+    assert len(copies) == 1 and [n.args[1] for n in reads] == [[copies[0]]] * 2
+    assert len(index.users) == 1
+    b.graph.lint()
 
 
 @pytest.mark.parametrize("made", [aten.randint.default, aten.full.default])
@@ -88,9 +108,10 @@ def test_numbers_that_are_drawn_or_not_whole_stay(made: torch._ops.OpOverload) -
         table = b.call(aten._to_copy.default, floats, dtype=torch.int64)
     else:
         table = b.call(made, 5, [4], device=torch.device("cpu"))
-    b.graph.output((b.call(aten.index.Tensor, b.input(6, 3), [table]),))
+    read = b.call(aten.index.Tensor, b.input(6, 3), [table])
+    b.graph.output((read,))
     move_index_tables(b.graph)
-    assert b.places(table) == ["cpu"]
+    assert b.places(table, read.args[1][0]) == ["cpu", "meta"]
 
 
 def test_a_graph_of_the_cpu_alone_is_left_alone() -> None:

@@ -102,4 +102,4 @@ def test_few_pixels_are_cut_into_more_programs(monkeypatch: pytest.MonkeyPatch) 
     tiles = [candidate(product, most, GpuTarget()) for most in classes_of(product)]
     rows = [tile.m for tile in tiles if tile is not None]
     assert len(rows) == len(tiles) and rows == sorted(rows) and rows[0] < rows[-1]
-    assert all(tile is not None and tile.n == 64 for tile in tiles)
+    assert all(tile is not None and tile.n == 32 for tile in tiles)

@@ -41,11 +41,8 @@ def kernel(
     block_n = tl.program_id(0) %% down
     rows = block_m * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = block_n * BLOCK_N + tl.arange(0, BLOCK_N)
-%(begin)s%(corner)s    near = columns
-    if not EVEN_N:
-        near = tl.minimum(columns, N - 1)
-    x_at = x + corner[:, None] + near[None, :]
-    w_at = w + near * W_N
+%(begin)s%(corner)s    x_at = x + corner[:, None] + columns[None, :]
+    w_at = w + columns * W_N
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for tap in %(range)s(TAPS_Y * TAPS_X):
         down_y = tap // TAPS_X * GAP_Y
@@ -53,8 +50,14 @@ def kernel(
         inside_y = (corner_y + down_y >= 0) & (corner_y + down_y < SIZE_Y)
         inside_x = (corner_x + down_x >= 0) & (corner_x + down_x < SIZE_X)
         further = tl.cast(down_y, tl.int64) * X_LINE + tl.cast(down_x, tl.int64) * X_PIXEL
-        a = tl.load(x_at + further, mask=(inside_y & inside_x)[:, None], other=0.0)
-        acc += a.to(tl.float32) * tl.load(w_at + tap * W_K).to(tl.float32)[None, :]
+        inside = (inside_y & inside_x)[:, None]
+        if EVEN_N:
+            a = tl.load(x_at + further, mask=inside, other=0.0)
+            b = tl.load(w_at + tap * W_K)
+        else:
+            a = tl.load(x_at + further, mask=inside & (columns < N)[None, :], other=0.0)
+            b = tl.load(w_at + tap * W_K, mask=columns < N, other=0.0)
+        acc += a.to(tl.float32) * b.to(tl.float32)[None, :]
 """
 
 

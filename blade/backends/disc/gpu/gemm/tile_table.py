@@ -96,7 +96,8 @@ def is_odd(product: GemmProduct) -> bool:
 
 def _of_channels(product: GemmProduct, most: int | None, target: GpuTarget) -> GemmTile:
     """The tile of a depthwise convolution: fewer pixels where there would be too few programs."""
-    n = min(_CHANNELS, power(product.columns))
+    whole = (n for n in (_CHANNELS, _CHANNELS // 2) if product.columns % n == 0)
+    n = next(whole, min(_CHANNELS, power(product.columns)))
     m, across = max(1, _POINTS // n), -(-product.columns // n)
     while most is not None and m > 8 and -(-most // m) * across < 2 * target.multiprocessors:
         m //= 2
