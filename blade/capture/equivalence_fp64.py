@@ -28,6 +28,7 @@ from blade.core.pytree import tensors_in
 from blade.core.reason import Code, Reason, Stage
 from blade.process.torch_state import seeded_generators
 from blade.verification.draws import Draws
+from blade.verification.grouped_products import GroupedProducts
 from blade.verification.tolerance import (
     FEW,
     SAME_RUN,
@@ -190,7 +191,7 @@ class Fp64Model:
         return first if _is_same_run(first, second) else None
 
     def _seeded(self, wide: ReferenceModel, one: Reference, seed: int) -> Leaves:
-        with seeded_generators(seed) if self._seed else nullcontext():
+        with seeded_generators(seed) if self._seed else nullcontext(), GroupedProducts():
             answers = wide.run(widened(one.sample), times=len(one.answers))
         return [pytree.tree_leaves(output) for output, _ in answers]
 

@@ -21,6 +21,7 @@ import torch
 
 from blade.graph.fx.interpreter import Interpreter
 from blade.graph.fx.random_ops import DRAWING
+from blade.verification.grouped_products import GROUPED, grouped_product
 from blade.verification.rng_replay import may_draw
 from blade.verification.wide_at_use import LOOKUPS, NARROW, WideAtUse, attend, wide_bytes, widened
 
@@ -29,7 +30,10 @@ Inputs = tuple[torch.Tensor, ...]
 KEPT = 256 << 20
 """Most bytes of weights in fp64 that a reference keeps, and of inputs that a run does."""
 
-_ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
+_OWN: dict[Any, Callable[..., torch.Tensor]] = {
+    torch.ops.aten.scaled_dot_product_attention.default: attend,
+    GROUPED: grouped_product,
+}
 # These run in their own dtypes: in fp64, random ops draw in another order from the same generator, and
 # attention kernels of a GPU do not exist.
 _NOT_WIDENED = (
@@ -103,8 +107,8 @@ class Fp64Reference(Interpreter):
         if target not in LOOKUPS:
             args = torch.utils._pytree.tree_map(self._once, args)
             kwargs = torch.utils._pytree.tree_map(_widen, kwargs)
-        if target is _ATTENTION:
-            return attend(*args, **kwargs)
+        if target in _OWN:
+            return _OWN[target](*args, **kwargs)
         # Factories without a dtype argument use the default dtype: widen their results as well.
         return torch.utils._pytree.tree_map(_widen, super().call_function(target, args, kwargs))
 
