@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The attributes that a ScriptModule's forward reads or writes, nested modules included."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from blade.core.jit_nodes import nodes_of
 from blade.graph.torchscript.alias import STRUCTURE
 
 
@@ -34,7 +34,7 @@ def attributes_of(module: torch.jit.ScriptModule) -> list[Attribute]:
     itself = next(graph.inputs())
     owners: dict[str, tuple[str, Any]] = {itself.debugName(): ("", module._c)}
     found: dict[str, Attribute] = {}
-    for node in _nodes(graph):
+    for node in nodes_of(graph):
         if node.kind() not in ("prim::GetAttr", "prim::SetAttr"):
             continue
         if (place := owners.get(node.inputsAt(0).debugName())) is None:
@@ -64,7 +64,7 @@ def may_write(module: torch.jit.ScriptModule) -> bool:
         return not found or any(map(may_write, found))
 
     graph = module.inlined_graph  # keeps its nodes alive
-    calls = [node for node in _nodes(graph) if _may_write(node)]
+    calls = [node for node in nodes_of(graph) if _may_write(node)]
     return any(node.kind() != "prim::CallMethod" or calls_one_that_may(node) for node in calls)
 
 
@@ -79,10 +79,3 @@ def _may_write(node: Any) -> bool:
 
 
 _LOOKED_INTO = frozenset("prim::If prim::Loop prim::RaiseException prim::Print".split())
-
-
-def _nodes(block: Any) -> Iterator[Any]:
-    for node in block.nodes():
-        yield node
-        for inner in node.blocks():
-            yield from _nodes(inner)

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from blade.core.jit_nodes import outputs_of
 from blade.graph.torchscript.program import Block, Line, Program
 
 
@@ -56,7 +57,7 @@ class Copier:
         create: Any = self.target.createClone  # type: ignore[attr-defined]  # missing in the stubs
         node: torch._C.Node = create(line.node, lambda v: self.known[v.unique()])
         self.target.insertNode(node)
-        for old, new in zip(line.outputs, node.outputs(), strict=True):
+        for old, new in zip(line.outputs, outputs_of(node), strict=True):
             self.known[old] = new
         return node
 
@@ -71,7 +72,7 @@ class Copier:
                 fill(block)
                 for value in block.returns:
                     copied.registerOutput(self.value(value))
-        for old, new in zip(line.outputs, node.outputs(), strict=True):
+        for old, new in zip(line.outputs, outputs_of(node), strict=True):
             new.setType(self.program.values[old].type())
             self.known[old] = new
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
+from blade.core.jit_nodes import nodes_of
 from blade.graph.torchscript.program import TENSOR
-from blade.graph.torchscript.unpack_constant_lists import nodes_of
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from torch.utils._sympy.functions import IntTrueDiv
 from torch.utils._sympy.printers import PythonPrinter
 
 from blade.core import torchscript
+from blade.core.jit_nodes import inputs_of, outputs_of
 from blade.graph.torchscript.decision_checks import MARK, Check, checks_of
 from blade.graph.torchscript.symbolic_sizes import NotOfSizes, SymbolicSizes
 
@@ -124,10 +125,10 @@ def _without_writes(graph: torch._C.Graph) -> None:
         if node.kind() == "prim::NumToTensor":
             numbers.add(node.output().unique())
         elif node.kind() in _ARITHMETIC:
-            if all(_is_number(value, numbers) for value in list(node.inputs())[:2]):
+            if all(_is_number(value, numbers) for value in inputs_of(node)[:2]):
                 numbers.add(node.output().unique())
         elif node.kind() in _IN_PLACE:
-            given = list(node.inputs())
+            given = inputs_of(node)
             later = [use.user for use in given[0].uses() if use.user != node]
             if given[0].unique() in numbers and all(one.isBefore(node) for one in later):
                 made = own.create(node.kind().removesuffix("_"), given, 1)
@@ -258,7 +259,7 @@ def _written(
 def _write(graph: torch._C.Graph, checks: WrittenChecks, segment: Check | None) -> None:
     """Write ``checks`` behind ``segment``, or the inputs."""
     own: Any = graph
-    made = (value for node in own.nodes() for value in node.outputs())
+    made = (value for node in own.nodes() for value in outputs_of(node))
     by_name = {value.debugName(): value for value in (*own.inputs(), *made)}
     tensors = [by_name[name] for name in checks.tensors]
     unit: Any = torch.jit.CompilationUnit(checks.code)

@@ -17,10 +17,11 @@ this mark: float32 becomes float64 after loading. Ops that the executor leaves a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
+
+from blade.core.jit_nodes import nodes_of
 
 # Kind -> number of inputs of the executor's pattern; 0: no pattern.
 _ONE: tuple[Any, ...] = (1,)
@@ -29,7 +30,7 @@ _FORMS = {"aten::add": 3, "aten::sub": 3, "aten::mul": 2, "aten::div": 2, "aten:
 
 def keep_type_promotion(graph: torch._C.Graph) -> None:
     """Rewrite ``graph`` and its nested blocks in place; the types noted by the tracer must still be there."""
-    for node in list(_nodes(graph)):
+    for node in list(nodes_of(graph)):
         if node.kind() not in _FORMS:
             continue
         constant = _constant(node.inputsAt(1))
@@ -42,13 +43,6 @@ def keep_type_promotion(graph: torch._C.Graph) -> None:
         elif not isinstance(constant, torch.Tensor | bool):
             node.replaceInput(1, _insert(graph, constant))
     graph.setInsertPoint(graph.block())
-
-
-def _nodes(block: torch._C.Graph | torch._C.Block) -> Iterator[torch._C.Node]:
-    for node in block.nodes():
-        yield node
-        for inner in node.blocks():
-            yield from _nodes(inner)
 
 
 def _constant(value: torch._C.Value) -> torch.Tensor | bool | float | complex | None:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from blade.core import torchscript
+from blade.core.jit_nodes import blocks_of, inputs_of, outputs_of
 from blade.graph.torchscript.alias import schema_of
 from blade.graph.torchscript.bind_overloads import resolve
 from blade.graph.torchscript.decision_checks import check_of, checks_of
@@ -93,10 +94,10 @@ def _listed(graph: torch._C.Graph) -> list[Any]:
         if node.kind() == "prim::Constant":
             constants[node.output().unique()] = _constant(node)
             return
-        inputs = [numbers.get(v.unique(), constants.get(v.unique())) for v in node.inputs()]
+        inputs = [numbers.get(v.unique(), constants.get(v.unique())) for v in inputs_of(node)]
         attributes = [(name, str(node.kindOf(name))) for name in node.attributeNames()]
         found.append((node.kind(), attributes, inputs))
-        for block in node.blocks():
+        for block in blocks_of(node):
             for value in block.inputs():
                 numbers[value.unique()] = len(numbers)
             for inner in block.nodes():
@@ -104,7 +105,7 @@ def _listed(graph: torch._C.Graph) -> list[Any]:
             found.append(
                 [numbers.get(v.unique(), constants.get(v.unique())) for v in block.outputs()]
             )
-        for value in node.outputs():
+        for value in outputs_of(node):
             numbers[value.unique()] = len(numbers)
 
     for node in own.nodes():
@@ -191,7 +192,7 @@ class _MergeWriter:
     def _copy(
         self, node: Node, known: dict[int, Value], computed: dict[Any, Sequence[Value]]
     ) -> None:
-        outputs = list(node.outputs())
+        outputs = outputs_of(node)
         if node.kind() == "prim::Constant" and (held := self._weight(node)) is not None:
             known[outputs[0].unique()] = held
             return
@@ -225,9 +226,9 @@ class _MergeWriter:
 
 def _key(node: Node, known: dict[int, Value]) -> Any:
     """What ``node`` computes from which values; ``None`` if two such nodes may differ."""
-    if any(True for _ in node.blocks()):
+    if any(True for _ in blocks_of(node)):
         return None
-    inputs = tuple(known[value.unique()].unique() for value in node.inputs())
+    inputs = tuple(known[value.unique()].unique() for value in inputs_of(node))
     if node.kind() == "prim::Constant":
         held = node.output().toIValue()
         if not isinstance(held, (bool, int, float, str, type(None))):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import torch
 
-from blade.graph.torchscript.unpack_constant_lists import nodes_of
+from blade.core.jit_nodes import nodes_of
 
 _NAMES = {
     "aten::unsafe_chunk": "aten::chunk",

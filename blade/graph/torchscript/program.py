@@ -20,6 +20,8 @@ from typing import Any
 
 import torch
 
+from blade.core.jit_nodes import blocks_of, inputs_of, outputs_of
+
 TENSOR = torch._C.TensorType.get()
 
 CONTROL = ("prim::If", "prim::Loop")
@@ -158,10 +160,10 @@ class _GraphReader:
     def _line(self, node: torch._C.Node, block: int) -> int:
         index = len(self.lines)
         self.lines.append(None)
-        inputs = tuple(v.unique() for v in node.inputs())
+        inputs = tuple(v.unique() for v in inputs_of(node))
         kind = node.kind()
         blocks = [self.block(b, index) for b in node.blocks()] if kind in CONTROL else []
-        made = self._know(node.outputs())
+        made = self._know(outputs_of(node))
         self.producer.update((v, index) for v in made)
         self.lines[index] = Line(index, node, kind, inputs, made, _free(node), block, tuple(blocks))
         return index
@@ -174,7 +176,7 @@ class _GraphReader:
 
 def nested(node: torch._C.Node) -> Iterator[torch._C.Node]:
     """Every node in ``node``'s blocks, outer before inner."""
-    for block in node.blocks():
+    for block in blocks_of(node):
         for inner in block.nodes():
             yield inner
             yield from nested(inner)
@@ -188,11 +190,11 @@ def _free(node: torch._C.Node) -> tuple[int, ...]:
 
 
 def _scan_blocks(node: torch._C.Node, own: set[int], used: dict[int, None]) -> None:
-    for block in node.blocks():
+    for block in blocks_of(node):
         own.update(v.unique() for v in block.inputs())
         for inner in block.nodes():
-            used.update((v.unique(), None) for v in inner.inputs())
-            own.update(v.unique() for v in inner.outputs())
+            used.update((v.unique(), None) for v in inputs_of(inner))
+            own.update(v.unique() for v in outputs_of(inner))
             _scan_blocks(inner, own, used)
         used.update((v.unique(), None) for v in block.outputs())
 

@@ -21,6 +21,7 @@ from blade.clustering.cluster import schedule
 from blade.clustering.problem import Problem
 from blade.core import torchscript
 from blade.core.captured import Captured
+from blade.core.jit_nodes import blocks_of
 from blade.graph.torchscript.answer_by_original import answer_by_original
 from blade.graph.torchscript.boundary import identity
 from blade.graph.torchscript.boundary_scalars import number_dtype
@@ -183,7 +184,7 @@ def _as_tensor(copier: Copier, value: int) -> torch._C.Value:
 
 def _retype(old: Native, new: Native, node: torch._C.Node) -> None:
     """Give module-typed values the classes of the copy: each submodule was cloned with its class."""
-    for block in node.blocks():
+    for block in blocks_of(node):
         for inner in block.nodes():
             _retype(old, new, inner)
     if node.kind() != "prim::GetAttr":

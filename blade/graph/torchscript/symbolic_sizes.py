@@ -21,6 +21,7 @@ from torch._dynamo.source import ConstantSource
 from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
 from torch.utils import _pytree as pytree
 
+from blade.core.jit_nodes import blocks_of, inputs_of, outputs_of
 from blade.core.torch_modes import SYM_SQRT, dispatched_in_python, oblivious_to_sizes
 from blade.graph.fx.writer import CANNOT
 from blade.graph.shapes.memo import ResultMemo
@@ -115,7 +116,7 @@ class SymbolicSizes:
             if top.unique() in self._failed:
                 raise NotOfSizes
             node = top.node()
-            missing = [v for v in node.inputs() if v.unique() not in self._known]
+            missing = [v for v in inputs_of(node) if v.unique() not in self._known]
             if missing and node.kind() != "prim::Constant":
                 if any(v.unique() in self._failed for v in missing):
                     self._failed.add(top.unique())
@@ -131,8 +132,8 @@ class SymbolicSizes:
         return kind(self._known[value.unique()])
 
     def _make(self, node: Any) -> None:
-        outputs = list(node.outputs())
-        if any(True for _ in node.blocks()) or node.kind() == "prim::Param":
+        outputs = outputs_of(node)
+        if any(True for _ in blocks_of(node)) or node.kind() == "prim::Param":
             raise NotOfSizes(node.kind())
         results = self._results(node)
         if len(outputs) == 1:
@@ -144,7 +145,7 @@ class SymbolicSizes:
         kind = node.kind()
         if kind == "prim::Constant":
             return self._constant(node)
-        given = [self._known[v.unique()] for v in node.inputs()]
+        given = [self._known[v.unique()] for v in inputs_of(node)]
         if kind in ("prim::ListConstruct", "prim::TupleConstruct"):
             return list(given)
         if kind in ("prim::ListUnpack", "prim::TupleUnpack"):

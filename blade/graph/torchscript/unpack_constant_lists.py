@@ -10,11 +10,11 @@ All later stages expect weights as constants of type Tensor.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 
+from blade.core.jit_nodes import nodes_of
 from blade.graph.torchscript.program import is_tensor_type
 
 
@@ -23,14 +23,6 @@ def unpack_constant_lists(graph: torch._C.Graph) -> None:
     for node in list(nodes_of(graph)):
         if node.kind() == "prim::Constant" and _is_list_of_tensors(node.output().type()):
             _unpack(graph, node)
-
-
-def nodes_of(block: torch._C.Graph | torch._C.Block) -> Iterator[torch._C.Node]:
-    """All nodes of ``block``; those of nested blocks follow the node that contains them."""
-    for node in block.nodes():
-        yield node
-        for inner in node.blocks():
-            yield from nodes_of(inner)
 
 
 def _is_list_of_tensors(kind: torch._C.JitType) -> bool:
