@@ -97,6 +97,7 @@ ONE_PER_RULE = frozenset(
         "native attention mask",
         "conv2d same",
         "convolution as torch.jit writes it",
+        "conv_transpose of constants",
         "upsample_bicubic",
         "upsample by sizes alone",
         "upsample scales",

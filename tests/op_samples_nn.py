@@ -357,6 +357,24 @@ row(
     f32("3"),
     called=True,
 )
+_KERNELS = _weights((3, 4, 4), (3, 4, 3, 4), (3, 4, 2, 2, 2))
+row(
+    "conv_transpose of constants",
+    lambda x, y, z, b: (
+        F.conv_transpose1d(x, _as(x, _KERNELS[:1])[0], b, 2, 1),
+        F.conv_transpose2d(y, _as(x, _KERNELS[1:2])[0], b, (2, 1), 1, (1, 0), 1, (1, 2)).relu(),
+        F.conv_transpose2d(y[0], _as(x, _KERNELS[1:2])[0], None, 2, 1),
+        F.conv_transpose3d(z, _as(x, _KERNELS[2:])[0], b, 2),
+        torch.convolution(x, _as(x, _KERNELS[:1])[0], b, [3], [2], [1], True, [1], 1),
+    ),
+    f32("a 3 b"),
+    f32("a 3 c d"),
+    f32("a 3 b c d"),
+    f32("4"),
+    b=5,
+    c=4,
+    d=6,
+)
 row(
     "conv_transpose3d",
     lambda x, w: F.conv_transpose3d(x, w, stride=2),

@@ -1,22 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """The op `conv` of the IR: its operands by name, and its meaning as an ATen op.
 
-    conv x w bias? residual? {stride, padding, dilation, groups, activation, transposed}
+    conv x w bias? residual? {stride, padding, dilation, groups, activation, transposed, trailing?}
 
 ``x`` is [N, *spatial, C] with 1 to 3 spatial axes, ``w`` [O, C/groups, *kernel] in torch's layout, the
 result [N, *out, O]: channels are the last axis of input and result. ``bias`` is [O]; ``residual`` has the
 result's shape. result = activation(convolution + bias + residual).
 
+``trailing``: the padding at the end of each axis, while ``padding`` is that at its beginning; what is less than 0
+is cut off. Code is generated for such a convolution: no op of ATen is one.
+
 ``transposed``: the gradient of such a convolution with respect to its input, with ``w``
 [C, O/groups, *kernel]. Several result sizes are possible; the value's shape says which one is meant.
 """
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import sympy
 import torch
+import torch.nn.functional as F
 
 from blade.backends.disc.ir.graph import Value, plain
 from blade.backends.disc.ir.kernel import Dim
@@ -68,12 +73,16 @@ def reference(value: Value, tensors: Sequence[Any], shape: Sequence[int]) -> tor
     named = dict(zip((a.id for a in value.args), tensors, strict=True))
     given, a, rank = operands(value), value.attrs, len(value.shape)
     x = named[given.x.id]
+    padding = a["padding"]
+    if "trailing" in a:
+        ends = reversed([*zip(padding, a["trailing"], strict=True)])
+        x, padding = F.pad(x, (0, 0, *itertools.chain(*ends))), [0] * (rank - 2)
     y: torch.Tensor = torch.ops.aten.convolution(
         x.permute(to_channels_first(rank)),
         named[given.weight.id],
         None if given.bias is None else named[given.bias.id],
         a["stride"],
-        a["padding"],
+        padding,
         a["dilation"],
         a["transposed"],
         output_padding(value, shape, x.shape) if a["transposed"] else [0] * (rank - 2),

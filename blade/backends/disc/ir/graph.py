@@ -28,7 +28,7 @@
     scaled_linear x w ws bias s? {scale}  x @ w.T * (ws * scale * s) + bias; x and w both int8 or both fp8; ws and
                                           bias per column, s per row
     matmul a b bias?                      batched over equal leading axes; bias per column
-    conv x w bias? residual? {stride, padding, dilation, groups, activation, transposed}
+    conv x w bias? residual? {stride, padding, dilation, groups, activation, transposed, trailing?}
                                           channels last: x [N, *spatial, C], w [O, C/groups, *kernel]
     attention q k v bias? {scale, causal, undefined, replaces, heads}
                                           softmax(scale * q @ k.T + bias) @ v over equal leading axes; the last

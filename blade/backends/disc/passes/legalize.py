@@ -106,7 +106,10 @@ def _copy_before_layouts(
         args[2:] = [_stored(b, a) for a in args[2:]]
         return b.make(v.op, args, v.shape, v.dtype)
     if v.op in ("conv", "spatial"):
-        args = [_addressed(b, a) if _is_laid_out(a) else _stored(b, a) for a in args]
+        args = [
+            a if k in constants else _addressed(b, a) if _is_laid_out(a) else _stored(b, a)
+            for k, a in enumerate(args)
+        ]
         return b.make(v.op, args, v.shape, v.dtype, **v.attrs)
     if v.op == "attention":
         args = [_addressed(b, a) for a in args]
@@ -177,10 +180,17 @@ def _stored(b: IrBuilder, v: Value) -> Value:
 
 
 def packed_operands(v: Value) -> range:
-    """Positions of the operands that the generated GEMM packs once, as constants."""
+    """Positions of the operands that a generated product packs once, as constants."""
     if v.op in QUANTIZED:
         return range(1, 4)
+    if v.op == "conv":
+        return range(1, 2) if has_joined_weights(v) else range(0)
     return range(1, len(v.args)) if is_packed(v) else range(0)
+
+
+def has_joined_weights(v: Value) -> bool:
+    """Whether the weights of the `conv` ``v`` are parts of constants, which only packing reads."""
+    return v.args[1].op != "const" and parts_of(v.args[1]) is not None
 
 
 def is_packed(v: Value) -> bool:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 def write_conv(writer: "ProgramWriter", value: Value) -> None:
     """aten::convolution, then the residual and the activation in place."""
     given, a = operands(value), value.attrs
+    assert "trailing" not in a, value
     flat = len(value.shape) == 3
     extra: list[Dim] = [0] * len(a["stride"])
     if a["transposed"]:

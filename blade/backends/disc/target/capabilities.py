@@ -10,7 +10,8 @@ Dtypes = tuple[torch.dtype, ...]
 
 @dataclass(frozen=True)
 class TargetCapabilities:
-    """Dtypes of ``attention``, of ``conv``, and of a convolution's gradients (a ``conv`` and a product).
+    """Dtypes of ``attention``, of ``conv``, of a convolution's gradients (a ``conv`` and a product), and of transposed
+    convolutions (a ``conv`` per phase).
 
     With other dtypes the op stays an ATen `call`; ``group_moments`` is written out in pointwise ops.
     """
@@ -18,11 +19,12 @@ class TargetCapabilities:
     attention: Dtypes
     convolution: Dtypes
     gradients: Dtypes = ()
+    transposed: Dtypes = ()
     widest_head: int | None = None  # head size of an attention; None: no limit
     moments: Dtypes = ()  # dtypes of ``group_moments``
 
 
 _NARROW = (torch.float32, torch.bfloat16)
-CPU = TargetCapabilities(_NARROW, _NARROW, (torch.float32,))
+CPU = TargetCapabilities(_NARROW, _NARROW, (torch.float32,), (torch.float32,))
 """Kernels are generated for float32; attention and convolutions for bfloat16 too, widened where a CPU has no such
 products. Other convolutions of bfloat16 are ATen's, on channels-last data."""

@@ -41,7 +41,8 @@ def conv_plan(value: Value, target: CpuTarget) -> tuple[NativeCall, MlirTexts] |
         three(a[n], m) for n, m in (("stride", 1), ("padding", 0), ("dilation", 1))
     )
     # taps along w are adjacent in memory if no pixel lies outside
-    width = kernel[2] if dilation[2] == 1 and padding[2] == 0 else 1
+    inside = max(padding[2], a.get("trailing", padding)[-1]) <= 0
+    width = kernel[2] if dilation[2] == 1 and inside else 1
     taps = (*kernel[:2], kernel[2] // width)
     rows, block = numel(value.shape[:-1]), bf16_conv.BLOCK_TILES * tiles.rows
     pitch = -(-block // 16) * 16

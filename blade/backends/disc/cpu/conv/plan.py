@@ -55,6 +55,7 @@ class _ConvGeometry:
     groups: int
     channels: int  # of the input
     columns: int  # of the result
+    inside: bool  # whether no tap along w lies outside
 
     @property
     def depth(self) -> int:
@@ -102,6 +103,7 @@ def _window(value: Value, given: ConvOperands) -> _ConvGeometry:
         a["groups"],
         int(given.x.shape[-1]),
         int(value.shape[-1]),
+        max(padding[2], a.get("trailing", padding)[-1]) <= 0,
     )
 
 
@@ -113,11 +115,11 @@ def three(values: Sequence[Any], missing: int) -> tuple[Any, ...]:
 def _general(
     value: Value, given: ConvOperands, w: _ConvGeometry, weights: ConvWeights, target: CpuTarget
 ) -> ConvPlan:
-    merged = w.groups == 1 and w.dilation[2] == 1 and (w.depth < _FEW or w.padding[2] == 0)
+    merged = w.groups == 1 and w.dilation[2] == 1 and (w.depth < _FEW or w.inside)
     width = w.kernel[2] if merged else 1
     taps = (*w.kernel[:2], 1) if merged else w.kernel
     depth = w.depth * width
-    partial = merged and width > 1 and w.padding[2] > 0
+    partial = merged and width > 1 and not w.inside
     collide = math.prod(taps) == 1 and w.groups == 1 and depth * 4 % _PAGE == 0
     copied = depth + target.lanes if collide else 0
     block = conv.block_rows(target)

@@ -2,7 +2,7 @@
 """Rows of convolutions: `conv` on channels-last data, between two permutations.
 
 The permutations are views; those between two convolutions meet and cancel. Convolutions of dtypes that
-the target does not implement (``forms``) and transposed ones stay calls.
+the target does not implement (``forms``) stay calls, as do transposed ones in groups or with computed weights.
 """
 
 from collections.abc import Sequence
@@ -12,6 +12,7 @@ import sympy
 import torch
 
 from blade.backends.disc.frontend.ops.assemble import constant_pad
+from blade.backends.disc.frontend.ops.conv_phases import conv_by_phases
 from blade.backends.disc.frontend.ops.table import Lowering, lowers
 from blade.backends.disc.ir.convolution import to_channels_first, to_channels_last
 from blade.backends.disc.ir.graph import Value, plain
@@ -104,9 +105,30 @@ def convolution(
     groups: int,
     *_: Any,
 ) -> Value:
-    if transposed or len(x.shape) != len(weight.shape):
+    if len(x.shape) != len(weight.shape):
         raise lo.otherwise()
+    if transposed:
+        how = (stride, padding, output_padding, groups, dilation)
+        return conv_transpose(lo, x, weight, bias, *how)
     return conv(lo, x, weight, bias, stride, padding, dilation, groups)
+
+
+@lowers(aten.conv_transpose1d.default, aten.conv_transpose2d.input, aten.conv_transpose3d.input)
+def conv_transpose(
+    lo: Lowering,
+    x: Value,
+    weight: Value,
+    bias: Value | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    output_padding: Any = 0,
+    groups: int = 1,
+    dilation: Any = 1,
+) -> Value:
+    if groups != 1:
+        raise lo.otherwise()
+    given = (stride, padding, output_padding, dilation)
+    return conv_by_phases(lo, x, weight, bias, [_each(lo, v, len(weight.shape) - 2) for v in given])
 
 
 def _is_served(lo: Lowering, *tensors: Value | None) -> bool:
