@@ -258,6 +258,14 @@ row(
 
 # Convolution
 
+
+def _constant(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """``weight`` as a constant in the dtype of ``x``: the conversion is not traced."""
+    with _disable_current_modes():
+        return weight.to(x.device, x.dtype)
+
+
+_NARROW = _weights((6, 3, 3, 3), (3, 1, 3, 3), (5, 5, 4))
 _FLAGS = (False, False, True)  # cuDNN's benchmark and determinism, then whether it may be used
 row(
     "conv2d same",
@@ -280,6 +288,20 @@ row(
     spec("a 4 b", torch.float64),
     spec("6 4 3", torch.float64),
     called=True,
+    c=8,
+    d=9,
+    b=7,
+)
+row(
+    "conv of halves, odd",
+    lambda x, y: (
+        F.conv2d(x, _constant(x, _NARROW[0]), padding=1),
+        F.conv2d(x, _constant(x, _NARROW[1]), groups=3, stride=2),
+        F.conv1d(y, _constant(y, _NARROW[2]), padding=2),
+        F.conv_transpose1d(y, _constant(y, _NARROW[2]), None, 2, 1),
+    ),
+    spec("a 3 c d", torch.bfloat16),
+    spec("a 5 b", torch.bfloat16),
     c=8,
     d=9,
     b=7,
@@ -361,11 +383,11 @@ _KERNELS = _weights((3, 4, 4), (3, 4, 3, 4), (3, 4, 2, 2, 2))
 row(
     "conv_transpose of constants",
     lambda x, y, z, b: (
-        F.conv_transpose1d(x, _as(x, _KERNELS[:1])[0], b, 2, 1),
-        F.conv_transpose2d(y, _as(x, _KERNELS[1:2])[0], b, (2, 1), 1, (1, 0), 1, (1, 2)).relu(),
-        F.conv_transpose2d(y[0], _as(x, _KERNELS[1:2])[0], None, 2, 1),
-        F.conv_transpose3d(z, _as(x, _KERNELS[2:])[0], b, 2),
-        torch.convolution(x, _as(x, _KERNELS[:1])[0], b, [3], [2], [1], True, [1], 1),
+        F.conv_transpose1d(x, _constant(x, _KERNELS[0]), b, 2, 1),
+        F.conv_transpose2d(y, _constant(x, _KERNELS[1]), b, (2, 1), 1, (1, 0), 1, (1, 2)).relu(),
+        F.conv_transpose2d(y[0], _constant(x, _KERNELS[1]), None, 2, 1),
+        F.conv_transpose3d(z, _constant(x, _KERNELS[2]), b, 2),
+        torch.convolution(x, _constant(x, _KERNELS[0]), b, [3], [2], [1], True, [1], 1),
     ),
     f32("a 3 b"),
     f32("a 3 c d"),

@@ -15,6 +15,9 @@ from hypothesis import assume, given, settings
 from torch.utils._sympy.functions import FloorDiv
 
 from blade.backends.disc.compiler import compile_ir
+from blade.backends.disc.ir.graph import Graph
+from blade.backends.disc.passes.bf16_convs import pair_channels
+from blade.backends.disc.reference.interpret_graph import interpret
 from blade.backends.disc.target.cpu import CpuTarget, host
 from blade.runtime.engine import Engine, make_engine
 
@@ -34,6 +37,11 @@ class Shape:
     dilation: int = 1
     activation: str | None = None
     residual: torch.dtype | None = None
+    groups: int = 1
+
+    @property
+    def how(self) -> tuple[int, int, int, int]:
+        return self.stride, self.padding, self.dilation, self.groups
 
     def size(self, given: object, axis: int) -> object:
         reach = self.dilation * (self.kernel[axis] - 1) + 1
@@ -45,15 +53,14 @@ def numbers(*shape: int, seed: int = 0, dtype: torch.dtype = BF16) -> torch.Tens
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-def engine_of(
-    shape: Shape, weight: torch.Tensor, bias: torch.Tensor, result: torch.dtype, target: CpuTarget
-) -> Engine:
+def graph_of(shape: Shape, given: list[torch.Tensor], result: torch.dtype) -> Graph:
+    """``given``: weight and bias."""
     b = new_builder()
     x = add_input(b, (S0, HEIGHT, WIDTH, shape.channels), BF16)
     out = (S0, shape.size(HEIGHT, 0), shape.size(WIDTH, 1), shape.columns)
     constants = [
         b.make("const", (), c.shape, c.dtype, tuple(c.stride()), index=k)
-        for k, c in enumerate((weight, bias))
+        for k, c in enumerate(given)
     ]
     operands = [x, *constants]
     if shape.residual is not None:
@@ -69,26 +76,34 @@ def engine_of(
         stride=(shape.stride,) * 2,
         padding=(shape.padding,) * 2,
         dilation=(shape.dilation,) * 2,
-        groups=1,
+        groups=shape.groups,
         activation=shape.activation,
         transposed=False,
     )
-    compiled = compile_ir(finish(b, y, constants=[weight, bias]), target)
-    assert "kernel bf16_conv" in compiled.program
+    return finish(b, y, constants=given)
+
+
+def engine_of(
+    shape: Shape, given: list[torch.Tensor], result: torch.dtype, target: CpuTarget
+) -> Engine:
+    compiled = compile_ir(graph_of(shape, given, result), target)
+    name = "bf16_conv" if shape.groups == 1 else "depthwise_bf16"
+    assert f"kernel {name}" in compiled.program
     return make_engine("test", "disc", compiled.program, compiled.object, compiled.constants)
 
 
 def check(shape: Shape, source: torch.dtype, result: torch.dtype, target: CpuTarget) -> None:
-    weight = numbers(shape.columns, shape.channels, *shape.kernel, dtype=source)
+    """The weights of a depthwise convolution are float32 and not rounded."""
+    weight = numbers(shape.columns, shape.channels // shape.groups, *shape.kernel, dtype=source)
     bias = numbers(shape.columns, seed=1, dtype=source)
-    engine = engine_of(shape, weight, bias, result, target)
+    engine = engine_of(shape, [weight, bias], result, target)
     for batch, height, width in ((1, 7, 9), (2, 14, 14), (1, 30, 5), (0, 8, 8), (3, 8, 23)):
         x = numbers(batch, height, width, shape.channels, seed=height)
         convolve = torch.nn.functional.conv2d
-        how = (shape.stride, shape.padding, shape.dilation)
-        first, w, b = x.permute(0, 3, 1, 2).double(), weight.to(BF16).double(), bias.double()
-        exact = convolve(first, w, b, *how).permute(0, 2, 3, 1)
-        size = convolve(first.abs(), w.abs(), b.abs(), *how).permute(0, 2, 3, 1)
+        used = weight.to(BF16) if shape.groups == 1 else weight
+        first, w, b = x.permute(0, 3, 1, 2).double(), used.double(), bias.double()
+        exact = convolve(first, w, b, *shape.how).permute(0, 2, 3, 1)
+        size = convolve(first.abs(), w.abs(), b.abs(), *shape.how).permute(0, 2, 3, 1)
         extra = []
         if shape.residual is not None:
             extra = [numbers(*exact.shape, seed=2, dtype=shape.residual)]
@@ -111,6 +126,17 @@ CASES = {
     "the same in bfloat16": Shape(30, 47, activation="relu6", residual=BF16),
     "without a border": Shape(6, 17, (3, 2), padding=0),
     "far apart": Shape(8, 16, (3, 3), 2, 2, dilation=2, activation="relu"),
+    "three channels": Shape(3, 33, (7, 7), 2, 3, activation="relu"),
+    "three channels, rows of pairs": Shape(3, 20, (4, 4), 4, 0),
+    "three channels, far apart": Shape(3, 20, (3, 3), 1, 2, dilation=2),
+    "one channel": Shape(1, 17, (3, 3), 1, 1, activation="relu6", residual=BF16),
+    "an odd number of channels": Shape(65, 20),
+    "depthwise": Shape(48, 48, groups=48),
+    "depthwise, odd": Shape(37, 37, (5, 5), 2, 2, groups=37),
+    "depthwise with a residual": Shape(130, 130, activation="relu6", residual=F32, groups=130),
+    "the same, depthwise and in bfloat16": Shape(
+        70, 70, activation="relu", residual=BF16, groups=70
+    ),
 }
 
 
@@ -119,16 +145,50 @@ def test_geometries(name: str) -> None:
     check(CASES[name], F32, BF16, host())
 
 
+@pytest.mark.parametrize("name", ["three channels", "depthwise, odd"])
+def test_bfloat16_weights(name: str) -> None:
+    check(CASES[name], BF16, BF16, host())
+    check(CASES[name], BF16, F32, host())
+
+
 @pytest.mark.parametrize("lanes", [4, 8])
 def test_without_the_instruction(lanes: int) -> None:
     target = CpuTarget((), 4) if lanes == 4 else CpuTarget(("avx2", "fma"), 8)
     if not set(target.isa) <= set(host().isa):
         pytest.skip("this CPU has no AVX2")
-    check(CASES["3x3 with a residual"], BF16, F32, target)
+    for name in ("3x3 with a residual", "three channels", "the same, depthwise and in bfloat16"):
+        check(CASES[name], BF16, F32, target)
+
+
+def test_pixels_of_whole_pairs() -> None:
+    """Zeros surround every row of few channels, and make pixels even where the taps of a row are odd."""
+    found = {}
+    for name in ("three channels", "three channels, rows of pairs", "an odd number of channels"):
+        shape = CASES[name]
+        constants = [numbers(shape.columns, shape.channels, *shape.kernel), numbers(shape.columns)]
+        graph = graph_of(shape, constants, BF16)
+        padded = pair_channels(graph)
+        [conv] = (v for v in padded.values if v.op == "conv")
+        found[name] = (conv.args[0].shape[-1], conv.attrs["padding"])
+        x = numbers(2, 12, 13, shape.channels)
+        for got, want in zip(interpret(padded, [x]), interpret(graph, [x]), strict=True):
+            assert torch.equal(got, want)
+    assert found == {
+        "three channels": (4, (3, 0)),
+        "three channels, rows of pairs": (3, (0, 0)),
+        "an odd number of channels": (66, (1, 1)),
+    }
+
+
+def test_other_groups_are_called() -> None:
+    shape = Shape(8, 12, groups=4)
+    constants = [numbers(12, 2, 3, 3), numbers(12)]
+    compiled = compile_ir(graph_of(shape, constants, BF16), host())
+    assert "aten::convolution" in compiled.program
 
 
 @given(
-    channels=st.sampled_from([2, 10, 32, 100]),
+    channels=st.sampled_from([1, 2, 3, 10, 32, 33, 100]),
     columns=st.sampled_from([1, 16, 31, 64, 70]),
     kernel=st.tuples(st.sampled_from([1, 2, 3, 5]), st.sampled_from([1, 2, 3, 5])),
     stride=st.sampled_from([1, 2, 3]),

@@ -130,7 +130,7 @@ def _flash_attention_gradient(value: Value, target: CpuTarget) -> NativeKernel:
 
 def _conv(value: Value, target: CpuTarget) -> NativeKernel | None:
     """A convolution."""
-    narrow = value.args[0].dtype == torch.bfloat16
+    narrow = value.args[0].dtype == torch.bfloat16 and value.attrs["groups"] == 1
     found = bf16_conv_plan(value, target) if narrow else plan(value, target)
     return None if found is None else NativeKernel(*found)
 

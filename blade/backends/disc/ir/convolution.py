@@ -8,7 +8,8 @@ result [N, *out, O]: channels are the last axis of input and result. ``bias`` is
 result's shape. result = activation(convolution + bias + residual).
 
 ``trailing``: the padding at the end of each axis, while ``padding`` is that at its beginning; what is less than 0
-is cut off. Code is generated for such a convolution: no op of ATen is one.
+is cut off. ``x`` may have more channels than ``w``, which it skips. Code is generated for such convolutions: no op of
+ATen is one.
 
 ``transposed``: the gradient of such a convolution with respect to its input, with ``w``
 [C, O/groups, *kernel]. Several result sizes are possible; the value's shape says which one is meant.
@@ -30,6 +31,9 @@ CLAMPS: Mapping[str, tuple[int, int | None]] = {"relu": (0, None), "relu6": (0, 
 """Values of ``activation`` besides ``None`` -> the range that results are clamped to."""
 
 
+_WIDEST = 11  # taps along w that a depthwise kernel holds in registers
+
+
 @dataclass(frozen=True)
 class ConvOperands:
     """The operands of one `conv`: ``bias`` has one axis, ``residual`` as many as the result."""
@@ -45,6 +49,25 @@ def operands(value: Value) -> ConvOperands:
     x, weight, *rest = value.args
     bias = next((a for a in rest if len(a.shape) == 1), None)
     return ConvOperands(x, weight, bias, next((a for a in rest if len(a.shape) > 1), None))
+
+
+def is_depthwise(value: Value) -> bool:
+    """Whether the `conv` ``value`` computes every channel by itself, as generated code does along the channels."""
+    given, groups = operands(value), value.attrs["groups"]
+    flat = len(value.shape) < 5 and given.weight.shape[-1] <= _WIDEST
+    return flat and groups > 1 and given.x.shape[-1] == value.shape[-1] == groups
+
+
+def adjacent_taps(value: Value) -> int:
+    """How many taps along the last axis are always inside and adjacent in memory: all, or each by itself."""
+    a = value.attrs
+    inside = a["padding"][-1] <= 0 and not pads_at_end(value)
+    return int(operands(value).weight.shape[-1]) if inside and a["dilation"][-1] == 1 else 1
+
+
+def pads_at_end(value: Value) -> bool:
+    """Whether the `conv` ``value`` pads the end of its last axis, whatever it does at the beginning."""
+    return bool(value.attrs.get("trailing", (0,))[-1] > 0)
 
 
 def to_channels_first(rank: int) -> list[int]:
@@ -72,15 +95,18 @@ def reference(value: Value, tensors: Sequence[Any], shape: Sequence[int]) -> tor
     """``value`` at ``shape``, computed by torch from its operands."""
     named = dict(zip((a.id for a in value.args), tensors, strict=True))
     given, a, rank = operands(value), value.attrs, len(value.shape)
-    x = named[given.x.id]
+    x, weight = (named[t.id].to(value.dtype) for t in (given.x, given.weight))
+    bias = None if given.bias is None else named[given.bias.id].to(value.dtype)
     padding = a["padding"]
+    if not a["transposed"]:
+        x = x[..., : weight.shape[1] * a["groups"]]
     if "trailing" in a:
         ends = reversed([*zip(padding, a["trailing"], strict=True)])
         x, padding = F.pad(x, (0, 0, *itertools.chain(*ends))), [0] * (rank - 2)
     y: torch.Tensor = torch.ops.aten.convolution(
         x.permute(to_channels_first(rank)),
-        named[given.weight.id],
-        None if given.bias is None else named[given.bias.id],
+        weight,
+        bias,
         a["stride"],
         padding,
         a["dilation"],

@@ -18,6 +18,7 @@ from blade.backends.disc.ir.constant_parts import parts_of
 from blade.backends.disc.ir.convolution import operands
 from blade.backends.disc.ir.graph import Graph, IrBuilder, Value, live, rewrite
 from blade.backends.disc.ir.rewrite import rewrite_values
+from blade.backends.disc.passes.bf16_convs import can_pair, is_narrow_conv
 from blade.backends.disc.passes.legalize import QUANTIZED
 from blade.backends.disc.passes.narrow_casts import NARROW_RULES
 
@@ -82,18 +83,7 @@ def _conv(b: IrBuilder, v: Value) -> Value | None:
         return None
     x, *rest = v.args
     made = b.make("conv", [b.cast(x, BF16), *rest], v.shape, F32, **v.attrs)
-    return made if is_narrow_conv(made) else None
-
-
-def is_narrow_conv(v: Value) -> bool:
-    """Whether code is generated for the ``conv`` ``v`` on bfloat16: one group, pixels of whole pairs."""
-    given, a = operands(v), v.attrs
-    if a["transposed"] or a["groups"] != 1 or given.x.dtype != BF16 or v.dtype not in (F32, BF16):
-        return False
-    rest = [x for x in v.args[1:] if x is not given.residual]
-    if any(x.dtype not in (F32, BF16) for x in v.args) or any(parts_of(x) is None for x in rest):
-        return False
-    return isinstance(given.x.shape[-1], int) and given.x.shape[-1] % 2 == 0
+    return made if is_narrow_conv(made) or can_pair(made) else None
 
 
 _RULES: Mapping[str, Callable[[IrBuilder, Value], Value | None]] = {

@@ -8,6 +8,7 @@ import torch
 
 from blade.backends.disc.ir.graph import Graph
 from blade.backends.disc.passes import legalize
+from blade.backends.disc.passes.bf16_convs import pair_channels
 from blade.backends.disc.passes.bf16_products import narrow_results, use_bf16_products, widen_biases
 from blade.backends.disc.passes.copy_complex import copy_complex
 from blade.backends.disc.passes.find_quantized_weights import find_quantized_weights
@@ -35,6 +36,7 @@ PASSES: tuple[tuple[str, GraphPass], ...] = (
     ("find_attention", find_attention),
     ("widen_biases", widen_biases),
     ("layouts", propagate),
+    ("pairs", pair_channels),
     ("conv_epilogue", fuse_conv_epilogue),
     ("requantize", fuse_requantize),
     ("spread", push_through_concat),

@@ -25,6 +25,6 @@ class TargetCapabilities:
 
 
 _NARROW = (torch.float32, torch.bfloat16)
-CPU = TargetCapabilities(_NARROW, _NARROW, (torch.float32,), (torch.float32,))
+CPU = TargetCapabilities(_NARROW, _NARROW, (torch.float32,), _NARROW)
 """Kernels are generated for float32; attention and convolutions for bfloat16 too, widened where a CPU has no such
-products. Other convolutions of bfloat16 are ATen's, on channels-last data."""
+products. Convolutions of bfloat16 in groups that are not depthwise are ATen's, on channels-last data."""

@@ -18,9 +18,9 @@ from blade.backends.disc.cpu.gemm.bf16_micro_kernel import Bf16KernelSpec
 from blade.backends.disc.cpu.gemm.bf16_plan import MlirTexts, row_of
 from blade.backends.disc.cpu.gemm.driver import tiling
 from blade.backends.disc.cpu.gemm.packing import PackedColumns, bits
-from blade.backends.disc.ir.convolution import CLAMPS, operands
+from blade.backends.disc.ir.convolution import CLAMPS, adjacent_taps, operands
 from blade.backends.disc.ir.graph import Value, numel, plain
-from blade.backends.disc.passes.bf16_products import is_narrow_conv
+from blade.backends.disc.passes.bf16_convs import is_narrow_conv
 from blade.backends.disc.program.instructions import Fill, NativeCall, PackedBuffer
 from blade.backends.disc.target.cpu import CpuTarget
 
@@ -40,9 +40,7 @@ def conv_plan(value: Value, target: CpuTarget) -> tuple[NativeCall, MlirTexts] |
     stride, padding, dilation = (
         three(a[n], m) for n, m in (("stride", 1), ("padding", 0), ("dilation", 1))
     )
-    # taps along w are adjacent in memory if no pixel lies outside
-    inside = max(padding[2], a.get("trailing", padding)[-1]) <= 0
-    width = kernel[2] if dilation[2] == 1 and inside else 1
+    width = adjacent_taps(value)
     taps = (*kernel[:2], kernel[2] // width)
     rows, block = numel(value.shape[:-1]), bf16_conv.BLOCK_TILES * tiles.rows
     pitch = -(-block // 16) * 16
@@ -62,7 +60,14 @@ def conv_plan(value: Value, target: CpuTarget) -> tuple[NativeCall, MlirTexts] |
         plain(FloorDiv(sympy.sympify(rows) + block - 1, block) * columns.panels),
         plain(sympy.Min(rows, block) * math.prod(kernel) * channels * tiles.vectors // PAIR + 1),
         pitch * (conv_rows.ARRAYS + math.prod(taps)) * 8,
-        (given.x, _packed(given.weight, columns, dot), row_of(bias, columns), zeros, *some, value),
+        (
+            given.x,
+            _packed(given.weight, channels, columns, dot),
+            row_of(bias, columns),
+            zeros,
+            *some,
+            value,
+        ),
         (*ints, *_bounds(a["activation"])),
         # each element of the residual is read just before its store
         ((4, 5),) if some and some[0].dtype == value.dtype else (),
@@ -76,14 +81,14 @@ def conv_plan(value: Value, target: CpuTarget) -> tuple[NativeCall, MlirTexts] |
     return call, tuple(texts.items())
 
 
-def _packed(weight: Value, columns: PackedColumns, dot: Bf16Dot) -> PackedBuffer:
-    """``weight`` [n, c, *kernel] in panels of pairs, tap by tap."""
-    channels, taps = int(weight.shape[1]), math.prod(int(d) for d in weight.shape[2:])
+def _packed(weight: Value, channels: int, columns: PackedColumns, dot: Bf16Dot) -> PackedBuffer:
+    """``weight`` [n, c, *kernel] in panels of pairs, tap by tap; ``channels``: those of a pixel, at least c."""
+    depth, taps = int(weight.shape[1]), math.prod(int(d) for d in weight.shape[2:])
     fills = [
         Fill(
             part.constant,
             part.size,
-            (offset, channels, dn, dk, part.first, tap * channels, taps * channels),
+            (offset, depth, dn, dk, part.first, tap * channels, taps * channels),
         )
         for tap, part, offset, (dn, dk) in by_tap(weight)
     ]

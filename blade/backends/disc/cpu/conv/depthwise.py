@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The generated depthwise convolution over channels-last data, in f32: vectors run along the channels.
+"""The generated depthwise convolution over channels-last data: vectors run along the channels.
+
+Pixels are float32 or bfloat16; products and sums are float32.
 
 A tile is some adjacent pixels of one result row times one or two vectors of channels. Each input
 vector is loaded once per kernel row and multiplied with every tap that reads it, so code is generated per
@@ -13,10 +15,15 @@ right border are read from zeros.
 import functools
 from dataclasses import dataclass
 
+import torch
+
 from blade.backends.disc.cpu.conv.micro_kernel import clamp
+from blade.backends.disc.cpu.emit.bf16_dot import bf16_dot
+from blade.backends.disc.cpu.emit.element_types import MEMORY, decode
 from blade.backends.disc.cpu.emit.mlir_builder import SsaValue
 from blade.backends.disc.cpu.emit.mlir_function import POINTER, MlirFunction, MlirRoutine
 from blade.backends.disc.target.cpu import CpuTarget
+from blade.program.dtypes import DTYPES
 
 RUN = 8  # vectors of channels per unit
 PIXELS = (8, 7, 4, 1)  # per tile; the last tile of a row overlaps the previous one
@@ -47,15 +54,20 @@ _TILE = (
 
 @dataclass(frozen=True)
 class DepthwiseTaps:
-    """The kernel along w, for which code is generated."""
+    """The kernel along w and the dtypes of the image, residual and result, for which code is generated."""
 
     count: int
     stride: int
     gap: int
+    x: torch.dtype = torch.float32
+    residual: torch.dtype = torch.float32
+    result: torch.dtype = torch.float32
 
     @property
     def name(self) -> str:
-        return f"depthwise_f32_k{self.count}s{self.stride}d{self.gap}"
+        kinds = [DTYPES[d] for d in (self.x, self.residual, self.result)]
+        kind = "_".join(kinds[:1] if len(set(kinds)) == 1 else kinds)
+        return f"depthwise_{kind}_k{self.count}s{self.stride}d{self.gap}"
 
     def reach(self, pixels: int) -> int:
         """Columns of the image that ``pixels`` adjacent result pixels read."""
@@ -102,7 +114,7 @@ def _driver(taps: DepthwiseTaps, target: CpuTarget) -> str:
         first = f.sum(f.product(image, size["in_h"]), top, f.product(k0, size["gap_h"]))
         start = f.product(row, out_w)
         given = {
-            "x": f.at(p["x"], f.sum(f.product(first, in_w, c), c0)),
+            "x": f.at(p["x"], f.sum(f.product(first, in_w, c), c0), MEMORY[taps.x]),
             "row": f.product(size["gap_h"], in_w, c),
             "rows": f.most(f.minus(f.least(k1, size["kernel_h"]), k0), 0),
             "in_w": in_w,
@@ -122,10 +134,11 @@ def _driver(taps: DepthwiseTaps, target: CpuTarget) -> str:
             x = f.least(f.product(tile, pixels), f.minus(out_w, pixels))
             left = f.minus(f.product(x, taps.stride), size["pad_w"])
             at = f.sum(start, x)
+            added = f.sum(f.product(at, size["residual_pixel"]), c0)
             moved = given | {
                 "left": left,
-                "residual": f.at(p["residual"], f.sum(f.product(at, size["residual_pixel"]), c0)),
-                "result": f.at(p["result"], f.sum(f.product(at, c), c0)),
+                "residual": f.at(p["residual"], added, MEMORY[taps.residual]),
+                "result": f.at(p["result"], f.sum(f.product(at, c), c0), MEMORY[taps.result]),
             }
             inside = f.both(
                 f.test("sge", left, 0),
@@ -134,7 +147,7 @@ def _driver(taps: DepthwiseTaps, target: CpuTarget) -> str:
             whole = f.pick(inside, f.product(f.over(count, block), block), 0)
             _call(f, taps, pixels, False, moved | {"count": whole})
             with f.when(f.test("slt", whole, count)):
-                _call(f, taps, pixels, True, _from(f, moved, whole, count, panel, lanes))
+                _call(f, taps, pixels, True, _from(f, taps, moved, whole, count, panel, lanes))
     return f.text(internal=False)
 
 
@@ -150,6 +163,7 @@ def tile_pixels(f: MlirRoutine, out_w: SsaValue) -> SsaValue:
 
 def _from(
     f: MlirRoutine,
+    taps: DepthwiseTaps,
     given: dict[str, SsaValue],
     at: SsaValue,
     count: SsaValue,
@@ -157,10 +171,13 @@ def _from(
     lanes: int,
 ) -> dict[str, SsaValue]:
     """The arguments of the channels that start at ``at``."""
-    moved = {name: f.at(given[name], at) for name in ("x", "bias", "result")}
-    moved["residual"] = f.at(
-        given["residual"], f.pick(f.test("ne", given["residual_pixel"], 0), at, 0)
-    )
+    moved = {
+        "x": f.at(given["x"], at, MEMORY[taps.x]),
+        "bias": f.at(given["bias"], at),
+        "result": f.at(given["result"], at, MEMORY[taps.result]),
+    }
+    added = f.pick(f.test("ne", given["residual_pixel"], 0), at, 0)
+    moved["residual"] = f.at(given["residual"], added, MEMORY[taps.residual])
     moved["w"] = f.at(given["w"], f.product(f.over(at, lanes), panel))
     return given | moved | {"count": f.minus(count, at)}
 
@@ -187,7 +204,7 @@ def _tile(taps: DepthwiseTaps, pixels: int, edge: bool, target: CpuTarget) -> st
             f.first_lanes(f.minus(f["count"], f.sum(at, v * lanes))) if edge else None
             for v in range(width)
         ]
-        bias = [_read(f, f["bias"], f.sum(at, v * lanes), masks[v], lanes) for v in range(width)]
+        bias = [_read(f, f["bias"], f.sum(at, v * lanes), masks[v]) for v in range(width)]
         with f.carrying(f.whole(0), f["rows"], 1, [bias[v] for _, v in cells]) as kernel:
             of = dict(zip(cells, kernel.values, strict=True))
             top = f.sum(
@@ -201,15 +218,15 @@ def _tile(taps: DepthwiseTaps, pixels: int, edge: bool, target: CpuTarget) -> st
                 for j in range(taps.count)
                 for v in range(width)
             }
-            row = f.at(f["x"], f.sum(f.product(kernel.index, f["row"]), at))
+            row = f.at(f["x"], f.sum(f.product(kernel.index, f["row"]), at), MEMORY[taps.x])
             for column in columns:
-                source = _pixel(f, row, column, edge)
+                source = _pixel(f, row, column, edge, MEMORY[taps.x])
                 for v in range(width):
-                    x = _read(f, source, v * lanes, masks[v], lanes)
+                    x = _read(f, source, v * lanes, masks[v], taps.x)
                     for p, j in meets(taps, pixels, column):
                         of[p, v] = f.fma(x, weights[j, v], of[p, v])
             kernel.next(list(of.values()))
-        _finish(f, dict(zip(cells, kernel.results, strict=True)), at, masks, lanes)
+        _finish(f, taps, dict(zip(cells, kernel.results, strict=True)), at, masks, target)
     return f.text()
 
 
@@ -219,38 +236,48 @@ def meets(taps: DepthwiseTaps, pixels: int, column: int) -> list[tuple[int, int]
     return [(p, j) for p, j in every if p * taps.stride + j * taps.gap == column]
 
 
-def _pixel(f: MlirRoutine, row: SsaValue, column: int, edge: bool) -> SsaValue:
+def _pixel(f: MlirRoutine, row: SsaValue, column: int, edge: bool, element: str) -> SsaValue:
     x = f.sum(f["left"], column)
-    address = f.at(row, f.product(x, f["c"]))
+    address = f.at(row, f.product(x, f["c"]), element)
     return f.either(f.compare("ult", x, f["in_w"]), address, f["zeros"]) if edge else address
 
 
 def _read(
-    f: MlirRoutine, pointer: SsaValue, at: SsaValue | int, mask: SsaValue | None, lanes: int
+    f: MlirRoutine,
+    pointer: SsaValue,
+    at: SsaValue | int,
+    mask: SsaValue | None,
+    dtype: torch.dtype = torch.float32,
 ) -> SsaValue:
+    """A vector, or its lanes of the mask, as float32."""
+    start = f.at(pointer, at, MEMORY[dtype])
     if mask is None:
-        return f.get(pointer, at, lanes=lanes)
-    return f.load_masked(f.at(pointer, at), mask)
+        return decode(f, f.load(start, f.lanes, MEMORY[dtype]), dtype)
+    return decode(f, f.load_masked(start, mask, MEMORY[dtype]), dtype)
 
 
 def _finish(
     f: MlirRoutine,
+    taps: DepthwiseTaps,
     sums: dict[tuple[int, int], SsaValue],
     at: SsaValue,
     masks: list[SsaValue | None],
-    lanes: int,
+    target: CpuTarget,
 ) -> None:
     """Residual, clamp, store. Without a residual, zeros are added, with a pixel stride of 0."""
+    lanes, element = target.lanes, MEMORY[taps.result]
     low, high = (f.broadcast(f[name], lanes) for name in ("low", "high"))
     some = f.test("ne", f["residual_pixel"], 0)
     for (p, v), total in sums.items():
         offset = f.sum(at, v * lanes)
-        more = f.at(f["residual"], f.product(f["residual_pixel"], p))
-        y = f.add(total, _read(f, more, f.pick(some, offset, 0), masks[v], lanes))
+        more = f.at(f["residual"], f.product(f["residual_pixel"], p), MEMORY[taps.residual])
+        y = f.add(total, _read(f, more, f.pick(some, offset, 0), masks[v], taps.residual))
         y = clamp(f, y, low, high)
-        to = f.at(f["result"], f.product(f["c"], p))
+        if taps.result == torch.bfloat16:
+            y = bf16_dot(target).narrowed(f, y)
+        to = f.at(f.at(f["result"], f.product(f["c"], p), element), offset, element)
         mask = masks[v]
         if mask is None:
-            f.put(y, to, offset)
+            f.store(y, to)
         else:
-            f.store_masked(y, f.at(to, offset), mask)
+            f.store_masked(y, to, mask)

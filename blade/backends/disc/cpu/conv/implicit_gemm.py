@@ -14,6 +14,8 @@ import functools
 import math
 from collections.abc import Sequence
 
+import torch
+
 from blade.backends.disc.cpu.conv import pixel_pointers as conv_rows
 from blade.backends.disc.cpu.conv import winograd
 from blade.backends.disc.cpu.conv.micro_kernel import (
@@ -24,9 +26,11 @@ from blade.backends.disc.cpu.conv.micro_kernel import (
     widths,
 )
 from blade.backends.disc.cpu.conv.pack import taps_of
+from blade.backends.disc.cpu.emit.element_types import MEMORY, decode
 from blade.backends.disc.cpu.emit.mlir_builder import SsaValue
 from blade.backends.disc.cpu.emit.mlir_function import POINTER, MlirFunction, MlirRoutine
 from blade.backends.disc.target.cpu import CpuTarget
+from blade.program.dtypes import DTYPES
 
 NAME = "conv_f32"
 PACK = "conv_f32_pack"
@@ -63,14 +67,18 @@ def _tiles_of(
     _block(f, target, f.whole(0), rows, f.whole(0), panels, given)
 
 
+def pack_name(source: torch.dtype) -> str:
+    return PACK if source == torch.float32 else f"{PACK}_{DTYPES[source]}"
+
+
 @functools.cache
-def pack_text(target: CpuTarget) -> str:
+def pack_text(target: CpuTarget, source: torch.dtype = torch.float32) -> str:
     """MLIR of ``conv_f32_pack(ptrs = w, packed; ints = PACK_SIZES)``, units = output channels.
 
     ``packed[group][panel][tap][c][j]`` is the weight of output channel ``panel * lanes + j`` of the
-    group, and zero beyond the group's last channel.
+    group, and zero beyond the group's last channel. ``source``: the dtype of ``w``.
     """
-    f = MlirRoutine(PACK)
+    f, element = MlirRoutine(pack_name(source)), MEMORY[source]
     w, packed = f.unpack(f["ptrs"], ("w", "packed"), POINTER).values()
     size = f.unpack(f["ints"], PACK_SIZES, "i64")
     columns = f.over(size["o"], size["groups"])
@@ -78,16 +86,16 @@ def pack_text(target: CpuTarget) -> str:
     taps = f.product(size["taps_d"], size["taps_h"], size["taps_w"])
     length = f.product(taps, size["depth"], target.lanes)
     with f.range(f["begin"], f["end"]) as j:
-        source = f.at(f.at(w, size["offset"]), f.product(j, size["step_o"]))
+        start = f.at(f.at(w, size["offset"], element), f.product(j, size["step_o"]), element)
         column = f.sum(j, size["first"])
-        group, place = f.over(column, columns), f.rest(column, columns)
-        panel = f.sum(f.product(group, panels), f.over(place, target.lanes))
-        to = f.at(f.at(packed, f.product(panel, length)), f.rest(place, target.lanes))
-        with taps_of(f, size) as (tap, start):
+        group, within = f.over(column, columns), f.rest(column, columns)
+        panel = f.sum(f.product(group, panels), f.over(within, target.lanes))
+        to = f.at(f.at(packed, f.product(panel, length)), f.rest(within, target.lanes))
+        with taps_of(f, size) as (tap, place):
             row = f.product(tap, size["depth"])
             with f.range(0, size["depth"]) as k:
-                x = f.get(source, f.sum(start, f.product(k, size["step_c"])))
-                f.put(x, to, f.product(f.sum(row, k), target.lanes))
+                x = f.get(start, f.sum(place, f.product(k, size["step_c"])), element)
+                f.put(decode(f, x, source), to, f.product(f.sum(row, k), target.lanes))
     return f.text(internal=False)
 
 

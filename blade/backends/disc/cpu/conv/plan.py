@@ -27,9 +27,19 @@ from blade.backends.disc.cpu.conv.weights import (
     pack_winograd,
     weights_of,
 )
-from blade.backends.disc.ir.convolution import CLAMPS, ConvOperands, operands
+from blade.backends.disc.cpu.gemm import bf16_gemm
+from blade.backends.disc.cpu.gemm.bf16_plan import row_of
+from blade.backends.disc.cpu.gemm.packing import PackedColumns
+from blade.backends.disc.ir.convolution import (
+    CLAMPS,
+    ConvOperands,
+    is_depthwise,
+    operands,
+    pads_at_end,
+)
 from blade.backends.disc.ir.graph import Value, numel, plain
 from blade.backends.disc.ir.kernel import Dim
+from blade.backends.disc.passes.bf16_convs import is_narrow_conv
 from blade.backends.disc.program.instructions import NativeCall, PackedBuffer, ScratchBuffer
 from blade.backends.disc.target.cpu import CpuTarget
 
@@ -38,7 +48,6 @@ ConvPlan = tuple[NativeCall, MlirTexts, tuple[NativeCall, ...]]
 """The call, the functions it needs, and the calls before it."""
 
 _PAGE = 4096  # rows at multiples of it map to the same sets of L1
-_WIDEST = 11  # taps along w of a depthwise kernel
 _LEAST = 32  # input and output channels from which Winograd's transforms pay
 _TRANSFORMED = 6400  # floats per position of a block's transformed inputs: all 16 positions fit L2
 _FEW = 32  # below so many channels, the taps along w are merged
@@ -73,7 +82,7 @@ class _ConvGeometry:
 def plan(value: Value, target: CpuTarget) -> ConvPlan | None:
     """The call for ``value``, its code, and the calls that pack its weights; ``None`` if ATen computes it."""
     given, transposed = operands(value), value.attrs["transposed"]
-    if any(a.dtype != torch.float32 for a in value.args):
+    if any(a.dtype != torch.float32 for a in value.args) and not is_narrow_conv(value):
         return None
     weights = weights_of(given.weight, transposed)
     if weights is None or not isinstance(given.x.shape[-1], int):
@@ -82,7 +91,7 @@ def plan(value: Value, target: CpuTarget) -> ConvPlan | None:
     if transposed and (window.stride != (1, 1, 1) or window.groups != 1 or min(window.padding) < 0):
         return None
     if window.is_depthwise:
-        return _depthwise(value, given, window, weights, target)
+        return _depthwise(value, given, window, weights, target) if is_depthwise(value) else None
     if _is_minimal(value, window, target):
         return _winograd(value, given, window, weights, target)
     return _general(value, given, window, weights, target)
@@ -103,7 +112,7 @@ def _window(value: Value, given: ConvOperands) -> _ConvGeometry:
         a["groups"],
         int(given.x.shape[-1]),
         int(value.shape[-1]),
-        max(padding[2], a.get("trailing", padding)[-1]) <= 0,
+        padding[2] <= 0 and not pads_at_end(value),
     )
 
 
@@ -162,14 +171,11 @@ def runs_per_group(blocks: sympy.Expr, panels: int) -> Dim:
 
 def _depthwise(
     value: Value, given: ConvOperands, w: _ConvGeometry, weights: ConvWeights, target: CpuTarget
-) -> ConvPlan | None:
-    """A depthwise convolution, vectorized along the channels. ``None`` for volumes and for wide kernels."""
-    if w.kernel[0] > 1 or w.stride[0] > 1 or w.padding[0] or w.kernel[2] > _WIDEST:
-        return None
-    taps = depthwise.DepthwiseTaps(w.kernel[2], w.stride[2], w.dilation[2])
+) -> ConvPlan:
+    """A depthwise convolution, vectorized along the channels."""
+    dtypes = (given.x.dtype, (given.residual or value).dtype, value.dtype)
+    taps = depthwise.DepthwiseTaps(w.kernel[2], w.stride[2], w.dilation[2], *dtypes)
     inputs, results = (three(v.shape[1:-1], 1) for v in (given.x, value))
-    if len(value.shape) == 5:
-        return None
     ints = (
         *(w.channels, *inputs[1:], *results[1:], w.kernel[1], w.stride[1], w.padding[1]),
         *(w.dilation[1], w.padding[2], w.columns if given.residual else 0),
@@ -178,17 +184,30 @@ def _depthwise(
     assert len(ints) == len(depthwise.SIZES), (ints, depthwise.SIZES)
     runs = -(-w.channels // (depthwise.RUN * target.lanes))
     packed, code, before = _panels(w, weights, target)
+    bias, of_bias = _wide_bias(given, w, target)
     zeros = _zeros(w, target)
     call = NativeCall(
         taps.name,
         plain(sympy.sympify(value.shape[0]) * results[1] * runs),
         plain(sympy.sympify(results[2]) * w.taps * min(w.channels, depthwise.RUN * target.lanes)),
         0,
-        (given.x, packed, given.bias or zeros, zeros, given.residual or zeros, value),
+        (given.x, packed, bias or zeros, zeros, given.residual or zeros, value),
         ints,
     )
     text = depthwise.depthwise_text(taps, target)
-    return call, ((taps.name, text), *code, *_zeros_code(target)), before
+    code = (*code, *of_bias, *_zeros_code(target))
+    return call, ((taps.name, text), *code), before
+
+
+def _wide_bias(
+    given: ConvOperands, w: _ConvGeometry, target: CpuTarget
+) -> tuple[Value | PackedBuffer | None, MlirTexts]:
+    """The bias as float32, and what packs it."""
+    if given.bias is None or given.bias.dtype == torch.float32:
+        return given.bias, ()
+    name = bf16_gemm.row_name(given.bias.dtype)
+    row = row_of([given.bias], PackedColumns(target.lanes, w.columns))
+    return row, ((name, bf16_gemm.row_text(given.bias.dtype)),)
 
 
 def _is_minimal(value: Value, w: _ConvGeometry, target: CpuTarget) -> bool:

@@ -41,10 +41,11 @@ class WeightSource:
 
 @dataclass(frozen=True)
 class ConvWeights:
-    """The source of a convolution's weights: constants, or one ``computed`` value."""
+    """The source of a convolution's weights: constants of ``dtype``, or one ``computed`` value of float32."""
 
     sources: tuple[WeightSource, ...]
     computed: Value | None
+    dtype: torch.dtype = torch.float32
 
 
 def weights_of(weight: Value, transposed: bool) -> ConvWeights | None:
@@ -55,7 +56,7 @@ def weights_of(weight: Value, transposed: bool) -> ConvWeights | None:
         if transposed and len(parts) != 1:
             return None
         sources = [_source(p, kernel, transposed, int(weight.shape[1])) for p in parts]
-        return ConvWeights(tuple(sources), None)
+        return ConvWeights(tuple(sources), None, weight.dtype)
     view = view_of(weight)
     if view is None or view.base.op == "const":  # a constant that must not be stored twice
         return None
@@ -91,8 +92,9 @@ def pack_panels(
             Fill(s.constant, s.size, (columns, s.first, s.offset, depth, *taps, *s.steps, groups))
             for s in weights.sources
         )
-        code = (conv.PACK, conv.pack_text(target))
-        return PackedBuffer(conv.PACK, torch.float32, numel, fills), (code,), ()
+        name = conv.pack_name(weights.dtype)
+        code = (name, conv.pack_text(target, weights.dtype))
+        return PackedBuffer(name, torch.float32, numel, fills), (code,), ()
     (source,) = weights.sources
     room = ScratchBuffer(torch.float32, numel)
     ints = (columns, source.offset, depth, *taps, *source.steps, groups)
