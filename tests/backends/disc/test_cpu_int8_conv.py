@@ -11,6 +11,7 @@ from test_cpu_int8_gemm import TARGETS, bytes_of, run
 from test_int8 import U8, Weight, build, check, count, per_tensor
 from torch.utils._sympy.functions import FloorDiv
 
+from blade.backends.disc.ir.graph import IrBuilder, Value
 from blade.backends.disc.reference.quantized import product
 from blade.backends.disc.target.cpu import CpuTarget
 from blade.runtime.engine import Engine
@@ -37,20 +38,37 @@ def conv_engine(
     target: CpuTarget | None = None,
 ) -> tuple[Engine, Callable[[torch.Tensor], torch.Tensor]]:
     """x [s0, s1, s2, c] of unsigned bytes, scales of 1: an engine and what it should give."""
-    b = new_builder()
+    b, constants = new_builder(), []
+    y = add_conv(b, constants, weight, stride, padding, dilation, groups, zero)
+    engine = compile_to_engine(finish(b, y, constants=constants), target)
+    return engine, lambda x: product(y, [x, *constants])
+
+
+def add_conv(
+    b: IrBuilder,
+    constants: list[torch.Tensor],
+    weight: torch.Tensor,
+    stride: int = 1,
+    padding: int = 0,
+    dilation: int = 1,
+    groups: int = 1,
+    zero: int = 0,
+) -> Value:
+    """The convolution of a new input; its constants join the others."""
     x = add_input(b, (S0, S1, S2, weight.shape[1] * groups), torch.uint8)
-    constants = [weight, torch.ones(len(weight)), torch.zeros(len(weight))]
+    own = [weight, torch.ones(len(weight)), torch.zeros(len(weight))]
     held = [
-        b.make("const", (), c.shape, c.dtype, tuple(c.stride()), index=k)
-        for k, c in enumerate(constants)
+        b.make("const", (), c.shape, c.dtype, tuple(c.stride()), index=len(constants) + k)
+        for k, c in enumerate(own)
     ]
+    constants += own
     reach = [dilation * (k - 1) for k in weight.shape[2:]]
     out = [
         FloorDiv(d + 2 * padding - r - 1, stride) + 1 for d, r in zip((S1, S2), reach, strict=True)
     ]
     names = ("stride", "padding", "dilation")
     geometry = {n: (k, k) for n, k in zip(names, (stride, padding, dilation), strict=True)}
-    y = b.make(
+    return b.make(
         "int8_conv",
         [x, *held],
         (S0, *out, len(weight)),
@@ -60,8 +78,6 @@ def conv_engine(
         groups=groups,
         **geometry,
     )
-    engine = compile_to_engine(finish(b, y, constants=constants), target)
-    return engine, lambda x: product(y, [x, *constants])
 
 
 def check_sizes(
@@ -99,6 +115,19 @@ def test_groups(name: str, groups: int, columns: int, channels: int) -> None:
     weight = bytes_of(columns, channels, 3, 3, dtype=torch.int8, seed=groups)
     how = {"padding": 1, "groups": groups, "zero": 9, "target": TARGETS[name]}
     check_sizes(*conv_engine(weight, **how), channels * groups)
+
+
+def test_panels_of_two_widths_in_one_program() -> None:
+    """Groups that are narrower than a panel have kernels of their own."""
+    b, constants, results = new_builder(), [], []
+    for groups in (1, 4):
+        weight = bytes_of(64, 16, 3, 3, dtype=torch.int8, seed=groups)
+        results.append(add_conv(b, constants, weight, padding=1, groups=groups))
+    engine = compile_to_engine(finish(b, *results, constants=constants))
+    inputs = [bytes_of(1, 9, 9, c, dtype=torch.uint8, seed=c) for c in (16, 64)]
+    found = engine.try_execute(inputs) or pytest.fail(engine.last_error())
+    for k, (y, x) in enumerate(zip(results, inputs, strict=True)):
+        assert torch.equal(found[k], product(y, [x, *constants[3 * k : 3 * k + 3]]))
 
 
 @pytest.mark.parametrize("name", TARGETS)

@@ -26,7 +26,7 @@ class UnitDot(ABC):
     @property
     def name(self) -> str:
         """A part of kernels' names."""
-        return f"{self.how}{self.lanes}" + "_tiles" * bool(self.tile_product)
+        return f"{self.how}{self.lanes}x{self.vectors}" + "_tiles" * bool(self.tile_product)
 
     @property
     def width(self) -> int:
