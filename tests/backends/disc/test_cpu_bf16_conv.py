@@ -15,7 +15,7 @@ from hypothesis import assume, given, settings
 from torch.utils._sympy.functions import FloorDiv
 
 from blade.backends.disc.compiler import compile_ir
-from blade.backends.disc.ir.graph import Graph
+from blade.backends.disc.ir.graph import Graph, IrBuilder, Value
 from blade.backends.disc.passes.bf16_convs import pair_channels
 from blade.backends.disc.reference.interpret_graph import interpret
 from blade.backends.disc.target.cpu import CpuTarget, host
@@ -40,6 +40,10 @@ class Shape:
     groups: int = 1
 
     @property
+    def is_depthwise(self) -> bool:
+        return self.groups == self.channels == self.columns > 1
+
+    @property
     def how(self) -> tuple[int, int, int, int]:
         return self.stride, self.padding, self.dilation, self.groups
 
@@ -57,18 +61,31 @@ def graph_of(shape: Shape, given: list[torch.Tensor], result: torch.dtype) -> Gr
     """``given``: weight and bias."""
     b = new_builder()
     x = add_input(b, (S0, HEIGHT, WIDTH, shape.channels), BF16)
-    out = (S0, shape.size(HEIGHT, 0), shape.size(WIDTH, 1), shape.columns)
-    constants = [
-        b.make("const", (), c.shape, c.dtype, tuple(c.stride()), index=k)
-        for k, c in enumerate(given)
-    ]
-    operands = [x, *constants]
+    return finish(b, _add(b, shape, x, given, [], result), constants=given)
+
+
+def _add(
+    b: IrBuilder,
+    shape: Shape,
+    x: Value,
+    given: list[torch.Tensor],
+    constants: list[torch.Tensor],
+    result: torch.dtype,
+) -> Value:
+    """The convolution of ``x``; its constants, ``given``, join the others."""
+    batch, height, width, _ = x.shape
+    out = (batch, shape.size(height, 0), shape.size(width, 1), shape.columns)
+    operands = [x]
+    for c in given:
+        strides = tuple(c.stride())
+        operands.append(b.make("const", (), c.shape, c.dtype, strides, index=len(constants)))
+        constants.append(c)
     if shape.residual is not None:
         size = tuple(sympy.Symbol(f"s{k}", integer=True, nonnegative=True) for k in (3, 4))
-        operands.append(add_input(b, (S0, *size, shape.columns), shape.residual))
+        operands.append(add_input(b, (batch, *size, shape.columns), shape.residual))
         b.require(sympy.Eq(size[0], out[1]), "height")
         b.require(sympy.Eq(size[1], out[2]), "width")
-    y = b.make(
+    return b.make(
         "conv",
         operands,
         out,
@@ -80,14 +97,13 @@ def graph_of(shape: Shape, given: list[torch.Tensor], result: torch.dtype) -> Gr
         activation=shape.activation,
         transposed=False,
     )
-    return finish(b, y, constants=given)
 
 
 def engine_of(
     shape: Shape, given: list[torch.Tensor], result: torch.dtype, target: CpuTarget
 ) -> Engine:
     compiled = compile_ir(graph_of(shape, given, result), target)
-    name = "bf16_conv" if shape.groups == 1 else "depthwise_bf16"
+    name = "depthwise_bf16" if shape.is_depthwise else "bf16_conv"
     assert f"kernel {name}" in compiled.program
     return make_engine("test", "disc", compiled.program, compiled.object, compiled.constants)
 
@@ -100,7 +116,7 @@ def check(shape: Shape, source: torch.dtype, result: torch.dtype, target: CpuTar
     for batch, height, width in ((1, 7, 9), (2, 14, 14), (1, 30, 5), (0, 8, 8), (3, 8, 23)):
         x = numbers(batch, height, width, shape.channels, seed=height)
         convolve = torch.nn.functional.conv2d
-        used = weight.to(BF16) if shape.groups == 1 else weight
+        used = weight if shape.is_depthwise else weight.to(BF16)
         first, w, b = x.permute(0, 3, 1, 2).double(), used.double(), bias.double()
         exact = convolve(first, w, b, *shape.how).permute(0, 2, 3, 1)
         size = convolve(first.abs(), w.abs(), b.abs(), *shape.how).permute(0, 2, 3, 1)
@@ -131,6 +147,11 @@ CASES = {
     "three channels, far apart": Shape(3, 20, (3, 3), 1, 2, dilation=2),
     "one channel": Shape(1, 17, (3, 3), 1, 1, activation="relu6", residual=BF16),
     "an odd number of channels": Shape(65, 20),
+    "groups": Shape(64, 96, activation="relu", residual=BF16, groups=2),
+    "groups of a partial panel": Shape(30, 93, (2, 3), groups=3),
+    "groups to merge": Shape(24, 72, (3, 3), 2, groups=12),
+    "odd groups to merge": Shape(30, 20, groups=10),
+    "all groups to merge": Shape(12, 8, groups=4),
     "depthwise": Shape(48, 48, groups=48),
     "depthwise, odd": Shape(37, 37, (5, 5), 2, 2, groups=37),
     "depthwise with a residual": Shape(130, 130, activation="relu6", residual=F32, groups=130),
@@ -145,7 +166,7 @@ def test_geometries(name: str) -> None:
     check(CASES[name], F32, BF16, host())
 
 
-@pytest.mark.parametrize("name", ["three channels", "depthwise, odd"])
+@pytest.mark.parametrize("name", ["three channels", "groups", "depthwise, odd"])
 def test_bfloat16_weights(name: str) -> None:
     check(CASES[name], BF16, BF16, host())
     check(CASES[name], BF16, F32, host())
@@ -180,11 +201,33 @@ def test_pixels_of_whole_pairs() -> None:
     }
 
 
-def test_other_groups_are_called() -> None:
+def test_small_groups_are_called() -> None:
+    """Unless their weights are float32, so that ATen would compute in it."""
     shape = Shape(8, 12, groups=4)
-    constants = [numbers(12, 2, 3, 3), numbers(12)]
-    compiled = compile_ir(graph_of(shape, constants, BF16), host())
-    assert "aten::convolution" in compiled.program
+    for dtype in (BF16, F32):
+        constants = [numbers(12, 2, 3, 3, dtype=dtype), numbers(12, dtype=dtype)]
+        program = compile_ir(graph_of(shape, constants, BF16), host()).program
+        assert ("aten::convolution" in program) == (dtype == BF16)
+
+
+def test_panels_of_two_widths_in_one_program() -> None:
+    """Groups that are narrower than a panel have kernels of their own."""
+    shapes = [Shape(16, 64), Shape(32, 32, groups=2)]
+    b, results, constants = new_builder(), [], []
+    inputs = [numbers(1, 9, 9, s.channels, seed=k) for k, s in enumerate(shapes)]
+    for shape, x in zip(shapes, inputs, strict=True):
+        given = [
+            numbers(shape.columns, shape.channels // shape.groups, 3, 3),
+            numbers(shape.columns),
+        ]
+        results.append(_add(b, shape, add_input(b, x.shape, BF16), given, constants, F32))
+    compiled = compile_ir(finish(b, *results, constants=constants), host())
+    engine = make_engine("test", "disc", compiled.program, compiled.object, compiled.constants)
+    found = engine.try_execute(inputs) or pytest.fail(engine.last_error())
+    for k, (shape, x, got) in enumerate(zip(shapes, inputs, found, strict=True)):
+        w, bias = (c.double() for c in constants[2 * k : 2 * k + 2])
+        want = torch.nn.functional.conv2d(x.permute(0, 3, 1, 2).double(), w, bias, *shape.how)
+        torch.testing.assert_close(got.double(), want.permute(0, 2, 3, 1), rtol=1e-4, atol=1e-4)
 
 
 @given(

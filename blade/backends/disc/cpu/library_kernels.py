@@ -24,6 +24,7 @@ from blade.backends.disc.cpu.gemm import bf16_plan, gemm
 from blade.backends.disc.cpu.gemm.micro_kernel import GemmTiling, gemm_tiling
 from blade.backends.disc.cpu.gemm.weight_only_plan import weight_only_plan
 from blade.backends.disc.ir.constant_parts import parts_of
+from blade.backends.disc.ir.convolution import is_depthwise
 from blade.backends.disc.ir.graph import Value, numel, plain
 from blade.backends.disc.ir.views import row_distance
 from blade.backends.disc.passes.legalize import is_packed
@@ -130,7 +131,7 @@ def _flash_attention_gradient(value: Value, target: CpuTarget) -> NativeKernel:
 
 def _conv(value: Value, target: CpuTarget) -> NativeKernel | None:
     """A convolution."""
-    narrow = value.args[0].dtype == torch.bfloat16 and value.attrs["groups"] == 1
+    narrow = value.args[0].dtype == torch.bfloat16 and not is_depthwise(value)
     found = bf16_conv_plan(value, target) if narrow else plan(value, target)
     return None if found is None else NativeKernel(*found)
 

@@ -62,7 +62,8 @@ def adjacent_taps(value: Value) -> int:
     """How many taps along the last axis are always inside and adjacent in memory: all, or each by itself."""
     a = value.attrs
     inside = a["padding"][-1] <= 0 and not pads_at_end(value)
-    return int(operands(value).weight.shape[-1]) if inside and a["dilation"][-1] == 1 else 1
+    adjacent = inside and a["dilation"][-1] == 1 and a["groups"] == 1
+    return int(operands(value).weight.shape[-1]) if adjacent else 1
 
 
 def pads_at_end(value: Value) -> bool:

@@ -15,16 +15,26 @@ from blade.backends.disc.ir.graph import Graph, IrBuilder, Value, plain
 from blade.backends.disc.ir.rewrite import rewrite_values
 
 F32, BF16 = torch.float32, torch.bfloat16
+_VECTOR = 16  # columns
 _FEW = 32  # below so many channels, one tap is too short a row
 
 
 def is_narrow_conv(v: Value) -> bool:
-    """Whether code is generated for the `conv` ``v`` on bfloat16: depthwise, or one group and rows of whole pairs."""
+    """Whether code is generated for the `conv` ``v`` on bfloat16: depthwise, or rows of whole pairs in large groups."""
     if not _has_narrow_operands(v):
         return False
     channels = operands(v).x.shape[-1]
     in_pairs = isinstance(channels, int) and channels * adjacent_taps(v) % 2 == 0
-    return is_depthwise(v) or (v.attrs["groups"] == 1 and in_pairs)
+    return is_depthwise(v) or (in_pairs and _has_large_groups(v))
+
+
+def _has_large_groups(v: Value) -> bool:
+    """Whether the groups of ``v`` suit vectors. Small ones are merged, and multiplied by zeros: that is faster than
+    products of float32, which weights of float32 would have instead, and slower than oneDNN's of bfloat16."""
+    weight, groups = operands(v).weight, v.attrs["groups"]
+    columns, channels = (int(d) for d in weight.shape[:2])
+    fills = columns // groups >= _VECTOR or weight.dtype == F32
+    return groups == 1 or (channels > 1 and fills)
 
 
 def _has_narrow_operands(v: Value) -> bool:

@@ -27,4 +27,4 @@ class TargetCapabilities:
 _NARROW = (torch.float32, torch.bfloat16)
 CPU = TargetCapabilities(_NARROW, _NARROW, (torch.float32,), _NARROW)
 """Kernels are generated for float32; attention and convolutions for bfloat16 too, widened where a CPU has no such
-products. Convolutions of bfloat16 in groups that are not depthwise are ATen's, on channels-last data."""
+products. Convolutions of bfloat16 in small groups are ATen's, on channels-last data."""

@@ -2,6 +2,7 @@
 """The call for a ``conv`` on bfloat16: its code, and its constants in packed layouts."""
 
 import math
+from dataclasses import replace
 
 import sympy
 import torch
@@ -17,12 +18,14 @@ from blade.backends.disc.cpu.gemm import bf16_gemm
 from blade.backends.disc.cpu.gemm.bf16_micro_kernel import Bf16KernelSpec
 from blade.backends.disc.cpu.gemm.bf16_plan import MlirTexts, row_of
 from blade.backends.disc.cpu.gemm.driver import tiling
-from blade.backends.disc.cpu.gemm.packing import PackedColumns, bits
+from blade.backends.disc.cpu.gemm.packing import PackedColumns, bits, columns_of
 from blade.backends.disc.ir.convolution import CLAMPS, adjacent_taps, operands
 from blade.backends.disc.ir.graph import Value, numel, plain
 from blade.backends.disc.passes.bf16_convs import is_narrow_conv
 from blade.backends.disc.program.instructions import Fill, NativeCall, PackedBuffer
 from blade.backends.disc.target.cpu import CpuTarget
+
+_TALLEST = 14  # rows of a tile
 
 
 def conv_plan(value: Value, target: CpuTarget) -> tuple[NativeCall, MlirTexts] | None:
@@ -31,7 +34,11 @@ def conv_plan(value: Value, target: CpuTarget) -> tuple[NativeCall, MlirTexts] |
         return None
     given, a = operands(value), value.attrs
     dot, channels = bf16_dot(target), int(given.x.shape[-1])
-    tiles = tiling(int(value.shape[-1]), dot.rows, dot.vectors, dot.lanes)
+    panel = (dot.vectors, dot.lanes)
+    columns = columns_of(a["groups"], int(value.shape[-1]), channels // a["groups"], panel, PAIR)
+    vectors = columns.width // dot.lanes
+    dot = replace(dot, vectors=vectors, rows=min(_TALLEST, dot.rows * dot.vectors // vectors))
+    tiles = tiling(columns.own, dot.rows, dot.vectors, dot.lanes)
     residual = "" if given.residual is None else MEMORY[given.residual.dtype]
     form = Bf16KernelSpec(
         dot, tiles, MEMORY[value.dtype], "conv", True, residual, a["activation"] is not None
@@ -45,11 +52,11 @@ def conv_plan(value: Value, target: CpuTarget) -> tuple[NativeCall, MlirTexts] |
     rows, block = numel(value.shape[:-1]), bf16_conv.BLOCK_TILES * tiles.rows
     pitch = -(-block // 16) * 16
     inputs, results = (three(v.shape[1:-1], 1) for v in (given.x, value))
-    columns = PackedColumns(dot.width, int(value.shape[-1]))
+    piece = channels * width // columns.blocks
     ints = (
-        *(rows, pitch, channels, channels * width, width, 0, 0),
+        *(rows, pitch, channels, piece, width, 0, 0),
         *(*inputs, *results, *taps, *stride, *padding, *dilation),
-        *(columns.count, block),
+        *(columns.count, columns.blocks, block),
     )
     assert len(ints) == len(bf16_conv.SIZES), (ints, bf16_conv.SIZES)
     bias = [] if given.bias is None else [given.bias]
@@ -57,12 +64,12 @@ def conv_plan(value: Value, target: CpuTarget) -> tuple[NativeCall, MlirTexts] |
     some = [] if given.residual is None else [given.residual]
     call = NativeCall(
         form.name,
-        plain(FloorDiv(sympy.sympify(rows) + block - 1, block) * columns.panels),
-        plain(sympy.Min(rows, block) * math.prod(kernel) * channels * tiles.vectors // PAIR + 1),
+        plain(FloorDiv(sympy.sympify(rows) + block - 1, block) * columns.blocks * columns.panels),
+        plain(sympy.Min(rows, block) * math.prod(taps) * piece * tiles.vectors // PAIR + 1),
         pitch * (conv_rows.ARRAYS + math.prod(taps)) * 8,
         (
             given.x,
-            _packed(given.weight, channels, columns, dot),
+            _packed(given.weight, channels // a["groups"], columns, dot),
             row_of(bias, columns),
             zeros,
             *some,
@@ -82,17 +89,16 @@ def conv_plan(value: Value, target: CpuTarget) -> tuple[NativeCall, MlirTexts] |
 
 
 def _packed(weight: Value, channels: int, columns: PackedColumns, dot: Bf16Dot) -> PackedBuffer:
-    """``weight`` [n, c, *kernel] in panels of pairs, tap by tap; ``channels``: those of a pixel, at least c."""
+    """``weight`` [n, c, *kernel] in panels of pairs, tap by tap; ``channels``: those of a group's pixel, at least c."""
     depth, taps = int(weight.shape[1]), math.prod(int(d) for d in weight.shape[2:])
-    fills = [
-        Fill(
-            part.constant,
-            part.size,
-            (offset, depth, dn, dk, part.first, tap * channels, taps * channels),
-        )
-        for tap, part, offset, (dn, dk) in by_tap(weight)
-    ]
-    size = columns.padded * taps * channels // PAIR
+    piece, each, fills = channels * columns.merged, columns.count // columns.groups, []
+    for tap, part, offset, (dn, dk) in by_tap(weight):
+        for at, size in columns.runs(part, each):
+            start = tap * piece + at // each % columns.merged * channels
+            from_here = offset + (at - part.first) * dn
+            layout = (from_here, depth, dn, dk, columns.place(at), start, taps * piece)
+            fills.append(Fill(part.constant, size, layout))
+    size = columns.padded * taps * piece // PAIR
     kernel = bf16_gemm.pack_name(dot, weight.dtype)
     return PackedBuffer(kernel, torch.int32, size, tuple(fills))
 

@@ -26,7 +26,7 @@ from blade.backends.disc.cpu.gemm.driver import tiling
 from blade.backends.disc.cpu.gemm.gemm import GROUP_ROWS
 from blade.backends.disc.cpu.gemm.int8_epilogue import REQUANTIZE, RESIDUAL, Int8Epilogue
 from blade.backends.disc.cpu.gemm.int8_micro_kernel import ROW_FACTORS, Int8KernelSpec
-from blade.backends.disc.cpu.gemm.packing import PackedColumns, bits, packed_row
+from blade.backends.disc.cpu.gemm.packing import PackedColumns, bits, columns_of, packed_row
 from blade.backends.disc.ir.graph import Value, numel, plain
 from blade.backends.disc.ir.int8_epilogue import body_of, residual_of
 from blade.backends.disc.ir.views import row_distance
@@ -162,19 +162,8 @@ def _window(value: Value) -> tuple[tuple[int, ...], ...]:
 
 
 def _columns(value: Value, tiles: Int8Dot) -> tuple[Int8Dot, PackedColumns]:
-    """Merge groups that have fewer columns than a vector, or whose pixels are not whole quads."""
+    """The columns of a convolution, and tiles no wider than those of a group."""
     weight, groups = value.args[1], value.attrs["groups"]
     n, channels = (int(d) for d in weight.shape[:2])
-    if groups == 1:
-        return tiles, PackedColumns(tiles.width, n)
-    merged = merged_groups(groups, n // groups, channels, tiles)
-    vectors = min(tiles.vectors, -(-merged * n // groups // tiles.lanes))
-    narrow = replace(tiles, vectors=vectors)
-    return narrow, PackedColumns(narrow.width, n, groups, merged)
-
-
-def merged_groups(groups: int, columns: int, channels: int, tiles: Int8Dot) -> int:
-    """Number of groups to merge: the fewest whose columns fill a vector and whose channels fill quads."""
-    fitting = [m for m in range(1, groups + 1) if groups % m == 0 and m * channels % QUAD == 0]
-    enough = [m for m in fitting if m * columns >= tiles.lanes]
-    return min(enough, default=max(fitting))
+    columns = columns_of(groups, n, channels, (tiles.vectors, tiles.lanes), QUAD)
+    return replace(tiles, vectors=columns.width // tiles.lanes), columns

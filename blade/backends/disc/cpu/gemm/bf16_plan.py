@@ -83,8 +83,11 @@ def matmul_plan(value: Value, target: CpuTarget) -> tuple[NativeCall, MlirTexts]
 
 def row_of(bias: list[Value], columns: PackedColumns) -> PackedBuffer:
     """The bias (or zeros) as float32, one per column."""
-    fills = [
-        Fill(p.constant, p.size, (p.offset, *p.strides, p.first)) for b in bias for p in parts(b)
-    ]
+    fills = []
+    for part in [p for b in bias for p in parts(b)]:
+        [step] = part.strides
+        for at, size in columns.runs(part, columns.own):
+            layout = (part.offset + (at - part.first) * step, step, columns.place(at))
+            fills.append(Fill(part.constant, size, layout))
     kernel = bf16_gemm.row_name(bias[0].dtype if bias else torch.float32)
     return PackedBuffer(kernel, torch.float32, columns.padded, tuple(fills))

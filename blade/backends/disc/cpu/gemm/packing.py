@@ -55,6 +55,23 @@ class PackedColumns:
             at += size
 
 
+def columns_of(
+    groups: int, count: int, channels: int, width: tuple[int, int], per: int
+) -> PackedColumns:
+    """``count`` columns in ``groups`` of so many ``channels``; ``width``: vectors of a panel, and their lanes.
+
+    Groups are merged that have fewer columns than a vector, or whose channels are not whole units of ``per``.
+    """
+    vectors, lanes = width
+    if groups == 1:
+        return PackedColumns(vectors * lanes, count)
+    fitting = [m for m in range(1, groups + 1) if groups % m == 0 and m * channels % per == 0]
+    enough = [m for m in fitting if m * count // groups >= lanes]
+    merged = min(enough, default=max(fitting))
+    used = min(vectors, -(-merged * count // groups // lanes))
+    return PackedColumns(used * lanes, count, groups, merged)
+
+
 def packed_row(row: Value, factor: float, columns: PackedColumns) -> PackedBuffer:
     """Floats, one per column, times ``factor``."""
     fills = []
