@@ -265,7 +265,7 @@ def _constant(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return weight.to(x.device, x.dtype)
 
 
-_NARROW = _weights((6, 3, 3, 3), (3, 1, 3, 3), (5, 5, 4))
+_NARROW = _weights((6, 3, 3, 3), (3, 1, 3, 3), (5, 5, 4), (2, 1, 3, 2, 3))
 _FLAGS = (False, False, True)  # cuDNN's benchmark and determinism, then whether it may be used
 row(
     "conv2d same",
@@ -294,14 +294,16 @@ row(
 )
 row(
     "conv of halves, odd",
-    lambda x, y: (
+    lambda x, y, z: (
         F.conv2d(x, _constant(x, _NARROW[0]), padding=1),
         F.conv2d(x, _constant(x, _NARROW[1]), groups=3, stride=2),
         F.conv1d(y, _constant(y, _NARROW[2]), padding=2),
         F.conv_transpose1d(y, _constant(y, _NARROW[2]), None, 2, 1),
+        F.conv3d(z, _constant(z, _NARROW[3]), padding=1, groups=2),
     ),
     spec("a 3 c d", torch.bfloat16),
     spec("a 5 b", torch.bfloat16),
+    spec("a 2 b c d", torch.bfloat16),
     c=8,
     d=9,
     b=7,

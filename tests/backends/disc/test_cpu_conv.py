@@ -75,6 +75,8 @@ CASES = {
     "depthwise, 5": square(40, 1, 5, 1, 2, 40),
     "depthwise, 7": square(20, 1, 7, 1, 3, 20),
     "depthwise, mixed": Conv((150, 1, 2, 3), (3, 1), (1, 2), (2, 1), 150),
+    "depthwise, three axes": Conv((40, 1, 3, 3, 3), (1, 1, 1), (1, 1, 1), (1, 1, 1), 40),
+    "depthwise, three mixed axes": Conv((21, 1, 3, 2, 5), (2, 1, 2), (2, 0, 1), (2, 3, 1), 21),
     "depthwise, one axis": Conv((33, 1, 3), (1,), (2,), (2,), 33),
 }
 
@@ -234,7 +236,9 @@ def test_epilogue() -> None:
     """Bias, residual and activation are applied once, after the last pass."""
     torch.manual_seed(2)
     names = ["minimal filtering", "several passes", "groups", "groups that fill no vector"]
-    cases = [case(name, True) for name in (*names, "depthwise", "depthwise, 5")]
+    cases = [
+        case(name, True) for name in (*names, "depthwise", "depthwise, 5", "depthwise, three axes")
+    ]
     check_all(engine_of(*cases), cases)
 
 

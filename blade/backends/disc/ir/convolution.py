@@ -54,8 +54,8 @@ def operands(value: Value) -> ConvOperands:
 def is_depthwise(value: Value) -> bool:
     """Whether the `conv` ``value`` computes every channel by itself, as generated code does along the channels."""
     given, groups = operands(value), value.attrs["groups"]
-    flat = len(value.shape) < 5 and given.weight.shape[-1] <= _WIDEST
-    return flat and groups > 1 and given.x.shape[-1] == value.shape[-1] == groups
+    fits = bool(given.weight.shape[-1] <= _WIDEST)
+    return fits and groups > 1 and given.x.shape[-1] == value.shape[-1] == groups
 
 
 def adjacent_taps(value: Value) -> int:

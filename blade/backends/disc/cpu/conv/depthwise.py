@@ -5,14 +5,15 @@ Pixels are float32 or bfloat16; products and sums are float32.
 
 A tile is some adjacent pixels of one result row times one or two vectors of channels. Each input
 vector is loaded once per kernel row and multiplied with every tap that reads it, so code is generated per
-extent, stride and dilation along w. Kernel rows outside the image are skipped. Pixels beyond the left and
-right border are read from zeros.
+extent, stride and dilation along w. Kernel planes and rows outside the image are skipped. Pixels beyond the
+left and right border are read from zeros.
 
     depthwise_f32_k3s1d1(ptrs = x, packed, bias, zeros, residual, result; ints = SIZES)
     units = result rows x runs of channels, runs fastest
 """
 
 import functools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -28,18 +29,22 @@ from blade.program.dtypes import DTYPES
 RUN = 8  # vectors of channels per unit
 PIXELS = (8, 7, 4, 1)  # per tile; the last tile of a row overlaps the previous one
 SIZES = (
-    "c in_h in_w out_h out_w kernel_h stride_h pad_h gap_h pad_w residual_pixel low high".split()
-)
+    "c in_d in_h in_w out_d out_h out_w kernel_d kernel_h stride_d stride_h pad_d pad_h gap_d gap_h pad_w "
+    "residual_pixel low high"
+).split()
 """low, high: bits of the result's bounds as floats; residual_pixel: c, or 0 without a residual."""
 
 _TILE = (
     ("x", POINTER),  # the first kernel row inside the image, at the image's left border
+    ("plane", "i64"),  # stride of kernel planes
+    ("planes", "i64"),
     ("row", "i64"),  # stride of kernel rows
     ("rows", "i64"),
     ("left", "i64"),  # the tile's first column in the image
     ("in_w", "i64"),
     ("c", "i64"),  # stride of pixels
     ("w", POINTER),  # packed weights of the first kernel row
+    ("sheet", "i64"),  # their stride of kernel planes
     ("panel", "i64"),  # stride of vectors of channels
     ("count", "i64"),  # number of channels
     ("bias", POINTER),
@@ -54,7 +59,10 @@ _TILE = (
 
 @dataclass(frozen=True)
 class DepthwiseTaps:
-    """The kernel along w and the dtypes of the image, residual and result, for which code is generated."""
+    """The kernel along w and the dtypes of the image, residual and result, for which code is generated.
+
+    ``deep``: whether the kernel has several planes.
+    """
 
     count: int
     stride: int
@@ -62,12 +70,14 @@ class DepthwiseTaps:
     x: torch.dtype = torch.float32
     residual: torch.dtype = torch.float32
     result: torch.dtype = torch.float32
+    deep: bool = False
 
     @property
     def name(self) -> str:
         kinds = [DTYPES[d] for d in (self.x, self.residual, self.result)]
         kind = "_".join(kinds[:1] if len(set(kinds)) == 1 else kinds)
-        return f"depthwise_{kind}_k{self.count}s{self.stride}d{self.gap}"
+        deep = "_deep" * self.deep
+        return f"depthwise_{kind}_k{self.count}s{self.stride}d{self.gap}{deep}"
 
     def reach(self, pixels: int) -> int:
         """Columns of the image that ``pixels`` adjacent result pixels read."""
@@ -101,28 +111,31 @@ def _driver(taps: DepthwiseTaps, target: CpuTarget) -> str:
     low, high = (f.get(f["ints"], 2 * SIZES.index(n)) for n in ("low", "high"))
     c, in_w, out_w = size["c"], size["in_w"], size["out_w"]
     runs = f.above(c, RUN * lanes)
-    panel = f.product(size["kernel_h"], taps.count * lanes)
+    sheet = f.product(size["kernel_h"], taps.count * lanes)
+    panel = f.product(size["kernel_d"], sheet)
     pixels = tile_pixels(f, out_w)
     reach = f.sum(f.product(f.minus(pixels, 1), taps.stride), (taps.count - 1) * taps.gap)
     with f.range(f["begin"], f["end"]) as unit:
         row, c0 = f.over(unit, runs), f.product(f.rest(unit, runs), RUN * lanes)
-        image, y = f.over(row, size["out_h"]), f.rest(row, size["out_h"])
+        plane, y = f.over(row, size["out_h"]), f.rest(row, size["out_h"])
+        image, z = f.over(plane, size["out_d"]), f.rest(plane, size["out_d"])
         count = f.least(f.minus(c, c0), RUN * lanes)
-        top = f.minus(f.product(y, size["stride_h"]), size["pad_h"])
-        k0 = f.above(f.most(f.minus(0, top), 0), size["gap_h"])
-        k1 = f.above(f.most(f.minus(size["in_h"], top), 0), size["gap_h"])
-        first = f.sum(f.product(image, size["in_h"]), top, f.product(k0, size["gap_h"]))
+        front, d0, planes = _inside(f, size, "d", z)
+        top, k0, rows = _inside(f, size, "h", y)
+        first = f.sum(f.product(image, size["in_d"]), front)
+        first = f.sum(f.product(first, size["in_h"]), top)
+        above = f.sum(f.product(d0, sheet), f.product(k0, taps.count * lanes))
         start = f.product(row, out_w)
         given = {
             "x": f.at(p["x"], f.sum(f.product(first, in_w, c), c0), MEMORY[taps.x]),
+            "plane": f.product(size["gap_d"], size["in_h"], in_w, c),
+            "planes": planes,
             "row": f.product(size["gap_h"], in_w, c),
-            "rows": f.most(f.minus(f.least(k1, size["kernel_h"]), k0), 0),
+            "rows": rows,
             "in_w": in_w,
             "c": c,
-            "w": f.at(
-                p["packed"],
-                f.sum(f.product(f.over(c0, lanes), panel), f.product(k0, taps.count * lanes)),
-            ),
+            "w": f.at(p["packed"], f.sum(f.product(f.over(c0, lanes), panel), above)),
+            "sheet": sheet,
             "panel": panel,
             "bias": f.at(p["bias"], c0),
             "zeros": p["zeros"],
@@ -149,6 +162,19 @@ def _driver(taps: DepthwiseTaps, target: CpuTarget) -> str:
             with f.when(f.test("slt", whole, count)):
                 _call(f, taps, pixels, True, _from(f, taps, moved, whole, count, panel, lanes))
     return f.text(internal=False)
+
+
+def _inside(
+    f: MlirRoutine, size: Mapping[str, SsaValue], axis: str, place: SsaValue
+) -> tuple[SsaValue, SsaValue, SsaValue]:
+    """The part of the kernel inside the image at ``place`` of the result, along ``axis``: where it begins in the
+    image and in the kernel, and its extent in the kernel."""
+    gap = size[f"gap_{axis}"]
+    start = f.minus(f.product(place, size[f"stride_{axis}"]), size[f"pad_{axis}"])
+    low = f.above(f.most(f.minus(0, start), 0), gap)
+    high = f.above(f.most(f.minus(size[f"in_{axis}"], start), 0), gap)
+    extent = f.most(f.minus(f.least(high, size[f"kernel_{axis}"]), low), 0)
+    return f.sum(start, f.product(low, gap)), low, extent
 
 
 def tile_pixels(f: MlirRoutine, out_w: SsaValue) -> SsaValue:
@@ -196,38 +222,59 @@ def _tile(taps: DepthwiseTaps, pixels: int, edge: bool, target: CpuTarget) -> st
     lanes, width = target.lanes, vectors(taps, target)
     f = MlirRoutine(_tile_name(taps, pixels, edge), _TILE, lanes)
     cells = [(p, v) for p in range(pixels) for v in range(width)]
-    columns = sorted(
-        {p * taps.stride + j * taps.gap for p in range(pixels) for j in range(taps.count)}
-    )
     with f.range(0, f["count"], width * lanes) as at:
         masks = [
             f.first_lanes(f.minus(f["count"], f.sum(at, v * lanes))) if edge else None
             for v in range(width)
         ]
         bias = [_read(f, f["bias"], f.sum(at, v * lanes), masks[v]) for v in range(width)]
-        with f.carrying(f.whole(0), f["rows"], 1, [bias[v] for _, v in cells]) as kernel:
-            of = dict(zip(cells, kernel.values, strict=True))
-            top = f.sum(
-                f.product(f.over(at, lanes), f["panel"]),
-                f.product(kernel.index, taps.count * lanes),
-            )
-            weights = {
-                (j, v): f.get(
-                    f.at(f["w"], f.sum(top, f.product(f["panel"], v))), j * lanes, lanes=lanes
-                )
-                for j in range(taps.count)
-                for v in range(width)
-            }
-            row = f.at(f["x"], f.sum(f.product(kernel.index, f["row"]), at), MEMORY[taps.x])
-            for column in columns:
-                source = _pixel(f, row, column, edge, MEMORY[taps.x])
-                for v in range(width):
-                    x = _read(f, source, v * lanes, masks[v], taps.x)
-                    for p, j in meets(taps, pixels, column):
-                        of[p, v] = f.fma(x, weights[j, v], of[p, v])
-            kernel.next(list(of.values()))
-        _finish(f, taps, dict(zip(cells, kernel.results, strict=True)), at, masks, target)
+        start = [bias[v] for _, v in cells]
+        under = f.product(f.over(at, lanes), f["panel"])
+        if taps.deep:
+            with f.carrying(f.whole(0), f["planes"], 1, start) as planes:
+                plane = f.sum(f.product(planes.index, f["plane"]), at)
+                sheet = f.sum(under, f.product(planes.index, f["sheet"]))
+                planes.next(_rows(f, taps, pixels, masks, planes.values, (plane, sheet)))
+            sums = planes.results
+        else:
+            sums = _rows(f, taps, pixels, masks, start, (at, under))
+        _finish(f, taps, dict(zip(cells, sums, strict=True)), at, masks, target)
     return f.text()
+
+
+def _rows(
+    f: MlirRoutine,
+    taps: DepthwiseTaps,
+    pixels: int,
+    masks: Sequence[SsaValue | None],
+    sums: Sequence[SsaValue],
+    starts: tuple[SsaValue, SsaValue],
+) -> list[SsaValue]:
+    """``sums``, pixel by pixel, plus the products of the rows of a kernel plane; ``starts``: offsets of the plane's
+    pixels and of its weights. ``masks``: one per vector, of the channels that exist, in tiles at an edge."""
+    lanes, width, edge = f.lanes, len(masks), masks[0] is not None
+    cells = [(p, v) for p in range(pixels) for v in range(width)]
+    columns = {p * taps.stride + j * taps.gap for p in range(pixels) for j in range(taps.count)}
+    plane, sheet = starts
+    with f.carrying(f.whole(0), f["rows"], 1, sums) as kernel:
+        of = dict(zip(cells, kernel.values, strict=True))
+        top = f.sum(sheet, f.product(kernel.index, taps.count * lanes))
+        tops = [f.at(f["w"], f.sum(top, f.product(f["panel"], v))) for v in range(width)]
+        weights = {
+            (j, v): f.get(tops[v], j * lanes, lanes=lanes)
+            for j in range(taps.count)
+            for v in range(width)
+        }
+        row = f.sum(f.product(kernel.index, f["row"]), plane)
+        image = f.at(f["x"], row, MEMORY[taps.x])
+        for column in sorted(columns):
+            source = _pixel(f, image, column, edge, MEMORY[taps.x])
+            for v in range(width):
+                x = _read(f, source, v * lanes, masks[v], taps.x)
+                for p, j in meets(taps, pixels, column):
+                    of[p, v] = f.fma(x, weights[j, v], of[p, v])
+        kernel.next(list(of.values()))
+    return kernel.results
 
 
 def meets(taps: DepthwiseTaps, pixels: int, column: int) -> list[tuple[int, int]]:

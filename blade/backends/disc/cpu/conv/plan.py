@@ -174,11 +174,12 @@ def _depthwise(
 ) -> ConvPlan:
     """A depthwise convolution, vectorized along the channels."""
     dtypes = (given.x.dtype, (given.residual or value).dtype, value.dtype)
-    taps = depthwise.DepthwiseTaps(w.kernel[2], w.stride[2], w.dilation[2], *dtypes)
+    along = (w.kernel[2], w.stride[2], w.dilation[2])
+    taps = depthwise.DepthwiseTaps(*along, *dtypes, w.kernel[0] > 1)
     inputs, results = (three(v.shape[1:-1], 1) for v in (given.x, value))
     ints = (
-        *(w.channels, *inputs[1:], *results[1:], w.kernel[1], w.stride[1], w.padding[1]),
-        *(w.dilation[1], w.padding[2], w.columns if given.residual else 0),
+        *(w.channels, *inputs, *results, *w.kernel[:2], *w.stride[:2], *w.padding[:2]),
+        *(*w.dilation[:2], w.padding[2], w.columns if given.residual else 0),
         *_bounds(value),
     )
     assert len(ints) == len(depthwise.SIZES), (ints, depthwise.SIZES)
@@ -188,7 +189,7 @@ def _depthwise(
     zeros = _zeros(w, target)
     call = NativeCall(
         taps.name,
-        plain(sympy.sympify(value.shape[0]) * results[1] * runs),
+        plain(sympy.sympify(value.shape[0]) * results[0] * results[1] * runs),
         plain(sympy.sympify(results[2]) * w.taps * min(w.channels, depthwise.RUN * target.lanes)),
         0,
         (given.x, packed, bias or zeros, zeros, given.residual or zeros, value),
