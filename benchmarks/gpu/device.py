@@ -74,12 +74,12 @@ def placed(model: Model, where: Where) -> Model:
     return replace(model, module=module, inputs=inputs)
 
 
-def exact(module: torch.nn.Module) -> Callable[..., Tensors]:
-    """The same weights, computed in float64."""
-    doubled = copy.deepcopy(module).double()
+def exact(module: torch.nn.Module, dtype: torch.dtype = torch.float64) -> Callable[..., Tensors]:
+    """The same weights, computed in ``dtype``."""
+    doubled = copy.deepcopy(module).to(dtype)
 
     def run(*inputs: torch.Tensor) -> Tensors:
-        made = doubled(*(t.double() if t.is_floating_point() else t for t in inputs))
+        made = doubled(*(t.to(dtype) if t.is_floating_point() else t for t in inputs))
         return made if isinstance(made, tuple) else (made,)
 
     return run

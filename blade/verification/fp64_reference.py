@@ -156,17 +156,21 @@ def _needed(graph: torch.fx.Graph, outputs: Sequence[int]) -> set[torch.fx.Node]
 
 
 def _narrowed(value: Any, given: Any) -> Any:
-    """Narrow a widened operand to the dtype of its node, in the same layout.
+    """Narrow a widened operand to the dtype and the layout of its node.
 
     Kernels read a slice of padded rows at once, and refuse a dense copy of it as not aligned.
     """
     if not isinstance(value, torch.Tensor) or not value.is_floating_point():
         return value
-    wide = widened(value)
-    sizes = zip(wide.shape, wide.stride(), strict=True)
-    extent = 1 + sum((size - 1) * stride for size, stride in sizes) if wide.numel() else 0
-    memory = wide.as_strided((extent,), (1,), wide.storage_offset())
-    return memory.to(given.meta["val"].dtype).as_strided(wide.shape, wide.stride(), 0)
+    wide, like = widened(value), given.meta["val"]
+    strides = like.stride()
+    if not wide.numel() or not all(isinstance(s, int) for s in strides):
+        return wide.to(like.dtype)
+    extent = 1 + sum((n - 1) * s for n, s in zip(wide.shape, strides, strict=True))
+    memory = torch.zeros(extent, dtype=like.dtype, device=wide.device)
+    once = wide[tuple(slice(0, 1) if s == 0 else slice(None) for s in strides)]
+    memory.as_strided(once.shape, strides).copy_(once)
+    return memory.as_strided(wide.shape, strides)
 
 
 def _widen(value: Any) -> Any:

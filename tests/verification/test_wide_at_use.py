@@ -183,7 +183,7 @@ def test_a_kernel_that_stays_narrow_gets_a_slice_of_padded_rows(
     bias = graph.call_function(torch.ops.aten.slice.Tensor, (given, 1, 0, 49))
     bias = graph.call_function(torch.ops.aten.expand.default, (bias, [3, 4, 49]))
     graph.output((graph.call_function(kernel, (bias,)),))
-    bias.meta["val"] = torch.zeros(3, 4, 49, dtype=torch.bfloat16)
+    bias.meta["val"] = torch.zeros(4, 56, dtype=torch.bfloat16)[:, :49].expand(3, 4, 49)
     x = torch.randn(4, 56, dtype=torch.bfloat16)
     monkeypatch.setattr(fp64_reference, "_NOT_WIDENED", (kernel,))
     [got] = Fp64Reference(torch.fx.GraphModule(torch.nn.Module(), graph))((x,))

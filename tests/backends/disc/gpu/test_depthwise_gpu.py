@@ -23,7 +23,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "3x3, every other pixel": {"kernel_size": 3, "padding": 1, "stride": 2},
     "3x3, far apart": {"kernel_size": 3, "padding": 2, "dilation": 2},
     "5x1": {"kernel_size": (5, 1), "padding": (0, 1), "stride": (1, 2)},
-    "7x7": {"kernel_size": 7, "padding": 3},
+    "5x5": {"kernel_size": 5, "padding": 2},
     "1x1": {"kernel_size": 1},
 }
 
@@ -81,13 +81,13 @@ def test_one_that_nothing_follows() -> None:
     torch.testing.assert_close(program(x), [model(x)])
 
 
-@pytest.mark.parametrize("groups, out", [(4, 8), (8, 16), (1, 8)])
-def test_others_are_atens(groups: int, out: int) -> None:
-    """Several channels per group, or several results per channel."""
+@pytest.mark.parametrize("groups, out, taps", [(4, 8, 3), (8, 16, 3), (1, 8, 3), (8, 8, 7)])
+def test_others_are_atens(groups: int, out: int, taps: int) -> None:
+    """Several channels per group, several results per channel, or many taps."""
     torch.manual_seed(0)
-    model = nn.Conv2d(8, out, 3, groups=groups, bias=False).eval()
-    program = compiled(model, [torch.randn(2, 8, 7, 8)], [IMAGES])
-    x = torch.randn(1, 8, 9, 5)
+    model = nn.Conv2d(8, out, taps, groups=groups, bias=False).eval()
+    program = compiled(model, [torch.randn(2, 8, 9, 8)], [IMAGES])
+    x = torch.randn(1, 8, 9, 7)
     assert "aten::convolution" in program.ran(x) and "linear" not in program.ran(x)
     torch.testing.assert_close(program(x), [model(x)])
 

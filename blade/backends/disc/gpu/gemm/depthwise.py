@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from blade.backends.disc.gpu.gemm.product import GemmTile
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-MOST_TAPS = 128
-UNROLLED = 25  # taps
+MOST_TAPS = 25  # more are arithmetic alone, which cuDNN has special kernels for
 RANKS = (3, 4)
 _IMPORTS = "import triton\nimport triton.language as tl\n"
 _LIBDEVICE = "from triton.language.extra.cuda import libdevice\n"
@@ -44,7 +43,7 @@ def kernel(
 %(begin)s%(corner)s    x_at = x + corner[:, None] + columns[None, :]
     w_at = w + columns * W_N
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    for tap in %(range)s(TAPS_Y * TAPS_X):
+    for tap in tl.static_range(TAPS_Y * TAPS_X):
         down_y = tap // TAPS_X * GAP_Y
         down_x = tap %% TAPS_X * GAP_X
         inside_y = (corner_y + down_y >= 0) & (corner_y + down_y < SIZE_Y)
@@ -104,11 +103,9 @@ def depthwise_text(
     """The module; ``names``: the pointers, sizes and strides; ``epilogue``: its lines, which read ``acc``."""
     functions = sources(called(epilogue))
     imports = _IMPORTS + (_LIBDEVICE if "libdevice." in functions + epilogue else "")
-    is_short = prod(window.kernel) <= UNROLLED
     body = _TEXT % {
         "names": ", ".join([*names, *(f"{name}: tl.constexpr" for name in window.constants)]),
         "begin": "    gdc_launch_dependents()\n    gdc_wait()\n" if early else "",
         "corner": CORNER,
-        "range": "tl.static_range" if is_short else "range",
     }
     return f"{imports}{EARLY * early}\n\n{functions}{body}{epilogue}"
