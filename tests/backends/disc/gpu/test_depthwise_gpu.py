@@ -11,6 +11,7 @@ from test_gpu_programs import compiled
 from torch import nn
 
 from blade.backends.disc.gpu.gemm import autotune as choose
+from blade.backends.disc.gpu.gemm.benchmark import sizes_of_images
 from blade.backends.disc.gpu.gemm.plan import GemmPlan, classes_of
 from blade.backends.disc.gpu.gemm.product import GemmProduct, GemmTile
 from blade.backends.disc.gpu.gemm.tile_table import candidate
@@ -99,6 +100,9 @@ def test_few_pixels_are_cut_into_more_programs(monkeypatch: pytest.MonkeyPatch) 
     model = nn.Conv2d(96, 96, 3, groups=96, bias=False).eval()
     compiled(model, [torch.randn(2, 96, 7, 8)], [IMAGES])
     [product] = found
+    small = sizes_of_images(product, 4096, 28)
+    assert small is not None and sorted(small.values()) == [6, 28, 28]  # of 26 x 26 pixels each
+    assert sizes_of_images(product, 1000, 28) is None  # one image is timed anyway
     tiles = [candidate(product, most, GpuTarget()) for most in classes_of(product)]
     rows = [tile.m for tile in tiles if tile is not None]
     assert len(rows) == len(tiles) and rows == sorted(rows) and rows[0] < rows[-1]

@@ -11,7 +11,6 @@ import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 
-import sympy
 import torch
 
 from blade.backends.disc.gpu.compile.compile import KernelStore, compile_units
@@ -23,6 +22,7 @@ from blade.backends.disc.gpu.gemm.benchmark import (
     has_scaled_products,
     sizes_for,
     sizes_near,
+    sizes_of_images,
 )
 from blade.backends.disc.gpu.gemm.plan import GemmPlan, classes_of, merged
 from blade.backends.disc.gpu.gemm.product import GemmProduct, GemmTile, launch
@@ -38,6 +38,7 @@ from blade.core.disk_cache import code_version, digest
 log = logging.getLogger(__name__)
 
 MANY_PIXELS = 65536
+SIDE = 28  # of the images that a depthwise convolution is timed on, too: cuDNN has other kernels for small ones
 MOST_ELEMENTS = 1 << 27  # of a result that is timed
 WORTH = 0.97  # our kernel is chosen if it takes at most this fraction of ATen's time
 
@@ -121,18 +122,28 @@ class _Autotuning:
         sizes = sizes_for(product, rows) if product.conv is None else sizes_near(product, rows)
         if sizes is None:
             return None if product.scales is None else tiles[-1]
-        rows = int(sympy.sympify(product.rows).subs(sizes))
-        bench = GemmBenchmark(product, sizes, self.functions)
         if product.scales is not None:
-            return self.fastest(product, tiles, bench)
+            return self.fastest(product, tiles, GemmBenchmark(product, sizes, self.functions))
         (tile,) = tiles
+        small = sizes_of_images(product, rows, SIDE) if product.depthwise else None
+        times = [
+            self.times(product, tile, GemmBenchmark(product, one, self.functions))
+            for one in (sizes, small)
+            if one is not None
+        ]
+        for theirs, ours in times:
+            log.info(
+                "product %d x %d of %d rows: %.2f us by ATen, %.2f us by %s",
+                *(product.columns, product.depth, rows, theirs, ours, tile),
+            )
+        return tile if all(ours < WORTH * theirs for theirs, ours in times) else None
+
+    def times(
+        self, product: GemmProduct, tile: GemmTile, bench: GemmBenchmark
+    ) -> tuple[float, float]:
+        """Microseconds by ATen and by ``tile``."""
         theirs = bench.us(bench.theirs(self.follows.get(product.key, ())))
-        ours = bench.us(bench.ours(self.launches[product.key, tile]))
-        log.info(
-            "product %d x %d of %d rows: %.2f us by ATen, %.2f us by %s",
-            *(product.columns, product.depth, rows, theirs, ours, tile),
-        )
-        return tile if ours < WORTH * theirs else None
+        return theirs, bench.us(bench.ours(self.launches[product.key, tile]))
 
     def fastest(
         self, product: GemmProduct, tiles: Sequence[GemmTile], bench: GemmBenchmark

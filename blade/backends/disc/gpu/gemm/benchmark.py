@@ -64,6 +64,18 @@ def sizes_near(product: GemmProduct, most: int) -> Sizes | None:
     return at(low) if 0 < rows(low) <= most else None
 
 
+def sizes_of_images(product: GemmProduct, most: int, side: int) -> Sizes | None:
+    """Values of the size symbols that give at most ``most`` pixels in several images of ``side``; ``None`` if the
+    images' number or their sizes are known."""
+    batch = sympy.sympify(product.x.shape[0]).free_symbols
+    spatial = [s for s in _symbols(product) if s not in batch]
+    if not batch or not spatial:
+        return None
+    one = {**dict.fromkeys(spatial, side), **dict.fromkeys(batch, 1)}
+    images = most // max(1, int(sympy.sympify(product.rows).subs(one)))
+    return {**one, **dict.fromkeys(batch, images)} if images > 1 else None
+
+
 @cache
 def has_scaled_products() -> bool:
     """Can ATen multiply 8-bit floats with row scales into halves here?"""
