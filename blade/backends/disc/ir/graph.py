@@ -12,6 +12,9 @@
     gather a i t? {axis, axes, asserts?}  index i along `axis` of `a`; its other axes k are the result's axes[k];
                                           i has the result's shape and is in bounds once the check t has run,
                                           or, with `asserts`, is checked by the kernel
+    scatter i x {axis, axes, kind}        GPU: every point of x goes to index i along `axis` of the result, whose other
+                                          axes k are x's axes[k], and is combined there: `kind` is sum or max; i has
+                                          x's shape and is checked by the kernel
     reduce a {kind, axes}                 keeps reduced axes with size 1
     linear x w bias?                      x @ w.T + bias over the last axis of x
     dequantize x scale? zero? {kind}      (x - zero) * scale; kind: `tensor` (both are numbers), one of each per
