@@ -59,12 +59,12 @@ MEANS = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 @pytest.mark.parametrize("mean", MEANS.values(), ids=MEANS)
 def test_means_of_every_window(mean: nn.Module, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    program = compiled(mean, [torch.randn(2, 70, 9, 8, dtype=dtype)], [IMAGES])
-    for size in ((2, 70, 9, 8), (1, 70, 5, 5), (3, 70, 7, 12)):
+    program = compiled(mean, [torch.randn(2, 20, 9, 8, dtype=dtype)], [IMAGES])
+    for size in ((2, 20, 9, 8), (1, 20, 5, 5), (3, 20, 7, 12)):
         x = torch.randn(size, dtype=dtype)
         x[:, ::3, 1, 2] = math.nan
         x[:, 2::5, 3, 3] = math.inf
