@@ -8,7 +8,7 @@ import sympy
 import torch
 from cpu_native import symbol
 from op_trace import trace
-from run_program import GpuProgram
+from run_program import GpuProgram, compile_to_program
 from test_gpu_programs import compiled
 from torch import nn
 
@@ -261,3 +261,23 @@ def test_sizes_to_measure_at() -> None:
     assert sizes_near(product(N, 14, 64, 64), 1024) == {N: 5}
     assert sizes_near(product(1, 14, 64, 64), 256) == {}
     assert sizes_near(product(1, 56, 64, 64), 256) is None
+
+
+def test_channels_that_are_an_expression_of_sizes_are_atens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of what a reshape says of another input's batch: no number could be timed."""
+    found: list[GemmProduct] = []
+    plan = GemmPlan(((None, None),))
+    monkeypatch.setattr(choose, "unmeasured", lambda product, _: found.append(product) or plan)
+    conv = nn.Conv2d(32, 16, 1, bias=False).requires_grad_(False).half()
+    after = nn.Conv2d(16, 6, 1, bias=False).requires_grad_(False).half()  # makes no whole blocks
+
+    def forward(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return after(conv(x.reshape(y.shape[0], -1, 3, 3)).relu())
+
+    x, y = torch.randn(2, 288, dtype=F16), torch.randn(2, 5)
+    gm, shape_env = trace(forward, [x, y], [(True, False), (True, False)])
+    program = compile_to_program(lower(gm, shape_env, forms=FORMS))
+    assert not found
+    torch.testing.assert_close(program(x, y), [forward(x, y)])

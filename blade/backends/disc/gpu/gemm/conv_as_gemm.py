@@ -129,6 +129,8 @@ def is_served(value: Value) -> bool:
     if given.bias is not None or given.residual is not None or a["activation"] is not None:
         return False
     x, view = given.x, view_of(given.x)
+    if x.shape[-1] != given.weight.shape[1]:  # equal by a guard: an expression of sizes
+        return False
     if view is None or not same(x.shape, view.strides, contiguous_strides(x.shape)):
         return False
     return columns_of(value) is not None
