@@ -174,7 +174,8 @@ class _Fuser:
                 fits = self.fits(v, group) and not self.reached(self.outside(v, group), group)
                 home = group if fits and not self.is_for_others(v, group) else None
             elif group is not home and self.can_merge(home, group):
-                self.merge(home, group)
+                if v.op != "scatter" or not group.row:
+                    self.merge(home, group)
         if home is None:
             home = FusionGroup(space_of(v))
             self.groups.append(home)

@@ -5,8 +5,9 @@
                                            ->      %6 = add %base %5                 with its readers
 
 The points are never stored: messages between the nodes of a graph are gathered, weighed and added in one kernel.
-They are combined in float32, in any order, as ATen's atomics do; 16-bit results are rounded once instead of at each
-addition. ATen keeps them where deterministic algorithms are asked for.
+They are combined in float32, in any order, as ATen's atomics do (but for its gradient of an embedding, which has a
+fixed one); 16-bit results are rounded once instead of at each addition. ATen keeps all of them where
+``torch.use_deterministic_algorithms`` asks for it.
 """
 
 from collections.abc import Callable, Sequence
