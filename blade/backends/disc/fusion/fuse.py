@@ -173,9 +173,8 @@ class _Fuser:
             if home is None:
                 fits = self.fits(v, group) and not self.reached(self.outside(v, group), group)
                 home = group if fits and not self.is_for_others(v, group) else None
-            elif group is not home and self.can_merge(home, group):
-                if v.op != "scatter" or not group.row:
-                    self.merge(home, group)
+            elif group is not home and self.may_connect(v, home, group):
+                self.merge(home, group)
         if home is None:
             home = FusionGroup(space_of(v))
             self.groups.append(home)
@@ -225,6 +224,10 @@ class _Fuser:
             if source is not None and self.group_of.get(source.id) is group and not group.row:
                 return False
         return True
+
+    def may_connect(self, v: Value, home: FusionGroup, group: FusionGroup) -> bool:
+        """Whether ``v``, which joins ``home``, may make ``group`` part of it: a scatter is in no kernel of rows."""
+        return (v.op != "scatter" or not group.row) and self.can_merge(home, group)
 
     def can_merge(self, a: FusionGroup, b: FusionGroup) -> bool:
         if a.shape != b.shape or a.is_scattered or b.is_scattered:

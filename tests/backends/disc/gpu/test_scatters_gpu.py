@@ -137,3 +137,18 @@ def test_atens_where_the_order_of_additions_has_to_be_fixed() -> None:
         torch.use_deterministic_algorithms(False)
     assert "aten::index_add" in program.text and "atomic" not in str(program.units)
     torch.testing.assert_close(program(*inputs), [_convolution(*inputs)])
+
+
+def test_rows_and_what_goes_elsewhere_are_two_kernels() -> None:
+    """A softmax of the rows that are scattered, weighed by another one: reductions are in kernels of rows."""
+
+    def function(x: Any, source: Any, target: Any, weight: Any) -> Any:
+        sent = x[source].softmax(-1) * (x[target] * weight[:, None]).softmax(-1)
+        return torch.zeros_like(x).index_add(0, target, sent)
+
+    inputs = _messages(torch.Generator().manual_seed(3), 9, 30)
+    gm, shape_env = trace(function, inputs, [(True, False), (True,), (True,), (True,)])
+    program = compile_to_program(lower(gm, shape_env, forms=FORMS))
+    torch.testing.assert_close(program(*inputs), [function(*inputs)])
+    atomic = [name for name, unit in program.units.items() if "atomic_add" in unit.text]
+    assert atomic and all(name.startswith("loop") for name in atomic)
