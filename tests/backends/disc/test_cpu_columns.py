@@ -115,6 +115,16 @@ def test_many_places_keep_precision() -> None:
     torch.testing.assert_close(out, torch.full((4,), 0.1 * (1 << 18)), rtol=1e-5, atol=0)
 
 
+@pytest.mark.parametrize("places", [49, 196, 3136])
+def test_the_pixels_of_an_image_are_summed_to_four_roundings(places: int) -> None:
+    """The mean of an image's equal pixels: one accumulator would be off by ten roundings at 196."""
+    native = Native({"k": totals("sum", F32)})
+    x, out = torch.full((4 * places,), 3.2), torch.zeros(4)
+    native.run("k", [x, out], {"s0": 1, "s1": places, "s2": 4})
+    want = torch.full((4,), 3.2).double() * places
+    assert ((out.double() - want) / want).abs().max() <= 4 * torch.finfo(F32).eps
+
+
 def test_extent_counts_blocks_of_rows() -> None:
     emitted = emit(totals("sum", F32), "k", CpuTarget(host().isa, 8))
     assert emitted.extent.subs({S0: 3, S2: 65}) == 9  # type: ignore[union-attr]

@@ -38,7 +38,9 @@ from blade.backends.disc.ir.kernel import (
 )
 from blade.backends.disc.ir.kernel_schedule import RowPass
 
-_RUN = 512  # positions summed before they are added to the total
+# Positions summed before they are added to the total: of up to _LONG of them, and of more.
+_RUN, _LONG_RUN = 32, 512
+_LONG = 4096
 
 
 def side_by_side(kernel: Kernel) -> int | None:
@@ -133,8 +135,12 @@ class _ColumnBlock:
             carry(self.code, self.zero, self.high, one, [], lambda r, _: self._place(step, r, []))
             return
 
+        is_long = self.code.compare("sgt", self.high, self.code.constant(_LONG, "i64"))
+        sizes = (self.code.constant(n, "i64") for n in (_LONG_RUN, _RUN))
+        stride = self.code.select(is_long, *sizes)
+
         def run(first: SsaValue, totals: list[SsaValue]) -> list[SsaValue]:
-            end = self.code.add(first, self.code.constant(_RUN, "i64"))
+            end = self.code.add(first, stride)
             end = self.code.apply("arith.minsi", end, self.high)
             parts = carry(self.code, first, end, one, start, lambda r, v: self._place(step, r, v))
             return [
@@ -142,7 +148,6 @@ class _ColumnBlock:
                 for r, total, part in zip(each, totals, parts)
             ]
 
-        stride = self.code.constant(_RUN, "i64")
         totals = carry(self.code, self.zero, self.high, stride, start, run)
         for k, r in enumerate(step.reductions):
             for u in range(self.count):
