@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from blade.core.jit_nodes import blocks_of, inputs_of, outputs_of
+from blade.core.jit_nodes import blocks_of, inputs_of, nodes_of, outputs_of
 
 TENSOR = torch._C.TensorType.get()
 
@@ -177,9 +177,7 @@ class _GraphReader:
 def nested(node: torch._C.Node) -> Iterator[torch._C.Node]:
     """Every node in ``node``'s blocks, outer before inner."""
     for block in blocks_of(node):
-        for inner in block.nodes():
-            yield inner
-            yield from nested(inner)
+        yield from nodes_of(block)
 
 
 def _free(node: torch._C.Node) -> tuple[int, ...]:

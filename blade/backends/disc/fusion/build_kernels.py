@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from sympy import sympify
 
-from blade.backends.disc.fusion.fuse import Fused, FusionGroup, row_source
+from blade.backends.disc.fusion.fuse import Fused, FusionGroup, row_source, space_of
 from blade.backends.disc.ir.graph import (
     LEAVES,
     Shape,
@@ -147,11 +147,8 @@ class _KernelBuilder:
         """Element ``index`` along one axis of the source, at the point's own index along the others."""
         view = view_of(v.args[0])
         assert view is not None, v
-        strides: list[Dim] = [0] * len(v.shape)
-        for stride, place in zip(view.strides, v.attrs["axes"], strict=True):
-            if place is not None:
-                strides[place] = stride
-        access = self.access(StridedView(view.base, tuple(strides), view.offset), v.shape)
+        strides = _moved(view.strides, v)
+        access = self.access(StridedView(view.base, strides, view.offset), v.shape)
         axis = v.attrs["axis"]
         bound = v.args[0].shape[axis] if v.attrs.get("asserts") else None
         return Gather(access, self.operand(v.args[1]), view.strides[axis], v.dtype, bound)
@@ -160,12 +157,8 @@ class _KernelBuilder:
         """Each point of the source goes to element ``index`` along one axis of the result."""
         index, source = v.args
         own = contiguous_strides(v.shape)
-        strides: list[Dim] = [0] * len(source.shape)
-        for stride, place in zip(own, v.attrs["axes"], strict=True):
-            if place is not None:
-                strides[place] = stride
         self.written.add(v.id)
-        access = self.access(StridedView(v, tuple(strides)), source.shape)
+        access = self.access(StridedView(v, _moved(own, v)), source.shape)
         axis = v.attrs["axis"]
         return Accumulate(
             access,
@@ -209,6 +202,15 @@ class _KernelBuilder:
         multiple = next(n for n in (64, 32, 16, 8, 4, 2, 1) if self.fused.facts.divides(n, inner))
         kernel = Kernel(outer, inner, args, tuple(body), multiple)
         return GroupKernel(kernel, tuple(self.buffers.values()))
+
+
+def _moved(strides: Shape, v: Value) -> Shape:
+    """``strides`` of what the `gather` or `scatter` ``v`` indexes, by the axes of the index."""
+    found: list[Dim] = [0] * len(space_of(v))
+    for stride, place in zip(strides, v.attrs["axes"], strict=True):
+        if place is not None:
+            found[place] = stride
+    return tuple(found)
 
 
 def _space(

@@ -53,9 +53,13 @@ def operands(value: Value) -> ConvOperands:
 
 def is_depthwise(value: Value) -> bool:
     """Whether the `conv` ``value`` computes every channel by itself, as generated code does along the channels."""
-    given, groups = operands(value), value.attrs["groups"]
-    fits = bool(given.weight.shape[-1] <= _WIDEST)
-    return fits and groups > 1 and given.x.shape[-1] == value.shape[-1] == groups
+    return bool(operands(value).weight.shape[-1] <= _WIDEST) and has_own_channels(value)
+
+
+def has_own_channels(value: Value) -> bool:
+    """Whether each channel of the `conv` ``value`` is computed from one channel of its own."""
+    groups = value.attrs["groups"]
+    return bool(groups > 1 and operands(value).x.shape[-1] == value.shape[-1] == groups)
 
 
 def adjacent_taps(value: Value) -> int:

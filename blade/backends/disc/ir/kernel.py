@@ -194,13 +194,10 @@ class Kernel:
             if isinstance(stmt, Accessing):
                 for dim in (*stmt.access.strides, stmt.access.offset):
                     _note(dim, seen)
-                if isinstance(stmt, Gather):
+                if isinstance(stmt, (Gather, Accumulate)):
                     _note(stmt.stride, seen)
                     if stmt.bound is not None:
                         _note(stmt.bound, seen)
-                elif isinstance(stmt, Accumulate):
-                    _note(stmt.stride, seen)
-                    _note(stmt.bound, seen)
             elif isinstance(stmt, Size):
                 _note(stmt.value, seen)
         return tuple(seen)

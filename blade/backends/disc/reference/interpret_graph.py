@@ -278,12 +278,17 @@ def _window(
 def _gather(
     x: torch.Tensor, index: torch.Tensor, axis: int, axes: Sequence[int | None]
 ) -> torch.Tensor:
+    return x[_places(index, axes)]
+
+
+def _places(index: torch.Tensor, axes: Sequence[int | None]) -> tuple[torch.Tensor, ...]:
+    """Per axis the positions that ``index`` and the own places of its elements name."""
     places = []
     for place in axes:
         view = [-1 if k == place else 1 for k in range(index.dim())]
         own = None if place is None else torch.arange(index.shape[place]).view(view)
         places.append(index.long() if own is None else own.expand(index.shape))
-    return x[tuple(places)]
+    return tuple(places)
 
 
 def _scatter(
@@ -291,12 +296,9 @@ def _scatter(
 ) -> torch.Tensor:
     """The values that go to one element are combined in float64."""
     result = torch.full(shape, ACCUMULATIONS[v.attrs["kind"]], dtype=torch.float64)
-    strides, place = contiguous_strides(tuple(shape)), torch.zeros_like(index).long()
-    for stride, axis in zip(strides, v.attrs["axes"], strict=True):
-        if axis is not None:
-            column = [-1 if k == axis else 1 for k in range(index.dim())]
-            place = place + torch.arange(index.shape[axis]).view(column) * stride
-    place = place + index.long() * strides[v.attrs["axis"]]
+    strides = contiguous_strides(tuple(shape))
+    place = sum(p * s for p, s in zip(_places(index, v.attrs["axes"]), strides, strict=True))
+    assert isinstance(place, torch.Tensor), v
     kind = {"sum": "sum", "max": "amax"}[v.attrs["kind"]]
     flat = result.flatten().scatter_reduce(0, place.flatten(), source.double().flatten(), kind)
     return flat.view(shape).to(v.dtype)

@@ -160,15 +160,17 @@ def transposed(rows: int | None, length: int | None) -> KernelTile:
     """The tile of a kernel that is contiguous along the tile's rows and along its columns: images of 3 channels have
     one short side.
     """
-    height, width = (_SIDE if n is None else min(_SIDE, power(n)) for n in (rows, length))
+    height, width = _side(rows, _SIDE), _side(length, _SIDE)
     area = _SIDE * _SIDE
     if width < _SIDE:
-        height = min(area // width, _LONG_SIDE if rows is None else min(_LONG_SIDE, power(rows)))
+        height = min(area // width, _side(rows, _LONG_SIDE))
     elif height < _SIDE:
-        width = min(
-            area // height, _LONG_SIDE if length is None else min(_LONG_SIDE, power(length))
-        )
+        width = min(area // height, _side(length, _LONG_SIDE))
     return KernelTile(height, width, max(1, height * width // (WARP * _EACH)))
+
+
+def _side(size: int | None, most: int) -> int:
+    return most if size is None else min(most, power(size))
 
 
 def pointwise(length: int | None, count: int | None) -> KernelTile:

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from blade.backends.disc.gpu.emit.device_functions import EARLY, called, sources
 from blade.backends.disc.gpu.gemm.conv_as_gemm import CORNER, ConvWindow, columns_of
-from blade.backends.disc.ir.convolution import operands
+from blade.backends.disc.gpu.gemm.template import head_of
+from blade.backends.disc.ir.convolution import has_own_channels, operands
 from blade.backends.disc.ir.graph import Value, contiguous_strides
 from blade.backends.disc.ir.views import same, view_of
 
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 MOST_TAPS = 25  # more are arithmetic alone, which cuDNN has special kernels for
 RANKS = (3, 4)
-_IMPORTS = "import triton\nimport triton.language as tl\n"
-_LIBDEVICE = "from triton.language.extra.cuda import libdevice\n"
 _TEXT = """\
 @triton.jit
 def kernel(
@@ -68,8 +66,7 @@ def depthwise_window(value: Value) -> ConvWindow | None:
     if given.bias is not None or given.residual is not None or a["activation"] is not None:
         return None
     x, weight, view = given.x, given.weight, view_of(given.x)
-    channels = value.shape[-1]
-    if a["groups"] == 1 or not a["groups"] == weight.shape[0] == channels == x.shape[-1]:
+    if not has_own_channels(value):
         return None
     if {x.dtype, weight.dtype} != {value.dtype} or columns_of(value) is None:
         return None
@@ -101,11 +98,9 @@ def depthwise_text(
     names: list[str], epilogue: str, tile: "GemmTile", window: ConvWindow, early: bool
 ) -> str:
     """The module; ``names``: the pointers, sizes and strides; ``epilogue``: its lines, which read ``acc``."""
-    functions = sources(called(epilogue))
-    imports = _IMPORTS + (_LIBDEVICE if "libdevice." in functions + epilogue else "")
     body = _TEXT % {
         "names": ", ".join([*names, *(f"{name}: tl.constexpr" for name in window.constants)]),
         "begin": "    gdc_launch_dependents()\n    gdc_wait()\n" if early else "",
         "corner": CORNER,
     }
-    return f"{imports}{EARLY * early}\n\n{functions}{body}{epilogue}"
+    return f"{head_of(epilogue, early)}{body}{epilogue}"

@@ -108,10 +108,7 @@ def gemm_text(
     the wait.
     ``windowed``: rows of x are windows (conv_as_gemm.py). ``integers``: operands are bytes, with exact sums.
     """
-    functions = sources(called(epilogue))
-    imports = _IMPORTS + (_LIBDEVICE if "libdevice." in functions + epilogue else "")
-    if early:
-        imports, functions = imports + EARLY, functions + _PREFETCH
+    head = head_of(epilogue, early) + (_PREFETCH if early else "")
     body = _TEXT % {
         "names": ", ".join(names),
         "begin": _BEGIN if early else "",
@@ -121,4 +118,11 @@ def gemm_text(
         "sums": "tl.int32" if integers else "tl.float32",
         "how": "out_dtype=tl.int32" if integers else "input_precision=PRECISION",
     }
-    return f"{imports}\n\n{functions}{body}{_SPLIT if split else ''}{epilogue}"
+    return f"{head}{body}{_SPLIT if split else ''}{epilogue}"
+
+
+def head_of(epilogue: str, early: bool) -> str:
+    """The imports and functions of a module that ends with ``epilogue``."""
+    functions = sources(called(epilogue))
+    imports = _IMPORTS + (_LIBDEVICE if "libdevice." in functions + epilogue else "")
+    return f"{imports}{EARLY * early}\n\n{functions}"

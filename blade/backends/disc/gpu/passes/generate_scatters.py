@@ -11,6 +11,7 @@ fixed one); 16-bit results are rounded once instead of at each addition. ATen ke
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -65,12 +66,6 @@ def _index_add(
     column = [index.shape[0] if k == axis else 1 for k in range(len(v.shape))]
     index = b.broadcast(b.reshape(index, column), source.shape)
     return _joined(b, base, _scatter(b, v, axis, index, source, "sum"), "sum")
-
-
-def _scatter_add(
-    b: IrBuilder, v: Value, base: Value, dim: int, index: Value, source: Value
-) -> Value | None:
-    return _scatter_reduce(b, v, base, dim, index, source, "sum")
 
 
 def _scatter_reduce(
@@ -166,7 +161,7 @@ def _joined(b: IrBuilder, base: Value, total: Value, kind: str) -> Value:
 
 FORMS: dict[Any, Callable[..., Value | None]] = {
     aten.index_add.default: _index_add,
-    aten.scatter_add.default: _scatter_add,
+    aten.scatter_add.default: partial(_scatter_reduce, reduce="sum"),
     aten.scatter_reduce.two: _scatter_reduce,
     aten.index_put.default: _index_put,
     aten._unsafe_index_put.default: _index_put,
