@@ -33,7 +33,12 @@ KEPT = 256 << 20
 _OWN: dict[Any, Callable[..., torch.Tensor]] = {
     torch.ops.aten.scaled_dot_product_attention.default: attend,
     GROUPED: grouped_product,
+    # an op in fp64 may lay its result out otherwise than the kernel that the graph was traced with
+    torch.ops.aten.view.default: torch.Tensor.reshape,
+    torch.ops.aten._unsafe_view.default: torch.Tensor.reshape,
 }
+_ALIGNED = 8
+"""Elements: attention kernels want rows of 16 bytes."""
 # These run in their own dtypes: in fp64, random ops draw in another order from the same generator, and
 # attention kernels of a GPU do not exist.
 _NOT_WIDENED = (
@@ -158,14 +163,20 @@ def _needed(graph: torch.fx.Graph, outputs: Sequence[int]) -> set[torch.fx.Node]
 def _narrowed(value: Any, given: Any) -> Any:
     """Narrow a widened operand to the dtype and the layout of its node.
 
-    Kernels read a slice of padded rows at once, and refuse a dense copy of it as not aligned.
+    Kernels read a slice of padded rows at once, and refuse a dense copy of it as not aligned. Where the
+    layout depends on sizes, rows are padded.
     """
     if not isinstance(value, torch.Tensor) or not value.is_floating_point():
         return value
     wide, like = widened(value), given.meta["val"]
     strides = like.stride()
-    if not wide.numel() or not all(isinstance(s, int) for s in strides):
+    if not wide.numel():
         return wide.to(like.dtype)
+    if not all(isinstance(s, int) for s in strides):
+        rows = wide.new_empty(
+            (*wide.shape[:-1], -(-wide.shape[-1] // _ALIGNED) * _ALIGNED), dtype=like.dtype
+        )
+        return rows[..., : wide.shape[-1]].copy_(wide)
     extent = 1 + sum((n - 1) * s for n, s in zip(wide.shape, strides, strict=True))
     memory = torch.zeros(extent, dtype=like.dtype, device=wide.device)
     once = wide[tuple(slice(0, 1) if s == 0 else slice(None) for s in strides)]

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.nn import functional as F
 from wide_bytes import WideBytes
 
@@ -189,3 +191,36 @@ def test_a_kernel_that_stays_narrow_gets_a_slice_of_padded_rows(
     [got] = Fp64Reference(torch.fx.GraphModule(torch.nn.Module(), graph))((x,))
     assert seen == [(torch.bfloat16, (0, 56, 1), 0)]
     assert got.dtype == torch.float64 and torch.equal(got, 2 * x[:, :49].double().expand(3, 4, 49))
+
+
+def test_rows_are_padded_where_their_layout_depends_on_sizes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen = []
+
+    def kernel(bias: torch.Tensor) -> torch.Tensor:
+        seen.append((bias.dtype, bias.stride()))
+        return bias * 2
+
+    graph = torch.fx.Graph()
+    given = graph.placeholder("x")
+    bias = graph.call_function(torch.ops.aten.neg.default, (given,))
+    graph.output((graph.call_function(kernel, (bias,)),))
+    rows = ShapeEnv().create_unbacked_symint()
+    with FakeTensorMode(shape_env=rows.node.shape_env):
+        bias.meta["val"] = torch.empty((4, rows, 49), dtype=torch.bfloat16)
+    x = torch.randn(4, 3, 49, dtype=torch.bfloat16)
+    monkeypatch.setattr(fp64_reference, "_NOT_WIDENED", (kernel,))
+    [got] = Fp64Reference(torch.fx.GraphModule(torch.nn.Module(), graph))((x,))
+    assert seen == [(torch.bfloat16, (168, 56, 1))] and torch.equal(got, -2 * x.double())
+
+
+def test_views_of_what_fp64_lays_out_otherwise() -> None:
+    """Convolutions in float64 may return another layout than in the dtype that was traced."""
+    graph = torch.fx.Graph()
+    given = graph.placeholder("x")
+    turned = graph.call_function(torch.ops.aten.permute.default, (given, [1, 0]))
+    graph.output((graph.call_function(torch.ops.aten.view.default, (turned, [12])),))
+    x = torch.randn(3, 4)
+    [got] = Fp64Reference(torch.fx.GraphModule(torch.nn.Module(), graph))((x,))
+    assert torch.equal(got, x.double().t().reshape(12))

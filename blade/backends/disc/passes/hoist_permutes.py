@@ -23,7 +23,7 @@ from blade.backends.disc.ir.graph import (
     live,
 )
 from blade.backends.disc.ir.views import same, view_of
-from blade.backends.disc.passes.legalize import has_batch, has_rows
+from blade.backends.disc.passes.legalize import has_batch, has_rows, is_matrix
 
 Perm = tuple[int, ...]
 
@@ -33,9 +33,14 @@ def inverse(perm: Sequence[int]) -> Perm:
     return tuple(perm.index(k) for k in range(len(perm)))
 
 
-def hoist_permutes(graph: Graph, rules: Mapping[str, Sequence[Rule]]) -> Graph:
-    """Rebuild ``graph`` through ``rules``, with each op computed in the order that its readers want."""
-    orders = _orders(graph)
+def hoist_permutes(
+    graph: Graph, rules: Mapping[str, Sequence[Rule]], transposed: bool = False
+) -> Graph:
+    """Rebuild ``graph`` through ``rules``, with each op computed in the order that its readers want.
+
+    ``transposed``: products read transposed matrices as they lie.
+    """
+    orders = _orders(graph, transposed)
     if not orders:
         return graph
     b = IrBuilder(rules)
@@ -66,10 +71,10 @@ def _ordered(b: IrBuilder, v: Value, args: Sequence[Value], perm: Perm) -> Value
     return b.permute(made, inverse(perm))
 
 
-def _orders(graph: Graph) -> dict[int, Perm]:
+def _orders(graph: Graph, transposed: bool) -> dict[int, Perm]:
     """Value id -> the one permutation that all its readers want, if it is not the identity."""
     wanted: dict[int, set[Perm]] = {v.id: set() for v in graph.values}
-    copied = {a.id for v in graph.values for a in v.args if _copies(v, a)}
+    copied = {a.id for v in graph.values for a in v.args if _copies(v, a, transposed)}
     for v, strides in zip(graph.outputs, graph.output_strides, strict=True):
         copied |= {v.id} if _is_restrided(v, contiguous_strides(v.shape), strides) else set()
         if v.op != "permute":
@@ -111,13 +116,15 @@ def _identity(v: Value) -> Perm:
     return tuple(range(len(v.shape)))
 
 
-def _copies(user: Value, operand: Value) -> bool:
+def _copies(user: Value, operand: Value, transposed: bool) -> bool:
     """Whether ``user`` would have ``operand``, a permutation, copied before reading it."""
     if operand.op != "permute":
         return False
     if user.op in ("conv", "int8_conv", "spatial"):
         return True
-    if user.op in ("linear", "int8_linear", "weight_only_linear", "scaled_linear"):
+    if user.op == "linear":
+        return operand is user.args[0] and not is_matrix(operand, transposed)
+    if user.op in ("int8_linear", "weight_only_linear", "scaled_linear"):
         return operand is user.args[0] and not has_rows(operand)
     if user.op == "matmul":
         return not has_batch(operand)

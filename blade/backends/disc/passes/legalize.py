@@ -66,19 +66,28 @@ def bias_to_consumers(graph: Graph, packed: Packed | None = None) -> Graph:
     return rewrite_values(graph, step)
 
 
-def addressable(graph: Graph, packed: Packed | None = None) -> Graph:
-    """Give every value that is read through memory strides, by a copy before each layout without any."""
+def addressable(graph: Graph, packed: Packed | None = None, transposed: bool = False) -> Graph:
+    """Give every value that is read through memory strides, by a copy before each layout without any.
+
+    ``transposed``: products read transposed matrices as they lie.
+    """
     constants = packed or packed_operands
     inside = absorbed(graph, constants)
 
     def step(b: IrBuilder, v: Value, args: list[Value]) -> Value | None:
-        return None if v.id in inside else _copy_before_layouts(b, v, args, constants(v))
+        if v.id in inside:
+            return None
+        return _copy_before_layouts(b, v, args, constants(v), transposed)
 
     return rewrite_values(graph, step)
 
 
 def _copy_before_layouts(
-    b: IrBuilder, v: Value, args: list[Value], constants: range
+    b: IrBuilder,
+    v: Value,
+    args: list[Value],
+    constants: range,
+    transposed: bool,
 ) -> Value | None:
     """``constants``: positions of a product's packed operands."""
     if v.is_layout:
@@ -93,7 +102,7 @@ def _copy_before_layouts(
         args = [a if k in constants else _addressed(b, a) for k, a in enumerate(args)]
         if v.op == "int8_conv":
             args[0] = _stored(b, args[0])
-        elif not has_rows(args[0]):
+        elif not is_matrix(args[0], transposed and v.op == "linear"):
             args[0] = copy(b, args[0])
         rows = constants.stop if v.op in QUANTIZED else len(args)
         args[rows:] = [_stored(b, a) for a in args[rows:]]
@@ -101,7 +110,8 @@ def _copy_before_layouts(
     if v.op == "matmul":
         args = [_addressed(b, a) for a in args]
         args[:2] = [a if has_batch(a) else copy(b, a) for a in args[:2]]
-        if v.dtype in NARROW_SOURCES and v.shape[-2] != 1 and not has_dense_rows(args[0]):
+        dense = has_dense_rows(args[0]) or (transposed and has_dense_columns(args[0]))
+        if v.dtype in NARROW_SOURCES and v.shape[-2] != 1 and not dense:
             args[0] = _copy_once(b, args[0])
         args[2:] = [_stored(b, a) for a in args[2:]]
         return b.make(v.op, args, v.shape, v.dtype)
@@ -232,6 +242,17 @@ def has_rows(x: Value) -> bool:
         return False
     flat = (numel(x.shape[:-1]),)
     return reshape_strides(x.shape[:-1], view.strides[:-1], flat) is not None
+
+
+def is_matrix(x: Value, transposed: bool) -> bool:
+    """Whether a GEMM can read ``x`` as it lies; ``transposed``: also as columns of adjacent elements."""
+    return has_rows(x) or (transposed and len(x.shape) == 2 and has_dense_columns(x))
+
+
+def has_dense_columns(x: Value) -> bool:
+    """Whether the elements of each column of ``x`` are adjacent, in columns of their own."""
+    view = view_of(x)
+    return view is not None and view.strides[-2] == 1 and view.strides[-1] != 0
 
 
 def has_dense_rows(x: Value) -> bool:

@@ -25,11 +25,14 @@ from blade.backends.disc.ir.views import blocks
 from blade.backends.disc.passes.hoist_permutes import hoist_permutes, inverse
 
 
-def propagate(graph: Graph) -> Graph:
-    """``graph`` with as few permutations of large values as these rules achieve."""
+def propagate(graph: Graph, transposed: bool = False) -> Graph:
+    """``graph`` with as few permutations of large values as these rules achieve.
+
+    ``transposed``: products read transposed matrices as they lie.
+    """
     if not any(v.op == "permute" for v in graph.values):
         return graph
-    return hoist_permutes(rewrite(graph, _SINKING), _VIEWS)
+    return hoist_permutes(rewrite(graph, _SINKING), _VIEWS, transposed)
 
 
 def permute_of_broadcast(b: IrBuilder, v: Value) -> Value | None:

@@ -23,6 +23,7 @@ from blade.backends.disc.ir.graph import (
     contiguous_strides,
 )
 from blade.backends.disc.ir.size_facts import SizeRelations
+from blade.backends.disc.passes.legalize import addressable
 from blade.backends.disc.program.instructions import Counters
 
 pytestmark = pytest.mark.needs("triton_interpreter")
@@ -88,6 +89,43 @@ def test_operands_are_read_where_they_lie(tile: GemmTile) -> None:
     got = torch.full((3, 7, 64), math.inf)
     compute(product, tile, {wide.id: given, stored.id: weight, y.id: got}, {"s0": 3, "s1": 7})
     close(got, given[..., 32:80].double() @ weight[:, 16:80].double())
+
+
+@pytest.mark.parametrize("tile", TILES, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_transposed_matrix_is_read_where_it_lies(tile: GemmTile, dtype: torch.dtype) -> None:
+    """The gradient of a weight: columns of the gradient times rows, in an odd number."""
+    torch.manual_seed(1)
+    b = IrBuilder()
+    gradient = b.make("input", (), (37, 40), dtype, index=0)
+    rows = b.make("input", (), (37, 24), dtype, index=1)
+    y = b.make("linear", (b.permute(gradient, (1, 0)), b.permute(rows, (1, 0))), (40, 24), dtype)
+    product = product_of(y, plain_epilogue(y))
+    assert product is not None and product.step == 40
+    given = [torch.randn(37, 40).to(dtype), torch.randn(37, 24).to(dtype)]
+    got = torch.full((40, 24), math.inf, dtype=dtype)
+    compute(product, tile, {gradient.id: given[0], rows.id: given[1], y.id: got}, {})
+    close(got, given[0].double().t() @ given[1].double())
+
+
+def test_nothing_is_copied_for_the_gradient_of_a_weight() -> None:
+    """Products of one matrix and of batches; a row that repeats is read as it lies, too."""
+    b = IrBuilder()
+    x = b.make("input", (), (S, 40), torch.bfloat16, index=0)
+    rows = b.make("input", (), (S, 24), torch.bfloat16, index=1)
+    batch = b.make("input", (), (B, S, 8), torch.bfloat16, index=2)
+    y = b.make("linear", (b.permute(x, (1, 0)), b.permute(rows, (1, 0))), (40, 24), x.dtype)
+    z = b.make("matmul", (b.permute(batch, (0, 2, 1)), batch), (B, 8, 8), x.dtype)
+    repeated = b.broadcast(b.make("input", (), (S,), x.dtype, index=3), (40, S))
+    row = b.make("linear", (repeated, b.permute(rows, (1, 0))), (40, 24), x.dtype)
+    outputs = (y, z, row)
+    strides = tuple(contiguous_strides(v.shape) for v in outputs)
+    inputs = tuple(v for v in b.values if v.op == "input")
+    graph = Graph(b.values, outputs, strides, inputs)
+    made = addressable(graph, lambda _: range(0), transposed=True)
+    assert [v.args[0].op for v in made.outputs] == ["permute", "permute", "broadcast"]
+    made = addressable(graph, lambda _: range(0))
+    assert [v.args[0].op for v in made.outputs] == ["cast", "cast", "broadcast"]
 
 
 @pytest.mark.parametrize("tile", TILES, ids=str)

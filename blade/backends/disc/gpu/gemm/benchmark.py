@@ -39,7 +39,14 @@ def sizes_for(product: GemmProduct, number: int) -> Sizes | None:
 
 def _symbols(product: GemmProduct) -> list[sympy.Symbol]:
     kernel, buffers = product.epilogue.kernel, product.epilogue.buffers
-    dims = [product.rows, product.row, *product.weight_strides, *kernel.sizes(), *product.x.shape]
+    dims = [
+        product.rows,
+        product.row,
+        product.step,
+        *product.weight_strides,
+        *kernel.sizes(),
+        *product.x.shape,
+    ]
     dims += [d for b in buffers for d in (*b.shape, *(b.strides or ()))]
     return sorted({s for d in dims for s in sympy.sympify(d).free_symbols}, key=str)
 
@@ -149,7 +156,8 @@ class GemmBenchmark:
     def multiplied(self) -> Callable[[int], torch.Tensor]:
         """ATen's product of two matrices."""
         product = self.product
-        x = self.x.as_strided((self.rows, product.depth), (self.number(product.row), 1))
+        steps = (self.number(product.row), self.number(product.step))
+        x = self.x.as_strided((self.rows, product.depth), steps)
         shape, strides = (product.depth, product.columns), product.weight_strides[::-1]
         ws = [w.as_strided(shape, [self.number(s) for s in strides]) for w in self.weights]
         out = self.buffers[product.epilogue.product].view(self.rows, product.columns)
@@ -195,7 +203,8 @@ class GemmBenchmark:
     def x_extent(self) -> int:
         if self.product.conv is not None:
             return self.extent(self.product.x)
-        return (self.rows - 1) * self.number(self.product.row) + self.product.depth
+        row, step = self.number(self.product.row), self.number(self.product.step)
+        return (self.rows - 1) * row + (self.product.depth - 1) * step + 1
 
     def us(self, step: Callable[[int], None]) -> float:
         """Microseconds of one step."""

@@ -77,6 +77,13 @@ class GemmProduct:
         return row_distance(self.x, len(self.x.shape) - 1)
 
     @property
+    def step(self) -> Dim:
+        """The distance of adjacent elements of a row of ``x``: 1 unless it is a transposed matrix."""
+        view = view_of(self.x)
+        assert view is not None, self.x
+        return 1 if self.x.shape[-1] == 1 else view.strides[-1]
+
+    @property
     def weight_strides(self) -> tuple[Dim, ...]:
         if self.conv is not None:
             found = columns_of(self.conv)
@@ -89,7 +96,7 @@ class GemmProduct:
     @cached_property
     def key(self) -> str:
         """Equal for products with equal kernels, such as those of a model's layers."""
-        sizes = (self.rows, self.columns, self.depth, self.row, self.weight_strides)
+        sizes = (self.rows, self.columns, self.depth, self.row, self.step, self.weight_strides)
         conv = None if self.conv is None else (self.x.shape, self.conv.attrs, self.window)
         scales = None if self.scales is None else self.scales.key
         return repr(
@@ -165,7 +172,7 @@ def launch(
             "M": product.rows,
             "N": product.columns,
             "K": product.depth,
-            **({"X_ROW": product.row} if product.window is None else product.window.numbers),
+            **_x_strides(product),
             "W_N": row,
             "W_K": step,
             **sizes,
@@ -212,6 +219,12 @@ def launch(
     )
     grid = (blocks, tile.split, 1)
     return LibraryLaunch(LaunchChoice(when, unit, grid), operands, numbers.values)
+
+
+def _x_strides(product: GemmProduct) -> dict[str, Dim]:
+    if product.window is not None:
+        return product.window.numbers
+    return {"X_ROW": product.row, "X_K": product.step}
 
 
 def _text(product: GemmProduct, names: list[str], lines: str, tile: GemmTile, early: bool) -> str:

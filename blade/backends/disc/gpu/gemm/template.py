@@ -44,12 +44,12 @@ def kernel(
 %(begin)s    acc = tl.zeros((BLOCK_M, BLOCK_N), %(sums)s)
     for step in range(0, steps):
 %(step)s        acc = tl.dot(a, b, acc, %(how)s)
-        %(walked)s += BLOCK_K
+        %(walked)s
         w_at += BLOCK_K * W_K
 """
 
 _START = """\
-    x_at = x + near[:, None] * X_ROW + depth[None, :]
+    x_at = x + near[:, None] * X_ROW + depth[None, :].to(tl.int64) * X_K
 """
 
 _STEP = """\
@@ -114,7 +114,7 @@ def gemm_text(
         "begin": _BEGIN if early else "",
         "start": window.START if windowed else _START,
         "step": window.STEP if windowed else _STEP,
-        "walked": "first" if windowed else "x_at",
+        "walked": "first += BLOCK_K" if windowed else "x_at += BLOCK_K * X_K",
         "sums": "tl.int32" if integers else "tl.float32",
         "how": "out_dtype=tl.int32" if integers else "input_precision=PRECISION",
     }
