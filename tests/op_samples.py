@@ -1861,6 +1861,18 @@ row(
     index("c", 8),
     called=True,
 )
+row(
+    "index of pixels",
+    lambda x, i, j: (
+        x[:, :, i[:, None], j],
+        x[:, i, -j[:, None] - 1],
+        aten._unsafe_index(x, [None, None, i[:, None].int(), j]),
+    ),
+    f32("b 7 7 7"),
+    index("a", 7),
+    index("c", 7),
+    called=True,
+)
 row("index negative", lambda x, i: x[-i - 1], f32("8 b"), index("a", 8), called=True)
 row(
     "index of counting",

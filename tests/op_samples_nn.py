@@ -427,7 +427,7 @@ row(
         aten.upsample_nearest2d(x, [x.shape[2] * 2, x.shape[3] * 2]),
         aten.upsample_nearest2d(x, [5, 7]),
         aten.upsample_bilinear2d(x, [5, x.shape[3] + 1], True),
-        aten.upsample_bilinear2d(x, [9, 7], False, 1.5, 2.0),
+        aten.upsample_bilinear2d(x, [17, 7], False, 1.5, 2.0),
         aten.upsample_bicubic2d(x, [x.shape[2] * 2, 5], True),
         aten.upsample_bicubic2d(x, [9, 7], False, 1.5, 2.0),
     ),

@@ -441,6 +441,15 @@ row(
     called=True,
 )
 row(
+    "index_put of pixels",
+    lambda x, i, j, y: aten.index_put(x, [None, i[:, None], j - 6], y, True),
+    f32("b 6 6"),
+    index("a", 6),
+    index("c", 6),
+    f32("b a c"),
+    called=True,
+)
+row(
     "embedding_dense_backward",
     lambda g, i: aten.embedding_dense_backward(g, i, 6, 2, False),
     f32("a b c"),

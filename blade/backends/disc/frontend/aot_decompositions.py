@@ -92,6 +92,13 @@ def _upsample_nearest2d(x: Any, output_size: Any, scale_factors: Any) -> Any:
     return aten.upsample_nearest2d.default(x, size, *scales)
 
 
+def _upsample_bilinear2d(x: Any, output_size: Any, corners: bool, scale_factors: Any) -> Any:
+    """The overload with given sizes, whose gradient is one op, as of ``_upsample_nearest2d``."""
+    size = upsample_compute_output_size(x.size(), output_size, scale_factors)
+    scales = [get_scale_value(scale_factors, k) for k in range(2)] if scale_factors else [None] * 2
+    return aten.upsample_bilinear2d.default(x, size, corners, *scales)
+
+
 def _adaptive_avg_pool2d(x: Any, output_size: Any) -> Any:
     """Pooling to one pixel as a mean; torch's `as_strided` behind it, for axes of size 1, has a gradient by memory."""
     if all(size == 1 for size in output_size):
@@ -102,6 +109,8 @@ def _adaptive_avg_pool2d(x: Any, output_size: Any) -> Any:
 _SEEN_BY_AUTOGRAD: Mapping[torch._ops.OpOverload, Callable[..., Any] | None] = {
     aten.upsample_nearest2d.vec: _upsample_nearest2d,
     aten.upsample_nearest2d.default: None,
+    aten.upsample_bilinear2d.vec: _upsample_bilinear2d,
+    aten.upsample_bilinear2d.default: None,
     aten.adaptive_avg_pool2d.default: _adaptive_avg_pool2d,
 }
 """Op -> the Python function that autograd sees instead, or ``None`` for the op itself."""

@@ -22,6 +22,7 @@ class TargetCapabilities:
     transposed: Dtypes = ()
     widest_head: int | None = None  # head size of an attention; None: no limit
     moments: Dtypes = ()  # dtypes of ``group_moments``
+    bilinear: Dtypes = ()  # dtypes of images that are resampled in kernels
 
 
 _NARROW = (torch.float32, torch.bfloat16)

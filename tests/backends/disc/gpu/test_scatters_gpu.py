@@ -66,6 +66,13 @@ def _put(x: Any, source: Any, target: Any, weight: Any) -> Any:
     return torch.index_put(x, (from_the_end,), x[source] * weight[:, None], accumulate=True)
 
 
+def _put_at_pixels(x: Any, source: Any, target: Any, weight: Any) -> Any:
+    """Of two indices, one of which counts from the end."""
+    images = torch.zeros(2, x.shape[0], 4, 3)
+    sent = weight.tanh()[None, :, None].expand(2, -1, 3)
+    return torch.ops.aten.index_put(images, [None, target % x.shape[0], target % 4 - 4], sent, True)
+
+
 def _two_dimensions(x: Any, source: Any, target: Any, weight: Any) -> Any:
     places = torch.arange(x.shape[0])[:, None] * 3 + source
     return x.scatter_add(1, places % x.shape[1], weight.tanh().expand(x.shape[0] + 1, -1))
@@ -89,6 +96,7 @@ CASES = {
     "along columns": _along_columns,
     "halves": _halves,
     "put": _put,
+    "put at pixels": _put_at_pixels,
     "two dimensions": _two_dimensions,
     "embedding": _embedding(-1),
     "embedding with padding": _embedding(1),

@@ -18,7 +18,7 @@ from blade.backends.disc.frontend.ops.table import (
     ResultType,
     lowers,
 )
-from blade.backends.disc.ir.graph import Value, contiguous_strides, numel
+from blade.backends.disc.ir.graph import IrBuilder, Shape, Value, contiguous_strides, numel
 from blade.backends.disc.ir.kernel import Dim
 
 aten = torch.ops.aten
@@ -51,12 +51,56 @@ def gather(lo: Lowering, x: Value, dim: int, index: Value, sparse_grad: bool = F
 
 
 def index_along(lo: Lowering, x: Value, indices: Sequence[Value | None]) -> Value:
-    """`x[:, i]`: one tensor of integer indices, which may count from the end."""
+    """`x[:, i]` and `x[:, i, j]`: integer indices of adjacent axes, which may count from the end."""
     given = [(axis, i) for axis, i in enumerate(indices) if i is not None]
-    if len(given) != 1 or given[0][1].dtype in (torch.bool, torch.uint8):
+    if not given or any(i.dtype not in (torch.int64, torch.int32) for _, i in given):
         raise lo.otherwise()
+    if len(given) > 1:
+        return _select_together(lo, x, given)
     axis, index = given[0]
     return _select(lo, x, axis, index, wraps=True)
+
+
+def _select_together(lo: Lowering, x: Value, given: Sequence[tuple[int, Value]]) -> Value:
+    """Select along adjacent axes, as along one axis of all their elements."""
+    first, last = given[0][0], given[-1][0]
+    if last - first + 1 != len(given):
+        raise lo.otherwise()
+    rank = max(len(index.shape) for _, index in given)
+    shape = lo.shape[first : first + rank]
+    joined = join_indices(lo.b, x.shape[first : last + 1], [i for _, i in given], shape)
+    flat = lo.b.reshape(x, joined_shape(x.shape, first, last))
+    return _select(lo, flat, first, joined, wraps=False)
+
+
+def joined_shape(shape: Shape, first: int, last: int) -> Shape:
+    """``shape`` with its axes from ``first`` to ``last`` as one."""
+    return (*shape[:first], numel(shape[first : last + 1]), *shape[last + 1 :])
+
+
+def join_indices(b: IrBuilder, sizes: Shape, indices: Sequence[Value], shape: Shape) -> Value:
+    """One index, of ``shape``, into all elements of axes of ``sizes``.
+
+    ``indices`` may count from the end. Where one is out of bounds, so is the result.
+    """
+    place = inside = None
+    for size, given in zip(sizes, indices, strict=True):
+        index = b.broadcast(b.cast(given, torch.int64), shape)
+        zero, end = (b.fill(n, shape, torch.int64) for n in (0, size))
+        below = b.pointwise("lt", index, zero, dtype=torch.bool)
+        index = b.pointwise("where", below, b.pointwise("add", index, end), index)
+        fits = b.pointwise(
+            "bitwise_and",
+            b.pointwise("ge", index, zero, dtype=torch.bool),
+            b.pointwise("lt", index, end, dtype=torch.bool),
+        )
+        if place is None or inside is None:
+            place, inside = index, fits
+        else:
+            place = b.pointwise("add", b.pointwise("mul", place, end), index)
+            inside = b.pointwise("bitwise_and", inside, fits)
+    assert place is not None and inside is not None, sizes
+    return b.pointwise("where", inside, place, b.fill(numel(sizes), shape, torch.int64))
 
 
 def _select(lo: Lowering, x: Value, axis: int, index: Value, wraps: bool) -> Value:

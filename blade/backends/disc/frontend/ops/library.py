@@ -128,7 +128,7 @@ def matmul(lo: Lowering, a: Value, b: Value) -> Value:
     return lo.b.make("matmul", (a, b), lo.shape, lo.dtype)
 
 
-@lowers(aten.index.Tensor)
+@lowers(aten.index.Tensor, aten._unsafe_index.Tensor)
 def index(lo: Lowering, x: Value, indices: Sequence[Value | None]) -> Value:
     """Indices that are 0..n-1 along an axis of their own each select everything: a change of layout."""
     known = [i for i in indices if i is not None]

@@ -12,6 +12,7 @@ import sympy
 import torch
 
 from blade.backends.disc.frontend.ops.reduction import sum_by_axis
+from blade.backends.disc.frontend.ops.resample import bilinear
 from blade.backends.disc.frontend.ops.table import Lowering, OperandSlot, lowers
 from blade.backends.disc.ir.convolution import to_channels_first, to_channels_last
 from blade.backends.disc.ir.graph import Value, numel
@@ -85,6 +86,8 @@ def upsample_nearest2d_scaled(
 
 @lowers(aten.upsample_bilinear2d.vec)
 def upsample_bilinear2d(lo: Lowering, x: Value, size: Any, corners: bool, scales: Any) -> Value:
+    if x.dtype in lo.forms.bilinear:
+        return bilinear(lo, x, corners, *(scales or (None, None)))
     return _spatial(lo, aten.upsample_bilinear2d.vec, x, (size, corners, scales))
 
 
@@ -97,6 +100,8 @@ def upsample_bilinear2d_scaled(
     scales_h: float | None = None,
     scales_w: float | None = None,
 ) -> Value:
+    if x.dtype in lo.forms.bilinear:
+        return bilinear(lo, x, corners, scales_h, scales_w)
     args = (size, corners, scales_h, scales_w)
     return _spatial(lo, aten.upsample_bilinear2d.default, x, args)
 

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of cubic resampling of images: sixteen gathers in one kernel.
+"""Resampling of images as gathers in one kernel: sixteen for cubic, four for linear interpolation.
 
-Other resampling is one call on channels-last data (``pooling``). ATen's bicubic kernel for GPUs has a thread per pixel,
-which walks through all channels: position embeddings of a few hundred pixels leave nearly all of a GPU idle.
+ATen's bicubic kernel for GPUs has a thread per pixel, which walks through all channels: position embeddings of a few
+hundred pixels leave nearly all of a GPU idle. Its bilinear one reads each pixel of channels-last images alone. Other
+resampling is one call on channels-last data (``pooling``).
 
 Source (formulas): Keys, "Cubic convolution interpolation for digital image processing", 1981, with a = -0.75, as torch.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any
 
@@ -16,8 +17,9 @@ import sympy
 import torch
 
 from blade.backends.disc.frontend.ops.reduction import wide
-from blade.backends.disc.frontend.ops.table import Lowering, lowers
-from blade.backends.disc.ir.graph import Value, numel
+from blade.backends.disc.frontend.ops.table import Lowering, ResultType, lowers
+from blade.backends.disc.ir.convolution import to_channels_first, to_channels_last
+from blade.backends.disc.ir.graph import Value, contiguous_strides, numel
 
 aten = torch.ops.aten
 _A = -0.75
@@ -45,15 +47,40 @@ def upsample_bicubic2d_scaled(
         lo.at_least(x.shape[axis], 1, "resampling of at least one pixel")
         lo.at_least(lo.shape[axis], 1, "resampling to at least one pixel")
     rows, columns = (
-        _Taps.along(lo, axis, x.shape[axis], corners, scale)
+        _Taps.cubic(lo, axis, x.shape[axis], corners, scale)
         for axis, scale in ((2, scales_h), (3, scales_w))
     )
     flat = lo.b.reshape(x, (*x.shape[:2], numel(x.shape[2:])))
-    lines = [
-        _weighted(lo, [_pixel(lo, flat, row, column, x) for column in columns.places], columns)
-        for row in rows.places
-    ]
-    return lo.b.cast(_weighted(lo, lines, rows), lo.dtype)
+    return _resampled(lo, flat, rows, columns, x.shape[3], (0, 1, None))
+
+
+def bilinear(
+    lo: Lowering,
+    x: Value,
+    corners: bool,
+    scales_h: float | None = None,
+    scales_w: float | None = None,
+) -> Value:
+    """Linear interpolation of ``x`` [batch, channels, height, width], in channels-last memory."""
+    known = all(s is None or isinstance(s, (int, float)) for s in (scales_h, scales_w))
+    if not known or len(x.shape) != 4:
+        raise lo.otherwise()
+    if scales_h or scales_w:  # ATen copies images of the same size, whatever the scales
+        resized = [sympy.Ne(a, b) for a, b in zip(x.shape[2:], lo.shape[2:], strict=True)]
+        lo.b.require(sympy.Or(*resized), "resampling to another size")
+    for axis in (2, 3):
+        lo.at_least(x.shape[axis], 1, "resampling of at least one pixel")
+        lo.at_least(lo.shape[axis], 1, "resampling to at least one pixel")
+    shape = tuple(lo.shape[k] for k in to_channels_last(4))
+    last = replace(lo, results=(ResultType(shape, lo.dtype, contiguous_strides(shape)),))
+    rows, columns = (
+        _Taps.linear(last, axis, x.shape[axis + 1], corners, scale)
+        for axis, scale in ((1, scales_h), (2, scales_w))
+    )
+    images = lo.b.permute(x, to_channels_last(4))
+    flat = lo.b.reshape(images, (x.shape[0], numel(x.shape[2:]), x.shape[1]))
+    made = _resampled(last, flat, rows, columns, x.shape[3], (0, None, 3))
+    return lo.b.permute(made, to_channels_first(4))
 
 
 @dataclass(frozen=True)
@@ -64,20 +91,14 @@ class _Taps:
     weights: Sequence[Value]
 
     @classmethod
-    def along(
+    def cubic(
         cls, lo: Lowering, axis: int, size: Any, corners: bool, scale: float | None
     ) -> "_Taps":
-        b, dtype = lo.b, wide(lo.dtype)
-        own = b.make("iota", (), lo.shape, torch.int64, axis=axis)
-        at, step = b.cast(own, dtype), _step(lo, size, lo.shape[axis], corners, scale)
-        if corners:
-            at = b.pointwise("mul", at, step)
-        else:  # centers of pixels
-            middle = b.pointwise("add", at, lo.number(0.5, at))
-            at = b.pointwise("sub", b.pointwise("mul", middle, step), lo.number(0.5, at))
+        b, at = lo.b, _at(lo, axis, size, corners, scale)
         below = b.pointwise("floor", at)
         after = b.pointwise("sub", at, below)
-        first, last = b.cast(below, torch.int64), lo.number(sympy.sympify(size) - 1, own)
+        first = b.cast(below, torch.int64)
+        last = lo.number(sympy.sympify(size) - 1, first)
         places = []
         for tap in _TAPS:
             place = b.pointwise("add", first, lo.number(tap, first))
@@ -93,6 +114,33 @@ class _Taps:
         factors = ((_A + 2, -(_A + 3), 0, 1), (_A, -5 * _A, 8 * _A, -4 * _A))
         weights = [_polynomial(lo, d, factors[k in (0, 3)]) for k, d in enumerate(distances)]
         return cls(places, weights)
+
+    @classmethod
+    def linear(
+        cls, lo: Lowering, axis: int, size: Any, corners: bool, scale: float | None
+    ) -> "_Taps":
+        b, at = lo.b, _at(lo, axis, size, corners, scale)
+        at = b.pointwise("maximum", at, lo.number(0, at))
+        below = b.pointwise("floor", at)
+        after = b.pointwise("sub", at, below)
+        first = b.cast(below, torch.int64)
+        last = lo.number(sympy.sympify(size) - 1, first)
+        places = [
+            b.pointwise("minimum", place, last)
+            for place in (first, b.pointwise("add", first, lo.number(1, first)))
+        ]
+        return cls(places, [b.pointwise("sub", lo.number(1, after), after), after])
+
+
+def _at(lo: Lowering, axis: int, size: Any, corners: bool, scale: float | None) -> Value:
+    """Where each point of the result lies along ``axis`` of the source, in pixels."""
+    b = lo.b
+    own = b.cast(b.make("iota", (), lo.shape, torch.int64, axis=axis), wide(lo.dtype))
+    step = _step(lo, size, lo.shape[axis], corners, scale)
+    if corners:
+        return b.pointwise("mul", own, step)
+    middle = b.pointwise("add", own, lo.number(0.5, own))  # centers of pixels
+    return b.pointwise("sub", b.pointwise("mul", middle, step), lo.number(0.5, own))
 
 
 def _step(lo: Lowering, size: Any, out: Any, corners: bool, scale: float | None) -> Value:
@@ -114,12 +162,25 @@ def _polynomial(lo: Lowering, x: Value, factors: Sequence[float]) -> Value:
     return found
 
 
-def _pixel(lo: Lowering, flat: Value, row: Value, column: Value, x: Value) -> Value:
-    """The pixels at ``row`` and ``column``, which are within the image."""
-    width = lo.number(x.shape[3], row)
-    place = lo.b.pointwise("add", lo.b.pointwise("mul", row, width), column)
-    found = lo.b.make("gather", (flat, place), lo.shape, x.dtype, axis=2, axes=(0, 1, None))
-    return lo.b.cast(found, wide(lo.dtype))
+def _resampled(
+    lo: Lowering, flat: Value, rows: _Taps, columns: _Taps, width: Any, axes: tuple[int | None, ...]
+) -> Value:
+    """The weighted sum of the pixels at ``rows`` and ``columns``.
+
+    ``flat``: images, ``width`` pixels a row, along the axis that is ``None`` in ``axes``; its others are the result's.
+    """
+
+    def pixel(row: Value, column: Value) -> Value:
+        line = lo.b.pointwise("mul", row, lo.number(width, row))
+        place, axis = lo.b.pointwise("add", line, column), axes.index(None)
+        found = lo.b.make("gather", (flat, place), lo.shape, flat.dtype, axis=axis, axes=axes)
+        return lo.b.cast(found, wide(lo.dtype))
+
+    lines = [
+        _weighted(lo, [pixel(row, column) for column in columns.places], columns)
+        for row in rows.places
+    ]
+    return lo.b.cast(_weighted(lo, lines, rows), lo.dtype)
 
 
 def _weighted(lo: Lowering, values: Sequence[Value], taps: _Taps) -> Value:

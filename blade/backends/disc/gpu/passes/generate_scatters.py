@@ -16,8 +16,10 @@ from typing import Any
 
 import torch
 
+from blade.backends.disc.frontend.ops.gather import join_indices, joined_shape
 from blade.backends.disc.frontend.ops.table import OperandSlot
-from blade.backends.disc.ir.graph import Graph, IrBuilder, Value
+from blade.backends.disc.ir.graph import Graph, IrBuilder, Shape, Value
+from blade.backends.disc.ir.kernel import Dim
 from blade.backends.disc.ir.rewrite import rewrite_values
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
@@ -65,7 +67,7 @@ def _index_add(
         source = b.pointwise("mul", source, b.fill(alpha, source.shape, torch.float32))
     column = [index.shape[0] if k == axis else 1 for k in range(len(v.shape))]
     index = b.broadcast(b.reshape(index, column), source.shape)
-    return _joined(b, base, _scatter(b, v, axis, index, source, "sum"), "sum")
+    return _joined(b, base, _scatter(b, v.shape, axis, index, source, "sum"), "sum")
 
 
 def _scatter_reduce(
@@ -85,7 +87,7 @@ def _scatter_reduce(
     if reduce == "amin":
         base, source = b.pointwise("neg", base), b.pointwise("neg", source)
     kind, axis = KINDS[reduce], dim % len(v.shape)
-    joined = _joined(b, base, _scatter(b, v, axis, index, source, kind), kind)
+    joined = _joined(b, base, _scatter(b, v.shape, axis, index, source, kind), kind)
     return b.pointwise("neg", joined) if reduce == "amin" else joined
 
 
@@ -98,21 +100,37 @@ def _index_put(
     accumulate: bool = False,
     unsafe: bool = False,
 ) -> Value | None:
-    """Of one index; those from the end are negative."""
-    [*found] = [k for k, index in enumerate(indices) if index is not None]
-    index = indices[found[0]] if len(found) == 1 else None
-    if not accumulate or index is None or index.dtype not in INDICES:
+    """Of indices of adjacent axes; those from the end are negative."""
+    given = [(k, index) for k, index in enumerate(indices) if index is not None]
+    if not accumulate or not given or any(index.dtype not in INDICES for _, index in given):
         return None
-    [axis], rank = found, len(index.shape)
-    shape = (*v.shape[:axis], *index.shape, *v.shape[axis + 1 :])
-    size = b.fill(v.shape[axis], index.shape, index.dtype)
-    is_negative = b.pointwise("lt", index, b.fill(0, index.shape, index.dtype), dtype=torch.bool)
-    index = b.pointwise("where", is_negative, b.pointwise("add", index, size), index)
-    index = b.reshape(index, (*index.shape, *[1] * (len(v.shape) - axis - 1)))
-    axes = [None if k == axis else k + (rank - 1) * (k > axis) for k in range(len(v.shape))]
+    axis, last = given[0][0], given[-1][0]
+    if last - axis + 1 != len(given):
+        return None
+    points = broadcast_shape([index.shape for _, index in given])
+    if points is None:
+        return None
+    rank = len(points)
+    index = join_indices(b, v.shape[axis : last + 1], [i for _, i in given], points)
+    shape = (*v.shape[:axis], *points, *v.shape[last + 1 :])
+    index = b.reshape(index, (*points, *[1] * (len(v.shape) - last - 1)))
+    whole = joined_shape(v.shape, axis, last)
+    axes = [None if k == axis else k + (rank - 1) * (k > axis) for k in range(len(whole))]
     source = b.broadcast(values, shape)
-    total = _scatter(b, v, axis, b.broadcast(index, shape), source, "sum", axes)
-    return _joined(b, base, total, "sum")
+    total = _scatter(b, whole, axis, b.broadcast(index, shape), source, "sum", axes)
+    return _joined(b, base, b.reshape(total, v.shape), "sum")
+
+
+def broadcast_shape(shapes: Sequence[Shape]) -> Shape | None:
+    """The shape that all broadcast to; ``None`` where sizes are not known to agree."""
+    rank = max(map(len, shapes))
+    found: list[Dim] = []
+    for dims in zip(*((1,) * (rank - len(s)) + tuple(s) for s in shapes), strict=True):
+        sizes = {d for d in dims if d != 1} or {1}
+        if len(sizes) > 1:
+            return None
+        found.append(sizes.pop())
+    return tuple(found)
 
 
 def _embedding_gradient(
@@ -133,24 +151,24 @@ def _embedding_gradient(
         is_padding = b.pointwise("eq", index, place, dtype=torch.bool)
         gradient = b.pointwise("where", is_padding, b.fill(0.0, shape, gradient.dtype), gradient)
     axes = [None, len(shape) - 1]
-    return b.cast(_scatter(b, v, 0, index, gradient, "sum", axes), v.dtype)
+    return b.cast(_scatter(b, v.shape, 0, index, gradient, "sum", axes), v.dtype)
 
 
 def _scatter(
     b: IrBuilder,
-    v: Value,
+    shape: Shape,
     axis: int,
     index: Value,
     source: Value,
     kind: str,
     axes: Sequence[int | None] | None = None,
 ) -> Value:
-    """A float32 tensor like ``v``. ``axes``: the axis of ``source`` along each of ``v``'s but ``axis``."""
+    """A float32 tensor of ``shape``. ``axes``: the axis of ``source`` along each of its own but ``axis``."""
     if axes is None:
-        axes = [None if k == axis else k for k in range(len(v.shape))]
+        axes = [None if k == axis else k for k in range(len(shape))]
     source = b.cast(source, torch.float32)
     attrs: dict[str, Any] = {"axis": axis, "axes": tuple(axes), "kind": kind}
-    return b.make("scatter", [index, source], v.shape, torch.float32, **attrs)
+    return b.make("scatter", [index, source], shape, torch.float32, **attrs)
 
 
 def _joined(b: IrBuilder, base: Value, total: Value, kind: str) -> Value:

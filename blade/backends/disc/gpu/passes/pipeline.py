@@ -40,7 +40,9 @@ from blade.backends.disc.passes.split_reductions import split_reductions
 from blade.backends.disc.target.capabilities import TargetCapabilities
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
-FORMS = TargetCapabilities(FLOATS, FLOATS, widest_head=LARGEST_HEAD, moments=FLOATS)
+FORMS = TargetCapabilities(
+    FLOATS, FLOATS, widest_head=LARGEST_HEAD, moments=FLOATS, bilinear=FLOATS
+)
 
 
 def passes(half: torch.dtype | None) -> Sequence[tuple[str, GraphPass]]:
