@@ -488,7 +488,6 @@ row(
     "im2col more",
     lambda x: (F.unfold(x, (2, 3), padding=1), F.unfold(x, 3, dilation=2, padding=2, stride=2)),
     f32("a 3 c d"),
-    called=True,
     refuses=0,
 )
 row(

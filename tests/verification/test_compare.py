@@ -76,3 +76,17 @@ def test_what_an_fp64_run_has_as_well_is_right() -> None:
 def test_strides_can_be_left_out() -> None:
     assert why_other_form([X.T.contiguous().T], [X], strides=False) is None
     assert why_other_form([X.double()], [X], strides=False) is not None
+
+
+def test_where_only_the_original_overflows_any_number_is_right() -> None:
+    half, truth = X.half(), [2 * X.double()]
+    assert why_other_form([half], [_with(half, NAN)], truths=truth) is not None
+    for special in (NAN, INF):
+        assert why_other_form([half], [_with(half, special)], truths=truth, overflows=True) is None
+        # float32 does not overflow so soon, and the engine may not overflow alone
+        assert why_other_form([X], [_with(X, special)], truths=truth, overflows=True) is not None
+        assert (
+            why_other_form([_with(half, special)], [half], truths=truth, overflows=True) is not None
+        )
+    infinite = [_with(X.double(), INF)]
+    assert why_other_form([half], [_with(half, NAN)], truths=infinite, overflows=True) is not None

@@ -6,7 +6,9 @@ from typing import Any
 
 import sympy
 import torch
+from torch.utils._sympy.functions import FloorDiv
 
+from blade.backends.disc.frontend.ops.assemble import constant_pad
 from blade.backends.disc.frontend.ops.table import Lowering, lowers
 from blade.backends.disc.ir.graph import (
     Value,
@@ -38,6 +40,37 @@ def unfold(lo: Lowering, x: Value, dimension: int, size: Any, step: Any) -> Valu
         lo.b.require(sympy.Ge(x.shape[axis], size, evaluate=False), "a window within the axis")
     walks = [((k, step if k == axis else 1),) for k in range(rank)]
     return _window(lo, x, (0,) * rank, [*walks, ((axis, 1),)])
+
+
+@lowers(aten.im2col.default)
+def im2col(
+    lo: Lowering,
+    x: Value,
+    kernel: Sequence[int],
+    dilation: Sequence[int],
+    padding: Sequence[int],
+    stride: Sequence[int],
+) -> Value:
+    """The columns of windows of images with a border of zeros, channels and taps before places."""
+    (rows, columns), (down, across) = kernel, padding
+    if not all(isinstance(n, int) for n in (*kernel, *dilation, *padding, *stride)):
+        raise lo.otherwise()
+    image = x.shape[-3:]
+    x = lo.b.reshape(x, (numel(x.shape[:-3]), *image))
+    places: list[Dim] = []
+    for size, taps, step, edge, by in zip(
+        image[1:], kernel, dilation, padding, stride, strict=True
+    ):
+        room = sympy.sympify(size) + 2 * edge - step * (taps - 1) - 1
+        lo.b.require(sympy.Ge(room, 0, evaluate=False), "a window within the image")
+        places.append(plain(FloorDiv(room, by) + 1))
+    x = constant_pad(lo, x, (across, across, down, down))
+    shape = (x.shape[0], image[0], rows, columns, *places)
+    walks = [((0, 1),), ((1, 1),)]
+    walks += [((axis, step),) for axis, step in zip((2, 3), dilation, strict=True)]
+    walks += [((axis, step),) for axis, step in zip((2, 3), stride, strict=True)]
+    made = lo.b.make("window", (x,), shape, lo.dtype, starts=(0, 0, 0, 0), walks=tuple(walks))
+    return lo.b.reshape(made, lo.shape)
 
 
 @lowers(aten.diagonal.default, aten.diagonal_copy.default)
