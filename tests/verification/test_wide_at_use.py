@@ -224,3 +224,23 @@ def test_views_of_what_fp64_lays_out_otherwise() -> None:
     x = torch.randn(3, 4)
     [got] = Fp64Reference(torch.fx.GraphModule(torch.nn.Module(), graph))((x,))
     assert torch.equal(got, x.double().t().reshape(12))
+
+
+def test_inputs_of_a_kernel_that_stays_narrow_keep_their_layout(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Kernels save a padded bias for their gradient, where the traced graph has a dense one."""
+    seen = []
+
+    def kernel(bias: torch.Tensor) -> torch.Tensor:
+        seen.append(bias)
+        return bias * 2
+
+    graph = torch.fx.Graph()
+    bias = graph.placeholder("bias")
+    graph.output((graph.call_function(kernel, (bias,)),))
+    bias.meta["val"] = torch.empty(4, 49, dtype=torch.bfloat16)
+    x = torch.randn(4, 56, dtype=torch.bfloat16)[:, :49]
+    monkeypatch.setattr(fp64_reference, "_NOT_WIDENED", (kernel,))
+    [got] = Fp64Reference(torch.fx.GraphModule(torch.nn.Module(), graph))((x,))
+    assert seen[0] is x and torch.equal(got, 2 * x.double())
