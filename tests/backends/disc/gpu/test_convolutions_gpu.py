@@ -19,6 +19,7 @@ from blade.backends.disc.gpu.gemm.epilogue import plain_epilogue
 from blade.backends.disc.gpu.gemm.plan import PIXEL_CLASSES, GemmPlan, classes_of
 from blade.backends.disc.gpu.gemm.product import GemmProduct, GemmTile, product_of
 from blade.backends.disc.gpu.gemm.tile_table import candidate
+from blade.backends.disc.gpu.library import library
 from blade.backends.disc.gpu.passes.pipeline import FORMS
 from blade.backends.disc.ir.graph import IrBuilder
 from blade.backends.disc.ir.kernel import Dim
@@ -95,6 +96,44 @@ def test_a_convolution_and_its_batch_norm_are_one_kernel(
     for size in ((2, 32, 7, 6), (1, 32, 5, 5), (3, 32, 6, 5)):
         is_as_exact(program, model, torch.randn(size, dtype=dtype))
     is_as_exact(program, model, large)
+
+
+class Dense(nn.Module):
+    """Bottlenecks, each on all channels so far."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(
+            nn.Sequential(
+                nn.Conv2d(d, 32, 1, bias=False),
+                nn.BatchNorm2d(32),
+                nn.ReLU(),
+                nn.Conv2d(32, 32, 3, padding=1, bias=False),
+            )
+            for d in (32, 64, 96)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for part in self.parts:
+            x = torch.cat([x, part(x)], 1)
+        return x
+
+
+@pytest.mark.parametrize("most", [2, 3])
+def test_convolutions_of_many_depths_share_a_kernel(
+    most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(2)
+    monkeypatch.setattr(library, "MOST_DEPTHS", most)
+    with_tile(monkeypatch, GemmTile(16, 16, 32))
+    model = drawn(Dense()).to(F16)
+    program = compiled(model, [torch.randn(2, 32, 7, 8, dtype=F16)], [IMAGES])
+    texts = [u.text for u in program.units.values() if u.name.startswith("linear")]
+    of_pixels = [text for text in texts if "X_ROW" in text]
+    shared = [text for text in of_pixels if "K = tl.cast(K, tl.int32)" in text]
+    assert (len(of_pixels), len(shared)) == ((1, 1) if most == 2 else (3, 0))
+    for size in ((2, 32, 7, 6), (1, 32, 5, 5)):
+        is_as_exact(program, model, torch.randn(size, dtype=F16))
 
 
 def test_statistics_of_a_channel_are_not_rounded() -> None:

@@ -5,7 +5,7 @@ specialize_sizes({"N": 768, "M": s0, "X_ROW": 768 * s1}, facts)
     -> constants (("N", 768),), passed ("M", "X_ROW"), aligned ("X_ROW",), values (s0, 768*s1)
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from blade.backends.disc.ir.kernel import Dim
@@ -34,9 +34,14 @@ class SpecializedSizes:
         return tuple((name, "i64") for name in self.passed)
 
 
-def specialize_sizes(numbers: Mapping[str, Dim], facts: SizeRelations) -> SpecializedSizes:
-    """Split ``numbers`` into constants of the code and parameters of the launch."""
-    known = tuple((k, n) for k, n in numbers.items() if isinstance(n, int))
-    passed = {k: n for k, n in numbers.items() if not isinstance(n, int)}
+def specialize_sizes(
+    numbers: Mapping[str, Dim], facts: SizeRelations, shared: Collection[str] = ()
+) -> SpecializedSizes:
+    """Split ``numbers`` into constants of the code and parameters of the launch.
+
+    ``shared``: names that are passed even if known, so that launches share the code.
+    """
+    known = tuple((k, n) for k, n in numbers.items() if isinstance(n, int) and k not in shared)
+    passed = {k: n for k, n in numbers.items() if not isinstance(n, int) or k in shared}
     aligned = tuple(k for k, n in passed.items() if facts.divides(ALIGNED, n))
     return SpecializedSizes(known, tuple(passed), aligned, tuple(passed.values()))

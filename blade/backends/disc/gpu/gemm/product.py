@@ -40,6 +40,7 @@ LINE_BYTES = 128
 MOST_LINES = 32  # cache lines prefetched per row of weights, at most
 LEAST_DEPTH = 32  # must divide the channels of a convolution
 GROUP = 8  # rows of blocks that run together
+DEPTH_SIZES = ("K", "X_ROW", "W_N")  # sizes that follow from the depth of a convolution of single pixels
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,7 @@ class GemmProduct:
     conv: Value | None = None  # the convolution that this product computes on the images ``x``
     window: ConvWindow | None = None  # the window of rows in ``x``; None: rows are contiguous
     depthwise: bool = False  # each column has a window of its own channel of ``x``
+    any_depth: bool = False  # the depth is passed, so that products of any depth share code
 
     @property
     def row(self) -> Dim:
@@ -100,7 +102,10 @@ class GemmProduct:
         conv = None if self.conv is None else (self.x.shape, self.conv.attrs, self.window)
         scales = None if self.scales is None else self.scales.key
         return repr(
-            (self.x.dtype, *sizes, conv, scales, self.epilogue.kernel, self.epilogue.product)
+            (
+                *(self.x.dtype, *sizes, conv, scales),
+                *(self.epilogue.kernel, self.epilogue.product, self.any_depth),
+            )
         )
 
 
@@ -178,6 +183,7 @@ def launch(
             **sizes,
         },
         facts,
+        DEPTH_SIZES if product.any_depth else (),
     )
     blocks = plain(_ceil(product.rows, tile.m) * _ceil(product.columns, tile.n))
     read = (x, w) if product.scales is None else (x, w, *product.scales.operands)
@@ -236,7 +242,8 @@ def _text(product: GemmProduct, names: list[str], lines: str, tile: GemmTile, ea
         assert window.channels % tile.k == 0 and product.depth % whole == 0, (product.key, tile)
         names = [*names, *(f"{name}: tl.constexpr" for name in window.constants)]
     integers = product.x.dtype == torch.int8
-    return gemm_text(names, lines, tile.split > 1, early, window is not None, integers)
+    split, windowed = tile.split > 1, window is not None
+    return gemm_text(names, lines, split, early, windowed, integers, product.any_depth)
 
 
 def _depth_constants(product: GemmProduct, tile: GemmTile) -> dict[str, object]:
@@ -255,7 +262,8 @@ def _lines(product: GemmProduct, tile: GemmTile) -> dict[str, int]:
     """Cache lines of a program's weights: elements per line, and lines prefetched at once."""
     line = LINE_BYTES // product.w.dtype.itemsize
     share = -(-product.depth // (tile.k * tile.split)) * tile.k
-    return {"LINE": line, "LINES": min(MOST_LINES, power(-(-share // line)))}
+    lines = MOST_LINES // 4 if product.any_depth else min(MOST_LINES, power(-(-share // line)))
+    return {"LINE": line, "LINES": lines}
 
 
 def _aligned(operand: Value | ScratchBuffer | Counters, facts: SizeRelations) -> bool:

@@ -22,7 +22,7 @@ def kernel(
     SPLIT: tl.constexpr, EVEN_N: tl.constexpr, EVEN_K: tl.constexpr, PRECISION: tl.constexpr,
     LINE: tl.constexpr, LINES: tl.constexpr,
 ):
-    height = tl.cast(M, tl.int32)
+%(depth)s    height = tl.cast(M, tl.int32)
     across = tl.cdiv(height, BLOCK_M)
     down = tl.cdiv(N, BLOCK_N)
     tile = tl.program_id(0)
@@ -101,17 +101,20 @@ def gemm_text(
     early: bool,
     windowed: bool = False,
     integers: bool = False,
+    any_depth: bool = False,
 ) -> str:
     """The module; ``names``: the pointers, sizes and strides; ``epilogue``: its lines, indented.
 
     ``early``: the previous launch may still run; weights, which it does not write, are prefetched before
     the wait.
     ``windowed``: rows of x are windows (conv_as_gemm.py). ``integers``: operands are bytes, with exact sums.
+    ``any_depth``: the depth is passed as an int64.
     """
     head = head_of(epilogue, early) + (_PREFETCH if early else "")
     body = _TEXT % {
         "names": ", ".join(names),
         "begin": _BEGIN if early else "",
+        "depth": "    K = tl.cast(K, tl.int32)\n" if any_depth else "",
         "start": window.START if windowed else _START,
         "step": window.STEP if windowed else _STEP,
         "walked": "first += BLOCK_K" if windowed else "x_at += BLOCK_K * X_K",

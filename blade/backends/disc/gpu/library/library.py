@@ -22,7 +22,7 @@ from blade.backends.disc.gpu.attention.calls import attention, attention_key, lo
 from blade.backends.disc.gpu.compile.triton_unit import condition
 from blade.backends.disc.gpu.emit.library_launch import AtenCall, LibraryLaunch
 from blade.backends.disc.gpu.gemm.depthwise import depthwise_window
-from blade.backends.disc.gpu.gemm.epilogue import group_epilogue, plain_epilogue
+from blade.backends.disc.gpu.gemm.epilogue import GemmEpilogue, group_epilogue, plain_epilogue
 from blade.backends.disc.gpu.gemm.plan import GemmPlan, between
 from blade.backends.disc.gpu.gemm.product import GemmProduct, launch, product_of
 from blade.backends.disc.gpu.library.group_moments import moments
@@ -36,6 +36,7 @@ Served = LibraryLaunch | AtenCall | AttentionCall
 LINEAR = ("linear", "scaled_linear")
 PRODUCTS = (*LINEAR, "conv")
 MOST_BLOCKS = 4096  # of a product whose depth several programs split
+MOST_DEPTHS = 24  # of convolutions that have code of their own; DenseNet-121 has 60
 
 
 class LibraryLaunches:
@@ -64,11 +65,23 @@ class LibraryLaunches:
             if len(groups) != 1 or groups[0] is None or id(groups[0]) in taken:
                 continue
             epilogue = group_epilogue(groups[0], value, self.fused)
-            product = None if epilogue is None else product_of(value, epilogue)
+            product = None if epilogue is None else self._product_of(value, epilogue)
             if product is not None:
                 taken.add(id(groups[0]))
                 found[value.id] = (groups[0], product)
         return found
+
+    def _product_of(self, value: Value, epilogue: GemmEpilogue) -> GemmProduct | None:
+        product = product_of(value, epilogue)
+        if product is None or value.op != "conv" or product.window is not None:
+            return product
+        return replace(product, any_depth=self._has_many_depths)
+
+    @cached_property
+    def _has_many_depths(self) -> bool:
+        """Are there so many convolutions of different depth that a kernel for each takes minutes to compile?"""
+        values = (v for v in self.fused.graph.values if v.op == "conv" and _is_of_pixels(v))
+        return len({v.args[1].shape[1] for v in values}) > MOST_DEPTHS
 
     @cached_property
     def alone(self) -> Mapping[int, GemmProduct]:
@@ -173,3 +186,9 @@ class LibraryLaunches:
                 if view is not None and group not in readers.setdefault(view.base.id, []):
                     readers[view.base.id].append(group)
         return readers
+
+
+def _is_of_pixels(conv: Value) -> bool:
+    """Is ``conv`` a product of single pixels, which lie in rows?"""
+    a, taps = conv.attrs, conv.args[1].shape[2:]
+    return {*taps, *a["stride"]} == {1} and set(a["padding"]) == {0}
