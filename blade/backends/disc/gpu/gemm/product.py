@@ -40,7 +40,7 @@ LINE_BYTES = 128
 MOST_LINES = 32  # cache lines prefetched per row of weights, at most
 LEAST_DEPTH = 32  # must divide the channels of a convolution
 GROUP = 8  # rows of blocks that run together
-DEPTH_SIZES = ("K", "X_ROW", "W_N")  # sizes that follow from the depth of a convolution of single pixels
+DEPTH_SIZES = ("K", "X_ROW", "W_N")  # what follows from a depth, of a convolution of pixels
 
 
 @dataclass(frozen=True)
