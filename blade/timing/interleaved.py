@@ -29,6 +29,7 @@ from typing import Any
 import torch
 
 from blade.core.pytree import tensors_in
+from blade.core.torchscript import op_by_op
 from blade.report import Timing
 from blade.timing.decision import MIN_ROUNDS, PRECISION, Ratio, Turn, compare, is_quiet
 from blade.timing.neighbours import NEIGHBOURS, QUIET, Machine
@@ -100,13 +101,15 @@ def measure_all(
 ) -> list[Timing]:
     """Measure several engines; ``inputs`` are equal ones, for the original and then for each engine.
 
-    An engine that another one has beaten drops out: most rounds are spent on close candidates. ``restore``
-    undoes the writes of any of them. What a function raises passes: the caller then restores, too.
+    An engine that another one has beaten drops out: most rounds are spent on close candidates. On a GPU the
+    original runs op by op, as eager mode does. ``restore`` undoes the writes of any of them. What a function
+    raises passes: the caller then restores, too.
     """
     if machine is None:
         machine = NEIGHBOURS if clock is perf_counter else QUIET
     with torch.no_grad():
-        functions = [original, *engines]
+        on_gpu = any(t.is_cuda for t in tensors_in(list(inputs[0])))
+        functions = [op_by_op(original) if on_gpu else original, *engines]
         sides = [
             _Side(f, x, clock, machine, restore) for f, x in zip(functions, inputs, strict=True)
         ]

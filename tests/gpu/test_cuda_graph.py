@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measuring kernels while another thread of the user's captures a graph: neither disturbs the other."""
+"""Measuring on a GPU: what is timed, and a thread of the user's that captures a graph meanwhile."""
 
 import threading
+from collections.abc import Callable
 
 import pytest
 import torch
 
 from blade.timing.cuda_graph import microseconds
+from blade.timing.interleaved import measure
 
 pytestmark = pytest.mark.gpu
 
@@ -50,3 +52,18 @@ def test_several_threads_at_once() -> None:
     for thread in threads:
         thread.join()
     assert len(found) == len(threads) and all(us > 0 for us in found)
+
+
+def test_the_original_is_timed_op_by_op() -> None:
+    """Without TorchScript's own compiler for chains of ops, which may take minutes."""
+    seen: dict[str, set[bool]] = {"original": set(), "engine": set()}
+
+    def called(name: str) -> Callable[[torch.Tensor], torch.Tensor]:
+        def call(x: torch.Tensor) -> torch.Tensor:
+            seen[name].add(bool(torch._C._get_graph_executor_optimize()))
+            return x + 1
+
+        return call
+
+    measure(called("engine"), called("original"), [torch.ones(3, device="cuda")], 2)
+    assert seen == {"original": {False}, "engine": {True}}
