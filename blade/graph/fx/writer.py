@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_map_only
 
 from blade.core.torch_modes import dispatched_in_python, oblivious_to_sizes
 from blade.graph.shapes.loops import run_loop
-from blade.graph.shapes.memo import MemoizedResult, ResultMemo, settle
+from blade.graph.shapes.memo import MemoizedResult, ResultMemo, is_data_dependent, settle
 from blade.graph.shapes.observed_layout import in_observed_layout
 from blade.graph.shapes.symbolic import UnspecializedFakeMode, UnspecializedShapeEnv, is_symbolic
 
@@ -96,6 +96,8 @@ class FxWriter:
         source: str,
     ) -> torch.fx.Node:
         """A call; raises one of ``CANNOT`` if its shapes cannot be expressed."""
+        if is_data_dependent(target):
+            self._separate(target, args, kwargs)
         fake_args = torch.fx.map_arg(tuple(args), value_of)
         fake_kwargs = torch.fx.map_arg(dict(kwargs), value_of)
         # Without the Python dispatcher, ops that decompose in C++ (pad, upsample) treat the sample's
@@ -107,6 +109,17 @@ class FxWriter:
         self.made[node] = made
         node.meta["source"] = source
         return node
+
+    def _separate(
+        self, target: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> None:
+        """Give operands fake tensors of their own: one remembers its item and how many elements are true."""
+        operands: list[torch.fx.Node] = []
+        torch.fx.map_arg((tuple(args), dict(kwargs)), operands.append)
+        if target is torch.ops.aten.index.Tensor:
+            operands = [n for n in operands if n.meta["val"].dtype in (torch.bool, torch.uint8)]
+        with self.mode, dispatched_in_python():
+            settle(operands, self.made)
 
     def lay_out(self, node: torch.fx.Node, order: Sequence[int] | None) -> None:
         """Give ``node``'s result the memory order observed when the model ran (``in_observed_layout``)."""

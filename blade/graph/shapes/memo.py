@@ -101,6 +101,12 @@ class ResultMemo:
         return known[0]
 
 
+def is_data_dependent(target: Callable[..., Any]) -> bool:
+    """Whether elements of the operands decide a number or sizes, which their fake tensors remember."""
+    tags = getattr(target, "tags", ())
+    return torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags
+
+
 def _form(tensor: FakeTensor) -> Hashable:
     if tensor.layout is not torch.strided or tensor.is_quantized:
         raise TypeError(tensor.layout)

@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 from blade.core.jit_nodes import blocks_of, inputs_of, outputs_of
 from blade.core.torch_modes import SYM_SQRT, dispatched_in_python, oblivious_to_sizes
 from blade.graph.fx.writer import CANNOT
-from blade.graph.shapes.memo import ResultMemo
+from blade.graph.shapes.memo import ResultMemo, is_data_dependent
 from blade.graph.shapes.symbolic import UnspecializedFakeMode, UnspecializedShapeEnv
 from blade.graph.torchscript.bind_overloads import (
     SCALAR_TYPES,
@@ -192,9 +192,7 @@ class SymbolicSizes:
         if held.dim() == 0 and not held.is_complex():
             return held.item()
         with self._mode:
-            return torch.empty_strided(
-                held.shape, held.stride(), dtype=held.dtype, device=held.device
-            )
+            return _like(held)
 
     def _call(self, node: Any, given: Sequence[Any]) -> Any:
         overload = resolve(node)
@@ -212,6 +210,8 @@ class SymbolicSizes:
             values["attn_mask"] = None  # the sizes of the result do not depend on it
         args, kwargs = trim_defaults(overload, *split_arguments(overload, values))
         with self._mode, dispatched_in_python():
+            if is_data_dependent(overload):  # operands that look alike may be one fake tensor
+                args, kwargs = pytree.tree_map_only(torch.Tensor, _like, (args, kwargs))
             result = self._results_of_calls.of(overload, args, kwargs).value
         if not any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(result)):
             raise NotOfSizes(node.kind())  # strides, which the fake tensors need not share
@@ -405,3 +405,9 @@ NUMBERS: Mapping[str, Callable[[Sequence[Any]], Any]] = {
     "aten::__getitem__": _item,
 }
 """Kind -> function of evaluated inputs, none of them a tensor but those that hold a number."""
+
+
+def _like(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(
+        tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
+    )

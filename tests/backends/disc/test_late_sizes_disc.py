@@ -56,6 +56,19 @@ def test_sizes_that_a_trace_has(function: Callable[..., Any]) -> None:
     check(function, samples)
 
 
+def of_equal_forms(x: torch.Tensor) -> torch.Tensor:
+    """Two masks, and two numbers, that look alike to a fake tensor, which remembers what it selects."""
+    a, b = x * 0.9, x * 0.7
+    few, many = a[a > 0.5], b[b > 0.5]
+    zeros = torch.zeros(int((a > 0.5).sum()) + 1, int((b > 0.5).sum()) + 2)
+    return zeros + torch.cat([few, many[:1]]).sum()
+
+
+def test_equal_forms_select_unequal_numbers() -> None:
+    generator = torch.Generator().manual_seed(0)
+    check(of_equal_forms, [(torch.rand(n, generator=generator),) for n in (17, 14, 19)])
+
+
 class Narrow(torch.nn.Module):
     def forward(self, x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
         return x[: int(n)].exp() + 1
