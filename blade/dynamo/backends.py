@@ -28,6 +28,7 @@ from blade.dynamo.compile_graph import compile_fx
 from blade.dynamo.forward_backward import partition
 from blade.dynamo.options import config_of
 from blade.dynamo.select_ahead import select_engines
+from blade.dynamo.true_masks import drop_true_masks
 
 Compiler = Callable[..., Any]
 _numbers = itertools.count()
@@ -86,6 +87,7 @@ def _compile(
         partition_fn=partition,
         keep_inference_input_mutations=True,
     )
+    drop_true_masks(gm)
     with known_gradients(), _gc_paused():
         compiled = through(gm, example_inputs)
     if not saving:
