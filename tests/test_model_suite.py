@@ -133,7 +133,7 @@ def test_cells_of_two_runs_compare_by_their_speed_over_eager() -> None:
     assert row.ahead == pytest.approx(2.0)
 
 
-def test_lines_of_one_gpu_compare_by_their_own_times() -> None:
+def test_lines_of_gpus_compare_by_their_own_times() -> None:
     """Eager took twice as long in the second run: its host was busy."""
     h100, h200 = ({"device": "cuda", "on": name, "dtype": "float16"} for name in ("H100", "H200"))
     lines = [
@@ -145,7 +145,7 @@ def test_lines_of_one_gpu_compare_by_their_own_times() -> None:
     assert row.ahead == pytest.approx(1.5) and row.speeds["blade"] == pytest.approx(4.0)
     other = _line("reduce_overhead", 3.0, anchor_ms=6.0, **h200)
     (row,) = rows([*lines[:2], other], "cuda", "inference")
-    assert row.ahead == pytest.approx(2.0)  # 4 times eager on one card, twice on the other
+    assert row.ahead == pytest.approx(1.5)  # eager was faster beside the other card: its host was
 
 
 def test_failures_are_shown_and_counted() -> None:

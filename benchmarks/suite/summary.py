@@ -4,8 +4,8 @@
     print(summary(Lines(path).found(), "cpu"))
 
 A speed is eager's time over the peer's in the same rounds. On a GPU, where the host's Python decides how fast eager is,
-all lines of a card have its least time in any run: two peers of one card compare by their own times. blade passes at a
-shape if it is right and no peer that is right is faster by more than ``LEVEL``.
+all lines of a shape have its least time in any run: two peers compare by their own times, on whichever card each ran.
+blade passes at a shape if it is right and no peer that is right is faster by more than ``LEVEL``.
 """
 
 import math
@@ -60,7 +60,7 @@ def speed(line: Line) -> float | None:
 
 
 def with_least_anchors(lines: Sequence[Line]) -> list[Line]:
-    """``lines``, those of one model, shape and GPU with the least of eager's times in any run."""
+    """``lines``, those of one model and shape on GPUs with the least of eager's times in any run."""
     least: dict[tuple[str, ...], float] = {}
     for line in lines:
         anchor = line.get("anchor_ms")
@@ -75,7 +75,7 @@ def with_least_anchors(lines: Sequence[Line]) -> list[Line]:
 
 
 def _place(line: Line) -> tuple[str, ...]:
-    return tuple(str(line.get(key)) for key in ("mode", "model", "shape", "on", "dtype"))
+    return tuple(str(line.get(key)) for key in ("mode", "model", "shape", "dtype"))
 
 
 def _kind(line: Line) -> str:
