@@ -101,6 +101,7 @@ ONE_PER_RULE = frozenset(
         "upsample_bicubic",
         "upsample by sizes alone",
         "upsample scales",
+        "im2col",
         "losses",
         "threshold_backward",
         "hardtanh_backward",

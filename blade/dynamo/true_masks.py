@@ -20,8 +20,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.nn import functional as F
 
-_ATTENTION = (F.scaled_dot_product_attention, torch._C._nn.scaled_dot_product_attention)
-_MASK = 3  # its position
+_MASK = 3  # the position of an attention's mask
 _IN_PLACE = (
     *(operator.setitem, operator.iadd, operator.isub, operator.imul),
     *(operator.iand, operator.ior, operator.ixor),
@@ -41,7 +40,7 @@ _TRUE, _FALSE, _EITHER = Bounds(1, 1), Bounds(0, 0), Bounds(0, 1)
 
 def drop_true_masks(gm: GraphModule) -> None:
     """Change ``gm`` in place."""
-    attentions = [node for node in gm.graph.nodes if node.target in _ATTENTION]
+    attentions = [node for node in gm.graph.nodes if node.target is F.scaled_dot_product_attention]
     if not attentions or any(map(_writes_whole_numbers, gm.graph.nodes)):
         return
     known: dict[Node, Bounds] = {}
