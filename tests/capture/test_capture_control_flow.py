@@ -2,6 +2,7 @@
 """Decisions of the model's code on sizes and values, state, mutation: nothing of it may be lost."""
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -88,6 +89,46 @@ def test_a_decision_on_a_size_is_two_paths() -> None:
     ]
     for other in (random(3, 6), random(3, 2), random(1, 1)):
         assert torch.equal(captured.module(other), BySize()(other))
+
+
+class ByBits(nn.Module):
+    def __init__(self, decides: Callable[[int], bool]) -> None:
+        super().__init__()
+        self.decides = decides
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.decides(int(x.shape[0])):
+            return x * 2
+        return x - 1
+
+
+BITS: dict[str, Callable[[int], Any]] = {
+    "or": lambda n: (n | 4) == 7,
+    "odd": lambda n: n & 1,
+    "low": lambda n: (n & 3) == 1,
+    "scattered": lambda n: n & 10,
+    "a power of two": lambda n: n & (n - 1),
+}
+
+
+@pytest.mark.parametrize("name", BITS)
+@pytest.mark.parametrize("sampled", [(5,), (4, 6, 7)])
+def test_a_decision_on_bits_of_a_size(name: str, sampled: tuple[int, ...]) -> None:
+    """A path answers only the sizes that take it."""
+    model = ByBits(BITS[name]).eval()
+    samples = [(random(n, 3),) for n in sampled]
+    answers = capture(model, samples, Config(python_fallback=False)).module
+    taken = 0
+    for n in range(1, 17):
+        x = random(n, 3, seed=n)
+        try:
+            got = answers(x)
+        except torch.jit.Error as error:
+            assert n not in sampled and "No captured path answers" in str(error)
+        else:
+            taken += 1
+            assert torch.equal(got, model(x)), n
+    assert taken >= len(sampled)
 
 
 def test_a_short_cut_for_size_one_is_traced_around() -> None:

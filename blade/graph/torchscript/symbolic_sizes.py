@@ -304,6 +304,30 @@ def _either(a: Any, b: Any) -> Any:
     return _truth(a) | _truth(b)
 
 
+def _and(a: Any, b: Any) -> Any:
+    """``a & b``: of numbers bit by bit, where one of them is known."""
+    if _are_truths(a, b):
+        return _both(a, b)
+    if type(a) is int and type(b) is int:
+        return a & b
+    number, mask = (b, a) if type(a) is int else (a, b)
+    if type(mask) is not int or mask < 0:
+        raise NotOfSizes("aten::__and__")
+    bits = [1 << k for k in range(mask.bit_length()) if mask >> k & 1]
+    if mask + 1 == 1 << len(bits):
+        return number % (mask + 1)
+    return sum(number // bit % 2 * bit for bit in bits)
+
+
+def _or(a: Any, b: Any) -> Any:
+    """``a | b``, as ``_and``."""
+    return _either(a, b) if _are_truths(a, b) else a + b - _and(a, b)
+
+
+def _are_truths(*values: Any) -> bool:
+    return all(isinstance(value, (bool, torch.SymBool)) for value in values)
+
+
 def _truth(value: Any) -> Any:
     return value if isinstance(value, (bool, torch.SymBool)) else value != 0
 
@@ -384,9 +408,9 @@ NUMBERS: Mapping[str, Callable[[Sequence[Any]], Any]] = {
     "aten::ge": _plain(operator.ge, 2),
     "aten::__not__": lambda given: torch.sym_not(_truth(given[0])),
     "aten::logical_not": lambda given: torch.sym_not(_truth(given[0])),
-    "aten::__and__": _plain(_both, 2),
+    "aten::__and__": _plain(_and, 2),
     "aten::logical_and": _plain(_both, 2),
-    "aten::__or__": _plain(_either, 2),
+    "aten::__or__": _plain(_or, 2),
     "aten::logical_or": _plain(_either, 2),
     "aten::Int": _plain(torch.sym_int, 1),
     "aten::Float": _plain(torch.sym_float, 1),

@@ -355,7 +355,7 @@ class PowerOfTwo(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         n = int(x.shape[0])
         if n & (n - 1):  # decides
-            x = functional.pad(x, (0, 0, 0, 2 ** n.bit_length() - n))
+            x = functional.pad(x, (0, 0, 0, 2 ** n.bit_length() - n))  # decides
         return torch.cumsum(torch.tanh(x), 0)
 
 
