@@ -124,12 +124,8 @@ def _arange(node: Node, _: Mapping[Node, Bounds]) -> Bounds | None:
 
 
 def _same(node: Node, known: Mapping[Node, Bounds]) -> Bounds | None:
+    """Of a view or of selected elements, ``x[None, :, 0]``; an item of a tuple has no bounds."""
     return _operand(node.args[0], known) if node.args else None
-
-
-def _selected(node: Node, known: Mapping[Node, Bounds]) -> Bounds | None:
-    """``x[None, :, 0]``, which takes elements and adds none; an item of a tuple has no bounds."""
-    return _operand(node.args[0], known)
 
 
 def _sum(sign: int) -> Rule:
@@ -195,7 +191,7 @@ _BELOW = _compared(lambda a, b: a.most < b.least, lambda a, b: a.least >= b.most
 _FUNCTIONS: Mapping[Any, Rule] = {
     torch.arange: _arange,
     torch.ones: _ones,
-    operator.getitem: _selected,
+    operator.getitem: _same,
     operator.add: _sum(1),
     operator.sub: _sum(-1),
     operator.ge: _AT_LEAST,

@@ -72,7 +72,7 @@ class FxWriter:
             )
         else:  # equivalent in a tenth of the time: an optimizer's graph has hundreds of inputs
             with self.mode:
-                node.meta["val"] = _blank(like)
+                node.meta["val"] = blank(like)
         node.meta["source"] = source
         return node
 
@@ -82,7 +82,7 @@ class FxWriter:
         node = self.graph.get_attr(f"const_{slot}")
         if _is_whole(tensor):  # equivalent and faster: a model has hundreds of constants
             with self.mode:
-                node.meta["val"] = _blank(tensor)
+                node.meta["val"] = blank(tensor)
         else:
             node.meta["val"] = self.mode.from_tensor(tensor, static_shapes=True)
         node.meta["source"] = source
@@ -138,7 +138,7 @@ class FxWriter:
         """A call whose results are known to look like ``like``: static tensors, one, several or none."""
         node = self.graph.call_function(target, tuple(args), dict(kwargs))
         with self.mode:
-            node.meta["val"] = tree_map_only(torch.Tensor, _blank, like)
+            node.meta["val"] = tree_map_only(torch.Tensor, blank, like)
         node.meta["source"] = source
         return node
 
@@ -256,7 +256,8 @@ def _is_whole(tensor: torch.Tensor) -> bool:
     return tensor.layout is torch.strided and not flags and tensor.storage_offset() == 0
 
 
-def _blank(like: torch.Tensor) -> torch.Tensor:
+def blank(like: torch.Tensor) -> torch.Tensor:
+    """A tensor like ``like`` in memory of its own."""
     return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
 
 

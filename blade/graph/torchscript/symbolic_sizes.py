@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 
 from blade.core.jit_nodes import blocks_of, inputs_of, outputs_of
 from blade.core.torch_modes import SYM_SQRT, dispatched_in_python, oblivious_to_sizes
-from blade.graph.fx.writer import CANNOT
+from blade.graph.fx.writer import CANNOT, blank
 from blade.graph.shapes.memo import ResultMemo, is_data_dependent
 from blade.graph.shapes.symbolic import UnspecializedFakeMode, UnspecializedShapeEnv
 from blade.graph.torchscript.bind_overloads import (
@@ -192,7 +192,7 @@ class SymbolicSizes:
         if held.dim() == 0 and not held.is_complex():
             return held.item()
         with self._mode:
-            return _like(held)
+            return blank(held)
 
     def _call(self, node: Any, given: Sequence[Any]) -> Any:
         overload = resolve(node)
@@ -211,7 +211,7 @@ class SymbolicSizes:
         args, kwargs = trim_defaults(overload, *split_arguments(overload, values))
         with self._mode, dispatched_in_python():
             if is_data_dependent(overload):  # operands that look alike may be one fake tensor
-                args, kwargs = pytree.tree_map_only(torch.Tensor, _like, (args, kwargs))
+                args, kwargs = pytree.tree_map_only(torch.Tensor, blank, (args, kwargs))
             result = self._results_of_calls.of(overload, args, kwargs).value
         if not any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(result)):
             raise NotOfSizes(node.kind())  # strides, which the fake tensors need not share
@@ -429,9 +429,3 @@ NUMBERS: Mapping[str, Callable[[Sequence[Any]], Any]] = {
     "aten::__getitem__": _item,
 }
 """Kind -> function of evaluated inputs, none of them a tensor but those that hold a number."""
-
-
-def _like(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.empty_strided(
-        tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
-    )

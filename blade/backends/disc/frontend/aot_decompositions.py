@@ -87,16 +87,21 @@ def _fma(a: Any, b: Any, c: Any) -> Any:
 
 def _upsample_nearest2d(x: Any, output_size: Any, scale_factors: Any) -> Any:
     """The overload with given sizes; torch decomposes the one with scales into gathers and scattered sums."""
-    size = upsample_compute_output_size(x.size(), output_size, scale_factors)
-    scales = [get_scale_value(scale_factors, k) for k in range(2)] if scale_factors else [None] * 2
+    size, scales = _size_and_scales(x, output_size, scale_factors)
     return aten.upsample_nearest2d.default(x, size, *scales)
 
 
 def _upsample_bilinear2d(x: Any, output_size: Any, corners: bool, scale_factors: Any) -> Any:
     """The overload with given sizes, whose gradient is one op, as of ``_upsample_nearest2d``."""
+    size, scales = _size_and_scales(x, output_size, scale_factors)
+    return aten.upsample_bilinear2d.default(x, size, corners, *scales)
+
+
+def _size_and_scales(x: Any, output_size: Any, scale_factors: Any) -> tuple[Any, list[Any]]:
+    """The size of the resampled image, and the scale of each axis, ``None`` if there are none."""
     size = upsample_compute_output_size(x.size(), output_size, scale_factors)
     scales = [get_scale_value(scale_factors, k) for k in range(2)] if scale_factors else [None] * 2
-    return aten.upsample_bilinear2d.default(x, size, corners, *scales)
+    return size, scales
 
 
 def _adaptive_avg_pool2d(x: Any, output_size: Any) -> Any:

@@ -22,6 +22,7 @@ from blade.backends.disc.ir.graph import IrBuilder, Shape, Value, contiguous_str
 from blade.backends.disc.ir.kernel import Dim
 
 aten = torch.ops.aten
+INDICES = (torch.int64, torch.int32)
 _ASSERT = aten._functional_assert_async.msg
 
 
@@ -52,30 +53,30 @@ def gather(lo: Lowering, x: Value, dim: int, index: Value, sparse_grad: bool = F
 
 def index_along(lo: Lowering, x: Value, indices: Sequence[Value | None]) -> Value:
     """`x[:, i]` and `x[:, i, j]`: integer indices of adjacent axes, which may count from the end."""
-    given = [(axis, i) for axis, i in enumerate(indices) if i is not None]
-    if not given or any(i.dtype not in (torch.int64, torch.int32) for _, i in given):
+    found = adjacent_indices(indices)
+    if found is None:
         raise lo.otherwise()
-    if len(given) > 1:
-        return _select_together(lo, x, given)
-    axis, index = given[0]
-    return _select(lo, x, axis, index, wraps=True)
-
-
-def _select_together(lo: Lowering, x: Value, given: Sequence[tuple[int, Value]]) -> Value:
-    """Select along adjacent axes, as along one axis of all their elements."""
-    first, last = given[0][0], given[-1][0]
-    if last - first + 1 != len(given):
-        raise lo.otherwise()
-    rank = max(len(index.shape) for _, index in given)
-    shape = lo.shape[first : first + rank]
-    joined = join_indices(lo.b, x.shape[first : last + 1], [i for _, i in given], shape)
-    flat = lo.b.reshape(x, joined_shape(x.shape, first, last))
+    first, given = found
+    if len(given) == 1:
+        return _select(lo, x, first, given[0], wraps=True)
+    rank, end = max(len(index.shape) for index in given), first + len(given)
+    joined = join_indices(lo.b, x.shape[first:end], given, lo.shape[first : first + rank])
+    flat = lo.b.reshape(x, joined_shape(x.shape, first, end))
     return _select(lo, flat, first, joined, wraps=False)
 
 
-def joined_shape(shape: Shape, first: int, last: int) -> Shape:
-    """``shape`` with its axes from ``first`` to ``last`` as one."""
-    return (*shape[:first], numel(shape[first : last + 1]), *shape[last + 1 :])
+def adjacent_indices(indices: Sequence[Value | None]) -> tuple[int, list[Value]] | None:
+    """The first axis of integer indices of adjacent axes, and the indices; ``None`` for any others."""
+    axes = [axis for axis, index in enumerate(indices) if index is not None]
+    given = [index for index in indices if index is not None]
+    if not given or axes[-1] - axes[0] + 1 != len(given):
+        return None
+    return (axes[0], given) if all(index.dtype in INDICES for index in given) else None
+
+
+def joined_shape(shape: Shape, first: int, end: int) -> Shape:
+    """``shape`` with its axes from ``first`` up to ``end`` as one."""
+    return (*shape[:first], numel(shape[first:end]), *shape[end:])
 
 
 def join_indices(b: IrBuilder, sizes: Shape, indices: Sequence[Value], shape: Shape) -> Value:
@@ -85,22 +86,30 @@ def join_indices(b: IrBuilder, sizes: Shape, indices: Sequence[Value], shape: Sh
     """
     place = inside = None
     for size, given in zip(sizes, indices, strict=True):
-        index = b.broadcast(b.cast(given, torch.int64), shape)
-        zero, end = (b.fill(n, shape, torch.int64) for n in (0, size))
-        below = b.pointwise("lt", index, zero, dtype=torch.bool)
-        index = b.pointwise("where", below, b.pointwise("add", index, end), index)
-        fits = b.pointwise(
-            "bitwise_and",
-            b.pointwise("ge", index, zero, dtype=torch.bool),
-            b.pointwise("lt", index, end, dtype=torch.bool),
-        )
+        index = _from_start(b, b.broadcast(b.cast(given, torch.int64), shape), size)
+        fits = _is_within(b, index, 0, size)
         if place is None or inside is None:
             place, inside = index, fits
         else:
-            place = b.pointwise("add", b.pointwise("mul", place, end), index)
+            rows = b.pointwise("mul", place, b.fill(size, shape, torch.int64))
+            place = b.pointwise("add", rows, index)
             inside = b.pointwise("bitwise_and", inside, fits)
     assert place is not None and inside is not None, sizes
     return b.pointwise("where", inside, place, b.fill(numel(sizes), shape, torch.int64))
+
+
+def _from_start(b: IrBuilder, index: Value, size: Dim) -> Value:
+    """``index`` along an axis of ``size``, counted from the start where it counts from the end."""
+    zero, end = (b.fill(n, index.shape, index.dtype) for n in (0, size))
+    below = b.pointwise("lt", index, zero, dtype=torch.bool)
+    return b.pointwise("where", below, b.pointwise("add", index, end), index)
+
+
+def _is_within(b: IrBuilder, index: Value, low: Any, high: Dim) -> Value:
+    """Whether ``low <= index < high``."""
+    least, end = (b.fill(n, index.shape, index.dtype) for n in (low, high))
+    above = b.pointwise("ge", index, least, dtype=torch.bool)
+    return b.pointwise("bitwise_and", above, b.pointwise("lt", index, end, dtype=torch.bool))
 
 
 def _select(lo: Lowering, x: Value, axis: int, index: Value, wraps: bool) -> Value:
@@ -111,11 +120,7 @@ def _select(lo: Lowering, x: Value, axis: int, index: Value, wraps: bool) -> Val
     )
     if index.op == "fill":
         return _one(lo, x, axis, int(index.attrs["value"]), axes)
-    found = index
-    if wraps:
-        below = lo.b.pointwise("lt", index, lo.number(0, index), dtype=torch.bool)
-        found = lo.b.pointwise("add", index, lo.number(x.shape[axis], index))
-        found = lo.b.pointwise("where", below, found, index)
+    found = _from_start(lo.b, index, x.shape[axis]) if wraps else index
     places = tuple(range(axis, axis + rank))
     whole = lo.b.make("broadcast", (found,), lo.shape, index.dtype, axes=places)
     return _gather(lo, x, axis, index, whole, axes, wraps)
@@ -131,7 +136,7 @@ def _gather(
     wraps: bool = False,
 ) -> Value:
     """A checked `gather`. ``whole``: ``index`` at every point of the result."""
-    if x.dtype.is_complex or index.dtype not in (torch.int64, torch.int32):
+    if x.dtype.is_complex or index.dtype not in INDICES:
         raise lo.otherwise()
     low = -sympy.sympify(x.shape[axis]) if wraps else 0
     check = _check(lo, index, low, x.shape[axis])
@@ -166,9 +171,7 @@ def _one(lo: Lowering, x: Value, axis: int, index: int, axes: tuple[int | None, 
 def _check(lo: Lowering, index: Value, low: Any, high: Dim) -> Value | None:
     """A value that exists once ``low <= index < high`` has been checked; ``None`` if known to hold."""
     index = lo.b.reshape(index, (numel(index.shape),))  # one row: one kernel compares and reduces
-    above = lo.b.pointwise("ge", index, lo.number(low, index), dtype=torch.bool)
-    below = lo.b.pointwise("lt", index, lo.number(high, index), dtype=torch.bool)
-    inside = lo.b.pointwise("bitwise_and", above, below)
+    inside = _is_within(lo.b, index, low, high)
     if inside.op == "fill" and inside.attrs["value"]:
         return None
     fine = lo.b.reshape(lo.b.reduce("all", inside, (0,)), ())

@@ -86,9 +86,8 @@ def upsample_nearest2d_scaled(
 
 @lowers(aten.upsample_bilinear2d.vec)
 def upsample_bilinear2d(lo: Lowering, x: Value, size: Any, corners: bool, scales: Any) -> Value:
-    if x.dtype in lo.forms.bilinear:
-        return bilinear(lo, x, corners, *(scales or (None, None)))
-    return _spatial(lo, aten.upsample_bilinear2d.vec, x, (size, corners, scales))
+    made = bilinear(lo, x, corners, *(scales or (None, None)))
+    return made or _spatial(lo, aten.upsample_bilinear2d.vec, x, (size, corners, scales))
 
 
 @lowers(aten.upsample_bilinear2d.default)
@@ -100,10 +99,9 @@ def upsample_bilinear2d_scaled(
     scales_h: float | None = None,
     scales_w: float | None = None,
 ) -> Value:
-    if x.dtype in lo.forms.bilinear:
-        return bilinear(lo, x, corners, scales_h, scales_w)
     args = (size, corners, scales_h, scales_w)
-    return _spatial(lo, aten.upsample_bilinear2d.default, x, args)
+    made = bilinear(lo, x, corners, scales_h, scales_w)
+    return made or _spatial(lo, aten.upsample_bilinear2d.default, x, args)
 
 
 def _spatial(lo: Lowering, target: torch._ops.OpOverload, x: Value, args: Sequence[Any]) -> Value:

@@ -40,12 +40,7 @@ def upsample_bicubic2d_scaled(
     scales_h: float | None = None,
     scales_w: float | None = None,
 ) -> Value:
-    known = all(s is None or isinstance(s, (int, float)) for s in (scales_h, scales_w))
-    if not known or len(x.shape) != 4 or not x.dtype.is_floating_point:
-        raise lo.otherwise()
-    for axis in (2, 3):
-        lo.at_least(x.shape[axis], 1, "resampling of at least one pixel")
-        lo.at_least(lo.shape[axis], 1, "resampling to at least one pixel")
+    _expect_images(lo, x, scales_h, scales_w)
     rows, columns = (
         _Taps.cubic(lo, axis, x.shape[axis], corners, scale)
         for axis, scale in ((2, scales_h), (3, scales_w))
@@ -55,22 +50,18 @@ def upsample_bicubic2d_scaled(
 
 
 def bilinear(
-    lo: Lowering,
-    x: Value,
-    corners: bool,
-    scales_h: float | None = None,
-    scales_w: float | None = None,
-) -> Value:
-    """Linear interpolation of ``x`` [batch, channels, height, width], in channels-last memory."""
-    known = all(s is None or isinstance(s, (int, float)) for s in (scales_h, scales_w))
-    if not known or len(x.shape) != 4:
-        raise lo.otherwise()
+    lo: Lowering, x: Value, corners: bool, scales_h: float | None, scales_w: float | None
+) -> Value | None:
+    """Linear interpolation of ``x`` [batch, channels, height, width], in channels-last memory.
+
+    ``None``: the target has no kernel for it.
+    """
+    if x.dtype not in lo.forms.bilinear:
+        return None
+    _expect_images(lo, x, scales_h, scales_w)
     if scales_h or scales_w:  # ATen copies images of the same size, whatever the scales
         resized = [sympy.Ne(a, b) for a, b in zip(x.shape[2:], lo.shape[2:], strict=True)]
         lo.b.require(sympy.Or(*resized), "resampling to another size")
-    for axis in (2, 3):
-        lo.at_least(x.shape[axis], 1, "resampling of at least one pixel")
-        lo.at_least(lo.shape[axis], 1, "resampling to at least one pixel")
     shape = tuple(lo.shape[k] for k in to_channels_last(4))
     last = replace(lo, results=(ResultType(shape, lo.dtype, contiguous_strides(shape)),))
     rows, columns = (
@@ -81,6 +72,16 @@ def bilinear(
     flat = lo.b.reshape(images, (x.shape[0], numel(x.shape[2:]), x.shape[1]))
     made = _resampled(last, flat, rows, columns, x.shape[3], (0, None, 3))
     return lo.b.permute(made, to_channels_first(4))
+
+
+def _expect_images(lo: Lowering, x: Value, *scales: float | None) -> None:
+    """Floats of one batch of images, whose scales are known; all images have pixels."""
+    known = all(s is None or isinstance(s, (int, float)) for s in scales)
+    if not known or len(x.shape) != 4 or not x.dtype.is_floating_point:
+        raise lo.otherwise()
+    for axis in (2, 3):
+        lo.at_least(x.shape[axis], 1, "resampling of at least one pixel")
+        lo.at_least(lo.shape[axis], 1, "resampling to at least one pixel")
 
 
 @dataclass(frozen=True)
@@ -94,11 +95,8 @@ class _Taps:
     def cubic(
         cls, lo: Lowering, axis: int, size: Any, corners: bool, scale: float | None
     ) -> "_Taps":
-        b, at = lo.b, _at(lo, axis, size, corners, scale)
-        below = b.pointwise("floor", at)
-        after = b.pointwise("sub", at, below)
-        first = b.cast(below, torch.int64)
-        last = lo.number(sympy.sympify(size) - 1, first)
+        b = lo.b
+        first, after, last = _before(lo, _at(lo, axis, size, corners, scale), size)
         places = []
         for tap in _TAPS:
             place = b.pointwise("add", first, lo.number(tap, first))
@@ -120,11 +118,7 @@ class _Taps:
         cls, lo: Lowering, axis: int, size: Any, corners: bool, scale: float | None
     ) -> "_Taps":
         b, at = lo.b, _at(lo, axis, size, corners, scale)
-        at = b.pointwise("maximum", at, lo.number(0, at))
-        below = b.pointwise("floor", at)
-        after = b.pointwise("sub", at, below)
-        first = b.cast(below, torch.int64)
-        last = lo.number(sympy.sympify(size) - 1, first)
+        first, after, last = _before(lo, b.pointwise("maximum", at, lo.number(0, at)), size)
         places = [
             b.pointwise("minimum", place, last)
             for place in (first, b.pointwise("add", first, lo.number(1, first)))
@@ -141,6 +135,13 @@ def _at(lo: Lowering, axis: int, size: Any, corners: bool, scale: float | None) 
         return b.pointwise("mul", own, step)
     middle = b.pointwise("add", own, lo.number(0.5, own))  # centers of pixels
     return b.pointwise("sub", b.pointwise("mul", middle, step), lo.number(0.5, own))
+
+
+def _before(lo: Lowering, at: Value, size: Any) -> tuple[Value, Value, Value]:
+    """The pixel before ``at``, how far ``at`` lies after it, and the last of ``size`` pixels."""
+    below = lo.b.pointwise("floor", at)
+    first = lo.b.cast(below, torch.int64)
+    return first, lo.b.pointwise("sub", at, below), lo.number(sympy.sympify(size) - 1, first)
 
 
 def _step(lo: Lowering, size: Any, out: Any, corners: bool, scale: float | None) -> Value:

@@ -106,7 +106,7 @@ def window_of(value: Value) -> ConvWindow | None:
     a, x = value.attrs, operands(value).x
     weight = operands(value).weight
     kernel = tuple(int(d) for d in weight.shape[2:])
-    if all(set(p) == {1} for p in (kernel, a["stride"])) and set(a["padding"]) == {0}:
+    if is_of_pixels(value):
         return None
     strides = contiguous_strides(x.shape)
     return ConvWindow(
@@ -119,6 +119,12 @@ def window_of(value: Value) -> ConvWindow | None:
         (x.shape[1], x.shape[2]),
         (strides[0], strides[1], strides[2]),
     )
+
+
+def is_of_pixels(value: Value) -> bool:
+    """Is ``value``, a `conv`, a product of single pixels, which lie in rows?"""
+    a, taps = value.attrs, operands(value).weight.shape[2:]
+    return {*taps, *a["stride"]} == {1} and set(a["padding"]) == {0}
 
 
 def is_served(value: Value) -> bool:

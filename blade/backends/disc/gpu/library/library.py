@@ -21,6 +21,7 @@ from blade.backends.disc.fusion.fuse import Fused, FusionGroup, is_instruction
 from blade.backends.disc.gpu.attention.calls import attention, attention_key, long_class
 from blade.backends.disc.gpu.compile.triton_unit import condition
 from blade.backends.disc.gpu.emit.library_launch import AtenCall, LibraryLaunch
+from blade.backends.disc.gpu.gemm.conv_as_gemm import is_of_pixels
 from blade.backends.disc.gpu.gemm.depthwise import depthwise_window
 from blade.backends.disc.gpu.gemm.epilogue import GemmEpilogue, group_epilogue, plain_epilogue
 from blade.backends.disc.gpu.gemm.plan import GemmPlan, between
@@ -80,7 +81,7 @@ class LibraryLaunches:
     @cached_property
     def _has_many_depths(self) -> bool:
         """Are there so many convolutions of different depth that a kernel for each takes minutes to compile?"""
-        values = (v for v in self.fused.graph.values if v.op == "conv" and _is_of_pixels(v))
+        values = (v for v in self.fused.graph.values if v.op == "conv" and is_of_pixels(v))
         return len({v.args[1].shape[1] for v in values}) > MOST_DEPTHS
 
     @cached_property
@@ -186,9 +187,3 @@ class LibraryLaunches:
                 if view is not None and group not in readers.setdefault(view.base.id, []):
                     readers[view.base.id].append(group)
         return readers
-
-
-def _is_of_pixels(conv: Value) -> bool:
-    """Is ``conv`` a product of single pixels, which lie in rows?"""
-    a, taps = conv.attrs, conv.args[1].shape[2:]
-    return {*taps, *a["stride"]} == {1} and set(a["padding"]) == {0}

@@ -16,14 +16,18 @@ from typing import Any
 
 import torch
 
-from blade.backends.disc.frontend.ops.gather import join_indices, joined_shape
+from blade.backends.disc.frontend.ops.gather import (
+    INDICES,
+    adjacent_indices,
+    join_indices,
+    joined_shape,
+)
 from blade.backends.disc.frontend.ops.table import OperandSlot
 from blade.backends.disc.ir.graph import Graph, IrBuilder, Shape, Value
 from blade.backends.disc.ir.kernel import Dim
 from blade.backends.disc.ir.rewrite import rewrite_values
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
-INDICES = (torch.int64, torch.int32)
 JOIN = {"sum": "add", "max": "maximum"}
 KINDS = {
     "sum": "sum",
@@ -101,27 +105,25 @@ def _index_put(
     unsafe: bool = False,
 ) -> Value | None:
     """Of indices of adjacent axes; those from the end are negative."""
-    given = [(k, index) for k, index in enumerate(indices) if index is not None]
-    if not accumulate or not given or any(index.dtype not in INDICES for _, index in given):
+    found = adjacent_indices(indices) if accumulate else None
+    if found is None:
         return None
-    axis, last = given[0][0], given[-1][0]
-    if last - axis + 1 != len(given):
-        return None
-    points = broadcast_shape([index.shape for _, index in given])
+    axis, given = found
+    end, points = axis + len(given), _broadcast_shape([index.shape for index in given])
     if points is None:
         return None
     rank = len(points)
-    index = join_indices(b, v.shape[axis : last + 1], [i for _, i in given], points)
-    shape = (*v.shape[:axis], *points, *v.shape[last + 1 :])
-    index = b.reshape(index, (*points, *[1] * (len(v.shape) - last - 1)))
-    whole = joined_shape(v.shape, axis, last)
+    index = join_indices(b, v.shape[axis:end], given, points)
+    shape = (*v.shape[:axis], *points, *v.shape[end:])
+    index = b.reshape(index, (*points, *[1] * (len(v.shape) - end)))
+    whole = joined_shape(v.shape, axis, end)
     axes = [None if k == axis else k + (rank - 1) * (k > axis) for k in range(len(whole))]
     source = b.broadcast(values, shape)
     total = _scatter(b, whole, axis, b.broadcast(index, shape), source, "sum", axes)
     return _joined(b, base, b.reshape(total, v.shape), "sum")
 
 
-def broadcast_shape(shapes: Sequence[Shape]) -> Shape | None:
+def _broadcast_shape(shapes: Sequence[Shape]) -> Shape | None:
     """The shape that all broadcast to; ``None`` where sizes are not known to agree."""
     rank = max(map(len, shapes))
     found: list[Dim] = []
