@@ -11,7 +11,10 @@ found, and uses no library of the toolkit: the driver is looked up at run time.
 
 import os
 import re
+import shlex
+import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import torch
@@ -80,6 +83,7 @@ class BuildRuntime(cpp_extension.BuildExtension):
         self.stays_here = (
             self.inplace or self.editable_mode
         )  # setuptools sets the first to 0 meanwhile
+        choose_compiler()
         super().run()
 
     def build_extension(self, ext: Extension) -> None:
@@ -88,6 +92,42 @@ class BuildRuntime(cpp_extension.BuildExtension):
         name = os.path.basename(self.get_ext_filename(ext.name))
         ext.extra_link_args += [f"-Wl,-rpath,{':'.join([INSTALLED, *here])}", f"-Wl,-soname,{name}"]
         super().build_extension(ext)
+
+
+def choose_compiler() -> None:
+    """Set ``CXX`` and ``CC`` to compilers that link libstdc++ as a shared library, as torch does.
+
+    A library with a libstdc++ of its own has types of its own: an exception that torch, or another library of ours,
+    should catch ends the process.
+    """
+    if sys.platform != "linux":
+        return
+    given = os.environ.get("CXX") or "c++"
+    if links_shared(given) is not False:  # what does not compile says so itself
+        return
+    for cxx, cc in (("/usr/bin/g++", "/usr/bin/gcc"), ("/usr/bin/clang++", "/usr/bin/clang")):
+        if os.access(cc, os.X_OK) and links_shared(cxx):
+            os.environ.update(CXX=cxx, CC=cc)
+            print(f"blade: built with {cxx}: {given} links libstdc++ statically", file=sys.stderr)
+            return
+    raise SystemExit(
+        f"blade: {given} links libstdc++ statically, so that exceptions would not cross from blade to torch. "
+        "Set CXX and CC to a compiler that links it as a shared library"
+    )
+
+
+def links_shared(cxx: str) -> bool | None:
+    """Whether libraries that ``cxx`` links need libstdc++ (or libc++) at run time; None if it does not compile."""
+    with tempfile.TemporaryDirectory() as folder:
+        source, library = Path(folder, "probe.cpp"), Path(folder, "probe.so")
+        source.write_text("#include <iostream>\nvoid f() { std::cout << 1; }\n")
+        build = [*shlex.split(cxx), "-shared", "-fPIC", "-o", str(library), str(source)]
+        try:
+            subprocess.run(build, check=True, capture_output=True)
+            needed = subprocess.run(["ldd", str(library)], check=True, capture_output=True).stdout
+        except (OSError, subprocess.CalledProcessError):
+            return None
+    return b"libstdc++" in needed or b"libc++" in needed
 
 
 def torch_minor() -> tuple[int, int]:

@@ -77,23 +77,6 @@ PY
   export PYTHONPATH=$PYTHONPATH:$temporary/site
 }
 
-# A compiler that puts a libstdc++ of its own into what it links gives the runtime a second set of the types that
-# torch throws and catches: an exception of ours that torch should catch ends the process.
-choose_compiler() {
-  printf '#include <iostream>\nvoid f() { std::cout << 1; }\n' > "$temporary/probe.cpp"
-  local cxx=${CXX:-c++}
-  if $cxx -shared -fPIC -o "$temporary/probe.so" "$temporary/probe.cpp" 2> "$temporary/probe.err" \
-    && ldd "$temporary/probe.so" | grep -q libstdc++; then
-    return 0
-  fi
-  if [ -x /usr/bin/g++ ] && [ -x /usr/bin/gcc ]; then
-    export CC=/usr/bin/gcc CXX=/usr/bin/g++
-    say "compiler: /usr/bin/g++, because $cxx does not link libstdc++ as a shared library"
-  else
-    say "compiler: $cxx, which does not link libstdc++ as a shared library; there is no /usr/bin/g++"
-  fi
-}
-
 facts() {
   nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader 2> /dev/null || echo "no nvidia-smi"
   "$PYTHON" - <<'PY'
@@ -175,7 +158,6 @@ esac
 export PYTHON OUT JOBS temporary TESTS=${TESTS:-} CPU_TESTS=${CPU_TESTS:-}
 export -f build tests cpu_tests run_pytest # timeout starts programs, so the parts are started by another bash
 unpack_wheels
-choose_compiler
 facts 2>&1 | tee -a "$log"
 for one in $parts; do
   run_part "$one"

@@ -2,6 +2,8 @@
 """What is installed is what is here: setup.py's packages and data are all of the folder ``blade``."""
 
 import ast
+import os
+import runpy
 import sys
 from fnmatch import fnmatch
 from importlib.metadata import EntryPoint
@@ -61,3 +63,29 @@ def test_the_console_command_is_the_command_line(
     assert left.value.code == 0
     shown = capsys.readouterr().out
     assert shown.startswith("usage: blade ") and "optimize" in shown
+
+
+@pytest.mark.parametrize("static", [True, False], ids=["static", "shared"])
+def test_a_compiler_with_a_libstdcxx_of_its_own_is_not_taken(
+    static: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exceptions of what it links would end the process."""
+    if sys.platform != "linux" or not os.access("/usr/bin/g++", os.X_OK):
+        pytest.skip("no /usr/bin/g++")
+    monkeypatch.setattr("setuptools.setup", lambda **_: None)
+    monkeypatch.chdir(ROOT)
+    wrapper = tmp_path / "wrapped-g++"
+    wrapper.write_text(
+        f'#!/bin/sh\nexec /usr/bin/g++ {"-static-libstdc++" if static else ""} "$@"\n'
+    )
+    wrapper.chmod(0o755)
+    monkeypatch.setenv("CXX", str(wrapper))
+    monkeypatch.setenv("CC", "as it was")
+    setup = runpy.run_path("setup.py")
+    setup["choose_compiler"]()
+    chosen = ("/usr/bin/g++", "/usr/bin/gcc") if static else (str(wrapper), "as it was")
+    assert (os.environ["CXX"], os.environ["CC"]) == chosen
+    if static:
+        monkeypatch.setitem(setup["choose_compiler"].__globals__, "links_shared", lambda _: False)
+        with pytest.raises(SystemExit, match="Set CXX and CC to a compiler"):
+            setup["choose_compiler"]()
