@@ -107,3 +107,23 @@ def test_few_pixels_are_cut_into_more_programs(monkeypatch: pytest.MonkeyPatch) 
     rows = [tile.m for tile in tiles if tile is not None]
     assert len(rows) == len(tiles) and rows == sorted(rows) and rows[0] < rows[-1]
     assert all(tile is not None and tile.n == 32 for tile in tiles)
+
+
+@pytest.mark.parametrize("aten_first", [True, False])
+def test_one_that_nothing_follows_has_one_home(
+    aten_first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plan has ATen for some sizes: what reads the result reads it in one place."""
+    ours = GemmTile(8, 16, 1)
+    ranges = ((64, None), (None, ours)) if aten_first else ((64, ours), (None, None))
+    other = GemmPlan(((None, None),))
+    monkeypatch.setattr(
+        choose, "unmeasured", lambda product, _: GemmPlan(ranges) if product.depthwise else other
+    )
+    model = drawn(nn.Conv2d(8, 8, 3, groups=8, bias=False))
+    program = compiled(model, [torch.randn(2, 8, 7, 8)], [IMAGES])
+    for size in ((1, 8, 5, 5), (3, 8, 16, 15)):
+        x = torch.randn(size)
+        [found], ran = program.traced(x)
+        torch.testing.assert_close(found, model(x))
+        assert ("linear" in ran, "aten::convolution" in ran) == (aten_first, not aten_first)

@@ -52,6 +52,14 @@ def test_neighbours_that_agree_are_one_range() -> None:
         GemmPlan(((32, small),))
 
 
+def test_a_plan_by_one_is_atens_for_all_rows_or_for_none() -> None:
+    small, large = GemmTile(16, 32, 64), GemmTile(64, 64, 64)
+    mixed = merged([(32, None), (128, small), (256, None), (None, large)])
+    assert mixed.by_one.ranges == ((128, small), (None, large))
+    assert merged([(32, small), (None, None)]).by_one.ranges == ((None, None),)
+    assert merged([(32, small), (None, large)]).by_one.ranges == ((32, small), (None, large))
+
+
 def test_ranges_hold_once_for_every_number_of_rows() -> None:
     plan = unmeasured(product((B, S), 768, 3072), TARGET)
     assert len(plan.ranges) == 3  # up to 32 rows, up to 128, ATen's

@@ -31,6 +31,19 @@ class GemmPlan:
         limits = [most for most, _ in self.ranges]
         assert limits[-1] is None and None not in limits[:-1], self
 
+    @property
+    def by_one(self) -> "GemmPlan":
+        """The plan with ATen's product for all rows, or for none, as its last range has it.
+
+        ATen allocates the results of convolutions, so that a buffer of ours cannot be written by either.
+        """
+        tile = self.ranges[-1][1]
+        choices: list[tuple[int | None, GemmTile | None]] = []
+        for most, own in reversed(self.ranges):
+            tile = tile if tile is None or own is None else own
+            choices.insert(0, (most, tile))
+        return merged(choices)
+
 
 def classes(rows: Dim, known: tuple[int | None, ...] = CLASSES) -> tuple[int | None, ...]:
     """The classes of ``known`` that can contain ``rows``."""

@@ -113,7 +113,7 @@ class LibraryLaunches:
         ``None``: the group is not fused into a product.
         """
         found = self.follows(group)
-        return None if found is None else self._planned(*found)
+        return None if found is None else self._planned(*found, self.plans[found[1].key])
 
     def attention(self, value: Value) -> list[LibraryLaunch | AttentionCall]:
         """The launches for an attention."""
@@ -152,12 +152,15 @@ class LibraryLaunches:
         if launches := self.certain(value):
             return [*launches]
         product = self.alone.get(value.id)
-        return None if product is None else self._planned(value, product)
+        if product is None:
+            return None
+        plan = self.plans[product.key]
+        return self._planned(value, product, plan.by_one if value.op == "conv" else plan)
 
-    def _planned(self, value: Value, product: GemmProduct) -> list[Served]:
+    def _planned(self, value: Value, product: GemmProduct, plan: GemmPlan) -> list[Served]:
         steps: list[Served] = []
         low = 0
-        for most, tile in self.plans[product.key].ranges:
+        for most, tile in plan.ranges:
             when = between(product.rows, low, most)
             low = 0 if most is None else most + 1
             if when == sympy.false:
