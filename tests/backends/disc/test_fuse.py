@@ -8,6 +8,7 @@ from blade.backends.disc.compiler import copies_of
 from blade.backends.disc.fusion.build_kernels import join_copies
 from blade.backends.disc.fusion.fuse import Fused, FusionGroup, fuse
 from blade.backends.disc.ir.graph import Graph, IrBuilder, Value
+from blade.backends.disc.ir.views import view_of
 from blade.backends.disc.passes.pipeline import PASSES
 from blade.backends.disc.reference.interpret_graph import interpret
 
@@ -57,6 +58,36 @@ def test_no_group_waits_for_itself() -> None:
     product = b.make("linear", (before, w), x.shape, x.dtype)
     graph = finish(b, b.pointwise("mul", product, before))
     assert kinds(graph) == ["loop", "matmul", "loop"]
+
+
+def test_no_kernels_wait_for_each_other() -> None:
+    """The sum of rows is made of an early value of a kernel that reads, later, what the last kernel makes."""
+    b = new_builder()
+    x, y = add_input(b, (S0, S1)), add_input(b, (S1, S0))
+    early = b.pointwise("exp", x)
+    rows = b.reduce("sum", b.pointwise("sin", b.permute(early, (1, 0))), [1])
+    last = b.pointwise("tanh", y)
+    late = b.pointwise("add", early, b.permute(last, (1, 0)))
+    out = b.pointwise("mul", last, b.broadcast(rows, last.shape))
+    graph = finish(b, late, out)
+    made = fused(graph)
+    produced: set[int] = set()
+    for unit in made.units:
+        assert isinstance(unit, FusionGroup)
+        assert _reads(unit) & made.stored <= produced
+        produced |= {m.id for m in unit.members}
+    tensors = [torch.rand(3, 5), torch.rand(5, 3)]
+    found = compile_to_engine(graph).try_execute(tensors)
+    assert found is not None
+    want = interpret(graph, tensors)
+    for got, right in zip(found, want, strict=True):
+        torch.testing.assert_close(got, right)
+
+
+def _reads(unit: FusionGroup) -> set[int]:
+    """Ids of values of other units that ``unit`` reads."""
+    views = [view_of(a) for m in unit.members for a in m.args]
+    return {v.base.id for v in views if v is not None} - {m.id for m in unit.members}
 
 
 def test_reductions_over_other_rows_are_other_groups() -> None:

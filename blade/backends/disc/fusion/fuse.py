@@ -10,7 +10,7 @@ order: a value joins the group of an operand if the shapes fit and no path leave
 to it.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -88,6 +88,8 @@ def fuse(graph: Graph) -> Fused:
     for value in graph.values:
         if is_fusible(value):
             fuser.place(value)
+        else:
+            fuser.rank(value, fuser.operands(value))
     fuser.join_reductions()
     fuser.join_siblings()
     made = {
@@ -163,8 +165,13 @@ class _Fuser:
         self.graph = graph
         self.users = graph.users()
         self.late = late_operands(graph.values)
+        self.dependents = graph.users()  # readers, and values whose sizes it makes
+        for made in graph.values:
+            for a in self.late.get(made.id, ()):
+                self.dependents[a.id].append(made)
         self.group_of: dict[int, FusionGroup] = {}
         self.groups: list[FusionGroup] = []
+        self.ranks: dict[FusionUnit, int] = {}  # larger than those of all units that are read
 
     def place(self, v: Value) -> None:
         """Put ``v`` into the group of an operand and merge the groups it connects, or into a new group."""
@@ -181,6 +188,35 @@ class _Fuser:
         home.members.append(v)
         home.row |= v.op == "reduce"
         self.group_of[v.id] = home
+        self.rank(home, self.outside(v, home))
+
+    def unit(self, v: Value) -> FusionUnit:
+        return self.group_of.get(v.id, v)
+
+    def rank(self, unit: FusionUnit, reads: Iterable[Value]) -> None:
+        """Rank ``unit`` above what it ``reads``."""
+        above = max((self.ranks[self.unit(a)] + 1 for a in reads), default=0)
+        self.raise_to(unit, max(above, self.ranks.get(unit, 0)))
+
+    def raise_to(self, unit: FusionUnit, rank: int) -> None:
+        """Rank ``unit`` so at least, and what reads it above it."""
+        stack = [(unit, rank)]
+        while stack:
+            unit, rank = stack.pop()
+            if rank <= self.ranks.get(unit, -1):
+                continue
+            self.ranks[unit] = rank
+            for m in unit.members if isinstance(unit, FusionGroup) else [unit]:
+                stack += [(reader, rank + 1) for reader in self.readers(m) if reader is not unit]
+
+    def readers(self, v: Value) -> Iterator[FusionUnit]:
+        """The units so far that read ``v`` and do not contain what it is made of."""
+        for user in self.dependents[v.id]:
+            unit = self.unit(user)
+            if unit in self.ranks and not (
+                isinstance(unit, FusionGroup) and v in _elements(user) and self.within(v, unit)
+            ):
+                yield unit
 
     def candidates(self, v: Value) -> list[FusionGroup]:
         groups = [self.group_of[m.id] for m in self.joined(v)]
@@ -227,7 +263,13 @@ class _Fuser:
 
     def may_connect(self, v: Value, home: FusionGroup, group: FusionGroup) -> bool:
         """Whether ``v``, which joins ``home``, may make ``group`` part of it: a scatter is in no kernel of rows."""
-        return (v.op != "scatter" or not group.row) and self.can_merge(home, group)
+        if (v.op == "scatter" and group.row) or not self.can_merge(home, group):
+            return False
+        elements = _elements(v)
+        others = [
+            a for a in self.outside(v, home) if a not in elements or not self.within(a, group)
+        ]
+        return not self.reached(others, group)
 
     def can_merge(self, a: FusionGroup, b: FusionGroup) -> bool:
         if a.shape != b.shape or a.is_scattered or b.is_scattered:
@@ -253,6 +295,7 @@ class _Fuser:
         for member in b.members:
             self.group_of[member.id] = a
         self.groups.remove(b)
+        self.raise_to(a, max(self.ranks.pop(a), self.ranks.pop(b)))
 
     def outside(self, v: Value, group: FusionGroup) -> list[Value]:
         """Operands of ``v`` from outside ``group``; the source of a gather always counts as outside."""
@@ -265,7 +308,7 @@ class _Fuser:
 
     def reached(self, start: list[Value], target: FusionGroup) -> bool:
         """Whether any value in ``start`` depends on ``target``."""
-        earliest = min(m.id for m in target.members)
+        rank = self.ranks[target]
         seen: set[int] = set()
         stack = list(start)
         while stack:
@@ -273,13 +316,13 @@ class _Fuser:
             if v.id in seen:
                 continue
             seen.add(v.id)
-            group = self.group_of.get(v.id)
-            if group is target:
+            unit = self.unit(v)
+            if unit is target:
                 return True
-            unit = group.members if group is not None else [v]
-            if max(m.id for m in unit) < earliest:
+            if self.ranks.get(unit, rank + 1) <= rank:
                 continue
-            stack += [a for m in unit for a in self.operands(m)]
+            members = unit.members if isinstance(unit, FusionGroup) else [unit]
+            stack += [a for m in members for a in self.operands(m)]
         return False
 
     def reads(self) -> Iterator[tuple[Value, Value]]:
@@ -338,7 +381,17 @@ class _Fuser:
         for v in self.graph.values:
             if v.id in self.group_of or is_instruction(v):
                 self.visit(v, begun, order)
+        assert self.comes_after_what_it_reads(order), "kernels that wait for each other"
         return tuple(order)
+
+    def comes_after_what_it_reads(self, order: Sequence[FusionUnit]) -> bool:
+        """Whether ranks, and so kernels, are in an order that computes what is read before it is read."""
+        return all(
+            self.ranks[self.unit(a)] < self.ranks[unit]
+            for unit in order
+            for m in (unit.members if isinstance(unit, FusionGroup) else [unit])
+            for a in (self.outside(m, unit) if isinstance(unit, FusionGroup) else self.operands(m))
+        )
 
     def visit(self, v: Value, begun: set[int], order: list[FusionUnit]) -> None:
         """Depth-first visit; layouts between members of one group lead back to it and are skipped."""
