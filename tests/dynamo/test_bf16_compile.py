@@ -70,9 +70,28 @@ class Normed(nn.Module):
         return found
 
 
+class Patches(nn.Module):
+    """Norms of bfloat16 images whose parameters are float32 under autocast, and resampling."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches, self.norm = nn.Conv2d(3, 16, 4, 4), nn.LayerNorm(16)
+        self.up, self.groups = nn.Conv2d(16, 12, 1), nn.GroupNorm(3, 12)
+        self.frozen, self.head = nn.BatchNorm2d(12).eval(), nn.Conv2d(12, 2, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.patches(x)
+        z = self.norm(y.flatten(2).transpose(1, 2)).transpose(1, 2).unflatten(2, y.shape[2:])
+        y = self.frozen(self.groups(self.up(z.to(y.dtype))).to(y.dtype))
+        y = functional.interpolate(y, size=x.shape[2:], mode="bilinear")
+        found: torch.Tensor = self.head(y)
+        return found
+
+
 CASES: dict[str, tuple[type[nn.Module], list[tuple[int, ...]]]] = {
     "layer": (Layer, [(2, 5, 32), (1, 17, 32), (3, 40, 32)]),
     "normed": (Normed, [(4, 3, 9, 8), (2, 3, 16, 16), (3, 3, 12, 7)]),
+    "patches": (Patches, [(2, 3, 16, 12), (1, 3, 20, 20), (3, 3, 12, 8)]),
     "images": (Images, [(2, 4, 9, 8), (1, 4, 16, 16), (3, 4, 12, 7)]),
 }
 

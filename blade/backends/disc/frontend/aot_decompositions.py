@@ -9,7 +9,7 @@ and the graph stays small, which makes tracing and partitioning faster. Listed h
 random numbers besides computing, ops over lists of tensors, and rare ops that decompose into pointwise ops.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch
 from torch._C import DispatchKey
 from torch._decomp import decomposition_table as torchs
 from torch._decomp.decompositions import get_scale_value, upsample_compute_output_size
+from torch._prims_common import suggest_memory_format
 
 from blade.backends.disc.frontend.foreach import FOREACH
 
@@ -40,8 +41,67 @@ def native_dropout(x: torch.Tensor, p: float, train: bool | None) -> Any:
     return x * mask * (1 / (1 - p)), mask
 
 
+def native_layer_norm(x: torch.Tensor, shape: Any, w: Any, b: Any, eps: float) -> Any:
+    """A norm whose parameters are wider than ``x`` in their type.
+
+    ATen's kernels for CPUs return the statistics of such norms in the type of the parameters, and their meta functions
+    say that of ``x``. On a GPU autocast widens ``x``.
+    """
+    if not _is_mixed(x, w, b):
+        return NotImplemented
+    y, *statistics = aten.native_layer_norm.default(x.float(), shape, w, b, eps)
+    return (y.to(x.dtype), *statistics)
+
+
+def native_layer_norm_backward(
+    grad: torch.Tensor, x: torch.Tensor, shape: Any, mean: Any, rstd: Any, w: Any, b: Any, mask: Any
+) -> Any:
+    if not _is_mixed(x, w, b):
+        return NotImplemented
+    wide = (grad.float(), x.float(), shape, mean, rstd, w, b, mask)
+    gx, *others = aten.native_layer_norm_backward.default(*wide)
+    return (None if gx is None else gx.to(x.dtype), *others)
+
+
+def native_group_norm(x: torch.Tensor, w: Any, b: Any, *numbers: Any) -> Any:
+    """As ``native_layer_norm``."""
+    if not _is_mixed(x, w, b):
+        return NotImplemented
+    y, *statistics = aten.native_group_norm.default(x.float(), w, b, *numbers)
+    return (y.to(x.dtype), *statistics)
+
+
+def native_group_norm_backward(
+    grad: torch.Tensor, x: torch.Tensor, mean: Any, rstd: Any, w: Any, *numbers: Any
+) -> Any:
+    if not _is_mixed(x, w):
+        return NotImplemented
+    wide = (grad.float(), x.float(), mean, rstd, w, *numbers)
+    gx, *others = aten.native_group_norm_backward.default(*wide)
+    return (None if gx is None else gx.to(x.dtype), *others)
+
+
+def batch_norm_no_training(x: torch.Tensor, w: Any, b: Any, *others: Any) -> Any:
+    """As ``native_layer_norm``: here the statistics have no elements, and a type."""
+    if not _is_mixed(x, w, b):
+        return NotImplemented
+    y, *statistics = aten._native_batch_norm_legit_no_training.default(x.float(), w, b, *others)
+    return (y.to(x.dtype), *statistics)
+
+
+def _is_mixed(x: torch.Tensor, *parameters: torch.Tensor | None) -> bool:
+    halves = (torch.bfloat16, torch.float16)
+    wide = any(p is not None and p.dtype == torch.float32 for p in parameters)
+    return x.device.type == "cpu" and x.dtype in halves and wide
+
+
 DECOMPOSITIONS: Mapping[torch._ops.OpOverload, Decomposition] = {
     aten.native_dropout.default: native_dropout,
+    aten._native_batch_norm_legit_no_training.default: batch_norm_no_training,
+    aten.native_layer_norm.default: native_layer_norm,
+    aten.native_layer_norm_backward.default: native_layer_norm_backward,
+    aten.native_group_norm.default: native_group_norm,
+    aten.native_group_norm_backward.default: native_group_norm_backward,
     **FOREACH,
     **{
         op: torchs[op]
@@ -121,6 +181,19 @@ _SEEN_BY_AUTOGRAD: Mapping[torch._ops.OpOverload, Callable[..., Any] | None] = {
 """Op -> the Python function that autograd sees instead, or ``None`` for the op itself."""
 
 
+def _upsample_bilinear2d_backward(
+    grad: Any, output_size: Any, input_size: Any, corners: bool, *_: float | None
+) -> Any:
+    shape = grad.new_empty(input_size)
+    return shape.contiguous(memory_format=suggest_memory_format(grad))
+
+
+_SHAPES: Mapping[torch._ops.OpOverload, Callable[..., Any]] = {
+    aten.upsample_bilinear2d_backward.default: _upsample_bilinear2d_backward,
+}
+"""Op -> its result's shape and layout; torch's own takes no symbolic sizes."""
+
+
 @contextmanager
 def known_gradients() -> Iterator[None]:
     """A context in which autograd sees ops as functions whose gradients DISC knows.
@@ -129,22 +202,24 @@ def known_gradients() -> Iterator[None]:
     an accumulating `index_put` as its gradient, which is no longer recognizable as resampling.
     """
     keys = (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd)
-    before = {op: dict(op.py_kernels) for op in _SEEN_BY_AUTOGRAD}
+    before = {op: dict(op.py_kernels) for op in (*_SEEN_BY_AUTOGRAD, *_SHAPES)}
     try:
         for op, seen in _SEEN_BY_AUTOGRAD.items():
             for key in keys:
                 op.py_kernels.pop(key, None)
                 if seen is not None:
                     op.py_kernels[key] = seen
-        _forget()
+        for op, shape in _SHAPES.items():
+            op.py_kernels[DispatchKey.Meta] = shape
+        _forget(before)
         yield
     finally:
         for op, kernels in before.items():
             op.py_kernels.clear()
             op.py_kernels.update(kernels)
-        _forget()
+        _forget(before)
 
 
-def _forget() -> None:
-    for op in _SEEN_BY_AUTOGRAD:
+def _forget(ops: Iterable[torch._ops.OpOverload]) -> None:
+    for op in ops:
         op._dispatch_cache.clear()
