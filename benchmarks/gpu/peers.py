@@ -140,9 +140,13 @@ def served(run: Any) -> dict[str, Any]:
 
 
 def reasons(given: Iterable[Any]) -> list[str]:
-    """The first few different ones."""
-    texts = dict.fromkeys(f"{r.code.value}: {r.detail[:300]}" for r in given)
-    return list(texts)[:8]
+    """The first few different ones; of long ones both ends, as shapes of all inputs come between."""
+    texts = dict.fromkeys(f"{r.code.value}: {_short(r.detail)}" for r in given)
+    return list(texts)[:16]
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 360 else f"{text[:100]} ... {text[-250:]}"
 
 
 PEERS: dict[str, Prepare] = {
