@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from two_processes import train_together
 
 import blade
+from blade.dynamo.cluster_module import FxClusterModule
 
 
 class Net(nn.Module):
@@ -105,6 +106,38 @@ def test_training_evaluation_and_no_grad_take_turns() -> None:
             both(model, other, run, lambda f: f(x))
         with torch.inference_mode():
             both(model, other, run, lambda f: f(x))
+
+
+class Heads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(nn.Linear(24, 24) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        parts = [part(x).unflatten(-1, (4, 6)).transpose(1, 2) for part in self.parts]
+        y = functional.scaled_dot_product_attention(*parts)
+        return y.transpose(1, 2).flatten(2).tanh()
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_what_forward_saves_is_not_copied(dynamic: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heads of queries and keys are permuted; their gradient takes them as they lie."""
+    given: list[torch.Tensor] = []
+    before = FxClusterModule._given
+
+    def noted(self: FxClusterModule, args: Any) -> list[torch.Tensor]:
+        given.extend(tensors := before(self, args))
+        return tensors
+
+    monkeypatch.setattr(FxClusterModule, "_given", noted)
+    model, other = Heads(), Heads()
+    other.load_state_dict(model.state_dict())
+    run = torch.compile(model, backend=blade.dynamo.aot_disc, dynamic=dynamic)
+    for shape in [(2, 5, 24), (3, 7, 24)]:
+        both(model, other, run, lambda f, x=torch.randn(shape): f(x).square().sum().backward())
+    heads = [t for t in given if t.dim() == 4]
+    assert len(heads) >= 8  # of each step: queries, keys, values, results
+    assert all(t.is_contiguous() for t in heads)
 
 
 def test_autocast() -> None:

@@ -79,7 +79,7 @@ class FxExtracted:
         found = {}
         for k, node in enumerate(self.inputs[: self.num_tensors]):
             fake = node.meta["val"]
-            if node in written or any(isinstance(s, torch.SymInt) for s in fake.shape):
+            if node in written:
                 continue
             order = order_of(layout_at_hints(fake))
             if order is not None:
@@ -309,21 +309,19 @@ class _FxClusterBuilder:
 
     def _tensor(self, k: int, node: Node) -> Node:
         fake = node.meta["val"]
-        if (order := self.cut.orders.get(k)) is not None:
-            static = [DimDynamic.STATIC] * len(order)
-            like = materialize(fake).permute(order)
-            placed = self.writer.place(f"x{k}", like, static, f"%{node.name}")
-            back = [order.index(axis) for axis in range(len(order))]
-            return self.writer.emit(
-                torch.ops.aten.permute.default, (placed, back), {}, f"%{node.name}"
-            )
+        order = self.cut.orders.get(k, tuple(range(fake.dim())))
         sizes = [
             DimDynamic.DYNAMIC
             if isinstance(s, torch.SymInt) and _known(s) is None
             else DimDynamic.STATIC
-            for s in fake.shape
+            for s in (fake.shape[axis] for axis in order)
         ]
-        return self.writer.place(f"x{k}", materialize(fake), sizes, f"%{node.name}")
+        like = materialize(fake)
+        if k not in self.cut.orders:
+            return self.writer.place(f"x{k}", like, sizes, f"%{node.name}")
+        placed = self.writer.place(f"x{k}", like.permute(order), sizes, f"%{node.name}")
+        back = [order.index(axis) for axis in range(len(order))]
+        return self.writer.emit(torch.ops.aten.permute.default, (placed, back), {}, f"%{node.name}")
 
     def _number(self, k: int, node: Node) -> Any:
         value = node.meta["val"]

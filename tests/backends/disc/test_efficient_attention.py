@@ -8,9 +8,17 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from blade.backends.disc.frontend.lower import lower
-from blade.backends.disc.ir.graph import Value
+from blade.backends.disc.ir.graph import Graph, Value
+from blade.backends.disc.ir.views import view_of
+from blade.backends.disc.passes.pipeline import PASSES
 
 aten = torch.ops.aten
+
+
+def legalized(graph: Graph) -> Graph:
+    for _, run_pass in PASSES:
+        graph = run_pass(graph)
+    return graph
 
 
 def calls(length: int) -> list[Value]:
@@ -52,3 +60,28 @@ def test_one_of_such_rows_stays_as_it_is() -> None:
         "_scaled_dot_product_efficient_attention",
         "_scaled_dot_product_efficient_attention_backward",
     ]
+
+
+@pytest.mark.parametrize("permuted", [True, False])
+def test_the_gradient_reads_the_result_as_forward_lays_it(permuted: bool) -> None:
+    """torch's kernel takes the rows of all heads for adjacent, whatever the strides are."""
+
+    def function(
+        bias: torch.Tensor, sums: torch.Tensor, *given: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        grad, q, k, v, out = (x.transpose(1, 2) if permuted else x for x in given)
+        none = torch.zeros((), dtype=torch.int64, device="cuda")
+        return aten._scaled_dot_product_efficient_attention_backward(
+            grad, q, k, v, bias, out, sums, none, none, 0.0, [True, True, True, True]
+        )
+
+    shape = (4, 64, 3, 32) if permuted else (4, 3, 64, 32)
+    with FakeTensorMode():
+        given = [torch.empty(shape, dtype=torch.bfloat16, device="cuda") for _ in range(5)]
+        bias = torch.empty(4, 3, 64, 64, dtype=torch.bfloat16, device="cuda")
+        gm = make_fx(function)(bias, torch.empty(4, 3, 64, device="cuda"), *given)
+    graph = legalized(lower(gm, ShapeEnv()))
+    *copies, call = [v for v in graph.values if v.op == "call"]
+    assert [one.attrs["target"] for one in copies] == [aten.repeat.default] * (not permuted)
+    view = view_of(call.args[5])
+    assert view is not None and view.strides == (64 * 96, 32, 96, 1)

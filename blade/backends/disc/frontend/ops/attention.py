@@ -23,6 +23,7 @@ from blade.backends.disc.ir.attention import (
 from blade.backends.disc.ir.flash_attention import attend_and_sum, attention_gradient
 from blade.backends.disc.ir.flash_attention import why_not as flash_attention_why_not
 from blade.backends.disc.ir.graph import Shape, Value, contiguous_strides
+from blade.backends.disc.ir.views import view_of
 
 aten = torch.ops.aten
 
@@ -127,14 +128,29 @@ def efficient_attention_backward(
     k: Value,
     v: Value,
     attn_bias: Value | None,
+    out: Value,
     *rest: Any,
     is_causal: bool = False,
     scale: float | None = None,
 ) -> Any:
-    """``rest``: the result, its sums, the generator's state, dropout, which gradients are asked for, causal or not."""
-    rest = rest if len(rest) == 7 else (*rest, is_causal)
-    args = (grad, q, k, v, _aligned(lo, attn_bias), *rest, scale)
+    """``rest``: the sums, the generator's state, dropout, which gradients are asked for, causal or not."""
+    rest = rest if len(rest) == 6 else (*rest, is_causal)
+    args = (grad, q, k, v, _aligned(lo, attn_bias), _as_forward_lays_it(lo, out), *rest, scale)
     return lo.call(aten._scaled_dot_product_efficient_attention_backward.default, args)
+
+
+def _as_forward_lays_it(lo: Lowering, out: Value) -> Value:
+    """``out`` [N, heads, rows, width] in memory as [N, rows, heads, width].
+
+    The kernel reads it so, whatever its strides are.
+    """
+    rows = lo.b.permute(out, (0, 2, 1, 3))
+    view = view_of(rows)
+    if view is None or view.strides != contiguous_strides(rows.shape):
+        result = ResultType(rows.shape, rows.dtype, contiguous_strides(rows.shape))
+        copy = replace(lo, results=(result,), places=None)
+        rows = copy.call(aten.repeat.default, (rows, (1, 1, 1, 1)))  # always row-major
+    return lo.b.permute(rows, (0, 2, 1, 3))
 
 
 def _aligned(lo: Lowering, bias: Value | None) -> Value | None:
