@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cut a joint graph into forward and backward with torch's min-cut, after three repairs and one pass.
+"""Cut a joint graph into forward and backward with torch's min-cut, after three repairs and two passes.
 
 Results that forward returns for backward alone are marked (``is_saved``): they are freed once backward has run.
 
@@ -22,6 +22,7 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.fx import Graph, GraphModule, Node
 
 from blade.dynamo.cse import eliminate_common_subexpressions
+from blade.dynamo.index_tables import move_index_tables
 from blade.graph.shapes.shape_functions import with_wide_statistics
 
 aten = torch.ops.aten
@@ -42,6 +43,7 @@ def partition(
     _forget_running_statistics(joint.graph)
     _widen_statistics(joint.graph)
     forget_states(joint.graph)
+    move_index_tables(joint.graph)  # one that is saved for the backward graph, too
     if functorch_config.cse:
         joint.graph.eliminate_dead_code()
         eliminate_common_subexpressions(joint.graph)

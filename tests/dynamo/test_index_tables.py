@@ -6,6 +6,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, Node
 
+from blade.dynamo.forward_backward import partition
 from blade.dynamo.index_tables import move_index_tables
 
 aten = torch.ops.aten
@@ -82,6 +83,25 @@ def test_what_something_else_reads_stays(other: str) -> None:
     assert copied.target is aten._to_copy.default and copied.args == (table[-1],)
     assert b.places(copied) == ["meta"]
     b.graph.lint()
+
+
+def test_a_table_that_the_gradient_reads_too_is_made_there() -> None:
+    """It may be saved for the backward graph, which then gets it where it is read."""
+    b = Built()
+    base, grad = b.input(6, 3), b.input(4, 3)
+    base.name, grad.name = base.target, grad.target = "primals_1", "tangents_1"
+    table = _table(b)
+    out = b.call(aten.index.Tensor, base, [table[-1]])
+    zeros = b.call(aten.zeros.default, [6, 3], device=THERE)
+    back = b.call(aten.index_put.default, zeros, [table[-1]], grad, True)
+    b.graph.output((out, back))
+    joint = torch.fx.GraphModule({}, b.graph)
+    given = [node.meta["val"] for node in (base, grad)]
+    parts = partition(joint, given, num_fwd_outputs=1)
+    nodes = [node for part in parts for node in part.graph.nodes if node.op != "output"]
+    assert {node.meta["val"].device.type for node in nodes} == {"meta"}
+    for part, reader in zip(parts, (aten.index.Tensor, aten.index_put.default), strict=True):
+        assert [n.target for n in part.graph.nodes].count(reader) == 1
 
 
 def test_an_input_is_copied_once_for_all_readers() -> None:
