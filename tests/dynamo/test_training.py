@@ -133,8 +133,8 @@ def test_what_forward_saves_is_not_copied(dynamic: bool, monkeypatch: pytest.Mon
     model, other = Heads(), Heads()
     other.load_state_dict(model.state_dict())
     run = torch.compile(model, backend=blade.dynamo.aot_disc, dynamic=dynamic)
-    for shape in [(2, 5, 24), (3, 7, 24)]:
-        both(model, other, run, lambda f, x=torch.randn(shape): f(x).square().sum().backward())
+    for x in (torch.randn(2, 5, 24), torch.randn(3, 7, 24)):
+        both(model, other, run, lambda f, x=x: f(x).square().sum().backward())
     heads = [t for t in given if t.dim() == 4]
     assert len(heads) >= 8  # of each step: queries, keys, values, results
     assert all(t.is_contiguous() for t in heads)
