@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.fx import GraphModule
 
+from blade.capture.decisions.traced_number import TracedNumber
 from blade.core import torchscript
 from blade.errors import InputError
 from blade.report import ATTRIBUTE
@@ -39,6 +40,11 @@ def private_copy(model: Any, instead: Mapping[int, Any] | None = None) -> nn.Mod
     try:
         own = _copy(model, instead or {})
     except (AttributeError, RuntimeError, TypeError, ValueError, NotImplementedError) as error:
+        if counters := [name for name, b in model.named_buffers() if isinstance(b, TracedNumber)]:
+            raise InputError(
+                f"model: {type(model).__name__} writes to {', '.join(counters)} and reads it as a Python number, which "
+                "no captured path can follow. Decide on it outside of the model, or compute with it as a tensor."
+            ) from error
         raise InputError(
             f"model: {type(model).__name__} cannot be deep-copied ({error}); optimize works on a copy."
         ) from error

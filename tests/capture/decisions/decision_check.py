@@ -37,7 +37,8 @@ class Score:
     """What became of the calls of one row.
 
     ``refused``: the ``InputError`` of ``optimize``; ``crashed``: what else it raised, or loading did.
-    ``sample_paths``: samples that a path answered; ``at_samples``: what is wrong there. The others are of the
+    ``sample_paths``: samples that a path answered; ``sample_raised``: that raised with the place of a decision;
+    ``at_samples``: what is wrong there. The others are of the
     calls: answered by a path, answered by the original in Python, raised with the place of a decision, raised
     like the original, answered wrongly, raised in another way.
     """
@@ -45,6 +46,7 @@ class Score:
     refused: str = ""
     crashed: str = ""
     sample_paths: int = 0
+    sample_raised: int = 0
     at_samples: list[str] = field(default_factory=list)
     paths: int = 0
     fallback: int = 0
@@ -65,7 +67,12 @@ def config(**fields: Any) -> blade.Config:
 
 
 def judge(
-    row: Row, *, python_fallback: bool = True, is_loaded: bool = False, is_traced: bool = False
+    row: Row,
+    *,
+    python_fallback: bool = True,
+    is_loaded: bool = False,
+    is_traced: bool = False,
+    samples_may_raise: bool = False,
 ) -> Score:
     """Optimize ``row.make()`` at its sample and make its calls.
 
@@ -82,20 +89,22 @@ def judge(
     except Exception as error:
         score.crashed = f"{type(error).__name__}: {str(error)[:2000]}"
         return score
-    model = _judge_samples(score, row, model, optimized)
+    model = _judge_samples(score, row, model, optimized, samples_may_raise)
     may_raise = is_loaded or not python_fallback
     for inputs in row.calls():
         model = _judge_call(score, row, model, optimized, inputs, may_raise)
     return score
 
 
-def _judge_samples(score: Score, row: Row, model: nn.Module, optimized: nn.Module) -> nn.Module:
-    """Call at the samples, at which a path has to answer."""
+def _judge_samples(
+    score: Score, row: Row, model: nn.Module, optimized: nn.Module, may_raise: bool
+) -> nn.Module:
+    """Call at the samples, at which a path has to answer unless it ``may_raise``."""
     samples = row.first()
     there = Score()
     for inputs in samples if isinstance(samples, list) else [samples]:
-        model = _judge_call(there, row, model, optimized, inputs, may_raise=False)
-    score.sample_paths = there.paths
+        model = _judge_call(there, row, model, optimized, inputs, may_raise)
+    score.sample_paths, score.sample_raised = there.paths, there.raised
     score.at_samples = [f"at a sample: {why}" for why in there.failures]
     return model
 

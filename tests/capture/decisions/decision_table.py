@@ -7,7 +7,7 @@
 Lines on which a decision falls end in ``# decides``: an error of the optimized model has to name one of them.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from inspect import isclass, isfunction
@@ -60,8 +60,9 @@ class Draw:
 class Row:
     """One model. ``further`` draws the inputs of one call; ``sample`` those that ``optimize`` is given.
 
-    ``kind``: what is decided, and by what. ``refused``: ``optimize`` may raise ``InputError``. ``is_fixed``:
-    every call decides alike, so that a plain trace is right.
+    ``kind``: what is decided, and by what. ``is_fixed``: every call decides alike, so that a plain trace is right.
+    Modes (``test_decision_table``): ``refused_in`` those in which ``optimize`` raises ``InputError``,
+    ``raises_in`` those in which what it returns raises at its own sample, naming the decision.
     """
 
     name: str
@@ -70,8 +71,9 @@ class Row:
     model: type[nn.Module]
     further: Callable[[Draw], Inputs]
     sample: Callable[[Draw], Inputs]
-    refused: bool
     is_fixed: bool
+    refused_in: Sequence[str]
+    raises_in: Sequence[str]
 
     def make(self) -> nn.Module:
         """The model, with the same weights each time."""
@@ -111,8 +113,9 @@ def decides(
     further: Callable[[Draw], Inputs],
     *,
     sample: Callable[[Draw], Inputs] | None = None,
-    refused: bool = False,
     is_fixed: bool = False,
+    refused_in: Sequence[str] = (),
+    raises_in: Sequence[str] = (),
 ) -> Callable[[Model], Model]:
     """Add the class to ``ROWS``; without ``sample`` the sample is drawn as all other inputs are."""
 
@@ -125,8 +128,9 @@ def decides(
             model,
             further,
             sample or further,
-            refused,
             is_fixed,
+            refused_in,
+            raises_in,
         )
         return model
 

@@ -124,7 +124,6 @@ class TensorOrTuple(nn.Module):
     lambda d: (
         {"x": d.normal(2, 8)} | ({"scale": d.normal(8)} if d.coin() else {"shift": d.normal(8)})
     ),
-    refused=True,
 )
 class FreeKeywords(nn.Module):
     def forward(self, x: torch.Tensor, **others: torch.Tensor) -> torch.Tensor:
@@ -185,7 +184,7 @@ class DictResult(nn.Module):
         return found
 
 
-@decides("a Python number among the results", rows)
+@decides("a Python number among the results", rows, refused_in=["traced"])
 class NumberResult(nn.Module):
     def forward(self, x: torch.Tensor) -> Any:
         y = torch.tanh(x) * 2
@@ -222,7 +221,11 @@ class WritesAtStep(nn.Module):
         return cache[: int(at) + 1].mean(0)  # decides
 
 
-@decides("a counter in a buffer", lambda d: (d.normal(2, 8),))
+@decides(
+    "a counter in a buffer",
+    lambda d: (d.normal(2, 8),),
+    refused_in=["fallback", "alone", "loaded", "traced"],
+)
 class EverySecondCall(nn.Module):
     calls: torch.Tensor
 

@@ -37,6 +37,7 @@ class NestedEncoder(nn.Module):
     "query is key, as in nn.MultiheadAttention",
     lambda d: (x := d.normal(4, 8), d.pick(x, d.normal(4, 8))),
     sample=lambda d: (x := d.normal(4, 8), x),
+    raises_in=["traced"],
 )
 class SameObject(nn.Module):
     def __init__(self) -> None:

@@ -228,7 +228,6 @@ class DictByValue(nn.Module):
 @decides(
     "a loop over nonzero()",
     lambda d: (d.normal(5, 8), d.bits(5, share=d.pick(0.0, 0.3, 0.9))),
-    refused=True,
 )
 class LoopsOverNonzero(nn.Module):
     def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
