@@ -62,6 +62,12 @@ def test_no_answer_is_wrong_in_other_modes(name: str, mode: str) -> None:
     assert_no_failure(ROWS[name], mode)
 
 
+@pytest.mark.needs("runtime", "torch_mlir")
+def test_a_counter_that_is_read_as_a_number_is_named() -> None:
+    refusal = judge(ROWS["EverySecondCall"]).refused
+    assert "writes to calls and reads it as a Python number" in refusal
+
+
 def test_the_table_is_large_enough() -> None:
     assert len(ROWS) >= 64
     assert len({row.kind for row in ROWS.values()}) == len(ROWS)
