@@ -38,7 +38,7 @@ def assert_no_failure(row: Row, mode: str) -> None:
     assert score.failures == []
     refused = mode in row.refused_in
     assert bool(score.refused) == refused, score.refused or "optimize takes it now"
-    assert bool(score.sample_raised) == raises
+    assert score.sample_raised or not raises
     # TorchScript may refuse all arguments but tensors, with a text that names them
     answered = score.sample_paths or score.raised == CALLS or raises
     assert score.refused or answered, "the sample was not answered by what was captured"
