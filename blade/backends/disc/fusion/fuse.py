@@ -206,7 +206,7 @@ class _Fuser:
             if rank <= self.ranks.get(unit, -1):
                 continue
             self.ranks[unit] = rank
-            for m in unit.members if isinstance(unit, FusionGroup) else [unit]:
+            for m in _members(unit):
                 stack += [(reader, rank + 1) for reader in self.readers(m) if reader is not unit]
 
     def readers(self, v: Value) -> Iterator[FusionUnit]:
@@ -321,8 +321,7 @@ class _Fuser:
                 return True
             if self.ranks.get(unit, rank + 1) <= rank:
                 continue
-            members = unit.members if isinstance(unit, FusionGroup) else [unit]
-            stack += [a for m in members for a in self.operands(m)]
+            stack += [a for m in _members(unit) for a in self.operands(m)]
         return False
 
     def reads(self) -> Iterator[tuple[Value, Value]]:
@@ -389,7 +388,7 @@ class _Fuser:
         return all(
             self.ranks[self.unit(a)] < self.ranks[unit]
             for unit in order
-            for m in (unit.members if isinstance(unit, FusionGroup) else [unit])
+            for m in _members(unit)
             for a in (self.outside(m, unit) if isinstance(unit, FusionGroup) else self.operands(m))
         )
 
@@ -407,6 +406,10 @@ class _Fuser:
                 begun.update(m.id for m in unit)
                 stack.append((value, True))
                 stack += [(a, False) for m in reversed(unit) for a in reversed(self.operands(m))]
+
+
+def _members(unit: FusionUnit) -> Sequence[Value]:
+    return unit.members if isinstance(unit, FusionGroup) else (unit,)
 
 
 def _elements(v: Value) -> tuple[Value, ...]:
