@@ -15,6 +15,7 @@ from blade.backends.disc.ir.graph import (
     live,
 )
 from blade.backends.disc.ir.simplify import RULES
+from blade.backends.disc.passes.pipeline import PASSES
 from blade.backends.disc.target.cpu import CpuTarget, host
 from blade.runtime.engine import Engine, make_engine
 
@@ -35,6 +36,13 @@ def finish(b: IrBuilder, *outputs: Value, constants: Sequence[torch.Tensor] = ()
     strides = tuple(contiguous_strides(v.shape) for v in outputs)
     graph = Graph(b.values, outputs, strides, inputs, tuple(constants), tuple(b.facts.values()))
     graph.values = live(graph)
+    return graph
+
+
+def legalized(graph: Graph) -> Graph:
+    """``graph`` after all passes of a CPU's pipeline."""
+    for _, run_pass in PASSES:
+        graph = run_pass(graph)
     return graph
 
 

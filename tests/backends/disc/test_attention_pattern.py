@@ -7,12 +7,12 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
+from disc_programs import legalized
 from op_trace import trace
 
 from blade.backends.disc.compiler import compile_ir
 from blade.backends.disc.frontend.lower import lower
 from blade.backends.disc.ir.graph import Graph
-from blade.backends.disc.passes.pipeline import PASSES
 from blade.backends.disc.target.cpu import host
 from blade.runtime.engine import make_engine
 
@@ -33,9 +33,7 @@ def lowered(function: Function, given: list[torch.Tensor]) -> Graph:
 
 def ops(graph: Graph) -> list[str]:
     """Names of the ops after all passes."""
-    for _, run_pass in PASSES:
-        graph = run_pass(graph)
-    return [v.op for v in graph.values]
+    return [v.op for v in legalized(graph).values]
 
 
 def qkv(queries: int = L, keys: int = S) -> list[torch.Tensor]:
@@ -201,9 +199,7 @@ def test_a_mask_that_hides_nothing_is_none(kind: str) -> None:
         return joined(F.scaled_dot_product_attention(heads(q), heads(k), heads(v), mask))
 
     given = qkv()
-    graph = lowered(everything, given)
-    for _, run_pass in PASSES:
-        graph = run_pass(graph)
+    graph = legalized(lowered(everything, given))
     [found] = [v for v in graph.values if v.op == "attention"]
     assert len(found.args) == 3
     check(everything, given, lowered(everything, given))

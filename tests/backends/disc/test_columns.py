@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 import torch.nn.functional as F
+from disc_programs import legalized
 from op_trace import trace
 
 from blade.backends.disc.compiler import compile_ir
 from blade.backends.disc.frontend.lower import lower
 from blade.backends.disc.fusion.fuse import fuse
 from blade.backends.disc.ir.graph import Value
-from blade.backends.disc.passes.pipeline import PASSES
 from blade.backends.disc.reference.interpret_graph import interpret
 from blade.backends.disc.target.cpu import host
 from blade.runtime.engine import make_engine
@@ -28,8 +28,7 @@ def written(function: Function, runs: Sequence[torch.Tensor]) -> list[Value]:
     graph = lower(*trace(function, [runs[0]], [dynamic]))
     made = compile_ir(graph, host())
     engine = make_engine("t", "disc", made.program, made.object, list(made.constants), {})
-    for _, run_pass in PASSES:
-        graph = run_pass(graph)
+    graph = legalized(graph)
     for x in runs:
         got = engine.try_execute([x])
         assert got is not None, engine.last_error()

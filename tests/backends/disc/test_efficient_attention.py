@@ -3,22 +3,16 @@
 
 import pytest
 import torch
+from disc_programs import legalized
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from blade.backends.disc.frontend.lower import lower
-from blade.backends.disc.ir.graph import Graph, Value
+from blade.backends.disc.ir.graph import Value
 from blade.backends.disc.ir.views import view_of
-from blade.backends.disc.passes.pipeline import PASSES
 
 aten = torch.ops.aten
-
-
-def legalized(graph: Graph) -> Graph:
-    for _, run_pass in PASSES:
-        graph = run_pass(graph)
-    return graph
 
 
 def calls(length: int) -> list[Value]:

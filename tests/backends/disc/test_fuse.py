@@ -2,21 +2,18 @@
 """What is fused and what is not: decisions, by count and kind."""
 
 import torch
-from disc_programs import S0, S1, add_input, compile_to_engine, finish, new_builder
+from disc_programs import S0, S1, add_input, compile_to_engine, finish, legalized, new_builder
 
 from blade.backends.disc.compiler import copies_of
 from blade.backends.disc.fusion.build_kernels import join_copies
 from blade.backends.disc.fusion.fuse import Fused, FusionGroup, fuse
 from blade.backends.disc.ir.graph import Graph, IrBuilder, Value
 from blade.backends.disc.ir.views import view_of
-from blade.backends.disc.passes.pipeline import PASSES
 from blade.backends.disc.reference.interpret_graph import interpret
 
 
 def fused(graph: Graph) -> Fused:
-    for _, run_pass in PASSES:
-        graph = run_pass(graph)
-    return fuse(graph)
+    return fuse(legalized(graph))
 
 
 def kinds(graph: Graph) -> list[str]:

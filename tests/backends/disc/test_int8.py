@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 import torch.nn.functional as F
+from disc_programs import legalized
 from op_trace import ops_of, trace
 
 from blade.backends.disc.compiler import compile_ir
 from blade.backends.disc.frontend.lower import lower
 from blade.backends.disc.frontend.ops.table import NAMED
 from blade.backends.disc.ir.graph import Graph
-from blade.backends.disc.passes.pipeline import PASSES
 from blade.backends.disc.reference.interpret_graph import interpret
 from blade.backends.disc.target.cpu import host
 from blade.runtime.engine import Engine, make_engine
@@ -83,10 +83,7 @@ def build(function: Function, samples: Sequence[torch.Tensor]) -> tuple[Engine, 
     compiled = compile_ir(lowered, host())
     engine = make_engine("q", "disc", compiled.program, compiled.object, list(compiled.constants))
     assert not engine.why_unavailable(), engine.why_unavailable()
-    graph = lowered
-    for _, run_pass in PASSES:
-        graph = run_pass(graph)
-    return engine, graph
+    return engine, legalized(lowered)
 
 
 def count(graph: Graph, op: str) -> int:

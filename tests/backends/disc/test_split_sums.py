@@ -6,14 +6,13 @@ from collections.abc import Sequence
 import pytest
 import sympy
 import torch
-from disc_programs import S0, S1, S2, add_input, compile_to_engine, finish, new_builder
+from disc_programs import S0, S1, S2, add_input, compile_to_engine, finish, legalized, new_builder
 
 from blade.backends.disc.cpu.emit.column_blocks import side_by_side
 from blade.backends.disc.fusion.build_kernels import build_kernel
 from blade.backends.disc.fusion.fuse import FusionGroup, fuse
 from blade.backends.disc.ir.graph import Graph
 from blade.backends.disc.ir.iteration_space import coalesce
-from blade.backends.disc.passes.pipeline import PASSES
 
 Shape = Sequence[int | sympy.Expr]
 
@@ -25,9 +24,8 @@ def sum_graph(shape: Shape, axes: Sequence[int], kind: str = "sum") -> Graph:
 
 def spaces(graph: Graph) -> list[list[str]]:
     """The shapes that the kernels walk, one after the other."""
-    for _, run_pass in PASSES:
-        graph = run_pass(graph)
-    return [[str(d) for d in u.shape] for u in fuse(graph).units if isinstance(u, FusionGroup)]
+    units = fuse(legalized(graph)).units
+    return [[str(d) for d in u.shape] for u in units if isinstance(u, FusionGroup)]
 
 
 SUMS = [
@@ -89,9 +87,6 @@ def test_numbers_of_a_row_do_not_keep_columns_out_of_lanes() -> None:
     y = b.pointwise(
         "mul", b.pointwise("sub", x, b.broadcast(mean, x.shape)), b.broadcast(scale, x.shape)
     )
-    graph = finish(b, b.reduce("sum", y, [0]))
-    for _, run_pass in PASSES:
-        graph = run_pass(graph)
-    fused = fuse(graph)
+    fused = fuse(legalized(finish(b, b.reduce("sum", y, [0]))))
     [group] = [u for u in fused.units if isinstance(u, FusionGroup)]
     assert side_by_side(coalesce(build_kernel(group, fused).kernel)) == 0
