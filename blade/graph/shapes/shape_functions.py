@@ -86,11 +86,17 @@ def with_wide_statistics(
 
     It is the weights'; the function says that statistics of 16-bit values have 16 bits.
     """
-    if x.device.type != "cpu" or weight is None or weight.dtype == x.dtype:
+    if not has_wide_statistics(x, weight):
         return tuple(results)
     y, mean, deviation, *running = results
-    wide = (s.new_empty(s.shape, dtype=weight.dtype) for s in (mean, deviation))
+    wide = (s.new_empty(s.shape, dtype=torch.float32) for s in (mean, deviation))
     return (y, *wide, *running)
+
+
+def has_wide_statistics(x: torch.Tensor, *parameters: torch.Tensor | None) -> bool:
+    """Whether statistics of a norm of 16-bit ``x`` are float32: on a CPU they have its parameters' dtype."""
+    wide = any(p is not None and p.dtype == torch.float32 for p in parameters)
+    return x.device.type == "cpu" and x.dtype in (torch.float16, torch.bfloat16) and wide
 
 
 def _roll(x: torch.Tensor, *rest: Any) -> torch.Tensor:

@@ -20,6 +20,7 @@ from torch._decomp.decompositions import get_scale_value, upsample_compute_outpu
 from torch._prims_common import suggest_memory_format
 
 from blade.backends.disc.frontend.foreach import FOREACH
+from blade.graph.shapes.shape_functions import has_wide_statistics
 
 aten = torch.ops.aten
 Decomposition = Callable[..., Any]
@@ -41,67 +42,34 @@ def native_dropout(x: torch.Tensor, p: float, train: bool | None) -> Any:
     return x * mask * (1 / (1 - p)), mask
 
 
-def native_layer_norm(x: torch.Tensor, shape: Any, w: Any, b: Any, eps: float) -> Any:
-    """A norm whose parameters are wider than ``x`` in their type.
+def _of_wider(op: torch._ops.OpOverload, wide: int, *parameters: int) -> Decomposition:
+    """``op``, a norm of 16-bit values or its gradient, with operands in float32 where its statistics are.
 
-    ATen's kernels for CPUs return the statistics of such norms in the type of the parameters, and their meta functions
-    say that of ``x``. On a GPU autocast widens ``x``.
+    torch's shape functions say that these have 16 bits. ``wide``: how many operands, the last of which is the values;
+    ``parameters``: positions of weight and bias.
     """
-    if not _is_mixed(x, w, b):
-        return NotImplemented
-    y, *statistics = aten.native_layer_norm.default(x.float(), shape, w, b, eps)
-    return (y.to(x.dtype), *statistics)
+
+    def decomposed(*args: Any) -> Any:
+        x = args[wide - 1]
+        if not has_wide_statistics(x, *(args[k] for k in parameters)):
+            return NotImplemented
+        made, *others = op(*(a.float() for a in args[:wide]), *args[wide:])
+        return (None if made is None else made.to(x.dtype), *others)
+
+    return decomposed
 
 
-def native_layer_norm_backward(
-    grad: torch.Tensor, x: torch.Tensor, shape: Any, mean: Any, rstd: Any, w: Any, b: Any, mask: Any
-) -> Any:
-    if not _is_mixed(x, w, b):
-        return NotImplemented
-    wide = (grad.float(), x.float(), shape, mean, rstd, w, b, mask)
-    gx, *others = aten.native_layer_norm_backward.default(*wide)
-    return (None if gx is None else gx.to(x.dtype), *others)
-
-
-def native_group_norm(x: torch.Tensor, w: Any, b: Any, *numbers: Any) -> Any:
-    """As ``native_layer_norm``."""
-    if not _is_mixed(x, w, b):
-        return NotImplemented
-    y, *statistics = aten.native_group_norm.default(x.float(), w, b, *numbers)
-    return (y.to(x.dtype), *statistics)
-
-
-def native_group_norm_backward(
-    grad: torch.Tensor, x: torch.Tensor, mean: Any, rstd: Any, w: Any, *numbers: Any
-) -> Any:
-    if not _is_mixed(x, w):
-        return NotImplemented
-    wide = (grad.float(), x.float(), mean, rstd, w, *numbers)
-    gx, *others = aten.native_group_norm_backward.default(*wide)
-    return (None if gx is None else gx.to(x.dtype), *others)
-
-
-def batch_norm_no_training(x: torch.Tensor, w: Any, b: Any, *others: Any) -> Any:
-    """As ``native_layer_norm``: here the statistics have no elements, and a type."""
-    if not _is_mixed(x, w, b):
-        return NotImplemented
-    y, *statistics = aten._native_batch_norm_legit_no_training.default(x.float(), w, b, *others)
-    return (y.to(x.dtype), *statistics)
-
-
-def _is_mixed(x: torch.Tensor, *parameters: torch.Tensor | None) -> bool:
-    halves = (torch.bfloat16, torch.float16)
-    wide = any(p is not None and p.dtype == torch.float32 for p in parameters)
-    return x.device.type == "cpu" and x.dtype in halves and wide
-
+_NORMS = (
+    (aten._native_batch_norm_legit_no_training.default, 1, 1, 2),
+    (aten.native_layer_norm.default, 1, 2, 3),
+    (aten.native_layer_norm_backward.default, 2, 5, 6),
+    (aten.native_group_norm.default, 1, 1, 2),
+    (aten.native_group_norm_backward.default, 2, 4),
+)
 
 DECOMPOSITIONS: Mapping[torch._ops.OpOverload, Decomposition] = {
     aten.native_dropout.default: native_dropout,
-    aten._native_batch_norm_legit_no_training.default: batch_norm_no_training,
-    aten.native_layer_norm.default: native_layer_norm,
-    aten.native_layer_norm_backward.default: native_layer_norm_backward,
-    aten.native_group_norm.default: native_group_norm,
-    aten.native_group_norm_backward.default: native_group_norm_backward,
+    **{op: _of_wider(op, *places) for op, *places in _NORMS},
     **FOREACH,
     **{
         op: torchs[op]

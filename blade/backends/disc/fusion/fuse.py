@@ -10,7 +10,7 @@ order: a value joins the group of an operand if the shapes fit and no path leave
 to it.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -89,7 +89,7 @@ def fuse(graph: Graph) -> Fused:
         if is_fusible(value):
             fuser.place(value)
         else:
-            fuser.rank(value, fuser.operands(value))
+            fuser.rank(value)
     fuser.join_reductions()
     fuser.join_siblings()
     made = {
@@ -165,10 +165,10 @@ class _Fuser:
         self.graph = graph
         self.users = graph.users()
         self.late = late_operands(graph.values)
-        self.dependents = graph.users()  # readers, and values whose sizes it makes
-        for made in graph.values:
-            for a in self.late.get(made.id, ()):
-                self.dependents[a.id].append(made)
+        self.dependents: dict[int, list[Value]] = {v.id: [] for v in graph.values}
+        for v in graph.values:
+            for a in self.operands(v):
+                self.dependents[a.id].append(v)
         self.group_of: dict[int, FusionGroup] = {}
         self.groups: list[FusionGroup] = []
         self.ranks: dict[FusionUnit, int] = {}  # larger than those of all units that are read
@@ -188,35 +188,30 @@ class _Fuser:
         home.members.append(v)
         home.row |= v.op == "reduce"
         self.group_of[v.id] = home
-        self.rank(home, self.outside(v, home))
+        self.rank(v)
 
     def unit(self, v: Value) -> FusionUnit:
         return self.group_of.get(v.id, v)
 
-    def rank(self, unit: FusionUnit, reads: Iterable[Value]) -> None:
-        """Rank ``unit`` above what it ``reads``."""
-        above = max((self.ranks[self.unit(a)] + 1 for a in reads), default=0)
-        self.raise_to(unit, max(above, self.ranks.get(unit, 0)))
+    def rank(self, v: Value) -> None:
+        """Rank the unit of ``v`` above what ``v`` reads."""
+        above = (self.ranks[self.unit(a)] + 1 for a in self.read_by(v))
+        self.raise_to(self.unit(v), max(above, default=0))
 
     def raise_to(self, unit: FusionUnit, rank: int) -> None:
-        """Rank ``unit`` so at least, and what reads it above it."""
+        """Rank ``unit`` so at least, and the units so far that read it above it."""
         stack = [(unit, rank)]
         while stack:
             unit, rank = stack.pop()
             if rank <= self.ranks.get(unit, -1):
                 continue
             self.ranks[unit] = rank
-            for m in _members(unit):
-                stack += [(reader, rank + 1) for reader in self.readers(m) if reader is not unit]
-
-    def readers(self, v: Value) -> Iterator[FusionUnit]:
-        """The units so far that read ``v`` and do not contain what it is made of."""
-        for user in self.dependents[v.id]:
-            unit = self.unit(user)
-            if unit in self.ranks and not (
-                isinstance(unit, FusionGroup) and v in _elements(user) and self.within(v, unit)
-            ):
-                yield unit
+            stack += [
+                (self.unit(user), rank + 1)
+                for m in _members(unit)
+                for user in self.dependents[m.id]
+                if self.unit(user) in self.ranks and m in self.read_by(user)
+            ]
 
     def candidates(self, v: Value) -> list[FusionGroup]:
         groups = [self.group_of[m.id] for m in self.joined(v)]
@@ -265,11 +260,7 @@ class _Fuser:
         """Whether ``v``, which joins ``home``, may make ``group`` part of it: a scatter is in no kernel of rows."""
         if (v.op == "scatter" and group.row) or not self.can_merge(home, group):
             return False
-        elements = _elements(v)
-        others = [
-            a for a in self.outside(v, home) if a not in elements or not self.within(a, group)
-        ]
-        return not self.reached(others, group)
+        return not self.reached(self.outside(v, home, group), group)
 
     def can_merge(self, a: FusionGroup, b: FusionGroup) -> bool:
         if a.shape != b.shape or a.is_scattered or b.is_scattered:
@@ -278,12 +269,7 @@ class _Fuser:
 
     def entries(self, group: FusionGroup, other: FusionGroup) -> list[Value]:
         """Values that ``group`` would still read from memory after merging with ``other``."""
-        return [
-            o
-            for m in group.members
-            for o in self.outside(m, group)
-            if o not in _elements(m) or not self.within(o, other)
-        ]
+        return [o for m in group.members for o in self.outside(m, group, other)]
 
     def within(self, v: Value, group: FusionGroup) -> bool:
         source = row_source(v) or v
@@ -297,10 +283,19 @@ class _Fuser:
         self.groups.remove(b)
         self.raise_to(a, max(self.ranks.pop(a), self.ranks.pop(b)))
 
-    def outside(self, v: Value, group: FusionGroup) -> list[Value]:
-        """Operands of ``v`` from outside ``group``; the source of a gather always counts as outside."""
+    def read_by(self, v: Value) -> list[Value]:
+        """Operands of ``v`` from outside its own group."""
+        group = self.group_of.get(v.id)
+        return self.outside(v) if group is None else self.outside(v, group)
+
+    def outside(self, v: Value, *groups: FusionGroup) -> list[Value]:
+        """Operands of ``v`` from outside ``groups``; the source of a gather always counts as outside."""
         elements = _elements(v)
-        return [a for a in self.operands(v) if a not in elements or not self.within(a, group)]
+        return [
+            a
+            for a in self.operands(v)
+            if a not in elements or not any(self.within(a, group) for group in groups)
+        ]
 
     def operands(self, v: Value) -> tuple[Value, ...]:
         """What ``v`` reads, and what makes its sizes."""
@@ -389,7 +384,7 @@ class _Fuser:
             self.ranks[self.unit(a)] < self.ranks[unit]
             for unit in order
             for m in _members(unit)
-            for a in (self.outside(m, unit) if isinstance(unit, FusionGroup) else self.operands(m))
+            for a in self.read_by(m)
         )
 
     def visit(self, v: Value, begun: set[int], order: list[FusionUnit]) -> None:

@@ -147,9 +147,7 @@ def _as_forward_lays_it(lo: Lowering, out: Value) -> Value:
     rows = lo.b.permute(out, (0, 2, 1, 3))
     view = view_of(rows)
     if view is None or view.strides != contiguous_strides(rows.shape):
-        result = ResultType(rows.shape, rows.dtype, contiguous_strides(rows.shape))
-        copy = replace(lo, results=(result,), places=None)
-        rows = copy.call(aten.repeat.default, (rows, (1, 1, 1, 1)))  # always row-major
+        rows = _row_major(lo, rows.shape, aten.repeat.default, rows, (1, 1, 1, 1))
     return lo.b.permute(rows, (0, 2, 1, 3))
 
 
@@ -172,11 +170,17 @@ def _padded(lo: Lowering, x: Value) -> Value:
     """``x``, a part of new memory with longer rows."""
     *lead, row = x.shape
     more = -row % _ALIGNED
-    shape = (*lead, row + more)
-    result = ResultType(shape, x.dtype, contiguous_strides(shape))
-    pad = replace(lo, results=(result,), places=None)
-    wide = pad.call(aten.constant_pad_nd.default, (x, (0, more), 0.0))
+    wide = _row_major(lo, (*lead, row + more), aten.constant_pad_nd.default, x, (0, more), 0.0)
     return lo.b.slice(wide, len(lead), 0, 1, row)
+
+
+def _row_major(
+    lo: Lowering, shape: Shape, op: torch._ops.OpOverload, x: Value, *others: Any
+) -> Value:
+    """What ``op``, which lays its result out row by row, makes of ``x``."""
+    result = ResultType(shape, x.dtype, contiguous_strides(shape))
+    made: Value = replace(lo, results=(result,), places=None).call(op, (x, *others))
+    return made
 
 
 @lowers(aten._scaled_dot_product_flash_attention_for_cpu.default)
