@@ -50,7 +50,9 @@ class Engine(Protocol):
         On CUDA also ``graph_captures``, ``graph_replays`` (of ``engine_runs``), ``graph_failures`` (shapes that
         could not be captured and run launch by launch; ``last_error`` has the reason), ``graph_declined``
         (shapes of one or two launches, or with large copies, which are faster without a graph) and
-        ``graph_bytes_copied`` into and out of graphs.
+        ``graph_bytes_copied`` into and out of graphs. Of memory that no call uses now: ``arena_bytes`` of
+        intermediate values, ``graph_bytes`` of copies that graphs read and write, ``lent_bytes`` of outputs that
+        graphs keep in their own memory (``lend``).
         """
 
     def set_enabled(self, enabled: bool) -> None:

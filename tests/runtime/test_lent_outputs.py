@@ -113,6 +113,28 @@ def test_a_view_holds_what_it_is_of() -> None:
     assert torch.equal(part.flatten(), -(x + weight)[3:7])
 
 
+def test_a_storage_that_python_has_seen_comes_back() -> None:
+    made, weight = forward(), torch.randn(N)
+    for step in range(6):
+        negated = run(made, fresh(), weight)[1]
+        assert negated.untyped_storage().nbytes() >= negated.nbytes
+        storage = negated.untyped_storage()
+        del negated, storage
+        assert graphs(made) == (min(step, 1), step)
+
+
+def test_a_storage_holds_what_it_is_of() -> None:
+    made, weight = forward(), torch.randn(N)
+    run(made, fresh(), weight)
+    x = fresh()
+    negated = run(made, x, weight)[1]
+    storage, first = negated.untyped_storage(), negated.storage_offset()
+    del negated
+    for _ in range(4):
+        run(made, fresh(), weight)
+    assert torch.equal(torch.empty(0).set_(storage, first, (N,)), -(x + weight))
+
+
 def test_memory_shared_with_what_is_not_lent_is_copied() -> None:
     made, weight = forward(twice=True), torch.randn(N)
     held = []

@@ -354,6 +354,10 @@ c10::Dict<std::string, int64_t> Engine::stats() const {
     stats.insert("graph_failures", graphs->failures.load(std::memory_order_relaxed));
     stats.insert("graph_bytes_copied", graphs->bytes_copied.load(std::memory_order_relaxed));
     stats.insert("graph_declined", graphs->declined.load(std::memory_order_relaxed));
+    const auto memory = executor_->idle_memory();
+    stats.insert("arena_bytes", static_cast<int64_t>(memory.arenas));
+    stats.insert("graph_bytes", static_cast<int64_t>(memory.graphs));
+    stats.insert("lent_bytes", static_cast<int64_t>(memory.lent));
   }
   if (const Engine* next = successor()) {
     for (const auto& entry : next->stats()) {

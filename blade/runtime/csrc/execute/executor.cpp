@@ -305,7 +305,7 @@ std::unique_ptr<StreamContext> Executor::take_context(const Place& place) {
       if (!idle_[i]->is_at(place)) continue;
       auto context = std::move(idle_[i]);
       idle_.erase(idle_.begin() + static_cast<int64_t>(i));
-      idle_bytes_ -= context->bytes();
+      idle_bytes_ -= context->bytes().all();
       return context;
     }
   }
@@ -315,9 +315,9 @@ std::unique_ptr<StreamContext> Executor::take_context(const Place& place) {
 void Executor::release_context(std::unique_ptr<StreamContext> context) {
   static const size_t max_idle = std::max<size_t>(8, 2 * std::thread::hardware_concurrency());
   const std::lock_guard<std::mutex> lock(mutex_);
-  const bool room = idle_.size() < max_idle && idle_bytes_ + context->bytes() <= limits_.max_idle_bytes;
+  const bool room = idle_.size() < max_idle && idle_bytes_ + context->bytes().all() <= limits_.max_idle_bytes;
   if (!idle_.empty() && !room) return;
-  idle_bytes_ += context->bytes();
+  idle_bytes_ += context->bytes().all();
   idle_.push_back(std::move(context));
 }
 
@@ -338,6 +338,18 @@ void Executor::forget_sizes() {
   const std::lock_guard<std::mutex> lock(mutex_);
   idle_.clear();
   idle_bytes_ = 0;
+}
+
+StreamContext::Bytes Executor::idle_memory() const {
+  StreamContext::Bytes sum;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  for (const auto& context : idle_) {
+    const auto one = context->bytes();
+    sum.arenas += one.arenas;
+    sum.graphs += one.graphs;
+    sum.lent += one.lent;
+  }
+  return sum;
 }
 
 bool Executor::is_ready(const at::Tensor& input, size_t i) const {

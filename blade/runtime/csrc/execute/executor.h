@@ -50,6 +50,9 @@ class Executor {
   // Drops the buffers and execution plans of all sizes seen; what was packed stays.
   void forget_sizes();
 
+  // Of the contexts that no call uses now.
+  StreamContext::Bytes idle_memory() const;
+
   const Program& program() const { return loaded_.program; }
 
   // nullptr: a program of the CPU.
@@ -83,7 +86,7 @@ class Executor {
   ExecutorLimits limits_;
   bool capturable_ = false;  // the program, and nobody forbids it
   GraphCounts graph_counts_;
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::vector<std::unique_ptr<StreamContext>> idle_;
   size_t idle_bytes_ = 0;
 };

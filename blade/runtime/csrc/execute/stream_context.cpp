@@ -17,10 +17,10 @@ StreamContext::Key key_of(const std::vector<at::Tensor>& inputs) {
 
 }  // namespace
 
-size_t StreamContext::bytes() const {
-  size_t total = arenas_.bytes() + (fixed_ ? fixed_->capacity() : 0);
-  for (const auto& one : buffer_sets_) total += one->arena().capacity();
-  return total;
+StreamContext::Bytes StreamContext::bytes() const {
+  Bytes found{arenas_.bytes(), fixed_ ? fixed_->capacity() : 0, 0};
+  for (const auto& one : buffer_sets_) found.lent += one->arena().capacity();
+  return found;
 }
 
 size_t StreamContext::KeyHash::operator()(const Key& sizes) const {

@@ -43,7 +43,13 @@ class StreamContext {
   // Drops the shape used last.
   void drop_front();
 
-  size_t bytes() const;
+  struct Bytes {
+    size_t arenas = 0;  // intermediate values
+    size_t graphs = 0;  // what graphs read and write at fixed addresses
+    size_t lent = 0;    // outputs that callers get themselves
+    size_t all() const { return arenas + graphs + lent; }
+  };
+  Bytes bytes() const;
 
  private:
   void make_room_for_a_graph(size_t max_graphs);

@@ -87,7 +87,7 @@ bool CapturedGraph::wants_capture(const std::vector<at::Tensor>& inputs, const G
 void CapturedGraph::drop() {
   graph_.reset();
   results_.clear();
-  borrowed_.clear();
+  loans_ = Loans();
   moving_.clear();
 }
 
@@ -159,7 +159,6 @@ void CapturedGraph::collect_results(const Arena& fixed, const GraphLimits& limit
       continue;
     }
     results_.push_back({root, plan_.tensors_[root], -1, std::nullopt});
-    if (limits.is_borrowed(root)) borrowed_.push_back(std::make_unique<BorrowedStorage>(results_.back().tensor.storage()));
     if (reuse_outputs_ || limits.is_borrowed(root)) continue;
     const size_t bytes = static_cast<size_t>(slot.span) * c10::elementSize(slot.dtype);
     results_.back().copy = static_cast<int64_t>(out_.all.size());
@@ -224,7 +223,6 @@ bool CapturedGraph::capture(
     arena_moves_ = plan_.arena_.moves();
     fixed_moves_ = memory.fixed.moves();
     borrowed_moves_ = memory.borrowed.arena().moves();
-    for (auto& one : borrowed_) one->settle();
     const auto add = [](int64_t sum, const Copy& copy) { return sum + static_cast<int64_t>(copy.bytes); };
     bytes_copied_ = std::accumulate(in_.all.begin(), in_.all.end(), int64_t{0}, add);
     bytes_copied_ = std::accumulate(out_.all.begin(), out_.all.end(), bytes_copied_, add);
@@ -302,8 +300,7 @@ bool CapturedGraph::is_elsewhere_borrowed(const std::vector<at::Tensor>& inputs)
 }
 
 bool CapturedGraph::is_out(const BufferSet& borrowed) const {
-  if (lends_ && borrowed.is_out()) return true;
-  return std::any_of(borrowed_.begin(), borrowed_.end(), [](const auto& one) { return one->is_out(); });
+  return (lends_ && borrowed.is_out()) || loans_.is_out();
 }
 
 bool CapturedGraph::is_ready(const std::vector<at::Tensor>& inputs, const BufferSet& borrowed) const {
@@ -325,7 +322,7 @@ std::optional<std::vector<at::Tensor>> CapturedGraph::replay(
     return std::nullopt;
   }
   for (size_t k = 0; k < in_.all.size(); ++k) in_.all[k].from = inputs[copied_inputs_[k]].const_data_ptr();
-  const auto results = make_results(inputs, memory.borrowed.arena());
+  const auto results = make_results(inputs, memory.borrowed);
   move_launches(inputs, results);
   launch();
   counts.replays.fetch_add(1, std::memory_order_relaxed);
@@ -347,13 +344,14 @@ void CapturedGraph::launch() {
 }
 
 // A tensor per result: fresh memory that it is going to be copied to, or the graph's own.
-std::vector<at::Tensor> CapturedGraph::make_results(const std::vector<at::Tensor>& inputs, const Arena& borrowed) {
+std::vector<at::Tensor> CapturedGraph::make_results(const std::vector<at::Tensor>& inputs, BufferSet& borrowed) {
+  const auto lent = lends_ ? borrowed.lend() : c10::Storage();
   std::vector<at::Tensor> roots;
   roots.reserve(results_.size());
   for (size_t k = 0; k < results_.size(); ++k) {
     const auto& slot = plan_.slots_[results_[k].root];
     if (results_[k].borrowed || (results_[k].tensor.defined() && results_[k].copy < 0 && !reuse_outputs_)) {
-      roots.push_back(borrowed_result(results_[k], borrowed));
+      roots.push_back(borrowed_result(results_[k], lent));
       continue;
     }
     if (reuse_outputs_) {
@@ -368,16 +366,15 @@ std::vector<at::Tensor> CapturedGraph::make_results(const std::vector<at::Tensor
   return roots;
 }
 
-// A tensor of its own: what is done to it counts for this call alone.
-at::Tensor CapturedGraph::borrowed_result(const Result& result, const Arena& borrowed) const {
+// A tensor of its own: what is done to it counts for this call alone. `lent`: the memory of the buffer set.
+at::Tensor CapturedGraph::borrowed_result(const Result& result, const c10::Storage& lent) {
   const auto& slot = plan_.slots_[result.root];
-  const auto itemsize = c10::elementSize(slot.dtype);
   if (result.borrowed) {
-    const auto offset = static_cast<int64_t>(*result.borrowed / itemsize);
-    return tensor_over(borrowed.storage(), slot.dtype, slot.sizes, slot.strides, offset);
+    const auto offset = static_cast<int64_t>(*result.borrowed / c10::elementSize(slot.dtype));
+    return tensor_over(lent, slot.dtype, slot.sizes, slot.strides, offset);
   }
   const auto& own = result.tensor;
-  return tensor_over(own.storage(), slot.dtype, slot.sizes, own.strides(), own.storage_offset());
+  return tensor_over(loans_.lend(own.storage()), slot.dtype, slot.sizes, own.strides(), own.storage_offset());
 }
 
 at::Tensor CapturedGraph::output(int64_t id, const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& roots) const {

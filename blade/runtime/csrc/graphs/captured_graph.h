@@ -97,8 +97,8 @@ class CapturedGraph {
   bool is_input_moved(const std::vector<at::Tensor>& inputs);
   std::vector<at::Tensor> fixed_inputs(const std::vector<at::Tensor>& inputs, const Arena& fixed);
   void collect_results(const Arena& fixed, const GraphLimits& limits);
-  at::Tensor borrowed_result(const Result& result, const Arena& borrowed) const;
-  std::vector<at::Tensor> make_results(const std::vector<at::Tensor>& inputs, const Arena& borrowed);
+  at::Tensor borrowed_result(const Result& result, const c10::Storage& lent);
+  std::vector<at::Tensor> make_results(const std::vector<at::Tensor>& inputs, BufferSet& borrowed);
   void launch();
   at::Tensor output(int64_t id, const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& roots) const;
 
@@ -120,7 +120,7 @@ class CapturedGraph {
   std::vector<size_t> copied_inputs_;   // of in_
   std::vector<size_t> copied_updates_;  // those that the program writes
   std::vector<Result> results_;
-  std::vector<std::unique_ptr<BorrowedStorage>> borrowed_;  // results of calls that are lent
+  Loans loans_;  // of results of calls
   std::vector<Moving> moving_;
 };
 

@@ -1,38 +1,34 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "memory/borrowed_outputs.h"
 
-#include <mutex>
-#include <unordered_map>
+#include <utility>
 
 namespace blade {
 namespace {
 
-struct Known {
-  std::mutex mutex;
-  std::unordered_map<const c10::StorageImpl*, int> storages;  // how many say so
+struct Loan {
+  c10::Storage memory;
+  std::shared_ptr<std::atomic<int64_t>> out;
 };
 
-Known& known() {
-  static auto* instance = new Known();  // engines may outlive static objects
-  return *instance;
+void give_back(void* context) {
+  const std::unique_ptr<Loan> loan(static_cast<Loan*>(context));
+  loan->out->fetch_sub(1, std::memory_order_release);
 }
 
 }  // namespace
 
-BorrowedStorage::BorrowedStorage(const c10::Storage& storage) : storage_(storage) {
-  const std::lock_guard<std::mutex> lock(known().mutex);
-  ++known().storages[storage_.unsafeGetStorageImpl()];
-}
-
-BorrowedStorage::~BorrowedStorage() {
-  const std::lock_guard<std::mutex> lock(known().mutex);
-  const auto found = known().storages.find(storage_.unsafeGetStorageImpl());
-  if (--found->second == 0) known().storages.erase(found);
+c10::Storage Loans::lend(const c10::Storage& memory) {
+  auto loan = std::make_unique<Loan>(Loan{memory, out_});
+  out_->fetch_add(1, std::memory_order_relaxed);
+  void* data = const_cast<void*>(memory.data());
+  c10::DataPtr owner(data, loan.release(), &give_back, memory.device());
+  return c10::Storage(
+      c10::Storage::use_byte_size_t(), memory.nbytes(), std::move(owner), /*allocator=*/nullptr, /*resizable=*/false);
 }
 
 bool is_borrowed(const at::Tensor& tensor) {
-  const std::lock_guard<std::mutex> lock(known().mutex);
-  return known().storages.count(tensor.storage().unsafeGetStorageImpl()) != 0;
+  return tensor.storage().data_ptr().get_deleter() == &give_back;
 }
 
 }  // namespace blade

@@ -5,27 +5,24 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <atomic>
+#include <memory>
+
 #include "execute/execution_plan.h"
 
 namespace blade {
 
-// A storage that is known to be lent as long as this lives.
-class BorrowedStorage {
+// What callers were lent and have not let go of.
+class Loans {
  public:
-  explicit BorrowedStorage(const c10::Storage& storage);
-  ~BorrowedStorage();
-  BorrowedStorage(const BorrowedStorage&) = delete;
-  BorrowedStorage& operator=(const BorrowedStorage&) = delete;
+  // `memory` for one call: a storage of its own, which keeps that one alive. References to `memory` itself tell nothing:
+  // one whose storage Python has seen once keeps a reference for good.
+  c10::Storage lend(const c10::Storage& memory);
 
-  // Everybody who holds it now does so for good.
-  void settle() { holders_ = storage_.use_count(); }
-
-  // Somebody else holds it.
-  bool is_out() const { return storage_.use_count() > holders_; }
+  bool is_out() const { return out_->load(std::memory_order_acquire) > 0; }
 
  private:
-  const c10::Storage storage_;
-  size_t holders_ = 0;
+  std::shared_ptr<std::atomic<int64_t>> out_ = std::make_shared<std::atomic<int64_t>>(0);
 };
 
 // Whether `tensor` is what a graph lent: it is likely to be there at another call, too.
@@ -34,14 +31,15 @@ bool is_borrowed(const at::Tensor& tensor);
 // What the graphs of a stream context lend, of one shape at a time. Two that are out at once take two of these.
 class BufferSet {
  public:
-  explicit BufferSet(c10::DeviceType type) : arena_(type), borrowed_(arena_.storage()) { borrowed_.settle(); }
-  bool is_out() const { return borrowed_.is_out(); }
+  explicit BufferSet(c10::DeviceType type) : arena_(type) {}
+  c10::Storage lend() { return loans_.lend(arena_.storage()); }
+  bool is_out() const { return loans_.is_out(); }
   void reserve(size_t bytes) { arena_.reserve(bytes); }  // only while it is not out
   const Arena& arena() const { return arena_; }
 
  private:
   Arena arena_;
-  BorrowedStorage borrowed_;
+  Loans loans_;
 };
 
 }  // namespace blade
