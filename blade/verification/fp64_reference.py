@@ -4,6 +4,7 @@
 truth = Fp64Reference(cluster.gm)
 outputs = truth(inputs)             # raises where an op has no fp64 implementation
 [third] = truth.of([2])(inputs)     # computes only what that output needs
+for number, output in truth.each(inputs): ...    # each as soon as it is computed, and then no longer held
 
 ``Fp64Reference(gm, generators.reset)`` resets the random generators first, so that it draws the cluster's
 numbers.
@@ -13,7 +14,7 @@ Weights are widened once up to ``KEPT`` bytes in all; each of the others is when
 """
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from math import inf
 from typing import Any
 
@@ -55,11 +56,12 @@ class Fp64Reference(Interpreter):
     """Runs an FX graph with every float tensor, constant and dtype argument widened to fp64."""
 
     def __init__(self, gm: torch.fx.GraphModule, before: Callable[[], None] = lambda: None) -> None:
-        super().__init__(gm, garbage_collect_values=True)
+        super().__init__(gm, garbage_collect_values=False)
         self._before = before
         writes = any(n.op == "call_function" and _is_mutable(n.target) for n in self.graph.nodes)
         self._weights, self._given = _WideTensors(), _WideTensors()
-        self._input_bytes = inf if writes else KEPT
+        self._writes, self._input_bytes = writes, inf if writes else KEPT
+        self._last_uses = _last_uses(self.graph, writes)
         self._narrow: set[int] = set()
         self._outputs: Sequence[int] | None = None
         self._needed: set[torch.fx.Node] = set()
@@ -87,16 +89,47 @@ class Fp64Reference(Interpreter):
         part._needed = _needed(self.graph, outputs)
         return part
 
-    def __call__(self, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    @property
+    def count(self) -> int:
+        """How many outputs are chosen."""
+        return len(_returned(self.graph) if self._outputs is None else self._outputs)
+
+    def __call__(self, inputs: Inputs) -> tuple[torch.Tensor, ...]:
+        """Return the chosen outputs."""
+        found = dict(self.each(inputs))
+        return tuple(found[k] for k in range(len(found)))
+
+    def each(self, inputs: Inputs) -> Iterator[tuple[int, torch.Tensor]]:
+        """Yield the chosen outputs with their numbers among them, in the order in which they are computed.
+
+        One that the caller does not keep is freed at its last use. Where the graph writes, all come at its end.
+        """
         self._before()
         self._given, self._narrow = _WideTensors(self._input_bytes), {id(t) for t in inputs}
+        self.env, self.args_iter = {}, iter(inputs)
+        returned = _returned(self.graph)
+        chosen = range(len(returned)) if self._outputs is None else self._outputs
+        due: dict[torch.fx.Node, list[int]] = {}
+        for k, i in enumerate(chosen):
+            due.setdefault(returned[i], []).append(k)
         try:
-            with torch.no_grad():
-                outputs = self.run(*inputs, enable_io_processing=False)
-            chosen = outputs if self._outputs is None else [outputs[i] for i in self._outputs]
-            return tuple(widened(self._once(value)) for value in chosen)
+            *nodes, _ = self.graph.nodes
+            for node in nodes:
+                with torch.no_grad():
+                    self.env[node] = self.run_node(node)
+                for k in () if self._writes else due.pop(node, ()):
+                    yield k, self._result(node)
+                for unused in self._last_uses.get(node, ()):
+                    del self.env[unused]
+            for node, numbers in due.items():
+                for k in numbers:
+                    yield k, self._result(node)
         finally:
             self._given, self.env = _WideTensors(), {}
+
+    def _result(self, node: torch.fx.Node) -> torch.Tensor:
+        with torch.no_grad():
+            return widened(self._once(self.env[node]))
 
     def run_node(self, n: torch.fx.Node) -> Any:
         if self._outputs is not None and n.op == "call_function" and n not in self._needed:
@@ -147,9 +180,30 @@ def _is_mutable(target: Any) -> bool:
     return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
 
 
-def _needed(graph: torch.fx.Graph, outputs: Sequence[int]) -> set[torch.fx.Node]:
+def _returned(graph: torch.fx.Graph) -> Sequence[Any]:
     returned = graph.output_node().args[0]
     assert isinstance(returned, (list, tuple)), returned
+    return returned
+
+
+def _last_uses(graph: torch.fx.Graph, writes: bool) -> dict[torch.fx.Node, list[torch.fx.Node]]:
+    """Return the values that each node is the last to use. Being returned is a use only where the graph writes."""
+    found: dict[torch.fx.Node, list[torch.fx.Node]] = {}
+    seen: set[torch.fx.Node] = set()
+    for node in reversed(graph.nodes):
+        is_output = node.op == "output"
+        if not is_output:
+            last = [node] if node not in seen else []
+            last += [one for one in dict.fromkeys(node.all_input_nodes) if one not in seen]
+            found[node] = last
+            seen.update(last)
+        elif writes:
+            seen.update(node.all_input_nodes)
+    return found
+
+
+def _needed(graph: torch.fx.Graph, outputs: Sequence[int]) -> set[torch.fx.Node]:
+    returned = _returned(graph)
     pending = [*(returned[i] for i in outputs), *filter(may_draw, graph.nodes)]
     found: set[torch.fx.Node] = set()
     while pending:

@@ -284,12 +284,7 @@ def _call(case: Case, fn: Callable[..., Any], updates: Sequence[int] = ()) -> Te
     )  # the result of some ops depends on the layout of their inputs
     # the profiling executor would specialize again at the sizes of every case
     with torchscript.unoptimized():
-        result = attempt(
-            Stage.VERIFY,
-            None,
-            case.name,
-            lambda: fn(copies) if isinstance(fn, Fp64Reference) else fn(*copies),
-        )
+        result = attempt(Stage.VERIFY, None, case.name, lambda: fn(*copies))
     if isinstance(result, Reason):
         return None
     answer = (result,) if isinstance(result, torch.Tensor) else tuple(result)
@@ -297,11 +292,27 @@ def _call(case: Case, fn: Callable[..., Any], updates: Sequence[int] = ()) -> Te
 
 
 def _fp64_reference(case: Case, truth: Fp64Reference) -> Tensors | None:
-    """Return the outputs in fp64, where indices computed from floats may differ."""
+    """Return the outputs in fp64, where indices computed from floats may differ; ``None`` where an op raises."""
+    found = dict(_fp64_outputs(case, truth))
+    return [found[k] for k in range(len(found))] if len(found) == truth.count else None
+
+
+def _fp64_outputs(case: Case, truth: Fp64Reference) -> Iterator[tuple[int, torch.Tensor]]:
+    """Yield the outputs in fp64 by number, as they are computed; nothing from an op on that raises."""
     if (known := truth.known(case.inputs)) is not None:
-        return known
-    with in_bounds(*case.inputs):
-        return _call(case, truth)
+        yield from enumerate(known)
+        return
+    outputs = truth.each(tuple(map(_copy, case.inputs)))
+
+    def compute() -> tuple[int, torch.Tensor] | None:
+        with in_bounds(*case.inputs), torchscript.unoptimized():
+            return next(outputs, None)
+
+    while True:
+        found = attempt(Stage.VERIFY, None, case.name, compute)
+        if found is None or isinstance(found, Reason):
+            return
+        yield found
 
 
 def _try(engine: Any, case: Case, updates: Sequence[int], generators: RngReplay) -> Tensors | None:
@@ -390,14 +401,16 @@ def _measure(
     if len(near) == len(outputs):
         return list(near.values())
     far = _in_question(want, near, outputs) if hurry else list(outputs)
-    truths: Sequence[torch.Tensor | None] = _fp64_reference(case, truth.of(far)) or [None] * len(
-        far
-    )
     scale = max((tolerance.magnitude(b) for b in want if b.is_floating_point()), default=0.0)
     half = tolerance.narrowest(truth.graph)
-    for i, t in zip(far, truths, strict=True):
+
+    def measured(i: int, t: torch.Tensor | None) -> Answer:
         errors = tolerance.errors(got[i], want[i], t, scale, half)
-        near[i] = Answer(case, i, want[i].dtype, errors, half=half, **_smallness(want[i]))
+        return Answer(case, i, want[i].dtype, errors, half=half, **_smallness(want[i]))
+
+    for k, t in _fp64_outputs(case, truth.of(far)):
+        near[far[k]] = measured(far[k], t)
+    near.update({i: measured(i, None) for i in far if i not in near})
     return [near[i] for i in outputs]
 
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """verify: right engines pass, and each way of being wrong is found and named with its numbers."""
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -277,13 +278,13 @@ def test_fp64_runs_at_the_first_case_and_where_the_original_is_not_met(
     fault: Fault, runs_once: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs = []
-    plain = Fp64Reference.__call__
+    plain = Fp64Reference.each
 
-    def counted(self: Fp64Reference, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    def counted(self: Fp64Reference, inputs: tuple[torch.Tensor, ...]) -> Any:
         runs.append(inputs)
         return plain(self, inputs)
 
-    monkeypatch.setattr(Fp64Reference, "__call__", counted)
+    monkeypatch.setattr(Fp64Reference, "each", counted)
     verdict = run(FLOATS, run=fault)
     assert len(runs) == 1 if runs_once else len(runs) > 3
     assert isinstance(verdict, Verdict) is runs_once
@@ -296,13 +297,13 @@ def test_in_a_hurry_fp64_runs_only_where_rounding_does_not_explain_it(
     fault: Fault, runs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = []
-    plain = Fp64Reference.__call__
+    plain = Fp64Reference.each
 
-    def counted(self: Fp64Reference, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    def counted(self: Fp64Reference, inputs: tuple[torch.Tensor, ...]) -> Any:
         seen.append(inputs)
         return plain(self, inputs)
 
-    monkeypatch.setattr(Fp64Reference, "__call__", counted)
+    monkeypatch.setattr(Fp64Reference, "each", counted)
     one = cluster(Softmax(), [torch.randn(3, 16, generator=RNG)])
     engine = PythonEngine(one.gm, run=fault)
     found = verify(one, engine, one.gm, "fake", seconds=0.0)  # type: ignore[arg-type]
@@ -409,6 +410,46 @@ def test_fp64_computes_what_is_asked_alone() -> None:
     torch.testing.assert_close(
         truth.of([1])((x + 2,))[0], (x.double() + 2).log(), rtol=1e-6, atol=1e-6
     )
+
+
+def test_fp64_outputs_are_freed_one_by_one() -> None:
+    class Saves(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            results = [x]
+            for _ in range(8):
+                results.append(aten.exp.default(aten.neg.default(results[-1])))
+            return (*reversed(results), results[3])
+
+    one, x = cluster(Saves(), [torch.rand(3, 4, generator=RNG)]), torch.rand(3, 4, generator=RNG)
+    want = Fp64Reference(one.gm)((x,))
+    alive: list[weakref.ref[torch.Tensor]] = []
+    most, numbers = 0, []
+    for number, output in Fp64Reference(one.gm).each((x,)):
+        numbers.append(number)
+        assert torch.equal(output, want[number])
+        alive.append(weakref.ref(output))
+        del output
+        most = max(most, sum(ref() is not None for ref in alive))
+    assert sorted(numbers) == list(range(10))
+    assert most <= 3  # the input, and one that is returned twice
+
+
+def test_outputs_before_an_op_without_fp64_are_compared_with_fp64() -> None:
+    class Rounds(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            y = aten.mul.Tensor(x, 1 / 3)
+            return y, aten._fused_rms_norm.default(y, [4], None, None)[0]
+
+    def raises_in_fp64(target: Any, args: Any, kwargs: Any) -> Any:
+        if target is aten._fused_rms_norm.default:
+            raise NotImplementedError("float64")
+        return target(*args, **kwargs)
+
+    one = cluster(Rounds(), [torch.rand(3, 4, generator=RNG)])
+    truth = Fp64Reference(one.gm)
+    truth.call_function = raises_in_fp64  # type: ignore[method-assign]
+    found = verify(one, PythonEngine(one.gm), one.gm, "fake", truth=truth)
+    assert isinstance(found, Verdict) and found.original_error_fp64 is not None
 
 
 def test_eigenvalues_are_asked_for_at_the_users_contents_alone() -> None:
