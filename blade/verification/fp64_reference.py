@@ -129,7 +129,8 @@ class Fp64Reference(Interpreter):
 
     def _result(self, node: torch.fx.Node) -> torch.Tensor:
         with torch.no_grad():
-            return widened(self._once(self.env[node]))
+            result: torch.Tensor = widened(self._once(self.env[node]))
+        return result
 
     def run_node(self, n: torch.fx.Node) -> Any:
         if self._outputs is not None and n.op == "call_function" and n not in self._needed:
