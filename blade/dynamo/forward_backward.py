@@ -23,6 +23,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from blade.dynamo.cse import eliminate_common_subexpressions
 from blade.dynamo.index_tables import move_index_tables
+from blade.dynamo.recompute import fused_ops_known
 from blade.graph.shapes.shape_functions import with_wide_statistics
 
 aten = torch.ops.aten
@@ -47,7 +48,7 @@ def partition(
     if functorch_config.cse:
         joint.graph.eliminate_dead_code()
         eliminate_common_subexpressions(joint.graph)
-    with functorch_config.patch(cse=False):
+    with functorch_config.patch(cse=False), fused_ops_known():
         forward, backward = min_cut_rematerialization_partition(joint, inputs, **kwargs)
     _mark_saved(forward.graph, kwargs["num_fwd_outputs"])
     return forward, backward

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the min-cut between forward and backward knows of ops that DISC computes in its own kernels.
+
+    with fused_ops_known():
+        min_cut_rematerialization_partition(joint, ...)
+
+torch knows ops as Inductor decomposes them. Here norms, softmax, activations and their gradients stay whole, and an op
+that torch does not know counts as one that reads its operands from memory. So what a norm reads is saved in float32
+although it was widened from 16 bits, or saved twice: as a product, and as the activation that its gradient reads.
+DISC fuses these ops with the pointwise ops that make their operands, as Inductor does once they are decomposed.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import torch
+from torch._functorch import partitioners
+from torch.utils._ordered_set import OrderedSet
+
+from blade.backends.disc.frontend.ops import (
+    activation,
+    activation_backward,
+    batch_norm,
+    factory,
+    layout,
+    loss,
+    norm,
+    norm_backward,
+    pointwise,
+    reduction,
+    region,
+)
+from blade.backends.disc.frontend.ops.table import TABLE
+from blade.core.torch_modes import has_kernel
+
+Packets = OrderedSet[Any]
+_CHEAP = (activation, activation_backward, factory, layout, pointwise, region)
+_FUSED = (*_CHEAP, batch_norm, loss, norm, norm_backward, reduction)
+"""Modules of rows: those of ops that may be computed again in backward, and those of ops that fuse."""
+
+
+@contextmanager
+def fused_ops_known() -> Iterator[None]:
+    """A context in which torch's min-cut fuses, recomputes and looks through ops as DISC does."""
+    before = partitioners.get_default_op_list
+
+    def with_ours() -> Any:
+        known = before()
+        return replace(
+            known,
+            fusible_ops=known.fusible_ops | _packets_of(_FUSED),
+            recomputable_ops=known.recomputable_ops | _packets_of(_CHEAP),
+            view_ops=known.view_ops | _views(),
+        )
+
+    partitioners.get_default_op_list = with_ours
+    try:
+        yield
+    finally:
+        partitioners.get_default_op_list = before
+
+
+@cache
+def _packets_of(modules: tuple[Any, ...]) -> Packets:
+    names = {module.__name__ for module in modules}
+    return OrderedSet(
+        target._overloadpacket for target, rule in TABLE.items() if rule.__module__ in names
+    )
+
+
+@cache
+def _views() -> Packets:
+    """Ops that return their operand's memory in another form, or parts of it."""
+    return OrderedSet(
+        target._overloadpacket
+        for target, rule in TABLE.items()
+        if rule.__module__ == layout.__name__ and _is_view(target)
+    )
+
+
+def _is_view(target: torch._ops.OpOverload) -> bool:
+    if has_kernel(target.name(), torch._C.DispatchKey.CompositeImplicitAutograd):
+        return False  # a conversion, or several ops
+    alias = target._schema.returns[0].alias_info
+    return alias is not None and not alias.is_write
