@@ -94,10 +94,10 @@ struct Buffer {
 };
 size_t plan_memory(std::vector<Buffer>& buffers);
 
-// Where outputs are for a graph; without one they are fresh memory.
+// Where outputs are; without a storage they are fresh memory.
 struct OutputMemory {
-  const Arena* fixed = nullptr;
-  const Arena* borrowed = nullptr;
+  c10::Storage fixed;     // of those that a graph copies
+  c10::Storage borrowed;  // of those that are lent
 };
 
 // A relation between sizes that became known during the run does not hold: the original has to answer.
@@ -119,6 +119,12 @@ class ExecutionPlan {
   // and what ops throw. After an exception the execution plan must not be used again.
   std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs, std::vector<double>* seconds = nullptr);
 
+  // The same, with the outputs that `lay_out_lent` placed in `lent`.
+  std::vector<at::Tensor> run_lending(const std::vector<at::Tensor>& inputs, const c10::Storage& lent);
+
+  // Places the outputs among the slots that are `borrowed` one after the other; the bytes of all.
+  size_t lay_out_lent(const std::vector<bool>& borrowed);
+
  private:
   friend class CapturePolicy;
   friend class CapturedGraph;
@@ -128,8 +134,8 @@ class ExecutionPlan {
     Sizes sizes, strides;
     int64_t offset = 0;          // elements, from the root's start
     int64_t span = 0;            // roots: elements that may be touched
-    size_t arena_offset = 0;     // bytes, from the arena's start; outputs: from the start of a graph's memory
-    bool borrowed = false;           // outputs of a graph: in the memory that it lends
+    size_t arena_offset = 0;     // bytes, from the arena's start; outputs: from the start of `OutputMemory`
+    bool borrowed = false;       // outputs: in the memory that is lent
     std::vector<int64_t> views;  // roots: the views on them
   };
   // An entry of the pointer table and the slot it points to.

@@ -47,6 +47,25 @@ bool same_strides(const at::Tensor& tensor, const Sizes& strides) {
 
 }  // namespace
 
+size_t ExecutionPlan::lay_out_lent(const std::vector<bool>& borrowed) {
+  size_t end = 0;
+  for (size_t id = 0; id < borrowed.size(); ++id) {
+    auto& slot = slots_[id];
+    slot.borrowed = borrowed[id] && program_.slots[id].kind == SlotKind::kOutput;
+    if (!slot.borrowed) continue;
+    slot.arena_offset = end;
+    end += of_its_own(static_cast<size_t>(slot.span) * c10::elementSize(slot.dtype));
+  }
+  return end;
+}
+
+std::vector<at::Tensor> ExecutionPlan::run_lending(const std::vector<at::Tensor>& inputs, const c10::Storage& lent) {
+  bind(inputs, {c10::Storage(), lent});
+  const AtWork at_work(program_.has_calls);
+  run_steps();
+  return collect_outputs();
+}
+
 std::vector<at::Tensor> ExecutionPlan::run(const std::vector<at::Tensor>& inputs, std::vector<double>* seconds) {
   bind(inputs);
   const AtWork at_work(program_.has_calls);
@@ -139,10 +158,10 @@ bool ExecutionPlan::refresh_fixed_pointers() {
 
 at::Tensor ExecutionPlan::output_tensor(int64_t id, const OutputMemory& homes) const {
   const auto& slot = slots_[id];
-  const Arena* home = slot.borrowed ? homes.borrowed : homes.fixed;
-  if (home == nullptr) return empty_tensor(place_.device.type(), slot.sizes, slot.dtype);
+  const auto& home = slot.borrowed ? homes.borrowed : homes.fixed;
+  if (!home) return empty_tensor(place_.device.type(), slot.sizes, slot.dtype);
   const auto offset = static_cast<int64_t>(slot.arena_offset / c10::elementSize(slot.dtype));
-  return tensor_over(home->storage(), slot.dtype, slot.sizes, slot.strides, offset);
+  return tensor_over(home, slot.dtype, slot.sizes, slot.strides, offset);
 }
 
 void ExecutionPlan::bind(const std::vector<at::Tensor>& inputs, const OutputMemory& homes) {

@@ -122,7 +122,12 @@ std::vector<at::Tensor> StreamContext::run_graphed(
   if (captured_graph.has_graph() || (due && captured_graph.capture(inputs, memory, limits, counts))) {
     if (auto outputs = captured_graph.replay(inputs, memory, counts)) return std::move(*outputs);
   }
-  return shape.plan.run(inputs);
+  // Lent all the same, from where a graph is going to: what reads it finds it there at the next call, and the memory
+  // is not taken twice.
+  const size_t lent = memory.borrowed.is_out() ? 0 : shape.plan.lay_out_lent(limits.borrowed);
+  if (lent == 0) return shape.plan.run(inputs);
+  memory.borrowed.reserve(lent);
+  return shape.plan.run_lending(inputs, memory.borrowed.lend());
 }
 
 }  // namespace blade

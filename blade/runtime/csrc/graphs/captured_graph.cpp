@@ -12,10 +12,7 @@
 namespace blade {
 namespace {
 
-constexpr size_t kFixedAlign = 256;
 constexpr int64_t kMostUses = 64;  // that a shape evicted again and again needs before it is captured once more
-
-size_t aligned(size_t bytes) { return (bytes + kFixedAlign - 1) / kFixedAlign * kFixedAlign; }
 
 std::vector<const void*> addresses_of(const std::vector<at::Tensor>& tensors) {
   std::vector<const void*> addresses;
@@ -99,24 +96,24 @@ void CapturedGraph::evict() {
 
 // Makes room for copied inputs and outputs, and says where they are from the start of their memory.
 void CapturedGraph::plan_copies(const std::vector<at::Tensor>& inputs, const GraphMemory& memory, const GraphLimits& limits) {
-  size_t bytes = 0, borrowed = 0;
+  size_t bytes = 0;
   offsets_.assign(inputs.size(), 0);
   for (size_t i = 0; i < inputs.size(); ++i) {
     if (!copied_[i]) continue;
     offsets_[i] = bytes;
-    bytes += aligned(inputs[i].nbytes());
+    bytes += of_its_own(inputs[i].nbytes());
   }
+  const size_t borrowed = plan_.lay_out_lent(limits.borrowed);
   for (size_t id = 0; id < plan_.slots_.size(); ++id) {
     if (plan_.program_.slots[id].kind != SlotKind::kOutput) continue;
     auto& slot = plan_.slots_[id];
+    if (slot.borrowed) continue;
     slot.arena_offset = 0;  // of direct ones anywhere: replays say where they are
     if (policy_->is_direct(static_cast<int64_t>(id))) continue;
-    slot.borrowed = limits.is_borrowed(static_cast<int64_t>(id));
-    size_t& end = slot.borrowed ? borrowed : bytes;
-    slot.arena_offset = end;
-    end += aligned(static_cast<size_t>(slot.span) * c10::elementSize(slot.dtype));
+    slot.arena_offset = bytes;
+    bytes += of_its_own(static_cast<size_t>(slot.span) * c10::elementSize(slot.dtype));
   }
-  memory.fixed.reserve(std::max(bytes, kFixedAlign));
+  memory.fixed.reserve(std::max(bytes, kOwnAlign));
   lends_ = borrowed > 0;
   if (lends_) memory.borrowed.reserve(borrowed);
 }
@@ -179,7 +176,7 @@ void CapturedGraph::record(
   record_copies(in_);
   plan_.stream_ = recorder.stream();
   plan_.recorder_ = &recorder;
-  plan_.bind(bound, {&memory.fixed, &memory.borrowed.arena()});
+  plan_.bind(bound, {memory.fixed.storage(), memory.borrowed.arena().storage()});
   plan_.run_range(0, plan_.steps_.size(), [&](size_t i) {
     plan_.run_step(i);
     if (!policy_->moves(i)) return;

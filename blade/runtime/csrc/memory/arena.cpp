@@ -18,7 +18,14 @@ constexpr int kShrinkPeriod = 256;
 
 Arena::Arena(c10::DeviceType type) : type_(type) { allocate(kAlign); }
 
+// What there was is freed first: the two together may be more than there is.
 void Arena::allocate(size_t bytes) {
+  if (storage_) {
+    storage_.set_data_ptr_noswap(c10::DataPtr(nullptr, storage_.device()));
+    storage_.unsafeGetStorageImpl()->unsafe_set_nbytes(0);
+    data_ = nullptr;
+    capacity_ = 0;
+  }
   auto memory = allocate_memory(type_, bytes);
   data_ = static_cast<char*>(memory.get());
   capacity_ = bytes;

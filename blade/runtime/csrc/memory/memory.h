@@ -11,6 +11,10 @@
 
 namespace blade {
 
+// Several tensors in one piece of memory begin at multiples of this, as torch's own allocations do.
+constexpr size_t kOwnAlign = 256;
+inline size_t of_its_own(size_t bytes) { return (bytes + kOwnAlign - 1) / kOwnAlign * kOwnAlign; }
+
 inline c10::DispatchKeySet keys_of(c10::DeviceType type) {
   return c10::DispatchKeySet(type == at::kCPU ? c10::DispatchKey::CPU : c10::DispatchKey::CUDA);
 }
