@@ -24,6 +24,7 @@ from blade.core.reason import Code, Reason, Stage
 from blade.dynamo.cluster_module import FirstCall
 from blade.dynamo.constant_watch import ConstantWatch
 from blade.dynamo.engine_cache import keep_engine
+from blade.process.memory import free_unused
 from blade.report import Timing
 from blade.runtime.engine import Engine
 from blade.selection.plan.candidate import Candidate
@@ -148,6 +149,7 @@ class EngineTrial:
             own_error=None if known is None else known.verdict.original_error_fp64,
         )
         cast(Engine, engine).renew()
+        free_unused(cluster.samples[0])
         if isinstance(verdict, Reason):
             return verdict
         if known is None:

@@ -27,6 +27,7 @@ from blade.core.attempt import attempt
 from blade.core.cluster import Cluster, has_late_sizes
 from blade.core.reason import Code, Reason, Stage
 from blade.errors import Refused
+from blade.process.memory import free_unused
 from blade.report import Verdict
 from blade.verification import compare, tolerance
 from blade.verification import reduced_precision as lossy
@@ -143,6 +144,7 @@ def _verify(
         with in_bounds(*case.inputs) as seen, rows_with_keys(*case.inputs):
             want = answer(cluster, case) if left_out is None else None
             want = _call(case, original, cluster.updates) if want is None else want
+        free_unused(case.inputs)
         if want is None:
             if not seen.why:  # otherwise the kernels of an engine would stop the GPU
                 _check_raises(case, engine, cluster.updates, generators)
@@ -168,6 +170,7 @@ def _verify(
         first = [own_error] * len(want) if own_error is not None else known
         answers += _measure(case, got, want, truth, known or first, hurry=seconds is not None)
         truth.forget()
+        free_unused(case.inputs)
         known = known or _known(answers)
 
     def wanted(case: Case) -> Tensors | None:

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is fused and what is not: decisions, by count and kind."""
 
+import pytest
 import torch
 from disc_programs import S0, S1, add_input, compile_to_engine, finish, legalized, new_builder
 
 from blade.backends.disc.compiler import copies_of
 from blade.backends.disc.fusion.build_kernels import join_copies
-from blade.backends.disc.fusion.fuse import Fused, FusionGroup, fuse
+from blade.backends.disc.fusion.fuse import MOST_TERMS, Fused, FusionGroup, fuse
 from blade.backends.disc.ir.graph import Graph, IrBuilder, Value
 from blade.backends.disc.ir.views import view_of
 from blade.backends.disc.reference.interpret_graph import interpret
@@ -142,3 +143,45 @@ def test_copies_of_one_size_are_one_kernel() -> None:
     want = interpret(graph, given)
     for have, wanted in zip(got, want, strict=True):
         assert torch.equal(have, wanted)
+
+
+def shared_weight(layers: int) -> Graph:
+    """The gradients of a weight and a bias that all ``layers`` share, each of which reads the one before."""
+    b = new_builder()
+    y, w = add_input(b, (1, S0, 64)), add_input(b, (1, 64, 64))
+    weight = bias = None
+    for _ in range(layers):
+        y = b.pointwise("tanh", b.make("matmul", (y, w), (1, S0, 64), torch.float32))
+        turned = b.permute(y, (0, 2, 1))
+        of_weight = b.make("matmul", (turned, y), (1, 64, 64), torch.float32)
+        of_bias = b.reduce("sum", turned, [2])
+        weight = of_weight if weight is None else b.pointwise("add", weight, of_weight)
+        bias = of_bias if bias is None else b.pointwise("add", bias, of_bias)
+    assert weight is not None and bias is not None
+    return finish(b, weight, bias)
+
+
+def test_a_long_sum_does_not_wait_for_all_of_its_terms() -> None:
+    units = fuse(legalized(shared_weight(12))).units
+    place = {u.id: i for i, u in enumerate(units) if isinstance(u, Value)}
+    sums = [
+        u for u in units if isinstance(u, FusionGroup) and any(m.op == "add" for m in u.members)
+    ]
+    assert len(sums) >= 2 * 12 // MOST_TERMS
+    for one in sums:
+        read = {a.id for m in one.members for a in m.args if a.id in place}
+        assert len(read) <= MOST_TERMS
+    assert units.index(sums[0]) < max(place.values()) / 2
+
+
+@pytest.mark.needs("runtime", "torch_mlir")
+def test_a_long_sum_has_the_same_value() -> None:
+    engine = compile_to_engine(shared_weight(11))
+    y, w = torch.randn(5, 64), torch.randn(64, 64) / 8
+    weight, bias = torch.zeros(64, 64), torch.zeros(64)
+    found = engine.try_execute([y[None], w[None]]) or pytest.fail(engine.last_error())
+    for _ in range(11):
+        y = torch.tanh(y @ w)
+        weight, bias = weight + y.t() @ y, bias + y.sum(0)
+    torch.testing.assert_close(found[0][0], weight, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(found[1].flatten(), bias, rtol=1e-4, atol=1e-4)

@@ -7,7 +7,7 @@ A group has one shape. A *loop* group computes every value at every point. A *ro
 over the last axis; its row values (sum, maximum and values computed from them) have size 1 there. A row
 group with several reductions that depend on each other is a *stitch* group. Groups grow in topological
 order: a value joins the group of an operand if the shapes fit and no path leaves the group and returns
-to it.
+to it. A long sum takes several groups: all that one kernel reads has to be in memory when it begins.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,6 +24,13 @@ from blade.backends.disc.ir.graph import (
 from blade.backends.disc.ir.late_sizes import late_operands
 from blade.backends.disc.ir.size_facts import SizeRelations
 from blade.backends.disc.ir.views import StridedView, view_of
+
+MOST_TERMS = 4
+"""Terms of a sum in one kernel. A weight that all layers share has a gradient from each of them: in one kernel, the
+gradients of all layers, and what they are computed from, would wait for the last one."""
+
+MOST_TENSORS = 8
+"""Tensors of its shape that a kernel reads, so that rows of one more are reduced in it."""
 
 
 @dataclass(eq=False)
@@ -172,11 +179,14 @@ class _Fuser:
         self.group_of: dict[int, FusionGroup] = {}
         self.groups: list[FusionGroup] = []
         self.ranks: dict[FusionUnit, int] = {}  # larger than those of all units that are read
+        self.terms: dict[int, int] = {}  # of the part of a sum that is in the group of its result
 
     def place(self, v: Value) -> None:
         """Put ``v`` into the group of an operand and merge the groups it connects, or into a new group."""
         home: FusionGroup | None = None
         for group in self.candidates(v):
+            if self.terms_of(v, group if home is None else home, group) > MOST_TERMS:
+                continue
             if home is None:
                 fits = self.fits(v, group) and not self.reached(self.outside(v, group), group)
                 home = group if fits and not self.is_for_others(v, group) else None
@@ -188,7 +198,17 @@ class _Fuser:
         home.members.append(v)
         home.row |= v.op == "reduce"
         self.group_of[v.id] = home
+        self.terms[v.id] = self.terms_of(v, home)
         self.rank(v)
+
+    def terms_of(self, v: Value, *groups: FusionGroup) -> int:
+        """How many terms ``v`` sums up in ``groups``; a leaf, or what is looked up in one, is in memory anyway."""
+        if v.op != "add":
+            return 1
+        terms = [_term(a) for a in v.args]
+        sums = [t for t in terms if t.op == "add" and self.group_of.get(t.id) in groups]
+        others = [t for t in terms if t not in sums and t.op not in (*LEAVES, "gather")]
+        return sum(self.terms[t.id] for t in sums) + len(others)
 
     def unit(self, v: Value) -> FusionUnit:
         return self.group_of.get(v.id, v)
@@ -258,7 +278,9 @@ class _Fuser:
 
     def may_connect(self, v: Value, home: FusionGroup, group: FusionGroup) -> bool:
         """Whether ``v``, which joins ``home``, may make ``group`` part of it: a scatter is in no kernel of rows."""
-        if (v.op == "scatter" and group.row) or not self.can_merge(home, group):
+        if (v.op == "scatter" and group.row) or self.tensors_of(home, group) > MOST_TENSORS:
+            return False
+        if not self.can_merge(home, group):
             return False
         return not self.reached(self.outside(v, home, group), group)
 
@@ -270,6 +292,11 @@ class _Fuser:
     def entries(self, group: FusionGroup, other: FusionGroup) -> list[Value]:
         """Values that ``group`` would still read from memory after merging with ``other``."""
         return [o for m in group.members for o in self.outside(m, group, other)]
+
+    def tensors_of(self, a: FusionGroup, b: FusionGroup) -> int:
+        """How many tensors of their shape the two would read from memory after merging."""
+        read = (*self.entries(a, b), *self.entries(b, a))
+        return len({v.id for v in read if v.shape == a.shape and v.op not in LEAVES})
 
     def within(self, v: Value, group: FusionGroup) -> bool:
         source = row_source(v) or v
@@ -341,7 +368,9 @@ class _Fuser:
                 outside = a.shape == group.shape and not self.within(a, group)
                 if outside and a.op not in (*LEAVES, "broadcast"):
                     twin = self.group_of[readers.setdefault((a.shape, a.id), v).id]
-                    if twin is not group and self.can_merge(twin, group):
+                    if twin is group or self.tensors_of(twin, group) > MOST_TENSORS:
+                        continue
+                    if self.can_merge(twin, group):
                         self.merge(twin, group)
                         group = twin
 
@@ -405,6 +434,12 @@ class _Fuser:
 
 def _members(unit: FusionUnit) -> Sequence[Value]:
     return unit.members if isinstance(unit, FusionGroup) else (unit,)
+
+
+def _term(v: Value) -> Value:
+    while v.op in ("cast", "reshape"):
+        (v,) = v.args
+    return v
 
 
 def _elements(v: Value) -> tuple[Value, ...]:

@@ -1,4 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/Exception.h>
+
 #include <algorithm>
 #include <limits>
 #include <numeric>
@@ -14,6 +18,19 @@ constexpr size_t kAlign = 64;
 // How many calls pass before memory is given back that none of them needed.
 constexpr int kShrinkPeriod = 256;
 
+constexpr size_t kLarge = size_t{64} << 20;
+
+// An arena is one piece, which torch's allocator does not make from the many that it keeps: where those are as much, they
+// go back to the device first. That is rare, as arenas grow only.
+void make_room(c10::DeviceType type, size_t bytes) {
+  if (type == at::kCPU || bytes < kLarge) return;
+  auto* allocator = c10::getDeviceAllocator(type);
+  const auto stats = allocator->getDeviceStats(c10::impl::VirtualGuardImpl(type).getDevice().index());
+  const auto all = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+  const auto kept = stats.reserved_bytes[all].current - stats.allocated_bytes[all].current;
+  if (kept >= static_cast<int64_t>(bytes / 2)) allocator->emptyCache();
+}
+
 }  // namespace
 
 Arena::Arena(c10::DeviceType type) : type_(type) { allocate(kAlign); }
@@ -26,6 +43,7 @@ void Arena::allocate(size_t bytes) {
     data_ = nullptr;
     capacity_ = 0;
   }
+  make_room(type_, bytes);
   auto memory = allocate_memory(type_, bytes);
   data_ = static_cast<char*>(memory.get());
   capacity_ = bytes;
