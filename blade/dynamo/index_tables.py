@@ -5,10 +5,12 @@
     arange (cpu) -> output, index (cuda:0)              a copy of it on cuda:0 for the index
 
 A model may make the table of its relative positions on the CPU. Between it and what reads it on a GPU torch copies at
-every call, and no cluster holds both. Whole numbers and booleans are the same on every device.
+every call, and no cluster holds both. Whole numbers and booleans are the same on every device. A number that the model
+writes into its table is a tensor of the module on the CPU, in graphs; it becomes a fill.
 """
 
 from collections.abc import Iterator
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -31,6 +33,7 @@ def move_index_tables(graph: Graph) -> None:
     if len(places) != 1:
         return
     [device] = places
+    _fill_numbers(graph)
     moved: dict[Node, None] = {}
     for node in graph.nodes:
         if _may_move(node, moved):
@@ -44,6 +47,32 @@ def move_index_tables(graph: Graph) -> None:
             node.kwargs = {**node.kwargs, "device": device}
         node.meta["val"] = node.meta["val"].to(device)
     _copy_the_others(graph, device)
+
+
+def _fill_numbers(graph: Graph) -> None:
+    """Replace copies of whole numbers that the module holds on the CPU."""
+    for node in list(graph.nodes):
+        if node.target is not aten.lift_fresh_copy.default or graph.owning_module is None:
+            continue
+        (held,) = node.args
+        if not isinstance(held, Node) or held.op != "get_attr":
+            continue
+        number = attrgetter(str(held.target))(graph.owning_module)
+        if (
+            number.device != _CPU
+            or number.ndim
+            or number.is_floating_point()
+            or number.is_complex()
+        ):
+            continue
+        with graph.inserting_before(node):
+            form = {"dtype": number.dtype, "device": _CPU}
+            made = graph.call_function(aten.full.default, ([], number.item()), form)
+        made.meta = dict(node.meta)
+        node.replace_all_uses_with(made)
+        graph.erase_node(node)
+        if not held.users:
+            graph.erase_node(held)
 
 
 def _copy_the_others(graph: Graph, device: torch.device) -> None:

@@ -142,3 +142,28 @@ def test_a_graph_of_the_cpu_alone_is_left_alone() -> None:
     )
     move_index_tables(b.graph)
     assert b.places(*table) == ["cpu"] * 3
+
+
+def test_a_number_that_is_written_into_a_table_is_a_fill() -> None:
+    """BEiT's relative positions of its class token."""
+    b = Built()
+    module = torch.nn.Module()
+    module.number = torch.tensor(7)  # type: ignore[assignment]
+    held = b.graph.get_attr("number")
+    with b.mode:
+        held.meta["val"] = torch.empty((), dtype=torch.int64)
+    number = b.call(aten.lift_fresh_copy.default, held)
+    _, _, table = _table(b)
+    first = b.call(aten.select.int, table, 0, 0)
+    table = b.call(
+        aten.select_scatter.default, table, b.call(aten.copy.default, first, number), 0, 0
+    )
+    read = b.call(aten.index.Tensor, b.input(6, 3), [table])
+    b.graph.output((read,))
+    owner = torch.fx.GraphModule(module, b.graph)
+    move_index_tables(owner.graph)
+    owner.graph.lint()
+    values = [n for n in owner.graph.nodes if n.op == "call_function"]
+    assert {n.meta["val"].device.type for n in values} == {"meta"}
+    [fill] = [n for n in values if n.target is aten.full.default]
+    assert fill.args == ([], 7) and fill.kwargs == {"dtype": torch.int64, "device": THERE}
