@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
+from blade.core.torch_modes import out_of_compilation
+
 aten = torch.ops.aten
 _CPU = torch.device("cpu")
 _READERS = {
@@ -66,8 +68,10 @@ def _fill_numbers(graph: Graph) -> None:
         ):
             continue
         with graph.inserting_before(node):
+            with out_of_compilation():
+                value = number.item()
             form = {"dtype": number.dtype, "device": _CPU}
-            made = graph.call_function(aten.full.default, ([], number.item()), form)
+            made = graph.call_function(aten.full.default, ([], value), form)
         made.meta = dict(node.meta)
         node.replace_all_uses_with(made)
         graph.erase_node(node)

@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which nodes of a functional graph compute indices on the CPU for another device."""
 
+from typing import Any
+
 import pytest
 import torch
+from functorch.compile import make_boxed_func
+from torch._dynamo.backends.common import aot_autograd
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, Node
 
@@ -161,9 +165,44 @@ def test_a_number_that_is_written_into_a_table_is_a_fill() -> None:
     read = b.call(aten.index.Tensor, b.input(6, 3), [table])
     b.graph.output((read,))
     owner = torch.fx.GraphModule(module, b.graph)
-    move_index_tables(owner.graph)
+    b.mode.allow_non_fake_inputs = False
+    with b.mode:  # as AOTAutograd does
+        move_index_tables(owner.graph)
     owner.graph.lint()
     values = [n for n in owner.graph.nodes if n.op == "call_function"]
     assert {n.meta["val"].device.type for n in values} == {"meta"}
     [fill] = [n for n in values if n.target is aten.full.default]
     assert fill.args == ([], 7) and fill.kwargs == {"dtype": torch.int64, "device": THERE}
+
+
+class Positions(torch.nn.Module):
+    """A bias per relative position, whose indices are made on the CPU, in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.nn.Parameter(torch.empty(9, device=THERE))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        index = torch.arange(5)[:, None] - torch.arange(5) + 4
+        index[0, 0:] = 3
+        index[0, 0] = 5
+        return x + self.table[index.view(-1)].view(5, 5)
+
+
+def test_a_table_that_torch_compile_sees_is_moved() -> None:
+    cut: list[torch.fx.GraphModule] = []
+
+    def cutting(*args: Any, **kwargs: Any) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
+        cut.extend(partition(*args, **kwargs))
+        return cut[0], cut[1]
+
+    def unchanged(graph: torch.fx.GraphModule, _: Any) -> Any:
+        return make_boxed_func(graph.forward)
+
+    backend = aot_autograd(fw_compiler=unchanged, partition_fn=cutting)
+    module = Positions()
+    torch.compile(module, backend=backend)(torch.empty(2, 5, 5, device=THERE)).sum().backward()
+    assert len(cut) == 2
+    for half in cut:
+        made = [n.meta["val"] for n in half.graph.nodes if n.op == "call_function"]
+        assert {t.device.type for t in made if isinstance(t, torch.Tensor)} == {THERE.type}
