@@ -288,7 +288,7 @@ These variants show a pass at work; `-` and `+` mark values that went and came.
 Fusion puts pointwise ops and reductions that walk one shape into one kernel. A group without a reduction is
 a `loop`, with one a `row`, with several that depend on each other a `stitch`. Values that something outside
 the group reads are `stored`. Library ops, here `linear`, stay between the groups; views cost nothing and
-are not listed.
+are not listed. A sum has at most four terms in one group: all that a kernel reads is in memory when it begins.
 
 {fused}
 
