@@ -285,11 +285,13 @@ PROMISES: tuple[str, ...] = (
     "capture/test_capture_graph.py::test_unfrozen*",
     "capture/test_capture_graph.py::test_user_passes*",
     "cli/test_commands.py",
+    "dropin/test_cached_generation.py::test_generate_with_every_cache",
     "dropin/test_diffusers.py::test_dit",
     "dropin/test_peft.py::test_lora",
     "dropin/test_pipelines.py::test_image_classification",
     "dropin/test_sentence_transformers.py::test_encode",
     "dropin/test_service.py",
+    "dynamo/test_bf16_compile.py::test_training",
     "dynamo/test_disc_backend.py",
     "dynamo/test_fresh_processes.py::test_by_name_without*",
     "dynamo/test_optimizers.py::test_fifty_steps*",
@@ -298,10 +300,12 @@ PROMISES: tuple[str, ...] = (
     "fallback/test_isolated_convert.py::test_a_hang_there",
     "fallback/test_run_time.py",
     "report/test_pickling.py::test_inside_an_object*",
+    "runtime/test_workers.py::test_many_callers*",
     "safety/test_fork.py::test_the_parent_used*",
     "selection/cache/test_decisions.py::test_what_was_chosen*",
     "selection/test_learn_paths.py::test_a_missing_path*",
     "selection/test_learn_paths.py::test_no_more_than*",
+    "test_private_uses.py",
 )
 
 # Pure logic, the style of the sources, a run through each tier of fallback, and a small model through DISC.

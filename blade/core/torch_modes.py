@@ -47,6 +47,11 @@ def has_kernel(name: str, key: Any) -> bool:
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, key))
 
 
+def is_composite(name: str) -> bool:
+    """Whether the op ``namespace::name.overload`` is a function of other ops, for all devices and for autograd."""
+    return has_kernel(name, "CompositeImplicitAutograd")
+
+
 def takes_numbers(name: str) -> bool:
     """Whether the op ``namespace::name`` accepts Python numbers for tensors."""
     return bool(torch._C._should_allow_numbers_as_tensors(name))

@@ -34,7 +34,7 @@ from blade.backends.disc.frontend.ops import (
     region,
 )
 from blade.backends.disc.frontend.ops.table import TABLE
-from blade.core.torch_modes import has_kernel
+from blade.core.torch_modes import is_composite
 
 Packets = OrderedSet[Any]
 _CHEAP = (activation, activation_backward, factory, layout, pointwise, region)
@@ -82,7 +82,7 @@ def _views() -> Packets:
 
 
 def _is_view(target: torch._ops.OpOverload) -> bool:
-    if has_kernel(target.name(), torch._C.DispatchKey.CompositeImplicitAutograd):
+    if is_composite(target.name()):
         return False  # a conversion, or several ops
     alias = target._schema.returns[0].alias_info
     return alias is not None and not alias.is_write

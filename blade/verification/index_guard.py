@@ -26,7 +26,7 @@ from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from blade.core.torch_modes import has_kernel, takes_numbers
+from blade.core.torch_modes import has_kernel, is_composite, takes_numbers
 from blade.verification.index_rules import RULES
 
 _NUMBERS = (bool, int, float, complex)
@@ -114,7 +114,7 @@ def _is_composite(func: OpOverload) -> bool:
         return False
     keys = torch._C.DispatchKey
     has_own = any(has_kernel(func.name(), key) for key in (keys.CPU, keys.CUDA))
-    return not has_own and has_kernel(func.name(), keys.CompositeImplicitAutograd)
+    return not has_own and is_composite(func.name())
 
 
 def _with_tensors(op: _OpBounds, args: Sequence[Any]) -> Sequence[Any]:

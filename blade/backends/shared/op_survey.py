@@ -18,7 +18,7 @@ import torch
 from blade.core.cluster import OpNode, values_in
 from blade.core.disk_cache import digest, open_cache
 from blade.core.reason import Code, Reason, Stage
-from blade.core.torch_modes import has_kernel
+from blade.core.torch_modes import is_composite
 from blade.process.child import NoAnswer, SpawnedProcess
 from blade.process.frames import Requests
 
@@ -107,4 +107,4 @@ def _serve(requests: Requests, module: str, name: str) -> None:
 
 def _is_composite(target: torch._ops.OpOverload) -> bool:
     """Whether ``target`` is composite: exporting decomposes it."""
-    return has_kernel(target.name(), "CompositeImplicitAutograd")
+    return is_composite(target.name())

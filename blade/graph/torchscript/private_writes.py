@@ -15,7 +15,7 @@ from itertools import product
 
 import torch
 
-from blade.core.torch_modes import has_kernel
+from blade.core.torch_modes import is_composite
 from blade.graph.torchscript.alias import Aliases, schema_of
 from blade.graph.torchscript.bind_overloads import resolve
 from blade.graph.torchscript.buffers import Buffers, drops_nothing, name_of
@@ -221,13 +221,12 @@ def _may_return_argument(program: Program, line: Line) -> bool:
         return True
     name = name_of(overload)
     full = f"{overload._schema.name}.{overload._overloadname}".removesuffix(".default")
-    is_composite = has_kernel(full, "CompositeImplicitAutograd")
     if name == "einsum":
         operands = program.maker(line.inputs[1])
         return (
             operands is None or operands.kind != "prim::ListConstruct" or len(operands.inputs) < 2
         )
-    return name in _SHARES or (is_composite and name not in _FRESH)
+    return name in _SHARES or (is_composite(full) and name not in _FRESH)
 
 
 def _is_made(program: Program, slots: dict[int, int], root: int) -> bool:
