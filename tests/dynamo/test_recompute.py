@@ -62,3 +62,17 @@ def test_the_lists_of_torch_are_as_before() -> None:
         torch.randn(2, 3)
     ).sum().backward()
     assert partitioners.get_default_op_list is before
+
+
+def test_relu_is_saved_once_and_its_signs() -> None:
+    """T5's: the second product reads a view of it."""
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH))
+    x = torch.randn(4, BATCH // 4, WIDTH)
+    got = saved_activations(torch.compile(model, backend="aot_disc"), x)
+    assert got == [torch.bool] + [torch.float32] * 3  # x, its own result, and that of square
+    for p, w in zip(
+        model.parameters(),
+        torch.autograd.grad(model(x).square().sum(), list(model.parameters())),
+        strict=True,
+    ):
+        torch.testing.assert_close(p.grad, w)

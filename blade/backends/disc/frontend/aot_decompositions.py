@@ -74,6 +74,8 @@ DECOMPOSITIONS: Mapping[torch._ops.OpOverload, Decomposition] = {
     **{
         op: torchs[op]
         for op in (
+            # a mask, which takes half as much to save as what it is of, or less
+            aten.threshold_backward.default,
             # rare: pointwise with a reduction
             aten.soft_margin_loss.default,
             aten.soft_margin_loss_backward.default,
