@@ -34,6 +34,25 @@ def test_an_input_crosses_in_memorys_order() -> None:
     assert part.served.engine().stats()["engine_runs"] >= 3
 
 
+def test_a_slice_crosses_in_memorys_order() -> None:
+    """Results lie as the slice does, without its gaps: as the gradient of attention, which is then viewed."""
+    before = {graph.name for graph in live_graphs()}
+
+    def heads_in_one(x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(x).transpose(1, 2).view(3, 8, 20).softmax(-1)
+
+    options = {"timing": False, "strict": True, "min_cluster_size": 1}
+    run = torch.compile(heads_in_one, backend=blade.dynamo.disc, options=options)
+    for seed in range(3):
+        x = torch.cat([inputs(seed)[0].transpose(1, 2)] * 3, -1).transpose(1, 2)[..., 5:10]
+        torch.testing.assert_close(run(x), heads_in_one(x))
+    (graph,) = [g for g in live_graphs() if g.name not in before]
+    (part,) = graph.parts
+    assert part.cut is not None and part.served is not None
+    assert part.cut.orders == {0: (0, 2, 1, 3)}
+    assert part.served.serving == "disc"
+
+
 def test_one_that_lies_otherwise_at_another_call_is_computed_with_as_well() -> None:
     run = torch.compile(function, backend=blade.dynamo.disc, options={"timing": False})
     x, y = inputs(1)

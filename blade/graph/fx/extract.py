@@ -43,7 +43,7 @@ from blade.graph.shapes.fake_tensors import (
     materialize,
     tensors_of,
 )
-from blade.graph.shapes.memory_format import order_of
+from blade.graph.shapes.memory_format import axes_in_memory, order_of
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class FxExtracted:
             fake = node.meta["val"]
             if node in written:
                 continue
-            order = order_of(layout_at_hints(fake))
+            order = axes_in_memory(layout_at_hints(fake))
             if order is not None:
                 found[k] = order
         return found

@@ -4,7 +4,7 @@
 import torch
 from torch.fx import Node
 
-from blade.graph.shapes.memory_format import in_order, order_of
+from blade.graph.shapes.memory_format import axes_in_memory, in_order
 
 
 def materialize(fake: torch.Tensor) -> torch.Tensor:
@@ -14,7 +14,9 @@ def materialize(fake: torch.Tensor) -> torch.Tensor:
 
 def _made(fake: torch.Tensor, device: torch.device) -> torch.Tensor:
     dense = layout_at_hints(fake)
-    return in_order(torch.empty(dense.shape, dtype=fake.dtype, device=device), order_of(dense))
+    return in_order(
+        torch.empty(dense.shape, dtype=fake.dtype, device=device), axes_in_memory(dense)
+    )
 
 
 def has_static_layout(node: Node) -> bool:

@@ -35,6 +35,11 @@ def stride_order(tensor: torch.Tensor) -> tuple[int, ...] | None:
     return None if long == tuple(sorted(long)) or not is_apart else tuple(order)
 
 
+def axes_in_memory(tensor: torch.Tensor) -> tuple[int, ...] | None:
+    """``order_of``, for tensors with gaps ``stride_order``: how most results of ``tensor`` are laid out."""
+    return order_of(tensor) or stride_order(tensor)
+
+
 def long_order(tensor: torch.Tensor) -> tuple[int, ...]:
     """The axes longer than 1, outermost first; the position of other axes means nothing."""
     return tuple(axis for axis in _descending(tensor) if tensor.shape[axis] > 1)
