@@ -16,7 +16,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch._dynamo.source import ConstantSource
 from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
 from torch.utils._pytree import tree_map_only
 
@@ -65,6 +64,8 @@ class FxWriter:
         """An input; a dynamic size takes its hint from ``like``."""
         node = self.graph.placeholder(name)
         if any(size is not DimDynamic.STATIC for size in sizes):
+            from torch._dynamo.source import ConstantSource  # loads Inductor, and that Triton
+
             node.meta["val"] = self.mode.from_tensor(
                 like,
                 source=ConstantSource(name),
