@@ -164,7 +164,9 @@ class FxClusterModule(torch.nn.Module):
             how = self.first_call
             assert how is not None, self.name
             theirs = [t.detach() for t in self._given(args)]
-            trial = EngineTrial(cluster, self._rivals, self._watches, self._original, how)
+            trial = EngineTrial(
+                cluster, self._rivals, self._watches, self._original, how, self.lent
+            )
             with how.spent, torch.no_grad():
                 found = compete(trial, theirs, self.fallback)
             self._serve(found)

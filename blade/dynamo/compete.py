@@ -78,7 +78,7 @@ def compete(trial: "EngineTrial", theirs: Tensors, original: GraphModule) -> Com
 class EngineTrial:
     """``rivals``: by backend, in order of preference. ``original`` takes the inputs that the engines take.
 
-    ``watches``: of the constants of engines that do not notice writes themselves.
+    ``saved``: outputs for backward. ``watches``: of the constants of engines that do not notice writes themselves.
     """
 
     cluster: Cluster
@@ -86,6 +86,7 @@ class EngineTrial:
     watches: Mapping[str, ConstantWatch]
     original: Callable[..., Tensors]
     how: FirstCall
+    saved: tuple[int, ...] = ()
 
     @property
     def config(self) -> Config:
@@ -147,6 +148,7 @@ class EngineTrial:
             derived=self.how.derived and known is None,
             seconds=DERIVED_CASES_S,
             own_error=None if known is None else known.verdict.original_error_fp64,
+            saved=self.saved,
         )
         cast(Engine, engine).renew()
         free_unused(cluster.samples[0])

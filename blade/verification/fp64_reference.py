@@ -53,14 +53,17 @@ _NOT_WIDENED = (
 
 
 class Fp64Reference(Interpreter):
-    """Runs an FX graph with every float tensor, constant and dtype argument widened to fp64."""
+    """Runs an FX graph with every float tensor, constant and dtype argument widened to fp64.
+
+    ``writes``: an op of the graph does, maybe to an input.
+    """
 
     def __init__(self, gm: torch.fx.GraphModule, before: Callable[[], None] = lambda: None) -> None:
         super().__init__(gm, garbage_collect_values=False)
         self._before = before
         writes = any(n.op == "call_function" and _is_mutable(n.target) for n in self.graph.nodes)
         self._weights, self._given = _WideTensors(), _WideTensors()
-        self._writes, self._input_bytes = writes, inf if writes else KEPT
+        self.writes, self._input_bytes = writes, inf if writes else KEPT
         self._last_uses = _last_uses(self.graph, writes)
         self._narrow: set[int] = set()
         self._outputs: Sequence[int] | None = None
@@ -117,7 +120,7 @@ class Fp64Reference(Interpreter):
             for node in nodes:
                 with torch.no_grad():
                     self.env[node] = self.run_node(node)
-                for k in () if self._writes else due.pop(node, ()):
+                for k in () if self.writes else due.pop(node, ()):
                     yield k, self._result(node)
                 for unused in self._last_uses.get(node, ()):
                     del self.env[unused]

@@ -19,7 +19,7 @@ from blade.graph.fx.interpreter import Interpreter
 # Ops whose results are off by a rounding;
 _SUMS = frozenset(
     "mm bmm addmm baddbmm addmv addr mv dot vdot matmul linear bilinear einsum convolution _convolution conv1d "
-    "conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d sum mean var std var_mean std_mean cumsum "
+    "conv2d conv3d convolution_backward conv_transpose1d conv_transpose2d conv_transpose3d sum mean var std var_mean std_mean cumsum "
     "scaled_dot_product_attention avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool2d _adaptive_avg_pool2d".split()
 )
 # those that reduce many numbers to one;

@@ -94,11 +94,16 @@ def usual_error(errors: Iterable[float | None]) -> float:
 
 @dataclass(frozen=True)
 class RelativeErrors:
-    """Errors of one tensor: engine against original, and both against fp64 (``None`` without an fp64 run)."""
+    """Errors of one tensor: engine against original, and both against fp64 (``None`` without an fp64 run).
+
+    ``is_amplified``: the original is too far from fp64 for that to be a reference, and the engine at most twice
+    as far.
+    """
 
     error: float
     error_fp64: float | None
     original_fp64: float | None
+    is_amplified: bool = False
 
 
 def narrowest(graph: torch.fx.Graph) -> torch.dtype | None:
@@ -131,8 +136,13 @@ def errors(
     if is_far and mine <= 2 * own and is_rounding(want, truth):
         return RelativeErrors(0.0, None, None)
     if is_far and not own * largest <= limits.small * scale:
-        return RelativeErrors(apart, None, None)
+        return RelativeErrors(apart, None, None, is_amplified=mine <= 2 * own)
     return RelativeErrors(apart, mine, own)
+
+
+def share_apart(got: torch.Tensor, want: torch.Tensor) -> float:
+    """Return the share of the elements of a mask that differ; 0 for empty masks."""
+    return float((got != want).double().mean()) if want.numel() else 0.0
 
 
 def own_error(want: torch.Tensor, truth: torch.Tensor | None, part: float = 1.0) -> float | None:

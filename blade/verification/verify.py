@@ -77,6 +77,7 @@ def verify(
     truth: Fp64Reference | None = None,
     left_out: Collection[str] | None = None,
     own_error: float | None = None,
+    saved: Collection[int] = (),
 ) -> Verdict | Reason:
     """Return the verdict on ``engine``; ``original`` is the subgraph, in TorchScript or FX.
 
@@ -86,7 +87,7 @@ def verify(
     rounding. ``truth``: the fp64 reference of ``cluster``, if there is one (``reference_of_first``).
     ``left_out``: names of cases at which the original ends the process; by default a forked process finds
     them (``derived_inputs``). ``own_error``: the original's error against fp64, where it is known from an earlier
-    verification of the same engine.
+    verification of the same engine. ``saved``: outputs that forward saves for backward.
     """
     with torch.no_grad(), RngReplay(cluster.gm) as generators:
         drawing = generators.before(original)
@@ -105,6 +106,7 @@ def verify(
                 truth,
                 left_out,
                 own_error,
+                saved,
             ),
             strict,
         )
@@ -121,6 +123,7 @@ def _verify(
     truth: Fp64Reference | None,
     left_out: Collection[str] | None,
     own_error: float | None,
+    saved: Collection[int],
 ) -> Verdict:
     """``generators``: the engine and the fp64 run draw the same random numbers as ``original``."""
     answers: list[Answer] = []
@@ -134,6 +137,8 @@ def _verify(
         try_forked(cluster, original)
     limit = inf if seconds is None else seconds
     selects = has_late_sizes(cluster)
+    writes = truth.writes or bool(cluster.updates)
+    called = partial(_call, fn=original, updates=cluster.updates, copied=writes)
     for case in verification_cases(
         cluster.samples, cluster.probes, derived and is_checked, limit, selects
     ):
@@ -143,7 +148,7 @@ def _verify(
             continue
         with in_bounds(*case.inputs) as seen, rows_with_keys(*case.inputs):
             want = answer(cluster, case) if left_out is None else None
-            want = _call(case, original, cluster.updates) if want is None else want
+            want = called(case) if want is None else want
         free_unused(case.inputs)
         if want is None:
             if not seen.why:  # otherwise the kernels of an engine would stop the GPU
@@ -168,14 +173,15 @@ def _verify(
             check_fresh(engine, case, cluster.updates)
         like = like or _layouts(want)
         first = [own_error] * len(want) if own_error is not None else known
-        answers += _measure(case, got, want, truth, known or first, hurry=seconds is not None)
+        found = _measure(case, got, want, truth, known or first, hurry=seconds is not None)
+        answers += [_of_mask(a, got, want) if a.output in saved else a for a in found]
         truth.forget()
         free_unused(case.inputs)
         known = known or _known(answers)
 
     def wanted(case: Case) -> Tensors | None:
         with in_bounds(*case.inputs), rows_with_keys(*case.inputs):
-            return _call(case, original, cluster.updates) if is_checked else None
+            return called(case) if is_checked else None
 
     def answers_at(case: Case, outputs: Sequence[int], finite: bool) -> list[Answer] | None:
         want = wanted(case)
@@ -188,9 +194,9 @@ def _verify(
         return _measure(case, got, want, truth, (), only=outputs)
 
     def rounded(case: Case, seed: int) -> Tensors | None:
-        original = RoundingNoise(cluster.gm, seed, generators.reset)
+        noisy = RoundingNoise(cluster.gm, seed, generators.reset)
         with in_bounds(*case.inputs), rows_with_keys(*case.inputs):
-            return _call(case, original, cluster.updates) if is_checked else None
+            return called(case, fn=noisy) if is_checked else None
 
     check_errors(answers, answers_at, partial(perturbation_sensitivity, wanted, rounded))
     return _verdict(answers, tried - declined, declined)
@@ -280,11 +286,16 @@ def _has(cluster: Cluster, names: Sequence[str]) -> bool:
     return any(name in op for op in cluster.ops for name in names)
 
 
-def _call(case: Case, fn: Callable[..., Any], updates: Sequence[int] = ()) -> Tensors | None:
-    """Return the outputs of ``fn`` on copies of the inputs, then its ``updates``; ``None`` if it raises."""
-    copies = tuple(
-        map(_copy, case.inputs)
-    )  # the result of some ops depends on the layout of their inputs
+def _call(
+    case: Case, fn: Callable[..., Any], updates: Sequence[int] = (), copied: bool = True
+) -> Tensors | None:
+    """Return the outputs of ``fn``, then its ``updates``; ``None`` if it raises.
+
+    ``copied``: it runs on copies of the inputs, which it may write to. They can be all that a model saves for
+    backward.
+    """
+    # the result of some ops depends on the layout of their inputs
+    copies = tuple(map(_copy, case.inputs)) if copied else case.inputs
     # the profiling executor would specialize again at the sizes of every case
     with torchscript.unoptimized():
         result = attempt(Stage.VERIFY, None, case.name, lambda: fn(*copies))
@@ -305,7 +316,7 @@ def _fp64_outputs(case: Case, truth: Fp64Reference) -> Iterator[tuple[int, torch
     if (known := truth.known(case.inputs)) is not None:
         yield from enumerate(known)
         return
-    outputs = truth.each(tuple(map(_copy, case.inputs)))
+    outputs = truth.each(tuple(map(_copy, case.inputs)) if truth.writes else case.inputs)
 
     def compute() -> tuple[int, torch.Tensor] | None:
         with in_bounds(*case.inputs), torchscript.unoptimized():
@@ -427,6 +438,14 @@ def _near(
         if errors.error <= tolerance.allowed(want[i].dtype, own) - own:
             found[i] = Answer(case, i, want[i].dtype, errors, is_near=True, **_smallness(want[i]))
     return found
+
+
+def _of_mask(one: Answer, got: Tensors, want: Tensors) -> Answer:
+    """``one``, or, if its output is a mask, with the share of elements that differ as its error."""
+    if one.dtype is not torch.bool or not one.errors.error:
+        return one
+    share = tolerance.share_apart(got[one.output], want[one.output])
+    return replace(one, errors=replace(one.errors, error=share), is_mask=True)
 
 
 def _smallness(want: torch.Tensor) -> dict[str, Any]:

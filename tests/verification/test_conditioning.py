@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where the last bit of an input decides about the answer, an engine may round as it likes; nowhere else."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +10,11 @@ from fake_backends import wrong_values
 from verified import cluster, run
 
 from blade.core.reason import Reason
+from blade.errors import Refused
 from blade.report import Verdict
+from blade.verification.cases import Case
+from blade.verification.check_errors import Answer, check_errors
+from blade.verification.tolerance import RelativeErrors
 
 aten = torch.ops.aten
 
@@ -49,3 +54,21 @@ def test_a_choice_that_rounding_decides_is_no_fault_where_contents_were_made_up(
     wrong = run(of, run=summed_backwards)
     assert isinstance(wrong, Reason)
     assert "at large contents (3x8) output 0 is" in wrong.detail
+
+
+def test_where_16_bits_amplify_rounding_it_bounds_the_error_at_the_users_own() -> None:
+    case = Case("sample", "sample 0", (torch.ones(2),))
+    far = RelativeErrors(0.3, None, None, is_amplified=True)
+    one = Answer(case, 0, torch.bfloat16, far, half=torch.bfloat16)
+
+    def never(*args: Any) -> None:
+        raise AssertionError("nothing is drawn")
+
+    check_errors([one], never, lambda case, outputs: [0.15])
+    for other, moved in (
+        (one, 0.14),
+        (replace(one, half=None, dtype=torch.float32), 0.15),
+        (replace(one, errors=replace(far, is_amplified=False)), 0.15),
+    ):
+        with pytest.raises(Refused):
+            check_errors([other], never, lambda case, outputs, moved=moved: [moved])

@@ -26,13 +26,13 @@ def traced(function: Function) -> torch.fx.GraphModule:
     return gm
 
 
-def verdict(original: Function, engine: Function) -> Any:
+def verdict(original: Function, engine: Function, saved: tuple[int, ...] = ()) -> Any:
     """Of the one sample alone, as in training."""
     gm = traced(original)
     info = ValueInfo("tensor", torch.float32, torch.device("cpu"), 2)
     cluster = Cluster("cluster_0", gm, ShapeEnv(), (info,), (), [(SAMPLE,)], [])
     fake = PythonEngine(traced(engine))
-    return verify(cluster, fake, gm, "fake", derived=False, seconds=1.0)  # type: ignore[arg-type]
+    return verify(cluster, fake, gm, "fake", derived=False, seconds=1.0, saved=saved)  # type: ignore[arg-type]
 
 
 def coarse(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -83,3 +83,24 @@ def test_a_number_that_is_exact_by_luck_is_held_to_what_the_others_are() -> None
     assert isinstance(verdict(function, otherwise), Verdict)
     found = verdict(function, wrong)
     assert isinstance(found, Reason) and found.code is Code.WRONG_VALUES
+
+
+def signs(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The mask that forward saves for the gradient of relu, behind a product that is rounded to 16 bits."""
+    y = x.bfloat16()
+    return (y @ y @ y <= 0,)
+
+
+def unrounded_signs(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    y = x.bfloat16().float()
+    return (y @ y @ y <= 0,)
+
+
+def test_a_saved_mask_may_flip_where_rounding_flips_it() -> None:
+    share = (signs(SAMPLE)[0] != unrounded_signs(SAMPLE)[0]).float().mean()
+    assert 0 < share < 0.01
+    assert isinstance(verdict(signs, unrounded_signs, saved=(0,)), Verdict)
+    inverted = verdict(signs, lambda x: (~signs(x)[0],), saved=(0,))
+    assert isinstance(inverted, Reason) and inverted.code is Code.WRONG_VALUES
+    returned = verdict(signs, unrounded_signs)  # what a model returns is the user's
+    assert isinstance(returned, Reason) and returned.code is Code.WRONG_VALUES

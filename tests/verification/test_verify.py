@@ -489,3 +489,30 @@ def test_selections_are_tried_where_sizes_depend_on_elements() -> None:
     assert isinstance(run(selection(torch.tensor([0.7, 0.1])), run=remembering(seen)), Verdict)
     assert {0, 1, 2} <= {int((x > 0.5).sum()) for x in seen} | {2}
     assert any(not (x > 0).any() for x in seen)
+
+
+def test_inputs_that_no_op_writes_to_are_not_copied_for_the_original() -> None:
+    """They can be all that a model saves for backward."""
+    sample = torch.randn(3, 4)
+    seen: list[int] = []
+
+    class Seen(torch.nn.Module):
+        def __init__(self, op: Any) -> None:
+            super().__init__()
+            self.op = op
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:
+            return (self.op(x),)
+
+    for op, is_copied in ((aten.sin.default, False), (aten.sin_.default, True)):
+        of = cluster(Seen(op), [sample])
+
+        def original(x: torch.Tensor, op: Any = op) -> tuple[torch.Tensor]:
+            seen.append(x.data_ptr())
+            return (op(x),)
+
+        before = sample.clone()
+        verify(of, PythonEngine(of.gm), original, "fake", derived=False)  # type: ignore[arg-type]
+        assert (sample.data_ptr() in seen) is not is_copied
+        assert torch.equal(sample, before)
+        seen.clear()
