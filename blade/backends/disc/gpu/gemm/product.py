@@ -33,9 +33,9 @@ from blade.backends.disc.ir.size_facts import SizeRelations
 from blade.backends.disc.ir.views import row_distance, view_of
 from blade.backends.disc.program.instructions import Counters, ScratchBuffer
 from blade.backends.disc.program.scaled_mm_calls import is_served as is_atens
+from blade.core.dtypes import HALVES
 
-HALVES = (torch.float16, torch.bfloat16)
-DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+DTYPES = (*HALVES, torch.float32)
 LINE_BYTES = 128
 MOST_LINES = 32  # cache lines prefetched per row of weights, at most
 LEAST_DEPTH = 32  # must divide the channels of a convolution
