@@ -26,7 +26,7 @@ from blade.backends.disc.gpu.gemm.conv_as_gemm import (
 from blade.backends.disc.gpu.gemm.depthwise import depthwise_text, depthwise_window
 from blade.backends.disc.gpu.gemm.epilogue import GemmEpilogue, epilogue_text
 from blade.backends.disc.gpu.gemm.scales import TOTAL, Scales, scales_of
-from blade.backends.disc.gpu.gemm.template import gemm_text
+from blade.backends.disc.gpu.gemm.template import GemmForm, gemm_text
 from blade.backends.disc.ir.graph import Value, numel, plain
 from blade.backends.disc.ir.kernel import Dim
 from blade.backends.disc.ir.size_facts import SizeRelations
@@ -241,9 +241,14 @@ def _text(product: GemmProduct, names: list[str], lines: str, tile: GemmTile, ea
         whole = tile.k * tile.split
         assert window.channels % tile.k == 0 and product.depth % whole == 0, (product.key, tile)
         names = [*names, *(f"{name}: tl.constexpr" for name in window.constants)]
-    integers = product.x.dtype == torch.int8
-    split, windowed = tile.split > 1, window is not None
-    return gemm_text(names, lines, split, early, windowed, integers, product.any_depth)
+    form = GemmForm(
+        split=tile.split > 1,
+        early=early,
+        windowed=window is not None,
+        integers=product.x.dtype == torch.int8,
+        any_depth=product.any_depth,
+    )
+    return gemm_text(names, lines, form)
 
 
 def _depth_constants(product: GemmProduct, tile: GemmTile) -> dict[str, object]:
