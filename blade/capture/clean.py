@@ -10,6 +10,7 @@ import torch
 from blade.capture.attributes import attributes_of
 from blade.capture.reference_model import copy_of
 from blade.core import torchscript
+from blade.core.dtypes import HALVES
 from blade.errors import InputError
 from blade.graph.torchscript.detach_constants import detached_constants
 from blade.graph.torchscript.fold_constants import fold
@@ -18,7 +19,6 @@ from blade.graph.torchscript.name_views import name_views
 from blade.graph.torchscript.unpack_constant_lists import unpack_constant_lists
 
 _log = logging.getLogger(__name__)
-_NARROW = (torch.float16, torch.bfloat16)
 
 
 def freeze(
@@ -59,7 +59,7 @@ def optimized(
     Folding CPU scalars into convolutions on a GPU fails ("INTERNAL ASSERT FAILED", torch 2.11).
     """
     # folding a batch norm into 16-bit weights would round them again, which shows in deep models
-    if any(p.dtype in _NARROW for p in source.parameters()):
+    if any(p.dtype in HALVES for p in source.parameters()):
         return frozen()
     module = frozen()
     graphs = [module.graph] if module._c._has_method("forward") else []

@@ -17,9 +17,9 @@ from blade.capture.checkpoint_formats import (
     is_packed,
     weight_of,
 )
+from blade.core.dtypes import HALVES
 from blade.core.reason import Code, Reason, Stage
 
-HALVES = (torch.float16, torch.bfloat16)
 ROWS = 2  # of the activations at which the layer is compared
 TOLERANCES = {
     torch.float32: 1e-4,

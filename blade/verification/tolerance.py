@@ -22,7 +22,8 @@ from statistics import median
 
 import torch
 
-HALVES = (torch.float16, torch.bfloat16)
+from blade.core.dtypes import HALVES
+
 _HALF, _BFLOAT = (torch.finfo(dtype).eps for dtype in HALVES)
 
 

@@ -3,7 +3,6 @@
 
 import copy
 import pickle
-import time
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -14,6 +13,7 @@ from torch import nn
 
 import blade
 from blade.config import Config
+from blade.dropin import part_finder
 from blade.dropin.part_finder import PartFinder
 from blade.dropin.sharing_copy import sharing_copy
 from blade.errors import InputError
@@ -172,16 +172,22 @@ def test_a_finder_times_calls_by_who_makes_them() -> None:
     assert not any(one._forward_hooks or one._forward_pre_hooks for one in model.modules())
 
 
-def test_a_call_that_is_stalled_once_makes_no_part() -> None:
+def test_a_call_that_is_stalled_once_makes_no_part(monkeypatch: pytest.MonkeyPatch) -> None:
     pipe = Pipeline()
-    is_first = True
+    now, is_first = 0.0, True
+    monkeypatch.setattr(part_finder, "perf_counter", lambda: now)
+
+    def work(module: nn.Module, args: Any) -> None:
+        nonlocal now
+        now += 5e-3
 
     def stall(module: nn.Module, args: Any) -> None:
-        nonlocal is_first
-        time.sleep(0.2 * is_first)
+        nonlocal now, is_first
+        now += 0.2 if is_first else 1e-6
         is_first = False
 
     with PartFinder({"model": pipe.model, "small": pipe.small}) as finder:
+        pipe.model.register_forward_pre_hook(work)
         pipe.small.register_forward_pre_hook(stall)
         for _ in range(3):
             pipe(_x())

@@ -1,14 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the report of an fp32 model says about bf16 and int8."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 import torch
+from race import Race
 
 import blade
 from blade.backends.disc.target.cpu import host
 from blade.config import Config
 from blade.report import ClusterReport, KernelTime
+from blade.selection import kernel_times
 from blade.selection import precision_gains as gains
+from blade.selection.plan import assemble, select
 from blade.selection.precision_gains import precision_gains
 
 
@@ -42,11 +48,22 @@ def test_nothing_is_told_where_nothing_gains(able: set[str]) -> None:
     assert precision_gains(served(gemm_f32=2.0), Config(enable_int8=True)) == ""
 
 
+def without_clocks(engine: Any, inputs: Sequence[Any]) -> tuple[list[str], list[float]]:
+    """The engine's instructions: products take 1 ms, the others 0.1 ms."""
+    texts, _ = engine.profile(list(inputs), 1)
+    return texts, [1e-3 if "gemm_f32" in text else 1e-4 for text in texts]
+
+
 @pytest.mark.needs("torch_mlir", "runtime")
-def test_the_report_says_it() -> None:
+def test_the_report_says_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    race = Race({"disc": 2.0})
+    monkeypatch.setattr(select, "measure_all", race.measure_each)
+    monkeypatch.setattr(assemble, "measure_all", race.measure_all)
+    monkeypatch.setattr(kernel_times, "profile", without_clocks)
     torch.manual_seed(0)
     layers = [torch.nn.Linear(256, 512), torch.nn.ReLU(), torch.nn.Linear(512, 256)]
-    fast = blade.optimize(torch.nn.Sequential(*layers).eval(), torch.randn(64, 256))
+    config = Config(optimization_pipeline="disc", time_budget=None, cache=False)
+    fast = blade.optimize(torch.nn.Sequential(*layers).eval(), torch.randn(64, 256), config)
     report = blade.report(fast)
     if not any("vnni" in flag or "bf16" in flag for flag in host().isa):
         assert report.gains == ""

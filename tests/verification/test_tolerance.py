@@ -6,8 +6,8 @@ import math
 import pytest
 import torch
 
+from blade.core.dtypes import HALVES
 from blade.verification.tolerance import (
-    HALVES,
     TOLERANCES,
     allowed,
     difference,

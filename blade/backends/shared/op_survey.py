@@ -67,7 +67,8 @@ class OpSurvey:
         names = _names(self, keep)
         if isinstance(names, str):
             return self._reason(Code.UNSUPPORTED_OP, node, names)
-        if str(node.target) in names or _is_composite(node.target):
+        is_decomposed = is_composite(node.target.name())  # by exporting
+        if is_decomposed or str(node.target) in names:
             return None
         return self._reason(Code.UNSUPPORTED_OP, node, "it has no rule for this op")
 
@@ -103,8 +104,3 @@ def _ask_elsewhere(ops: OpSurvey) -> list[str] | str:
 def _serve(requests: Requests, module: str, name: str) -> None:
     """The main function of the child process, which answers without a request."""
     requests.answer(sorted(set(getattr(import_module(module), name)())))
-
-
-def _is_composite(target: torch._ops.OpOverload) -> bool:
-    """Whether ``target`` is composite: exporting decomposes it."""
-    return is_composite(target.name())

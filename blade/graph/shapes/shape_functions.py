@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, guard_or_false, sym_and
 
+from blade.core.dtypes import HALVES
+
 aten = torch.ops.aten
 Rule = Callable[..., Any]
 
@@ -96,7 +98,7 @@ def with_wide_statistics(
 def has_wide_statistics(x: torch.Tensor, *parameters: torch.Tensor | None) -> bool:
     """Whether statistics of a norm of 16-bit ``x`` are float32: on a CPU they have its parameters' dtype."""
     wide = any(p is not None and p.dtype == torch.float32 for p in parameters)
-    return x.device.type == "cpu" and x.dtype in (torch.float16, torch.bfloat16) and wide
+    return x.device.type == "cpu" and x.dtype in HALVES and wide
 
 
 def _roll(x: torch.Tensor, *rest: Any) -> torch.Tensor:

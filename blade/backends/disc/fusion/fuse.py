@@ -30,7 +30,9 @@ MOST_TERMS = 4
 gradients of all layers, and what they are computed from, would wait for the last one."""
 
 MOST_TENSORS = 8
-"""Tensors of its shape that a kernel reads, so that rows of one more are reduced in it."""
+"""Tensors of their shape, leaves aside, that two groups read from memory once they are merged: because a value
+connects them, or because both reduce the same rows. A group that grows value by value is not limited, nor are those
+whose results go into one concatenation."""
 
 
 @dataclass(eq=False)

@@ -30,8 +30,7 @@ from blade.backends.disc.ir.kernel import Dim
 CLAMPS: Mapping[str, tuple[int, int | None]] = {"relu": (0, None), "relu6": (0, 6)}
 """Values of ``activation`` besides ``None`` -> the range that results are clamped to."""
 
-
-_WIDEST = 11  # taps along w that a depthwise kernel holds in registers
+WIDEST = 11  # taps along w that a depthwise kernel holds in registers
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ def operands(value: Value) -> ConvOperands:
 
 def is_depthwise(value: Value) -> bool:
     """Whether the `conv` ``value`` computes every channel by itself, as generated code does along the channels."""
-    return bool(operands(value).weight.shape[-1] <= _WIDEST) and has_own_channels(value)
+    return bool(operands(value).weight.shape[-1] <= WIDEST) and has_own_channels(value)
 
 
 def has_own_channels(value: Value) -> bool:

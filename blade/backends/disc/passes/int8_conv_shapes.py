@@ -16,6 +16,7 @@ import sympy
 import torch
 
 from blade.backends.disc.ir.constant_parts import parts_of
+from blade.backends.disc.ir.convolution import WIDEST
 from blade.backends.disc.ir.graph import (
     IrBuilder,
     Value,
@@ -25,7 +26,6 @@ from blade.backends.disc.ir.graph import (
 
 QUAD = 4  # bytes multiplied per step
 _FEW = 8  # most channels for which a row of the kernel is read as one piece
-WIDEST = 11  # most taps along w of a depthwise kernel
 MOST_TAPS = 256  # of a depthwise kernel: the sum of this many products is exact in float32
 
 
@@ -45,7 +45,7 @@ def fit(b: IrBuilder, constants: list[torch.Tensor], conv: Convolution) -> Convo
     if not isinstance(channels, int):
         return None
     if groups > 1:
-        return conv if is_depthwise(conv.weight, groups) or channels % QUAD == 0 else None
+        return conv if is_depthwise_int8(conv.weight, groups) or channels % QUAD == 0 else None
     more = -channels % QUAD
     narrow = channels <= _FEW and conv.weight.shape[-1] != 1 and conv.attrs["dilation"][-1] == 1
     if more:
@@ -61,8 +61,8 @@ def fit(b: IrBuilder, constants: list[torch.Tensor], conv: Convolution) -> Convo
     return replace(conv, x=x, attrs={**conv.attrs, "padding": (*rest, 0)})
 
 
-def is_depthwise(weight: Value, groups: int) -> bool:
-    """Whether this is a depthwise convolution of images, with a kernel that code exists for."""
+def is_depthwise_int8(weight: Value, groups: int) -> bool:
+    """Whether this is a depthwise convolution of images, with a kernel that code exists for and exact sums."""
     count, depth, *kernel = weight.shape
     if count != groups or depth != 1 or len(kernel) > 2:
         return False

@@ -10,8 +10,7 @@ import torch
 
 from blade.backends.disc.ir.graph import IrBuilder, Rule, Value
 from blade.backends.disc.ir.simplify import RULES
-
-_HALVES = (torch.float16, torch.bfloat16)
+from blade.core.dtypes import HALVES
 
 
 def drop_cast_and_back(b: IrBuilder, v: Value) -> Value | None:
@@ -38,7 +37,7 @@ def cast_after_layout(b: IrBuilder, v: Value) -> Value | None:
 
 
 def _is_widened(v: Value) -> bool:
-    return v.op == "cast" and v.dtype == torch.float32 and v.args[0].dtype in _HALVES
+    return v.op == "cast" and v.dtype == torch.float32 and v.args[0].dtype in HALVES
 
 
 _MOVED = ("permute", "reshape", "broadcast", "concat")

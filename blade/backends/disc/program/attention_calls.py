@@ -24,12 +24,12 @@ from blade.backends.disc.ir.graph import (
 from blade.backends.disc.ir.kernel import Dim
 from blade.backends.disc.ir.size_facts import SizeRelations
 from blade.backends.disc.ir.views import StridedView, reshape_strides, view_of
+from blade.core.dtypes import HALVES
 from blade.program.dtypes import DTYPES
 
 if TYPE_CHECKING:
     from blade.backends.disc.program.writer import ProgramWriter
 
-HALVES = (torch.float16, torch.bfloat16)
 DEEPEST = {"flash": 256, "cudnn": 128}
 _VECTOR = 8  # elements per read; strides and offsets are multiples of this
 

@@ -10,6 +10,7 @@ import torch
 
 from blade.backends.disc.ir.graph import Value
 from blade.backends.disc.ir.views import StridedView, row_distance, view_of
+from blade.core.dtypes import HALVES
 from blade.program.dtypes import DTYPES
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ def is_served(value: Value) -> bool:
         x.dtype == torch.float8_e4m3fn
         and len(rows) == 1
         and value.attrs["scale"] == 1.0
-        and value.dtype in (torch.float16, torch.bfloat16)
+        and value.dtype in HALVES
         and (bias.op == "fill" or bias.dtype == value.dtype)
         and _is_even(*w.shape, row, *_row_major(w))
     )

@@ -25,6 +25,7 @@ from blade.backends.disc.ir.kernel import (
     Size,
     Store,
 )
+from blade.core.dtypes import HALVES
 
 Tensor = torch.Tensor
 
@@ -158,7 +159,7 @@ class _KernelRun:
 
 def working(dtype: torch.dtype) -> torch.dtype:
     """The dtype in which values of ``dtype`` are computed."""
-    return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
+    return torch.float32 if dtype in HALVES else dtype
 
 
 def pointwise(op: str, args: Sequence[Tensor]) -> Tensor:

@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import torch
 
+from blade.core.dtypes import HALVES
 from blade.importers.onnx.emit.emitter import Emitter, number_text
 from blade.importers.onnx.emit.errors import NotImported
 from blade.importers.onnx.emit.table import MICROSOFT, NodeView, row
 from blade.importers.onnx.emit.values import TensorValue, Value
-
-_HALVES = (torch.float16, torch.bfloat16)
 
 
 @row("LayerNormalization")
@@ -38,7 +37,7 @@ def _with_moments(
     """The mean and the inverse deviation are outputs, too, in float32."""
     axes = e.ints(list(range(axis, e.rank(x))))
     dtype = e.dtype(x)
-    wide = e.let(f"{e.tensor(x)}.to(torch.float32)" if dtype in _HALVES else e.tensor(x)).text
+    wide = e.let(f"{e.tensor(x)}.to(torch.float32)" if dtype in HALVES else e.tensor(x)).text
     mean = e.let(f"torch.mean({wide}, {axes}, True)", name="mean").text
     centred = e.let(f"{wide} - {mean}", name="centred").text
     eps = number_text(node.float("epsilon", 1e-5))
@@ -46,7 +45,7 @@ def _with_moments(
     inverse = e.let(f"torch.rsqrt({variance} + {eps})", name="inverse").text
     made = f"({centred} * {inverse}).to({dtype}) * {e.tensor(scale)}"
     made += "" if bias is None else f" + {e.tensor(bias)}"
-    kind = torch.float32 if dtype in _HALVES else dtype
+    kind = torch.float32 if dtype in HALVES else dtype
     moments = (TensorValue(mean, kind), TensorValue(inverse, kind))
     return (TensorValue(made, dtype, e.sizes(x)), *moments[: len(node.outputs) - 1])
 
@@ -97,10 +96,10 @@ def rms_normalization(e: Emitter, node: NodeView, x: Value, scale: Value) -> Ten
     axis, dtype = e.axis(x, node.int("axis", -1)), e.dtype(x)
     axes = e.ints(list(range(axis, e.rank(x))))
     eps = number_text(node.float("epsilon", 1e-5))
-    wide = e.let(f"{e.tensor(x)}.to(torch.float32)").text if dtype in _HALVES else e.tensor(x)
+    wide = e.let(f"{e.tensor(x)}.to(torch.float32)").text if dtype in HALVES else e.tensor(x)
     inverse = f"torch.rsqrt(torch.mean({wide} * {wide}, {axes}, True) + {eps})"
     made = f"{wide} * {inverse}"
-    made = f"({made}).to({dtype})" if dtype in _HALVES else made
+    made = f"({made}).to({dtype})" if dtype in HALVES else made
     return TensorValue(f"{made} * {e.tensor(scale)}", dtype, e.sizes(x))
 
 

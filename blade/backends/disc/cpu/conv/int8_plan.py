@@ -30,7 +30,7 @@ from blade.backends.disc.cpu.gemm.packing import PackedColumns, bits, columns_of
 from blade.backends.disc.ir.graph import Value, numel, plain
 from blade.backends.disc.ir.int8_epilogue import body_of, residual_of
 from blade.backends.disc.ir.views import row_distance
-from blade.backends.disc.passes.int8_conv_shapes import is_depthwise
+from blade.backends.disc.passes.int8_conv_shapes import is_depthwise_int8
 from blade.backends.disc.program.instructions import NativeCall, PackedBuffer
 from blade.backends.disc.target.cpu import CpuTarget
 
@@ -66,7 +66,7 @@ def int8_plan(value: Value, target: CpuTarget) -> tuple[NativeCall, MlirTexts]:
 def int8_conv_plan(value: Value, target: CpuTarget) -> tuple[NativeCall, MlirTexts]:
     """The call for an ``int8_conv`` and the functions it needs."""
     x, weight, residual = value.args[0], value.args[1], residual_of(value)
-    if is_depthwise(weight, value.attrs["groups"]):
+    if is_depthwise_int8(weight, value.attrs["groups"]):
         after = epilogue(value)
         return depthwise_plan(value, target, after, numbers(value, after))
     tiles, columns = _columns(value, int8_dot(target))

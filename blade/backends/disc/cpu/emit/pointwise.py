@@ -11,6 +11,7 @@ from blade.backends.disc.cpu.emit import float_division as floats
 from blade.backends.disc.cpu.emit import integer_ops as integers
 from blade.backends.disc.cpu.emit import trigonometry
 from blade.backends.disc.cpu.emit.mlir_builder import MlirBuilder, SsaValue
+from blade.core.dtypes import HALVES
 from blade.core.reason import Code
 from blade.errors import Refused
 
@@ -56,7 +57,7 @@ def cast(code: MlirBuilder, x: SsaValue, source: torch.dtype, dtype: torch.dtype
 
     A half value may be more precise in its register than in memory; a cast takes the rounded value.
     """
-    if source != dtype and source in (torch.bfloat16, torch.float16):
+    if source != dtype and source in HALVES:
         x = memory.round_to(code, x, source)
     element = memory.REGISTER[dtype]
     if dtype == torch.bool:

@@ -6,9 +6,10 @@ from typing import Any
 
 import torch
 
-from blade.backends.disc.frontend.ops.pointwise import NARROW, clamp
+from blade.backends.disc.frontend.ops.pointwise import clamp
 from blade.backends.disc.frontend.ops.table import Lowering, lowers
 from blade.backends.disc.ir.graph import Value
+from blade.core.dtypes import HALVES
 
 aten = torch.ops.aten
 
@@ -42,7 +43,7 @@ def log10(lo: Lowering, x: Value) -> Value:
 @lowers(aten.sinc.default)
 def sinc(lo: Lowering, x: Value) -> Value:
     """16 bits are computed in float32, as torch does: rounded to them, pi would move the zeros."""
-    y = lo.b.cast(x, torch.float32 if lo.dtype in NARROW else lo.dtype)
+    y = lo.b.cast(x, torch.float32 if lo.dtype in HALVES else lo.dtype)
     angle = lo.b.pointwise("mul", y, lo.number(math.pi, y))
     ratio = lo.b.pointwise("div", lo.b.pointwise("sin", angle), angle)
     is_zero = lo.b.pointwise("eq", y, lo.number(0, y), dtype=torch.bool)

@@ -13,6 +13,7 @@ from blade.backends.disc.frontend.ops.table import (
     lowers,
 )
 from blade.backends.disc.ir.graph import Value
+from blade.core.dtypes import HALVES
 
 aten = torch.ops.aten
 
@@ -94,19 +95,16 @@ def _binary(op: str) -> Any:
     return rule
 
 
-NARROW = (torch.float16, torch.bfloat16)
-
-
 def _scaling(op: str) -> Any:
     """Scaling by a wider 0-d tensor, which torch does not round to the 16 bits of the other operand."""
 
     def is_wider(x: Any) -> bool:
-        wide = isinstance(x, Value) and x.dtype.is_floating_point and x.dtype not in NARROW
+        wide = isinstance(x, Value) and x.dtype.is_floating_point and x.dtype not in HALVES
         return wide and not x.shape
 
     def rule(lo: Lowering, a: Any, b: Any) -> Value:
         wide = is_wider(b) or (op == "mul" and is_wider(a))
-        dtype = torch.float32 if lo.dtype in NARROW and wide else lo.dtype
+        dtype = torch.float32 if lo.dtype in HALVES and wide else lo.dtype
         found = lo.b.pointwise(op, lo.value(a, dtype), lo.value(b, dtype))
         return lo.b.cast(found, lo.dtype)
 

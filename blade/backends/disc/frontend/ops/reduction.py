@@ -11,6 +11,7 @@ import torch
 
 from blade.backends.disc.frontend.ops.table import Lowering, lowers
 from blade.backends.disc.ir.graph import Value, numel, plain
+from blade.core.dtypes import HALVES
 
 aten = torch.ops.aten
 
@@ -119,7 +120,7 @@ def std(lo: Lowering, x: Value, dim: Any = None, *args: Any, **kwargs: Any) -> V
 
 @lowers(aten.linalg_vector_norm.default)
 def vector_norm(lo: Lowering, x: Value, ord: Any = 2, dim: Any = None, *_: Any, **__: Any) -> Value:
-    dtype = torch.float32 if lo.dtype in (torch.bfloat16, torch.float16) else torch.float64
+    dtype = torch.float32 if lo.dtype in HALVES else torch.float64
     x = lo.b.pointwise("abs", lo.b.cast(x, dtype))
     return lo.b.cast(_norm(lo, x, ord, dim), lo.dtype)
 
@@ -171,7 +172,7 @@ def logsumexp(lo: Lowering, x: Value, dim: Any, keepdim: bool = False) -> Value:
 
 def wide(dtype: torch.dtype) -> torch.dtype:
     """The dtype of sums over ``dtype``: 16-bit values are summed in float32."""
-    return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
+    return torch.float32 if dtype in HALVES else dtype
 
 
 def inverse_deviation(lo: Lowering, variance: Value, eps: float) -> Value:

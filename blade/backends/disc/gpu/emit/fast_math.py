@@ -12,7 +12,6 @@ subtractions are not hidden, since cancellation amplifies their errors.
 
 import torch
 
-from blade.backends.disc.gpu.emit.pointwise import HALVES
 from blade.backends.disc.ir.kernel import (
     Compute,
     Const,
@@ -21,6 +20,7 @@ from blade.backends.disc.ir.kernel import (
     Stmt,
 )
 from blade.backends.disc.ir.kernel_schedule import operands
+from blade.core.dtypes import HALVES
 
 _SCALES = ("mul", "div", "where")
 _POSITIVE = ("exp", "exp2", "sigmoid")

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
+from blade.core.dtypes import HALVES
 from blade.core.reason import Code
 from blade.errors import Refused
 
@@ -42,7 +43,6 @@ POINTERS: dict[torch.dtype, str] = {
     torch.bool: "*i1",
 }
 _NAMES = {torch.bool: "int1", torch.float8_e4m3fn: "float8e4nv"}
-HALVES = (torch.float16, torch.bfloat16)
 _LOG2_E = math.log2(math.e)
 _FLOAT, _SINGLE, _INT = ("f32", "half", "f64"), ("f32", "half"), ("int", "uint")
 _ALL = (*_FLOAT, *_INT, "bool")

@@ -30,6 +30,7 @@ from blade.backends.disc.ir.kernel import (
     Stmt,
     Store,
 )
+from blade.core.dtypes import HALVES
 
 _INT32 = 1 << 31
 
@@ -140,7 +141,7 @@ class TritonBody:
 
     def number(self, text: str, dtype: torch.dtype) -> str:
         """An integer as a value; halves are rounded only when they are stored."""
-        dtype = torch.float32 if dtype in pointwise.HALVES else dtype
+        dtype = torch.float32 if dtype in HALVES else dtype
         return pointwise.cast(text, torch.int64, dtype, True)
 
     def index(self, i: int, stmt: Index) -> None:
@@ -161,10 +162,10 @@ class TritonBody:
             self.define(i, pointwise.cast(args[0], source, stmt.dtype, exact))
             return
         form = torch.float16 if i in self.hidden else source
-        if stmt.op == "div" and form in pointwise.HALVES and self.is_of_row(stmt):
+        if stmt.op == "div" and form in HALVES and self.is_of_row(stmt):
             self.define(i, pointwise.divided_by_row(*args))
         else:
-            absolute = stmt.op == "erf" and form in pointwise.HALVES and i in self.beside_one
+            absolute = stmt.op == "erf" and form in HALVES and i in self.beside_one
             self.define(i, pointwise.compute("erf_absolute" if absolute else stmt.op, args, form))
 
     def is_of_row(self, stmt: Compute) -> bool:
@@ -199,7 +200,7 @@ class TritonBody:
         self.rows[i], self.columns[i] = rows, columns
         self.exact.add(i)
         text = f"tl.load({pointer}{mask})"
-        self.define(i, f"{text}.to(tl.float32)" if dtype in pointwise.HALVES else text)
+        self.define(i, f"{text}.to(tl.float32)" if dtype in HALVES else text)
 
     def gather(self, i: int, stmt: Gather) -> None:
         rows, columns = self.rows[stmt.index], self.columns[stmt.index]
@@ -240,7 +241,7 @@ class TritonBody:
     def store(self, stmt: Store) -> None:
         access, value = stmt.access, self.values[stmt.value]
         dtype = self.kernel.args[access.arg].dtype
-        if dtype in pointwise.HALVES:
+        if dtype in HALVES:
             value = f"{value}.to({pointwise.memory_type(dtype)})"
         # an axis of size 1 has no stride, but the value may be a tile of which masks leave one element
         rows, columns = self.differs(access), number(access.strides[-1]) != 0

@@ -14,12 +14,13 @@ import torch
 from blade.backends.disc.gpu.compile.driver import CudaFunction
 from blade.backends.disc.gpu.compile.triton_unit import LaunchChoice
 from blade.backends.disc.gpu.emit.library_launch import LibraryLaunch
-from blade.backends.disc.gpu.gemm.product import HALVES, GemmProduct
+from blade.backends.disc.gpu.gemm.product import GemmProduct
 from blade.backends.disc.gpu.gemm.tile_table_8bit import EIGHT_BIT
 from blade.backends.disc.ir.convolution import to_channels_first
 from blade.backends.disc.ir.graph import Value
 from blade.backends.disc.ir.kernel import Dim, Sizes, evaluate, extent_of
 from blade.backends.disc.program.instructions import Counters, ScratchBuffer
+from blade.core.dtypes import HALVES
 from blade.timing.cuda_graph import microseconds
 
 WEIGHT_BYTES = 96 << 20  # larger than the L2 cache of any GPU

@@ -26,16 +26,16 @@ from blade.backends.disc.gpu.gemm.conv_as_gemm import (
 from blade.backends.disc.gpu.gemm.depthwise import depthwise_text, depthwise_window
 from blade.backends.disc.gpu.gemm.epilogue import GemmEpilogue, epilogue_text
 from blade.backends.disc.gpu.gemm.scales import TOTAL, Scales, scales_of
-from blade.backends.disc.gpu.gemm.template import gemm_text
+from blade.backends.disc.gpu.gemm.template import GemmForm, gemm_text
 from blade.backends.disc.ir.graph import Value, numel, plain
 from blade.backends.disc.ir.kernel import Dim
 from blade.backends.disc.ir.size_facts import SizeRelations
 from blade.backends.disc.ir.views import row_distance, view_of
 from blade.backends.disc.program.instructions import Counters, ScratchBuffer
 from blade.backends.disc.program.scaled_mm_calls import is_served as is_atens
+from blade.core.dtypes import HALVES
 
-HALVES = (torch.float16, torch.bfloat16)
-DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+DTYPES = (*HALVES, torch.float32)
 LINE_BYTES = 128
 MOST_LINES = 32  # cache lines prefetched per row of weights, at most
 LEAST_DEPTH = 32  # must divide the channels of a convolution
@@ -241,9 +241,14 @@ def _text(product: GemmProduct, names: list[str], lines: str, tile: GemmTile, ea
         whole = tile.k * tile.split
         assert window.channels % tile.k == 0 and product.depth % whole == 0, (product.key, tile)
         names = [*names, *(f"{name}: tl.constexpr" for name in window.constants)]
-    integers = product.x.dtype == torch.int8
-    split, windowed = tile.split > 1, window is not None
-    return gemm_text(names, lines, split, early, windowed, integers, product.any_depth)
+    form = GemmForm(
+        split=tile.split > 1,
+        early=early,
+        windowed=window is not None,
+        integers=product.x.dtype == torch.int8,
+        any_depth=product.any_depth,
+    )
+    return gemm_text(names, lines, form)
 
 
 def _depth_constants(product: GemmProduct, tile: GemmTile) -> dict[str, object]:

@@ -9,6 +9,8 @@ With SPLIT > 1, programs split the depth of a block (split-K). Each writes its s
 arrive adds them in a fixed order, so that results are deterministic, continues alone, and resets the counter.
 """
 
+from dataclasses import dataclass
+
 from blade.backends.disc.gpu.emit.device_functions import EARLY, called, sources
 from blade.backends.disc.gpu.gemm import conv_as_gemm as window
 
@@ -94,34 +96,36 @@ _BEGIN = """\
 """
 
 
-def gemm_text(
-    names: list[str],
-    epilogue: str,
-    split: bool,
-    early: bool,
-    windowed: bool = False,
-    integers: bool = False,
-    any_depth: bool = False,
-) -> str:
-    """The module; ``names``: the pointers, sizes and strides; ``epilogue``: its lines, indented.
+@dataclass(frozen=True)
+class GemmForm:
+    """What changes the text of a product.
 
-    ``early``: the previous launch may still run; weights, which it does not write, are prefetched before
-    the wait.
-    ``windowed``: rows of x are windows (conv_as_gemm.py). ``integers``: operands are bytes, with exact sums.
-    ``any_depth``: the depth is passed as an int64.
+    ``split``: programs share the depth. ``early``: the previous launch may still run; weights, which it does not
+    write, are prefetched before the wait. ``windowed``: rows of x are windows (conv_as_gemm.py). ``integers``:
+    operands are bytes, with exact sums. ``any_depth``: the depth is passed as an int64.
     """
-    head = head_of(epilogue, early) + (_PREFETCH if early else "")
+
+    split: bool
+    early: bool
+    windowed: bool
+    integers: bool
+    any_depth: bool
+
+
+def gemm_text(names: list[str], epilogue: str, form: GemmForm) -> str:
+    """The module; ``names``: the pointers, sizes and strides; ``epilogue``: its lines, indented."""
+    head = head_of(epilogue, form.early) + (_PREFETCH if form.early else "")
     body = _TEXT % {
         "names": ", ".join(names),
-        "begin": _BEGIN if early else "",
-        "depth": "    K = tl.cast(K, tl.int32)\n" if any_depth else "",
-        "start": window.START if windowed else _START,
-        "step": window.STEP if windowed else _STEP,
-        "walked": "first += BLOCK_K" if windowed else "x_at += BLOCK_K * X_K",
-        "sums": "tl.int32" if integers else "tl.float32",
-        "how": "out_dtype=tl.int32" if integers else "input_precision=PRECISION",
+        "begin": _BEGIN if form.early else "",
+        "depth": "    K = tl.cast(K, tl.int32)\n" if form.any_depth else "",
+        "start": window.START if form.windowed else _START,
+        "step": window.STEP if form.windowed else _STEP,
+        "walked": "first += BLOCK_K" if form.windowed else "x_at += BLOCK_K * X_K",
+        "sums": "tl.int32" if form.integers else "tl.float32",
+        "how": "out_dtype=tl.int32" if form.integers else "input_precision=PRECISION",
     }
-    return f"{head}{body}{_SPLIT if split else ''}{epilogue}"
+    return f"{head}{body}{_SPLIT if form.split else ''}{epilogue}"
 
 
 def head_of(epilogue: str, early: bool) -> str:
