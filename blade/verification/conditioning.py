@@ -40,15 +40,27 @@ def perturbation_sensitivity(
 ) -> list[float]:
     """Return the largest change of ``outputs``, relative to their largest magnitudes; infinite for ints.
 
-    Of a mask, the share of its elements.
-    ``rounded``: the original with its sums off by a rounding that a seed determines.
+    Of a mask, the share of its elements. ``rounded``: the original with its sums off by a rounding that a
+    seed determines.
     """
     want = original(case)
     if want is None:
         return [0.0] * len(outputs)
-    several = [*map(original, _perturbed(case)), *(rounded(case, seed) for seed in range(DRAWS))]
-    found = [answer for answer in several if answer is not None]
-    return [max((_change(one[i], want[i]) for one in found), default=0.0) for i in outputs]
+    most = [0.0] * len(outputs)
+    # one answer at a time: in training each is all that forward saves
+    for moved in _moved(original, rounded, case):
+        if moved is not None:
+            most = [max(m, _change(moved[i], want[i])) for m, i in zip(most, outputs, strict=True)]
+        del moved
+    return most
+
+
+def _moved(
+    original: AnswersAt, rounded: Callable[[Case, int], Sequence[torch.Tensor] | None], case: Case
+) -> Iterator[Sequence[torch.Tensor] | None]:
+    yield from map(original, _perturbed(case))
+    for seed in range(DRAWS):
+        yield rounded(case, seed)
 
 
 def _change(got: torch.Tensor, want: torch.Tensor) -> float:

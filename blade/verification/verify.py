@@ -175,6 +175,7 @@ def _verify(
         first = [own_error] * len(want) if own_error is not None else known
         found = _measure(case, got, want, truth, known or first, hurry=seconds is not None)
         answers += [_of_mask(a, got, want) if a.output in saved else a for a in found]
+        del want, got  # at the next case, and in a check of conditioning, there are others
         truth.forget()
         free_unused(case.inputs)
         known = known or _known(answers)

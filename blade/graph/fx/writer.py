@@ -64,11 +64,9 @@ class FxWriter:
         """An input; a dynamic size takes its hint from ``like``."""
         node = self.graph.placeholder(name)
         if any(size is not DimDynamic.STATIC for size in sizes):
-            from torch._dynamo.source import ConstantSource  # loads Inductor, and that Triton
-
             node.meta["val"] = self.mode.from_tensor(
                 like,
-                source=ConstantSource(name),
+                source=_source(name),
                 symbolic_context=StatelessSymbolicContext(dynamic_sizes=list(sizes)),
             )
         else:  # equivalent in a tenth of the time: an optimizer's graph has hundreds of inputs
@@ -169,7 +167,7 @@ class FxWriter:
         """
         hint = max(0, min(2, _hint(count) - 1))
         symbol = self.shape_env.create_unspecified_symbol(
-            hint, ConstantSource(f"index_{id(self)}"), DimDynamic.DYNAMIC
+            hint, _source(f"index_{id(self)}"), DimDynamic.DYNAMIC
         )
         number = self.shape_env.create_symintnode(symbol, hint=hint)
         index = self.graph.placeholder("index")
@@ -224,6 +222,12 @@ class FxWriter:
         self.graph.output(tuple(outputs))
         self.graph.lint()
         return torch.fx.GraphModule(self.root, self.graph)
+
+
+def _source(name: str) -> Any:
+    from torch._dynamo.source import ConstantSource  # loads Inductor, and that Triton
+
+    return ConstantSource(name)
 
 
 def _hint(number: Any) -> int:
