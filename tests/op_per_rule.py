@@ -87,6 +87,7 @@ ONE_PER_RULE = frozenset(
         "gather",
         "select_scatter",
         "embedding half",
+        "embedding_bag rows",
         "max_pool2d",
         "avg_pool2d",
         "adaptive_avg_pool1d to one",

@@ -1962,7 +1962,22 @@ row(
 )
 row(
     "embedding_bag rows",
-    lambda i, w: F.embedding_bag(i, w, mode="mean"),
+    lambda i, w: (F.embedding_bag(i, w, mode="mean"), F.embedding_bag(i, w, mode="max")),
+    index("a 5", 9),
+    f32("9 6"),
+    called=True,
+)
+row(
+    "embedding_bag overloads",
+    lambda i, w: tuple(
+        op(w, i.reshape(-1), torch.arange(0, i.numel(), i.shape[1]), False, mode)[0]
+        for op in (
+            torch.ops.aten.embedding_bag.default,
+            torch.ops.aten._embedding_bag.default,
+            torch.ops.aten._embedding_bag_forward_only.default,
+        )
+        for mode in (1, 2)
+    ),
     index("a 5", 9),
     f32("9 6"),
     called=True,

@@ -2,6 +2,7 @@
 """Reductions over an axis beside the contiguous one: each lane a row, against the interpreter."""
 
 import itertools
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from blade.backends.disc.ir.kernel import (
     Arg,
     Compute,
     Const,
+    Gather,
     Index,
     Kernel,
     Load,
@@ -95,6 +97,31 @@ def test_columns_are_the_interpreters(target: CpuTarget) -> None:
         }.get(name, [s0 * s1 * s2, s0 * s2])
         buffers = [samples(a.dtype, n + 1, rng) for a, n in zip(kernel.args, numels, strict=True)]
         native.check(name, buffers, {"s0": s0, "s1": s1, "s2": s2}, parts=2)
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda t: f"{t.lanes} lanes")
+@pytest.mark.parametrize("columns", [S2, 5, 24, 130], ids=str)
+def test_rows_of_a_table_share_an_index(target: CpuTarget, columns: Any) -> None:
+    def picked(index: Access) -> Kernel:
+        body = (
+            Load(index, torch.int64),
+            Gather(Access(1, (0, 1, 0)), 0, columns, F32),
+            Reduce("sum", 1, F32),
+            Store(Access(2, (columns, 1, 0)), 2),
+        )
+        args = (Arg(torch.int64, False), Arg(F32, False), Arg(F32, True))
+        return Kernel((S0, columns), S1, args, body)
+
+    kernel = picked(Access(0, (S1, 0, 1)))
+    assert side_by_side(kernel) == 1
+    assert side_by_side(picked(Access(0, (0, S1, 1)))) is None  # an index for each column
+    native = Native({"k": kernel}, target)
+    rng = torch.Generator().manual_seed(0)
+    for s0, s1, s2 in SIZES:
+        width = s2 if columns is S2 else columns
+        index = torch.randint(0, 9, (s0 * s1,), generator=rng)
+        table, out = samples(F32, 9 * width, rng), samples(F32, s0 * width, rng)
+        native.check("k", [index, table, out], {"s0": s0, "s1": s1, "s2": s2}, parts=2)
 
 
 def test_a_row_that_is_contiguous_stays_in_lanes() -> None:

@@ -26,6 +26,7 @@ from blade.backends.disc.frontend.ops import (
     convolution,
     convolution_backward,
     einsum,
+    embedding_bag,
     factory,
     functions,
     gather,
@@ -82,6 +83,7 @@ FAMILIES = (
     convolution,
     convolution_backward,
     einsum,
+    embedding_bag,
     factory,
     functions,
     gather,
@@ -197,7 +199,7 @@ class _Lowerer:
             if isinstance(meta, (list, tuple))
             else None
         )
-        lo = Lowering(self.b, self.results(node), places, self.forms)
+        lo = Lowering(self.b, self.results(node), places, self.forms, _reads_first_only(node))
         if new := new_sizes(node):
             return self.call_making_sizes(node, new, bound(node.target, args, kwargs), places)
         rule = rule_for(node.target)
@@ -338,6 +340,11 @@ class _Lowerer:
         )
         graph.values = live(graph)
         return graph
+
+
+def _reads_first_only(node: Node) -> bool:
+    read = [u for u in node.users if u.users or u.target is not operator.getitem]
+    return all(u.target is operator.getitem and u.args[1] == 0 for u in read)
 
 
 def new_sizes(node: Node) -> set[sympy.Symbol]:

@@ -76,7 +76,7 @@ def cost(stmt: Stmt, axis: int = -1) -> float:
     if isinstance(stmt, Load):
         return 1.0 if stmt.access.strides[axis] in (0, 1) else 8.0
     if isinstance(stmt, Gather):
-        return 8.0
+        return 8.0 if axis == -1 else 1.0  # beside inner, lanes share the index (column_blocks.py)
     if isinstance(stmt, Compute):
         return _HEAVY.get(stmt.op, 0.5)
     return 0.0

@@ -41,7 +41,7 @@ PASSES: tuple[tuple[str, GraphPass], ...] = (
     ("requantize", fuse_requantize),
     ("spread", push_through_concat),
     ("split_sums", split_reductions),
-    ("compute_in_rows", reduce_last_axis),
+    ("compute_in_rows", partial(reduce_last_axis, gathers=True)),
     ("rows", legalize.rows),
     ("bias_to_consumers", legalize.bias_to_consumers),
     ("merge_linears", merge_linears),

@@ -6,7 +6,8 @@
                                     ->      %4 = reduce %3 {sum, axes=(2,)}
 
 A kernel has one shape, and a reduction's has the reduced axes, merged into one, at the end. A preceding op
-in its own shape would be another kernel, whose result is written and read again.
+in its own shape would be another kernel, whose result is written and read again. A lookup whose rows are
+reduced moves with the rest on a CPU.
 """
 
 from collections.abc import Sequence
@@ -27,16 +28,24 @@ from blade.backends.disc.ir.views import reshape_strides, view_of
 _CHEAP = ("add", "sub", "mul", "neg", "abs", "cast", "fma", "maximum", "minimum")
 
 
-def reduce_last_axis(graph: Graph) -> Graph:
-    """``graph`` with the operands of reductions over several or leading axes computed row by row."""
+def reduce_last_axis(graph: Graph, gathers: bool = False) -> Graph:
+    """``graph`` with the operands of reductions over several or leading axes computed row by row.
+
+    ``gathers``: rows of a table that are selected and reduced are read by the reduction.
+    """
     users, returned = graph.users(), {v.id for v in graph.outputs}
     once = frozenset(
         v.id for v in graph.values if len({u.id for u in users[v.id]}) == 1 and v.id not in returned
     )
+    once |= {
+        v.id
+        for v in graph.values
+        if v.op == "gather" and all(u.is_pointwise and u.id in once for u in users[v.id])
+    }
     b = IrBuilder(RULES)
     new: dict[int, Value] = {}
     for v in live(graph):
-        made = _in_rows(b, v, new, once) if v.op == "reduce" else None
+        made = _in_rows(b, v, new, once, gathers) if v.op == "reduce" else None
         args = [new[a.id] for a in v.args]
         new[v.id] = made or b.make(v.op, args, v.shape, v.dtype, v.strides, **v.attrs)
     rebuilt = replace(
@@ -49,13 +58,15 @@ def reduce_last_axis(graph: Graph) -> Graph:
     return rebuilt
 
 
-def _in_rows(b: IrBuilder, v: Value, new: dict[int, Value], once: frozenset[int]) -> Value | None:
+def _in_rows(
+    b: IrBuilder, v: Value, new: dict[int, Value], once: frozenset[int], gathers: bool
+) -> Value | None:
     x, axes = v.args[0], v.attrs["axes"]
     rest = [k for k in range(len(x.shape)) if k not in axes]
-    if not x.is_pointwise or axes == (len(x.shape) - 1,):
+    if not (x.is_pointwise or x.op == "gather") or axes == (len(x.shape) - 1,):
         return None
     shape = (*(x.shape[k] for k in rest), numel([x.shape[k] for k in axes]))
-    moved = _AxisMover(b, new, once, (*rest, *axes), shape).computed(x)
+    moved = _AxisMover(b, new, once, (*rest, *axes), shape, gathers).computed(x)
     if moved is None:
         return None
     return b.reshape(b.reduce(v.attrs["kind"], moved, [len(rest)]), v.shape)
@@ -70,6 +81,7 @@ class _AxisMover:
     once: frozenset[int]
     order: Sequence[int]
     shape: Shape
+    gathers: bool
     made: dict[int, Value | None] = field(default_factory=dict)
 
     def value(self, v: Value) -> Value | None:
@@ -81,6 +93,8 @@ class _AxisMover:
         """``v`` recomputed, if that saves writing it or reads no more than its result would take."""
         if v.op in ("fill", "size"):
             return self.b.make(v.op, (), self.shape, v.dtype, **v.attrs)
+        if v.op == "gather":
+            return self.gathered(v)
         if not v.is_pointwise or not (v.id in self.once or _is_cheap(v)):
             return None
         operands = [self.value(a) for a in v.args]
@@ -88,6 +102,29 @@ class _AxisMover:
         if len(known) != len(operands):
             return None
         return self.b.make(v.op, known, self.shape, v.dtype, **v.attrs)
+
+    def gathered(self, v: Value) -> Value | None:
+        """Rows of a table, read where they lie: an index per row, and each row has an element per result."""
+        last = len(v.shape) - 1
+        index = v.args[1]
+        if (
+            not self.gathers
+            or v.id not in self.once
+            or len(self.shape) != len(self.order)
+            or self.order[-2:-1] != (last,)
+            or v.attrs["axes"][-1] != last
+            or index.op != "broadcast"
+            or last in index.attrs["axes"]
+            or v.shape[last] in (1, 2, 3)  # too few for vectors of rows
+        ):
+            return None
+        moved = self.value(index)
+        if moved is None:
+            return None
+        source, _, *checks = (self.new[a.id] for a in v.args)
+        axes = tuple(None if a is None else self.order.index(a) for a in v.attrs["axes"])
+        attrs = {**v.attrs, "axes": axes}
+        return self.b.make("gather", (source, moved, *checks), self.shape, v.dtype, **attrs)
 
     def seen(self, v: Value) -> Value | None:
         """``v`` as a view of its buffer, if strides can express it."""

@@ -23,9 +23,10 @@ class TargetCapabilities:
     widest_head: int | None = None  # head size of an attention; None: no limit
     moments: Dtypes = ()  # dtypes of ``group_moments``
     bilinear: Dtypes = ()  # dtypes of images that are resampled in kernels
+    bags: Dtypes = ()  # dtypes of tables whose bags are reduced in kernels
 
 
 _NARROW = (torch.float32, torch.bfloat16)
-CPU = TargetCapabilities(_NARROW, _NARROW, (torch.float32,), _NARROW)
+CPU = TargetCapabilities(_NARROW, _NARROW, (torch.float32,), _NARROW, bags=(torch.float32,))
 """Kernels are generated for float32; attention and convolutions for bfloat16 too, widened where a CPU has no such
 products. Convolutions of bfloat16 in small groups are ATen's, on channels-last data."""

@@ -8,6 +8,8 @@ for each unit in [begin, end):           the other outer dimensions x blocks of 
   for each pass over the rows:           see kernel_schedule.py
     for each position r along inner:     accumulators in registers, one per vector of rows
 
+Rows of a table that are looked up are read like this, too, if the lanes share their index.
+
 Row values are vectors here. Sums have two levels, so that long rows do not lose precision.
 """
 
@@ -25,6 +27,7 @@ from blade.backends.disc.cpu.emit.row import RowEmitter
 from blade.backends.disc.ir.iteration_space import number
 from blade.backends.disc.ir.kernel import (
     Access,
+    Accessing,
     Compute,
     Const,
     Dim,
@@ -36,7 +39,7 @@ from blade.backends.disc.ir.kernel import (
     Size,
     Store,
 )
-from blade.backends.disc.ir.kernel_schedule import RowPass
+from blade.backends.disc.ir.kernel_schedule import RowPass, operands
 
 # Positions summed before they are added to the total: of up to _LONG of them, and of more.
 _RUN, _LONG_RUN = 32, 512
@@ -47,18 +50,32 @@ def side_by_side(kernel: Kernel) -> int | None:
     """The outer dimension along which rows of a reducing kernel are adjacent; ``None`` if there is none."""
     if not any(isinstance(s, Reduce) for s in kernel.body):
         return None
-    if any(isinstance(s, Gather) for s in kernel.body):
-        return None
-    accesses = [s.access for s in kernel.body if isinstance(s, (Load, Store))]
-    walked = [a for a in accesses if number(a.strides[-1]) != 0]
+    accesses = [s.access for s in kernel.body if isinstance(s, Accessing)]
+    chosen = [s.access for s in kernel.body if isinstance(s, Gather)]  # the index walks
+    walked = [a for a in accesses if number(a.strides[-1]) != 0 or a in chosen]
     for k in reversed(range(len(kernel.outer))):
         both = [a for a in walked if number(a.strides[k]) != 0]  # the others are equal in all lanes
         beside = sum(number(a.strides[k]) == 1 for a in both)
         along = sum(number(a.strides[-1]) == 1 for a in both)
         few = number(kernel.outer[k])
         if beside > along and (few is None or few >= 4):
-            return k
+            return k if _takes_whole_rows(kernel, k) else None
     return None
+
+
+def _takes_whole_rows(kernel: Kernel, dim: int) -> bool:
+    """Whether the index of every ``Gather`` is the same along ``dim``: in all lanes of a vector."""
+    same: set[int] = set()
+    for i, stmt in enumerate(kernel.body):
+        if isinstance(stmt, Gather) and stmt.index not in same:
+            return False
+        if isinstance(stmt, (Load, Gather)) and number(stmt.access.strides[dim]) != 0:
+            continue
+        if isinstance(stmt, (Reduce, Store)) or (isinstance(stmt, Index) and stmt.dim == dim):
+            continue
+        if all(a in same for a in operands(stmt)):
+            same.add(i)
+    return True
 
 
 def blocks(kernel: Kernel, width: int) -> Dim:
@@ -192,7 +209,12 @@ class _ColumnBlock:
             args = [self.values[a, u] for a in stmt.args]
             return pointwise.compute(code, stmt.op, args, self.row.dtype(stmt.args[-1]), stmt.dtype)
         if isinstance(stmt, Load):
-            return memory.decode(code, self._load(stmt.access, r, u), stmt.dtype)
+            return memory.decode(
+                code, self._load(stmt.access, self._at(stmt.access, r), u), stmt.dtype
+            )
+        if isinstance(stmt, Gather):
+            at = self._gathered(stmt, r, u)
+            return memory.decode(code, self._load(stmt.access, at, u), stmt.dtype)
         if isinstance(stmt, Size):
             whole = code.broadcast(self.row.sizes.value(code, stmt.value), lanes)
         else:
@@ -210,9 +232,18 @@ class _ColumnBlock:
         first = transfer.shift(self.row, self.row.index[dim], u * self.lanes)
         return code.add(code.broadcast(first, self.lanes), code.iota("i64", self.lanes))
 
-    def _load(self, access: Access, r: SsaValue | None, u: int) -> SsaValue:
+    def _gathered(self, stmt: Gather, r: SsaValue | None, u: int) -> SsaValue:
+        """The address of position ``r`` in the block's first row, moved by the index, one for all lanes."""
+        row, code, at = self.row, self.code, self._at(stmt.access, r)
+        one = code.lane(self.values[stmt.index, u], 0)
+        index = pointwise.cast(code, one, row.dtype(stmt.index), torch.int64)
+        step = code.mul(index, row.sizes.value(code, stmt.stride))
+        return row.gep(at, step, row.memory_type(stmt.access))
+
+    def _load(self, access: Access, at: SsaValue, u: int) -> SsaValue:
+        """One vector of rows; ``at``: the address in the block's first row."""
         code, row, element = self.code, self.row, self.row.memory_type(access)
-        at, beside = self._at(access, r), number(access.strides[-2])
+        beside = number(access.strides[-2])
         if beside == 1:
             address = row.gep(at, code.constant(u * self.lanes, "i64"), element)
             return transfer.vector_load(row, address, element, self.lanes, self.mask)

@@ -24,7 +24,7 @@ from blade.backends.disc.ir.iteration_space import (
     move_last,
     number,
 )
-from blade.backends.disc.ir.kernel import Dim, Kernel, Reduce
+from blade.backends.disc.ir.kernel import Dim, Gather, Kernel, Reduce
 from blade.backends.disc.ir.kernel_powers import constant_powers
 from blade.backends.disc.ir.kernel_schedule import cost, schedule_kernel
 from blade.backends.disc.target.cpu import CpuTarget
@@ -92,6 +92,8 @@ def _emit_columns(kernel: Kernel, name: str, sizes: MlirSizes, target: CpuTarget
     work = sum(cost(s, -2) for s in kernel.body)
     vectors = 2 if work > 10 or any(p.keep for p in steps.passes) else 4
     columns = number(kernel.outer[-1])
+    if vectors == 4 and columns is not None and any(isinstance(s, Gather) for s in kernel.body):
+        vectors = max(1, min(8, columns // target.lanes))  # a row that is looked up is read at once
     while vectors > 1 and len(kernel.outer) == 1 and columns is not None:
         if columns >= _FEW_BLOCKS * vectors * target.lanes:
             break

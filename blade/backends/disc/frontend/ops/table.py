@@ -84,13 +84,14 @@ class Lowering:
     """The context of a row: the builder, and the types of the op's results.
 
     ``places``: positions of ``results`` among the op's results, if some are undefined. ``forms``: dtypes
-    that the target implements for each op.
+    that the target implements for each op. ``first_only``: no result but the first is read.
     """
 
     b: IrBuilder
     results: tuple[ResultType, ...]
     places: tuple[int, ...] | None = None
     forms: TargetCapabilities = CPU
+    first_only: bool = False
 
     @property
     def shape(self) -> Shape:
