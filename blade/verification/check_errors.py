@@ -126,8 +126,8 @@ def _check_suspects(
             raise doubt.refusal()
     moves = moves_at(case, [doubt.answer.output for doubt in wrong])
     for doubt, moved in zip(wrong, moves, strict=True):
-        seen = _bound(doubt.answer, doubt.usual, 0.0)[0]
-        is_moved = moved > 0 if seen == float("inf") else seen <= 2 * moved
+        error = _bound(doubt.answer, doubt.usual, 0.0)[0]
+        is_moved = moved > 0 if error == float("inf") else error <= 2 * moved
         if not is_moved:
             raise doubt.refusal()
 
