@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
-#include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <limits>
@@ -21,7 +20,7 @@ constexpr int kShrinkPeriod = 256;
 constexpr size_t kLarge = size_t{64} << 20;
 
 // An arena is one piece, which torch's allocator does not make from the many that it keeps: where those are as much, they
-// go back to the device first. That is rare, as arenas grow only.
+// go back to the device first. That is rare: an arena moves when it has to grow, and when long nobody needed half of it.
 void make_room(c10::DeviceType type, size_t bytes) {
   if (type == at::kCPU || bytes < kLarge) return;
   auto* allocator = c10::getDeviceAllocator(type);
