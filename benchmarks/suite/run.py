@@ -229,3 +229,5 @@ def _say(cell: Running, anchor: Running | None) -> None:
     served = cell.answer.get("served") or {}
     ops = f" {served['ops']}/{served['all_ops']} ops" if served else ""
     print(f"{name}: {times} ms, compile {cell.answer['compile_s']:.1f} s{ops}{wrong}", flush=True)
+    for reason in (served.get("reasons") or [])[:1]:
+        print(f"    {reason}", flush=True)  # why not all of its ops are in engines
