@@ -37,15 +37,17 @@ def reduce_last_axis(graph: Graph, gathers: bool = False) -> Graph:
     once = frozenset(
         v.id for v in graph.values if len({u.id for u in users[v.id]}) == 1 and v.id not in returned
     )
-    once |= {
+    lookups = frozenset(
         v.id
         for v in graph.values
-        if v.op == "gather" and all(u.is_pointwise and u.id in once for u in users[v.id])
-    }
+        if gathers
+        and v.op == "gather"
+        and (v.id in once or all(u.is_pointwise and u.id in once for u in users[v.id]))
+    )
     b = IrBuilder(RULES)
     new: dict[int, Value] = {}
     for v in live(graph):
-        made = _in_rows(b, v, new, once, gathers) if v.op == "reduce" else None
+        made = _in_rows(b, v, new, once, lookups) if v.op == "reduce" else None
         args = [new[a.id] for a in v.args]
         new[v.id] = made or b.make(v.op, args, v.shape, v.dtype, v.strides, **v.attrs)
     rebuilt = replace(
@@ -59,14 +61,14 @@ def reduce_last_axis(graph: Graph, gathers: bool = False) -> Graph:
 
 
 def _in_rows(
-    b: IrBuilder, v: Value, new: dict[int, Value], once: frozenset[int], gathers: bool
+    b: IrBuilder, v: Value, new: dict[int, Value], once: frozenset[int], lookups: frozenset[int]
 ) -> Value | None:
     x, axes = v.args[0], v.attrs["axes"]
     rest = [k for k in range(len(x.shape)) if k not in axes]
-    if not (x.is_pointwise or x.op == "gather") or axes == (len(x.shape) - 1,):
+    if not (x.is_pointwise or x.id in lookups) or axes == (len(x.shape) - 1,):
         return None
     shape = (*(x.shape[k] for k in rest), numel([x.shape[k] for k in axes]))
-    moved = _AxisMover(b, new, once, (*rest, *axes), shape, gathers).computed(x)
+    moved = _AxisMover(b, new, once, (*rest, *axes), shape, lookups).computed(x)
     if moved is None:
         return None
     return b.reshape(b.reduce(v.attrs["kind"], moved, [len(rest)]), v.shape)
@@ -81,7 +83,7 @@ class _AxisMover:
     once: frozenset[int]
     order: Sequence[int]
     shape: Shape
-    gathers: bool
+    lookups: frozenset[int]
     made: dict[int, Value | None] = field(default_factory=dict)
 
     def value(self, v: Value) -> Value | None:
@@ -108,8 +110,7 @@ class _AxisMover:
         last = len(v.shape) - 1
         index = v.args[1]
         if (
-            not self.gathers
-            or v.id not in self.once
+            v.id not in self.lookups
             or len(self.shape) != len(self.order)
             or self.order[-2:-1] != (last,)
             or v.attrs["axes"][-1] != last
