@@ -23,6 +23,7 @@ Counts counts{};
 Stream current = nullptr;
 std::string architecture_name = "fake_1";
 size_t shared_bytes = 1000;
+double seconds_per_launch = 1;
 bool others_capture = false, busy = false, records_copies = true, moves_launches = true;
 std::vector<std::function<void()>>* recording = nullptr;
 
@@ -112,7 +113,7 @@ class FakeEvent final : public blade::Event {
   void record(Stream) override { at_ = counts.launches; }
   void block(Stream) const override {}
   double seconds_since(const blade::Event& earlier) const override {
-    return static_cast<double>(at_ - static_cast<const FakeEvent&>(earlier).at_);
+    return seconds_per_launch * static_cast<double>(at_ - static_cast<const FakeEvent&>(earlier).at_);
   }
 
  private:
@@ -228,6 +229,7 @@ void fake_is(const char* name, int64_t shared) {
   architecture_name = name;
   shared_bytes = static_cast<size_t>(shared);
 }
+void fake_takes(double seconds) { seconds_per_launch = seconds; }
 void fake_busy(bool is_busy) { busy = is_busy; }
 void fake_records_copies(bool does) { records_copies = does; }
 void fake_moves_launches(bool does) { moves_launches = does; }

@@ -49,6 +49,7 @@ def fake() -> ctypes.CDLL:
     loaded.fake_accelerator.restype = ctypes.c_void_p
     loaded.fake_counts.restype = ctypes.POINTER(Counts)
     loaded.fake_stream.argtypes = [ctypes.c_int64]
+    loaded.fake_takes.argtypes = [ctypes.c_double]
     torch.ops.blade.register_accelerator("fake", loaded.fake_abi(), loaded.fake_accelerator())
     return loaded
 

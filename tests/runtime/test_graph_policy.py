@@ -21,6 +21,7 @@ def device():
     yield library
     kept.clear()
     library.fake_moves_launches(True)
+    library.fake_takes(1)
 
 
 def run(engine, *inputs: torch.Tensor) -> list[torch.Tensor]:
@@ -238,3 +239,66 @@ def test_what_was_declined_is_forgotten_with_the_counts():
     assert graphs(engine) == (0, 0, 0, 1)
     engine.renew()
     assert graphs(engine) == (0, 0, 0, 0)
+
+
+WHOLE = 32 << 20  # floats: a graph of a chain would keep two buffers of 128 MiB
+
+
+def check_whole(engine, value: float) -> None:
+    x = torch.full((WHOLE,), float(value))
+    (out,) = engine.try_execute([x])
+    assert torch.equal(out, x)
+
+
+def test_work_that_hides_its_launches_keeps_no_memory():
+    engine = engine_of(chain(4))
+    small = torch.randn(100)
+    for _ in range(3):
+        run(engine, small)
+    assert graphs(engine) == (1, 2, 0, 0)
+    kept_bytes = engine.stats()["arena_bytes"] + engine.stats()["graph_bytes"]
+    for i in range(4):
+        check_whole(engine, i)
+    assert graphs(engine) == (1, 2, 0, 1)
+    assert engine.stats()["arena_bytes"] + engine.stats()["graph_bytes"] == kept_bytes < 1 << 20
+    assert torch.equal(run(engine, small)[0], small)  # the graph's memory is where it was
+    assert graphs(engine) == (1, 3, 0, 1)
+
+
+def test_launches_that_take_longer_than_their_work_get_a_graph(device):
+    device.fake_takes(0)
+    engine = engine_of(chain(4))
+    for i, captures in enumerate((0, 0, 0, 1, 1)):
+        check_whole(engine, i)
+        assert graphs(engine)[0] == captures
+    assert graphs(engine) == (1, 2, 0, 0)
+    assert engine.stats()["arena_bytes"] >= 8 * WHOLE
+
+
+def test_large_shapes_get_a_graph_at_once_if_asked():
+    engine = engine_of(chain(4), cuda_graphs=2)
+    for i in range(3):
+        check_whole(engine, i)
+    assert graphs(engine) == (1, 2, 0, 0)
+
+
+def test_a_large_shape_that_lends_lends_nothing_without_a_graph():
+    """What it returns is the caller's own memory, which is free when the caller lets go of it."""
+    engine = engine_of(chain(4))
+    engine.lend([0])
+    outputs = [engine.try_execute([torch.full((WHOLE,), float(i))])[0] for i in range(3)]
+    assert engine.stats()["lent_bytes"] == 0
+    assert all(torch.equal(out, torch.full((WHOLE,), float(i))) for i, out in enumerate(outputs))
+
+
+def test_large_inputs_that_move_are_not_copied_into_a_graph():
+    """A graph that kept a copy of what a call reads would keep as much as the caller."""
+    engine = engine_of(chain(13, call=True))
+    inputs = [torch.full((WHOLE // 2,), float(i)) for i in range(3)]
+    for x in inputs:
+        assert torch.equal(engine.try_execute([x])[0], x)
+    assert graphs(engine) == (0, 0, 0, 0)
+    stays = inputs[0]
+    for _ in range(6):  # it is looked at again, less often
+        assert torch.equal(engine.try_execute([stays])[0], stays)
+    assert graphs(engine)[:2] == (1, 4)

@@ -72,13 +72,15 @@ int64_t reach(const Sizes& sizes, const Sizes& strides) {
 
 }  // namespace
 
-ExecutionPlan::ExecutionPlan(const Loaded& loaded, const std::vector<at::Tensor>& inputs, Arenas& arenas, const Place& place)
+ExecutionPlan::ExecutionPlan(
+    const Loaded& loaded, const std::vector<at::Tensor>& inputs, Arenas& arenas, const Place& place, size_t apart)
     : loaded_(loaded),
       program_(loaded.program),
       arenas_(arenas),
       arena_(arenas.first().arena()),
       place_(place),
-      stream_(place.stream) {
+      stream_(place.stream),
+      apart_bytes_(apart) {
   eval_registers(program_, inputs, regs_);
   failed_ = failed_guard(program_, regs_);
   if (failed_ != nullptr) return;
@@ -104,6 +106,10 @@ ExecutionPlan::ExecutionPlan(const Loaded& loaded, const std::vector<at::Tensor>
     if (program_.instrs[i].launch) prepare_params(steps_[i]);  // the tables no longer grow
   }
   check_results_are_made();
+}
+
+std::unique_ptr<ExecutionPlan> ExecutionPlan::planned_again(const std::vector<at::Tensor>& inputs, size_t apart) const {
+  return std::make_unique<ExecutionPlan>(loaded_, inputs, arenas_, place_, apart);
 }
 
 void ExecutionPlan::prepare_step(size_t i) {
@@ -188,9 +194,34 @@ size_t ExecutionPlan::plan_arena(int64_t known_at) {
     }
     homes.emplace_back(id, buffer_of[id]);
   }
+  if (known_at == 0 && program_.loops.empty()) take_apart(buffers, homes);
   const size_t taken = plan_memory(buffers);
   for (const auto& [id, buffer] : homes) slots_[id].arena_offset = buffers[buffer].offset;
   return taken;
+}
+
+// A loop would take the memory of a value in each of its iterations, so programs with loops keep all in the arena.
+void ExecutionPlan::take_apart(std::vector<Buffer>& buffers, const std::vector<std::pair<size_t, size_t>>& homes) {
+  std::vector<int64_t> number(buffers.size(), -1);
+  for (size_t k = 0; k < buffers.size(); ++k) {
+    Buffer& buffer = buffers[k];
+    if (buffer.first < 0 || buffer.bytes < apart_bytes_) continue;
+    number[k] = static_cast<int64_t>(apart_.size());
+    apart_.push_back({buffer.first, buffer.last, buffer.bytes, {}});
+    buffer.first = -1;
+  }
+  for (const auto& [id, buffer] : homes) {
+    if (number[buffer] < 0) continue;
+    slots_[id].apart = true;
+    apart_[number[buffer]].slots.push_back(static_cast<int64_t>(id));
+  }
+  if (apart_.empty()) return;
+  apart_from_.resize(program_.instrs.size());
+  apart_until_.resize(program_.instrs.size() + 1);
+  for (size_t k = 0; k < apart_.size(); ++k) {
+    apart_from_[apart_[k].first].push_back(k);
+    apart_until_[apart_[k].last].push_back(k);
+  }
 }
 
 at::Tensor ExecutionPlan::view_of(const at::Tensor& root, const SlotState& slot) const {
@@ -209,7 +240,7 @@ void ExecutionPlan::make_fixed_tensors() {
     if (slot.kind == SlotKind::kArena && slot.known_at > 0) continue;
     if (slot.kind == SlotKind::kConst) {
       tensors_[id] = loaded_.constants[slot.index];
-    } else if (slot.kind == SlotKind::kArena) {
+    } else if (slot.kind == SlotKind::kArena && !slots_[id].apart) {
       const auto offset = slots_[id].arena_offset / c10::elementSize(slots_[id].dtype);
       tensors_[id] = tensor_over(
           arena_.storage(), slots_[id].dtype, slots_[id].sizes, slots_[id].strides, static_cast<int64_t>(offset));
@@ -227,6 +258,7 @@ void ExecutionPlan::make_fixed_tensors() {
 bool ExecutionPlan::is_fixed(int64_t id) const {
   const auto& root = program_.slots[program_.slots[id].root];
   if (program_.slots[id].known_at > 0 || root.swapped || program_.slots[id].loops != 0) return false;
+  if (slots_[program_.slots[id].root].apart) return false;
   return root.kind == SlotKind::kConst || root.kind == SlotKind::kArena;
 }
 

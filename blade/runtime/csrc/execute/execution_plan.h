@@ -7,6 +7,7 @@
 #include <c10/util/SmallVector.h>
 
 #include <exception>
+#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
@@ -108,8 +109,16 @@ class GuardFailed : public std::exception {
 
 class ExecutionPlan {
  public:
-  // Evaluates registers and guards; prepares the rest only if the guards hold.
-  ExecutionPlan(const Loaded& loaded, const std::vector<at::Tensor>& inputs, Arenas& arenas, const Place& place);
+  // Evaluates registers and guards; prepares the rest only if the guards hold. Values of `apart` bytes and more are not in
+  // an arena: they have memory of torch's allocator from their first use to their last.
+  ExecutionPlan(
+      const Loaded& loaded, const std::vector<at::Tensor>& inputs, Arenas& arenas, const Place& place,
+      size_t apart = kNoneApart);
+
+  static constexpr size_t kNoneApart = std::numeric_limits<size_t>::max();
+
+  // The same plan with other values apart.
+  std::unique_ptr<ExecutionPlan> planned_again(const std::vector<at::Tensor>& inputs, size_t apart) const;
 
   const Guard* failed() const { return failed_; }
   size_t arena_bytes() const { return arena_bytes_; }
@@ -121,6 +130,15 @@ class ExecutionPlan {
 
   // The same, with the outputs that `lay_out_lent` placed in `lent`.
   std::vector<at::Tensor> run_lending(const std::vector<at::Tensor>& inputs, const c10::Storage& lent);
+
+  // The same on an accelerator, which has nothing else to do.
+  struct Timed {
+    std::vector<at::Tensor> outputs;
+    double work = 0, launching = 0;  // seconds, of the device and of the host
+    bool steady = true;              // the host had all the memory that it needed
+  };
+  Timed run_timed(const std::vector<at::Tensor>& inputs);
+
 
   // Places the outputs among the slots that are `borrowed` one after the other; the bytes of all.
   size_t lay_out_lent(const std::vector<bool>& borrowed);
@@ -136,6 +154,7 @@ class ExecutionPlan {
     int64_t span = 0;            // roots: elements that may be touched
     size_t arena_offset = 0;     // bytes, from the arena's start; outputs: from the start of `OutputMemory`
     bool borrowed = false;       // outputs: in the memory that is lent
+    bool apart = false;          // in no arena
     std::vector<int64_t> views;  // roots: the views on them
   };
   // An entry of the pointer table and the slot it points to.
@@ -165,6 +184,7 @@ class ExecutionPlan {
   void prepare_view(size_t id);
   void check_view(size_t id) const;
   size_t plan_arena(int64_t known_at);
+  void take_apart(std::vector<Buffer>& buffers, const std::vector<std::pair<size_t, size_t>>& homes);
   void make_fixed_tensors();
   void prepare_step(size_t i);
   void prepare_kernel(size_t i);
@@ -192,18 +212,20 @@ class ExecutionPlan {
   void bind_root(int64_t id, at::Tensor tensor, char* data);
   void point_root(int64_t id, char* data);  // its pointers and those of its views
   void point_view(int64_t id);
+  void make_apart(size_t i);
+  void release_apart(size_t i);
   void release_root(int64_t id);
   void release();  // all that a call holds
   template <typename RunStep>
   void run_range(size_t begin, size_t end, const RunStep& run_one);
-  void run_steps();
   void run_step(size_t i);
   void begin_iteration(const LoopState& loop, int64_t index);
   void swap(const std::pair<int64_t, int64_t>& slots);
   void move_view(int64_t id);
   void run_kernel(const Step& step);
   void run_launch(Step& step);
-  void run_timed(std::vector<double>& seconds);
+  void run_profiled(std::vector<double>& seconds);
+  std::vector<at::Tensor> run_bound(std::vector<double>* seconds);
   void run_call(const Instr& instr, const Step& step);
   void take_results(const Instr& instr);
   bool is_here(const at::Tensor& tensor) const;
@@ -226,6 +248,15 @@ class ExecutionPlan {
   std::vector<void*> table_;
   std::vector<Patch> fixed_patches_;  // entries that change only when memory moves
   std::vector<Step> steps_;
+  // Memory that one call takes at instruction `first` and lets go of behind `last`, and the slots in it.
+  struct Apart {
+    int64_t first, last;
+    size_t bytes;
+    std::vector<int64_t> slots;
+  };
+  const size_t apart_bytes_;
+  std::vector<Apart> apart_;
+  std::vector<std::vector<size_t>> apart_from_, apart_until_;  // per instruction
   int64_t known_ = 0;  // what has a larger `known_at` is not known yet
   // Per stage: what its sizes were when it was prepared, and the bytes of its arena. One is prepared again when these
   // differ, or were different for a stage before it.

@@ -385,7 +385,7 @@ std::optional<std::vector<at::Tensor>> Executor::run_at(
   // What somebody records is replayed whenever they like: its memory is theirs.
   const bool recorded = loaded_.accelerator != nullptr && loaded_.accelerator->is_capturing(place.stream);
   auto context = recorded ? std::make_unique<StreamContext>(place) : take_context(place);
-  if (context->shape_for(loaded_, ready, limits_.max_shapes).plan.failed() != nullptr) {
+  if (context->shape_for(loaded_, ready, limits_.max_shapes).plan->failed() != nullptr) {
     if (!recorded) release_context(std::move(context));
     return std::nullopt;
   }

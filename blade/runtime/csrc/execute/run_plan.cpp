@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // One call of an execution plan. In steady state this allocates outputs and results of calls, nothing else.
+#include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/impl/alloc_cpu.h>
 
 #include <algorithm>
@@ -11,6 +12,8 @@
 
 namespace blade {
 namespace {
+
+using Clock = std::chrono::steady_clock;
 
 // Scratch memory of one thread, kept between kernels.
 class Scratch {
@@ -38,6 +41,11 @@ class Scratch {
 
 thread_local Scratch scratch;
 
+// How often torch's allocator asked the device for memory. That takes longer than many launches.
+int64_t device_allocations(c10::Device device) {
+  return device.is_cpu() ? 0 : c10::getDeviceAllocator(device.type())->getDeviceStats(device.index()).num_device_alloc;
+}
+
 bool same_strides(const at::Tensor& tensor, const Sizes& strides) {
   for (size_t i = 0; i < strides.size(); ++i) {
     if (tensor.size(static_cast<int64_t>(i)) > 1 && tensor.stride(static_cast<int64_t>(i)) != strides[i]) return false;
@@ -59,31 +67,43 @@ size_t ExecutionPlan::lay_out_lent(const std::vector<bool>& borrowed) {
   return end;
 }
 
-std::vector<at::Tensor> ExecutionPlan::run_lending(const std::vector<at::Tensor>& inputs, const c10::Storage& lent) {
-  bind(inputs, {c10::Storage(), lent});
-  const AtWork at_work(program_.has_calls);
-  run_steps();
-  return collect_outputs();
-}
-
 std::vector<at::Tensor> ExecutionPlan::run(const std::vector<at::Tensor>& inputs, std::vector<double>* seconds) {
   bind(inputs);
+  return run_bound(seconds);
+}
+
+std::vector<at::Tensor> ExecutionPlan::run_lending(const std::vector<at::Tensor>& inputs, const c10::Storage& lent) {
+  bind(inputs, {c10::Storage(), lent});
+  return run_bound(nullptr);
+}
+
+ExecutionPlan::Timed ExecutionPlan::run_timed(const std::vector<at::Tensor>& inputs) {
+  auto& accelerator = *loaded_.accelerator;
+  const auto begin = accelerator.make_event(), end = accelerator.make_event();
+  accelerator.synchronize(stream_);  // a full queue would keep the host waiting
+  const int64_t allocations = device_allocations(place_.device);
+  begin->record(stream_);
+  const auto start = Clock::now();
+  Timed timed{run(inputs)};
+  timed.launching = std::chrono::duration<double>(Clock::now() - start).count();
+  end->record(stream_);
+  timed.work = end->seconds_since(*begin);
+  timed.steady = device_allocations(place_.device) == allocations;
+  return timed;
+}
+
+std::vector<at::Tensor> ExecutionPlan::run_bound(std::vector<double>* seconds) {
   const AtWork at_work(program_.has_calls);
   if (seconds != nullptr) {
-    run_timed(*seconds);
+    run_profiled(*seconds);
   } else {
-    run_steps();
+    run_range(0, steps_.size(), [this](size_t i) { run_step(i); });
   }
   return collect_outputs();
 }
 
-void ExecutionPlan::run_steps() {
-  run_range(0, steps_.size(), [this](size_t i) { run_step(i); });
-}
-
-void ExecutionPlan::run_timed(std::vector<double>& seconds) {
+void ExecutionPlan::run_profiled(std::vector<double>& seconds) {
   if (loaded_.accelerator == nullptr) {
-    using Clock = std::chrono::steady_clock;
     run_range(0, steps_.size(), [&](size_t i) {
       const auto start = Clock::now();
       run_step(i);
@@ -212,6 +232,7 @@ void ExecutionPlan::release_root(int64_t id) {
 void ExecutionPlan::run_step(size_t i) {
   const Instr& instr = program_.instrs[i];
   Step& step = steps_[i];
+  if (!apart_.empty()) make_apart(i);
   if (step.skip) {
     // another instruction covers these sizes
   } else if (instr.op) {
@@ -222,6 +243,24 @@ void ExecutionPlan::run_step(size_t i) {
     run_kernel(step);
   }
   for (const int64_t id : instr.last_use) release_root(id);
+  if (!apart_.empty()) release_apart(i);
+}
+
+void ExecutionPlan::make_apart(size_t i) {
+  const auto type = place_.device.type();
+  for (const size_t k : apart_from_[i]) {
+    const auto& one = apart_[k];
+    const c10::Storage memory(
+        c10::Storage::use_byte_size_t(), one.bytes, allocate_memory(type, one.bytes), /*allocator=*/nullptr, /*resizable=*/false);
+    auto* data = static_cast<char*>(const_cast<void*>(memory.data()));
+    for (const int64_t id : one.slots) bind_root(id, tensor_over(memory, slots_[id].dtype, slots_[id].sizes, slots_[id].strides, 0), data);
+  }
+}
+
+void ExecutionPlan::release_apart(size_t i) {
+  for (const size_t k : apart_until_[i]) {
+    for (const int64_t id : apart_[k].slots) release_root(id);
+  }
 }
 
 void ExecutionPlan::run_kernel(const Step& step) {

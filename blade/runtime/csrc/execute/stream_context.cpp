@@ -9,6 +9,24 @@ namespace {
 // Graphs of one shape: as many calls may hold what they were lent at once.
 constexpr size_t kMaxCapturedGraphs = 4;
 
+// Work that takes so many times as long as launching it hides that, and what happens between engines.
+constexpr double kHidesLaunching = 2;
+
+// Bytes that a graph keeps and that a call would let go of: from here on a graph has to be worth them.
+constexpr size_t kMuch = size_t{256} << 20;
+
+// Bytes of a value that has memory of its own where there is no graph: torch's allocator gives them to others meanwhile.
+constexpr size_t kApart = size_t{4} << 20;
+
+// Calls of a shape in which the host may still have to ask the device for memory.
+constexpr int kMostTimedCalls = 4;
+
+// Would a graph of it keep much besides what callers hold anyway?
+bool keeps_much(const ExecutionPlan& plan, const GraphLimits& limits) {
+  if (limits.always) return false;
+  return plan.arena_bytes() + CapturePolicy(plan, /*may_move=*/true, limits).bytes_of_results() >= kMuch;
+}
+
 StreamContext::Key key_of(const std::vector<at::Tensor>& inputs) {
   StreamContext::Key key;
   for (const auto& input : inputs) key.append(input.sizes().begin(), input.sizes().end());
@@ -54,9 +72,25 @@ void StreamContext::drop_front() {
 }
 
 std::vector<at::Tensor> StreamContext::run(const std::vector<at::Tensor>& inputs, std::vector<double>* seconds) {
-  ExecutionPlan& plan = plans_.front().second->plan;
+  ExecutionPlan& plan = *plans_.front().second->plan;
   arenas_.first().reserve(plan.arena_bytes());
   return plan.run(inputs, seconds);
+}
+
+// Launch by launch, without memory that stays. The first call is not timed, as it loads code.
+std::vector<at::Tensor> StreamContext::run_large(Shape& shape, const std::vector<at::Tensor>& inputs, GraphCounts& counts) {
+  using Pace = Shape::Pace;
+  arenas_.first().reserve(shape.plan->arena_bytes());
+  if (shape.pace == Pace::kWork || ++shape.calls == 1) return shape.plan->run(inputs);
+  const auto [outputs, work, launching, steady] = shape.plan->run_timed(inputs);
+  if (work >= kHidesLaunching * launching) {
+    shape.pace = Pace::kWork;
+    counts.declined.fetch_add(1, std::memory_order_relaxed);
+  } else if (steady || shape.calls == kMostTimedCalls) {
+    shape.pace = Pace::kLaunching;
+    shape.plan = shape.plan->planned_again(inputs, ExecutionPlan::kNoneApart);
+  }
+  return outputs;
 }
 
 // The least recently used ones go.
@@ -87,7 +121,7 @@ BufferSet& StreamContext::buffer_set(size_t number) {
 // One whose graph can be launched, else one that has none yet; one more where what is lent keeps all from being launched.
 CapturedGraph& StreamContext::captured_graph_for(Shape& shape, const std::vector<at::Tensor>& inputs) {
   auto& all = shape.captured_graphs;
-  if (all.empty()) all.emplace_front(shape.plan, 0);
+  if (all.empty()) all.emplace_front(*shape.plan, 0);
   const auto first = [&](const auto& test) {
     const auto found = std::find_if(all.begin(), all.end(), test);
     if (found != all.end()) all.splice(all.begin(), all, found);
@@ -104,7 +138,7 @@ CapturedGraph& StreamContext::captured_graph_for(Shape& shape, const std::vector
     number = all.back().buffer_set();
     all.pop_back();
   }
-  return all.emplace_front(shape.plan, number);
+  return all.emplace_front(*shape.plan, number);
 }
 
 std::vector<at::Tensor> StreamContext::run_graphed(
@@ -113,7 +147,15 @@ std::vector<at::Tensor> StreamContext::run_graphed(
   if (limits.reuse_outputs && fixed_) outside = outside_fixed(given);
   const auto& inputs = outside.empty() ? given : outside;
   auto& shape = *plans_.front().second;
-  arenas_.first().reserve(shape.plan.arena_bytes());
+  if (shape.pace == Shape::Pace::kUnknown && shape.calls == 0) {
+    if (keeps_much(*shape.plan, limits)) {
+      shape.plan = shape.plan->planned_again(inputs, kApart);
+    } else {
+      shape.pace = Shape::Pace::kLaunching;
+    }
+  }
+  if (shape.pace != Shape::Pace::kLaunching) return run_large(shape, inputs, counts);
+  arenas_.first().reserve(shape.plan->arena_bytes());
   if (!fixed_) fixed_ = std::make_unique<Arena>(place_.device.type());
   auto& captured_graph = captured_graph_for(shape, inputs);
   const GraphMemory memory{*fixed_, buffer_set(captured_graph.buffer_set())};
@@ -124,10 +166,10 @@ std::vector<at::Tensor> StreamContext::run_graphed(
   }
   // Lent all the same, from where a graph is going to: what reads it finds it there at the next call, and the memory
   // is not taken twice.
-  const size_t lent = memory.borrowed.is_out() ? 0 : shape.plan.lay_out_lent(limits.borrowed);
-  if (lent == 0) return shape.plan.run(inputs);
+  const size_t lent = memory.borrowed.is_out() ? 0 : shape.plan->lay_out_lent(limits.borrowed);
+  if (lent == 0) return shape.plan->run(inputs);
   memory.borrowed.reserve(lent);
-  return shape.plan.run_lending(inputs, memory.borrowed.lend());
+  return shape.plan->run_lending(inputs, memory.borrowed.lend());
 }
 
 }  // namespace blade

@@ -24,9 +24,14 @@ class StreamContext {
   // An execution plan and what graphs make of it: one, or several where what one lent is out, or others lend what it reads.
   struct Shape {
     Shape(const Loaded& loaded, const std::vector<at::Tensor>& inputs, Arenas& arenas, const Place& place)
-        : plan(loaded, inputs, arenas, place) {}
-    ExecutionPlan plan;
+        : plan(std::make_unique<ExecutionPlan>(loaded, inputs, arenas, place)) {}
+    std::unique_ptr<ExecutionPlan> plan;
     std::list<CapturedGraph> captured_graphs;  // most recently used first
+
+    // Whether launching takes long beside the work. Looked at where a graph would keep much memory.
+    enum class Pace { kUnknown, kLaunching, kWork };
+    Pace pace = Pace::kUnknown;
+    int calls = 0;  // while it was unknown
   };
 
   bool is_at(const Place& place) const { return place_.device == place.device && place_.stream == place.stream; }
@@ -52,6 +57,7 @@ class StreamContext {
   Bytes bytes() const;
 
  private:
+  std::vector<at::Tensor> run_large(Shape& shape, const std::vector<at::Tensor>& inputs, GraphCounts& counts);
   void make_room_for_a_graph(size_t max_graphs);
   CapturedGraph& captured_graph_for(Shape& shape, const std::vector<at::Tensor>& inputs);
   BufferSet& buffer_set(size_t number);

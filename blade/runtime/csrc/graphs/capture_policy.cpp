@@ -115,6 +115,14 @@ bool CapturePolicy::is_direct(int64_t root) const {
   }
 }
 
+size_t CapturePolicy::bytes_of_results() const {
+  size_t total = 0;
+  for (size_t id = 0; id < results_.size(); ++id) {
+    if (program_.slots[id].kind == SlotKind::kOutput && !stays_[id] && !results_[id].direct) total += results_[id].bytes;
+  }
+  return total;
+}
+
 bool CapturePolicy::pays(const std::vector<bool>& moved) const {
   if (launches_ + calls_ < kFewestSteps || launches_ + calls_ >= kMostSteps) return false;
   size_t in = 0, out = 0;

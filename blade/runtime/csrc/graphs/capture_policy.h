@@ -34,6 +34,9 @@ class CapturePolicy {
   // Does step `i` work on direct memory?
   bool moves(size_t i) const { return moves_[i]; }
 
+  // Of outputs that are copied from where the graph leaves them.
+  size_t bytes_of_results() const;
+
   // Is a graph faster than launch after launch? `moved`: per input, whether it is elsewhere at every call.
   bool pays(const std::vector<bool>& moved) const;
 

@@ -12,6 +12,9 @@
 namespace blade {
 namespace {
 
+// Bytes of inputs that a graph would keep copies of: with so many it waits for what lends them to have a graph, too.
+constexpr size_t kMostCopied = size_t{64} << 20;
+
 constexpr int64_t kMostUses = 64;  // that a shape evicted again and again needs before it is captured once more
 
 std::vector<const void*> addresses_of(const std::vector<at::Tensor>& tensors) {
@@ -75,10 +78,20 @@ bool CapturedGraph::wants_capture(const std::vector<at::Tensor>& inputs, const G
     if (addresses[i] != addresses_[i] && !is_borrowed(inputs[i])) moved_[i] = true;
     copied_[i] = moved_[i] && !policy_->is_direct_input(i);
   }
+  if (!limits.always && copied_bytes(inputs) >= kMostCopied) {
+    put_off();
+    return false;
+  }
   if (limits.always || policy_->pays(moved_)) return true;
   counts.declined.fetch_add(1, std::memory_order_relaxed);
   never_ = true;
   return false;
+}
+
+size_t CapturedGraph::copied_bytes(const std::vector<at::Tensor>& inputs) const {
+  size_t total = 0;
+  for (size_t i = 0; i < inputs.size(); ++i) total += copied_[i] ? inputs[i].nbytes() : 0;
+  return total;
 }
 
 void CapturedGraph::drop() {
@@ -90,8 +103,14 @@ void CapturedGraph::drop() {
 
 void CapturedGraph::evict() {
   drop();
+  put_off();
+}
+
+// Where inputs are is looked at anew: what lends them may have a graph by then.
+void CapturedGraph::put_off() {
   uses_ = 0;
   needed_ = std::min(2 * needed_, kMostUses);
+  moved_.clear();
 }
 
 // Makes room for copied inputs and outputs, and says where they are from the start of their memory.

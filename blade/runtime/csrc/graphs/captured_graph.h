@@ -86,6 +86,8 @@ class CapturedGraph {
     int64_t index = -1;
   };
 
+  size_t copied_bytes(const std::vector<at::Tensor>& inputs) const;
+  void put_off();
   void drop();
   Work kind_of_work() const;
   bool can_move_launches(GraphCounts& counts);
