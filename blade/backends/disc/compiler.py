@@ -29,6 +29,7 @@ from blade.backends.disc.fusion.fuse import (
     FusionUnit,
     fuse,
 )
+from blade.backends.disc.fusion.shorten_lives import shorten_lives
 from blade.backends.disc.ir.concat_placement import buffer_of, operand_offsets
 from blade.backends.disc.ir.graph import Graph, Value
 from blade.backends.disc.ir.kernel import Compute, Reduce
@@ -213,7 +214,7 @@ def _scheduled(
         inner, inside = _scheduled(nested, generator, cache, ops, dump, is_body=True)
         graph = replace(graph, constants=inner.graph.constants)
         bodies[loop.id] = LoopCall(loop, inner, inside)
-    fused = updates_last(fuse(graph))
+    fused = updates_last(shorten_lives(fuse(graph)))
     dump("fuse", fused)
     generator.prepare(fused, cache)
     absorbed = generator.packed_only(graph)
