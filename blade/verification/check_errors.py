@@ -59,8 +59,8 @@ class _Suspect:
     def may_be_ill_conditioned(self) -> bool:
         """Whether a rounding of what the original computes with may cause as large a change."""
         one = self.answer
-        amplifies = one.half is not None and (one.errors.is_amplified or one.is_mask)
-        return amplifies or may_be_ill_conditioned(one.case)
+        amplifies = one.half is not None and one.errors.is_amplified
+        return amplifies or one.is_mask or may_be_ill_conditioned(one.case)
 
     def refusal(self) -> Refused:
         return Refused(

@@ -104,3 +104,19 @@ def test_a_saved_mask_may_flip_where_rounding_flips_it() -> None:
     assert isinstance(inverted, Reason) and inverted.code is Code.WRONG_VALUES
     returned = verdict(signs, unrounded_signs)  # what a model returns is the user's
     assert isinstance(returned, Reason) and returned.code is Code.WRONG_VALUES
+
+
+def narrow_signs(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The same in float32: what cancels out leaves little more than rounding."""
+    halves = x[:, :32] @ x[:32] + x[:, 32:] @ x[32:]
+    return (x @ x - halves + 1e-5 * x <= 0,)
+
+
+def test_a_saved_mask_of_float32_may_flip_too() -> None:
+    share = (narrow_signs(SAMPLE)[0] != (SAMPLE <= 0)).float().mean()
+    assert 0 < share < 0.3
+    assert isinstance(verdict(narrow_signs, lambda x: (x <= 0,), saved=(0,)), Verdict)
+    inverted = verdict(narrow_signs, lambda x: (x > 0,), saved=(0,))
+    assert isinstance(inverted, Reason) and inverted.code is Code.WRONG_VALUES
+    steady = verdict(lambda x: (x <= 0,), lambda x: (x <= 1e-3,), saved=(0,))
+    assert isinstance(steady, Reason) and steady.code is Code.WRONG_VALUES
