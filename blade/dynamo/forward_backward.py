@@ -24,6 +24,7 @@ from torch.fx import Graph, GraphModule, Node
 from blade.dynamo.cse import eliminate_common_subexpressions
 from blade.dynamo.index_tables import move_index_tables
 from blade.dynamo.recompute import fused_ops_known
+from blade.dynamo.saved_layouts import save_channels_last
 from blade.graph.shapes.shape_functions import with_wide_statistics
 
 aten = torch.ops.aten
@@ -50,6 +51,9 @@ def partition(
         eliminate_common_subexpressions(joint.graph)
     with functorch_config.patch(cse=False), fused_ops_known():
         forward, backward = min_cut_rematerialization_partition(joint, inputs, **kwargs)
+    save_channels_last(forward.graph, backward.graph, kwargs["num_fwd_outputs"])
+    for cut in (forward, backward):
+        cut.recompile()
     _mark_saved(forward.graph, kwargs["num_fwd_outputs"])
     return forward, backward
 

@@ -116,8 +116,13 @@ def _copy_before_layouts(
         args[2:] = [_stored(b, a) for a in args[2:]]
         return b.make(v.op, args, v.shape, v.dtype)
     if v.op in ("conv", "spatial"):
+        kernel = 1 if v.op == "conv" and transposed else None  # read in either order
         args = [
-            a if k in constants else _addressed(b, a) if _is_laid_out(a) else _stored(b, a)
+            a
+            if k in constants
+            else _addressed(b, a)
+            if _is_laid_out(a) or k == kernel
+            else _stored(b, a)
             for k, a in enumerate(args)
         ]
         return b.make(v.op, args, v.shape, v.dtype, **v.attrs)

@@ -11,7 +11,8 @@ Dtypes = tuple[torch.dtype, ...]
 @dataclass(frozen=True)
 class TargetCapabilities:
     """Dtypes of ``attention``, of ``conv``, of a convolution's gradients (a ``conv`` and a product), and of transposed
-    convolutions (a ``conv`` per phase).
+    convolutions (a ``conv`` per phase). ``image_gradients``: dtypes in which a convolution's gradient of its input is a
+    ``conv`` and that of its weight a `call`, both on channels-last data.
 
     With other dtypes the op stays an ATen `call`; ``group_moments`` is written out in pointwise ops.
     """
@@ -23,6 +24,7 @@ class TargetCapabilities:
     widest_head: int | None = None  # head size of an attention; None: no limit
     moments: Dtypes = ()  # dtypes of ``group_moments``
     bilinear: Dtypes = ()  # dtypes of images that are resampled in kernels
+    image_gradients: Dtypes = ()
     bags: Dtypes = ()  # dtypes of tables whose bags are reduced in kernels
 
 

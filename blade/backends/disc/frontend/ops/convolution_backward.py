@@ -18,7 +18,7 @@ from blade.backends.disc.frontend.ops.assemble import constant_pad
 from blade.backends.disc.frontend.ops.pooling import factor
 from blade.backends.disc.frontend.ops.table import Lowering, lowers
 from blade.backends.disc.ir.convolution import to_channels_first, to_channels_last
-from blade.backends.disc.ir.graph import Value, numel, plain
+from blade.backends.disc.ir.graph import Value, contiguous_strides, numel, plain
 
 aten = torch.ops.aten
 
@@ -39,7 +39,11 @@ def convolution_backward(
     wanted: Sequence[bool],
 ) -> list[Value | None]:
     how = _SpatialParameters(tuple(stride), tuple(padding), tuple(dilation), groups)
-    generated = not transposed and _is_known(lo, how, grad, x, weight)
+    generated, images = (
+        not transposed and _is_known(lo, how, grad, x, weight, dtypes)
+        for dtypes in (lo.forms.gradients, lo.forms.image_gradients)
+    )
+    images = images and groups == 1 and len(x.shape) > 3
     found: list[Value | None] = [None, None, None]
     left = [*wanted[:2], False]
     if wanted[2]:
@@ -48,7 +52,7 @@ def convolution_backward(
         axes = (0, *range(2, len(grad.shape)))
         total = lo.b.reduce("sum", grad, axes)
         found[2] = lo.b.reshape(total, (grad.shape[1],))
-    if left[0] and generated:
+    if left[0] and (generated or images):
         found[0], left[0] = _to_input(lo, grad, x, weight, how), False
     if left[1] and generated and how.is_dense and len(x.shape) == 4:
         found[1], left[1] = _to_weight(lo, grad, x, weight, how), False
@@ -57,6 +61,8 @@ def convolution_backward(
         called = lo.call(aten.convolution_backward.default, (grad, x, weight, bias_sizes, *rest))
         for k in range(2):
             found[k] = called[k] if left[k] else found[k]
+    if found[1] is not None and left == [False, True, False] and images:
+        found[1] = _as_kernel_lies(lo, found[1])
     return found
 
 
@@ -75,7 +81,14 @@ class _SpatialParameters:
         return self.groups == 1 and {*self.stride, *self.dilation} == {1}
 
 
-def _is_known(lo: Lowering, how: _SpatialParameters, grad: Value, x: Value, weight: Value) -> bool:
+def _is_known(
+    lo: Lowering,
+    how: _SpatialParameters,
+    grad: Value,
+    x: Value,
+    weight: Value,
+    dtypes: Sequence[torch.dtype],
+) -> bool:
     """Whether the parameters are known for every spatial axis, and code exists for this dtype."""
     spatial = len(weight.shape) - 2
     lists = (how.stride, how.padding, how.dilation)
@@ -84,7 +97,15 @@ def _is_known(lo: Lowering, how: _SpatialParameters, grad: Value, x: Value, weig
     sizes = (*weight.shape, x.shape[1], grad.shape[1])
     if len(x.shape) != spatial + 2 or not all(isinstance(d, int) and d > 0 for d in sizes):
         return False
-    return {x.dtype} == {grad.dtype, weight.dtype} and x.dtype in lo.forms.gradients
+    return {x.dtype} == {grad.dtype, weight.dtype} and x.dtype in dtypes
+
+
+def _as_kernel_lies(lo: Lowering, made: Value) -> Value:
+    """The gradient of a weight with channels last, which torch computes where the images have channels last."""
+    order = to_channels_last(len(made.shape))
+    dense = contiguous_strides([made.shape[k] for k in order])
+    strides = tuple(dense[order.index(k)] for k in range(len(order)))
+    return lo.b.make("item", made.args, made.shape, made.dtype, strides, **made.attrs)
 
 
 def _to_input(lo: Lowering, grad: Value, x: Value, weight: Value, how: _SpatialParameters) -> Value:

@@ -38,10 +38,16 @@ from blade.backends.disc.passes.push_through_concat import push_through_concat
 from blade.backends.disc.passes.reduce_last_axis import reduce_last_axis
 from blade.backends.disc.passes.split_reductions import split_reductions
 from blade.backends.disc.target.capabilities import TargetCapabilities
+from blade.core.dtypes import HALVES
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 FORMS = TargetCapabilities(
-    FLOATS, FLOATS, widest_head=LARGEST_HEAD, moments=FLOATS, bilinear=FLOATS
+    FLOATS,
+    FLOATS,
+    widest_head=LARGEST_HEAD,
+    moments=FLOATS,
+    bilinear=FLOATS,
+    image_gradients=HALVES,
 )
 
 

@@ -73,20 +73,30 @@ def _tiles(v: Value) -> bool:
 
 
 def weights_channels_last(graph: Graph) -> Graph:
-    """``graph`` with constant convolution weights copied once into channels-last memory."""
+    """``graph`` with channels-last weights: constant ones copied once, those converted in each call converted so."""
+    kernels = {v.args[1].id for v in graph.values if v.op == "conv"}
 
     def step(b: IrBuilder, v: Value, args: list[Value]) -> Value | None:
+        if v.op == "permute" and v.args[0].id in kernels and v.args[0].op == "cast":
+            last = to_channels_last(len(v.shape))
+            return _converted(b, args[0]) if v.attrs["perm"] == last else None
         if v.op != "conv":
             return None
         weight, rank = args[1], len(args[1].shape)
         if weight.shape[1] == 1 or all(d == 1 for d in weight.shape[2:]):
             return None  # both orders are equal
-        source = weight.args[0] if weight.op == "cast" else weight
-        last = b.permute(source, to_channels_last(rank))
-        made = packed(b, [last], b.make("cast", [last], last.shape, weight.dtype))
+        made = _converted(b, weight)
         if made is None:
             return None
         kernel = b.permute(made, to_channels_first(rank))
         return b.make("conv", [args[0], kernel, *args[2:]], v.shape, v.dtype, **v.attrs)
 
     return rewrite_values(graph, step)
+
+
+def _converted(b: IrBuilder, weight: Value) -> Value | None:
+    """``weight`` with channels last, made once or by the conversion of its dtype; ``None`` where neither is."""
+    source = weight.args[0] if weight.op == "cast" else weight
+    last = b.permute(source, to_channels_last(len(weight.shape)))
+    made = b.make("cast", [last], last.shape, weight.dtype)
+    return packed(b, [last], made) or (made if source is not weight else None)

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Images that forward saves for backward cross with their channels last, as convolutions compute them.
+
+    forward:  return ..., relu                  ->   return ..., clone(permute(relu, [0, 2, 3, 1]))
+    backward: convolution_backward(.., relu)    ->   convolution_backward(.., clone(permute(saved, [0, 3, 1, 2])))
+
+Engines hold images with channels last and torch's graph says otherwise: forward would reorder every one of them, and
+backward would read them in the other order. In engines the copies above are none.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch.fx import Graph, Node
+
+from blade.core.dtypes import HALVES
+
+aten = torch.ops.aten
+
+_CONVOLUTION = aten.convolution.default
+_SAME_IMAGE = (  # beside what torch tags as pointwise
+    aten._native_batch_norm_legit_functional.default,
+    aten._to_copy.default,
+    aten.alias.default,
+    aten.avg_pool2d.default,
+    aten.cat.default,
+    aten.clone.default,
+    aten.constant_pad_nd.default,
+    aten.detach.default,
+    aten.hardsigmoid.default,
+    aten.hardswish.default,
+    aten.max_pool2d_with_indices.default,
+    aten.mish.default,
+    aten.native_dropout.default,
+    aten.native_batch_norm.default,
+    aten.native_group_norm.default,
+    aten.upsample_bilinear2d.vec,
+    aten.upsample_nearest2d.vec,
+)
+_RANKS = (4, 5)
+_GROUPS = 9  # argument of convolution_backward
+
+
+def save_channels_last(forward: Graph, backward: Graph, num_outputs: int) -> None:
+    """Reorder, in both graphs, the images that ``forward`` returns behind its ``num_outputs`` results."""
+    images = _images(forward)
+    images |= {n for image in images for n in _kernel(image)}
+    into = {n.name: n for n in backward.nodes if n.op == "placeholder"}
+    output = forward.output_node()
+    (returned,) = output.args
+    assert isinstance(returned, (list, tuple))
+    results, saved = returned[:num_outputs], returned[num_outputs:]
+    made: dict[Node, Node] = {}
+    for node in saved:
+        if not isinstance(node, Node) or node not in images or node in results:
+            continue
+        if node in made or node.name not in into or not into[node.name].users:
+            continue
+        if _is_row_major(node) and not _is_read_in_groups(into[node.name]):
+            made[node] = _save_reordered(forward, node)
+    _read_reordered(backward, {into[node.name]: new for node, new in made.items()})
+    crossing = [made.get(node, node) if isinstance(node, Node) else node for node in saved]
+    output.args = ((*results, *crossing),)
+
+
+def _images(graph: Graph) -> set[Node]:
+    """Results of convolutions, and what has their shape or is pooled, resized or joined of them."""
+    found: set[Node] = set()
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        if node.target is _CONVOLUTION:
+            found.update([node] if _has_channels_last(value) else [])
+        elif node.target in _SAME_IMAGE:
+            found.update([node] if found & set(node.all_input_nodes) else [])
+        elif isinstance(value, torch.Tensor) and any(
+            _is_like(node, one) for one in node.all_input_nodes if one in found
+        ):
+            found.add(node)
+    return found
+
+
+def _kernel(node: Node) -> list[Node]:
+    """The weight of a convolution, if it was converted to another dtype for it."""
+    weight = node.args[1] if node.target is _CONVOLUTION else None
+    converted = isinstance(weight, Node) and weight.target is aten._to_copy.default
+    return [weight] if converted else []  # type: ignore[list-item]
+
+
+def _has_channels_last(image: torch.Tensor) -> bool:
+    """Whether engines compute the gradients of such a convolution with channels last."""
+    return image.dtype in ((torch.float32,) if image.device.type == "cpu" else HALVES)
+
+
+def _is_read_in_groups(saved: Node) -> bool:
+    """Whether the gradient of a convolution in groups reads ``saved``: it takes images as they lie."""
+    return any(
+        user.target is aten.convolution_backward.default and user.args[_GROUPS] != 1
+        for user in saved.users
+    )
+
+
+def _is_like(node: Node, image: Node) -> bool:
+    """Whether ``node`` is computed element by element from ``image``, or is one of its results."""
+    if isinstance(image.meta["val"], (list, tuple)):
+        return True
+    pointwise = (
+        isinstance(node.target, torch._ops.OpOverload) and torch.Tag.pointwise in node.target.tags
+    )
+    return pointwise and node.meta["val"].shape == image.meta["val"].shape
+
+
+def _is_row_major(node: Node) -> bool:
+    """Whether ``node`` is an image whose elements lie channel by channel."""
+    value = node.meta["val"]
+    if (
+        not isinstance(value, torch.Tensor)
+        or value.dim() not in _RANKS
+        or not value.is_contiguous()
+    ):
+        return False
+    return all(isinstance(n, torch.SymInt) or n > 1 for n in value.shape[1:])
+
+
+def _save_reordered(graph: Graph, node: Node) -> Node:
+    rank = node.meta["val"].dim()
+    with graph.inserting_before(
+        node.next
+    ):  # without engines, the original order is free as soon as can be
+        return _reordered(graph, node, [0, *range(2, rank), 1])
+
+
+def _read_reordered(graph: Graph, saved: Mapping[Node, Node]) -> None:
+    """Put before their first readers what the placeholders were before they were reordered."""
+    place = {node: k for k, node in enumerate(graph.nodes)}
+    for node, new in saved.items():
+        rank = new.meta["val"].dim()
+        users = sorted(node.users, key=place.__getitem__)
+        node.meta["val"] = new.meta["val"]
+        with graph.inserting_before(users[0]):
+            made = _reordered(graph, node, [0, rank - 1, *range(1, rank - 1)])
+        for user in users:
+            user.replace_input_with(node, made)
+
+
+def _reordered(graph: Graph, node: Node, order: Sequence[int]) -> Node:
+    """A row-major tensor with the axes of ``node`` in another order."""
+    view = graph.call_function(aten.permute.default, (node, list(order)))
+    view.meta["val"] = node.meta["val"].permute(order)
+    made = graph.call_function(
+        aten.clone.default, (view,), {"memory_format": torch.contiguous_format}
+    )
+    made.meta["val"] = view.meta["val"].clone(memory_format=torch.contiguous_format)
+    return made
