@@ -14,6 +14,7 @@ import torch
 from torch.fx import Graph, Node
 
 from blade.core.dtypes import HALVES
+from blade.graph.shapes.fake_tensors import layout_at_hints
 
 aten = torch.ops.aten
 
@@ -112,13 +113,10 @@ def _is_like(node: Node, image: Node) -> bool:
 def _is_row_major(node: Node) -> bool:
     """Whether ``node`` is an image whose elements lie channel by channel."""
     value = node.meta["val"]
-    if (
-        not isinstance(value, torch.Tensor)
-        or value.dim() not in _RANKS
-        or not value.is_contiguous()
-    ):
+    if not isinstance(value, torch.Tensor) or value.dim() not in _RANKS:
         return False
-    return all(isinstance(n, torch.SymInt) or n > 1 for n in value.shape[1:])
+    long = all(isinstance(n, torch.SymInt) or n > 1 for n in value.shape[1:])
+    return long and layout_at_hints(value).is_contiguous()
 
 
 def _save_reordered(graph: Graph, node: Node) -> Node:
