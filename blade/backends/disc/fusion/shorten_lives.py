@@ -21,8 +21,8 @@ LARGE = 1 << 16
 """Bytes of a value that is worth an earlier place for its reader."""
 
 _LASTING = ("input", "const", "packed", "carried")
-_UNKNOWN_SIZE = 64
-_SHRINKS = 2
+_UNKNOWN_SIZE = 64  # counts for a size that varies
+_SHRINKS = 2  # what is read, over what stays: a reader that frees less keeps its place
 
 
 def shorten_lives(fused: Fused) -> Fused:

@@ -205,7 +205,8 @@ void ExecutionPlan::take_apart(std::vector<Buffer>& buffers, const std::vector<s
   std::vector<int64_t> number(buffers.size(), -1);
   for (size_t k = 0; k < buffers.size(); ++k) {
     Buffer& buffer = buffers[k];
-    if (buffer.first < 0 || buffer.bytes < apart_bytes_) continue;
+    const bool is_used = buffer.first >= 0 && buffer.first < static_cast<int64_t>(program_.instrs.size());
+    if (!is_used || buffer.bytes < apart_bytes_) continue;
     number[k] = static_cast<int64_t>(apart_.size());
     apart_.push_back({buffer.first, buffer.last, buffer.bytes, {}});
     buffer.first = -1;

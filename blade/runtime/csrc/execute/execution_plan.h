@@ -109,8 +109,8 @@ class GuardFailed : public std::exception {
 
 class ExecutionPlan {
  public:
-  // Evaluates registers and guards; prepares the rest only if the guards hold. Values of `apart` bytes and more are not in
-  // an arena: they have memory of torch's allocator from their first use to their last.
+  // Evaluates registers and guards; prepares the rest only if the guards hold. Values of `apart` bytes and more are in no
+  // arena: they have memory of torch's allocator from their first use to their last.
   ExecutionPlan(
       const Loaded& loaded, const std::vector<at::Tensor>& inputs, Arenas& arenas, const Place& place,
       size_t apart = kNoneApart);
@@ -135,10 +135,10 @@ class ExecutionPlan {
   struct Timed {
     std::vector<at::Tensor> outputs;
     double work = 0, launching = 0;  // seconds, of the device and of the host
+    int64_t steps = 0;               // launches and calls
     bool steady = true;              // the host had all the memory that it needed
   };
   Timed run_timed(const std::vector<at::Tensor>& inputs);
-
 
   // Places the outputs among the slots that are `borrowed` one after the other; the bytes of all.
   size_t lay_out_lent(const std::vector<bool>& borrowed);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One call of an execution plan. In steady state this allocates outputs and results of calls, nothing else.
+// One call of an execution plan. In steady state this allocates outputs, results of calls and what is apart, nothing else.
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/impl/alloc_cpu.h>
 
@@ -88,6 +88,7 @@ ExecutionPlan::Timed ExecutionPlan::run_timed(const std::vector<at::Tensor>& inp
   timed.launching = std::chrono::duration<double>(Clock::now() - start).count();
   end->record(stream_);
   timed.work = end->seconds_since(*begin);
+  timed.steps = std::count_if(steps_.begin(), steps_.end(), [](const Step& one) { return !one.skip; });
   timed.steady = device_allocations(place_.device) == allocations;
   return timed;
 }

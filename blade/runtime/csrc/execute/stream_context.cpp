@@ -12,6 +12,9 @@ constexpr size_t kMaxCapturedGraphs = 4;
 // Work that takes so many times as long as launching it hides that, and what happens between engines.
 constexpr double kHidesLaunching = 2;
 
+// Seconds of a launch or call on average that hide the pause before the next one, which a graph makes shorter.
+constexpr double kHidesPauses = 20e-6;
+
 // Bytes that a graph keeps and that a call would let go of: from here on a graph has to be worth them.
 constexpr size_t kMuch = size_t{256} << 20;
 
@@ -82,15 +85,15 @@ std::vector<at::Tensor> StreamContext::run_large(Shape& shape, const std::vector
   using Pace = Shape::Pace;
   arenas_.first().reserve(shape.plan->arena_bytes());
   if (shape.pace == Pace::kWork || ++shape.calls == 1) return shape.plan->run(inputs);
-  const auto [outputs, work, launching, steady] = shape.plan->run_timed(inputs);
-  if (work >= kHidesLaunching * launching) {
+  auto timed = shape.plan->run_timed(inputs);
+  if (timed.work >= std::max(kHidesLaunching * timed.launching, kHidesPauses * static_cast<double>(timed.steps))) {
     shape.pace = Pace::kWork;
     counts.declined.fetch_add(1, std::memory_order_relaxed);
-  } else if (steady || shape.calls == kMostTimedCalls) {
+  } else if (timed.steady || shape.calls == kMostTimedCalls) {
     shape.pace = Pace::kLaunching;
     shape.plan = shape.plan->planned_again(inputs, ExecutionPlan::kNoneApart);
   }
-  return outputs;
+  return std::move(timed.outputs);
 }
 
 // The least recently used ones go.
