@@ -9,6 +9,8 @@ read would live until then. Here they follow what they read:
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import cache
+from math import prod
 
 import sympy
 
@@ -119,9 +121,9 @@ def _bytes(value: Value) -> int:
 
 
 def _numel(shape: Shape) -> int:
-    total = 1
-    for size in shape:
-        expression = sympy.sympify(size)
-        known = expression.subs(dict.fromkeys(expression.free_symbols, _UNKNOWN_SIZE))
-        total *= int(known)
-    return total
+    return prod(n if isinstance(n, int) else _at_unknown_sizes(n) for n in shape)
+
+
+@cache
+def _at_unknown_sizes(size: sympy.Basic) -> int:
+    return int(size.subs(dict.fromkeys(size.free_symbols, _UNKNOWN_SIZE)))
