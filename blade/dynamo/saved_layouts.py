@@ -121,9 +121,8 @@ def _is_row_major(node: Node) -> bool:
 
 def _save_reordered(graph: Graph, node: Node) -> Node:
     rank = node.meta["val"].dim()
-    with graph.inserting_before(
-        node.next
-    ):  # without engines, the original order is free as soon as can be
+    # at once: without engines, what lies in the original order is free early
+    with graph.inserting_before(node.next):
         return _reordered(graph, node, [0, *range(2, rank), 1])
 
 
