@@ -51,9 +51,7 @@ def partition(
         eliminate_common_subexpressions(joint.graph)
     with functorch_config.patch(cse=False), fused_ops_known():
         forward, backward = min_cut_rematerialization_partition(joint, inputs, **kwargs)
-    save_channels_last(forward.graph, backward.graph, kwargs["num_fwd_outputs"])
-    for cut in (forward, backward):
-        cut.recompile()
+    save_channels_last(forward, backward, kwargs["num_fwd_outputs"])
     _mark_saved(forward.graph, kwargs["num_fwd_outputs"])
     return forward, backward
 

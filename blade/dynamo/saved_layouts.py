@@ -11,8 +11,9 @@ backward would read them in the other order. In engines the copies above are non
 from collections.abc import Mapping, Sequence
 
 import torch
-from torch.fx import Graph, Node
+from torch.fx import Graph, GraphModule, Node
 
+from blade.backends.disc.ir.convolution import to_channels_first, to_channels_last
 from blade.core.dtypes import HALVES
 from blade.graph.shapes.fake_tensors import layout_at_hints
 
@@ -25,13 +26,10 @@ _SAME_IMAGE = (  # beside what torch tags as pointwise
     aten.alias.default,
     aten.avg_pool2d.default,
     aten.cat.default,
-    aten.clone.default,
     aten.constant_pad_nd.default,
     aten.detach.default,
-    aten.hardsigmoid.default,
     aten.hardswish.default,
     aten.max_pool2d_with_indices.default,
-    aten.mish.default,
     aten.native_dropout.default,
     aten.native_batch_norm.default,
     aten.native_group_norm.default,
@@ -42,12 +40,12 @@ _RANKS = (4, 5)
 _GROUPS = 9  # argument of convolution_backward
 
 
-def save_channels_last(forward: Graph, backward: Graph, num_outputs: int) -> None:
+def save_channels_last(forward: GraphModule, backward: GraphModule, num_outputs: int) -> None:
     """Reorder, in both graphs, the images that ``forward`` returns behind its ``num_outputs`` results."""
-    images = _images(forward)
+    images = _images(forward.graph)
     images |= {n for image in images for n in _kernel(image)}
-    into = {n.name: n for n in backward.nodes if n.op == "placeholder"}
-    output = forward.output_node()
+    into = {n.name: n for n in backward.graph.nodes if n.op == "placeholder"}
+    output = forward.graph.output_node()
     (returned,) = output.args
     assert isinstance(returned, (list, tuple))
     results, saved = returned[:num_outputs], returned[num_outputs:]
@@ -58,10 +56,14 @@ def save_channels_last(forward: Graph, backward: Graph, num_outputs: int) -> Non
         if node in made or node.name not in into or not into[node.name].users:
             continue
         if _is_row_major(node) and not _is_read_in_groups(into[node.name]):
-            made[node] = _save_reordered(forward, node)
-    _read_reordered(backward, {into[node.name]: new for node, new in made.items()})
+            made[node] = _save_reordered(forward.graph, node)
+    if not made:
+        return
+    _read_reordered(backward.graph, {into[node.name]: new for node, new in made.items()})
     crossing = [made.get(node, node) if isinstance(node, Node) else node for node in saved]
     output.args = ((*results, *crossing),)
+    for module in (forward, backward):
+        module.recompile()
 
 
 def _images(graph: Graph) -> set[Node]:
@@ -123,7 +125,7 @@ def _save_reordered(graph: Graph, node: Node) -> Node:
     rank = node.meta["val"].dim()
     # at once: without engines, what lies in the original order is free early
     with graph.inserting_before(node.next):
-        return _reordered(graph, node, [0, *range(2, rank), 1])
+        return _reordered(graph, node, to_channels_last(rank))
 
 
 def _read_reordered(graph: Graph, saved: Mapping[Node, Node]) -> None:
@@ -134,7 +136,7 @@ def _read_reordered(graph: Graph, saved: Mapping[Node, Node]) -> None:
         users = sorted(node.users, key=place.__getitem__)
         node.meta["val"] = new.meta["val"]
         with graph.inserting_before(users[0]):
-            made = _reordered(graph, node, [0, rank - 1, *range(1, rank - 1)])
+            made = _reordered(graph, node, to_channels_first(rank))
         for user in users:
             user.replace_input_with(node, made)
 

@@ -230,7 +230,7 @@ class _Fuser:
             self.ranks[unit] = rank
             stack += [
                 (self.unit(user), rank + 1)
-                for m in _members(unit)
+                for m in members(unit)
                 for user in self.dependents[m.id]
                 if self.unit(user) in self.ranks and m in self.read_by(user)
             ]
@@ -345,7 +345,7 @@ class _Fuser:
                 return True
             if self.ranks.get(unit, rank + 1) <= rank:
                 continue
-            stack += [a for m in _members(unit) for a in self.operands(m)]
+            stack += [a for m in members(unit) for a in self.operands(m)]
         return False
 
     def reads(self) -> Iterator[tuple[Value, Value]]:
@@ -414,7 +414,7 @@ class _Fuser:
         return all(
             self.ranks[self.unit(a)] < self.ranks[unit]
             for unit in order
-            for m in _members(unit)
+            for m in members(unit)
             for a in self.read_by(m)
         )
 
@@ -434,7 +434,8 @@ class _Fuser:
                 stack += [(a, False) for m in reversed(unit) for a in reversed(self.operands(m))]
 
 
-def _members(unit: FusionUnit) -> Sequence[Value]:
+def members(unit: FusionUnit) -> Sequence[Value]:
+    """The values that ``unit`` computes."""
     return unit.members if isinstance(unit, FusionGroup) else (unit,)
 
 

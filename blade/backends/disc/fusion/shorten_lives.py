@@ -7,17 +7,17 @@ read would live until then. Here they follow what they read:
     %1 = conv; %2 = relu %1; ...; %90 = copy %2     ->     %1 = conv; %2 = relu %1; %90 = copy %2; ...
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from math import prod
 
 import sympy
 
-from blade.backends.disc.fusion.fuse import Fused, FusionGroup, FusionUnit
+from blade.backends.disc.fusion.fuse import Fused, FusionGroup, FusionUnit, members
 from blade.backends.disc.ir.graph import LEAVES, Shape, Value
 from blade.backends.disc.ir.late_sizes import late_operands
-from blade.backends.disc.ir.views import view_of
+from blade.backends.disc.ir.views import memory_of
 
 LARGE = 1 << 16
 """Bytes of a value that is worth an earlier place for its reader."""
@@ -36,8 +36,8 @@ class _Order:
     def __init__(self, fused: Fused) -> None:
         self.fused = fused
         self.late = late_operands(fused.graph.values)
-        self.returned = {_memory(v).id for v in fused.graph.outputs}
-        self.unit_of = {m.id: k for k, unit in enumerate(fused.units) for m in _members(unit)}
+        self.returned = {memory_of(v).id for v in fused.graph.outputs}
+        self.unit_of = {m.id: k for k, unit in enumerate(fused.units) for m in members(unit)}
         self.read = [set(self._read_by(k)) for k in range(len(fused.units))]
 
     def units(self) -> Iterator[FusionUnit]:
@@ -83,8 +83,8 @@ class _Order:
 
     def _operands(self, unit: FusionUnit) -> set[Value]:
         """The memory that ``unit`` reads and does not make."""
-        inside = {m.id for m in _members(unit)}
-        found = {_memory(a) for m in _members(unit) for a in self._args(m)}
+        inside = {m.id for m in members(unit)}
+        found = {memory_of(a) for m in members(unit) for a in self._args(m)}
         return {v for v in found if v.id not in inside}
 
     def _args(self, value: Value) -> Iterator[Value]:
@@ -93,7 +93,7 @@ class _Order:
 
     def _read_by(self, k: int) -> Iterator[int]:
         """The units that make what unit ``k`` reads, through values that are no instructions."""
-        stack = [a for m in _members(self.fused.units[k]) for a in self._args(m)]
+        stack = [a for m in members(self.fused.units[k]) for a in self._args(m)]
         seen: set[int] = set()
         while stack:
             value = stack.pop()
@@ -105,15 +105,6 @@ class _Order:
                 stack += self._args(value)
             elif made != k:
                 yield made
-
-
-def _members(unit: FusionUnit) -> Sequence[Value]:
-    return unit.members if isinstance(unit, FusionGroup) else (unit,)
-
-
-def _memory(value: Value) -> Value:
-    view = view_of(value)
-    return value if view is None else view.base
 
 
 def _bytes(value: Value) -> int:

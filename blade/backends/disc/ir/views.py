@@ -42,6 +42,12 @@ def view_of(value: Value) -> StridedView | None:
     return None if inner is None else viewed(value, inner)
 
 
+def memory_of(v: Value) -> Value:
+    """The value in whose memory ``v`` lies: its own unless it is a view."""
+    view = view_of(v)
+    return v if view is None else view.base
+
+
 def viewed(value: Value, inner: StridedView) -> StridedView | None:
     """The view of ``value``, a layout op, given the view ``inner`` of its operand."""
     return _STEPS[value.op](value, inner)

@@ -78,11 +78,12 @@ bool CapturedGraph::wants_capture(const std::vector<at::Tensor>& inputs, const G
     if (addresses[i] != addresses_[i] && !is_borrowed(inputs[i])) moved_[i] = true;
     copied_[i] = moved_[i] && !policy_->is_direct_input(i);
   }
-  if (!limits.always && copied_bytes(inputs) >= kMostCopied) {
+  if (limits.always) return true;
+  if (copied_bytes(inputs) >= kMostCopied) {
     put_off();
     return false;
   }
-  if (limits.always || policy_->pays(moved_)) return true;
+  if (policy_->pays(moved_)) return true;
   counts.declined.fetch_add(1, std::memory_order_relaxed);
   never_ = true;
   return false;

@@ -19,7 +19,6 @@ constexpr int kShrinkPeriod = 256;
 
 constexpr size_t kLarge = size_t{64} << 20;
 
-
 // An arena is one piece, which torch's allocator does not make from the many that it keeps: where those are as much, they
 // go back to the device first. That is rare: an arena moves when it has to grow, and when long nobody needed half of it.
 void make_room(c10::DeviceType type, size_t bytes) {

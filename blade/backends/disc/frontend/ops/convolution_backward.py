@@ -39,11 +39,9 @@ def convolution_backward(
     wanted: Sequence[bool],
 ) -> list[Value | None]:
     how = _SpatialParameters(tuple(stride), tuple(padding), tuple(dilation), groups)
-    generated, images = (
-        not transposed and _is_known(lo, how, grad, x, weight, dtypes)
-        for dtypes in (lo.forms.gradients, lo.forms.image_gradients)
-    )
-    images = images and groups == 1 and len(x.shape) > 3
+    known = not transposed and _is_known(how, grad, x, weight)
+    generated = known and x.dtype in lo.forms.gradients
+    images = known and x.dtype in lo.forms.image_gradients and groups == 1 and len(x.shape) > 3
     found: list[Value | None] = [None, None, None]
     left = [*wanted[:2], False]
     if wanted[2]:
@@ -61,8 +59,8 @@ def convolution_backward(
         called = lo.call(aten.convolution_backward.default, (grad, x, weight, bias_sizes, *rest))
         for k in range(2):
             found[k] = called[k] if left[k] else found[k]
-    if found[1] is not None and left == [False, True, False] and images:
-        found[1] = _as_kernel_lies(lo, found[1])
+        if images:
+            found[1] = _as_kernel_lies(lo, called[1])
     return found
 
 
@@ -81,15 +79,8 @@ class _SpatialParameters:
         return self.groups == 1 and {*self.stride, *self.dilation} == {1}
 
 
-def _is_known(
-    lo: Lowering,
-    how: _SpatialParameters,
-    grad: Value,
-    x: Value,
-    weight: Value,
-    dtypes: Sequence[torch.dtype],
-) -> bool:
-    """Whether the parameters are known for every spatial axis, and code exists for this dtype."""
+def _is_known(how: _SpatialParameters, grad: Value, x: Value, weight: Value) -> bool:
+    """Whether the parameters are known for every spatial axis, and the operands have one dtype."""
     spatial = len(weight.shape) - 2
     lists = (how.stride, how.padding, how.dilation)
     if any(len(v) != spatial or not all(isinstance(n, int) for n in v) for v in lists):
@@ -97,14 +88,14 @@ def _is_known(
     sizes = (*weight.shape, x.shape[1], grad.shape[1])
     if len(x.shape) != spatial + 2 or not all(isinstance(d, int) and d > 0 for d in sizes):
         return False
-    return {x.dtype} == {grad.dtype, weight.dtype} and x.dtype in dtypes
+    return {x.dtype} == {grad.dtype, weight.dtype}
 
 
 def _as_kernel_lies(lo: Lowering, made: Value) -> Value:
     """The gradient of a weight with channels last, which torch computes where the images have channels last."""
-    order = to_channels_last(len(made.shape))
-    dense = contiguous_strides([made.shape[k] for k in order])
-    strides = tuple(dense[order.index(k)] for k in range(len(order)))
+    rank = len(made.shape)
+    dense = contiguous_strides([made.shape[k] for k in to_channels_last(rank)])
+    strides = tuple(dense[k] for k in to_channels_first(rank))
     return lo.b.make("item", made.args, made.shape, made.dtype, strides, **made.attrs)
 
 

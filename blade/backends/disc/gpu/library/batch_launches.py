@@ -17,7 +17,7 @@ from typing_extensions import assert_never
 
 from blade.backends.disc.gpu.compile.triton_unit import TritonUnit, named_unit
 from blade.backends.disc.ir.graph import Value, numel
-from blade.backends.disc.ir.views import view_of
+from blade.backends.disc.ir.views import memory_of
 from blade.backends.disc.program.instructions import (
     AttentionCall,
     Instruction,
@@ -90,9 +90,7 @@ def _touched(step: Instruction) -> Iterator[Value]:
     if isinstance(step, LibraryCall | AttentionCall | LoopCall):
         yield from _touched(step.value)
     elif isinstance(step, Value):
-        for one in (step, *step.args):
-            view = view_of(one)
-            yield one if view is None else view.base
+        yield from map(memory_of, (step, *step.args))
     elif isinstance(step, Launch):
         yield from _values(step)
     elif isinstance(step, KernelCall | NativeCall):
@@ -104,8 +102,7 @@ def _touched(step: Instruction) -> Iterator[Value]:
 def _values(launch: Launch) -> Iterator[Value]:
     for operand in launch.operands:
         if isinstance(operand, Value):
-            view = view_of(operand)
-            yield operand if view is None else view.base
+            yield memory_of(operand)
 
 
 def _may_join(launch: Launch, unit: TritonUnit) -> bool:
