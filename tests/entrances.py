@@ -62,8 +62,8 @@ class Compiled:
         return [r for one in self._graphs for r in one.report().all_reasons()]
 
     def engine_runs(self) -> int:
-        counts = [c for one in self._graphs for c in one.stats().values()]
-        return sum(c.get("engine_runs", 0) for c in counts)
+        engines = [e for one in self._graphs for e in one.engines().values()]
+        return sum(e.stats().get("engine_runs", 0) for e in engines)
 
 
 def _graphs() -> list[Any]:

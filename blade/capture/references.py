@@ -44,6 +44,7 @@ from blade.errors import ConfigError, InputError
 from blade.process.forked_trial import ForkedRunner
 from blade.verification.cases import random_contents
 from blade.verification.derived_inputs import can_try
+from blade.verification.generators import Generators
 
 OTHER_VALUES = "other values"  # name of a reference with the sample's sizes
 TWICE = "twice the size"  # name of a reference that tests the trace alone
@@ -475,7 +476,7 @@ def _shifted(value: Any) -> Any:
 def _redrawn(value: Any, seed: int) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
-    return random_contents(value, torch.Generator().manual_seed(seed))
+    return random_contents(value, Generators(seed))
 
 
 def _sorted(value: Any) -> Any:

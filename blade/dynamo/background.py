@@ -13,9 +13,9 @@ Graphs are compiled one after the other. A fork has no such thread: there the ne
 import atexit
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from time import monotonic
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch.fx import Graph, GraphModule
@@ -29,6 +29,9 @@ from blade.fallback.isolated_convert import end_conversions
 from blade.process.torch_state import generators_left_alone
 from blade.report import READY, SEARCHING, Report
 from blade.verification.rng_replay import may_draw
+
+if TYPE_CHECKING:
+    from blade.runtime.engine import Engine
 
 EXIT_S = 60.0  # s; a compilation that runs when the interpreter exits takes seconds at most
 Compiled = Callable[..., Any]
@@ -81,8 +84,8 @@ class BackgroundGraph:
             self._start(args)
         return original.forward(*args)
 
-    def stats(self) -> dict[str, dict[str, int]]:
-        """Nothing: the original has no counters."""
+    def engines(self) -> "Mapping[str, Engine]":
+        """None: the original answers."""
         return {}
 
     def report(self) -> Report:

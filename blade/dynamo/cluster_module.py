@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import torch
 
 from blade.dynamo.constant_watch import ConstantWatch
+from blade.dynamo.live_graphs import trim_others
 from blade.graph.fx.carrier import carrier
 from blade.runtime.engine import Engine
 
@@ -155,6 +156,7 @@ class FxClusterModule(torch.nn.Module):
         return answer
 
     def _prove(self, args: Sequence[Any]) -> None:
+        from blade.core.torch_modes import without_modes
         from blade.dynamo.compete import EngineTrial, compete
 
         with self._first:
@@ -164,14 +166,18 @@ class FxClusterModule(torch.nn.Module):
             how = self.first_call
             assert how is not None, self.name
             theirs = [t.detach() for t in self._given(args)]
+            on_gpu = any(t.is_cuda for t in theirs)
+            if on_gpu:
+                trim_others(self.name.split(".")[0])
             trial = EngineTrial(
                 cluster, self._rivals, self._watches, self._original, how, self.lent
             )
-            with how.spent, torch.no_grad():
+            # AOTAutograd's mode of the first call and users' own would see, and slow down, every op of the trials
+            with how.spent, torch.no_grad(), without_modes():
                 found = compete(trial, theirs, self.fallback)
             self._serve(found)
             self._unproven = self.first_call = None  # which holds engines that lost
-            if any(isinstance(t, torch.Tensor) and t.is_cuda for t in args):
+            if on_gpu:
                 torch.cuda.empty_cache()  # trials used several times the memory of a call
         for reason in found.reasons:
             log.info("%s: not %s: %s", self.name, reason.backend, reason.detail)

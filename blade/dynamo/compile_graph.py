@@ -45,6 +45,7 @@ from blade.graph.fx.view import FxView, is_number, view_fx
 from blade.graph.torchscript.listing import kind_of
 from blade.partition.support import resolve, support
 from blade.report import ORIGINAL, ClusterReport, Report, Tried, versions
+from blade.runtime.engine import Engine
 from blade.selection.build_candidates import convert_each
 from blade.timing.stage_clock import StageClock
 from blade.timing.stopwatch import Stopwatch
@@ -83,10 +84,10 @@ class CompiledGraph:
         """The graph for another process (``saved_graph``)."""
         return save_graph(self.name, self.run, self.report(), {})
 
-    def stats(self) -> dict[str, dict[str, int]]:
-        """Counters per engine."""
+    def engines(self) -> Mapping[str, Engine]:
+        """The engine of each cluster that has one."""
         served = [part.served for part in self.parts if part.served is not None]
-        return {one.name: dict(one.engine().stats()) for one in served}
+        return {one.name: one.engine() for one in served}
 
     def report(self) -> Report:
         """The report as of now; engines are not verified before the first call."""

@@ -3,11 +3,13 @@
 
 import threading
 import weakref
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from blade.report import Report
+    from blade.runtime.engine import Engine
 
 
 class LiveGraph(Protocol):
@@ -16,7 +18,7 @@ class LiveGraph(Protocol):
     @property
     def name(self) -> str: ...
     def report(self) -> "Report": ...
-    def stats(self) -> dict[str, dict[str, int]]: ...
+    def engines(self) -> "Mapping[str, Engine]": ...
 
 
 _lock = threading.Lock()
@@ -33,7 +35,23 @@ def reports() -> list["Report"]:
 
 def stats() -> dict[str, dict[str, int]]:
     """Run-time counters per engine, in the form of ``blade.stats``."""
-    return {name: counts for graph in live_graphs() for name, counts in graph.stats().items()}
+    return {name: counts for graph in live_graphs() for name, counts in stats_of(graph).items()}
+
+
+def stats_of(graph: LiveGraph) -> dict[str, dict[str, int]]:
+    """The same of one graph."""
+    return {name: dict(engine.stats()) for name, engine in graph.engines().items()}
+
+
+def trim_others(name: str) -> None:
+    """Free what the engines of all graphs but ``name`` keep between calls; they take it again at their next call.
+
+    A graph of other sizes takes the place of one that Dynamo may never call again, and needs as much.
+    """
+    for graph in live_graphs():
+        if graph.name.split(".")[0] != name:
+            for engine in graph.engines().values():
+                engine.trim()
 
 
 def track(graph: LiveGraph) -> None:

@@ -140,11 +140,11 @@ class LoadedGraph:
         """The bytes it was loaded from."""
         return self.data
 
-    def stats(self) -> dict[str, dict[str, int]]:
-        """Counters per engine, of the model that was called last."""
+    def engines(self) -> Mapping[str, Engine]:
+        """The engine of each cluster that has one, of the model that was called last."""
         last = self._last
         served = [] if last is None else [m for m in last[1].children() if _is_served(m)]
-        return {one.name: dict(one.engine().stats()) for one in cast(Any, served)}
+        return {one.name: one.engine() for one in cast(Any, served)}
 
     def report(self) -> "Report":
         """The report as of when the graph was saved."""

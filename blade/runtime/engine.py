@@ -67,6 +67,9 @@ class Engine(Protocol):
     def renew(self) -> None:
         """Reset counts and failures, and free the buffers of all sizes. Must not overlap a call."""
 
+    def trim(self) -> None:
+        """Free the buffers and graphs of all sizes that no call uses now; later calls make them again."""
+
     def lend(self, outputs: list[int]) -> None:
         """Return these outputs, by number, in the CUDA graph's own memory, without a copy.
 

@@ -16,6 +16,7 @@ from time import perf_counter
 import torch
 
 from blade.graph.shapes.memory_format import in_order, stride_order
+from blade.verification.generators import Generators
 
 Inputs = tuple[torch.Tensor, ...]
 # Factors of the first sample's floats: exponentials overflow, squares vanish, and only the signs of zeros
@@ -66,13 +67,13 @@ def verification_cases(
 
 
 def _derived(samples: Sequence[Inputs], probes: Sequence[Inputs], selects: bool) -> Iterator[Case]:
-    generator = torch.Generator().manual_seed(0)
+    generators = Generators(0)
     yield from _other_sizes(samples, probes)
     first = samples[0]
     for name, fill in _SELECTIONS.items() if selects else ():
         yield Case("contents", name, tuple(map(fill, first)))
-    yield Case("contents", "random contents", tuple(random_contents(t, generator) for t in first))
-    yield Case("contents", "shuffled contents", tuple(_shuffled(t, generator) for t in first))
+    yield Case("contents", "random contents", tuple(random_contents(t, generators) for t in first))
+    yield Case("contents", "shuffled contents", tuple(_shuffled(t, generators) for t in first))
     if any(t.is_floating_point() for t in first):
         for name, scale in _SCALES.items():
             yield Case("contents", name, tuple(_scaled(t, scale) for t in first))
@@ -130,13 +131,12 @@ def _cut(inputs: Inputs, sizes: dict[Signature, int], every: Sequence[Inputs]) -
     return tuple(out)
 
 
-def random_contents(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+def random_contents(tensor: torch.Tensor, generators: Generators) -> torch.Tensor:
     """Draw contents within the range of the sample, so that indices and probabilities stay legal."""
     if not tensor.numel() or tensor.is_complex():
         return tensor
     if tensor.dtype == torch.bool:
-        fresh = torch.randint(0, 2, tensor.shape, generator=generator)
-        return fresh.to(tensor.device, torch.bool)
+        return _integers(tensor, 0, 2, generators)
     low, high = (end.item() for end in torch.aminmax(tensor))
     if not (isfinite(low) and isfinite(high)):
         finite = tensor[torch.isfinite(tensor)]
@@ -144,17 +144,28 @@ def random_contents(tensor: torch.Tensor, generator: torch.Generator) -> torch.T
             return tensor
         low, high = (end.item() for end in torch.aminmax(finite))
     if tensor.is_floating_point():
-        unit = torch.rand(tensor.shape, generator=generator, dtype=torch.float64)
-        return unit.mul_(high - low).add_(low).to(tensor.device, tensor.dtype)
+        return uniform_like(tensor, generators).mul_(high - low).add_(low).to(tensor.dtype)
     # A tensor of ones is most often a mask: zeros reveal an engine that has folded it away.
     low = 0 if (low, high) == (1, 1) else low
     end = min(int(high), (1 << 63) - 2) + 1  # the largest int64 is never drawn
-    fresh = torch.randint(min(int(low), end - 1), end, tensor.shape, generator=generator)
-    return fresh.to(tensor.device, tensor.dtype)
+    return _integers(tensor, min(int(low), end - 1), end, generators)
 
 
-def _shuffled(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    order = torch.randperm(tensor.numel(), generator=generator).to(tensor.device)
+def uniform_like(tensor: torch.Tensor, generators: Generators) -> torch.Tensor:
+    """Draw a float64 from 0 to 1 for each element of ``tensor``."""
+    generator = generators.on(tensor.device)
+    return torch.rand(tensor.shape, generator=generator, dtype=torch.float64, device=tensor.device)
+
+
+def _integers(tensor: torch.Tensor, low: int, end: int, generators: Generators) -> torch.Tensor:
+    generator = generators.on(tensor.device)
+    drawn = torch.randint(low, end, tensor.shape, generator=generator, device=tensor.device)
+    return drawn.to(tensor.dtype)
+
+
+def _shuffled(tensor: torch.Tensor, generators: Generators) -> torch.Tensor:
+    generator = generators.on(tensor.device)
+    order = torch.randperm(tensor.numel(), generator=generator, device=tensor.device)
     return tensor.flatten()[order].reshape(tensor.shape)
 
 

@@ -18,6 +18,7 @@ from dataclasses import replace
 import torch
 
 from blade.verification.cases import Case
+from blade.verification.generators import Generators
 from blade.verification.rounding_noise import perturb_by_ulp
 from blade.verification.tolerance import errors, share_apart
 
@@ -43,14 +44,17 @@ def perturbation_sensitivity(
     Of a mask, the share of its elements. ``rounded``: the original with its sums off by a rounding that a
     seed determines.
     """
-    want = original(case)
-    if want is None:
-        return [0.0] * len(outputs)
     most = [0.0] * len(outputs)
-    # one answer at a time: in training each is all that forward saves
+    # in training an answer is all that forward saves: one at a time, and nothing but these outputs of the first
+    answer = original(case)
+    if answer is None:
+        return most
+    want = [answer[i] for i in outputs]
+    del answer
     for moved in _moved(original, rounded, case):
         if moved is not None:
-            most = [max(m, _change(moved[i], want[i])) for m, i in zip(most, outputs, strict=True)]
+            changes = [_change(moved[i], w) for i, w in zip(outputs, want, strict=True)]
+            most = list(map(max, most, changes))
         del moved
     return most
 
@@ -69,7 +73,7 @@ def _change(got: torch.Tensor, want: torch.Tensor) -> float:
 
 def _perturbed(case: Case) -> Iterator[Case]:
     """Yield ``case`` with each float one rounding up or down, ``DRAWS`` times; deterministic."""
-    generator = torch.Generator().manual_seed(2)
+    generators = Generators(2)
     for n in range(DRAWS):
-        inputs = tuple(perturb_by_ulp(t, generator) for t in case.inputs)
+        inputs = tuple(perturb_by_ulp(t, generators) for t in case.inputs)
         yield replace(case, name=f"{case.name}, nudged ({n + 1})", inputs=inputs)

@@ -19,7 +19,8 @@ from statistics import median
 import torch
 
 from blade.graph.shapes.memory_format import in_order, stride_order
-from blade.verification.cases import Case, random_contents
+from blade.verification.cases import Case, random_contents, uniform_like
+from blade.verification.generators import Generators
 
 DRAWS = 2
 MOVED = 1 / 64
@@ -28,10 +29,10 @@ MAX_CHANCE_RATIO = 4.0  # a larger ratio is not chance
 
 def resampled(case: Case) -> Iterator[tuple[Case, Case]]:
     """Yield ``case`` with contents drawn at random and with its own, moved, ``DRAWS`` times; deterministic."""
-    generator = torch.Generator().manual_seed(1)
+    generators = Generators(1)
     for n in range(DRAWS):
-        drawn = _changed(case, lambda t: random_contents(t, generator), f"drawn again ({n + 1})")
-        moved = _changed(case, lambda t: _moved(t, generator), f"moved ({n + 1})")
+        drawn = _changed(case, lambda t: random_contents(t, generators), f"drawn again ({n + 1})")
+        moved = _changed(case, lambda t: _moved(t, generators), f"moved ({n + 1})")
         yield drawn, moved
 
 
@@ -40,12 +41,12 @@ def _changed(case: Case, change: Callable[[torch.Tensor], torch.Tensor], how: st
     return replace(case, name=f"{case.name}, {how}", inputs=inputs)
 
 
-def _moved(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+def _moved(tensor: torch.Tensor, generators: Generators) -> torch.Tensor:
     """Floats times 1 to 1 + ``MOVED``."""
     if not tensor.is_floating_point():
         return tensor
-    factors = torch.rand(tensor.shape, generator=generator, dtype=torch.float64).mul_(MOVED).add_(1)
-    return tensor * factors.to(tensor.device, tensor.dtype)
+    factors = uniform_like(tensor, generators).mul_(MOVED).add_(1)
+    return tensor * factors.to(tensor.dtype)
 
 
 def passes_on_other_inputs(ratio: float, again: Sequence[float | None]) -> bool:

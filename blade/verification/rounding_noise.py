@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from blade.graph.fx.interpreter import Interpreter
+from blade.verification.generators import Generators
 
 # Ops whose results are off by a rounding;
 _SUMS = frozenset(
@@ -46,7 +47,7 @@ class RoundingNoise(Interpreter):
         self, gm: torch.fx.GraphModule, seed: int, before: Callable[[], None] = lambda: None
     ) -> None:
         super().__init__(gm, garbage_collect_values=True)
-        self._generator = torch.Generator().manual_seed(seed)
+        self._generators = Generators(seed)
         self._before = before
 
     def __call__(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -57,20 +58,23 @@ class RoundingNoise(Interpreter):
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name = getattr(getattr(target, "overloadpacket", None), "__name__", "")
         if name in _NORMS:
-            args = (perturb_by_ulp(args[0], self._generator, sqrt(_NORMS[name](args))), *args[1:])
+            args = (perturb_by_ulp(args[0], self._generators, sqrt(_NORMS[name](args))), *args[1:])
         made = super().call_function(target, args, kwargs)
         if name in _MEANS and isinstance(made, torch.Tensor):
             of = args[0].numel() // max(made.numel(), 1)
-            return perturb_by_ulp(made, self._generator, sqrt(max(of, 1)))
-        return perturb_by_ulp(made, self._generator) if name in _SUMS else made
+            return perturb_by_ulp(made, self._generators, sqrt(max(of, 1)))
+        return perturb_by_ulp(made, self._generators) if name in _SUMS else made
 
 
-def perturb_by_ulp(value: Any, generator: torch.Generator, roundings: float = 1.0) -> Any:
+def perturb_by_ulp(value: Any, generators: Generators, roundings: float = 1.0) -> Any:
     """Move each float of ``value`` up or down by ``roundings`` units in the last place."""
     if isinstance(value, (tuple, list)):
-        return type(value)(perturb_by_ulp(one, generator, roundings) for one in value)
+        return type(value)(perturb_by_ulp(one, generators, roundings) for one in value)
     if not isinstance(value, torch.Tensor) or not value.is_floating_point():
         return value
-    signs = torch.randint(0, 2, value.shape, generator=generator).mul_(2).sub_(1)
+    generator = generators.on(value.device)
+    signs = torch.randint(
+        0, 2, value.shape, generator=generator, dtype=value.dtype, device=value.device
+    )
     by = roundings * torch.finfo(value.dtype).eps
-    return torch.addcmul(value, value, signs.to(value.dtype).to(value.device), value=by)
+    return torch.addcmul(value, value, signs.mul_(2).sub_(1), value=by)

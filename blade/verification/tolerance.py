@@ -15,7 +15,7 @@ further from its model than ``Tolerance.graph``. Without an fp64 run ``Tolerance
 ``Tolerance.graph`` graphs.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from statistics import median
@@ -72,7 +72,8 @@ CANCELLED = 1e-6
 # Two fp64 runs of a model that differ by more drew different numbers.
 SAME_RUN = 1e-6
 FEW = 64  # elements of an output that may be small, or exact, by chance
-_PART = 1 << 18  # elements compared at a time, so that temporaries stay in cache
+# Elements compared at a time: on a CPU temporaries stay in cache, elsewhere each comparison waits for the device.
+_PART, _LARGE_PART = 1 << 18, 1 << 24
 
 
 def tolerance_of(dtype: torch.dtype) -> Tolerance:
@@ -171,7 +172,7 @@ def _distances(
 ) -> tuple[tuple[float, float, float], float]:
     """``distance`` of got and want, of got and truth, of want and truth; the magnitude of truth."""
     apart, mine, own = [], [], []
-    for a, b, t in zip(*(x.flatten().split(_PART) for x in (got, want, truth)), strict=True):
+    for a, b, t in _parts(got, want, truth):
         a, b, t = _wide(a), _wide(b), known_reference(_wide(t), _wide(b))
         ofs = largest_of(b), largest_of(t)
         apart.append(_difference(a, b, ofs[0]))
@@ -215,8 +216,22 @@ def _underflow(dtype: torch.dtype) -> float:
 
 def _differences(got: torch.Tensor, want: torch.Tensor) -> list[tuple[float, float]]:
     """Return ``_difference`` of each part."""
-    parts = zip(got.flatten().split(_PART), want.flatten().split(_PART), strict=True)
-    return [_difference(_wide(a), _wide(b)) for a, b in parts]
+    return [_difference(_wide(a), _wide(b)) for a, b in _parts(got, want)]
+
+
+def _parts(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Cut tensors of one shape into pieces of the same places, without a copy of a whole one."""
+    size, most = tensors[0].numel(), _PART if tensors[0].device.type == "cpu" else _LARGE_PART
+    if all(t.is_contiguous() for t in tensors):
+        yield from zip(*(t.view(-1).split(most) for t in tensors), strict=True)
+        return
+    if size <= most:
+        yield tensors
+        return
+    axis = next(k for k, n in enumerate(tensors[0].shape) if n > 1)
+    count = tensors[0].shape[axis]
+    for pieces in zip(*(t.split(max(1, count * most // size), axis) for t in tensors), strict=True):
+        yield from _parts(*pieces)
 
 
 def _largest(parts: Sequence[tuple[float, float]]) -> tuple[float, float]:
@@ -261,7 +276,8 @@ def largest_of(tensor: torch.Tensor) -> float:
     """Return the largest magnitude; NaN or infinite if an element is."""
     if not tensor.numel():
         return 0.0
-    low, high = torch.aminmax(tensor.abs() if tensor.is_complex() else tensor)
+    ends = torch.aminmax(tensor.abs() if tensor.is_complex() else tensor)
+    low, high = torch.stack(tuple(ends)).tolist()  # waits once
     return max(-float(low), float(high))
 
 

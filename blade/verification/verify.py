@@ -37,6 +37,7 @@ from blade.verification.check_errors import Answer, check_errors, describe_case
 from blade.verification.conditioning import perturbation_sensitivity
 from blade.verification.derived_inputs import GIVEN, answer, begin, survives
 from blade.verification.fp64_reference import Fp64Reference
+from blade.verification.generators import Generators
 from blade.verification.index_guard import in_bounds
 from blade.verification.output_ownership import check_fresh
 from blade.verification.rng_replay import RngReplay, draws
@@ -273,9 +274,9 @@ def sizes_are_rounded(case: Case, want: Tensors, original: Callable[..., Any]) -
     A comparison of floats near its threshold selects one element more or less in any other order of
     summation; such a case says nothing about an engine.
     """
-    generator = torch.Generator().manual_seed(0)
+    generators = Generators(0)
     for _ in range(_NUDGES):
-        nudged = perturb_by_ulp(case.inputs, generator, _NUDGE_ULPS)
+        nudged = perturb_by_ulp(case.inputs, generators, _NUDGE_ULPS)
         with in_bounds(*nudged), rows_with_keys(*nudged):
             again = _call(replace(case, inputs=nudged), original)
         if again is not None and _have_other_sizes(again, want):

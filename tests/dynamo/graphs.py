@@ -30,4 +30,4 @@ def served() -> dict[str, str]:
 
 
 def stats() -> dict[str, dict[str, int]]:
-    return {name: counts for graph in made() for name, counts in graph.stats().items()}
+    return {name: counts for graph in made() for name, counts in kept.stats_of(graph).items()}

@@ -9,7 +9,7 @@ import torch
 from torch.nn.attention import SDPBackend
 
 import blade
-from blade.dynamo.live_graphs import live_graphs
+from blade.dynamo.live_graphs import live_graphs, stats_of
 
 pytestmark = [
     pytest.mark.gpu,
@@ -84,7 +84,7 @@ def test_graphs_of_one_program_after_another() -> None:
         before = names()
         for _ in range(4):
             step(model, run, x)
-        counts = [c for g in live_graphs() if g.name not in before for c in g.stats().values()]
+        counts = [c for g in live_graphs() if g.name not in before for c in stats_of(g).values()]
         assert counts and all(c["graph_replays"] and not c["graph_failures"] for c in counts), (
             counts
         )
@@ -114,7 +114,7 @@ def test_steps_are_eagers_with_eagers_seed() -> None:
     whole = torch._fused_sdp_choice(q, q, q, dropout_p=0.2) == SDPBackend.CUDNN_ATTENTION.value
     for graph in graphs:
         assert len(graph.stats()) == 1 or not whole  # other kernels of attention stay outside
-        counts = next(iter(graph.stats().values()))
+        counts = next(iter(stats_of(graph).values()))
         assert counts["graph_failures"] == 0 and counts["fallbacks"] == 0, counts
         assert counts["graph_replays"] > 0, counts
 
@@ -137,7 +137,7 @@ def test_every_replay_draws_other_numbers_and_a_seed_the_same() -> None:
     eager = [model(x).detach() != 0 for _ in range(6)]
     assert all(torch.equal(a, b) for a, b in zip(first, eager, strict=True))
     forward = next(g for g in live_graphs() if g.name not in before and "forward" in g.name)
-    (counts,) = forward.stats().values()
+    (counts,) = stats_of(forward).values()
     assert counts["graph_replays"] > 0 and counts["graph_failures"] == 0, counts
 
 

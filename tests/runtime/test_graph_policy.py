@@ -275,6 +275,25 @@ def test_launches_that_take_longer_than_their_work_get_a_graph(device):
     assert engine.stats()["arena_bytes"] >= 8 * WHOLE
 
 
+def test_what_is_trimmed_is_made_again():
+    engine = engine_of(chain(12))
+    engine.lend([0])
+    x, other, kept = torch.randn(1000), torch.randn(1000), ("arena_bytes", "lent_bytes")
+    for _ in range(3):
+        (held,) = engine.try_execute([x])
+        assert torch.equal(held, x)
+        held = None  # the next call writes there
+    assert graphs(engine) == (1, 2, 0, 0)
+    (held,) = engine.try_execute([x])
+    assert all(engine.stats()[name] > 0 for name in kept)
+    engine.trim()
+    assert all(engine.stats()[name] == 0 for name in kept)
+    for _ in range(3):
+        assert torch.equal(engine.try_execute([other])[0], other)
+    assert graphs(engine) == (2, 5, 0, 0)
+    assert torch.equal(held, x)  # lent memory lives as long as somebody holds it
+
+
 def test_large_shapes_get_a_graph_at_once_if_asked():
     engine = engine_of(chain(4), cuda_graphs=2)
     for i in range(3):

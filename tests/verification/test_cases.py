@@ -4,6 +4,7 @@
 import torch
 
 from blade.verification.cases import Case, random_contents, verification_cases
+from blade.verification.generators import Generators
 
 
 def _ids(batch: int, length: int) -> tuple[torch.Tensor, ...]:
@@ -131,7 +132,7 @@ def test_integers_are_drawn_from_the_whole_of_int64() -> None:
     low, high = torch.iinfo(torch.int64).min, torch.iinfo(torch.int64).max
     for given in ([low, high], [high, high], [0, high]):
         tensor = torch.tensor(given)
-        drawn = random_contents(tensor, torch.Generator().manual_seed(0))
+        drawn = random_contents(tensor, Generators(0))
         assert drawn.shape == tensor.shape and int(drawn.min()) >= min(given) - 1
 
 

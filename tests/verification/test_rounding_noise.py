@@ -14,6 +14,7 @@ import blade
 from blade.core.cluster import Cluster
 from blade.core.reason import Code, Reason
 from blade.report import Verdict
+from blade.verification.generators import Generators
 from blade.verification.rounding_noise import RoundingNoise, perturb_by_ulp
 from blade.verification.tolerance import errors
 
@@ -120,7 +121,7 @@ def test_what_is_no_sum_does_not_move() -> None:
 
     x = torch.arange(8.0)
     assert torch.equal(RoundingNoise(torch.fx.symbolic_trace(Places()), 0)(x)[0], 2 * x)
-    assert perturb_by_ulp([torch.tensor(3), None], torch.Generator()) == [torch.tensor(3), None]
+    assert perturb_by_ulp([torch.tensor(3), None], Generators(0)) == [torch.tensor(3), None]
 
 
 @pytest.mark.parametrize("padding", [0, 1])

@@ -232,6 +232,11 @@ void Engine::renew() {
   last_error_.clear();
 }
 
+void Engine::trim() {
+  if (Engine* next = successor()) next->trim();
+  if (executor_) executor_->trim();
+}
+
 void Engine::lend(const std::vector<int64_t>& outputs) {
   if (Engine* next = successor()) return next->lend(outputs);
   if (!executor_) return;

@@ -40,6 +40,7 @@ TORCH_LIBRARY(blade, m) {
       .def("adopt", &Engine::adopt)
       .def("rearm", &Engine::rearm)
       .def("renew", &Engine::renew)
+      .def("trim", &Engine::trim)
       .def("lend", &Engine::lend)
       .def("set_limit", &Engine::set_limit)
       .def("is_due", &Engine::is_due)

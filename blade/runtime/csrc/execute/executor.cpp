@@ -335,6 +335,10 @@ void Executor::lend(const std::vector<int64_t>& outputs) {
 
 void Executor::forget_sizes() {
   graph_counts_.clear();
+  trim();
+}
+
+void Executor::trim() {
   const std::lock_guard<std::mutex> lock(mutex_);
   idle_.clear();
   idle_bytes_ = 0;

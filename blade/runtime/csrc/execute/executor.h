@@ -47,7 +47,10 @@ class Executor {
   // Which outputs callers let go of soon, so that they may be lent them (lent.h). Before the first call.
   void lend(const std::vector<int64_t>& outputs);
 
-  // Drops the buffers and execution plans of all sizes seen; what was packed stays.
+  // Drops the buffers and execution plans of all sizes seen that no call uses now; what was packed stays.
+  void trim();
+
+  // The same, and the counts of graphs.
   void forget_sizes();
 
   // Of the contexts that no call uses now.

@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Random generators for contents that verification draws, apart from torch's own.
+
+generators = Generators(seed=0)
+torch.rand(8, device="cuda", generator=generators.on("cuda"))
+"""
+
+import torch
+
+
+class Generators:
+    """A generator per device, of one seed: numbers are drawn where they are used, as a CPU takes seconds for those of
+    large activations.
+
+    The same seed draws the same numbers on the same kind of device.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._found: dict[torch.device, torch.Generator] = {}
+
+    def on(self, device: torch.device) -> torch.Generator:
+        """The generator of ``device``."""
+        if device not in self._found:
+            self._found[device] = torch.Generator(device).manual_seed(self._seed)
+        return self._found[device]
