@@ -47,6 +47,7 @@ log = logging.getLogger(__name__)
 Tensors = Sequence[torch.Tensor]
 # Reasons why a call goes to the original; counters of ``engine.stats()`` have the same names.
 _DECLINED = tuple(c for c in Code if c.value.startswith("guard_")) + (Code.ENGINE_RAISED,)
+_LET_GO = torch.empty(0)
 _ALIGNED = 16  # elements; vectors of any dtype begin at multiples of this
 _NUDGES = 4  # runs of the original on inputs that are off by some units in the last place,
 _NUDGE_ULPS = 4.0  # by so many
@@ -148,8 +149,8 @@ def _verify(
         if not survives(cluster, case) if left_out is None else case.name in left_out:
             continue
         with in_bounds(*case.inputs) as seen, rows_with_keys(*case.inputs):
-            want = answer(cluster, case) if left_out is None else None
-            want = called(case) if want is None else want
+            early = answer(cluster, case) if left_out is None else None
+            want = called(case) if early is None else list(early)
         free_unused(case.inputs)
         if want is None:
             if not seen.why:  # otherwise the kernels of an engine would stop the GPU
@@ -174,14 +175,14 @@ def _verify(
             check_fresh(engine, case, cluster.updates)
         like = like or _layouts(want)
         first = [own_error] * len(want) if own_error is not None else known
-        found = _measure(case, got, want, truth, known or first, hurry=seconds is not None)
-        answers += [_of_mask(a, got, want) if a.output in saved else a for a in found]
+        hurry = seconds is not None
+        answers += _measure(case, got, want, truth, known or first, hurry, saved=saved)
         del want, got  # at the next case, and in a check of conditioning, there are others
         truth.forget()
         free_unused(case.inputs)
         known = known or _known(answers)
 
-    def wanted(case: Case) -> Tensors | None:
+    def wanted(case: Case) -> list[torch.Tensor] | None:
         with in_bounds(*case.inputs), rows_with_keys(*case.inputs):
             return called(case) if is_checked else None
 
@@ -290,7 +291,7 @@ def _has(cluster: Cluster, names: Sequence[str]) -> bool:
 
 def _call(
     case: Case, fn: Callable[..., Any], updates: Sequence[int] = (), copied: bool = True
-) -> Tensors | None:
+) -> list[torch.Tensor] | None:
     """Return the outputs of ``fn``, then its ``updates``; ``None`` if it raises.
 
     ``copied``: it runs on copies of the inputs, which it may write to. They can be all that a model saves for
@@ -304,7 +305,7 @@ def _call(
     if isinstance(result, Reason):
         return None
     answer = (result,) if isinstance(result, torch.Tensor) else tuple(result)
-    return *answer, *(copies[i] for i in updates)
+    return [*answer, *(copies[i] for i in updates)]
 
 
 def _fp64_reference(case: Case, truth: Fp64Reference) -> Tensors | None:
@@ -331,7 +332,9 @@ def _fp64_outputs(case: Case, truth: Fp64Reference) -> Iterator[tuple[int, torch
         yield found
 
 
-def _try(engine: Any, case: Case, updates: Sequence[int], generators: RngReplay) -> Tensors | None:
+def _try(
+    engine: Any, case: Case, updates: Sequence[int], generators: RngReplay
+) -> list[torch.Tensor] | None:
     """Return the engine's outputs and updates; ``None`` if it declines, and then it has changed nothing."""
     given = [_copy(t) for t in case.inputs]
     engine.rearm()
@@ -342,7 +345,7 @@ def _try(engine: Any, case: Case, updates: Sequence[int], generators: RngReplay)
             continue
         if compare.why_other_form([after], [before]) or not compare.is_same(after, before):
             raise Refused(Code.WRONG_VALUES, f"at {describe_case(case)} it changed its input {i}.")
-    return None if got is None else (*got, *(given[i] for i in updates))
+    return None if got is None else [*got, *(given[i] for i in updates)]
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
@@ -397,20 +400,21 @@ def _check_declined(case: Case, engine: Any, before: dict[str, int]) -> None:
 
 def _measure(
     case: Case,
-    got: Tensors,
-    want: Tensors,
+    got: list[torch.Tensor],
+    want: list[torch.Tensor],
     truth: Fp64Reference,
     known: Sequence[float],
     hurry: bool = False,
     only: Sequence[int] | None = None,
+    saved: Collection[int] = (),
 ) -> list[Answer]:
     """Return the errors at ``case``, ``only`` those of these outputs; ``known`` are the original's own at the
-    first case, one per output.
+    first case, one per output. Each tensor of ``got`` and ``want`` is let go of once it is measured.
 
     An output that is as near to the original as the original is to the fp64 reference, plus rounding, is
     within twice that of the reference (the triangle inequality). This is the tolerance, so fp64 is not run.
     ``hurry``: fp64 is not run either, output by output, where the difference to the original is within
-    rounding alone.
+    rounding alone. ``saved``: as for ``verify``; of masks among them the error is the share that differs.
     """
     outputs = range(len(want)) if only is None else only
     near = _near(case, got, want, known or [0.0] * len(want), outputs) if known or hurry else {}
@@ -422,8 +426,15 @@ def _measure(
 
     def measured(i: int, t: torch.Tensor | None) -> Answer:
         errors = tolerance.errors(got[i], want[i], t, scale, half)
-        return Answer(case, i, want[i].dtype, errors, half=half, **_smallness(want[i]))
+        found = Answer(case, i, want[i].dtype, errors, half=half, **_smallness(want[i]))
+        if i in saved and found.dtype is torch.bool and errors.error:
+            share = tolerance.share_apart(got[i], want[i])
+            found = replace(found, errors=replace(errors, error=share), is_mask=True)
+        got[i] = want[i] = _LET_GO
+        return found
 
+    for i in set(range(len(want))).difference(far):
+        got[i] = want[i] = _LET_GO
     for k, t in _fp64_outputs(case, truth.of(far)):
         near[far[k]] = measured(far[k], t)
     near.update({i: measured(i, None) for i in far if i not in near})
@@ -440,14 +451,6 @@ def _near(
         if errors.error <= tolerance.allowed(want[i].dtype, own) - own:
             found[i] = Answer(case, i, want[i].dtype, errors, is_near=True, **_smallness(want[i]))
     return found
-
-
-def _of_mask(one: Answer, got: Tensors, want: Tensors) -> Answer:
-    """``one``, or, if its output is a mask, with the share of elements that differ as its error."""
-    if one.dtype is not torch.bool or not one.errors.error:
-        return one
-    share = tolerance.share_apart(got[one.output], want[one.output])
-    return replace(one, errors=replace(one.errors, error=share), is_mask=True)
 
 
 def _smallness(want: torch.Tensor) -> dict[str, Any]:

@@ -113,7 +113,7 @@ def test_steps_are_eagers_with_eagers_seed() -> None:
     q = torch.empty(4, 4, 48, 64, dtype=torch.bfloat16, device="cuda", requires_grad=True)
     whole = torch._fused_sdp_choice(q, q, q, dropout_p=0.2) == SDPBackend.CUDNN_ATTENTION.value
     for graph in graphs:
-        assert len(graph.stats()) == 1 or not whole  # other kernels of attention stay outside
+        assert len(stats_of(graph)) == 1 or not whole  # other kernels of attention stay outside
         counts = next(iter(stats_of(graph).values()))
         assert counts["graph_failures"] == 0 and counts["fallbacks"] == 0, counts
         assert counts["graph_replays"] > 0, counts
