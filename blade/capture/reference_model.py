@@ -21,6 +21,7 @@ from blade.capture.outputs import tensors_of
 from blade.core.attempt import attempt
 from blade.core.reason import Reason, Stage
 from blade.process.torch_state import seeded_generators
+from blade.timing.free_cpus import on_free_cpus
 from blade.verification.attention_semantics import rows_with_keys
 from blade.verification.compare import is_same
 from blade.verification.wide_at_use import NARROW, WideAtUse
@@ -222,7 +223,7 @@ class ReferenceModel:
         arguments = copy_of(sample)
         args, kwargs = self._call.bind(arguments)
         try:
-            with torch.no_grad(), rows_with_keys(sample):
+            with torch.no_grad(), rows_with_keys(sample), on_free_cpus():
                 output = self._model(*args, **kwargs)
             flat = tensors_of(output) if self._flatten else output
             return output, (copy_of(flat), arguments)
@@ -274,7 +275,7 @@ def answer_of(function: Callable[[Sample], Any], sample: Sample) -> Answer:
     """Return the output of ``function`` on a copy of ``sample``, and that copy after the call."""
     arguments = copy_of(sample)
     # A copy: the output may be a buffer, or an argument, that the next call overwrites.
-    with rows_with_keys(sample):
+    with rows_with_keys(sample), on_free_cpus():
         return copy_of(function(arguments)), arguments
 
 

@@ -30,6 +30,7 @@ from blade.core.structure import structure_of
 from blade.errors import InputError
 from blade.graph.torchscript.inline_autograd_functions import inline_in
 from blade.process.shared_switch import SharedSwitch
+from blade.timing.free_cpus import on_free_cpus
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,8 @@ def _tracing(model: nn.Module) -> Iterator[Recorder]:
     with torch.no_grad(), patched_repeat_interleave, shadowed(model), recording(weights) as made:
         if (code := code_that_compares_objects(model)) is not None:
             made.consult_code("identity", code)
-        yield made
+        with on_free_cpus():
+            yield made
 
 
 def _target(

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run a block with one OpenMP thread in this thread alone; torch's setting for others stays what it is.
+"""Run a block with fewer OpenMP threads in this thread alone; torch's setting for others stays what it is.
 
 with one_thread() as is_one:
     ...          # is_one: whether that was possible, and makes a difference
+with at_most(3):
+    ...
 """
 
 import ctypes
@@ -19,14 +21,21 @@ _LIBRARIES = ("libtorch_cpu.so", "libtorch_cpu.dylib", "torch_cpu.dll")
 @contextmanager
 def one_thread() -> Iterator[bool]:
     """``torch.set_num_threads`` would reach threads that a program starts meanwhile."""
+    with at_most(1) as is_fewer:
+        yield is_fewer
+
+
+@contextmanager
+def at_most(threads: int) -> Iterator[bool]:
+    """The same with so many threads."""
     before = torch.get_num_threads()
     library = _openmp()
-    if library is None or before == 1:
+    if library is None or before <= threads:
         yield False
         return
-    library.omp_set_num_threads(1)
+    library.omp_set_num_threads(threads)
     try:
-        yield torch.get_num_threads() == 1
+        yield torch.get_num_threads() == threads
     finally:
         library.omp_set_num_threads(before)
 

@@ -29,6 +29,7 @@ from blade.core.reason import Code, Reason, Stage
 from blade.errors import Refused
 from blade.process.memory import free_unused
 from blade.report import Verdict
+from blade.timing.free_cpus import on_free_cpus
 from blade.verification import compare, tolerance
 from blade.verification import reduced_precision as lossy
 from blade.verification.attention_semantics import rows_with_keys
@@ -300,7 +301,7 @@ def _call(
     # the result of some ops depends on the layout of their inputs
     copies = tuple(map(_copy, case.inputs)) if copied else case.inputs
     # the profiling executor would specialize again at the sizes of every case
-    with torchscript.unoptimized():
+    with torchscript.unoptimized(), on_free_cpus():
         result = attempt(Stage.VERIFY, None, case.name, lambda: fn(*copies))
     if isinstance(result, Reason):
         return None
@@ -322,7 +323,7 @@ def _fp64_outputs(case: Case, truth: Fp64Reference) -> Iterator[tuple[int, torch
     outputs = truth.each(tuple(map(_copy, case.inputs)) if truth.writes else case.inputs)
 
     def compute() -> tuple[int, torch.Tensor] | None:
-        with in_bounds(*case.inputs), torchscript.unoptimized():
+        with in_bounds(*case.inputs), torchscript.unoptimized(), on_free_cpus():
             return next(outputs, None)
 
     while True:

@@ -40,6 +40,28 @@ def run(code: str, **environment: str) -> str:
     return done.stdout
 
 
+def test_threads_that_share_a_cpu_are_not_waited_for() -> None:
+    """As beside a busy process: the main thread's calls run with fewer threads, and torch's setting stays."""
+    code = """
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    torch.set_num_threads(4)
+    x = torch.randn(2048, 256)
+    want = model(x)
+    def ticks_of(thread):
+        return sum(map(int, open(f"/proc/self/task/{thread}/stat").read().split()[13:15]))
+    def ticks():
+        found = {thread: ticks_of(thread) for thread in os.listdir("/proc/self/task")}
+        return found.pop(str(os.getpid())), sum(found.values())
+    with torch.no_grad():
+        for _ in range(40): right()
+        main, others = ticks()
+        for _ in range(80): optimized(x)
+        later_main, later_others = ticks()
+    print(torch.get_num_threads(), later_others - others < later_main - main)
+    """
+    assert run(code, OMP_NUM_THREADS="4").split() == ["4", "True"]
+
+
 def test_many_callers_get_right_answers_and_start_no_teams() -> None:
     code = """
     torch.set_num_threads(4)

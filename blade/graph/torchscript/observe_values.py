@@ -27,6 +27,7 @@ from blade.graph.torchscript.program import (
     Program,
 )
 from blade.process.torch_state import seeded_generators
+from blade.timing.free_cpus import on_free_cpus
 
 LIMIT = 3
 """Executions of a line in a loop that are recorded per run, for tensors."""
@@ -212,7 +213,7 @@ class _InstrumentedModule:
         this = copy.deepcopy(module) if next(iter(self.graph.inputs())).uses() else module
         _running[self._number] = note
         try:
-            with seeded_generators(0), torch.no_grad(), torchscript.unoptimized():
+            with seeded_generators(0), torch.no_grad(), torchscript.unoptimized(), on_free_cpus():
                 self._function(this._c, *copy.deepcopy(tuple(sample)))
         finally:
             del _running[self._number]

@@ -2,7 +2,9 @@
 #include "execute/workers.h"
 
 #include <ATen/Parallel.h>
+#include <omp.h>
 #include <pthread.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -185,11 +187,11 @@ std::atomic<int64_t> at_work{0};
 thread_local bool openmp_here = false;
 thread_local int64_t threads_here = 0;  // for the kernels of this call; 0: no call
 
-// Calls work alone until then (ns of the steady clock), because the last ones with helpers lost their core.
-std::atomic<int64_t> alone_until{0};
-std::atomic<int64_t> alone_ns{0};
-constexpr int64_t kLost = 300'000;                               // ns a call may lose
-constexpr int64_t kLeastAlone = 5'000'000, kMostAlone = 160'000'000;  // ns
+// Calls have so many threads less until then (ns of the steady clock), because the last ones lost their core.
+std::atomic<int64_t> fewer{0}, fewer_until{0}, fewer_ns{0};
+constexpr int64_t kLost = 300'000;                            // ns a call may lose
+constexpr int64_t kLeastPause = 5'000'000, kMostPause = 160'000'000;  // ns
+constexpr int64_t kCallsPerTrial = 8;  // a pause is as long as so many calls like the one that lost its core
 
 int64_t now_ns(clockid_t clock) {
   timespec now{};
@@ -237,6 +239,13 @@ int64_t number_of_threads() {
   return quota > 0 ? std::min(threads, quota) : threads;
 }
 
+// How often the scheduler took the core from this thread.
+int64_t interruptions() {
+  rusage found{};
+  getrusage(RUSAGE_THREAD, &found);
+  return found.ru_nivcsw;
+}
+
 // libgomp keeps a team per thread that has a parallel region. The team of the main thread spins between regions; with
 // a second team there are more threads than cores, and all of them sleep.
 bool is_main_thread() {
@@ -249,30 +258,45 @@ bool is_main_thread() {
 AtWork::AtWork(bool shares_openmp) {
   openmp_here = shares_openmp || is_main_thread();
   const int64_t callers = at_work.fetch_add(1, std::memory_order_relaxed) + 1;
-  threads_here = std::max<int64_t>(1, number_of_threads() / callers);
-  if (threads_here == 1 || openmp_here) return;
+  all_ = threads_here = std::max<int64_t>(1, number_of_threads() / callers);
+  if (all_ == 1) return;
   wall_ = now_ns(CLOCK_MONOTONIC);
-  if (wall_ < alone_until.load(std::memory_order_relaxed)) {
-    threads_here = 1;
-    wall_ = 0;
-    return;
+  if (wall_ < fewer_until.load(std::memory_order_relaxed)) {
+    threads_here = std::max<int64_t>(1, all_ - fewer.load(std::memory_order_relaxed));
+    if (openmp_here) {  // for ops of torch
+      openmp_threads_ = omp_get_max_threads();
+      omp_set_num_threads(static_cast<int>(threads_here));
+    }
   }
   cpu_ = now_ns(CLOCK_THREAD_CPUTIME_ID);
+  if (openmp_here) interruptions_ = interruptions();
 }
 
 AtWork::~AtWork() {
   at_work.fetch_sub(1, std::memory_order_relaxed);
+  const bool has_all = threads_here == all_, is_alone = threads_here == 1;
   threads_here = 0;
-  if (wall_ == 0) return;
+  if (openmp_threads_ > 0) omp_set_num_threads(openmp_threads_);
+  if (is_alone) return;
   const int64_t wall = now_ns(CLOCK_MONOTONIC), spent = wall - wall_;
   const int64_t lost = spent - (now_ns(CLOCK_THREAD_CPUTIME_ID) - cpu_);
-  if (lost < kLost || lost < spent / 4) {
-    alone_ns.store(0, std::memory_order_relaxed);
+  // a thread of OpenMP also sleeps for others that are slow
+  const bool is_disturbed = lost >= kLost && lost >= spent / 4 && (!openmp_here || interruptions() > interruptions_);
+  const int64_t before = fewer.load(std::memory_order_relaxed);
+  if (!has_all) {
+    if (is_disturbed) fewer.store(std::min(all_ - 1, 2 * before), std::memory_order_relaxed);
     return;
   }
-  const int64_t pause = std::clamp(2 * alone_ns.load(std::memory_order_relaxed), kLeastAlone, kMostAlone);
-  alone_ns.store(pause, std::memory_order_relaxed);
-  alone_until.store(wall + pause, std::memory_order_relaxed);
+  if (!is_disturbed) {
+    fewer.store(0, std::memory_order_relaxed);
+    fewer_ns.store(0, std::memory_order_relaxed);
+    return;
+  }
+  const int64_t least = std::max(kLeastPause, spent), most = std::max(kMostPause, kCallsPerTrial * spent);
+  const int64_t pause = std::clamp(2 * fewer_ns.load(std::memory_order_relaxed), least, most);
+  fewer.store(std::clamp<int64_t>(before, 1, all_ - 1), std::memory_order_relaxed);
+  fewer_ns.store(pause, std::memory_order_relaxed);
+  fewer_until.store(wall + pause, std::memory_order_relaxed);
 }
 
 void split(int64_t extent, int64_t grain, Part part) {

@@ -5,9 +5,11 @@
 // gets a core: nobody waits for a thread that has not begun. So a core that another library's threads hold costs the
 // help of one worker and nothing else, where OpenMP's barrier would wait for the scheduler. Workers spin for some
 // microseconds between the kernels of a call, then sleep. A call that did not get its core, because a worker that it
-// woke or another process had it, is followed by calls that work alone, for some milliseconds and longer each time.
+// woke or another process had it, is followed by calls with fewer threads, for some milliseconds and longer each time.
 //
-// Kernels of calls in the main thread are split by OpenMP: its team spins between kernels. Another thread would get a
+// Kernels of calls in the main thread are split by OpenMP: its team spins between kernels. Beside a busy process that
+// has the core of one of them, each barrier takes a slice of the scheduler's, and a call of BERT-base's layers on two
+// cores four times as long as alone; these calls have fewer threads, too. Another thread would get a
 // team of its own, and with more threads than cores all of libgomp's sleep at each barrier: a call of BERT-mini at 1x16
 // took 1.5 ms there, 0.56 in the main thread and with the workers.
 //
@@ -39,7 +41,10 @@ class AtWork {
   ~AtWork();
 
  private:
+  int64_t all_ = 1;             // threads, on a quiet machine
   int64_t wall_ = 0, cpu_ = 0;  // ns, where threads help
+  int64_t interruptions_ = 0;
+  int openmp_threads_ = 0;  // of this thread outside the call, if there are others inside
 };
 
 // CPUs that the control group's quota allows, rounded up; 0 without a quota. `root` is "" except in tests.
