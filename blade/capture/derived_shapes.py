@@ -47,7 +47,11 @@ def axes_of(sample: Sample) -> dict[Axis, int]:
 
 
 def resized(sample: Sample, sizes: AxisSizes) -> Sample:
-    """Repeat or cut the given dimensions of ``sample`` to other sizes, and keep the memory order of axes."""
+    """Repeat or cut the given dimensions of ``sample`` to other sizes, and keep the memory order of axes.
+
+    Of whole numbers in ascending order the last one is repeated: where rows begin, an op may rely on the order without
+    a check.
+    """
     leaves, spec = pytree.tree_flatten(sample)
     for (index, axis), size in sizes.items():
         leaf = leaves[index]
@@ -56,11 +60,20 @@ def resized(sample: Sample, sizes: AxisSizes) -> Sample:
         if leaf.shape[axis] == 0:
             leaves[index] = _filled(leaf, axis, size)
             continue
-        where = torch.arange(size, device=leaf.device) % leaf.shape[axis]
+        where = torch.arange(size, device=leaf.device)
+        where = (
+            where.clamp(max=leaf.shape[axis] - 1) if _ascends(leaf) else where % leaf.shape[axis]
+        )
         leaves[index] = in_order(leaf.index_select(axis, where), stride_order(leaf))
     result = pytree.tree_unflatten(leaves, spec)
     assert isinstance(result, tuple), result
     return result
+
+
+def _ascends(leaf: torch.Tensor) -> bool:
+    if leaf.dim() != 1 or leaf.dtype not in (torch.int32, torch.int64) or leaf.numel() < 2:
+        return False
+    return bool((leaf[1:] >= leaf[:-1]).all())
 
 
 def _filled(empty: torch.Tensor, axis: int, size: int) -> torch.Tensor:

@@ -74,6 +74,7 @@ class Fp64Model:
         A result as near to float64 as its dtype permits is right, however far the original is. Where the
         original's output is pure rounding (``is_rounding``), so is a result about as near.
         """
+        want, got = self._as_computed(want), self._as_computed(got)
         truth = self._truth(one, call, output)
         own = self._own(one, call, output, want)
         if own is None:
@@ -112,7 +113,15 @@ class Fp64Model:
             return None
         leaves = pytree.tree_leaves(one.answers[call][0])
         leaf = leaves[output] if output < len(leaves) else None
-        return leaf if isinstance(leaf, torch.Tensor) else None
+        return self._as_computed(leaf) if isinstance(leaf, torch.Tensor) else None
+
+    def _as_computed(self, result: torch.Tensor) -> torch.Tensor:
+        """A float64 result of a model in float32 has float32's digits."""
+        if result.dtype is not torch.float64 or self._original is None:
+            return result
+        given = [*self._original.tensors(), *pytree.tree_leaves(self._references[0].sample)]
+        dtypes = {t.dtype for t in given if isinstance(t, torch.Tensor) and t.is_floating_point()}
+        return result.float() if dtypes == {torch.float32} else result
 
     def _own_of(self, one: Reference, call: int, output: int) -> float | None:
         want = self._want(one, call, output)

@@ -55,6 +55,19 @@ def test_attention_is_not_asked_about_layouts_that_torchs_own_op_misreads() -> N
     assert set(graphs.served().values()) == {"disc"}
 
 
+def test_attention_with_fewer_heads_of_keys_is_one_engine() -> None:
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        found = functional.scaled_dot_product_attention(q + 1, k.tanh(), v * 2, enable_gqa=True)
+        return found * 3
+
+    run = compiled(attend, timing=False)
+    for rows in (7, 64, 33):
+        given = torch.randn(2, 4, rows, 8), torch.randn(2, 2, rows, 8), torch.randn(2, 2, rows, 8)
+        torch.testing.assert_close(run(*given), attend(*given), **TOLERANCE)
+    assert set(graphs.served().values()) == {"disc"}
+    assert all(counts["engine_runs"] for counts in graphs.stats().values())
+
+
 def test_fifty_shapes_are_one_graph() -> None:
     model = Block().eval()
     counter = CompileCounterWithBackend(blade.dynamo.disc)

@@ -283,10 +283,13 @@ def _in_parts(
 ) -> Callable[..., Any]:
     """A method that returns as many tensors as a size says; ``keeping`` takes a traced size as it is."""
 
-    def method(self: torch.Tensor, parts: Any, dim: int = 0) -> Any:
+    def method(self: torch.Tensor, *given: Any, **named: Any) -> Any:
         recorder = current()
-        if recorder is None or isinstance(parts, (list, tuple)) or not is_traced(self):
-            return original(self, parts, dim)
+        dim = given[1] if len(given) > 1 else named.pop("dim", 0)
+        # torch calls it chunks, split_size or split_size_or_sections
+        parts = given[0] if given else next(iter(named.values()), None)
+        if recorder is None or not isinstance(parts, (int, torch.Tensor)) or not is_traced(self):
+            return original(self, *given[:1], dim=dim, **named)
         found = len(_plain(self, lambda t: original(t, parts, dim)))
         recorder.note("int", found, lambda text: count(self, parts, dim, found, text))
         is_kept = isinstance(parts, torch.Tensor) and rank_of(parts) == 0
@@ -439,7 +442,8 @@ def _format(original: Callable[..., str]) -> Callable[..., str]:
             return original(self, form)
         if rank_of(self) == 0:  # as a number is written
             return format(self.__float__() if is_float(self) else self.__int__(), form)
-        return str(_elements(recorder, self, lambda t: original(t, form)))
+        # the text of several numbers is read by people: most often it is a message that nobody sees
+        return str(_plain(_untraced(self), lambda t: original(t, form)))
 
     return __format__
 

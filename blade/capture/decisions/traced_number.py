@@ -114,9 +114,10 @@ class TracedNumber(torch.Tensor):
                     )
                 return func(*args, **(kwargs or {}))
             floats = _computes_in_floats(name, leaves)
-            args, kwargs = pytree.tree_map(
-                lambda x: _among(x, floats), (tuple(args), dict(kwargs or {}))
-            )
+            if name not in _OF_TRUTHS:
+                args, kwargs = pytree.tree_map(
+                    lambda x: _among(x, floats), (tuple(args), dict(kwargs or {}))
+                )
             if name in _DIVISIONS:
                 divisor = args[0] if name.startswith("__r") else args[1]
                 for watch in _watchers:
@@ -142,6 +143,8 @@ class TracedNumber(torch.Tensor):
         return bool(self == torch.trunc(self))
 
 
+_OF_TRUTHS = frozenset(("_is_all_true", "_is_any_true"))
+"""Functions that take nothing but a bool."""
 _DIVISIONS = frozenset(
     "div __truediv__ __rtruediv__ __floordiv__ __rfloordiv__ __mod__ __rmod__ true_divide "
     "floor_divide remainder divide __div__ __rdiv__".split()

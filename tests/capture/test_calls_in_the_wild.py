@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What others' models do beside computing: keywords, messages, checks, ends of bags, results in double."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from transformers.utils.import_utils import torch_compilable_check
+
+import blade
+from blade import Config
+from blade.capture.derived_shapes import resized
+from blade.core.reason import Code
+
+CONFIG = Config(
+    timing=False,
+    cache=False,
+    python_fallback=False,
+    min_cluster_size=1,
+    optimization_pipeline="disc",
+)
+
+
+class _Wrapped(nn.Module):
+    def __init__(self, call: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.call = call
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.call(x)
+
+
+def _chunk(x: torch.Tensor) -> torch.Tensor:
+    a, b = x.sin().chunk(chunks=2, dim=1)
+    return a * b + (1 if x.sum() > -1e9 else 0)
+
+
+def _split(x: torch.Tensor) -> torch.Tensor:
+    a, b = torch.split(x.sin(), split_size_or_sections=8, dim=1)
+    return a * b + (1 if x.sum() > -1e9 else 0)
+
+
+def _method(x: torch.Tensor) -> torch.Tensor:
+    a, b = x.sin().split(split_size=8, dim=1)
+    return a * b + (1 if x.sum() > -1e9 else 0)
+
+
+def _message(x: torch.Tensor) -> torch.Tensor:
+    text = f"unexpected values: {x[x > 0]}"
+    torch._check(True, lambda: text)
+    return x.exp() / 2
+
+
+def _checked_number(x: torch.Tensor) -> torch.Tensor:
+    top = torch.arange(x.shape[1]).max().item()
+    torch_compilable_check(top >= 0, "underflow")
+    return x.exp() / 2
+
+
+def _double(x: torch.Tensor) -> torch.Tensor:
+    return (x * 3).softmax(-1).double().cumsum(-1)
+
+
+@pytest.mark.parametrize("call", [_chunk, _split, _method, _message, _checked_number, _double])
+def test_it_is_served_at_other_sizes(call: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    torch.manual_seed(0)
+    model = _Wrapped(call).eval()
+    optimized = blade.optimize(model, torch.randn(4, 16), CONFIG)
+    report = blade.report(optimized)
+    assert {c.backend for c in report.clusters} == {"disc"}
+    assert not [r.detail for r in report.reasons if r.code is Code.TRACE_FAILED]
+    for rows in (4, 1, 7):
+        x = torch.randn(rows, 16)
+        torch.testing.assert_close(optimized(x), model(x), rtol=1e-5, atol=1e-6)
+
+
+def test_ends_of_bags_ascend_at_every_size() -> None:
+    offsets, ids = torch.tensor([0, 3, 9, 17]), torch.tensor([5, 1, 7, 2])
+    longer = resized((ids, offsets), {(0, 0): 6, (1, 0): 7})
+    assert longer[0].tolist() == [5, 1, 7, 2, 5, 1]
+    assert longer[1].tolist() == [0, 3, 9, 17, 17, 17, 17]
+    assert resized((ids, offsets), {(1, 0): 2})[1].tolist() == [0, 3]
