@@ -19,6 +19,7 @@ from suite.entry import FAMILIES, Both, Entry, at  # noqa: E402
 from suite.lines import Line, Lines  # noqa: E402
 from suite.peers import LESS_EXACT, PEERS, packages  # noqa: E402
 from suite.registry import ENTRIES  # noqa: E402
+from suite.served import trained_coverage  # noqa: E402
 from suite.summary import LEVEL, rows, summary  # noqa: E402
 from zoo.compare import error  # noqa: E402
 
@@ -37,6 +38,17 @@ def test_names_are_keys_and_some_of_each_family_come_first() -> None:
     assert all(name == entry.name and name.isidentifier() for name, entry in ENTRIES.items())
     first = Counter(entry.family for entry in ENTRIES.values() if entry.rank == 0)
     assert min(first[family] for family in FAMILIES) >= 5
+
+
+def test_a_trained_step_tells_what_served_it() -> None:
+    import blade
+
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.Linear(8, 1))
+    run = torch.compile(model, backend=blade.dynamo.aot_disc, options={"timing": False})
+    run(torch.randn(4, 8)).sum().backward()
+    served = trained_coverage("blade")["served"]
+    assert served["ops"] > 0 and served["clusters"] >= 2
+    assert trained_coverage("eager") == {}
 
 
 def test_a_setting_of_both_sizes() -> None:

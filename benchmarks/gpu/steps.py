@@ -162,17 +162,13 @@ def _served(peer: str) -> dict[str, Any]:
     """As ``gpu.peers.served``, of every graph."""
     if not peer.startswith("aot_disc"):
         return {}
-    from blade.dynamo.live_graphs import live_graphs
+    from blade.dynamo import reports, stats
 
-    graphs = live_graphs()
-    counters = [c for one in graphs for c in one.stats().values()]
-    reports = [one.report() for one in graphs]
+    made, counters = reports(), list(stats().values())
     return {
-        "clusters": [
-            f"{c.backend}: {sum(c.ops.values())} ops" for r in reports for c in r.clusters
-        ],
+        "clusters": [f"{c.backend}: {sum(c.ops.values())} ops" for r in made for c in r.clusters],
         "engine_runs": sum(c.get("engine_runs", 0) for c in counters),
         "counters": counters,
         "seconds": {},
-        "reasons": reasons(x for r in reports for x in r.all_reasons()),
+        "reasons": reasons(x for r in made for x in r.all_reasons()),
     }

@@ -27,11 +27,9 @@ def trained_coverage(peer: str) -> dict[str, Any]:
     """Of the graphs, forward and backward, of ``aot_disc``."""
     if peer != "blade":
         return {}
-    from blade.dynamo.live_graphs import live_graphs
+    from blade.dynamo import reports, stats
 
-    graphs = live_graphs()
-    counters = [c for one in graphs for c in one.stats().values()]
-    return {"served": _served([one.report() for one in graphs], counters)}
+    return {"served": _served(reports(), stats().values())}
 
 
 def _served(reports: Sequence[Any], counters: Iterable[Mapping[str, int]]) -> dict[str, Any]:
