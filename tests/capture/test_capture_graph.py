@@ -297,12 +297,12 @@ class NotedWithState(Noted):
         return super().forward(x) + self.calls
 
 
-@pytest.mark.parametrize(("model", "runs"), [(Noted(), 1), (NotedWithState(), 3)])
+@pytest.mark.parametrize(("model", "runs"), [(Noted(), 1), (NotedWithState(), 6)])
 def test_the_model_runs_once_per_input_and_again_only_if_it_has_a_state(
     model: nn.Module, runs: int
 ) -> None:
-    """Each sample once for its reference, twice more in a row where calls change the model; the first
-    once more to be traced."""
+    """Each sample once for its reference; where calls change the model, twice more in a row, and three times to learn
+    whether what they leave shows anywhere; the first once more to be traced."""
     samples = [random(3, 5), random(3, 5, seed=1)]
     _calls.clear()
     captured = capture(model.eval(), [(x,) for x in samples], Config())
