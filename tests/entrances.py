@@ -62,8 +62,10 @@ class Compiled:
         return [r for one in self._graphs for r in one.report().all_reasons()]
 
     def engine_runs(self) -> int:
-        engines = [e for one in self._graphs for e in one.engines().values()]
-        return sum(e.stats().get("engine_runs", 0) for e in engines)
+        from blade.dynamo.live_graphs import stats_of
+
+        counts = [c for one in self._graphs for c in stats_of(one).values()]
+        return sum(c.get("engine_runs", 0) for c in counts)
 
 
 def _graphs() -> list[Any]:

@@ -14,7 +14,7 @@ more are kept than that, and the latest: only the original's errors are needed l
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from functools import partial
+from functools import cached_property, partial
 from statistics import median
 from typing import Any
 
@@ -117,11 +117,15 @@ class Fp64Model:
 
     def _as_computed(self, result: torch.Tensor) -> torch.Tensor:
         """A float64 result of a model in float32 has float32's digits."""
-        if result.dtype is not torch.float64 or self._original is None:
-            return result
-        given = [*self._original.tensors(), *pytree.tree_leaves(self._references[0].sample)]
-        dtypes = {t.dtype for t in given if isinstance(t, torch.Tensor) and t.is_floating_point()}
-        return result.float() if dtypes == {torch.float32} else result
+        return result.float() if result.dtype is torch.float64 and self._is_float32 else result
+
+    @cached_property
+    def _is_float32(self) -> bool:
+        """Whether all floats that the model is given, weights and inputs, are float32."""
+        if self._original is None:
+            return False
+        given = [*self._original.tensors(), *tensors_in(list(self._references[0].sample))]
+        return {t.dtype for t in given if t.is_floating_point()} == {torch.float32}
 
     def _own_of(self, one: Reference, call: int, output: int) -> float | None:
         want = self._want(one, call, output)

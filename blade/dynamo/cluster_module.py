@@ -168,7 +168,7 @@ class FxClusterModule(torch.nn.Module):
             theirs = [t.detach() for t in self._given(args)]
             on_gpu = any(t.is_cuda for t in theirs)
             if on_gpu:
-                trim_others(self.name.split(".")[0])
+                trim_others(self.name)
             trial = EngineTrial(
                 cluster, self._rivals, self._watches, self._original, how, self.lent
             )

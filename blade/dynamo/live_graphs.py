@@ -44,12 +44,14 @@ def stats_of(graph: LiveGraph) -> dict[str, dict[str, int]]:
 
 
 def trim_others(name: str) -> None:
-    """Free what the engines of all graphs but ``name`` keep between calls; they take it again at their next call.
+    """Free what engines keep between calls, but for those of the graph that ``name`` is of, forward and backward; they
+    take it again at their next call.
 
     A graph of other sizes takes the place of one that Dynamo may never call again, and needs as much.
     """
+    own = name.split(".")[0]
     for graph in live_graphs():
-        if graph.name.split(".")[0] != name:
+        if graph.name.split(".")[0] != own:
             for engine in graph.engines().values():
                 engine.trim()
 

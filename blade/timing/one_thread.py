@@ -9,7 +9,7 @@ with at_most(3):
 
 import ctypes
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -18,16 +18,17 @@ import torch
 _LIBRARIES = ("libtorch_cpu.so", "libtorch_cpu.dylib", "torch_cpu.dll")
 
 
-@contextmanager
-def one_thread() -> Iterator[bool]:
-    """``torch.set_num_threads`` would reach threads that a program starts meanwhile."""
-    with at_most(1) as is_fewer:
-        yield is_fewer
+def one_thread() -> AbstractContextManager[bool]:
+    """Run the block with one thread."""
+    return at_most(1)
 
 
 @contextmanager
 def at_most(threads: int) -> Iterator[bool]:
-    """The same with so many threads."""
+    """Run the block with so many threads.
+
+    ``torch.set_num_threads`` would reach threads that a program starts meanwhile.
+    """
     before = torch.get_num_threads()
     library = _openmp()
     if library is None or before <= threads:

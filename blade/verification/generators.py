@@ -2,7 +2,7 @@
 """Random generators for contents that verification draws, apart from torch's own.
 
 generators = Generators(seed=0)
-torch.rand(8, device="cuda", generator=generators.on("cuda"))
+torch.rand(8, device="cuda", generator=generators.on(torch.device("cuda")))
 """
 
 import torch

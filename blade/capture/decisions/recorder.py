@@ -285,11 +285,13 @@ def _in_parts(
 
     def method(self: torch.Tensor, *given: Any, **named: Any) -> Any:
         recorder = current()
-        dim = given[1] if len(given) > 1 else named.pop("dim", 0)
+        dim = given[1] if len(given) > 1 else named.get("dim", 0)
         # torch calls it chunks, split_size or split_size_or_sections
-        parts = given[0] if given else next(iter(named.values()), None)
-        if recorder is None or not isinstance(parts, (int, torch.Tensor)) or not is_traced(self):
-            return original(self, *given[:1], dim=dim, **named)
+        by_name = (value for name, value in named.items() if name != "dim")
+        parts = given[0] if given else next(by_name, None)
+        is_size = parts is not None and not isinstance(parts, (list, tuple))
+        if recorder is None or not is_size or not is_traced(self):
+            return original(self, *given, **named)
         found = len(_plain(self, lambda t: original(t, parts, dim)))
         recorder.note("int", found, lambda text: count(self, parts, dim, found, text))
         is_kept = isinstance(parts, torch.Tensor) and rank_of(parts) == 0
@@ -443,7 +445,7 @@ def _format(original: Callable[..., str]) -> Callable[..., str]:
         if rank_of(self) == 0:  # as a number is written
             return format(self.__float__() if is_float(self) else self.__int__(), form)
         # the text of several numbers is read by people: most often it is a message that nobody sees
-        return str(_plain(_untraced(self), lambda t: original(t, form)))
+        return original(_untraced(self), form)
 
     return __format__
 

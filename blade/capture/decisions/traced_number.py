@@ -145,6 +145,7 @@ class TracedNumber(torch.Tensor):
 
 _OF_TRUTHS = frozenset(("_is_all_true", "_is_any_true"))
 """Functions that take nothing but a bool."""
+
 _DIVISIONS = frozenset(
     "div __truediv__ __rtruediv__ __floordiv__ __rfloordiv__ __mod__ __rmod__ true_divide "
     "floor_divide remainder divide __div__ __rdiv__".split()

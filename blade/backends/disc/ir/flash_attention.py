@@ -84,6 +84,9 @@ def why_not(q: Value, k: Value, v: Value, bias: Value | None) -> str | None:
         return "attention is generated for float32"
     if any(len(x.shape) != 4 for x in (q, k, v)):
         return "the axes are not batch, heads, places and depth"
+    heads = {x.shape[1] for x in (q, k, v)}
+    if len(heads) > 1 and all(isinstance(n, int) for n in heads):
+        return "queries share heads of keys"
     return None
 
 

@@ -53,6 +53,7 @@ class Engine : public torch::CustomClassHolder {
   void rearm();
   // As if nothing was run yet: counts, failures and buffers go, what was loaded and packed stays.
   void renew();
+  // Buffers of sizes that no call uses now go; counts stay.
   void trim();
   // A limit that is set once the engine is there: "autocast", "recheck_every" or "recheck_tolerance". Before the first call.
   void set_limit(const std::string& name, int64_t value);

@@ -249,11 +249,7 @@ def _case(
     for size in (*q.shape, *k.shape):
         lo.at_least(size, 1, "attention between elements")
     known = isinstance(scale, (int, float)) or (scale is None and isinstance(q.shape[-1], int))
-    heads = {x.shape[1] for x in (q, k, v)}
-    is_grouped = len(heads) > 1 and all(isinstance(n, int) for n in heads)  # enable_gqa
-    if dropout_p != 0.0 or not known or is_grouped:
-        raise lo.otherwise()
-    if flash_attention_why_not(q, k, v, mask) is not None:
+    if dropout_p != 0.0 or not known or flash_attention_why_not(q, k, v, mask) is not None:
         raise lo.otherwise()
     k = _of_shape(lo, k, (*q.shape[:2], k.shape[2], q.shape[3]))
     v = _of_shape(lo, v, (*k.shape[:3], v.shape[3]))
