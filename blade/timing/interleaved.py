@@ -59,6 +59,7 @@ EVIDENT = 10.0  # factor to its noise at which a speed-up needs no further round
 CLEAR_WIN = 1.1  # a speed-up that a single round shows
 HOPELESS = 10.0  # factor to the original's seconds; one call of HOPELESS_S beyond it is enough
 HOPELESS_S = 0.2
+COMPILES_S = 2.0  # seconds of a second call that may be TorchScript's compiling, or the capture of CUDA graphs
 
 Inputs = Sequence[Any]
 Clock = Callable[[], float]
@@ -183,14 +184,14 @@ class _Side:
     def warm_up(self, end: float, original: float | None = None) -> float:
         """Return the seconds of one call, after the calls in which TorchScript profiles and specializes.
 
-        A function whose second call is far slower than ``original`` is not called again; after ``end`` no
-        function is.
+        A function whose second call is far slower than ``original``, and too slow to be compiling, is not called
+        again; after ``end`` no function is.
         """
         self.once = self._time_span(1)  # includes lazy loading
         if self.clock() > end:
             return self.once
         self.once = self._time_span(1)
-        if self.clock() > end or (original is not None and _is_hopeless(self.once, original)):
+        if self.clock() > end or (original is not None and _gives_up(self.once, original)):
             return self.once
         self._call()
         self.once = self._time_span(1)
@@ -322,6 +323,10 @@ def _is_clear(ratio: Ratio, enough: float) -> bool:
 
 def _is_hopeless(seconds: float, original: float) -> bool:
     return seconds > HOPELESS_S and seconds > HOPELESS * original
+
+
+def _gives_up(seconds: float, original: float) -> bool:
+    return seconds > COMPILES_S and _is_hopeless(seconds, original)
 
 
 def _timing(inputs: Inputs, original: _Side, engine: _Side) -> Timing:

@@ -109,6 +109,13 @@ def test_what_is_hopeless_is_called_twice_and_several_are_timed_together() -> No
     assert clock.now < 2 * 3.0 + (4 + 15) * 0.15 + 0.01
 
 
+def test_a_second_call_that_compiles_is_not_what_an_engine_takes() -> None:
+    clock = Clock()
+    engine = clock.costs(0.5, 0.3, *[0.005] * 1000)
+    t = measure(engine, clock.costs(0.01), X, 15, clock)
+    assert t.speedup == pytest.approx(2)
+
+
 def test_measuring_ends_as_soon_as_the_speed_up_is_known() -> None:
     clock = Clock()
     measure(clock.costs(0.010), clock.costs(0.030), X, 15, clock)
