@@ -8,7 +8,13 @@ import torch
 
 from blade.capture.clean import clean, freeze
 from blade.graph.torchscript.functionalize import functionalize
-from blade.graph.torchscript.move_constructors import move_constructors
+from blade.graph.torchscript.move_constructors import (
+    _are_alike,
+    _read_elsewhere,
+    _values,
+    move_constructors,
+)
+from blade.graph.torchscript.program import read
 
 META = torch.device("meta")
 
@@ -83,6 +89,63 @@ def test_a_mask_that_is_copied() -> None:
 )
 def test_what_stays(function: Callable[..., object]) -> None:
     assert "meta" not in devices_of(function)[-1:]
+
+
+def buckets(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    """As MPNet and WavLM make them, and a scale as DeBERTa makes it."""
+    n = x.shape[1]
+    distance = torch.abs(torch.arange(n, device="cpu")[:, None] - torch.arange(n, device="cpu"))
+    far = (torch.log(distance.float() / 8) / 2.7725887 * 8).to(torch.long)
+    bucket = torch.where(distance < 8, distance, torch.min(far, torch.full_like(far, 15)))
+    scale = torch.sqrt(torch.scalar_tensor(n, dtype=torch.float, device="cpu") * 3)
+    return table[bucket.to(x.device)] / scale.to(dtype=x.dtype)
+
+
+@pytest.mark.parametrize("is_alike", [True, False])
+def test_floats_move_where_the_device_gives_the_same(
+    is_alike: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``meta`` computes nothing, so that the comparison is what the test says."""
+    runs = iter([[[torch.tensor([1, 2])]], [[torch.tensor([1, 2 if is_alike else 3])]]])
+    read: list[int] = []
+
+    def values(program: object, module: object, samples: object, read_there: object) -> object:
+        read.append(len(read_there))  # type: ignore[arg-type]
+        return next(runs)
+
+    monkeypatch.setattr("blade.graph.torchscript.move_constructors._values", values)
+    assert devices_of(buckets) == ["meta" if is_alike else "cpu"]
+    assert read == [2, 2]
+
+
+def test_what_floats_are_read_as() -> None:
+    """The values that the comparison sees, by a program whose device is the CPU."""
+    x, table = torch.ones(4, 20), torch.ones(1000, 4)
+    module = freeze(torch.jit.trace(Model(buckets, table.device).eval(), (x,)), (), True)
+    clean(module, ())
+    functionalize(module, [(x,)])
+    program = read(module.graph)
+    moved = [line for line in program.lines if line.kind in ("aten::arange", "aten::log")]
+    [seen] = _values(program, module, [(x,)], _read_elsewhere(program, moved))
+    assert [(one.dtype, one.shape) for one in seen] == [
+        (torch.int64, (20,)),
+        (torch.float32, (20, 20)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "is_alike"),
+    [
+        (torch.tensor([3]), torch.tensor([4]), False),
+        (torch.tensor([3]), torch.tensor([3]), True),
+        (torch.tensor([1.0]), torch.tensor([1.0 + 2e-7]), True),
+        (torch.tensor([1.0]), torch.tensor([1.0 + 2e-6]), False),
+        (torch.tensor([-torch.inf]), torch.tensor([-torch.inf]), True),
+        (torch.ones(1), torch.ones(2), False),
+    ],
+)
+def test_alike(one: torch.Tensor, other: torch.Tensor, is_alike: bool) -> None:
+    assert _are_alike([[one]], [[other]]) is is_alike
 
 
 def test_a_tensor_of_the_cpu_beside_it() -> None:
