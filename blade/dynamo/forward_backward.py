@@ -22,6 +22,7 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.fx import Graph, GraphModule, Node
 
 from blade.dynamo.cse import eliminate_common_subexpressions
+from blade.dynamo.fold_numbers import fold_numbers
 from blade.dynamo.index_tables import move_index_tables
 from blade.dynamo.recompute import fused_ops_known
 from blade.dynamo.saved_layouts import save_channels_last
@@ -45,6 +46,7 @@ def partition(
     _forget_running_statistics(joint.graph)
     _widen_statistics(joint.graph)
     forget_states(joint.graph)
+    fold_numbers(joint.graph)
     move_index_tables(joint.graph)  # one that is saved for the backward graph, too
     if functorch_config.cse:
         joint.graph.eliminate_dead_code()

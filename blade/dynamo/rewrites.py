@@ -9,7 +9,8 @@ Attention on a GPU arrives as the kernel that torch chose at the sample's sizes,
 its gradient. If these are unused, it becomes ``scaled_dot_product_attention`` again, which every backend may
 implement.
 
-Indices that are computed on the CPU move to the GPU that reads them (``index_tables``).
+Indices that are computed on the CPU move to the GPU that reads them (``index_tables``). Numbers that follow from
+constants there become constants (``fold_numbers``).
 """
 
 import operator
@@ -19,6 +20,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
+from blade.dynamo.fold_numbers import fold_numbers
 from blade.dynamo.index_tables import move_index_tables
 
 aten = torch.ops.aten
@@ -41,6 +43,7 @@ def apply_rewrites(graph: Graph) -> None:
             _of_sizes(graph, node, known)
         elif node.target in _ATTENTION:
             _only_attention(graph, node)
+    fold_numbers(graph)
     move_index_tables(graph)
     graph.eliminate_dead_code(lambda node: node.is_impure() or _draws(node))
 
