@@ -34,7 +34,7 @@ class Rotary(nn.Module):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize("rotated", [8, 16])
+@pytest.mark.parametrize("rotated", [8, 12, 16])
 def test_rotary_embeddings_of_pairs(rotated: int, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     model = Rotary(rotated)
@@ -53,6 +53,31 @@ def test_rotary_embeddings_of_pairs(rotated: int, dtype: torch.dtype) -> None:
         given = inputs(batch, length)
         torch.testing.assert_close(program(*given), [model(*given)], **close)
         assert program.ran(*given) == ["loop"] * (1 + (rotated < 16))
+
+
+def test_pairs_are_read_and_written_together() -> None:
+    """Two bytes of every four, in two accesses, take several times as long."""
+    x, angles = torch.randn(2, 2, 5, 16), torch.randn(2, 5, 16)
+    axes = [(True, False, True, False), (True, True, False), (True, True, False)]
+    program = compiled(Rotary(16), [x, angles.cos(), angles.sin()], axes)
+    [text] = {u.text for u in program.units.values()}
+    assert text.count("tl.load") == text.count("tl.split") == 3
+    assert text.count("tl.store") == text.count("tl.join") == 1
+
+
+def test_pairs_of_many_columns() -> None:
+    """Tiled along columns, the last tile with a mask; and a value that all of a row's columns share."""
+
+    def forward(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        first, second = x[..., ::2], x[..., 1::2]
+        return torch.stack((first * y, second - first), -1).flatten(-2) + x
+
+    for pairs in (3, 700, 4096):
+        x, y = torch.randn(3, 2 * pairs), torch.randn(3, 1)
+        program = compile_to_program(lower(*trace(forward, [x, y], [ROWS, ROWS]), forms=FORMS))
+        for rows in (3, 1, 33):
+            x, y = torch.randn(rows, 2 * pairs), torch.randn(rows, 1)
+            torch.testing.assert_close(program(x, y), [forward(x, y)])
 
 
 def test_a_row_with_another_reader_stays() -> None:

@@ -101,7 +101,7 @@ class _KernelWriter:
         """Tell the compiler which sizes are multiples, so that accesses become vectors."""
         even, inner = self.variant.even, self.kernel.inner
         multiples = {inner: self.kernel.multiple} if isinstance(inner, sympy.Expr) else {}
-        for expression in even.open or () if even else ():
+        for expression in (*(even.open or ()), *even.known) if even else ():
             multiples[expression] = max(multiples.get(expression, 1), even.elements)  # type: ignore[union-attr]
         for expression, multiple in multiples.items():
             line = self.sizes.annotate(expression, multiple)
@@ -207,6 +207,7 @@ class _KernelWriter:
         """Every statement once, over the whole tile."""
         body = self.body
         body.checked.clear()
+        body.half_done.clear()
         alive = sorted(live(self.kernel.body), key=self.order)
         for i in alive:
             stmt = body.stmt(i)

@@ -12,6 +12,7 @@ import torch
 
 from blade.backends.disc.gpu.emit import pointwise, reduction
 from blade.backends.disc.gpu.emit.fast_math import beside_one, hidden
+from blade.backends.disc.gpu.emit.pairs import access_of, find_pairs
 from blade.backends.disc.gpu.emit.tile_table import KernelTile
 from blade.backends.disc.gpu.emit.tiling import TritonSizes
 from blade.backends.disc.ir.iteration_space import number
@@ -65,6 +66,8 @@ class TritonBody:
         self.exact: set[int] = set()  # halves whose registers hold exactly their value in memory
         self.bases: dict[str, str] = {}
         self.checked: set[tuple[int, int, Dim]] = set()  # (piece, index, bound) of assertions
+        self.pairs = find_pairs(kernel) if tile.pieces == 1 else {}
+        self.half_done: set[tuple[int, int]] = set()  # pairs of which one statement has come
 
     def line(self, text: str) -> None:
         self.lines.append("    " * self.indent + text)
@@ -111,7 +114,9 @@ class TritonBody:
     def statement(self, i: int) -> None:
         """Emit a statement of any kind but ``Reduce``."""
         stmt = self.kernel.body[i]
-        if isinstance(stmt, Load):
+        if i in self.pairs and not self.walked and not self.beside:
+            self.pair(*self.pairs[i], stmt)
+        elif isinstance(stmt, Load):
             self.load(i, stmt.access, stmt.dtype)
         elif isinstance(stmt, Gather):
             self.gather(i, stmt)
@@ -202,6 +207,67 @@ class TritonBody:
         text = f"tl.load({pointer}{mask})"
         self.define(i, f"{text}.to(tl.float32)" if dtype in HALVES else text)
 
+    def pair(self, even: int, odd: int, stmt: Stmt) -> None:
+        """Load both at the first of the two statements, or store both at the last."""
+        is_last = (even, odd) in self.half_done
+        self.half_done ^= {(even, odd)}
+        if isinstance(stmt, Load) and not is_last:
+            self.load_pair(even, odd, stmt.dtype)
+        elif isinstance(stmt, Store) and is_last:
+            self.store_pair(even, odd)
+
+    def load_pair(self, even: int, odd: int, dtype: torch.dtype) -> None:
+        access = access_of(self.kernel, even)
+        rows, pointer = self.differs(access), self.pair_pointer(access)
+        shape = self.pair_shape()
+        if not rows and self.tile.rows > 1:
+            rows, pointer = True, f"tl.broadcast_to({pointer}, {shape})"
+        text = f"tl.load({pointer}{self.pair_mask(rows)})"
+        text = f"{text}.to(tl.float32)" if dtype in HALVES else text
+        for i in (even, odd):
+            self.rows[i], self.columns[i] = rows, True
+            self.exact.add(i)
+            self.values[i] = f"v{i}"
+        self.line(f"v{even}, v{odd} = tl.split(tl.reshape({text}, {self.pair_shape(True)}))")
+
+    def store_pair(self, even: int, odd: int) -> None:
+        """Both rows, or each alone if a value is the same for all of its rows or columns."""
+        stmts = [self.kernel.body[i] for i in (even, odd)]
+        stores = [stmt for stmt in stmts if isinstance(stmt, Store)]
+        access, several = stores[0].access, self.tile.rows > 1
+        is_whole = all(
+            self.columns[s.value] and (self.rows[s.value] or not several) for s in stores
+        )
+        if not is_whole or (several and not self.differs(access)):
+            for stmt in stores:
+                self.store(stmt)
+            return
+        dtype = self.kernel.args[access.arg].dtype
+        cast = f".to({pointwise.memory_type(dtype)})" if dtype in HALVES else ""
+        values = ", ".join(f"{self.values[s.value]}{cast}" for s in stores)
+        both = f"tl.reshape(tl.join({values}), {self.pair_shape()})"
+        self.line(f"tl.store({self.pair_pointer(access)}, {both}{self.pair_mask(several)})")
+
+    def pair_shape(self, parted: bool = False) -> str:
+        """The shape of a tile of pairs: [rows, 2 * columns], ``parted``: [rows, columns, 2]."""
+        columns = f"{self.tile.columns}, 2" if parted else f"{2 * self.tile.columns}"
+        return f"[{self.tile.rows}, {columns}]" if self.tile.rows > 1 else f"[{columns}]"
+
+    def pair_pointer(self, access: Access) -> str:
+        shape = "[None, :]" if self.tile.rows > 1 else ""
+        line = f"cc = tl.arange(0, {2 * self.tile.columns}){shape}"
+        if line not in self.head:
+            self.head.append(line)
+        return f"{self.row_pointer(access)} + cc"
+
+    def pair_mask(self, rows: bool) -> str:
+        names = ["rm"] * (rows and self.row_mask)
+        if self.column_mask:
+            inner = self.sizes.text(self.kernel.inner)
+            left = f"({inner} - c0)" if self.tiled else inner
+            names.append(f"(cc < {left} * 2)")
+        return f", mask={' & '.join(names)}" if names else ""
+
     def gather(self, i: int, stmt: Gather) -> None:
         rows, columns = self.rows[stmt.index], self.columns[stmt.index]
         if stmt.bound is not None:
@@ -263,6 +329,10 @@ class TritonBody:
 
     def pointer(self, access: Access) -> str:
         """The elements' addresses: row addresses, named and shared, plus columns."""
+        base, step = self.row_pointer(access), access.strides[-1]
+        return base if number(step) == 0 else f"{base} + {self.column(step)}"
+
+    def row_pointer(self, access: Access) -> str:
         outer = access.strides[:-1]
         terms = [
             self.times(f"i{k}", self.sizes.text(s)) for k, s in enumerate(outer) if number(s) != 0
@@ -274,10 +344,7 @@ class TritonBody:
             terms.append(self.sizes.text(access.offset))
         if number(step) != 0 and self.tiled:
             terms.append(self.times("c0", self.sizes.text(step)))
-        base = self.base(" + ".join([f"p{access.arg}", *filter(None, terms)]))
-        if number(step) == 0:
-            return base
-        return f"{base} + {self.column(step)}"
+        return self.base(" + ".join([f"p{access.arg}", *filter(None, terms)]))
 
     def evenly_apart(self, strides: Sequence[Dim]) -> bool:
         """Are all rows equally far apart, so that the merged row index suffices?"""

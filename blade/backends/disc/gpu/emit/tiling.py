@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import sympy
 from torch.utils._sympy.functions import FloorDiv, Mod
 
+from blade.backends.disc.gpu.emit.pairs import paired_accesses
 from blade.backends.disc.gpu.emit.tile_table import ACCESS_BYTES
 from blade.backends.disc.ir.iteration_space import number
 from blade.backends.disc.ir.kernel import Accessing, Dim, Kernel
@@ -75,11 +76,13 @@ def ceil_div(dim: Dim, by: int) -> Dim:
 class Alignment:
     """The condition that every row begins at a multiple of ``elements``, so that accesses are vectors.
 
-    ``open``: expressions whose divisibility is unknown; ``None``: the condition cannot hold.
+    ``open``: expressions whose divisibility is unknown; ``None``: the condition cannot hold. ``known``: those of pairs
+    that are multiples by their form, which the compiler does not see.
     """
 
     elements: int
     open: tuple[sympy.Expr, ...] | None
+    known: tuple[sympy.Expr, ...] = ()
 
     @property
     def holds(self) -> sympy.Basic:
@@ -90,26 +93,29 @@ class Alignment:
 
 
 def alignment(kernel: Kernel) -> Alignment:
-    """The alignment of the accesses that are contiguous along inner."""
-    walked = [
+    """The alignment of the accesses that are contiguous along inner, each alone or two together."""
+    whole = [
         s.access
         for s in kernel.body
         if isinstance(s, Accessing) and number(s.access.strides[-1]) == 1
     ]
-    itemsizes = {kernel.args[a.arg].dtype.itemsize for a in walked}
+    pairs = list(paired_accesses(kernel))
+    itemsizes = {kernel.args[a.arg].dtype.itemsize for a in (*whole, *pairs)}
     elements = ACCESS_BYTES // min(
         itemsizes - {1} or itemsizes or {1}
     )  # 8 bytes at a time suffice for uint8
     open_: dict[sympy.Expr, None] = {}
-    for access in walked:
-        needed = [kernel.inner, *access.strides[:-1], access.offset]
+    for access in (*whole, *pairs):
+        needed = [kernel.inner * access.strides[-1], *access.strides[:-1], access.offset]
         unknown = [d for d in needed if not known_multiple(kernel, d, elements)]
         if any(number(d) is not None for d in unknown):
             continue  # this access is never aligned; ignore it for the others
         open_.update(dict.fromkeys(d for d in unknown if isinstance(d, sympy.Expr)))
-    if walked and number(kernel.inner) is not None and int(kernel.inner) % elements:
+    if whole and number(kernel.inner) is not None and int(kernel.inner) % elements:
         return Alignment(elements, None)
-    return Alignment(elements, tuple(open_))
+    apart = dict.fromkeys(d for a in pairs for d in a.strides[:-1] if number(d) is None)
+    known = [d for d in apart if known_multiple(kernel, d, elements)]
+    return Alignment(elements, tuple(open_), tuple(d for d in known if isinstance(d, sympy.Expr)))
 
 
 def streamed(kernel: Kernel) -> int:
