@@ -72,3 +72,18 @@ def test_where_16_bits_amplify_rounding_it_bounds_the_error_at_the_users_own() -
     ):
         with pytest.raises(Refused):
             check_errors([other], never, lambda case, outputs, moved=moved: [moved])
+
+
+def test_in_16_bits_the_original_itself_must_move_by_as_much_at_the_users_own() -> None:
+    """Of hundreds of gradients, in float32 of products in bfloat16, one is 2.2 times as far as eager by its nature."""
+    case = Case("sample", "sample 0", (torch.ones(2),))
+    one = Answer(case, 0, torch.float32, RelativeErrors(2e-3, 2.2e-3, 1e-3), half=torch.bfloat16)
+
+    def check(answer: Answer, moved: float) -> None:
+        check_errors([answer], lambda case, outputs, finite: [answer], lambda *_: [moved])
+
+    check(one, 2.2e-3)
+    far = replace(one, errors=RelativeErrors(9e-3, 9e-3, 1e-3))
+    for other, moved in ((one, 2.1e-3), (replace(one, half=None), 1.0), (far, 1.0)):
+        with pytest.raises(Refused):
+            check(other, moved)
