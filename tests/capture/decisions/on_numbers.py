@@ -203,7 +203,7 @@ class FftPeriods(nn.Module):
         b, t, c = x.shape
         strength = torch.fft.rfft(x, dim=1).abs().mean((0, 2))
         strength[0] = 0
-        tops = torch.topk(strength, 2).indices.numpy()
+        tops = torch.topk(strength, 2).indices.numpy()  # decides
         found = []
         for period in t // tops:  # decides
             length = math.ceil(t / period) * period  # decides
