@@ -74,6 +74,19 @@ def test_a_decision_on_emptiness_is_checked() -> None:
         found.module(X[0, 0, :0])
 
 
+def test_parts_whose_length_is_0_are_another_path() -> None:
+    def halves(x: torch.Tensor) -> torch.Tensor:
+        half = x.shape[0] // 2
+        return torch.stack([torch.tanh(part).sum(0) for part in x[: half * 2].split(half)])
+
+    found = captured(halves, X[0, 0])
+    assert found.limits == ()
+    for rows in (2, 5, 6):
+        torch.testing.assert_close(found.module(X[0, 0, :rows]), halves(X[0, 0, :rows]) + 1)
+    with pytest.raises(torch.jit.Error, match=r"No captured path .*half \* 2"):
+        found.module(X[0, 0, :1])
+
+
 def test_sizes_beside_one_that_elements_decide_are_known() -> None:
     def read(x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
         kept = x[:, : int(lengths.max())]

@@ -72,8 +72,9 @@ def same_size(t: Tensor, dim: int, want: int, text: str) -> Tensor:
 
 @_scripted
 def same_split(t: Tensor, size: Tensor, dim: int, want: int, text: str) -> Tensor:
-    """As many parts of length ``size`` as there were."""
-    if (t.size(dim) + int(size) - 1) // int(size) != want:
+    """As many parts of length ``size`` as there were; of length 0 there are none, and no division by it."""
+    step = max(int(size), 1)
+    if (t.size(dim) + step - 1) // step != want:
         raise RuntimeError(text)
     return t
 
