@@ -66,3 +66,23 @@ def test_padding_is_answered_as_the_layer_does() -> None:
     for x in (torch.randn(2, 5, 16), torch.randn(2, 5, 16)):
         with torch.no_grad():
             torch.testing.assert_close(optimized(x, padding), model(x, padding))
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+@pytest.mark.parametrize("is_aligned", [True, False])
+def test_whether_padding_is_at_the_end_is_a_decision(is_aligned: bool) -> None:
+    """Elsewhere the encoder makes no nested tensor, and computes what is in the padding."""
+    model = Padded().eval()
+    last, first = (torch.zeros(2, 5, dtype=torch.bool) for _ in range(2))
+    last[0, 3:], first[0, :2] = True, True
+    x, sample = torch.randn(2, 5, 16), last if is_aligned else first
+    captured = capture(model, (x, sample), blade.Config(timing=False, allow_tracing=True))
+    assert captured.how == "trace"
+    for padding in (last, first):
+        with torch.no_grad():
+            try:
+                answer = captured.module(x, padding)
+            except torch.jit.Error as error:
+                assert padding is not sample and "No captured path" in str(error)
+            else:
+                torch.testing.assert_close(answer, model(x, padding))

@@ -149,3 +149,11 @@ def same_allclose(
     if torch.allclose(a, b, rtol, atol, equal_nan) != want:
         raise RuntimeError(text)
     return a
+
+
+@_scripted
+def same_alignment(t: Tensor, mask: Tensor, want: bool, text: str) -> Tensor:
+    """Whether the true elements of each row of ``mask`` come first, which nested tensors need."""
+    if torch._nested_tensor_from_mask_left_aligned(t, mask) != want:
+        raise RuntimeError(text)
+    return t

@@ -561,6 +561,7 @@ def _functions() -> dict[str, Any]:
     return {
         "equal": _comparing(torch.equal, checks.same_equal),
         "allclose": _comparing(torch.allclose, checks.same_allclose),
+        _ALIGNED: _comparing(getattr(torch, _ALIGNED), checks.same_alignment),
         "unbind": _unbind(torch.unbind),
         "split": _in_parts(torch.split, _functions_of_torch.split, _split_count),
         "chunk": _in_parts(torch.chunk, _functions_of_torch.chunk, _chunk_count),
@@ -571,10 +572,11 @@ def _functions() -> dict[str, Any]:
     }
 
 
+_ALIGNED = "_nested_tensor_from_mask_left_aligned"  # what nn.TransformerEncoder decides by
 _BUILTINS = {"equal": "aten::equal", "allclose": "aten::allclose", "unbind": "aten::unbind"}
 _BUILTINS |= {"split": "aten::split", "chunk": "aten::chunk", "tensor": "aten::tensor"}
 _BUILTINS |= {"as_tensor": "aten::as_tensor", "is_floating_point": "aten::is_floating_point"}
-_BUILTINS |= {"is_nonzero": "aten::is_nonzero"}
+_BUILTINS |= {"is_nonzero": "aten::is_nonzero", _ALIGNED: f"aten::{_ALIGNED}"}
 """What the patched functions are to code that is scripted while a model is traced."""
 
 
