@@ -27,6 +27,7 @@ from typing import Any
 import torch
 
 from blade.capture.decisions import checks
+from blade.capture.decisions.assignments import assign
 from blade.capture.decisions.contraction_order import with_unchecked_order
 from blade.capture.decisions.lists_of_numbers import with_lists
 from blade.capture.decisions.traced_number import (
@@ -389,8 +390,11 @@ def _leaving(original: Callable[..., Any]) -> Callable[..., Any]:
     return method
 
 
-def _indexing(original: Callable[..., Any]) -> Callable[..., Any]:
-    """The tracer records a traced tensor in an index, yet asks for its value as well."""
+def _indexing(
+    original: Callable[..., Any], call: Callable[..., Any] | None = None
+) -> Callable[..., Any]:
+    """The tracer records a traced tensor in an index, yet asks for its value as well; ``call``: how to trace it."""
+    traced = original if call is None else call
 
     def method(self: torch.Tensor, index: Any, *value: Any) -> Any:
         recorder = current()
@@ -401,9 +405,13 @@ def _indexing(original: Callable[..., Any]) -> Callable[..., Any]:
         elif _has_numbers(index):
             index = _stacked(index)
         with recorder.paused():
-            return original(self, index, *value)
+            return traced(self, index, *value)
 
     return method
+
+
+def _setting(get: Callable[..., Any], put: Callable[..., Any]) -> Callable[..., Any]:
+    return _indexing(put, lambda self, index, value: assign(self, index, value, get, put))
 
 
 def _has_numbers(part: Any) -> bool:
@@ -535,7 +543,7 @@ def _methods() -> dict[str, Any]:
         "__isub__": _assigning(_T.__isub__, operator.sub),
         "__imul__": _assigning(_T.__imul__, operator.mul),
         "__getitem__": _indexing(_T.__getitem__),
-        "__setitem__": _indexing(_T.__setitem__),
+        "__setitem__": _setting(_T.__getitem__, _T.__setitem__),
         "item": _item(_T.item),
         "tolist": _tolist(_T.tolist),
         "numpy": _leaving(_T.numpy),
