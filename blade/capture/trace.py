@@ -147,9 +147,14 @@ def _add_attributes(module: torch.jit.ScriptModule, model: nn.Module, names: Seq
 
 
 def script(model: nn.Module) -> torch.jit.ScriptModule:
-    """Script ``model``; raises what ``torch.jit.script`` raises."""
+    """Script ``model``; raises what ``torch.jit.script`` raises, and RuntimeError for a script that cannot be saved:
+    a function that is no TorchScript, such as one of ``functools.cache``, stays a call of Python."""
     with _quiet():
         module: torch.jit.ScriptModule = torch.jit.script(model)
+    graph: Any = module.inlined_graph  # its nodes live as long
+    if calls := graph.findAllNodes("prim::PythonOp", True):
+        names = ", ".join(dict.fromkeys(call.pyname() for call in calls))
+        raise RuntimeError(f"The script calls {names} in Python, which no file can hold.")
     return module
 
 

@@ -3,6 +3,8 @@
 
 import warnings
 from collections.abc import Callable
+from functools import cache
+from io import BytesIO
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from torch import nn
 
 from blade.capture.capture import capture
 from blade.config import Config
+from blade.core import torchscript
 from blade.core.captured import Captured
 from blade.core.reason import Code, Stage
 from blade.errors import BladeWarning, InputError
@@ -221,6 +224,28 @@ def test_named_submodules_are_traced_and_the_rest_scripted() -> None:
     assert type(model.unscriptable) is Unscriptable
     with pytest.raises(InputError, match=r"no submodule 'absent'.*unscriptable"):
         capture(model, random(3, 6), Config(allow_tracing=["absent"]))
+
+
+@cache
+def table(length: int) -> torch.Tensor:
+    return torch.arange(length) / 2
+
+
+class CachedTable(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + table(int(x.shape[1]))
+
+
+def test_a_script_that_calls_python_is_none() -> None:
+    """No file holds it, and what optimize returns can be saved."""
+    x = random(3, 6)
+    with pytest.warns(BladeWarning, match="table"):
+        captured = capture(CachedTable().eval(), x, Config())
+    assert captured.how == "trace"
+    [why] = [one.detail for one in captured.reasons if one.code is Code.SCRIPT_FAILED]
+    assert "calls table in Python" in why
+    loaded = torchscript.load(BytesIO(torchscript.to_bytes(captured.module)))
+    assert torch.equal(loaded(x), CachedTable()(x))
 
 
 class Counter(nn.Module):
