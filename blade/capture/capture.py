@@ -66,6 +66,7 @@ from blade.core.captured import Captured, EqualSizes, SizeRange
 from blade.core.reason import Code, Reason, Stage
 from blade.errors import InputError, warn_user
 from blade.graph.torchscript.functionalize import functionalize
+from blade.graph.torchscript.keep_types import keep_types
 from blade.graph.torchscript.move_constructors import move_constructors
 from blade.runtime.originals import new_number
 from blade.timing.time_budget import UNLIMITED, TimeBudget
@@ -124,6 +125,7 @@ def capture(
     clean(final, config.customize_jit_passes)
     functionalize(final, served.samples, served.probes)
     move_constructors(final, served.samples, served.probes)
+    keep_types(final.graph)
     _log.info("captured %s by %s", type(model).__name__, graph.how)
     return Captured(
         module=final,

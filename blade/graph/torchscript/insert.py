@@ -43,6 +43,11 @@ class Inserter:
         """0 or 1 for a bool."""
         return self._insert("aten::Int", [number], _INT)
 
+    def widened(self, value: torch._C.Value, wide: torch._C.JitType) -> torch._C.Value:
+        """``value`` as one of the type ``wide``: the element of a list, whose type is written to files."""
+        held = self._insert("prim::ListConstruct", [value], torch._C.ListType(wide))
+        return self._insert("aten::__getitem__", [held, self.constant(0)], wide)
+
     def constant(self, held: int | list[int] | torch.device | None) -> torch._C.Value:
         graph: Any = self.graph  # insertConstant is missing in the stubs
         made: torch._C.Value = graph.insertConstant(held)
