@@ -34,6 +34,7 @@ from blade.graph.torchscript.decision_checks import checks_of, describe_checks, 
 from blade.graph.torchscript.hoist_size_checks import ASSUMED, HoistedChecks, hoist_size_checks
 from blade.graph.torchscript.merge_paths import PathGraph, merged, same_computation
 from blade.graph.torchscript.to_script_module import defaults_of
+from blade.graph.torchscript.undo_writes import undo_writes
 
 WHAT_TO_DO = (
     "Optimize with a sample that takes this path, too (Config.max_paths bounds their number), or call the original "
@@ -114,6 +115,7 @@ def finish(
         )
 
     describe_checks(graph, describe)
+    undo_writes(graph)
     texts = conditions | {
         index: f"{decisions[index]} gave {decisions[index].outcome}" for index in elements
     }

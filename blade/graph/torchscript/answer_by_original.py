@@ -19,6 +19,7 @@ import torch
 from blade.graph.torchscript.check_forms import STRUCTURE
 from blade.graph.torchscript.decision_checks import check_of, checks_of
 from blade.graph.torchscript.program import TENSOR
+from blade.graph.torchscript.undo_writes import restoring
 
 Value = Any  # torch._C.Value
 
@@ -84,6 +85,8 @@ class _FallbackWriter:
             one.moveBefore(passed.returnNode())
         for old in outputs:
             passed.registerOutput(old)
+        for undoing in restoring(check):
+            undoing.moveBefore(failed.returnNode())
         graph.setInsertPoint(failed)
         for new in self._answer(check.text, [value.type() for value in outputs]):
             failed.registerOutput(new)

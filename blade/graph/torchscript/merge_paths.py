@@ -23,6 +23,7 @@ from blade.graph.torchscript.bind_overloads import resolve
 from blade.graph.torchscript.decision_checks import check_of, checks_of
 from blade.graph.torchscript.program import nested
 from blade.graph.torchscript.to_script_module import Defaults, script_of
+from blade.graph.torchscript.undo_writes import restoring
 
 Value = Any  # torch._C.Value
 Node = Any  # torch._C.Node
@@ -176,8 +177,14 @@ class _MergeWriter:
         branch.copyMetadata(node)
         outside = target.insertPoint()
         other = path.others[check.index]
+
+        def begin_anew() -> Sequence[Value]:
+            for undoing in restoring(check):
+                self._copy(undoing, dict(known), {})
+            return self.write(other, dict(computed))
+
         blocks: tuple[tuple[Any, Any], ...] = (
-            (branch.addBlock(), lambda: self.write(other, dict(computed))),
+            (branch.addBlock(), begin_anew),
             (branch.addBlock(), lambda: self._from(path, rest, dict(known), dict(computed))),
         )
         for block, write in blocks:
