@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cut a joint graph into forward and backward with torch's min-cut, after three repairs and two passes.
+"""Cut a joint graph into forward and backward with torch's min-cut, after three repairs and four passes.
 
 Results that forward returns for backward alone are marked (``is_saved``): they are freed once backward has run.
 
@@ -23,8 +23,10 @@ from torch.fx import Graph, GraphModule, Node
 
 from blade.dynamo.cse import eliminate_common_subexpressions
 from blade.dynamo.fold_numbers import fold_numbers
+from blade.dynamo.gradients_by_results import read_results
 from blade.dynamo.index_tables import move_index_tables
 from blade.dynamo.recompute import fused_ops_known
+from blade.dynamo.recomputed_norms import mark_norms, restore_norms, write_norms_out
 from blade.dynamo.saved_layouts import save_channels_last
 from blade.graph.shapes.shape_functions import with_wide_statistics
 
@@ -51,8 +53,14 @@ def partition(
     if functorch_config.cse:
         joint.graph.eliminate_dead_code()
         eliminate_common_subexpressions(joint.graph)
+    read_results(joint.graph)
+    mark_norms(joint.graph)
     with functorch_config.patch(cse=False), fused_ops_known():
         forward, backward = min_cut_rematerialization_partition(joint, inputs, **kwargs)
+    restore_norms(forward.graph)
+    write_norms_out(backward.graph)
+    for module in (forward, backward):
+        module.recompile()
     save_channels_last(forward, backward, kwargs["num_fwd_outputs"])
     _mark_saved(forward.graph, kwargs["num_fwd_outputs"])
     return forward, backward

@@ -35,6 +35,7 @@ from blade.backends.disc.frontend.ops import (
 )
 from blade.backends.disc.frontend.ops.table import TABLE
 from blade.core.torch_modes import is_composite
+from blade.dynamo.recomputed_norms import normalized
 
 Packets = OrderedSet[Any]
 _CHEAP = (activation, activation_backward, factory, layout, pointwise, region)
@@ -51,8 +52,8 @@ def fused_ops_known() -> Iterator[None]:
         known = before()
         return replace(
             known,
-            fusible_ops=known.fusible_ops | _packets_of(_FUSED),
-            recomputable_ops=known.recomputable_ops | _packets_of(_CHEAP),
+            fusible_ops=known.fusible_ops | _packets_of(_FUSED) | {normalized},
+            recomputable_ops=known.recomputable_ops | _packets_of(_CHEAP) | {normalized},
             view_ops=known.view_ops | _views(),
         )
 
