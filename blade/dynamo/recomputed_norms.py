@@ -23,8 +23,10 @@ aten = torch.ops.aten
 
 _BATCH_NORM = aten._native_batch_norm_legit_functional.default
 _TRAINING = 5  # argument of _BATCH_NORM
-_NORMS = (_BATCH_NORM, aten.native_group_norm.default, aten.native_layer_norm.default)
-_PARAMETERS = {aten.native_layer_norm.default: (2, 3)}
+_GROUP_NORM = aten.native_group_norm.default
+_LAYER_NORM = aten.native_layer_norm.default
+_NORMS = (_BATCH_NORM, _GROUP_NORM, _LAYER_NORM)
+_PARAMETERS = {_LAYER_NORM: (2, 3)}
 """Positions of weight and bias, where they are not (1, 2)."""
 
 
@@ -44,7 +46,7 @@ def mark_norms(joint: Graph) -> None:
         y, mean, rstd = (results[k] for k in range(3))
         x = norm.args[0]
         exact = _wide(x) == mean.meta["val"].dtype == rstd.meta["val"].dtype
-        if exact and isinstance(x.meta["val"].shape[1], int):
+        if exact and (norm.target is not _GROUP_NORM or isinstance(x.meta["val"].shape[1], int)):
             for one in (y, rstd, mean):
                 norm.append(one)  # moves it
             weight, bias = (norm.args[k] for k in _PARAMETERS.get(norm.target, (1, 2)))
@@ -87,7 +89,7 @@ class _Written:
     def result(self) -> Node:
         weight, bias = self._parameters
         mean, scale = self._statistics
-        by_row = self._norm is aten.native_layer_norm.default
+        by_row = self._norm is _LAYER_NORM
         if not by_row:
             mean, scale = self._each_channel(mean), self._each_channel(scale)
             weight = None if weight is None else self._each_channel(weight)

@@ -98,6 +98,19 @@ def test_a_layer_norm_is_computed_again(affine: bool) -> None:
     assert saved(Modulated(affine), x) == {torch.float32: 4}
 
 
+def test_a_layer_norm_of_one_row() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.SiLU(), nn.Linear(8, 8))
+    torch.manual_seed(0)
+    compiled = torch.compile(model, backend=blade.dynamo.aot_disc, options={"timing": False})
+    x = torch.randn(8)
+    for p, w in zip(
+        torch.autograd.grad(compiled(x).square().sum(), list(model.parameters())),
+        torch.autograd.grad(model(x).square().sum(), list(model.parameters())),
+        strict=True,
+    ):
+        torch.testing.assert_close(p, w, rtol=1e-4, atol=1e-5)
+
+
 def test_norms_of_halves_with_wide_parameters() -> None:
     """As under autocast: statistics are float32, and the result is rounded once more."""
     torch.manual_seed(0)
