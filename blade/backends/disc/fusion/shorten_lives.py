@@ -70,11 +70,11 @@ class _Order:
         if not isinstance(unit, FusionGroup):
             return False  # may draw random numbers or raise
         kept = sum(
-            _bytes(m)
+            bytes_of(m)
             for m in unit.members
             if m.id in self.fused.stored and m.id not in self.returned
         )
-        freed = sum(_bytes(v) for v in self._operands(unit) if self._is_let_go(v))
+        freed = sum(bytes_of(v) for v in self._operands(unit) if self._is_let_go(v))
         return freed >= max(LARGE, _SHRINKS * kept)
 
     def _is_let_go(self, value: Value) -> bool:
@@ -107,7 +107,8 @@ class _Order:
                 yield made
 
 
-def _bytes(value: Value) -> int:
+def bytes_of(value: Value) -> int:
+    """Sizes that vary count as if they were small."""
     return _numel(value.shape) * value.dtype.itemsize
 
 

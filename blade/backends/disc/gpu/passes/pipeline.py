@@ -23,6 +23,7 @@ from blade.backends.disc.gpu.passes.prepare_convolutions import (
     weights_channels_last,
 )
 from blade.backends.disc.gpu.passes.recompute_channel_values import recompute_channel_values
+from blade.backends.disc.gpu.passes.widen_where_read import widen_where_read
 from blade.backends.disc.ir.graph import Value
 from blade.backends.disc.passes import legalize
 from blade.backends.disc.passes.copy_complex import copy_complex
@@ -78,6 +79,7 @@ def passes(half: torch.dtype | None) -> Sequence[tuple[str, GraphPass]]:
         ("precompute", precompute_constants),
         ("outputs", materialize_outputs),
         ("complex", copy_complex),
+        ("widen_where_read", widen_where_read),
     )
 
 
