@@ -185,3 +185,37 @@ def test_a_long_sum_has_the_same_value() -> None:
         weight, bias = weight + y.t() @ y, bias + y.sum(0)
     torch.testing.assert_close(found[0][0], weight, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(found[1].flatten(), bias, rtol=1e-4, atol=1e-4)
+
+
+def test_a_sum_over_layers_comes_when_the_last_layer_does() -> None:
+    """What reads a layer, as the gradient of its weight does, comes before the next layer."""
+    b = new_builder()
+    y = total = add_input(b, (S0, 64))
+    readers = []
+    for _ in range(3):
+        layer, reader = add_input(b, (64, 64)), add_input(b, (64, 32))
+        y = b.make("matmul", (y, layer), y.shape, y.dtype)
+        total = b.pointwise("add", total, y)
+        readers.append(b.make("matmul", (y, reader), (S0, 32), y.dtype))
+    units = fused(finish(b, total, *readers)).units
+    assert sum(isinstance(u, FusionGroup) for u in units) == 1
+    widths = [u.shape[-1] for u in units if isinstance(u, Value)]
+    assert widths == [64, 32] * 3
+
+
+def test_a_group_that_reads_such_a_sum_does_not_bring_it_forward() -> None:
+    """Products with one factor are one kernel, and a long sum of them several: all wait for the last product."""
+    b = new_builder()
+    y = add_input(b, (S0, 64))
+    slope = b.pointwise("tanh", add_input(b, (S0, 64)))
+    readers, total = [], None
+    for _ in range(2 * MOST_TERMS):
+        layer, reader = add_input(b, (64, 64)), add_input(b, (64, 32))
+        y = b.make("matmul", (y, layer), y.shape, y.dtype)
+        term = b.pointwise("mul", y, slope)
+        total = term if total is None else b.pointwise("add", total, term)
+        readers.append(b.make("matmul", (y, reader), (S0, 32), y.dtype))
+    assert total is not None
+    units = fused(finish(b, total, *readers)).units
+    widths = [u.shape[-1] for u in units if isinstance(u, Value)]
+    assert widths == [64, 32] * (2 * MOST_TERMS)

@@ -400,14 +400,29 @@ class _Fuser:
         return frozenset(needed & set(self.group_of))
 
     def ordered(self) -> tuple[FusionUnit, ...]:
-        """Units sorted so that producers come first, otherwise in graph order."""
+        """Units sorted so that producers come first, otherwise by their places."""
         begun: set[int] = set()
         order: list[FusionUnit] = []
-        for v in self.graph.values:
-            if v.id in self.group_of or is_instruction(v):
-                self.visit(v, begun, order)
+        places = self.places()
+        units = dict.fromkeys(
+            self.unit(v) for v in self.graph.values if v.id in self.group_of or is_instruction(v)
+        )
+        for unit in sorted(units, key=places.__getitem__):
+            self.visit(members(unit)[0], begun, order)
         assert self.comes_after_what_it_reads(order), "kernels that wait for each other"
         return tuple(order)
+
+    def places(self) -> dict[FusionUnit, int]:
+        """Where in the graph each unit has all that it reads, if no unit comes before its last value.
+
+        At the place of its first value, a group that collects values of many layers would have all layers computed
+        before anything else that reads them, such as the gradients of their weights.
+        """
+        found: dict[FusionUnit, int] = {}
+        for unit in sorted(self.ranks, key=self.ranks.__getitem__):
+            read = (found[self.unit(a)] for m in members(unit) for a in self.read_by(m))
+            found[unit] = max((members(unit)[-1].id, *read))
+        return found
 
     def comes_after_what_it_reads(self, order: Sequence[FusionUnit]) -> bool:
         """Whether ranks, and so kernels, are in an order that computes what is read before it is read."""
