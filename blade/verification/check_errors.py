@@ -11,9 +11,9 @@ its usual magnitude at contents like the sample's, if that is more.
 
 Each draw runs engine, original and fp64 once, for all outputs in doubt. At derived contents an error is also right if a
 rounding of the inputs causes as large a change in the original. So it is at the user's own where 16-bit arithmetic
-amplifies rounding beyond what fp64 could be a reference for, and for masks that forward saves for backward. Elsewhere in
-16-bit arithmetic the original itself must move by as much: of hundreds of gradients some are sums that nearly cancel
-out, whose own error says little.
+amplifies rounding beyond what fp64 could be a reference for, and for masks that forward saves for backward. Elsewhere
+in 16-bit arithmetic the original itself must move by as much: of hundreds of gradients some are sums that nearly
+cancel out, whose own error says little.
 """
 
 from collections.abc import Callable, Sequence
