@@ -2,6 +2,7 @@
 """Convolutions for GPUs: as products of what the kernel sees, with what follows them, or of patches."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import sympy
@@ -320,3 +321,31 @@ def test_channels_that_are_an_expression_of_sizes_are_atens(
     program = compile_to_program(lower(gm, shape_env, forms=FORMS))
     assert not found
     torch.testing.assert_close(program(x, y), [forward(x, y)])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_bias_leaves_the_gradients_of_images_with_channels_last(dtype: torch.dtype) -> None:
+    """ATen gets the weight's gradient alone; with the bias it made row-major images of all three."""
+
+    def gradients(g: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> Any:
+        how = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1, [True, True, True])
+        return torch.ops.aten.convolution_backward(g, x, w, [4], *how)
+
+    def inputs(batch: int) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        shapes = ((batch, 4, 5, 6), (batch, 3, 5, 6), (4, 3, 3, 3))
+        g, x, w = (torch.randn(shape, dtype=dtype) for shape in shapes)
+        return [g.contiguous(memory_format=torch.channels_last), x, w]
+
+    axes = [(True, False, False, False), (True, False, False, False), (False,) * 4]
+    gm, shape_env = trace(gradients, inputs(2), axes)
+    graph = lower(gm, shape_env, forms=FORMS)
+    program = compile_to_program(graph)
+    [call] = [line for line in program.text.splitlines() if "convolution_backward" in line]
+    assert " lb:0,1,0 " in call
+    for batch in (2, 1, 5):
+        given = inputs(batch)
+        want = gradients(*(t.float() for t in given))
+        for got, one in zip(program(*given), want, strict=True):
+            assert got.dtype == dtype
+            torch.testing.assert_close(got.float(), one, rtol=0.02, atol=0.05)

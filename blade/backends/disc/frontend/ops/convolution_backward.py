@@ -19,6 +19,7 @@ from blade.backends.disc.frontend.ops.pooling import factor
 from blade.backends.disc.frontend.ops.table import Lowering, lowers
 from blade.backends.disc.ir.convolution import to_channels_first, to_channels_last
 from blade.backends.disc.ir.graph import Value, contiguous_strides, numel, plain
+from blade.core.dtypes import HALVES
 
 aten = torch.ops.aten
 
@@ -45,11 +46,9 @@ def convolution_backward(
     found: list[Value | None] = [None, None, None]
     left = [*wanted[:2], False]
     if wanted[2]:
-        if grad.dtype not in (torch.float32, torch.float64):
+        if grad.dtype not in (torch.float32, torch.float64) and not images:
             raise lo.otherwise()
-        axes = (0, *range(2, len(grad.shape)))
-        total = lo.b.reduce("sum", grad, axes)
-        found[2] = lo.b.reshape(total, (grad.shape[1],))
+        found[2] = _to_bias(lo, grad)
     if left[0] and (generated or images):
         found[0], left[0] = _to_input(lo, grad, x, weight, how), False
     if left[1] and generated and how.is_dense and len(x.shape) == 4:
@@ -89,6 +88,13 @@ def _is_known(how: _SpatialParameters, grad: Value, x: Value, weight: Value) -> 
     if len(x.shape) != spatial + 2 or not all(isinstance(d, int) and d > 0 for d in sizes):
         return False
     return {x.dtype} == {grad.dtype, weight.dtype}
+
+
+def _to_bias(lo: Lowering, grad: Value) -> Value:
+    """The sum of the gradient over all pixels; of 16 bits in float32, rounded once."""
+    wide = lo.b.cast(grad, torch.float32) if grad.dtype in HALVES else grad
+    total = lo.b.reduce("sum", wide, (0, *range(2, len(grad.shape))))
+    return lo.b.cast(lo.b.reshape(total, (grad.shape[1],)), grad.dtype)
 
 
 def _as_kernel_lies(lo: Lowering, made: Value) -> Value:
