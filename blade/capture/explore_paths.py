@@ -45,7 +45,7 @@ def explore(
     if traced.decides_on_elements:
         seen = traced.seen
         more = further_values(seen)
-        found = differences_of(traced.module, seen, more) if traced.frozen else ([], [])
+        found = differences_of(traced.frozen, seen, more) if traced.frozen else ([], [])
         seen = replace(seen, references=(*seen.references, *more))
         traced = replace(
             traced,

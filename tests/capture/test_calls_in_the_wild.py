@@ -81,3 +81,24 @@ def test_ends_of_bags_ascend_at_every_size() -> None:
     assert longer[0].tolist() == [5, 1, 7, 2, 5, 1]
     assert longer[1].tolist() == [0, 3, 9, 17, 17, 17, 17]
     assert resized((ids, offsets), {(1, 0): 2})[1].tolist() == [0, 3]
+
+
+class _Noting(nn.Module):
+    """A router that notes its input's dtype, which no result depends on, and decides on elements."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = torch.float64
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen = x.dtype
+        return {True: torch.exp, False: torch.sin}[bool(x.sum() > 0)](x)
+
+
+def test_a_path_of_a_model_with_a_state_that_other_values_leave_is_kept() -> None:
+    model = _Noting().eval()
+    optimized = blade.optimize(model, torch.rand(4, 16), CONFIG)
+    x = torch.rand(5, 16)
+    torch.testing.assert_close(optimized(x), model(x))
+    with pytest.raises(Exception, match="No captured path answers this call"):
+        optimized(-x)
