@@ -319,7 +319,8 @@ def _trace_at(
 ) -> CapturedCandidate | None:
     name = type(own).__name__
     result: Trace | Reason | None = None
-    if config.freeze_module and not config.preserved_attributes and not seen.original.is_stateful:
+    # what a model keeps that shows nowhere, as sizes of its last call, is none of the graph's business
+    if config.freeze_module and not config.preserved_attributes and seen.original_may_answer:
         flat = partial(trace_frozen, own, seen.call, sample, seen.is_plain, limits, ties)
         with fused_layers(fused):
             result = attempt(Stage.CAPTURE, None, name, flat, code=Code.TRACE_FAILED)

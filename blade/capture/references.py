@@ -72,7 +72,8 @@ class ReferenceRuns:
 
     @cached_property
     def original_may_answer(self) -> bool:
-        """Whether the original can answer calls that no path takes: the optimized module keeps none of its state."""
+        """Whether the model has no state, or one that shows nowhere: of it the optimized module keeps nothing, and
+        the original can answer calls that no path takes."""
         original = self.original
         return not original.is_stateful or original.forgets(
             [r.sample for r in self.references[:IN_A_ROW]]

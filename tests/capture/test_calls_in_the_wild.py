@@ -84,14 +84,16 @@ def test_ends_of_bags_ascend_at_every_size() -> None:
 
 
 class _Noting(nn.Module):
-    """A router that notes its input's dtype, which no result depends on, and decides on elements."""
+    """Puts a tensor of the call in a buffer's place, which no result depends on, and decides on elements."""
+
+    seen: torch.Tensor
 
     def __init__(self) -> None:
         super().__init__()
-        self.seen = torch.float64
+        self.register_buffer("seen", torch.zeros(()))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.seen = x.dtype
+        self.seen = x.mean()
         return {True: torch.exp, False: torch.sin}[bool(x.sum() > 0)](x)
 
 
@@ -102,3 +104,27 @@ def test_a_path_of_a_model_with_a_state_that_other_values_leave_is_kept() -> Non
     torch.testing.assert_close(optimized(x), model(x))
     with pytest.raises(Exception, match="No captured path answers this call"):
         optimized(-x)
+
+
+class _Keeping(nn.Module):
+    """Keeps what its last call left, as recurrent models do, and makes it anew in the next."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.state: torch.Tensor | None = None
+
+    def forward(self, x: torch.Tensor, is_last: bool = False) -> torch.Tensor:
+        self.state = x.cumsum(-1)
+        for k in range(x.shape[0] if x.shape[0] < 3 else 3):
+            self.state = self.state * torch.sigmoid(x[k])
+        return self.state[:, -1:] if is_last else self.state
+
+
+def test_a_state_that_shows_nowhere_costs_no_argument_and_no_path() -> None:
+    model = _Keeping().eval()
+    optimized = blade.optimize(model, {"x": torch.rand(4, 16), "is_last": False}, CONFIG)
+    assert {c.backend for c in blade.report(optimized).clusters} == {"disc"}
+    x = torch.rand(5, 16)
+    torch.testing.assert_close(optimized(x=x, is_last=False), model(x, False))
+    with pytest.raises(Exception, match="No captured path answers this call"):
+        optimized(x=x, is_last=True)
