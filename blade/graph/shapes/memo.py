@@ -26,6 +26,14 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from blade.core.pytree import tensors_in
 from blade.graph.shapes.shape_functions import result_of
 
+_COMPOSED: tuple[Callable[..., Any], ...] = (
+    torch.ops.aten.where.default,
+    torch.ops.aten.nonzero_numpy.default,
+    torch.ops.aten.is_nonzero.default,
+    torch.ops.aten.tensor_split.tensor_indices_or_sections,
+)
+"""Ops without a tag of their own, made of ops that have one."""
+
 _PLAIN = (int, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
@@ -104,7 +112,11 @@ class ResultMemo:
 def is_data_dependent(target: Callable[..., Any]) -> bool:
     """Whether elements of the operands decide a number or sizes, which their fake tensors remember."""
     tags = getattr(target, "tags", ())
-    return torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags
+    return (
+        target in _COMPOSED
+        or torch.Tag.data_dependent_output in tags
+        or torch.Tag.dynamic_output_shape in tags
+    )
 
 
 def _form(tensor: FakeTensor) -> Hashable:

@@ -124,5 +124,16 @@ def test_some_calls_are_always_made(made: list[Any], call: Callable[..., Node]) 
     assert len(made) == before + 1
 
 
+@pytest.mark.parametrize("find", [aten.nonzero.default, aten.where.default])
+def test_tensors_that_look_alike_have_counts_of_their_own(find: Any) -> None:
+    with writing():
+        writer = FxWriter()
+        x = place(writer)
+        alike = [emit(writer, aten.neg.default, x) for _ in range(2)]
+        found = [emit(writer, find, one) for one in alike]
+        first, second = (torch.utils._pytree.tree_leaves(one.meta["val"])[0] for one in found)
+    assert first.shape[0].node.expr != second.shape[0].node.expr
+
+
 def _getitem(parts: Any, k: int) -> Any:
     return parts[k]
