@@ -17,6 +17,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from blade.graph.shapes.loops import all_nodes, counts, for_every_iteration
 from blade.graph.shapes.stride_only_guards import StrideOnlyGuards
+from blade.graph.shapes.symbolic import is_late
 
 
 def relied_on(gm: GraphModule, shape_env: ShapeEnv) -> Iterator[tuple[sympy.Basic, str]]:
@@ -40,12 +41,18 @@ def relied_on(gm: GraphModule, shape_env: ShapeEnv) -> Iterator[tuple[sympy.Basi
 
 
 def _on_late_sizes(shape_env: ShapeEnv) -> Iterator[tuple[sympy.Basic, str]]:
-    """The relations that concern sizes that depend on elements, as torch recorded them: an equality also
-    renames a size, and must not become true by that.
+    """The relations that concern sizes that depend on elements: an equality also renames such a size, and must
+    not become true by that. Sizes of inputs have the names that all else knows them by.
     """
+
+    def renamed(size: sympy.Symbol) -> sympy.Basic:
+        found: sympy.Basic = size if is_late(size) else shape_env.replace(size)
+        return size if any(map(is_late, found.free_symbols)) else found
+
     for assertions in shape_env.deferred_runtime_asserts.values():
         for one in assertions:
-            yield one.expr, one.msg.split("\n")[0]
+            names = {size: renamed(size) for size in one.expr.free_symbols}
+            yield one.expr.xreplace(names), one.msg.split("\n")[0]
 
 
 def end_of_own(shape_env: ShapeEnv) -> None:

@@ -30,6 +30,16 @@ def test_a_size_that_has_to_be_equal_is_relied_on_by_its_own_name() -> None:
     assert len(list(filter(is_late, relation.free_symbols))) == 1
 
 
+def test_sizes_of_inputs_in_it_have_the_names_that_equalities_left() -> None:
+    x, kept = torch.tensor([1.0, -1.0, 2.0]), torch.randn(2)
+    [extracted] = cut(trace(lambda v, w, y: v[v > 0] * w + (w + y), (x, kept, kept + 1)))
+    gm, env = extracted.cluster.gm, extracted.cluster.shape_env
+    inputs = [n.meta["val"] for n in gm.graph.nodes if n.op == "placeholder"]
+    known = {env.replace(size.node.expr) for one in inputs for size in one.shape}
+    for relation, _ in relied_on(gm, env):
+        assert {s for s in relation.free_symbols if not is_late(s)} <= known
+
+
 def test_only_symbols_that_torch_calls_unbacked_are_late() -> None:
     assert not is_late(sympy.Symbol("s0")) and not is_late(sympy.Integer(3))
     assert is_late(sympy.Symbol("u0"))
