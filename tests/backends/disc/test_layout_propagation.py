@@ -174,6 +174,17 @@ def test_one_dimension() -> None:
     assert len(copies(graph)) == 1  # the input
 
 
+@pytest.mark.parametrize("parts", [1, 2])
+def test_a_part_of_a_result_has_the_strides_of_its_whole(parts: int) -> None:
+    weight = weights(8, 4, 3)
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        x = F.conv1d(x, weight, SHIFT, padding=1).relu()
+        return tuple(x[:, 2 + k :] for k in range(parts))
+
+    check(function, ([True, False, True],), *[[torch.randn(b, 4, s)] for b, s in ((2, 9), (3, 7))])
+
+
 def test_attention_heads_are_not_reordered_twice() -> None:
     """Without convolutions: a scaled query is still written in the order that the product reads."""
 

@@ -17,7 +17,7 @@ from blade.backends.disc.ir.graph import (
     contiguous_strides,
 )
 from blade.backends.disc.ir.rewrite import eliminate_dead_code, rewrite_with_builder
-from blade.backends.disc.ir.views import StridedView, same, view_of
+from blade.backends.disc.ir.views import StridedView, memory_of, same, view_of
 from blade.backends.disc.passes.legalize import copy
 
 _KEPT = ("const", "packed", "carried")
@@ -75,7 +75,7 @@ class _OutputPlacement:
         if same(v.shape, view.strides, strides):
             return v
         if self._is_alone(i):
-            return _restrided(self.b, v, strides)
+            return _restrided(self.b, v, i, strides)
         # Shared memory: an input is returned in place; a computed value is copied to get the right strides.
         return v if self._is_of_an_input(i) else _own(self.b, v, i, strides)
 
@@ -106,10 +106,38 @@ def _own(b: IrBuilder, v: Value, output: int, strides: Shape) -> Value:
     """A copy for this output alone: its number is part of the value, because equal values are shared."""
     if view_of(v) is None:
         return b.make("cast", [v], v.shape, v.dtype, output=output)
-    order = _memory_order(v.shape, strides) or tuple(range(len(v.shape)))
+    order = _memory_order(v.shape, strides)
+    if order is None and (part := _part(b, v, output, strides)) is not None:
+        return part
+    return _stored(b, v, order or tuple(range(len(v.shape))), output)
+
+
+def _stored(b: IrBuilder, v: Value, order: Sequence[int], output: int) -> Value:
+    """A copy of ``v`` whose axes lie in ``order``, from outermost to innermost."""
     v = b.permute(v, order)
     stored = b.make("cast", [v], v.shape, v.dtype, output=output)
     return b.permute(stored, [order.index(k) for k in range(len(order))])
+
+
+def _part(b: IrBuilder, v: Value, output: int, strides: Shape) -> Value | None:
+    """``v``, a part of its base such as a slice, with ``strides``: the same part of a copy of the base whose axes
+    lie in another order. ``None`` if no order gives them.
+    """
+    base = memory_of(v)
+    for order in _orders(len(base.shape)):
+        part = _viewed_in(b, v, base, _stored(b, base, order, output))
+        view = view_of(part)
+        if view is not None and same(v.shape, view.strides, strides):
+            return part
+    return None
+
+
+def _viewed_in(b: IrBuilder, v: Value, base: Value, instead: Value) -> Value:
+    """``v``, a view of ``base``, as a view of ``instead``."""
+    if v.id == base.id:
+        return instead
+    inner = _viewed_in(b, v.args[0], base, instead)
+    return b.make(v.op, [inner, *v.args[1:]], v.shape, v.dtype, v.strides, **v.attrs)
 
 
 def _places(v: Value) -> object:
@@ -127,11 +155,11 @@ def _is_wider(v: Value, strides: Shape, wanted: Shape) -> bool:
     )
 
 
-def _restrided(b: IrBuilder, v: Value, strides: Shape) -> Value:
-    """``v`` in the memory order of ``strides`` if they are those of a dense permutation."""
+def _restrided(b: IrBuilder, v: Value, output: int, strides: Shape) -> Value:
+    """``v`` in the memory order of ``strides`` if they are those of a dense permutation or of a part of one."""
     order = _memory_order(v.shape, strides)
     if order is None:
-        return v
+        return _part(b, v, output, strides) or v
     stored = copy(b, b.permute(v, order))
     return b.permute(stored, [order.index(k) for k in range(len(order))])
 
