@@ -31,42 +31,9 @@ _EXACT = (
 _MOVES = frozenset(
     f"aten::{name}"
     for name in (
-        *(
-            "arange",
-            "cat",
-            "clone",
-            "contiguous",
-            "detach",
-            "empty_like",
-            "expand",
-            "expand_as",
-            "flatten",
-        ),
-        *(
-            "flip",
-            "full",
-            "full_like",
-            "index_select",
-            "max",
-            "meshgrid",
-            "min",
-            "ones",
-            "ones_like",
-            "permute",
-        ),
-        *(
-            "repeat",
-            "reshape",
-            "scalar_tensor",
-            "select",
-            "slice",
-            "squeeze",
-            "stack",
-            "t",
-            "to",
-            "transpose",
-        ),
-        *("type_as", "unsqueeze", "view", "view_as", "zeros", "zeros_like"),
+        "arange cat clone contiguous detach empty_like expand expand_as flatten flip full full_like index_select max "
+        "meshgrid min ones ones_like permute repeat reshape scalar_tensor select slice squeeze stack t to transpose "
+        "type_as unsqueeze view view_as zeros zeros_like".split()
     )
 )
 """Ops beside pointwise ones whose floats do not depend on an order of summation."""

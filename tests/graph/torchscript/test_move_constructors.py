@@ -138,6 +138,7 @@ def test_what_floats_are_read_as() -> None:
     [
         (torch.tensor([3]), torch.tensor([4]), False),
         (torch.tensor([3]), torch.tensor([3]), True),
+        (torch.tensor([True, False]), torch.tensor([True, True]), False),
         (torch.tensor([1.0]), torch.tensor([1.0 + 2e-7]), True),
         (torch.tensor([1.0]), torch.tensor([1.0 + 2e-6]), False),
         (torch.tensor([-torch.inf]), torch.tensor([-torch.inf]), True),
