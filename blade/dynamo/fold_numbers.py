@@ -25,8 +25,8 @@ def fold_numbers(graph: Graph) -> None:
     """Change ``graph`` in place."""
     known: dict[Node, torch.Tensor] = {}
     for node in list(graph.nodes):
-        if node.op == "get_attr":
-            _read(graph, node, known)
+        if (held := held_number(graph, node)) is not None:
+            known[node] = held
         elif _is_computable(node, known):
             given = map_arg((node.args, node.kwargs), known.__getitem__)
             with out_of_compilation(), torch.no_grad():
@@ -34,13 +34,17 @@ def fold_numbers(graph: Graph) -> None:
     for node, number in known.items():
         for device in dict.fromkeys(_places(user) for user in node.users):
             if device is not None and not number.is_complex():
-                _fill(graph, node, number, device)
+                made = fill(graph, node, number, device)
+                for user in [one for one in node.users if _places(one) == device]:
+                    user.replace_input_with(node, made)
 
 
-def _read(graph: Graph, node: Node, known: dict[Node, torch.Tensor]) -> None:
-    held = attrgetter(str(node.target))(graph.owning_module) if graph.owning_module else None
-    if type(held) is torch.Tensor and held.device == _CPU and held.ndim == 0:
-        known[node] = held
+def held_number(graph: Graph, node: Any) -> torch.Tensor | None:
+    """The tensor of the CPU, without axes, that ``node`` reads from the module of ``graph``, if it does."""
+    if not isinstance(node, Node) or node.op != "get_attr" or graph.owning_module is None:
+        return None
+    held = attrgetter(str(node.target))(graph.owning_module)
+    return held if type(held) is torch.Tensor and held.device == _CPU and not held.ndim else None
 
 
 def _is_computable(node: Node, known: dict[Node, torch.Tensor]) -> bool:
@@ -65,11 +69,10 @@ def _places(user: Node) -> torch.device | None:
     return value.device
 
 
-def _fill(graph: Graph, node: Node, number: torch.Tensor, device: torch.device) -> None:
+def fill(graph: Graph, node: Node, number: torch.Tensor, device: torch.device) -> Node:
+    """A tensor on ``device`` that holds ``number``, instead of ``node``."""
     with graph.inserting_after(node), out_of_compilation():
         form: dict[str, Any] = {"dtype": number.dtype, "device": device}
         made = graph.call_function(aten.full.default, ([], number.item()), form)
     made.meta = {**node.meta, "val": node.meta["val"].to(device)}
-    for user in list(node.users):
-        if _places(user) == device:
-            user.replace_input_with(node, made)
+    return made

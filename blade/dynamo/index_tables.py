@@ -10,13 +10,12 @@ writes into its table is a tensor of the module on the CPU, in graphs; it become
 """
 
 from collections.abc import Iterator
-from operator import attrgetter
 from typing import Any
 
 import torch
 from torch.fx import Graph, Node
 
-from blade.core.torch_modes import out_of_compilation
+from blade.dynamo.fold_numbers import fill, held_number
 
 aten = torch.ops.aten
 _CPU = torch.device("cpu")
@@ -54,26 +53,13 @@ def move_index_tables(graph: Graph) -> None:
 def _fill_numbers(graph: Graph) -> None:
     """Replace copies of whole numbers that the module holds on the CPU."""
     for node in list(graph.nodes):
-        if node.target is not aten.lift_fresh_copy.default or graph.owning_module is None:
+        if node.target is not aten.lift_fresh_copy.default:
             continue
         (held,) = node.args
-        if not isinstance(held, Node) or held.op != "get_attr":
+        number = held_number(graph, held)
+        if number is None or number.is_floating_point() or number.is_complex():
             continue
-        number = attrgetter(str(held.target))(graph.owning_module)
-        if (
-            number.device != _CPU
-            or number.ndim
-            or number.is_floating_point()
-            or number.is_complex()
-        ):
-            continue
-        with graph.inserting_before(node):
-            with out_of_compilation():
-                value = number.item()
-            form = {"dtype": number.dtype, "device": _CPU}
-            made = graph.call_function(aten.full.default, ([], value), form)
-        made.meta = dict(node.meta)
-        node.replace_all_uses_with(made)
+        node.replace_all_uses_with(fill(graph, node, number, _CPU))
         graph.erase_node(node)
         if not held.users:
             graph.erase_node(held)

@@ -5,35 +5,26 @@ import math
 
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx import Graph, GraphModule, Node
+from built_graph import THERE, Built
+from torch.fx import GraphModule, Node
 
 from blade.dynamo.fold_numbers import fold_numbers
 
 aten = torch.ops.aten
-THERE = torch.device("meta")  # stands for a GPU
 
 
-class Built:
-    """A graph with stand-ins, one input of ``THERE`` and the constant 64 of the CPU."""
+class WithNumber(Built):
+    """One input of ``THERE`` and the constant 64 of the CPU."""
 
     def __init__(self, device: torch.device = THERE, number: object = 64.0) -> None:
-        self.graph, self.mode = Graph(), FakeTensorMode(allow_non_fake_inputs=True)
+        super().__init__()
         self.module = torch.nn.Module()
         self.module.number = torch.tensor(number)  # type: ignore[assignment]
-        self.x = self.graph.placeholder("x")
+        self.x = self.input(3, 4, device=device)
         held = self.graph.get_attr("number")
         with self.mode:
-            self.x.meta["val"] = torch.empty(3, 4, device=device)
             held.meta["val"] = torch.empty((), dtype=self.module.number.dtype)
         self.number = self.call(aten.lift_fresh_copy.default, held)
-
-    def call(self, target: torch._ops.OpOverload, *args: object, **kwargs: object) -> Node:
-        node = self.graph.call_function(target, args, kwargs)  # type: ignore[arg-type]
-        given = torch.fx.node.map_arg(args, lambda n: n.meta["val"])
-        with self.mode:
-            node.meta["val"] = target(*given, **kwargs)
-        return node
 
     def folded(self, *outputs: Node) -> list[torch._ops.OpOverload]:
         self.graph.output(outputs)
@@ -47,7 +38,7 @@ class Built:
 
 
 def test_a_scale_is_a_constant_of_the_gpu() -> None:
-    b = Built()
+    b = WithNumber()
     root = b.call(aten.sqrt.default, b.call(aten.mul.Tensor, b.number, 3))
     scale = b.call(aten._to_copy.default, root, dtype=torch.float16)
     assert b.folded(b.call(aten.div.Tensor, b.x, scale)) == [
@@ -62,14 +53,14 @@ def test_a_scale_is_a_constant_of_the_gpu() -> None:
 
 @pytest.mark.parametrize("number", [3, True])
 def test_whole_numbers_keep_their_dtype(number: object) -> None:
-    b = Built(number=number)
+    b = WithNumber(number=number)
     b.folded(b.call(aten.mul.Tensor, b.x, b.number))
     assert b.nodes[0].args == ([], number)
     assert b.nodes[0].kwargs["dtype"] == b.module.number.dtype
 
 
 def test_what_the_cpu_reads_stays_beside_it() -> None:
-    b = Built()
+    b = WithNumber()
     root = b.call(aten.sqrt.default, b.number)
     kinds = b.folded(b.call(aten.mul.Tensor, b.x, root), root)
     assert kinds.count(aten.sqrt.default) == kinds.count(aten.full.default) == 1
@@ -77,7 +68,7 @@ def test_what_the_cpu_reads_stays_beside_it() -> None:
 
 @pytest.mark.parametrize("case", ["drawn", "of the CPU", "not pointwise"])
 def test_what_is_left_alone(case: str) -> None:
-    b = Built(torch.device("cpu") if case == "of the CPU" else THERE)
+    b = WithNumber(torch.device("cpu") if case == "of the CPU" else THERE)
     number = b.number
     if case == "drawn":
         number = b.call(aten.bernoulli.default, number)

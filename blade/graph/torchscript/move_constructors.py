@@ -38,7 +38,7 @@ _MOVES = frozenset(
 )
 """Ops beside pointwise ones whose floats do not depend on an order of summation."""
 _ROUNDINGS = 4
-"""Of a float in single precision, between two devices."""
+"""Units in the last place between floats of two devices."""
 _LISTS = ("prim::ListConstruct", "prim::ListUnpack")
 _SIZES = ("aten::size", "aten::dim", "aten::numel", "aten::len", "aten::sym_size", "prim::dtype")
 _FILLS = ("aten::fill", "aten::masked_fill", "aten::copy")

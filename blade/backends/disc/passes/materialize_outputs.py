@@ -112,10 +112,10 @@ def _own(b: IrBuilder, v: Value, output: int, strides: Shape) -> Value:
     return _stored(b, v, order or tuple(range(len(v.shape))), output)
 
 
-def _stored(b: IrBuilder, v: Value, order: Sequence[int], output: int) -> Value:
-    """A copy of ``v`` whose axes lie in ``order``, from outermost to innermost."""
+def _stored(b: IrBuilder, v: Value, order: Sequence[int], output: int | None = None) -> Value:
+    """A copy of ``v`` whose axes lie in ``order``, from outermost to innermost; for this ``output`` alone."""
     v = b.permute(v, order)
-    stored = b.make("cast", [v], v.shape, v.dtype, output=output)
+    stored = copy(b, v) if output is None else b.make("cast", [v], v.shape, v.dtype, output=output)
     return b.permute(stored, [order.index(k) for k in range(len(order))])
 
 
@@ -160,8 +160,7 @@ def _restrided(b: IrBuilder, v: Value, output: int, strides: Shape) -> Value:
     order = _memory_order(v.shape, strides)
     if order is None:
         return _part(b, v, output, strides) or v
-    stored = copy(b, b.permute(v, order))
-    return b.permute(stored, [order.index(k) for k in range(len(order))])
+    return _stored(b, v, order)
 
 
 def _memory_order(shape: Shape, strides: Shape) -> tuple[int, ...] | None:

@@ -207,7 +207,6 @@ class _KernelWriter:
         """Every statement once, over the whole tile."""
         body = self.body
         body.checked.clear()
-        body.half_done.clear()
         alive = sorted(live(self.kernel.body), key=self.order)
         for i in alive:
             stmt = body.stmt(i)

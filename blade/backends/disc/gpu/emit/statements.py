@@ -67,7 +67,6 @@ class TritonBody:
         self.bases: dict[str, str] = {}
         self.checked: set[tuple[int, int, Dim]] = set()  # (piece, index, bound) of assertions
         self.pairs = find_pairs(kernel) if tile.pieces == 1 else {}
-        self.half_done: set[tuple[int, int]] = set()  # pairs of which one statement has come
 
     def line(self, text: str) -> None:
         self.lines.append("    " * self.indent + text)
@@ -115,7 +114,7 @@ class TritonBody:
         """Emit a statement of any kind but ``Reduce``."""
         stmt = self.kernel.body[i]
         if i in self.pairs and not self.walked and not self.beside:
-            self.pair(*self.pairs[i], stmt)
+            self.pair(i, *self.pairs[i])
         elif isinstance(stmt, Load):
             self.load(i, stmt.access, stmt.dtype)
         elif isinstance(stmt, Gather):
@@ -204,16 +203,14 @@ class TritonBody:
             rows = True
         self.rows[i], self.columns[i] = rows, columns
         self.exact.add(i)
-        text = f"tl.load({pointer}{mask})"
-        self.define(i, f"{text}.to(tl.float32)" if dtype in HALVES else text)
+        self.define(i, _in_register(f"tl.load({pointer}{mask})", dtype))
 
-    def pair(self, even: int, odd: int, stmt: Stmt) -> None:
-        """Load both at the first of the two statements, or store both at the last."""
-        is_last = (even, odd) in self.half_done
-        self.half_done ^= {(even, odd)}
-        if isinstance(stmt, Load) and not is_last:
+    def pair(self, i: int, even: int, odd: int) -> None:
+        """Load both at the first of the two statements, or store both at the last; ``i`` is either."""
+        stmt = self.kernel.body[i]
+        if isinstance(stmt, Load) and i == min(even, odd):
             self.load_pair(even, odd, stmt.dtype)
-        elif isinstance(stmt, Store) and is_last:
+        elif isinstance(stmt, Store) and i == max(even, odd):
             self.store_pair(even, odd)
 
     def load_pair(self, even: int, odd: int, dtype: torch.dtype) -> None:
@@ -222,8 +219,7 @@ class TritonBody:
         shape = self.pair_shape()
         if not rows and self.tile.rows > 1:
             rows, pointer = True, f"tl.broadcast_to({pointer}, {shape})"
-        text = f"tl.load({pointer}{self.pair_mask(rows)})"
-        text = f"{text}.to(tl.float32)" if dtype in HALVES else text
+        text = _in_register(f"tl.load({pointer}{self.pair_mask(rows)})", dtype)
         for i in (even, odd):
             self.rows[i], self.columns[i] = rows, True
             self.exact.add(i)
@@ -243,8 +239,7 @@ class TritonBody:
                 self.store(stmt)
             return
         dtype = self.kernel.args[access.arg].dtype
-        cast = f".to({pointwise.memory_type(dtype)})" if dtype in HALVES else ""
-        values = ", ".join(f"{self.values[s.value]}{cast}" for s in stores)
+        values = ", ".join(_in_memory(self.values[s.value], dtype) for s in stores)
         both = f"tl.reshape(tl.join({values}), {self.pair_shape()})"
         self.line(f"tl.store({self.pair_pointer(access)}, {both}{self.pair_mask(several)})")
 
@@ -305,10 +300,8 @@ class TritonBody:
         self.line(f'tl.atomic_{name}({pointer}, {value}{self.mask(True, True)}, sem="relaxed")')
 
     def store(self, stmt: Store) -> None:
-        access, value = stmt.access, self.values[stmt.value]
-        dtype = self.kernel.args[access.arg].dtype
-        if dtype in HALVES:
-            value = f"{value}.to({pointwise.memory_type(dtype)})"
+        access = stmt.access
+        value = _in_memory(self.values[stmt.value], self.kernel.args[access.arg].dtype)
         # an axis of size 1 has no stride, but the value may be a tile of which masks leave one element
         rows, columns = self.differs(access), number(access.strides[-1]) != 0
         pointer = self.pointer(access)
@@ -410,3 +403,12 @@ class TritonBody:
 
     def stmt(self, i: int) -> Stmt:
         return self.kernel.body[i]
+
+
+def _in_register(loaded: str, dtype: torch.dtype) -> str:
+    """``loaded``, of ``dtype`` in memory, as it is computed with."""
+    return f"{loaded}.to(tl.float32)" if dtype in HALVES else loaded
+
+
+def _in_memory(value: str, dtype: torch.dtype) -> str:
+    return f"{value}.to({pointwise.memory_type(dtype)})" if dtype in HALVES else value

@@ -113,9 +113,9 @@ def alignment(kernel: Kernel) -> Alignment:
         open_.update(dict.fromkeys(d for d in unknown if isinstance(d, sympy.Expr)))
     if whole and number(kernel.inner) is not None and int(kernel.inner) % elements:
         return Alignment(elements, None)
-    apart = dict.fromkeys(d for a in pairs for d in a.strides[:-1] if number(d) is None)
-    known = [d for d in apart if known_multiple(kernel, d, elements)]
-    return Alignment(elements, tuple(open_), tuple(d for d in known if isinstance(d, sympy.Expr)))
+    apart = [d for a in pairs for d in a.strides[:-1] if isinstance(d, sympy.Expr)]
+    known = [d for d in apart if number(d) is None and known_multiple(kernel, d, elements)]
+    return Alignment(elements, tuple(open_), tuple(dict.fromkeys(known)))
 
 
 def streamed(kernel: Kernel) -> int:
