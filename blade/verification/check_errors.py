@@ -11,7 +11,7 @@ its usual magnitude at contents like the sample's, if that is more.
 
 Each draw runs engine, original and fp64 once, for all outputs in doubt. At derived contents an error is also right if a
 rounding of the inputs causes as large a change in the original. So it is at the user's own where 16-bit arithmetic
-amplifies rounding beyond what fp64 could be a reference for, and for masks that forward saves for backward. Elsewhere
+amplifies rounding beyond what fp64 could be a reference for, and for choices that forward saves for backward. Elsewhere
 in 16-bit arithmetic the original itself must move by as much: of hundreds of gradients some are sums that nearly
 cancel out, whose own error says little.
 """
@@ -43,7 +43,9 @@ class Answer:
     is_small: bool = False  # of so few elements that all of them may be exact by chance
     half: torch.dtype | None = None  # 16-bit dtype of part of the computation
     magnitude: float = 0.0  # of a small output: the original's largest value
-    is_mask: bool = False  # a mask that forward saves: its error is the share that differs
+    is_choice: bool = (
+        False  # saved for backward: its error is the share that differs (saved_choices)
+    )
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ class _Suspect:
     def known_as_ill_conditioned(self) -> bool:
         one = self.answer
         amplifies = one.half is not None and one.errors.is_amplified
-        return amplifies or one.is_mask or may_be_ill_conditioned(one.case)
+        return amplifies or one.is_choice or may_be_ill_conditioned(one.case)
 
     def may_move_by(self, moved: float) -> float:
         """The error that the original's change by one rounding excuses."""

@@ -39,10 +39,10 @@ def perturbation_sensitivity(
     case: Case,
     outputs: Sequence[int],
 ) -> list[float]:
-    """Return the largest change of ``outputs``, relative to their largest magnitudes; infinite for ints.
+    """Return the largest change of ``outputs``, relative to their largest magnitudes.
 
-    Of a mask, the share of its elements. ``rounded``: the original with its sums off by a rounding that a
-    seed determines.
+    Of ints and masks, the share of their elements that change. ``rounded``: the original with its sums off by a
+    rounding that a seed determines.
     """
     most = [0.0] * len(outputs)
     # in training an answer is all that forward saves: one at a time, and nothing but these outputs of the first
@@ -68,7 +68,8 @@ def _moved(
 
 
 def _change(got: torch.Tensor, want: torch.Tensor) -> float:
-    return share_apart(got, want) if want.dtype is torch.bool else errors(got, want, None).error
+    is_exact = not (want.is_floating_point() or want.is_complex())
+    return share_apart(got, want) if is_exact else errors(got, want, None).error
 
 
 def _perturbed(case: Case) -> Iterator[Case]:

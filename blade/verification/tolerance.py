@@ -143,7 +143,7 @@ def errors(
 
 
 def share_apart(got: torch.Tensor, want: torch.Tensor) -> float:
-    """Return the share of the elements of a mask that differ; 0 for empty masks."""
+    """Return the share of the elements that differ; 0 without elements."""
     return float((got != want).double().mean()) if want.numel() else 0.0
 
 

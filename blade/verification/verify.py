@@ -43,6 +43,7 @@ from blade.verification.index_guard import in_bounds
 from blade.verification.output_ownership import check_fresh
 from blade.verification.rng_replay import RngReplay, draws
 from blade.verification.rounding_noise import RoundingNoise, perturb_by_ulp
+from blade.verification.saved_choices import saved_choices
 
 log = logging.getLogger(__name__)
 Tensors = Sequence[torch.Tensor]
@@ -135,6 +136,7 @@ def _verify(
     truth = Fp64Reference(cluster.gm, generators.reset) if truth is None else truth
     tried = declined = 0
     is_checked = not _has(cluster, _UNCHECKED)
+    choices = saved_choices(cluster.gm, saved)
     kinds = _kinds(cluster)
     if derived and left_out is None:
         try_forked(cluster, original)
@@ -177,7 +179,7 @@ def _verify(
         like = like or _layouts(want)
         first = [own_error] * len(want) if own_error is not None else known
         hurry = seconds is not None
-        answers += _measure(case, got, want, truth, known or first, hurry, saved=saved)
+        answers += _measure(case, got, want, truth, known or first, hurry, choices=choices)
         del want, got  # at the next case, and in a check of conditioning, there are others
         truth.forget()
         free_unused(case.inputs)
@@ -407,7 +409,7 @@ def _measure(
     known: Sequence[float],
     hurry: bool = False,
     only: Sequence[int] | None = None,
-    saved: Collection[int] = (),
+    choices: Collection[int] = (),
 ) -> list[Answer]:
     """Return the errors at ``case``, ``only`` those of these outputs; ``known`` are the original's own at the
     first case, one per output. Each tensor of ``got`` and ``want`` is let go of once it is measured.
@@ -415,7 +417,7 @@ def _measure(
     An output that is as near to the original as the original is to the fp64 reference, plus rounding, is
     within twice that of the reference (the triangle inequality). This is the tolerance, so fp64 is not run.
     ``hurry``: fp64 is not run either, output by output, where the difference to the original is within
-    rounding alone. ``saved``: as for ``verify``; of masks among them the error is the share that differs.
+    rounding alone. ``choices``: outputs whose error is the share that differs (``saved_choices``).
     """
     outputs = range(len(want)) if only is None else only
     near = _near(case, got, want, known or [0.0] * len(want), outputs) if known or hurry else {}
@@ -428,9 +430,9 @@ def _measure(
     def measured(i: int, t: torch.Tensor | None) -> Answer:
         errors = tolerance.errors(got[i], want[i], t, scale, half)
         found = Answer(case, i, want[i].dtype, errors, half=half, **_smallness(want[i]))
-        if i in saved and found.dtype is torch.bool and errors.error:
+        if i in choices and errors.error:
             share = tolerance.share_apart(got[i], want[i])
-            found = replace(found, errors=replace(errors, error=share), is_mask=True)
+            found = replace(found, errors=replace(errors, error=share), is_choice=True)
         got[i] = want[i] = _LET_GO
         return found
 

@@ -120,3 +120,34 @@ def test_a_saved_mask_of_float32_may_flip_too() -> None:
     assert isinstance(inverted, Reason) and inverted.code is Code.WRONG_VALUES
     steady = verdict(lambda x: (x <= 0,), lambda x: (x <= 1e-3,), saved=(0,))
     assert isinstance(steady, Reason) and steady.code is Code.WRONG_VALUES
+
+
+def pooled_places(product: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    found = torch.ops.aten.max_pool2d_with_indices(product[None, None].float(), [2, 2])
+    return (found[1],)
+
+
+def pooled(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Where the maxima of a product that is rounded to 16 bits lie, as forward saves it for the gradient."""
+    y = x.bfloat16()
+    return pooled_places(y @ y @ y)
+
+
+def unrounded_pooled(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    y = x.bfloat16().float()
+    return pooled_places((y @ y @ y).bfloat16())
+
+
+def test_saved_indices_of_pooling_may_differ_where_rounding_decides() -> None:
+    share = (pooled(SAMPLE)[0] != unrounded_pooled(SAMPLE)[0]).float().mean()
+    assert 0 < share < 0.02
+    assert isinstance(verdict(pooled, unrounded_pooled, saved=(0,)), Verdict)
+    next_ones = verdict(pooled, lambda x: (pooled(x)[0] + 1,), saved=(0,))
+    assert isinstance(next_ones, Reason) and next_ones.code is Code.WRONG_VALUES
+    returned = verdict(pooled, unrounded_pooled)
+    assert isinstance(returned, Reason) and returned.code is Code.WRONG_VALUES
+
+
+def test_other_saved_integers_are_exact() -> None:
+    saved = verdict(lambda x: (x.long(),), lambda x: ((x + 1e-3).long(),), saved=(0,))
+    assert isinstance(saved, Reason) and saved.code is Code.WRONG_VALUES
