@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cut a joint graph into forward and backward with torch's min-cut, after three repairs and four passes.
+"""Cut a joint graph into forward and backward with torch's min-cut, after four repairs and four passes.
 
 Results that forward returns for backward alone are marked (``is_saved``): they are freed once backward has run.
 
@@ -11,15 +11,20 @@ shapes and dtypes says 16 bits.
 
 The gradient of attention takes the generator's state but does not read it without dropout. Forward would then
 have to return uninitialized memory (of some CPU kernels) as that state.
+
+The gradient of a maximum goes to the elements that equal it. A backward graph that computes these again, rounded
+otherwise, finds none and divides by their number: it reads what forward computed.
 """
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
 import torch
 import torch._functorch.config as functorch_config
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.fx import Graph, GraphModule, Node
+from torch.utils.checkpoint import CheckpointPolicy
 
 from blade.dynamo.cse import eliminate_common_subexpressions
 from blade.dynamo.fold_numbers import fold_numbers
@@ -37,6 +42,7 @@ _ATTENTION = (
     aten._scaled_dot_product_cudnn_attention_backward.default,
     aten._scaled_dot_product_efficient_attention_backward.default,
 )
+_EQUALITIES = (aten.eq.Tensor, aten.ne.Tensor)
 _RUNNING = (3, 4)  # arguments of native_batch_norm_backward
 _TRAIN = 7
 
@@ -54,6 +60,7 @@ def partition(
         joint.graph.eliminate_dead_code()
         eliminate_common_subexpressions(joint.graph)
     read_results(joint.graph)
+    _save_compared(joint.graph, kwargs["num_fwd_outputs"])
     mark_norms(joint.graph)
     with functorch_config.patch(cse=False), fused_ops_known():
         forward, backward = min_cut_rematerialization_partition(joint, inputs, **kwargs)
@@ -64,6 +71,34 @@ def partition(
     save_channels_last(forward, backward, kwargs["num_fwd_outputs"])
     _mark_saved(forward.graph, kwargs["num_fwd_outputs"])
     return forward, backward
+
+
+def _save_compared(joint: Graph, count: int) -> None:
+    """Let forward save what backward looks for equal elements in. ``count``: number of results of forward."""
+    [returned] = joint.output_node().args
+    forward = _with_ancestors(node for node in returned[:count] if isinstance(node, Node))
+    compared = (
+        operand
+        for node in joint.nodes
+        if node.target in _EQUALITIES and node not in forward
+        for operand in node.all_input_nodes
+    )
+    for node in _with_ancestors(compared, above=forward):
+        if node in forward and node.meta["val"].is_floating_point():
+            made = node.args[0] if node.target is operator.getitem else node
+            made.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+
+
+def _with_ancestors(nodes: Iterable[Node], above: Container[Node] = ()) -> set[Node]:
+    """``nodes`` and all that they are computed from; nothing that the ones in ``above`` are computed from."""
+    found: set[Node] = set()
+    left = list(nodes)
+    while left:
+        node = left.pop()
+        if node not in found:
+            found.add(node)
+            left += () if node in above else node.all_input_nodes
+    return found
 
 
 def is_saved(node: Node) -> bool:

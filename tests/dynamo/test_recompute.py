@@ -76,3 +76,24 @@ def test_relu_is_saved_once_and_its_signs() -> None:
         strict=True,
     ):
         torch.testing.assert_close(p.grad, w)
+
+
+class Highest(nn.Module):
+    """The largest of each row of an activation that a gradient may compute again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.gelu(self.first(x)).amax(-1)
+
+
+def test_the_gradient_of_a_maximum_reads_what_forward_computed() -> None:
+    torch.manual_seed(0)
+    model = Highest().bfloat16()
+    x = torch.randn(BATCH, WIDTH).bfloat16()
+    got = saved_activations(torch.compile(model, backend="aot_disc"), x)
+    # which elements are the largest, the product, and x
+    assert got == [torch.bfloat16] * 2 + [torch.bool]
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
