@@ -75,7 +75,8 @@ def partition(
 
 def _save_compared(joint: Graph, count: int) -> None:
     """Let forward save what backward looks for equal elements in. ``count``: number of results of forward."""
-    [returned] = joint.output_node().args
+    returned = joint.output_node().args[0]
+    assert isinstance(returned, (list, tuple))
     forward = _with_ancestors(node for node in returned[:count] if isinstance(node, Node))
     compared = (
         operand
@@ -85,7 +86,7 @@ def _save_compared(joint: Graph, count: int) -> None:
     )
     for node in _with_ancestors(compared, above=forward):
         if node in forward and node.meta["val"].is_floating_point():
-            made = node.args[0] if node.target is operator.getitem else node
+            [made] = node.all_input_nodes if node.target is operator.getitem else [node]
             made.meta["recompute"] = CheckpointPolicy.MUST_SAVE
 
 

@@ -21,10 +21,12 @@ def saved_choices(gm: GraphModule, saved: Collection[int]) -> frozenset[int]:
         return frozenset()
     outputs = gm.graph.output_node().args[0]
     assert isinstance(outputs, (list, tuple))
-    return frozenset(i for i in saved if isinstance(outputs[i], Node) and _is_choice(outputs[i]))
+    return frozenset(i for i in saved if _is_choice(outputs[i]))
 
 
-def _is_choice(node: Node) -> bool:
+def _is_choice(node: object) -> bool:
+    if not isinstance(node, Node):
+        return False
     if node.meta["val"].dtype is torch.bool:
         return True
     while node.target in _SAME_VALUES:
