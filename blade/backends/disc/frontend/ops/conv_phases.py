@@ -122,6 +122,11 @@ def conv_by_phases(
     return lo.b.reshape(y, lo.shape)
 
 
+def least_sizes(weight: Value, given: Sequence[Sequence[int]]) -> list[int]:
+    """The sizes of an input, per axis, from which on the result is not empty."""
+    return [axis.least_size for axis in _axes(weight, given)]
+
+
 def _axes(weight: Value, given: Sequence[Sequence[int]]) -> list[_Axis]:
     """With a cut all phases begin at the same input: fewer and larger convolutions, of one position more.
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows of convolutions: `conv` on channels-last data, between two permutations.
 
-The permutations are views; those between two convolutions meet and cancel. Convolutions of dtypes that
-the target does not implement (``forms``) stay calls, as do transposed ones in groups or with computed weights.
+The permutations are views; those between two convolutions meet and cancel. Convolutions of dtypes that the target
+does not implement (``forms``) stay calls, as do transposed ones in groups, and in phases if the weights are computed.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ import sympy
 import torch
 
 from blade.backends.disc.frontend.ops.assemble import constant_pad
-from blade.backends.disc.frontend.ops.conv_phases import conv_by_phases
+from blade.backends.disc.frontend.ops.conv_phases import conv_by_phases, least_sizes
 from blade.backends.disc.frontend.ops.table import Lowering, lowers
 from blade.backends.disc.ir.convolution import to_channels_first, to_channels_last
 from blade.backends.disc.ir.graph import Value, plain
@@ -46,20 +46,18 @@ def conv(
         lo.b.require(
             sympy.Eq(images.shape[1], weight.shape[1] * groups), "channels of a convolution"
         )
-    operands = [lo.b.permute(images, to_channels_last(len(shape))), weight]
-    last = lo.b.make(
-        "conv",
-        operands if bias is None else [*operands, bias],
-        [shape[k] for k in to_channels_last(len(shape))],
-        lo.dtype,
-        stride=steps,
-        padding=pads,
-        dilation=gaps,
-        groups=groups,
-        activation=None,
-        transposed=False,
-    )
-    return lo.b.reshape(lo.b.permute(last, to_channels_first(len(shape))), lo.shape)
+    how = {"stride": steps, "padding": pads, "dilation": gaps, "groups": groups}
+    tensors = [images, weight] if bias is None else [images, weight, bias]
+    return lo.b.reshape(_on_images(lo, tensors, shape, transposed=False, **how), lo.shape)
+
+
+def _on_images(lo: Lowering, tensors: Sequence[Value], shape: Sequence[Dim], **how: Any) -> Value:
+    """A `conv` of the image, weight and bias in ``tensors``, of a result of ``shape`` [N, C, *spatial]."""
+    last = to_channels_last(len(shape))
+    image = lo.b.permute(tensors[0], last)
+    sizes = [shape[k] for k in last]
+    made = lo.b.make("conv", [image, *tensors[1:]], sizes, lo.dtype, activation=None, **how)
+    return lo.b.permute(made, to_channels_first(len(shape)))
 
 
 @lowers(
@@ -127,8 +125,31 @@ def conv_transpose(
 ) -> Value:
     if groups != 1:
         raise lo.otherwise()
-    given = (stride, padding, output_padding, dilation)
-    return conv_by_phases(lo, x, weight, bias, [_each(lo, v, len(weight.shape) - 2) for v in given])
+    given = [
+        _each(lo, v, len(weight.shape) - 2) for v in (stride, padding, output_padding, dilation)
+    ]
+    if lo.dtype not in lo.forms.image_gradients or len(weight.shape) == 3:
+        return conv_by_phases(lo, x, weight, bias, given)
+    return _conv_transpose_as_gradient(lo, x, weight, bias, given)
+
+
+def _conv_transpose_as_gradient(
+    lo: Lowering, x: Value, weight: Value, bias: Value | None, given: Sequence[tuple[int, ...]]
+) -> Value:
+    """As the gradient of a convolution's input is computed. ``given``: as for ``conv_by_phases``."""
+    spatial = len(weight.shape) - 2
+    tensors = [t for t in (x, weight, bias) if t is not None]
+    sizes = (*weight.shape, x.shape[-spatial - 1])
+    if any(t.dtype != lo.dtype for t in tensors) or not all(isinstance(d, int) for d in sizes):
+        raise lo.otherwise()
+    for size, least in zip(x.shape[-spatial:], least_sizes(weight, given), strict=True):
+        lo.at_least(size, least, "a result that is not empty")
+    is_batched = len(x.shape) == spatial + 2
+    tensors[0] = x if is_batched else lo.b.reshape(x, (1, *x.shape))
+    stride, padding, _, dilation = given
+    how = {"stride": stride, "padding": padding, "dilation": dilation, "groups": 1}
+    shape = lo.shape if is_batched else (1, *lo.shape)
+    return lo.b.reshape(_on_images(lo, tensors, shape, transposed=True, **how), lo.shape)
 
 
 def _is_served(lo: Lowering, *tensors: Value | None) -> bool:

@@ -8,6 +8,7 @@ For nearest-neighbour resampling, a pixel's gradient is the sum over its copies.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial, reduce
 from itertools import product
 from typing import Any
 
@@ -40,8 +41,8 @@ def convolution_backward(
     wanted: Sequence[bool],
 ) -> list[Value | None]:
     how = _SpatialParameters(tuple(stride), tuple(padding), tuple(dilation), groups)
-    known = not transposed and _is_known(how, grad, x, weight)
-    generated = known and x.dtype in lo.forms.gradients
+    known = _is_known(how, grad, x, weight)
+    generated = known and not transposed and x.dtype in lo.forms.gradients
     images = known and x.dtype in lo.forms.image_gradients and groups == 1 and len(x.shape) > 3
     found: list[Value | None] = [None, None, None]
     left = [*wanted[:2], False]
@@ -50,7 +51,7 @@ def convolution_backward(
             raise lo.otherwise()
         found[2] = _to_bias(lo, grad)
     if left[0] and (generated or images):
-        found[0], left[0] = _to_input(lo, grad, x, weight, how), False
+        found[0], left[0] = _to_input(lo, grad, x, weight, how, not transposed), False
     if left[1] and generated and how.is_dense and len(x.shape) == 4:
         found[1], left[1] = _to_weight(lo, grad, x, weight, how), False
     if any(left):
@@ -59,7 +60,7 @@ def convolution_backward(
         for k in range(2):
             found[k] = called[k] if left[k] else found[k]
         if images:
-            found[1] = _as_kernel_lies(lo, called[1])
+            found[1] = as_images_lie(lo, called[1])
     return found
 
 
@@ -97,16 +98,18 @@ def _to_bias(lo: Lowering, grad: Value) -> Value:
     return lo.b.cast(lo.b.reshape(total, (grad.shape[1],)), grad.dtype)
 
 
-def _as_kernel_lies(lo: Lowering, made: Value) -> Value:
-    """The gradient of a weight with channels last, which torch computes where the images have channels last."""
+def as_images_lie(lo: Lowering, made: Value) -> Value:
+    """A call's result with channels last, as torch computes it where the images it reads have channels last."""
     rank = len(made.shape)
     dense = contiguous_strides([made.shape[k] for k in to_channels_last(rank)])
     strides = tuple(dense[k] for k in to_channels_first(rank))
     return lo.b.make("item", made.args, made.shape, made.dtype, strides, **made.attrs)
 
 
-def _to_input(lo: Lowering, grad: Value, x: Value, weight: Value, how: _SpatialParameters) -> Value:
-    """The convolution of the gradient with the flipped kernel."""
+def _to_input(
+    lo: Lowering, grad: Value, x: Value, weight: Value, how: _SpatialParameters, transposed: bool
+) -> Value:
+    """The convolution of the gradient, ``transposed`` if the one whose gradient it is is not."""
     last = to_channels_last(len(x.shape))
     made = lo.b.make(
         "conv",
@@ -118,7 +121,7 @@ def _to_input(lo: Lowering, grad: Value, x: Value, weight: Value, how: _SpatialP
         dilation=how.dilation,
         groups=how.groups,
         activation=None,
-        transposed=True,
+        transposed=transposed,
     )
     return lo.b.permute(made, to_channels_first(len(x.shape)))
 
@@ -183,13 +186,20 @@ def upsample_nearest2d_backward(
 ) -> Value:
     """For integer factors, the sum over the copies of each pixel."""
     factors = [factor(a, b) for a, b in zip(lo.shape[2:], grad.shape[2:], strict=True)]
-    if any(f is None or f > 4 for f in factors) or grad.dtype not in (torch.float32, torch.float64):
+    if any(f is None or f > 4 for f in factors) or not grad.dtype.is_floating_point:
         raise lo.otherwise()
-    total: Value | None = None
+    parts = []
     for starts in product(*(range(int(f or 1)) for f in factors)):
         part = grad
         for axis, (start, step) in enumerate(zip(starts, factors, strict=True), 2):
             part = lo.b.slice(part, axis, start, int(step or 1), lo.shape[axis])
-        total = part if total is None else lo.b.pointwise("add", total, part)
-    assert total is not None
-    return total
+        parts.append(part)
+    return total(lo, parts)
+
+
+def total(lo: Lowering, parts: Sequence[Value]) -> Value:
+    """The sum of ``parts``; of 16 bits in float32, rounded once."""
+    if len(parts) == 1:
+        return parts[0]
+    wide = [lo.b.cast(p, torch.float32) if p.dtype in HALVES else p for p in parts]
+    return lo.b.cast(reduce(partial(lo.b.pointwise, "add"), wide), parts[0].dtype)

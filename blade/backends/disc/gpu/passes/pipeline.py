@@ -20,6 +20,7 @@ from blade.backends.disc.gpu.passes.precompute_constants import is_known, precom
 from blade.backends.disc.gpu.passes.prepare_convolutions import (
     bias_after,
     patches_to_rows,
+    rows_to_patches,
     weights_channels_last,
 )
 from blade.backends.disc.gpu.passes.recompute_channel_values import recompute_channel_values
@@ -64,6 +65,7 @@ def passes(half: torch.dtype | None) -> Sequence[tuple[str, GraphPass]]:
         ("find_attention", partial(find_attention, forms=FORMS)),
         *narrow,
         ("layouts", partial(propagate, transposed=True)),
+        ("rows_to_patches", rows_to_patches),
         ("bias_after", bias_after),
         ("patches_to_rows", patches_to_rows),
         ("spread", partial(push_through_concat, interleaved=True)),

@@ -2,13 +2,19 @@
 """Convolutions in the form that suits cuDNN: channels-last weights, like the data, and no bias.
 
 ATen adds a bias in a separate kernel; here the kernel that reads the result adds it. Convolutions whose
-kernels tile the image, as in vision transformers, become products of patches laid out as rows.
+kernels tile the image, as in vision transformers, become products of patches laid out as rows, and transposed ones,
+as in U-Nets, products whose rows are laid out as patches.
 """
 
 import sympy
 
 from blade.backends.disc.gpu.passes.precompute_constants import packed
-from blade.backends.disc.ir.convolution import operands, to_channels_first, to_channels_last
+from blade.backends.disc.ir.convolution import (
+    operands,
+    output_padding,
+    to_channels_first,
+    to_channels_last,
+)
 from blade.backends.disc.ir.graph import (
     Graph,
     IrBuilder,
@@ -17,6 +23,27 @@ from blade.backends.disc.ir.graph import (
     plain,
 )
 from blade.backends.disc.ir.rewrite import rewrite_values
+
+
+def rows_to_patches(graph: Graph) -> Graph:
+    """``graph`` with products for transposed convolutions whose windows do not overlap."""
+
+    def step(b: IrBuilder, v: Value, args: list[Value]) -> Value | None:
+        is_one = _tiles(v) and v.attrs["transposed"]
+        if not is_one or any(output_padding(v, v.shape, args[0].shape)):
+            return None
+        x, w, *bias = args
+        kernel, out, axes = w.shape[2:], w.shape[1], len(v.shape) - 2
+        columns = b.permute(w, (*range(2, axes + 2), 1, 0))
+        columns = b.reshape(columns, (numel(w.shape[1:]), w.shape[0]))
+        rows = b.make("linear", (x, columns), (*x.shape[:-1], columns.shape[0]), v.dtype)
+        taps = b.reshape(rows, (*x.shape[:-1], *kernel, out))
+        # in the order of the rows, so that one kernel adds the bias and reorders
+        taps = b.pointwise("add", taps, b.broadcast(bias[0], taps.shape)) if bias else taps
+        pixels = [k for axis in range(1, axes + 1) for k in (axis, axis + axes)]
+        return b.reshape(b.permute(taps, (0, *pixels, 2 * axes + 1)), v.shape)
+
+    return rewrite_values(graph, step)
 
 
 def bias_after(graph: Graph) -> Graph:
@@ -38,7 +65,7 @@ def patches_to_rows(graph: Graph) -> Graph:
     """``graph`` with products for convolutions whose windows do not overlap: im2col only moves pixels."""
 
     def step(b: IrBuilder, v: Value, args: list[Value]) -> Value | None:
-        if not _tiles(v) or len(args) != 2:
+        if not _tiles(v) or v.attrs["transposed"] or len(args) != 2:
             return None
         x, w = args
         kernel, rank = w.shape[2:], len(v.shape)
@@ -64,7 +91,7 @@ def patches_to_rows(graph: Graph) -> Graph:
 
 def _tiles(v: Value) -> bool:
     """Is ``v`` a convolution of more than one tap whose stride equals its kernel size?"""
-    if v.op != "conv" or v.attrs["transposed"] or v.attrs["groups"] != 1:
+    if v.op != "conv" or v.attrs["groups"] != 1:
         return False
     kernel, a = v.args[1].shape[2:], v.attrs
     plain_ = set(a["padding"]) == {0} and set(a["dilation"]) == {1}
