@@ -89,6 +89,8 @@ ONE_PER_RULE = frozenset(
         "embedding half",
         "embedding_bag rows",
         "max_pool2d",
+        "max_pool2d_with_indices",
+        "max_pool2d_with_indices_backward",
         "avg_pool2d",
         "adaptive_avg_pool1d to one",
         "complex as pairs",

@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of max pooling in training, on channels-last images of a GPU.
+
+Windows that do not overlap are computed from their pixels, with what makes these. The gradient reads, for each pixel,
+where the windows around it found their maxima. Other targets have ATen's kernels.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+from typing import Any
+
+import sympy
+import torch
+
+from blade.backends.disc.frontend.ops.convolution_backward import as_images_lie, total
+from blade.backends.disc.frontend.ops.table import Lowering, lowers
+from blade.backends.disc.ir.convolution import to_channels_first, to_channels_last
+from blade.backends.disc.ir.graph import Shape, Value, numel
+
+aten = torch.ops.aten
+_LAST, _FIRST = to_channels_last(4), to_channels_first(4)
+_MOST_TAPS = 16
+_PLACE = torch.int32  # of a pixel in an image
+
+
+@dataclass(frozen=True)
+class _Windows:
+    """Windows along one axis."""
+
+    size: int
+    step: int
+    padding: int
+
+    @property
+    def reach(self) -> int:
+        """The most windows that one pixel is in."""
+        return -(-self.size // self.step)
+
+
+@lowers(aten.max_pool2d_with_indices.default)
+def max_pool2d_with_indices(
+    lo: Lowering,
+    x: Value,
+    kernel: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+) -> list[Value]:
+    rows, columns = _windows(lo, x, kernel, stride, padding, dilation)
+    apart = all(w.size == w.step and w.padding == 0 for w in (rows, columns))
+    if not apart or ceil_mode or rows.size * columns.size > _MOST_TAPS:
+        sizes, steps, pads = zip(
+            *((w.size, w.step, w.padding) for w in (rows, columns)), strict=True
+        )
+        given = (x, sizes, steps, pads, (1, 1), ceil_mode)
+        called = lo.call(aten.max_pool2d_with_indices.default, given)
+        return [as_images_lie(lo, one) for one in called]
+    for size, window in zip(x.shape[2:], (rows, columns), strict=True):
+        lo.at_least(size, window.size, "a window no larger than the image")
+    b, image, height, width = lo.b, lo.b.permute(x, _LAST), *lo.results[0].shape[2:]
+    shape = tuple(lo.results[0].shape[k] for k in _LAST)
+    corner = _pixel(lo, shape, rows.size, columns.size, x.shape[3])
+    best = place = None
+    for i, j in product(range(rows.size), range(columns.size)):
+        part = b.slice(b.slice(image, 1, i, rows.size, height), 2, j, columns.size, width)
+        here = b.pointwise("add", corner, lo.number(_sum(i * sympy.sympify(x.shape[3]), j), corner))
+        if best is None or place is None:
+            best, place = part, here
+            continue
+        is_nan, is_more = _flag(lo, "ne", part, part), _flag(lo, "gt", part, best)
+        taken = _flag(lo, "logical_or", is_more, is_nan)
+        best, place = (
+            b.pointwise("where", taken, part, best),
+            b.pointwise("where", taken, here, place),
+        )
+    assert best is not None and place is not None
+    return [b.permute(v, _FIRST) for v in (best, b.cast(place, torch.int64))]
+
+
+@lowers(aten.max_pool2d_with_indices_backward.default)
+def max_pool2d_with_indices_backward(
+    lo: Lowering,
+    grad: Value,
+    x: Value,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Any,
+    dilation: Any,
+    ceil_mode: bool,
+    indices: Value,
+) -> Value:
+    """The sum of the gradients of the windows whose maximum a pixel is."""
+    windows = _windows(lo, x, kernel, stride, padding, dilation)
+    if math.prod(w.reach for w in windows) > _MOST_TAPS:
+        raise lo.otherwise()
+    shape = tuple(x.shape[k] for k in _LAST)
+    place = _pixel(lo, shape, 1, 1, shape[2])
+    rows, columns = (
+        [_window_around(lo, shape, axis, w, n, grad.shape[axis + 1]) for n in range(w.reach)]
+        for axis, w in enumerate(windows, 1)
+    )
+    flat = [_flattened(lo, v) for v in (indices, grad)]
+    read = partial(_gathered, lo, shape, grad.shape[3])
+    parts = []
+    for row, column in product(rows, columns):
+        found, gradient = (read(v, row[0], column[0]) for v in flat)
+        is_it = _flag(lo, "eq", lo.b.cast(found, _PLACE), place)
+        known = _flag(lo, "logical_and", _flag(lo, "logical_and", row[1], column[1]), is_it)
+        parts.append(lo.b.pointwise("where", known, gradient, lo.number(0, gradient)))
+    return lo.b.permute(total(lo, parts), _FIRST)
+
+
+def _windows(
+    lo: Lowering, x: Value, kernel: Any, stride: Any, padding: Any, dilation: Any
+) -> tuple[_Windows, _Windows]:
+    """The windows along rows and columns of a batch of images."""
+    if x.dtype not in lo.forms.image_gradients or len(x.shape) != 4:
+        raise lo.otherwise()
+    sizes, steps, pads, gaps = (_pair(lo, v) for v in (kernel, stride or kernel, padding, dilation))
+    if gaps != (1, 1):
+        raise lo.otherwise()
+    found = [_Windows(*given) for given in zip(sizes, steps, pads, strict=True)]
+    return found[0], found[1]
+
+
+def _pair(lo: Lowering, given: Any) -> tuple[int, ...]:
+    values = tuple(given) if isinstance(given, (list, tuple)) else (given,)
+    if not all(isinstance(v, int) for v in values):
+        raise lo.otherwise()
+    return values * 2 if len(values) == 1 else values
+
+
+def _pixel(lo: Lowering, shape: Shape, down: int, across: int, width: Any) -> Value:
+    """The number of the pixel at every point [N, row * down, column * across, C] of an image so wide."""
+    row, column = (_scaled(lo, _along(lo, shape, k), n) for k, n in ((1, down), (2, across)))
+    return lo.b.pointwise("add", _scaled(lo, row, width), column)
+
+
+def _scaled(lo: Lowering, value: Value, by: Any) -> Value:
+    return lo.b.pointwise("mul", value, lo.number(by, value))
+
+
+def _sum(*numbers: Any) -> Any:
+    return sum(map(sympy.sympify, numbers))
+
+
+def _along(lo: Lowering, shape: Shape, axis: int) -> Value:
+    return lo.b.make("iota", (), shape, _PLACE, axis=axis)
+
+
+def _window_around(
+    lo: Lowering, shape: Shape, axis: int, windows: _Windows, before: int, count: Any
+) -> tuple[Value, Value]:
+    """Of each pixel, the window that begins ``before`` steps ahead of the last around it, and whether there is one."""
+    b, pixel = lo.b, _along(lo, shape, axis)
+    padded = b.pointwise("add", pixel, lo.number(windows.padding, pixel))
+    last = b.pointwise("div_floor", padded, lo.number(windows.step, pixel))
+    one = b.pointwise("sub", last, lo.number(before, pixel))
+    zero, end = lo.number(0, one), lo.number(sympy.sympify(count) - 1, one)
+    inside = b.pointwise("minimum", b.pointwise("maximum", one, zero), end)
+    return inside, _flag(lo, "eq", inside, one)
+
+
+def _flag(lo: Lowering, op: str, *operands: Value) -> Value:
+    return lo.b.pointwise(op, *operands, dtype=torch.bool)
+
+
+def _flattened(lo: Lowering, value: Value) -> Value:
+    """[N, C, H, W] as [N, H * W, C]."""
+    n, c, h, w = value.shape
+    return lo.b.reshape(lo.b.permute(value, _LAST), (n, numel((h, w)), c))
+
+
+def _gathered(
+    lo: Lowering, shape: Shape, width: Any, flat: Value, row: Value, column: Value
+) -> Value:
+    place = lo.b.pointwise("add", _scaled(lo, row, width), column)
+    return lo.b.make("gather", (flat, place), shape, flat.dtype, axis=1, axes=(0, None, 3))
