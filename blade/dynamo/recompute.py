@@ -52,8 +52,8 @@ def fused_ops_known() -> Iterator[None]:
         known = before()
         return replace(
             known,
-            fusible_ops=known.fusible_ops | _packets_of(_FUSED) | {normalized},
-            recomputable_ops=known.recomputable_ops | _packets_of(_CHEAP) | {normalized},
+            fusible_ops=known.fusible_ops | packets_of(_FUSED) | {normalized},
+            recomputable_ops=known.recomputable_ops | packets_of(_CHEAP) | {normalized},
             view_ops=known.view_ops | _views(),
         )
 
@@ -65,7 +65,8 @@ def fused_ops_known() -> Iterator[None]:
 
 
 @cache
-def _packets_of(modules: tuple[Any, ...]) -> Packets:
+def packets_of(modules: tuple[Any, ...]) -> Packets:
+    """The ops that ``modules`` of rows lower."""
     names = {module.__name__ for module in modules}
     return OrderedSet(
         target._overloadpacket for target, rule in TABLE.items() if rule.__module__ in names

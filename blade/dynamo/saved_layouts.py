@@ -13,14 +13,21 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch.fx import Graph, GraphModule, Node
 
+from blade.backends.disc.frontend.ops import activation, activation_backward, pointwise
 from blade.backends.disc.ir.convolution import to_channels_first, to_channels_last
 from blade.core.dtypes import HALVES
+from blade.dynamo.recompute import packets_of
 from blade.graph.shapes.fake_tensors import layout_at_hints
 
 aten = torch.ops.aten
 
 _CONVOLUTION = aten.convolution.default
-_SAME_IMAGE = (  # beside what torch tags as pointwise
+_POINTWISE = (
+    activation,
+    activation_backward,
+    pointwise,
+)  # torch tags not all, and fewer before 2.13
+_SAME_IMAGE = (  # beside pointwise ops
     aten._native_batch_norm_legit_functional.default,
     aten._to_copy.default,
     aten.alias.default,
@@ -28,7 +35,6 @@ _SAME_IMAGE = (  # beside what torch tags as pointwise
     aten.cat.default,
     aten.constant_pad_nd.default,
     aten.detach.default,
-    aten.hardswish.default,
     aten.max_pool2d_with_indices.default,
     aten.native_dropout.default,
     aten.native_batch_norm.default,
@@ -95,7 +101,7 @@ def _has_channels_last(image: torch.Tensor) -> bool:
 
 
 def _is_read_in_groups(saved: Node) -> bool:
-    """Whether the gradient of a convolution in groups reads ``saved``: it takes images as they lie."""
+    """Whether the gradient of a convolution in groups reads ``saved``: on a CPU it takes images as they lie."""
     return any(
         user.target is aten.convolution_backward.default and user.args[_GROUPS] != 1
         for user in saved.users
@@ -106,10 +112,13 @@ def _is_like(node: Node, image: Node) -> bool:
     """Whether ``node`` is computed element by element from ``image``, or is one of its results."""
     if isinstance(image.meta["val"], (list, tuple)):
         return True
-    pointwise = (
-        isinstance(node.target, torch._ops.OpOverload) and torch.Tag.pointwise in node.target.tags
-    )
-    return pointwise and node.meta["val"].shape == image.meta["val"].shape
+    return _is_pointwise(node.target) and node.meta["val"].shape == image.meta["val"].shape
+
+
+def _is_pointwise(target: object) -> bool:
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    return torch.Tag.pointwise in target.tags or target._overloadpacket in packets_of(_POINTWISE)
 
 
 def _is_row_major(node: Node) -> bool:
