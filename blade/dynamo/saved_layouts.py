@@ -102,7 +102,7 @@ def _has_channels_last(image: torch.Tensor) -> bool:
 
 def _is_read_in_groups(saved: Node) -> bool:
     """Whether the gradient of a convolution in groups reads ``saved``: on a CPU it takes images as they lie."""
-    return any(
+    return saved.meta["val"].device.type == "cpu" and any(
         user.target is aten.convolution_backward.default and user.args[_GROUPS] != 1
         for user in saved.users
     )

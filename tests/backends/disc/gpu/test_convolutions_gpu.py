@@ -323,17 +323,20 @@ def test_channels_that_are_an_expression_of_sizes_are_atens(
     torch.testing.assert_close(program(x, y), [forward(x, y)])
 
 
+@pytest.mark.parametrize("groups", [1, 2, 4])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_a_bias_leaves_the_gradients_of_images_with_channels_last(dtype: torch.dtype) -> None:
+def test_a_bias_leaves_the_gradients_of_images_with_channels_last(
+    dtype: torch.dtype, groups: int
+) -> None:
     """ATen gets the weight's gradient alone; with the bias it made row-major images of all three."""
 
     def gradients(g: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> Any:
-        how = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1, [True, True, True])
+        how = ([1, 1], [1, 1], [1, 1], False, [0, 0], groups, [True, True, True])
         return torch.ops.aten.convolution_backward(g, x, w, [4], *how)
 
     def inputs(batch: int) -> list[torch.Tensor]:
         torch.manual_seed(0)
-        shapes = ((batch, 4, 5, 6), (batch, 3, 5, 6), (4, 3, 3, 3))
+        shapes = ((batch, 4, 5, 6), (batch, 4, 5, 6), (4, 4 // groups, 3, 3))
         g, x, w = (torch.randn(shape, dtype=dtype) for shape in shapes)
         return [g.contiguous(memory_format=torch.channels_last), x, w]
 

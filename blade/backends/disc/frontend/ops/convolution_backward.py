@@ -43,7 +43,7 @@ def convolution_backward(
     how = _SpatialParameters(tuple(stride), tuple(padding), tuple(dilation), groups)
     known = _is_known(how, grad, x, weight)
     generated = known and not transposed and x.dtype in lo.forms.gradients
-    images = known and x.dtype in lo.forms.image_gradients and groups == 1 and len(x.shape) > 3
+    images = known and x.dtype in lo.forms.image_gradients and len(x.shape) > 3
     found: list[Value | None] = [None, None, None]
     left = [*wanted[:2], False]
     if wanted[2]:
