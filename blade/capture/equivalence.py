@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils import _pytree as pytree
 
 from blade.capture.derived_shapes import Axis
@@ -58,7 +59,7 @@ def reference(
 
 
 def find_differences(
-    module: torch.jit.ScriptModule,
+    module: nn.Module,
     references: Sequence[Reference],
     budget: AccuracyBudget | None = None,
     seed: bool = True,
@@ -103,7 +104,7 @@ def find_differences(
     return found
 
 
-def _tensors(module: torch.jit.ScriptModule) -> list[torch.Tensor]:
+def _tensors(module: nn.Module) -> list[torch.Tensor]:
     return [*module.parameters(), *module.buffers()]
 
 

@@ -15,6 +15,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from blade.capture.attributes import attributes_of, may_write
+from blade.capture.held_state import HeldState
 from blade.capture.inputs import CallSignature, Sample
 from blade.capture.model import device_of, private_copy
 from blade.capture.outputs import tensors_of
@@ -152,6 +153,9 @@ class ReferenceModel:
         self._state = ModelState(model)
         self.device = device_of(model)
         self.is_stateful = False
+        self.forgotten: frozenset[str] = (
+            frozenset()
+        )  # attributes that calls change, which shows nowhere
 
     def __call__(self, *sample: Any) -> Any:
         return self.run(sample, times=1)[0][0]
@@ -194,6 +198,13 @@ class ReferenceModel:
         wide = _with_wide_parameters(self._model) if at_use else private_copy(self._model)
         return ReferenceModel(wide.double(), self._call, self._flatten)
 
+    def sharing_weights(self) -> "ReferenceModel":
+        """Return a copy of the model as it is now, with parameters in common and a state of its own."""
+        shared = {id(tensor): tensor for tensor in self._model.parameters()}
+        made = ReferenceModel(private_copy(self._model, shared), self._call, self._flatten)
+        made.is_stateful, made.forgotten = self.is_stateful, self.forgotten
+        return made
+
     def leaves(self, sample: Sample) -> list[torch.Tensor]:
         """Call the model as the user would on ``sample``; return the tensors of its output, in order."""
         return pytree.tree_leaves(self._tensors(sample))
@@ -201,7 +212,7 @@ class ReferenceModel:
     def of(self, call: CallSignature) -> "ReferenceModel":
         """The same model, called in another way."""
         made = ReferenceModel(self._model, call, self._flatten)
-        made.is_stateful = self.is_stateful
+        made.is_stateful, made.forgotten = self.is_stateful, self.forgotten
         return made
 
     def run(self, sample: Sample, times: int) -> list[Answer]:
@@ -237,19 +248,20 @@ class ReferenceModel:
         Such a model keeps sizes or masks of its last call, say, and makes them anew in the next.
         """
 
-        def held() -> list[tuple[int, int]]:
-            return [(id(tensor), tensor._version) for tensor in self.tensors()]
-
         def in_a_row() -> list[Any] | None:
             self.reset()
-            before = held()
+            before = HeldState(self._model)
             with torch.no_grad(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 answers = [
                     seeded(partial(answer_of, self._tensors, one))[0]
                     for one in (*samples, *samples)
                 ]
-            return answers if held() == before else None
+            changes = before.changes()
+            if changes is None:
+                return answers
+            self.forgotten = changes.attributes
+            return None if changes.weights else answers
 
         first = [seeded(partial(self.run, one, times=1))[0][0] for one in samples]
         later = attempt(Stage.CAPTURE, None, self.name, in_a_row)

@@ -38,6 +38,12 @@ def register(number: int, owner: Any, call: Original) -> None:
     weakref.finalize(owner, _forget, number)
 
 
+def answering(number: int) -> Original | None:
+    """What answers for ``number``, if something does."""
+    with _lock:
+        return _known.get(number)
+
+
 def answer_with(number: int, call: Original) -> None:
     """Let ``call`` answer for ``number`` from now on, if somebody still does."""
     with _lock:
@@ -45,6 +51,11 @@ def answer_with(number: int, call: Original) -> None:
         if before is not None:
             _known[number] = call
     del before  # without the lock, like all that it holds
+
+
+def give_up_paths(number: int) -> None:
+    """Let the original answer all further calls: the paths no longer compute the same."""
+    torch.ops.blade.note_changed_original(number)
 
 
 def number_of(graph: Any) -> int:

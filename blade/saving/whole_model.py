@@ -211,9 +211,10 @@ def _leave_alone(graph: Any) -> None:
     """Let ``graph`` neither count calls by path nor ask the original model of this process."""
     for node in graph.findAllNodes("blade::count_path", True):
         node.destroy()
-    for node in graph.findAllNodes("blade::answer_by_original", True):
-        with graph.insert_point_guard(node):
-            node.replaceInput(1, graph.insertConstant(0))
+    for op, place in (("answer_by_original", 1), ("has_original_changed", 0)):
+        for node in graph.findAllNodes(f"blade::{op}", True):
+            with graph.insert_point_guard(node):
+                node.replaceInput(place, graph.insertConstant(0))
 
 
 def _checked(derived: Derived, probe: Probe) -> list[Result]:

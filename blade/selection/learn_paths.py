@@ -29,7 +29,8 @@ from blade.core.captured import Captured
 from blade.core.reason import Code, Reason, Stage
 from blade.errors import BladeError, log_warnings
 from blade.fallback.isolated_convert import end_conversions
-from blade.runtime.originals import answer_with, number_of
+from blade.runtime.originals import answer_with, answering, number_of
+from blade.selection.lent_original import LentOriginal
 
 EXIT_S = 60.0  # s; how long the interpreter's exit waits for a capture that runs
 Optimize = Callable[[torch.nn.Module, Any, Config], torch.jit.ScriptModule]
@@ -46,12 +47,12 @@ def learn_paths(
     quantized: what one call would calibrate is not what the samples did.
     """
     left = config.max_paths - len(captured.paths)
-    original = captured.original
-    if not captured.original_number or left < 1 or config.quantizes:
+    lent = answering(captured.original_number)
+    if lent is None or left < 1 or config.quantizes:
         return None
-    assert isinstance(original, ReferenceModel)
+    assert isinstance(lent, LentOriginal), lent
     config = config.evolve(background=False, background_paths=False, strict=False, max_paths=left)
-    learner = PathLearner(captured.original_number, original, optimize, config)
+    learner = PathLearner(captured.original_number, lent, optimize, config)
     weakref.finalize(learner, learned_calls.forget, captured.original_number)
     answer_with(captured.original_number, learner)
     with _lock:
@@ -69,10 +70,8 @@ def wait_for_paths(module: torch.nn.Module, timeout: float | None) -> bool:
 class PathLearner:
     """Answers the calls of one number, and optimizes the model at inputs of at most ``Config.max_paths`` of them."""
 
-    def __init__(
-        self, number: int, original: ReferenceModel, optimize: Optimize, config: Config
-    ) -> None:
-        self._number, self._original, self._optimize = number, original, optimize
+    def __init__(self, number: int, lent: LentOriginal, optimize: Optimize, config: Config) -> None:
+        self._number, self._lent, self._optimize = number, lent, optimize
         self._config = config
         self._missed: list[Any] = []
         self._learned: torch.jit.ScriptModule | None = None
@@ -84,7 +83,7 @@ class PathLearner:
     def __call__(self, inputs: tuple[Any, ...]) -> list[torch.Tensor]:
         """The tensors of the output at ``inputs``, the entries of a sample."""
         learned = self._learned
-        if learned is None:
+        if learned is None or self._lent.has_changed:
             return self._miss(inputs)
         learned_calls.count(self._number, 1)
         return pytree.tree_leaves(learned(*inputs))
@@ -104,18 +103,19 @@ class PathLearner:
             if (
                 self._idle.is_set()
                 and len(self._missed) < self._config.max_paths
+                and not self._lent.has_changed
                 and not _ending.is_set()
             ):
                 sample = copy_of(inputs)  # before the model writes to them
                 self._idle.clear()
-        is_answered = False
+        may_learn = False
         try:
-            answer = self._original.leaves(inputs)
-            is_answered = True
+            answer = self._lent(inputs)
+            may_learn = not self._lent.has_changed
         finally:
-            if sample is not None and not is_answered:
+            if sample is not None and not may_learn:
                 self._idle.set()  # nothing to learn
-        if sample is not None:
+        if sample is not None and may_learn:
             self._start(sample)
         return answer
 
@@ -130,8 +130,8 @@ class PathLearner:
     def _learn(self, sample: Sample) -> None:
         log_warnings()
         try:
-            self._missed.append(_as_inputs(self._original, sample))
-            name = self._original.name
+            self._missed.append(_as_inputs(self._lent.model, sample))
+            name = self._lent.model.name
             try:
                 found = attempt(Stage.CAPTURE, None, name, self._made, code=Code.TRACE_FAILED)
             except BladeError as error:
@@ -149,7 +149,7 @@ class PathLearner:
 
     def _made(self) -> torch.jit.ScriptModule:
         samples = [one for one in self._missed if one is not None]
-        made = self._optimize(self._original.module, samples, self._config)
+        made = self._optimize(self._lent.model.module, samples, self._config)
         number = number_of(made.graph)
         if (
             number

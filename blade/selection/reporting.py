@@ -51,6 +51,7 @@ from blade.runtime.engine import Engine
 from blade.runtime.originals import register
 from blade.selection.cache.decisions import SelectionResult
 from blade.selection.kernel_times import kernel_times
+from blade.selection.lent_original import LentOriginal
 from blade.selection.plan.assemble import ValidatedPlan
 from blade.selection.plan.built import ClusterCandidates
 from blade.selection.plan.compositions import ClusterChoice
@@ -130,7 +131,8 @@ def _lend_original(captured: Captured, module: torch.jit.ScriptModule) -> None:
     """Let the original answer where no path of ``module`` does, as long as ``module`` lives."""
     original = captured.original
     if captured.original_number and isinstance(original, ReferenceModel):
-        register(captured.original_number, module, original.leaves)
+        number = captured.original_number
+        register(number, module, LentOriginal(number, original, captured.references))
 
 
 def wrap_again(module: torch.jit.ScriptModule, task: Task, decided: SelectionResult) -> None:

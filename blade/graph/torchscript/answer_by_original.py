@@ -7,7 +7,8 @@
     return y                                       ...
                                                return y
 
-What follows a check moves into a branch of it, so that nothing of it runs where the original answers.
+What follows a check moves into a branch of it, so that nothing of it runs where the original answers. All of it is in
+a branch of ``blade::has_original_changed(n)``: then the original answers every call.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from blade.graph.torchscript.undo_writes import restoring
 Value = Any  # torch._C.Value
 
 OP = "blade::answer_by_original"
+HAS_CHANGED = "blade::has_original_changed"
+CHANGED = "The original model has changed its state since it was captured, and answers all calls."
 
 
 def answer_by_original(graph: torch._C.Graph, number: int) -> bool:
@@ -37,7 +40,10 @@ def answer_by_original(graph: torch._C.Graph, number: int) -> bool:
         return True
     if not all(_is_tensors(value.type()) for value in graph.outputs()):
         return False
-    _FallbackWriter(graph, inputs, number).rewrite(graph.block())
+    writer = _FallbackWriter(graph, inputs, number)
+    writer.rewrite(graph.block())
+    if number:
+        writer.ask_first()
     graph.lint()
     return True
 
@@ -69,31 +75,47 @@ class _FallbackWriter:
             if check_of(nodes[position]) is not None:
                 self._branch(block, nodes[position])
 
+    def ask_first(self) -> None:
+        """Let the original answer all calls once it has changed."""
+        graph = self._graph
+        block = graph.block()
+        lines = list(block.nodes())
+        held = graph.insertConstant(self._number)
+        asked = graph.insertNode(graph.create(HAS_CHANGED, [held], 1))
+        asked.output().setType(torch._C.BoolType.get())
+        self._split(block, asked.output(), lines, CHANGED)
+
     def _branch(self, block: Any, node: Any) -> None:
         check = check_of(node)
         assert check is not None, node
-        graph, outputs = self._graph, list(block.outputs())
-        branch = graph.create("prim::If", [check.fails], len(outputs))
-        branch.insertBefore(node)
+        later = list(block.nodes())
+        branch = self._split(block, check.fails, later[later.index(node) + 1 :], check.text)
+        failed, _ = branch.blocks()
+        first = next(iter(failed.nodes()))
+        for undoing in restoring(check):
+            undoing.moveBefore(first)
         branch.copyMetadata(node)
+        node.destroy()
+
+    def _split(self, block: Any, fails: Value, lines: list[Any], text: str) -> Any:
+        """Move ``lines``, the last of ``block``, into a branch where the original answers if ``fails``."""
+        graph, outputs = self._graph, list(block.outputs())
+        branch = graph.create("prim::If", [fails], len(outputs))
+        branch.insertBefore(block.returnNode())
         for new, old in zip(branch.outputs(), outputs, strict=True):
             new.setType(old.type())
         failed, passed = branch.addBlock(), branch.addBlock()
-        later = list(block.nodes())
-        later = later[later.index(node) + 1 :]
-        for one in later:
+        for one in lines:
             one.moveBefore(passed.returnNode())
         for old in outputs:
             passed.registerOutput(old)
-        for undoing in restoring(check):
-            undoing.moveBefore(failed.returnNode())
         graph.setInsertPoint(failed)
-        for new in self._answer(check.text, [value.type() for value in outputs]):
+        for new in self._answer(text, [value.type() for value in outputs]):
             failed.registerOutput(new)
         graph.setInsertPoint(graph.block())
-        node.destroy()
         for k, new in enumerate(branch.outputs()):
             block.returnNode().replaceInput(k, new)
+        return branch
 
     def _answer(self, text: str, kinds: list[Any]) -> list[Value]:
         graph = self._graph

@@ -63,6 +63,15 @@ def test_no_answer_is_wrong_in_other_modes(name: str, mode: str) -> None:
 
 
 @pytest.mark.needs("runtime", "torch_mlir")
+@pytest.mark.filterwarnings("ignore:A call that no captured path answers changed the state")
+def test_a_state_that_the_original_writes_is_not_missed_by_a_path() -> None:
+    score = judge(ROWS["RunningMaximum"], python_fallback=True, is_traced=True)
+    assert score.failures == []
+    assert score.paths + score.fallback == CALLS
+    assert score.paths > 0
+
+
+@pytest.mark.needs("runtime", "torch_mlir")
 def test_a_counter_that_is_read_as_a_number_is_named() -> None:
     refusal = judge(ROWS["EverySecondCall"]).refused
     assert "writes to calls and reads it as a Python number" in refusal

@@ -11,9 +11,14 @@
 namespace blade {
 namespace {
 
+struct Original {
+  int64_t calls = 0;
+  bool has_changed = false;
+};
+
 struct Originals {
   std::mutex mutex;
-  std::unordered_map<int64_t, int64_t> calls;  // of those that are known
+  std::unordered_map<int64_t, Original> known;
   std::map<std::pair<int64_t, int64_t>, int64_t> paths;
 };
 
@@ -27,16 +32,28 @@ Originals& originals() {
 void announce_original(int64_t number, bool is_known) {
   const std::lock_guard<std::mutex> lock(originals().mutex);
   if (is_known) {
-    originals().calls.emplace(number, 0);
+    originals().known.emplace(number, Original());
   } else {
-    originals().calls.erase(number);
+    originals().known.erase(number);
   }
+}
+
+void note_changed_original(int64_t number) {
+  const std::lock_guard<std::mutex> lock(originals().mutex);
+  const auto found = originals().known.find(number);
+  if (found != originals().known.end()) found->second.has_changed = true;
+}
+
+bool has_original_changed(int64_t number) {
+  const std::lock_guard<std::mutex> lock(originals().mutex);
+  const auto found = originals().known.find(number);
+  return found != originals().known.end() && found->second.has_changed;
 }
 
 int64_t original_calls(int64_t number) {
   const std::lock_guard<std::mutex> lock(originals().mutex);
-  const auto found = originals().calls.find(number);
-  return found == originals().calls.end() ? 0 : found->second;
+  const auto found = originals().known.find(number);
+  return found == originals().known.end() ? 0 : found->second.calls;
 }
 
 void count_path(int64_t number, int64_t path) {
@@ -61,9 +78,9 @@ std::vector<at::Tensor> answer_by_original(
   bool is_known = false;
   {
     const std::lock_guard<std::mutex> lock(originals().mutex);
-    const auto found = originals().calls.find(number);
-    is_known = found != originals().calls.end();
-    if (is_known) ++found->second;
+    const auto found = originals().known.find(number);
+    is_known = found != originals().known.end();
+    if (is_known) ++found->second.calls;
   }
   TORCH_CHECK(is_known, text);
   static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("blade::call_original", "");

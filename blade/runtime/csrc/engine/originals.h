@@ -14,6 +14,10 @@ namespace blade {
 // Python can call the original with this number (blade/runtime/originals.py), or can no longer.
 void announce_original(int64_t number, bool is_known);
 
+// The state of the original with this number is no longer what the paths were captured with.
+void note_changed_original(int64_t number);
+bool has_original_changed(int64_t number);
+
 // How many calls it was asked to answer in this process.
 int64_t original_calls(int64_t number);
 

@@ -90,6 +90,11 @@ TORCH_LIBRARY(blade, m) {
   });
   m.def("accelerators() -> str[]", &blade::accelerator_names);
   m.def("announce_original(int number, bool is_known) -> ()", &blade::announce_original);
+  m.def("note_changed_original(int number) -> ()", &blade::note_changed_original);
+  // Conservative, or it would be folded into a constant.
+  m.def(
+      torch::schema("has_original_changed(int number) -> bool", c10::AliasAnalysisKind::CONSERVATIVE),
+      &blade::has_original_changed);
   m.def("original_calls(int number) -> int", &blade::original_calls);
   // Conservative, or dead code elimination would remove it.
   m.def(

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a module holds between calls, to tell what a call changed of it.
+
+    held = HeldState(module)
+    module(x)
+    held.changes()        # Changes(weights=False, attributes=frozenset({"encoder.last_size"}))
+
+A write to a tensor shows in its version; a list, dict or set is compared element by element.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from operator import is_
+from typing import Any
+
+import torch
+from torch import nn
+
+_PLAIN = (bool, int, float, complex, str, bytes, torch.Size)
+_OF_TORCH = frozenset(vars(nn.Module())) - {"training"}  # the hooks, the weights and the submodules
+_WEIGHTS = ""  # the name of them all
+
+
+@dataclass(frozen=True)
+class Changes:
+    """``weights``: whether a parameter or a buffer was written or replaced; ``attributes``: the others, by name."""
+
+    weights: bool
+    attributes: frozenset[str]
+
+
+class HeldState:
+    """The state of ``module`` when this was made. Of parts that are TorchScript, only the weights."""
+
+    def __init__(self, module: nn.Module) -> None:
+        weights = [*module.parameters(), *module.buffers()]
+        self._vars: list[tuple[str, dict[str, Any], dict[str, Any]]] = []
+        self._containers: list[tuple[str, Any, list[Any]]] = []
+        self._versions = [(_WEIGHTS, tensor, _version(tensor)) for tensor in weights]
+        seen = set(map(id, weights))
+        for path, part in module.named_modules():
+            if isinstance(part, torch.jit.ScriptModule):
+                continue
+            prefix = f"{path}." if path else ""
+            self._vars.append((prefix, vars(part), dict(vars(part))))
+            for registered in (part._parameters, part._buffers):
+                self._containers.append((_WEIGHTS, registered, _parts(registered)))
+            for key in vars(part).keys() - _OF_TORCH:
+                for held in _contents(vars(part)[key], seen):
+                    if isinstance(held, torch.Tensor):
+                        self._versions.append((prefix + key, held, _version(held)))
+                    else:
+                        self._containers.append((prefix + key, held, _parts(held)))
+
+    def changes(self) -> Changes | None:
+        """What has changed since; ``None`` if nothing has."""
+        names = {
+            prefix + key
+            for prefix, live, before in self._vars
+            if not _is_kept(_parts(live), _parts(before))
+            for key in live.keys() | before.keys()
+            if key not in live or key not in before or not _is_kept([live[key]], [before[key]])
+        }
+        names |= {
+            name for name, live, saved in self._containers if not _is_kept(_parts(live), saved)
+        }
+        names |= {name for name, tensor, version in self._versions if _version(tensor) != version}
+        return Changes(_WEIGHTS in names, frozenset(names - {_WEIGHTS})) if names else None
+
+
+def _contents(value: Any, seen: set[int]) -> Iterator[Any]:
+    """The tensors and containers that ``value`` is and holds, but for those ``seen``."""
+    if not isinstance(value, (torch.Tensor, dict, list, set, tuple)) or id(value) in seen:
+        return
+    seen.add(id(value))
+    yield value
+    if not isinstance(value, torch.Tensor):
+        for part in _parts(value):
+            yield from _contents(part, seen)
+
+
+def _parts(container: Any) -> list[Any]:
+    if isinstance(container, dict):
+        return [*container.keys(), *container.values()]
+    return list(container)
+
+
+def _is_kept(now: list[Any], before: list[Any]) -> bool:
+    """Whether both hold the same objects, or equal numbers and texts."""
+    if len(now) != len(before):
+        return False
+    return all(map(is_, now, before)) or all(
+        a is b or (type(a) is type(b) and isinstance(a, _PLAIN) and a == b)
+        for a, b in zip(now, before, strict=True)
+    )
+
+
+def _version(tensor: torch.Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
