@@ -12,18 +12,21 @@ import torch
 from blade.clustering.cluster import cluster
 from blade.clustering.problem import Clustering, Dissolved, Group, Problem
 from blade.core.cluster import OpNode, values_in
+from blade.graph.torchscript.leading_views import LeadingViews
 from blade.graph.torchscript.view import GraphView
 
 _NUMBERS = (
     "It computes only numbers, on the CPU; the engines of the other device take them as they are."
 )
+_VIEWS = "Without views of its inputs, which leave it, it has {count} ops, fewer than min_cluster_size={least}."
 _AT = "@"  # separates a backend's name and a device
 
 
 def cluster_blocks(
     view: GraphView, labels: Sequence[frozenset[str]], min_size: int = 1
 ) -> Clustering:
-    """Groups and dissolved groups of all blocks, ordered by smallest node; no group spans devices.
+    """Groups and dissolved groups of all blocks, ordered by smallest node; no group spans devices, or has views that
+    make its engine decline (``leading_views``).
 
     Beside an accelerator, a group that computes only numbers (tensors of the CPU without axes) is dissolved.
     """
@@ -32,14 +35,20 @@ def cluster_blocks(
     places = [_device(node) for node in view.nodes]
     devices = tuple(dict.fromkeys(place for place in places if place is not None))
     apart = _per_device(_without_bodies(view, labels), places, devices)
+    leading = LeadingViews(view)
     for nodes, problem in zip(view.blocks, _problems(view, apart, min_size), strict=True):
         found = cluster(problem)
         for g in found.groups:
             inside, label = view.with_bodies([nodes[v] for v in g.nodes]), _eligible(g.label)
+            left = leading.of(inside)
+            kept = tuple(n for n in inside if n not in left)
             if len(devices) > 1 and all(_makes_numbers(view.nodes[n]) for n in inside):
                 dissolved.append(Dissolved(inside, label, _NUMBERS))
+            elif left and len(kept) < max(min_size, 1):
+                why = _VIEWS.format(count=len(kept), least=min_size)
+                dissolved.append(Dissolved(inside, label, why))
             else:
-                groups.append(Group(inside, label))
+                groups.append(Group(kept, label))
         dissolved += [
             replace(
                 d,
