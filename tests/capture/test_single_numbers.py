@@ -151,6 +151,22 @@ def test_functions_that_are_scripted_while_a_model_is_traced() -> None:
     assert "float" not in globals()
 
 
+@torch.jit._script_if_tracing
+def resized_while_traced(x: torch.Tensor, size: int) -> torch.Tensor:
+    if x.shape[-1] == size:
+        return x
+    return functional.interpolate(x, size=[size, size], mode="area")
+
+
+def test_a_scripted_function_calls_one_that_is_patched() -> None:
+    def resized(x: torch.Tensor) -> torch.Tensor:
+        return resized_while_traced(torch.tanh(x), 2 * x.shape[1])
+
+    found = captured(resized, X)
+    for x in (X, X[:1], X[:, :, :4, :4]):
+        torch.testing.assert_close(found.module(x), resized(x) + 1)
+
+
 def test_strides_of_dense_tensors_are_products_of_sizes() -> None:
     def windows(x: torch.Tensor) -> torch.Tensor:
         y = torch.tanh(x)

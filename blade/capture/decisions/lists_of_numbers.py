@@ -60,6 +60,8 @@ def _listing(
 
     if original in boolean_dispatched:  # how such functions are scripted
         boolean_dispatched[function] = boolean_dispatched[original]
+    # how torch finds what to script in place of a function of Python
+    vars(function).update(__script_if_tracing_wrapper=True, __original_fn=original)
     return function
 
 
