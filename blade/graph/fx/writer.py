@@ -23,6 +23,7 @@ from blade.core.torch_modes import dispatched_in_python, oblivious_to_sizes
 from blade.graph.shapes.loops import run_loop
 from blade.graph.shapes.memo import MemoizedResult, ResultMemo, is_data_dependent, settle
 from blade.graph.shapes.observed_layout import in_observed_layout
+from blade.graph.shapes.padding_sizes import shortened
 from blade.graph.shapes.symbolic import UnspecializedFakeMode, UnspecializedShapeEnv, is_symbolic
 
 CANNOT = (
@@ -153,7 +154,7 @@ class FxWriter:
         if not any(isinstance(i, torch.fx.Node) and is_symbolic(value_of(i)) for i in inputs):
             return function(*map(value_of, inputs))
         node = self.emit(function, tuple(inputs), {}, source)
-        made = node.meta["val"]
+        made = node.meta["val"] = shortened(node.meta["val"])
         same = next((i for i in inputs if _same_number(value_of(i), made)), None)
         if is_symbolic(made) and same is None:
             return node

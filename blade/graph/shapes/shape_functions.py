@@ -15,6 +15,7 @@ import torch
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, guard_or_false, sym_and
 
 from blade.core.dtypes import HALVES
+from blade.graph.shapes.padding_sizes import is_padded
 
 aten = torch.ops.aten
 Rule = Callable[..., Any]
@@ -56,7 +57,7 @@ def _within(index: Any, size: Any) -> Any:
     if guard_or_false(sym_and(index < 0, index >= -size)):
         return index + size
     if guard_or_false(index >= 0):
-        return torch.sym_min(index, size)
+        return index if is_padded(size, index) else torch.sym_min(index, size)
     if guard_or_false(index < 0):
         return torch.sym_max(index + size, 0)
     if free_unbacked_symbols((index, size)):

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import sympy
@@ -25,6 +26,7 @@ from blade.core.jit_nodes import blocks_of, inputs_of, outputs_of
 from blade.core.torch_modes import SYM_SQRT, dispatched_in_python, oblivious_to_sizes
 from blade.graph.fx.writer import CANNOT, blank
 from blade.graph.shapes.memo import ResultMemo, is_data_dependent
+from blade.graph.shapes.padding_sizes import shortened
 from blade.graph.shapes.symbolic import UnspecializedFakeMode, UnspecializedShapeEnv
 from blade.graph.torchscript.bind_overloads import (
     SCALAR_TYPES,
@@ -36,6 +38,9 @@ from blade.graph.torchscript.bind_overloads import (
 from blade.graph.torchscript.check_arguments import unwrapped
 
 Value = Any  # torch._C.Value
+
+LONG = 128
+"""Terms of a size beyond which no number that depends on it is found: the time grows with their square or faster."""
 
 
 class NotOfSizes(Exception):
@@ -138,6 +143,8 @@ class SymbolicSizes:
         results = self._results(node)
         if len(outputs) == 1:
             results = (results,)
+        if any(map(_is_long, _sizes_in(results))):
+            raise NotOfSizes("an expression of many terms")
         for output, result in zip(outputs, results, strict=True):
             self._known[output.unique()] = result
 
@@ -230,6 +237,19 @@ class SymbolicSizes:
                     for x in value
                 ]
         return value
+
+
+def _sizes_in(results: Any) -> Iterator[torch.SymInt]:
+    for leaf in pytree.tree_leaves(results):
+        for size in leaf.shape if isinstance(leaf, torch.Tensor) else (leaf,):
+            if isinstance(size, torch.SymInt):
+                yield size
+
+
+def _is_long(size: torch.SymInt) -> bool:
+    """Whether ``size`` has more than ``LONG`` terms; no more of them are looked at."""
+    terms = sympy.preorder_traversal(size.node.expr)
+    return next(islice(terms, LONG, None), None) is not None
 
 
 NUMBER_TYPES = (bool, int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -397,7 +417,7 @@ NUMBERS: Mapping[str, Callable[[Sequence[Any]], Any]] = {
     "aten::true_divide": _plain(operator.truediv, 2),
     "aten::floordiv": _plain(operator.floordiv, 2),
     "aten::floor_divide": _plain(operator.floordiv, 2),
-    "aten::remainder": _plain(operator.mod, 2),
+    "aten::remainder": _plain(lambda a, b: shortened(a % b), 2),
     "aten::neg": _plain(operator.neg, 1),
     "aten::pow": _plain(operator.pow, 2),
     "aten::eq": _plain(_equal, 2),
