@@ -38,7 +38,9 @@ class Race:
         rows = inputs[0].shape[0]
         return max(self.speeds[b] if self.at is None else self.at(b, rows) for b in every)
 
-    def measure_each(self, modules: Any, original: Any, inputs: Any, rounds: int) -> list[Timing]:
+    def measure_each(
+        self, modules: Any, original: Any, inputs: Any, rounds: int, early_exit_s: float
+    ) -> list[Timing]:
         """Of one cluster."""
         found = []
         for module, own in zip(modules, inputs[1:], strict=True):

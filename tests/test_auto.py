@@ -17,10 +17,15 @@ import blade
 from blade.backends import registry
 from blade.core.reason import Code, Reason, Stage
 from blade.errors import BackendError, ConfigError
+from blade.graph.torchscript import extract
+from blade.graph.torchscript.boundary import Boundary
+from blade.graph.torchscript.to_fx import to_fx
+from blade.graph.torchscript.view import GraphView
 from blade.report import ORIGINAL, Report
 from blade.selection import build_candidates as candidates
 from blade.selection.plan import assemble as compose
 from blade.selection.plan import select
+from blade.timing.time_budget import TimeBudget
 
 pytestmark = pytest.mark.needs("runtime")
 X = torch.randn(4, 16, generator=torch.Generator().manual_seed(0))
@@ -252,8 +257,6 @@ def test_without_time_left_the_first_is_measured_and_the_others_are_not(
     race: Callable[..., Race], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     race({"a": 2.0, "b": 3.0})
-    from blade.timing.time_budget import TimeBudget
-
     # Conversions are held to the real clock: their share of the budget must last on a busy machine.
     monkeypatch.setattr(TimeBudget, "left", lambda self: 0.0 if self.seconds else math.inf)
     _, report = optimize(Fake("a"), Fake("b"), time_budget=500)
@@ -262,6 +265,32 @@ def test_without_time_left_the_first_is_measured_and_the_others_are_not(
     assert "cut short by Config.time_budget" in whole.detail
     assert reason.stage is Stage.SELECT
     assert "ended before it was measured" in reason.detail
+
+
+@produces(Code.TIME_BUDGET)
+def test_without_time_left_only_the_largest_cluster_is_converted(
+    race: Callable[..., Race], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other one gets no form in FX either, and nothing is bisected."""
+    race({"a": 2.0, "b": 3.0})
+    converted = []
+
+    def counted(view: GraphView, boundary: Boundary, *given: Any) -> Any:
+        converted.append(len(boundary.nodes))
+        return to_fx(view, boundary, *given)
+
+    monkeypatch.setattr(extract, "to_fx", counted)
+    monkeypatch.setattr(TimeBudget, "_until", lambda self, part: 0.0 if self.seconds else math.inf)
+    two = Fake("a", refuses=("aten::gelu",)), Fake("b", refuses=("aten::gelu",))
+    _, report = optimize(*two, time_budget=500)
+    assert sorted(served(report)) == ["a", ORIGINAL]
+    assert [len(one.converted) for one in two] == [1, 0]
+    assert converted == [3]  # of linear | layer_norm, linear, softmax
+    late = {
+        (r.backend, "ended before it was converted" in r.detail)
+        for r in reasons(report, Code.TIME_BUDGET)
+    }
+    assert ("a", True) in late and ("b", False) in late
 
 
 def test_conversions_in_processes_apart_run_at_once(

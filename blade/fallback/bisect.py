@@ -13,6 +13,7 @@ node is the culprit. A prefix of a convex group is convex, so each one can be co
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from time import monotonic
 from typing import TypeVar
 
@@ -76,7 +77,7 @@ def build_without_culprits(
 
     ``find_node`` returns the node of a failure and why it fails. That node loses the label of the backend
     that fails (of all backends, if the reason names none), and everything is built again. The search ends
-    after ``MAX_CULPRITS`` nodes, ``BISECT_S`` seconds, or when ``is_over()``.
+    after ``MAX_CULPRITS`` nodes, ``BISECT_S`` seconds, or when ``is_over()``, which is asked before each node.
     """
     left = list(labels)
     culprits: list[Reason] = []
@@ -84,11 +85,13 @@ def build_without_culprits(
     while True:
         built = build_all(left)
         failures = find_failures(built)
-        if not failures or len(culprits) >= MAX_CULPRITS or spent > BISECT_S or is_over():
+        if not failures or len(culprits) >= MAX_CULPRITS or spent > BISECT_S:
             return built, culprits
         start = monotonic()
-        for failure in failures:
-            node, why = find_node(failure)
+        found = [find_node(one) for one in takewhile(lambda _: not is_over(), failures)]
+        if not found:
+            return built, culprits
+        for failure, (node, why) in zip(failures, found, strict=False):
             left[node] -= failure.label if why.backend is None else {why.backend.lower()}
             culprits.append(why)
         spent += monotonic() - start

@@ -51,8 +51,7 @@ Found = tuple[tuple[Candidate, ...], tuple[Reason, ...]]
 class BuildRequest:
     """A cluster and the backends to try, in this order; engines in ``stored`` are not built again.
 
-    The backend called ``first`` is tried whatever time is left. Without it, that is the first of
-    ``backends``.
+    The backend called ``first``, by default the first of ``backends``, is tried before the time gets short.
     """
 
     extracted: Extracted
@@ -62,51 +61,73 @@ class BuildRequest:
 
 
 def build_candidates(
-    wanted: Sequence[BuildRequest], config: Config, budget: TimeBudget = UNLIMITED
+    wanted: Sequence[BuildRequest],
+    config: Config,
+    budget: TimeBudget = UNLIMITED,
+    one_at_least: bool = True,
 ) -> list[Found]:
     """Convert and verify each cluster with each of its backends, as far as ``budget`` goes.
 
-    The first backend of a cluster is always tried. With ``timing=False`` the first verified engine of a
-    cluster ends its search. With ``config.strict``, raises the backend's exception, and ``BackendError`` for
-    a wrong engine.
+    The first backend of a cluster is tried until the budget is over; with ``one_at_least`` that of the largest
+    cluster is tried whatever time is left. With ``timing=False`` the first verified engine of a cluster ends its
+    search. With ``config.strict``, raises the backend's exception, and ``BackendError`` for a wrong engine.
     """
     if not config.timing:
         return [_build_first(done, len(wanted), one, config) for done, one in enumerate(wanted)]
     try:
-        return _build_measured(wanted, config, budget)
+        return _build_measured(wanted, config, budget, one_at_least)
     finally:
         for one in wanted:
             _end(one)
 
 
 def _end(one: BuildRequest) -> None:
-    if (cluster := vars(one.extracted).get("cluster")) is not None:  # else nothing was tried
-        end(cluster.gm)
+    if one.extracted.has_cluster:  # else nothing was tried
+        end(one.extracted.cluster.gm)
 
 
 def _build_measured(
-    wanted: Sequence[BuildRequest], config: Config, budget: TimeBudget
+    wanted: Sequence[BuildRequest], config: Config, budget: TimeBudget, one_at_least: bool
 ) -> list[Found]:
+    """A cluster gets its form in FX when its first conversion begins: out of time, none is made.
+
+    Conversions in separate processes are submitted before this process converts the same cluster.
+    """
     several = {i: dict[str, Candidate | Reason]() for i in range(len(wanted))}
+    total, done = sum(len(one.backends) for one in wanted), 0  # conversions
     with _pool(sum(map(_conversions_apart, wanted)), config) as pool:
-        here: list[_Task] = []
         apart: list[tuple[_Task, Future[Engine | Reason]]] = []
-        for task in _tasks(wanted):
-            _, one, backend, is_first = task
-            if _is_stored(one, backend) or backend.in_process:
-                here.append(task)
+        for task in _tasks(wanted, one_at_least):
+            if (found := _without_converting(task, budget, config)) is not None:
+                several[task.index][task.backend.name] = found
+            elif task.is_apart:
+                convert = partial(_convert_apart, task.extracted, task.backend, config)
+                apart.append((task, pool.submit(convert, budget, task.is_first)))
+                continue
             else:
-                convert = partial(_convert_apart, one.extracted, backend, config)
-                apart.append((task, pool.submit(convert, budget, is_first)))
-        total = len(here) + len(apart)
-        for done, (i, one, backend, is_first) in enumerate(here):
-            announce("convert", done, total, f"{one.extracted.name}, {backend.name}")
-            several[i][backend.name] = _candidate(one, backend, config, budget, is_first)
-        for done, ((i, one, backend, _), future) in enumerate(apart, len(here)):
-            announce("convert", done, total, f"{one.extracted.name}, {backend.name}")
+                announce("convert", done, total, task.what)
+                several[task.index][task.backend.name] = _candidate(task, config, budget)
+            done += 1
+        for task, future in apart:
+            announce("convert", done, total, task.what)
+            done += 1
             engine = raise_if_strict(future.result(), config)
-            several[i][backend.name] = _verified_candidate(one.extracted, backend, engine, config)
+            found = _verified_candidate(task.extracted, task.backend, engine, config)
+            several[task.index][task.backend.name] = found
     return [_in_backend_order(one, several[i]) for i, one in enumerate(wanted)]
+
+
+def _without_converting(
+    task: "_Task", budget: TimeBudget, config: Config
+) -> Candidate | Reason | None:
+    """The stored result, or the reason not to begin a conversion: no time is left, or there is no form in FX."""
+    if (stored := task.request.stored.found(task.backend.name)) is not None:
+        return stored
+    name, backend = task.extracted.name, task.backend.name
+    if (why := task.why_late(budget)) is not None:
+        return Reason(Stage.CONVERT, Code.TIME_BUDGET, backend, name, why)
+    made = attempt(Stage.CONVERT, None, name, lambda: task.extracted.cluster, config.strict)
+    return replace(made, backend=backend) if isinstance(made, Reason) else None
 
 
 def convert_each(
@@ -165,19 +186,54 @@ def _pool(conversions: int, config: Config) -> Iterator[ConvertPool[Engine | Rea
         yield pool
 
 
-_Task = tuple[
-    int, BuildRequest, Backend, bool
-]  # index of the cluster, whether the backend is its first
+@dataclass(frozen=True)
+class _Task:
+    """A conversion. ``index``: of the cluster; ``is_first``: the backend is its first."""
+
+    index: int
+    request: BuildRequest
+    backend: Backend
+    is_first: bool
+    is_exempt: bool = False  # from the time budget
+
+    @property
+    def extracted(self) -> Extracted:
+        return self.request.extracted
+
+    @property
+    def what(self) -> str:
+        return f"{self.extracted.name}, {self.backend.name}"
+
+    @property
+    def is_apart(self) -> bool:
+        return not self.backend.in_process
+
+    def why_late(self, budget: TimeBudget) -> str | None:
+        """``None`` if the conversion may begin now; otherwise, or later by its estimate, it is left out."""
+        if self.is_exempt and not budget.is_cancelled:
+            return None
+        if self.is_first:
+            return None if budget.left() else budget.why_ended("it was converted")
+        return budget.why_not(0.0)
 
 
-def _tasks(wanted: Sequence[BuildRequest]) -> list[_Task]:
-    """Return all conversions: those by the first backend of each cluster, then backend by backend."""
+def _tasks(wanted: Sequence[BuildRequest], one_at_least: bool) -> list[_Task]:
+    """Return all conversions, cluster by cluster, the largest cluster first: separate processes, then this one."""
     place = {name: i for i, name in enumerate(registry.names())}
     tasks: list[_Task] = []
     for i, one in enumerate(wanted):
         first = one.first or next((b.name for b in one.backends), None)
-        tasks += [(i, one, backend, backend.name == first) for backend in one.backends]
-    return sorted(tasks, key=lambda t: (not t[3], place.get(t[2].name.lower(), len(place))))
+        tasks += [_Task(i, one, backend, backend.name == first) for backend in one.backends]
+    firsts = (t for t in tasks if t.is_first)
+    largest = max(firsts, key=lambda t: len(t.extracted.nodes), default=None)
+    tasks = [replace(t, is_exempt=one_at_least and t is largest) for t in tasks]
+
+    def turn(task: _Task) -> tuple[bool, int, bool, bool, int]:
+        rank = place.get(task.backend.name.lower(), len(place))
+        is_later = largest is not None and task.index != largest.index
+        return is_later, task.index, not task.is_apart, not task.is_first, rank
+
+    return sorted(tasks, key=turn)
 
 
 def _build_first(done: int, total: int, one: BuildRequest, config: Config) -> Found:
@@ -186,7 +242,9 @@ def _build_first(done: int, total: int, one: BuildRequest, config: Config) -> Fo
     found: dict[str, Candidate | Reason] = {}
     try:
         for backend in one.backends:
-            found[backend.name] = _candidate(one, backend, config, UNLIMITED, is_first=True)
+            task = _Task(done, one, backend, is_first=True, is_exempt=True)
+            made = _without_converting(task, UNLIMITED, config)
+            found[backend.name] = _candidate(task, config, UNLIMITED) if made is None else made
             if isinstance(found[backend.name], Candidate):
                 break
     finally:
@@ -207,17 +265,14 @@ def _in_backend_order(one: BuildRequest, found: dict[str, Candidate | Reason]) -
     )
 
 
-def _candidate(
-    one: BuildRequest, backend: Backend, config: Config, budget: TimeBudget, is_first: bool
-) -> Candidate | Reason:
-    if (stored := one.stored.found(backend.name)) is not None:
-        return stored
-    cluster = one.extracted.cluster
-    try_forked(cluster, one.extracted.fallback)
-    early = PrefetchedReference(cluster, one.extracted.fallback if config.timing else None)
+def _candidate(task: _Task, config: Config, budget: TimeBudget) -> Candidate | Reason:
+    extracted, backend = task.extracted, task.backend
+    cluster = extracted.cluster
+    try_forked(cluster, extracted.fallback)
+    early = PrefetchedReference(cluster, extracted.fallback if config.timing else None)
     with nullcontext() if budget_of(backend, config) else overlapping(early.find):
-        engine = convert_in_time(cluster, backend, config, budget, is_first)
-    return _verified_candidate(one.extracted, backend, engine, config, early.found)
+        engine = convert_in_time(cluster, backend, config, budget, task.is_first)
+    return _verified_candidate(extracted, backend, engine, config, early.found)
 
 
 def _verified_candidate(

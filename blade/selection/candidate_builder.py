@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class SubCluster:
-    """Nodes to build with these backends; the backend called ``first`` converts whatever time is left."""
+    """Nodes to build with these backends; the backend called ``first`` is its first."""
 
     name: str
     nodes: Sequence[int]
@@ -82,7 +82,8 @@ class CandidateBuilder:
             for one, left in fresh
             for before in [self._known[one.group.nodes]]
         ]
-        for (one, _), now in zip(fresh, self.build_parts(parts), strict=True):
+        made = self.build_parts(parts, not any(one.found for one in self._known.values()))
+        for (one, _), now in zip(fresh, made, strict=True):
             before = self._known[one.group.nodes]
             self._known[one.group.nodes] = replace(
                 now, found=before.found | now.found, asked=before.asked | now.asked
@@ -90,14 +91,16 @@ class CandidateBuilder:
             _log(self._built(one))
         return {one.group.nodes: self._built(one) for one in wanted}
 
-    def build_parts(self, parts: Sequence[SubCluster]) -> list[BuildHistory]:
-        """Build parts without reading or storing known results."""
+    def build_parts(
+        self, parts: Sequence[SubCluster], one_at_least: bool = True
+    ) -> list[BuildHistory]:
+        """Build parts without reading or storing known results. ``one_at_least`` as in ``build_candidates``."""
         prepared = [
             attempt(Stage.CONVERT, None, p.name, partial(self.prepare, p), self.config.strict)
             for p in parts
         ]
         wanted = [one for one in prepared if isinstance(one, BuildRequest)]
-        results = iter(build_candidates(wanted, self.config, self.budget))
+        results = iter(build_candidates(wanted, self.config, self.budget, one_at_least))
         made = []
         for part, one in zip(parts, prepared, strict=True):
             found: dict[str, Candidate | Reason] = {}
@@ -124,7 +127,7 @@ class CandidateBuilder:
         return self._known[tuple(nodes)].extracted
 
     def prepare(self, part: SubCluster) -> BuildRequest:
-        """Cut ``part`` out of the graph, and look up its stored results; raises if it has no form in FX."""
+        """Cut ``part`` out of the graph, and look up its stored results."""
         extracted = part.extracted
         if extracted is None:
             fixed, samples = self.captured.is_fixed, self.samples
@@ -133,8 +136,6 @@ class CandidateBuilder:
             )
             extracted = replace(outlined, name=part.name)
         stored = look_up_engines(extracted, part.backends, self.config, self.contents)
-        if any(stored.found(b.name) is None for b in part.backends):
-            _ = extracted.cluster  # what has no form in FX raises here
         return BuildRequest(extracted, part.backends, stored, part.first)
 
     def _untried(self, one: GroupAssignment) -> list[Backend]:
@@ -145,7 +146,7 @@ class CandidateBuilder:
         return [b for b in self.backends if b.name.lower() in one.eligible - asked]
 
     def _first(self, one: GroupAssignment) -> str:
-        """Return the first backend that takes the group; it converts whatever time is left."""
+        """Return the first backend that takes the group."""
         return next(b.name for b in self.backends if b.name.lower() in one.group.label)
 
     def _built(self, one: GroupAssignment) -> ClusterCandidates:
@@ -170,8 +171,9 @@ class CandidateBuilder:
 
 def _crashes(extracted: Extracted | None) -> tuple[Reason, ...]:
     """Crashes of the original at derived inputs; empty for a cluster that could not be extracted."""
-    cluster = None if extracted is None else vars(extracted).get("cluster")
-    return () if cluster is None else crashes(cluster.gm)
+    if extracted is None or not extracted.has_cluster:
+        return ()
+    return crashes(extracted.cluster.gm)
 
 
 def _log(built: ClusterCandidates) -> None:

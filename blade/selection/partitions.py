@@ -176,7 +176,9 @@ def _write_reproducer(
     builder: CandidateBuilder, extracted: Extracted | None, reason: Reason
 ) -> None:
     backends = [b for b in builder.backends if b.name == reason.backend]
-    if builder.config.dump_dir is None or extracted is None or not backends:
+    if builder.config.dump_dir is None or not backends:
+        return
+    if extracted is None or not extracted.has_cluster:
         return
     folder = builder.config.dump_dir / "failures"
     write(folder, extracted, backends[0], reason, builder.config)

@@ -2,13 +2,15 @@
 """find_culprit: the right node, in few attempts."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
 from blade.core.reason import Code, Reason, Stage
-from blade.fallback.bisect import find_culprit
+from blade.fallback.bisect import Failure, build_without_culprits, find_culprit
 
 WHOLE = Reason(Stage.CONVERT, Code.CONVERSION_FAILED, "fake", "cluster_0", "the whole")
+FAULT = replace(WHOLE, backend="a")
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 64, 300])
@@ -43,3 +45,24 @@ def test_the_reason_is_that_of_the_shortest_failing_prefix() -> None:
 def test_a_failure_of_two_nodes_together_blames_the_later() -> None:
     node, _ = find_culprit(range(20), WHOLE, lambda p: WHOLE if {4, 11} <= set(p) else None)
     assert node == 11
+
+
+def test_out_of_time_no_other_culprit_is_looked_for() -> None:
+    """What was found is left out; the other group stays as it is."""
+    failures = [Failure(str(k), (k,), frozenset({"a"}), FAULT) for k in range(2)]
+    built: list[list[frozenset[str]]] = []
+    found: list[str] = []
+
+    def build(labels: list[frozenset[str]]) -> list[Failure]:
+        built.append(list(labels))
+        return [one for one in failures if labels[one.nodes[0]]]
+
+    def find_node(failure: Failure) -> tuple[int, Reason]:
+        found.append(failure.name)
+        return failure.nodes[0], FAULT
+
+    labels = [frozenset({"a"})] * 2
+    left, culprits = build_without_culprits(labels, build, list, find_node, lambda: bool(found))
+    assert found == ["0"] and culprits == [FAULT]
+    assert built == [labels, [frozenset(), labels[1]]]
+    assert left == failures[1:]

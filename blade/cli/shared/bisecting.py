@@ -94,11 +94,15 @@ class BisectSearch:
     def _build(self, name: str, nodes: Sequence[int]) -> Placed | Reason:
         """A verified engine in its module, or the reason why there is none."""
         part = SubCluster(name, nodes, [self.backend], self.backend.name)
-        wanted = attempt(Stage.CONVERT, None, name, lambda: self._builder.prepare(part))
-        if isinstance(wanted, Reason):
-            return wanted
-        extracted = wanted.extracted
-        made = convert_and_verify(extracted.cluster, extracted.fallback, self.backend, self.config)
+        extracted = attempt(
+            Stage.CONVERT, None, name, lambda: self._builder.prepare(part).extracted
+        )
+        if isinstance(extracted, Reason):
+            return extracted
+        cluster = attempt(Stage.CONVERT, None, name, lambda: extracted.cluster)
+        if isinstance(cluster, Reason):
+            return cluster
+        made = convert_and_verify(cluster, extracted.fallback, self.backend, self.config)
         if isinstance(made, Reason):
             if self.config.dump_dir is not None:
                 write(self.config.dump_dir / "failures", extracted, self.backend, made, self.config)

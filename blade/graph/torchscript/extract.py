@@ -66,6 +66,11 @@ class Extracted:
     def outputs(self) -> tuple[int, ...]:
         return self.boundary.outputs
 
+    @property
+    def has_cluster(self) -> bool:
+        """Whether ``cluster`` was made already."""
+        return "cluster" in vars(self)
+
     @cached_property
     def cluster(self) -> Cluster:
         """The cluster for backends, made on first use. Raises ``Refused`` as ``extract`` does."""

@@ -9,6 +9,7 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any
 
 from blade.config import Config
@@ -22,8 +23,8 @@ from blade.report import Timing
 from blade.report.interval import speed
 from blade.selection.plan.candidate import Candidate, Weights
 from blade.selection.plan.size_dispatch import SizeDispatch, find_size_dispatch
-from blade.timing.decision import Outcome, SpeedDecision, decide, is_faster
-from blade.timing.interleaved import measure_all
+from blade.timing.decision import MIN_ROUNDS, Outcome, SpeedDecision, decide, is_faster
+from blade.timing.interleaved import EARLY_EXIT_S, measure_all
 from blade.timing.time_budget import UNLIMITED, TimeBudget
 from blade.verification.cases import Inputs
 
@@ -110,13 +111,13 @@ def _timed(
     budget: TimeBudget,
 ) -> tuple[list[Candidate], list[Reason]]:
     """Return candidates with timings, and the reasons of those without. Out of time, only the first is
-    measured. Candidates with timings (from the cache or the first round) are not measured again."""
+    measured, in few rounds. Candidates with timings (from the cache or the first round) are not measured again."""
     fresh = [one for one in candidates if not one.timings and one.module is not None]
     late: list[Candidate] = []
-    if not budget.left():
+    if hurry := not budget.left():
         count = int(fresh[:1] == list(candidates[:1]) and not budget.is_cancelled)
         fresh, late = fresh[:count], fresh[count:]
-    found = _race(name, fresh, original, samples, config)
+    found = _race(name, fresh, original, samples, config, hurry)
     why = budget.why_ended("it was measured") if late else ""
     found |= {
         one.backend: Reason(Stage.SELECT, Code.TIME_BUDGET, one.backend, name, why) for one in late
@@ -132,17 +133,26 @@ def _race(
     original: Callable[..., Any],
     samples: Sequence[Inputs],
     config: Config,
+    hurry: bool,
 ) -> dict[str, Candidate | Reason]:
-    """Time the candidates in turns, by backend; where one raises, time each on its own."""
+    """Time the candidates in turns, by backend; where one raises, time each on its own. ``hurry``: one round is
+    enough where it shows a clear win."""
     if not candidates:
         return {}
     who = candidates[0].backend if len(candidates) == 1 else None
+    rounds, early_exit_s = (MIN_ROUNDS, EARLY_EXIT_S) if hurry else (config.timing_repeats, inf)
 
     def timed() -> list[tuple[Timing, ...]]:
         modules = [one.module for one in candidates if one.module is not None]
         with TIMING_LOCK.timing():
             per_sample = [
-                measure_all(modules, original, [x] * (len(modules) + 1), config.timing_repeats)
+                measure_all(
+                    modules,
+                    original,
+                    [x] * (len(modules) + 1),
+                    rounds,
+                    early_exit_s=early_exit_s,
+                )
                 for x in samples
             ]
         return list(zip(*per_sample, strict=True))
@@ -154,7 +164,7 @@ def _race(
         return {one.backend: replace(one, timings=timings) for one, timings in pairs}
     if alone:
         return {candidates[0].backend: found}
-    several = [_race(name, [one], original, samples, config) for one in candidates]
+    several = [_race(name, [one], original, samples, config, hurry) for one in candidates]
     return {backend: result for one in several for backend, result in one.items()}
 
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """select: which candidate serves, and why the others do not."""
 
+import math
 import random
 from dataclasses import replace
 from functools import partial
@@ -16,7 +17,9 @@ from blade.report import Timing, Verdict
 from blade.selection.plan import select as module
 from blade.selection.plan.candidate import Candidate
 from blade.selection.plan.select import select
-from blade.timing.interleaved import measure_all
+from blade.timing.decision import MIN_ROUNDS
+from blade.timing.interleaved import EARLY_EXIT_S, measure_all
+from blade.timing.time_budget import UNLIMITED, TimeBudget
 
 X = (torch.ones(2, 3),)
 
@@ -34,8 +37,8 @@ def test_the_fastest_is_chosen_and_the_others_get_a_reason(
 ) -> None:
     times = {"original": 1.0, "slow": 1.25, "good": 0.5, "best": 0.25}
 
-    def fake(engines: list[str], original: str, inputs: Any, rounds: int) -> list[Timing]:
-        return [Timing(((2, 3),), times[original], times[engine], 0.0) for engine in engines]
+    def fake(engines: list[str], *_: Any, **given: Any) -> list[Timing]:
+        return [Timing(((2, 3),), times["original"], times[engine], 0.0) for engine in engines]
 
     monkeypatch.setattr(module, "measure_all", fake)
     several = [candidate(name, name) for name in ("slow", "good", "best")]
@@ -76,7 +79,7 @@ def test_a_toss_up_goes_to_the_first_whatever_the_noise(monkeypatch: pytest.Monk
 
 
 def test_what_has_timings_is_not_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fake(engines: list[str], original: str, inputs: Any, rounds: int) -> list[Timing]:
+    def fake(engines: list[str], *_: Any, **given: Any) -> list[Timing]:
         assert engines == ["new"]
         return [timing(3.0)]
 
@@ -91,7 +94,7 @@ def test_what_has_timings_is_not_measured_again(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_one_that_raises_costs_the_others_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fake(engines: list[str], original: str, inputs: Any, rounds: int) -> list[Timing]:
+    def fake(engines: list[str], *_: Any, **given: Any) -> list[Timing]:
         if "bad" in engines:
             raise RuntimeError("no")
         return [timing(2.0) for _ in engines]
@@ -103,3 +106,21 @@ def test_one_that_raises_costs_the_others_nothing(monkeypatch: pytest.MonkeyPatc
     assert decision.chosen.backend == "good"
     [reason] = decision.reasons
     assert (reason.backend, reason.code) == ("bad", Code.ENGINE_RAISED)
+
+
+def test_out_of_time_the_first_is_measured_in_few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def fake(engines: list[str], *given: Any, early_exit_s: float) -> list[Timing]:
+        seen.append((engines, given[-1], early_exit_s))
+        return [timing(2.0) for _ in engines]
+
+    monkeypatch.setattr(module, "measure_all", fake)
+    several = [candidate("first", "first"), candidate("second", "second")]
+    config = Config()
+    for budget in (UNLIMITED, TimeBudget(0.0)):
+        select("c", "o", several, [X], config, budget=budget)  # type: ignore[arg-type]
+    assert seen == [
+        (["first", "second"], config.timing_repeats, math.inf),
+        (["first"], MIN_ROUNDS, EARLY_EXIT_S),
+    ]
