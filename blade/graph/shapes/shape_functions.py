@@ -119,6 +119,46 @@ def _grid_sampler(x: torch.Tensor, grid: torch.Tensor, *rest: Any) -> torch.Tens
     return x.new_empty([x.shape[0], x.shape[1], *grid.shape[1:-1]])
 
 
+def _upsample(x: torch.Tensor, output_size: Sequence[int] | None, *rest: Any) -> torch.Tensor:
+    """torch's function runs the decomposition; that of the op with antialiasing, whose result is alike, does not."""
+    sizes = output_size
+    if sizes is None:
+        factors = rest[-1]
+        torch._check(len(factors) == 2)
+        sizes = [
+            n * int(by) if int(by) == by else torch.sym_int(n * by)
+            for n, by in zip(x.shape[2:], factors, strict=True)
+        ]
+    made: torch.Tensor = aten._upsample_bilinear2d_aa.default(x, sizes, False)
+    return made
+
+
+def _linear(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """torch's function makes views of a product of matrices, and asks about their sizes."""
+    if weight.dim() != 2 or (bias is not None and bias.dim() != 1):
+        made: torch.Tensor = aten.linear.default(x, weight, bias)
+        return made
+    torch._check(x.shape[-1] == weight.shape[1])
+    return x.new_empty([*x.shape[:-1], weight.shape[0]])
+
+
+def _layer_norm(
+    x: torch.Tensor,
+    normalized_shape: Sequence[int],
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    *_: Any,
+) -> torch.Tensor:
+    """torch's function runs the decomposition."""
+    inner = x.shape[x.dim() - len(normalized_shape) :]
+    for shape in (inner, *(p.shape for p in (weight, bias) if p is not None)):
+        for size, given in zip(shape, normalized_shape, strict=True):
+            torch._check(size == given)
+    return x.new_empty(x.shape)
+
+
 def _kron(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     rank = max(a.dim(), b.dim())
     left, right = ([1] * (rank - t.dim()) + list(t.shape) for t in (a, b))
@@ -316,6 +356,13 @@ RULES: dict[Any, Rule] = {
     aten._native_batch_norm_legit_functional.default: _batch_norm_in_training,
     aten.roll.default: _roll,
     aten.grid_sampler.default: _grid_sampler,
+    aten.upsample_nearest2d.vec: _upsample,
+    aten.upsample_bilinear2d.vec: _upsample,
+    aten.upsample_bicubic2d.vec: _upsample,
+    aten.linear.default: _linear,
+    aten.layer_norm.default: _layer_norm,
+    aten.relu.default: _like,
+    aten.softplus.default: _like,
     aten.kron.default: _kron,
     aten.take_along_dim.default: _take_along_dim,
     aten.cdist.default: _cdist,

@@ -67,6 +67,12 @@ class StrideOnlyGuards:
         # the first iteration is there whatever the trip count, unless that is 0
         self.hints |= dict.fromkeys(counts(gm), sympy.Integer(0))
         self.known: dict[tuple[Any, ...], bool | None] = {}
+        # what must hold at sizes that are tried
+        self.between = [
+            known
+            for guard in shape_env.guards
+            if isinstance(known := shape_env.replace(guard.expr), (sympy.Eq, sympy.Or))
+        ]
 
     def only_chose_strides(self, relation: sympy.Basic) -> bool:
         """Whether the program is also right at sizes of 1 that violate ``relation``."""
@@ -111,10 +117,8 @@ class StrideOnlyGuards:
 
     def _is_possible(self, sizes: Assignment, relation: sympy.Basic) -> bool:
         """Whether the other known relations between sizes (equalities, multiples) hold."""
-        known = (self.shape_env.replace(g.expr) for g in self.shape_env.guards)
-        others = (k for k in known if k != relation)
-        found = [_at(k, sizes) for k in others if isinstance(k, (sympy.Eq, sympy.Or))]
-        return None not in found and sympy.false not in found
+        others = (k for k in self.between if k != relation)
+        return all(_at(k, sizes) not in (None, sympy.false) for k in others)
 
     def _agrees(self, sizes: Assignment) -> bool | None:
         """Whether all nodes agree at ``sizes``; ``None`` if torch's shape functions raise."""
