@@ -193,7 +193,8 @@ class _Side:
         self.once = self._time_span(1)
         if self.clock() > end or (original is not None and _gives_up(self.once, original)):
             return self.once
-        self._call()
+        if self.once < max(UNTIMED):
+            self._call()
         self.once = self._time_span(1)
         return self.once
 

@@ -62,6 +62,20 @@ def test_what_is_many_times_its_noise_needs_few_rounds(fast: float, rounds: int)
     assert len(calls) == 4 + 3 * rounds  # those that warm it up; two of a turn are not timed
 
 
+def test_long_calls_are_few() -> None:
+    """One that is longer than the untimed calls of a turn needs none of them."""
+    calls = []
+    clock = Clock()
+
+    def counted(*inputs: torch.Tensor) -> None:
+        calls.append(1)
+        clock.now += 0.3
+
+    timing = measure(clock.costs(0.1), counted, X, 15, clock)
+    assert timing.speedup == pytest.approx(3.0)
+    assert len(calls) == 3 + timing.rounds
+
+
 def test_short_calls_are_repeated_and_long_ones_bounded() -> None:
     clock = Clock()
     calls = []
