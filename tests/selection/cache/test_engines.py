@@ -160,7 +160,7 @@ def test_an_entry_of_another_form_is_no_error(conversions: list[str]) -> None:
 def test_a_win_is_remembered_and_a_loss_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
     speeds = [0.5, 2.0, 1e9]  # of the runs that measure, in turn
 
-    def measured(engines: Any, original: Any, inputs: Any, rounds: int) -> list[Timing]:
+    def measured(engines: Any, original: Any, inputs: Any, *_: Any, **__: Any) -> list[Timing]:
         return [Timing(tuple(tuple(t.shape) for t in inputs[0]), speeds.pop(0), 1.0, 0.01)]
 
     monkeypatch.setattr(select, "measure_all", measured)
