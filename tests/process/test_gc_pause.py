@@ -80,3 +80,19 @@ def test_cycles_are_still_found() -> None:
         found = weakref.ref(Node())
         kept = [[k] for k in range(3 * GC_THRESHOLD)]
         assert found() is None and len(kept) == 3 * GC_THRESHOLD
+
+
+def test_what_was_there_before_is_not_scanned() -> None:
+    with relaxed_gc(), relaxed_gc():
+        assert gc.get_freeze_count() > 0
+    assert gc.get_freeze_count() == 0
+
+
+def test_what_others_froze_stays_frozen() -> None:
+    gc.freeze()
+    try:
+        with relaxed_gc():
+            pass
+        assert gc.get_freeze_count() > 0
+    finally:
+        gc.unfreeze()
