@@ -293,6 +293,19 @@ def test_without_time_left_only_the_largest_cluster_is_converted(
     assert ("a", True) in late and ("b", False) in late
 
 
+def test_the_first_engines_of_all_clusters_have_twice_the_time(
+    race: Callable[..., Race], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    race({"a": 2.0, "b": 3.0})
+    monkeypatch.setattr(
+        TimeBudget, "_until", lambda self, part: max(0.0, part - 1.5) if self.seconds else math.inf
+    )
+    two = Fake("a", refuses=("aten::gelu",)), Fake("b", refuses=("aten::gelu",))
+    _, report = optimize(*two, time_budget=500)
+    assert served(report) == ["a", "a"]
+    assert [len(one.converted) for one in two] == [2, 0]
+
+
 def test_conversions_in_processes_apart_run_at_once(
     race: Callable[..., Race], monkeypatch: pytest.MonkeyPatch, cluster_cache: Any
 ) -> None:

@@ -180,7 +180,7 @@ class Config(BaseModel):
         default=30.0,
         description="Seconds one optimize may look for something better, conversions and timing; what is best "
         "by then is taken; what was not begun stays TorchScript. The first backend of the largest cluster is always "
-        "tried. None: no limit. None of it is spent on "
+        "tried, and those of the others until twice the time. None: no limit. None of it is spent on "
         "tuning one backend's code: DISC needs none, and TVM's searches are for fixed sizes.",
     )
     sample_weights: Weights = Field(

@@ -45,6 +45,7 @@ from blade.verification.verify import try_forked, verify
 
 Engine = torch.ScriptObject
 Found = tuple[tuple[Candidate, ...], tuple[Reason, ...]]
+_OVERTIME = 2.0  # time budgets that may be over before the first engine of a cluster begins
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ def build_candidates(
 ) -> list[Found]:
     """Convert and verify each cluster with each of its backends, as far as ``budget`` goes.
 
-    The first backend of a cluster is tried until the budget is over; with ``one_at_least`` that of the largest
+    The first backend of a cluster is tried until twice the budget is over; with ``one_at_least`` that of the largest
     cluster is tried whatever time is left. With ``timing=False`` the first verified engine of a cluster ends its
     search. With ``config.strict``, raises the backend's exception, and ``BackendError`` for a wrong engine.
     """
@@ -213,7 +214,8 @@ class _Task:
         if self.is_exempt and not budget.is_cancelled:
             return None
         if self.is_first:
-            return None if budget.left() else budget.why_ended("it was converted")
+            is_late = budget.is_used(_OVERTIME)
+            return budget.why_ended("it was converted") if is_late else None
         return budget.why_not(0.0)
 
 

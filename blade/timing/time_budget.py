@@ -4,8 +4,8 @@
     budget = TimeBudget(config.time_budget)          # the clock runs from here
     if (sentence := budget.why_not(backend.estimate_s(cluster))) is not None: ...
 
-The first backend of the largest cluster is exempt. Part of the budget is kept for timing the converted engines: an
-engine that was not timed cannot be chosen.
+The first backend of a cluster may begin until twice the time, and that of the largest whenever. Part of the budget is
+kept for timing the converted engines: an engine that was not timed cannot be chosen.
 """
 
 import math
