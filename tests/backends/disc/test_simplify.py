@@ -43,6 +43,9 @@ CASES: dict[str, tuple[str | None, Make]] = {
     "x * 1": ("input", lambda b, x, i: b.pointwise("mul", x, number(b, 1, x))),
     "1 * x": ("input", lambda b, x, i: b.pointwise("mul", number(b, 1, x), x)),
     "x / 1": ("input", lambda b, x, i: b.pointwise("div", x, number(b, 1, x))),
+    "x ** 1": ("input", lambda b, x, i: b.pointwise("pow", x, number(b, 1, x))),
+    "i ** 1": ("input", lambda b, x, i: b.pointwise("pow", i, number(b, 1, i))),
+    "x ** 2 stays": ("pow", lambda b, x, i: b.pointwise("pow", x, number(b, 2, x))),
     "x + 0 keeps -0": ("add", lambda b, x, i: b.pointwise("add", x, number(b, 0, x))),
     "x - 0": (None, lambda b, x, i: b.pointwise("sub", x, number(b, 0, x))),
     "floor(x / 1) stays": (

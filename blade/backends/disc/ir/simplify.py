@@ -136,12 +136,14 @@ def fold(b: IrBuilder, v: Value) -> Value | None:
 
 
 def neutral(b: IrBuilder, v: Value) -> Value | None:
-    """x + 0 on integers, x * 1, x / 1, x & True, x | False, and casts to the same type are x."""
+    """x + 0 on integers, x * 1, x / 1, x ** 1, x & True, x | False, and casts to the same type are x."""
     x, y = v.args
     if v.op == "mul" and _is_fill(x, 1):
         x, y = y, x
     if v.op in ("mul", "div", "div_floor", "div_trunc") and _is_fill(y, 1):
         return x if v.op in ("mul", "div") or v.dtype in INTEGERS else None
+    if v.op == "pow" and _is_fill(y, 1):  # in the gradient of a square
+        return x
     if v.op in ("add", "sub") and v.dtype in INTEGERS:
         if _is_fill(y, 0):
             return x
@@ -214,7 +216,7 @@ def exact_reciprocal(b: IrBuilder, v: Value) -> Value | None:
 
 
 RULES: dict[str, list[Rule]] = {op: [fold, hoist_broadcast] for op in POINTWISE}
-for _op in ("mul", "div", "div_floor", "div_trunc", "add", "sub"):
+for _op in ("mul", "div", "div_floor", "div_trunc", "add", "sub", "pow"):
     RULES[_op].insert(0, neutral)
 for _op in ("bitwise_and", "bitwise_or", "logical_and", "logical_or"):
     RULES[_op].insert(0, logic)
