@@ -160,6 +160,21 @@ def test_a_value_read_in_two_orders_is_written_once_and_copied_once() -> None:
     assert len(copies(check(function, IMAGE, *images(4)))) == 3  # the input and two results
 
 
+def test_what_merges_axes_that_lie_apart_is_copied_in_the_order_of_its_reader() -> None:
+    """The pixels of a super-resolution network: from channels of one convolution to images of the next."""
+    first, last = weights(12, 4, 3, 3), weights(5, 3, 3, 3)
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        y = F.pixel_shuffle(F.conv2d(x, first, padding=1), 2)
+        return F.conv2d(torch.relu(y), last, padding=1).relu()
+
+    x, other = torch.randn(2, 4, 5, 6), torch.randn(1, 4, 3, 2)
+    graph = check(f, IMAGE, [x], [other])
+    batch, _, height, width = (d for d in graph.inputs[0].shape)
+    found = [v.shape for v in copies(graph)]  # of the input, too
+    assert found == [(batch, height, width, 4), (batch, height, 2, width, 2, 3)]
+
+
 def test_one_dimension() -> None:
     weight, again = weights(8, 4, 3), weights(8, 8, 3)
 

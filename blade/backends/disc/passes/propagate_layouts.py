@@ -53,6 +53,19 @@ def permute_of_unit_axes(b: IrBuilder, v: Value) -> Value | None:
     return b.reshape(inner, v.shape) if moved == sorted(moved) else None
 
 
+def permute_of_copy(b: IrBuilder, v: Value) -> Value | None:
+    """A permutation of a reshape that copies, as it merges axes which do not lie side by side: copy in its order."""
+    inner = v.args[0]
+    if inner.op != "reshape" or inner.args[0].op != "permute":
+        return None
+    pairs = blocks(inner.args[0].shape, inner.shape)
+    if not pairs or any(len(made) != 1 for _, made in pairs):
+        return None
+    merged = {made[0]: axes for axes, made in pairs}
+    order = [axis for k in v.attrs["perm"] for axis in merged[k]]
+    return b.reshape(b.permute(inner.args[0], order), v.shape)
+
+
 def sink_pointwise(b: IrBuilder, v: Value) -> Value | None:
     perm = _leading(v.args)
     if perm is None:
@@ -168,7 +181,7 @@ def _is_outside(v: Value) -> bool:
 
 _VIEWS: Mapping[str, Sequence[Rule]] = {
     **RULES,
-    "permute": [*RULES["permute"], permute_of_broadcast, permute_of_unit_axes],
+    "permute": [*RULES["permute"], permute_of_broadcast, permute_of_unit_axes, permute_of_copy],
 }
 _SINKING: Mapping[str, Sequence[Rule]] = {
     **_VIEWS,
