@@ -60,7 +60,7 @@ def partition(
         joint.graph.eliminate_dead_code()
         eliminate_common_subexpressions(joint.graph)
     read_results(joint.graph)
-    _save_compared(joint.graph, kwargs["num_fwd_outputs"])
+    save_compared(joint.graph, kwargs["num_fwd_outputs"])
     mark_norms(joint.graph)
     with functorch_config.patch(cse=False), fused_ops_known():
         forward, backward = min_cut_rematerialization_partition(joint, inputs, **kwargs)
@@ -73,7 +73,7 @@ def partition(
     return forward, backward
 
 
-def _save_compared(joint: Graph, count: int) -> None:
+def save_compared(joint: Graph, count: int) -> None:
     """Let forward save what backward looks for equal elements in. ``count``: number of results of forward."""
     returned = joint.output_node().args[0]
     assert isinstance(returned, (list, tuple))
@@ -85,9 +85,15 @@ def _save_compared(joint: Graph, count: int) -> None:
         for operand in node.all_input_nodes
     )
     for node in _with_ancestors(compared, above=forward):
-        if node in forward and node.meta["val"].is_floating_point():
+        if node in forward and _holds_floats(node):
             [made] = node.all_input_nodes if node.target is operator.getitem else [node]
             made.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+
+
+def _holds_floats(node: Node) -> bool:
+    value = node.meta["val"]
+    held = value if isinstance(value, (list, tuple)) else (value,)
+    return any(isinstance(one, torch.Tensor) and one.is_floating_point() for one in held)
 
 
 def _with_ancestors(nodes: Iterable[Node], above: Container[Node] = ()) -> set[Node]:

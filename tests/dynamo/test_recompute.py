@@ -4,10 +4,12 @@
 from typing import Any
 
 import torch
+from built_graph import Built
 from torch import nn
 from torch.nn import functional
 
 import blade
+from blade.dynamo.forward_backward import save_compared
 
 BATCH, WIDTH = 64, 32
 
@@ -97,3 +99,17 @@ def test_the_gradient_of_a_maximum_reads_what_forward_computed() -> None:
     # which elements are the largest, the product, and x
     assert got == [torch.bfloat16] * 2 + [torch.bool]
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_only_floats_of_forward_are_saved_for_a_comparison() -> None:
+    b = Built()
+    x = b.input(6, 4)
+    size = b.call(torch.ops.aten.sym_size.int, x, 0)
+    wide = b.call(torch.ops.aten.expand.default, x, [size, 4])
+    made = b.call(torch.ops.aten.sigmoid.default, wide)
+    again = b.call(torch.ops.aten.expand.default, made, [size, 4])  # of backward, as what follows
+    equal = b.call(torch.ops.aten.eq.Tensor, again, made)
+    b.graph.output((made, equal))
+    save_compared(b.graph, 1)
+    saved = [node for node in b.graph.nodes if "recompute" in node.meta]
+    assert saved == [made]

@@ -109,7 +109,7 @@ def as_images_lie(lo: Lowering, made: Value) -> Value:
 def _to_input(
     lo: Lowering, grad: Value, x: Value, weight: Value, how: _SpatialParameters, transposed: bool
 ) -> Value:
-    """The convolution of the gradient, ``transposed`` if the one whose gradient it is is not."""
+    """The convolution of the gradient with the same kernel; ``transposed``: the gradient is that of a plain one."""
     last = to_channels_last(len(x.shape))
     made = lo.b.make(
         "conv",

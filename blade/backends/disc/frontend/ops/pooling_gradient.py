@@ -18,7 +18,7 @@ import torch
 from blade.backends.disc.frontend.ops.convolution_backward import as_images_lie, total
 from blade.backends.disc.frontend.ops.table import Lowering, lowers
 from blade.backends.disc.ir.convolution import to_channels_first, to_channels_last
-from blade.backends.disc.ir.graph import Shape, Value, numel
+from blade.backends.disc.ir.graph import Shape, Value, numel, plain
 
 aten = torch.ops.aten
 _LAST, _FIRST = to_channels_last(4), to_channels_first(4)
@@ -61,22 +61,26 @@ def max_pool2d_with_indices(
         return [as_images_lie(lo, one) for one in called]
     for size, window in zip(x.shape[2:], (rows, columns), strict=True):
         lo.at_least(size, window.size, "a window no larger than the image")
-    b, image, height, width = lo.b, lo.b.permute(x, _LAST), *lo.results[0].shape[2:]
-    shape = tuple(lo.results[0].shape[k] for k in _LAST)
+    return _maxima(lo, x, rows, columns)
+
+
+def _maxima(lo: Lowering, x: Value, rows: _Windows, columns: _Windows) -> list[Value]:
+    """The maxima of windows side by side and where they lie: the first of equal ones, the last NaN."""
+    b, image = lo.b, lo.b.permute(x, _LAST)
+    _, height, width, _ = shape = tuple(lo.results[0].shape[k] for k in _LAST)
     corner = _pixel(lo, shape, rows.size, columns.size, x.shape[3])
     best = place = None
     for i, j in product(range(rows.size), range(columns.size)):
         part = b.slice(b.slice(image, 1, i, rows.size, height), 2, j, columns.size, width)
-        here = b.pointwise("add", corner, lo.number(_sum(i * sympy.sympify(x.shape[3]), j), corner))
+        ahead = plain(i * sympy.sympify(x.shape[3]) + j)
+        here = b.pointwise("add", corner, lo.number(ahead, corner))
         if best is None or place is None:
             best, place = part, here
             continue
         is_nan, is_more = _flag(lo, "ne", part, part), _flag(lo, "gt", part, best)
         taken = _flag(lo, "logical_or", is_more, is_nan)
-        best, place = (
-            b.pointwise("where", taken, part, best),
-            b.pointwise("where", taken, here, place),
-        )
+        best = b.pointwise("where", taken, part, best)
+        place = b.pointwise("where", taken, here, place)
     assert best is not None and place is not None
     return [b.permute(v, _FIRST) for v in (best, b.cast(place, torch.int64))]
 
@@ -142,10 +146,6 @@ def _pixel(lo: Lowering, shape: Shape, down: int, across: int, width: Any) -> Va
 
 def _scaled(lo: Lowering, value: Value, by: Any) -> Value:
     return lo.b.pointwise("mul", value, lo.number(by, value))
-
-
-def _sum(*numbers: Any) -> Any:
-    return sum(map(sympy.sympify, numbers))
 
 
 def _along(lo: Lowering, shape: Shape, axis: int) -> Value:
