@@ -57,6 +57,8 @@ UNTIMED = (
 # When rounds end.
 EVIDENT = 10.0  # factor to its noise at which a speed-up needs no further rounds
 CLEAR_WIN = 1.1  # a speed-up that a single round shows
+SURE_WIN = 1.25  # a speed-up that needs no further rounds if all its interval is above, however wide that is
+FEW_ROUNDS = 2  # enough for a sure win where rounds are so long that the budget is over
 HOPELESS = 10.0  # factor to the original's seconds; one call of HOPELESS_S beyond it is enough
 HOPELESS_S = 0.2
 COMPILES_S = 2.0  # seconds of a second call that may be TorchScript's compiling, or the capture of CUDA graphs
@@ -143,7 +145,7 @@ def _run_rounds(sides: Sequence["_Side"], racing: list[int], rounds: int, end: f
             is_last = quiet >= rounds or done >= PATIENCE * rounds
             if is_last and _may_hide_a_win(turns, racing):
                 most = MORE * rounds
-        elif sides[0].clock() > end and all(_always_faster(turns, k) for k in racing):
+        elif _is_early_win(turns, racing, sides[0].clock() > end, left <= 0):
             racing = []
         if quiet >= most or done >= PATIENCE * most:
             racing = []
@@ -284,6 +286,18 @@ def _streams(inputs: Inputs) -> list[torch.cuda.Stream]:
     return [torch.cuda.current_stream(device) for device in devices]
 
 
+def _is_early_win(
+    turns: Sequence[Sequence[Turn]], racing: Sequence[int], is_late: bool, is_over: bool
+) -> bool:
+    """Whether fewer than ``MIN_ROUNDS`` show that all those ``racing`` win. ``is_late``: the early exit has come;
+    ``is_over``: the budget is used up."""
+    if is_late and all(_always_faster(turns, k) for k in racing):
+        return True
+    if len(turns[0]) < FEW_ROUNDS or len(racing) > 1 or not (is_late or is_over):
+        return False
+    return compare(turns[racing[0]], turns[0]).low > SURE_WIN
+
+
 def _always_faster(turns: Sequence[Sequence[Turn]], k: int) -> bool:
     """Whether engine ``k`` was clearly faster in every round, and nothing disturbed the last one."""
     pairs = zip(turns[0], turns[k], strict=True)
@@ -302,8 +316,8 @@ def _undecided(turns: Sequence[Sequence[Turn]], racing: Sequence[int]) -> list[i
         if all(j == k or compare(turns[k], turns[j]).high > 1 - PRECISION for j in racing)
     ]
     pairs = [(j, k) for j in good for k in good if j < k]
-    enough = EVIDENT if len(good) == 1 else inf  # its speed decides no other choice
-    settled = all(_is_clear(compare(turns[k], turns[0]), enough) for k in good) and all(
+    is_alone = len(good) == 1  # its speed decides no other choice
+    settled = all(_is_clear(compare(turns[k], turns[0]), is_alone) for k in good) and all(
         compare(turns[k], turns[j]).spread <= PRECISION for j, k in pairs
     )
     return [] if settled else good
@@ -315,11 +329,13 @@ def _may_hide_a_win(turns: Sequence[Sequence[Turn]], racing: Sequence[int]) -> b
     return all(one.low <= 1 for one in found) and any(one.middle > 1 + PRECISION for one in found)
 
 
-def _is_clear(ratio: Ratio, enough: float) -> bool:
-    """Whether the ratio is known to ``PRECISION``, or its logarithm is ``enough`` times its noise. Either way
-    further rounds of such noise turn no win into a loss."""
-    spread = ratio.spread
-    return abs(log(ratio.middle)) > (2 if spread <= PRECISION else enough) * spread
+def _is_clear(ratio: Ratio, is_alone: bool) -> bool:
+    """Whether the ratio is known to ``PRECISION``; of an engine ``is_alone``, whether it is a sure win, or its
+    logarithm is ``EVIDENT`` times its noise. Further rounds of such noise turn no win into a loss."""
+    if is_alone and ratio.low > SURE_WIN:
+        return True
+    enough = 2 if ratio.spread <= PRECISION else EVIDENT if is_alone else inf
+    return abs(log(ratio.middle)) > enough * ratio.spread
 
 
 def _is_hopeless(seconds: float, original: float) -> bool:

@@ -10,7 +10,8 @@ from fake_clock import Clock
 
 from blade.report import Timing
 from blade.timing.decision import MIN_ROUNDS, interval, why_slower
-from blade.timing.interleaved import measure, measure_all
+from blade.timing.interleaved import FEW_ROUNDS, measure, measure_all
+from blade.timing.neighbours import Mark
 
 X = (torch.ones(2, 3),)
 
@@ -60,6 +61,52 @@ def test_what_is_many_times_its_noise_needs_few_rounds(fast: float, rounds: int)
 
     measure(clock.costs(fast), counted, X, 15, clock)
     assert len(calls) == 4 + 3 * rounds  # those that warm it up; two of a turn are not timed
+
+
+@pytest.mark.parametrize(("original", "rounds"), [(0.015, MIN_ROUNDS), (0.012, 15)])
+def test_a_win_that_is_sure_in_every_round_needs_no_narrow_interval(
+    original: float, rounds: int
+) -> None:
+    clock = Clock()
+    varies = (original, 1.5 * original, original, 1.2 * original, 1.5 * original)
+    t = measure(clock.costs(0.010), clock.costs(*varies), X, 15, clock)
+    assert t.spread > 0.1
+    assert t.rounds == rounds
+
+
+@pytest.mark.parametrize(("original", "rounds"), [(2.0, FEW_ROUNDS), (1.2, MIN_ROUNDS)])
+def test_where_rounds_are_longer_than_the_budget_two_show_a_sure_win(
+    original: float, rounds: int
+) -> None:
+    clock = Clock()
+    t = measure(clock.costs(1.0), clock.costs(original), X, 15, clock)
+    assert t.speedup == pytest.approx(original)
+    assert t.rounds == rounds
+
+
+def test_of_two_long_candidates_no_win_is_known_early() -> None:
+    """Which of them is the faster one is not known from few rounds."""
+    clock = Clock()
+    engines = [clock.costs(1.0), clock.costs(1.1)]
+    found = measure_all(engines, clock.costs(3.0), [X] * 3, 15, clock)
+    assert [t.rounds for t in found] == [MIN_ROUNDS, MIN_ROUNDS]
+
+
+def test_after_the_early_exit_two_disturbed_rounds_show_a_sure_win() -> None:
+    class Disturbed:
+        def mark(self) -> Mark:
+            return Mark(0.0, 0.0, 0.0, {})
+
+        def since(self, mark: Mark) -> tuple[float, float]:
+            return 0.5, 1.0
+
+        def slowdown(self) -> float:
+            return 1.0
+
+    clock = Clock()
+    engine, original = clock.costs(0.1), clock.costs(0.2)
+    t = measure(engine, original, X, 15, clock, early_exit_s=0.5, machine=Disturbed())
+    assert (t.rounds, t.disturbed) == (FEW_ROUNDS, FEW_ROUNDS)
 
 
 def test_long_calls_are_few() -> None:
