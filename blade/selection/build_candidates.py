@@ -287,7 +287,8 @@ def _verified_candidate(
     """Return the verified candidate, or the Reason against it; ``truth`` as in ``verify``."""
     if isinstance(engine, Reason):
         return replace(engine, backend=backend.name, subject=extracted.name)
-    found = _verify(extracted.cluster, extracted.fallback, backend, engine, config, truth)
+    cluster, original = extracted.cluster, extracted.fallback
+    found = _verify(cluster, original, backend, engine, config, truth, extracted.answers)
     if isinstance(found, Reason):
         return found
     _, verdict = found
@@ -311,12 +312,20 @@ def _verify(
     engine: Engine,
     config: Config,
     truth: Fp64Reference | None = None,
+    answers: Sequence[Sequence[torch.Tensor]] = (),
 ) -> tuple[Engine, Verdict] | Reason:
     budget = budget_of(backend, config)
     admit_autocast(engine)
     with TIMING_LOCK.converting():
         verdict = verify(
-            cluster, engine, original, backend.name, config.strict, budget, truth=truth
+            cluster,
+            engine,
+            original,
+            backend.name,
+            config.strict,
+            budget,
+            truth=truth,
+            answers=answers,
         )
     if not isinstance(verdict, Reason):
         return engine, verdict

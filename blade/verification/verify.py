@@ -82,6 +82,7 @@ def verify(
     left_out: Collection[str] | None = None,
     own_error: float | None = None,
     saved: Collection[int] = (),
+    answers: Sequence[Tensors] = (),
 ) -> Verdict | Reason:
     """Return the verdict on ``engine``; ``original`` is the subgraph, in TorchScript or FX.
 
@@ -91,7 +92,8 @@ def verify(
     rounding. ``truth``: the fp64 reference of ``cluster``, if there is one (``reference_of_first``).
     ``left_out``: names of cases at which the original ends the process; by default a forked process finds
     them (``derived_inputs``). ``own_error``: the original's error against fp64, where it is known from an earlier
-    verification of the same engine. ``saved``: outputs that forward saves for backward.
+    verification of the same engine. ``saved``: outputs that forward saves for backward. ``answers``: of
+    ``original`` at each sample and probe, where they are known.
     """
     with torch.no_grad(), RngReplay(cluster.gm) as generators:
         drawing = generators.before(original)
@@ -111,6 +113,7 @@ def verify(
                 left_out,
                 own_error,
                 saved,
+                () if draws(cluster.gm) else answers,
             ),
             strict,
         )
@@ -128,8 +131,10 @@ def _verify(
     left_out: Collection[str] | None,
     own_error: float | None,
     saved: Collection[int],
+    given: Sequence[Tensors],
 ) -> Verdict:
-    """``generators``: the engine and the fp64 run draw the same random numbers as ``original``."""
+    """``generators``: the engine and the fp64 run draw the same random numbers as ``original``. ``given``: its known
+    answers."""
     answers: list[Answer] = []
     known: list[float] = []
     like: Tensors = ()
@@ -152,7 +157,9 @@ def _verify(
         if not survives(cluster, case) if left_out is None else case.name in left_out:
             continue
         with in_bounds(*case.inputs) as seen, rows_with_keys(*case.inputs):
-            early = answer(cluster, case) if left_out is None else None
+            early = _given_answer(cluster, case, given)
+            if early is None and left_out is None:
+                early = answer(cluster, case)
             want = called(case) if early is None else list(early)
         free_unused(case.inputs)
         if want is None:
@@ -206,6 +213,12 @@ def _verify(
 
     check_errors(answers, answers_at, partial(perturbation_sensitivity, wanted, rounded))
     return _verdict(answers, tried - declined, declined)
+
+
+def _given_answer(cluster: Cluster, case: Case, given: Sequence[Tensors]) -> Tensors | None:
+    """The one of ``given``, by sample and probe, that is the answer at ``case``."""
+    pairs = zip((*cluster.samples, *cluster.probes), given, strict=False)
+    return next((found for inputs, found in pairs if inputs is case.inputs), None)
 
 
 def try_forked(cluster: Cluster, original: Callable[..., Any]) -> None:

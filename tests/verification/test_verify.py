@@ -516,3 +516,26 @@ def test_inputs_that_no_op_writes_to_are_not_copied_for_the_original() -> None:
         assert (sample.data_ptr() in seen) is not is_copied
         assert torch.equal(sample, before)
         seen.clear()
+
+
+def test_where_the_original_has_answered_already_it_is_not_asked_again() -> None:
+    asked: list[torch.Tensor] = []
+
+    def original(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        asked.append(x)
+        return FLOATS.gm(x)  # type: ignore[no-any-return]
+
+    given = [inputs for (inputs,) in (*FLOATS.samples, *FLOATS.probes)]
+    answers = [FLOATS.gm(x) for x in given]
+    engine = PythonEngine(FLOATS.gm)
+    found = verify(FLOATS, engine, original, "fake", left_out=(), answers=answers)  # type: ignore[arg-type]
+    assert found == verify(FLOATS, engine, FLOATS.gm, "fake", left_out=())  # type: ignore[arg-type]
+    assert asked
+    assert not any(x is y for x in asked for y in given)
+
+
+def test_a_known_answer_is_what_an_engine_is_held_to() -> None:
+    answers = [(torch.zeros(3, 15),)]
+    found = verify(FLOATS, PythonEngine(FLOATS.gm), FLOATS.gm, "fake", answers=answers)  # type: ignore[arg-type]
+    assert isinstance(found, Reason)
+    assert found.code is Code.WRONG_VALUES

@@ -59,6 +59,10 @@ class BoundarySamples:
             seen.update(self._given(run, given))
         self._known.update(fresh)
 
+    def are_given(self, boundary: Boundary) -> bool:
+        """Whether the inputs of the group are tensors that the caller passed: each run has one execution."""
+        return all(self._is_given(*key) for key in _keys(boundary))
+
     def _is_given(self, line: int, value: int) -> bool:
         """Whether ``line``, which runs exactly once, reads an unwritten tensor that the caller passed."""
         program = self._view.program

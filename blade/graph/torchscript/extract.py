@@ -40,7 +40,7 @@ class Extracted:
 
     ``nodes`` index ``view``. ``inputs`` and ``outputs`` are values of its program in the order of the
     arguments and results of ``cluster.gm`` and ``fallback``. ``varied``: whether several runs reached the
-    group.
+    group. ``answers``: what ``fallback`` returns at each sample and probe, if it is known.
     """
 
     name: str
@@ -53,6 +53,7 @@ class Extracted:
     fixed: Fixed | None
     origins: tuple[int, ...] = ()  # per sample: the captured sample it comes from
     calibration: Iterable[Inputs] = ()
+    answers: tuple[Inputs, ...] = ()
 
     @property
     def nodes(self) -> tuple[int, ...]:
@@ -183,7 +184,22 @@ def _extract_one(
         fixed=fixed,
         origins=tuple(samples.origins(boundary)),
         calibration=_CalibrationInputs(samples, boundary),
+        answers=_known_answers(view, boundary, samples),
     )
+
+
+def _known_answers(
+    view: GraphView, boundary: Boundary, samples: BoundarySamples
+) -> tuple[Inputs, ...]:
+    """The results of the runs that ``view`` was made from, if the group computes them from the model's own inputs.
+
+    Then ``fallback`` runs the same ops on the same tensors, but in a graph that writes in place.
+    """
+    if not boundary.inputs or view.aliases.written or not samples.are_given(boundary):
+        return ()
+    if not all(value in run for run in view.results for value in boundary.outputs):
+        return ()
+    return tuple(tuple(run[value] for value in boundary.outputs) for run in view.results)
 
 
 def _info(view: GraphView, value: int) -> ValueInfo:

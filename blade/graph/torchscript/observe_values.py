@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -31,6 +32,9 @@ from blade.timing.free_cpus import on_free_cpus
 
 LIMIT = 3
 """Executions of a line in a loop that are recorded per run, for tensors."""
+
+KEPT = 256 << 20
+"""Most bytes of results that are kept."""
 
 _FACTS_LIMIT = 16
 
@@ -58,10 +62,40 @@ for _key in (
     _LIBRARY.impl("note", _note, _key)
 
 
+@dataclass
+class KeptResults:
+    """The tensors of ``values`` that lie on the CPU, in each run: ``runs[0][value]``.
+
+    Once they take more than ``KEPT`` bytes, there are none.
+    """
+
+    values: frozenset[int]
+    runs: list[dict[int, torch.Tensor]] = field(default_factory=list)
+
+    def begin_run(self) -> None:
+        """What is noted from now on is of one more run."""
+        self.runs.append({})
+
+    def note(self, value: int, tensor: torch.Tensor) -> None:
+        """Keep ``tensor`` if it is wanted."""
+        if value not in self.values or not tensor.is_cpu:
+            return
+        self.runs[-1][value] = tensor.detach()
+        if sum(t.numel() * t.element_size() for run in self.runs for t in run.values()) > KEPT:
+            self.values = frozenset()
+            for run in self.runs:
+                run.clear()
+
+
 def observe_facts(
-    program: Program, module: torch.jit.ScriptModule, samples: Iterable[Sequence[Any]]
+    program: Program,
+    module: torch.jit.ScriptModule,
+    samples: Iterable[Sequence[Any]],
+    kept: KeptResults | None = None,
 ) -> tuple[ObservedRun, ...]:
-    """Facts of every tensor, in all blocks, when ``module``'s forward runs on each of ``samples``."""
+    """Facts of every tensor, in all blocks, when ``module``'s forward runs on each of ``samples``; ``kept`` keeps
+    some of the tensors themselves."""
+    kept = KeptResults(frozenset()) if kept is None else kept
     absent = _may_be_absent(program)
 
     def watch(run: _InstrumentedModule, values: Sequence[int]) -> None:
@@ -74,19 +108,24 @@ def observe_facts(
         enter=lambda block: watch(run, block.inputs),
         after=lambda line: watch(run, () if line.kind == "prim::Constant" else line.outputs),
     )
-    return tuple(_facts(run, module, sample) for sample in samples)
+    return tuple(_facts(run, module, sample, kept) for sample in samples)
 
 
 def _facts(
-    run: _InstrumentedModule, module: torch.jit.ScriptModule, sample: Sequence[Any]
+    run: _InstrumentedModule,
+    module: torch.jit.ScriptModule,
+    sample: Sequence[Any],
+    kept: KeptResults,
 ) -> ObservedRun:
     seen: dict[int, dict[TensorMeta, None]] = {}
+    kept.begin_run()
 
     def note(key: int, value: torch.Tensor) -> None:
         facts = seen.setdefault(key, {})
         if len(facts) < _FACTS_LIMIT:
             order = dense_order(value)
             facts[TensorMeta(tuple(value.shape), value.dtype, value.device, order)] = None
+        kept.note(key, value)
 
     run.run(module, sample, note)
     return {value: tuple(facts) for value, facts in seen.items()}

@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
 
+import torch
+
 from blade.core.captured import Captured
 from blade.core.cluster import SCALAR_BYTES, OpNode, ValueInfo, makes_sizes
 from blade.core.reason import Reason
@@ -40,7 +42,7 @@ from blade.graph.torchscript.loops import (
     stays_apart,
     why_not_one_node,
 )
-from blade.graph.torchscript.observe_values import observe_facts
+from blade.graph.torchscript.observe_values import KeptResults, observe_facts
 from blade.graph.torchscript.pinned import find_excluded
 from blade.graph.torchscript.program import (
     Line,
@@ -76,7 +78,8 @@ class GraphView:
     bytes at the first sample), ``effects`` pairs (before, after) that must keep their order, ``excluded``
     the nodes that no backend may take. ``scalars[line]`` are the plain numbers that cross as 0-d tensors
     if that line is in a cluster. ``loops``: nodes that are loops, with the nodes that these run; a group has
-    both or neither. ``collected``: lists that the loop of a line fills; they are part of its node.
+    both or neither. ``collected``: lists that the loop of a line fills; they are part of its node. ``results``: the
+    tensors that the graph returns, at each sample and probe; empty where no run was needed.
     """
 
     nodes: tuple[OpNode, ...]
@@ -93,6 +96,7 @@ class GraphView:
     facts: tuple[ObservedRun, ...]  # per sample, then per probe
     loops: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     collected: Mapping[int, tuple[Collected, ...]] = field(default_factory=dict)
+    results: Sequence[Mapping[int, torch.Tensor]] = ()
 
     def outermost(self, nodes: Sequence[int]) -> tuple[int, ...]:
         """``nodes`` without those that a loop among them runs."""
@@ -127,7 +131,8 @@ class GraphView:
 
 
 def view(
-    captured: Captured, observe: Callable[[Program], tuple[ObservedRun, ...]] | None = None
+    captured: Captured,
+    observe: Callable[[Program, KeptResults], tuple[ObservedRun, ...]] | None = None,
 ) -> GraphView:
     """Read ``captured.module``'s forward and run its samples and probes once each.
 
@@ -139,7 +144,10 @@ def view(
     collected = find_collected(program)
     units = _find_units(program, aliases, cheap, collected)
     unit_of = {line: index for index, unit in enumerate(units) for line in unit.lines}
-    facts = observe_runs(captured, program) if observe is None else observe(program)
+    kept = KeptResults(
+        frozenset(s for value in program.returned for s in sources(program, cheap, value))
+    )
+    facts = observe_runs(captured, program, kept) if observe is None else observe(program, kept)
     known = ObservedFacts(program, facts)
     heads = [program.lines[unit.lines[0]] for unit in units]
     scalars = {head.index: _find_scalars(program, cheap, known, head) for head in heads}
@@ -173,6 +181,7 @@ def view(
         facts=facts,
         loops=loops,
         collected=collected,
+        results=kept.runs,
     )
 
 
@@ -235,10 +244,12 @@ def _take_loops(
     return taken
 
 
-def observe_runs(captured: Captured, program: Program) -> tuple[ObservedRun, ...]:
+def observe_runs(
+    captured: Captured, program: Program, kept: KeptResults | None = None
+) -> tuple[ObservedRun, ...]:
     """The facts of every value of ``program`` at each sample, then at each probe."""
     runs = (*captured.samples, *captured.probes)
-    return observe_facts(program, captured.module, runs)
+    return observe_facts(program, captured.module, runs, kept)
 
 
 def sources(program: Program, cheap: frozenset[int], value: int) -> tuple[int, ...]:

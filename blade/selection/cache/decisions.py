@@ -39,6 +39,7 @@ from blade.core.captured import Captured
 from blade.core.reason import Code, Reason
 from blade.graph.shapes.observed_layout import ObservedRun, TensorMeta
 from blade.graph.torchscript.extract import outline_bare
+from blade.graph.torchscript.observe_values import KeptResults
 from blade.graph.torchscript.program import Program
 from blade.graph.torchscript.view import GraphView, observe_runs
 from blade.report import ClusterReport, Report
@@ -221,18 +222,23 @@ def _key_of_kind(model: torch.nn.Module, config: Config) -> str | None:
 
 
 def value_facts(
-    captured: Captured, config: Config, contents: WeightDigests, program: Program
+    captured: Captured,
+    config: Config,
+    contents: WeightDigests,
+    program: Program,
+    kept: KeptResults | None = None,
 ) -> ObservedRuns:
-    """The value facts of all samples and probes of ``captured``, whose graph is ``program``."""
+    """The value facts of all samples and probes of ``captured``, whose graph is ``program``; ``kept`` keeps results
+    if it runs."""
     kinds = {line.kind for line in program.lines}
     is_closed = all(kind.startswith(_OURS) for kind in kinds) and kinds.isdisjoint(_OTHERS)
     if not is_closed or not FACTS.is_on(config):
-        return observe_runs(captured, program)
+        return observe_runs(captured, program, kept)
     key = make_key(WHOLE, lambda: describe_module(captured, program, contents, values=True))
     values = list(program.values)  # in the order of the text, which is part of the key
     found = FACTS.look_up(config, key, lambda data: _decode_facts(data, values), WHOLE)
     if found is None:
-        found = observe_runs(captured, program)
+        found = observe_runs(captured, program, kept)
         FACTS.keep(config, key, _encode_facts(found, values))
     return found
 
