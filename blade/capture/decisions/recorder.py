@@ -102,7 +102,7 @@ class Recorder:
         """Note that the model's code asked ``tensor``, if it is none of the weights, for its form."""
         if about in self.consulted or id(tensor) in self.weights:
             return
-        if (rank_of(tensor) or about == "device") and is_traced(tensor):
+        if is_traced(tensor) and (about == "device" or not _is_size(tensor)):
             self.consulted[about] = self._add("form", about)
 
     def consult_code(self, about: str, place: tuple[CodeType, int]) -> None:
@@ -404,6 +404,8 @@ def _indexing(
             index = tuple(_stacked(part) if _has_numbers(part) else part for part in index)
         elif _has_numbers(index):
             index = _stacked(index)
+        if isinstance(index, tuple) and any(part is Ellipsis for part in index[:-1]):
+            recorder.consult("rank", self)  # the dimensions behind it are counted from the first
         with recorder.paused():
             return traced(self, index, *value)
 

@@ -125,6 +125,30 @@ class Strides(nn.Module):
         return torch.tanh(x) + x.stride(-1)
 
 
+@decides(
+    "the dimensions behind an Ellipsis",
+    lambda d: (d.normal(*d.pick((6, 8), (2, 6, 8), (8,), (2, 3, 4, 8))),),
+    sample=lambda d: (d.normal(6, 8),),
+)
+class LastOfEach(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.tanh(x)
+        y[..., 0] = 0  # decides
+        return y[..., :2] * y[..., 3, None]
+
+
+@decides(
+    "a sample without dimensions",
+    lambda d: (d.normal(4, 8), d.pick(d.normal(4), d.normal(4)[0])),
+    sample=lambda d: (d.normal(4, 8), d.normal(4)[0]),
+)
+class OneTimeOrSeveral(nn.Module):
+    def forward(self, x: torch.Tensor, time: torch.Tensor) -> torch.Tensor:
+        if time.ndim == 0:  # decides
+            time = time[None]
+        return torch.relu(x) * time[:, None] + 1
+
+
 @decides("ndim", lambda d: (d.normal(*d.pick((6, 8), (2, 6, 8), (8,))),))
 class Ranks(nn.Module):
     def __init__(self) -> None:
