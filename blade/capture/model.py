@@ -6,6 +6,7 @@ import inspect
 import io
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import CellType, FunctionType
 from typing import Any
 
 import torch
@@ -151,10 +152,54 @@ def _with_a_mode(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Mo
 
 def _copy(model: nn.Module, instead: Mapping[int, Any]) -> nn.Module:
     if not isinstance(model, torch.jit.ScriptModule):
-        own: nn.Module = copy.deepcopy(model, _non_leaf_copies(model) | dict(instead))
+        copies = _non_leaf_copies(model) | dict(instead)
+        own: nn.Module = copy.deepcopy(model, copies)
+        _rebind_closures(own, copies)
         return own
     # A deep copy shares its code with the source; running the code of a frozen module can crash.
     return torchscript.load(io.BytesIO(torchscript.to_bytes(model)))
+
+
+def hooks_of(module: nn.Module) -> list[dict[Any, Any]]:
+    """Return the dicts of hooks of ``module``."""
+    return [d for name, d in vars(module).items() if "_hooks" in name and isinstance(d, dict)]
+
+
+def _rebind_closures(own: nn.Module, copies: Mapping[int, Any]) -> None:
+    """Make the hooks and other functions that ``own`` holds refer to ``copies``, by the id of what was copied.
+
+    A deep copy has the same functions: a hook that writes to ``self.features`` would write to the source's.
+    """
+    for module in own.modules():
+        for held in (vars(module), *hooks_of(module)):
+            for name, function in held.items():
+                if isinstance(function, FunctionType):
+                    held[name] = _rebound(function, copies)
+
+
+def _rebound(function: FunctionType, copies: Mapping[int, Any]) -> FunctionType:
+    """Return ``function`` with ``copies`` of what its closure refers to; itself if there are none."""
+    cells = tuple(_copied_cell(cell, copies) for cell in function.__closure__ or ())
+    if all(new is cell for new, cell in zip(cells, function.__closure__ or (), strict=True)):
+        return function
+    rebound = FunctionType(
+        function.__code__,
+        function.__globals__,
+        function.__name__,
+        function.__defaults__,
+        cells,
+    )
+    rebound.__kwdefaults__ = function.__kwdefaults__
+    vars(rebound).update(vars(function))
+    return rebound
+
+
+def _copied_cell(cell: CellType, copies: Mapping[int, Any]) -> CellType:
+    try:
+        held = cell.cell_contents
+    except ValueError:  # nothing was assigned to the variable
+        return cell
+    return CellType(copies[id(held)]) if id(held) in copies else cell
 
 
 def _non_leaf_copies(model: nn.Module) -> dict[int, Any]:

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from blade.capture.attributes import attributes_of, may_write
 from blade.capture.held_state import HeldState
 from blade.capture.inputs import CallSignature, Sample
-from blade.capture.model import device_of, private_copy
+from blade.capture.model import device_of, hooks_of, private_copy
 from blade.capture.outputs import tensors_of
 from blade.core.attempt import attempt
 from blade.core.reason import Reason, Stage
@@ -53,7 +53,9 @@ class ModelState:
     def __init__(self, *modules: nn.Module) -> None:
         parts = [part for module in modules for part in module.modules()]
         python = [part for part in parts if not isinstance(part, torch.jit.ScriptModule)]
-        held = [d for part in python for d in (part._buffers, vars(part), *_hooks(part))]
+        held = [
+            d for part in python for d in (part._buffers, vars(part), *hooks_of(part))
+        ]  # some models register hooks in their first call
         self._dicts = [(d, dict(d)) for d in held]
         self._attributes: list[tuple[Any, Any]] = []
         unique: dict[int, torch.Tensor] = {}
@@ -92,11 +94,6 @@ class ModelState:
                 changed = True
                 attribute.set(value)
         return changed
-
-
-def _hooks(module: nn.Module) -> list[dict[Any, Any]]:
-    """Return the hooks: some models register them in their first call, and remember that they did."""
-    return [d for name, d in vars(module).items() if "_hooks" in name and isinstance(d, dict)]
 
 
 def _is_same(a: Any, b: Any) -> bool:

@@ -128,3 +128,37 @@ def test_a_state_that_shows_nowhere_costs_no_argument_and_no_path() -> None:
     torch.testing.assert_close(optimized(x=x, is_last=False), model(x, False))
     with pytest.raises(Exception, match="No captured path answers this call"):
         optimized(x=x, is_last=True)
+
+
+class _Listening(nn.Module):
+    """Reads what a hook, which knows the module from its closure, wrote into it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.features: dict[str, torch.Tensor] = {}
+        self.first.register_forward_hook(lambda *call: self.features.update(first=call[-1]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.first(x).relu()) + self.features["first"]
+
+
+def test_a_hook_that_knows_its_model_knows_the_copy() -> None:
+    model = _Listening().eval()
+    optimized = blade.optimize(model, torch.randn(3, 4), CONFIG)
+    assert not model.features
+    x = torch.randn(5, 4)
+    with torch.no_grad():
+        torch.testing.assert_close(optimized(x), model(x))
+
+
+def test_sparse_tensors_are_made_beside_the_engines() -> None:
+    class Summing(nn.Module):
+        def forward(self, x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+            chosen = torch.sparse_coo_tensor(at, torch.ones(2), (4, 4))
+            return torch.sparse.mm(chosen, x.sin() * 2)
+
+    x, at = torch.randn(4, 4), torch.tensor([[0, 1], [2, 3]])
+    model = Summing()
+    optimized = blade.optimize(model.eval(), (x, at), CONFIG)
+    torch.testing.assert_close(optimized(x + 1, at), model(x + 1, at))

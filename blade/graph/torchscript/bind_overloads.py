@@ -47,7 +47,15 @@ MEMORY_FORMATS: dict[int, torch.memory_format] = {
     3: torch.channels_last_3d,
 }
 
-LAYOUTS: dict[int, torch.layout] = {0: torch.strided}
+LAYOUTS: dict[int, torch.layout] = {
+    0: torch.strided,
+    1: torch.sparse_coo,
+    2: torch.sparse_csr,
+    4: torch.sparse_csc,
+    5: torch.sparse_bsr,
+    6: torch.sparse_bsc,
+    7: torch.jagged,
+}
 
 # PT2E's explicit quantization ops and torchvision's are functional like ATen's and have meta functions.
 LIBRARIES = ("aten", "quantized_decomposed", "torchvision")
