@@ -51,6 +51,10 @@ CHANGES: dict[str, tuple[Callable[[Any], Any], Changes | None]] = {
         lambda m: setattr(m.part, "weight", nn.Parameter(torch.ones(2))),
         WEIGHTS,
     ),
+    "a renamed attribute": (
+        lambda m: setattr(m, "total", vars(m).pop("count")),
+        Changes(False, frozenset({"count", "total"})),
+    ),
     "a new attribute": (lambda m: setattr(m, "new", 1), Changes(False, frozenset({"new"}))),
     "a write to a table": (
         lambda m: m.part.table.mul_(2),
@@ -93,3 +97,9 @@ def test_tensors_of_inference_mode_have_no_version() -> None:
     with torch.inference_mode():
         model = Whole()
     assert HeldState(model).changes() is None
+
+
+def test_what_a_call_leaves_alone_is_not_looked_at_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    held = HeldState(Whole())
+    monkeypatch.setattr("blade.capture.held_state._is_kept", lambda *_: pytest.fail("a look"))
+    assert held.changes() is None
