@@ -39,3 +39,27 @@ def test_is_one_cluster_at_every_length(size: int | torch.Tensor) -> None:
         assert got.is_contiguous() and want.is_contiguous()
     [counters] = blade.stats(optimized).values()
     assert counters["engine_runs"] == len(lengths)
+
+
+class CutOff(torch.nn.Module):
+    """(batch, length, width), in windows of 4 and back, without what pads the last one."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        missing = (4 - x.shape[1] % 4) % 4
+        y = torch.nn.functional.pad(x * 2, (0, 0, 0, missing))
+        rows = y.view(-1, 4, x.shape[2]).transpose(1, 2).contiguous().tanh()
+        whole = rows.transpose(1, 2).reshape(x.shape[0], -1, x.shape[2])
+        return whole[:, : x.shape[1]].contiguous().sin()
+
+
+def test_a_sample_without_padding_serves_lengths_with_it() -> None:
+    model = CutOff().eval()
+    config = blade.Config(timing=False, min_cluster_size=1, optimization_pipeline="disc")
+    optimized = blade.optimize(model, torch.randn(2, 16, 6), config)
+    for length in (16, 7, 20, 9):
+        x = torch.randn(3, length, 6)
+        got, want = optimized(x), model(x)
+        torch.testing.assert_close(got, want)
+        assert got.stride() == want.stride()
+    [counters] = blade.stats(optimized).values()
+    assert counters["engine_runs"] == 4

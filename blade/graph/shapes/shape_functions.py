@@ -307,6 +307,19 @@ def _like(x: torch.Tensor, *_: Any) -> torch.Tensor:
     return torch.empty_like(x)
 
 
+def _contiguous(
+    x: torch.Tensor, *, memory_format: torch.memory_format = torch.contiguous_format
+) -> torch.Tensor:
+    """torch asks whether ``x`` is contiguous already, which a window is where no padding is cut off."""
+    is_known = not any(isinstance(n, torch.SymInt) for n in (*x.shape, *x.stride()))
+    if is_known or memory_format is not torch.contiguous_format:
+        made: torch.Tensor = aten.contiguous.default(x, memory_format=memory_format)
+        return made
+    made = x.new_empty(x.shape)
+    is_same = all(guard_or_false(a == b) for a, b in zip(x.stride(), made.stride(), strict=True))
+    return x if is_same else made
+
+
 def _encoder_layer(src: torch.Tensor, *_: Any) -> torch.Tensor:
     return src.new_empty(src.shape)
 
@@ -355,6 +368,7 @@ RULES: dict[Any, Rule] = {
     aten.batch_norm.default: _batch_norm,
     aten._native_batch_norm_legit_functional.default: _batch_norm_in_training,
     aten.roll.default: _roll,
+    aten.contiguous.default: _contiguous,
     aten.grid_sampler.default: _grid_sampler,
     aten.upsample_nearest2d.vec: _upsample,
     aten.upsample_bilinear2d.vec: _upsample,
