@@ -8,6 +8,7 @@ A list is a list of samples; a tuple is one sample's positional arguments, a map
 tensor the only argument. The order of a positional tuple is the forward signature's.
 """
 
+import dataclasses
 import inspect
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -294,11 +295,18 @@ def _hint(value: Any) -> str:
 def _ordinary(name: str, value: Any, index: int) -> Any:
     """Return ``value`` with its tensors detached and of torch's own class, so that they can be copied.
 
-    Raises ``InputError`` for tensors that are not strided, and for those that Python code implements.
+    Raises ``InputError`` for tensors that are not strided, for those that Python code implements, and for tensors in
+    dataclasses, which TorchScript has no type for.
     """
 
     def ordinary(leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):
+            if any(map(has_tensor, _fields(leaf))):
+                raise InputError(
+                    f"inputs: argument {name!r} of sample {index} is a {type(leaf).__name__}, whose tensors would be "
+                    "constants; graphs take tensors, and tuples, lists and dicts of them: give one of those, and make "
+                    f"the {type(leaf).__name__} inside of forward."
+                )
             return leaf
         if leaf.layout is not torch.strided or leaf.is_nested:
             raise InputError(
@@ -314,6 +322,13 @@ def _ordinary(name: str, value: Any, index: int) -> Any:
         return plain if type(plain) is torch.Tensor else plain.as_subclass(torch.Tensor)
 
     return pytree.tree_map(ordinary, value)
+
+
+def _fields(leaf: Any) -> list[Any]:
+    """What is in a leaf of an argument that is a dataclass."""
+    if not dataclasses.is_dataclass(leaf) or isinstance(leaf, type):
+        return []
+    return [getattr(leaf, one.name, None) for one in dataclasses.fields(leaf)]
 
 
 def _bind(signature: inspect.Signature, sample: Any, index: int) -> inspect.BoundArguments:

@@ -2,6 +2,7 @@
 """Arguments that are no tensors, or are left out: each value is a path, and others are the original's."""
 
 import io
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -211,3 +212,19 @@ def test_an_optional_argument_in_the_middle_may_be_left_out() -> None:
 
     captured = capture(Middle().eval(), {"x": x(), "mask": x()}, Config())
     torch.testing.assert_close(captured.module(x(3), x(3)), x(3) * x(3))
+
+
+@dataclass
+class Pair:
+    first: torch.Tensor
+    second: torch.Tensor
+
+
+class FirstOf(nn.Module):
+    def forward(self, pair: Pair) -> torch.Tensor:
+        return pair.first.sin()
+
+
+def test_tensors_in_dataclasses_do_not_become_constants() -> None:
+    with pytest.raises(InputError, match=r"'pair'.*whose tensors would be constants"):
+        blade.optimize(FirstOf().eval(), (Pair(x(), x()),), CONFIG)
