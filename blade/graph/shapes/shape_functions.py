@@ -133,17 +133,6 @@ def _upsample(x: torch.Tensor, output_size: Sequence[int] | None, *rest: Any) ->
     return made
 
 
-def _linear(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
-) -> torch.Tensor:
-    """torch's function makes views of a product of matrices, and asks about their sizes."""
-    if weight.dim() != 2 or (bias is not None and bias.dim() != 1):
-        made: torch.Tensor = aten.linear.default(x, weight, bias)
-        return made
-    torch._check(x.shape[-1] == weight.shape[1])
-    return x.new_empty([*x.shape[:-1], weight.shape[0]])
-
-
 def _layer_norm(
     x: torch.Tensor,
     normalized_shape: Sequence[int],
@@ -373,7 +362,6 @@ RULES: dict[Any, Rule] = {
     aten.upsample_nearest2d.vec: _upsample,
     aten.upsample_bilinear2d.vec: _upsample,
     aten.upsample_bicubic2d.vec: _upsample,
-    aten.linear.default: _linear,
     aten.layer_norm.default: _layer_norm,
     aten.relu.default: _like,
     aten.softplus.default: _like,
