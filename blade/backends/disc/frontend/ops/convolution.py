@@ -36,7 +36,7 @@ def conv(
     known = all(isinstance(d, int) and d > 0 for d in weight.shape)
     if not known or not _is_served(lo, x, weight, bias):
         raise lo.otherwise()
-    steps, pads, gaps = (_each(lo, v, spatial) for v in (stride, padding, dilation))
+    steps, pads, gaps = (each(lo, v, spatial) for v in (stride, padding, dilation))
     batched = len(x.shape) == spatial + 2
     images = x if batched else lo.b.reshape(x, (1, *x.shape))
     shape = lo.shape if batched else (1, *lo.shape)
@@ -48,15 +48,15 @@ def conv(
         )
     how = {"stride": steps, "padding": pads, "dilation": gaps, "groups": groups}
     tensors = [images, weight] if bias is None else [images, weight, bias]
-    return lo.b.reshape(_on_images(lo, tensors, shape, transposed=False, **how), lo.shape)
+    return lo.b.reshape(on_images(lo, tensors, shape, transposed=False, **how), lo.shape)
 
 
-def _on_images(lo: Lowering, tensors: Sequence[Value], shape: Sequence[Dim], **how: Any) -> Value:
+def on_images(lo: Lowering, tensors: Sequence[Value], shape: Sequence[Dim], **how: Any) -> Value:
     """A `conv` of the image, weight and bias in ``tensors``, of a result of ``shape`` [N, C, *spatial]."""
     last = to_channels_last(len(shape))
     image = lo.b.permute(tensors[0], last)
     sizes = [shape[k] for k in last]
-    made = lo.b.make("conv", [image, *tensors[1:]], sizes, lo.dtype, activation=None, **how)
+    made = lo.b.make("conv", [image, *tensors[1:]], sizes, image.dtype, activation=None, **how)
     return lo.b.permute(made, to_channels_first(len(shape)))
 
 
@@ -82,7 +82,7 @@ def conv_padded_by_name(
         return conv(lo, x, weight, bias, stride, 0, dilation, groups)
     if not all(isinstance(k, int) for k in weight.shape[2:]):
         raise lo.otherwise()
-    gaps = _each(lo, dilation, spatial)
+    gaps = each(lo, dilation, spatial)
     reach = [g * (int(k) - 1) for g, k in zip(gaps, weight.shape[2:], strict=True)]
     if any(r % 2 for r in reach):
         x = constant_pad(lo, x, [p for r in reversed(reach) for p in (0, r % 2)])
@@ -126,7 +126,7 @@ def conv_transpose(
     if groups != 1:
         raise lo.otherwise()
     given = [
-        _each(lo, v, len(weight.shape) - 2) for v in (stride, padding, output_padding, dilation)
+        each(lo, v, len(weight.shape) - 2) for v in (stride, padding, output_padding, dilation)
     ]
     if lo.dtype not in lo.forms.image_gradients or len(weight.shape) == 3:
         return conv_by_phases(lo, x, weight, bias, given)
@@ -149,7 +149,7 @@ def _conv_transpose_as_gradient(
     stride, padding, _, dilation = given
     how = {"stride": stride, "padding": padding, "dilation": dilation, "groups": 1}
     shape = lo.shape if is_batched else (1, *lo.shape)
-    return lo.b.reshape(_on_images(lo, tensors, shape, transposed=True, **how), lo.shape)
+    return lo.b.reshape(on_images(lo, tensors, shape, transposed=True, **how), lo.shape)
 
 
 def _is_served(lo: Lowering, *tensors: Value | None) -> bool:
@@ -158,7 +158,7 @@ def _is_served(lo: Lowering, *tensors: Value | None) -> bool:
     )
 
 
-def _each(lo: Lowering, given: Any, spatial: int) -> tuple[int, ...]:
+def each(lo: Lowering, given: Any, spatial: int) -> tuple[int, ...]:
     """One number per spatial axis."""
     values = tuple(given) if isinstance(given, (list, tuple)) else (given,)
     if not all(isinstance(v, int) for v in values):

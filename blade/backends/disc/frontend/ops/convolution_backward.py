@@ -16,6 +16,7 @@ import sympy
 import torch
 
 from blade.backends.disc.frontend.ops.assemble import constant_pad
+from blade.backends.disc.frontend.ops.convolution import on_images
 from blade.backends.disc.frontend.ops.pooling import factor
 from blade.backends.disc.frontend.ops.table import Lowering, lowers
 from blade.backends.disc.ir.convolution import to_channels_first, to_channels_last
@@ -110,20 +111,7 @@ def _to_input(
     lo: Lowering, grad: Value, x: Value, weight: Value, how: _SpatialParameters, transposed: bool
 ) -> Value:
     """The convolution of the gradient with the same kernel; ``transposed``: the gradient is that of a plain one."""
-    last = to_channels_last(len(x.shape))
-    made = lo.b.make(
-        "conv",
-        (lo.b.permute(grad, last), weight),
-        [x.shape[k] for k in last],
-        x.dtype,
-        stride=how.stride,
-        padding=how.padding,
-        dilation=how.dilation,
-        groups=how.groups,
-        activation=None,
-        transposed=transposed,
-    )
-    return lo.b.permute(made, to_channels_first(len(x.shape)))
+    return on_images(lo, [grad, weight], x.shape, transposed=transposed, **vars(how))
 
 
 def _to_weight(

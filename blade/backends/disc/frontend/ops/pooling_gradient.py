@@ -15,6 +15,7 @@ from typing import Any
 import sympy
 import torch
 
+from blade.backends.disc.frontend.ops.convolution import each
 from blade.backends.disc.frontend.ops.convolution_backward import as_images_lie, total
 from blade.backends.disc.frontend.ops.table import Lowering, lowers
 from blade.backends.disc.ir.convolution import to_channels_first, to_channels_last
@@ -124,18 +125,13 @@ def _windows(
     """The windows along rows and columns of a batch of images."""
     if x.dtype not in lo.forms.image_gradients or len(x.shape) != 4:
         raise lo.otherwise()
-    sizes, steps, pads, gaps = (_pair(lo, v) for v in (kernel, stride or kernel, padding, dilation))
+    sizes, steps, pads, gaps = (
+        each(lo, v, 2) for v in (kernel, stride or kernel, padding, dilation)
+    )
     if gaps != (1, 1):
         raise lo.otherwise()
     found = [_Windows(*given) for given in zip(sizes, steps, pads, strict=True)]
     return found[0], found[1]
-
-
-def _pair(lo: Lowering, given: Any) -> tuple[int, ...]:
-    values = tuple(given) if isinstance(given, (list, tuple)) else (given,)
-    if not all(isinstance(v, int) for v in values):
-        raise lo.otherwise()
-    return values * 2 if len(values) == 1 else values
 
 
 def _pixel(lo: Lowering, shape: Shape, down: int, across: int, width: Any) -> Value:
