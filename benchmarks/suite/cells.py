@@ -217,7 +217,11 @@ class Training(Cell):
         self._samples = {label(s): self._model.inputs(s, 1) for s in self._shapes}
 
     def prepare(self) -> dict[str, Any]:
-        weights = {k: v.cpu().clone() for k, v in self._module.state_dict().items()}
+        weights = self._module.state_dict()
+        for name, value in weights.items():
+            weights[name] = (
+                value.cpu().clone()
+            )  # in place: versions of modules lie beside the values
         want = {key: self._gradients(self._module, key, torch.float32) for key in self._samples}
         own, _ = self._compared(self._module, want, weights)
         self._module.load_state_dict(weights)

@@ -13,6 +13,7 @@ reduced moves with the rest on a CPU.
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from blade.backends.disc.frontend.ops.reduction import wide
 from blade.backends.disc.ir.graph import (
     Graph,
     IrBuilder,
@@ -24,14 +25,22 @@ from blade.backends.disc.ir.graph import (
 )
 from blade.backends.disc.ir.simplify import RULES
 from blade.backends.disc.ir.views import reshape_strides, view_of
+from blade.backends.disc.passes.column_pieces import (
+    Pieces,
+    centre_of,
+    joined,
+    pieces_of,
+    squared_differences,
+)
 
 _CHEAP = ("add", "sub", "mul", "neg", "abs", "cast", "fma", "maximum", "minimum")
 
 
-def reduce_last_axis(graph: Graph, gathers: bool = False) -> Graph:
+def reduce_last_axis(graph: Graph, gathers: bool = False, pieces: bool = False) -> Graph:
     """``graph`` with the operands of reductions over several or leading axes computed row by row.
 
-    ``gathers``: rows of a table that are selected and reduced are read by the reduction.
+    ``gathers``: rows of a table that are selected and reduced are read by the reduction. ``pieces``: columns are
+    reduced in pieces (column_pieces.py).
     """
     users, returned = graph.users(), {v.id for v in graph.outputs}
     once = frozenset(
@@ -47,7 +56,13 @@ def reduce_last_axis(graph: Graph, gathers: bool = False) -> Graph:
     b = IrBuilder(RULES)
     new: dict[int, Value] = {}
     for v in live(graph):
-        made = _in_rows(b, v, new, once, lookups) if v.op == "reduce" else None
+        made = None
+        if v.op == "reduce":
+            divided = pieces_of(v.args[0].shape, v.attrs["axes"]) if pieces else None
+            if divided is None:
+                made = _in_rows(b, v, new, once, lookups)
+            else:
+                made = _in_pieces(b, v, new, once, divided)
         args = [new[a.id] for a in v.args]
         new[v.id] = made or b.make(v.op, args, v.shape, v.dtype, v.strides, **v.attrs)
     rebuilt = replace(
@@ -68,23 +83,55 @@ def _in_rows(
     if not (x.is_pointwise or x.id in lookups) or axes == (len(x.shape) - 1,):
         return None
     shape = (*(x.shape[k] for k in rest), numel([x.shape[k] for k in axes]))
-    moved = _AxisMover(b, new, once, (*rest, *axes), shape, lookups).computed(x)
+    same = range(len(shape))
+    moved = _AxisMover(b, new, once, (*rest, *axes), shape, same, lookups).computed(x)
     if moved is None:
         return None
     return b.reshape(b.reduce(v.attrs["kind"], moved, [len(rest)]), v.shape)
 
 
+def _in_pieces(
+    b: IrBuilder, v: Value, new: dict[int, Value], once: frozenset[int], pieces: Pieces
+) -> Value | None:
+    x, axes, kind = v.args[0], v.attrs["axes"], v.attrs["kind"]
+    mover = _AxisMover(b, new, once, pieces.axes, pieces.split, pieces.order, frozenset())
+
+    def summed(one: Value) -> tuple[Value, Value] | None:
+        """``one`` in pieces, and what each of them is reduced to."""
+        moved = mover.value(one)
+        if moved is None:
+            return None
+        if kind in ("sum", "prod"):  # partial results neither overflow nor lose digits
+            moved = b.cast(moved, wide(moved.dtype))
+        return moved, b.reduce(kind, moved, [len(pieces.shape) - 1])
+
+    centred = centre_of(x) if kind == "sum" else None
+    found = summed(x if centred is None else centred)
+    if found is None:
+        return None
+    if centred is None:
+        made = joined(b, kind, found[1], pieces)
+    else:
+        made = squared_differences(b, *found, pieces, numel([x.shape[a] for a in axes]))
+    return b.reshape(b.cast(made, v.dtype), v.shape)
+
+
 @dataclass(frozen=True)
 class _AxisMover:
-    """Rebuilds values with the axes in ``order`` and the last of them merged into one, at ``shape``."""
+    """Rebuilds values with the axes in ``order``, merged or split to ``split``, and those then in ``last_order``."""
 
     b: IrBuilder
     new: dict[int, Value]
     once: frozenset[int]
     order: Sequence[int]
-    shape: Shape
+    split: Shape
+    last_order: Sequence[int]
     lookups: frozenset[int]
     made: dict[int, Value | None] = field(default_factory=dict)
+
+    @property
+    def shape(self) -> Shape:
+        return tuple(self.split[k] for k in self.last_order)
 
     def value(self, v: Value) -> Value | None:
         if v.id not in self.made:
@@ -133,9 +180,10 @@ class _AxisMover:
         if strides is None:
             return None
         shape = tuple(v.shape[k] for k in self.order)
-        if reshape_strides(shape, tuple(strides[k] for k in self.order), self.shape) is None:
+        if reshape_strides(shape, tuple(strides[k] for k in self.order), self.split) is None:
             return None
-        return self.b.reshape(self.b.permute(self.new[v.id], self.order), self.shape)
+        split = self.b.reshape(self.b.permute(self.new[v.id], self.order), self.split)
+        return self.b.permute(split, self.last_order)
 
 
 def _strides(v: Value) -> Shape | None:

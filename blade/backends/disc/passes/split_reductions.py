@@ -16,16 +16,20 @@ from collections.abc import Sequence
 from blade.backends.disc.frontend.ops.reduction import wide
 from blade.backends.disc.ir.graph import Graph, IrBuilder, Shape, Value, numel
 from blade.backends.disc.ir.rewrite import rewrite_values
+from blade.backends.disc.passes.column_pieces import pieces_of
 
 _SHORT = 16  # elements of a row too short for a separate step
 _WIDE = 512  # columns that keep all threads busy
 
 
-def split_reductions(graph: Graph) -> Graph:
-    """``graph`` with reductions over several axes split into steps."""
+def split_reductions(graph: Graph, pieces: bool = False) -> Graph:
+    """``graph`` with reductions over several axes split into steps.
+
+    ``pieces``: reduce_last_axis.py divides columns that it can, so they stay whole.
+    """
 
     def step(b: IrBuilder, v: Value, args: list[Value]) -> Value | None:
-        if v.op != "reduce":
+        if v.op != "reduce" or (pieces and pieces_of(args[0].shape, v.attrs["axes"])):
             return None
         x, kind = args[0], v.attrs["kind"]
         axes = [a for a in v.attrs["axes"] if x.shape[a] != 1]

@@ -6,8 +6,6 @@ for each tile of rows:                      a program; loop kernels are also til
   or for each pass, for each tile of columns    long rows (kernel_schedule.py) are read in each pass
 """
 
-from dataclasses import replace
-
 import sympy
 
 from blade.backends.disc.cpu.emit.column_blocks import side_by_side
@@ -109,12 +107,8 @@ def _by_alignment(even: Alignment) -> list[tuple[sympy.Basic, Alignment | None]]
 
 def _column_sums(kernel: Kernel, beside: int) -> KernelVariant:
     length, rows = number(kernel.inner), number(kernel.outer[beside])
-    tile = shapes.column_sums()
-    if rows is not None and rows < tile.rows:
-        tile = replace(tile, rows=shapes.power(rows))
-    if length is not None and length <= tile.columns:
-        return KernelVariant(replace(tile, columns=shapes.power(length)), beside=beside)
-    return KernelVariant(tile, walked=True, beside=beside)
+    tile = shapes.column_sums(rows, length, pieces=len(kernel.outer) > 1)
+    return KernelVariant(tile, walked=length is None or length > tile.columns, beside=beside)
 
 
 def _rows(kernel: Kernel) -> list[tuple[sympy.Basic | bool, KernelVariant]]:

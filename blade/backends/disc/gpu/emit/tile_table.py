@@ -77,6 +77,7 @@ _PIECES_UP_TO = {512: KernelTile(4, 256, 4, 2), 1024: KernelTile(4, 256, 4, 4)}
 WALKED = KernelTile(1, 4096, 8)
 UNALIGNED_WALKED = KernelTile(1, 2048, 8)
 _SIDE_BY_SIDE_ROWS = 16  # few, so that every multiprocessor has programs
+_SIDES = (64, 32)  # rows of a tile where there are programs enough
 _SIDE_BY_SIDE = 8192  # elements, by 16 warps: loads in flight must cover the latency of memory
 _SIDE = 64  # of a tile that is read along one side and written along the other
 _LONG_SIDE = 1024  # where the other one is shorter
@@ -151,9 +152,25 @@ def walked(aligned: bool) -> KernelTile:
     return WALKED if aligned else UNALIGNED_WALKED
 
 
-def column_sums() -> KernelTile:
-    """The tile for rows that are adjacent in memory."""
-    return KernelTile(_SIDE_BY_SIDE_ROWS, _SIDE_BY_SIDE // _SIDE_BY_SIDE_ROWS, 16)
+def column_sums(rows: int | None, length: int | None, pieces: bool) -> KernelTile:
+    """The tile for ``rows`` rows of ``length`` that are adjacent in memory.
+
+    ``pieces``: there are many such sets of rows, so a tile takes whole lines of memory.
+    """
+    side = _SIDE_BY_SIDE_ROWS
+    if pieces and rows is not None:
+        side = next((s for s in _SIDES if rows % s == 0), side)
+    tile = KernelTile(side, _SIDE_BY_SIDE // side, 16)
+    if rows is not None and rows < side:
+        tile = replace(tile, rows=power(rows))
+    if length is not None and length <= tile.columns:
+        columns = power(length)
+        return replace(tile, columns=columns, warps=_warps(tile.rows * columns, tile.warps))
+    return tile
+
+
+def _warps(elements: int, most: int) -> int:
+    return max(1, min(most, elements // (WARP * _EACH)))
 
 
 def transposed(rows: int | None, length: int | None) -> KernelTile:
