@@ -19,6 +19,7 @@ cancel out, whose own error says little.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
+from sys import float_info
 
 import torch
 
@@ -71,9 +72,12 @@ class _Suspect:
         amplifies = one.half is not None and one.errors.is_amplified
         return amplifies or one.is_choice or may_be_ill_conditioned(one.case)
 
-    def may_move_by(self, moved: float) -> float:
-        """The error that the original's change by one rounding excuses."""
-        return 2 * moved if self.known_as_ill_conditioned() else moved
+    def excused_by(self) -> float:
+        """The original's change by one rounding that excuses the error; any change where it is infinite."""
+        error = _bound(self.answer, self.usual, 0.0)[0]
+        if error == float("inf"):
+            return float_info.min
+        return error / 2 if self.known_as_ill_conditioned() else error
 
     def refusal(self) -> Refused:
         return Refused(
@@ -86,8 +90,10 @@ AnswersAt = Callable[[Case, Sequence[int], bool], Sequence[Answer] | None]
 """Measure these outputs at a case; ``None`` if the engine or the original does not answer there, or, if that is asked
 for, the original not in finite numbers.
 """
-SensitivityAt = Callable[[Case, Sequence[int]], Sequence[float]]
-"""Relative change of these outputs of the original when a case's floats change by one rounding."""
+SensitivityAt = Callable[[Case, Sequence[int], Sequence[float]], Sequence[float]]
+"""Relative change of these outputs of the original when a case's floats change by one rounding; the last operand: how
+much of it is enough.
+"""
 
 
 def check_errors(answers: Sequence[Answer], answers_at: AnswersAt, moves_at: SensitivityAt) -> None:
@@ -137,11 +143,10 @@ def _check_suspects(
     for doubt in wrong:
         if not doubt.may_be_ill_conditioned():
             raise doubt.refusal()
-    moves = moves_at(case, [doubt.answer.output for doubt in wrong])
-    for doubt, moved in zip(wrong, moves, strict=True):
-        error = _bound(doubt.answer, doubt.usual, 0.0)[0]
-        is_moved = moved > 0 if error == float("inf") else error <= doubt.may_move_by(moved)
-        if not is_moved:
+    enough = [doubt.excused_by() for doubt in wrong]
+    moves = moves_at(case, [doubt.answer.output for doubt in wrong], enough)
+    for doubt, moved, least in zip(wrong, moves, enough, strict=True):
+        if not moved >= least:
             raise doubt.refusal()
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tell ill-conditioning from a wrong engine: how far one rounding of the inputs moves the original.
 
-    moved = perturbation_sensitivity(original_at, rounded_at, case, [0, 3])      # outputs 0 and 3
+    moved = perturbation_sensitivity(original_at, rounded_at, case, [0, 3], [1e-3, 1e-4])      # outputs 0 and 3
 
 Where attention nearly ties between two keys, or a sum cancels out, the last bit of an input decides the
 answer: the original and the engine round differently inside, and neither is nearer to the exact result. An
@@ -22,7 +22,8 @@ from blade.verification.generators import Generators
 from blade.verification.rounding_noise import perturb_by_ulp
 from blade.verification.tolerance import errors, share_apart
 
-DRAWS = 3
+DRAWS = 8
+"""Roundings of each kind that are drawn, at most: fewer where one of them moves the original far enough."""
 
 AnswersAt = Callable[[Case], Sequence[torch.Tensor] | None]
 """``None`` where the function raises."""
@@ -38,11 +39,12 @@ def perturbation_sensitivity(
     rounded: Callable[[Case, int], Sequence[torch.Tensor] | None],
     case: Case,
     outputs: Sequence[int],
+    enough: Sequence[float],
 ) -> list[float]:
     """Return the largest change of ``outputs``, relative to their largest magnitudes.
 
     Of ints and masks, the share of their elements that change. ``rounded``: the original with its sums off by a
-    rounding that a seed determines.
+    rounding that a seed determines. ``enough``: the change of each output that nothing more need be drawn for.
     """
     most = [0.0] * len(outputs)
     # in training an answer is all that forward saves: one at a time, and nothing but these outputs of the first
@@ -56,14 +58,16 @@ def perturbation_sensitivity(
             changes = [_change(moved[i], w) for i, w in zip(outputs, want, strict=True)]
             most = list(map(max, most, changes))
         del moved
+        if all(change >= least for change, least in zip(most, enough, strict=True)):
+            break
     return most
 
 
 def _moved(
     original: AnswersAt, rounded: Callable[[Case, int], Sequence[torch.Tensor] | None], case: Case
 ) -> Iterator[Sequence[torch.Tensor] | None]:
-    yield from map(original, _perturbed(case))
-    for seed in range(DRAWS):
+    for seed, nudged in enumerate(_perturbed(case)):
+        yield original(nudged)
         yield rounded(case, seed)
 
 

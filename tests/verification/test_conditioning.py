@@ -14,6 +14,7 @@ from blade.errors import Refused
 from blade.report import Verdict
 from blade.verification.cases import Case
 from blade.verification.check_errors import Answer, check_errors
+from blade.verification.conditioning import DRAWS, perturbation_sensitivity
 from blade.verification.tolerance import RelativeErrors
 
 aten = torch.ops.aten
@@ -64,14 +65,14 @@ def test_where_16_bits_amplify_rounding_it_bounds_the_error_at_the_users_own() -
     def never(*args: Any) -> None:
         raise AssertionError("nothing is drawn")
 
-    check_errors([one], never, lambda case, outputs: [0.15])
+    check_errors([one], never, lambda *_: [0.15])
     for other, moved in (
         (one, 0.14),
         (replace(one, half=None, dtype=torch.float32), 0.15),
         (replace(one, errors=replace(far, is_amplified=False)), 0.15),
     ):
         with pytest.raises(Refused):
-            check_errors([other], never, lambda case, outputs, moved=moved: [moved])
+            check_errors([other], never, lambda *_, moved=moved: [moved])
 
 
 def test_in_16_bits_the_original_itself_must_move_by_as_much_at_the_users_own() -> None:
@@ -87,3 +88,19 @@ def test_in_16_bits_the_original_itself_must_move_by_as_much_at_the_users_own() 
     for other, moved in ((one, 2.1e-3), (replace(one, half=None), 1.0), (far, 1.0)):
         with pytest.raises(Refused):
             check(other, moved)
+
+
+def test_roundings_are_drawn_until_one_moves_the_original_as_far() -> None:
+    case = Case("sample", "sample 0", (torch.ones(2),))
+    drawn: list[int] = []
+
+    def rounded(_: Case, seed: int) -> list[torch.Tensor]:
+        drawn.append(seed)
+        return [torch.tensor([1.0, 1.0 + 0.01 * seed])]
+
+    def moves(enough: float) -> float:
+        drawn.clear()
+        return perturbation_sensitivity(lambda _: [torch.ones(2)], rounded, case, [0], [enough])[0]
+
+    assert moves(0.025) == pytest.approx(0.03) and drawn == [0, 1, 2, 3]
+    assert moves(0.5) == pytest.approx(0.01 * (DRAWS - 1)) and len(drawn) == DRAWS
