@@ -23,8 +23,9 @@ from blade.backends.disc.ir.graph import (
 )
 from blade.backends.disc.ir.late_sizes import late_operands
 from blade.backends.disc.ir.size_facts import SizeRelations
-from blade.backends.disc.ir.views import StridedView, view_of
+from blade.backends.disc.ir.views import StridedView, memory_of, view_of
 
+_GIVEN = ("input", "const", *LEAVES)
 MOST_TERMS = 4
 """Terms of a sum in one kernel. A weight that all layers share has a gradient from each of them: in one kernel, the
 gradients of all layers, and what they are computed from, would wait for the last one."""
@@ -236,8 +237,10 @@ class _Fuser:
             ]
 
     def candidates(self, v: Value) -> list[FusionGroup]:
-        groups = [self.group_of[m.id] for m in self.joined(v)]
-        return sorted(set(groups), key=lambda g: -g.members[-1].id)
+        """The groups of operands, the latest first; for a row value those that reduce such rows before."""
+        groups = {self.group_of[m.id] for m in self.joined(v)}
+        rows = {g for g in groups if g.row and v.op != "reduce" and v.shape == g.row_shape}
+        return sorted(groups, key=lambda g: (g not in rows, -g.members[-1].id))
 
     def joined(self, v: Value) -> Iterator[Value]:
         """Operands of ``v`` that a kernel could pass in a register."""
@@ -287,9 +290,17 @@ class _Fuser:
         return not self.reached(self.outside(v, home, group), group)
 
     def can_merge(self, a: FusionGroup, b: FusionGroup) -> bool:
-        if a.shape != b.shape or a.is_scattered or b.is_scattered:
+        """Whether one kernel over the shape of ``a`` may compute both; row values from inputs alone fit, too."""
+        fits = a.shape == b.shape or (a.row and a.row_shape == b.shape and self.is_of_inputs(b))
+        if not fits or a.is_scattered or b.is_scattered:
             return False
         return not self.reached(self.entries(a, b), b) and not self.reached(self.entries(b, a), a)
+
+    def is_of_inputs(self, group: FusionGroup) -> bool:
+        return not group.row and all(
+            m.is_pointwise and all(memory_of(o).op in _GIVEN for o in self.outside(m, group))
+            for m in group.members
+        )
 
     def entries(self, group: FusionGroup, other: FusionGroup) -> list[Value]:
         """Values that ``group`` would still read from memory after merging with ``other``."""

@@ -79,10 +79,11 @@ def test_an_axis_of_one_element_is_no_column() -> None:
 class BatchNorm(nn.Module):
     """In training: the results, the statistics of the batch and the new running ones."""
 
-    def forward(self, x: torch.Tensor, weight: torch.Tensor) -> Sequence[torch.Tensor]:
-        running = torch.zeros_like(weight), torch.ones_like(weight)
+    def forward(
+        self, x: torch.Tensor, weight: torch.Tensor, mean: torch.Tensor, var: torch.Tensor
+    ) -> Sequence[torch.Tensor]:
         return aten._native_batch_norm_legit_functional(
-            x, weight, weight, *running, True, 0.1, 1e-5
+            x, weight, weight, mean, var, True, 0.1, 1e-5
         )
 
 
@@ -95,16 +96,16 @@ def test_a_variance_is_exact_far_from_zero(offset: float) -> None:
     """
     torch.manual_seed(0)
     x = torch.randn(2, 24, 16, 12).to(memory_format=torch.channels_last)
-    weight = torch.rand(24) + 0.5
-    program = compiled(BatchNorm(), [x, weight], [(True, False, False, False), (False,)])
+    each = list(torch.rand(3, 24) + 0.5)
+    program = compiled(BatchNorm(), [x, *each], [(True, False, False, False), *[(False,)] * 3])
     for batch in (1, 4):
         x = torch.randn(batch, 24, 16, 12) * (torch.rand(24, 1, 1) + 0.1) + offset
         x = x.to(memory_format=torch.channels_last)
         relative = (offset * torch.finfo(torch.float32).eps / 0.1) ** 2
-        ideal = BatchNorm()(x.double(), weight.double())
-        own = BatchNorm()(x, weight)
-        for got, mine, want in zip(program(x, weight), own, ideal, strict=True):
+        ideal = BatchNorm()(x.double(), *(v.double() for v in each))
+        own = BatchNorm()(x, *each)
+        for got, mine, want in zip(program(x, *each), own, ideal, strict=True):
             error, allowed = (got - want).abs().max(), (mine - want).abs().max()
             assert error <= 2 * allowed + (2e-6 + relative) * want.abs().max()
-    ran = program.ran(x, weight)
-    assert ran.count("row") == 2  # mean and variance of pieces, then of all
+    # mean and variance of pieces; those of all, with the running ones; the results
+    assert program.ran(x, *each) == ["row", "row", "loop"]

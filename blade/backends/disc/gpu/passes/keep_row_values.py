@@ -28,6 +28,8 @@ from blade.backends.disc.ir.graph import (
 from blade.backends.disc.ir.kernel import POINTWISE
 from blade.backends.disc.ir.simplify import RULES
 
+_DEEPEST = 2  # ops on inputs, one after the other
+
 
 def keep_row_values(graph: Graph) -> Graph:
     """``graph`` with reshapes that drop a row's axis moved after the computations on row values."""
@@ -35,15 +37,34 @@ def keep_row_values(graph: Graph) -> Graph:
 
 
 def compute_before(b: IrBuilder, v: Value) -> Value | None:
-    """f(reshape(row values), scalars) -> reshape(f(row values, scalars)); reshape drops the row's axis."""
-    wide = [a for a in v.args if a.op not in ("fill", "size")]
-    shape = (*v.shape, 1)
-    if not wide or not all(_drops_row_axis(a) for a in wide):
+    """f(reshape(row values), others) -> reshape(f(row values, others)); reshape drops the row's axis.
+
+    The others are scalars and what is computed from inputs alone, such as a running mean.
+    """
+    if not any(map(_drops_row_axis, v.args)):
         return None
-    operands = [
-        b.make(a.op, (), shape, a.dtype, **a.attrs) if a not in wide else a.args[0] for a in v.args
-    ]
-    return b.reshape(b.make(v.op, operands, shape, v.dtype, **v.attrs), v.shape)
+    operands = [a.args[0] if _drops_row_axis(a) else _with_row_axis(b, a) for a in v.args]
+    known = [o for o in operands if o is not None]
+    if len(known) != len(operands):
+        return None
+    shape = (*v.shape, 1)
+    return b.reshape(b.make(v.op, known, shape, v.dtype, **v.attrs), v.shape)
+
+
+def _with_row_axis(b: IrBuilder, v: Value, depth: int = 0) -> Value | None:
+    """``v``, with an axis of one element added, if a few ops compute it from leaves."""
+    shape = (*v.shape, 1)
+    if v.op in ("fill", "size"):
+        return b.make(v.op, (), shape, v.dtype, **v.attrs)
+    if v.op in ("input", "const"):
+        return b.reshape(v, shape)
+    if not v.is_pointwise or depth == _DEEPEST:
+        return None
+    operands = [_with_row_axis(b, a, depth + 1) for a in v.args]
+    known = [o for o in operands if o is not None]
+    if len(known) != len(operands):
+        return None
+    return b.make(v.op, known, shape, v.dtype, **v.attrs)
 
 
 def compute_in_rows(b: IrBuilder, v: Value) -> Value | None:
