@@ -42,14 +42,14 @@ _SAME_IMAGE = (  # beside pointwise ops
     aten.upsample_bilinear2d.vec,
     aten.upsample_nearest2d.vec,
 )
-_RANKS = (4, 5)
+_RANKS = (3, 4, 5)
 _GROUPS = 9  # argument of convolution_backward
 
 
 def save_channels_last(forward: GraphModule, backward: GraphModule, num_outputs: int) -> None:
     """Reorder, in both graphs, the images that ``forward`` returns behind its ``num_outputs`` results."""
     images = _images(forward.graph)
-    images |= {n for image in images for n in _kernel(image)}
+    images |= {n for image in images for n in _operands(image)}
     into = {n.name: n for n in backward.graph.nodes if n.op == "placeholder"}
     output = forward.graph.output_node()
     (returned,) = output.args
@@ -88,21 +88,27 @@ def _images(graph: Graph) -> set[Node]:
     return found
 
 
-def _kernel(node: Node) -> list[Node]:
-    """The weight of a convolution, if it was converted to another dtype for it."""
-    weight = node.args[1] if node.target is _CONVOLUTION else None
-    converted = isinstance(weight, Node) and weight.target is aten._to_copy.default
-    return [weight] if converted else []  # type: ignore[list-item]
+def _operands(node: Node) -> list[Node]:
+    """What a convolution reads, if the graph computes it: its image, and a weight of another dtype."""
+    if node.target is not _CONVOLUTION:
+        return []
+    return [n for n in node.all_input_nodes[:2] if n.op != "placeholder"]
 
 
 def _has_channels_last(image: torch.Tensor) -> bool:
     """Whether engines compute the gradients of such a convolution with channels last."""
-    return image.dtype in ((torch.float32,) if image.device.type == "cpu" else HALVES)
+    if _is_on_cpu(image):
+        return image.dtype == torch.float32 and image.dim() > 3
+    return image.dtype in HALVES
+
+
+def _is_on_cpu(value: torch.Tensor) -> bool:
+    return value.device.type == "cpu"
 
 
 def _is_read_in_groups(saved: Node) -> bool:
     """Whether the gradient of a convolution in groups reads ``saved``: on a CPU it takes images as they lie."""
-    return saved.meta["val"].device.type == "cpu" and any(
+    return _is_on_cpu(saved.meta["val"]) and any(
         user.target is aten.convolution_backward.default and user.args[_GROUPS] != 1
         for user in saved.users
     )

@@ -135,6 +135,7 @@ def is_instruction(value: Value) -> bool:
         "scaled_linear",
         "matmul",
         "conv",
+        "conv_weight_gradient",
         "spatial",
         "attention",
         "group_moments",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The op `conv` of the IR: its operands by name, and its meaning as an ATen op.
+"""The ops `conv` and `conv_weight_gradient` of the IR: operands by name, and their meaning as ATen ops.
 
     conv x w bias? residual? {stride, padding, dilation, groups, activation, transposed, trailing?}
 
@@ -13,6 +13,11 @@ ATen is one.
 
 ``transposed``: the gradient of such a convolution with respect to its input, with ``w``
 [C, O/groups, *kernel]. Several result sizes are possible; the value's shape says which one is meant.
+
+    conv_weight_gradient grad x w {stride, padding, dilation, groups, transposed, output_padding}
+
+``grad`` is the gradient of a convolution of ``x``, both as above; of ``w`` only the sizes are read. The result has
+channels last, too: [O, *kernel, C/groups], and [C, *kernel, O/groups] if ``transposed``.
 """
 
 import itertools
@@ -74,14 +79,14 @@ def pads_at_end(value: Value) -> bool:
     return bool(value.attrs.get("trailing", (0,))[-1] > 0)
 
 
-def to_channels_first(rank: int) -> list[int]:
+def to_channels_first(rank: int) -> tuple[int, ...]:
     """The permutation of [N, *spatial, C] to [N, C, *spatial]."""
-    return [0, rank - 1, *range(1, rank - 1)]
+    return (0, rank - 1, *range(1, rank - 1))
 
 
-def to_channels_last(rank: int) -> list[int]:
+def to_channels_last(rank: int) -> tuple[int, ...]:
     """The permutation of [N, C, *spatial] to [N, *spatial, C]."""
-    return [0, *range(2, rank), 1]
+    return (0, *range(2, rank), 1)
 
 
 def output_padding(value: Value, shape: Sequence[Dim], x: Sequence[Dim]) -> list[Dim]:
@@ -121,3 +126,23 @@ def reference(value: Value, tensors: Sequence[Any], shape: Sequence[int]) -> tor
     if given.residual is not None:
         y = y + named[given.residual.id]
     return y if a["activation"] is None else torch.clamp(y, *CLAMPS[a["activation"]])
+
+
+def weight_gradient(value: Value, grad: Any, x: Any, weight: Any) -> torch.Tensor:
+    """The `conv_weight_gradient` ``value``, computed by torch from its operands."""
+    a, rank = value.attrs, len(value.shape)
+    found = torch.ops.aten.convolution_backward(
+        grad.permute(to_channels_first(rank)),
+        x.permute(to_channels_first(rank)),
+        weight,
+        None,
+        a["stride"],
+        a["padding"],
+        a["dilation"],
+        a["transposed"],
+        a["output_padding"],
+        a["groups"],
+        (False, True, False),
+    )
+    made: torch.Tensor = found[1].permute(to_channels_last(rank))
+    return made

@@ -33,6 +33,8 @@
     matmul a b bias?                      batched over equal leading axes; bias per column
     conv x w bias? residual? {stride, padding, dilation, groups, activation, transposed, trailing?}
                                           channels last: x [N, *spatial, C], w [O, C/groups, *kernel]
+    conv_weight_gradient grad x w {stride, padding, dilation, groups, transposed, output_padding}
+                                          the gradient of a conv's weight, channels last (convolution.py)
     attention q k v bias? {scale, causal, undefined, replaces, heads}
                                           softmax(scale * q @ k.T + bias) @ v over equal leading axes; the last
                                           `heads` of them follow the query axis in the result

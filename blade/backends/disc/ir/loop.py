@@ -99,5 +99,5 @@ def _copied(b: IrBuilder, value: Value, output: int) -> Value:
     return b.make("cast", [value], value.shape, value.dtype, output=output)
 
 
-_ELSEWHERE = ("input", "const", "packed", "call", "item", "carried", "concat", "conv", "spatial")
+_ELSEWHERE = "input const packed call item carried concat conv conv_weight_gradient spatial".split()
 """Ops whose results a loop cannot place: memory of others, of a call, or of another layout."""

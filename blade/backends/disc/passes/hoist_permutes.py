@@ -120,7 +120,7 @@ def _copies(user: Value, operand: Value, transposed: bool) -> bool:
     """Whether ``user`` would have ``operand``, a permutation, copied before reading it."""
     if operand.op != "permute":
         return False
-    if user.op in ("conv", "int8_conv", "spatial"):
+    if user.op in ("conv", "int8_conv", "conv_weight_gradient", "spatial"):
         return True
     if user.op == "linear":
         return operand is user.args[0] and not is_matrix(operand, transposed)

@@ -26,6 +26,9 @@ QUANTIZED = ("int8_linear", "int8_conv", "weight_only_linear")
 NARROW_SOURCES = (torch.bfloat16, torch.float32)
 """Dtypes of results of bfloat16 products, and of constants that are packed for them."""
 
+_KERNEL = {"conv": 1, "conv_weight_gradient": 2}
+"""Positions of the weights of convolutions."""
+
 Packed = Callable[[Value], range]
 """Product -> positions of its packed operands, which are constants."""
 
@@ -115,8 +118,8 @@ def _copy_before_layouts(
             args[0] = _copy_once(b, args[0])
         args[2:] = [_stored(b, a) for a in args[2:]]
         return b.make(v.op, args, v.shape, v.dtype)
-    if v.op in ("conv", "spatial"):
-        kernel = 1 if v.op == "conv" and transposed else None  # read in either order
+    if v.op in ("conv", "conv_weight_gradient", "spatial"):
+        kernel = _KERNEL.get(v.op) if transposed else None  # read in either order
         args = [
             a
             if k in constants

@@ -53,6 +53,26 @@ def write_conv(writer: "ProgramWriter", value: Value) -> None:
         writer.emit([f"call aten::clamp.out 4 t:{result} i:{low} {end} t:{result} 0"])
 
 
+def write_weight_gradient(writer: "ProgramWriter", value: Value) -> None:
+    """The one result of aten::convolution_backward that is wanted."""
+    (grad, x, weight), a = value.args, value.attrs
+    flat = len(value.shape) == 3
+    words = [
+        *(f"t:{_channels_first(writer, image)}" for image in (grad, x)),
+        f"t:{_kernel(writer, weight)}",
+        "n",
+        _ints([1] * flat + [*a["stride"]], writer),
+        _ints([0] * flat + [*a["padding"]], writer),
+        _ints([1] * flat + [*a["dilation"]], writer),
+        f"b:{int(a['transposed'])}",
+        _ints([0] * flat + [*a["output_padding"]], writer),
+        f"i:{a['groups']}",
+        "lb:0,1,0",
+    ]
+    result = _result(writer, value)
+    writer.emit([f"call aten::convolution_backward {len(words)} {' '.join(words)} 2 - {result}"])
+
+
 def write_spatial(writer: "ProgramWriter", value: Value) -> None:
     """The ATen op named by ``value``."""
     tensors = [_channels_first(writer, a) for a in value.args]

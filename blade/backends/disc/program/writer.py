@@ -24,7 +24,11 @@ from blade.backends.disc.ir.views import (
 from blade.backends.disc.program.attention_calls import write_sdpa
 from blade.backends.disc.program.buffer_reuse import Liveness
 from blade.backends.disc.program.call_arguments import CallArguments
-from blade.backends.disc.program.conv_calls import write_conv, write_spatial
+from blade.backends.disc.program.conv_calls import (
+    write_conv,
+    write_spatial,
+    write_weight_gradient,
+)
 from blade.backends.disc.program.input_updates import write_updates
 from blade.backends.disc.program.instructions import (
     AttentionCall,
@@ -205,6 +209,8 @@ class ProgramWriter:
             write_scaled_mm(self, value)
         elif value.op == "conv":
             write_conv(self, value)
+        elif value.op == "conv_weight_gradient":
+            write_weight_gradient(self, value)
         elif value.op == "spatial":
             write_spatial(self, value)
         elif value.op == "matmul":

@@ -225,6 +225,8 @@ def _structural(
         return product + args[2] if len(args) == 3 else product
     if v.op == "conv":
         return convolution.reference(v, args, shape)
+    if v.op == "conv_weight_gradient":
+        return convolution.weight_gradient(v, *args)
     if v.op == "spatial":
         return _spatial(v, args, sizes)
     if v.op == "attention":

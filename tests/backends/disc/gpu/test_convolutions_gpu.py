@@ -352,3 +352,64 @@ def test_a_bias_leaves_the_gradients_of_images_with_channels_last(
         for got, one in zip(program(*given), want, strict=True):
             assert got.dtype == dtype
             torch.testing.assert_close(got.float(), one, rtol=0.02, atol=0.05)
+
+
+LINES = {
+    "one tap": ({}, 1, True),
+    "three taps": ({"padding": 1}, 3, False),
+    "far apart": ({"padding": 2, "dilation": 2, "stride": 2}, 3, False),
+    "patches": ({"stride": 3}, 3, True),
+    "each channel alone": ({"padding": 1, "groups": 4}, 3, False),
+}
+
+
+@pytest.mark.parametrize("how, taps, is_product", LINES.values(), ids=LINES)
+def test_gradients_of_lines_have_channels_last(
+    how: dict[str, int], taps: int, is_product: bool
+) -> None:
+    """As images one pixel high: ATen would make lines row-major."""
+    groups = how.get("groups", 1)
+    full = {"stride": 1, "padding": 0, "dilation": 1, **how}
+    steps = [[full[name]] for name in ("stride", "padding", "dilation")]
+
+    def gradients(g: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> Any:
+        rest = (*steps, False, [0], groups, [True] * 3)
+        return torch.ops.aten.convolution_backward(g, x, w, [4], *rest)
+
+    def inputs(batch: int) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        x, w = torch.randn(batch, 4, 9), torch.randn(4, 4 // groups, taps)
+        g = torch.randn_like(torch.conv1d(x, w, None, *steps, groups))
+        last = [t.bfloat16().transpose(1, 2).contiguous().transpose(1, 2) for t in (g, x)]
+        return [*last, w.bfloat16()]
+
+    axes = [(True, False, False), (True, False, False), (False,) * 3]
+    gm, shape_env = trace(gradients, inputs(2), axes)
+    program = compile_to_program(lower(gm, shape_env, forms=FORMS))
+    assert ("convolution_backward" in program.text) != is_product
+    for batch in (2, 1, 5):
+        given = inputs(batch)
+        want = gradients(*(t.float() for t in given))
+        for got, one in zip(program(*given), want, strict=True):
+            assert got.dtype == torch.bfloat16
+            torch.testing.assert_close(got.float(), one, rtol=0.02, atol=0.1)
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_the_weight_gradient_of_patches_is_a_product(first: bool) -> None:
+    """Of images with channels first or last."""
+
+    def gradients(g: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> Any:
+        how = ([2, 3], [0, 0], [1, 1], False, [0, 0], 1, [False, True, False])
+        return torch.ops.aten.convolution_backward(g, x, w, None, *how)[1]
+
+    torch.manual_seed(0)
+    form = torch.contiguous_format if first else torch.channels_last
+    x = torch.randn(3, 5, 6, 10).bfloat16().contiguous(memory_format=form)
+    g, w = torch.randn(3, 4, 3, 3).bfloat16(), torch.randn(4, 5, 2, 3).bfloat16()
+    gm, shape_env = trace(gradients, [g, x, w], [(True, False, False, False)] * 2 + [(False,) * 4])
+    program = compile_to_program(lower(gm, shape_env, forms=FORMS))
+    assert "convolution_backward" not in program.text
+    [got] = program(g, x, w)
+    want = gradients(g.float(), x.float(), w.float())
+    torch.testing.assert_close(got.float(), want, rtol=0.02, atol=0.1)

@@ -44,7 +44,7 @@ def convolution_backward(
     how = _SpatialParameters(tuple(stride), tuple(padding), tuple(dilation), groups)
     known = _is_known(how, grad, x, weight)
     generated = known and not transposed and x.dtype in lo.forms.gradients
-    images = known and x.dtype in lo.forms.image_gradients and len(x.shape) > 3
+    images = known and x.dtype in lo.forms.image_gradients
     found: list[Value | None] = [None, None, None]
     left = [*wanted[:2], False]
     if wanted[2]:
@@ -55,13 +55,14 @@ def convolution_backward(
         found[0], left[0] = _to_input(lo, grad, x, weight, how, not transposed), False
     if left[1] and generated and how.is_dense and len(x.shape) == 4:
         found[1], left[1] = _to_weight(lo, grad, x, weight, how), False
+    if left[1] and images:
+        extra = tuple(map(plain, output_padding))
+        found[1], left[1] = _on_images(lo, grad, x, weight, how, transposed, extra), False
     if any(left):
         rest = (stride, padding, dilation, transposed, output_padding, groups, tuple(left))
         called = lo.call(aten.convolution_backward.default, (grad, x, weight, bias_sizes, *rest))
         for k in range(2):
             found[k] = called[k] if left[k] else found[k]
-        if images:
-            found[1] = as_images_lie(lo, called[1])
     return found
 
 
@@ -112,6 +113,29 @@ def _to_input(
 ) -> Value:
     """The convolution of the gradient with the same kernel; ``transposed``: the gradient is that of a plain one."""
     return on_images(lo, [grad, weight], x.shape, transposed=transposed, **vars(how))
+
+
+def _on_images(
+    lo: Lowering,
+    grad: Value,
+    x: Value,
+    weight: Value,
+    how: _SpatialParameters,
+    transposed: bool,
+    output_padding: tuple[Any, ...],
+) -> Value:
+    """The gradient of the weight by ATen, from images with channels last."""
+    rank, b = len(weight.shape), lo.b
+    last = to_channels_last(rank)
+    operands = [b.permute(grad, last), b.permute(x, last), weight]
+    sizes = [weight.shape[k] for k in last]
+    attrs: dict[str, Any] = {
+        **vars(how),
+        "transposed": transposed,
+        "output_padding": output_padding,
+    }
+    made = b.make("conv_weight_gradient", operands, sizes, weight.dtype, **attrs)
+    return b.permute(made, to_channels_first(rank))
 
 
 def _to_weight(
