@@ -7,7 +7,8 @@
 
 A kernel has one shape, and a reduction's has the reduced axes, merged into one, at the end. A preceding op
 in its own shape would be another kernel, whose result is written and read again. A lookup whose rows are
-reduced moves with the rest on a CPU.
+reduced moves with the rest on a CPU. An op stays where it is if its result is in memory anyway, or if more
+would have to be written to compute it again: the places of a pool's maxima.
 """
 
 from collections.abc import Sequence
@@ -36,6 +37,15 @@ from blade.backends.disc.passes.column_pieces import (
 _CHEAP = ("add", "sub", "mul", "neg", "abs", "cast", "fma", "maximum", "minimum")
 
 
+@dataclass(frozen=True)
+class _Known:
+    """Ids of values."""
+
+    once: frozenset[int]  # with one reader
+    lookups: frozenset[int]  # that move with what reduces them
+    stored: frozenset[int]  # in memory, whatever reads them here
+
+
 def reduce_last_axis(graph: Graph, gathers: bool = False, pieces: bool = False) -> Graph:
     """``graph`` with the operands of reductions over several or leading axes computed row by row.
 
@@ -53,6 +63,9 @@ def reduce_last_axis(graph: Graph, gathers: bool = False, pieces: bool = False) 
         and v.op == "gather"
         and (v.id in once or all(u.is_pointwise and u.id in once for u in users[v.id]))
     )
+    read = (*graph.outputs, *(a for v in graph.values if not _is_fused(v) for a in v.args))
+    stored = {_in_memory(a).id for a in read}
+    known = _Known(once, lookups, frozenset(stored))
     b = IrBuilder(RULES)
     new: dict[int, Value] = {}
     for v in live(graph):
@@ -60,9 +73,9 @@ def reduce_last_axis(graph: Graph, gathers: bool = False, pieces: bool = False) 
         if v.op == "reduce":
             divided = pieces_of(v.args[0].shape, v.attrs["axes"]) if pieces else None
             if divided is None:
-                made = _in_rows(b, v, new, once, lookups)
+                made = _in_rows(b, v, new, known)
             else:
-                made = _in_pieces(b, v, new, once, divided)
+                made = _in_pieces(b, v, new, known, divided)
         args = [new[a.id] for a in v.args]
         new[v.id] = made or b.make(v.op, args, v.shape, v.dtype, v.strides, **v.attrs)
     rebuilt = replace(
@@ -75,26 +88,24 @@ def reduce_last_axis(graph: Graph, gathers: bool = False, pieces: bool = False) 
     return rebuilt
 
 
-def _in_rows(
-    b: IrBuilder, v: Value, new: dict[int, Value], once: frozenset[int], lookups: frozenset[int]
-) -> Value | None:
+def _in_rows(b: IrBuilder, v: Value, new: dict[int, Value], known: _Known) -> Value | None:
     x, axes = v.args[0], v.attrs["axes"]
     rest = [k for k in range(len(x.shape)) if k not in axes]
-    if not (x.is_pointwise or x.id in lookups) or axes == (len(x.shape) - 1,):
+    if not (x.is_pointwise or x.id in known.lookups) or axes == (len(x.shape) - 1,):
         return None
     shape = (*(x.shape[k] for k in rest), numel([x.shape[k] for k in axes]))
     same = range(len(shape))
-    moved = _AxisMover(b, new, once, (*rest, *axes), shape, same, lookups).computed(x)
+    moved = _AxisMover(b, new, known, (*rest, *axes), shape, same).computed(x)
     if moved is None:
         return None
     return b.reshape(b.reduce(v.attrs["kind"], moved, [len(rest)]), v.shape)
 
 
 def _in_pieces(
-    b: IrBuilder, v: Value, new: dict[int, Value], once: frozenset[int], pieces: Pieces
+    b: IrBuilder, v: Value, new: dict[int, Value], known: _Known, pieces: Pieces
 ) -> Value | None:
     x, axes, kind = v.args[0], v.attrs["axes"], v.attrs["kind"]
-    mover = _AxisMover(b, new, once, pieces.axes, pieces.split, pieces.order, frozenset())
+    mover = _AxisMover(b, new, known, pieces.axes, pieces.split, pieces.order)
 
     def summed(one: Value) -> tuple[Value, Value] | None:
         """``one`` in pieces, and what each of them is reduced to."""
@@ -122,12 +133,16 @@ class _AxisMover:
 
     b: IrBuilder
     new: dict[int, Value]
-    once: frozenset[int]
+    known: _Known
     order: Sequence[int]
     split: Shape
     last_order: Sequence[int]
-    lookups: frozenset[int]
     made: dict[int, Value | None] = field(default_factory=dict)
+    written: dict[int, frozenset[Value]] = field(default_factory=dict)
+    """Id of a value that is computed here -> what has to be written for that."""
+    left: set[int] = field(
+        default_factory=set
+    )  # ids of values that it does not pay to compute here
 
     @property
     def shape(self) -> Shape:
@@ -144,20 +159,45 @@ class _AxisMover:
             return self.b.make(v.op, (), self.shape, v.dtype, **v.attrs)
         if v.op == "gather":
             return self.gathered(v)
-        if not v.is_pointwise or not (v.id in self.once or _is_cheap(v)):
+        if not v.is_pointwise or not (v.id in self.known.once or _is_cheap(v)):
+            return None
+        if v.id in self.known.stored and not _widens(v):
             return None
         operands = [self.value(a) for a in v.args]
         known = [o for o in operands if o is not None]
-        if len(known) != len(operands):
+        if len(known) != len(operands) or not self.pays(v):
             return None
         return self.b.make(v.op, known, self.shape, v.dtype, **v.attrs)
+
+    def pays(self, v: Value) -> bool:
+        """Whether no more has to be written to compute ``v`` here than one tensor, or as much as ``v`` takes.
+
+        What stays where it is takes the ops after it along, up to one with larger elements: they are written instead.
+        """
+        found = frozenset[Value]().union(*(self.written_for(a) for a in v.args))
+        size = v.dtype.itemsize
+        stays = any(a.id in self.left and a.dtype.itemsize >= size for a in v.args)
+        much = sum(one.dtype.itemsize for one in found) > size
+        if stays or (much and len(found) > 1):
+            self.left.add(v.id)
+            return False
+        self.written[v.id] = found
+        return True
+
+    def written_for(self, v: Value) -> frozenset[Value]:
+        """What has to be written so that ``v`` can be computed or read here."""
+        if v.id in self.written:
+            return self.written[v.id]
+        v = _in_memory(v)
+        made_here = v.is_pointwise or v.op == "gather"
+        return frozenset([v] if made_here and v.id not in self.known.stored else [])
 
     def gathered(self, v: Value) -> Value | None:
         """Rows of a table, read where they lie: an index per row, and each row has an element per result."""
         last = len(v.shape) - 1
         index = v.args[1]
         if (
-            v.id not in self.lookups
+            v.id not in self.known.lookups
             or len(self.shape) != len(self.order)
             or self.order[-2:-1] != (last,)
             or v.attrs["axes"][-1] != last
@@ -194,6 +234,23 @@ def _strides(v: Value) -> Shape | None:
     core = contiguous_strides(v.args[0].shape)
     places = dict(zip(v.attrs["axes"], core, strict=True))
     return tuple(places.get(k, 0) for k in range(len(v.shape)))
+
+
+def _in_memory(v: Value) -> Value:
+    """What ``v`` reads from memory, if it is a layout of it."""
+    while v.is_layout and v.op != "broadcast":
+        (v,) = v.args
+    return v
+
+
+def _is_fused(v: Value) -> bool:
+    """Whether ``v`` may read values from registers."""
+    return v.is_pointwise or v.is_layout or v.op in ("reduce", "gather", "scatter")
+
+
+def _widens(v: Value) -> bool:
+    """Whether ``v`` is larger than what it is computed from."""
+    return v.op == "cast" and v.dtype.itemsize > v.args[0].dtype.itemsize
 
 
 def _is_cheap(v: Value) -> bool:
