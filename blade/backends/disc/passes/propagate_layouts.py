@@ -21,7 +21,7 @@ from blade.backends.disc.ir.graph import (
 )
 from blade.backends.disc.ir.kernel import POINTWISE
 from blade.backends.disc.ir.simplify import RULES
-from blade.backends.disc.ir.views import blocks
+from blade.backends.disc.ir.views import blocks, view_of
 from blade.backends.disc.passes.hoist_permutes import hoist_permutes, inverse
 
 
@@ -95,6 +95,22 @@ def sink_reduce(b: IrBuilder, v: Value) -> Value | None:
     return b.permute(
         b.reduce(v.attrs["kind"], inner.args[0], [perm[a] for a in v.attrs["axes"]]), perm
     )
+
+
+def reduce_of_copy(b: IrBuilder, v: Value) -> Value | None:
+    """Reduce where they lie the elements that a reshape would copy, as it merges axes of which some are reduced."""
+    wide = v.args[0]
+    copied = wide.args[0] if wide.op == "cast" else wide
+    if copied.op != "reshape" or copied.args[0].op != "permute" or view_of(copied) is not None:
+        return None
+    source = copied.args[0]
+    pairs = blocks(source.shape, copied.shape)
+    if not pairs or any(len(made) != 1 for _, made in pairs):
+        return None
+    merged = {made[0]: axes for axes, made in pairs}
+    axes = [axis for k in v.attrs["axes"] for axis in merged[k]]
+    elements = b.cast(source, wide.dtype)
+    return b.reshape(b.reduce(v.attrs["kind"], elements, axes), v.shape)
 
 
 def sink_slice(b: IrBuilder, v: Value) -> Value | None:
@@ -186,7 +202,7 @@ _VIEWS: Mapping[str, Sequence[Rule]] = {
 _SINKING: Mapping[str, Sequence[Rule]] = {
     **_VIEWS,
     **{op: [*RULES[op], sink_pointwise] for op in POINTWISE},
-    "reduce": [*RULES.get("reduce", ()), sink_reduce],
+    "reduce": [*RULES.get("reduce", ()), sink_reduce, reduce_of_copy],
     "slice": [*RULES["slice"], sink_slice],
     "reshape": [*RULES["reshape"], sink_reshape],
     "concat": [*RULES["concat"], sink_concat],

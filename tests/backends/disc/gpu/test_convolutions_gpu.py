@@ -413,3 +413,40 @@ def test_the_weight_gradient_of_patches_is_a_product(first: bool) -> None:
     [got] = program(g, x, w)
     want = gradients(g.float(), x.float(), w.float())
     torch.testing.assert_close(got.float(), want, rtol=0.02, atol=0.1)
+
+
+class Shuffled(nn.Module):
+    """A pixel shuffle of a convolution, before another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(3, 12, 3, padding=1), nn.Conv2d(3, 4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(nn.functional.pixel_shuffle(torch.relu(self.first(x)), 2))
+
+
+def test_a_shuffle_is_written_by_what_computes_its_pixels() -> None:
+    torch.manual_seed(0)
+    model = Shuffled().half()
+    program = compiled(model, [torch.randn(2, 3, 6, 5).half()], [IMAGES])
+    ran = program.ran(torch.randn(2, 3, 6, 5).half())
+    # the image with channels last; bias, relu and shuffle; the last bias, and channels first
+    assert ran == ["loop", "aten::convolution", "loop", "aten::convolution", "loop"]
+    for size in ((2, 3, 6, 5), (1, 3, 2, 3)):
+        is_as_exact(program, model, torch.randn(size).half())
+
+
+def test_the_sum_of_a_shuffled_gradient_copies_nothing() -> None:
+    """Over pixels that a pixel shuffle has split."""
+
+    class Summed(nn.Module):
+        def forward(self, g: torch.Tensor) -> torch.Tensor:
+            return nn.functional.pixel_unshuffle(g, 2).sum((0, 2, 3))
+
+    g, summed = torch.randn(2, 3, 8, 6), Summed()
+    program = compiled(summed, [g], [(True, False, True, True)])
+    assert sorted(program.ran(g)) == ["loop", "row", "row"]  # the loop reorders sums of lines
+    for size in ((2, 3, 8, 6), (1, 3, 2, 2), (4, 3, 6, 10)):
+        g = torch.randn(size)
+        torch.testing.assert_close(program(g)[0], summed(g), rtol=1e-5, atol=1e-5)

@@ -25,6 +25,7 @@ from blade.backends.disc.gpu.passes.prepare_convolutions import (
 )
 from blade.backends.disc.gpu.passes.recompute_channel_values import recompute_channel_values
 from blade.backends.disc.gpu.passes.widen_where_read import widen_where_read
+from blade.backends.disc.gpu.passes.write_reordered import write_reordered
 from blade.backends.disc.ir.graph import Value
 from blade.backends.disc.passes import legalize
 from blade.backends.disc.passes.copy_complex import copy_complex
@@ -68,6 +69,7 @@ def passes(half: torch.dtype | None) -> Sequence[tuple[str, GraphPass]]:
         ("rows_to_patches", rows_to_patches),
         ("bias_after", bias_after),
         ("patches_to_rows", patches_to_rows),
+        ("write_reordered", write_reordered),
         ("spread", partial(push_through_concat, interleaved=True)),
         ("split_sums", partial(split_reductions, pieces=True)),
         ("compute_in_rows", partial(reduce_last_axis, pieces=True)),
