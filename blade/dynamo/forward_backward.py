@@ -30,6 +30,7 @@ from blade.dynamo.cse import eliminate_common_subexpressions
 from blade.dynamo.fold_numbers import fold_numbers
 from blade.dynamo.gradients_by_results import read_results
 from blade.dynamo.index_tables import move_index_tables
+from blade.dynamo.narrow_places import narrow_places
 from blade.dynamo.recompute import fused_ops_known
 from blade.dynamo.recomputed_norms import mark_norms, restore_norms, write_norms_out
 from blade.dynamo.saved_layouts import save_channels_last
@@ -68,6 +69,7 @@ def partition(
     write_norms_out(backward.graph)
     for module in (forward, backward):
         module.recompile()
+    narrow_places(forward, backward, kwargs["num_fwd_outputs"])
     save_channels_last(forward, backward, kwargs["num_fwd_outputs"])
     _mark_saved(forward.graph, kwargs["num_fwd_outputs"])
     return forward, backward
