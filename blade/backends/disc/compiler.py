@@ -214,7 +214,7 @@ def _scheduled(
         inner, inside = _scheduled(nested, generator, cache, ops, dump, is_body=True)
         graph = replace(graph, constants=inner.graph.constants)
         bodies[loop.id] = LoopCall(loop, inner, inside)
-    fused = updates_last(shorten_lives(fuse(graph)))
+    fused = updates_last(shorten_lives(fuse(graph, generator.device != "cpu")))
     dump("fuse", fused)
     generator.prepare(fused, cache)
     absorbed = generator.packed_only(graph)
@@ -268,7 +268,10 @@ def copies_of(unit: Value, fused: Fused) -> Iterator[GroupKernel]:
     """Copies of those parts of a concatenation that were not computed in its buffer."""
     for part, start in zip(unit.args, operand_offsets(unit), strict=True):
         view = view_of(part)
-        if view is None or view.base.id not in fused.placed:
+        is_there = view is not None and (
+            view.base.id in fused.placed or (unit.id, view.base.id) in fused.repeated
+        )
+        if not is_there:
             yield build_copy(part, buffer_of(unit, fused.placed), unit.attrs["axis"], start)
 
 

@@ -129,9 +129,10 @@ class _KernelBuilder:
         self.number[v.id] = self.emit(stmt)
         if v.id in self.fused.stored:
             place = self.fused.placed.get(v.id) or StridedView(v, contiguous_strides(v.shape))
-            self.written.add(place.base.id)
-            access = self.access(place, v.shape)
-            self.stores.append(Store(access, self.number[v.id]))
+            again = [where for (_, k), where in self.fused.repeated.items() if k == v.id]
+            for where in (place, *again):
+                self.written.add(where.base.id)
+                self.stores.append(Store(self.access(where, v.shape), self.number[v.id]))
 
     def operand(self, v: Value) -> int:
         source = row_source(v) or v

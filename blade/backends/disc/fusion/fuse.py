@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from blade.backends.disc.ir.concat_placement import place_operands
+from blade.backends.disc.ir.concat_placement import place_operands, repeat_operands
 from blade.backends.disc.ir.graph import (
     LEAVES,
     Graph,
@@ -75,6 +75,9 @@ class Fused:
     placed: Mapping[int, StridedView] = field(
         default_factory=dict
     )  # stored members that lie in a concatenation
+    repeated: Mapping[tuple[int, int], StridedView] = field(
+        default_factory=dict
+    )  # (concatenation, stored member): where the member is stored a second time
 
     @cached_property
     def facts(self) -> SizeRelations:
@@ -92,8 +95,11 @@ class Fused:
         return "\n".join(lines)
 
 
-def fuse(graph: Graph) -> Fused:
-    """Group the fusible values of a legalized graph."""
+def fuse(graph: Graph, repeats: bool = False) -> Fused:
+    """Group the fusible values of a legalized graph.
+
+    ``repeats``: a kernel may store a result twice, for a concatenation and for other readers.
+    """
     fuser = _Fuser(graph)
     for value in graph.values:
         if is_fusible(value):
@@ -112,7 +118,9 @@ def fuse(graph: Graph) -> Fused:
     placed = place_operands(graph, list(fuser.reads()), made, copies)
     done = copies & {reader.id for reader, a in fuser.reads() if _base(a) & placed.keys()}
     units = [u for u in fuser.ordered() if isinstance(u, Value) or u.members[0].id not in done]
-    return Fused(graph, tuple(units), fuser.group_of, fuser.stored(), placed)
+    stored, reads = fuser.stored(), list(fuser.reads())
+    repeated = repeat_operands(graph, reads, made, placed) if repeats else {}
+    return Fused(graph, tuple(units), fuser.group_of, stored, placed, repeated)
 
 
 def is_copy(group: FusionGroup) -> bool:

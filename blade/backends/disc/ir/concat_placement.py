@@ -5,7 +5,8 @@
     %5 = concat %3 %4 {axis=1}      and no copy of %3 is made
 
 A concatenation that only another one reads is placed in that one, with its parts. If a copy only reorders
-axes (windows of an image, heads of an output), the kernel before it writes in that order instead.
+axes (windows of an image, heads of an output), the kernel before it writes in that order instead. What others read,
+too, its kernel stores a second time: what the encoder of a U-Net hands to the decoder.
 """
 
 from collections.abc import Container, Mapping, Sequence
@@ -21,7 +22,7 @@ from blade.backends.disc.ir.graph import (
 )
 from blade.backends.disc.ir.kernel import Dim
 from blade.backends.disc.ir.late_sizes import late_symbols
-from blade.backends.disc.ir.views import StridedView, reshape_strides, view_of
+from blade.backends.disc.ir.views import StridedView, memory_of, reshape_strides, view_of
 
 
 def place_operands(
@@ -52,10 +53,41 @@ def place_operands(
             rows = made.get(value.id, False)
             if place is None or (rows and place.strides[-1] != 1):
                 continue
-            # the buffer's sizes may depend on elements of another part
-            if late_symbols(place.base.shape) <= late_symbols(value.shape):
+            if _can_begin(place, value):
                 found[value.id] = place
     return found
+
+
+def repeat_operands(
+    graph: Graph,
+    reads: Sequence[tuple[Value, Value]],
+    made: Mapping[int, bool],
+    placed: Mapping[int, StridedView],
+) -> dict[tuple[int, int], StridedView]:
+    """(id of a concatenation, of a kernel's result that others read, too) -> the part to store the result in, as well.
+
+    The arguments are those of ``place_operands``, and what it found.
+    """
+    by_id = {value.id: value for value in graph.values}
+    found: dict[tuple[int, int], StridedView] = {}
+    for reader, operand in reads:
+        view = view_of(operand)
+        if reader.op != "concat" or view is None or view.base.id not in made:
+            continue
+        value = by_id[view.base.id]
+        if value.id in placed or any(k == value.id for _, k in found):
+            continue
+        place = _part(reader, operand, placed)
+        if place is None or (made[value.id] and place.strides[-1] != 1):
+            continue
+        if [memory_of(a) for a in reader.args].count(value) == 1 and _can_begin(place, value):
+            found[reader.id, value.id] = place
+    return found
+
+
+def _can_begin(place: StridedView, value: Value) -> bool:
+    """Whether the sizes of the buffer are known with ``value``: they may depend on elements of another part."""
+    return late_symbols(place.base.shape) <= late_symbols(value.shape)
 
 
 def buffer_of(concat: Value, placed: Mapping[int, StridedView]) -> StridedView:

@@ -208,3 +208,29 @@ def test_what_is_computed_of_a_sum_is_in_its_kernel() -> None:
     for size in [(2, 16, 5, 7), (1, 16, 1, 1)]:
         x = torch.randn(*size)
         torch.testing.assert_close(program(x)[0], model(x), rtol=1e-5, atol=1e-5)
+
+
+class Skip(nn.Module):
+    """What goes into a concatenation and is read, and returned, beside it."""
+
+    def __init__(self, twice: bool) -> None:
+        super().__init__()
+        self.twice = twice
+        self.weight = nn.Parameter(torch.randn(8, 8))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = torch.relu(x * 2)
+        z = torch.tanh(y @ self.weight)
+        return torch.cat([y, z, y] if self.twice else [y, z], -1), y
+
+
+@pytest.mark.parametrize("twice", [False, True])
+def test_what_others_read_is_stored_in_a_concatenation_as_well(twice: bool) -> None:
+    model, x = Skip(twice), torch.randn(5, 8)
+    program = compiled(model, [x], [(True, False)])
+    copies = ["loop"] * twice  # of one that is in it twice
+    assert program.ran(x) == ["loop", PRODUCT, "loop", *copies]
+    for rows in (5, 1, 33):
+        x = torch.randn(rows, 8)
+        for got, want in zip(program(x), model(x), strict=True):
+            torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
