@@ -17,6 +17,8 @@ from blade.backends.disc.ir.graph import (
     IrBuilder,
     Rule,
     Value,
+    numel,
+    plain,
     rewrite,
 )
 from blade.backends.disc.ir.kernel import POINTWISE
@@ -130,6 +132,30 @@ def sink_slice(b: IrBuilder, v: Value) -> Value | None:
     return b.permute(part, perm)
 
 
+def slice_of_copy(b: IrBuilder, v: Value) -> Value | None:
+    """Slice before a reshape that copies, where the slice is whole steps of the first axis that the reshape merges, and
+    is not copied.
+    """
+    copied = v.args[0]
+    sliced = [k for k, d in enumerate(copied.shape) if v.shape[k] != d]
+    if copied.op != "reshape" or len(sliced) != 1 or view_of(copied) is not None:
+        return None
+    (axis,) = sliced
+    source = copied.args[0]
+    merged = next((old for old, made in blocks(source.shape, copied.shape) if made == [axis]), None)
+    if merged is None:
+        return None
+    step, start = numel([source.shape[k] for k in merged[1:]]), v.attrs["starts"][axis]
+    numbers = (step, start, v.shape[axis])
+    if v.attrs["steps"][axis] != 1 or not all(
+        isinstance(n, int) and n % step == 0 for n in numbers
+    ):
+        return None
+    part = b.slice(source, merged[0], start // step, 1, plain(v.shape[axis] // step))
+    made = b.reshape(part, v.shape)
+    return None if view_of(made) is None else made
+
+
 def sink_reshape(b: IrBuilder, v: Value) -> Value | None:
     """Sink below a reshape that only splits and merges axes adjacent before the permutation too."""
     found = _unpermuted(b, v.args[0])
@@ -203,7 +229,7 @@ _SINKING: Mapping[str, Sequence[Rule]] = {
     **_VIEWS,
     **{op: [*RULES[op], sink_pointwise] for op in POINTWISE},
     "reduce": [*RULES.get("reduce", ()), sink_reduce, reduce_of_copy],
-    "slice": [*RULES["slice"], sink_slice],
+    "slice": [*RULES["slice"], sink_slice, slice_of_copy],
     "reshape": [*RULES["reshape"], sink_reshape],
     "concat": [*RULES["concat"], sink_concat],
 }

@@ -450,3 +450,36 @@ def test_the_sum_of_a_shuffled_gradient_copies_nothing() -> None:
     for size in ((2, 3, 8, 6), (1, 3, 2, 2), (4, 3, 6, 10)):
         g = torch.randn(size)
         torch.testing.assert_close(program(g)[0], summed(g), rtol=1e-5, atol=1e-5)
+
+
+class Exchange(nn.Module):
+    """Two groups of channels that are shuffled, and the way back, as in gradients."""
+
+    def __init__(self, back: bool) -> None:
+        super().__init__()
+        self.back = back
+        self.parts = nn.ModuleList(nn.Conv2d(4, 8, 1, bias=False) for _ in range(2))
+        self.last = nn.Conv2d(16, 3, 1, bias=False)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = torch.cat([torch.relu(part(x)) for part in self.parts], 1)
+        n, _, h, w = y.shape
+        y = y.view(n, 2, 8, h, w).transpose(1, 2).reshape(n, 16, h, w)
+        if not self.back:
+            return (self.last(y),)
+        y = (y * self.last.weight[0]).view(n, 8, 2, h, w).transpose(1, 2).reshape(n, 16, h, w)
+        return tuple(torch.tanh(part).amax((2, 3)) for part in y.chunk(2, 1))
+
+
+@pytest.mark.parametrize("back", [False, True])
+def test_a_channel_shuffle_is_written_by_what_computes_the_channels(back: bool) -> None:
+    torch.manual_seed(0)
+    model = Exchange(back).half()
+    program = compiled(model, [torch.randn(2, 4, 5, 6).half()], [IMAGES])
+    ran = program.ran(torch.randn(2, 4, 5, 6).half())
+    if not back:  # channels last, the parts, and channels first
+        assert [name for name in ran if name == "loop"] == ["loop"] * 3
+    for size in ((2, 4, 5, 6), (1, 4, 1, 1), (3, 4, 2, 7)):
+        x = torch.randn(size).half()
+        for got, want in zip(program(x), model(x), strict=True):
+            torch.testing.assert_close(got, want, rtol=4e-3, atol=4e-3)

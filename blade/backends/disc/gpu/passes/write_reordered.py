@@ -7,7 +7,8 @@
     %5 f16[8, 12, 12, 3] = reshape %4           %5 f16[8, 12, 12, 3] = reshape %4
 
 Otherwise the reshape would copy what the op has written: a pixel shuffle after a convolution's bias. The op reads one
-tensor against its order, as the copy would.
+tensor against its order, as the copy would. A concatenation whose parts are shuffled is one along an axis of their
+own, and what computes the parts writes them between each other.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,6 +40,8 @@ def _reordered(b: IrBuilder, v: Value, new: Mapping[int, Value], once: set[int])
         return None
     split = permuted.args[0]
     computed = split.args[0] if split.op == "reshape" else split
+    if computed.op == "concat" and computed is not split:
+        return _interleaved(b, v, new, once)
     if not computed.is_pointwise or not {permuted.id, split.id, computed.id} <= once:
         return None
     pairs = blocks(computed.shape, split.shape)
@@ -49,6 +52,25 @@ def _reordered(b: IrBuilder, v: Value, new: Mapping[int, Value], once: set[int])
     if len(order.crossed(computed)) != 1:
         return None
     return b.reshape(order.value(computed), v.shape)
+
+
+def _interleaved(b: IrBuilder, v: Value, new: Mapping[int, Value], once: set[int]) -> Value | None:
+    """``v``, the reshape of a concatenation with an axis for its parts, which is not the first one any more."""
+    permuted, split, joined = v.args[0], v.args[0].args[0], v.args[0].args[0].args[0]
+    axis, count = joined.attrs["axis"], len(joined.args)
+    if not {permuted.id, split.id, joined.id} <= once:
+        return None
+    made = next((made for old, made in blocks(joined.shape, split.shape) if old == [axis]), [])
+    size = joined.args[0].shape[axis]
+    if tuple(split.shape[k] for k in made) != (count, size):
+        return None
+    if any(part.shape[axis] != size for part in joined.args):
+        return None
+    shape = tuple(1 if k == made[0] else d for k, d in enumerate(split.shape))
+    perm = permuted.attrs["perm"]
+    parts = [b.permute(b.reshape(new[part.id], shape), perm) for part in joined.args]
+    between = b.make("concat", parts, permuted.shape, v.dtype, axis=perm.index(made[0]))
+    return b.reshape(between, v.shape)
 
 
 @dataclass(frozen=True)
