@@ -71,9 +71,14 @@ def patches_to_rows(graph: Graph) -> Graph:
     def step(b: IrBuilder, v: Value, args: list[Value]) -> Value | None:
         if v.op == "conv_weight_gradient":
             return _weight_gradient(b, v, args)
-        if v.attrs.get("transposed") or not (_tiles(v) or _is_of_points(v)) or len(args) != 2:
+        if not (_tiles(v) or _is_of_points(v)) or len(args) != 2:
             return None
         x, w = args
+        if v.attrs["transposed"]:
+            if not _is_of_points(v):
+                return None
+            columns = b.permute(b.reshape(w, w.shape[:2]), (1, 0))
+            return b.make("linear", (x, columns), v.shape, v.dtype)
         rows = _rows(b, x, v.shape[:-1], w.shape[2:])
         w = w if _has_channels_first(x) else b.permute(w, to_channels_last(len(w.shape)))
         return b.make(
