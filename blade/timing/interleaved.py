@@ -61,6 +61,12 @@ SURE_WIN = 1.25  # a speed-up that needs no further rounds if all its interval i
 FEW_ROUNDS = 2  # enough for a sure win where rounds are so long that the budget is over
 HOPELESS = 10.0  # factor to the original's seconds; one call of HOPELESS_S beyond it is enough
 HOPELESS_S = 0.2
+LONG_S = (
+    0.1  # seconds of a call from which two warm it up, unless the second is longer than expected
+)
+AS_BEFORE = (
+    1.2  # factor to the seconds of the original's first call, up to which the second is as expected
+)
 COMPILES_S = 2.0  # seconds of a second call that may be TorchScript's compiling, or the capture of CUDA graphs
 
 Inputs = Sequence[Any]
@@ -116,18 +122,22 @@ def measure_all(
         sides = [
             _Side(f, x, clock, machine, restore) for f, x in zip(functions, inputs, strict=True)
         ]
-        end = clock() + early_exit_s
+        start = clock()
+        end = start + early_exit_s
         first = sides[0].warm_up(end)
         for side in sides[1:]:
             side.warm_up(end, first)
         racing = [k for k, side in enumerate(sides) if k and not _is_hopeless(side.once, first)]
-        _run_rounds(sides, racing, rounds, end)
+        _run_rounds(sides, racing, rounds, end, clock() - start)
         _without_barriers(sides)
     return [_timing(inputs[0], sides[0], side) for side in sides[1:]]
 
 
-def _run_rounds(sides: Sequence["_Side"], racing: list[int], rounds: int, end: float) -> None:
-    """Add rounds of the original (0) and of those ``racing`` until their ratios are known, or the budget is over."""
+def _run_rounds(
+    sides: Sequence["_Side"], racing: list[int], rounds: int, end: float, waited: float
+) -> None:
+    """Add rounds of the original (0) and of those ``racing`` until their ratios are known, or the budget is over;
+    of a sure win it includes what was ``waited`` for before."""
     left = BUDGET_S * (1 + len(racing)) / 2
     more = (PATIENCE - 1) * left  # while neighbours leave too few rounds
     turns = [side.turns for side in sides]
@@ -145,7 +155,7 @@ def _run_rounds(sides: Sequence["_Side"], racing: list[int], rounds: int, end: f
             is_last = quiet >= rounds or done >= PATIENCE * rounds
             if is_last and _may_hide_a_win(turns, racing):
                 most = MORE * rounds
-        elif _is_early_win(turns, racing, sides[0].clock() > end, left <= 0):
+        elif _is_early_win(turns, racing, sides[0].clock() > end, left <= waited):
             racing = []
         if quiet >= most or done >= PATIENCE * most:
             racing = []
@@ -187,13 +197,17 @@ class _Side:
         """Return the seconds of one call, after the calls in which TorchScript profiles and specializes.
 
         A function whose second call is far slower than ``original``, and too slow to be compiling, is not called
-        again; after ``end`` no function is.
+        again; after ``end`` no function is. Nor is a long one that no longer compiles: it takes no longer than
+        ``original``, or, if it is the original, than before.
         """
         self.once = self._time_span(1)  # includes lazy loading
         if self.clock() > end:
             return self.once
+        expected = AS_BEFORE * self.once if original is None else original
         self.once = self._time_span(1)
         if self.clock() > end or (original is not None and _gives_up(self.once, original)):
+            return self.once
+        if LONG_S <= self.once <= expected:
             return self.once
         if self.once < max(UNTIMED):
             self._call()

@@ -110,7 +110,7 @@ def test_after_the_early_exit_two_disturbed_rounds_show_a_sure_win() -> None:
 
 
 def test_long_calls_are_few() -> None:
-    """One that is longer than the untimed calls of a turn needs none of them."""
+    """One that is longer than the untimed calls of a turn needs none of them, and two to warm up."""
     calls = []
     clock = Clock()
 
@@ -120,7 +120,43 @@ def test_long_calls_are_few() -> None:
 
     timing = measure(clock.costs(0.1), counted, X, 15, clock)
     assert timing.speedup == pytest.approx(3.0)
-    assert len(calls) == 3 + timing.rounds
+    assert len(calls) == 2 + timing.rounds
+
+
+@pytest.mark.parametrize(
+    ("engine", "original", "calls"),
+    [
+        ((0.4, 0.2), (0.6, 0.6), 2 + 2),
+        ((0.4, 0.2), (0.6, 0.8, 0.6), 2 + 3),  # the original's second call compiles
+        ((0.8, 0.8, 0.2), (0.6, 0.6), 3 + 2),  # the engine's
+    ],
+)
+def test_a_long_call_that_compiles_is_followed_by_another_before_it_is_timed(
+    engine: tuple[float, ...], original: tuple[float, ...], calls: int
+) -> None:
+    clock = Clock()
+    done = []
+
+    def counted(costs: tuple[float, ...]) -> Callable[..., None]:
+        fn = clock.costs(*costs, *costs[-1:] * 100)
+
+        def call(*inputs: torch.Tensor) -> None:
+            done.append(1)
+            fn()
+
+        return call
+
+    t = measure(counted(engine), counted(original), X, 15, clock)
+    assert t.speedup == pytest.approx(3.0)
+    assert len(done) == calls + 2 * t.rounds
+
+
+@pytest.mark.parametrize(("original", "rounds"), [(0.5, FEW_ROUNDS), (0.38, MIN_ROUNDS)])
+def test_warming_up_is_part_of_the_wait_for_a_sure_win_alone(original: float, rounds: int) -> None:
+    clock = Clock()
+    t = measure(clock.costs(0.32), clock.costs(original), X, 15, clock)
+    assert t.speedup == pytest.approx(original / 0.32)
+    assert t.rounds == rounds
 
 
 def test_short_calls_are_repeated_and_long_ones_bounded() -> None:
