@@ -89,9 +89,9 @@ def measure(
     """Measure the median seconds of both on ``inputs``, in at most ``rounds`` interleaved rounds that nothing
     disturbed.
 
-    ``early_exit_s``: after these seconds one round is enough if the engine was clearly faster in every round.
-    ``restore`` undoes the writes of either. ``machine`` tells what disturbs; by default, the one that ``clock`` is
-    of.
+    ``early_exit_s``: after these seconds one round is enough if the engine was clearly faster in every round; if it
+    is 0, the round begins at once, without calls that warm up. ``restore`` undoes the writes of either. ``machine``
+    tells what disturbs; by default, the one that ``clock`` is of.
     """
     both = [inputs] * 2
     [timing] = measure_all([engine], original, both, rounds, clock, early_exit_s, restore, machine)
@@ -124,8 +124,8 @@ def measure_all(
         ]
         start = clock()
         end = start + early_exit_s
-        first = sides[0].warm_up(end)
-        for side in sides[1:]:
+        first = sides[0].warm_up(end) if early_exit_s else inf
+        for side in sides[1:] if early_exit_s else ():
             side.warm_up(end, first)
         racing = [k for k, side in enumerate(sides) if k and not _is_hopeless(side.once, first)]
         _run_rounds(sides, racing, rounds, end, clock() - start)

@@ -49,6 +49,15 @@ def test_after_the_early_exit_a_clear_win_needs_one_round_and_no_other_result_do
         )  # one call each to warm up
 
 
+def test_with_no_time_to_warm_up_a_round_begins_at_once() -> None:
+    clock = Clock()
+    t = measure(clock.costs(0.3), clock.costs(0.5), X, 1, clock, early_exit_s=0.0)
+    assert t.speedup == pytest.approx(0.5 / 0.3) and t.rounds == 1
+    assert clock.now == pytest.approx(0.8)
+    lost = measure(clock.costs(0.5), clock.costs(0.3), X, 1, clock, early_exit_s=0.0)
+    assert lost.speedup == pytest.approx(0.6) and lost.rounds == 1
+
+
 @pytest.mark.parametrize(("fast", "rounds"), [(0.001, MIN_ROUNDS), (0.009, 15)])
 def test_what_is_many_times_its_noise_needs_few_rounds(fast: float, rounds: int) -> None:
     clock = Clock()

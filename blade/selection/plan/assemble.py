@@ -36,7 +36,7 @@ from blade.timing.interleaved import Restore, measure, measure_all
 from blade.timing.time_budget import UNLIMITED, TimeBudget
 from blade.verification.reduced_precision import has_reduced_precision
 
-EAGER_MS = 500.0  # ms per sample, about; eager mode is timed for information only
+EAGER_MS = 250.0  # ms per sample, about; eager mode is timed for information only
 STALLED = 3.0  # factor to TorchScript's time that eager mode exceeds in disturbed rounds only
 UNCLEAR = 0.5  # noise of the ratio of eager to engines beyond which eager's time is not reported
 WITHOUT_CHECKS_MS = 1.0  # of an engine, beside which the checks of a path's conditions take no time
@@ -223,7 +223,7 @@ def _eager_ms(
     rounds = min(MIN_ROUNDS, max(1, int(EAGER_MS / known.original_ms)))
     limit = (
         1e-3 * EAGER_MS if rounds > 1 else 0.0
-    )  # of long calls, one of each is enough to warm up
+    )  # both are known to run: long calls need no others
     try:
         timing = measure(module, run, inputs.entries, rounds, early_exit_s=limit, restore=restore)
     finally:
