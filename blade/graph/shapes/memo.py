@@ -61,7 +61,7 @@ class ResultMemo:
         self, target: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> MemoizedResult:
         """The result of ``target``, under the fake mode of its arguments."""
-        key = self._key(target, args, kwargs)
+        key = self.key(target, args, kwargs)
         if key is not None and (known := self._known.get(key)) is not None:
             return replace(known, is_shared=True)
         value = result_of(target, args, kwargs)
@@ -76,7 +76,7 @@ class ResultMemo:
             self._known[key] = made
         return made
 
-    def _key(
+    def key(
         self, target: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Hashable | None:
         """A key of the call; ``None`` for calls that may differ next time or change their arguments."""

@@ -10,7 +10,7 @@ decided about a broadcast or a rank, the sizes disagree.)
 """
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from itertools import combinations, islice
 from typing import Any
 
@@ -26,6 +26,7 @@ from torch.utils._sympy.functions import FloorDiv
 from blade.core.pytree import tensors_in
 from blade.core.torch_modes import dispatched_in_python
 from blade.graph.shapes.loops import all_nodes, counts
+from blade.graph.shapes.memo import ResultMemo
 from blade.graph.shapes.shape_functions import result_of
 
 Assignment = Mapping[sympy.Basic, sympy.Integer]
@@ -57,13 +58,16 @@ def _nothing(record: logging.LogRecord) -> bool:
 
 
 class StrideOnlyGuards:
-    """Tests the sizes of ``gm``'s nodes, once per assignment of sizes."""
+    """Tests the sizes of ``gm``'s nodes, once per assignment of sizes; of equal calls, such as those of equal layers,
+    one is tested."""
 
     def __init__(self, gm: GraphModule, shape_env: ShapeEnv) -> None:
-        self.nodes = [n for n in all_nodes(gm) if isinstance(n.target, torch._ops.OpOverload)]
+        every = [n for n in all_nodes(gm) if isinstance(n.target, torch._ops.OpOverload)]
+        self.nodes = [n for n in _different(every) if not _makes_sizes(n)]
         self.shape_env = shape_env
+        self.replaced: dict[sympy.Basic, sympy.Basic] = {}
         self.hints = {k: sympy.Integer(int(v)) for k, v in shape_env.backed_var_to_val.items()}
-        self.late = dict(zip(sorted(_late_symbols(self.nodes), key=str), _LATE_SIZES))
+        self.late = dict(zip(sorted(_late_symbols(every), key=str), _LATE_SIZES))
         # the first iteration is there whatever the trip count, unless that is 0
         self.hints |= dict.fromkeys(counts(gm), sympy.Integer(0))
         self.known: dict[tuple[Any, ...], bool | None] = {}
@@ -124,7 +128,7 @@ class StrideOnlyGuards:
         """Whether all nodes agree at ``sizes``; ``None`` if torch's shape functions raise."""
         key = tuple(sorted((str(k), int(v)) for k, v in sizes.items()))
         if key not in self.known:
-            concrete = _ConcreteEvaluation(self.shape_env, {**sizes, **self.late})
+            concrete = _ConcreteEvaluation(self.shape_env, {**sizes, **self.late}, self.replaced)
             _LOG.addFilter(_nothing)
             try:
                 with concrete.mode, dispatched_in_python(), torch.no_grad():
@@ -137,17 +141,20 @@ class StrideOnlyGuards:
 
 
 class _ConcreteEvaluation:
-    """Evaluation on fake tensors with concrete sizes."""
+    """Evaluation on fake tensors with concrete sizes; ``replaced`` are the expressions that ``shape_env`` has replaced
+    before."""
 
-    def __init__(self, shape_env: ShapeEnv, sizes: Assignment) -> None:
+    def __init__(
+        self, shape_env: ShapeEnv, sizes: Assignment, replaced: dict[sympy.Basic, sympy.Basic]
+    ) -> None:
         self.mode = FakeTensorMode()
         self.shape_env = shape_env
         self.sizes = dict(sizes)
+        self.replaced = replaced
+        self.known: dict[sympy.Basic, sympy.Basic] = {}
 
     def agrees(self, node: Node) -> bool:
         """Whether the sizes of ``node``'s results are those that its symbolic sizes give."""
-        if _makes_sizes(node):  # as many as it likes
-            return True
         given = torch.fx.map_arg((node.args, dict(node.kwargs)), self.operand)
         args, kwargs = tree_map_only(torch.SymInt, self.number, given)
         found = tensors_in(result_of(node.target, args, kwargs))
@@ -175,7 +182,31 @@ class _ConcreteEvaluation:
         return int(self.expression(size)) if isinstance(size, torch.SymInt) else size
 
     def expression(self, size: torch.SymInt | torch.SymFloat) -> sympy.Basic:
-        return self.shape_env.replace(size.node.expr).xreplace(self.sizes)
+        expr = size.node.expr
+        if (value := self.known.get(expr)) is None:
+            if expr not in self.replaced:
+                self.replaced[expr] = self.shape_env.replace(expr)
+            value = self.known[expr] = self.replaced[expr].xreplace(self.sizes)
+        return value
+
+
+def _different(nodes: Sequence[Node]) -> list[Node]:
+    """``nodes`` without the calls that others repeat: with operands and results of equal sizes, strides and dtypes."""
+    memo, found = ResultMemo(), []
+    seen: set[Hashable] = set()
+    for node in nodes:
+        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+        call = None if isinstance(node.target, str) else memo.key(node.target, args, kwargs)
+        made = tuple(tuple(map(_expression, t.shape)) for t in tensors_in(node.meta["val"]))
+        if call is None or (call, made) not in seen:
+            found.append(node)
+            seen.add((call, made))
+    return found
+
+
+def _expression(size: Any) -> Hashable:
+    expr: Hashable = size.node.expr if isinstance(size, torch.SymInt) else size
+    return expr
 
 
 def _late_symbols(nodes: Sequence[Node]) -> set[sympy.Symbol]:
@@ -184,7 +215,7 @@ def _late_symbols(nodes: Sequence[Node]) -> set[sympy.Symbol]:
 
 
 def _makes_sizes(node: Node) -> bool:
-    """Whether results of ``node`` have sizes that depend on elements and that no operand has."""
+    """Whether results of ``node`` have sizes that depend on elements and that no operand has: any will do."""
     given = [n.meta["val"] for n in node.all_input_nodes]
     return not _late_symbols([node]) <= set().union(*map(free_unbacked_symbols, given))
 

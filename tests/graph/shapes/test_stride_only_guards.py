@@ -3,6 +3,7 @@
 
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -107,3 +108,20 @@ def test_sizes_at_which_a_relation_has_no_value_say_nothing() -> None:
     ):
         assert StrideOnlyGuards(gm, shape_env).only_chose_strides(relation)
     assert not StrideOnlyGuards(gm, shape_env).only_chose_strides(sympy.Ne(Mod(a - 2, 2) + a, 1))
+
+
+def test_of_equal_layers_one_is_tested() -> None:
+    def layers(x: torch.Tensor, count: int) -> torch.Tensor:
+        for _ in range(count):
+            x = x.t().reshape(x.shape).relu()
+        return x.squeeze(0) if count > 2 else x
+
+    chosen = []
+    for count in (1, 2, 9):
+        function = partial(layers, count=count)
+        gm, shape_env = trace(function, [torch.randn(3, 5)], [[True, True]])
+        chosen.append(StrideOnlyGuards(gm, shape_env))
+    once, twice, often = (len(one.nodes) for one in chosen)
+    assert once <= twice < 2 * once and often == twice + 1  # the operands of the first differ
+    [size, _] = next(iter(gm.graph.nodes)).meta["val"].shape
+    assert not chosen[-1].only_chose_strides(sympy.Ne(size.node.expr, 1))  # that of the last node
