@@ -29,6 +29,18 @@ NARROW_SOURCES = (torch.bfloat16, torch.float32)
 _KERNEL = {"conv": 1, "conv_weight_gradient": 2}
 """Positions of the weights of convolutions."""
 
+aten = torch.ops.aten
+READ_AS_DENSE = frozenset(
+    {
+        aten._weight_norm_interface.default,
+        aten._weight_norm_interface_backward.default,
+        aten._thnn_fused_lstm_cell.default,
+        aten._thnn_fused_gru_cell.default,
+        aten._thnn_fused_gru_cell_backward.default,
+    }
+)
+"""Kernels of ATen that take operands for row-major: autograd, which alone calls them, makes them so."""
+
 Packed = Callable[[Value], range]
 """Product -> positions of its packed operands, which are constants."""
 
@@ -148,6 +160,8 @@ def _copy_before_layouts(
             for k, a in enumerate(args)
         ]
         return b.make(v.op, args, v.shape, v.dtype, **v.attrs)
+    if v.op == "call" and v.attrs["target"] in READ_AS_DENSE:
+        return b.make(v.op, [_stored(b, a) for a in args], v.shape, v.dtype, v.strides, **v.attrs)
     if v.op in ("call", "read", "concat", "group_moments"):
         args = [_addressed(b, a) for a in args]
         return b.make(v.op, args, v.shape, v.dtype, v.strides, **v.attrs)

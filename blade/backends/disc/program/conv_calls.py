@@ -118,4 +118,5 @@ def _kernel(writer: "ProgramWriter", weight: Value) -> int:
     if len(weight.shape) != 3:
         return writer.seen(weight)
     (out, depth, size), (a, b, c) = weight.shape, view.strides
-    return writer.view(StridedView(view.base, (a, b, b, c), view.offset), (out, depth, 1, size))
+    high = size * c  # as of a kernel that lies so: oneDNN and cuDNN read the order of axes from it
+    return writer.view(StridedView(view.base, (a, b, high, c), view.offset), (out, depth, 1, size))

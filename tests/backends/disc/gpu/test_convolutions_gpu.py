@@ -395,6 +395,64 @@ def test_gradients_of_lines_have_channels_last(
             torch.testing.assert_close(got.float(), one, rtol=0.02, atol=0.1)
 
 
+def test_gradients_of_a_weight_norm_of_lines_in_groups() -> None:
+    """ATen takes the weight's gradient for row-major, and oneDNN reads the order of axes from strides of one row."""
+    aten = torch.ops.aten
+
+    def gradients(
+        g: torch.Tensor, x: torch.Tensor, w: torch.Tensor, v: torch.Tensor, scale: torch.Tensor
+    ) -> Any:
+        how = ([1], [4], [1], False, [0], 4, [True, True, False])
+        image, weight, _ = aten.convolution_backward(g, x, w, None, *how)
+        norm = v.norm(2, (0, 1), True)
+        return image, *aten._weight_norm_interface_backward(weight.float(), v, scale, norm, 2)
+
+    def inputs(batch: int) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        g, x = torch.randn(batch, 10, 16), torch.randn(batch, 9, 16)
+        w, v, scale = torch.randn(16, 8, 4), torch.randn(16, 4, 8), torch.rand(1, 1, 8) + 0.5
+        return [*(t.bfloat16().transpose(1, 2) for t in (g, x, w)), v, scale]
+
+    axes = [*[(True, False, False)] * 2, *[(False,) * 3] * 3]
+    program = compile_to_program(lower(*trace(gradients, inputs(2), axes), forms=FORMS))
+    for batch in (2, 1, 5):
+        given = inputs(batch)
+        wide = [t.double() for t in given]
+        how = ([1], [4], [1], False, [0], 4, [True, True, False])
+        image, weight, _ = aten.convolution_backward(*wide[:3], None, *how)
+        norm = wide[3].norm(2, (0, 1), True)
+        rest = aten._weight_norm_interface_backward(weight.contiguous(), *wide[3:], norm, 2)
+        for got, want in zip(program(*given), (image, *rest), strict=True):
+            assert (got - want).abs().max() <= 0.02 * want.abs().max()
+
+
+class ScaledLines(nn.Module):
+    """Lines in groups, by weights that each call computes and writes with channels last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.scale = nn.Parameter(torch.randn(16, 4, 8)), nn.Parameter(torch.rand(8))
+
+    def forward(self, x: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
+        kernel = (self.weight * self.scale + shift).to(x.dtype)
+        return torch.conv1d(x, kernel, padding=4, groups=4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_computed_weights_of_lines_in_groups(dtype: torch.dtype) -> None:
+    """oneDNN reads the order of axes from strides of a single row, too."""
+    torch.manual_seed(0)
+    model, shift = ScaledLines(), torch.randn(1, 4, 1)
+    program = compiled(
+        model, [torch.randn(2, 16, 9, dtype=dtype), shift], [(True, False, False), (False,) * 3]
+    )
+    for batch in (2, 1, 5):
+        x = torch.randn(batch, 16, 9, dtype=dtype)
+        got, want = program(x, shift)[0], model.double()(x.double(), shift.double())
+        model.float()
+        assert (got - want).abs().max() <= 4 * torch.finfo(dtype).eps * want.abs().max()
+
+
 @pytest.mark.parametrize("first", [False, True])
 def test_the_weight_gradient_of_patches_is_a_product(first: bool) -> None:
     """Of images with channels first or last."""
