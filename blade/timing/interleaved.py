@@ -61,12 +61,10 @@ SURE_WIN = 1.25  # a speed-up that needs no further rounds if all its interval i
 FEW_ROUNDS = 2  # enough for a sure win where rounds are so long that the budget is over
 HOPELESS = 10.0  # factor to the original's seconds; one call of HOPELESS_S beyond it is enough
 HOPELESS_S = 0.2
-LONG_S = (
-    0.1  # seconds of a call from which two warm it up, unless the second is longer than expected
-)
-AS_BEFORE = (
-    1.2  # factor to the seconds of the original's first call, up to which the second is as expected
-)
+LONG_S = 0.1
+"""Seconds of a call from which two warm it up, unless the second is longer than expected."""
+AS_BEFORE = 1.2
+"""Factor to the seconds of the original's first call, up to which the second is as expected."""
 COMPILES_S = 2.0  # seconds of a second call that may be TorchScript's compiling, or the capture of CUDA graphs
 
 Inputs = Sequence[Any]

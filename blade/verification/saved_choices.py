@@ -12,7 +12,10 @@ from torch.fx import GraphModule, Node
 
 aten = torch.ops.aten
 _POOLS = (aten.max_pool2d_with_indices.default, aten.max_pool3d_with_indices.default)
-_SAME_VALUES = (aten.permute.default, aten.clone.default, aten.detach.default, aten.alias.default)
+_SAME_PLACES = (
+    *(aten.permute.default, aten.clone.default, aten.detach.default, aten.alias.default),
+    *(aten._to_copy.default, aten.sub.Tensor),  # in fewer bits (narrow_places.py)
+)
 
 
 def saved_choices(gm: GraphModule, saved: Collection[int]) -> frozenset[int]:
@@ -29,6 +32,8 @@ def _is_choice(node: object) -> bool:
         return False
     if node.meta["val"].dtype is torch.bool:
         return True
-    while node.target in _SAME_VALUES:
+    if node.meta["val"].dtype.is_floating_point:
+        return False
+    while node.target in _SAME_PLACES and len(node.all_input_nodes) == 1:
         [node] = node.all_input_nodes
     return node.target is operator.getitem and node.all_input_nodes[0].target in _POOLS

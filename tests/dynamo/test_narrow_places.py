@@ -11,6 +11,7 @@ from torch.fx import GraphModule
 
 import blade
 from blade.dynamo import forward_backward, narrow_places
+from blade.verification.saved_choices import saved_choices
 
 
 @pytest.fixture
@@ -23,6 +24,16 @@ def dtypes(monkeypatch: pytest.MonkeyPatch) -> list[torch.dtype]:
         forward, backward = cut(*args, **kwargs)
         values = [n.meta["val"] for n in backward.graph.nodes if n.op == "placeholder"]
         found.extend(v.dtype for v in values if isinstance(v, torch.Tensor))
+        (returned,) = forward.graph.output_node().args
+        whole = {
+            k
+            for k, n in enumerate(returned)
+            if isinstance(n, torch.fx.Node)
+            and isinstance(n.meta["val"], torch.Tensor)
+            and not n.meta["val"].dtype.is_floating_point
+        }
+        # where rounding ties two pixels, either is right
+        assert saved_choices(forward, range(len(returned))) == whole and len(whole) == 1
         return forward, backward
 
     monkeypatch.setattr("blade.dynamo.backends.partition", spy)

@@ -221,9 +221,7 @@ def _eager_ms(
         return eager()
 
     rounds = min(MIN_ROUNDS, max(1, int(EAGER_MS / known.original_ms)))
-    limit = (
-        1e-3 * EAGER_MS if rounds > 1 else 0.0
-    )  # both are known to run: long calls need no others
+    limit = 1e-3 * EAGER_MS if rounds > 1 else 0.0  # both have run: of long calls one is enough
     try:
         timing = measure(module, run, inputs.entries, rounds, early_exit_s=limit, restore=restore)
     finally:
