@@ -6,6 +6,9 @@
 
 Engines hold images with channels last and torch's graph says otherwise: forward would reorder every one of them, and
 backward would read them in the other order. In engines the copies above are none.
+
+Rows cross as rows on a GPU, for the same reason. The sum of what a convolution made of patches and an embedding keeps
+the convolution's order of axes, and so do all sums of that stream after it; the norms that read it take it row by row.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,6 +23,7 @@ from blade.dynamo.recompute import packets_of
 from blade.graph.shapes.fake_tensors import layout_at_hints
 
 aten = torch.ops.aten
+Order = tuple[int, ...]
 
 _CONVOLUTION = aten.convolution.default
 _POINTWISE = (
@@ -42,6 +46,7 @@ _SAME_IMAGE = (  # beside pointwise ops
     aten.upsample_bilinear2d.vec,
     aten.upsample_nearest2d.vec,
 )
+_NORM_GRADIENTS = (aten.native_layer_norm_backward.default, aten._fused_rms_norm_backward.default)
 _RANKS = (3, 4, 5)
 _GROUPS = 9  # argument of convolution_backward
 
@@ -56,16 +61,23 @@ def save_channels_last(forward: GraphModule, backward: GraphModule, num_outputs:
     assert isinstance(returned, (list, tuple))
     results, saved = returned[:num_outputs], returned[num_outputs:]
     made: dict[Node, Node] = {}
+    read: dict[Node, tuple[Node, Order, Order]] = {}
     for node in saved:
-        if not isinstance(node, Node) or node not in images or node in results:
+        if not isinstance(node, Node) or node in results or node in made:
             continue
-        if node in made or node.name not in into or not into[node.name].users:
+        if node.name not in into or not (reader := into[node.name]).users:
             continue
-        if _is_row_major(node) and not _is_read_in_groups(into[node.name]):
-            made[node] = _save_reordered(forward.graph, node)
+        rank = node.meta["val"].dim() if isinstance(node.meta["val"], torch.Tensor) else 0
+        if node in images:
+            if _is_row_major(node) and not _is_read_in_groups(reader):
+                made[node] = _save_reordered(forward.graph, node, to_channels_last(rank))
+                read[reader] = made[node], to_channels_first(rank), tuple(range(rank))
+        elif order := _order_of_turned_rows(node, reader):
+            made[node] = _save_reordered(forward.graph, node, tuple(range(rank)))
+            read[reader] = made[node], order, tuple(map(order.index, range(rank)))
     if not made:
         return
-    _read_reordered(backward.graph, {into[node.name]: new for node, new in made.items()})
+    _read_reordered(backward.graph, read)
     crossing = [made.get(node, node) if isinstance(node, Node) else node for node in saved]
     output.args = ((*results, *crossing),)
     for module in (forward, backward):
@@ -136,32 +148,58 @@ def _is_row_major(node: Node) -> bool:
     return long and layout_at_hints(value).is_contiguous()
 
 
-def _save_reordered(graph: Graph, node: Node) -> Node:
-    rank = node.meta["val"].dim()
+def _order_of_turned_rows(node: Node, saved: Node) -> Order | None:
+    """The order in memory of the axes of ``node``, rows that a norm's gradient reads, unless it is their own."""
+    value = node.meta["val"]
+    if not isinstance(value, torch.Tensor) or value.dim() not in _RANKS or _is_on_cpu(value):
+        return None
+    if not _is_pointwise(node.target) or not all(map(_takes_rows, saved.users)):
+        return None
+    if not any(user.target in _NORM_GRADIENTS for user in saved.users):
+        return None
+    here = layout_at_hints(value)
+    order = tuple(sorted(range(value.dim()), key=lambda k: -here.stride()[k]))
+    if here.stride(-1) == 1 or not here.permute(order).is_contiguous():
+        return None
+    return order
+
+
+def _takes_rows(user: Node) -> bool:
+    return user.target in _NORM_GRADIENTS or _is_pointwise(user.target)
+
+
+def _save_reordered(graph: Graph, node: Node, order: Order) -> Node:
     # at once: without engines, what lies in the original order is free early
     with graph.inserting_before(node.next):
-        return _reordered(graph, node, to_channels_last(rank))
+        return _reordered(graph, node, order)
 
 
-def _read_reordered(graph: Graph, saved: Mapping[Node, Node]) -> None:
-    """Put before their first readers what the placeholders were before they were reordered."""
+def _read_reordered(graph: Graph, saved: Mapping[Node, tuple[Node, Order, Order]]) -> None:
+    """Put before their first readers what the placeholders were before they were reordered: as they are now, in an
+    order of axes of which a copy is made, and in another one that views it."""
     place = {node: k for k, node in enumerate(graph.nodes)}
-    for node, new in saved.items():
-        rank = new.meta["val"].dim()
+    for node, (new, order, view) in saved.items():
         users = sorted(node.users, key=place.__getitem__)
         node.meta["val"] = new.meta["val"]
         with graph.inserting_before(users[0]):
-            made = _reordered(graph, node, to_channels_first(rank))
+            made = _reordered(graph, node, order)
+            if view != tuple(range(len(view))):
+                made = _permuted(graph, made, view)
         for user in users:
             user.replace_input_with(node, made)
 
 
 def _reordered(graph: Graph, node: Node, order: Sequence[int]) -> Node:
     """A row-major tensor with the axes of ``node`` in another order."""
-    view = graph.call_function(aten.permute.default, (node, list(order)))
-    view.meta["val"] = node.meta["val"].permute(order)
+    view = _permuted(graph, node, order)
     made = graph.call_function(
         aten.clone.default, (view,), {"memory_format": torch.contiguous_format}
     )
     made.meta["val"] = view.meta["val"].clone(memory_format=torch.contiguous_format)
     return made
+
+
+def _permuted(graph: Graph, node: Node, order: Sequence[int]) -> Node:
+    view = graph.call_function(aten.permute.default, (node, list(order)))
+    view.meta["val"] = node.meta["val"].permute(order)
+    return view

@@ -110,3 +110,43 @@ def test_outputs_of_the_model_lie_as_torch_says() -> None:
     (theirs,) = torch.autograd.grad(want.sum(), x)
     assert mine.stride() == theirs.stride()
     torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+
+
+class Patches(nn.Module):
+    """A transformer's stream of patches, which torch keeps in the order of axes of the convolution's image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.place = nn.Conv2d(3, 16, 4, 4), nn.Parameter(torch.randn(1, 6, 16))
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(16), nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16))
+            for _ in range(2)
+        )
+        self.norm = nn.LayerNorm(16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x).flatten(2).transpose(1, 2) + self.place
+        for block in self.blocks:
+            x = x + block(x)
+        return self.norm(x).mean(1)
+
+
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_rows_cross_as_rows(on_gpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU: a program for it reads rows of 16 one after the other, and copies none of them."""
+    strides: list[tuple[int, ...]] = []
+    cut: Callable[..., tuple[GraphModule, GraphModule]] = forward_backward.partition
+
+    def spy(*args: object, **kwargs: object) -> tuple[GraphModule, GraphModule]:
+        forward, backward = cut(*args, **kwargs)
+        taken = (n.meta["val"] for n in backward.graph.nodes if n.op == "placeholder")
+        strides.extend(v.stride() for v in taken if v.shape == (2, 6, 16))
+        return forward, backward
+
+    monkeypatch.setattr("blade.dynamo.backends.partition", spy)
+    if on_gpu:
+        monkeypatch.setattr("blade.dynamo.saved_layouts._is_on_cpu", lambda value: False)
+    torch.manual_seed(0)
+    check(Patches().train(), torch.randn(2, 3, 8, 12))
+    assert ((96, 1, 6) in strides) != on_gpu
+    assert strides.count((96, 16, 1)) >= 2 * on_gpu
