@@ -124,23 +124,31 @@ def squared_differences(b: IrBuilder, x: Value, total: Value, pieces: Pieces, co
     return b.reduce("sum", b.pointwise("add", spreads, moved), [last])
 
 
-def centre_of(v: Value) -> Value | None:
-    """x, if ``v`` is the square of x minus a mean over the rows of its columns."""
+def centre_of(v: Value, axes: Sequence[int]) -> Value | None:
+    """x, if ``v`` is the square of x minus its mean over ``axes``, at each element that of its own column."""
     if v.op != "mul" or v.args[0] is not v.args[1] or v.args[0].op != "sub":
         return None
     x, mean = v.args[0].args
-    return x if mean.op == "broadcast" and _is_mean(mean.args[0], x) else None
+    axes = [a for a in axes if x.shape[a] != 1]
+    if mean.op != "broadcast" or not _is_mean(_unreshaped(mean.args[0]), x, axes):
+        return None
+    columns = [k for k, d in enumerate(x.shape) if d != 1 and k not in axes]
+    into = zip(mean.attrs["axes"], mean.args[0].shape, strict=True)
+    return x if [k for k, d in into if d != 1] == columns else None
 
 
-def _is_mean(v: Value, x: Value) -> bool:
-    while v.op in ("reshape", "broadcast"):
-        (v,) = v.args
+def _is_mean(v: Value, x: Value, axes: Sequence[int]) -> bool:
     if v.op != "div" or v.args[1].op not in ("fill", "size"):
         return False
-    total, count = v.args
-    while total.op == "reshape":
-        (total,) = total.args
+    total, count = _unreshaped(v.args[0]), v.args[1]
     if total.op != "reduce" or total.attrs["kind"] != "sum" or total.args[0] is not x:
         return False
-    rows = numel([x.shape[a] for a in total.attrs["axes"]])
-    return bool(count.attrs["value"] == rows)
+    rows = numel([x.shape[a] for a in axes])
+    over = [a for a in total.attrs["axes"] if x.shape[a] != 1]
+    return over == list(axes) and bool(count.attrs["value"] == rows)
+
+
+def _unreshaped(v: Value) -> Value:
+    while v.op == "reshape":
+        (v,) = v.args
+    return v

@@ -116,7 +116,7 @@ def _in_pieces(
             moved = b.cast(moved, wide(moved.dtype))
         return moved, b.reduce(kind, moved, [len(pieces.shape) - 1])
 
-    centred = centre_of(x) if kind == "sum" else None
+    centred = centre_of(x, axes) if kind == "sum" else None
     found = summed(x if centred is None else centred)
     if found is None:
         return None

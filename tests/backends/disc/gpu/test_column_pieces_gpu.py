@@ -109,3 +109,24 @@ def test_a_variance_is_exact_far_from_zero(offset: float) -> None:
             assert error <= 2 * allowed + (2e-6 + relative) * want.abs().max()
     # mean and variance of pieces; those of all, with the running ones; the results
     assert program.ran(x, *each) == ["row", "row", "loop"]
+
+
+class FromOtherMeans(nn.Module):
+    """Squared differences, over all but the channels, from means of something else."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        own = (x - x.mean((0, 2), keepdim=True)).square().sum((0, 2))
+        across = (x - x.mean((0, 2))).square().sum((0, 2))  # that of channel k at pixel k
+        of_pixels = (x - x.mean(2, keepdim=True)).square().sum((0, 2))
+        return own, across, of_pixels
+
+
+@pytest.mark.needs("triton_interpreter")
+def test_only_the_mean_of_its_own_column_is_read_with_it() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(4, 16, 16) + 3 * torch.randn(16, 1)
+    program = compiled(FromOtherMeans(), [x], [(True, False, False)])
+    for batch in (1, 3):
+        x = torch.randn(batch, 16, 16) + 3 * torch.randn(16, 1)
+        for got, want in zip(program(x), FromOtherMeans()(x), strict=True):
+            torch.testing.assert_close(got, want)
