@@ -9,6 +9,7 @@ axes (windows of an image, heads of an output), the kernel before it writes in t
 too, its kernel stores a second time: what the encoder of a U-Net hands to the decoder.
 """
 
+from collections import Counter
 from collections.abc import Container, Mapping, Sequence
 
 import sympy
@@ -69,19 +70,26 @@ def repeat_operands(
     The arguments are those of ``place_operands``, and what it found.
     """
     by_id = {value.id: value for value in graph.values}
+    parts = {
+        value.id: Counter(memory_of(a).id for a in value.args)
+        for value in graph.values
+        if value.op == "concat"
+    }
     found: dict[tuple[int, int], StridedView] = {}
+    done = set(placed)
     for reader, operand in reads:
         view = view_of(operand)
         if reader.op != "concat" or view is None or view.base.id not in made:
             continue
         value = by_id[view.base.id]
-        if value.id in placed or any(k == value.id for _, k in found):
+        if value.id in done or parts[reader.id][value.id] != 1:
             continue
         place = _part(reader, operand, placed)
         if place is None or (made[value.id] and place.strides[-1] != 1):
             continue
-        if [memory_of(a) for a in reader.args].count(value) == 1 and _can_begin(place, value):
+        if _can_begin(place, value):
             found[reader.id, value.id] = place
+            done.add(value.id)
     return found
 
 
