@@ -111,17 +111,25 @@ def squared_differences(b: IrBuilder, x: Value, total: Value, pieces: Pieces, co
 
     ``total``: the sums of pieces, [count, *rest, 1]; ``count``: the rows of a column.
     """
-    own = b.pointwise("div", total, b.fill(pieces.rows, total.shape, total.dtype))
+    own = b.pointwise("div", total, _at_least_one(b, pieces.rows, total))
     centred = b.pointwise("sub", x, b.broadcast(own, x.shape))
     spread = b.reduce("sum", b.pointwise("mul", centred, centred), [len(x.shape) - 1])
     totals, spreads = by_column(b, total, pieces), by_column(b, spread, pieces)
     last = len(pieces.rest)
     column = b.reduce("sum", totals, [last])
-    mean = b.pointwise("div", column, b.fill(count, column.shape, column.dtype))
-    rows = b.fill(pieces.rows, totals.shape, totals.dtype)
+    mean = b.pointwise("div", column, _at_least_one(b, count, column))
+    rows = _at_least_one(b, pieces.rows, totals)
     apart = b.pointwise("sub", b.pointwise("div", totals, rows), b.broadcast(mean, totals.shape))
     moved = b.pointwise("mul", b.pointwise("mul", apart, apart), rows)
     return b.reduce("sum", b.pointwise("add", spreads, moved), [last])
+
+
+def _at_least_one(b: IrBuilder, rows: Dim, like: Value) -> Value:
+    """``rows``, that sums over none of them are divided by, too: images without pixels."""
+    number = b.fill(rows, like.shape, like.dtype)
+    if isinstance(rows, int) and rows:
+        return number
+    return b.pointwise("maximum", number, b.fill(1, like.shape, like.dtype))
 
 
 def centre_of(v: Value, axes: Sequence[int]) -> Value | None:

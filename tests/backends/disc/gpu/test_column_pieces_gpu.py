@@ -130,3 +130,19 @@ def test_only_the_mean_of_its_own_column_is_read_with_it() -> None:
         x = torch.randn(batch, 16, 16) + 3 * torch.randn(16, 1)
         for got, want in zip(program(x), FromOtherMeans()(x), strict=True):
             torch.testing.assert_close(got, want)
+
+
+class OwnMean(nn.Module):
+    """Squared differences of each channel from its mean."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x - x.mean((0, 2), keepdim=True)).square().sum((0, 2))
+
+
+@pytest.mark.needs("triton_interpreter")
+def test_squares_of_no_pixels_sum_to_zero() -> None:
+    torch.manual_seed(0)
+    program = compiled(OwnMean(), [torch.randn(3, 5, 7)], [(True, False, True)])
+    for batch, pixels in ((3, 0), (0, 7), (1, 1), (2, 6)):
+        x = torch.randn(batch, 5, pixels)
+        torch.testing.assert_close(program(x)[0], OwnMean()(x))
