@@ -11,9 +11,11 @@ Compiling is everything up to and including the first call at each shape. Values
 in float64 (with eager where float64 cannot run), at inputs of another seed, too.
 """
 
+import copy
 import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -206,7 +208,8 @@ class Inference(Cell):
 class Training(Cell):
     """Whole steps: forward (on a GPU under autocast), backward, AdamW. The loss is the outputs' mean square.
 
-    No dropout, so that peers can be compared: a step's gradients with eager's in float32.
+    No dropout, so that peers can be compared: a step's gradients with eager's in float32, those of float32 with
+    float64's.
     """
 
     def __init__(self, model: str, peer: str, where: Where, bounds: Bounds) -> None:
@@ -222,7 +225,7 @@ class Training(Cell):
             weights[name] = (
                 value.cpu().clone()
             )  # in place: versions of modules lie beside the values
-        want = {key: self._gradients(self._module, key, torch.float32) for key in self._samples}
+        want = {key: self._reference(key) for key in self._samples}
         own, _ = self._compared(self._module, want, weights)
         self._module.load_state_dict(weights)
         self._optimizer = torch.optim.AdamW(
@@ -257,6 +260,18 @@ class Training(Cell):
             errors[key] = _apart(got, want[key])
         return errors, seconds
 
+    def _reference(self, key: str) -> list[torch.Tensor]:
+        """Eager mode's gradients: in float64 if a step is in float32 and the model allows it, else in float32."""
+        if self._dtype == torch.float32:
+            wide = copy.deepcopy(self._module).double()
+            samples = [t.double() if t.is_floating_point() else t for t in self._samples[key]]
+            with suppress(RuntimeError, TypeError, ValueError):  # float32 in the model's own code
+                _loss(wide(*samples)).backward()
+                return [
+                    torch.zeros_like(p) if p.grad is None else p.grad for p in wide.parameters()
+                ]
+        return self._gradients(self._module, key, torch.float32)
+
     def _gradients(self, run: Any, key: str, dtype: torch.dtype) -> list[torch.Tensor]:
         self._module.zero_grad(set_to_none=True)
         self._backward(run, key, dtype)
@@ -270,8 +285,7 @@ class Training(Cell):
             torch.compiler.cudagraph_mark_step_begin()
         with torch.autocast(self._where.device, dtype, enabled=dtype != torch.float32):
             outputs = run(*self._samples[key])
-        loss = sum(o.float().square().mean() for o in outputs if o.is_floating_point())
-        loss.backward()
+        _loss(outputs).backward()
 
     def _step(self, key: str) -> None:
         self._optimizer.zero_grad(set_to_none=True)
@@ -280,6 +294,14 @@ class Training(Cell):
 
     def time(self, seconds: float) -> dict[str, dict[str, list[float]]]:
         return {key: self._timed(lambda one=key: self._step(one), seconds) for key in self._samples}
+
+
+def _loss(outputs: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The sum of the outputs' mean squares, in float32 at least."""
+    wide = (
+        o.to(torch.promote_types(o.dtype, torch.float32)) for o in outputs if o.is_floating_point()
+    )
+    return torch.stack([o.square().mean() for o in wide]).sum()
 
 
 def _trained(model: Model, size: Size) -> Sequence[Shape]:
