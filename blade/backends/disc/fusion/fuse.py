@@ -102,7 +102,7 @@ def fuse(graph: Graph, repeats: bool = False) -> Fused:
     """
     fuser = _Fuser(graph)
     for value in graph.values:
-        if is_fusible(value):
+        if value.is_fusible:
             fuser.place(value)
         else:
             fuser.rank(value)
@@ -127,10 +127,6 @@ def is_copy(group: FusionGroup) -> bool:
     """Whether ``group`` only reorders elements."""
     (only, *more) = group.members
     return not more and only.op == "cast" and only.dtype == only.args[0].dtype
-
-
-def is_fusible(value: Value) -> bool:
-    return value.is_pointwise or value.op in ("reduce", "gather", "scatter")
 
 
 def is_instruction(value: Value) -> bool:

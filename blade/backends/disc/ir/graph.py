@@ -106,6 +106,11 @@ class Value:
     def is_layout(self) -> bool:
         return self.op in LAYOUT
 
+    @property
+    def is_fusible(self) -> bool:
+        """Whether a kernel of several values may compute it."""
+        return self.is_pointwise or self.op in ("reduce", "gather", "scatter")
+
 
 @dataclass(frozen=True)
 class SizeRelation:

@@ -63,7 +63,7 @@ def reduce_last_axis(graph: Graph, gathers: bool = False, pieces: bool = False) 
         and v.op == "gather"
         and (v.id in once or all(u.is_pointwise and u.id in once for u in users[v.id]))
     )
-    read = (*graph.outputs, *(a for v in graph.values if not _is_fused(v) for a in v.args))
+    read = (*graph.outputs, *(a for v in graph.values if not _reads_registers(v) for a in v.args))
     stored = {_in_memory(a).id for a in read}
     known = _Known(once, lookups, frozenset(stored))
     b = IrBuilder(RULES)
@@ -243,9 +243,9 @@ def _in_memory(v: Value) -> Value:
     return v
 
 
-def _is_fused(v: Value) -> bool:
+def _reads_registers(v: Value) -> bool:
     """Whether ``v`` may read values from registers."""
-    return v.is_pointwise or v.is_layout or v.op in ("reduce", "gather", "scatter")
+    return v.is_fusible or v.is_layout
 
 
 def _widens(v: Value) -> bool:

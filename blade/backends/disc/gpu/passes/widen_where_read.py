@@ -13,7 +13,7 @@ times the bytes, and twice the image of memory. What has to be stored only fusio
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from blade.backends.disc.fusion.fuse import Fused, FusionGroup, fuse, is_fusible, members
+from blade.backends.disc.fusion.fuse import Fused, FusionGroup, fuse, members
 from blade.backends.disc.fusion.shorten_lives import LARGE, bytes_of
 from blade.backends.disc.ir.graph import LEAVES, Graph, Value, live
 from blade.backends.disc.ir.views import memory_of, view_of
@@ -104,7 +104,7 @@ class _Stored:
             view = view_of(a)
             if view is None:
                 return False
-            if not is_fusible(view.base):
+            if not view.base.is_fusible:
                 sources[a.id] = a
             elif a is not view.base:  # of another shape: in memory already, if it is there at all
                 if view.base.id not in self.fused.stored:
@@ -166,7 +166,7 @@ class _Rebuilt:
         if key not in self.made:
             args = []
             for a in v.args:
-                source = a.op in _NUMBERS or a is not memory_of(a) or not is_fusible(a)
+                source = a.op in _NUMBERS or a is not memory_of(a) or not a.is_fusible
                 args.append(self.read(a, layouts) if source else self.computed(a, layouts, group))
             shape = layouts[0].shape if layouts else v.shape
             self.made[key] = self.add(replace(v, shape=shape), args)
