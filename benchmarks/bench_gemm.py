@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The generated GEMM alone, against MKL (torch.mm) and oneDNN with packed weights.
 
-    python benchmarks/bench_gemm.py [--threads 1,2] [--rows 1,16,128] [--shapes 768x768] [--peak 276] [--int8]
+    python benchmarks/bench_gemm.py [--threads 1,2] [--rows 1,16,128] [--shapes 768x768] [--peak 276] [--bf16 | --int8]
 
-Rows x columns x depth in fp32; with ``--int8`` in bytes, where what is timed begins with bytes (blade, oneDNN)
-or, in FBGEMM's dynamic product, with floats. GFLOP/s at the median of interleaved rounds. Every product goes through
-several copies of its weights in turn, ``--weights`` MB of them: a model's weights do not stay in the
-caches between two of its layers. ``--weights 0`` uses one copy.
+Rows x columns x depth in fp32, or in bfloat16; with ``--int8`` in bytes, where what is timed begins with bytes (blade,
+oneDNN) or, in FBGEMM's dynamic product, with floats. GFLOP/s at the median of interleaved rounds. Every product goes
+through several copies of its weights in turn, ``--weights`` MB of them: a model's weights do not stay in the caches
+between two of its layers. ``--weights 0`` uses one copy.
 """
 
 import argparse
@@ -99,6 +99,7 @@ def fbgemm_int8(weights: Sequence[torch.Tensor]) -> Product:
 
 INT8_MAKERS = {"blade": blade_int8, "onednn": onednn_int8, "fbgemm": fbgemm_int8}
 MAKERS = {"blade": blade_product, "mkl": mkl, "onednn": onednn}
+BF16_MAKERS = {"blade": blade_product, "onednn": onednn}
 
 
 def measure(products: dict[str, Product], x: torch.Tensor, copies: int, rounds: int) -> list[float]:
@@ -124,22 +125,29 @@ def main() -> None:
     parser.add_argument("--peak", type=float, default=0.0, help="GFLOP/s of one core, for percents")
     parser.add_argument("--weights", type=float, default=48.0, help="MB of weights in turn")
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--int8", action="store_true", help="products of bytes")
+    kinds = parser.add_mutually_exclusive_group()
+    kinds.add_argument("--int8", action="store_true", help="products of bytes")
+    kinds.add_argument("--bf16", action="store_true", help="products of bfloat16")
     options = parser.parse_args()
-    makers = INT8_MAKERS if options.int8 else MAKERS
+    makers = INT8_MAKERS if options.int8 else BF16_MAKERS if options.bf16 else MAKERS
+    of_weights, of_x = torch.float32, torch.float32
+    if options.bf16:
+        of_weights = of_x = torch.bfloat16
+    elif options.int8:
+        of_weights, of_x = torch.int8, torch.uint8
     torch.manual_seed(0)
     print("threads  rows x columns x depth " + "".join(f"{name:>14}" for name in makers))
     for shape in options.shapes.split(","):
         columns, depth = map(int, shape.split("x"))
-        size = (1 if options.int8 else 4) * columns * depth
+        size = of_weights.itemsize * columns * depth
         copies = max(1, round(options.weights * 1e6 / size))
-        weights = [_matrix(columns, depth, options.int8, torch.int8) for _ in range(copies)]
+        weights = [_matrix(columns, depth, of_weights) for _ in range(copies)]
         products = {name: make(weights) for name, make in makers.items()}
         for threads in map(int, options.threads.split(",")):
             torch.set_num_threads(threads)
             for rows in map(int, options.rows.split(",")):
                 few = copies if rows < 256 else -(-copies // 8)
-                x = _matrix(rows, depth, options.int8, torch.uint8)
+                x = _matrix(rows, depth, of_x)
                 found = measure(products, x, few, options.rounds)
                 speeds = [2e-9 * rows * columns * depth / seconds for seconds in found]
                 cells = [_cell(speed, options.peak * threads) for speed in speeds]
@@ -147,9 +155,9 @@ def main() -> None:
                 print(f"{threads:7}  {where}     {''.join(cells)}", flush=True)
 
 
-def _matrix(rows: int, columns: int, int8: bool, dtype: torch.dtype) -> torch.Tensor:
-    if not int8:
-        return torch.randn(rows, columns)
+def _matrix(rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
+    if dtype.is_floating_point:
+        return torch.randn(rows, columns, dtype=dtype)
     info = torch.iinfo(dtype)
     return torch.randint(info.min, info.max + 1, (rows, columns), dtype=dtype)
 

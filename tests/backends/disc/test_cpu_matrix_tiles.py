@@ -8,6 +8,7 @@ code of the tiles is looked at.
 import subprocess
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from shutil import which
 
@@ -23,6 +24,7 @@ from test_cpu_bf16_gemm import run as run_bf16
 from test_cpu_int8_conv import check_sizes, conv_engine
 from test_cpu_int8_gemm import bytes_of, check_integers, int8_engine, plain_engine, run
 
+from blade.backends.disc.cpu.attention import bf16_matrix
 from blade.backends.disc.cpu.attention import kernel as attention
 from blade.backends.disc.cpu.compile.llvm import compile_kernel
 from blade.backends.disc.cpu.conv import bf16_conv
@@ -106,6 +108,8 @@ def target(monkeypatch: pytest.MonkeyPatch) -> Iterator[CpuTarget]:
         yield host()
         return
     monkeypatch.setattr(matrix_tiles, "_Sums", Loops)
+    for module in (matrix_tiles, bf16_matrix):
+        monkeypatch.setattr(module, "configured", nullcontext)
     caches = (
         *(bf16_gemm.gemm_text, bf16_matmul.matmul_text),
         *(bf16_conv.conv_text, attention.bf16_text),
@@ -211,15 +215,24 @@ def test_the_machine_code(kind: str, in_taps: bool, tmp_path: Path) -> None:
     made = matrix_tiles.matrix_tiles("f", dot, per, element, in_taps)
     assert made is not None
     code = words_in_code(made.functions, tmp_path / "kernel.o")
-    # 2 + 4 products, 3 + 4 loads, 2 + 4 stores: no sum ever leaves its register
+    # 2 + 4 products, 3 + 4 loads, 2 + 4 stores: no sum ever leaves its register. Each configures fewer rows than 16,
+    # and the 16 again.
     assert code[{"bf16": "tdpbf16ps", "int8": "tdpbusd"}[kind]] == 6
-    assert [code[word] for word in INSTRUCTIONS] == [2, 7, 6, 2]
+    assert [code[word] for word in INSTRUCTIONS] == [4, 7, 6, 0]
+
+
+def test_the_machine_code_around_them(tmp_path: Path) -> None:
+    f = MlirRoutine("f")
+    with matrix_tiles.configured(f):
+        f.put(f.whole(0), f["ptrs"])
+    code = words_in_code([f], tmp_path / "kernel.o")
+    assert [code[word] for word in INSTRUCTIONS] == [1, 0, 0, 1]
 
 
 def test_the_machine_code_of_attention(tmp_path: Path) -> None:
     form = matrix_tiles.TileSums(bf16_dot(XEON), 2, "i16", 2, None, adds=True)
     code = words_in_code([form.function("f", 2)], tmp_path / "kernel.o")
-    assert [code[word] for word in ("tdpbf16ps", *INSTRUCTIONS)] == [4, 1, 8, 4, 1]
+    assert [code[word] for word in ("tdpbf16ps", *INSTRUCTIONS)] == [4, 2, 8, 4, 0]
 
 
 def test_other_cpus_have_no_tiles() -> None:

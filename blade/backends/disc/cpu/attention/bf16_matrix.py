@@ -11,7 +11,13 @@ from blade.backends.disc.cpu.attention.bf16_tiles import routine
 from blade.backends.disc.cpu.attention.block import Part
 from blade.backends.disc.cpu.attention.tiles import transposed
 from blade.backends.disc.cpu.emit.bf16_dot import PAIR, bf16_dot
-from blade.backends.disc.cpu.emit.matrix_tiles import ROWS, STEP, TileSums, run_rows
+from blade.backends.disc.cpu.emit.matrix_tiles import (
+    ROWS,
+    STEP,
+    TileSums,
+    configured,
+    run_rows,
+)
 from blade.backends.disc.cpu.emit.mlir_builder import SsaValue
 from blade.backends.disc.cpu.emit.mlir_function import MlirRoutine
 from blade.backends.disc.target.cpu import CpuTarget
@@ -35,7 +41,7 @@ def scores(
     width = vectors * target.lanes
     form = TileSums(bf16_dot(target), PAIR, "i16", vectors, width)
     functions = _functions(part, f"scores_tiles{vectors}", form)
-    with f.range(0, keys, ROWS) as s:
+    with configured(f), f.range(0, keys, ROWS) as s:
         given = {"a": f.at(k, f.product(s, f["k_row"]), "i16"), "lda": f["k_row"]}
         given |= {"b": blocks, "k": f["depth"], "to": f.at(p, f.product(s, width))}
         run_rows(f, functions, given, f.least(f.minus(keys, s), ROWS))
@@ -93,15 +99,16 @@ def multiply(
     with f.when(fresh):
         _clear(f, sums, f.whole(0), f.product(padded, width), lanes)
     start = f.whole(0)
-    for columns in (2, 1):
-        form = TileSums(bf16_dot(target), PAIR, "i16", columns, None, adds=True)
-        functions = _functions(part, f"values_tiles{columns}", form)
-        end = f.sum(start, f.floor_to(f.minus(padded, start), columns * STEP))
-        with f.range(start, end, columns * STEP) as column:
-            given = {"a": weights, "lda": f.product(whole, PAIR), "b": f.at(v, column)}
-            given |= {"k": f.product(whole, PAIR), "to": f.at(sums, column), "width": padded}
-            run_rows(f, functions, given, f["count"])
-        start = end
+    with configured(f):
+        for columns in (2, 1):
+            form = TileSums(bf16_dot(target), PAIR, "i16", columns, None, adds=True)
+            functions = _functions(part, f"values_tiles{columns}", form)
+            end = f.sum(start, f.floor_to(f.minus(padded, start), columns * STEP))
+            with f.range(start, end, columns * STEP) as column:
+                given = {"a": weights, "lda": f.product(whole, PAIR), "b": f.at(v, column)}
+                given |= {"k": f.product(whole, PAIR), "to": f.at(sums, column), "width": padded}
+                run_rows(f, functions, given, f["count"])
+            start = end
 
 
 def _functions(part: Part, name: str, form: TileSums) -> tuple[MlirRoutine, MlirRoutine]:

@@ -22,8 +22,7 @@ from blade.backends.disc.cpu.conv.plan import three
 from blade.backends.disc.cpu.emit.element_types import MEMORY
 from blade.backends.disc.cpu.emit.int8_dot import QUAD, Int8Dot, int8_dot
 from blade.backends.disc.cpu.gemm import int8_gemm
-from blade.backends.disc.cpu.gemm.driver import tiling
-from blade.backends.disc.cpu.gemm.gemm import GROUP_ROWS
+from blade.backends.disc.cpu.gemm.driver import group_rows, tiling
 from blade.backends.disc.cpu.gemm.int8_epilogue import REQUANTIZE, RESIDUAL, Int8Epilogue
 from blade.backends.disc.cpu.gemm.int8_micro_kernel import ROW_FACTORS, Int8KernelSpec
 from blade.backends.disc.cpu.gemm.packing import PackedColumns, bits, columns_of, packed_row
@@ -47,14 +46,15 @@ def int8_plan(value: Value, target: CpuTarget) -> tuple[NativeCall, MlirTexts]:
     tiles = int8_dot(target)
     columns = PackedColumns(tiles.width, n)
     form = _form(value, tiles, columns, ROW_FACTORS[len(rows)], in_taps=False)
-    groups = FloorDiv(sympy.sympify(count) + GROUP_ROWS - 1, GROUP_ROWS)
+    most = group_rows(bool(tiles.tile_product))
+    groups = FloorDiv(sympy.sympify(count) + most - 1, most)
     # if rows have their own zero points, the kernel multiplies by these
     factor = 1 if len(rows) == 2 else value.attrs["zero"] - tiles.offset
     operands: Operands = (x, *_constants(value, factor, columns), *rows, *_some(residual), value)
     call = NativeCall(
         form.name,
         plain(sympy.sympify(groups) * columns.panels),
-        plain(FloorDiv(sympy.Min(count, GROUP_ROWS) * depth * tiles.vectors, QUAD) + 1),
+        plain(FloorDiv(sympy.Min(count, most) * depth * tiles.vectors, QUAD) + 1),
         0,
         operands,
         (count, n, depth, row_distance(x, len(x.shape) - 1), n, *numbers(value, form.epilogue)),

@@ -22,7 +22,7 @@ PAIR = 2
 """Elements per lane."""
 
 _DOT = "llvm.x86.avx512bf16.dpbf16ps.512"
-_TILE_DOT = "llvm.x86.tdpbf16ps.internal"
+_TILE_DOT = "tdpbf16ps"
 _NARROW = "llvm.x86.avx512bf16.cvtneps2bf16.512"
 _UPPER = -0x10000
 

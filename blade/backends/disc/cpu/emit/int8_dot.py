@@ -27,7 +27,7 @@ _MADD = {
     8: "llvm.x86.avx2.pmadd.wd",
     4: "llvm.x86.sse2.pmadd.wd",
 }
-_TILE_DOT = "llvm.x86.tdpbusd.internal"
+_TILE_DOT = "tdpbusd"
 _SDOT = "llvm.aarch64.neon.sdot.v4i32.v16i8"
 
 

@@ -7,11 +7,19 @@ A step is 16 units of k: a tile of A holds 16 units of 16 rows, one of B 16 colu
 them. In a product with weights, the vector micro-kernels start from ``to``: they add the units after the last whole
 step and finish the results.
 
+Whoever runs these functions does so inside of ``configured``, which gives all eight tiles 16 rows; fewer rows are
+configured and restored by the function that has them. The tiles of a function are named by number:
+
+    0 to 3   sums, ``row tile * columns + column tile``
+    4, 5     B's columns
+    6, 7     A's rows
+
 The rows of a tile must be equally far apart. Those of a matrix are. A convolution's lie at the pointers of a table: 16
 that are equally far apart, such as pixels of a line, are read in place, others are copied to the stack.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from blade.backends.disc.cpu.emit.mlir_builder import SsaValue
@@ -25,8 +33,11 @@ ENOUGH_ROWS = {2: 1, 4: 4}
 """Elements in a unit -> rows from which tiles are faster than vectors: ``vpdpbusd`` is fast, ``vdpbf16ps`` is not."""
 
 _FEATURES = "+amx-tile,+amx-bf16,+amx-int8"
-_TILE = "!llvm.x86_amx"
 _ROW_BYTES = 64
+_LEFT, _RIGHT = 6, 4  # the first tile of A's rows, and of B's columns
+_WORDS = (1, 0, 0, 0, *[_ROW_BYTES * 0x10001] * 4, *[0] * 4, *[STEP * 0x1010101] * 2, 0, 0)
+"""The configuration of eight tiles of 16 rows of 64 bytes, as 16 words: the palette, bytes of rows, rows."""
+_ROWS_AT = 48  # its byte that has the first tile's rows
 _COPIED = 4  # steps of k that are copied to the stack at a time
 
 
@@ -35,8 +46,8 @@ class TileSums:
     """What a function sums. ``per``: elements of type ``element`` in a unit; ``columns``: tiles side by side.
 
     ``width``: words from row to row of B and of ``to``, or an argument of this name. ``in_taps``: rows of A consist of
-    pieces, as in a convolution. ``adds``: the sums are added to what ``to`` has. ``streams``: B is a panel of weights,
-    and the next one, which follows it, is prefetched meanwhile.
+    pieces, as in a convolution. ``adds``: the sums are added to what ``to`` has. ``streams``: beside every step,
+    ``lines`` cache lines from ``soon`` on are prefetched.
     """
 
     dot: UnitDot
@@ -56,7 +67,8 @@ class TileSums:
     def arguments(self) -> tuple[tuple[str, str], ...]:
         rows = "table:ptr pitch:i64 taps:i64 start:i64" if self.in_taps else "a:ptr lda:i64"
         wide = "" if self.width else " width:i64"
-        words = f"{rows} b:ptr k:i64 rows:i64 to:ptr{wide}".split()
+        ahead = " soon:ptr lines:i64" if self.streams else ""
+        words = f"{rows} b:ptr k:i64 rows:i64 to:ptr{wide}{ahead}".split()
         return tuple((n, kind) for n, kind in (w.split(":") for w in words))
 
 
@@ -68,16 +80,28 @@ class MatrixTiles:
     functions: tuple[MlirRoutine, MlirRoutine]
 
     def run(
-        self, f: MlirRoutine, given: Mapping[str, SsaValue], rows: SsaValue, to: SsaValue
+        self,
+        f: MlirRoutine,
+        given: Mapping[str, SsaValue],
+        rows: SsaValue,
+        to: SsaValue,
+        turn: SsaValue,
+        turns: SsaValue,
     ) -> SsaValue:
         """Emit the sums of ``rows`` rows into ``f``, and return the number of units that they contain.
 
-        ``given``: the arguments of the first row's micro-kernel.
+        ``given``: the arguments of the first row's micro-kernel. Each of ``turns`` runs on one panel of B prefetches
+        its part of the next one, which follows it.
         """
-        dot = self.form.dot
-        whole = f.floor_to(f.over(given["k"], self.form.per), STEP)
-        done = f.pick(f.test("sge", rows, ENOUGH_ROWS[self.form.per]), whole, 0)
-        known = {name: given[name] for name, _ in self.form.arguments if name in given}
+        form, dot = self.form, self.form.dot
+        whole = f.floor_to(f.over(given["k"], form.per), STEP)
+        done = f.pick(f.test("sge", rows, ENOUGH_ROWS[form.per]), whole, 0)
+        known = {name: given[name] for name, _ in form.arguments if name in given}
+        taps = given["taps"] if form.in_taps else f.whole(1)
+        panel = f.product(f.above(given["k"], form.per), taps, dot.width)  # in words
+        lines = f.above(f.whole(STEP * form.columns), turns)
+        own = f.product(turn, taps, whole, lines)
+        known |= {"lines": lines, "soon": f.at(given["b"], f.sum(panel, own), "i32")}
         with f.when(f.test("eq", done, 0)):
             nothing = dot.nothing(f)
             with f.range(0, f.product(rows, dot.width), dot.lanes) as at:
@@ -85,6 +109,25 @@ class MatrixTiles:
             f.branch()
             run_rows(f, self.functions, {**known, "to": to}, rows)
         return done
+
+
+@contextmanager
+def configured(f: MlirRoutine) -> Iterator[None]:
+    """Emit code that may run functions on tiles. A thread that is done with them releases them."""
+    f.features = _FEATURES
+    _configure(f, {})
+    yield
+    f.line('llvm.call_intrinsic "llvm.x86.tilerelease"() : () -> ()')
+
+
+def _configure(f: MlirRoutine, rows: Mapping[int, SsaValue]) -> None:
+    """Give the tiles 16 rows, or by number so many (i8)."""
+    at = f.stack(STEP, "i32")
+    text = f"arith.constant dense<[{', '.join(map(str, _WORDS))}]> : vector<{STEP}xi32>"
+    f.put(f.op(text, "i32", STEP), at)
+    for number, count in rows.items():
+        f.put(count, at, _ROWS_AT + number)
+    f.line(f'llvm.call_intrinsic "llvm.x86.ldtilecfg"({at.name}) : (!llvm.ptr) -> ()')
 
 
 def run_rows(
@@ -119,78 +162,76 @@ class _Sums:
         self.form, self.count = form, count
         self.f = f = MlirRoutine(name, form.arguments, STEP)
         f.features = _FEATURES
-        f.flags = ("optsize",)  # an unrolled loop needs more than the eight tile registers
-        last = f.convert("arith.trunci", f.minus(f["rows"], STEP * (count - 1)), "i16")
-        self.heights = [*[f.constant(STEP, "i16")] * (count - 1), last]
+        f.flags = ("optsize",)  # unrolled loops are not faster
         self.width = f.whole(form.width) if form.width else f["width"]
         self.pitch = f.product(self.width, 4)  # in bytes
+        self.last = f.minus(f["rows"], STEP * (count - 1))  # rows of the last tile
+        self.cells = [(i, v) for i in range(count) for v in range(form.columns)]
 
     def emit(self) -> MlirRoutine:
-        f = self.f
-        self.step, self.row_bytes = f.constant(STEP, "i16"), f.constant(_ROW_BYTES, "i16")
-        cells = [(i, v) for i in range(self.count) for v in range(self.form.columns)]
-        places = [f.at(f["to"], f.sum(f.product(self.width, i * STEP), v * STEP)) for i, v in cells]
-        if self.form.adds:
-            sums = [
-                self._tile(self.heights[i], at, self.pitch)
-                for (i, _), at in zip(cells, places, strict=True)
-            ]
+        f, form = self.f, self.form
+        is_ragged = f.test("ne", self.last, STEP)
+        with f.when(is_ragged):
+            ragged = [self._number(self.count - 1, v) for v in range(form.columns)]
+            height = f.convert("arith.trunci", self.last, "i8")
+            _configure(f, dict.fromkeys([*ragged, _LEFT + self.count - 1], height))
+        places = {
+            (i, v): f.at(f["to"], f.sum(f.product(self.width, i * STEP), v * STEP))
+            for i, v in self.cells
+        }
+        for cell, at in places.items():
+            if form.adds:
+                self._load(self._number(*cell), at, self.pitch)
+            else:
+                self._tile("tilezero", self._number(*cell))
+        whole = f.floor_to(f.over(f["k"], form.per), STEP)
+        if form.in_taps:
+            self._taps(f.over(f["k"], form.per), whole)
         else:
-            sums = [self._empty(self.heights[i]) for i, _ in cells]
-        units = f.over(f["k"], self.form.per)
-        whole = f.floor_to(units, STEP)
-        if self.form.streams:
-            taps = f["taps"] if self.form.in_taps else 1
-            self.panel = f.product(f.above(f["k"], self.form.per), taps, self.width)  # in words
-        if self.form.in_taps:
-            sums = self._taps(units, whole, sums)
-        else:
-            apart = f.product(f["lda"], int(self.form.element[1:]) // 8)
+            apart = f.product(f["lda"], int(form.element[1:]) // 8)
             starts = [f.at(f["a"], f.product(apart, i * STEP), "i8") for i in range(self.count)]
-            sums = self._steps([(a, apart) for a in starts], f["b"], whole, sums)
-        for (i, _), to, total in zip(cells, places, sums, strict=True):
-            shape = f"{self.heights[i].name}, {self.row_bytes.name}"
-            f.line(
-                f'llvm.call_intrinsic "llvm.x86.tilestored64.internal"({shape}, {to.name}, {self.pitch.name}, '
-                f"{total.name}) : (i16, i16, !llvm.ptr, i64, {_TILE}) -> ()"
-            )
+            self._steps([(a, apart) for a in starts], f["b"], whole, f.whole(0))
+        for cell, at in places.items():
+            self._tile("tilestored64", self._number(*cell), at, self.pitch)
+        with f.when(is_ragged):
+            _configure(f, {})
         return f
 
-    def _taps(self, units: SsaValue, whole: SsaValue, sums: list[SsaValue]) -> list[SsaValue]:
-        """``sums`` plus the whole steps of every tap."""
+    def _number(self, i: int, v: int) -> int:
+        return i * self.form.columns + v
+
+    def _taps(self, units: SsaValue, whole: SsaValue) -> None:
+        """Add the whole steps of every tap."""
         f, wide = self.f, _COPIED * STEP
         copies = [f.stack(STEP * wide, "i32") for _ in range(self.count)]
-        with f.carrying(f.whole(0), f["taps"], 1, sums) as tap:
-            row = f.at(f["table"], f.product(tap.index, f["pitch"]), POINTER)
-            panel = f.at(f["b"], f.product(tap.index, units, self.width), "i32")
+        with f.range(0, f["taps"]) as tap:
+            row = f.at(f["table"], f.product(tap, f["pitch"]), POINTER)
+            panel = f.at(f["b"], f.product(tap, units, self.width), "i32")
             pixels = [f.at(row, i * STEP, POINTER) for i in range(self.count)]
-            found = [self._distance(p, n) for p, n in zip(pixels, self.heights, strict=True)]
-            with f.carrying(f.whole(0), whole, wide, tap.values) as part:
-                size = f.least(f.minus(whole, part.index), wide)
+            heights = [f.whole(STEP)] * (self.count - 1) + [self.last]
+            found = [self._distance(p, n) for p, n in zip(pixels, heights, strict=True)]
+            with f.range(0, whole, wide) as part:
+                size = f.least(f.minus(whole, part), wide)
                 starts = []
                 for i, (apart, is_equal) in enumerate(found):
                     with f.when(is_equal):
                         f.branch()
-                        rows = f.least(f.minus(f["rows"], i * STEP), STEP)
-                        self._copy(pixels[i], rows, part.index, size, copies[i])
-                    here = f.at(self._pixel(pixels[i], 0), part.index, "i32")
+                        self._copy(pixels[i], heights[i], part, size, copies[i])
+                    here = f.at(self._pixel(pixels[i], 0), part, "i32")
                     starts.append(
                         (f.either(is_equal, here, copies[i]), f.pick(is_equal, apart, wide * 4))
                     )
-                here = f.at(panel, f.product(part.index, self.width), "i32")
-                part.next(self._steps(starts, here, size, part.values))
-            tap.next(part.results)
-        return tap.results
+                here = f.at(panel, f.product(part, self.width), "i32")
+                self._steps(starts, here, size, f.sum(f.product(tap, whole), part))
 
     def _pixel(self, pixels: SsaValue, row: SsaValue | int) -> SsaValue:
         return self.f.at(self.f.get(pixels, row, POINTER), self.f["start"], self.form.element)
 
-    def _distance(self, pixels: SsaValue, height: SsaValue) -> tuple[SsaValue, SsaValue]:
-        """Bytes from the first to the second of ``height`` pixels, and whether all are as far apart."""
+    def _distance(self, pixels: SsaValue, count: SsaValue) -> tuple[SsaValue, SsaValue]:
+        """Bytes from the first to the second of ``count`` pixels, and whether all are as far apart."""
         f, lanes = self.f, 8
         first = f.get(pixels, 0, "i64")
         apart = f.sub(f.get(pixels, 1, "i64"), first)
-        count = f.convert("arith.extui", height, "i64")
         are_equal = []
         for at in range(0, STEP, lanes):
             row = f.add(f.iota("i64", lanes), f.constant(at, "i64", lanes))
@@ -218,46 +259,36 @@ class _Sums:
         starts: list[tuple[SsaValue, SsaValue]],
         panel: SsaValue,
         size: SsaValue,
-        sums: list[SsaValue],
-    ) -> list[SsaValue]:
-        """``sums`` plus the first ``size`` units; ``starts``: each tile's first row, and the bytes between rows."""
-        f = self.f
-        with f.carrying(f.whole(0), size, STEP, sums) as loop:
-            right = f.at(panel, f.product(loop.index, self.width), "i32")
-            b = [
-                self._tile(self.step, f.at(right, v * STEP, "i32"), self.pitch)
-                for v in range(self.form.columns)
-            ]
-            if self.form.streams:
-                soon = f.at(right, self.panel, "i32")
-                for line in range(STEP * self.form.columns):
-                    f.prefetch(f.at(soon, line * STEP, "i32"), level=2)
-            values = []
-            for i, height in enumerate(self.heights):
-                start, apart = starts[i]
-                left = self._tile(height, f.at(start, loop.index, "i32"), apart)
-                values += [
-                    self._add(height, loop.values[i * self.form.columns + v], left, b[v])
-                    for v in range(self.form.columns)
-                ]
-            loop.next(values)
-        return loop.results
+        before: SsaValue,
+    ) -> None:
+        """Add the first ``size`` units, which ``before`` units precede.
+
+        ``starts``: each tile's first row, and the bytes between rows.
+        """
+        f, form = self.f, self.form
+        with f.range(0, size, STEP) as unit:
+            right = f.at(panel, f.product(unit, self.width), "i32")
+            for v in range(form.columns):
+                self._load(_RIGHT + v, f.at(right, v * STEP, "i32"), self.pitch)
+            if form.streams:
+                soon = f.at(f["soon"], f.product(f.sum(before, unit), f["lines"]), "i32")
+                with f.range(0, f["lines"]) as line:
+                    f.prefetch(f.at(soon, f.product(line, STEP), "i32"), level=2)
+            for i, (start, apart) in enumerate(starts):
+                self._load(_LEFT + i, f.at(start, unit, "i32"), apart)
+                for v in range(form.columns):
+                    tiles = self._number(i, v), _LEFT + i, _RIGHT + v
+                    self._tile(form.dot.tile_product, *tiles)
 
     # --- instructions ---
 
-    def _empty(self, height: SsaValue) -> SsaValue:
-        text = f'"llvm.x86.tilezero.internal"({height.name}, {self.row_bytes.name}) : (i16, i16) -> {_TILE}'
-        return self.f.op(f"llvm.call_intrinsic {text}", _TILE, 1)
+    def _load(self, number: int, address: SsaValue, bytes_apart: SsaValue) -> None:
+        self._tile("tileloadd64", number, address, bytes_apart)
 
-    def _tile(self, height: SsaValue, address: SsaValue, bytes_apart: SsaValue) -> SsaValue:
-        names = f"{height.name}, {self.row_bytes.name}, {address.name}, {bytes_apart.name}"
-        text = f'"llvm.x86.tileloadd64.internal"({names}) : (i16, i16, !llvm.ptr, i64) -> {_TILE}'
-        return self.f.op(f"llvm.call_intrinsic {text}", _TILE, 1)
-
-    def _add(self, height: SsaValue, total: SsaValue, a: SsaValue, b: SsaValue) -> SsaValue:
-        wide = self.row_bytes.name
-        names = f"{height.name}, {wide}, {wide}, {total.name}, {a.name}, {b.name}"
-        types = f"(i16, i16, i16, {_TILE}, {_TILE}, {_TILE}) -> {_TILE}"
-        return self.f.op(
-            f'llvm.call_intrinsic "{self.form.dot.tile_product}"({names}) : {types}', _TILE, 1
-        )
+    def _tile(self, name: str, *operands: SsaValue | int) -> None:
+        """An instruction on tiles, which are given by number."""
+        f = self.f
+        given = [f.constant(o, "i8") if isinstance(o, int) else o for o in operands]
+        names = ", ".join(o.name for o in given)
+        types = ", ".join("!llvm.ptr" if o.element == POINTER else o.type for o in given)
+        f.line(f'llvm.call_intrinsic "llvm.x86.{name}"({names}) : ({types}) -> ()')

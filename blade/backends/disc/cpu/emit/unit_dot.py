@@ -14,7 +14,7 @@ from blade.backends.disc.cpu.emit.mlir_builder import MlirBuilder, SsaValue
 class UnitDot(ABC):
     """Tiles of ``rows`` by ``vectors`` of ``lanes`` columns; ``how`` names the instructions.
 
-    ``tile_product``: LLVM's name of the instruction that multiplies matrix tiles, "" without one (matrix_tiles.py).
+    ``tile_product``: the instruction that multiplies matrix tiles, "" without one (matrix_tiles.py).
     """
 
     how: str

@@ -72,21 +72,22 @@ class Bf16KernelSpec:
 def micro_kernel(form: Bf16KernelSpec, tile: MicroKernelTile, name: str) -> MlirRoutine:
     """One tile; ``bias`` starts at its column, ``residual`` and ``c`` at its first element."""
     arguments = [*((p, POINTER) for p in form.pointers), *((n, "i64") for n in form.numbers)]
-    arguments += begun(form.dot)
+    arguments += begun(form.dot, tile)
     f = MlirRoutine(name, arguments, form.dot.lanes)
     kernel = DotMicroKernel(f, form.dot, tile, PAIR, "i16", form.in_taps)
-    for (r, v), total in zip(kernel.cells, kernel.sums(), strict=True):
-        at = v * form.dot.lanes
-        mask = None
-        if tile.masked and v == tile.vectors - 1:
-            mask = f.first_lanes(f.minus(f["columns"], at))
-        total = f.add(total, f.get(f["bias"], at, "f32", form.dot.lanes))
-        total = _finished(f, form, total, (r, at), mask)
-        to = f.at(f.at(f["c"], f.product(f["ldc"], r), form.result), at, form.result)
-        if mask is None:
-            f.store(total, to)
-        else:
-            f.store_masked(total, to, mask)
+    mask = None
+    if tile.masked:
+        mask = f.first_lanes(f.minus(f["columns"], (tile.vectors - 1) * form.dot.lanes))
+    with kernel.finished() as cells:
+        for (r, v), sums in cells:
+            at, of = v * form.dot.lanes, mask if v == tile.vectors - 1 else None
+            total = f.add(sums, f.get(f["bias"], at, "f32", form.dot.lanes))
+            total = _finished(f, form, total, (r, at), of)
+            to = f.at(f.at(f["c"], f.product(f["ldc"], r), form.result), at, form.result)
+            if of is None:
+                f.store(total, to)
+            else:
+                f.store_masked(total, to, of)
     return f
 
 
@@ -94,7 +95,7 @@ def _finished(
     f: MlirRoutine,
     form: Bf16KernelSpec,
     total: SsaValue,
-    place: tuple[int, int],
+    place: tuple[SsaValue | int, int],
     mask: SsaValue | None,
 ) -> SsaValue:
     """``total`` plus the residual, clamped, in the element type of C."""

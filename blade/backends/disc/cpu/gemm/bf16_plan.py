@@ -10,8 +10,7 @@ from blade.backends.disc.cpu.emit.element_types import MEMORY
 from blade.backends.disc.cpu.gemm import bf16_gemm, bf16_matmul
 from blade.backends.disc.cpu.gemm.batched_matmul import matrix_strides
 from blade.backends.disc.cpu.gemm.bf16_micro_kernel import Bf16KernelSpec
-from blade.backends.disc.cpu.gemm.driver import PanelTiling, tiling
-from blade.backends.disc.cpu.gemm.gemm import GROUP_ROWS
+from blade.backends.disc.cpu.gemm.driver import PanelTiling, group_rows, tiling
 from blade.backends.disc.cpu.gemm.packing import PackedColumns, parts
 from blade.backends.disc.ir.graph import Value, numel, plain
 from blade.backends.disc.ir.views import row_distance
@@ -30,7 +29,8 @@ def linear_plan(value: Value, target: CpuTarget) -> tuple[NativeCall, MlirTexts]
     form = Bf16KernelSpec(dot, tiles, MEMORY[value.dtype])
     packed = PackedColumns(dot.width, columns)
     count = numel(x.shape[:-1])
-    groups = FloorDiv(sympy.sympify(count) + GROUP_ROWS - 1, GROUP_ROWS)
+    most = group_rows(bool(dot.tile_product))
+    groups = FloorDiv(sympy.sympify(count) + most - 1, most)
     pack = bf16_gemm.pack_name(dot, weight.dtype)
     fills = [
         Fill(p.constant, p.size, (p.offset, depth, *p.strides, p.first, 0, depth))
@@ -40,7 +40,7 @@ def linear_plan(value: Value, target: CpuTarget) -> tuple[NativeCall, MlirTexts]
     call = NativeCall(
         form.name,
         plain(sympy.sympify(groups) * packed.panels),
-        plain(FloorDiv(sympy.Min(count, GROUP_ROWS) * depth * tiles.vectors, PAIR) + 1),
+        plain(FloorDiv(sympy.Min(count, most) * depth * tiles.vectors, PAIR) + 1),
         0,
         (x, PackedBuffer(pack, torch.int32, size, tuple(fills)), row_of(bias, packed), value),
         (count, columns, depth, row_distance(x, len(x.shape) - 1), columns),

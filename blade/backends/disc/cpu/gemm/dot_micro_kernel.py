@@ -4,13 +4,14 @@
 The elements of a row that share 32 bits, a *unit*, are multiplied and summed in one lane: four bytes
 (int8_micro_kernel.py), or a pair of bfloat16 (bf16_micro_kernel.py). A's rows are read in place, one unit (one
 broadcast) at a time. B is a packed panel of units, ``panel[unit][j]``, zero beyond k and n. Where the target has matrix
-tiles, these have summed the first units (matrix_tiles.py).
+tiles, these have summed the first units (matrix_tiles.py): of most depths all, and what is left is to finish the rows.
 
 A convolution's rows consist of one piece per tap, each of whole units. A table of pointers, ``table[tap][r]``,
 locates them (pixel_pointers.py). The panel holds all taps one after the other.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from blade.backends.disc.cpu.emit.mlir_builder import SsaValue
 from blade.backends.disc.cpu.emit.mlir_function import POINTER, Carry, MlirRoutine
@@ -18,20 +19,26 @@ from blade.backends.disc.cpu.emit.unit_dot import UnitDot
 from blade.backends.disc.cpu.gemm.driver import joined
 from blade.backends.disc.cpu.gemm.micro_kernel import MicroKernelTile
 
+Cells = list[tuple[tuple[SsaValue | int, int], SsaValue]]
+"""The sums of a tile by row and vector."""
+
 # As in the fp32 micro-kernels: independent sums, instructions per loop body, prefetch distance in steps.
 _CHAINS = 8
 _BODY = 24
 _AHEAD = 64
 
 
-def begun(dot: UnitDot) -> tuple[tuple[str, str], ...]:
-    """The arguments of a tile whose first ``done`` units matrix tiles have summed into ``before``."""
+def begun(dot: UnitDot, tile: MicroKernelTile) -> tuple[tuple[str, str], ...]:
+    """The arguments of a tile whose first ``done`` units, or all, matrix tiles have summed into ``before``."""
+    if not tile.rows:
+        return ("before", POINTER), ("rows", "i64")
     return (("before", POINTER), ("done", "i64")) if dot.tile_product else ()
 
 
 class DotMicroKernel:
     """Emits one tile into ``f``, which has the arguments ``a`` and ``lda`` or ``table``, ``pitch``, ``taps`` and
-    ``start``, ``b`` and ``k``, and those of ``begun``. ``per``: elements of type ``element`` in a unit.
+    ``start``, ``b`` and ``k``, and those of ``begun``. ``per``: elements of type ``element`` in a unit. A tile without
+    rows finishes any number of them, whose sums matrix tiles have made.
     """
 
     def __init__(
@@ -46,6 +53,15 @@ class DotMicroKernel:
         self.f, self.tile, self._dot = f, tile, dot
         self._per, self._element, self._in_taps = per, element, in_taps
         self.cells = [(r, v) for r in range(tile.rows) for v in range(tile.vectors)]
+
+    @contextmanager
+    def finished(self) -> Iterator[Cells]:
+        """Emit what happens to the sums of some rows."""
+        if self.tile.rows:
+            yield list(zip(self.cells, self.sums(), strict=True))
+            return
+        with self.f.range(0, self.f["rows"]) as r:
+            yield [((r, v), self._before(r, v)) for v in range(self.tile.vectors)]
 
     def sums(self) -> list[SsaValue]:
         """The vectors of sums, one per cell."""
@@ -70,9 +86,10 @@ class DotMicroKernel:
             values = self._depth(f["b"], values)
         return joined(self.f, values, len(self.cells))
 
-    def _before(self, r: int, v: int) -> SsaValue:
+    def _before(self, r: SsaValue | int, v: int) -> SsaValue:
         """The sums of the units before ``done``."""
-        at, dot = r * self._dot.width + v * self._dot.lanes, self._dot
+        dot = self._dot
+        at = self.f.sum(self.f.product(r, dot.width), v * dot.lanes)
         return self.f.get(self.f["before"], at, dot.nothing(self.f).element, dot.lanes)
 
     def _depth(self, panel: SsaValue, values: list[SsaValue]) -> list[SsaValue]:

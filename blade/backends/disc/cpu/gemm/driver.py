@@ -6,7 +6,7 @@ into rectangles, a rectangle into blocks of rows that stay in L2, and a block in
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from blade.backends.disc.cpu.emit import matrix_tiles
 from blade.backends.disc.cpu.emit.matrix_tiles import MatrixTiles
@@ -21,6 +21,9 @@ from blade.backends.disc.cpu.gemm.gemm import (
 from blade.backends.disc.cpu.gemm.micro_kernel import MicroKernelTile
 
 RECTANGLE = ("p0", "p1", "r0", "r1")
+
+TILE_GROUP_ROWS = 64  # as GROUP_ROWS, for matrix tiles: no thread has rows of a part of one
+TILE_BLOCK_BYTES = 768 * 1024  # of A, per block of rows, beside a panel and the next one in L2
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,11 @@ class PanelTiling:
             MicroKernelTile(r, v, masked) for v, masked in shapes for r in range(1, self.rows + 1)
         ]
         return {t.rows + t.vectors * t.masked * (self.rows + 1): t for t in found}
+
+    def finishing(self) -> dict[int, MicroKernelTile]:
+        """Tiles without rows of their own, by the number that the tiles of their panels begin after."""
+        whole = {0: MicroKernelTile(0, self.vectors)}
+        return whole | {e * (self.rows + 1): MicroKernelTile(0, e, True) for e in self.edges}
 
     def number(self, f: MlirRoutine, columns: SsaValue) -> SsaValue:
         """The number of a panel's first tile, for ``columns`` columns; the number of rows is added to it."""
@@ -69,14 +77,19 @@ class PanelRows:
 
 @dataclass(frozen=True)
 class MicroKernels:
-    """The functions of a product: of its tiles, by number, and of its matrix tiles, where the target has them."""
+    """The functions of a product: of its tiles, by number, and of its matrix tiles, where the target has them.
+
+    ``finishing``: by the number of a panel's first tile, what finishes any number of rows that matrix tiles summed.
+    """
 
     tiles: Mapping[int, MlirFunction]
     matrix: MatrixTiles | None = None
+    finishing: Mapping[int, MlirFunction] = field(default_factory=dict)
 
     @property
     def functions(self) -> list[MlirFunction]:
-        return [*self.tiles.values(), *(self.matrix.functions if self.matrix else ())]
+        more = self.matrix.functions if self.matrix else ()
+        return [*self.tiles.values(), *self.finishing.values(), *more]
 
 
 Panel = Callable[[MlirRoutine, MicroKernels, PanelRows], None]
@@ -90,9 +103,11 @@ def micro_kernels(
     matrix: MatrixTiles | None,
 ) -> MicroKernels:
     """The functions of the product ``name``; ``kernel`` makes that of a tile under a name."""
-    return MicroKernels(
-        {n: kernel(tile, f"{name}_tile{n}") for n, tile in tiles.tiles().items()}, matrix
-    )
+    made = {n: kernel(tile, f"{name}_tile{n}") for n, tile in tiles.tiles().items()}
+    if matrix is None:
+        return MicroKernels(made)
+    finishing = {n: kernel(tile, f"{name}_finish{n}") for n, tile in tiles.finishing().items()}
+    return MicroKernels(made, matrix, finishing)
 
 
 def product_text(
@@ -113,8 +128,8 @@ def product_text(
         columns = block.least(block.minus(block["n"], first), tiles.width)
         panel(block, kernels, PanelRows(first, columns, start, height))
 
-    blocks(block, rows)
-    drive = driver(name, pointers, numbers, tiles, block)
+    blocks(block, rows, kernels.matrix)
+    drive = driver(name, pointers, numbers, tiles, block, kernels.matrix)
     functions = [*kernels.functions, block]
     return "\n".join([*(f.text() for f in functions), drive.text(False)]) + "\n"
 
@@ -125,6 +140,7 @@ def driver(
     numbers: Sequence[str],
     tiles: PanelTiling,
     block: MlirFunction,
+    matrix: MatrixTiles | None = None,
 ) -> MlirRoutine:
     """``name(ptrs, ints = m, *numbers; units)``: a run of units as at most three rectangles.
 
@@ -134,8 +150,15 @@ def driver(
     f = MlirRoutine(name, lanes=tiles.lanes)
     given = f.unpack(f["ptrs"], pointers, POINTER) | f.unpack(f["ints"], ["m", *numbers], "i64")
     m = given.pop("m")
-    groups, panels = f.above(m, GROUP_ROWS), f.above(given["n"], tiles.width)
+    most = group_rows(matrix is not None)
+    groups, panels = f.above(m, most), f.above(given["n"], tiles.width)
     by_rows = f.test("sge", m, MANY_ROWS)
+
+    def first_row(group: SsaValue) -> SsaValue:
+        if matrix is not None:
+            return f.least(f.product(group, most), m)
+        return f.over(f.product(group, m), groups)
+
     fast = f.pick(by_rows, panels, groups)
     with f.carrying(f.whole(0), f.whole(3), 1, [f["begin"]]) as piece:
         (at,) = piece.values
@@ -152,19 +175,34 @@ def driver(
                 **given,
                 p0=f.pick(by_rows, f0, s0),
                 p1=f.pick(by_rows, f1, s1),
-                r0=f.over(f.product(g0, m), groups),
-                r1=f.over(f.product(g1, m), groups),
+                r0=first_row(g0),
+                r1=first_row(g1),
             )
         piece.next([f.sum(at, f.product(ns, nf))])
     return f
 
 
-def blocks(f: MlirRoutine, panel: Callable[[SsaValue, SsaValue, SsaValue], None]) -> None:
+def group_rows(in_tiles: bool) -> int:
+    """The rows of a unit, at most; ``in_tiles``: of a product on matrix tiles."""
+    return TILE_GROUP_ROWS if in_tiles else GROUP_ROWS
+
+
+def blocks(
+    f: MlirRoutine,
+    panel: Callable[[SsaValue, SsaValue, SsaValue], None],
+    matrix: MatrixTiles | None = None,
+) -> None:
     """Call ``panel(panel, first row, rows)`` for each panel of each block in the rectangle of ``f``."""
     depth = f.most(f["k"], 1)
-    fit = f.most(f.least(f.over(BLOCK_SIZE, depth), BLOCK_ROWS), GROUP_ROWS)
     rows = f.minus(f["r1"], f["r0"])
-    share = f.above(rows, f.above(rows, fit))
+    if matrix is None:
+        fit = f.most(f.least(f.over(BLOCK_SIZE, depth), BLOCK_ROWS), GROUP_ROWS)
+        share = f.above(rows, f.above(rows, fit))
+    else:
+        size = TILE_BLOCK_BYTES * matrix.form.per // 4  # elements
+        fit = f.most(f.over(size, depth), matrix_tiles.ROWS)
+        share = f.above(rows, f.above(rows, fit))
+        share = f.product(f.above(share, matrix_tiles.ROWS), matrix_tiles.ROWS)
     with f.loop(f["r0"], f["r1"], share) as start:
         height = f.minus(f.least(f.sum(start, share), f["r1"]), start)
         with f.loop(f["p0"], f["p1"], 1) as at:
@@ -185,18 +223,25 @@ def tiles_of_rows(
     if kernels.matrix is None:
         _tiles(f, tiles, kernels.tiles, place, arguments)
         return
-    sums = f.stack(matrix_tiles.ROWS * tiles.width)
-    with f.range(0, place.rows, matrix_tiles.ROWS) as at:
-        first = f.sum(place.row, at)
-        rows = f.least(f.minus(place.rows, at), matrix_tiles.ROWS)
-        done = kernels.matrix.run(f, arguments(first), rows, sums)
+    matrix, size = kernels.matrix, matrix_tiles.ROWS
+    sums = f.stack(size * tiles.width)
+    turns = f.above(place.rows, size)
+    with matrix_tiles.configured(f), f.range(0, turns) as turn:
+        first = f.sum(place.row, f.product(turn, size))
+        rows = f.least(f.minus(place.rows, f.product(turn, size)), size)
+        given = arguments(first)
+        done = matrix.run(f, given, rows, sums, turn, turns)
 
         def begun(row: SsaValue) -> dict[str, SsaValue]:
             before = f.at(sums, f.product(f.minus(row, first), tiles.width))
             return {**arguments(row), "before": before, "done": done}
 
-        here = PanelRows(place.first, place.columns, first, rows)
-        _tiles(f, tiles, kernels.tiles, here, begun)
+        with f.when(f.test("eq", f.product(done, matrix.form.per), given["k"])):
+            number = tiles.number(f, place.columns)
+            f.switch(number, kernels.finishing, {**given, "before": sums, "rows": rows})
+            f.branch()
+            here = PanelRows(place.first, place.columns, first, rows)
+            _tiles(f, tiles, kernels.tiles, here, begun)
 
 
 def _tiles(

@@ -92,49 +92,51 @@ class _Int8MicroKernel(DotMicroKernel):
     def __init__(self, form: Int8KernelSpec, tile: MicroKernelTile, name: str) -> None:
         self.form, self.dot = form, form.dot
         numbers = ((n, "i64") for n in form.numbers)
-        arguments = [*((p, POINTER) for p in form.pointers), *numbers, *begun(form.dot)]
+        arguments = [*((p, POINTER) for p in form.pointers), *numbers, *begun(form.dot, tile)]
         f = MlirRoutine(name, arguments, form.dot.lanes)
         super().__init__(f, form.dot, tile, QUAD, "i8", form.in_taps)
 
     def emit(self) -> MlirRoutine:
-        if not self.form.epilogue.is_plain:
-            self.stack = self.f.stack(self.tile.rows * self.dot.width)
-        self._finish(self.sums())
+        if self.form.epilogue.is_plain:
+            self._finish()
+        else:
+            self._finish_apart()
         return self.f
 
-    def _finish(self, sums: list[SsaValue]) -> None:
-        if not self.form.epilogue.is_plain:
-            self._finish_apart(sums)
-            return
+    def _finish(self) -> None:
         f, lanes, last = self.f, self.dot.lanes, self.tile.vectors - 1
         epilogue = self.form.epilogue
         element = epilogue.element
         mask = None
         if self.tile.masked:
             mask = f.first_lanes(f.minus(f["columns"], last * lanes))
-        for (r, v), acc in zip(self.cells, sums, strict=True):
-            to = f.at(f.at(f["c"], f.product(f["ldc"], r), element), v * lanes, element)
-            value = self._dequantized(r, v * lanes, acc)
-            value = epilogue.quantized(f, value) if epilogue.to_bytes else value
-            if mask is not None and v == last:
-                f.store_masked(value, to, mask)
-            else:
-                f.store(value, to)
+        with self.finished() as cells:
+            for (r, v), acc in cells:
+                to = f.at(f.at(f["c"], f.product(f["ldc"], r), element), v * lanes, element)
+                value = self._dequantized(r, v * lanes, acc)
+                value = epilogue.quantized(f, value) if epilogue.to_bytes else value
+                if mask is not None and v == last:
+                    f.store_masked(value, to, mask)
+                else:
+                    f.store(value, to)
 
-    def _finish_apart(self, sums: list[SsaValue]) -> None:
+    def _finish_apart(self) -> None:
         """Call the function that finishes a tile; all tiles share it."""
-        f, lanes, epilogue = self.f, self.dot.lanes, self.form.epilogue
+        f, lanes, epilogue, width = self.f, self.dot.lanes, self.form.epilogue, self.dot.width
         assert self.form.rows == "none", self.form
-        for (r, v), acc in zip(self.cells, sums, strict=True):
-            off = f.get(f["sums"], v * lanes, "i32", lanes)
-            exact = f.convert("arith.sitofp", f.sub(acc, off), "f32")
-            f.put(exact, self.stack, r * self.dot.width + v * lanes)
+        rows = f.whole(self.tile.rows) if self.tile.rows else f["rows"]
+        exact = f.stack(self.tile.rows * width) if self.tile.rows else f["before"]
+        with self.finished() as cells:
+            for (r, v), acc in cells:
+                off = f.get(f["sums"], v * lanes, "i32", lanes)
+                value = f.convert("arith.sitofp", f.sub(acc, off), "f32")
+                f.put(value, exact, f.sum(f.product(r, width), v * lanes))
         given = {n: f[n] for n in ("scales", "bias", "c", "ldc", "columns")}
         given |= {n: f[n] for n in (*epilogue.pointers, *epilogue.numbers)}
-        given |= {"sums": self.stack, "pitch": f.whole(self.dot.width)}
-        f.run(epilogue.signature(self.form.finish), **given, rows=f.whole(self.tile.rows))
+        given |= {"sums": exact, "pitch": f.whole(width)}
+        f.run(epilogue.signature(self.form.finish), **given, rows=rows)
 
-    def _dequantized(self, r: int, column: int, acc: SsaValue) -> SsaValue:
+    def _dequantized(self, r: SsaValue | int, column: int, acc: SsaValue) -> SsaValue:
         f, lanes = self.f, self.dot.lanes
         off = f.get(f["sums"], column, "i32", lanes)
         scales = f.get(f["scales"], column, "f32", lanes)
