@@ -73,7 +73,7 @@ class Loops(matrix_tiles._Sums):
         f, form = self.f, self.form
         f.features = ""
         units = f.over(f["k"], form.per)
-        whole = f.floor_to(units, matrix_tiles.STEP)
+        whole = f.floor_to(units, form.dot.step)
         with f.range(0, f["rows"]) as r:
             for v in range(form.columns):
                 at = f.sum(f.product(r, self.width), v * form.dot.lanes)
@@ -109,7 +109,7 @@ def target(monkeypatch: pytest.MonkeyPatch) -> Iterator[CpuTarget]:
         return
     monkeypatch.setattr(matrix_tiles, "_Sums", Loops)
     for module in (matrix_tiles, bf16_matrix):
-        monkeypatch.setattr(module, "configured", nullcontext)
+        monkeypatch.setattr(module, "configured", lambda f, dot: nullcontext())
     caches = (
         *(bf16_gemm.gemm_text, bf16_matmul.matmul_text),
         *(bf16_conv.conv_text, attention.bf16_text),
@@ -121,7 +121,7 @@ def target(monkeypatch: pytest.MonkeyPatch) -> Iterator[CpuTarget]:
         texts.cache_clear()
 
 
-@pytest.mark.parametrize("depth", [1, 31, 32, 64, 99, 800])
+@pytest.mark.parametrize("depth", [1, 28, 31, 32, 64, 80, 99, 800])
 @pytest.mark.parametrize("columns", [1, 32, 50])
 def test_bf16_weights(target: CpuTarget, depth: int, columns: int) -> None:
     weight, bias = numbers(columns, depth, dtype=F32), numbers(columns, seed=1, dtype=F32)
@@ -145,6 +145,8 @@ def test_two_computed_matrices(target: CpuTarget) -> None:
     [
         Shape(64, 64, (1, 1), padding=0),
         Shape(32, 65),
+        Shape(3, 64, (7, 7), 2, 3),
+        Shape(20, 40),
         Shape(100, 48, activation="relu", residual=F32),
         Shape(200, 40, (3, 3), 2, 2, dilation=2),
     ],
@@ -223,7 +225,7 @@ def test_the_machine_code(kind: str, in_taps: bool, tmp_path: Path) -> None:
 
 def test_the_machine_code_around_them(tmp_path: Path) -> None:
     f = MlirRoutine("f")
-    with matrix_tiles.configured(f):
+    with matrix_tiles.configured(f, bf16_dot(XEON)):
         f.put(f.whole(0), f["ptrs"])
     code = words_in_code([f], tmp_path / "kernel.o")
     assert [code[word] for word in INSTRUCTIONS] == [1, 0, 0, 1]
@@ -233,6 +235,14 @@ def test_the_machine_code_of_attention(tmp_path: Path) -> None:
     form = matrix_tiles.TileSums(bf16_dot(XEON), 2, "i16", 2, None, adds=True)
     code = words_in_code([form.function("f", 2)], tmp_path / "kernel.o")
     assert [code[word] for word in ("tdpbf16ps", *INSTRUCTIONS)] == [4, 2, 8, 4, 0]
+
+
+@pytest.mark.parametrize(
+    ("units", "step"), [(0, 16), (3, 3), (14, 14), (16, 16), (40, 10), (48, 16), (51, 16), (34, 16)]
+)
+def test_steps(units: int, step: int) -> None:
+    """A depth consists of its steps, unless these were less than half a tile."""
+    assert matrix_tiles.step_of(units) == step
 
 
 def test_other_cpus_have_no_tiles() -> None:

@@ -41,7 +41,7 @@ def scores(
     width = vectors * target.lanes
     form = TileSums(bf16_dot(target), PAIR, "i16", vectors, width)
     functions = _functions(part, f"scores_tiles{vectors}", form)
-    with configured(f), f.range(0, keys, ROWS) as s:
+    with configured(f, form.dot), f.range(0, keys, ROWS) as s:
         given = {"a": f.at(k, f.product(s, f["k_row"]), "i16"), "lda": f["k_row"]}
         given |= {"b": blocks, "k": f["depth"], "to": f.at(p, f.product(s, width))}
         run_rows(f, functions, given, f.least(f.minus(keys, s), ROWS))
@@ -99,7 +99,7 @@ def multiply(
     with f.when(fresh):
         _clear(f, sums, f.whole(0), f.product(padded, width), lanes)
     start = f.whole(0)
-    with configured(f):
+    with configured(f, bf16_dot(target)):
         for columns in (2, 1):
             form = TileSums(bf16_dot(target), PAIR, "i16", columns, None, adds=True)
             functions = _functions(part, f"values_tiles{columns}", form)

@@ -14,6 +14,7 @@ from blade.backends.disc.cpu.conv.int8_pack import by_tap
 from blade.backends.disc.cpu.conv.plan import three
 from blade.backends.disc.cpu.emit.bf16_dot import PAIR, Bf16Dot, bf16_dot
 from blade.backends.disc.cpu.emit.element_types import MEMORY
+from blade.backends.disc.cpu.emit.matrix_tiles import step_of
 from blade.backends.disc.cpu.gemm import bf16_gemm
 from blade.backends.disc.cpu.gemm.bf16_micro_kernel import Bf16KernelSpec
 from blade.backends.disc.cpu.gemm.bf16_plan import MlirTexts, row_of
@@ -37,7 +38,10 @@ def conv_plan(value: Value, target: CpuTarget) -> tuple[NativeCall, MlirTexts] |
     panel = (dot.vectors, dot.lanes)
     columns = columns_of(a["groups"], int(value.shape[-1]), channels // a["groups"], panel, PAIR)
     vectors = columns.width // dot.lanes
-    dot = replace(dot, vectors=vectors, rows=min(_TALLEST, dot.rows * dot.vectors // vectors))
+    width = adjacent_taps(value)
+    piece = channels * width // columns.blocks
+    rows_of_tile = min(_TALLEST, dot.rows * dot.vectors // vectors)
+    dot = replace(dot, vectors=vectors, rows=rows_of_tile, step=step_of(piece // PAIR))
     tiles = tiling(columns.own, dot.rows, dot.vectors, dot.lanes)
     residual = "" if given.residual is None else MEMORY[given.residual.dtype]
     form = Bf16KernelSpec(
@@ -47,12 +51,10 @@ def conv_plan(value: Value, target: CpuTarget) -> tuple[NativeCall, MlirTexts] |
     stride, padding, dilation = (
         three(a[n], m) for n, m in (("stride", 1), ("padding", 0), ("dilation", 1))
     )
-    width = adjacent_taps(value)
     taps = (*kernel[:2], kernel[2] // width)
     rows, block = numel(value.shape[:-1]), bf16_conv.BLOCK_TILES * tiles.rows
     pitch = -(-block // 16) * 16
     inputs, results = (three(v.shape[1:-1], 1) for v in (given.x, value))
-    piece = channels * width // columns.blocks
     ints = (
         *(rows, pitch, channels, piece, width, 0, 0),
         *(*inputs, *results, *taps, *stride, *padding, *dilation),

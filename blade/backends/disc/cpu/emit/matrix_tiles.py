@@ -3,9 +3,9 @@
 
     to[r, j] = sum_k A[r, k] * B[k, j]      r < rows <= 32, j < 32, over the whole steps of k
 
-A step is 16 units of k: a tile of A holds 16 units of 16 rows, one of B 16 columns of 16 units, as a packed panel has
-them. In a product with weights, the vector micro-kernels start from ``to``: they add the units after the last whole
-step and finish the results.
+A step is up to 16 units of k: a tile of A holds 16 units of 16 rows, one of B 16 columns of 16 units, as a packed panel
+has them. Fewer suit a depth that consists of them, such as the 14 of a row of 7 pixels. In a product with weights, the
+vector micro-kernels start from ``to``: they add the units after the last whole step and finish the results.
 
 Whoever runs these functions does so inside of ``configured``, which gives all eight tiles 16 rows; fewer rows are
 configured and restored by the function that has them. The tiles of a function are named by number:
@@ -28,16 +28,15 @@ from blade.backends.disc.cpu.emit.unit_dot import UnitDot
 
 ROWS = 32
 STEP = 16
-"""Units of k in a tile, its rows, and its columns."""
+"""Units of k in a tile, at most, its rows, and its columns."""
 ENOUGH_ROWS = {2: 1, 4: 4}
 """Elements in a unit -> rows from which tiles are faster than vectors: ``vpdpbusd`` is fast, ``vdpbf16ps`` is not."""
 
 _FEATURES = "+amx-tile,+amx-bf16,+amx-int8"
 _ROW_BYTES = 64
 _LEFT, _RIGHT = 6, 4  # the first tile of A's rows, and of B's columns
-_WORDS = (1, 0, 0, 0, *[_ROW_BYTES * 0x10001] * 4, *[0] * 4, *[STEP * 0x1010101] * 2, 0, 0)
-"""The configuration of eight tiles of 16 rows of 64 bytes, as 16 words: the palette, bytes of rows, rows."""
 _ROWS_AT = 48  # its byte that has the first tile's rows
+_FEWEST = 8  # units of a step of a longer depth
 _COPIED = 4  # steps of k that are copied to the stack at a time
 
 
@@ -94,13 +93,13 @@ class MatrixTiles:
         its part of the next one, which follows it.
         """
         form, dot = self.form, self.form.dot
-        whole = f.floor_to(f.over(given["k"], form.per), STEP)
+        whole = f.floor_to(f.over(given["k"], form.per), dot.step)
         done = f.pick(f.test("sge", rows, ENOUGH_ROWS[form.per]), whole, 0)
         known = {name: given[name] for name, _ in form.arguments if name in given}
         taps = given["taps"] if form.in_taps else f.whole(1)
         panel = f.product(f.above(given["k"], form.per), taps, dot.width)  # in words
-        lines = f.above(f.whole(STEP * form.columns), turns)
-        own = f.product(turn, taps, whole, lines)
+        lines = f.above(f.whole(dot.step * form.columns), turns)
+        own = f.product(turn, taps, f.over(whole, dot.step), lines, STEP)
         known |= {"lines": lines, "soon": f.at(given["b"], f.sum(panel, own), "i32")}
         with f.when(f.test("eq", done, 0)):
             nothing = dot.nothing(f)
@@ -112,19 +111,22 @@ class MatrixTiles:
 
 
 @contextmanager
-def configured(f: MlirRoutine) -> Iterator[None]:
+def configured(f: MlirRoutine, dot: UnitDot) -> Iterator[None]:
     """Emit code that may run functions on tiles. A thread that is done with them releases them."""
     f.features = _FEATURES
-    _configure(f, {})
+    _configure(f, dot, {})
     yield
     f.line('llvm.call_intrinsic "llvm.x86.tilerelease"() : () -> ()')
 
 
-def _configure(f: MlirRoutine, rows: Mapping[int, SsaValue]) -> None:
-    """Give the tiles 16 rows, or by number so many (i8)."""
-    at = f.stack(STEP, "i32")
-    text = f"arith.constant dense<[{', '.join(map(str, _WORDS))}]> : vector<{STEP}xi32>"
-    f.put(f.op(text, "i32", STEP), at)
+def _configure(f: MlirRoutine, dot: UnitDot, rows: Mapping[int, SsaValue]) -> None:
+    """Configure all tiles; A's and the sums have 16 rows, or by number so many (i8)."""
+    wide, narrow = _ROW_BYTES * 0x10001, 4 * dot.step * 0x10001  # bytes of a row, twice
+    words = [1, 0, 0, 0, wide, wide, wide, narrow, 0, 0, 0, 0]
+    words += [STEP * 0x1010101, dot.step * 0x101 + STEP * 0x1010000, 0, 0]
+    at = f.stack(len(words), "i32")
+    text = f"arith.constant dense<[{', '.join(map(str, words))}]> : vector<{len(words)}xi32>"
+    f.put(f.op(text, "i32", len(words)), at)
     for number, count in rows.items():
         f.put(count, at, _ROWS_AT + number)
     f.line(f'llvm.call_intrinsic "llvm.x86.ldtilecfg"({at.name}) : (!llvm.ptr) -> ()')
@@ -142,6 +144,14 @@ def run_rows(
         f.run(two, **given, rows=rows)
         f.branch()
         f.run(one, **given, rows=rows)
+
+
+def step_of(units: int) -> int:
+    """The units of a step for a depth of ``units``: the most that it consists of, unless these are few."""
+    if 0 < units < STEP:
+        return units
+    most = max(step for step in range(1, STEP + 1) if units % step == 0)
+    return most if most >= _FEWEST else STEP
 
 
 def matrix_tiles(
@@ -174,7 +184,8 @@ class _Sums:
         with f.when(is_ragged):
             ragged = [self._number(self.count - 1, v) for v in range(form.columns)]
             height = f.convert("arith.trunci", self.last, "i8")
-            _configure(f, dict.fromkeys([*ragged, _LEFT + self.count - 1], height))
+            fewer = dict.fromkeys([*ragged, _LEFT + self.count - 1], height)
+            _configure(f, form.dot, fewer)
         places = {
             (i, v): f.at(f["to"], f.sum(f.product(self.width, i * STEP), v * STEP))
             for i, v in self.cells
@@ -184,7 +195,7 @@ class _Sums:
                 self._load(self._number(*cell), at, self.pitch)
             else:
                 self._tile("tilezero", self._number(*cell))
-        whole = f.floor_to(f.over(f["k"], form.per), STEP)
+        whole = f.floor_to(f.over(f["k"], form.per), form.dot.step)
         if form.in_taps:
             self._taps(f.over(f["k"], form.per), whole)
         else:
@@ -194,7 +205,7 @@ class _Sums:
         for cell, at in places.items():
             self._tile("tilestored64", self._number(*cell), at, self.pitch)
         with f.when(is_ragged):
-            _configure(f, {})
+            _configure(f, form.dot, {})
         return f
 
     def _number(self, i: int, v: int) -> int:
@@ -202,7 +213,7 @@ class _Sums:
 
     def _taps(self, units: SsaValue, whole: SsaValue) -> None:
         """Add the whole steps of every tap."""
-        f, wide = self.f, _COPIED * STEP
+        f, wide = self.f, _COPIED * self.form.dot.step
         copies = [f.stack(STEP * wide, "i32") for _ in range(self.count)]
         with f.range(0, f["taps"]) as tap:
             row = f.at(f["table"], f.product(tap, f["pitch"]), POINTER)
@@ -247,12 +258,12 @@ class _Sums:
         self, pixels: SsaValue, rows: SsaValue, first: SsaValue, size: SsaValue, to: SsaValue
     ) -> None:
         """Copy ``size`` units of each of ``rows`` pixels, from unit ``first`` on."""
-        f = self.f
+        f, step = self.f, self.form.dot.step
         with f.range(0, rows) as r:
             source = f.at(self._pixel(pixels, r), first, "i32")
-            target = f.at(to, f.product(r, _COPIED * STEP), "i32")
-            with f.range(0, size, STEP) as unit:
-                f.put(f.get(source, unit, "i32", STEP), target, unit)
+            target = f.at(to, f.product(r, _COPIED * step), "i32")
+            with f.range(0, size, step) as unit:
+                f.put(f.get(source, unit, "i32", step), target, unit)
 
     def _steps(
         self,
@@ -266,12 +277,14 @@ class _Sums:
         ``starts``: each tile's first row, and the bytes between rows.
         """
         f, form = self.f, self.form
-        with f.range(0, size, STEP) as unit:
+        step = form.dot.step
+        with f.range(0, size, step) as unit:
             right = f.at(panel, f.product(unit, self.width), "i32")
             for v in range(form.columns):
                 self._load(_RIGHT + v, f.at(right, v * STEP, "i32"), self.pitch)
             if form.streams:
-                soon = f.at(f["soon"], f.product(f.sum(before, unit), f["lines"]), "i32")
+                steps = f.over(f.sum(before, unit), step)
+                soon = f.at(f["soon"], f.product(steps, f["lines"], STEP), "i32")
                 with f.range(0, f["lines"]) as line:
                     f.prefetch(f.at(soon, f.product(line, STEP), "i32"), level=2)
             for i, (start, apart) in enumerate(starts):

@@ -14,7 +14,8 @@ from blade.backends.disc.cpu.emit.mlir_builder import MlirBuilder, SsaValue
 class UnitDot(ABC):
     """Tiles of ``rows`` by ``vectors`` of ``lanes`` columns; ``how`` names the instructions.
 
-    ``tile_product``: the instruction that multiplies matrix tiles, "" without one (matrix_tiles.py).
+    ``tile_product``: the instruction that multiplies matrix tiles, "" without one (matrix_tiles.py). ``step``: units
+    that they multiply at a time.
     """
 
     how: str
@@ -22,11 +23,13 @@ class UnitDot(ABC):
     vectors: int
     rows: int
     tile_product: str = ""
+    step: int = 16
 
     @property
     def name(self) -> str:
         """A part of kernels' names."""
-        return f"{self.how}{self.lanes}x{self.vectors}" + "_tiles" * bool(self.tile_product)
+        tiles = "_tiles" * bool(self.tile_product) + f"_by{self.step}" * (self.step != 16)
+        return f"{self.how}{self.lanes}x{self.vectors}" + tiles
 
     @property
     def width(self) -> int:

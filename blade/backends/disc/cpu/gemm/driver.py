@@ -226,7 +226,7 @@ def tiles_of_rows(
     matrix, size = kernels.matrix, matrix_tiles.ROWS
     sums = f.stack(size * tiles.width)
     turns = f.above(place.rows, size)
-    with matrix_tiles.configured(f), f.range(0, turns) as turn:
+    with matrix_tiles.configured(f, matrix.form.dot), f.range(0, turns) as turn:
         first = f.sum(place.row, f.product(turn, size))
         rows = f.least(f.minus(place.rows, f.product(turn, size)), size)
         given = arguments(first)
