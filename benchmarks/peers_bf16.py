@@ -36,8 +36,8 @@ def _on_halves(run: Any) -> Run:
 
 
 def blade_bf16(model: Model, samples: Sequence[Tensors], threads: int) -> Run:
-    """The fp32 model, with bfloat16 permitted."""
-    return _blade(model, model.module, samples, enable_bf16=True)
+    """The fp32 model, with bfloat16 permitted, in the bounds of all peers."""
+    return _blade(model, model.module, samples, enable_bf16=True, accuracy_budget=MAX_ERROR)
 
 
 def blade_bf16_model(model: Model, samples: Sequence[Tensors], threads: int) -> Run:
@@ -45,7 +45,7 @@ def blade_bf16_model(model: Model, samples: Sequence[Tensors], threads: int) -> 
     return _on_halves(_blade(model, _converted(model), [*map(_halved, samples)]))
 
 
-def _blade(model: Model, module: Any, samples: Sequence[Tensors], **permitted: bool) -> Any:
+def _blade(model: Model, module: Any, samples: Sequence[Tensors], **permitted: Any) -> Any:
     import blade
 
     os.environ["BLADE_BACKENDS"] = "disc"  # our own kernels, not the fastest peer's

@@ -23,7 +23,9 @@ WINDOWS = {
 }
 
 
-def engine_of(dilation: int, target: CpuTarget | None = None) -> Engine:
+def engine_of(
+    dilation: int, target: CpuTarget | None = None, dtype: torch.dtype = torch.float32
+) -> Engine:
     """All windows side by side: images [n, h, w, c] each -> maxima."""
     b, results = new_builder(), []
     for k, (channels, kernel, stride, padding, ceil) in enumerate(WINDOWS.values()):
@@ -33,13 +35,13 @@ def engine_of(dilation: int, target: CpuTarget | None = None) -> Engine:
             free = size + 2 * pad - dilation * (extent - 1) - 1
             out.append(FloorDiv(free + (step - 1) * ceil, step) + 1)
         template = (OperandSlot(0), kernel, stride, padding, (dilation, dilation), ceil)
-        x = add_input(b, (n, *sizes, channels))
+        x = add_input(b, (n, *sizes, channels), dtype)
         results.append(
             b.make(
                 "spatial",
                 [x],
                 (n, *out, channels),
-                torch.float32,
+                dtype,
                 target=POOL,
                 template=template,
             )
@@ -47,8 +49,16 @@ def engine_of(dilation: int, target: CpuTarget | None = None) -> Engine:
     return compile_to_engine(finish(b, *results), target)
 
 
-def check(engine: Engine, dilation: int, size: int, images: int, with_nan: bool = False) -> None:
-    inputs = [torch.randn(images, size, size + 1, c) - 3 for c, *_ in WINDOWS.values()]
+def check(
+    engine: Engine,
+    dilation: int,
+    size: int,
+    images: int,
+    with_nan: bool = False,
+    dtype: torch.dtype = torch.float32,
+) -> None:
+    shapes = [(images, size, size + 1, c) for c, *_ in WINDOWS.values()]
+    inputs = [(torch.randn(shape) - 3).to(dtype) for shape in shapes]
     for x in inputs:
         if with_nan:
             x.view(-1)[:: x.numel() // 5] = float("nan")
@@ -61,18 +71,21 @@ def check(engine: Engine, dilation: int, size: int, images: int, with_nan: bool 
         torch.testing.assert_close(y, want.movedim(1, -1), rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("lanes", [4, 8, 16])
-def test_values(lanes: int) -> None:
+def test_values(lanes: int, dtype: torch.dtype) -> None:
     torch.manual_seed(lanes)
-    engine = engine_of(1, CpuTarget(host().isa, lanes))
+    engine = engine_of(1, CpuTarget(host().isa, lanes), dtype)
     assert "aten::max_pool2d" not in engine.program()
     for size, images in ((5, 1), (6, 3), (9, 0), (15, 2), (40, 1)):
-        check(engine, 1, size, images)
+        check(engine, 1, size, images, dtype=dtype)
 
 
 def test_nan_is_the_maximum() -> None:
     torch.manual_seed(1)
     check(engine_of(1), 1, 12, 2, with_nan=True)
+    narrow = engine_of(1, dtype=torch.bfloat16)
+    check(narrow, 1, 12, 2, with_nan=True, dtype=torch.bfloat16)
 
 
 def test_windows_with_gaps_are_asked_of_torch() -> None:

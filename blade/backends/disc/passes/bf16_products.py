@@ -116,7 +116,7 @@ def _widened(b: IrBuilder, bias: Value) -> Value:
 
 
 def narrow_results(graph: Graph) -> Graph:
-    """Round where they are made the results that are read as bfloat16 only, or else as residuals of convolutions."""
+    """Round where they are made the results that are read as bfloat16, or as residuals of convolutions, only."""
     users, returned = graph.users(), {v.id for v in graph.outputs}
 
     def step(b: IrBuilder, v: Value, args: list[Value]) -> Value | None:
@@ -126,7 +126,7 @@ def narrow_results(graph: Graph) -> Graph:
             return None
         readers = users[v.id]
         rounding = [u for u in readers if u.op == "cast" and u.dtype == BF16]
-        if not rounding or not all(u in rounding or _adds(u, v) for u in readers):
+        if not readers or not all(u in rounding or _adds(u, v) for u in readers):
             return None
         return b.make(v.op, args, v.shape, BF16, **v.attrs)
 

@@ -28,6 +28,16 @@ def cast_before_layout(b: IrBuilder, v: Value) -> Value | None:
     return b.make(inner.op, args, v.shape, v.dtype, **inner.attrs)
 
 
+def cast_before_maximum(b: IrBuilder, v: Value) -> Value | None:
+    """Cast to 16 bits before max pooling: the largest number, rounded, is the largest of the rounded."""
+    inner = v.args[0]
+    if v.dtype.itemsize != 2 or inner.dtype != torch.float32 or inner.op != "spatial":
+        return None
+    if inner.attrs["target"] is not torch.ops.aten.max_pool2d.default:
+        return None
+    return b.make("spatial", [b.cast(inner.args[0], v.dtype)], v.shape, v.dtype, **inner.attrs)
+
+
 def cast_after_layout(b: IrBuilder, v: Value) -> Value | None:
     """Widen a product's result after a layout op: it is moved as 16 bits, and its readers widen it."""
     inner = v.args[0]
@@ -43,6 +53,6 @@ def _is_widened(v: Value) -> bool:
 _MOVED = ("permute", "reshape", "broadcast", "concat")
 NARROW_RULES: Mapping[str, Sequence[Rule]] = {
     **RULES,
-    "cast": [drop_cast_and_back, cast_before_layout, *RULES["cast"]],
+    "cast": [drop_cast_and_back, cast_before_layout, cast_before_maximum, *RULES["cast"]],
     **{op: [*RULES[op], cast_after_layout] for op in ("permute", "reshape", "slice")},
 }

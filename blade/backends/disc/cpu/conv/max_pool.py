@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The generated maximum pooling over channels-last images, in f32: vectors run along the channels.
+"""The generated maximum pooling over channels-last images of float32 or bfloat16: vectors run along the channels.
 
 A tile is some adjacent pixels of one result row; code is generated per extent and stride of the window along
 w, as in depthwise.py. Rows outside the image are skipped. A column outside is replaced by the border column,
@@ -10,6 +10,8 @@ which every window that reaches outside contains. NaN is larger than any number,
 
 import functools
 
+import torch
+
 from blade.backends.disc.cpu.conv.depthwise import (
     PIXELS,
     RUN,
@@ -17,9 +19,11 @@ from blade.backends.disc.cpu.conv.depthwise import (
     meets,
     tile_pixels,
 )
+from blade.backends.disc.cpu.emit.element_types import MEMORY, decode, encode
 from blade.backends.disc.cpu.emit.mlir_builder import SsaValue
 from blade.backends.disc.cpu.emit.mlir_function import POINTER, MlirFunction, MlirRoutine
 from blade.backends.disc.target.cpu import CpuTarget
+from blade.program.dtypes import DTYPES
 
 SIZES = "c in_h in_w out_h out_w kernel_h stride_h pad_h pad_w".split()
 _TILE = (
@@ -34,24 +38,24 @@ _TILE = (
 )
 
 
-def name(taps: DepthwiseTaps) -> str:
-    return f"max_pool_f32_k{taps.count}s{taps.stride}"
+def name(taps: DepthwiseTaps, dtype: torch.dtype) -> str:
+    return f"max_pool_{DTYPES[dtype]}_k{taps.count}s{taps.stride}"
 
 
-def _tile_name(taps: DepthwiseTaps, pixels: int, cut: bool) -> str:
-    return f"{name(taps)}_{'cut' if cut else 'whole'}_{pixels}"
+def _tile_name(taps: DepthwiseTaps, dtype: torch.dtype, pixels: int, cut: bool) -> str:
+    return f"{name(taps, dtype)}_{'cut' if cut else 'whole'}_{pixels}"
 
 
 @functools.cache
-def pool_text(taps: DepthwiseTaps, target: CpuTarget) -> str:
+def pool_text(taps: DepthwiseTaps, dtype: torch.dtype, target: CpuTarget) -> str:
     """MLIR of the driver and its tiles."""
-    parts = [_tile(taps, n, cut, target.lanes) for n in PIXELS for cut in (False, True)]
-    return "".join([*parts, _driver(taps, target.lanes)])
+    parts = [_tile(taps, dtype, n, cut, target.lanes) for n in PIXELS for cut in (False, True)]
+    return "".join([*parts, _driver(taps, dtype, target.lanes)])
 
 
-def _driver(taps: DepthwiseTaps, lanes: int) -> str:
+def _driver(taps: DepthwiseTaps, dtype: torch.dtype, lanes: int) -> str:
     """The loops over result rows, runs of channels and tiles."""
-    f = MlirRoutine(name(taps))
+    f, element = MlirRoutine(name(taps, dtype)), MEMORY[dtype]
     p = f.unpack(f["ptrs"], ("x", "result"), POINTER)
     size = f.unpack(f["ints"], SIZES, "i64")
     c, in_w, out_w = size["c"], size["in_w"], size["out_w"]
@@ -70,35 +74,40 @@ def _driver(taps: DepthwiseTaps, lanes: int) -> str:
             x = f.least(f.product(tile, pixels), f.minus(out_w, pixels))
             at = f.sum(f.product(row, out_w), x)
             given = {
-                "x": f.at(p["x"], f.sum(f.product(first, in_w, c), c0)),
+                "x": f.at(p["x"], f.sum(f.product(first, in_w, c), c0), element),
                 "row": f.product(in_w, c),
                 "rows": f.minus(high, low),
                 "left": f.minus(f.product(x, taps.stride), size["pad_w"]),
                 "in_w": in_w,
                 "c": c,
                 "count": whole,
-                "result": f.at(p["result"], f.sum(f.product(at, c), c0)),
+                "result": f.at(p["result"], f.sum(f.product(at, c), c0), element),
             }
-            _call(f, taps, pixels, False, given)
+            _call(f, taps, dtype, pixels, False, given)
             with f.when(f.test("slt", whole, count)):
-                moved = {n: f.at(given[n], whole) for n in ("x", "result")}
+                moved = {n: f.at(given[n], whole, element) for n in ("x", "result")}
                 rest = {"count": f.minus(count, whole)}
-                _call(f, taps, pixels, True, given | moved | rest)
+                _call(f, taps, dtype, pixels, True, given | moved | rest)
     return f.text(internal=False)
 
 
 def _call(
-    f: MlirRoutine, taps: DepthwiseTaps, pixels: SsaValue, cut: bool, given: dict[str, SsaValue]
+    f: MlirRoutine,
+    taps: DepthwiseTaps,
+    dtype: torch.dtype,
+    pixels: SsaValue,
+    cut: bool,
+    given: dict[str, SsaValue],
 ) -> None:
     cases: dict[int, MlirFunction] = {
-        n: MlirRoutine(_tile_name(taps, n, cut), _TILE) for n in PIXELS
+        n: MlirRoutine(_tile_name(taps, dtype, n, cut), _TILE) for n in PIXELS
     }
     f.switch(pixels, cases, given)
 
 
-def _tile(taps: DepthwiseTaps, pixels: int, cut: bool, lanes: int) -> str:
+def _tile(taps: DepthwiseTaps, dtype: torch.dtype, pixels: int, cut: bool, lanes: int) -> str:
     """One tile along ``count`` channels; ``cut``: fewer channels than a vector."""
-    f = MlirRoutine(_tile_name(taps, pixels, cut), _TILE, lanes)
+    f, element = MlirRoutine(_tile_name(taps, dtype, pixels, cut), _TILE, lanes), MEMORY[dtype]
     columns = sorted({p * taps.stride + j for p in range(pixels) for j in range(taps.count)})
     last = f.minus(f["in_w"], 1)
     places = {
@@ -110,19 +119,21 @@ def _tile(taps: DepthwiseTaps, pixels: int, cut: bool, lanes: int) -> str:
     with f.range(0, f["count"], lanes) as at:
         with f.carrying(f.whole(0), f["rows"], 1, [lowest] * pixels) as window:
             best = list(window.values)
-            row = f.at(f["x"], f.sum(f.product(window.index, f["row"]), at))
+            row = f.at(f["x"], f.sum(f.product(window.index, f["row"]), at), element)
             for column in columns:
                 if mask is None:
-                    x = f.get(row, places[column], lanes=lanes)
+                    x = f.get(row, places[column], element, lanes)
                 else:
-                    x = f.load_masked(f.at(row, places[column]), mask)
+                    x = f.load_masked(f.at(row, places[column], element), mask, element)
+                x = decode(f, x, dtype)
                 for pixel, _ in meets(taps, pixels, column):
                     best[pixel] = f.apply("arith.maximumf", best[pixel], x)
             window.next(best)
         for pixel, value in enumerate(window.results):
             to = f.sum(f.product(f["c"], pixel), at)
+            stored = encode(f, value, dtype)
             if mask is None:
-                f.put(value, f["result"], to)
+                f.put(stored, f["result"], to)
             else:
-                f.store_masked(value, f.at(f["result"], to), mask)
+                f.store_masked(stored, f.at(f["result"], to, element), mask)
     return f.text()

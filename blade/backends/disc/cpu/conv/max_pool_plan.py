@@ -13,6 +13,7 @@ from blade.backends.disc.ir.graph import Value, plain
 from blade.backends.disc.program.instructions import NativeCall
 from blade.backends.disc.target.cpu import CpuTarget
 
+_DTYPES = (torch.float32, torch.bfloat16)
 _WIDEST = 7  # widest window along w for which code is generated
 
 
@@ -27,7 +28,7 @@ def pool_call(
     kernel, padding, dilation = (_both(v) for v in (kernel, padding, dilation))
     stride = _both(stride) or kernel
     numbers = (*kernel, *stride, *padding, *dilation, channels)
-    if value.dtype != torch.float32 or not all(isinstance(n, int) for n in numbers):
+    if value.dtype not in _DTYPES or not all(isinstance(n, int) for n in numbers):
         return None
     if dilation != (1, 1) or kernel[1] > _WIDEST:
         return None
@@ -35,14 +36,14 @@ def pool_call(
     run = RUN * target.lanes
     images, height, width, _ = value.shape
     call = NativeCall(
-        pool.name(taps),
+        pool.name(taps, value.dtype),
         plain(sympy.sympify(images) * height * -(-channels // run)),
         plain(sympy.sympify(width) * kernel[0] * kernel[1] * min(channels, run)),
         0,
         (x, value),
         (channels, *x.shape[1:3], height, width, kernel[0], stride[0], *padding),
     )
-    return call, ((pool.name(taps), pool.pool_text(taps, target)),)
+    return call, ((pool.name(taps, value.dtype), pool.pool_text(taps, value.dtype, target)),)
 
 
 def _both(given: object) -> tuple[int, ...]:
