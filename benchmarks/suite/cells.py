@@ -206,15 +206,17 @@ class Inference(Cell):
 
 
 class Training(Cell):
-    """Whole steps: forward (on a GPU under autocast), backward, AdamW. The loss is the outputs' mean square.
+    """Whole steps: forward, backward, AdamW. The loss is the outputs' mean square.
 
+    On a GPU forward is under autocast, unless the model is one for float32.
     No dropout, so that peers can be compared: a step's gradients with eager's in float32, those of float32 with
     float64's.
     """
 
     def __init__(self, model: str, peer: str, where: Where, bounds: Bounds) -> None:
         super().__init__(model, peer, Where(where.device, "float32"), bounds)
-        self._dtype = getattr(torch, "bfloat16" if where.is_cuda else "float32")
+        narrow = where.is_cuda and where.dtype != "float32"
+        self._dtype = torch.bfloat16 if narrow else torch.float32
         self._shapes = _trained(self._model, self._size)
         self._module = _without_dropout(self._model.module).train()
         self._samples = {label(s): self._model.inputs(s, 1) for s in self._shapes}

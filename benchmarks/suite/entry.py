@@ -26,7 +26,7 @@ FAMILIES = ("huggingface", "vision", "misc")
 class Entry:
     """``needs``: packages without which it is skipped. ``rank``: on a GPU, those of rank 0 come first.
 
-    ``trained``: whether it is trained, too. ``half``: whether it runs in float16 on a GPU.
+    ``trained``: whether it is trained, too. ``half``: whether 16 bits suit it on a GPU.
     """
 
     name: str

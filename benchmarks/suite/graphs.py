@@ -62,7 +62,7 @@ class AttentionConvolution(nn.Module):
         y = self.linear(x)
         each = self.leaving(y)[source] + self.arriving(y)[target]
         score = functional.leaky_relu(each.squeeze(1), 0.2)
-        low = torch.full((x.shape[0],), -1e4, dtype=x.dtype, device=x.device)
+        low = torch.full((x.shape[0],), -1e4, dtype=score.dtype, device=x.device)
         highest = low.scatter_reduce(0, target, score, "amax")
         weight = torch.exp(score - highest[target])
         total = torch.zeros_like(low).index_add(0, target, weight)
