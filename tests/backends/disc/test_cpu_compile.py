@@ -25,6 +25,33 @@ def kernel(name: str, lines: int = 0) -> tuple[str, str]:
     return name, f"llvm.func @{name}({arguments}) {{\n{padding}    llvm.return\n}}\n"
 
 
+def test_only_the_dialects_of_a_kernel_are_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The code is the same as with all of them."""
+    from torch_mlir import ir
+
+    plain, loaded = ir.Context, []
+
+    class Counted(plain):  # type: ignore[misc,valid-type]
+        def __exit__(self, *error: object) -> None:
+            loaded.append(
+                [d for d in ("llvm", "arith", "tosa", "spirv") if self.is_dialect_loaded(d)]
+            )
+            super().__exit__(*error)
+
+    class Whole(plain):  # type: ignore[misc,valid-type]
+        def __init__(self, load_on_create_dialects: object) -> None:
+            super().__init__()
+
+    add = "    %sum = arith.addi %begin, %end : i64\n    llvm.store %sum, %ints : i64, !llvm.ptr\n"
+    name, text = kernel("adds")
+    text = text.replace("    llvm.return", f"{add}    llvm.return")
+    monkeypatch.setattr(ir, "Context", Counted)
+    code = llvm.compile_kernel(name, text)
+    assert loaded == [["llvm", "arith"]]
+    monkeypatch.setattr(ir, "Context", Whole)
+    assert llvm.compile_kernel(name, text) == code
+
+
 @pytest.fixture
 def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the kernels that were compiled in this process."""

@@ -35,7 +35,8 @@ def load(kernels: Sequence[tuple[str, str]]) -> Any:
     from torch_mlir import execution_engine, ir, passmanager
     from torch_mlir._mlir_libs import _mlirRegisterEverything  # noqa: F401
 
-    with ir.Context():
+    # Parsing loads further dialects as it meets them: loading all there are takes longer than compiling a small kernel.
+    with ir.Context(load_on_create_dialects=["llvm"]):
         module = ir.Module.parse(_module(kernels))
         passmanager.PassManager.parse(_PIPELINE).run(module.operation)
         engine = execution_engine.ExecutionEngine(module, opt_level=3, enable_pic=True)
