@@ -9,7 +9,7 @@ that the package does not define.
 """
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "blade"
@@ -59,17 +59,29 @@ def table(uses: Mapping[str, set[str]]) -> str:
 
 def found() -> dict[str, set[str]]:
     """Each private name, and ``.attribute`` of torch's objects, with the files that use it."""
-    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py")}
-    own = {name for tree in trees.values() for name in _defined(tree)} | OF_OTHERS
+    nodes = {path: _nodes(path) for path in PACKAGE.rglob("*.py")}
+    own = {name for found in nodes.values() for name in _defined(found)} | OF_OTHERS
     uses: dict[str, set[str]] = {}
-    for path, tree in trees.items():
-        for name in _used(tree, own):
+    for path, found in nodes.items():
+        for name in _used(found, own):
             uses.setdefault(name, set()).add(path.relative_to(PACKAGE).as_posix())
     return uses
 
 
-def _defined(tree: ast.Module) -> Iterator[str]:
-    for node in ast.walk(tree):
+def _nodes(path: Path) -> list[ast.AST]:
+    """Those that ``_defined`` and ``_used`` look at; what is most of a tree is left out once."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return [node for node in ast.walk(tree) if isinstance(node, _SEEN_NODES)]
+
+
+_SEEN_NODES = (
+    *(ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Name, ast.Attribute),
+    *(ast.Import, ast.ImportFrom, ast.Constant),
+)
+
+
+def _defined(nodes: Sequence[ast.AST]) -> Iterator[str]:
+    for node in nodes:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             yield node.name
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -78,15 +90,15 @@ def _defined(tree: ast.Module) -> Iterator[str]:
             yield node.attr
 
 
-def _used(tree: ast.Module, own: set[str]) -> Iterator[str]:
+def _used(nodes: Sequence[ast.AST], own: set[str]) -> Iterator[str]:
     names: dict[str, str] = {}
-    for node in ast.walk(tree):
+    for node in nodes:
         for name, stands_for in _imported(node):
             names[name] = stands_for
             if _is_private(stands_for):
                 yield stands_for
     inner: set[ast.AST] = set()
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Attribute) and node not in inner:
             chain, root = [node.attr], node.value
             while isinstance(root, ast.Attribute):

@@ -18,7 +18,7 @@ from fake_backends import Fake, registered
 
 torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU()).eval()
-fake = Fake("slow", version="1", convert=lambda cluster: time.sleep(3))
+fake = Fake("slow", version="1", convert=lambda cluster: time.sleep(1))
 config = blade.Config(optimization_pipeline="slow", timing=False, min_cluster_size=1)
 print("ready", flush=True)
 sys.stdin.readline()
