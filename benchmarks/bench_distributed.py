@@ -81,7 +81,11 @@ def main() -> None:
                 meeting = f"file://{folder}/{backend}.meeting"
                 given = (args.processes, way, backend, meeting, str(file), vars(args))
                 try:
-                    torch.multiprocessing.spawn(_work, given, nprocs=args.processes)
+                    # CUDA cannot be used in a fork of a process that used it
+                    method = "spawn" if args.device == "cuda" else "fork"
+                    torch.multiprocessing.start_processes(
+                        _work, given, nprocs=args.processes, start_method=method
+                    )
                 except Exception as error:  # of one pair; the others go on
                     print(json.dumps({"way": way, "backend": backend, "failed": str(error)[-800:]}))
                     continue
@@ -108,12 +112,12 @@ def _work(
     model = LanguageModel(args["width"], args["layers"]).to(device)
     if way == "ddp":
         whole = DistributedDataParallel(model, bucket_cap_mb=args["bucket_mb"])
-        run = whole if backend == "eager" else torch.compile(whole, backend=_named(backend))
+        run = whole if backend == "eager" else torch.compile(whole, **_named(backend, args))
     else:
         mesh = init_device_mesh(args["device"], (count,))
         for block in model.blocks:
             if backend != "eager":
-                block.compile(backend=_named(backend))
+                block.compile(**_named(backend, args))
             fully_shard(block, mesh=mesh)
         fully_shard(model, mesh=mesh)
         run = model
@@ -145,13 +149,13 @@ def _work(
     dist.destroy_process_group()
 
 
-def _named(backend: str) -> Any:
-    """aot_disc as a function: names are those of installed packages."""
+def _named(backend: str, args: dict[str, Any]) -> dict[str, Any]:
+    """What ``torch.compile`` is given; aot_disc as a function: names are those of installed packages."""
     if backend != "aot_disc":
-        return backend
+        return {"backend": backend}
     import blade
 
-    return blade.dynamo.aot_disc
+    return {"backend": blade.dynamo.aot_disc, "options": {"timing": args["timing"]}}
 
 
 def _whole(parameter: torch.Tensor) -> torch.Tensor:
@@ -178,6 +182,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--length", type=int, default=512)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--bucket-mb", type=float, default=25.0)
+    told = "aot_disc serves whatever its engines' speed"
+    parser.add_argument("--no-timing", dest="timing", action="store_false", help=told)
     return parser.parse_args()
 
 

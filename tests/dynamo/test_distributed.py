@@ -10,7 +10,10 @@ import pytest
 import torch.distributed as dist
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "bench_distributed.py"
-SIZES = "--device cpu --width 128 --layers 2 --batch 2 --length 32 --steps 3 --bucket-mb 4"
+# without timing: which engines are faster than eager mode depends on the load of the machine
+SIZES = (
+    "--no-timing --device cpu --width 128 --layers 2 --batch 2 --length 32 --steps 3 --bucket-mb 4"
+)
 
 pytestmark = [
     pytest.mark.needs("runtime", "torch_mlir"),
