@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """on_free_cpus: calls beside neighbours run with fewer threads, and torch's setting stays."""
 
-import time
 from collections.abc import Iterator
 
 import pytest
 import torch
+from fake_clock import Clock
 
+from blade.timing import free_cpus
 from blade.timing.free_cpus import CALLS, LONG_S, FreeCpus
 from blade.timing.neighbours import Quiet
 from blade.timing.one_thread import at_most
@@ -18,6 +19,9 @@ class Crowded(Quiet):
     taken = 0.0
     marks = 0
 
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+
     def mark(self):
         self.marks += 1
         return super().mark()
@@ -27,22 +31,24 @@ class Crowded(Quiet):
 
 
 @pytest.fixture
-def cpus() -> Iterator[FreeCpus]:
+def cpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[FreeCpus]:
+    clock = Clock()  # on a busy machine a short call may take long
+    monkeypatch.setattr(free_cpus, "perf_counter", clock)
     before = torch.get_num_threads()
     torch.set_num_threads(8)
-    yield FreeCpus(Crowded())
+    yield FreeCpus(Crowded(clock))
     assert torch.get_num_threads() == 8
     torch.set_num_threads(before)
 
 
-def _threads(cpus: FreeCpus, calls: int = 1, seconds: float = LONG_S) -> list[int]:
+def _threads(cpus: FreeCpus, calls: int = 1, seconds: float = 2 * LONG_S) -> list[int]:
     """Of each of so many calls, as the block and torch have it."""
     found = []
     for _ in range(calls):
         with cpus.use() as threads:
             assert torch.get_num_threads() == threads
             found.append(threads)
-            time.sleep(seconds)
+            cpus.machine.clock.now += seconds
     return found
 
 
