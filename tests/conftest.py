@@ -6,6 +6,7 @@
 BLADE_REQUIRE=runtime,minilm pytest       # ... but failed if the missing one is named here
 """
 
+import gc
 import importlib
 import importlib.util
 import json
@@ -71,6 +72,8 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["BLADE_CACHE_DIR"] = made.name
     # "auto" looks at DISC alone in every test that does not say otherwise
     os.environ["BLADE_BACKENDS"] = "disc"
+    # As rarely as ``optimize`` collects: a process that has run many tests has millions of objects to scan.
+    gc.set_threshold(20_000, 10, 10)
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     torch.set_num_threads(max(2, (os.cpu_count() or 2) // workers))
 
