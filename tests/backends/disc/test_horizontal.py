@@ -73,6 +73,38 @@ def test_gate_and_up_are_one_product_of_different_widths_and_layouts() -> None:
     check(graph, (3, 4))
 
 
+def test_results_of_another_dtype_are_apart() -> None:
+    """With enable_bf16 a query that is scaled in float32 is one; keys and values are rounded where they are made."""
+    b = new_builder()
+    x, w = add_input(b, (S0, S1, 24), torch.bfloat16), Weights(b)
+    args = [[x, w.add(24, 24)] for _ in range(3)]
+    q = b.make("linear", args[0], (S0, S1, 24), torch.float32)
+    k, v = (b.make("linear", a, (S0, S1, 24), torch.bfloat16) for a in args[1:])
+    out = b.pointwise("mul", k, v)
+    graph = finish(b, b.pointwise("tanh", q), out, constants=w.tensors)
+    assert [(y.shape[-1], y.dtype) for y in linears(graph)] == [
+        (24, torch.float32),
+        (48, torch.bfloat16),
+    ]
+
+
+def test_zeros_have_the_dtype_of_a_bias() -> None:
+    """Not of the result: Whisper's keys have no bias, its values a float32 one, and both are rounded."""
+    b = new_builder()
+    x, w = add_input(b, (S0, S1, 24), torch.bfloat16), Weights(b)
+    without, others = [x, w.add(24, 24)], [x, w.add(24, 24), w.add(24)]
+    k, v = (b.make("linear", a, (S0, S1, 24), torch.bfloat16) for a in (without, others))
+    graph = finish(b, b.pointwise("mul", k, v), constants=w.tensors)
+    [merged] = linears(graph)
+    assert [p.dtype for p in (merged.args[2], *merged.args[2].args)] == [torch.float32] * 3
+    data = torch.randn(2, 5, 24).bfloat16()
+    engine = compile_to_engine(graph)
+    [got] = engine.try_execute([data]) or pytest.fail(engine.last_error())
+    keys, values, bias = (t.bfloat16().double() for t in w.tensors)
+    wanted = (data.double() @ keys.mT) * (data.double() @ values.mT + bias)
+    torch.testing.assert_close(got.double(), wanted, rtol=2e-2, atol=5e-2)
+
+
 def test_a_product_without_bias_gets_zeros_beside_those_with_one() -> None:
     b = new_builder()
     x, w = add_input(b, (S0, S1, 24)), Weights(b)

@@ -100,19 +100,28 @@ def _side_by_side(
         yield from ([_constant(b, v.args[k], new) for v in run] for k in range(1, 4))
         return
     yield [_constant(b, v.args[1], new) for v in run]
-    if any(len(v.args) == 3 for v in run):
-        yield [_bias(b, v, new) for v in run]
+    for dtype in _of_biases(run):  # one at most
+        yield [_bias(b, v, new, dtype) for v in run]
 
 
 def _shared(v: Value) -> tuple[object, ...]:
     """Properties that products must have in common to be merged."""
     rows = v.args[4:] if v.op in _OF_FEW_BITS else ()
     groups = v.args[2].shape[1:] if v.op in _OF_FEW_BITS else ()
-    return (v.op, repr(v.attrs), groups, v.args[0], *rows)
+    return (v.op, v.dtype, v.args[1].dtype, repr(v.attrs), groups, v.args[0], *rows)
 
 
-def _bias(b: IrBuilder, v: Value, new: dict[int, Value]) -> Value:
-    return _constant(b, v.args[2], new) if len(v.args) == 3 else b.fill(0, v.shape[-1:], v.dtype)
+def _fits(run: Sequence[Value], v: Value) -> bool:
+    """Whether ``v`` is merged with ``run`` if their readers allow it."""
+    return _shared(run[0]) == _shared(v) and len(_of_biases([*run, v])) <= 1
+
+
+def _of_biases(run: Sequence[Value]) -> frozenset[torch.dtype]:
+    return frozenset(v.args[2].dtype for v in run if len(v.args) == 3)
+
+
+def _bias(b: IrBuilder, v: Value, new: dict[int, Value], dtype: torch.dtype) -> Value:
+    return _constant(b, v.args[2], new) if len(v.args) == 3 else b.fill(0, v.shape[-1:], dtype)
 
 
 def _constant(b: IrBuilder, v: Value, new: dict[int, Value]) -> Value:
@@ -136,7 +145,7 @@ def _runs(graph: Graph, known: Callable[[Value], bool], far: bool) -> list[list[
         if v.op in ("linear", *_OF_FEW_BITS, "matmul", "conv", "attention", "call"):
             if not known(v) or v.op == "int8_conv":
                 runs.append([])
-            elif runs[-1] and _shared(runs[-1][0]) == _shared(v):
+            elif runs[-1] and _fits(runs[-1], v):
                 runs[-1].append(v)
             else:
                 runs.append([v])
@@ -149,7 +158,7 @@ def _joined(runs: Sequence[list[Value]]) -> list[list[Value]]:
     """Runs that share an operand as one run if they have at least ``FAR`` products together."""
     alike: dict[tuple[object, ...], list[list[Value]]] = {}
     for run in filter(None, runs):
-        alike.setdefault(_shared(run[0]), []).append(run)
+        alike.setdefault((*_shared(run[0]), _of_biases(run)), []).append(run)
     joined: list[list[Value]] = []
     for same in alike.values():
         whole = [v for run in same for v in run]
