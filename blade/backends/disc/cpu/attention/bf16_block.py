@@ -40,6 +40,13 @@ def bf16_block_unit(target: CpuTarget, vectors: int, result: str, part: Part) ->
     for at in range(0, width, lanes):
         f.put(f.constant(-float("inf"), "f32", lanes), maxima, at)
         f.put(f.constant(0.0, "f32", lanes), totals, at)
+    # scores without a bias are scaled when their maximum is known
+    in_tiles = f.test("eq", f.rest(f["depth"], matrix.DEPTH), 0)
+    scaled = f.apply(
+        "arith.ori", f["has_bias"], f.compare("ole", f["scale"], f.constant(0.0, "f32"))
+    )
+    is_left = f.both(in_tiles, f.apply("arith.xori", scaled, f.constant(1, "i1")))
+    left = f.select(is_left, f["scale"], f.constant(1.0, "f32"))
     load = part(pairs.load_queries(target, vectors))
     f.run(load, q=f["q"], distance=f["q_row"], count=f["count"], depth=f["depth"], blocks=blocks)
     # without keys there is still one round, which writes the result of an empty row
@@ -53,30 +60,35 @@ def bf16_block_unit(target: CpuTarget, vectors: int, result: str, part: Part) ->
         }
         by_rows = partial(score_rows, f, rows, main, rest, width, **some, element="i16")
         if target.has_bf16_tiles:
-            with f.when(f.test("eq", f.rest(f["depth"], matrix.DEPTH), 0)):
-                matrix.scores(f, target, vectors, part, **some)
+            with f.when(in_tiles):
+                matrix.scores(f, target, vectors, part, **some, scaled=scaled)
                 f.branch()
                 by_rows(scale=f["scale"])
         else:
             by_rows(scale=f["scale"])
         add_bias_and_mask(f, target, vectors, part, p=p, s0=s0, keys=n)
-        step = part(softmax.exponentials(target, vectors))
-        f.run(step, p=p, keys=n, maxima=maxima, totals=totals, factors=factors)
+        running = {"maxima": maxima, "totals": totals, "factors": factors}
+        most = matrix.padded_pairs(f, f.least(f["all_keys"], BLOCK_KEYS))
+        weights = f.at(values, f.product(most, padded))
+        if target.has_bf16_tiles:
+            make = part(matrix.query_weights(target, vectors))
+            pairs_of_keys = matrix.padded_pairs(f, n)
+            f.run(make, p=p, keys=n, padded=pairs_of_keys, scale=left, **running, to=weights)
+        else:
+            f.run(part(softmax.exponentials(target, vectors)), p=p, keys=n, **running)
         with f.when(f.test("ne", s0, 0)):
             scale = part(softmax.rescale(target))
             f.run(scale, sums=sums, count=f["count"], columns=padded, factors=factors)
-        f.run(part(pairs.narrow_weights(target, vectors)), p=p, keys=n)
         first = f.at(f["v"], f.product(s0, f["v_row"]), "i16")
         to_pairs = {"v": first, "distance": f["v_row"], "rows": n, "columns": f["columns"]}
         f.run(part(pairs.pair_values(target)), **to_pairs, padded=padded, to=values)
-        same = {"p": p, "v": values, "padded": padded, "keys": n, "sums": sums}
+        same = {"v": values, "padded": padded, "keys": n, "sums": sums}
         same["fresh"] = f.test("eq", s0, 0)
         if target.has_bf16_tiles:
-            most = matrix.padded_pairs(f, f.least(f["all_keys"], BLOCK_KEYS))
-            weights = f.at(values, f.product(most, padded))
             matrix.multiply(f, target, vectors, part, **same, weights=weights)
         else:
-            _multiply(f, target, width, part, **same)
+            f.run(part(pairs.narrow_weights(target, vectors)), p=p, keys=n)
+            _multiply(f, target, width, part, p=p, **same)
     invert(f, vectors, totals, factors)
     f.run(
         part(pairs.finish(target, result)),

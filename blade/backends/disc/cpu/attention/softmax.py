@@ -5,6 +5,8 @@ Across blocks of keys each query keeps a running maximum and sum (Milakov and Gi
 normalizer calculation for softmax", 2018; Dao et al., "FlashAttention", 2022).
 """
 
+from dataclasses import dataclass
+
 from blade.backends.disc.cpu.attention.tiles import StridedRows, clamped_rows, transpose_rows
 from blade.backends.disc.cpu.emit import elementary as math
 from blade.backends.disc.cpu.emit.mlir_builder import SsaValue
@@ -84,19 +86,42 @@ def exponentials(target: CpuTarget, vectors: int) -> MlirFunction:
         "p:ptr keys:i64 maxima:ptr totals:ptr factors:ptr",
         lanes,
     )
+    now = running_maxima(f, vectors)
+    sums = _sums(f, vectors, now.shift)
+    rescaled = [exp_below_zero(f, f.sub(old, s)) for old, s in zip(now.old, now.shift, strict=True)]
+    renew(f, now, rescaled, sums)
+    return f
+
+
+@dataclass(frozen=True)
+class RunningMaxima:
+    """Per vector of queries, the maximum before this block of keys and after it, and what is subtracted."""
+
+    old: list[SsaValue]
+    top: list[SsaValue]
+    shift: list[SsaValue]
+
+
+def running_maxima(f: MlirFunction, vectors: int) -> RunningMaxima:
+    """Emit the maxima of the scores ``p`` and of those before."""
+    lanes = f.lanes
     old = [f.load(f.at(f["maxima"], v * lanes), lanes) for v in range(vectors)]
     top = _maxima(f, vectors, old)
     never = f.constant(-_INFINITY, "f32", lanes)
     zeros = f.constant(0.0, "f32", lanes)
-    shift = [f.select(f.compare("oeq", t, never), zeros, t) for t in top]
-    sums = _sums(f, vectors, shift)
-    for v in range(vectors):
-        factor = exp_below_zero(f, f.sub(old[v], shift[v]))
+    return RunningMaxima(old, top, [f.select(f.compare("oeq", t, never), zeros, t) for t in top])
+
+
+def renew(
+    f: MlirFunction, now: RunningMaxima, factors: list[SsaValue], sums: list[SsaValue]
+) -> None:
+    """Store the maxima, the ``factors`` of what was summed before, and the totals with this block's ``sums``."""
+    lanes = f.lanes
+    for v, factor in enumerate(factors):
         at = f.at(f["totals"], v * lanes)
         f.store(f.fma(f.load(at, lanes), factor, sums[v]), at)
-        f.store(top[v], f.at(f["maxima"], v * lanes))
+        f.store(now.top[v], f.at(f["maxima"], v * lanes))
         f.store(factor, f.at(f["factors"], v * lanes))
-    return f
 
 
 def _maxima(f: MlirFunction, vectors: int, start: list[SsaValue]) -> list[SsaValue]:
