@@ -15,7 +15,7 @@ import torch
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, guard_or_false, sym_and
 
 from blade.core.dtypes import HALVES
-from blade.graph.shapes.padding_sizes import is_padded
+from blade.graph.shapes.padding_sizes import is_padded, windows_shortened
 
 aten = torch.ops.aten
 Rule = Callable[..., Any]
@@ -262,8 +262,14 @@ def _convolution(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *rest: Any
 ) -> torch.Tensor:
     # Before torch 2.12 the op that torch.jit writes has no shape function; the op that it calls has one.
-    made: torch.Tensor = aten.convolution.default(x, weight, bias, *rest[:6])
-    return made
+    return windows_shortened(aten.convolution.default(x, weight, bias, *rest[:6]))
+
+
+def _pool(target: Any) -> Rule:
+    def rule(*args: Any) -> torch.Tensor:
+        return windows_shortened(target(*args))
+
+    return rule
 
 
 def _embedding_bag(
@@ -369,6 +375,8 @@ RULES: dict[Any, Rule] = {
     aten.take_along_dim.default: _take_along_dim,
     aten.cdist.default: _cdist,
     aten.max_pool1d.default: _max_pool1d,
+    aten.max_pool2d.default: _pool(aten.max_pool2d.default),
+    aten.avg_pool2d.default: _pool(aten.avg_pool2d.default),
     aten.adaptive_max_pool2d.default: _adaptive_max_pool(2),
     aten.adaptive_max_pool3d.default: _adaptive_max_pool(3),
     aten.lstm.input: _recurrent,
