@@ -40,13 +40,6 @@ def bf16_block_unit(target: CpuTarget, vectors: int, result: str, part: Part) ->
     for at in range(0, width, lanes):
         f.put(f.constant(-float("inf"), "f32", lanes), maxima, at)
         f.put(f.constant(0.0, "f32", lanes), totals, at)
-    # scores without a bias are scaled when their maximum is known
-    in_tiles = f.test("eq", f.rest(f["depth"], matrix.DEPTH), 0)
-    scaled = f.apply(
-        "arith.ori", f["has_bias"], f.compare("ole", f["scale"], f.constant(0.0, "f32"))
-    )
-    is_left = f.both(in_tiles, f.apply("arith.xori", scaled, f.constant(1, "i1")))
-    left = f.select(is_left, f["scale"], f.constant(1.0, "f32"))
     load = part(pairs.load_queries(target, vectors))
     f.run(load, q=f["q"], distance=f["q_row"], count=f["count"], depth=f["depth"], blocks=blocks)
     # without keys there is still one round, which writes the result of an empty row
@@ -60,20 +53,21 @@ def bf16_block_unit(target: CpuTarget, vectors: int, result: str, part: Part) ->
         }
         by_rows = partial(score_rows, f, rows, main, rest, width, **some, element="i16")
         if target.has_bf16_tiles:
+            in_tiles, early, late = _scaling(f)
             with f.when(in_tiles):
-                matrix.scores(f, target, vectors, part, **some, scaled=scaled)
+                matrix.scores(f, target, vectors, part, **some, scaled=early)
                 f.branch()
                 by_rows(scale=f["scale"])
         else:
             by_rows(scale=f["scale"])
         add_bias_and_mask(f, target, vectors, part, p=p, s0=s0, keys=n)
         running = {"maxima": maxima, "totals": totals, "factors": factors}
-        most = matrix.padded_pairs(f, f.least(f["all_keys"], BLOCK_KEYS))
-        weights = f.at(values, f.product(most, padded))
         if target.has_bf16_tiles:
+            most = matrix.padded_pairs(f, f.least(f["all_keys"], BLOCK_KEYS))
+            weights = f.at(values, f.product(most, padded))
             make = part(matrix.query_weights(target, vectors))
-            pairs_of_keys = matrix.padded_pairs(f, n)
-            f.run(make, p=p, keys=n, padded=pairs_of_keys, scale=left, **running, to=weights)
+            given = {"p": p, "keys": n, "padded": matrix.padded_pairs(f, n), "scale": late}
+            f.run(make, **given, **running, to=weights)
         else:
             f.run(part(softmax.exponentials(target, vectors)), p=p, keys=n, **running)
         with f.when(f.test("ne", s0, 0)):
@@ -101,6 +95,18 @@ def bf16_block_unit(target: CpuTarget, vectors: int, result: str, part: Part) ->
         columns=f["columns"],
     )
     return f
+
+
+def _scaling(f: MlirRoutine) -> tuple[SsaValue, SsaValue, SsaValue]:
+    """Whether tiles make the scores, whether they are scaled at once, and what their weights' function multiplies by.
+
+    Scores without a bias are scaled by that function, which knows their maximum.
+    """
+    in_tiles = f.test("eq", f.rest(f["depth"], matrix.DEPTH), 0)
+    has_sign = f.compare("ole", f["scale"], f.constant(0.0, "f32"))
+    early = f.apply("arith.ori", f["has_bias"], has_sign)
+    is_late = f.both(in_tiles, f.apply("arith.xori", early, f.constant(1, "i1")))
+    return in_tiles, early, f.select(is_late, f["scale"], f.constant(1.0, "f32"))
 
 
 def _multiply(f: MlirRoutine, target: CpuTarget, width: int, part: Part, **given: SsaValue) -> None:
