@@ -243,6 +243,9 @@ def test_the_machine_code_of_attention(tmp_path: Path) -> None:
 def test_steps(units: int, step: int) -> None:
     """A depth consists of its steps, unless these were less than half a tile."""
     assert matrix_tiles.step_of(units) == step
+    assert matrix_tiles.in_steps(bf16_dot(XEON), units).step == step
+    vectors = bf16_dot(CpuTarget((), 4))
+    assert matrix_tiles.in_steps(vectors, units) == vectors  # one name, and code, for any depth
 
 
 def test_other_cpus_have_no_tiles() -> None:

@@ -14,7 +14,7 @@ from blade.backends.disc.cpu.conv.int8_pack import by_tap
 from blade.backends.disc.cpu.conv.plan import three
 from blade.backends.disc.cpu.emit.bf16_dot import PAIR, Bf16Dot, bf16_dot
 from blade.backends.disc.cpu.emit.element_types import MEMORY
-from blade.backends.disc.cpu.emit.matrix_tiles import step_of
+from blade.backends.disc.cpu.emit.matrix_tiles import in_steps
 from blade.backends.disc.cpu.gemm import bf16_gemm
 from blade.backends.disc.cpu.gemm.bf16_micro_kernel import Bf16KernelSpec
 from blade.backends.disc.cpu.gemm.bf16_plan import MlirTexts, row_of
@@ -41,7 +41,7 @@ def conv_plan(value: Value, target: CpuTarget) -> tuple[NativeCall, MlirTexts] |
     width = adjacent_taps(value)
     piece = channels * width // columns.blocks
     rows_of_tile = min(_TALLEST, dot.rows * dot.vectors // vectors)
-    dot = replace(dot, vectors=vectors, rows=rows_of_tile, step=step_of(piece // PAIR))
+    dot = in_steps(replace(dot, vectors=vectors, rows=rows_of_tile), piece // PAIR)
     tiles = tiling(columns.own, dot.rows, dot.vectors, dot.lanes)
     residual = "" if given.residual is None else MEMORY[given.residual.dtype]
     form = Bf16KernelSpec(

@@ -20,7 +20,8 @@ that are equally far apart, such as pixels of a line, are read in place, others 
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from blade.backends.disc.cpu.emit.mlir_builder import SsaValue
 from blade.backends.disc.cpu.emit.mlir_function import POINTER, MlirRoutine
@@ -32,6 +33,7 @@ STEP = 16
 ENOUGH_ROWS = {2: 1, 4: 4}
 """Elements in a unit -> rows from which tiles are faster than vectors: ``vpdpbusd`` is fast, ``vdpbf16ps`` is not."""
 
+_Dot = TypeVar("_Dot", bound=UnitDot)
 _FEATURES = "+amx-tile,+amx-bf16,+amx-int8"
 _ROW_BYTES = 64
 _LEFT, _RIGHT = 6, 4  # the first tile of A's rows, and of B's columns
@@ -144,6 +146,11 @@ def run_rows(
         f.run(two, **given, rows=rows)
         f.branch()
         f.run(one, **given, rows=rows)
+
+
+def in_steps(dot: _Dot, units: int) -> _Dot:
+    """``dot`` in steps of which a depth of ``units`` consists, if the target has tiles."""
+    return replace(dot, step=step_of(units)) if dot.tile_product else dot
 
 
 def step_of(units: int) -> int:

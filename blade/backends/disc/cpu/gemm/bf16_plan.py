@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The calls for products of bfloat16: their code, and constants in packed layouts."""
 
-from dataclasses import replace
-
 import sympy
 import torch
 from torch.utils._sympy.functions import FloorDiv
 
 from blade.backends.disc.cpu.emit.bf16_dot import PAIR, bf16_dot
 from blade.backends.disc.cpu.emit.element_types import MEMORY
-from blade.backends.disc.cpu.emit.matrix_tiles import step_of
+from blade.backends.disc.cpu.emit.matrix_tiles import in_steps
 from blade.backends.disc.cpu.gemm import bf16_gemm, bf16_matmul
 from blade.backends.disc.cpu.gemm.batched_matmul import matrix_strides
 from blade.backends.disc.cpu.gemm.bf16_micro_kernel import Bf16KernelSpec
@@ -27,7 +25,7 @@ def linear_plan(value: Value, target: CpuTarget) -> tuple[NativeCall, MlirTexts]
     """The call for a ``linear`` with constant weights, and the functions it needs, (name, MLIR)."""
     x, weight, *bias = value.args
     columns, depth = (int(d) for d in weight.shape)
-    dot = replace(bf16_dot(target), step=step_of(depth // PAIR))
+    dot = in_steps(bf16_dot(target), depth // PAIR)
     tiles = tiling(columns, dot.rows, dot.vectors, dot.lanes)
     form = Bf16KernelSpec(dot, tiles, MEMORY[value.dtype])
     packed = PackedColumns(dot.width, columns)
