@@ -121,6 +121,18 @@ def test_windows_in_another_padding_are_counted_as_before() -> None:
         assert found.xreplace(dict(zip(names, (h, w)))) == (max(h, w) - 3) // 2 + 1
 
 
+def engine_runs(model: nn.Module) -> int:
+    """How often an engine served images of three sizes, whose results are checked."""
+    x = torch.linspace(-1, 1, 2 * 4 * 48 * 48).reshape(2, 4, 48, 48)
+    config = blade.Config(timing=False, optimization_pipeline="disc")
+    optimized = blade.optimize(model, x, config)
+    with torch.no_grad():
+        for given in (x, x[:1, :, :35, :41].contiguous(), x[:, :, :48, :29].contiguous()):
+            torch.testing.assert_close(optimized(given), model(given))
+    runs: int = blade.stats(optimized)["cluster_0"]["engine_runs"]
+    return runs
+
+
 class Same(nn.Module):
     """A convolution with step 2 in "same" padding at each of ``stages``, and a shortcut around it."""
 
@@ -146,14 +158,7 @@ class Same(nn.Module):
 
 @pytest.mark.needs("runtime")
 def test_same_padding_at_several_stages() -> None:
-    model = Same(3).eval()
-    x = torch.linspace(-1, 1, 2 * 4 * 48 * 48).reshape(2, 4, 48, 48)
-    config = blade.Config(timing=False, optimization_pipeline="disc")
-    optimized = blade.optimize(model, x, config)
-    with torch.no_grad():
-        for given in (x, x[:1, :, :35, :41].contiguous(), x[:, :, :48, :29].contiguous()):
-            torch.testing.assert_close(optimized(given), model(given))
-    assert blade.stats(optimized)["cluster_0"]["engine_runs"] >= 3
+    assert engine_runs(Same(3).eval()) >= 3
 
 
 class Windows(nn.Module):
@@ -179,14 +184,7 @@ class Windows(nn.Module):
 
 @pytest.mark.needs("runtime")
 def test_windows_at_several_stages() -> None:
-    model = Windows(3).eval()
-    x = torch.linspace(-1, 1, 2 * 4 * 48 * 48).reshape(2, 4, 48, 48)
-    config = blade.Config(timing=False, optimization_pipeline="disc")
-    optimized = blade.optimize(model, x, config)
-    with torch.no_grad():
-        for given in (x, x[:1, :, :35, :41].contiguous(), x[:, :, :48, :29].contiguous()):
-            torch.testing.assert_close(optimized(given), model(given))
-    assert blade.stats(optimized)["cluster_0"]["engine_runs"] >= 1
+    assert engine_runs(Windows(3).eval()) >= 1
 
 
 class Doubling(nn.Module):

@@ -79,9 +79,7 @@ def query_weights(target: CpuTarget, vectors: int) -> MlirRoutine:
                 part.next([_square(f, target, vectors, v, part, shift, scale, ends)])
             [total] = part.results
         sums.append(total)
-    differences = (f.sub(old, s) for old, s in zip(now.old, now.shift, strict=True))
-    factors = [softmax.exp_below_zero(f, f.mul(d, scale)) for d in differences]
-    softmax.renew(f, now, factors, sums)
+    softmax.renew(f, now, sums, scale)
     return f
 
 

@@ -87,9 +87,7 @@ def exponentials(target: CpuTarget, vectors: int) -> MlirFunction:
         lanes,
     )
     now = running_maxima(f, vectors)
-    sums = _sums(f, vectors, now.shift)
-    rescaled = [exp_below_zero(f, f.sub(old, s)) for old, s in zip(now.old, now.shift, strict=True)]
-    renew(f, now, rescaled, sums)
+    renew(f, now, _sums(f, vectors, now.shift))
     return f
 
 
@@ -113,13 +111,18 @@ def running_maxima(f: MlirFunction, vectors: int) -> RunningMaxima:
 
 
 def renew(
-    f: MlirFunction, now: RunningMaxima, factors: list[SsaValue], sums: list[SsaValue]
+    f: MlirFunction, now: RunningMaxima, sums: list[SsaValue], scale: SsaValue | None = None
 ) -> None:
-    """Store the maxima, the ``factors`` of what was summed before, and the totals with this block's ``sums``."""
+    """Store the maxima, factors for what was summed before, and the totals with this block's ``sums``.
+
+    ``scale``: what scores, and so their maxima, are still to be multiplied by.
+    """
     lanes = f.lanes
-    for v, factor in enumerate(factors):
+    for v, total in enumerate(sums):
+        apart = f.sub(now.old[v], now.shift[v])
+        factor = exp_below_zero(f, apart if scale is None else f.mul(apart, scale))
         at = f.at(f["totals"], v * lanes)
-        f.store(f.fma(f.load(at, lanes), factor, sums[v]), at)
+        f.store(f.fma(f.load(at, lanes), factor, total), at)
         f.store(now.top[v], f.at(f["maxima"], v * lanes))
         f.store(factor, f.at(f["factors"], v * lanes))
 

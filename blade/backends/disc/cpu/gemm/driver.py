@@ -197,11 +197,11 @@ def blocks(
     rows = f.minus(f["r1"], f["r0"])
     if matrix is None:
         fit = f.most(f.least(f.over(BLOCK_SIZE, depth), BLOCK_ROWS), GROUP_ROWS)
-        share = f.above(rows, f.above(rows, fit))
     else:
         size = TILE_BLOCK_BYTES * matrix.form.per // 4  # elements
         fit = f.most(f.over(size, depth), matrix_tiles.ROWS)
-        share = f.above(rows, f.above(rows, fit))
+    share = f.above(rows, f.above(rows, fit))
+    if matrix is not None:
         share = f.product(f.above(share, matrix_tiles.ROWS), matrix_tiles.ROWS)
     with f.loop(f["r0"], f["r1"], share) as start:
         height = f.minus(f.least(f.sum(start, share), f["r1"]), start)
