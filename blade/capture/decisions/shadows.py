@@ -29,6 +29,7 @@ from blade.capture.decisions.traced_number import (
     as_number,
     as_own_number,
     dtype_of,
+    is_made,
     is_traced,
     rank_of,
     untraced,
@@ -103,7 +104,7 @@ class _Int(metaclass=_Kind):
 
     @staticmethod
     def number(value: torch.Tensor) -> Any:
-        if dtype_of(value) is torch.int64 and rank_of(value) == 0:
+        if dtype_of(value) is torch.int64 and rank_of(value) == 0 and is_made(value):
             return as_own_number(value)  # a size, or a number already
         return as_number(value, torch.int64)
 

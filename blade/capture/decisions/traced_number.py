@@ -55,6 +55,12 @@ def is_traced(tensor: Any) -> bool:
     return bool(_tracer._get_value_trace(tensor).node().kind() != "prim::Constant")
 
 
+def is_made(tensor: torch.Tensor) -> bool:
+    """Whether the trace being made computes ``tensor``: a module's own tensor stays what it is."""
+    kind = _tracer._get_value_trace(tensor).node().kind()
+    return kind not in ("prim::Constant", "prim::GetAttr", "prim::Param")
+
+
 @contextmanager
 def untraced() -> Iterator[None]:
     """The tracer does not see what happens inside the block."""

@@ -22,7 +22,7 @@ from torch.utils._sympy.printers import PythonPrinter
 from blade.core import torchscript
 from blade.core.jit_nodes import inputs_of, outputs_of
 from blade.graph.torchscript.decision_checks import MARK, Check, checks_of
-from blade.graph.torchscript.symbolic_sizes import NotOfSizes, SymbolicSizes
+from blade.graph.torchscript.symbolic_sizes import NotOfSizes, SymbolicSizes, quotient_of
 
 ASSUMED = 1_000_000
 """The number of the check of what the conditions themselves rely on, which no decision asked for."""
@@ -184,24 +184,22 @@ def _assumptions(sizes: SymbolicSizes) -> list[Any]:
     return list(dict.fromkeys(found))
 
 
-def _quotient_of(expr: Any) -> tuple[Any, Any]:
-    """Numerator and denominator of what ``expr`` rounds: a quotient of integers, or a whole number more or less."""
-    number, shift = expr.args[0].as_coeff_Add()[::-1]
-    if not isinstance(number, IntTrueDiv) or shift != int(shift):
+def _rounded_quotient(expr: Any) -> tuple[Any, Any]:
+    quotient = quotient_of(expr.args[0])
+    if quotient is None:
         raise NotOfSizes(str(expr))
-    over, by = number.args
-    return over + int(shift) * by, by
+    return quotient
 
 
 class _Printer(PythonPrinter):
     """Writes conditions as TorchScript over ``x0_size_1`` and the like."""
 
     def _print_CeilToInt(self, expr: Any) -> str:
-        over, by = map(self._print, _quotient_of(expr))
+        over, by = map(self._print, _rounded_quotient(expr))
         return f"(-((-({over})) // ({by})))"
 
     def _print_FloorToInt(self, expr: Any) -> str:
-        over, by = map(self._print, _quotient_of(expr))
+        over, by = map(self._print, _rounded_quotient(expr))
         return f"(({over}) // ({by}))"
 
     def _print_TruncToInt(self, expr: Any) -> str:

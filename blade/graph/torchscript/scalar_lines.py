@@ -64,11 +64,17 @@ FROM_CHAIN = frozenset(
     "aten::Int aten::Float aten::ScalarImplicit aten::IntImplicit aten::FloatImplicit".split()
 )
 
+COMPARISONS = frozenset("aten::eq aten::ne aten::lt aten::le aten::gt aten::ge".split())
+"""Of 0-d tensors of sizes; their results choose the greater or the smaller one, or become a bool."""
+
+ORDERS = COMPARISONS - {"aten::eq", "aten::ne"}
+
 
 def find_scalar_lines(program: Program, aliases: Aliases) -> frozenset[int]:
     """Indices of the scalar lines of ``program``, constants included."""
     cheap: set[int] = set()
     chain: set[int] = set()  # 0-d integer tensors that stand for scalars
+    truths: set[int] = set()  # 0-d tensors of their comparisons
     floats = _Floats(set(), set(), set())
     for line in program.lines:
         if any(aliases.may_be_written(v) for v in line.outputs):
@@ -78,6 +84,14 @@ def find_scalar_lines(program: Program, aliases: Aliases) -> frozenset[int]:
         elif _is_chain(program, line, chain):
             cheap.add(line.index)
             chain.update(line.outputs)
+        elif line.kind in COMPARISONS and _are_numbers(program, line.inputs, chain):
+            cheap.add(line.index)
+            truths.update(line.outputs)
+        elif _is_choice(program, line, chain):
+            cheap.add(line.index)
+            chain.update(line.outputs)
+        elif line.kind == "aten::Bool" and line.inputs[0] in truths:
+            cheap.add(line.index)
         elif _is_rounding(program, line, chain, floats):
             cheap.add(line.index)
             floats.add(line, chain)
@@ -160,6 +174,25 @@ def _is_chain(program: Program, line: Line, chain: set[int]) -> bool:
     if line.kind == "prim::NumToTensor":
         return _is_int(program, line.inputs[0])
     return line.kind in CHAIN and _extends_chain(program, line, chain)
+
+
+def _is_choice(program: Program, line: Line, chain: set[int]) -> bool:
+    """Whether ``line`` is the maximum or minimum of two integers, ``where(a > b, a, b)``: part of a chain, too."""
+    if line.kind != "aten::where" or len(line.inputs) != 3:
+        return False
+    compared = program.maker(line.inputs[0])
+    if compared is None or compared.kind not in ORDERS:
+        return False
+    pairs = zip(compared.inputs, line.inputs[1:], strict=True)
+    is_same = all(a == b or _is_same_number(program, a, b) for a, b in pairs)
+    return is_same and _are_numbers(program, line.inputs[1:], chain)
+
+
+def _is_same_number(program: Program, a: int, b: int) -> bool:
+    """Whether both are constants of one number, be it a 0-d tensor."""
+    held = [program.held(v) if program.constant(v) else None for v in (a, b)]
+    numbers = [h.item() if isinstance(h, torch.Tensor) and h.dim() == 0 else h for h in held]
+    return type(numbers[0]) is type(numbers[1]) is int and numbers[0] == numbers[1]
 
 
 class _Floats(NamedTuple):

@@ -70,7 +70,7 @@ _BY_HAND = frozenset(
     "prim::Constant prim::ListConstruct prim::TupleConstruct prim::ListUnpack prim::TupleUnpack aten::size aten::numel "
     "aten::dim aten::is_floating_point prim::dtype prim::device prim::layout prim::is_cuda prim::is_cpu prim::type "
     "aten::rsub aten::to aten::clamp aten::div aten::divmod prim::abs aten::abs aten::__lshift__ "
-    "aten::__rshift__".split()
+    "aten::__rshift__ aten::where aten::Bool".split()
 )
 """Further kinds that ``to_fx`` converts."""
 

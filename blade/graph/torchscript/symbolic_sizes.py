@@ -21,6 +21,7 @@ import torch
 from torch._dynamo.source import ConstantSource
 from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
 from torch.utils import _pytree as pytree
+from torch.utils._sympy.functions import FloorDiv, IntTrueDiv
 
 from blade.core.jit_nodes import blocks_of, inputs_of, outputs_of
 from blade.core.torch_modes import SYM_SQRT, dispatched_in_python, oblivious_to_sizes
@@ -363,6 +364,21 @@ def _equal(a: Any, b: Any) -> Any:
     return a == b
 
 
+def _chosen(condition: Any, a: Any, b: Any) -> Any:
+    """``a`` where ``condition`` holds, ``b`` elsewhere: a maximum or minimum where it compares them."""
+    if isinstance(condition, torch.SymBool):
+        asked = condition.node.expr
+        if asked in (_expression(a > b), _expression(a >= b)):
+            return torch.sym_max(a, b)
+        if asked in (_expression(a < b), _expression(a <= b)):
+            return torch.sym_min(a, b)
+    return torch.sym_ite(condition, a, b)
+
+
+def _expression(condition: Any) -> Any:
+    return condition.node.expr if isinstance(condition, torch.SymBool) else condition
+
+
 def _item(given: Sequence[Any]) -> Any:
     items, index = given
     if not isinstance(items, (list, tuple)) or not isinstance(index, int):
@@ -375,11 +391,38 @@ def _same(given: Sequence[Any]) -> Any:
 
 
 def _ceil(x: Any) -> Any:
-    return x if isinstance(x, (int, torch.SymInt)) else math.ceil(x)
+    quotient = _whole_quotient(x)
+    if quotient is None:
+        return x if isinstance(x, (int, torch.SymInt)) else math.ceil(x)
+    over, by = quotient
+    up = FloorDiv(over + by - 1, by) if by.is_Integer and by > 0 else -FloorDiv(-over, by)
+    return _size(x, up, math.ceil)
 
 
 def _floor(x: Any) -> Any:
-    return x if isinstance(x, (int, torch.SymInt)) else math.floor(x)
+    quotient = _whole_quotient(x)
+    if quotient is None:
+        return x if isinstance(x, (int, torch.SymInt)) else math.floor(x)
+    return _size(x, FloorDiv(*quotient), math.floor)
+
+
+def _whole_quotient(x: Any) -> tuple[Any, Any] | None:
+    return quotient_of(x.node.expr) if isinstance(x, torch.SymFloat) else None
+
+
+def quotient_of(expr: Any) -> tuple[Any, Any] | None:
+    """Numerator and denominator of ``expr`` if it is a quotient of integers, or a whole number more or less."""
+    number, shift = expr.as_coeff_Add()[::-1]
+    if not isinstance(number, IntTrueDiv) or not float(shift).is_integer():
+        return None
+    over, by = number.args
+    return over + int(shift) * by, by
+
+
+def _size(x: torch.SymFloat, expr: Any, rounding: Callable[[float], int]) -> Any:
+    """A size of the value of ``x`` rounded."""
+    hint = None if x.node.hint is None else rounding(x.node.hint)
+    return x.node.shape_env.create_symintnode(sympy.expand(expr), hint=hint)
 
 
 _KEEPS_SIZES = frozenset(
@@ -442,7 +485,7 @@ NUMBERS: Mapping[str, Callable[[Sequence[Any]], Any]] = {
     "aten::minimum": _plain(torch.sym_min, 2),
     "prim::max": _plain(torch.sym_max, 2),
     "prim::min": _plain(torch.sym_min, 2),
-    "aten::where": lambda given: torch.sym_ite(*map(_number, given)),
+    "aten::where": _plain(_chosen, 3),
     "aten::abs": lambda given: torch.sym_max(_number(given[0]), -given[0]),
     "aten::to": _to,
     "aten::len": lambda given: len(given[0]),

@@ -38,12 +38,22 @@ from blade.graph.torchscript.boundary_scalars import tensor_form
 from blade.graph.torchscript.describe import source
 from blade.graph.torchscript.loops_to_fx import write_loop
 from blade.graph.torchscript.program import Line
-from blade.graph.torchscript.scalar_lines import CHAIN, EXACT, FROM_CHAIN, READS, ROOTS, ROUNDING
+from blade.graph.torchscript.scalar_lines import (
+    CHAIN,
+    COMPARISONS,
+    EXACT,
+    FROM_CHAIN,
+    READS,
+    ROOTS,
+    ROUNDING,
+)
 from blade.graph.torchscript.scalars_to_fx import FOLDS, FUNCTIONS, LISTS, PASS_THROUGH
 from blade.graph.torchscript.view import GraphView
 
 _DISGUISED_DTYPE = torch.int64
 """Dtype of ``prim::NumToTensor`` of an int, and of integer arithmetic on it."""
+_OF_NUMBERS = CHAIN | FROM_CHAIN | COMPARISONS | {"aten::where"}
+"""Kinds that take a number where a constant 0-d tensor stands."""
 _SOMETHING = 8
 """A size for axes that are empty in all samples; numbers of heads and groups mostly divide it."""
 
@@ -275,6 +285,8 @@ class _FxGraphBuilder:
             numbers = tensors in ("IntType", "FloatType", "BoolType", "NumberType")
             read = self.evaluate if numbers else self.argument
             return [read(v) for v in line.inputs]
+        if line.kind == "aten::where":  # the comparison itself is not needed
+            return self._greater_or_smaller(line, *(self._number(line, v) for v in line.inputs[1:]))
         inputs = [self._number(line, v) for v in line.inputs]
         if line.kind in READS and isinstance(value_of(inputs[0]), torch.Tensor):
             return self._read(line, inputs[0])
@@ -309,7 +321,7 @@ class _FxGraphBuilder:
     def _number(self, line: Line, value: int) -> Any:
         """``value`` as ``line`` wants it: in arithmetic on sizes a constant 0-d tensor is its number."""
         held = self.view.program.tensor_constant(value)
-        if held is not None and held.dim() == 0 and line.kind in CHAIN | FROM_CHAIN:
+        if held is not None and held.dim() == 0 and line.kind in _OF_NUMBERS:
             return held.item()
         return self.evaluate(value)
 
@@ -353,7 +365,7 @@ class _FxGraphBuilder:
             return self._apply(FUNCTIONS["aten::sub"], inputs, line)
         if line.kind in ROOTS and self.view.program.is_tensor(line.outputs[0]):
             return self._root(line, inputs[0])
-        if line.kind == "aten::to":  # no effect on a size
+        if line.kind in ("aten::to", "aten::Bool"):  # no effect on a size, or what compares sizes
             return inputs[0]
         if line.kind == "aten::div" and len(inputs) == 3:
             if inputs[2] is None:
@@ -392,6 +404,13 @@ class _FxGraphBuilder:
         if high is not None:
             number = self._apply(FUNCTIONS["prim::min"], [number, high], line)
         return number
+
+    def _greater_or_smaller(self, line: Line, a: Any, b: Any) -> Any:
+        """``where(a > b, a, b)`` or the like."""
+        order = self.view.program.maker(line.inputs[0])
+        assert order is not None
+        kind = "prim::max" if order.kind in ("aten::gt", "aten::ge") else "prim::min"
+        return self._apply(FUNCTIONS[kind], [a, b], line)
 
     def _root(self, line: Line, number: Any) -> Any:
         """The integer part of a square root; of a tensor it is exact where ``number`` is below ``EXACT``, a guard."""

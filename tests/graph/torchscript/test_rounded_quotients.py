@@ -35,6 +35,18 @@ def bounded(number: Any, low: int, high: int | None = None) -> Any:
     return max(number, low) if high is None else min(max(number, low), high)
 
 
+def greater(a: Any, b: int) -> Any:
+    if isinstance(a, torch.Tensor):
+        return torch.where(a > b, a, torch.tensor(b))
+    return max(a, b)
+
+
+def smaller(a: Any, b: int) -> Any:
+    if isinstance(a, torch.Tensor):
+        return torch.where(a <= b, a, torch.tensor(b))
+    return min(a, b)
+
+
 class Padded(nn.Module):
     """Pads its rows to a number that ``size`` makes of them."""
 
@@ -56,6 +68,8 @@ SIZES: dict[str, Callable[[Any], Any]] = {
     "between bounds": lambda n: n + whole(bounded(up(n / 3) - 2, 1, 6)),
     "root": lambda n: n + whole(n**0.5),
     "root of a sum": lambda n: 2 * n + whole((n * n + 1) ** 0.5),
+    "the greater one": lambda n: greater(n - 4, 5) + n,
+    "the smaller one": lambda n: smaller(n - 4, 5) + n + 1,
     "one less": lambda n: whole(down(n / 5 - 1) * 5) + 10,
 }
 
@@ -139,4 +153,59 @@ def test_a_quotient_that_is_used_as_a_float_stays_a_tensor() -> None:
     fast = blade.optimize(model, torch.randn(2, 8, 6), DISC)
     for rows in (7, 8, 9):
         x = torch.randn(2, rows, 6)
+        torch.testing.assert_close(fast(x), model(x))
+
+
+class Reflected(nn.Module):
+    """Convolutions over time as in EnCodec: padded to whole windows, first with zeros where they are too short."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList(nn.Conv1d(4, 4, 2 * k, stride=k) for k in (1, 2, 3))
+        for k, conv in enumerate(self.convs):
+            conv.register_buffer("step", torch.tensor(k + 1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for conv in self.convs:
+            length, step = x.shape[-1], conv.step
+            windows = whole(up((length - 2 * step + step) / step + 1)) - 1
+            more = windows * step + 2 * step - step - length
+            longest = max(step, more)
+            shorter = longest - length + 1 if length <= longest else 0
+            if length <= longest:
+                x = nn.functional.pad(x, (0, int(shorter)))
+            x = nn.functional.pad(x, (int(step), int(more)), "reflect")
+            x = conv(x[..., : x.shape[-1] - int(shorter)]).relu()
+        return x
+
+
+def test_conditions_on_rounded_quotients_are_those_of_sizes() -> None:
+    torch.manual_seed(0)
+    model = Reflected().eval()
+    fast = blade.optimize(model, torch.randn(2, 4, 24), DISC)
+    *_, last = blade.report(fast).paths[0]
+    assert last.startswith("((1 + x.size(2)) // 2) > (max(3, ")
+    for length in (24, 31, 40, 55, 7):
+        x = torch.randn(2, 4, length)
+        torch.testing.assert_close(fast(x), model(x))
+    stats = max(blade.stats(fast).values(), key=lambda one: one["calls"])
+    assert stats["engine_runs"] == stats["calls"] == 5
+
+
+def test_a_module_keeps_a_number_that_is_read() -> None:
+    """``int(buffer)`` is a number of the trace; the buffer stays a tensor, and the model can be copied."""
+
+    class Rolled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("by", torch.tensor(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.roll(whole(x.shape[1] // 2 + int(self.by)), 1).relu()
+
+    model = Rolled().eval()
+    fast = blade.optimize(model, torch.randn(2, 8), DISC)
+    assert type(model.by) is torch.Tensor
+    for columns in (8, 5):
+        x = torch.randn(2, columns)
         torch.testing.assert_close(fast(x), model(x))
