@@ -155,5 +155,9 @@ ONE_PER_RULE = frozenset(
         "view_copy",
         "meshgrid of one",
         "kron",
+        "lstm",
+        "gru",
+        "rnn_tanh",
+        "rnn_relu",
     }
 )

@@ -41,7 +41,6 @@ row(
         x, (_state(x, 1), _state(x, 1) * 2), _as(x, _CELLS[4]), True, 1, 0.0, False, False, False
     ),
     f32("a b 4"),
-    called=True,
 )
 row(
     "lstm both ways",
@@ -52,7 +51,6 @@ row(
         *(True, 2, 0.0, False, True, True),
     ),
     f32("a b 4"),
-    called=True,
 )
 row(
     "lstm projected",
@@ -63,7 +61,6 @@ row(
         *(False, 1, 0.0, False, False, False),
     ),
     f32("a b 4"),
-    called=True,
 )
 for _name, _op, _gates in (
     ("gru", torch.gru, 3),
@@ -76,7 +73,6 @@ for _name, _op, _gates in (
             x, _state(x, 1, 0), _as(x, _CELLS[gates]), True, 1, 0.0, False, False, True
         ),
         f32("a b 4"),
-        called=True,
     )
 row(
     "rnn cells",

@@ -212,6 +212,8 @@ def _recurrent(
     bidirectional: bool,
     batch_first: bool,
 ) -> tuple[torch.Tensor, ...]:
+    # ATen's kernels do not check it: where it does not hold they read past the end
+    torch._check(x.shape[-1] == params[0].shape[1])
     states = hx if isinstance(hx, (list, tuple)) else [hx]
     # a step's output is the hidden state or its projection
     width = states[0].shape[-1] * (2 if bidirectional else 1)

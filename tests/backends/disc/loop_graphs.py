@@ -50,3 +50,23 @@ def products() -> Graph:
     loop = b.make("loop", (start, x), (S0, N), torch.float32, body=body, count=S1)
     state = b.make("carried", (loop,), (S0, N), torch.float32, index=0)
     return finish(b, state, constants=(weight,))
+
+
+def both_ways() -> Graph:
+    """``h = tanh(x[t] + h)`` from both ends; returns both last states, added, and what the way back gave."""
+    b = new_builder()
+    x = add_input(b, (S1, S0, N))
+    start = b.fill(0.5, (S0, N), torch.float32)
+    loops = []
+    for k, backwards in enumerate((False, True)):
+        t = sympy.Symbol(f"t{k}", integer=True, nonnegative=True)
+        inner = new_builder()
+        h, whole = add_input(inner, (S0, N)), add_input(inner, (S1, S0, N))
+        at = S1 - 1 - t if backwards else t
+        here = inner.reshape(inner.slice(whole, 0, at, 1, 1), (S0, N))
+        new = inner.pointwise("tanh", inner.pointwise("add", here, h))
+        body = LoopBody(finish(inner, new, new), t, 1, backwards)
+        loops.append(b.make("loop", (start, x), (S0, N), torch.float32, body=body, count=S1))
+    states = [b.make("carried", (one,), (S0, N), torch.float32, index=0) for one in loops]
+    back = b.make("item", (loops[1],), (S1, S0, N), torch.float32, index=0)
+    return finish(b, b.pointwise("add", *states), back)

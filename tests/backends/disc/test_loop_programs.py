@@ -4,7 +4,7 @@
 import pytest
 import torch
 from disc_programs import compile_to_engine
-from loop_graphs import N, products, recurrence
+from loop_graphs import N, both_ways, products, recurrence
 
 from blade.backends.disc.ir.loop import body_of, loops
 from blade.backends.disc.passes.hoist_products import hoist_products
@@ -39,3 +39,22 @@ def test_products_of_what_is_there_before_leave_the_loop() -> None:
         found = engine.try_execute([x])
         assert found is not None, engine.last_error()
         torch.testing.assert_close(found, [want])
+
+
+def test_states_of_two_loops_outlive_both() -> None:
+    """After an odd number of iterations a state has the memory of its twin, which the second loop must not take."""
+    graph = both_ways()
+    engine = compile_to_engine(graph)
+    for length, rows in [(1, 1), (2, 3), (3, 3), (7, 2), (0, 2), (4, 1)]:
+        x = torch.randn(length, rows, N)
+        found = engine.try_execute([x])
+        assert found is not None, engine.last_error()
+        wanted = interpret(graph, [x])
+        h = torch.full((rows, N), 0.5)
+        back = []
+        for one in x.flip(0):
+            h = torch.tanh(one + h)
+            back.insert(0, h)
+        torch.testing.assert_close(wanted[1], torch.stack(back) if back else x)
+        for a, b in zip(found, wanted, strict=True):
+            torch.testing.assert_close(a, b)

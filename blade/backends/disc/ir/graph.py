@@ -201,6 +201,10 @@ class IrBuilder:
             self._shared[key] = numbered
         return self._shared[key]
 
+    def nested(self) -> "IrBuilder":
+        """An empty builder with the same rules, for the body of a loop."""
+        return IrBuilder(self._rules)
+
     def pointwise(self, op: str, *args: Value, dtype: torch.dtype | None = None) -> Value:
         """A pointwise op over operands of one shape."""
         shape = args[0].shape

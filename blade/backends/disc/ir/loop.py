@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import sympy
 
-from blade.backends.disc.ir.graph import Graph, IrBuilder, Value
+from blade.backends.disc.ir.graph import Graph, IrBuilder, Value, plain
 from blade.backends.disc.ir.kernel import Dim
 from blade.backends.disc.ir.late_sizes import late_symbols
 from blade.backends.disc.ir.rewrite import eliminate_dead_code, rewrite_with_builder
@@ -26,7 +26,7 @@ from blade.errors import Refused
 @dataclass(frozen=True, eq=False)
 class LoopBody:
     """One iteration of a loop. Inputs: the state, then what every iteration reads. Outputs: the new state, then results
-    of the iteration, which the loop collects.
+    of the iteration, which the loop collects: those of the first iteration come first, or last if ``backwards``.
 
     Compared by identity: two equal loops are two.
     """
@@ -34,6 +34,11 @@ class LoopBody:
     graph: Graph
     index: sympy.Symbol
     carried: int
+    backwards: bool = False
+
+    def place(self, count: Dim) -> Dim:
+        """Where the results of an iteration are among those of ``count``."""
+        return plain(count - 1 - self.index if self.backwards else self.index)
 
     def __repr__(self) -> str:
         return f"loop_{self.index}"

@@ -108,4 +108,4 @@ def _reading(body: LoopBody, products: list[Value], whole: dict[int, Value]) -> 
     b, graph = rewrite_with_builder(body.graph, step)
     inputs = (*graph.inputs, *(made[v.id] for v in products))
     nested = eliminate_dead_code(replace(graph, values=b.values, inputs=inputs))
-    return LoopBody(nested, body.index, body.carried)
+    return replace(body, graph=nested)

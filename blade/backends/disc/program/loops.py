@@ -36,7 +36,7 @@ def write_loop(writer: "ProgramWriter", call: LoopCall) -> None:
             slots[new.id] = other = _twin(writer, given[k])
             pairs += [given[k], other]
         else:
-            slots[new.id] = _place(writer, loop, k - body.carried, new, body.index)
+            slots[new.id] = _place(writer, loop, k - body.carried, new)
     _place_states(writer, loop, given)
     _write_body(writer, call, slots)
     length = len(writer.instructions) - begin - 1
@@ -57,9 +57,7 @@ def _twin(writer: "ProgramWriter", slot: int) -> int:
     return writer.add_slot(form)
 
 
-def _place(
-    writer: "ProgramWriter", loop: Value, index: int, new: Value, number: sympy.Symbol
-) -> int:
+def _place(writer: "ProgramWriter", loop: Value, index: int, new: Value) -> int:
     """The slot of an iteration's result: a part of the buffer for all iterations."""
     whole = next((i for i in _results(writer, loop, "item") if i.attrs["index"] == index), None)
     if whole is None:  # nobody reads it
@@ -68,7 +66,8 @@ def _place(
         )
     base = writer.slot(whole)
     words = [*writer.numbers(new.shape), *writer.numbers(contiguous_strides(new.shape))]
-    offset = writer.registers.of(plain(number * sympy.sympify(numel(new.shape))))
+    place = body_of(loop).place(loop.attrs["count"])
+    offset = writer.registers.of(plain(sympy.sympify(place) * numel(new.shape)))
     return writer.add_slot(f"view {base} {len(new.shape)} {' '.join([*words, str(offset)])}")
 
 

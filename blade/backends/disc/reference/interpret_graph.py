@@ -159,7 +159,7 @@ def _loop(
         outputs = _run(inner, [*state, *given], {**sizes, body.index: index})
         state = outputs[: body.carried]
         results.append(outputs[body.carried :])
-    return state, results
+    return state, results[::-1] if body.backwards else results
 
 
 def _call(target: Any, args: list[Any]) -> Any:

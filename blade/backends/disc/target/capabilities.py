@@ -26,9 +26,11 @@ class TargetCapabilities:
     bilinear: Dtypes = ()  # dtypes of images that are resampled in kernels
     image_gradients: Dtypes = ()
     bags: Dtypes = ()  # dtypes of tables whose bags are reduced in kernels
+    recurrences: Dtypes = ()  # dtypes of recurrent layers that are loops of kernels
 
 
 _NARROW = (torch.float32, torch.bfloat16)
-CPU = TargetCapabilities(_NARROW, _NARROW, (torch.float32,), _NARROW, bags=(torch.float32,))
+_FLOAT = (torch.float32,)
+CPU = TargetCapabilities(_NARROW, _NARROW, _FLOAT, _NARROW, bags=_FLOAT, recurrences=_FLOAT)
 """Kernels are generated for float32; attention and convolutions for bfloat16 too, widened where a CPU has no such
 products. Convolutions of bfloat16 in small groups are ATen's, on channels-last data."""

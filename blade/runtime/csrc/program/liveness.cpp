@@ -60,10 +60,11 @@ class Liveness {
   void outlive(const Instr& loop, int64_t at) {
     const int64_t end = at + loop.length;
     for (const auto& [a, b] : loop.swaps) {
+      const int64_t last = std::max(p_.last[a], p_.last[b]);  // either may have what is read after the loop
       for (const int64_t id : {a, b}) {
         if (p_.first[id] < 0) invalid(name_of(id) + " is exchanged but never used");
         p_.first[id] = std::min(p_.first[id], at);
-        p_.last[id] = std::max(p_.last[id], end);
+        p_.last[id] = std::max(last, end);
       }
     }
     for (size_t id = 0; id < p_.slots.size(); ++id) {
