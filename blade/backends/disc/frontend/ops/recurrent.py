@@ -2,7 +2,7 @@
 """Rows of `lstm`, `gru` and `rnn`: a loop over time per layer and direction.
 
     loop over time:        gates = linear(x[t], w, b) + linear(h, u, c)
-                           h = tanh(gates)                                what each iteration collects: the layer's output
+                           h = tanh(gates)                                collected: the output
 
 The product with x is one for all times (``hoist_products``). The way back reads x from its end, and its
 iterations put their results in place from the last one to the first.
