@@ -65,9 +65,11 @@ class AttentionConvolution(nn.Module):
         low = torch.full((x.shape[0],), -1e4, dtype=score.dtype, device=x.device)
         highest = low.scatter_reduce(0, target, score, "amax")
         weight = torch.exp(score - highest[target])
-        total = torch.zeros_like(low).index_add(0, target, weight)
+        # under autocast to 16 bits an exponential is float32
+        total = torch.zeros_like(low, dtype=weight.dtype).index_add(0, target, weight)
         weight = weight / total[target].clamp_min(1e-6)
-        z: torch.Tensor = torch.zeros_like(y).index_add(0, target, y[source] * weight.unsqueeze(1))
+        sent = y[source] * weight.unsqueeze(1)
+        z: torch.Tensor = torch.zeros_like(y, dtype=sent.dtype).index_add(0, target, sent)
         return z
 
 
