@@ -15,13 +15,16 @@ EVERY_S = 0.2
 
 
 def held_mb(process: int) -> float:
-    """Resident MiB of ``process`` and all below it that no file backs: libraries do not count."""
+    """Resident MiB of ``process`` and all below it that no file backs: libraries do not count.
+
+    Of pages that a fork shares with others, each process has its part.
+    """
     try:
-        status = Path(f"/proc/{process}/status").read_text()
+        rollup = Path(f"/proc/{process}/smaps_rollup").read_text()
     except OSError:
         return 0.0
-    lines = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
-    own = int(lines.get("RssAnon", "0 kB").split()[0]) / 1024
+    lines = dict(line.split(":", 1) for line in rollup.splitlines() if ":" in line)
+    own = int(lines.get("Pss_Anon", "0 kB").split()[0]) / 1024
     return own + sum(map(held_mb, _children(process)))
 
 
