@@ -91,6 +91,7 @@ ONE_PER_RULE = frozenset(
         "max_pool2d",
         "max_pool2d_with_indices",
         "max_pool2d_with_indices_backward",
+        "avg_pool2d_backward",
         "avg_pool2d",
         "adaptive_avg_pool1d to one",
         "complex as pairs",

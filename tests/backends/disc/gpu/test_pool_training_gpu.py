@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Max pooling in training for GPUs, in Triton's interpreter: where maxima lie, and which pixels get their gradients."""
+"""Pooling in training for GPUs, in Triton's interpreter: where maxima lie, and which pixels get their gradients."""
 
 import math
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -95,6 +96,44 @@ def test_each_pixel_gets_the_gradients_of_its_windows(
         want = gradient(*(t.float() if t.is_floating_point() else t for t in inputs))
         torch.testing.assert_close(got, want.to(dtype), rtol=0, atol=0)
         assert "aten::max_pool2d_with_indices_backward" not in program.ran(*inputs)
+
+
+AVERAGES = {  # kernel, stride, padding, whether pixels beyond the border count, another divisor
+    "2x2": ((2, 2), (2, 2), (0, 0), True, None),
+    "3x3, every pixel": ((3, 3), (1, 1), (1, 1), False, None),
+    "3x3, with the border": ((3, 3), (2, 2), (1, 1), True, None),
+    "3x2, another divisor": ((3, 2), (2, 1), (1, 0), False, 5),
+    "2x2, between gaps": ((2, 2), (3, 3), (0, 1), False, None),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, *HALVES])
+@pytest.mark.parametrize("how", AVERAGES.values(), ids=AVERAGES)
+def test_each_pixel_gets_its_share_of_windows(how: tuple[Any, ...], dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    kernel, stride, padding, counts_border, divisor = how
+
+    def average(x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.avg_pool2d(x, kernel, stride, padding, False, counts_border, divisor)
+
+    class Shares(nn.Module):
+        def forward(self, x: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
+            made: torch.Tensor = aten.avg_pool2d_backward(
+                grad, x, kernel, stride, padding, False, counts_border, divisor
+            )
+            return made
+
+    def given(size: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+        x = torch.randn(size).to(dtype).contiguous(memory_format=torch.channels_last)
+        return x, torch.randn_like(average(x))
+
+    program = compiled(Shares(), given(SIZES[0]), [IMAGES] * 2)
+    for size in SIZES:
+        x, grad = given(size)
+        [got] = program(x, grad)
+        want = Shares()(x.float().contiguous(), grad.float().contiguous())
+        torch.testing.assert_close(got, want.to(dtype))
+        assert "aten::avg_pool2d_backward" not in program.ran(x, grad)
 
 
 def test_one_number_for_both_sides() -> None:

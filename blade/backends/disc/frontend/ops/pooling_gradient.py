@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of max pooling in training, on channels-last images of a GPU.
+"""Rows of pooling in training, on channels-last images of a GPU.
 
-Windows that do not overlap are computed from their pixels, with what makes these. The gradient reads, for each pixel,
-where the windows around it found their maxima. Other targets have ATen's kernels.
+Maxima of windows that do not overlap are computed from their pixels, with what makes these. A gradient reads, for each
+pixel, the windows around it: of maximum pooling those that found their maximum there, of average pooling all.
+Other targets have ATen's kernels.
 """
 
 import math
@@ -119,11 +120,83 @@ def max_pool2d_with_indices_backward(
     return lo.b.permute(total(lo, parts), _FIRST)
 
 
+@lowers(aten.avg_pool2d_backward.default)
+def avg_pool2d_backward(
+    lo: Lowering,
+    grad: Value,
+    x: Value,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Any,
+    ceil_mode: bool,
+    count_include_pad: bool,
+    divisor_override: int | None = None,
+) -> Value:
+    """The sum of the gradients of the windows that a pixel is in, each over the number of its pixels.
+
+    Before torch 2.14 ATen's kernel for CUDA takes padded windows for others where images have channels last
+    (https://github.com/pytorch/pytorch/issues/188344).
+    """
+    windows = _windows(lo, x, kernel, stride, padding, 1, single=True)
+    if ceil_mode or math.prod(w.reach for w in windows) > _MOST_TAPS:
+        raise lo.otherwise()
+    shape = tuple(x.shape[k] for k in _LAST)
+    rows, columns = (
+        [_share_around(lo, shape, axis, w, n, grad.shape[axis + 1]) for n in range(w.reach)]
+        for axis, w in enumerate(windows, 1)
+    )
+    counts_all = count_include_pad or all(w.padding == 0 for w in windows)
+    whole = divisor_override or (math.prod(w.size for w in windows) if counts_all else None)
+    flat = _flattened(lo, grad)
+    parts = []
+    for row, column in product(rows, columns):
+        gradient = lo.b.cast(
+            _gathered(lo, shape, grad.shape[3], flat, row.window, column.window), torch.float32
+        )
+        pixels = lo.b.cast(lo.b.pointwise("mul", row.pixels, column.pixels), gradient.dtype)
+        share = lo.b.pointwise("div", gradient, lo.number(whole, gradient) if whole else pixels)
+        known = _flag(lo, "logical_and", row.is_around, column.is_around)
+        parts.append(lo.b.pointwise("where", known, share, lo.number(0, share)))
+    return lo.b.permute(lo.b.cast(total(lo, parts), x.dtype), _FIRST)
+
+
+@dataclass(frozen=True)
+class _Share:
+    """Along one axis, of each pixel: a window, whether the pixel is in it, and how many pixels of the image are."""
+
+    window: Value
+    is_around: Value
+    pixels: Value
+
+
+def _share_around(
+    lo: Lowering, shape: Shape, axis: int, windows: _Windows, before: int, count: Any
+) -> _Share:
+    """The window that begins ``before`` steps ahead of the last around each pixel."""
+    b, pixel = lo.b, _along(lo, shape, axis)
+    window, exists = _window_around(lo, shape, axis, windows, before, count)
+    start = b.pointwise("sub", _scaled(lo, window, windows.step), lo.number(windows.padding, pixel))
+    end = b.pointwise("add", start, lo.number(windows.size, start))
+    first = b.pointwise("maximum", start, lo.number(0, start))
+    last = b.pointwise("minimum", end, lo.number(sympy.sympify(shape[axis]), end))
+    is_around = _flag(lo, "logical_and", exists, _flag(lo, "lt", pixel, end))
+    return _Share(window, is_around, b.pointwise("sub", last, first))
+
+
 def _windows(
-    lo: Lowering, x: Value, kernel: Any, stride: Any, padding: Any, dilation: Any
+    lo: Lowering,
+    x: Value,
+    kernel: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    single: bool = False,
 ) -> tuple[_Windows, _Windows]:
-    """The windows along rows and columns of a batch of images."""
-    if x.dtype not in lo.forms.image_gradients or len(x.shape) != 4:
+    """The windows along rows and columns of a batch of images; ``single``: of float32, too."""
+    dtypes = lo.forms.image_gradients
+    if dtypes and single:
+        dtypes = (torch.float32, *dtypes)
+    if x.dtype not in dtypes or len(x.shape) != 4:
         raise lo.otherwise()
     sizes, steps, pads, gaps = (
         each(lo, v, 2) for v in (kernel, stride or kernel, padding, dilation)
