@@ -139,3 +139,13 @@ def test_where_an_fp64_run_has_no_number_the_original_has_to_be_met() -> None:
         torch.tensor([1.0, INF]), torch.tensor([1.0, INF]), torch.tensor([1.0, 1e300]).double()
     )
     assert over.error_fp64 == 0.0  # what overflows in the original alone is told by its form
+
+
+def test_what_cancels_out_is_small_beside_the_largest_output() -> None:
+    """The gradient of a bias before a softmax is 0: how little the original is off from it is chance."""
+    truth, want = torch.full((4,), 1e-18, dtype=torch.float64), torch.full((4,), 1e-7)
+    rounding = torch.finfo(torch.float32).eps * 8  # of sums, relative to the largest output
+    got = torch.full((4,), 30.0 * rounding)
+    assert errors(got, want, truth, scale=1000.0).error == 0.0
+    assert errors(got, want, truth, scale=10.0).error > 1.0
+    assert errors(got, want, truth + want / 2, scale=1000.0).error > 1.0  # it does not cancel out
