@@ -28,6 +28,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import avx2
 import torch
 from floor import Machine, Work, floor_s, measure_machine
 from models import MODELS
@@ -133,8 +134,14 @@ def _arguments() -> argparse.Namespace:
         "--random", type=int, default=0, metavar="N", help="stream of N random shapes"
     )
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--avx2", action="store_true", help="nothing beyond AVX2, of peers that can be told"
+    )
     parser.add_argument("--json", type=Path, help="write one line per peer and shape here")
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.avx2:
+        avx2.ask()
+    return args
 
 
 def _list(known: dict[str, Any]) -> Any:

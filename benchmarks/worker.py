@@ -29,6 +29,7 @@ from pathlib import Path
 from time import perf_counter, process_time
 from typing import Any
 
+import avx2
 import torch
 from embeddings import Batch, agreement, pooled, sentences, tokenized
 from floor import Work, count_work
@@ -143,6 +144,7 @@ def serve(
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     warnings.filterwarnings("ignore")
     torch.set_num_threads(threads)
+    avx2.narrow()
     served = _Served(model, peer, threads, shapes)
     with torch.inference_mode(False), torch.no_grad(), contextlib.suppress(EOFError):
         while True:
