@@ -270,8 +270,7 @@ def _difference(
 
 def difference(got: torch.Tensor, want: torch.Tensor) -> tuple[float, float]:
     """Return the largest absolute difference and the largest magnitude of ``want``, in float64."""
-    off, largest = _largest(_differences(got, want))
-    return off, abs(largest)  # zeros may give -0.0, which reads badly
+    return _largest(_differences(got, want))
 
 
 def largest_of(tensor: torch.Tensor) -> float:
@@ -280,7 +279,7 @@ def largest_of(tensor: torch.Tensor) -> float:
         return 0.0
     ends = torch.aminmax(tensor.abs() if tensor.is_complex() else tensor)
     low, high = torch.stack(tuple(ends)).tolist()  # waits once
-    return max(-float(low), float(high))
+    return abs(max(-float(low), float(high)))  # zeros may give -0.0, which reads badly
 
 
 def _wide(tensor: torch.Tensor) -> torch.Tensor:

@@ -49,6 +49,11 @@ def test_distance_is_computed_wider_than_its_operands() -> None:
     assert distance(-big, big) == 2.0  # the difference overflows in fp16
 
 
+def test_no_error_is_not_negative() -> None:
+    zeros = torch.zeros(3)
+    assert math.copysign(1.0, errors(zeros, zeros, None).error) == 1.0
+
+
 def test_errors_against_both() -> None:
     truth = torch.tensor([2.0], dtype=torch.float64)
     one = errors(torch.tensor([2.125]), torch.tensor([2.0625]), truth)
