@@ -212,9 +212,16 @@ def _recurrent(
     bidirectional: bool,
     batch_first: bool,
 ) -> tuple[torch.Tensor, ...]:
-    # ATen's kernels do not check it: where it does not hold they read past the end
-    torch._check(x.shape[-1] == params[0].shape[1])
     states = hx if isinstance(hx, (list, tuple)) else [hx]
+    # ATen's kernels do not check sizes: where these do not fit they read past the end
+    torch._check(x.shape[-1] == params[0].shape[1])
+    torch._check(states[0].shape[2] == params[1].shape[1])
+    if len(states) == 2:
+        torch._check(states[1].shape[2] * 4 == params[1].shape[0])  # cells have 4 gates
+    for state in states:
+        torch._check(state.shape[0] == num_layers * (2 if bidirectional else 1))
+        if x.dim() == 3:
+            torch._check(state.shape[1] == x.shape[0 if batch_first else 1])
     # a step's output is the hidden state or its projection
     width = states[0].shape[-1] * (2 if bidirectional else 1)
     output = x.new_empty([*x.shape[:-1], width])

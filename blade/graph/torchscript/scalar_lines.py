@@ -65,7 +65,7 @@ FROM_CHAIN = frozenset(
 )
 
 COMPARISONS = frozenset("aten::eq aten::ne aten::lt aten::le aten::gt aten::ge".split())
-"""Of 0-d tensors of sizes; their results choose the greater or the smaller one, or become a bool."""
+"""Of 0-d tensors of sizes, where their results only choose the greater or the smaller one, or become a bool."""
 
 ORDERS = COMPARISONS - {"aten::eq", "aten::ne"}
 
@@ -84,7 +84,7 @@ def find_scalar_lines(program: Program, aliases: Aliases) -> frozenset[int]:
         elif _is_chain(program, line, chain):
             cheap.add(line.index)
             chain.update(line.outputs)
-        elif line.kind in COMPARISONS and _are_numbers(program, line.inputs, chain):
+        elif _is_comparison(program, line, chain):
             cheap.add(line.index)
             truths.update(line.outputs)
         elif _is_choice(program, line, chain):
@@ -176,16 +176,29 @@ def _is_chain(program: Program, line: Line, chain: set[int]) -> bool:
     return line.kind in CHAIN and _extends_chain(program, line, chain)
 
 
+def _is_comparison(program: Program, line: Line, chain: set[int]) -> bool:
+    if line.kind not in COMPARISONS or not _are_numbers(program, line.inputs, chain):
+        return False
+    [truth] = line.outputs
+    return truth not in program.returned and all(
+        user.kind == "aten::Bool" or _chooses(program, user) for user in program.users_of(truth)
+    )
+
+
 def _is_choice(program: Program, line: Line, chain: set[int]) -> bool:
-    """Whether ``line`` is the maximum or minimum of two integers, ``where(a > b, a, b)``: part of a chain, too."""
+    """Whether ``line`` is the maximum or minimum of two integers: part of a chain, too."""
+    return _chooses(program, line) and _are_numbers(program, line.inputs[1:], chain)
+
+
+def _chooses(program: Program, line: Line) -> bool:
+    """Whether ``line`` is ``where(a > b, a, b)`` or the like."""
     if line.kind != "aten::where" or len(line.inputs) != 3:
         return False
     compared = program.maker(line.inputs[0])
     if compared is None or compared.kind not in ORDERS:
         return False
     pairs = zip(compared.inputs, line.inputs[1:], strict=True)
-    is_same = all(a == b or _is_same_number(program, a, b) for a, b in pairs)
-    return is_same and _are_numbers(program, line.inputs[1:], chain)
+    return all(a == b or _is_same_number(program, a, b) for a, b in pairs)
 
 
 def _is_same_number(program: Program, a: int, b: int) -> bool:

@@ -366,6 +366,8 @@ def _equal(a: Any, b: Any) -> Any:
 
 def _chosen(condition: Any, a: Any, b: Any) -> Any:
     """``a`` where ``condition`` holds, ``b`` elsewhere: a maximum or minimum where it compares them."""
+    if isinstance(condition, bool):
+        return a if condition else b
     if isinstance(condition, torch.SymBool):
         asked = condition.node.expr
         if asked in (_expression(a > b), _expression(a >= b)):

@@ -93,3 +93,22 @@ def test_a_loop_that_does_not_run_returns_what_the_caller_gave() -> None:
         assert optimized(x, h, c)[0].data_ptr() == h.data_ptr()
     [stats] = blade.stats(optimized).values()
     assert (stats["engine_runs"], stats["guard_shape"]) == (3, 1), stats
+
+
+def test_a_recurrent_layer_takes_a_state_of_its_batch() -> None:
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.GRU(WIDTH, WIDTH, 2, batch_first=True, bidirectional=True)
+
+        def forward(self, x: torch.Tensor, h: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            x, h = self.layer(x.relu(), h)
+            return x * 2, h
+
+    model = Layer().eval()
+    optimized = blade.optimize(model, (torch.randn(3, 5, WIDTH), torch.randn(4, 3, WIDTH)), CONFIG)
+    for batch, length in ((3, 5), (1, 1), (6, 2), (2, 7)):
+        given = torch.randn(batch, length, WIDTH), torch.randn(4, batch, WIDTH)
+        torch.testing.assert_close(optimized(*given), model(*given))
+    [stats] = blade.stats(optimized).values()
+    assert stats["engine_runs"] == stats["calls"] == 4

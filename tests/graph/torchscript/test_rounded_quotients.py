@@ -209,3 +209,26 @@ def test_a_module_keeps_a_number_that_is_read() -> None:
     for columns in (8, 5):
         x = torch.randn(2, columns)
         torch.testing.assert_close(fast(x), model(x))
+
+
+COMPARED: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
+    "chooses one of two tensors": lambda x, n: torch.where(n > 6, x * 2, -x).relu() + 1,
+    "is a factor": lambda x, n: (x * (n > 6) + 1).relu(),
+    "is part of a mask": lambda x, n: x.masked_fill((x > 0) & (n > 6), 3.0) * 2,
+    "is a result": lambda x, n: (n > 6, torch.where(n > 6, n, torch.tensor(6)), x.relu() * 2 + 1),
+}
+
+
+@pytest.mark.parametrize("name", COMPARED)
+def test_a_comparison_of_sizes_that_is_a_tensor_stays_one(name: str) -> None:
+    class Compared(nn.Module):
+        def forward(self, x: torch.Tensor) -> Any:
+            return COMPARED[name](x, torch.as_tensor(x.shape[1]))
+
+    model = Compared().eval()
+    fast = blade.optimize(model, torch.randn(3, 5), DISC)
+    for columns in (5, 6, 8):
+        x = torch.randn(2, columns)
+        torch.testing.assert_close(fast(x), model(x))
+    [stats] = blade.stats(fast).values()
+    assert stats["engine_runs"] == stats["calls"] == 3

@@ -134,7 +134,7 @@ def avg_pool2d_backward(
 ) -> Value:
     """The sum of the gradients of the windows that a pixel is in, each over the number of its pixels.
 
-    Before torch 2.14 ATen's kernel for CUDA takes padded windows for others where images have channels last
+    ATen's kernel for CUDA took padded windows for others where images have channels last, in torch 2.11 still
     (https://github.com/pytorch/pytorch/issues/188344).
     """
     windows = _windows(lo, x, kernel, stride, padding, 1, single=True)
