@@ -28,7 +28,7 @@ from blade.verification.wide_at_use import LOOKUPS, NARROW, WideAtUse, attend, w
 
 Inputs = tuple[torch.Tensor, ...]
 
-KEPT = 256 << 20
+KEPT = 32 << 20
 """Most bytes of weights in fp64 that a reference keeps, and of inputs that a run does."""
 
 _OWN: dict[Any, Callable[..., torch.Tensor]] = {
