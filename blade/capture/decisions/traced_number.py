@@ -52,13 +52,16 @@ def is_traced(tensor: Any) -> bool:
     """Whether ``tensor`` depends on the inputs or weights of the trace being made."""
     if not isinstance(tensor, torch.Tensor):
         return False
-    return bool(_tracer._get_value_trace(tensor).node().kind() != "prim::Constant")
+    return _kind_of_maker(tensor) != "prim::Constant"
 
 
 def is_made(tensor: torch.Tensor) -> bool:
     """Whether the trace being made computes ``tensor``: a module's own tensor stays what it is."""
-    kind = _tracer._get_value_trace(tensor).node().kind()
-    return kind not in ("prim::Constant", "prim::GetAttr", "prim::Param")
+    return _kind_of_maker(tensor) not in ("prim::Constant", "prim::GetAttr", "prim::Param")
+
+
+def _kind_of_maker(tensor: torch.Tensor) -> str:
+    return str(_tracer._get_value_trace(tensor).node().kind())
 
 
 @contextmanager

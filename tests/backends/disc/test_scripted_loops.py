@@ -112,3 +112,26 @@ def test_a_recurrent_layer_takes_a_state_of_its_batch() -> None:
         torch.testing.assert_close(optimized(*given), model(*given))
     [stats] = blade.stats(optimized).values()
     assert stats["engine_runs"] == stats["calls"] == 4
+
+
+def test_a_recurrent_layer_over_chosen_times_is_torchs() -> None:
+    """How many times there are depends on elements: a loop's plan is made before, so that ATen computes the layer."""
+
+    class Chosen(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.GRU(WIDTH, WIDTH)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = x * 2
+            y = self.layer(y[y[:, 0, 0] > 0].exp())[0]
+            return y + 1
+
+    model = Chosen().eval()
+    optimized = blade.optimize(model, torch.randn(9, 3, WIDTH), CONFIG)
+    for length in (9, 20, 4):
+        x = torch.randn(length, 3, WIDTH)
+        x[0, 0, 0] = 1.0
+        torch.testing.assert_close(optimized(x), model(x))
+    [stats] = blade.stats(optimized).values()
+    assert stats["engine_runs"] == stats["calls"] == 3 and not blade.report(optimized).outside

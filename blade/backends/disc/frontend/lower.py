@@ -59,11 +59,10 @@ from blade.backends.disc.ir.graph import (
     IrBuilder,
     Shape,
     Value,
-    contiguous_strides,
     live,
     plain,
 )
-from blade.backends.disc.ir.loop import LoopBody, check_body
+from blade.backends.disc.ir.loop import LoopBody, body_graph, check_body, make_loop
 from blade.backends.disc.ir.simplify import RULES
 from blade.backends.disc.target.capabilities import CPU, TargetCapabilities
 from blade.core.pytree import tensors_in
@@ -262,25 +261,13 @@ class _Lowerer:
             )
         if fewest:
             self.b.require(sympy.Ge(times, fewest, evaluate=False), "a loop that runs")
-        body = LoopBody(inner.body(), index, len(self.operand(state)))
+        graph = body_graph(inner.b, inner.inputs, inner.outputs)
+        body = LoopBody(graph, index, len(self.operand(state)))
         check_body(body, times)
         read = [a for a in self.operand(given) if isinstance(a, Value)]  # no indices of outer loops
         args = [*self.operand(state), *read]
-        results = self.results(node)
-        loop = self.b.make("loop", args, (), torch.float32, body=body, count=times)
-        return [
-            self.b.make("carried", (loop,), r.shape, r.dtype, index=k)
-            if k < body.carried
-            else self.b.make("item", (loop,), r.shape, r.dtype, index=k - body.carried)
-            for k, r in enumerate(results)
-        ]
-
-    def body(self) -> Graph:
-        """The graph of a loop's body: its outputs have the strides that the loop gives them."""
-        strides = tuple(contiguous_strides(v.shape) for v in self.outputs)
-        graph = Graph(self.b.values, self.outputs, strides, tuple(self.inputs))
-        graph.values = live(graph)
-        return graph
+        results = [(r.shape, r.dtype) for r in self.results(node)]
+        return make_loop(self.b, args, body, times, results)
 
     def operand(self, arg: Any) -> Any:
         if isinstance(arg, Node):

@@ -9,12 +9,21 @@ The body is a graph of its own over the same size symbols. ``LoopBody.index`` is
 it may occur where elements are read (the start of a slice) and in values, not in shapes.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import sympy
+import torch
 
-from blade.backends.disc.ir.graph import Graph, IrBuilder, Value, plain
+from blade.backends.disc.ir.graph import (
+    Graph,
+    IrBuilder,
+    Shape,
+    Value,
+    contiguous_strides,
+    live,
+    plain,
+)
 from blade.backends.disc.ir.kernel import Dim
 from blade.backends.disc.ir.late_sizes import late_symbols
 from blade.backends.disc.ir.rewrite import eliminate_dead_code, rewrite_with_builder
@@ -42,6 +51,31 @@ class LoopBody:
 
     def __repr__(self) -> str:
         return f"loop_{self.index}"
+
+
+def body_graph(b: IrBuilder, inputs: Sequence[Value], outputs: Sequence[Value]) -> Graph:
+    """The graph of a body that ``b`` has built: its outputs have the strides that the loop gives them."""
+    strides = tuple(contiguous_strides(v.shape) for v in outputs)
+    graph = Graph(b.values, tuple(outputs), strides, tuple(inputs))
+    graph.values = live(graph)
+    return graph
+
+
+def make_loop(
+    b: IrBuilder,
+    given: Sequence[Value],
+    body: LoopBody,
+    count: Dim,
+    results: Iterable[tuple[Shape, torch.dtype]],
+) -> list[Value]:
+    """A loop over ``given``: its last state, then what it collects, of the types ``results``."""
+    loop = b.make("loop", given, (), torch.float32, body=body, count=count)
+    return [
+        b.make("carried", (loop,), shape, dtype, index=k)
+        if k < body.carried
+        else b.make("item", (loop,), shape, dtype, index=k - body.carried)
+        for k, (shape, dtype) in enumerate(results)
+    ]
 
 
 def loops(graph: Graph) -> list[Value]:

@@ -7,11 +7,11 @@ Other targets have ATen's kernels.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
-from typing import Any
+from typing import Any, TypeVar
 
 import sympy
 import torch
@@ -26,6 +26,7 @@ aten = torch.ops.aten
 _LAST, _FIRST = to_channels_last(4), to_channels_first(4)
 _MOST_TAPS = 16
 _PLACE = torch.int32  # of a pixel in an image
+Around = TypeVar("Around")
 
 
 @dataclass(frozen=True)
@@ -101,18 +102,13 @@ def max_pool2d_with_indices_backward(
 ) -> Value:
     """The sum of the gradients of the windows whose maximum a pixel is."""
     windows = _windows(lo, x, kernel, stride, padding, dilation)
-    if math.prod(w.reach for w in windows) > _MOST_TAPS:
-        raise lo.otherwise()
     shape = tuple(x.shape[k] for k in _LAST)
+    around = _all_around(lo, shape, windows, grad, _window_around)
     place = _pixel(lo, shape, 1, 1, shape[2])
-    rows, columns = (
-        [_window_around(lo, shape, axis, w, n, grad.shape[axis + 1]) for n in range(w.reach)]
-        for axis, w in enumerate(windows, 1)
-    )
     flat = [_flattened(lo, v) for v in (indices, grad)]
     read = partial(_gathered, lo, shape, grad.shape[3])
     parts = []
-    for row, column in product(rows, columns):
+    for row, column in around:
         found, gradient = (read(v, row[0], column[0]) for v in flat)
         is_it = _flag(lo, "eq", lo.b.cast(found, _PLACE), place)
         known = _flag(lo, "logical_and", _flag(lo, "logical_and", row[1], column[1]), is_it)
@@ -138,18 +134,15 @@ def avg_pool2d_backward(
     (https://github.com/pytorch/pytorch/issues/188344).
     """
     windows = _windows(lo, x, kernel, stride, padding, 1, single=True)
-    if ceil_mode or math.prod(w.reach for w in windows) > _MOST_TAPS:
+    if ceil_mode:
         raise lo.otherwise()
     shape = tuple(x.shape[k] for k in _LAST)
-    rows, columns = (
-        [_share_around(lo, shape, axis, w, n, grad.shape[axis + 1]) for n in range(w.reach)]
-        for axis, w in enumerate(windows, 1)
-    )
+    around = _all_around(lo, shape, windows, grad, _share_around)
     counts_all = count_include_pad or all(w.padding == 0 for w in windows)
     whole = divisor_override or (math.prod(w.size for w in windows) if counts_all else None)
     flat = _flattened(lo, grad)
     parts = []
-    for row, column in product(rows, columns):
+    for row, column in around:
         gradient = lo.b.cast(
             _gathered(lo, shape, grad.shape[3], flat, row.window, column.window), torch.float32
         )
@@ -158,6 +151,19 @@ def avg_pool2d_backward(
         known = _flag(lo, "logical_and", row.is_around, column.is_around)
         parts.append(lo.b.pointwise("where", known, share, lo.number(0, share)))
     return lo.b.permute(lo.b.cast(total(lo, parts), x.dtype), _FIRST)
+
+
+def _all_around(
+    lo: Lowering, shape: Shape, windows: Sequence[_Windows], grad: Value, one: Callable[..., Around]
+) -> list[tuple[Around, Around]]:
+    """What ``one`` says of each window around every pixel, along rows and along columns."""
+    if math.prod(w.reach for w in windows) > _MOST_TAPS:
+        raise lo.otherwise()
+    rows, columns = (
+        [one(lo, shape, axis, w, before, grad.shape[axis + 1]) for before in range(w.reach)]
+        for axis, w in enumerate(windows, 1)
+    )
+    return list(product(rows, columns))
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,9 @@ import sympy
 import torch
 
 from blade.backends.disc.frontend.ops.table import Lowering, lowers
-from blade.backends.disc.ir.graph import Graph, IrBuilder, Value, contiguous_strides
-from blade.backends.disc.ir.loop import LoopBody
+from blade.backends.disc.ir.graph import IrBuilder, Value
+from blade.backends.disc.ir.late_sizes import late_symbols
+from blade.backends.disc.ir.loop import LoopBody, body_graph, make_loop
 
 aten = torch.ops.aten
 
@@ -93,7 +94,7 @@ def _network(
     bidirectional: bool,
     batch_first: bool,
 ) -> list[Value]:
-    if x.dtype not in lo.forms.recurrences or (train and dropout):
+    if x.dtype not in lo.forms.recurrences or (train and dropout) or late_symbols(x.shape):
         raise lo.otherwise()
     time = 1 if batch_first else 0
     lo.at_least(x.shape[time], 1, "times of a recurrent layer")
@@ -104,7 +105,7 @@ def _network(
         both = []
         for way in range(ways):
             begin = [_row(lo.b, h, layer * ways + way) for h in hx]
-            output, *state = _layer(lo.b, x, time, begin, next(cells), gates, step, way == 1)
+            *state, output = _layer(lo.b, x, time, begin, next(cells), gates, step, way == 1)
             both.append(output)
             ends.append(state)
         x, time = _joined(lo.b, both, 2), 0
@@ -132,7 +133,7 @@ def _layer(
     step: Step,
     backwards: bool,
 ) -> list[Value]:
-    """The hidden states at all times, [time, batch, units], and the last state."""
+    """The last state, and the hidden states at all times, [time, batch, units]."""
     body = _Body(b, [*begin, x])
     inner, (*state, all_x) = body.b, body.values
     length = x.shape[time]
@@ -144,12 +145,7 @@ def _layer(
     new = step(inner, x_gates, h_gates, state)
     if weights.project:
         new[0] = body.product(new[0], weights.project)
-    loop = body.loop(new, new[:1], length, backwards)
-    shape = (length, *new[0].shape)
-    return [
-        b.make("item", (loop,), shape, x.dtype, index=0),
-        *(b.make("carried", (loop,), s.shape, s.dtype, index=k) for k, s in enumerate(new)),
-    ]
+    return body.loop(new, length, backwards)
 
 
 class _Body:
@@ -167,12 +163,13 @@ class _Body:
         shape = (*rows.shape[:-1], weight.shape[0])
         return self.b.make("linear", (rows, weight, *bias), shape, rows.dtype)
 
-    def loop(self, state: list[Value], results: list[Value], count: Any, backwards: bool) -> Value:
-        outputs = (*state, *results)
-        strides = tuple(contiguous_strides(v.shape) for v in outputs)
-        graph = Graph(self.b.values, outputs, strides, tuple(self.values))
+    def loop(self, state: list[Value], count: Any, backwards: bool) -> list[Value]:
+        """The last state, and the first of the states of all iterations."""
+        graph = body_graph(self.b, self.values, (*state, state[0]))
         body = LoopBody(graph, self.index, len(state), backwards)
-        return self.outer.make("loop", self.given, (), torch.float32, body=body, count=count)
+        shapes = [*(s.shape for s in state), (count, *state[0].shape)]
+        results = [(shape, state[0].dtype) for shape in shapes]
+        return make_loop(self.outer, self.given, body, count, results)
 
     def _read(self, value: Value) -> Value:
         """A weight: the same constant, or an input that every iteration reads."""
@@ -200,8 +197,6 @@ def _split(b: IrBuilder, value: Value, parts: int) -> list[Value]:
 
 
 def _joined(b: IrBuilder, parts: list[Value], axis: int) -> Value:
-    if len(parts) == 1:
-        return parts[0]
     total = sum(p.shape[axis] for p in parts)
     shape = tuple(total if k == axis else d for k, d in enumerate(parts[0].shape))
     return b.make("concat", parts, shape, parts[0].dtype, axis=axis)
