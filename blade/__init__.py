@@ -21,7 +21,14 @@ from typing import TYPE_CHECKING, Any
 from blade import dynamo as dynamo
 from blade.backends.registry import register_runners as _register_runners
 from blade.core.reason import Code, Reason, Stage
-from blade.errors import BackendError, BladeError, BladeWarning, ConfigError, InputError
+from blade.errors import (
+    BackendError,
+    BladeError,
+    BladeWarning,
+    ConfigError,
+    EngineError,
+    InputError,
+)
 from blade.program.trust import Verified, sign, verify
 from blade.report import Report, rearm, report, stats
 from blade.report.pickling import register as _register_pickling
@@ -60,6 +67,7 @@ __all__ = [
     "Code",
     "Config",
     "ConfigError",
+    "EngineError",
     "InputError",
     "Reason",
     "Report",

@@ -3,8 +3,9 @@
 
 A user's mistake raises ``ConfigError`` or ``InputError``: the text names the argument, the value and the
 allowed values. ``BackendError`` is raised only for a backend that the user named and that cannot serve; a
-failure of an automatically chosen backend is a ``Reason`` in the report. ``BladeWarning`` is the category of
-all warnings that require action although the call succeeded.
+failure of an automatically chosen backend is a ``Reason`` in the report. ``EngineError`` says that one has
+damaged the caller's data. ``BladeWarning`` is the category of all warnings that require action although the call
+succeeded.
 """
 
 import logging
@@ -32,6 +33,10 @@ class InputError(BladeError, ValueError):
 
 class BackendError(BladeError, RuntimeError):
     """A backend that the user named is missing or cannot be used here."""
+
+
+class EngineError(BladeError, RuntimeError):
+    """An engine wrote to the caller's tensors, which it must only read: it is a defect of the engine."""
 
 
 class Refused(BladeError):

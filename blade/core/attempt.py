@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import TypeVar
 
 from blade.core.reason import Code, Reason, Stage
-from blade.errors import ConfigError, InputError, Refused
+from blade.errors import ConfigError, EngineError, InputError, Refused
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -31,13 +31,13 @@ def attempt(
     """``fn()``, or a ``Reason`` if it raised: ``code``, or the code of a ``Refused``.
 
     ``strict`` re-raises (``Config(strict=True)``), except ``Refused``, which is a decision and no failure.
-    ``ConfigError`` and ``InputError`` are for the user and always pass.
+    ``ConfigError``, ``InputError`` and ``EngineError`` are for the user and always pass.
     """
     try:
         return fn()
     except Refused as refusal:
         return Reason(stage, Code(refusal.code), backend, subject, str(refusal))
-    except (ConfigError, InputError):
+    except (ConfigError, InputError, EngineError):
         raise
     except Exception as error:
         if strict:

@@ -158,6 +158,7 @@ class FxClusterModule(torch.nn.Module):
     def _prove(self, args: Sequence[Any]) -> None:
         from blade.core.torch_modes import without_modes
         from blade.dynamo.compete import EngineTrial, compete
+        from blade.process.memory import empty_cache
 
         with self._first:
             cluster = self._unproven
@@ -178,7 +179,7 @@ class FxClusterModule(torch.nn.Module):
             self._serve(found)
             self._unproven = self.first_call = None  # which holds engines that lost
             if on_gpu:
-                torch.cuda.empty_cache()  # trials used several times the memory of a call
+                empty_cache()  # trials used several times the memory of a call
         for reason in found.reasons:
             log.info("%s: not %s: %s", self.name, reason.backend, reason.detail)
 

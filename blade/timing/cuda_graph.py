@@ -17,6 +17,7 @@ from statistics import median
 import torch
 
 from blade.core.cuda_driver import DriverError, call
+from blade.process.memory import empties
 
 REPLAYS = 5  # the first one, which uploads the graph, does not count
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
@@ -66,17 +67,32 @@ def own_stream(device: int) -> torch.cuda.ExternalStream:
     return torch.cuda.ExternalStream(stream.value, device=torch.device("cuda", device))
 
 
-@cache
+_pools: dict[int, tuple[int, int]] = {}
+
+
 def _pool(device: int) -> tuple[int, int]:
-    """Return the memory pool for allocations during a capture; it lives as long as the process.
+    """Return the memory pool for allocations during a capture; it lives until it is released.
 
     It is no ``torch.cuda.MemPool``: dropping one while another thread of the user's captures ends the
     process.
     """
-    pool: tuple[int, int] = torch.cuda.graph_pool_handle()
-    torch._C._cuda_beginAllocateCurrentThreadToPool(device, pool)
-    torch._C._cuda_endAllocateToPool(device, pool)  # the extra user keeps the pool alive
-    return pool
+    if device not in _pools:
+        pool: tuple[int, int] = torch.cuda.graph_pool_handle()
+        torch._C._cuda_beginAllocateCurrentThreadToPool(device, pool)
+        torch._C._cuda_endAllocateToPool(device, pool)  # the extra user keeps the pool alive
+        _pools[device] = pool
+    return _pools[device]
+
+
+@empties
+def _release_pools() -> None:
+    """Let go of what no graph uses, unless a thread measures."""
+    if _lock.acquire(blocking=False):
+        try:
+            for device in list(_pools):
+                torch._C._cuda_releasePool(device, _pools.pop(device))
+        finally:
+            _lock.release()
 
 
 @contextlib.contextmanager

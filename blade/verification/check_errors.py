@@ -127,7 +127,7 @@ def _check_suspects(
     outputs = [doubt.answer.output for doubt in lucky]
     draws = resampled(case) if lucky else ()
     seen = [
-        answers_at(drawn, outputs, True) or answers_at(moved, outputs, False)
+        answers_at(drawn(), outputs, True) or answers_at(moved(), outputs, False)
         for drawn, moved in draws
     ]
     wrong = [doubt for doubt in doubts if not doubt.may_be_chance()]

@@ -68,6 +68,7 @@ def _moved(
 ) -> Iterator[Sequence[torch.Tensor] | None]:
     for seed, nudged in enumerate(_perturbed(case)):
         yield original(nudged)
+        del nudged
         yield rounded(case, seed)
 
 
@@ -80,5 +81,8 @@ def _perturbed(case: Case) -> Iterator[Case]:
     """Yield ``case`` with each float one rounding up or down, ``DRAWS`` times; deterministic."""
     generators = Generators(2)
     for n in range(DRAWS):
-        inputs = tuple(perturb_by_ulp(t, generators) for t in case.inputs)
-        yield replace(case, name=f"{case.name}, nudged ({n + 1})", inputs=inputs)
+        yield replace(
+            case,
+            name=f"{case.name}, nudged ({n + 1})",
+            inputs=tuple(perturb_by_ulp(t, generators) for t in case.inputs),
+        )

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tell chance from a wrong engine: an error looks large where the original's own happens to be small.
 
-    again = [ratio_at(drawn) or ratio_at(moved) for drawn, moved in resampled(case)]
+    again = [ratio_at(drawn()) or ratio_at(moved()) for drawn, moved in resampled(case)]
     if ratio > 1 and not passes_on_other_inputs(ratio, again): ...     # seen error over the allowed one
 
 The case is drawn again with other contents, of the same sizes and within the same range. A wrong engine is
@@ -14,6 +14,7 @@ nothing when each is drawn alone, and gradients may overflow. Then the sample's 
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from statistics import median
 
 import torch
@@ -27,13 +28,23 @@ MOVED = 1 / 64
 MAX_CHANCE_RATIO = 4.0  # a larger ratio is not chance
 
 
-def resampled(case: Case) -> Iterator[tuple[Case, Case]]:
-    """Yield ``case`` with contents drawn at random and with its own, moved, ``DRAWS`` times; deterministic."""
-    generators = Generators(1)
+def resampled(case: Case) -> Iterator[tuple[Callable[[], Case], Callable[[], Case]]]:
+    """Yield what makes ``case`` with contents drawn at random and with its own, moved, ``DRAWS`` times; deterministic.
+
+    Inputs can be all that a model saves for backward: hold one of these cases at a time.
+    """
     for n in range(DRAWS):
-        drawn = _changed(case, lambda t: random_contents(t, generators), f"drawn again ({n + 1})")
-        moved = _changed(case, lambda t: _moved(t, generators), f"moved ({n + 1})")
-        yield drawn, moved
+        yield partial(_drawn, case, n), partial(_moved, case, n)
+
+
+def _drawn(case: Case, n: int) -> Case:
+    generators = Generators(2 * n + 1)
+    return _changed(case, lambda t: random_contents(t, generators), f"drawn again ({n + 1})")
+
+
+def _moved(case: Case, n: int) -> Case:
+    generators = Generators(2 * n + 2)
+    return _changed(case, lambda t: _times_about_one(t, generators), f"moved ({n + 1})")
 
 
 def _changed(case: Case, change: Callable[[torch.Tensor], torch.Tensor], how: str) -> Case:
@@ -41,7 +52,7 @@ def _changed(case: Case, change: Callable[[torch.Tensor], torch.Tensor], how: st
     return replace(case, name=f"{case.name}, {how}", inputs=inputs)
 
 
-def _moved(tensor: torch.Tensor, generators: Generators) -> torch.Tensor:
+def _times_about_one(tensor: torch.Tensor, generators: Generators) -> torch.Tensor:
     """Floats times 1 to 1 + ``MOVED``."""
     if not tensor.is_floating_point():
         return tensor

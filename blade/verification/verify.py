@@ -26,8 +26,8 @@ from blade.core import torchscript
 from blade.core.attempt import attempt
 from blade.core.cluster import Cluster, has_late_sizes
 from blade.core.reason import Code, Reason, Stage
-from blade.errors import Refused
-from blade.process.memory import free_unused
+from blade.errors import EngineError, Refused
+from blade.process.memory import free_unused, freeing_unused
 from blade.report import Verdict
 from blade.timing.free_cpus import on_free_cpus
 from blade.verification import compare, tolerance
@@ -37,6 +37,7 @@ from blade.verification.cases import Case, verification_cases
 from blade.verification.check_errors import Answer, check_errors, describe_case
 from blade.verification.conditioning import perturbation_sensitivity
 from blade.verification.derived_inputs import GIVEN, answer, begin, survives
+from blade.verification.fingerprint import fingerprint, has
 from blade.verification.fp64_reference import Fp64Reference
 from blade.verification.generators import Generators
 from blade.verification.index_guard import in_bounds
@@ -51,6 +52,7 @@ Tensors = Sequence[torch.Tensor]
 _DECLINED = tuple(c for c in Code if c.value.startswith("guard_")) + (Code.ENGINE_RAISED,)
 _LET_GO = torch.empty(0)
 _ALIGNED = 16  # elements; vectors of any dtype begin at multiples of this
+_LENT = 64 << 20  # bytes of inputs on a GPU from which on they are not copied for an engine
 _NUDGES = 4  # runs of the original on inputs that are off by some units in the last place,
 _NUDGE_ULPS = 4.0  # by so many
 PEERS = 8  # the most outputs that a small one is compared with, where all of them are near
@@ -316,7 +318,7 @@ def _call(
     # the result of some ops depends on the layout of their inputs
     copies = tuple(map(_copy, case.inputs)) if copied else case.inputs
     # the profiling executor would specialize again at the sizes of every case
-    with torchscript.unoptimized(), on_free_cpus():
+    with torchscript.unoptimized(), on_free_cpus(), freeing_unused(copies):
         result = attempt(Stage.VERIFY, None, case.name, lambda: fn(*copies))
     if isinstance(result, Reason):
         return None
@@ -338,7 +340,8 @@ def _fp64_outputs(case: Case, truth: Fp64Reference) -> Iterator[tuple[int, torch
     outputs = truth.each(tuple(map(_copy, case.inputs)) if truth.writes else case.inputs)
 
     def compute() -> tuple[int, torch.Tensor] | None:
-        with in_bounds(*case.inputs), torchscript.unoptimized(), on_free_cpus():
+        inputs = case.inputs
+        with in_bounds(*inputs), torchscript.unoptimized(), on_free_cpus(), freeing_unused(inputs):
             return next(outputs, None)
 
     while True:
@@ -351,17 +354,36 @@ def _fp64_outputs(case: Case, truth: Fp64Reference) -> Iterator[tuple[int, torch
 def _try(
     engine: Any, case: Case, updates: Sequence[int], generators: RngReplay
 ) -> list[torch.Tensor] | None:
-    """Return the engine's outputs and updates; ``None`` if it declines, and then it has changed nothing."""
-    given = [_copy(t) for t in case.inputs]
+    """Return the engine's outputs and updates; ``None`` if it declines, and then it has changed nothing.
+
+    It gets copies of its inputs, but for large ones on a GPU that it must only read.
+    """
+    lent = _lent(case.inputs, updates)
+    prints = {i: fingerprint(case.inputs[i]) for i in lent}
+    given = [t.detach() if i in lent else _copy(t) for i, t in enumerate(case.inputs)]
     engine.rearm()
     generators.reset()
     got: Tensors | None = engine.try_execute(given)
     for i, (before, after) in enumerate(zip(case.inputs, given, strict=True)):
         if got is not None and i in updates:
             continue
-        if compare.why_other_form([after], [before]) or not compare.is_same(after, before):
+        if i in lent:
+            if not has(before, prints[i]):
+                raise EngineError(
+                    f"An engine wrote to its input {i} while it was verified at {describe_case(case)}: to memory that "
+                    f"may be yours, whose contents are lost. Please report this. Until it is mended, name other "
+                    f"backends with Config(optimization_pipeline=...)."
+                )
+        elif compare.why_other_form([after], [before]) or not compare.is_same(after, before):
             raise Refused(Code.WRONG_VALUES, f"at {describe_case(case)} it changed its input {i}.")
     return None if got is None else [*got, *(given[i] for i in updates)]
+
+
+def _lent(inputs: Tensors, updates: Sequence[int]) -> frozenset[int]:
+    """Numbers of the inputs that an engine gets as they are: those of a backward graph are all that forward saved."""
+    large = [i for i, t in enumerate(inputs) if t.is_cuda and i not in updates]
+    whole = sum(inputs[i].numel() * inputs[i].element_size() for i in large)
+    return frozenset(large if whole >= _LENT else ())
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:

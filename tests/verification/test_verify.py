@@ -25,6 +25,7 @@ from verified import cluster, remembering, run
 import blade
 from blade.core.cluster import Cluster
 from blade.core.reason import Code, Reason, Stage
+from blade.errors import EngineError
 from blade.report import Verdict
 from blade.verification.fp64_reference import Fp64Reference
 from blade.verification.verify import verify
@@ -108,6 +109,20 @@ def test_a_wrong_engine_is_refused_with_the_numbers(of: Cluster, fault: Fault, s
     assert (reason.backend, reason.subject) == ("fake", "cluster_0")
     assert reason.detail.startswith("at sample 0 (")
     assert says in reason.detail
+
+
+def test_a_write_to_an_input_that_is_no_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "blade.verification.verify._lent", lambda inputs, updates: frozenset(range(len(inputs)))
+    )
+    assert isinstance(run(FLOATS), Verdict)
+    of = cluster(Softmax(), [FLOATS.samples[0][0].clone()], [torch.randn(7, 16)])
+    with pytest.raises(EngineError, match=r"wrote to its input 0 .* at sample 0"):
+        run(of, run=writes_its_input)
+    first = of.samples[0][0].shape[0]
+    of.samples[0][0].normal_()
+    with pytest.raises(EngineError, match=r"wrote to its input 0 .* at probe 0"):
+        run(of, run=only_at(lambda s: s[0] != first, writes_its_input))
 
 
 def test_the_allowed_error_is_told() -> None:
