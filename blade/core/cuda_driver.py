@@ -20,6 +20,19 @@ def call(name: str, *args: Any) -> None:
         raise DriverError(f"{name}: CUDA error {code}")
 
 
+def make_context_current(device: int) -> None:
+    """Make the context that torch uses on the device ``device`` this thread's, if it has none.
+
+    Torch does so at a thread's first kernel only.
+    """
+    context, of = ctypes.c_void_p(), ctypes.c_int()
+    call("cuCtxGetCurrent", ctypes.byref(context))
+    if context.value is None:
+        call("cuDeviceGet", ctypes.byref(of), device)
+        call("cuDevicePrimaryCtxRetain", ctypes.byref(context), of)
+        call("cuCtxSetCurrent", context)
+
+
 @cache
 def _library() -> ctypes.CDLL:
     try:

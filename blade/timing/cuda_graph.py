@@ -16,7 +16,7 @@ from statistics import median
 
 import torch
 
-from blade.core.cuda_driver import DriverError, call
+from blade.core.cuda_driver import DriverError, call, make_context_current
 from blade.process.memory import empties
 
 REPLAYS = 5  # the first one, which uploads the graph, does not count
@@ -61,7 +61,8 @@ def _microseconds(step: Callable[[int], None], count: int) -> float:
 def own_stream(device: int) -> torch.cuda.ExternalStream:
     """Return a stream outside torch's pool: only work of this module is captured there."""
     with torch.cuda.device(device):
-        torch.cuda.current_stream()  # torch makes the context current
+        torch.cuda.current_stream()  # torch makes the context
+        make_context_current(device)
         stream = ctypes.c_void_p()
         call("cuStreamCreate", ctypes.byref(stream), _NON_BLOCKING)
     return torch.cuda.ExternalStream(stream.value, device=torch.device("cuda", device))

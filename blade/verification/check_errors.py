@@ -125,18 +125,13 @@ def _check_suspects(
     case = doubts[0].answer.case
     lucky = [doubt for doubt in doubts if doubt.may_be_chance()]
     outputs = [doubt.answer.output for doubt in lucky]
-    draws = resampled(case) if lucky else ()
-    seen = [
-        answers_at(drawn(), outputs, True) or answers_at(moved(), outputs, False)
-        for drawn, moved in draws
+    again = [
+        _ratios(answers_at(drawn(), outputs, True) or answers_at(moved(), outputs, False), lucky)
+        for drawn, moved in (resampled(case) if lucky else ())
     ]
     wrong = [doubt for doubt in doubts if not doubt.may_be_chance()]
     for k, doubt in enumerate(lucky):
-        again = [
-            None if answers is None else _over(answers[k], doubt.usual, doubt.size)
-            for answers in seen
-        ]
-        if not passes_on_other_inputs(doubt.ratio, again):
+        if not passes_on_other_inputs(doubt.ratio, [ratios[k] for ratios in again]):
             wrong.append(doubt)
     if not wrong:
         return
@@ -148,6 +143,13 @@ def _check_suspects(
     for doubt, moved, least in zip(wrong, moves, enough, strict=True):
         if not moved >= least:
             raise doubt.refusal()
+
+
+def _ratios(answers: Sequence[Answer] | None, doubts: Sequence[_Suspect]) -> list[float | None]:
+    """Errors over the allowed ones, where there are answers; unlike these, they do not hold a case's inputs."""
+    if answers is None:
+        return [None] * len(doubts)
+    return [_over(a, one.usual, one.size) for a, one in zip(answers, doubts, strict=True)]
 
 
 def _usual_magnitude(one: Answer, answers: Sequence[Answer]) -> float:

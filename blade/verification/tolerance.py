@@ -73,7 +73,7 @@ CANCELLED = 1e-6
 SAME_RUN = 1e-6
 FEW = 64  # elements of an output that may be small, or exact, by chance
 # Elements compared at a time: on a CPU temporaries stay in cache, elsewhere each comparison waits for the device.
-_PART, _LARGE_PART = 1 << 18, 1 << 24
+_PART, _LARGE_PART = 1 << 18, 1 << 22
 
 
 def tolerance_of(dtype: torch.dtype) -> Tolerance:
