@@ -344,24 +344,25 @@ class _Fuser:
 
     def operands(self, v: Value) -> tuple[Value, ...]:
         """What ``v`` reads, and what makes its sizes."""
-        return (*v.args, *self.late.get(v.id, ()))
+        late = self.late.get(v.id)
+        return v.args if late is None else (*v.args, *late)
 
     def reached(self, start: list[Value], target: FusionGroup) -> bool:
         """Whether any value in ``start`` depends on ``target``."""
-        rank = self.ranks[target]
-        seen: set[int] = set()
+        rank, units = self.ranks[target], self.group_of
+        seen: set[FusionUnit] = set()
         stack = list(start)
         while stack:
             v = stack.pop()
-            if v.id in seen:
-                continue
-            seen.add(v.id)
-            unit = self.unit(v)
+            unit = units.get(v.id, v)
             if unit is target:
                 return True
-            if self.ranks.get(unit, rank + 1) <= rank:
+            if unit in seen:
                 continue
-            stack += [a for m in members(unit) for a in self.operands(m)]
+            seen.add(unit)
+            if self.ranks.get(unit, rank + 1) > rank:
+                for m in members(unit):
+                    stack += self.operands(m)
         return False
 
     def reads(self) -> Iterator[tuple[Value, Value]]:
