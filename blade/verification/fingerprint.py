@@ -5,8 +5,8 @@
     ...
     changed = [i for i, t in enumerate(tensors) if not has(t, before[i])]
 
-A fingerprint holds sums of the elements' bits, as integers: along the longest axis, and along the others. A write
-changes one of them, unless it leaves the sum of each line and of each slice across the lines as it was.
+A fingerprint holds sums of the elements' bits, as integers: of each line, and across the lines. A write changes one of
+them, unless it leaves every one of these sums as it was.
 """
 
 from collections.abc import Sequence
@@ -14,25 +14,31 @@ from math import isqrt
 
 import torch
 
-_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+from blade.graph.shapes.memory_format import dense_order
+
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Integers as wide as an element, in bytes."""
+_WORD = 8  # bytes; sums of narrower integers would take a widened copy
+_PIECE = 1 << 22  # elements that are widened at a time
 
 Fingerprint = Sequence[torch.Tensor]
 
 
 def fingerprint(tensor: torch.Tensor) -> Fingerprint:
     """Return the sums, for a strided tensor of any dtype; where it is large, in a hundredth of its memory or so."""
-    words = _words(tensor)
-    if words.dim() == 0 or not words.numel():
-        return (words.clone(),)
-    if words.dim() == 1:  # lines of equal length, and the rest
+    bits = _bits(tensor)
+    if not bits.numel():
+        return ()
+    size = bits.element_size()
+    is_aligned = bits.storage_offset() * size % _WORD == 0
+    if is_aligned and dense_order(bits) is not None:
+        flat = bits.as_strided((bits.numel(),), (1,))
+        whole = flat.numel() * size // _WORD * _WORD // size
+        words, rest = flat[:whole].view(torch.int64), flat[whole:]
         length = max(1, isqrt(words.numel()))
-        lines = words.unfold(0, length, length)
-        rest = words[lines.numel() :].clone()
-        return *(lines.sum(axis, dtype=torch.int64) for axis in (0, 1)), rest
-    longest = max(range(words.dim()), key=lambda axis: words.shape[axis])
-    others = [axis for axis in range(words.dim()) if axis != longest]
-    return words.sum(longest, dtype=torch.int64), words.sum(others, dtype=torch.int64)
+        lines = words.unfold(0, length, length) if words.numel() else words.unsqueeze(-1)
+        return lines.sum(0), lines.sum(1), words[lines.numel() :].clone(), rest.clone()
+    return _sums_of_pieces(bits)
 
 
 def has(tensor: torch.Tensor, before: Fingerprint) -> bool:
@@ -40,8 +46,22 @@ def has(tensor: torch.Tensor, before: Fingerprint) -> bool:
     return all(map(torch.equal, fingerprint(tensor), before))
 
 
-def _words(tensor: torch.Tensor) -> torch.Tensor:
-    """The bits of ``tensor``, where it lies."""
+def _sums_of_pieces(bits: torch.Tensor) -> Fingerprint:
+    """Along the longest axis, and along the others."""
+    if not bits.dim():
+        return (bits.clone(),)
+    longest = max(range(bits.dim()), key=lambda axis: bits.shape[axis])
+    count = max(1, _PIECE * bits.shape[longest] // bits.numel())
+    pieces = (
+        one.movedim(longest, 0).flatten(1) for one in bits.unsqueeze(-1).split(count, longest)
+    )
+    sums = ((wide.sum(0), wide.sum(1)) for wide in (one.to(torch.int64) for one in pieces))
+    along, across = zip(*sums, strict=True)
+    return torch.stack(along), torch.cat(across)
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    """The elements as integers, where they lie."""
     tensor = tensor.detach()
     if tensor.is_conj():
         tensor = tensor.conj()
@@ -49,4 +69,4 @@ def _words(tensor: torch.Tensor) -> torch.Tensor:
         tensor = torch._neg_view(tensor)
     if tensor.dtype == torch.complex128:
         tensor = torch.view_as_real(tensor)
-    return tensor.view(_WORDS[tensor.element_size()])
+    return tensor.view(_BITS[tensor.element_size()])

@@ -13,6 +13,7 @@ from blade.errors import EngineError
 from blade.process.memory import empty_cache
 from blade.report import Verdict
 from blade.timing.cuda_graph import microseconds
+from blade.verification.fingerprint import fingerprint, has
 from blade.verification.verify import verify
 
 pytestmark = pytest.mark.gpu
@@ -37,10 +38,24 @@ def _verified(x: torch.Tensor, **engine: Any) -> Any:
 
 
 def test_large_inputs_are_not_copied(large: torch.Tensor) -> None:
+    seen: list[tuple[int, int]] = []
+
+    def look(outputs: list[torch.Tensor], inputs: list[torch.Tensor], call: int) -> Any:
+        seen.append((inputs[0].data_ptr(), torch.cuda.memory_allocated()))
+        return outputs
+
     before = torch.cuda.memory_allocated()
-    assert isinstance(_verified(large), Verdict)
-    # the fp64 reference widens them once an op uses them
-    assert torch.cuda.max_memory_allocated() - before <= (512 + 64) * MIB
+    assert isinstance(_verified(large, run=look), Verdict)
+    assert seen
+    assert all(at == large.data_ptr() and taken - before < 16 * MIB for at, taken in seen)
+
+
+def test_a_fingerprint_widens_no_large_tensor(large: torch.Tensor) -> None:
+    for tensor in (large, large[:, 1:], large.mT):
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        assert has(tensor, fingerprint(tensor))
+        assert torch.cuda.max_memory_allocated() - before <= 80 * MIB
 
 
 def test_a_write_to_the_users_memory_is_no_mere_reason(large: torch.Tensor) -> None:

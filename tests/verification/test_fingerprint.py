@@ -23,7 +23,11 @@ LAYOUTS = {
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_one_element_is_enough(dtype: torch.dtype, layout: str) -> None:
+@pytest.mark.parametrize("piece", [1, 1 << 22])
+def test_one_element_is_enough(
+    dtype: torch.dtype, layout: str, piece: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("blade.verification.fingerprint._PIECE", piece)
     memory = torch.randint(0, 2, (3, 5, 8), generator=RNG).to(dtype)
     tensor = LAYOUTS[layout](memory)
     before = fingerprint(tensor)
