@@ -130,9 +130,8 @@ def measure_in_turn(
         return _measured(case, i, got[i], w, t, scale, half, i in choices)
 
     if far:
-        exact = fp64_outputs(case, truth.of(far))
-        for (k, w), (same, t) in zip(_of_original(case, original.of(far)), exact, strict=False):
-            assert k == same, (k, same)
+        again, exact = _of_original(case, original.of(far)), fp64_outputs(case, truth.of(far))
+        for k, w, t in _paired(again, exact):
             near[far[k]] = measured(far[k], w, t)
             del w, t
     if left := [i for i in far if i not in near]:  # an op of theirs raises in fp64
@@ -174,6 +173,20 @@ def layout_of(tensor: torch.Tensor) -> torch.Tensor:
 
 def _of_original(case: Case, original: OutputByOutput) -> Iterator[tuple[int, torch.Tensor]]:
     return _tried(case, original.each(case.inputs), rows_with_keys)
+
+
+def _paired(
+    one: Iterator[tuple[int, torch.Tensor]], other: Iterator[tuple[int, torch.Tensor]]
+) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
+    """Yield what both have of a number, as soon as they do; their orders are nearly the same."""
+    left: dict[int, torch.Tensor] = {}
+    right: dict[int, torch.Tensor] = {}
+    for (i, a), (k, b) in zip(one, other, strict=False):
+        left[i], right[k] = a, b
+        del a, b
+        for number in {i, k}:
+            if number in left and number in right:
+                yield number, left.pop(number), right.pop(number)
 
 
 def _no_mode(*inputs: torch.Tensor) -> AbstractContextManager[None]:

@@ -22,11 +22,19 @@ Self = TypeVar("Self", bound="OutputByOutput")
 
 
 class OutputByOutput(Interpreter):
-    """``before`` is called before each run. ``writes``: an op of the graph does, maybe to an input."""
+    """``before`` is called before each run. ``arguments`` makes the graph's inputs of those that a run is given.
 
-    def __init__(self, gm: torch.fx.GraphModule, before: Callable[[], None] = lambda: None) -> None:
+    ``writes``: an op of the graph does, maybe to an input.
+    """
+
+    def __init__(
+        self,
+        gm: torch.fx.GraphModule,
+        before: Callable[[], None] = lambda: None,
+        arguments: Callable[[Inputs], Sequence[Any]] = tuple,
+    ) -> None:
         super().__init__(gm, garbage_collect_values=False)
-        self._before = before
+        self._before, self._arguments = before, arguments
         writes = any(n.op == "call_function" and _is_mutable(n.target) for n in self.graph.nodes)
         self.writes = writes
         self._last_uses = _last_uses(self.graph, writes)
@@ -57,7 +65,7 @@ class OutputByOutput(Interpreter):
         """
         self._before()
         self.begin(inputs)
-        self.env, self.args_iter = {}, iter(inputs)
+        self.env, self.args_iter = {}, iter(self._arguments(inputs))
         returned = _returned(self.graph)
         chosen = range(len(returned)) if self._outputs is None else self._outputs
         due: dict[torch.fx.Node, list[int]] = {}

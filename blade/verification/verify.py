@@ -90,6 +90,7 @@ def verify(
     own_error: float | None = None,
     saved: Collection[int] = (),
     answers: Sequence[Tensors] = (),
+    in_turn: OutputByOutput | None = None,
 ) -> Verdict | Reason:
     """Return the verdict on ``engine``; ``original`` is the subgraph, in TorchScript or FX.
 
@@ -100,7 +101,8 @@ def verify(
     ``left_out``: names of cases at which the original ends the process; by default a forked process finds
     them (``derived_inputs``). ``own_error``: the original's error against fp64, where it is known from an earlier
     verification of the same engine. ``saved``: outputs that forward saves for backward. ``answers``: of
-    ``original`` at each sample and probe, where they are known.
+    ``original`` at each sample and probe, where they are known. ``in_turn``: ``original``, output by output, for
+    outputs that are large.
     """
     with torch.no_grad(), RngReplay(cluster.gm) as generators:
         drawing = generators.before(original)
@@ -121,6 +123,7 @@ def verify(
                 own_error,
                 saved,
                 () if draws(cluster.gm) else answers,
+                in_turn,
             ),
             strict,
         )
@@ -139,6 +142,7 @@ def _verify(
     own_error: float | None,
     saved: Collection[int],
     given: Sequence[Tensors],
+    in_turn: OutputByOutput | None,
 ) -> Verdict:
     """``generators``: the engine and the fp64 run draw the same random numbers as ``original``. ``given``: its known
     answers."""
@@ -156,9 +160,13 @@ def _verify(
     selects = has_late_sizes(cluster)
     writes = truth.writes or bool(cluster.updates)
     hurry = seconds is not None
-    in_turn = hurry and budget is None and left_out is None
-    in_turn = in_turn and not (truth.writes or selects or given or draws(cluster.gm))
-    plain = OutputByOutput(cluster.gm)
+    if in_turn is not None and (
+        not hurry
+        or budget is not None
+        or left_out is not None
+        or (in_turn.writes or truth.writes or selects or given or draws(cluster.gm))
+    ):
+        in_turn = None
     called = partial(_call, fn=original, updates=cluster.updates, copied=writes)
     for case in verification_cases(
         cluster.samples, cluster.probes, derived and is_checked, limit, selects
@@ -168,11 +176,11 @@ def _verify(
         if not survives(cluster, case) if left_out is None else case.name in left_out:
             continue
         got = None
-        if in_turn and case.kind == "sample" and _is_on_gpu(case.inputs):
+        if in_turn is not None and case.kind == "sample" and _is_on_gpu(case.inputs):
             got = _try(engine, case, cluster.updates, generators)
             own = 0.0 if own_error is None else own_error
             if got is not None and _bytes(got) >= _LARGE:
-                found = measure_in_turn(case, got, plain, truth, choices, own)
+                found = measure_in_turn(case, got, in_turn, truth, choices, own)
                 if found is not None:
                     tried += 1
                     if tried == 1:
@@ -222,8 +230,10 @@ def _verify(
         with in_bounds(*case.inputs), rows_with_keys(*case.inputs):
             return called(case) if is_checked else None
 
-    def chosen_answers_at(case: Case, outputs: Sequence[int], finite: bool) -> list[Answer] | None:
-        some = chosen_in_turn(case, plain, outputs)
+    def chosen_answers_at(
+        case: Case, outputs: Sequence[int], finite: bool, original: OutputByOutput
+    ) -> list[Answer] | None:
+        some = chosen_in_turn(case, original, outputs)
         if some is None or (finite and not some.are_finite):
             return None
         got = _try(engine, case, cluster.updates, generators)
@@ -235,8 +245,8 @@ def _verify(
         return measure(case, got, want, truth, (), only=outputs, scale=some.scale)
 
     def answers_at(case: Case, outputs: Sequence[int], finite: bool) -> list[Answer] | None:
-        if in_turn and is_checked and _bytes(case.inputs) >= _LARGE:
-            return chosen_answers_at(case, outputs, finite)
+        if in_turn is not None and is_checked and _bytes(case.inputs) >= _LARGE:
+            return chosen_answers_at(case, outputs, finite, in_turn)
         want = wanted(case)
         if want is not None and finite and not _are_finite(want):
             return None

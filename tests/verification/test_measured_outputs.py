@@ -81,7 +81,9 @@ FAULTS: dict[str, Fault] = {
 
 def _verdict(of: Cluster, fault: Fault) -> Verdict | Reason:
     engine = PythonEngine(of.gm, run=fault)
-    return verify(of, engine, of.gm, "fake", derived=False, seconds=1.0)  # type: ignore[arg-type]
+    return verify(
+        of, engine, of.gm, "fake", derived=False, seconds=1.0, in_turn=OutputByOutput(of.gm)
+    )  # type: ignore[arg-type]
 
 
 @pytest.fixture
