@@ -77,8 +77,8 @@ def compete(trial: "EngineTrial", theirs: Tensors, original: GraphModule) -> Com
 
 @dataclass(frozen=True)
 class EngineTrial:
-    """``rivals``: by backend, in order of preference. ``original`` takes the inputs that the engines take; ``in_turn`` is
-    the same, output by output.
+    """``rivals``: by backend, in order of preference. ``original`` takes the inputs that the engines take;
+    ``in_turn`` is the same, output by output.
 
     ``saved``: outputs for backward. ``watches``: of the constants of engines that do not notice writes themselves.
     """
