@@ -148,21 +148,17 @@ class FxClusterModule(torch.nn.Module):
 
     def _original(self, *tensors: torch.Tensor) -> Tensors:
         """Run the original on the inputs that the engine takes."""
-        answer: Tensors = self.fallback(*self._arguments(tensors))
-        return answer
-
-    def _arguments(self, tensors: Tensors) -> Sequence[Any]:
-        """What the original takes, from the inputs that the engine takes."""
+        numbers = (t.numel() for t in tensors[self._tensors :])
         given = list(tensors[: self._tensors])
         for k, _, back in self._orders:
             given[k] = given[k].permute(back)
-        return [*given, *(t.numel() for t in tensors[self._tensors :])]
+        answer: Tensors = self.fallback(*given, *numbers)
+        return answer
 
     def _prove(self, args: Sequence[Any]) -> None:
         from blade.core.torch_modes import without_modes
         from blade.dynamo.compete import EngineTrial, compete
         from blade.process.memory import empty_cache
-        from blade.verification.output_by_output import OutputByOutput
 
         with self._first:
             cluster = self._unproven
@@ -174,9 +170,8 @@ class FxClusterModule(torch.nn.Module):
             on_gpu = any(t.is_cuda for t in theirs)
             if on_gpu:
                 trim_others(self.name)
-            in_turn = OutputByOutput(self.fallback, arguments=self._arguments)
             trial = EngineTrial(
-                cluster, self._rivals, self._watches, self._original, in_turn, how, self.lent
+                cluster, self._rivals, self._watches, self._original, how, self.lent
             )
             # AOTAutograd's mode of the first call and users' own would see, and slow down, every op of the trials
             with how.spent, torch.no_grad(), without_modes():

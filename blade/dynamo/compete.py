@@ -32,7 +32,6 @@ from blade.selection.plan.select import against, fastest, lost
 from blade.timing.decision import Outcome, decide_plan
 from blade.timing.interleaved import EARLY_EXIT_S, measure_all
 from blade.verification.derived_inputs import crashes, end
-from blade.verification.output_by_output import OutputByOutput
 from blade.verification.reduced_precision import budget_of
 from blade.verification.rng_replay import RngReplay
 from blade.verification.verify import verify
@@ -77,8 +76,7 @@ def compete(trial: "EngineTrial", theirs: Tensors, original: GraphModule) -> Com
 
 @dataclass(frozen=True)
 class EngineTrial:
-    """``rivals``: by backend, in order of preference. ``original`` takes the inputs that the engines take;
-    ``in_turn`` is the same, output by output.
+    """``rivals``: by backend, in order of preference. ``original`` takes the inputs that the engines take.
 
     ``saved``: outputs for backward. ``watches``: of the constants of engines that do not notice writes themselves.
     """
@@ -87,7 +85,6 @@ class EngineTrial:
     rivals: Mapping[str, torch.ScriptObject]
     watches: Mapping[str, ConstantWatch]
     original: Callable[..., Tensors]
-    in_turn: OutputByOutput
     how: FirstCall
     saved: tuple[int, ...] = ()
 
@@ -152,7 +149,6 @@ class EngineTrial:
             seconds=DERIVED_CASES_S,
             own_error=None if known is None else known.verdict.original_error_fp64,
             saved=self.saved,
-            in_turn=self.in_turn,
         )
         cast(Engine, engine).renew()
         free_unused(cluster.samples[0])

@@ -13,16 +13,20 @@ Weights are widened once up to ``KEPT`` bytes in all; each of the others is when
 (``wide_at_use``). Results live until their last use.
 """
 
-from collections.abc import Callable, Sequence
+import copy
+from collections.abc import Callable, Iterator, Sequence
 from math import inf
 from typing import Any
 
 import torch
 
+from blade.graph.fx.interpreter import Interpreter
 from blade.graph.fx.random_ops import DRAWING
 from blade.verification.grouped_products import GROUPED, grouped_product
-from blade.verification.output_by_output import Inputs, OutputByOutput
+from blade.verification.rng_replay import may_draw
 from blade.verification.wide_at_use import LOOKUPS, NARROW, WideAtUse, attend, wide_bytes, widened
+
+Inputs = tuple[torch.Tensor, ...]
 
 KEPT = 32 << 20
 """Most bytes of weights in fp64 that a reference keeps, and of inputs that a run does."""
@@ -48,14 +52,22 @@ _NOT_WIDENED = (
 )
 
 
-class Fp64Reference(OutputByOutput):
-    """Runs an FX graph with every float tensor, constant and dtype argument widened to fp64."""
+class Fp64Reference(Interpreter):
+    """Runs an FX graph with every float tensor, constant and dtype argument widened to fp64.
+
+    ``writes``: an op of the graph does, maybe to an input.
+    """
 
     def __init__(self, gm: torch.fx.GraphModule, before: Callable[[], None] = lambda: None) -> None:
-        super().__init__(gm, before)
+        super().__init__(gm, garbage_collect_values=False)
+        self._before = before
+        writes = any(n.op == "call_function" and _is_mutable(n.target) for n in self.graph.nodes)
         self._weights, self._given = _WideTensors(), _WideTensors()
-        self._input_bytes = inf if self.writes else KEPT
+        self.writes, self._input_bytes = writes, inf if writes else KEPT
+        self._last_uses = _last_uses(self.graph, writes)
         self._narrow: set[int] = set()
+        self._outputs: Sequence[int] | None = None
+        self._needed: set[torch.fx.Node] = set()
         self._known: tuple[Inputs, Sequence[torch.Tensor]] | None = None
 
     def remember(self, inputs: Inputs, outputs: Sequence[torch.Tensor]) -> None:
@@ -73,18 +85,60 @@ class Fp64Reference(OutputByOutput):
         """Release the stored outputs."""
         self._known = None
 
-    def begin(self, inputs: Inputs) -> None:
+    def of(self, outputs: Sequence[int]) -> "Fp64Reference":
+        """Return a reference for these outputs only; random ops draw in any case."""
+        part = copy.copy(self)
+        part._outputs = outputs
+        part._needed = _needed(self.graph, outputs)
+        return part
+
+    @property
+    def count(self) -> int:
+        """How many outputs are chosen."""
+        return len(_returned(self.graph) if self._outputs is None else self._outputs)
+
+    def __call__(self, inputs: Inputs) -> tuple[torch.Tensor, ...]:
+        """Return the chosen outputs."""
+        found = dict(self.each(inputs))
+        return tuple(found[k] for k in range(len(found)))
+
+    def each(self, inputs: Inputs) -> Iterator[tuple[int, torch.Tensor]]:
+        """Yield the chosen outputs with their numbers among them, in the order in which they are computed.
+
+        One that the caller does not keep is freed at its last use. Where the graph writes, all come at its end.
+        """
+        self._before()
         self._given, self._narrow = _WideTensors(self._input_bytes), {id(t) for t in inputs}
+        self.env, self.args_iter = {}, iter(inputs)
+        returned = _returned(self.graph)
+        chosen = range(len(returned)) if self._outputs is None else self._outputs
+        due: dict[torch.fx.Node, list[int]] = {}
+        for k, i in enumerate(chosen):
+            due.setdefault(returned[i], []).append(k)
+        try:
+            *nodes, _ = self.graph.nodes
+            for node in nodes:
+                with torch.no_grad():
+                    self.env[node] = self.run_node(node)
+                for k in () if self.writes else due.pop(node, ()):
+                    yield k, self._result(node)
+                for unused in self._last_uses.get(node, ()):
+                    del self.env[unused]
+            for node, numbers in due.items():
+                for k in numbers:
+                    yield k, self._result(node)
+        finally:
+            self._given, self.env = _WideTensors(), {}
 
-    def end(self) -> None:
-        self._given = _WideTensors()
-
-    def result(self, value: Any) -> torch.Tensor:
-        made: torch.Tensor = widened(self._once(value))
-        return made
+    def _result(self, node: torch.fx.Node) -> torch.Tensor:
+        with torch.no_grad():
+            result: torch.Tensor = widened(self._once(self.env[node]))
+        return result
 
     def run_node(self, n: torch.fx.Node) -> Any:
-        if n.target not in _NOT_WIDENED or not self.computes(n):
+        if self._outputs is not None and n.op == "call_function" and n not in self._needed:
+            return None
+        if n.target not in _NOT_WIDENED:
             return super().run_node(n)
         args, kwargs = self.fetch_args_kwargs_from_env(n)
         narrow = [_narrowed(a, b) for a, b in zip(args, n.args, strict=True)]
@@ -124,6 +178,44 @@ class _WideTensors:
             self._left -= wide_bytes(narrow)
             known = self._kept[id(narrow)] = narrow, narrow.double()
         return known[1]
+
+
+def _is_mutable(target: Any) -> bool:
+    return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
+
+
+def _returned(graph: torch.fx.Graph) -> Sequence[Any]:
+    returned = graph.output_node().args[0]
+    assert isinstance(returned, (list, tuple)), returned
+    return returned
+
+
+def _last_uses(graph: torch.fx.Graph, writes: bool) -> dict[torch.fx.Node, list[torch.fx.Node]]:
+    """Return the values that each node is the last to use. Being returned is a use only where the graph writes."""
+    found: dict[torch.fx.Node, list[torch.fx.Node]] = {}
+    seen: set[torch.fx.Node] = set()
+    for node in reversed(graph.nodes):
+        is_output = node.op == "output"
+        if not is_output:
+            last = [node] if node not in seen else []
+            last += [one for one in dict.fromkeys(node.all_input_nodes) if one not in seen]
+            found[node] = last
+            seen.update(last)
+        elif writes:
+            seen.update(node.all_input_nodes)
+    return found
+
+
+def _needed(graph: torch.fx.Graph, outputs: Sequence[int]) -> set[torch.fx.Node]:
+    returned = _returned(graph)
+    pending = [*(returned[i] for i in outputs), *filter(may_draw, graph.nodes)]
+    found: set[torch.fx.Node] = set()
+    while pending:
+        node = pending.pop()
+        if isinstance(node, torch.fx.Node) and node not in found:
+            found.add(node)
+            pending.extend(node.all_input_nodes)
+    return found
 
 
 def _narrowed(value: Any, given: Any) -> Any:

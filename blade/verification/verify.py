@@ -11,6 +11,7 @@ change none of its inputs but those of ``cluster.updates``, whose new contents c
 answer where the original raises, and must return memory that no later call writes to (``output_ownership``).
 """
 
+import copy
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -35,20 +36,11 @@ from blade.verification.attention_semantics import rows_with_keys
 from blade.verification.cases import Case, verification_cases
 from blade.verification.check_errors import Answer, check_errors, describe_case
 from blade.verification.conditioning import perturbation_sensitivity
-from blade.verification.copies import copy_of
 from blade.verification.derived_inputs import GIVEN, answer, begin, survives
 from blade.verification.fingerprint import fingerprint, has
 from blade.verification.fp64_reference import Fp64Reference
 from blade.verification.generators import Generators
 from blade.verification.index_guard import in_bounds
-from blade.verification.measured_outputs import (
-    chosen_in_turn,
-    fp64_outputs,
-    layout_of,
-    measure,
-    measure_in_turn,
-)
-from blade.verification.output_by_output import OutputByOutput
 from blade.verification.output_ownership import check_fresh
 from blade.verification.rng_replay import RngReplay, draws
 from blade.verification.rounding_noise import RoundingNoise, perturb_by_ulp
@@ -58,9 +50,12 @@ log = logging.getLogger(__name__)
 Tensors = Sequence[torch.Tensor]
 # Reasons why a call goes to the original; counters of ``engine.stats()`` have the same names.
 _DECLINED = tuple(c for c in Code if c.value.startswith("guard_")) + (Code.ENGINE_RAISED,)
-_LARGE = 64 << 20  # bytes of tensors from which on verification avoids to hold them twice
+_LET_GO = torch.empty(0)
+_ALIGNED = 16  # elements; vectors of any dtype begin at multiples of this
+_LENT = 64 << 20  # bytes of inputs on a GPU from which on they are not copied for an engine
 _NUDGES = 4  # runs of the original on inputs that are off by some units in the last place,
 _NUDGE_ULPS = 4.0  # by so many
+PEERS = 8  # the most outputs that a small one is compared with, where all of them are near
 # Ops that read and write at unchecked indices, and one that makes MKL end the process at a NaN: contents
 # other than the user's may crash.
 _UNCHECKED = (
@@ -90,7 +85,6 @@ def verify(
     own_error: float | None = None,
     saved: Collection[int] = (),
     answers: Sequence[Tensors] = (),
-    in_turn: OutputByOutput | None = None,
 ) -> Verdict | Reason:
     """Return the verdict on ``engine``; ``original`` is the subgraph, in TorchScript or FX.
 
@@ -101,8 +95,7 @@ def verify(
     ``left_out``: names of cases at which the original ends the process; by default a forked process finds
     them (``derived_inputs``). ``own_error``: the original's error against fp64, where it is known from an earlier
     verification of the same engine. ``saved``: outputs that forward saves for backward. ``answers``: of
-    ``original`` at each sample and probe, where they are known. ``in_turn``: ``original``, output by output, for
-    outputs that are large.
+    ``original`` at each sample and probe, where they are known.
     """
     with torch.no_grad(), RngReplay(cluster.gm) as generators:
         drawing = generators.before(original)
@@ -123,7 +116,6 @@ def verify(
                 own_error,
                 saved,
                 () if draws(cluster.gm) else answers,
-                in_turn,
             ),
             strict,
         )
@@ -142,7 +134,6 @@ def _verify(
     own_error: float | None,
     saved: Collection[int],
     given: Sequence[Tensors],
-    in_turn: OutputByOutput | None,
 ) -> Verdict:
     """``generators``: the engine and the fp64 run draw the same random numbers as ``original``. ``given``: its known
     answers."""
@@ -159,14 +150,6 @@ def _verify(
     limit = inf if seconds is None else seconds
     selects = has_late_sizes(cluster)
     writes = truth.writes or bool(cluster.updates)
-    hurry = seconds is not None
-    if in_turn is not None and (
-        not hurry
-        or budget is not None
-        or left_out is not None
-        or (in_turn.writes or truth.writes or selects or given or draws(cluster.gm))
-    ):
-        in_turn = None
     called = partial(_call, fn=original, updates=cluster.updates, copied=writes)
     for case in verification_cases(
         cluster.samples, cluster.probes, derived and is_checked, limit, selects
@@ -175,21 +158,6 @@ def _verify(
             continue
         if not survives(cluster, case) if left_out is None else case.name in left_out:
             continue
-        got = None
-        if in_turn is not None and case.kind == "sample" and _is_on_gpu(case.inputs):
-            got = _try(engine, case, cluster.updates, generators)
-            own = 0.0 if own_error is None else own_error
-            if got is not None and _bytes(got) >= _LARGE:
-                found = measure_in_turn(case, got, in_turn, truth, choices, own)
-                if found is not None:
-                    tried += 1
-                    if tried == 1:
-                        check_fresh(engine, case, cluster.updates)
-                    like, answers = like or found.layouts, [*answers, *found.answers]
-                    known = known or _known(answers)
-                    got = None
-                    free_unused(case.inputs)
-                    continue
         with in_bounds(*case.inputs) as seen, rows_with_keys(*case.inputs):
             early = _given_answer(cluster, case, given)
             if early is None and left_out is None:
@@ -202,8 +170,7 @@ def _verify(
             continue
         tried += 1
         before = engine.stats()
-        if got is None:
-            got = _try(engine, case, cluster.updates, generators)
+        got = _try(engine, case, cluster.updates, generators)
         if got is None:
             declined += 1
             _check_declined(case, engine, before)
@@ -220,7 +187,8 @@ def _verify(
             check_fresh(engine, case, cluster.updates)
         like = like or _layouts(want)
         first = [own_error] * len(want) if own_error is not None else known
-        answers += measure(case, got, want, truth, known or first, hurry, choices=choices)
+        hurry = seconds is not None
+        answers += _measure(case, got, want, truth, known or first, hurry, choices=choices)
         del want, got  # at the next case, and in a check of conditioning, there are others
         truth.forget()
         free_unused(case.inputs)
@@ -230,23 +198,7 @@ def _verify(
         with in_bounds(*case.inputs), rows_with_keys(*case.inputs):
             return called(case) if is_checked else None
 
-    def chosen_answers_at(
-        case: Case, outputs: Sequence[int], finite: bool, original: OutputByOutput
-    ) -> list[Answer] | None:
-        some = chosen_in_turn(case, original, outputs)
-        if some is None or (finite and not some.are_finite):
-            return None
-        got = _try(engine, case, cluster.updates, generators)
-        if got is None:
-            return None
-        want = some.outputs
-        for i in outputs:
-            _check_form(case, got[i : i + 1], want[i : i + 1], truth.of([i]), like[i : i + 1])
-        return measure(case, got, want, truth, (), only=outputs, scale=some.scale)
-
     def answers_at(case: Case, outputs: Sequence[int], finite: bool) -> list[Answer] | None:
-        if in_turn is not None and is_checked and _bytes(case.inputs) >= _LARGE:
-            return chosen_answers_at(case, outputs, finite, in_turn)
         want = wanted(case)
         if want is not None and finite and not _are_finite(want):
             return None
@@ -254,7 +206,7 @@ def _verify(
         if want is None or got is None:
             return None
         _check_form(case, got, want, truth, like)
-        return measure(case, got, want, truth, (), only=outputs)
+        return _measure(case, got, want, truth, (), only=outputs)
 
     def rounded(case: Case, seed: int) -> Tensors | None:
         noisy = RoundingNoise(cluster.gm, seed, generators.reset)
@@ -285,12 +237,6 @@ def _kinds(cluster: Cluster) -> frozenset[str]:
     return kinds - {"layout"} if _has(cluster, _DENSE_ROWS) else kinds
 
 
-def _fp64_reference(case: Case, truth: Fp64Reference) -> Tensors | None:
-    """Return the outputs in fp64, where indices computed from floats may differ; ``None`` where an op raises."""
-    found = dict(fp64_outputs(case, truth))
-    return [found[k] for k in range(len(found))] if len(found) == truth.count else None
-
-
 def reference_of_first(cluster: Cluster) -> Fp64Reference | None:
     """Return the fp64 reference of ``cluster`` at the first sample; ``None`` if it draws or has none."""
     if draws(cluster.gm) or not cluster.samples:
@@ -312,7 +258,7 @@ def _are_finite(tensors: Tensors) -> bool:
 
 def _layouts(tensors: Tensors) -> Tensors:
     """Sizes and strides of ``tensors``, without their memory."""
-    return [layout_of(t) for t in tensors]
+    return [torch.empty_strided(t.shape, t.stride(), device="meta") for t in tensors]
 
 
 def _check_form(
@@ -370,7 +316,7 @@ def _call(
     backward.
     """
     # the result of some ops depends on the layout of their inputs
-    copies = tuple(map(copy_of, case.inputs)) if copied else case.inputs
+    copies = tuple(map(_copy, case.inputs)) if copied else case.inputs
     # the profiling executor would specialize again at the sizes of every case
     with torchscript.unoptimized(), on_free_cpus(), freeing_unused(copies):
         result = attempt(Stage.VERIFY, None, case.name, lambda: fn(*copies))
@@ -378,6 +324,31 @@ def _call(
         return None
     answer = (result,) if isinstance(result, torch.Tensor) else tuple(result)
     return [*answer, *(copies[i] for i in updates)]
+
+
+def _fp64_reference(case: Case, truth: Fp64Reference) -> Tensors | None:
+    """Return the outputs in fp64, where indices computed from floats may differ; ``None`` where an op raises."""
+    found = dict(_fp64_outputs(case, truth))
+    return [found[k] for k in range(len(found))] if len(found) == truth.count else None
+
+
+def _fp64_outputs(case: Case, truth: Fp64Reference) -> Iterator[tuple[int, torch.Tensor]]:
+    """Yield the outputs in fp64 by number, as they are computed; nothing from an op on that raises."""
+    if (known := truth.known(case.inputs)) is not None:
+        yield from enumerate(known)
+        return
+    outputs = truth.each(tuple(map(_copy, case.inputs)) if truth.writes else case.inputs)
+
+    def compute() -> tuple[int, torch.Tensor] | None:
+        inputs = case.inputs
+        with in_bounds(*inputs), torchscript.unoptimized(), on_free_cpus(), freeing_unused(inputs):
+            return next(outputs, None)
+
+    while True:
+        found = attempt(Stage.VERIFY, None, case.name, compute)
+        if found is None or isinstance(found, Reason):
+            return
+        yield found
 
 
 def _try(
@@ -389,7 +360,7 @@ def _try(
     """
     lent = _lent(case.inputs, updates)
     prints = {i: fingerprint(case.inputs[i]) for i in lent}
-    given = [t.detach() if i in lent else copy_of(t) for i, t in enumerate(case.inputs)]
+    given = [t.detach() if i in lent else _copy(t) for i, t in enumerate(case.inputs)]
     engine.rearm()
     generators.reset()
     got: Tensors | None = engine.try_execute(given)
@@ -408,18 +379,31 @@ def _try(
     return None if got is None else [*got, *(given[i] for i in updates)]
 
 
-def _is_on_gpu(tensors: Tensors) -> bool:
-    return any(t.is_cuda for t in tensors)
-
-
-def _bytes(tensors: Tensors) -> int:
-    return sum(t.numel() * t.element_size() for t in tensors)
-
-
 def _lent(inputs: Tensors, updates: Sequence[int]) -> frozenset[int]:
     """Numbers of the inputs that an engine gets as they are: those of a backward graph are all that forward saved."""
     large = [i for i, t in enumerate(inputs) if t.is_cuda and i not in updates]
-    return frozenset(large if _bytes([inputs[i] for i in large]) >= _LARGE else ())
+    whole = sum(inputs[i].numel() * inputs[i].element_size() for i in large)
+    return frozenset(large if whole >= _LENT else ())
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    """Copy a tensor with its strides, also those of a slice or expansion (``clone`` makes them dense).
+
+    A small part of a large tensor, such as a graph saves for backward, costs no more than the part.
+    """
+    tensor = tensor.detach()
+    if tensor.is_conj():  # a copy of a lazily conjugated or negated tensor would be dense
+        return _copy(tensor.conj()).conj()
+    if tensor.is_neg():
+        return torch._neg_view(_copy(torch._neg_view(tensor)))
+    if tensor.untyped_storage().nbytes() <= 2 * tensor.numel() * tensor.element_size():
+        return copy.deepcopy(tensor)
+    shape, strides = tensor.shape, tensor.stride()
+    last = sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) if tensor.numel() else -1
+    first = tensor.storage_offset() % _ALIGNED  # keep the alignment
+    start = tensor.storage_offset() - first
+    memory = tensor.as_strided((first + last + 1,), (1,), start).clone()
+    return memory.as_strided(shape, strides, first)
 
 
 def _check_raises(case: Case, engine: Any, updates: Sequence[int], generators: RngReplay) -> None:
@@ -450,6 +434,77 @@ def _check_declined(case: Case, engine: Any, before: dict[str, int]) -> None:
         raise Refused(
             code, f"it does not serve {describe_case(case)}, which is the user's own: {why}."
         )
+
+
+def _measure(
+    case: Case,
+    got: list[torch.Tensor],
+    want: list[torch.Tensor],
+    truth: Fp64Reference,
+    known: Sequence[float],
+    hurry: bool = False,
+    only: Sequence[int] | None = None,
+    choices: Collection[int] = (),
+) -> list[Answer]:
+    """Return the errors at ``case``, ``only`` those of these outputs; ``known`` are the original's own at the
+    first case, one per output. Each tensor of ``got`` and ``want`` is let go of once it is measured.
+
+    An output that is as near to the original as the original is to the fp64 reference, plus rounding, is
+    within twice that of the reference (the triangle inequality). This is the tolerance, so fp64 is not run.
+    ``hurry``: fp64 is not run either, output by output, where the difference to the original is within
+    rounding alone. ``choices``: outputs whose error is the share that differs (``saved_choices``).
+    """
+    outputs = range(len(want)) if only is None else only
+    near = _near(case, got, want, known or [0.0] * len(want), outputs) if known or hurry else {}
+    if len(near) == len(outputs):
+        return list(near.values())
+    far = _in_question(want, near, outputs) if hurry else list(outputs)
+    scale = max((tolerance.magnitude(b) for b in want if b.is_floating_point()), default=0.0)
+    half = tolerance.narrowest(truth.graph)
+
+    def measured(i: int, t: torch.Tensor | None) -> Answer:
+        errors = tolerance.errors(got[i], want[i], t, scale, half)
+        found = Answer(case, i, want[i].dtype, errors, half=half, **_smallness(want[i]))
+        if i in choices and errors.error:
+            share = tolerance.share_apart(got[i], want[i])
+            found = replace(found, errors=replace(errors, error=share), is_choice=True)
+        got[i] = want[i] = _LET_GO
+        return found
+
+    for i in set(range(len(want))).difference(far):
+        got[i] = want[i] = _LET_GO
+    for k, t in _fp64_outputs(case, truth.of(far)):
+        near[far[k]] = measured(far[k], t)
+    near.update({i: measured(i, None) for i in far if i not in near})
+    return [near[i] for i in outputs]
+
+
+def _near(
+    case: Case, got: Tensors, want: Tensors, known: Sequence[float], outputs: Sequence[int]
+) -> dict[int, Answer]:
+    """Return the outputs so near to the original that the original's own error proves them right."""
+    found: dict[int, Answer] = {}
+    for i in outputs:
+        errors, own = tolerance.errors(got[i], want[i], None), known[i]
+        if errors.error <= tolerance.allowed(want[i].dtype, own) - own:
+            found[i] = Answer(case, i, want[i].dtype, errors, is_near=True, **_smallness(want[i]))
+    return found
+
+
+def _smallness(want: torch.Tensor) -> dict[str, Any]:
+    """Whether an output is of few elements, and then its magnitude."""
+    if want.numel() > tolerance.FEW or not want.is_floating_point():
+        return {}
+    return {"is_small": True, "magnitude": tolerance.magnitude(want)}
+
+
+def _in_question(want: Tensors, near: Collection[int], outputs: Sequence[int]) -> list[int]:
+    """Return the outputs that are not near, and, for small ones among them, some others to compare with."""
+    far = [i for i in outputs if i not in near]
+    if all(want[i].numel() > tolerance.FEW for i in far):
+        return far
+    others = sorted((i for i in near if want[i].is_floating_point()), key=lambda i: want[i].numel())
+    return sorted([*far, *others[:PEERS]])
 
 
 def _within(
