@@ -19,7 +19,7 @@ from blade.graph.shapes.memory_format import dense_order
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Integers as wide as an element, in bytes."""
 _WORD = 8  # bytes; sums of narrower integers would take a widened copy
-_PIECE = 1 << 22  # elements that are widened at a time
+_PIECE = 1 << 22  # elements that are summed at a time: a sum may take copies of them
 
 Fingerprint = Sequence[torch.Tensor]
 
@@ -34,16 +34,23 @@ def fingerprint(tensor: torch.Tensor) -> Fingerprint:
     if is_aligned and dense_order(bits) is not None:
         flat = bits.as_strided((bits.numel(),), (1,))
         whole = flat.numel() * size // _WORD * _WORD // size
-        words, rest = flat[:whole].view(torch.int64), flat[whole:]
-        length = max(1, isqrt(words.numel()))
-        lines = words.unfold(0, length, length) if words.numel() else words.unsqueeze(-1)
-        return lines.sum(0), lines.sum(1), words[lines.numel() :].clone(), rest.clone()
+        words = flat[:whole].view(torch.int64).split(_PIECE)
+        return *(s for piece in words for s in _sums_of_line(piece)), flat[whole:].clone()
     return _sums_of_pieces(bits)
 
 
 def has(tensor: torch.Tensor, before: Fingerprint) -> bool:
     """Whether ``tensor`` has the fingerprint ``before``."""
     return all(map(torch.equal, fingerprint(tensor), before))
+
+
+def _sums_of_line(words: torch.Tensor) -> Fingerprint:
+    """As if its elements were rows and columns; and those that are left."""
+    if not words.numel():
+        return ()
+    length = isqrt(words.numel())
+    rows = words.unfold(0, length, length)
+    return rows.sum(0), rows.sum(1), words[rows.numel() :].clone()
 
 
 def _sums_of_pieces(bits: torch.Tensor) -> Fingerprint:

@@ -50,12 +50,13 @@ def test_large_inputs_are_not_copied(large: torch.Tensor) -> None:
     assert all(at == large.data_ptr() and taken - before < 16 * MIB for at, taken in seen)
 
 
-def test_a_fingerprint_widens_no_large_tensor(large: torch.Tensor) -> None:
-    for tensor in (large, large[:, 1:], large.mT):
+def test_a_fingerprint_takes_no_copy_of_a_large_tensor(large: torch.Tensor) -> None:
+    several = torch.cat([large] * 4)
+    for tensor in (several, several[:, 1:], several.mT):
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         assert has(tensor, fingerprint(tensor))
-        assert torch.cuda.max_memory_allocated() - before <= 80 * MIB
+        assert torch.cuda.max_memory_allocated() - before <= 160 * MIB
 
 
 def test_a_write_to_the_users_memory_is_no_mere_reason(large: torch.Tensor) -> None:
