@@ -3,17 +3,12 @@
 
 import ctypes
 import gc
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Iterable
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 _pools: list[Callable[[], None]] = []
-_kept: dict[
-    torch.device, int
-] = {}  # bytes that emptying the cache left unused: temporaries of CUDA graphs
+_kept: dict[torch.device, int] = {}  # bytes that stayed unused: temporaries of CUDA graphs
 
 
 def empties(release: Callable[[], None]) -> Callable[[], None]:
@@ -40,44 +35,12 @@ def empty_cache() -> None:
 
 
 def free_unused(tensors: Iterable[torch.Tensor]) -> None:
-    """Empty torch's cache of GPU memory between two trials, if any of ``tensors`` is on a GPU and there is much.
+    """Empty torch's cache of GPU memory, if any of ``tensors`` is on a GPU and much of the cache is new.
 
     What one trial took is in other pieces than the next one needs.
     """
     if (device := _gpu_of(tensors)) is not None:
         _free_unused(device)
-
-
-@contextmanager
-def freeing_unused(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
-    """Do so between the ops inside, too: a run of a model leaves pieces of ever other sizes."""
-    device = _gpu_of(tensors)
-    if device is None:
-        yield
-    else:
-        with _FreesUnused(device):
-            yield
-
-
-class _FreesUnused(TorchDispatchMode):
-    supports_higher_order_operators = True  # they run unchanged
-
-    def __init__(self, device: torch.device) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._device, self._ops = device, 0
-
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        made = func(*args, **(kwargs or {}))
-        self._ops += 1
-        if self._ops % _OPS == 0:
-            _free_unused(self._device)
-        return made
 
 
 def _gpu_of(tensors: Iterable[torch.Tensor]) -> torch.device | None:
@@ -99,5 +62,3 @@ def _unused(device: torch.device) -> int:
 
 _MUCH = 256 << 20
 """Bytes."""
-_OPS = 32
-"""After so many it is asked how much is unused, which takes as long as some of them."""

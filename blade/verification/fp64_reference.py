@@ -22,6 +22,7 @@ import torch
 
 from blade.graph.fx.interpreter import Interpreter
 from blade.graph.fx.random_ops import DRAWING
+from blade.process.memory import free_unused
 from blade.verification.grouped_products import GROUPED, grouped_product
 from blade.verification.rng_replay import may_draw
 from blade.verification.wide_at_use import LOOKUPS, NARROW, WideAtUse, attend, wide_bytes, widened
@@ -30,6 +31,9 @@ Inputs = tuple[torch.Tensor, ...]
 
 KEPT = 32 << 20
 """Most bytes of weights in fp64 that a reference keeps, and of inputs that a run does."""
+
+_OPS = 32
+"""After so many it is asked how much of torch's cache is unused, which takes as long as some of them."""
 
 _OWN: dict[Any, Callable[..., torch.Tensor]] = {
     torch.ops.aten.scaled_dot_product_attention.default: attend,
@@ -117,7 +121,9 @@ class Fp64Reference(Interpreter):
             due.setdefault(returned[i], []).append(k)
         try:
             *nodes, _ = self.graph.nodes
-            for node in nodes:
+            for place, node in enumerate(nodes):
+                if place % _OPS == 0:  # pieces of ever other sizes fit nothing any more
+                    free_unused(inputs)
                 with torch.no_grad():
                     self.env[node] = self.run_node(node)
                 for k in () if self.writes else due.pop(node, ()):

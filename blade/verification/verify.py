@@ -27,7 +27,7 @@ from blade.core.attempt import attempt
 from blade.core.cluster import Cluster, has_late_sizes
 from blade.core.reason import Code, Reason, Stage
 from blade.errors import EngineError, Refused
-from blade.process.memory import free_unused, freeing_unused
+from blade.process.memory import free_unused
 from blade.report import Verdict
 from blade.timing.free_cpus import on_free_cpus
 from blade.verification import compare, tolerance
@@ -318,7 +318,7 @@ def _call(
     # the result of some ops depends on the layout of their inputs
     copies = tuple(map(_copy, case.inputs)) if copied else case.inputs
     # the profiling executor would specialize again at the sizes of every case
-    with torchscript.unoptimized(), on_free_cpus(), freeing_unused(copies):
+    with torchscript.unoptimized(), on_free_cpus():
         result = attempt(Stage.VERIFY, None, case.name, lambda: fn(*copies))
     if isinstance(result, Reason):
         return None
@@ -340,8 +340,7 @@ def _fp64_outputs(case: Case, truth: Fp64Reference) -> Iterator[tuple[int, torch
     outputs = truth.each(tuple(map(_copy, case.inputs)) if truth.writes else case.inputs)
 
     def compute() -> tuple[int, torch.Tensor] | None:
-        inputs = case.inputs
-        with in_bounds(*inputs), torchscript.unoptimized(), on_free_cpus(), freeing_unused(inputs):
+        with in_bounds(*case.inputs), torchscript.unoptimized(), on_free_cpus():
             return next(outputs, None)
 
     while True:

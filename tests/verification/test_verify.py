@@ -427,6 +427,21 @@ def test_fp64_computes_what_is_asked_alone() -> None:
     )
 
 
+def test_the_cache_is_looked_at_while_fp64_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Many(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:
+            for _ in range(100):
+                x = aten.sin.default(x)
+            return (x,)
+
+    seen: list[int] = []
+    monkeypatch.setattr(
+        "blade.verification.fp64_reference.free_unused", lambda tensors: seen.append(len(tensors))
+    )
+    Fp64Reference(torch.fx.symbolic_trace(Many()))((torch.rand(3),))
+    assert seen == [1] * 4
+
+
 def test_fp64_outputs_are_freed_one_by_one() -> None:
     class Saves(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
