@@ -125,13 +125,24 @@ def find_varying_dimensions(
 def _classes(
     samples: Sequence[Sample], ranges: Mapping[Axis, tuple[int, int]]
 ) -> list[frozenset[Axis]]:
+    """Axes of the first sample that have equal sizes in all samples; of a tensor that some leave out, in the others."""
     every = [axes_of(sample) for sample in samples]
-    groups: dict[tuple[int, ...], list[Axis]] = {}
+    groups: dict[tuple[int | None, ...], list[Axis]] = {}
     for axis in every[0]:
         low, high = ranges.get(axis, (0, 1 << 62))
         if low < high:
-            groups.setdefault(tuple(sizes[axis] for sizes in every), []).append(axis)
-    return [frozenset(group) for group in groups.values()]
+            groups.setdefault(tuple(sizes.get(axis) for sizes in every), []).append(axis)
+    whole = {sizes: axes for sizes, axes in groups.items() if None not in sizes}
+    for sizes, axes in groups.items():
+        if None in sizes:
+            whole.setdefault(next((one for one in whole if _agree(one, sizes)), sizes), []).extend(
+                axes
+            )
+    return [frozenset(group) for group in whole.values()]
+
+
+def _agree(one: tuple[int | None, ...], other: tuple[int | None, ...]) -> bool:
+    return all(None in pair or pair[0] == pair[1] for pair in zip(one, other, strict=True))
 
 
 def _parts(axes: frozenset[Axis], together: Collection[frozenset[Axis]]) -> list[frozenset[Axis]]:

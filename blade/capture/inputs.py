@@ -11,7 +11,7 @@ tensor the only argument. The order of a positional tuple is the forward signatu
 import dataclasses
 import inspect
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
@@ -127,8 +127,9 @@ def normalize(
     if not bake:
         call, _ = call_from(rows[0], bake)
         return call, tuple(call_from(row, bake)[1] for row in rows)
-    columns = zip(*rows, strict=True)
-    call = CallSignature(tuple(_slot([value for _, _, value in one], *one[0]) for one in columns))
+    columns = [[value for _, _, value in one] for one in zip(*rows, strict=True)]
+    slots = [_slot(values, *first) for values, first in zip(columns, rows[0], strict=True)]
+    call = CallSignature(tuple(_in_order(slots, columns)))
     given = [{name: value for name, _, value in row} for row in rows]
     return call, tuple(tuple(row[name] for name in call.names) for row in given)
 
@@ -227,6 +228,22 @@ def _slot(values: Sequence[Any], name: str, positional: bool, first: Any) -> Arg
     default = None if isinstance(first, torch.Tensor) else first
     guard = f"Optional[{kind}]" if optional else kind
     return ArgumentSlot(name, positional, value=default, guard=guard)
+
+
+def _in_order(
+    slots: Sequence[ArgumentSlot], columns: Sequence[Sequence[Any]]
+) -> Iterator[ArgumentSlot]:
+    """``slots``, in which a tensor behind one with a guard has a guard as well.
+
+    Entries with guards come last: otherwise ``forward(x, mask, bias)`` would take ``x, bias, mask``.
+    """
+    is_behind = False
+    for slot, values in zip(slots, columns, strict=True):
+        is_tensor = all(isinstance(value, torch.Tensor) for value in values)
+        if is_behind and is_tensor and not slot.baked and not slot.guard:
+            slot = replace(slot, guard="Optional[Tensor]")
+        is_behind |= bool(slot.guard)
+        yield slot
 
 
 def is_guarded(value: Any) -> bool:

@@ -126,6 +126,59 @@ def test_tensors_come_first_and_the_others_have_defaults() -> None:
     assert Code.BAKED_ARGUMENT not in {one.code for one in captured.reasons}
 
 
+class Between(nn.Module):
+    """What decides lies between tensors."""
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        mask: torch.Tensor | None = None,
+        times: int = 1,
+        bias: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        y = torch.tanh(x) * times
+        y = y if mask is None else y * mask
+        return y if bias is None else y + bias.sum(0)
+
+
+BETWEEN = {
+    "all": ("x", "mask", "times", "bias"),
+    "no bias": ("x", "mask", "times"),
+    "no mask": ("x", "bias"),
+    "one": ("x",),
+}
+
+
+def between(kind: str, rows: int = 4) -> dict[str, Any]:
+    every = {"x": x(rows), "mask": torch.rand(rows, 5, 1), "times": 3, "bias": torch.randn(3, 8)}
+    return {name: every[name] for name in BETWEEN[kind]}
+
+
+@pytest.mark.needs("runtime", "torch_mlir")
+@pytest.mark.parametrize("kinds", [("all", "no mask"), ("no mask", "all"), ("all", "one")])
+def test_arguments_keep_the_order_of_the_model_s(kinds: tuple[str, ...]) -> None:
+    original = Between().eval()
+    samples = [tuple(between("all").values()) if k == "all" else between(k) for k in kinds]
+    optimized = blade.optimize(original, samples, CONFIG)
+    names = [one.name for one in optimized.forward.schema.arguments]
+    assert names == ["self", "x", "mask", "times", "bias"]
+    for kind in BETWEEN:
+        given = between(kind, rows=3)
+        given.setdefault("times", 3)  # the first sample's is the default
+        torch.testing.assert_close(optimized(**given), original(**given))
+        if kind in ("all", "no bias"):
+            torch.testing.assert_close(optimized(*given.values()), original(*given.values()))
+
+
+@pytest.mark.parametrize("samples", [("no bias", "one"), ("all", "no bias", "one")])
+def test_a_tensor_that_later_samples_leave_out(samples: tuple[str, ...]) -> None:
+    given = [{**between(k), "times": 3} for k in samples]
+    captured = capture(Between().eval(), given, Config())
+    for one in given:
+        rows = {k: v[:2] if k in ("x", "mask") else v for k, v in one.items()}
+        torch.testing.assert_close(captured.module(**rows), Between()(**rows))
+
+
 def test_a_flag_without_consequences_is_no_path() -> None:
     class Ignores(nn.Module):
         def forward(self, x: torch.Tensor, verbose: bool = False, name: str = "") -> torch.Tensor:
