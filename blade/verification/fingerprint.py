@@ -68,12 +68,8 @@ def _sums_of_pieces(bits: torch.Tensor) -> Fingerprint:
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    """The elements as integers, where they lie."""
-    tensor = tensor.detach()
-    if tensor.is_conj():
-        tensor = tensor.conj()
-    if tensor.is_neg():
-        tensor = torch._neg_view(tensor)
+    """The elements as integers, where they lie; those of a lazily conjugated or negated tensor are computed."""
+    tensor = tensor.detach().resolve_conj().resolve_neg()
     if tensor.dtype == torch.complex128:
         tensor = torch.view_as_real(tensor)
     return tensor.view(_BITS[tensor.element_size()])
