@@ -28,7 +28,7 @@ from blade.capture.diagnose_export import diagnose_export
 from blade.capture.explore_paths import FOR_CAPTURE, explore, served_by, tell
 from blade.capture.export_instead import Exported, export_instead, may_export
 from blade.capture.exported.interface import fixed_axes
-from blade.capture.inputs import Sample, gathered, normalize, to_calibrate
+from blade.capture.inputs import Sample, gathered, has_tensor, normalize, to_calibrate
 from blade.capture.messages import (
     Differences,
     capture_failed,
@@ -266,8 +266,7 @@ def _exported(
 
 def _only_numbers(seen: ReferenceRuns) -> bool:
     """Whether there are arguments, none with a tensor: a trace would hold for these numbers alone."""
-    tensors = len(seen.call.names) - len(seen.call.guards)
-    return bool(seen.call.slots) and not tensors
+    return bool(seen.call.slots) and not any(map(has_tensor, seen.samples[0]))
 
 
 def _trace(

@@ -170,6 +170,22 @@ def test_arguments_keep_the_order_of_the_model_s(kinds: tuple[str, ...]) -> None
             torch.testing.assert_close(optimized(*given.values()), original(*given.values()))
 
 
+def test_a_tensor_behind_a_flag_is_traced() -> None:
+    class Behind(nn.Module):
+        def forward(self, flips: bool, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            found = {name: torch.tanh(one) for name, one in (("x", x), ("y", y))}  # not for scripts
+            return found["x"] - found["y"] if flips else found["x"] + found["y"]
+
+    captured = capture(Behind().eval(), (True, x(), x(2).flip(0)), Config())
+    assert captured.how == "trace"
+    assert [one.conditions for one in captured.paths] == [
+        ("flips == True", "x is not None", "y is not None")
+    ]
+    for rows in (2, 5):
+        given = True, x(rows), x(rows).flip(0)
+        torch.testing.assert_close(captured.module(*given), Behind()(*given))
+
+
 @pytest.mark.parametrize("samples", [("no bias", "one"), ("all", "no bias", "one")])
 def test_a_tensor_that_later_samples_leave_out(samples: tuple[str, ...]) -> None:
     given = [{**between(k), "times": 3} for k in samples]
