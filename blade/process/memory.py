@@ -39,12 +39,9 @@ def free_unused(tensors: Iterable[torch.Tensor]) -> None:
 
     What one trial took is in other pieces than the next one needs.
     """
-    if (device := _gpu_of(tensors)) is not None:
+    device = next((t.device for t in tensors if t.is_cuda), None)
+    if device is not None:
         _free_unused(device)
-
-
-def _gpu_of(tensors: Iterable[torch.Tensor]) -> torch.device | None:
-    return next((t.device for t in tensors if t.is_cuda), None)
 
 
 def _free_unused(device: torch.device) -> None:

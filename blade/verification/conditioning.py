@@ -66,9 +66,9 @@ def perturbation_sensitivity(
 def _moved(
     original: AnswersAt, rounded: Callable[[Case, int], Sequence[torch.Tensor] | None], case: Case
 ) -> Iterator[Sequence[torch.Tensor] | None]:
-    for seed, nudged in enumerate(_perturbed(case)):
-        yield original(nudged)
-        del nudged
+    generators = Generators(2)
+    for seed in range(DRAWS):
+        yield original(_nudged(case, seed, generators))
         yield rounded(case, seed)
 
 
@@ -77,12 +77,7 @@ def _change(got: torch.Tensor, want: torch.Tensor) -> float:
     return share_apart(got, want) if is_exact else errors(got, want, None).error
 
 
-def _perturbed(case: Case) -> Iterator[Case]:
-    """Yield ``case`` with each float one rounding up or down, ``DRAWS`` times; deterministic."""
-    generators = Generators(2)
-    for n in range(DRAWS):
-        yield replace(
-            case,
-            name=f"{case.name}, nudged ({n + 1})",
-            inputs=tuple(perturb_by_ulp(t, generators) for t in case.inputs),
-        )
+def _nudged(case: Case, number: int, generators: Generators) -> Case:
+    """``case`` with each float one rounding up or down."""
+    inputs = tuple(perturb_by_ulp(t, generators) for t in case.inputs)
+    return replace(case, name=f"{case.name}, nudged ({number + 1})", inputs=inputs)

@@ -357,16 +357,15 @@ def _try(
 
     It gets copies of its inputs, but for large ones on a GPU that it must only read.
     """
-    lent = _lent(case.inputs, updates)
-    prints = {i: fingerprint(case.inputs[i]) for i in lent}
-    given = [t.detach() if i in lent else _copy(t) for i, t in enumerate(case.inputs)]
+    prints = {i: fingerprint(case.inputs[i]) for i in _lent(case.inputs, updates)}
+    given = [t.detach() if i in prints else _copy(t) for i, t in enumerate(case.inputs)]
     engine.rearm()
     generators.reset()
     got: Tensors | None = engine.try_execute(given)
     for i, (before, after) in enumerate(zip(case.inputs, given, strict=True)):
         if got is not None and i in updates:
             continue
-        if i in lent:
+        if i in prints:
             if not has(before, prints[i]):
                 raise EngineError(
                     f"An engine wrote to its input {i} while it was verified at {describe_case(case)}: to memory that "

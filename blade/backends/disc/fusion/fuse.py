@@ -349,12 +349,11 @@ class _Fuser:
 
     def reached(self, start: list[Value], target: FusionGroup) -> bool:
         """Whether any value in ``start`` depends on ``target``."""
-        rank, units = self.ranks[target], self.group_of
+        rank = self.ranks[target]
         seen: set[FusionUnit] = set()
         stack = list(start)
         while stack:
-            v = stack.pop()
-            unit = units.get(v.id, v)
+            unit = self.unit(stack.pop())
             if unit is target:
                 return True
             if unit in seen:
