@@ -59,12 +59,20 @@ def _sums_of_pieces(bits: torch.Tensor) -> Fingerprint:
         return (bits.clone(),)
     longest = max(range(bits.dim()), key=lambda axis: bits.shape[axis])
     count = max(1, _PIECE * bits.shape[longest] // bits.numel())
-    pieces = (
-        one.movedim(longest, 0).flatten(1) for one in bits.unsqueeze(-1).split(count, longest)
-    )
-    sums = ((wide.sum(0), wide.sum(1)) for wide in (one.to(torch.int64) for one in pieces))
-    along, across = zip(*sums, strict=True)
-    return torch.stack(along), torch.cat(across)
+    first, *others = bits.unsqueeze(-1).split(count, longest)
+    along, across = _sums_of_rows(first, longest)
+    all_across = [across]
+    for piece in others:
+        total, across = _sums_of_rows(piece, longest)
+        along += total
+        all_across.append(across)
+    return along, torch.cat(all_across)
+
+
+def _sums_of_rows(bits: torch.Tensor, axis: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of the rows, and of each: a row is all that one index of ``axis`` has."""
+    rows = bits.movedim(axis, 0).flatten(1).to(torch.int64)
+    return rows.sum(0), rows.sum(1)
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
