@@ -197,6 +197,8 @@ class PythonEngine:
 
     def rearm(self) -> None: ...
 
+    def trim(self) -> None: ...
+
     def backend(self) -> str:
         return "python"
 

@@ -28,7 +28,12 @@ from blade.errors import Refused
 from blade.report import shape_text
 from blade.verification.cases import Case
 from blade.verification.conditioning import may_be_ill_conditioned
-from blade.verification.resample import MAX_CHANCE_RATIO, passes_on_other_inputs, resampled
+from blade.verification.resample import (
+    MAX_CHANCE_RATIO,
+    changed_inputs,
+    passes_on_other_inputs,
+    resampled,
+)
 from blade.verification.tolerance import RelativeErrors, allowed, usual_error
 
 
@@ -123,16 +128,19 @@ def _check_suspects(
 ) -> None:
     """Check other draws of the one case of ``doubts``, then the sensitivity to one rounding."""
     case = doubts[0].answer.case
-    lucky = [doubt for doubt in doubts if doubt.may_be_chance()]
-    outputs = [doubt.answer.output for doubt in lucky]
-    again = [
-        _ratios(answers_at(drawn(), outputs, True) or answers_at(moved(), outputs, False), lucky)
-        for drawn, moved in (resampled(case) if lucky else ())
-    ]
-    wrong = [doubt for doubt in doubts if not doubt.may_be_chance()]
-    for k, doubt in enumerate(lucky):
-        if not passes_on_other_inputs(doubt.ratio, [ratios[k] for ratios in again]):
-            wrong.append(doubt)
+    left = [doubt for doubt in doubts if doubt.may_be_chance()]
+    for which in changed_inputs(case):
+        outputs = [doubt.answer.output for doubt in left]
+        again = [
+            _ratios(answers_at(drawn(), outputs, True) or answers_at(moved(), outputs, False), left)
+            for drawn, moved in (resampled(case, which) if left else ())
+        ]
+        left = [
+            doubt
+            for k, doubt in enumerate(left)
+            if not passes_on_other_inputs(doubt.ratio, [ratios[k] for ratios in again])
+        ]
+    wrong = [doubt for doubt in doubts if not doubt.may_be_chance()] + left
     if not wrong:
         return
     for doubt in wrong:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tell chance from a wrong engine: an error looks large where the original's own happens to be small.
 
-    again = [ratio_at(drawn()) or ratio_at(moved()) for drawn, moved in resampled(case)]
-    if ratio > 1 and not passes_on_other_inputs(ratio, again): ...     # seen error over the allowed one
+    for which in changed_inputs(case):         # the small ones, then all
+        again = [ratio_at(drawn()) or ratio_at(moved()) for drawn, moved in resampled(case, which)]
+        if passes_on_other_inputs(ratio, again): ...     # seen error over the allowed one
 
 The case is drawn again with other contents, of the same sizes and within the same range. A wrong engine is
 wrong in every draw, chance is not: the median of the ratios decides. An error many times the allowed one is
@@ -10,9 +11,12 @@ not drawn again.
 
 Contents that belong together (an image and the statistics of its channels, which a forward graph saves) mean
 nothing when each is drawn alone, and gradients may overflow. Then the sample's own contents are moved a little.
+
+What a model saves for backward may be most of a GPU's memory, and other contents of a small part of it make other
+roundings of nearly all that follows. All inputs are drawn again only for what is in doubt after that.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from statistics import median
@@ -26,29 +30,55 @@ from blade.verification.generators import Generators
 DRAWS = 2
 MOVED = 1 / 64
 MAX_CHANCE_RATIO = 4.0  # a larger ratio is not chance
+_SMALL = 64 << 20  # bytes of inputs that are drawn again together, or
+_SHARE = 4  # the inverse of their share of all bytes
 
 
-def resampled(case: Case) -> Iterator[tuple[Callable[[], Case], Callable[[], Case]]]:
+def changed_inputs(case: Case) -> list[Collection[int]]:
+    """Return numbers of the inputs to change: the smallest, then all. Only all if these hold no floats or are few."""
+    sizes = [t.numel() * t.element_size() for t in case.inputs]
+    left = max(_SMALL, sum(sizes) // _SHARE)
+    small: list[int] = []
+    for i in sorted(range(len(sizes)), key=sizes.__getitem__):
+        left -= sizes[i]
+        if left < 0:
+            break
+        small.append(i)
+    every = range(len(sizes))
+    if len(small) == len(every) or not any(case.inputs[i].is_floating_point() for i in small):
+        return [every]
+    return [frozenset(small), every]
+
+
+def resampled(
+    case: Case, which: Collection[int]
+) -> Iterator[tuple[Callable[[], Case], Callable[[], Case]]]:
     """Yield what makes ``case`` with contents drawn at random and with its own, moved, ``DRAWS`` times; deterministic.
+
+    ``which``: numbers of the inputs that are changed.
 
     Inputs can be all that a model saves for backward: hold one of these cases at a time.
     """
     for n in range(DRAWS):
-        yield partial(_drawn, case, n), partial(_moved, case, n)
+        yield partial(_drawn, case, which, n), partial(_moved, case, which, n)
 
 
-def _drawn(case: Case, n: int) -> Case:
+def _drawn(case: Case, which: Collection[int], n: int) -> Case:
     generators = Generators(2 * n + 1)
-    return _changed(case, lambda t: random_contents(t, generators), f"drawn again ({n + 1})")
+    return _changed(case, which, lambda t: random_contents(t, generators), f"drawn again ({n + 1})")
 
 
-def _moved(case: Case, n: int) -> Case:
+def _moved(case: Case, which: Collection[int], n: int) -> Case:
     generators = Generators(2 * n + 2)
-    return _changed(case, lambda t: _times_about_one(t, generators), f"moved ({n + 1})")
+    return _changed(case, which, lambda t: _times_about_one(t, generators), f"moved ({n + 1})")
 
 
-def _changed(case: Case, change: Callable[[torch.Tensor], torch.Tensor], how: str) -> Case:
-    inputs = tuple(in_order(change(t), stride_order(t)) for t in case.inputs)
+def _changed(
+    case: Case, which: Collection[int], change: Callable[[torch.Tensor], torch.Tensor], how: str
+) -> Case:
+    inputs = tuple(
+        in_order(change(t), stride_order(t)) if i in which else t for i, t in enumerate(case.inputs)
+    )
     return replace(case, name=f"{case.name}, {how}", inputs=inputs)
 
 

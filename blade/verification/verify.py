@@ -213,7 +213,12 @@ def _verify(
         with in_bounds(*case.inputs), rows_with_keys(*case.inputs):
             return called(case, fn=noisy) if is_checked else None
 
-    check_errors(answers, answers_at, partial(perturbation_sensitivity, wanted, rounded))
+    def moves_at(case: Case, outputs: Sequence[int], enough: Sequence[float]) -> Sequence[float]:
+        engine.trim()  # it may keep as much memory as the original takes here
+        free_unused(case.inputs)
+        return perturbation_sensitivity(wanted, rounded, case, outputs, enough)
+
+    check_errors(answers, answers_at, moves_at)
     return _verdict(answers, tried - declined, declined)
 
 
