@@ -180,7 +180,7 @@ def _distances(
         apart.append(_difference(a, b, ofs[0]))
         mine.append(_difference(a, t, ofs[1]))
         own.append(_difference(b, t, ofs[1]))
-    least = _underflow(want.dtype)
+    least = underflow(want.dtype)
     relative = _relative(apart, least), _relative(mine, least), _relative(own, least)
     return relative, max((m for _, m in own), default=0.0)
 
@@ -202,10 +202,10 @@ def known_reference(truth: torch.Tensor, want: torch.Tensor) -> torch.Tensor:
 
 def distance(got: torch.Tensor, reference: torch.Tensor) -> float:
     """Return the relative error described above; 0 for empty tensors."""
-    return _relative(_differences(got, reference), _underflow(reference.dtype))
+    return _relative(_differences(got, reference), underflow(reference.dtype))
 
 
-def _underflow(dtype: torch.dtype) -> float:
+def underflow(dtype: torch.dtype) -> float:
     """Return the magnitude below which a number loses its last digits: smaller values have no relative error.
 
     Half of float16's range is below it, where numbers are as exact as they are meant to be.

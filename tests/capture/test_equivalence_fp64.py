@@ -276,3 +276,14 @@ def test_an_output_that_nearly_cancels_is_as_exact_as_it_is_elsewhere() -> None:
     alone = run_references(Cancels().eval(), near, Config(), bake=True)
     module = torch.jit.trace(Cancels(4e-6).eval(), near)
     assert find_differences(module, alone.references, original=alone.original)
+
+
+@pytest.mark.parametrize(("factor", "is_met"), [(1e-40, True), (1e-20, False)])
+def test_numbers_that_have_lost_digits_are_not_compared_digit_by_digit(
+    factor: float, is_met: bool
+) -> None:
+    """What vanishes is 0 to kernels that flush such numbers; 1e-20 is exact still."""
+    x = torch.randn(4, FEATURES)
+    observed = run_references(Overflows(factor).eval(), x, Config(), bake=True)
+    module = torch.jit.trace(Overflows(1.01 * factor).eval(), x)
+    assert bool(find_differences(module, observed.references)) != is_met
