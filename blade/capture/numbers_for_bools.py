@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trace a Python bool where an op takes a number: ``mask.masked_fill(m, True)``, ``torch.full(size, True)``.
+
+    trace = with_numbers(lambda: torch.jit.trace(...), reset)
+
+torch's tracer (2.11 to 2.13 at least) records the bool as a constant of that type, finds no overload that takes one,
+and ends with an internal assert. Then the model is traced once more, and such ops get an int or, where the dtype of
+the result follows from that of the number, a tensor without dimensions.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import Any, TypeVar
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+T = TypeVar("T")
+
+_REFUSED = "We don't have an op for aten::"
+_TRUTHS = {truth: torch.tensor(truth) for truth in (False, True)}
+_PROMOTING = frozenset(
+    {"where", "pow", "fmod", "remainder", "floor_divide", "and", "or", "xor"}
+    | {f"bitwise_{name}" for name in ("and", "or", "xor")}
+)
+"""Ops whose result has a dtype that follows from all operands."""
+
+
+def with_numbers(trace: Callable[[], T], reset: Callable[[], object]) -> T:
+    """Return ``trace()``; ``reset`` undoes what a trace that failed did to the model."""
+    try:
+        return trace()
+    except RuntimeError as error:
+        if _REFUSED not in str(error):
+            raise
+    reset()
+    with _NumbersForBools():
+        return trace()
+
+
+class _NumbersForBools(TorchFunctionMode):
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        given: dict[Any, Any] = {**dict(enumerate(args)), **(kwargs or {})}
+        truths = {place: value for place, value in given.items() if type(value) is bool}
+        name = getattr(func, "__name__", "")
+        for place, truth in truths.items():
+            if place in _numbers_of(name):
+                given[place] = _TRUTHS[truth] if name.strip("_") in _PROMOTING else int(truth)
+                if name == "full":
+                    given.setdefault("dtype", torch.bool)
+        return func(
+            *(given[k] for k in range(len(args))),
+            **{key: value for key, value in given.items() if isinstance(key, str)},
+        )
+
+
+@cache
+def _numbers_of(name: str) -> frozenset[int | str]:
+    """Positions and names of the arguments of an op that are numbers in one of its overloads, and bools in none."""
+    kinds: dict[int | str, set[str]] = {}
+    for schema in _schemas(name) or _schemas(name.strip("_")):
+        for k, one in enumerate(schema.arguments):
+            kind = str(one.type).removeprefix("Optional[").removesuffix("]")
+            kinds.setdefault(k, set()).add(kind)
+            kinds.setdefault(one.name, set()).add(kind)
+    return frozenset(
+        place for place, found in kinds.items() if "number" in found and "bool" not in found
+    )
+
+
+def _schemas(name: str) -> list[torch._C.FunctionSchema]:
+    """Of the overloads that return a tensor: others compute with Python's numbers."""
+    packet = getattr(torch.ops.aten, name, None)
+    if not isinstance(packet, torch._ops.OpOverloadPacket):
+        return []
+    schemas = (getattr(packet, overload)._schema for overload in packet.overloads())
+    return [one for one in schemas if [str(r.type) for r in one.returns[:1]] == ["Tensor"]]

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Python bools where ops take numbers, which torch's tracer ends with an assert for."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import blade
+from blade.capture.capture import capture
+
+T = torch.Tensor
+Function = Callable[[T, T, T], T]
+
+
+class Calls(nn.Module):
+    def __init__(self, function: Function) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: T, index: T, mask: T) -> T:
+        return self.function(x, index, mask)
+
+
+def inputs(rows: int) -> tuple[T, T, T]:
+    rng = torch.Generator().manual_seed(rows)
+    x = torch.randn(rows, 6, generator=rng)
+    return x, torch.randint(0, 6, (rows, 2), generator=rng), x > 0.3
+
+
+def in_place(mask: T, write: Callable[[T], object]) -> T:
+    new = mask.clone()
+    write(new)
+    return new
+
+
+CALLS: dict[str, Function] = {
+    "scatter": lambda x, i, m: torch.zeros_like(m).scatter(1, i, True),
+    "scatter_": lambda x, i, m: torch.zeros_like(m).scatter_(1, i, True),
+    "masked_fill": lambda x, i, m: m.masked_fill(x > 0, True),
+    "masked_fill_": lambda x, i, m: in_place(m, lambda new: new.masked_fill_(x > 0, False)),
+    "where": lambda x, i, m: torch.where(x > 0, True, m),
+    "where of floats": lambda x, i, m: torch.where(m, x, True),
+    "where of two": lambda x, i, m: torch.where(x > 0, True, False),
+    "where of a tensor": lambda x, i, m: m.where(x > 0, False),
+    "full": lambda x, i, m: torch.full((x.shape[0], 1), True) & m,
+    "full of floats": lambda x, i, m: torch.full((x.shape[0], 1), True, dtype=x.dtype) + x,
+    "full_like": lambda x, i, m: torch.full_like(m, True) ^ m,
+    "new_full": lambda x, i, m: x.new_full((x.shape[0], 6), True),
+    "index_fill": lambda x, i, m: m.index_fill(1, i[0], True),
+    "fill_": lambda x, i, m: in_place(m, lambda new: new.fill_(True)),
+    "==": lambda x, i, m: m == True,  # noqa: E712
+    "!=": lambda x, i, m: m != False,  # noqa: E712
+    ">=": lambda x, i, m: i >= True,
+    "and": lambda x, i, m: m & True,
+    "and of ints": lambda x, i, m: True & i,
+    "or": lambda x, i, m: m | False,
+    "xor": lambda x, i, m: m ^ True,
+    "power": lambda x, i, m: x**True,
+    "remainder": lambda x, i, m: x % True,
+    "clamp": lambda x, i, m: x.clamp(min=False, max=True),
+    "hardtanh": lambda x, i, m: functional.hardtanh(x, False, True),
+    "sum over kept axes": lambda x, i, m: m.masked_fill(x > 0, True).sum(1, True),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_the_answer_is_the_models(name: str) -> None:
+    function = CALLS[name]
+    found = capture(Calls(function).eval(), inputs(4), blade.Config())
+    assert found.how == "trace"
+    for rows in (4, 3, 7):
+        got, want = found.module(*inputs(rows)), function(*inputs(rows))
+        assert got.dtype == want.dtype
+        assert torch.equal(got, want)
+
+
+class Counts(nn.Module):
+    """Has a state, and decides: the trace that failed leaves neither changed."""
+
+    calls: T
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: T, index: T, mask: T) -> T:
+        self.calls += 1
+        if x.shape[0] > 5:
+            x = -x
+        return x.masked_fill(mask, True) + self.calls
+
+
+def test_the_state_is_that_before_the_trace_that_failed() -> None:
+    model = Counts().eval()
+    found = capture(model, inputs(4), blade.Config())
+    for rows in (4, 3, 7):
+        assert torch.equal(found.module(*inputs(rows)), model(*inputs(rows)))
+
+
+def test_other_errors_are_the_models() -> None:
+    def refuses(x: T, index: T, mask: T) -> T:
+        raise RuntimeError("no op")
+
+    with pytest.raises(blade.InputError, match="no op"):
+        capture(Calls(refuses).eval(), inputs(4), blade.Config())
