@@ -302,8 +302,11 @@ def _trace(
     return best
 
 
-def _faults(graph: CapturedCandidate) -> tuple[int, int]:
-    return len(graph.differences), len(graph.unserved)
+def _faults(graph: CapturedCandidate) -> tuple[int, int, int]:
+    """How many of the user's samples ``graph`` does not answer; of all references, how many wrongly, and not at all."""
+    samples = {id(sample) for sample in graph.seen.samples}
+    missed = sum(id(one.sample) in samples for one, _ in graph.unserved)
+    return missed, len(graph.differences), len(graph.unserved)
 
 
 def _trace_at(

@@ -40,7 +40,7 @@ from blade.fallback.bisect import (
     blamed,
     build_without_culprits,
 )
-from blade.graph.fx.extract import FxExtracted, extract_fx, is_loose_view
+from blade.graph.fx.extract import FxExtracted, as_laid_out, extract_fx, is_loose_view
 from blade.graph.fx.view import FxView, is_number, view_fx
 from blade.graph.torchscript.listing import kind_of
 from blade.partition.support import resolve, support
@@ -295,6 +295,7 @@ def _put_together(gm: GraphModule, graph: FxView, parts: Sequence[GraphPart]) ->
             for i in unit:
                 for node in graph.units[i]:
                     env[node] = made.node_copy(node, read)
+                    env[node].target = as_laid_out(node.target)
             continue
         key = part.cut.name.replace(".", "_")
         root[key] = part.served

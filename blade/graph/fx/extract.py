@@ -45,6 +45,8 @@ from blade.graph.shapes.fake_tensors import (
 )
 from blade.graph.shapes.memory_format import axes_in_memory, order_of
 
+_VIEWS = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
+
 
 @dataclass(frozen=True)
 class FxExtracted:
@@ -219,7 +221,7 @@ def _fallback(
     outputs: Sequence[Node],
     constants: Mapping[Node, torch.Tensor],
 ) -> GraphModule:
-    """A module that runs the ops unchanged."""
+    """A module that runs the ops, ``as_laid_out``."""
     root = torch.nn.Module()
     graph = torch.fx.Graph()
     env: dict[Node, Node] = {}
@@ -253,10 +255,18 @@ def _fallback(
         for node in view.units[i]:
             args = torch.fx.map_arg(node.args, read)
             kwargs = torch.fx.map_arg(node.kwargs, read)
-            env[node] = graph.call_function(node.target, args, kwargs)  # type: ignore[arg-type]
+            env[node] = graph.call_function(as_laid_out(node.target), args, kwargs)
     graph.output(tuple(env[n] for n in outputs))
     graph.lint()
     return GraphModule(root, graph)
+
+
+def as_laid_out(target: Any) -> Any:
+    """``target``, or for a view the op that copies what has no such view.
+
+    Kernels may lay their results out otherwise than their fake ones say, by which the graph was made.
+    """
+    return torch.ops.aten.reshape.default if target in _VIEWS else target
 
 
 def _attribute(view: FxView, node: Node) -> torch.Tensor:

@@ -70,6 +70,8 @@ def fastest_valid_plan(
     ranks = {name: i for i, name in enumerate(backends)}
     if not first.engines:
         return ValidatedPlan(captured.module, first)
+    if not captured.samples:  # no path answers them
+        return ValidatedPlan(captured.module, first.without_engines())
     timings: list[tuple[Timing, ...]] = [()] * len(compositions)
     reasons: list[Reason] = []
     if config.timing:
