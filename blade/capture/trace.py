@@ -7,6 +7,7 @@ import inspect
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,10 @@ from blade.capture.decisions.recorder import Recorder, recording
 from blade.capture.decisions.shadows import shadowed
 from blade.capture.inputs import CallSignature, Sample, call_from, flat_arguments
 from blade.capture.messages import equal_sizes_text, size_range_text
+from blade.capture.numbers_for_bools import with_numbers
 from blade.capture.outputs import tensors_of
 from blade.capture.patch_repeat_interleave import patched_repeat_interleave
-from blade.capture.reference_model import copy_of
+from blade.capture.reference_model import ModelState, copy_of
 from blade.capture.trace_flat import flat_trace
 from blade.core import torchscript
 from blade.core.captured import EqualSizes, SizeRange
@@ -180,8 +182,9 @@ def script_around(
         args, kwargs = seen[name]
         bound = inspect.signature(parts[name].forward).bind(*args, **kwargs)
         inner, entries = call_from(flat_arguments(bound), bake=True)
+        part = partial(trace, parts[name], inner, entries, is_plain=False)
         with _quiet(), torch.no_grad():
-            traced = trace(parts[name], inner, entries, is_plain=False).module
+            traced = with_numbers(part, ModelState(parts[name]).restore).module
         parent, _, leaf = name.rpartition(".")
         setattr(model.get_submodule(parent), leaf, traced)
     return script(model)

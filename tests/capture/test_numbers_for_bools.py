@@ -100,6 +100,22 @@ def test_the_state_is_that_before_the_trace_that_failed() -> None:
         assert torch.equal(found.module(*inputs(rows)), model(*inputs(rows)))
 
 
+def test_named_submodules_may_do_so_as_well() -> None:
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Calls(CALLS["where of floats"])
+
+        def forward(self, x: T, index: T, mask: T) -> T:
+            return self.inner(x, index, mask) * 2
+
+    model = Outer().eval()
+    found = capture(model, inputs(4), blade.Config(allow_tracing=("inner",)))
+    assert found.how == "script"
+    for rows in (4, 3):
+        assert torch.equal(found.module(*inputs(rows)), model(*inputs(rows)))
+
+
 def test_other_errors_are_the_models() -> None:
     def refuses(x: T, index: T, mask: T) -> T:
         raise RuntimeError("no op")
