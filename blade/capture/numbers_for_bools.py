@@ -76,8 +76,8 @@ def _numbers_of(name: str) -> frozenset[int | str]:
 
 def _schemas(name: str) -> list[torch._C.FunctionSchema]:
     """Of the overloads that return a tensor: others compute with Python's numbers."""
-    packet = getattr(torch.ops.aten, name, None)
-    if not isinstance(packet, torch._ops.OpOverloadPacket):
+    packet: Any = getattr(torch.ops.aten, name, None)
+    if not hasattr(packet, "overloads"):  # a method that every object has
         return []
     schemas = (getattr(packet, overload)._schema for overload in packet.overloads())
     return [one for one in schemas if [str(r.type) for r in one.returns[:1]] == ["Tensor"]]
