@@ -20,8 +20,8 @@ T = TypeVar("T")
 _REFUSED = "We don't have an op for aten::"
 _TRUTHS = {truth: torch.tensor(truth) for truth in (False, True)}
 _PROMOTING = frozenset(
-    {"where", "pow", "fmod", "remainder", "floor_divide", "and", "or", "xor"}
-    | {f"bitwise_{name}" for name in ("and", "or", "xor")}
+    {"where", "pow", "fmod", "remainder", "floor_divide"}
+    | {f"{kind}{name}" for kind in ("", "i", "bitwise_") for name in ("and", "or", "xor")}
 )
 """Ops whose result has a dtype that follows from all operands."""
 
@@ -52,8 +52,8 @@ class _NumbersForBools(TorchFunctionMode):
         for place, truth in truths.items():
             if place in _numbers_of(name):
                 given[place] = _TRUTHS[truth] if name.strip("_") in _PROMOTING else int(truth)
-                if name == "full":
-                    given.setdefault("dtype", torch.bool)
+                if name == "full" and given.get("dtype") is None:
+                    given["dtype"] = torch.bool
         return func(
             *(given[k] for k in range(len(args))),
             **{key: value for key, value in given.items() if isinstance(key, str)},

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Python bools where ops take numbers, which torch's tracer ends with an assert for."""
 
+import operator
 from collections.abc import Callable
 
 import pytest
@@ -46,6 +47,9 @@ CALLS: dict[str, Function] = {
     "where of two": lambda x, i, m: torch.where(x > 0, True, False),
     "where of a tensor": lambda x, i, m: m.where(x > 0, False),
     "full": lambda x, i, m: torch.full((x.shape[0], 1), True) & m,
+    "full of no dtype": lambda x, i, m: torch.full((x.shape[0], 1), True, dtype=None) & m,
+    "and in place": lambda x, i, m: in_place(m, lambda new: operator.iand(new, True)),
+    "or in place": lambda x, i, m: in_place(m, lambda new: new.bitwise_or_(True)),
     "full of floats": lambda x, i, m: torch.full((x.shape[0], 1), True, dtype=x.dtype) + x,
     "full_like": lambda x, i, m: torch.full_like(m, True) ^ m,
     "new_full": lambda x, i, m: x.new_full((x.shape[0], 6), True),
