@@ -29,7 +29,7 @@ from blade.graph.torchscript.decision_checks import NO_PATH
 from blade.process.forked_trial import ForkedRunner, TrialOutcome
 from blade.verification.derived_inputs import can_try
 from blade.verification.index_guard import in_bounds
-from blade.verification.tolerance import difference, tolerance_of, underflow
+from blade.verification.tolerance import difference, tolerance_of, underflow, unit
 
 Beyond = Callable[[int, torch.Tensor, torch.Tensor], str | None]
 """(output, wanted, got) -> ``None`` if ``got`` is right all the same, else a text to append."""
@@ -196,7 +196,7 @@ def _why_tensor(
         return "has infinities or NaNs in other places"
     off, largest = difference(got, want)
     # smaller numbers have lost digits, and some kernels make zeros of them
-    allowed = tolerance * (largest if largest > underflow(want.dtype) else 1.0)
+    allowed = tolerance * unit(largest, underflow(want.dtype))
     if off <= allowed or (further := beyond(want, got)) is None:
         return None
     return f"is off by up to {off:.3g}; {allowed:.3g} is allowed{further}"

@@ -242,10 +242,15 @@ def _largest(parts: Sequence[tuple[float, float]]) -> tuple[float, float]:
     return difference, size
 
 
+def unit(largest: float, least: float) -> float:
+    """Return what an error is relative to: the largest magnitude, or 1 where that is not above ``least``."""
+    return largest if largest > least else 1.0
+
+
 def _relative(parts: Sequence[tuple[float, float]], least: float) -> float:
     """Return the relative error from the differences and magnitudes of all parts."""
     difference, largest = _largest(parts)
-    return difference / (largest if largest > least else 1.0)
+    return difference / unit(largest, least)
 
 
 def magnitude(tensor: torch.Tensor) -> float:
