@@ -17,7 +17,7 @@ from blade.verification.verify import verify
 def cluster(
     module: torch.nn.Module, samples: Sequence[torch.Tensor], probes: Sequence[torch.Tensor] = ()
 ) -> Cluster:
-    gm = torch.fx.symbolic_trace(module)
+    gm = module if isinstance(module, torch.fx.GraphModule) else torch.fx.symbolic_trace(module)
     info = ValueInfo("tensor", samples[0].dtype, samples[0].device, samples[0].dim())
     return Cluster(
         name="cluster_0",

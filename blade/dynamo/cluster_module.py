@@ -11,7 +11,7 @@ A process that runs a saved graph imports this module, and none that compiles, v
 
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -20,6 +20,7 @@ import torch
 from blade.dynamo.constant_watch import ConstantWatch
 from blade.dynamo.live_graphs import trim_others
 from blade.graph.fx.carrier import carrier
+from blade.graph.fx.interpreter import OutputsInTurn
 from blade.runtime.engine import Engine
 
 if TYPE_CHECKING:
@@ -148,12 +149,19 @@ class FxClusterModule(torch.nn.Module):
 
     def _original(self, *tensors: torch.Tensor) -> Tensors:
         """Run the original on the inputs that the engine takes."""
-        numbers = (t.numel() for t in tensors[self._tensors :])
-        given = list(tensors[: self._tensors])
+        answer: Tensors = self.fallback(*self._theirs(tensors))
+        return answer
+
+    def _original_in_turn(self, *tensors: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
+        """The same, whose outputs come as they are computed."""
+        return OutputsInTurn(self.fallback).each(self._theirs(tensors))
+
+    def _theirs(self, tensors: Sequence[torch.Tensor]) -> list[Any]:
+        """The inputs of the original, of those that the engine takes."""
+        given: list[Any] = list(tensors[: self._tensors])
         for k, _, back in self._orders:
             given[k] = given[k].permute(back)
-        answer: Tensors = self.fallback(*given, *numbers)
-        return answer
+        return given + [t.numel() for t in tensors[self._tensors :]]
 
     def _prove(self, args: Sequence[Any]) -> None:
         from blade.core.torch_modes import without_modes
@@ -170,9 +178,8 @@ class FxClusterModule(torch.nn.Module):
             on_gpu = any(t.is_cuda for t in theirs)
             if on_gpu:
                 trim_others(self.name)
-            trial = EngineTrial(
-                cluster, self._rivals, self._watches, self._original, how, self.lent
-            )
+            runs = self._original, self._original_in_turn
+            trial = EngineTrial(cluster, self._rivals, self._watches, *runs, how, self.lent)
             # AOTAutograd's mode of the first call and users' own would see, and slow down, every op of the trials
             with how.spent, torch.no_grad(), without_modes():
                 found = compete(trial, theirs, self.fallback)

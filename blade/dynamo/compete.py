@@ -32,6 +32,7 @@ from blade.selection.plan.select import against, fastest, lost
 from blade.timing.decision import Outcome, decide_plan
 from blade.timing.interleaved import EARLY_EXIT_S, measure_all
 from blade.verification.derived_inputs import crashes, end
+from blade.verification.original import InTurn
 from blade.verification.reduced_precision import budget_of
 from blade.verification.rng_replay import RngReplay
 from blade.verification.verify import verify
@@ -76,7 +77,8 @@ def compete(trial: "EngineTrial", theirs: Tensors, original: GraphModule) -> Com
 
 @dataclass(frozen=True)
 class EngineTrial:
-    """``rivals``: by backend, in order of preference. ``original`` takes the inputs that the engines take.
+    """``rivals``: by backend, in order of preference. ``original`` takes the inputs that the engines take; ``each`` is
+    the same function, and gives the outputs by number as they are computed.
 
     ``saved``: outputs for backward. ``watches``: of the constants of engines that do not notice writes themselves.
     """
@@ -85,6 +87,7 @@ class EngineTrial:
     rivals: Mapping[str, torch.ScriptObject]
     watches: Mapping[str, ConstantWatch]
     original: Callable[..., Tensors]
+    each: InTurn
     how: FirstCall
     saved: tuple[int, ...] = ()
 
@@ -149,6 +152,7 @@ class EngineTrial:
             seconds=DERIVED_CASES_S,
             own_error=None if known is None else known.verdict.original_error_fp64,
             saved=self.saved,
+            each=None if self.how.derived else self.each,
         )
         cast(Engine, engine).renew()
         free_unused(cluster.samples[0])

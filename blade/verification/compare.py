@@ -26,25 +26,45 @@ def why_other_form(
 ) -> str | None:
     """Return a sentence on the first difference in number, dtype, shape, device, strides, NaN or infinity.
 
-    ``places``: whether positions of NaN and infinity are compared. ``like``: the original's outputs at other
-    sizes, whose memory layouts are allowed as well.
+    ``like``, ``truths``: of each output, as in ``why_other_output``.
+    """
+    if len(got) != len(want):
+        return f"it returned {len(got)} tensors and the original {len(want)}"
+    for i, (a, b) in enumerate(zip(got, want, strict=True)):
+        alike, truth = like[i] if like else None, truths[i] if truths else None
+        if sentence := why_other_output(i, a, b, strides, truth, places, alike, overflows):
+            return sentence
+    return None
 
-    A NaN, infinity or number that an fp64 run has as well (``truths``) is right, whatever the original has:
+
+def why_other_output(
+    number: int,
+    got: torch.Tensor,
+    want: torch.Tensor,
+    strides: bool = True,
+    truth: torch.Tensor | None = None,
+    places: bool = True,
+    like: torch.Tensor | None = None,
+    overflows: bool = False,
+) -> str | None:
+    """Return a sentence on the first difference of one output in dtype, shape, device, strides, NaN or infinity.
+
+    ``places``: whether positions of NaN and infinity are compared. ``like``: the original's output at other
+    sizes, whose memory layout is allowed as well.
+
+    A NaN, infinity or number that an fp64 run has as well (``truth``) is right, whatever the original has:
     torch's vectorized fp32 GELU turns an infinity into NaN on some CPUs, and its 16-bit attention turns one
     NaN of a hidden key into NaN for rows that do not see it.
 
     ``overflows``: the inputs are finite. A float16 number that only the original lacks has overflowed there,
     and any number is right: sums of which some pass 65,504 are as sensitive as they are large.
     """
-    if len(got) != len(want):
-        return f"it returned {len(got)} tensors and the original {len(want)}"
-    for i, (a, b) in enumerate(zip(got, want, strict=True)):
-        for what in ("dtype", "device", "shape", *(["stride"] if strides else [])):
-            mine, theirs = _property(a, what), _property(b, what)
-            if mine != theirs and not (what == "stride" and like and lies_as(a, like[i])):
-                return f"output {i} has {what} {mine} and the original's has {theirs}"
-        if places and (sentence := _misplaced(a, b, truths[i] if truths else None, overflows)):
-            return f"output {i} {sentence}"
+    for what in ("dtype", "device", "shape", *(["stride"] if strides else [])):
+        mine, theirs = _property(got, what), _property(want, what)
+        if mine != theirs and not (what == "stride" and like is not None and lies_as(got, like)):
+            return f"output {number} has {what} {mine} and the original's has {theirs}"
+    if places and (sentence := _misplaced(got, want, truth, overflows)):
+        return f"output {number} {sentence}"
     return None
 
 

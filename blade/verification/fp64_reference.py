@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from blade.graph.fx.interpreter import Interpreter
+from blade.graph.fx.interpreter import Interpreter, last_uses, returned
 from blade.graph.fx.random_ops import DRAWING
 from blade.process.memory import free_unused
 from blade.verification.grouped_products import GROUPED, grouped_product
@@ -68,7 +68,7 @@ class Fp64Reference(Interpreter):
         writes = any(n.op == "call_function" and _is_mutable(n.target) for n in self.graph.nodes)
         self._weights, self._given = _WideTensors(), _WideTensors()
         self.writes, self._input_bytes = writes, inf if writes else KEPT
-        self._last_uses = _last_uses(self.graph, writes)
+        self._last_uses = last_uses(self.graph, until_the_end=writes)
         self._narrow: set[int] = set()
         self._outputs: Sequence[int] | None = None
         self._needed: set[torch.fx.Node] = set()
@@ -99,7 +99,7 @@ class Fp64Reference(Interpreter):
     @property
     def count(self) -> int:
         """How many outputs are chosen."""
-        return len(_returned(self.graph) if self._outputs is None else self._outputs)
+        return len(returned(self.graph) if self._outputs is None else self._outputs)
 
     def __call__(self, inputs: Inputs) -> tuple[torch.Tensor, ...]:
         """Return the chosen outputs."""
@@ -114,11 +114,11 @@ class Fp64Reference(Interpreter):
         self._before()
         self._given, self._narrow = _WideTensors(self._input_bytes), {id(t) for t in inputs}
         self.env, self.args_iter = {}, iter(inputs)
-        returned = _returned(self.graph)
-        chosen = range(len(returned)) if self._outputs is None else self._outputs
+        every = returned(self.graph)
+        chosen = range(len(every)) if self._outputs is None else self._outputs
         due: dict[torch.fx.Node, list[int]] = {}
         for k, i in enumerate(chosen):
-            due.setdefault(returned[i], []).append(k)
+            due.setdefault(every[i], []).append(k)
         try:
             *nodes, _ = self.graph.nodes
             for place, node in enumerate(nodes):
@@ -190,31 +190,9 @@ def _is_mutable(target: Any) -> bool:
     return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
 
 
-def _returned(graph: torch.fx.Graph) -> Sequence[Any]:
-    returned = graph.output_node().args[0]
-    assert isinstance(returned, (list, tuple)), returned
-    return returned
-
-
-def _last_uses(graph: torch.fx.Graph, writes: bool) -> dict[torch.fx.Node, list[torch.fx.Node]]:
-    """Return the values that each node is the last to use. Being returned is a use only where the graph writes."""
-    found: dict[torch.fx.Node, list[torch.fx.Node]] = {}
-    seen: set[torch.fx.Node] = set()
-    for node in reversed(graph.nodes):
-        is_output = node.op == "output"
-        if not is_output:
-            last = [node] if node not in seen else []
-            last += [one for one in dict.fromkeys(node.all_input_nodes) if one not in seen]
-            found[node] = last
-            seen.update(last)
-        elif writes:
-            seen.update(node.all_input_nodes)
-    return found
-
-
 def _needed(graph: torch.fx.Graph, outputs: Sequence[int]) -> set[torch.fx.Node]:
-    returned = _returned(graph)
-    pending = [*(returned[i] for i in outputs), *filter(may_draw, graph.nodes)]
+    every = returned(graph)
+    pending = [*(every[i] for i in outputs), *filter(may_draw, graph.nodes)]
     found: set[torch.fx.Node] = set()
     while pending:
         node = pending.pop()

@@ -11,36 +11,36 @@ change none of its inputs but those of ``cluster.updates``, whose new contents c
 answer where the original raises, and must return memory that no later call writes to (``output_ownership``).
 """
 
-import copy
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from math import inf, isfinite
+from math import inf
 from typing import Any
 
 import torch
 
 from blade.config.accuracy import AccuracyBudget
-from blade.core import torchscript
 from blade.core.attempt import attempt
 from blade.core.cluster import Cluster, has_late_sizes
 from blade.core.reason import Code, Reason, Stage
 from blade.errors import EngineError, Refused
 from blade.process.memory import free_unused
 from blade.report import Verdict
-from blade.timing.free_cpus import on_free_cpus
 from blade.verification import compare, tolerance
 from blade.verification import reduced_precision as lossy
 from blade.verification.attention_semantics import rows_with_keys
 from blade.verification.cases import Case, verification_cases
 from blade.verification.check_errors import Answer, check_errors, describe_case
 from blade.verification.conditioning import perturbation_sensitivity
+from blade.verification.copies import copied, layout_of
 from blade.verification.derived_inputs import GIVEN, answer, begin, survives
 from blade.verification.fingerprint import fingerprint, has
 from blade.verification.fp64_reference import Fp64Reference
 from blade.verification.generators import Generators
 from blade.verification.index_guard import in_bounds
+from blade.verification.measure import fp64_reference, known_errors, measure
+from blade.verification.original import Held, InTurn, call, outputs_at
 from blade.verification.output_ownership import check_fresh
 from blade.verification.rng_replay import RngReplay, draws
 from blade.verification.rounding_noise import RoundingNoise, perturb_by_ulp
@@ -50,12 +50,9 @@ log = logging.getLogger(__name__)
 Tensors = Sequence[torch.Tensor]
 # Reasons why a call goes to the original; counters of ``engine.stats()`` have the same names.
 _DECLINED = tuple(c for c in Code if c.value.startswith("guard_")) + (Code.ENGINE_RAISED,)
-_LET_GO = torch.empty(0)
-_ALIGNED = 16  # elements; vectors of any dtype begin at multiples of this
 _LENT = 64 << 20  # bytes of inputs on a GPU from which on they are not copied for an engine
 _NUDGES = 4  # runs of the original on inputs that are off by some units in the last place,
 _NUDGE_ULPS = 4.0  # by so many
-PEERS = 8  # the most outputs that a small one is compared with, where all of them are near
 # Ops that read and write at unchecked indices, and one that makes MKL end the process at a NaN: contents
 # other than the user's may crash.
 _UNCHECKED = (
@@ -85,6 +82,7 @@ def verify(
     own_error: float | None = None,
     saved: Collection[int] = (),
     answers: Sequence[Tensors] = (),
+    each: InTurn | None = None,
 ) -> Verdict | Reason:
     """Return the verdict on ``engine``; ``original`` is the subgraph, in TorchScript or FX.
 
@@ -95,7 +93,8 @@ def verify(
     ``left_out``: names of cases at which the original ends the process; by default a forked process finds
     them (``derived_inputs``). ``own_error``: the original's error against fp64, where it is known from an earlier
     verification of the same engine. ``saved``: outputs that forward saves for backward. ``answers``: of
-    ``original`` at each sample and probe, where they are known.
+    ``original`` at each sample and probe, where they are known. ``each``: ``original``, whose outputs come as they are
+    computed.
     """
     with torch.no_grad(), RngReplay(cluster.gm) as generators:
         drawing = generators.before(original)
@@ -116,6 +115,7 @@ def verify(
                 own_error,
                 saved,
                 () if draws(cluster.gm) else answers,
+                None if each is None else generators.before(each),
             ),
             strict,
         )
@@ -134,6 +134,7 @@ def _verify(
     own_error: float | None,
     saved: Collection[int],
     given: Sequence[Tensors],
+    each: InTurn | None,
 ) -> Verdict:
     """``generators``: the engine and the fp64 run draw the same random numbers as ``original``. ``given``: its known
     answers."""
@@ -150,7 +151,10 @@ def _verify(
     limit = inf if seconds is None else seconds
     selects = has_late_sizes(cluster)
     writes = truth.writes or bool(cluster.updates)
-    called = partial(_call, fn=original, updates=cluster.updates, copied=writes)
+    in_turn = None if writes or selects or budget is not None else each
+    original_at = partial(
+        outputs_at, fn=original, updates=cluster.updates, written=writes, each=in_turn
+    )
     for case in verification_cases(
         cluster.samples, cluster.probes, derived and is_checked, limit, selects
     ):
@@ -162,7 +166,7 @@ def _verify(
             early = _given_answer(cluster, case, given)
             if early is None and left_out is None:
                 early = answer(cluster, case)
-            want = called(case) if early is None else list(early)
+            want = original_at(case) if early is None else Held(early)
         free_unused(case.inputs)
         if want is None:
             if not seen.why:  # otherwise the kernels of an engine would stop the GPU
@@ -175,43 +179,50 @@ def _verify(
             declined += 1
             _check_declined(case, engine, before)
             continue
-        if selects and _have_other_sizes(got, want) and sizes_are_rounded(case, want, original):
-            tried -= 1
-            continue
+        if selects or budget is not None:
+            assert isinstance(want, Held)
+            theirs = want.tensors
+            if (
+                selects
+                and _have_other_sizes(got, theirs)
+                and sizes_are_rounded(case, theirs, original)
+            ):
+                tried -= 1
+                continue
         if budget is not None:
-            answers += _within(budget, case, got, want, like)
-            like = like or _layouts(want)
+            answers += _within(budget, case, got, theirs, like)
+            like = like or list(map(layout_of, theirs))
             continue
-        _check_form(case, got, want, truth, like)
+        count, hurry = len(got), seconds is not None
+        first = [own_error] * count if own_error is not None else known
+        found = measure(case, got, want, truth, known or first, hurry, None, choices, like)
+        del want, got  # at the next case, and in a check of conditioning, there are others
         if tried == 1:
             check_fresh(engine, case, cluster.updates)
-        like = like or _layouts(want)
-        first = [own_error] * len(want) if own_error is not None else known
-        hurry = seconds is not None
-        answers += _measure(case, got, want, truth, known or first, hurry, choices=choices)
-        del want, got  # at the next case, and in a check of conditioning, there are others
+        answers += found.answers
+        like = like or found.layouts
         truth.forget()
         free_unused(case.inputs)
-        known = known or _known(answers)
+        known = known or known_errors(found.answers)
 
     def wanted(case: Case) -> list[torch.Tensor] | None:
         with in_bounds(*case.inputs), rows_with_keys(*case.inputs):
-            return called(case) if is_checked else None
+            return call(case, original, cluster.updates, writes) if is_checked else None
 
     def answers_at(case: Case, outputs: Sequence[int], finite: bool) -> list[Answer] | None:
-        want = wanted(case)
-        if want is not None and finite and not _are_finite(want):
+        if not is_checked:
             return None
+        with in_bounds(*case.inputs), rows_with_keys(*case.inputs):
+            want = original_at(case, finite=finite)
         got = None if want is None else _try(engine, case, cluster.updates, generators)
         if want is None or got is None:
             return None
-        _check_form(case, got, want, truth, like)
-        return _measure(case, got, want, truth, (), only=outputs)
+        return measure(case, got, want, truth, only=outputs, like=like).answers
 
     def rounded(case: Case, seed: int) -> Tensors | None:
         noisy = RoundingNoise(cluster.gm, seed, generators.reset)
         with in_bounds(*case.inputs), rows_with_keys(*case.inputs):
-            return called(case, fn=noisy) if is_checked else None
+            return call(case, noisy, cluster.updates, writes) if is_checked else None
 
     def moves_at(case: Case, outputs: Sequence[int], enough: Sequence[float]) -> Sequence[float]:
         engine.trim()  # it may keep as much memory as the original takes here
@@ -231,7 +242,7 @@ def _given_answer(cluster: Cluster, case: Case, given: Sequence[Tensors]) -> Ten
 def try_forked(cluster: Cluster, original: Callable[..., Any]) -> None:
     """Start a forked process in which ``original`` runs the derived inputs; return at once."""
     if kinds := _kinds(cluster):
-        begin(cluster, lambda case: _call(case, original, cluster.updates), kinds)
+        begin(cluster, lambda case: call(case, original, cluster.updates), kinds)
 
 
 def _kinds(cluster: Cluster) -> frozenset[str]:
@@ -249,43 +260,11 @@ def reference_of_first(cluster: Cluster) -> Fp64Reference | None:
     [first, *_] = verification_cases(cluster.samples[:1], (), derived=False)
     truth = Fp64Reference(cluster.gm)
     with torch.no_grad():
-        found = _fp64_reference(first, truth)
+        found = fp64_reference(first, truth)
     if found is None:
         return None
     truth.remember(first.inputs, found)
     return truth
-
-
-def _are_finite(tensors: Tensors) -> bool:
-    floats = [t for t in tensors if t.is_floating_point()]
-    return all(isfinite(tolerance.largest_of(t)) for t in floats)
-
-
-def _layouts(tensors: Tensors) -> Tensors:
-    """Sizes and strides of ``tensors``, without their memory."""
-    return [torch.empty_strided(t.shape, t.stride(), device="meta") for t in tensors]
-
-
-def _check_form(
-    case: Case, got: Tensors, want: Tensors, truth: Fp64Reference, like: Tensors
-) -> None:
-    """Raise unless ``got`` has the form of ``want``; layouts ``like`` those at the first sample are allowed as well.
-
-    Torch may choose others at other sizes, by the meaningless stride of an axis of size 1 or by the size of a
-    convolution. A view that works on the first sample's result works on one with the same layout.
-    """
-    # Engines read inputs as if contiguous, and their outputs' strides follow: this is right for a layout
-    # that the model was not sampled with.
-    strides = case.kind != "layout"
-    if compare.why_other_form(got, want, strides=strides, like=like):
-        truths = _fp64_reference(case, truth)
-        finite = all(
-            isfinite(tolerance.largest_of(t)) for t in case.inputs if t.is_floating_point()
-        )
-        if sentence := compare.why_other_form(
-            got, want, strides=strides, truths=truths, like=like, overflows=finite
-        ):
-            raise Refused(Code.WRONG_VALUES, f"at {describe_case(case)} {sentence}.")
 
 
 def _have_other_sizes(got: Tensors, want: Tensors) -> bool:
@@ -302,7 +281,7 @@ def sizes_are_rounded(case: Case, want: Tensors, original: Callable[..., Any]) -
     for _ in range(_NUDGES):
         nudged = perturb_by_ulp(case.inputs, generators, _NUDGE_ULPS)
         with in_bounds(*nudged), rows_with_keys(*nudged):
-            again = _call(replace(case, inputs=nudged), original)
+            again = call(replace(case, inputs=nudged), original)
         if again is not None and _have_other_sizes(again, want):
             return True
     return False
@@ -310,49 +289,6 @@ def sizes_are_rounded(case: Case, want: Tensors, original: Callable[..., Any]) -
 
 def _has(cluster: Cluster, names: Sequence[str]) -> bool:
     return any(name in op for op in cluster.ops for name in names)
-
-
-def _call(
-    case: Case, fn: Callable[..., Any], updates: Sequence[int] = (), copied: bool = True
-) -> list[torch.Tensor] | None:
-    """Return the outputs of ``fn``, then its ``updates``; ``None`` if it raises.
-
-    ``copied``: it runs on copies of the inputs, which it may write to. They can be all that a model saves for
-    backward.
-    """
-    # the result of some ops depends on the layout of their inputs
-    copies = tuple(map(_copy, case.inputs)) if copied else case.inputs
-    # the profiling executor would specialize again at the sizes of every case
-    with torchscript.unoptimized(), on_free_cpus():
-        result = attempt(Stage.VERIFY, None, case.name, lambda: fn(*copies))
-    if isinstance(result, Reason):
-        return None
-    answer = (result,) if isinstance(result, torch.Tensor) else tuple(result)
-    return [*answer, *(copies[i] for i in updates)]
-
-
-def _fp64_reference(case: Case, truth: Fp64Reference) -> Tensors | None:
-    """Return the outputs in fp64, where indices computed from floats may differ; ``None`` where an op raises."""
-    found = dict(_fp64_outputs(case, truth))
-    return [found[k] for k in range(len(found))] if len(found) == truth.count else None
-
-
-def _fp64_outputs(case: Case, truth: Fp64Reference) -> Iterator[tuple[int, torch.Tensor]]:
-    """Yield the outputs in fp64 by number, as they are computed; nothing from an op on that raises."""
-    if (known := truth.known(case.inputs)) is not None:
-        yield from enumerate(known)
-        return
-    outputs = truth.each(tuple(map(_copy, case.inputs)) if truth.writes else case.inputs)
-
-    def compute() -> tuple[int, torch.Tensor] | None:
-        with in_bounds(*case.inputs), torchscript.unoptimized(), on_free_cpus():
-            return next(outputs, None)
-
-    while True:
-        found = attempt(Stage.VERIFY, None, case.name, compute)
-        if found is None or isinstance(found, Reason):
-            return
-        yield found
 
 
 def _try(
@@ -363,7 +299,7 @@ def _try(
     It gets copies of its inputs, but for large ones on a GPU that it must only read.
     """
     prints = {i: fingerprint(case.inputs[i]) for i in _lent(case.inputs, updates)}
-    given = [t.detach() if i in prints else _copy(t) for i, t in enumerate(case.inputs)]
+    given = [t.detach() if i in prints else copied(t) for i, t in enumerate(case.inputs)]
     engine.rearm()
     generators.reset()
     got: Tensors | None = engine.try_execute(given)
@@ -387,26 +323,6 @@ def _lent(inputs: Tensors, updates: Sequence[int]) -> frozenset[int]:
     large = [i for i, t in enumerate(inputs) if t.is_cuda and i not in updates]
     whole = sum(inputs[i].numel() * inputs[i].element_size() for i in large)
     return frozenset(large if whole >= _LENT else ())
-
-
-def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    """Copy a tensor with its strides, also those of a slice or expansion (``clone`` makes them dense).
-
-    A small part of a large tensor, such as a graph saves for backward, costs no more than the part.
-    """
-    tensor = tensor.detach()
-    if tensor.is_conj():  # a copy of a lazily conjugated or negated tensor would be dense
-        return _copy(tensor.conj()).conj()
-    if tensor.is_neg():
-        return torch._neg_view(_copy(torch._neg_view(tensor)))
-    if tensor.untyped_storage().nbytes() <= 2 * tensor.numel() * tensor.element_size():
-        return copy.deepcopy(tensor)
-    shape, strides = tensor.shape, tensor.stride()
-    last = sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) if tensor.numel() else -1
-    first = tensor.storage_offset() % _ALIGNED  # keep the alignment
-    start = tensor.storage_offset() - first
-    memory = tensor.as_strided((first + last + 1,), (1,), start).clone()
-    return memory.as_strided(shape, strides, first)
 
 
 def _check_raises(case: Case, engine: Any, updates: Sequence[int], generators: RngReplay) -> None:
@@ -439,77 +355,6 @@ def _check_declined(case: Case, engine: Any, before: dict[str, int]) -> None:
         )
 
 
-def _measure(
-    case: Case,
-    got: list[torch.Tensor],
-    want: list[torch.Tensor],
-    truth: Fp64Reference,
-    known: Sequence[float],
-    hurry: bool = False,
-    only: Sequence[int] | None = None,
-    choices: Collection[int] = (),
-) -> list[Answer]:
-    """Return the errors at ``case``, ``only`` those of these outputs; ``known`` are the original's own at the
-    first case, one per output. Each tensor of ``got`` and ``want`` is let go of once it is measured.
-
-    An output that is as near to the original as the original is to the fp64 reference, plus rounding, is
-    within twice that of the reference (the triangle inequality). This is the tolerance, so fp64 is not run.
-    ``hurry``: fp64 is not run either, output by output, where the difference to the original is within
-    rounding alone. ``choices``: outputs whose error is the share that differs (``saved_choices``).
-    """
-    outputs = range(len(want)) if only is None else only
-    near = _near(case, got, want, known or [0.0] * len(want), outputs) if known or hurry else {}
-    if len(near) == len(outputs):
-        return list(near.values())
-    far = _in_question(want, near, outputs) if hurry else list(outputs)
-    scale = max((tolerance.magnitude(b) for b in want if b.is_floating_point()), default=0.0)
-    half = tolerance.narrowest(truth.graph)
-
-    def measured(i: int, t: torch.Tensor | None) -> Answer:
-        errors = tolerance.errors(got[i], want[i], t, scale, half)
-        found = Answer(case, i, want[i].dtype, errors, half=half, **_smallness(want[i]))
-        if i in choices and errors.error:
-            share = tolerance.share_apart(got[i], want[i])
-            found = replace(found, errors=replace(errors, error=share), is_choice=True)
-        got[i] = want[i] = _LET_GO
-        return found
-
-    for i in set(range(len(want))).difference(far):
-        got[i] = want[i] = _LET_GO
-    for k, t in _fp64_outputs(case, truth.of(far)):
-        near[far[k]] = measured(far[k], t)
-    near.update({i: measured(i, None) for i in far if i not in near})
-    return [near[i] for i in outputs]
-
-
-def _near(
-    case: Case, got: Tensors, want: Tensors, known: Sequence[float], outputs: Sequence[int]
-) -> dict[int, Answer]:
-    """Return the outputs so near to the original that the original's own error proves them right."""
-    found: dict[int, Answer] = {}
-    for i in outputs:
-        errors, own = tolerance.errors(got[i], want[i], None), known[i]
-        if errors.error <= tolerance.allowed(want[i].dtype, own) - own:
-            found[i] = Answer(case, i, want[i].dtype, errors, is_near=True, **_smallness(want[i]))
-    return found
-
-
-def _smallness(want: torch.Tensor) -> dict[str, Any]:
-    """Whether an output is of few elements, and then its magnitude."""
-    if want.numel() > tolerance.FEW or not want.is_floating_point():
-        return {}
-    return {"is_small": True, "magnitude": tolerance.magnitude(want)}
-
-
-def _in_question(want: Tensors, near: Collection[int], outputs: Sequence[int]) -> list[int]:
-    """Return the outputs that are not near, and, for small ones among them, some others to compare with."""
-    far = [i for i in outputs if i not in near]
-    if all(want[i].numel() > tolerance.FEW for i in far):
-        return far
-    others = sorted((i for i in near if want[i].is_floating_point()), key=lambda i: want[i].numel())
-    return sorted([*far, *others[:PEERS]])
-
-
 def _within(
     budget: AccuracyBudget, case: Case, got: Tensors, want: Tensors, like: Tensors
 ) -> Iterator[Answer]:
@@ -519,15 +364,6 @@ def _within(
     for i, (a, b) in enumerate(zip(got, want, strict=True)):
         if lossy.is_value_checked(case):
             yield Answer(case, i, b.dtype, tolerance.errors(a, b, None), is_near=True)
-
-
-def _known(answers: Sequence[Answer]) -> list[float]:
-    """Return the original's own errors at the one case of ``answers``; empty without an fp64 reference."""
-    own = [a.errors.original_fp64 for a in answers]
-    exact = [not (a.dtype.is_floating_point or a.dtype.is_complex) for a in answers]
-    if any(e is None and not whole for e, whole in zip(own, exact, strict=True)):
-        return []
-    return [e or 0.0 for e in own]
 
 
 def _verdict(answers: Sequence[Answer], checked: int, refused: int) -> Verdict:
