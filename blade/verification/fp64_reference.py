@@ -9,6 +9,9 @@ for number, output in truth.each(inputs): ...    # each as soon as it is compute
 ``Fp64Reference(gm, generators.reset)`` resets the random generators first, so that it draws the cluster's
 numbers.
 
+Where all that is compared is in 16 bits, ``truth.in_float32()`` is exact enough: its values are in float32, in half the
+memory, and its products in fp64 (in float32 they may be of fewer digits, TF32).
+
 Weights are widened once up to ``KEPT`` bytes in all; each of the others is when an op uses it
 (``wide_at_use``). Results live until their last use.
 """
@@ -20,12 +23,20 @@ from typing import Any
 
 import torch
 
-from blade.graph.fx.interpreter import Interpreter, last_uses, returned
+from blade.graph.fx.interpreter import Interpreter, Schedule, returned, writes_memory
 from blade.graph.fx.random_ops import DRAWING
 from blade.process.memory import free_unused
 from blade.verification.grouped_products import GROUPED, grouped_product
 from blade.verification.rng_replay import may_draw
-from blade.verification.wide_at_use import LOOKUPS, NARROW, WideAtUse, attend, wide_bytes, widened
+from blade.verification.wide_at_use import (
+    LOOKUPS,
+    NARROW,
+    WideAtUse,
+    attend,
+    is_narrow,
+    wide_bytes,
+    widened,
+)
 
 Inputs = tuple[torch.Tensor, ...]
 
@@ -42,6 +53,15 @@ _OWN: dict[Any, Callable[..., torch.Tensor]] = {
     torch.ops.aten.view.default: torch.Tensor.reshape,
     torch.ops.aten._unsafe_view.default: torch.Tensor.reshape,
 }
+# What torch may compute in fewer digits than float32 has.
+_PRODUCTS = frozenset(
+    "mm bmm addmm baddbmm addbmm addmv addr mv dot vdot matmul linear bilinear einsum _trilinear "
+    "_grouped_mm convolution _convolution convolution_backward conv1d conv2d conv3d "
+    "conv_transpose1d conv_transpose2d conv_transpose3d cdist _cdist_forward _cdist_backward "
+    "_euclidean_dist scaled_dot_product_attention lstm gru rnn_tanh rnn_relu lstm_cell gru_cell "
+    "_cudnn_rnn _cudnn_rnn_backward _thnn_fused_lstm_cell _thnn_fused_gru_cell".split()
+)
+_COPIES = (torch.ops.aten.clone.default, torch.ops.aten._to_copy.default)
 _ALIGNED = 8
 """Elements: attention kernels want rows of 16 bytes."""
 # These run in their own dtypes: in fp64, random ops draw in another order from the same generator, and
@@ -65,13 +85,13 @@ class Fp64Reference(Interpreter):
     def __init__(self, gm: torch.fx.GraphModule, before: Callable[[], None] = lambda: None) -> None:
         super().__init__(gm, garbage_collect_values=False)
         self._before = before
-        writes = any(n.op == "call_function" and _is_mutable(n.target) for n in self.graph.nodes)
-        self._weights, self._given = _WideTensors(), _WideTensors()
-        self.writes, self._input_bytes = writes, inf if writes else KEPT
-        self._last_uses = last_uses(self.graph, until_the_end=writes)
+        self.writes = any(map(writes_memory, self.graph.nodes))
+        self._wide = torch.float64
+        self._weights = _WideTensors(self._wide)
+        self._given = _WideTensors(self._wide)
+        self._schedule = Schedule(self.graph)
         self._narrow: set[int] = set()
         self._outputs: Sequence[int] | None = None
-        self._needed: set[torch.fx.Node] = set()
         self._known: tuple[Inputs, Sequence[torch.Tensor]] | None = None
 
     def remember(self, inputs: Inputs, outputs: Sequence[torch.Tensor]) -> None:
@@ -93,7 +113,14 @@ class Fp64Reference(Interpreter):
         """Return a reference for these outputs only; random ops draw in any case."""
         part = copy.copy(self)
         part._outputs = outputs
-        part._needed = _needed(self.graph, outputs)
+        part._schedule = Schedule(self.graph, outputs, _needed(self.graph, outputs))
+        return part
+
+    def in_float32(self) -> "Fp64Reference":
+        """Return a reference for values of 16 bits, which computes in float32 but for products."""
+        part = copy.copy(self)
+        part._wide, part._known = torch.float32, None
+        part._weights = _WideTensors(part._wide)
         return part
 
     @property
@@ -109,85 +136,115 @@ class Fp64Reference(Interpreter):
     def each(self, inputs: Inputs) -> Iterator[tuple[int, torch.Tensor]]:
         """Yield the chosen outputs with their numbers among them, in the order in which they are computed.
 
-        One that the caller does not keep is freed at its last use. Where the graph writes, all come at its end.
+        One that the caller does not keep is freed at its last use.
         """
         self._before()
-        self._given, self._narrow = _WideTensors(self._input_bytes), {id(t) for t in inputs}
+        self._given = _WideTensors(self._wide, inf if self.writes else KEPT)
+        self._narrow = {id(t) for t in inputs}
         self.env, self.args_iter = {}, iter(inputs)
         every = returned(self.graph)
         chosen = range(len(every)) if self._outputs is None else self._outputs
-        due: dict[torch.fx.Node, list[int]] = {}
-        for k, i in enumerate(chosen):
-            due.setdefault(every[i], []).append(k)
         try:
-            *nodes, _ = self.graph.nodes
-            for place, node in enumerate(nodes):
+            for place, node in enumerate(self._schedule.nodes):
                 if place % _OPS == 0:  # pieces of ever other sizes fit nothing any more
                     free_unused(inputs)
                 with torch.no_grad():
                     self.env[node] = self.run_node(node)
-                for k in () if self.writes else due.pop(node, ()):
+                for k in self._schedule.due.get(node, ()):
                     yield k, self._result(node)
-                for unused in self._last_uses.get(node, ()):
+                for unused in self._schedule.unused.get(node, ()):
                     del self.env[unused]
-            for node, numbers in due.items():
-                for k in numbers:
-                    yield k, self._result(node)
+            for k in self._schedule.late:
+                yield k, self._result(every[chosen[k]])
         finally:
-            self._given, self.env = _WideTensors(), {}
+            self._given, self.env = _WideTensors(self._wide), {}
 
     def _result(self, node: torch.fx.Node) -> torch.Tensor:
         with torch.no_grad():
-            result: torch.Tensor = widened(self._once(self.env[node]))
+            result: torch.Tensor = widened(self._once(self.env[node]), self._wide)
         return result
 
     def run_node(self, n: torch.fx.Node) -> Any:
-        if self._outputs is not None and n.op == "call_function" and n not in self._needed:
-            return None
         if n.target not in _NOT_WIDENED:
             return super().run_node(n)
         args, kwargs = self.fetch_args_kwargs_from_env(n)
-        narrow = [_narrowed(a, b) for a, b in zip(args, n.args, strict=True)]
+        narrow = [
+            a if id(a) in self._narrow else _narrowed(a, b, self._wide)
+            for a, b in zip(args, n.args, strict=True)
+        ]
         made = n.target(*narrow, **kwargs)  # type: ignore[operator]
-        return torch.utils._pytree.tree_map(_widen, made)
+        return torch.utils._pytree.tree_map(self._widen, made)
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if target not in LOOKUPS:
             args = torch.utils._pytree.tree_map(self._once, args)
-            kwargs = torch.utils._pytree.tree_map(_widen, kwargs)
-        if target in _OWN:
-            return _OWN[target](*args, **kwargs)
+            kwargs = torch.utils._pytree.tree_map(self._widen, kwargs)
+        if self._is_unneeded_copy(target, args, kwargs):
+            return args[0]
+        name = getattr(getattr(target, "overloadpacket", None), "__name__", "")
+        in_fp64 = self._wide is not torch.float64 and name in _PRODUCTS
+        if in_fp64:
+            args, kwargs = torch.utils._pytree.tree_map(_in_fp64, (args, kwargs))
+        own = _OWN.get(target)
+        made = super().call_function(target, args, kwargs) if own is None else own(*args, **kwargs)
         # Factories without a dtype argument use the default dtype: widen their results as well.
-        return torch.utils._pytree.tree_map(_widen, super().call_function(target, args, kwargs))
+        widen = self._back if in_fp64 else self._widen
+        return torch.utils._pytree.tree_map(widen, made)
+
+    def _is_unneeded_copy(self, target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+        """Whether a copy, of a value that is wide already, would take its memory once more."""
+        if target not in _COPIES or self.writes or not isinstance(args[0], torch.Tensor):
+            return False
+        return not kwargs.keys() - {"dtype", "memory_format"} and (
+            kwargs.get("dtype") in (None, args[0].dtype)
+        )
 
     def _once(self, value: Any) -> Any:
         """Widen ``value``; an input once per run, a weight once for all runs, if they are few."""
-        if not isinstance(value, torch.Tensor) or value.dtype not in NARROW:
-            return _widen(value)
+        if isinstance(value, WideAtUse) or not is_narrow(value, self._wide):
+            return self._widen(value)
         # results of ops are wide by now: a narrow tensor is an input or an attribute of the module
         return (self._given if id(value) in self._narrow else self._weights).of(value)
 
+    def _widen(self, value: Any) -> Any:
+        if isinstance(value, WideAtUse):
+            return value
+        if isinstance(value, torch.Tensor) and value.dtype is torch.complex64:
+            return value if self._wide is torch.float32 else value.to(torch.complex128)
+        if isinstance(value, torch.dtype) and value in NARROW:
+            return self._wide
+        if value is torch.complex64 and self._wide is torch.float64:
+            return torch.complex128
+        return widened(value, self._wide)
+
+    def _back(self, value: Any) -> Any:
+        """The result of an op that ran in fp64."""
+        is_wide = isinstance(value, torch.Tensor) and value.dtype is torch.float64
+        return value.to(self._wide) if is_wide else value
+
+
+def _in_fp64(value: Any) -> Any:
+    if isinstance(value, WideAtUse):
+        return WideAtUse(value.source)
+    return widened(value)
+
 
 class _WideTensors:
-    """Tensors in fp64, kept up to ``most`` bytes; further ones are widened at use."""
+    """Tensors in a ``wide`` dtype, kept up to ``most`` bytes; further ones are widened at use."""
 
-    def __init__(self, most: float | None = None) -> None:
-        self._left = KEPT if most is None else most
+    def __init__(self, wide: torch.dtype, most: float | None = None) -> None:
+        self._wide, self._left = wide, KEPT if most is None else most
         self._kept: dict[
             int, tuple[torch.Tensor, torch.Tensor]
         ] = {}  # a tensor whose id is a key lives
 
     def of(self, narrow: torch.Tensor) -> torch.Tensor:
         if (known := self._kept.get(id(narrow))) is None:
-            if wide_bytes(narrow) > self._left:
-                return WideAtUse(narrow)
-            self._left -= wide_bytes(narrow)
-            known = self._kept[id(narrow)] = narrow, narrow.double()
+            if wide_bytes(narrow, self._wide) > self._left:
+                return WideAtUse(narrow, self._wide)
+            self._left -= wide_bytes(narrow, self._wide)
+            known = self._kept[id(narrow)] = narrow, narrow.to(self._wide)
         return known[1]
-
-
-def _is_mutable(target: Any) -> bool:
-    return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
 
 
 def _needed(graph: torch.fx.Graph, outputs: Sequence[int]) -> set[torch.fx.Node]:
@@ -202,7 +259,7 @@ def _needed(graph: torch.fx.Graph, outputs: Sequence[int]) -> set[torch.fx.Node]
     return found
 
 
-def _narrowed(value: Any, given: Any) -> Any:
+def _narrowed(value: Any, given: Any, wide: torch.dtype) -> Any:
     """Narrow a widened operand to the dtype and the layout of its node.
 
     Kernels read a slice of padded rows at once, and refuse a dense copy of it as not aligned. Where the
@@ -211,29 +268,19 @@ def _narrowed(value: Any, given: Any) -> Any:
     if not isinstance(value, torch.Tensor) or not value.is_floating_point():
         return value
     like = given.meta["val"]
-    if value.dtype == like.dtype:  # an input, which lies as the caller laid it out
+    if value.dtype == like.dtype != wide:  # an attribute
         return value
-    wide = widened(value)
+    value = widened(value, value.dtype)
     strides = like.stride()
-    if not wide.numel():
-        return wide.to(like.dtype)
+    if not value.numel():
+        return value.to(like.dtype)
     if not all(isinstance(s, int) for s in strides):
-        rows = wide.new_empty(
-            (*wide.shape[:-1], -(-wide.shape[-1] // _ALIGNED) * _ALIGNED), dtype=like.dtype
+        rows = value.new_empty(
+            (*value.shape[:-1], -(-value.shape[-1] // _ALIGNED) * _ALIGNED), dtype=like.dtype
         )
-        return rows[..., : wide.shape[-1]].copy_(wide)
-    extent = 1 + sum((n - 1) * s for n, s in zip(wide.shape, strides, strict=True))
-    memory = torch.zeros(extent, dtype=like.dtype, device=wide.device)
-    once = wide[tuple(slice(0, 1) if s == 0 else slice(None) for s in strides)]
+        return rows[..., : value.shape[-1]].copy_(value)
+    extent = 1 + sum((n - 1) * s for n, s in zip(value.shape, strides, strict=True))
+    memory = torch.zeros(extent, dtype=like.dtype, device=value.device)
+    once = value[tuple(slice(0, 1) if s == 0 else slice(None) for s in strides)]
     memory.as_strided(once.shape, strides).copy_(once)
-    return memory.as_strided(wide.shape, strides)
-
-
-def _widen(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        if value.dtype in NARROW:
-            return value.double()
-        return value.to(torch.complex128) if value.dtype == torch.complex64 else value
-    if isinstance(value, torch.dtype) and value in NARROW:
-        return torch.float64
-    return torch.complex128 if value is torch.complex64 else value
+    return memory.as_strided(value.shape, strides)

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from blade.core.dtypes import HALVES
 from blade.core.reason import Code
 from blade.errors import Refused
 from blade.verification import compare, tolerance
@@ -49,6 +50,7 @@ def measure(
     only: Sequence[int] | None = None,
     choices: Collection[int] = (),
     like: Tensors = (),
+    float32_first: bool = False,
 ) -> Measured:
     """Return the errors at ``case``, ``only`` those of these outputs; raise where an output has another form.
 
@@ -59,55 +61,127 @@ def measure(
     within twice that of the reference (the triangle inequality). This is the tolerance, so fp64 is not run.
     ``hurry``: fp64 is not run either, output by output, where the difference to the original is within
     rounding alone. ``choices``: outputs whose error is the share that differs (``saved_choices``). ``like``: as in
-    ``compare.why_other_form``.
+    ``compare.why_other_form``. ``float32_first``: outputs of 16 bits that are right by a reference in float32 are not
+    measured by one in fp64, which takes twice the memory.
     """
     if len(got) != len(wants):
         raise _refused(case, f"it returned {len(got)} tensors and the original {len(wants)}")
     outputs = range(len(got)) if only is None else only
     may_be_near = known or [0.0] * len(got) if known or hurry else ()
-    want: dict[int, torch.Tensor] = {}
-    near: dict[int, Answer] = {}
-    layouts: dict[int, torch.Tensor] = {}
-    unlike: list[int] = []
-    scale = 0.0
+    one = _Comparison(case, got, truth, choices, like)
     for i, tensor in wants:
-        layouts[i] = layout_of(tensor)
-        want[i] = tensor
-        if _why_other_form(case, i, got[i], tensor, like):
-            unlike.append(i)
-        elif i in outputs and may_be_near:
-            near.update(_near(case, i, got[i], tensor, may_be_near[i]))
-        is_measured = i not in outputs or (hurry and i in near and tensor.nbytes >= _LARGE)
-        if is_measured and i not in unlike:
-            scale = max(scale, _magnitude(tensor))
-            got[i] = _LET_GO
-            del want[i]
+        one.take(i, tensor, may_be_near[i] if may_be_near and i in outputs else None)
+        if i not in outputs or (hurry and i in one.answers and tensor.nbytes >= _LARGE):
+            one.let_go(i)
         del tensor  # the next one is computed meanwhile
-    _check_unlike(case, sorted(unlike), got, want, truth, like)
-    ordered = [layouts[i] for i in range(len(got))]
-    if len(near) == len(outputs):
-        return Measured([near[i] for i in outputs], ordered)
-    far = _in_question(want, near, outputs) if hurry else list(outputs)
-    scale = max(scale, *map(_magnitude, want.values()))
-    half = tolerance.narrowest(truth.graph)
+    one.check_unlike()
+    if len(one.answers) < len(outputs):
+        one.measure(
+            _in_question(one.want, one.answers, outputs) if hurry else outputs, float32_first
+        )
+    return Measured([one.answers[i] for i in outputs], [one.layouts[i] for i in range(len(got))])
 
-    def measured(i: int, t: torch.Tensor | None) -> Answer:
-        mine, theirs = got[i], want.pop(i)
-        errors = tolerance.errors(mine, theirs, t, scale, half)
-        found = Answer(case, i, theirs.dtype, errors, half=half, **_smallness(theirs))
-        if i in choices and errors.error:
-            share = tolerance.share_apart(mine, theirs)
+
+class _Comparison:
+    """Of the outputs ``got`` with the original's, as far as they are held."""
+
+    def __init__(
+        self,
+        case: Case,
+        got: list[torch.Tensor],
+        truth: Fp64Reference,
+        choices: Collection[int],
+        like: Tensors,
+    ) -> None:
+        self._case, self._got, self._truth = case, got, truth
+        self._choices, self._like = choices, like
+        self._half = tolerance.narrowest(truth.graph)
+        self._scale = 0.0
+        self._unlike: list[int] = []
+        self.want: dict[int, torch.Tensor] = {}
+        self.layouts: dict[int, torch.Tensor] = {}
+        self.answers: dict[int, Answer] = {}
+
+    def take(self, i: int, want: torch.Tensor, own: float | None) -> None:
+        """Compare the form of output ``i``, and its values: with the original's ``own`` error, they may be near."""
+        self.layouts[i] = layout_of(want)
+        self.want[i] = want
+        if self._why_other_form(i):
+            self._unlike.append(i)
+        elif own is not None:
+            errors = tolerance.errors(self._got[i], want, None)
+            if errors.error <= tolerance.allowed(want.dtype, own) - own:
+                small = _smallness(want)
+                self.answers[i] = Answer(self._case, i, want.dtype, errors, is_near=True, **small)
+
+    def let_go(self, i: int) -> None:
+        """Hold output ``i`` no longer, unless its form is in question."""
+        if i not in self._unlike:
+            self._scale = max(self._scale, _magnitude(self.want.pop(i)))
+            self._got[i] = _LET_GO
+
+    def check_unlike(self) -> None:
+        """Raise unless the fp64 reference has the form of each output that is unlike the original's."""
+        if not self._unlike:
+            return
+        unlike = sorted(self._unlike)
+        found = dict(fp64_outputs(self._case, self._truth.of(unlike)))
+        finite = are_finite(self._case.inputs)
+        for k, i in enumerate(unlike):
+            there = found[k] if len(found) == len(unlike) else None
+            if sentence := self._why_other_form(i, truth=there, overflows=finite):
+                raise _refused(self._case, sentence)
+
+    def measure(self, outputs: Sequence[int], float32_first: bool) -> None:
+        """Compare ``outputs`` with the reference; no other is held any longer."""
+        for i in set(self.want).difference(outputs):
+            self.let_go(i)
+        self._scale = max(self._scale, *map(_magnitude, self.want.values()))
+        if float32_first:
+            halves = [i for i in outputs if self.want[i].dtype in HALVES]
+            for k, found in fp64_outputs(self._case, self._truth.in_float32().of(halves)):
+                if _is_right(answer := self._measured(halves[k], found)):
+                    self._answer(answer)
+        left = [i for i in outputs if i in self.want]
+        for k, found in fp64_outputs(self._case, self._truth.of(left)):
+            self._answer(self._measured(left[k], found))
+        for i in left:  # those behind an op that has no fp64 kernel
+            if i in self.want:
+                self._answer(self._measured(i, None))
+
+    def _measured(self, i: int, truth: torch.Tensor | None) -> Answer:
+        got, want = self._got[i], self.want[i]
+        errors = tolerance.errors(got, want, truth, self._scale, self._half)
+        found = Answer(self._case, i, want.dtype, errors, half=self._half, **_smallness(want))
+        if i in self._choices and errors.error:
+            share = tolerance.share_apart(got, want)
             found = replace(found, errors=replace(errors, error=share), is_choice=True)
-        got[i] = _LET_GO
         return found
 
-    for i in set(want).difference(far):
-        got[i] = _LET_GO
-        del want[i]
-    for k, t in fp64_outputs(case, truth.of(far)):
-        near[far[k]] = measured(far[k], t)
-    near.update({i: measured(i, None) for i in far if i in want})
-    return Measured([near[i] for i in outputs], ordered)
+    def _answer(self, answer: Answer) -> None:
+        self.answers[answer.output] = answer
+        del self.want[answer.output]
+        self._got[answer.output] = _LET_GO
+
+    def _why_other_form(self, i: int, **how: Any) -> str | None:
+        """A sentence on how output ``i`` differs in form, if it does.
+
+        Torch may choose other layouts at other sizes than at the first sample (``like``), by the meaningless stride of
+        an axis of size 1 or by the size of a convolution. A view that works on the first sample's result works on one
+        with the same layout.
+        """
+        # Engines read inputs as if contiguous, and their outputs' strides follow: this is right for a layout
+        # that the model was not sampled with.
+        strides = self._case.kind != "layout"
+        like = self._like[i] if self._like else None
+        return compare.why_other_output(i, self._got[i], self.want[i], strides, like=like, **how)
+
+
+def _is_right(answer: Answer) -> bool:
+    own, error = answer.errors.original_fp64, answer.errors.error_fp64
+    if own is None or error is None or answer.is_choice:
+        return False
+    return error <= tolerance.allowed(answer.dtype, own)
 
 
 def known_errors(answers: Sequence[Answer]) -> list[float]:
@@ -134,54 +208,8 @@ def fp64_outputs(case: Case, truth: Fp64Reference) -> Iterator[tuple[int, torch.
     yield from each_guarded(case, truth.each(inputs), in_bounds)
 
 
-def _why_other_form(
-    case: Case, i: int, got: torch.Tensor, want: torch.Tensor, like: Tensors, **how: Any
-) -> str | None:
-    """A sentence on how output ``i`` differs in form, if it does.
-
-    Torch may choose other layouts at other sizes than at the first sample (``like``), by the meaningless stride of an
-    axis of size 1 or by the size of a convolution. A view that works on the first sample's result works on one with the
-    same layout.
-    """
-    # Engines read inputs as if contiguous, and their outputs' strides follow: this is right for a layout
-    # that the model was not sampled with.
-    strides = case.kind != "layout"
-    return compare.why_other_output(i, got, want, strides, like=like[i] if like else None, **how)
-
-
-def _check_unlike(
-    case: Case,
-    unlike: Sequence[int],
-    got: Tensors,
-    want: Mapping[int, torch.Tensor],
-    truth: Fp64Reference,
-    like: Tensors,
-) -> None:
-    """Raise unless the fp64 reference has the form of each output ``unlike`` the original."""
-    if not unlike:
-        return
-    found = dict(fp64_outputs(case, truth.of(unlike)))
-    finite = are_finite(case.inputs)
-    for k, i in enumerate(unlike):
-        there = found[k] if len(found) == len(unlike) else None
-        if sentence := _why_other_form(
-            case, i, got[i], want[i], like, truth=there, overflows=finite
-        ):
-            raise _refused(case, sentence)
-
-
 def _refused(case: Case, sentence: str) -> Refused:
     return Refused(Code.WRONG_VALUES, f"at {describe_case(case)} {sentence}.")
-
-
-def _near(
-    case: Case, i: int, got: torch.Tensor, want: torch.Tensor, own: float
-) -> dict[int, Answer]:
-    """Output ``i`` by number, if it is so near to the original that the original's ``own`` error proves it right."""
-    errors = tolerance.errors(got, want, None)
-    if errors.error > tolerance.allowed(want.dtype, own) - own:
-        return {}
-    return {i: Answer(case, i, want.dtype, errors, is_near=True, **_smallness(want))}
 
 
 def _magnitude(want: torch.Tensor) -> float:

@@ -52,16 +52,23 @@ class Held:
 
 
 class _Computed:
-    """Outputs that are computed when they are asked for."""
+    """Outputs that are computed when they are asked for, then the inputs of ``updates``, written in copies."""
 
-    def __init__(self, case: Case, count: int, each: InTurn) -> None:
-        self._case, self._count, self._each = case, count, each
+    def __init__(self, case: Case, count: int, each: InTurn, updates: Sequence[int]) -> None:
+        self._case, self._count, self._each, self._updates = case, count, each, updates
 
     def __len__(self) -> int:
-        return self._count
+        return self._count + len(self._updates)
 
     def __iter__(self) -> Iterator[tuple[int, torch.Tensor]]:
-        return each_guarded(self._case, self._each(*self._case.inputs), rows_with_keys)
+        given = _written_in_copies(self._case, self._updates)
+        yield from each_guarded(self._case, self._each(*given), rows_with_keys)
+        for k, i in enumerate(self._updates):
+            yield self._count + k, given[i]
+
+
+def _written_in_copies(case: Case, updates: Sequence[int]) -> list[torch.Tensor]:
+    return [copied(t) if i in updates else t for i, t in enumerate(case.inputs)]
 
 
 def outputs_at(
@@ -75,7 +82,7 @@ def outputs_at(
     """Return the outputs, then ``updates``; ``None`` if the original raises, or an output is not ``finite``.
 
     ``written``, ``updates``: as in ``call``. ``each``: the same function, which then runs twice, here and for the
-    outputs, and must write to nothing.
+    outputs, and must write to no input but ``updates``.
     """
     if each is None:
         found = call(case, fn, updates, written)
@@ -83,7 +90,7 @@ def outputs_at(
 
     def run() -> int | None:
         count = 0
-        for _, tensor in each(*case.inputs):
+        for _, tensor in each(*_written_in_copies(case, updates)):
             if finite and not are_finite((tensor,)):
                 return None
             count += 1
@@ -91,7 +98,7 @@ def outputs_at(
 
     with torchscript.unoptimized(), on_free_cpus():
         ran = attempt(Stage.VERIFY, None, case.name, run)
-    return _Computed(case, ran, each) if isinstance(ran, int) else None
+    return _Computed(case, ran, each, updates) if isinstance(ran, int) else None
 
 
 def call(

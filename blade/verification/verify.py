@@ -151,7 +151,7 @@ def _verify(
     limit = inf if seconds is None else seconds
     selects = has_late_sizes(cluster)
     writes = truth.writes or bool(cluster.updates)
-    in_turn = None if writes or selects or budget is not None else each
+    in_turn = None if selects or budget is not None else each
     original_at = partial(
         outputs_at, fn=original, updates=cluster.updates, written=writes, each=in_turn
     )
@@ -195,7 +195,8 @@ def _verify(
             continue
         count, hurry = len(got), seconds is not None
         first = [own_error] * count if own_error is not None else known
-        found = measure(case, got, want, truth, known or first, hurry, None, choices, like)
+        first = known or first
+        found = measure(case, got, want, truth, first, hurry, None, choices, like, hurry)
         del want, got  # at the next case, and in a check of conditioning, there are others
         if tried == 1:
             check_fresh(engine, case, cluster.updates)
@@ -217,7 +218,8 @@ def _verify(
         got = None if want is None else _try(engine, case, cluster.updates, generators)
         if want is None or got is None:
             return None
-        return measure(case, got, want, truth, only=outputs, like=like).answers
+        hurry = seconds is not None
+        return measure(case, got, want, truth, only=outputs, like=like, float32_first=hurry).answers
 
     def rounded(case: Case, seed: int) -> Tensors | None:
         noisy = RoundingNoise(cluster.gm, seed, generators.reset)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Narrow tensors that read as float64: an op that uses one widens it, in parts where the op has parts.
+"""Narrow tensors that read as float64 or float32: an op that uses one widens it, in parts where the op has parts.
 
     weight = WideAtUse(linear.weight)           # weight.dtype is float64, its memory is the narrow tensor's
     product = torch.mm(x.double(), weight.t())  # in float64; at most ``PART`` bytes of the weight at a time
@@ -24,7 +24,6 @@ PART = 64 << 20
 """Most bytes in float64 of one part of a weight, or of the scores of attention."""
 
 NARROW = (torch.float32, torch.float16, torch.bfloat16)
-_WIDE_BYTES = 8
 
 aten = torch.ops.aten
 # A lookup reads few rows of a table and loses nothing in a narrow one.
@@ -39,20 +38,20 @@ _VIEWS = frozenset(
 
 
 class WideAtUse(torch.Tensor):
-    """A tensor of float64 whose memory is that of a narrow one; nothing may write to it."""
+    """A tensor of a ``wide`` dtype whose memory is that of a narrow one; nothing may write to it."""
 
     source: torch.Tensor
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
-    def __new__(cls, narrow: torch.Tensor) -> "WideAtUse":
+    def __new__(cls, narrow: torch.Tensor, wide: torch.dtype = torch.float64) -> "WideAtUse":
         assert narrow.dtype in NARROW, narrow.dtype
         made: WideAtUse = torch.Tensor._make_wrapper_subclass(
             cls,
             narrow.shape,
             strides=narrow.stride(),
             storage_offset=narrow.storage_offset(),
-            dtype=torch.float64,
+            dtype=wide,
             device=narrow.device,
         )
         made.source = narrow.detach()
@@ -74,27 +73,36 @@ class WideAtUse(torch.Tensor):
     ) -> Any:
         kwargs = kwargs or {}
         if func in _VIEWS:
-            return WideAtUse(func(args[0].source, *args[1:], **kwargs))
+            return WideAtUse(func(args[0].source, *args[1:], **kwargs), args[0].dtype)
         if func in LOOKUPS and isinstance(args[0], WideAtUse):
-            return widened(func(args[0].source, *pytree.tree_map(widened, args[1:]), **kwargs))
+            found = func(args[0].source, *pytree.tree_map(widened, args[1:]), **kwargs)
+            return widened(found, args[0].dtype)
         if (in_parts := _PRODUCTS.get(func)) is not None and not kwargs:
             return in_parts(*args)
         if func._schema.is_mutable and _is_written(func, args, kwargs):
             raise NotImplementedError(f"{func} writes to a weight")
-        return func(*pytree.tree_map(widened, args), **pytree.tree_map(widened, kwargs))
+        leaves = pytree.tree_leaves((args, kwargs))
+        wide = next(leaf.dtype for leaf in leaves if isinstance(leaf, WideAtUse))
+        args, kwargs = pytree.tree_map(lambda value: widened(value, wide), (args, kwargs))
+        return func(*args, **kwargs)
 
 
-def widened(value: Any) -> Any:
-    """Return ``value``, if it is ``WideAtUse`` or a narrow tensor, as a float64 tensor with memory of its own."""
+def widened(value: Any, wide: torch.dtype = torch.float64) -> Any:
+    """Return ``value``, if it is ``WideAtUse``, as a tensor with memory of its own; a narrower tensor in ``wide``."""
     if isinstance(value, WideAtUse):
-        return value.source.double()
-    is_narrow = isinstance(value, torch.Tensor) and value.dtype in NARROW
-    return value.double() if is_narrow else value
+        return value.source.to(value.dtype)
+    return value.to(wide) if is_narrow(value, wide) else value
 
 
-def wide_bytes(tensor: torch.Tensor) -> int:
-    """Return the bytes that ``tensor`` takes in float64."""
-    return _WIDE_BYTES * tensor.numel()
+def is_narrow(value: Any, wide: torch.dtype) -> bool:
+    """Whether ``value`` is a float tensor that ``wide`` widens."""
+    is_float = isinstance(value, torch.Tensor) and value.dtype in NARROW
+    return is_float and value.dtype.itemsize < wide.itemsize
+
+
+def wide_bytes(tensor: torch.Tensor, wide: torch.dtype = torch.float64) -> int:
+    """Return the bytes that ``tensor`` takes in ``wide``."""
+    return wide.itemsize * tensor.numel()
 
 
 def _is_written(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
@@ -113,32 +121,27 @@ def _parts(size: int, total_bytes: int) -> list[slice]:
 def _mm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     if not isinstance(b, WideAtUse):
         return _mm(b.t(), a.t()).t()
-    a = widened(a)
-    if wide_bytes(b) <= PART:
+    a = widened(a, b.dtype)
+    if wide_bytes(b, b.dtype) <= PART:
         return torch.mm(a, widened(b))
     made = a.new_empty(a.shape[0], b.shape[1])
-    for part in _parts(b.shape[1], wide_bytes(b)):
-        torch.mm(a, b.source[:, part].double(), out=made[:, part])
+    for part in _parts(b.shape[1], wide_bytes(b, b.dtype)):
+        torch.mm(a, b.source[:, part].to(b.dtype), out=made[:, part])
     return made
 
 
 def _addmm(bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     made: torch.Tensor = torch.mm(a, b)
-    return made.add_(widened(bias))
+    return made.add_(widened(bias, made.dtype))
 
 
 def _bmm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    largest = max(wide_bytes(x) for x in (a, b) if isinstance(x, WideAtUse))
+    largest = max(wide_bytes(x, x.dtype) for x in (a, b) if isinstance(x, WideAtUse))
     shape = a.shape[0], a.shape[1], b.shape[2]
-    made = torch.empty(shape, dtype=torch.float64, device=a.device)
+    made = torch.empty(shape, dtype=a.dtype, device=a.device)
     for part in _parts(a.shape[0], largest):
-        torch.bmm(_rows(a, part), _rows(b, part), out=made[part])
+        torch.bmm(widened(a[part], made.dtype), widened(b[part], made.dtype), out=made[part])
     return made
-
-
-def _rows(value: torch.Tensor, part: slice) -> torch.Tensor:
-    rows: torch.Tensor = widened(value[part])
-    return rows
 
 
 _PRODUCTS: dict[Any, Callable[..., torch.Tensor]] = {
@@ -165,7 +168,7 @@ def attend(
     """``scaled_dot_product_attention``, some rows of queries at a time where all scores exceed ``PART`` bytes."""
     rest: dict[str, Any] = {"scale": scale, "enable_gqa": enable_gqa}
     rows, keys = query.shape[-2], key.shape[-2]
-    parts = _parts(rows, _WIDE_BYTES * query[..., 0].numel() * keys)
+    parts = _parts(rows, query.element_size() * query[..., 0].numel() * keys)
     if len(parts) < 2 or dropout_p or (is_causal and attn_mask is not None):
         return _whole(query, key, value, attn_mask, dropout_p, is_causal, **rest)
     columns = torch.arange(keys, device=query.device)

@@ -3,6 +3,7 @@
 
 import weakref
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -24,8 +25,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from verified import cluster
 
 from blade.core.reason import Code, Reason
-from blade.graph.fx.interpreter import OutputsInTurn
+from blade.graph.fx.interpreter import OutputsInTurn, Schedule
 from blade.report import Verdict
+from blade.verification.fp64_reference import Fp64Reference
 from blade.verification.original import InTurn
 from blade.verification.verify import verify
 
@@ -137,3 +139,78 @@ def test_random_numbers_are_the_same_in_both_runs() -> None:
         gm = make_fx(drops)(torch.empty(64, 64))
     for found in both(gm, torch.randn(64, 64, generator=RNG), right):
         assert isinstance(found, Verdict), found
+
+
+def test_views_that_only_the_output_uses_do_not_keep_what_they_view() -> None:
+    class SavesViews(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            results = []
+            for _ in range(DEEP):
+                x = aten.sin.default(aten.mul.Scalar(x, 3.0))
+                results.append(x)
+            return (x, *(aten.t.default(one) for one in results))  # after all else
+
+    gm = torch.fx.symbolic_trace(SavesViews())
+    x = torch.randn(3, 4, generator=RNG)
+    want = gm(x)
+    alive: list[weakref.ref[Any]] = []
+    for number, output in OutputsInTurn(gm).each((x,)):
+        assert torch.equal(output, want[number])
+        alive.append(weakref.ref(output.untyped_storage()))
+        del output
+        assert sum(ref() is not None for ref in alive) <= 2
+    assert len(alive) == DEEP + 1
+
+
+def test_what_draws_keeps_its_place() -> None:
+    def draws(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = aten.add.Tensor(x, aten.rand_like.default(x))
+        z = aten.rand_like.default(y)
+        return aten.rand_like.default(x), y, z
+
+    with FakeTensorMode():
+        gm = make_fx(draws)(torch.empty(3, 4))
+    kinds = [node.target for node in Schedule(gm.graph).nodes]
+    assert kinds == [node.target for node in gm.graph.nodes][:-1]
+
+
+class Counts(torch.nn.Module):
+    """Adds its mean to an input, as batch norm does, and returns a view of that input, too."""
+
+    def forward(self, x: torch.Tensor, mean: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        view = aten.view.default(mean, [1, -1])
+        fresh = aten.sub.Tensor(x, view)
+        aten.copy_.default(mean, aten.add.Tensor(mean, aten.mean.dim(x, [0])))
+        return view, fresh, aten.neg.default(view)
+
+
+@pytest.mark.parametrize("module", [OutputsInTurn, Fp64Reference])
+def test_an_output_that_lies_in_a_written_input_comes_last(module: type) -> None:
+    gm = torch.fx.symbolic_trace(Counts())
+    x, mean = torch.randn(5, 4, generator=RNG), torch.randn(4, generator=RNG)
+    want = gm(x, after := mean.clone())
+    inputs = (x, mean.clone())
+    found = dict(module(gm).each(inputs))
+    assert list(found) == [1, 2, 0]
+    for number, output in found.items():
+        torch.testing.assert_close(output.float(), want[number])
+    assert torch.equal(inputs[1], after if module is OutputsInTurn else mean)
+
+
+@pytest.mark.parametrize("wrong", [None, 0, 1, 2, 3])
+def test_new_contents_of_inputs_are_compared(wrong: int | None) -> None:
+    def run(outputs: list[torch.Tensor], inputs: list[torch.Tensor], call: int) -> Any:
+        if wrong == 3:
+            inputs[1].mul_(1.01)
+        return [t * 1.01 if i == wrong else t for i, t in enumerate(outputs)]
+
+    x, mean = torch.randn(5, 4, generator=RNG), torch.randn(4, generator=RNG)
+    of = replace(cluster(Counts(), [x]), samples=[(x, mean)], updates=(1,))
+    found = []
+    for each in (None, in_turn(of.gm)):
+        before = mean.clone()
+        engine = PythonEngine(of.gm, run=run)
+        found.append(verify(of, engine, of.gm, "fake", derived=False, seconds=1.0, each=each))  # type: ignore[arg-type]
+        assert torch.equal(mean, before)
+    assert isinstance(found[0], Verdict) is (wrong is None)
+    assert found[0] == found[1]

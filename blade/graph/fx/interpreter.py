@@ -5,7 +5,7 @@ Even a hidden bar starts a thread of tqdm's and creates a lock that fixes the st
 ``multiprocessing.set_start_method("spawn")`` raises from then on. A library must not cause either.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -38,33 +38,69 @@ class Interpreter(fx.Interpreter):
 
 
 class OutputsInTurn(Interpreter):
-    """Runs a functional graph, and holds each value until its last use: an output that the caller drops is no longer
-    held then.
+    """Runs a graph that writes to nothing but its inputs, and holds each value until its last use: an output that the
+    caller drops is no longer held then.
 
     for number, output in OutputsInTurn(gm).each(inputs): ...
     """
 
     def __init__(self, gm: fx.GraphModule) -> None:
         super().__init__(gm, garbage_collect_values=False)
-        self._last_uses = last_uses(self.graph)
+        self._schedule = Schedule(self.graph)
 
     def each(self, inputs: Sequence[Any]) -> Iterator[tuple[int, torch.Tensor]]:
         """Yield the outputs with their numbers, in the order in which they are computed."""
         self.env, self.args_iter = {}, iter(inputs)
-        due: dict[fx.Node, list[int]] = {}
-        for k, one in enumerate(returned(self.graph)):
-            due.setdefault(one, []).append(k)
+        every = returned(self.graph)
         try:
-            *nodes, _ = self.graph.nodes
-            for node in nodes:
+            for node in self._schedule.nodes:
                 with torch.no_grad():
                     self.env[node] = self.run_node(node)
-                for k in due.pop(node, ()):
+                for k in self._schedule.due.get(node, ()):
                     yield k, self.env[node]
-                for unused in self._last_uses[node]:
+                for unused in self._schedule.unused.get(node, ()):
                     del self.env[unused]
+            for k in self._schedule.late:
+                yield k, self.env[every[k]]
         finally:
             self.env = {}
+
+
+class Schedule:
+    """An order of the nodes of a graph in which few values live at a time, and when each output is computed.
+
+    What nothing but the output uses, such as the views that a forward graph saves, runs as soon as it can. A graph
+    that writes keeps its order; an output in memory that may be written is ``late``, at the end.
+
+    ``nodes``: but for the output, and those that ``needed`` leaves out. ``due``: numbers of the outputs that a node
+    computes. ``unused``: values that a node is the last to use.
+    """
+
+    def __init__(
+        self,
+        graph: fx.Graph,
+        numbers: Sequence[int] | None = None,
+        needed: Collection[fx.Node] | None = None,
+    ) -> None:
+        """``numbers``: of the outputs, in the order in which ``due`` counts them; by default all."""
+        every = returned(graph)
+        writes = any(map(writes_memory, graph.nodes))
+        chosen = range(len(every)) if numbers is None else numbers
+        nodes = [*graph.nodes][:-1] if writes else _early(graph)
+        if needed is not None:
+            nodes = [node for node in nodes if node.op != "call_function" or node in needed]
+        self.nodes: Sequence[fx.Node] = nodes
+        self.late = [k for k, i in enumerate(chosen) if writes and _may_be_an_input(every[i])]
+        self.due: dict[fx.Node, list[int]] = {}
+        for k, i in enumerate(chosen):
+            if k not in self.late:
+                self.due.setdefault(every[i], []).append(k)
+        self.unused: dict[fx.Node, list[fx.Node]] = {}
+        seen = {every[chosen[k]] for k in self.late}
+        for node in reversed(nodes):
+            last = [one for one in dict.fromkeys((node, *node.all_input_nodes)) if one not in seen]
+            self.unused[node] = last
+            seen.update(last)
 
 
 def returned(graph: fx.Graph) -> Sequence[Any]:
@@ -74,17 +110,43 @@ def returned(graph: fx.Graph) -> Sequence[Any]:
     return found
 
 
-def last_uses(graph: fx.Graph, until_the_end: bool = False) -> dict[fx.Node, list[fx.Node]]:
-    """Return the values that each node is the last to use. Being returned is a use only ``until_the_end``."""
-    found: dict[fx.Node, list[fx.Node]] = {}
-    seen: set[fx.Node] = set()
-    for node in reversed(graph.nodes):
-        is_output = node.op == "output"
-        if not is_output:
-            last = [node] if node not in seen else []
-            last += [one for one in dict.fromkeys(node.all_input_nodes) if one not in seen]
-            found[node] = last
-            seen.update(last)
-        elif until_the_end:
-            seen.update(node.all_input_nodes)
-    return found
+def writes_memory(node: fx.Node) -> bool:
+    """Whether an op of ATen writes to one of its arguments."""
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+
+
+def _early(graph: fx.Graph) -> list[fx.Node]:
+    nodes = [*graph.nodes][:-1]
+    ends: set[fx.Node] = set()
+    for node in reversed(nodes):
+        # what draws keeps its place in the order of draws
+        is_end = node.op == "call_function" and not _may_draw(node)
+        if is_end and all(user in ends or user.op == "output" for user in node.users):
+            ends.add(node)
+    found: dict[fx.Node, None] = {}
+    for node in nodes:
+        pending = [node]
+        while pending:
+            one = pending.pop()
+            if one in found:
+                continue
+            found[one] = None
+            ready = (u for u in one.users if u in ends and u not in found)
+            pending += [u for u in ready if all(a in found for a in u.all_input_nodes)]
+    return [*found]
+
+
+def _may_draw(node: fx.Node) -> bool:
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
+def _may_be_an_input(node: fx.Node) -> bool:
+    """Whether the value of ``node`` may lie in an input's memory."""
+    while node.op == "call_function":
+        target: Any = node.target
+        if isinstance(target, torch._ops.OpOverload):
+            is_view = any(r.alias_info is not None for r in target._schema.returns)
+            if not (is_view or target is torch.ops.aten._unsafe_view.default):
+                return False
+        node = node.all_input_nodes[0]
+    return True
