@@ -29,5 +29,6 @@ def copied(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def layout_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor of the same sizes and strides, without memory."""
-    return torch.empty_strided(tensor.shape, tensor.stride(), device="meta")
+    """Return a tensor of the same sizes, strides and dtype, without memory."""
+    shape, strides = tensor.shape, tensor.stride()
+    return torch.empty_strided(shape, strides, dtype=tensor.dtype, device="meta")

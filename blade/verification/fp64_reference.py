@@ -26,7 +26,9 @@ import torch
 from blade.graph.fx.interpreter import Interpreter, Schedule, returned, writes_memory
 from blade.graph.fx.random_ops import DRAWING
 from blade.process.memory import free_unused
+from blade.verification import products_in_parts
 from blade.verification.grouped_products import GROUPED, grouped_product
+from blade.verification.products_in_parts import in_fp64
 from blade.verification.rng_replay import may_draw
 from blade.verification.wide_at_use import (
     LOOKUPS,
@@ -181,14 +183,15 @@ class Fp64Reference(Interpreter):
             kwargs = torch.utils._pytree.tree_map(self._widen, kwargs)
         if self._is_unneeded_copy(target, args, kwargs):
             return args[0]
-        name = getattr(getattr(target, "overloadpacket", None), "__name__", "")
-        in_fp64 = self._wide is not torch.float64 and name in _PRODUCTS
-        if in_fp64:
-            args, kwargs = torch.utils._pytree.tree_map(_in_fp64, (args, kwargs))
+        if not kwargs and (made := products_in_parts.compute(target, args, self._wide)) is not None:
+            return made
+        in_float64 = self._wide is not torch.float64 and _is_product(target)
+        if in_float64:
+            args, kwargs = torch.utils._pytree.tree_map(in_fp64, (args, kwargs))
         own = _OWN.get(target)
         made = super().call_function(target, args, kwargs) if own is None else own(*args, **kwargs)
         # Factories without a dtype argument use the default dtype: widen their results as well.
-        widen = self._back if in_fp64 else self._widen
+        widen = self._back if in_float64 else self._widen
         return torch.utils._pytree.tree_map(widen, made)
 
     def _is_unneeded_copy(self, target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
@@ -223,10 +226,8 @@ class Fp64Reference(Interpreter):
         return value.to(self._wide) if is_wide else value
 
 
-def _in_fp64(value: Any) -> Any:
-    if isinstance(value, WideAtUse):
-        return WideAtUse(value.source)
-    return widened(value)
+def _is_product(target: Any) -> bool:
+    return getattr(getattr(target, "overloadpacket", None), "__name__", "") in _PRODUCTS
 
 
 class _WideTensors:

@@ -8,7 +8,7 @@ In training the outputs are all that forward saves, in each of two answers. So t
 computed, and both are let go of where they are near.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -68,17 +68,18 @@ def measure(
         raise _refused(case, f"it returned {len(got)} tensors and the original {len(wants)}")
     outputs = range(len(got)) if only is None else only
     may_be_near = known or [0.0] * len(got) if known or hurry else ()
-    one = _Comparison(case, got, truth, choices, like)
+    one = _Comparison(case, got, wants, truth, choices, like)
     for i, tensor in wants:
         one.take(i, tensor, may_be_near[i] if may_be_near and i in outputs else None)
-        if i not in outputs or (hurry and i in one.answers and tensor.nbytes >= _LARGE):
-            one.let_go(i)
+        is_large = tensor.nbytes >= _LARGE
         del tensor  # the next one is computed meanwhile
+        if i not in outputs or (hurry and i in one.answers and is_large):
+            one.let_go(i)
+        elif wants.is_repeatable and is_large:
+            one.put_off(i)
     one.check_unlike()
     if len(one.answers) < len(outputs):
-        one.measure(
-            _in_question(one.want, one.answers, outputs) if hurry else outputs, float32_first
-        )
+        one.measure(one.in_question(outputs) if hurry else outputs, float32_first)
     return Measured([one.answers[i] for i in outputs], [one.layouts[i] for i in range(len(got))])
 
 
@@ -89,23 +90,24 @@ class _Comparison:
         self,
         case: Case,
         got: list[torch.Tensor],
+        wants: Outputs,
         truth: Fp64Reference,
         choices: Collection[int],
         like: Tensors,
     ) -> None:
-        self._case, self._got, self._truth = case, got, truth
+        self._case, self._got, self._wants, self._truth = case, got, wants, truth
         self._choices, self._like = choices, like
         self._half = tolerance.narrowest(truth.graph)
         self._scale = 0.0
         self._unlike: list[int] = []
-        self.want: dict[int, torch.Tensor] = {}
+        self._want: dict[int, torch.Tensor] = {}
         self.layouts: dict[int, torch.Tensor] = {}
         self.answers: dict[int, Answer] = {}
 
     def take(self, i: int, want: torch.Tensor, own: float | None) -> None:
         """Compare the form of output ``i``, and its values: with the original's ``own`` error, they may be near."""
         self.layouts[i] = layout_of(want)
-        self.want[i] = want
+        self._want[i] = want
         if self._why_other_form(i):
             self._unlike.append(i)
         elif own is not None:
@@ -117,8 +119,26 @@ class _Comparison:
     def let_go(self, i: int) -> None:
         """Hold output ``i`` no longer, unless its form is in question."""
         if i not in self._unlike:
-            self._scale = max(self._scale, _magnitude(self.want.pop(i)))
+            self._forget(i)
             self._got[i] = _LET_GO
+
+    def put_off(self, i: int) -> None:
+        """Hold the original's output ``i`` no longer: it is computed again when it is wanted."""
+        if i not in self._unlike:
+            self._forget(i)
+
+    def _forget(self, i: int) -> None:
+        if i in self._want:
+            self._scale = max(self._scale, _magnitude(self._want.pop(i)))
+
+    def in_question(self, outputs: Sequence[int]) -> list[int]:
+        """Return the outputs that are not near, and, for small ones among them, some others to compare with."""
+        far = [i for i in outputs if i not in self.answers]
+        if all(self.layouts[i].numel() > tolerance.FEW for i in far):
+            return far
+        held = (i for i in self.answers if i in self._want and self.layouts[i].is_floating_point())
+        others = sorted(held, key=lambda i: self.layouts[i].numel())
+        return sorted([*far, *others[:PEERS]])
 
     def check_unlike(self) -> None:
         """Raise unless the fp64 reference has the form of each output that is unlike the original's."""
@@ -134,23 +154,36 @@ class _Comparison:
 
     def measure(self, outputs: Sequence[int], float32_first: bool) -> None:
         """Compare ``outputs`` with the reference; no other is held any longer."""
-        for i in set(self.want).difference(outputs):
+        for i in set(range(len(self._got))).difference(outputs):
             self.let_go(i)
-        self._scale = max(self._scale, *map(_magnitude, self.want.values()))
+        self._scale = max(self._scale, *map(_magnitude, self._want.values()), 0.0)
+        theirs = self._theirs(outputs)
+        left = list(outputs)
         if float32_first:
-            halves = [i for i in outputs if self.want[i].dtype in HALVES]
+            halves = [i for i in outputs if self.layouts[i].dtype in HALVES]
             for k, found in fp64_outputs(self._case, self._truth.in_float32().of(halves)):
-                if _is_right(answer := self._measured(halves[k], found)):
+                if _is_right(answer := self._measured(halves[k], theirs, found)):
                     self._answer(answer)
-        left = [i for i in outputs if i in self.want]
+                    left.remove(halves[k])
         for k, found in fp64_outputs(self._case, self._truth.of(left)):
-            self._answer(self._measured(left[k], found))
+            self._answer(self._measured(left[k], theirs, found))
         for i in left:  # those behind an op that has no fp64 kernel
-            if i in self.want:
-                self._answer(self._measured(i, None))
+            if self._got[i] is not _LET_GO:
+                self._answer(self._measured(i, theirs, None))
 
-    def _measured(self, i: int, truth: torch.Tensor | None) -> Answer:
-        got, want = self._got[i], self.want[i]
+    def _theirs(self, outputs: Collection[int]) -> Iterator[None]:
+        """Compute outputs that were put off; each step makes ``_want`` hold one more of them."""
+        pending = set(outputs).difference(self._want)
+        for i, tensor in self._wants if pending else ():
+            if i in pending:
+                self._want[i] = tensor
+                del tensor
+                yield
+
+    def _measured(self, i: int, theirs: Iterator[None], truth: torch.Tensor | None) -> Answer:
+        while i not in self._want:
+            next(theirs)
+        got, want = self._got[i], self._want[i]
         errors = tolerance.errors(got, want, truth, self._scale, self._half)
         found = Answer(self._case, i, want.dtype, errors, half=self._half, **_smallness(want))
         if i in self._choices and errors.error:
@@ -160,7 +193,7 @@ class _Comparison:
 
     def _answer(self, answer: Answer) -> None:
         self.answers[answer.output] = answer
-        del self.want[answer.output]
+        del self._want[answer.output]
         self._got[answer.output] = _LET_GO
 
     def _why_other_form(self, i: int, **how: Any) -> str | None:
@@ -174,7 +207,7 @@ class _Comparison:
         # that the model was not sampled with.
         strides = self._case.kind != "layout"
         like = self._like[i] if self._like else None
-        return compare.why_other_output(i, self._got[i], self.want[i], strides, like=like, **how)
+        return compare.why_other_output(i, self._got[i], self._want[i], strides, like=like, **how)
 
 
 def _is_right(answer: Answer) -> bool:
@@ -221,15 +254,3 @@ def _smallness(want: torch.Tensor) -> dict[str, Any]:
     if want.numel() > tolerance.FEW or not want.is_floating_point():
         return {}
     return {"is_small": True, "magnitude": tolerance.magnitude(want)}
-
-
-def _in_question(
-    want: Mapping[int, torch.Tensor], near: Collection[int], outputs: Sequence[int]
-) -> list[int]:
-    """Return the outputs that are not near, and, for small ones among them, some others to compare with."""
-    far = [i for i in outputs if i not in near]
-    if all(want[i].numel() > tolerance.FEW for i in far):
-        return far
-    held = (i for i in near if i in want and want[i].is_floating_point())
-    others = sorted(held, key=lambda i: want[i].numel())
-    return sorted([*far, *others[:PEERS]])

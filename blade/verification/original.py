@@ -29,7 +29,9 @@ InTurn = Callable[..., Iterator[tuple[int, torch.Tensor]]]
 
 
 class Outputs(Protocol):
-    """The outputs by number; they are given once."""
+    """The outputs by number; they are given once unless ``is_repeatable``."""
+
+    is_repeatable: bool
 
     def __len__(self) -> int: ...
     def __iter__(self) -> Iterator[tuple[int, torch.Tensor]]: ...
@@ -37,6 +39,8 @@ class Outputs(Protocol):
 
 class Held:
     """Outputs that exist; those that were given are no longer held."""
+
+    is_repeatable = False
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
         self.tensors = list(tensors)
@@ -52,10 +56,16 @@ class Held:
 
 
 class _Computed:
-    """Outputs that are computed when they are asked for, then the inputs of ``updates``, written in copies."""
+    """Outputs that are computed when they are asked for, then the inputs of ``updates``, written in copies.
 
-    def __init__(self, case: Case, count: int, each: InTurn, updates: Sequence[int]) -> None:
+    Those that are drawn are given once: others, who draw meanwhile, would move the generators.
+    """
+
+    def __init__(
+        self, case: Case, count: int, each: InTurn, updates: Sequence[int], draws: bool
+    ) -> None:
         self._case, self._count, self._each, self._updates = case, count, each, updates
+        self.is_repeatable = not draws
 
     def __len__(self) -> int:
         return self._count + len(self._updates)
@@ -78,11 +88,13 @@ def outputs_at(
     written: bool = True,
     each: InTurn | None = None,
     finite: bool = False,
+    draws: bool = False,
 ) -> Outputs | None:
     """Return the outputs, then ``updates``; ``None`` if the original raises, or an output is not ``finite``.
 
     ``written``, ``updates``: as in ``call``. ``each``: the same function, which then runs twice, here and for the
-    outputs, and must write to no input but ``updates``.
+    outputs, and must write to no input but ``updates``. ``draws``: it
+    draws random numbers.
     """
     if each is None:
         found = call(case, fn, updates, written)
@@ -98,7 +110,7 @@ def outputs_at(
 
     with torchscript.unoptimized(), on_free_cpus():
         ran = attempt(Stage.VERIFY, None, case.name, run)
-    return _Computed(case, ran, each, updates) if isinstance(ran, int) else None
+    return _Computed(case, ran, each, updates, draws) if isinstance(ran, int) else None
 
 
 def call(

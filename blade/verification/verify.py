@@ -153,7 +153,12 @@ def _verify(
     writes = truth.writes or bool(cluster.updates)
     in_turn = None if selects or budget is not None else each
     original_at = partial(
-        outputs_at, fn=original, updates=cluster.updates, written=writes, each=in_turn
+        outputs_at,
+        fn=original,
+        updates=cluster.updates,
+        written=writes,
+        each=in_turn,
+        draws=draws(cluster.gm),
     )
     for case in verification_cases(
         cluster.samples, cluster.probes, derived and is_checked, limit, selects

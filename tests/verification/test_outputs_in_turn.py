@@ -214,3 +214,27 @@ def test_new_contents_of_inputs_are_compared(wrong: int | None) -> None:
         assert torch.equal(mean, before)
     assert isinstance(found[0], Verdict) is (wrong is None)
     assert found[0] == found[1]
+
+
+def test_outputs_that_are_far_are_computed_again() -> None:
+    """Both are held for one output at a time, whatever the engine's rounding."""
+    alive: list[weakref.ref[torch.Tensor]] = []
+    most = 0
+
+    def each(*inputs: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
+        nonlocal most
+        for number, output in OutputsInTurn(of.gm).each(inputs):
+            alive.append(weakref.ref(output))
+            yield number, output
+            del output
+            most = max(most, sum(one() is not None for one in alive))
+
+    def off(outputs: list[torch.Tensor], inputs: list[torch.Tensor], call: int) -> Any:
+        return [t * (1 + 2e-6) for t in outputs]
+
+    of = cluster(Saves(), [torch.randn(600, 600, generator=RNG)])
+    engine = PythonEngine(of.gm, run=off)
+    found = verify(of, engine, of.gm, "fake", derived=False, seconds=1.0, each=each)  # type: ignore[arg-type]
+    assert isinstance(found, Reason), found
+    assert len(alive) >= 3 * (DEEP + 2)
+    assert most <= 3
