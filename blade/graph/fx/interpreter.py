@@ -119,9 +119,10 @@ def _early(graph: fx.Graph) -> list[fx.Node]:
     nodes = [*graph.nodes][:-1]
     ends: set[fx.Node] = set()
     for node in reversed(nodes):
-        # what draws keeps its place in the order of draws
-        is_end = node.op == "call_function" and not _may_draw(node)
-        if is_end and all(user in ends or user.op == "output" for user in node.users):
+        if node.op != "call_function" or _may_draw(node):
+            continue  # what draws keeps its place in the order of draws
+        users = {user for user in node.users if user.op != "output"}
+        if not users or (_may_be_a_view(node) and users <= ends):
             ends.add(node)
     found: dict[fx.Node, None] = {}
     for node in nodes:
@@ -143,10 +144,16 @@ def _may_draw(node: fx.Node) -> bool:
 def _may_be_an_input(node: fx.Node) -> bool:
     """Whether the value of ``node`` may lie in an input's memory."""
     while node.op == "call_function":
-        target: Any = node.target
-        if isinstance(target, torch._ops.OpOverload):
-            is_view = any(r.alias_info is not None for r in target._schema.returns)
-            if not (is_view or target is torch.ops.aten._unsafe_view.default):
-                return False
+        if not _may_be_a_view(node):
+            return False
         node = node.all_input_nodes[0]
     return True
+
+
+def _may_be_a_view(node: fx.Node) -> bool:
+    """Whether the value of ``node`` may lie in the memory of its first operand."""
+    target: Any = node.target
+    if not isinstance(target, torch._ops.OpOverload):
+        return True
+    is_view = any(r.alias_info is not None for r in target._schema.returns)
+    return is_view or target is torch.ops.aten._unsafe_view.default
