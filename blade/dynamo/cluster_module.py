@@ -11,7 +11,7 @@ A process that runs a saved graph imports this module, and none that compiles, v
 
 import logging
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -20,7 +20,7 @@ import torch
 from blade.dynamo.constant_watch import ConstantWatch
 from blade.dynamo.live_graphs import trim_others
 from blade.graph.fx.carrier import carrier
-from blade.graph.fx.interpreter import OutputsInTurn
+from blade.graph.fx.interpreter import OutputsInTurn, without_outputs
 from blade.runtime.engine import Engine
 
 if TYPE_CHECKING:
@@ -156,6 +156,11 @@ class FxClusterModule(torch.nn.Module):
         """The same, whose outputs come as they are computed."""
         return OutputsInTurn(self.fallback).each(self._theirs(tensors))
 
+    def _original_alone(self) -> Callable[..., object]:
+        """The same, without results: in training they take as much memory as an engine's."""
+        alone = without_outputs(self.fallback)
+        return lambda *tensors: alone(*self._theirs(tensors))
+
     def _theirs(self, tensors: Sequence[torch.Tensor]) -> list[Any]:
         """The inputs of the original, of those that the engine takes."""
         given: list[Any] = list(tensors[: self._tensors])
@@ -178,7 +183,8 @@ class FxClusterModule(torch.nn.Module):
             on_gpu = any(t.is_cuda for t in theirs)
             if on_gpu:
                 trim_others(self.name)
-            runs = self._original, self._original_in_turn
+            alone = self._original if how.derived else self._original_alone()
+            runs = self._original, self._original_in_turn, alone
             trial = EngineTrial(cluster, self._rivals, self._watches, *runs, how, self.lent)
             # AOTAutograd's mode of the first call and users' own would see, and slow down, every op of the trials
             with how.spent, torch.no_grad(), without_modes():

@@ -77,8 +77,8 @@ def compete(trial: "EngineTrial", theirs: Tensors, original: GraphModule) -> Com
 
 @dataclass(frozen=True)
 class EngineTrial:
-    """``rivals``: by backend, in order of preference. ``original`` takes the inputs that the engines take; ``each`` is
-    the same function, and gives the outputs by number as they are computed.
+    """``rivals``: by backend, in order of preference. ``original`` takes the inputs that the engines take. ``each`` and
+    ``alone`` are the same function: one gives the outputs by number as they are computed, one gives none.
 
     ``saved``: outputs for backward. ``watches``: of the constants of engines that do not notice writes themselves.
     """
@@ -88,6 +88,7 @@ class EngineTrial:
     watches: Mapping[str, ConstantWatch]
     original: Callable[..., Tensors]
     each: InTurn
+    alone: Callable[..., object]
     how: FirstCall
     saved: tuple[int, ...] = ()
 
@@ -200,7 +201,7 @@ class EngineTrial:
         rounds, inputs = self.config.timing_repeats, [given] * (len(runs) + 1)
         restore = partial(_restore, copies) if copies else None
         return measure_all(
-            runs, self.original, inputs, rounds, early_exit_s=early_exit_s, restore=restore
+            runs, self.alone, inputs, rounds, early_exit_s=early_exit_s, restore=restore
         )
 
     def _out_of_time(self, backend: str, before: str) -> Reason:

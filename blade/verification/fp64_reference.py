@@ -25,6 +25,7 @@ import torch
 
 from blade.graph.fx.interpreter import Interpreter, Schedule, returned, writes_memory
 from blade.graph.fx.random_ops import DRAWING
+from blade.graph.shapes.memory_format import order_of
 from blade.process.memory import free_unused
 from blade.verification import products_in_parts
 from blade.verification.grouped_products import GROUPED, grouped_product
@@ -195,12 +196,19 @@ class Fp64Reference(Interpreter):
         return torch.utils._pytree.tree_map(widen, made)
 
     def _is_unneeded_copy(self, target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-        """Whether a copy, of a value that is wide already, would take its memory once more."""
-        if target not in _COPIES or self.writes or not isinstance(args[0], torch.Tensor):
+        """Whether a copy, of a value that is wide already, would only take its memory once more.
+
+        Some kernels need the layout that a copy has.
+        """
+        if target not in _COPIES or self.writes or kwargs.keys() - {"dtype", "memory_format"}:
             return False
-        return not kwargs.keys() - {"dtype", "memory_format"} and (
-            kwargs.get("dtype") in (None, args[0].dtype)
-        )
+        [value] = args
+        if kwargs.get("dtype") not in (None, value.dtype):
+            return False
+        layout = kwargs.get("memory_format") or torch.preserve_format
+        if layout is torch.preserve_format:
+            return value.is_contiguous() or order_of(value) is not None
+        return bool(value.is_contiguous(memory_format=layout))
 
     def _once(self, value: Any) -> Any:
         """Widen ``value``; an input once per run, a weight once for all runs, if they are few."""

@@ -101,3 +101,14 @@ def test_copies_of_wide_values_take_no_memory() -> None:
     assert len(copies) == 4 and len(ops) == 6
     assert len(seen) <= len(ops) - 3
     torch.testing.assert_close(got, SAMPLE.double() * 3 + 1)
+
+
+def test_copies_that_lay_a_value_out_are_made() -> None:
+    """Kernels need the layout: the gradient of group norm views its operand."""
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (x.bfloat16().t().clone(memory_format=torch.contiguous_format) + 1,)
+
+    for truth in (Fp64Reference(traced(function)), Fp64Reference(traced(function)).in_float32()):
+        [got] = truth((SAMPLE,))
+        assert got.is_contiguous()

@@ -25,7 +25,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from verified import cluster
 
 from blade.core.reason import Code, Reason
-from blade.graph.fx.interpreter import OutputsInTurn, Schedule
+from blade.graph.fx.interpreter import OutputsInTurn, Schedule, without_outputs
 from blade.report import Verdict
 from blade.verification.fp64_reference import Fp64Reference
 from blade.verification.original import InTurn
@@ -238,3 +238,12 @@ def test_outputs_that_are_far_are_computed_again() -> None:
     assert isinstance(found, Reason), found
     assert len(alive) >= 3 * (DEEP + 2)
     assert most <= 3
+
+
+def test_alone_it_computes_all_and_holds_nothing() -> None:
+    gm = torch.fx.symbolic_trace(Counts())
+    x, mean = torch.randn(5, 4, generator=RNG), torch.randn(4, generator=RNG)
+    gm(x, after := mean.clone())
+    assert without_outputs(gm)(x, mean) == ()
+    assert torch.equal(mean, after)
+    assert len(gm(x, mean)) == 3

@@ -66,6 +66,14 @@ class OutputsInTurn(Interpreter):
             self.env = {}
 
 
+def without_outputs(gm: fx.GraphModule) -> fx.GraphModule:
+    """Return a module that computes all that ``gm`` does and returns nothing: no output outlives its last use."""
+    graph = fx.Graph()
+    graph.graph_copy(gm.graph, {})
+    graph.output(())
+    return fx.GraphModule(gm, graph)
+
+
 class Schedule:
     """An order of the nodes of a graph in which few values live at a time, and when each output is computed.
 
