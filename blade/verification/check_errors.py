@@ -49,6 +49,7 @@ class Answer:
     is_small: bool = False  # of so few elements that all of them may be exact by chance
     half: torch.dtype | None = None  # 16-bit dtype of part of the computation
     magnitude: float = 0.0  # of a small output: the original's largest value
+    in_float32: bool = False  # so is the reference
     is_choice: bool = (
         False  # saved for backward: its error is the share that differs (saved_choices)
     )
@@ -199,8 +200,9 @@ def _bound(one: Answer, usual: float, size: float) -> tuple[float, float, float 
 def _sentence(one: Answer, usual: float, size: float) -> str:
     seen, limit, own = _bound(one, usual, size)
     place = " elsewhere" if size > one.magnitude else ""
+    reference = "a float32 run" if one.in_float32 else "an fp64 run"
     return (
-        f"output {one.output} is {seen:.1e} from {'the original' if own is None else 'an fp64 run'} (relative to its "
+        f"output {one.output} is {seen:.1e} from {'the original' if own is None else reference} (relative to its "
         f"largest magnitude{place}); {limit:.1e} is allowed, the original's own error being "
         f"{'unknown' if own is None else f'{own:.1e}'}."
     )

@@ -47,7 +47,8 @@ KEPT = 32 << 20
 """Most bytes of weights in fp64 that a reference keeps, and of inputs that a run does."""
 
 _OPS = 32
-"""After so many it is asked how much of torch's cache is unused, which takes as long as some of them."""
+_MUCH = 256 << 20
+"""After so many ops, or bytes of results, it is asked how much of torch's cache is unused: as slow as some ops."""
 
 _OWN: dict[Any, Callable[..., torch.Tensor]] = {
     torch.ops.aten.scaled_dot_product_attention.default: attend,
@@ -148,11 +149,15 @@ class Fp64Reference(Interpreter):
         every = returned(self.graph)
         chosen = range(len(every)) if self._outputs is None else self._outputs
         try:
+            new = _MUCH
             for place, node in enumerate(self._schedule.nodes):
-                if place % _OPS == 0:  # pieces of ever other sizes fit nothing any more
-                    free_unused(inputs)
+                if place % _OPS == 0 or new >= _MUCH:
+                    free_unused(inputs)  # pieces of ever other sizes fit nothing any more
+                    new = 0
                 with torch.no_grad():
-                    self.env[node] = self.run_node(node)
+                    made = self.env[node] = self.run_node(node)
+                new += made.nbytes if isinstance(made, torch.Tensor) else 0
+                del made
                 for k in self._schedule.due.get(node, ()):
                     yield k, self._result(node)
                 for unused in self._schedule.unused.get(node, ()):

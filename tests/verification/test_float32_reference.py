@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values of 16 bits are measured by a reference in float32, which takes half the memory; fp64 has the last word."""
+"""Values of 16 bits are measured by a reference in float32, which takes half the memory."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -48,10 +48,19 @@ def test_what_is_right_by_float32_needs_no_fp64(runs: list[torch.dtype]) -> None
     assert found.error_fp64 is not None
 
 
-def test_what_is_wrong_is_so_by_fp64(runs: list[torch.dtype]) -> None:
+def test_what_is_wrong_is_so_by_float32(runs: list[torch.dtype]) -> None:
     found = verdict(half, lambda x: (exact(x)[0] * 1.1,))
     assert isinstance(found, Reason) and found.code is Code.WRONG_VALUES
-    assert "from an fp64 run" in found.detail
+    assert "from a float32 run" in found.detail
+    assert set(runs) == {torch.float32}
+
+
+def test_where_rounding_is_amplified_fp64_says_so(runs: list[torch.dtype]) -> None:
+    def amplifies(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (((x.bfloat16() + 1024) - 1024) * 1,)
+
+    found = verdict(amplifies, lambda x: (x.bfloat16() * 20,))
+    assert isinstance(found, Reason), found
     assert runs[:2] == [torch.float32, torch.float64]
 
 
