@@ -29,6 +29,8 @@ from blade.verification.original import Outputs, are_finite
 Tensors = Sequence[torch.Tensor]
 PEERS = 8  # the most outputs that a small one is compared with, where all of them are near
 _LET_GO = torch.empty(0)
+_BY_FLOAT32 = (*HALVES, torch.float32)
+_COARSE = 1e-4  # an error of a float32 result that stems from 16 bits: 100 roundings and more
 _LARGE = 1 << 20  # bytes of an output that is let go of as soon as it is found near
 
 
@@ -61,8 +63,8 @@ def measure(
     within twice that of the reference (the triangle inequality). This is the tolerance, so fp64 is not run.
     ``hurry``: fp64 is not run either, output by output, where the difference to the original is within
     rounding alone. ``choices``: outputs whose error is the share that differs (``saved_choices``). ``like``: as in
-    ``compare.why_other_form``. ``float32_first``: the reference of outputs of 16 bits is in float32, which takes
-    half the memory, unless they are so far from it that rounding is amplified, or cancels out.
+    ``compare.why_other_form``. ``float32_first``: where 16 bits make the original's error, the reference is in
+    float32, which takes half the memory, unless an output is so far from it that rounding is amplified.
     """
     if len(got) != len(wants):
         raise _refused(case, f"it returned {len(got)} tensors and the original {len(wants)}")
@@ -161,13 +163,13 @@ class _Comparison:
         self._scale = max(self._scale, *map(_magnitude, self._want.values()), 0.0)
         theirs = self._theirs(outputs)
         left = list(outputs)
-        if float32_first:
-            halves = [i for i in outputs if self.layouts[i].dtype in HALVES]
-            for k, found in fp64_outputs(self._case, self._truth.in_float32().of(halves)):
-                answer = self._measured(halves[k], theirs, found)
-                if answer.errors.error_fp64 is not None and not answer.is_choice:
+        if float32_first and self._half is not None:
+            floats = [i for i in outputs if self.layouts[i].dtype in _BY_FLOAT32]
+            for k, found in fp64_outputs(self._case, self._truth.in_float32().of(floats)):
+                answer = self._measured(floats[k], theirs, found)
+                if _is_certain(answer):
                     self._answer(replace(answer, in_float32=True))
-                    left.remove(halves[k])
+                    left.remove(floats[k])
         for k, found in fp64_outputs(self._case, self._truth.of(left)):
             self._answer(self._measured(left[k], theirs, found))
         for i in left:  # those behind an op that has no fp64 kernel
@@ -213,6 +215,15 @@ class _Comparison:
         return compare.why_other_output(i, self._got[i], self._want[i], strides, like=like, **how)
 
 
+def _is_certain(answer: Answer) -> bool:
+    """Whether a reference in float32, whose own rounding counts for nothing then, decides."""
+    own = answer.errors.original_fp64
+    if own is None:
+        is_rounding = answer.errors.error == 0.0 and not answer.errors.is_amplified
+        return is_rounding and not answer.is_choice
+    return not answer.is_choice and (answer.dtype in HALVES or own >= _COARSE)
+
+
 def known_errors(answers: Sequence[Answer]) -> list[float]:
     """Return the original's own errors at the one case of ``answers``; empty without an fp64 reference."""
     own = [a.errors.original_fp64 for a in answers]
@@ -230,6 +241,8 @@ def fp64_reference(case: Case, truth: Fp64Reference) -> Tensors | None:
 
 def fp64_outputs(case: Case, truth: Fp64Reference) -> Iterator[tuple[int, torch.Tensor]]:
     """Yield the outputs in fp64 by number, as they are computed; nothing from an op on that raises."""
+    if not truth.count:
+        return
     if (known := truth.known(case.inputs)) is not None:
         yield from enumerate(known)
         return

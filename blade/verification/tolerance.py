@@ -67,8 +67,9 @@ TOLERANCES = {
 _OTHERS =             Tolerance(1e-6,     1.3e-6,  0.0,   0.05,     None,  1e-5,    1e-3)  # floats of 8 bits
 # fmt: on
 
-# An fp64 result smaller than the original's by this factor shows that the original's is pure rounding.
-CANCELLED = 1e-6
+# A more exact result smaller than the original's by this factor shows that the original's is pure rounding. One in
+# float32 is a reference for 16 bits, whose rounding is 8,000 times as large or more.
+CANCELLED, CANCELLED_IN_FLOAT32 = 1e-6, 1e-3
 # Two fp64 runs of a model that differ by more drew different numbers.
 SAME_RUN = 1e-6
 FEW = 64  # elements of an output that may be small, or exact, by chance
@@ -137,7 +138,8 @@ def errors(
     limits = tolerance_of(half or want.dtype)
     is_far = not own <= limits.no_truth
     is_small = mine * largest <= limits.rounding * scale
-    if is_far and (mine <= 2 * own or is_small) and is_rounding(want, truth):
+    part = CANCELLED_IN_FLOAT32 if truth.dtype is torch.float32 else CANCELLED
+    if is_far and (mine <= 2 * own or is_small) and is_rounding(want, truth, part):
         return RelativeErrors(0.0, None, None)
     if is_far and not own * largest <= limits.small * scale:
         return RelativeErrors(apart, None, None, is_amplified=mine <= 2 * own)
@@ -185,9 +187,9 @@ def _distances(
     return relative, max((m for _, m in own), default=0.0)
 
 
-def is_rounding(want: torch.Tensor, truth: torch.Tensor) -> bool:
-    """Whether all of ``want`` cancelled out in ``truth``, an fp64 run, so that ``want`` is pure rounding."""
-    return magnitude(truth) <= CANCELLED * magnitude(want)
+def is_rounding(want: torch.Tensor, truth: torch.Tensor, part: float = CANCELLED) -> bool:
+    """Whether all of ``want`` cancelled out in ``truth``, so that ``want`` is pure rounding."""
+    return magnitude(truth) <= part * magnitude(want)
 
 
 def known_reference(truth: torch.Tensor, want: torch.Tensor) -> torch.Tensor:

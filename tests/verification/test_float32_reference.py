@@ -64,10 +64,34 @@ def test_where_rounding_is_amplified_fp64_says_so(runs: list[torch.dtype]) -> No
     assert runs[:2] == [torch.float32, torch.float64]
 
 
-def test_results_of_float32_are_measured_by_fp64(runs: list[torch.dtype]) -> None:
+def test_exact_results_of_float32_are_measured_by_fp64(runs: list[torch.dtype]) -> None:
     found = verdict(lambda x: (x * 3, *half(x)), lambda x: (x * 3.001, *exact(x)))
     assert isinstance(found, Reason) and "output 0 is" in found.detail
-    assert runs[:2] == [torch.float32, torch.float64]  # of one output each
+    assert runs[:3] == [torch.float32, torch.float32, torch.float64]
+
+
+def test_where_16_bits_make_the_error_of_float32_results_float32_decides(
+    runs: list[torch.dtype],
+) -> None:
+    """As in the gradients of weights under autocast."""
+    found = verdict(lambda x: (half(x)[0].float(),), lambda x: (exact(x)[0].float(),))
+    assert isinstance(found, Verdict), found
+    assert runs == [torch.float32]
+
+
+def test_what_cancels_out_is_rounding_by_float32_too(runs: list[torch.dtype]) -> None:
+    """As the gradient of a key's bias does in attention."""
+
+    def cancels(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = x.bfloat16()
+        return y * 100, y / 3 * 3 - y
+
+    def exactly(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x.bfloat16() * 100, x.bfloat16() * 0
+
+    found = verdict(cancels, exactly)
+    assert isinstance(found, Verdict), found
+    assert set(runs) == {torch.float32}
 
 
 @pytest.mark.parametrize("kept", [0, 1 << 30])
