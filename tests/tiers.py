@@ -79,7 +79,7 @@ SLOW = ((0.6, 1), (0.15, 2))
 
 # Seconds of one file in `make test`: its quickest tests that take no longer together, and one at least. Rows that
 # name samples, ``PROMISES`` and ``CHECK`` do not count.
-FILE_S = 1.5
+FILE_S = 1.0
 
 RELEASE: tuple[Release, ...] = (
     Release("backends/disc/test_ops.py::test_answers_are_eagers", _SAMPLES, ONE_PER_RULE),
