@@ -36,7 +36,7 @@ UNITS = {
             "execute/run_plan",
             "execute/stream_context",
         ),
-        *("graphs/capture_policy", "graphs/captured_graph"),
+        *("graphs/capture_policy", "graphs/captured_graph", "graphs/launch_order"),
     ),
     "device": (
         *("device/accelerator", "execute/packed_constants", "engine/variants", "engine/target"),

@@ -230,6 +230,14 @@ void fake_is(const char* name, int64_t shared) {
   shared_bytes = static_cast<size_t>(shared);
 }
 void fake_takes(double seconds) { seconds_per_launch = seconds; }
+bool fake_is_recording() { return recording != nullptr; }
+// y = -x, enqueued by an op
+void fake_neg(const float* x, float* y, int64_t n) {
+  const auto work = [x, y, n] {
+    for (int64_t i = 0; i < n; ++i) y[i] = -x[i];
+  };
+  recording == nullptr ? work() : recording->push_back(work);
+}
 void fake_busy(bool is_busy) { busy = is_busy; }
 void fake_records_copies(bool does) { records_copies = does; }
 void fake_moves_launches(bool does) { moves_launches = does; }

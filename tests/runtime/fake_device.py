@@ -48,6 +48,7 @@ def fake() -> ctypes.CDLL:
     loaded = ctypes.CDLL(str(library))
     loaded.fake_accelerator.restype = ctypes.c_void_p
     loaded.fake_counts.restype = ctypes.POINTER(Counts)
+    loaded.fake_is_recording.restype = ctypes.c_bool
     loaded.fake_stream.argtypes = [ctypes.c_int64]
     loaded.fake_takes.argtypes = [ctypes.c_double]
     torch.ops.blade.register_accelerator("fake", loaded.fake_abi(), loaded.fake_accelerator())

@@ -4,8 +4,12 @@
 A forward program lends what a backward program reads; nothing is copied then, and nothing is ever overwritten.
 """
 
+import ctypes
+import weakref
+from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from fake_device import container, fake, fake_writer, two_step
@@ -214,3 +218,105 @@ def test_in_place_on_what_was_lent_is_seen_by_autograd_in_this_call_alone() -> N
 def test_an_output_that_is_not_there() -> None:
     with pytest.raises(RuntimeError, match="there is no output 2 to lend, but 2"):
         forward().lend([2])
+
+
+@pytest.fixture
+def op(device: Any) -> Iterator[None]:
+    """``blade_test::neg`` enqueues what computes its result.
+
+    What is recorded is in memory of a pool: what was let go of is taken first.
+    """
+    free: list[Any] = []
+
+    def neg(x: torch.Tensor) -> torch.Tensor:
+        is_recorded = device.fake_is_recording()
+        block = free.pop() if free and is_recorded else np.empty(N, np.float32)
+        view = block[:]
+        if is_recorded:
+            weakref.finalize(view, free.append, block)
+        made = torch.from_numpy(view)
+        device.fake_neg(
+            ctypes.c_void_p(x.data_ptr()), ctypes.c_void_p(made.data_ptr()), ctypes.c_int64(N)
+        )
+        return made
+
+    with torch.library._scoped_library("blade_test", "DEF") as library:
+        library.define("neg(Tensor x) -> Tensor")
+        library.impl("neg", neg, "CPU")
+        yield
+
+
+def saving(lent: bool = True) -> Any:
+    """x -> -x of a call, lent, and -(-x + x), which is not; ``lent=False``: -(-x), by a call whose result is let go."""
+    w = fake_writer()
+    x = w.input("f32", 1)
+    (n,), one = w.dims(x, 1), w.const(1)
+    a, made = w.slot(f"input {x}"), w.slot(f"dyn f32 1 {n} {one}")
+    w.call("blade_test::neg", f"t:{a}", results=(made,))
+    out = w.tensor("output", [n])
+    if not lent:
+        w.launch("neg", [one, one, one], [made, out], [n])
+        w.outputs = [out]
+        return engine(w)
+    total = w.tensor("arena", [n])
+    w.launch("add", [one, one, one], [made, a, total], [n])
+    w.launch("neg", [one, one, one], [total, out], [n])
+    w.outputs = [out, made]
+    return engine(w, lent=[1])
+
+
+@pytest.mark.usefixtures("op")
+def test_a_graph_recorded_before_does_not_run_while_a_result_of_a_call_is_read() -> None:
+    """What it had let go of may be where the result lies: a teacher that is called between forward and backward."""
+    teacher, student = saving(lent=False), saving()
+    for _ in range(3):
+        x = fresh()
+        assert torch.equal(run(teacher, x)[0], x)
+    for _ in range(3):
+        run(student, fresh())
+    assert graphs(teacher) == (1, 2) and graphs(student)[0] == 1
+    for step in range(12):
+        x, y = fresh(), fresh()
+        [_, saved] = run(student, x)
+        assert torch.equal(run(teacher, y)[0], y)
+        assert torch.equal(saved, -x), step
+        del saved
+    captures, replays = graphs(teacher)
+    assert captures == 2 and replays > 6  # recorded again, and then launched again
+    assert graphs(student)[0] == 1
+
+
+@pytest.mark.usefixtures("op")
+def test_the_graph_recorded_first_takes_the_first_of_two_calls() -> None:
+    """Two answers are read at a time: neither keeps the other's graph from being launched."""
+    made = saving()
+    for step in range(10):
+        x, y = fresh(), fresh()
+        [_, first] = run(made, x)
+        [_, second] = run(made, y)
+        assert torch.equal(first, -x) and torch.equal(second, -y), step
+        del first, second
+    captures, replays = graphs(made)
+    assert captures == 2 and replays >= 14
+
+
+@pytest.mark.usefixtures("op")
+def test_buffers_of_the_graph_itself_are_not_written_by_others() -> None:
+    teacher = saving(lent=False)
+    w = fake_writer()
+    x = w.input("f32", 1)
+    (n,), one = w.dims(x, 1), w.const(1)
+    made = w.slot(f"dyn f32 1 {n} {one}")
+    w.call("blade_test::neg", f"t:{w.slot(f'input {x}')}", results=(made,))
+    w.outputs = [made]
+    reusing: Any = w.engine(
+        limits={"cuda_graphs": 2, "reuse_output_buffers": 1}, object=container()
+    )
+    for _ in range(3):
+        run(teacher, fresh())
+    for _ in range(8):
+        x_, y = fresh(), fresh()
+        [out] = run(reusing, x_)
+        assert torch.equal(run(teacher, y)[0], y)
+        assert torch.equal(out, -x_)
+    assert graphs(teacher)[0] == 2

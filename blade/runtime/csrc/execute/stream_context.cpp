@@ -121,7 +121,8 @@ BufferSet& StreamContext::buffer_set(size_t number) {
   return *buffer_sets_[number];
 }
 
-// One whose graph can be launched, else one that has none yet; one more where what is lent keeps all from being launched.
+// One whose graph can be launched, of several the one recorded first: what it leaves keeps none of the others from being
+// launched. Else one that has none yet; one more where what is lent keeps all from being launched.
 CapturedGraph& StreamContext::captured_graph_for(Shape& shape, const std::vector<at::Tensor>& inputs) {
   auto& all = shape.captured_graphs;
   if (all.empty()) all.emplace_front(*shape.plan, 0);
@@ -130,7 +131,11 @@ CapturedGraph& StreamContext::captured_graph_for(Shape& shape, const std::vector
     if (found != all.end()) all.splice(all.begin(), all, found);
     return found != all.end();
   };
-  if (first([&](const CapturedGraph& one) { return one.is_ready(inputs, buffer_set(one.buffer_set())); })) return all.front();
+  const CapturedGraph* ready = nullptr;
+  for (const auto& one : all) {
+    if ((ready == nullptr || one.number() < ready->number()) && one.is_ready(inputs, buffer_set(one.buffer_set()))) ready = &one;
+  }
+  if (ready != nullptr && first([&](const CapturedGraph& one) { return &one == ready; })) return all.front();
   if (first([](const CapturedGraph& one) { return !one.has_graph(); })) return all.front();
   const auto is_hindered = [&](const CapturedGraph& one) {
     return one.is_out(buffer_set(one.buffer_set())) || one.is_elsewhere_borrowed(inputs);

@@ -99,6 +99,7 @@ void CapturedGraph::drop() {
   graph_.reset();
   results_.clear();
   loans_ = Loans();
+  kept_ = Loans();
   moving_.clear();
 }
 
@@ -187,6 +188,18 @@ void CapturedGraph::collect_results(const Arena& fixed, const GraphLimits& limit
   }
 }
 
+// As the graph is recorded: later than all before it, and whether what calls leave is read between its launches.
+void CapturedGraph::take_place(const GraphLimits& limits) {
+  order_ = &LaunchOrder::of(plan_.place_.device, plan_.place_.stream);
+  number_ = order_->next();
+  const auto stays = [&](const Result& one) {
+    return one.tensor.defined() && one.copy < 0 && plan_.program_.slots[one.root].kind == SlotKind::kDyn;
+  };
+  if (std::none_of(results_.begin(), results_.end(), stays)) return;
+  if (limits.reuse_outputs) kept_.hold();
+  order_->add(number_, limits.reuse_outputs ? kept_ : loans_);
+}
+
 void CapturedGraph::record(
     const std::vector<at::Tensor>& bound, const GraphMemory& memory, const GraphLimits& limits, Recorder& recorder) {
   int64_t recorded = 0;
@@ -205,6 +218,7 @@ void CapturedGraph::record(
     for (const auto& patch : plan_.steps_[i].patches) moving_.back().pointers.push_back(plan_.ptrs_[patch.slot]);
   });
   collect_results(memory.fixed, limits);
+  take_place(limits);
   record_copies(out_);
   plan_.release();
 }
@@ -336,6 +350,11 @@ std::optional<std::vector<at::Tensor>> CapturedGraph::replay(
   const bool weights_moved = plan_.refresh_fixed_pointers();
   if (weights_moved || is_moved || is_input_moved(inputs)) {
     drop();  // captured again at the next use
+    return std::nullopt;
+  }
+  const std::lock_guard<std::mutex> turn(order_->turn());
+  if (!order_->may_launch(number_)) {
+    evict();  // captured again, later, in memory that is nobody's
     return std::nullopt;
   }
   for (size_t k = 0; k < in_.all.size(); ++k) in_.all[k].from = inputs[copied_inputs_[k]].const_data_ptr();

@@ -12,6 +12,7 @@
 
 #include "execute/execution_plan.h"
 #include "graphs/capture_policy.h"
+#include "graphs/launch_order.h"
 #include "memory/borrowed_outputs.h"
 
 namespace blade {
@@ -41,6 +42,7 @@ class CapturedGraph {
 
   size_t buffer_set() const { return buffer_set_; }
   bool has_graph() const { return graph_ != nullptr; }
+  int64_t number() const { return number_; }  // in the order in which graphs of its stream were recorded
 
   // Whether the graph may be launched with these inputs as it is.
   bool is_ready(const std::vector<at::Tensor>& inputs, const BufferSet& borrowed) const;
@@ -99,6 +101,7 @@ class CapturedGraph {
   bool is_input_moved(const std::vector<at::Tensor>& inputs);
   std::vector<at::Tensor> fixed_inputs(const std::vector<at::Tensor>& inputs, const Arena& fixed);
   void collect_results(const Arena& fixed, const GraphLimits& limits);
+  void take_place(const GraphLimits& limits);
   at::Tensor borrowed_result(const Result& result, const c10::Storage& lent);
   std::vector<at::Tensor> make_results(const std::vector<at::Tensor>& inputs, BufferSet& borrowed);
   void launch();
@@ -122,7 +125,9 @@ class CapturedGraph {
   std::vector<size_t> copied_inputs_;   // of in_
   std::vector<size_t> copied_updates_;  // those that the program writes
   std::vector<Result> results_;
-  Loans loans_;  // of results of calls
+  Loans loans_, kept_;  // of results of calls; `kept_`: those that the next call overwrites
+  LaunchOrder* order_ = nullptr;
+  int64_t number_ = 0;
   std::vector<Moving> moving_;
 };
 

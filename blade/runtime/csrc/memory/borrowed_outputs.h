@@ -19,7 +19,11 @@ class Loans {
   // one whose storage Python has seen once keeps a reference for good.
   c10::Storage lend(const c10::Storage& memory);
 
+  // Something that no caller gives back is out until this ends.
+  void hold() { out_->fetch_add(1, std::memory_order_relaxed); }
+
   bool is_out() const { return out_->load(std::memory_order_acquire) > 0; }
+  std::weak_ptr<const std::atomic<int64_t>> count() const { return out_; }
 
  private:
   std::shared_ptr<std::atomic<int64_t>> out_ = std::make_shared<std::atomic<int64_t>>(0);
