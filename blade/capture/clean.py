@@ -4,6 +4,7 @@
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
+from weakref import WeakSet
 
 import torch
 
@@ -14,6 +15,7 @@ from blade.core.dtypes import HALVES
 from blade.errors import InputError
 from blade.graph.torchscript.detach_constants import detached_constants
 from blade.graph.torchscript.fold_constants import fold
+from blade.graph.torchscript.forget_calls import forget_calls
 from blade.graph.torchscript.keep_type_promotion import keep_type_promotion
 from blade.graph.torchscript.name_views import name_views
 from blade.graph.torchscript.unpack_constant_lists import unpack_constant_lists
@@ -39,7 +41,10 @@ def freeze(
 
     def frozen() -> torch.jit.ScriptModule:
         native = torchscript.frozen(module._c, preserved, parameters=not constants)
-        return torchscript.wrapped(native)
+        made = torchscript.wrapped(native)
+        if module not in _inlined and native._has_method("forward"):
+            forget_calls(made.graph)
+        return made
 
     if not constants:
         return frozen()
@@ -47,6 +52,18 @@ def freeze(
     result = optimized(frozen, module, methods)
     _own_attributes(result)
     return result
+
+
+def inline_own(module: torch.jit.ScriptModule) -> None:
+    """Inline forward of a ``module`` that the user does not have, before it is frozen.
+
+    Its ops keep their places in the source: the methods that they refer to live as long as the process.
+    """
+    torchscript.inline(module.graph)
+    _inlined.add(module)
+
+
+_inlined: WeakSet[torch.jit.ScriptModule] = WeakSet()
 
 
 def optimized(
@@ -81,7 +98,7 @@ def forward_of(frozen: torch.jit.ScriptModule) -> Callable[..., Any]:
 def clean(module: torch.jit.ScriptModule, passes: Sequence[Callable[[torch.Graph], None]]) -> None:
     """Inline ``module``'s forward, run the user's ``passes`` on it, then clean it, all in place."""
     graph = module.graph
-    torch._C._jit_pass_inline(graph)
+    torchscript.inline(graph)
     for user_pass in passes:
         user_pass(graph)
         torch._C._jit_pass_lint(graph)

@@ -16,6 +16,7 @@ from torch import nn
 from torch.jit._trace import TracerWarning
 from torch.utils import _pytree as pytree
 
+from blade.capture.clean import inline_own
 from blade.capture.decisions.identity import code_that_compares_objects
 from blade.capture.decisions.recorder import Recorder, recording
 from blade.capture.decisions.shadows import shadowed
@@ -65,6 +66,7 @@ def trace(
     with _quiet() as caught, _tracing(model) as recorder:
         module = torch.jit.trace(target, copy_of(sample), check_trace=False, strict=False)
     inline_in(module)
+    inline_own(module)
     _add_attributes(module, model, preserved)
     return Trace(module, _texts(caught), recorder)
 
@@ -157,6 +159,8 @@ def script(model: nn.Module) -> torch.jit.ScriptModule:
     if calls := graph.findAllNodes("prim::PythonOp", True):
         names = ", ".join(dict.fromkeys(call.pyname() for call in calls))
         raise RuntimeError(f"The script calls {names} in Python, which no file can hold.")
+    if not isinstance(model, torch.jit.ScriptModule):
+        inline_own(module)
     return module
 
 

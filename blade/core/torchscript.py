@@ -124,6 +124,11 @@ def is_tracing() -> bool:
     return torch._C._is_tracing()
 
 
+def inline(graph: torch._C.Graph) -> None:
+    """Inline all calls, in place."""
+    torch._C._jit_pass_inline(graph)
+
+
 def remove_dead_code(graph: torch._C.Graph) -> None:
     """Remove what has no users and no effects, in place."""
     torch._C._jit_pass_dce(graph)
