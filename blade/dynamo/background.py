@@ -26,9 +26,9 @@ from blade.core.reason import Code, Reason, Stage
 from blade.dynamo.live_graphs import forget, track
 from blade.errors import BackendError, BladeError, ConfigError, InputError
 from blade.fallback.isolated_convert import end_conversions
+from blade.graph.fx.random_ops import may_draw
 from blade.process.torch_state import generators_left_alone
 from blade.report import READY, SEARCHING, Report
-from blade.verification.rng_replay import may_draw
 
 if TYPE_CHECKING:
     from blade.runtime.engine import Engine

@@ -22,6 +22,7 @@ from torch.fx import Graph, Node
 
 from blade.dynamo.fold_numbers import fold_numbers
 from blade.dynamo.index_tables import move_index_tables
+from blade.graph.fx.random_ops import may_draw
 
 aten = torch.ops.aten
 _ATTENTION = (
@@ -45,12 +46,8 @@ def apply_rewrites(graph: Graph) -> None:
             _only_attention(graph, node)
     fold_numbers(graph)
     move_index_tables(graph)
-    graph.eliminate_dead_code(lambda node: node.is_impure() or _draws(node))
-
-
-def _draws(node: Node) -> bool:
-    """Whether ``node`` draws random numbers; even an unused draw advances the generator."""
-    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+    # even an unused draw advances the generator
+    graph.eliminate_dead_code(lambda node: node.is_impure() or may_draw(node))
 
 
 def _of_sizes(graph: Graph, node: Node, known: dict[Any, Node]) -> None:

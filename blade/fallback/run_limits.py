@@ -11,9 +11,9 @@ import torch
 
 from blade.config import Config
 from blade.core.cluster import Cluster
+from blade.graph.fx.random_ops import may_draw
 from blade.report import Verdict
 from blade.runtime.engine import Engine
-from blade.verification.rng_replay import may_draw
 from blade.verification.tolerance import narrowest, tolerance_of
 
 # An answer has drifted if its error is this many times the largest one in verification, and larger than

@@ -24,13 +24,12 @@ from typing import Any
 import torch
 
 from blade.graph.fx.interpreter import Interpreter, Schedule, returned, writes_memory
-from blade.graph.fx.random_ops import DRAWING
+from blade.graph.fx.random_ops import DRAWING, may_draw
 from blade.graph.shapes.memory_format import order_of
 from blade.process.memory import free_unused
 from blade.verification import products_in_parts
 from blade.verification.grouped_products import GROUPED, grouped_product
 from blade.verification.products_in_parts import in_fp64
-from blade.verification.rng_replay import may_draw
 from blade.verification.wide_at_use import (
     LOOKUPS,
     NARROW,

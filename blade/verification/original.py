@@ -93,8 +93,7 @@ def outputs_at(
     """Return the outputs, then ``updates``; ``None`` if the original raises, or an output is not ``finite``.
 
     ``written``, ``updates``: as in ``call``. ``each``: the same function, which then runs twice, here and for the
-    outputs, and must write to no input but ``updates``. ``draws``: it
-    draws random numbers.
+    outputs, and must write to no input but ``updates``. ``draws``: it draws random numbers.
     """
     if each is None:
         found = call(case, fn, updates, written)

@@ -12,14 +12,10 @@ from typing import Any, cast
 
 import torch
 from torch._ops import OpOverload
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule
 
 from blade.core.cluster import draws_numbers
-
-
-def may_draw(node: Node) -> bool:
-    """Whether the op draws with some arguments."""
-    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+from blade.graph.fx.random_ops import may_draw
 
 
 def draws(gm: GraphModule) -> bool:

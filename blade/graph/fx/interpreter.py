@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from blade.graph.fx.random_ops import may_draw
+
 
 class Interpreter(fx.Interpreter):
     """``run`` as in torch, for subclasses that define what happens to a node."""
@@ -127,7 +129,7 @@ def _early(graph: fx.Graph) -> list[fx.Node]:
     nodes = [*graph.nodes][:-1]
     ends: set[fx.Node] = set()
     for node in reversed(nodes):
-        if node.op != "call_function" or _may_draw(node):
+        if node.op != "call_function" or may_draw(node):
             continue  # what draws keeps its place in the order of draws
         users = {user for user in node.users if user.op != "output"}
         if not users or (_may_be_a_view(node) and users <= ends):
@@ -143,10 +145,6 @@ def _early(graph: fx.Graph) -> list[fx.Node]:
             ready = (u for u in one.users if u in ends and u not in found)
             pending += [u for u in ready if all(a in found for a in u.all_input_nodes)]
     return [*found]
-
-
-def _may_draw(node: fx.Node) -> bool:
-    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
 def _may_be_an_input(node: fx.Node) -> bool:

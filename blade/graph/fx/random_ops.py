@@ -4,6 +4,7 @@
 from typing import Any
 
 import torch
+from torch.fx import Node
 
 from blade.core.cluster import OpNode
 
@@ -41,3 +42,8 @@ def draws_nothing(node: OpNode) -> bool:
     """Whether these arguments make a random op (dropout, attention, a recurrent net) deterministic."""
     arguments = [a for a in node.target._schema.arguments if a.name in QUIET]
     return any(given(node, a) in QUIET[a.name] for a in arguments)
+
+
+def may_draw(node: Node) -> bool:
+    """Whether the op draws with some arguments."""
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
