@@ -132,7 +132,7 @@ def test_copies_of_one_size_are_one_kernel() -> None:
     shape = (S0, S1 + S1, 24)
     one = b.make("concat", (x, y), shape, torch.float32, axis=1)
     two = b.make("concat", (y, z), shape, torch.float32, axis=1)
-    again = b.make("concat", (b.slice(one, 1, 0, 1, S1), z), shape, torch.float32, axis=1)
+    again = b.make("concat", (b.slice(one, 1, 1, 1, S1), z), shape, torch.float32, axis=1)
     graph = finish(b, one, two, again)
     whole = fuse(graph)
     copies = [c for u in whole.units if isinstance(u, Value) for c in copies_of(u, whole)]

@@ -73,3 +73,27 @@ def test_an_axis_of_any_size() -> None:
 
     graph = _check(rows, (5, 4))
     assert len(next(v for v in graph.values if v.op == "concat").args) == 3
+
+
+def test_what_was_written_is_read_from_where_it_was_computed() -> None:
+    """A tridiagonal system: each step reads the column that the one before wrote."""
+
+    def solve(x: torch.Tensor) -> torch.Tensor:
+        out = x.clone()
+        for t in range(1, 5):
+            step = out[:, t] - 0.5 * aten.select.int(out, 1, t - 1)
+            out = aten.select_scatter(out, step, 1, t)
+        return out
+
+    graph = _check(solve, (3, 5))
+    assert _ops(graph).count("concat") == 1
+
+
+def test_a_part_of_a_part_is_read_from_where_it_was_computed() -> None:
+    def inner(x: torch.Tensor) -> torch.Tensor:
+        rows = torch.zeros(x.size(0), 8, 9)[:, 1:-2]
+        rows = aten.slice_scatter(rows, torch.tanh(x), 2, 2, -1)
+        out = aten.slice_scatter(torch.zeros(x.size(0), 8, 9), rows, 1, 1, -2)
+        return out[:, 1:-2, 2:-1].exp()
+
+    assert "concat" not in _ops(_check(inner, (3, 5, 6)))

@@ -38,6 +38,10 @@ def iota(b: IrBuilder, size: sympy.Expr | int) -> Value:
     return b.make("iota", (), (size,), I64, axis=0)
 
 
+def twice(b: IrBuilder, x: Value, y: Value) -> Value:
+    return b.make("concat", (x, y), (2 * M, N), x.dtype, axis=0)
+
+
 # x is f32[m, n], i is i64[m, n]; the op that should be left (None: any), and the value
 CASES: dict[str, tuple[str | None, Make]] = {
     "x * 1": ("input", lambda b, x, i: b.pointwise("mul", x, number(b, 1, x))),
@@ -111,6 +115,18 @@ CASES: dict[str, tuple[str | None, Make]] = {
     "compute, then expand": (
         "broadcast",
         lambda b, x, i: b.pointwise("exp", b.broadcast(x, (4, M, N))),
+    ),
+    "slice of an operand": (
+        "input",
+        lambda b, x, i: b.slice(twice(b, x, number(b, 2, x)), 0, 0, 1, M),
+    ),
+    "slice within the last operand": (
+        "slice",
+        lambda b, x, i: b.slice(twice(b, number(b, 2, x), x), 0, M + 1, 1, 1),
+    ),
+    "slice of both operands stays": (
+        "slice",
+        lambda b, x, i: b.slice(twice(b, x, number(b, 2, x)), 0, 1, 1, M),
     ),
     "concat of one": (
         "input",

@@ -8,6 +8,7 @@ bit for bit, signed zeros, NaN and infinities included.
 import math
 from typing import Any
 
+import sympy
 import torch
 
 from blade.backends.disc.ir.graph import (
@@ -16,8 +17,9 @@ from blade.backends.disc.ir.graph import (
     Rule,
     Value,
     numel,
+    plain,
 )
-from blade.backends.disc.ir.kernel import POINTWISE
+from blade.backends.disc.ir.kernel import POINTWISE, Dim
 from blade.backends.disc.ir.pointwise import POINTWISE_REFERENCE, cast
 
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
@@ -115,6 +117,35 @@ def slice_of_iota(b: IrBuilder, v: Value) -> Value | None:
     start = v.attrs["starts"][inner.attrs["axis"]]
     index = b.make("iota", (), v.shape, v.dtype, **inner.attrs)
     return index if start == 0 else b.pointwise("add", index, b.fill(start, v.shape, v.dtype))
+
+
+def slice_of_concat(b: IrBuilder, v: Value) -> Value | None:
+    """A slice of one operand of a concatenation is read from there: the concatenation need not be."""
+    inner = v.args[0]
+    if inner.op != "concat" or any(s != 1 for s in v.attrs["steps"]):
+        return None
+    axis = inner.attrs["axis"]
+    found = _operand_around(inner, axis, v.attrs["starts"][axis], v.shape[axis])
+    if found is None:
+        return None
+    part, first = found
+    for k, (start, size) in enumerate(zip(v.attrs["starts"], v.shape, strict=True)):
+        part = b.slice(part, k, first if k == axis else start, 1, size)
+    return part
+
+
+def _operand_around(concat: Value, axis: int, start: Dim, size: Dim) -> tuple[Value, Dim] | None:
+    """The operand that ``size`` elements from ``start`` are all of, and where they begin in it."""
+    offset = sympy.Integer(0)
+    for operand in concat.args:
+        length = operand.shape[axis]
+        first = plain(start - offset)
+        after = plain(length - first - size)
+        offset = offset + length
+        is_first = isinstance(first, int) and first >= 0
+        if is_first and isinstance(after, int) and after >= 0 and size != 0:
+            return operand, first
+    return None
 
 
 def concat_of_one(b: IrBuilder, v: Value) -> Value | None:
@@ -233,6 +264,6 @@ RULES["broadcast"] = [
 ]
 RULES["reshape"] = [leaf_of_layout, reshape_of_nothing, reshape_of_reshape, reshape_of_iota]
 RULES["permute"] = [leaf_of_layout, permute_of_permute, permute_of_iota]
-RULES["slice"] = [leaf_of_layout, slice_of_iota]
+RULES["slice"] = [leaf_of_layout, slice_of_iota, slice_of_concat]
 RULES["window"] = [leaf_of_layout]
 RULES["concat"] = [concat_of_one]
