@@ -12,6 +12,9 @@ from blade.capture.capture import capture
 from blade.config import Config
 from blade.core.cluster import OpNode, ValueInfo, values_in
 from blade.core.reason import Code
+from blade.graph.torchscript.alias import find_aliases
+from blade.graph.torchscript.program import read
+from blade.graph.torchscript.scalar_lines import find_scalar_lines
 from blade.graph.torchscript.view import view
 
 GPU = torch.device("cuda", 0)
@@ -78,3 +81,20 @@ def test_a_result_on_the_cpu_is_refused(add: OpNode) -> None:
     outputs = tuple(replace(v, device=torch.device("cpu"), rank=0) for v in add.outputs)
     why = why_not_op(replace(with_operand(add, 0), outputs=outputs), lambda _: None)
     assert why is not None and why.code is Code.UNSUPPORTED_DEVICE
+
+
+def test_a_size_may_be_the_sum_of_thousands_of_elements() -> None:
+    """As ``sum(lengths.tolist())`` traces: no pass may recurse along it."""
+    count = 3000
+    lines = ["%n0 : int = prim::Constant[value=0]()", "%one : int = prim::Constant[value=1]()"]
+    for k in range(count):
+        lines.append(f"%i{k} : int = aten::Int(%x)")
+        lines.append(f"%n{k + 1} : int = aten::add(%n{k}, %i{k})")
+    lines.append(f"%sizes : int[] = prim::ListConstruct(%n{count})")
+    lines += ["%z : Tensor = aten::expand(%y, %sizes, %no)", "return (%z)"]
+    text = "\n  ".join(["graph(%x : Tensor, %y : Tensor, %no : bool):", *lines])
+    program = read(torch._C.parse_ir(text))
+    cheap = find_scalar_lines(program, find_aliases(program))
+    kinds = [line.kind for line in program.lines if line.index in cheap]
+    assert kinds.count("aten::Int") == kinds.count("aten::add") == count
+    assert "aten::expand" not in kinds

@@ -11,7 +11,7 @@ of a square root, on the way to an integer, which are exact for sizes below ``EX
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Sequence, Set
 from typing import Any, NamedTuple
 
 import torch
@@ -76,6 +76,8 @@ def find_scalar_lines(program: Program, aliases: Aliases) -> frozenset[int]:
     chain: set[int] = set()  # 0-d integer tensors that stand for scalars
     truths: set[int] = set()  # 0-d tensors of their comparisons
     floats = _Floats(set(), set(), set())
+    reads = any(line.kind in READS for line in program.lines)
+    sizes = _only_sizes(program) if reads else frozenset[int]()
     for line in program.lines:
         if any(aliases.may_be_written(v) for v in line.outputs):
             continue
@@ -97,7 +99,7 @@ def find_scalar_lines(program: Program, aliases: Aliases) -> frozenset[int]:
             floats.add(line, chain)
         elif _is_scalar_code(
             program, line, chain | floats.rounded | floats.roots, cheap, aliases
-        ) or is_read(program, line, aliases):
+        ) or _is_read(program, line, aliases, sizes):
             cheap.add(line.index)
     return frozenset(cheap)
 
@@ -105,25 +107,34 @@ def find_scalar_lines(program: Program, aliases: Aliases) -> frozenset[int]:
 _ARITHMETIC = frozenset("aten::add aten::sub aten::mul aten::floordiv prim::min prim::max".split())
 
 
-def is_read(program: Program, line: Line, aliases: Aliases) -> bool:
+def _is_read(program: Program, line: Line, aliases: Aliases, sizes: Set[int]) -> bool:
     """Whether ``line`` reads an int out of a tensor that is never written, and only sizes are made of it."""
     if line.kind not in READS or not program.is_tensor(line.inputs[0]):
         return False
-    return not aliases.may_be_written(line.inputs[0]) and _becomes_sizes(program, line.outputs[0])
+    return not aliases.may_be_written(line.inputs[0]) and line.outputs[0] in sizes
 
 
-def _becomes_sizes(program: Program, value: int) -> bool:
-    """Whether every use of the int ``value`` is integer arithmetic, or an int or a list of ints of an op."""
-    if value in program.returned:
-        return False
-    return all(_takes_size(program, line, value) for line in program.users_of(value))
+def _only_sizes(program: Program) -> frozenset[int]:
+    """The ints whose every use is integer arithmetic, or an int or a list of ints of an op.
+
+    From the last line to the first, so that a sum of hundreds takes no recursion.
+    """
+    found: set[int] = set()
+    for line in reversed(program.lines):
+        for value in line.outputs:
+            if value in program.returned or not _is_int(program, value):
+                continue
+            if all(_takes_size(program, u, value, found) for u in program.users_of(value)):
+                found.add(value)
+    return frozenset(found)
 
 
-def _takes_size(program: Program, line: Line, value: int) -> bool:
+def _takes_size(program: Program, line: Line, value: int, sizes: Set[int]) -> bool:
+    """``sizes``: ints of which that is known."""
     if line.free or value not in line.inputs:
         return False
     if line.kind in _ARITHMETIC and all(_is_int(program, v) for v in (*line.inputs, *line.outputs)):
-        return _becomes_sizes(program, line.outputs[0])
+        return line.outputs[0] in sizes
     if line.kind == "prim::ListConstruct":
         made = line.outputs[0]
         users = program.users_of(made)
