@@ -11,7 +11,8 @@ its usual magnitude at contents like the sample's, if that is more.
 
 Each draw runs engine, original and fp64 once, for all outputs in doubt. At derived contents an error is also right if a
 rounding of the inputs causes as large a change in the original. So it is at the user's own where 16-bit arithmetic
-amplifies rounding beyond what fp64 could be a reference for, and for choices that forward saves for backward. Elsewhere
+amplifies rounding beyond what fp64 could be a reference for, in fp64 itself, for which there is no reference but the
+original, and for choices that forward saves for backward. Elsewhere
 in 16-bit arithmetic the original itself must move by as much: of hundreds of gradients some are sums that nearly
 cancel out, whose own error says little.
 """
@@ -35,6 +36,8 @@ from blade.verification.resample import (
     resampled,
 )
 from blade.verification.tolerance import RelativeErrors, allowed, usual_error
+
+_WIDEST = (torch.float64, torch.complex128)
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,9 @@ class _Suspect:
     def known_as_ill_conditioned(self) -> bool:
         one = self.answer
         amplifies = one.half is not None and one.errors.is_amplified
-        return amplifies or one.is_choice or may_be_ill_conditioned(one.case)
+        has_no_reference = one.dtype in _WIDEST and one.errors.original_fp64 == 0.0
+        is_open = amplifies or has_no_reference or one.is_choice
+        return is_open or may_be_ill_conditioned(one.case)
 
     def excused_by(self) -> float:
         """The original's change by one rounding that excuses the error; any change where it is infinite."""

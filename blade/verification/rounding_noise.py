@@ -5,7 +5,7 @@
 
 Summation order is unspecified. Normalizing nearly constant data (a plane of nothing but a convolution's bias)
 amplifies that rounding error by 1 / sqrt(eps), so two correct engines may differ. This is Monte Carlo
-arithmetic (D. S. Parker, 1997), of sums alone: pointwise ops, copies and comparisons round as torch does.
+arithmetic (D. S. Parker, 1997), of sums, and in fp64 of pointwise ops: copies and comparisons round as torch does.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,13 +34,19 @@ _NORMS: dict[str, Callable[[Sequence[Any]], int]] = {
     "layer_norm": lambda args: prod(args[1]),
     "native_layer_norm": lambda args: prod(args[1]),
 }
+# Pointwise ops whose results are exact.
+_EXACT = frozenset(
+    "abs neg sign sgn relu relu6 hardtanh clamp clamp_min clamp_max maximum minimum fmax fmin where masked_fill "
+    "floor ceil round trunc frac positive clone nan_to_num threshold copysign heaviside ldexp".split()
+)
 
 
 class RoundingNoise(Interpreter):
     """Run an FX graph; each float that a sum returns is rounded up or down, drawn from ``seed``.
 
     A mean of n numbers, inside a norm too, is off by sqrt(n) roundings (N. Higham and T. Mary, A new approach
-    to probabilistic rounding error analysis, 2019).
+    to probabilistic rounding error analysis, 2019). In fp64, which no reference is more exact than, so is what a
+    pointwise op returns.
     """
 
     def __init__(
@@ -63,7 +69,18 @@ class RoundingNoise(Interpreter):
         if name in _MEANS and isinstance(made, torch.Tensor):
             of = args[0].numel() // max(made.numel(), 1)
             return perturb_by_ulp(made, self._generators, sqrt(max(of, 1)))
-        return perturb_by_ulp(made, self._generators) if name in _SUMS else made
+        is_rounded = name in _SUMS or (_is_arithmetic(target) and _is_fp64(made))
+        return perturb_by_ulp(made, self._generators) if is_rounded else made
+
+
+def _is_arithmetic(target: Any) -> bool:
+    """Whether ``target`` is a pointwise op that rounds."""
+    name = getattr(getattr(target, "overloadpacket", None), "__name__", "")
+    return torch.Tag.pointwise in getattr(target, "tags", ()) and name not in _EXACT
+
+
+def _is_fp64(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.dtype == torch.float64
 
 
 def perturb_by_ulp(value: Any, generators: Generators, roundings: float = 1.0) -> Any:

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""In fp64 no run is more exact than the original: what one rounding of it moves is no fault of an engine."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from verified import cluster, run
+
+from blade.core.cluster import Cluster
+from blade.core.reason import Code, Reason
+from blade.report import Verdict
+from blade.verification.rounding_noise import RoundingNoise
+
+aten = torch.ops.aten
+X = torch.rand(64, generator=torch.Generator().manual_seed(2), dtype=torch.float64) + 0.5
+
+
+class Cancels(nn.Module):
+    """``(x + 1e4)^3 - x^3 - ...``: 12 digits of the terms are gone in the result."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:
+        far = aten.add.Tensor(x, 1e4)
+        cube = aten.mul.Tensor(aten.mul.Tensor(far, far), far)
+        whole = aten.sub.Tensor(cube, 1e12)
+        rest = aten.add.Tensor(aten.mul.Tensor(x, 3e8), 0.0)
+        return (aten.sub.Tensor(whole, rest),)
+
+
+class Plain(nn.Module):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:
+        return (aten.mul.Tensor(aten.add.Tensor(x, 1.0), x),)
+
+
+def in_another_order(outputs: list[torch.Tensor], inputs: Any, call: int) -> list[torch.Tensor]:
+    x = inputs[0]
+    far = x + 1e4
+    return [(far * (far * far) - x * 3e8) - 1e12]
+
+
+def off_by(relative: float) -> Callable[..., list[torch.Tensor]]:
+    def wrong(outputs: list[torch.Tensor], inputs: Any, call: int) -> list[torch.Tensor]:
+        return [out * (1 + relative) for out in outputs]
+
+    return wrong
+
+
+def of(module: nn.Module) -> Cluster:
+    return cluster(module, [X])
+
+
+def test_what_cancels_out_may_be_rounded_in_another_order() -> None:
+    [want] = Cancels()(X)
+    [got] = in_another_order([], [X], 0)
+    assert float((got - want).abs().max() / want.abs().max()) > 1e-12  # what rounding is allowed
+    assert isinstance(run(of(Cancels()), run=in_another_order), Verdict)
+
+
+@pytest.mark.parametrize(("module", "relative"), [(Plain(), 1e-11), (Cancels(), 1e-3)])
+def test_more_than_a_rounding_moves_is_wrong(module: nn.Module, relative: float) -> None:
+    wrong = run(of(module), run=off_by(relative))
+    assert isinstance(wrong, Reason) and wrong.code is Code.WRONG_VALUES
+
+
+def test_pointwise_ops_round_in_fp64_and_exact_ones_do_not() -> None:
+    class Both(nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return aten.mul.Tensor(x, x), aten.neg.default(x), aten.exp.default(x.float())
+
+    gm = torch.fx.symbolic_trace(Both())
+    (moved, exact, single), want = RoundingNoise(gm, 0)(X), gm(X)
+    assert 0 < float(((moved - want[0]) / want[0]).abs().max()) < 1e-15
+    assert torch.equal(exact, want[1]) and torch.equal(single, want[2])
