@@ -90,18 +90,19 @@ def find_varying_dimensions(
     ranges: Mapping[Axis, tuple[int, int]],
     accepts: Callable[[dict[Axis, int]], bool],
     together: Collection[frozenset[Axis]] = (),
+    is_slow: bool = False,
 ) -> list[VaryingDimensions]:
     """Return the classes of dimensions that may vary, by ``accepts`` (the first sample, so resized, runs).
 
     ``ranges`` bounds sizes, both ends included; a dimension with a single size is fixed. Dimensions in one of
-    ``together`` are not tried apart.
+    ``together`` are not tried apart. ``is_slow``: a call takes seconds, so sizes that halve it come first.
     """
     sizes = axes_of(samples[0])
     used = {size for size in sizes.values() if size > 1}
     found: list[VaryingDimensions] = []
 
     def vary(axes: frozenset[Axis]) -> VaryingDimensions | None:
-        for size in _other_sizes(axes, sizes, ranges, used):
+        for size in _other_sizes(axes, sizes, ranges, used, is_slow):
             if accepts(dict.fromkeys(sorted(axes), size)):
                 used.add(size)
                 return VaryingDimensions(axes, size)
@@ -161,6 +162,7 @@ def _other_sizes(
     sizes: AxisSizes,
     ranges: Mapping[Axis, tuple[int, int]],
     used: set[int],
+    is_slow: bool,
 ) -> list[int]:
     """Return up to ``_TRIES`` sizes >= 2 that no other dimension has, nearest first."""
     size = sizes[min(axes)]
@@ -170,6 +172,8 @@ def _other_sizes(
     high = min([2 * size + 16, *(high for _, high in bounds)])
     near = size + 2 if size == 1 else size + 3  # a batch of 3 costs three calls
     wanted = [near, size - 3, size // 2, 2 * size, size + 5, size + 7, size - 5]
+    if is_slow:
+        wanted = [size // 2, size - size // 4, 2 if size == 1 else size - 3, *wanted]
     wanted += [high, low] if bounds else []
     fresh = [n for n in wanted if low <= n <= high and n != size and n not in used]
     return list(dict.fromkeys(fresh))[:_TRIES]

@@ -52,6 +52,9 @@ TUNING = "a shape of dynamic_tuning_shapes"
 LEAST_BLOCKS = 8  # the smallest size that a model may process in blocks
 COSTLY = 2.0  # factor of the elements of the inputs beyond which cheaper sizes are looked for
 IN_A_ROW = 4  # references at which a model with a state is called one after another
+SLOW_S = (
+    2.0  # seconds of a sample's run from which on the model is asked at fewer and smaller inputs
+)
 SLACK = 100.0  # factor to the samples' time after which a derived input is given up
 LARGEST = 1 << 24  # elements of an input made only to try the end of a declared range
 
@@ -98,7 +101,9 @@ def run_references(
     samples, ranges = own.samples, own.ranges
     tuning = tuning_samples(config, own.call, samples[0])
     took_s = perf_counter() - start
-    with _ReferenceRunner(own.original, own.call, samples[0], together, SLACK * took_s) as seen:
+    slow = took_s > SLOW_S * len(samples)
+    slack_s = SLACK * took_s
+    with _ReferenceRunner(own.original, own.call, samples[0], together, slack_s, slow) as seen:
         for one in own.references:
             seen.require(one.sample, one.what, one.answers[0])
         for sample in tuning:
@@ -217,7 +222,7 @@ class _ReferenceRunner:
 
     Inputs derived from ``base`` run in a forked process first (``ForkedRunner``): if the original ends that
     process, or does not return, it counts as rejecting the input, with a Reason. ``slack_s``: extra seconds
-    allowed there.
+    allowed there. Of a model that ``is_slow`` fewer inputs are derived, most of them smaller ones.
     """
 
     def __init__(
@@ -227,9 +232,10 @@ class _ReferenceRunner:
         base: Sample,
         together: Collection[frozenset[Axis]],
         slack_s: float,
+        is_slow: bool = False,
     ) -> None:
         self._original, self._call, self._base = original, call, base
-        self._together = together
+        self._together, self._is_slow = together, is_slow
         self._apart = (
             ForkedRunner(self._try, slack_s, answers=True)
             if can_try([base, *original.tensors()])
@@ -268,13 +274,13 @@ class _ReferenceRunner:
             what = "other sizes" if 1 not in sizes.values() else "size 1"
             return self._add_sizes(sizes, frozenset(sizes), what)
 
-        varied = find_varying_dimensions(samples, ranges, accepts, self._together)
+        varied = find_varying_dimensions(samples, ranges, accepts, self._together, self._is_slow)
         least: dict[Axis, int] = {}
         for one in varied:
             yield resized(base, one.sizes)
             if accepts(dict.fromkeys(one.axes, 1)):
                 least |= dict.fromkeys(one.axes, 1)
-        for doubled in _doubled(base, varied, ranges):
+        for doubled in () if self._is_slow else _doubled(base, varied, ranges):
             self._add_sizes({**least, **doubled}, frozenset(doubled), TWICE)
         if len(varied) > 1:
             together = _merge(varied)
@@ -300,7 +306,7 @@ class _ReferenceRunner:
     def vary_values(self) -> None:
         """Add other contents: floating inputs negated, inputs reversed along their longest axis, single integers
         made smaller."""
-        for change in _FIRST:
+        for change in _FIRST_OF_SLOW if self._is_slow else _FIRST:
             if _changed(self._base, change) is not None:
                 self._add_derived(change, frozenset(), OTHER_VALUES)
 
@@ -524,6 +530,7 @@ _CHANGES: dict[str, Callable[[Any], Any]] = {
     "no ones": partial(_mask, ones="none"),
 }
 _FIRST = ("negated", "reversed", "one less")
+_FIRST_OF_SLOW = ("negated", "one less")
 _FURTHER = tuple(name for name in _CHANGES if name not in _FIRST)
 """Tried only for a model that decides on elements."""
 
