@@ -24,7 +24,7 @@ from blade.config import Config
 from blade.core.reason import Reason
 from blade.core.torch_modes import out_of_compilation
 from blade.dynamo.bound_parameters import BoundParameters, bindable
-from blade.dynamo.compile_graph import compile_fx
+from blade.dynamo.compile_graph import CompiledGraph, compile_fx
 from blade.dynamo.forward_backward import partition
 from blade.dynamo.options import config_of
 from blade.dynamo.select_ahead import select_engines
@@ -66,6 +66,7 @@ def _compile(
     gm: GraphModule, example_inputs: Sequence[Any], config: Config, binds: bool
 ) -> Callable[..., Any]:
     number, saving = next(_numbers), _is_saving()
+    alone: list[CompiledGraph | BoundParameters] = []  # for inference there is one graph
 
     def compiler(kind: str) -> Compiler:
         def compile_one(graph: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -75,7 +76,11 @@ def _compile(
             with out_of_compilation():
                 if saving:
                     return cast(Callable[..., Any], job.to_save())
-                return make_boxed_func(job.later() if config.background else job.compile())  # type: ignore[no-any-return]
+                if config.background:
+                    return make_boxed_func(job.later())  # type: ignore[no-any-return]
+                made = job.compile()
+                alone.extend(() if kind else (made,))
+                return make_boxed_func(made)  # type: ignore[no-any-return]
 
         return compile_one
 
@@ -91,10 +96,31 @@ def _compile(
     with known_gradients(), _gc_paused():
         compiled = through(gm, example_inputs)
     if not saving:
-        return compiled
+        return _while_served(compiled, gm, *alone) if alone else compiled
     from blade.dynamo.aot_compile import CompiledFunction
 
     return CompiledFunction(compiled)
+
+
+def _while_served(
+    compiled: Callable[..., Any], gm: GraphModule, graph: "CompiledGraph | BoundParameters"
+) -> Callable[..., Any]:
+    """Return ``compiled``, unless its first call leaves ``graph`` without engines: then ``gm``, Dynamo's own graph.
+
+    A functional graph is slower than its original where no engine serves: each write to a part of a tensor copies the
+    whole, and ops are decomposed.
+    """
+    chosen: list[Callable[..., Any]] = []
+
+    def call(*args: Any) -> Any:
+        if chosen:
+            return chosen[0](*args)
+        answer = compiled(*args)
+        if (is_served := graph.is_served()) is not None:
+            chosen.append(compiled if is_served else gm)
+        return answer
+
+    return call
 
 
 @dataclass(frozen=True)
@@ -107,7 +133,7 @@ class _GraphJob:
     binds: bool
     given: Sequence[Any]
 
-    def compile(self, *notes: Reason) -> Any:
+    def compile(self, *notes: Reason) -> "CompiledGraph | BoundParameters":
         """The compiled graph, with ``notes`` in its report."""
         if self.binds:
             return BoundParameters(self.graph, self.given, self.config, self.name, notes)

@@ -52,6 +52,10 @@ class BoundParameters:
             return self._bound(*args)
         return self._for_others()(*args)
 
+    def is_served(self) -> bool | None:
+        """As of ``CompiledGraph``, for the parameters that are constants."""
+        return self._bound.is_served()
+
     def save(self) -> bytes:
         """The graph for another process, whose parameters it will be bound to (``saved_graph``)."""
         bound = self._bound

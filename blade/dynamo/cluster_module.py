@@ -115,6 +115,10 @@ class FxClusterModule(torch.nn.Module):
 
         return self._backend if self._serves else ORIGINAL
 
+    def is_served(self) -> bool | None:
+        """Whether an engine serves; ``None`` before the first call."""
+        return None if self._unproven is not None else self._serves
+
     def standing(self) -> tuple[dict[str, torch.ScriptObject], "Cluster | None"]:
         """The engine that serves, by its backend; before the first call, all engines, and the cluster to verify."""
         with self._first:

@@ -89,6 +89,11 @@ class CompiledGraph:
         served = [part.served for part in self.parts if part.served is not None]
         return {one.name: one.engine() for one in served}
 
+    def is_served(self) -> bool | None:
+        """Whether an engine serves; ``None`` if some compete at a call to come, and none serves yet."""
+        states = [part.served.is_served() for part in self.parts if part.served is not None]
+        return True if True in states else (None if None in states else False)
+
     def report(self) -> Report:
         """The report as of now; engines are not verified before the first call."""
         inside = {i for part in self.parts if part.served is not None for i in part.group}
