@@ -124,12 +124,15 @@ def capture(
         if graph.table is not None:
             graph.table.finish_again(final)
     clean(final, config.customize_jit_passes)
-    functionalize(final, served.samples, served.probes)
+    in_place = functionalize(final, served.samples, served.probes)
     move_constructors(final, served.samples, served.probes)
-    keep_types(final.graph)
+    for one in (final, in_place):
+        if one is not None:
+            keep_types(one.graph)
     _log.info("captured %s by %s", type(model).__name__, graph.how)
     return Captured(
         module=final,
+        in_place=in_place,
         original=graph.seen.original,
         samples=served.samples,
         probes=served.probes,

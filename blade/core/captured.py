@@ -70,6 +70,7 @@ class Captured:
     ``original_number``: under which the original answers there in this process (``runtime/originals.py``), or 0.
     ``paths_number``: under which calls are counted by path; ``ends``: the paths in the order of their ends.
     ``structure``: of the model's output, if ``module`` returns another one (``core/structure.py``).
+    ``in_place``: ``module`` before it was made functional, if it wrote to parts of tensors.
     """
 
     module: torch.jit.ScriptModule
@@ -91,6 +92,12 @@ class Captured:
     structure: str | None = None
     paths_number: int = 0
     ends: tuple[int, ...] = ()
+    in_place: torch.jit.ScriptModule | None = None
+
+    @property
+    def without_engines(self) -> torch.jit.ScriptModule:
+        """The module that serves where no engine does, and that engines are compared with."""
+        return self.module if self.in_place is None else self.in_place
 
     def is_fixed(self, name: str, axis: int) -> bool:
         """Whether the user declared one size for ``axis`` of the graph's input called ``name``."""

@@ -38,6 +38,7 @@ from blade.graph.torchscript.out_of_place import (
 )
 from blade.graph.torchscript.private_writes import PrivateBuffers
 from blade.graph.torchscript.program import TENSOR, Block, Line, Program, read
+from blade.graph.torchscript.splice import clone
 from blade.graph.torchscript.view_inverse import has_inverse, invert
 
 LARGEST_CARRIED = 1 << 18
@@ -51,22 +52,27 @@ def functionalize(
     module: torch.jit.ScriptModule,
     samples: Sequence[Sequence[Any]],
     probes: Sequence[Sequence[Any]] = (),
-) -> None:
+) -> torch.jit.ScriptModule | None:
     """Replace in-place ops in ``module``'s forward, where possible; dtypes are taken from ``samples``, and from
     ``probes`` where no sample comes by.
+
+    Return ``module`` as it was, if it wrote to parts of tensors: that is faster where no engine serves.
     """
     make_number_tensors(module.graph)
     program = read(module.graph)
     if not any(functional(line) or drops_nothing(program, line) for line in program.lines):
-        return
+        return None
     buffers = find_buffers(program)
     private = PrivateBuffers(program, find_aliases(program), buffers).find()
     runs = observe_facts(program, module, samples) if private else ()
     facts = ObservedFacts(program, runs)
     if private and probes and any(_is_unseen(program, facts, line) for line in program.lines):
         facts = ObservedFacts(program, (*runs, *observe_facts(program, module, probes)))
-    _Functionalizer(program, buffers, private, facts).run()
+    functionalizer = _Functionalizer(program, buffers, private, facts)
+    before = clone(module) if functionalizer.writes_parts() else None
+    functionalizer.run()
     _remove_unread(module.graph)
+    return before
 
 
 def _is_unseen(program: Program, facts: ObservedFacts, line: Line) -> bool:
@@ -96,6 +102,11 @@ class _Functionalizer:
         self._count = itertools.count()
         self._replaced: list[torch._C.Node] = []
         self._writes = self._find_writes()
+
+    def writes_parts(self) -> bool:
+        """Whether a write that is replaced is to a part of a tensor."""
+        lines = (self.program.lines[index] for index in self._writes)
+        return any(self._is_part(line) for line in lines if not line.blocks)
 
     def run(self) -> None:
         self._block(self.program.blocks[0], self.program.graph.return_node())
@@ -141,18 +152,21 @@ class _Functionalizer:
         return (
             all(has_inverse(self.program, view) for view in views)
             and keeps_form(line, self._infos(line))
-            and not self._copies_much(line, views)
+            and not self._copies_much(line)
         )
 
-    def _copies_much(self, line: Line, views: Sequence[ViewOf]) -> bool:
+    def _copies_much(self, line: Line) -> bool:
         """Whether a Loop writes a part of a large tensor that was there before the Loop."""
         buffer = self.buffers.buffer(line.inputs[0])
         maker = self.program.maker(buffer)
         if (maker is not None and maker.block == line.block) or not self._is_in_loop(line):
             return False
         whole = [info.bytes for run in self.facts.runs for info in run.get(buffer, ())]
-        is_part = bool(views) or line.kind.startswith(("aten::index_", "aten::scatter"))
-        return is_part and max(whole, default=0) > LARGEST_CARRIED
+        return self._is_part(line) and max(whole, default=0) > LARGEST_CARRIED
+
+    def _is_part(self, line: Line) -> bool:
+        is_view = next(self._path(line.inputs[0]), None) is not None
+        return is_view or line.kind.startswith(("aten::index_", "aten::scatter"))
 
     def _is_in_loop(self, line: Line) -> bool:
         owner = self.program.blocks[line.block].owner

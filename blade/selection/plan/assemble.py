@@ -69,18 +69,18 @@ def fastest_valid_plan(
     first = compositions[0]
     ranks = {name: i for i, name in enumerate(backends)}
     if not first.engines:
-        return ValidatedPlan(captured.module, first)
+        return ValidatedPlan(captured.without_engines, first)
     if not captured.samples:  # no path answers them
-        return ValidatedPlan(captured.module, first.without_engines())
+        return ValidatedPlan(captured.without_engines, first.without_engines())
     timings: list[tuple[Timing, ...]] = [()] * len(compositions)
     reasons: list[Reason] = []
     if config.timing:
         if budget.is_cancelled:
-            return ValidatedPlan(captured.module, first.without_engines())
+            return ValidatedPlan(captured.without_engines, first.without_engines())
         compositions = compositions if budget.left() else _first_and_simplest(compositions)
         found = _known(captured, compositions) or _time(captured, compositions, config)
         if isinstance(found, Reason):
-            return ValidatedPlan(captured.module, first.without_engines(), (), (found,))
+            return ValidatedPlan(captured.without_engines, first.without_engines(), (), (found,))
         timings = found
     order = _ranked(compositions, timings, ranks, config.sample_weights)
     for i in order:
@@ -97,7 +97,7 @@ def fastest_valid_plan(
         )
     reasons += _against(compositions, timings, None, config.sample_weights)
     tried = _tried(compositions, timings, None)
-    return ValidatedPlan(captured.module, first.without_engines(), tried, tuple(reasons))
+    return ValidatedPlan(captured.without_engines, first.without_engines(), tried, tuple(reasons))
 
 
 def _first_and_simplest(compositions: Sequence[EnginePlan]) -> Sequence[EnginePlan]:
@@ -119,8 +119,8 @@ def _known(
     captured: Captured, compositions: Sequence[EnginePlan]
 ) -> list[tuple[Timing, ...]] | None:
     """Timings of a plan whose one cluster is the whole module, but for checks that take no time beside it: the module
-    takes what the cluster takes."""
-    if len(compositions) != 1 or len(compositions[0].choices) != 1:
+    takes what the cluster takes. Not if the original writes in place what the cluster's copies."""
+    if captured.in_place is not None or len(compositions) != 1 or len(compositions[0].choices) != 1:
         return None
     [choice] = compositions[0].choices
     cut, one = choice.built.extracted, choice.chosen
@@ -144,7 +144,7 @@ def _time(
     """Time each plan at each sample. Then discard the modules, which are specialized for the samples."""
 
     def timed() -> list[tuple[Timing, ...]]:
-        original = clone(captured.module)
+        original = clone(captured.without_engines)
         modules = [_splice(captured, one) for one in compositions]
         # A single plan of timed engines only has to be confirmed.
         rounds = config.timing_repeats if len(modules) > 1 else MIN_ROUNDS
