@@ -5,11 +5,11 @@ run = ENTRANCES[name](model, tensors)
 run(*tensors), run.served(), run.reasons(), run.engine_runs()
 """
 
-import io
 from collections.abc import Sequence
 from typing import Any
 
 import torch
+from saved import loaded
 
 import blade
 
@@ -20,10 +20,7 @@ class Optimized:
     """``blade.optimize``, saved and loaded."""
 
     def __init__(self, model: torch.nn.Module, tensors: Sequence[torch.Tensor]) -> None:
-        file = io.BytesIO()
-        torch.jit.save(blade.optimize(model, tuple(tensors), CONFIG), file)
-        file.seek(0)
-        self._module = torch.jit.load(file)
+        self._module = loaded(blade.optimize(model, tuple(tensors), CONFIG))
         self._report = blade.report(self._module)
 
     def __call__(self, *tensors: torch.Tensor) -> Any:

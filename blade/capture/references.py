@@ -52,9 +52,7 @@ TUNING = "a shape of dynamic_tuning_shapes"
 LEAST_BLOCKS = 8  # the smallest size that a model may process in blocks
 COSTLY = 2.0  # factor of the elements of the inputs beyond which cheaper sizes are looked for
 IN_A_ROW = 4  # references at which a model with a state is called one after another
-SLOW_S = (
-    2.0  # seconds of a sample's run from which on the model is asked at fewer and smaller inputs
-)
+SLOW_S = 2.0  # seconds of a sample's run from which on inputs are fewer and smaller
 SLACK = 100.0  # factor to the samples' time after which a derived input is given up
 LARGEST = 1 << 24  # elements of an input made only to try the end of a declared range
 
@@ -101,9 +99,8 @@ def run_references(
     samples, ranges = own.samples, own.ranges
     tuning = tuning_samples(config, own.call, samples[0])
     took_s = perf_counter() - start
-    slow = took_s > SLOW_S * len(samples)
-    slack_s = SLACK * took_s
-    with _ReferenceRunner(own.original, own.call, samples[0], together, slack_s, slow) as seen:
+    is_slow, slack_s = took_s > SLOW_S * len(samples), SLACK * took_s
+    with _ReferenceRunner(own.original, own.call, samples[0], together, slack_s, is_slow) as seen:
         for one in own.references:
             seen.require(one.sample, one.what, one.answers[0])
         for sample in tuning:

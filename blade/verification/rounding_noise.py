@@ -69,14 +69,14 @@ class RoundingNoise(Interpreter):
         if name in _MEANS and isinstance(made, torch.Tensor):
             of = args[0].numel() // max(made.numel(), 1)
             return perturb_by_ulp(made, self._generators, sqrt(max(of, 1)))
-        is_rounded = name in _SUMS or (_is_arithmetic(target) and _is_fp64(made))
+        is_rounded = name in _SUMS or (
+            _is_fp64(made) and _is_pointwise(target) and name not in _EXACT
+        )
         return perturb_by_ulp(made, self._generators) if is_rounded else made
 
 
-def _is_arithmetic(target: Any) -> bool:
-    """Whether ``target`` is a pointwise op that rounds."""
-    name = getattr(getattr(target, "overloadpacket", None), "__name__", "")
-    return torch.Tag.pointwise in getattr(target, "tags", ()) and name not in _EXACT
+def _is_pointwise(target: Any) -> bool:
+    return torch.Tag.pointwise in getattr(target, "tags", ())
 
 
 def _is_fp64(value: Any) -> bool:

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Arguments that are no tensors, or are left out: each value is a path, and others are the original's."""
 
-import io
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
+from saved import loaded
 from torch import nn
 
 import blade
@@ -43,13 +43,6 @@ def model() -> nn.Module:
 
 def x(rows: int = 2, length: int = 5) -> torch.Tensor:
     return torch.randn(rows, length, 8, generator=torch.Generator().manual_seed(rows))
-
-
-def loaded(module: torch.jit.ScriptModule) -> torch.jit.ScriptModule:
-    file = io.BytesIO()
-    torch.jit.save(module, file)
-    file.seek(0)
-    return torch.jit.load(file)
 
 
 def calls_of_original(module: torch.jit.ScriptModule) -> int:

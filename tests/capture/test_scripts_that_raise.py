@@ -2,11 +2,11 @@
 """A bad input raises, wherever the model was scripted: torch frees what frozen nodes refer to when they raise."""
 
 import gc
-import io
 from collections.abc import Callable
 
 import pytest
 import torch
+from saved import loaded
 from torch import nn
 
 import blade
@@ -34,18 +34,11 @@ class Deep(nn.Module):
         return self.blocks(x).softmax(-1)
 
 
-def loaded(model: nn.Module) -> torch.jit.ScriptModule:
-    file = io.BytesIO()
-    torch.jit.save(torch.jit.script(model), file)
-    file.seek(0)
-    return torch.jit.load(file)
-
-
 WAYS: dict[str, Callable[[nn.Module], nn.Module]] = {
     "by blade": lambda model: model,
     "by the user": torch.jit.script,
     "traced by the user": lambda model: torch.jit.trace(model, torch.randn(3, 16)),
-    "loaded": loaded,
+    "loaded": lambda model: loaded(torch.jit.script(model)),
 }
 
 

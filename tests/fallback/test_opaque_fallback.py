@@ -2,11 +2,11 @@
 """What a cluster falls back to is called, not inlined: small graphs, and a module like every other."""
 
 import copy
-import io
 from collections.abc import Callable
 
 import pytest
 import torch
+from saved import loaded
 
 import blade
 
@@ -33,12 +33,6 @@ def sample(rows: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
 def disabled(module: torch.jit.ScriptModule) -> torch.jit.ScriptModule:
     module.cluster_0.engine.set_enabled(False)
     return module
-
-
-def loaded(module: torch.jit.ScriptModule) -> torch.jit.ScriptModule:
-    buffer = io.BytesIO()
-    torch.jit.save(module, buffer)
-    return torch.jit.load(io.BytesIO(buffer.getvalue()))
 
 
 class Around(torch.nn.Module):

@@ -12,7 +12,6 @@ so is any exception where the original raises.
 """
 
 import copy
-import io
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -23,6 +22,7 @@ from unittest import mock
 
 import torch
 from decision_table import Inputs, Row
+from saved import loaded
 from torch import nn
 
 import blade
@@ -82,7 +82,7 @@ def judge(
     model = row.make()
     try:
         optimized = optimize(row, python_fallback, is_traced)
-        optimized = _saved_and_loaded(optimized) if is_loaded else optimized
+        optimized = loaded(optimized) if is_loaded else optimized
     except blade.InputError as error:
         score.refused = str(error)
         return score
@@ -117,12 +117,6 @@ def optimize(row: Row, python_fallback: bool, is_traced: bool) -> torch.jit.Scri
         return blade.optimize(
             row.make(), row.first(), config(python_fallback=python_fallback, **fields)
         )
-
-
-def _saved_and_loaded(optimized: torch.jit.ScriptModule) -> torch.jit.ScriptModule:
-    buffer = io.BytesIO()
-    torch.jit.save(optimized, buffer)
-    return torch.jit.load(io.BytesIO(buffer.getvalue()))
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cut apart and put together again, a module means what it meant: values, writes, aliases, raises."""
 
-import io
 import subprocess
 import sys
 from pathlib import Path
@@ -10,18 +9,13 @@ from typing import Any
 import pytest
 import torch
 from cutting import assert_same, cut, ops, rebuilt, run, script, trace
+from saved import loaded
 
 from blade.graph.torchscript.splice import splice
 from blade.graph.torchscript.view import view
 
 X = (torch.randn(2, 6),)
 Y = (torch.randn(5, 4),)
-
-
-def _reload(module: torch.jit.ScriptModule) -> torch.jit.ScriptModule:
-    buffer = io.BytesIO()
-    torch.jit.save(module, buffer)
-    return torch.jit.load(io.BytesIO(buffer.getvalue()))
 
 
 def test_the_fallback_is_readable() -> None:
@@ -107,7 +101,7 @@ def test_writes_keep_their_meaning(model: Any) -> None:
     optimized = rebuilt(captured)
     assert "cluster_0" in optimized.code
     assert_same(optimized, captured)
-    assert_same(_reload(optimized), captured)
+    assert_same(loaded(optimized), captured)
     answer, left = run(optimized, X)
     own = tuple(t.clone() for t in X)
     torch.testing.assert_close(answer, model(*own))
@@ -213,10 +207,10 @@ def test_buffers_written_by_forward_and_preserved_members_are_kept() -> None:
     x = torch.randn(4, 6)
     for calls in (1, 2, 3):
         torch.testing.assert_close(optimized(x), torch.relu(model.linear(x)) * calls)
-    loaded = _reload(optimized)
-    torch.testing.assert_close(loaded(x), torch.relu(model.linear(x)) * 4)
-    torch.testing.assert_close(loaded.project(x), model.linear(x) * 3)
-    assert (loaded.scale, loaded.title) == (3, "counter")
+    again = loaded(optimized)
+    torch.testing.assert_close(again(x), torch.relu(model.linear(x)) * 4)
+    torch.testing.assert_close(again.project(x), model.linear(x) * 3)
+    assert (again.scale, again.title) == (3, "counter")
 
 
 def test_a_preserved_submodule_keeps_its_class() -> None:
@@ -230,7 +224,7 @@ def test_a_preserved_submodule_keeps_its_class() -> None:
 
     model = Outer()
     captured = script(model, (torch.randn(2, 6),), keep=["inner"])
-    optimized = _reload(rebuilt(captured))
+    optimized = loaded(rebuilt(captured))
     assert_same(optimized, captured)
     x = torch.randn(3, 6)
     torch.testing.assert_close(optimized.inner(x), model.inner(x))
@@ -248,7 +242,7 @@ def test_lists_and_dicts_come_out_as_they_were() -> None:
     captured = script(Nested(), X, Y)
     optimized = rebuilt(captured)
     assert "cluster_0" in optimized.code
-    assert_same(_reload(optimized), captured)
+    assert_same(loaded(optimized), captured)
 
 
 def test_random_ops_draw_the_same_numbers() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import sympy
 import torch
 
+from blade.backends.disc.ir.concat_placement import operand_offsets
 from blade.backends.disc.ir.graph import (
     LEAVES,
     IrBuilder,
@@ -125,7 +126,7 @@ def slice_of_concat(b: IrBuilder, v: Value) -> Value | None:
     if inner.op != "concat" or any(s != 1 for s in v.attrs["steps"]):
         return None
     axis = inner.attrs["axis"]
-    found = _operand_around(inner, axis, v.attrs["starts"][axis], v.shape[axis])
+    found = _operand_around(inner, v.attrs["starts"][axis], v.shape[axis])
     if found is None:
         return None
     part, first = found
@@ -134,14 +135,11 @@ def slice_of_concat(b: IrBuilder, v: Value) -> Value | None:
     return part
 
 
-def _operand_around(concat: Value, axis: int, start: Dim, size: Dim) -> tuple[Value, Dim] | None:
+def _operand_around(concat: Value, start: Dim, size: Dim) -> tuple[Value, Dim] | None:
     """The operand that ``size`` elements from ``start`` are all of, and where they begin in it."""
-    offset = sympy.Integer(0)
-    for operand in concat.args:
-        length = operand.shape[axis]
-        first = plain(start - offset)
-        after = plain(length - first - size)
-        offset = offset + length
+    for operand, offset in zip(concat.args, operand_offsets(concat), strict=True):
+        first = plain(sympy.sympify(start) - offset)
+        after = plain(sympy.sympify(operand.shape[concat.attrs["axis"]]) - first - size)
         is_first = isinstance(first, int) and first >= 0
         if is_first and isinstance(after, int) and after >= 0 and size != 0:
             return operand, first
