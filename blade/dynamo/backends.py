@@ -29,6 +29,7 @@ from blade.dynamo.forward_backward import partition
 from blade.dynamo.options import config_of
 from blade.dynamo.select_ahead import select_engines
 from blade.dynamo.true_masks import drop_true_masks
+from blade.graph.fx.kept_views import mark_shared_results
 
 Compiler = Callable[..., Any]
 _numbers = itertools.count()
@@ -71,6 +72,8 @@ def _compile(
     def compiler(kind: str) -> Compiler:
         def compile_one(graph: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
             binding = binds and not kind
+            if kind != ".backward":  # gradients are accumulated in place: each has its own memory
+                mark_shared_results(graph.graph)
             job = _GraphJob(graph, f"graph_{number}{kind}", config, binding, example_inputs)
             # AOTAutograd calls this under its fake mode; engines are made from real tensors
             with out_of_compilation():

@@ -40,7 +40,8 @@ from blade.fallback.bisect import (
     blamed,
     build_without_culprits,
 )
-from blade.graph.fx.extract import FxExtracted, as_laid_out, extract_fx, is_loose_view
+from blade.graph.fx.extract import FxExtracted, as_laid_out, extract_fx
+from blade.graph.fx.kept_views import is_kept_view
 from blade.graph.fx.view import FxView, is_number, view_fx
 from blade.graph.torchscript.listing import kind_of
 from blade.partition.support import resolve, support
@@ -285,7 +286,7 @@ def _put_together(gm: GraphModule, graph: FxView, parts: Sequence[GraphPart]) ->
 
     def read(node: Node) -> Any:
         if node not in env:
-            assert node.op == "get_attr" or is_number(node) or is_loose_view(node), node
+            assert node.op == "get_attr" or is_number(node) or is_kept_view(node), node
             if node.op == "get_attr":
                 root[str(node.target)] = attrgetter(str(node.target))(gm)
             env[node] = made.node_copy(node, read)

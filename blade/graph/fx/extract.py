@@ -28,6 +28,7 @@ from blade.core.cluster import Cluster, ValueInfo
 from blade.core.reason import Code
 from blade.errors import Refused
 from blade.graph.fx.carrier import carrier
+from blade.graph.fx.kept_views import base_of
 from blade.graph.fx.view import FxView, is_number
 from blade.graph.fx.writer import (
     CANNOT,
@@ -43,7 +44,7 @@ from blade.graph.shapes.fake_tensors import (
     materialize,
     tensors_of,
 )
-from blade.graph.shapes.memory_format import axes_in_memory, order_of
+from blade.graph.shapes.memory_format import axes_in_memory
 
 _VIEWS = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
 
@@ -100,13 +101,12 @@ def extract_fx(
 ) -> FxExtracted:
     """``group`` as a unit; its outputs are the values that outside nodes read.
 
-    Engines return dense tensors. So if outside nodes read a slice, the output is the sliced tensor, and the
-    slice stays outside.
+    If outside nodes read a view that is kept (``kept_views``), the output is its base, and the view stays outside.
     """
     inside = {node for i in group for node in view.units[i]}
     order = {node: k for k, node in enumerate(view.graph.nodes)}
     read = [n for n in inside if tensors_of(n) and _is_read_outside(n, inside)]
-    outputs = [n for n in dict.fromkeys(map(_made_whole, read)) if n in inside]
+    outputs = [n for n in dict.fromkeys(map(base_of, read)) if n in inside]
     updates = tuple(
         (view.units[i][0].args[0], view.units[i][0].args[1]) for i in group if i in view.updates
     )
@@ -128,26 +128,6 @@ def extract_fx(
         fallback=_fallback(view, group, inputs, outputs, constants),
         updates=updates,  # type: ignore[arg-type]
     )
-
-
-def is_loose_view(node: Node) -> bool:
-    """Whether ``node`` is a view with gaps or overlaps in memory."""
-    target, fake = node.target, node.meta.get("val")
-    if not isinstance(target, torch._ops.OpOverload) or not isinstance(fake, torch.Tensor):
-        return False
-    returned = target._schema.returns[0].alias_info
-    if returned is None or returned.is_write or target._schema.arguments[0].alias_info is None:
-        return False
-    dense = layout_at_hints(fake)
-    return not dense.is_contiguous() and order_of(dense) is None
-
-
-def _made_whole(node: Node) -> Node:
-    while is_loose_view(node):
-        base = node.args[0]
-        assert isinstance(base, Node)
-        node = base
-    return node
 
 
 def _is_read_outside(node: Node, inside: Set[Node]) -> bool:
