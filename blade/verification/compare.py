@@ -82,6 +82,12 @@ def _property(tensor: torch.Tensor, what: str) -> object:
     return getattr(tensor, what)
 
 
+def misplaced(got: torch.Tensor, want: torch.Tensor) -> torch.Tensor:
+    """Mask of the elements of which one is NaN or an infinity that the other is not."""
+    infinite = torch.isinf(got) | torch.isinf(want)
+    return (torch.isnan(got) ^ torch.isnan(want)) | infinite & (got != want)
+
+
 def _misplaced(
     got: torch.Tensor, want: torch.Tensor, truth: torch.Tensor | None, overflows: bool
 ) -> str | None:

@@ -160,6 +160,12 @@ def _verify(
         each=in_turn,
         draws=draws(cluster.gm),
     )
+
+    def rounded(case: Case, seed: int) -> Tensors | None:
+        noisy = RoundingNoise(cluster.gm, seed, generators.reset)
+        with in_bounds(*case.inputs), rows_with_keys(*case.inputs):
+            return call(case, noisy, cluster.updates, writes) if is_checked else None
+
     for case in verification_cases(
         cluster.samples, cluster.probes, derived and is_checked, limit, selects
     ):
@@ -201,7 +207,7 @@ def _verify(
         count, hurry = len(got), seconds is not None
         first = [own_error] * count if own_error is not None else known
         first = known or first
-        found = measure(case, got, want, truth, first, hurry, None, choices, like, hurry)
+        found = measure(case, got, want, truth, first, hurry, None, choices, like, hurry, rounded)
         del want, got  # at the next case, and in a check of conditioning, there are others
         if tried == 1:
             check_fresh(engine, case, cluster.updates)
@@ -225,11 +231,6 @@ def _verify(
             return None
         hurry = seconds is not None
         return measure(case, got, want, truth, only=outputs, like=like, float32_first=hurry).answers
-
-    def rounded(case: Case, seed: int) -> Tensors | None:
-        noisy = RoundingNoise(cluster.gm, seed, generators.reset)
-        with in_bounds(*case.inputs), rows_with_keys(*case.inputs):
-            return call(case, noisy, cluster.updates, writes) if is_checked else None
 
     def moves_at(case: Case, outputs: Sequence[int], enough: Sequence[float]) -> Sequence[float]:
         engine.trim()  # it may keep as much memory as the original takes here

@@ -40,6 +40,25 @@ def in_another_order(outputs: list[torch.Tensor], inputs: Any, call: int) -> lis
     return [(far * (far * far) - x * 3e8) - 1e12]
 
 
+class Divides(nn.Module):
+    """Divides by ``(x + 1) - 1``, which is 0 at small contents unless the sum is rounded up."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:
+        return (aten.div.Tensor(x, aten.sub.Tensor(aten.add.Tensor(x, 1.0), 1.0)),)
+
+
+def by_itself(outputs: list[torch.Tensor], inputs: Any, call: int) -> list[torch.Tensor]:
+    return [inputs[0] / inputs[0]]
+
+
+def infinite_elsewhere(outputs: list[torch.Tensor], inputs: Any, call: int) -> list[torch.Tensor]:
+    """At contents other than the sample's, where the original is finite and far from any limit."""
+    [x], [out] = inputs, outputs
+    if call == 0 or not bool(x.isfinite().all()):
+        return outputs
+    return [torch.where((x > 0.9) & out.isfinite(), float("inf"), out)]
+
+
 def off_by(relative: float) -> Callable[..., list[torch.Tensor]]:
     def wrong(outputs: list[torch.Tensor], inputs: Any, call: int) -> list[torch.Tensor]:
         return [out * (1 + relative) for out in outputs]
@@ -73,3 +92,18 @@ def test_pointwise_ops_round_in_fp64_and_exact_ones_do_not() -> None:
     (moved, exact, single), want = RoundingNoise(gm, 0)(X), gm(X)
     assert 0 < float(((moved - want[0]) / want[0]).abs().max()) < 1e-15
     assert torch.equal(exact, want[1]) and torch.equal(single, want[2])
+
+
+def test_places_of_infinity_that_a_rounding_moves_are_no_fault() -> None:
+    small = X * 1e-20
+    assert bool(torch.isinf(Divides()(small)[0]).all()) and bool(
+        (by_itself([], [small], 1)[0] == 1).all()
+    )
+    verdict = run(of(Divides()), run=by_itself)
+    assert isinstance(verdict, Verdict), verdict
+
+
+@pytest.mark.parametrize("module", [Plain(), Divides()])
+def test_infinities_elsewhere_are_wrong(module: nn.Module) -> None:
+    wrong = run(of(module), run=infinite_elsewhere)
+    assert isinstance(wrong, Reason) and "places of infinity" in wrong.detail
