@@ -99,6 +99,42 @@ def test_nothing_is_updated_of_no_elements() -> None:
     assert squared.shape == (0, 0)
 
 
+def written_first(reads: bool = False) -> Writer:
+    """The first row of x is written, then x @ x of after is computed, which fails unless x is square."""
+    w = Writer()
+    x, y = w.input("f32", 2), w.input("f32", 1)
+    sizes = w.dims(x, 2)
+    into, row = w.slot(f"update {x} again"), w.slot(f"input {y}")
+    one, zero = w.const(1), w.const(0)
+    first = w.slot(f"view {into} 1 {sizes[1]} {one} {zero}")
+    squared = w.tensor("output", sizes)
+    w.call("aten::copy_", f"t:{first}", f"t:{row}", "b:0")
+    w.call("aten::mm.out", f"t:{into}", f"t:{into}", f"t:{squared}")
+    if reads:
+        w.call("aten::relu.out", f"t:{w.slot(f'input {x}')}", f"t:{squared}")
+    w.outputs = [squared]
+    return w
+
+
+def test_what_may_be_written_again_is_read_after_it_was_written() -> None:
+    engine = written_first().engine()
+    assert engine.why_unavailable() == ""
+    x, row = torch.randn(3, 3), torch.randn(3)
+    want = torch.cat([row[None], x[1:]])
+    [squared] = engine.try_execute([x, row])
+    torch.testing.assert_close(x, want)
+    torch.testing.assert_close(squared, want @ want)
+    wide = torch.randn(3, 4)
+    want = wide.clone()
+    assert engine.try_execute([wide, torch.ones(4)]) is None  # only square matrices multiply
+    want[0] = 1  # as the original does, once it has run
+    torch.testing.assert_close(wide, want)
+
+
+def test_what_may_be_written_again_is_read_by_no_other_name() -> None:
+    assert "input 0 is read beside slot 0" in written_first(reads=True).engine().why_unavailable()
+
+
 def broken() -> dict[str, Writer]:
     late, returned = accumulate("aten::relu.out"), accumulate(returned=False)
     twice, idle, reader = accumulate(), accumulate(), accumulate()

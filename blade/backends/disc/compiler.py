@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
+from sympy import sympify
 from torch.fx import GraphModule
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
@@ -31,10 +32,10 @@ from blade.backends.disc.fusion.fuse import (
 )
 from blade.backends.disc.fusion.shorten_lives import shorten_lives
 from blade.backends.disc.ir.concat_placement import buffer_of, operand_offsets
-from blade.backends.disc.ir.graph import Graph, Value
+from blade.backends.disc.ir.graph import Graph, Value, contiguous_strides, plain
 from blade.backends.disc.ir.kernel import Compute, Reduce
 from blade.backends.disc.ir.loop import body_of, loops, own_results
-from blade.backends.disc.ir.views import view_of
+from blade.backends.disc.ir.views import StridedView, view_of
 from blade.backends.disc.passes.pipeline import GraphPass
 from blade.backends.disc.program.input_updates import updates_last
 from blade.backends.disc.program.instructions import Instruction, KernelCall, Launch, LoopCall
@@ -45,6 +46,8 @@ from blade.backends.disc.target.gpu import GpuTarget
 from blade.core.disk_cache import DiskCache
 
 log = logging.getLogger(__name__)
+
+_COPIES = ("concat", "written")
 Dump = Callable[[str, object], None]
 
 
@@ -224,8 +227,8 @@ def _scheduled(
 
 
 def _runs(units: Sequence[FusionUnit]) -> Iterator[list[FusionUnit]]:
-    """Runs of adjacent concatenations; every other unit by itself."""
-    for joins, found in groupby(units, lambda u: isinstance(u, Value) and u.op == "concat"):
+    """Runs of adjacent concatenations and writes; every other unit by itself."""
+    for joins, found in groupby(units, lambda u: isinstance(u, Value) and u.op in _COPIES):
         run = [*found]
         yield from [run] if joins else [[unit] for unit in run]
 
@@ -248,7 +251,7 @@ def _steps(
             steps = generator.group(built, unit.kind)
             ops.update((s.name, _ops(built)) for s in steps if isinstance(s, KernelCall | Launch))
         return steps
-    if unit.op != "concat":
+    if unit.op not in _COPIES:
         return generator.library(unit)
     copies = [copy for u in run if isinstance(u, Value) for copy in copies_of(u, fused)]
     return [step for c in join_copies(copies) for step in generator.group(c, "copy")]
@@ -265,7 +268,12 @@ def _ops(built: GroupKernel) -> str:
 
 
 def copies_of(unit: Value, fused: Fused) -> Iterator[GroupKernel]:
-    """Copies of those parts of a concatenation that were not computed in its buffer."""
+    """Copies of those parts of a concatenation that were not computed in its buffer, or of what is written."""
+    if unit.op == "written":
+        strides = contiguous_strides(unit.shape)
+        first = sum(sympify(a) * b for a, b in zip(unit.attrs["starts"], strides, strict=True))
+        yield build_copy(unit.args[0], StridedView(unit, strides, plain(first)), 0, 0)
+        return
     for part, start in zip(unit.args, operand_offsets(unit), strict=True):
         view = view_of(part)
         is_there = view is not None and (

@@ -130,7 +130,7 @@ def is_copy(group: FusionGroup) -> bool:
 
 
 def is_instruction(value: Value) -> bool:
-    """Whether ``value`` is an instruction of its own: a library op or a concatenation."""
+    """Whether ``value`` is an instruction of its own: a library op, a concatenation or a write to an input."""
     return value.op in (
         "linear",
         "int8_linear",
@@ -151,6 +151,7 @@ def is_instruction(value: Value) -> bool:
         "loop",
         "carried",
         "concat",
+        "written",
     )
 
 

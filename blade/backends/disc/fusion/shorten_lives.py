@@ -22,7 +22,7 @@ from blade.backends.disc.ir.views import memory_of
 LARGE = 1 << 16
 """Bytes of a value that is worth an earlier place for its reader."""
 
-_LASTING = ("input", "const", "packed", "carried")
+_LASTING = ("input", "const", "packed", "carried", "written")
 _UNKNOWN_SIZE = 64  # counts for a size that varies
 _SHRINKS = 2  # what is read, over what stays: a reader that frees less keeps its place
 

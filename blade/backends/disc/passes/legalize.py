@@ -162,7 +162,7 @@ def _copy_before_layouts(
         return b.make(v.op, args, v.shape, v.dtype, **v.attrs)
     if v.op == "call" and v.attrs["target"] in READ_AS_DENSE:
         return b.make(v.op, [_stored(b, a) for a in args], v.shape, v.dtype, v.strides, **v.attrs)
-    if v.op in ("call", "read", "concat", "group_moments"):
+    if v.op in ("call", "read", "concat", "written", "group_moments"):
         args = [_addressed(b, a) for a in args]
         return b.make(v.op, args, v.shape, v.dtype, v.strides, **v.attrs)
     return None

@@ -20,8 +20,8 @@ from blade.backends.disc.ir.rewrite import eliminate_dead_code, rewrite_with_bui
 from blade.backends.disc.ir.views import StridedView, memory_of, same, view_of
 from blade.backends.disc.passes.legalize import copy
 
-_KEPT = ("const", "packed", "carried")
-"""Live as long as the engine, or lie wherever a loop's last iteration left them: callers get copies."""
+_KEPT = ("const", "packed", "carried", "written")
+"""Live as long as the engine, lie wherever a loop's last iteration left them, or are an input: callers get copies."""
 
 
 def materialize_outputs(graph: Graph) -> Graph:

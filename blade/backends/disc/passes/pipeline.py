@@ -25,10 +25,12 @@ from blade.backends.disc.passes.propagate_layouts import propagate
 from blade.backends.disc.passes.push_through_concat import push_through_concat
 from blade.backends.disc.passes.reduce_last_axis import reduce_last_axis
 from blade.backends.disc.passes.split_reductions import split_reductions
+from blade.backends.disc.passes.update_in_place import update_in_place
 
 GraphPass = Callable[[Graph], Graph]
 
 PASSES: tuple[tuple[str, GraphPass], ...] = (
+    ("update_in_place", update_in_place),
     ("normalize", normalize_sizes),
     ("find_quantized", find_quantized_weights),
     ("hoist", hoist_products),

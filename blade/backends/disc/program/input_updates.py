@@ -6,7 +6,8 @@
 
 An input is written only after its last read and after the last instruction that can fail: the fallback
 then still finds the original contents. So values that only updates need are computed last
-(``updates_last``).
+(``updates_last``). A part that nothing reads before it is written (``update_in_place``) may be written at any time,
+because the fallback writes it again: its slot is ``update I again``.
 """
 
 from dataclasses import replace
@@ -47,6 +48,8 @@ def write_updates(writer: "ProgramWriter") -> None:
     copied = []
     taken: set[int] = set()
     for value, into in writer.graph.updated:
+        if value.op == "written":
+            continue
         view = view_of(value)
         assert view is not None and value.shape == into.shape and value.dtype == into.dtype, value
         slot = writer.seen(value)

@@ -128,6 +128,8 @@ class ProgramWriter:
             raise Refused(Code.UNSUPPORTED_DEVICE, text)
         if value.op in ("input", "const"):
             return f"{value.op} {value.attrs['index']}"
+        if value.op == "written":
+            return f"update {value.attrs['input']} again"
         kind = f"{DTYPES[value.dtype]} {len(value.shape)}"
         sizes = self.numbers(value.shape)
         if value.op in ("call", "item") and value.strides is not None:

@@ -121,6 +121,12 @@ def _step(
         return inputs[a["index"]]
     if v.op == "const":
         return graph.constants[a["index"]]
+    if v.op == "written":
+        made = inputs[a["input"]].clone()
+        starts = [evaluate(d, sizes) for d in a["starts"]]
+        places = zip(starts, args[0].shape, strict=True)
+        made[tuple(slice(start, start + size) for start, size in places)] = args[0]
+        return made
     if v.op in ("fill", "size"):
         number = evaluate(a["value"], sizes) if v.op == "size" else a["value"]
         return torch.full(shape, number, dtype=v.dtype)

@@ -71,7 +71,7 @@ class Liveness {
       auto& first = p_.first[id];
       auto& last = p_.last[id];
       if (first < 0 || last <= at || first > end) continue;  // elsewhere
-      if (p_.slots[id].kind == SlotKind::kUpdate) invalid("'" + loop.text + "' may fail after it wrote an input");
+      if (p_.slots[id].kind == SlotKind::kUpdate && !p_.slots[id].again) invalid("'" + loop.text + "' may fail after it wrote an input");
       const bool before = first <= at, after = last > end;
       if (!before && !after) continue;
       if (!before && p_.slots[id].kind == SlotKind::kDyn) invalid(name_of(id) + " is used after the loop that makes it");
@@ -106,7 +106,7 @@ class Liveness {
   }
 
   // An input is written when nothing reads it any more and nothing can fail any more: whoever has to run
-  // the original instead still has the input as it was.
+  // the original instead still has the input as it was, or one in which it writes the same part again.
   void check_updates() {
     auto& updated = p_.updated;
     std::sort(updated.begin(), updated.end());
@@ -115,11 +115,25 @@ class Liveness {
     for (size_t id = 0; id < p_.slots.size(); ++id) {
       if (p_.slots[id].kind != SlotKind::kUpdate) continue;
       if (p_.first[id] < 0) invalid(name_of(id) + " is never written");
+      if (p_.slots[id].again) {
+        check_is_read_by_itself(id);
+        continue;
+      }
       check_is_read_before(id);
       written = std::min(written, p_.first[id]);
     }
     for (auto i = static_cast<size_t>(written); i < p_.instrs.size(); ++i) {
       if (!cannot_fail(p_.instrs[i])) invalid("'" + p_.instrs[i].text + "' may fail after an input was written");
+    }
+  }
+
+  void check_is_read_by_itself(size_t update) const {
+    const int64_t input = p_.slots[update].index;
+    for (size_t id = 0; id < p_.slots.size(); ++id) {
+      const auto& slot = p_.slots[id];
+      if (slot.kind == SlotKind::kInput && slot.index == input && p_.first[id] >= 0) {
+        invalid("input " + std::to_string(input) + " is read beside " + name_of(update));
+      }
     }
   }
 

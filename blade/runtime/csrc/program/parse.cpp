@@ -170,6 +170,10 @@ class Parser : private Reader {
       s.index = below(number(), program_.inputs.size(), "input");
       if (program_.inputs[s.index].number) fail("a number is not written to");
       program_.updated.push_back(s.index);
+      if (!at_end()) {
+        if (const auto found = word(); found != "again") fail("unexpected '" + found + "'");
+        s.again = true;
+      }
     } else if (kind == "const") {
       s.kind = SlotKind::kConst;
       s.index = below(number(), num_constants_, "constant");

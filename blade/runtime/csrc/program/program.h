@@ -57,6 +57,7 @@ struct Slot {
   int64_t reuse = -1;            // kArena: the slot whose bytes it takes where they are as many, or -1
   bool as_tensor = false;        // a call reads it or the engine returns it: needs an at::Tensor
   int64_t known_at = 0;          // the largest of its registers' and its base's
+  bool again = false;            // kUpdate: what is written is read by nothing before, and may be written again
   bool swapped = false;          // kArena: a loop exchanges its memory with another slot's
   uint64_t loops = 0;            // kView: a bit per loop whose index its offset, or its base's, depends on
 };

@@ -40,6 +40,7 @@ from blade.backends.disc.passes.propagate_layouts import propagate
 from blade.backends.disc.passes.push_through_concat import push_through_concat
 from blade.backends.disc.passes.reduce_last_axis import reduce_last_axis
 from blade.backends.disc.passes.split_reductions import split_reductions
+from blade.backends.disc.passes.update_in_place import update_in_place
 from blade.backends.disc.target.capabilities import TargetCapabilities
 from blade.core.dtypes import HALVES
 
@@ -58,6 +59,7 @@ def passes(half: torch.dtype | None) -> Sequence[tuple[str, GraphPass]]:
     """The passes, by name; ``half``: the dtype that replaces float32 in products."""
     narrow = () if half is None else (("half", partial(use_mixed_precision, dtype=half)),)
     return (
+        ("update_in_place", update_in_place),
         ("normalize", normalize_sizes),
         ("hoist", hoist_products),
         ("assert_in_kernels", assert_indices),
