@@ -47,7 +47,6 @@ from blade.core.disk_cache import DiskCache
 
 log = logging.getLogger(__name__)
 
-_COPIES = ("concat", "written")
 Dump = Callable[[str, object], None]
 
 
@@ -228,9 +227,16 @@ def _scheduled(
 
 def _runs(units: Sequence[FusionUnit]) -> Iterator[list[FusionUnit]]:
     """Runs of adjacent concatenations and writes; every other unit by itself."""
-    for joins, found in groupby(units, lambda u: isinstance(u, Value) and u.op in _COPIES):
+    for joins, found in groupby(units, _is_copied):
         run = [*found]
         yield from [run] if joins else [[unit] for unit in run]
+
+
+def _is_copied(unit: FusionUnit) -> bool:
+    """Whether ``unit`` is made by copies: a concatenation, or a write to a region of an input."""
+    if not isinstance(unit, Value):
+        return False
+    return unit.op == "concat" or (unit.op == "written" and "starts" in unit.attrs)
 
 
 def _steps(
@@ -251,7 +257,7 @@ def _steps(
             steps = generator.group(built, unit.kind)
             ops.update((s.name, _ops(built)) for s in steps if isinstance(s, KernelCall | Launch))
         return steps
-    if unit.op not in _COPIES:
+    if not _is_copied(unit):
         return generator.library(unit)
     copies = [copy for u in run if isinstance(u, Value) for copy in copies_of(u, fused)]
     return [step for c in join_copies(copies) for step in generator.group(c, "copy")]

@@ -4,6 +4,7 @@
 import copy
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -184,3 +185,58 @@ def test_a_cache_is_written_where_it_lies() -> None:
             torch.testing.assert_close(twin.values, model.values)
             assert twin.keys.data_ptr() == place
     assert any(c.backend == "disc" for report in blade.dynamo.reports() for c in report.clusters)
+
+
+class StaticCache(nn.Module):
+    """Keys are put at an index, by ``how``, and all places are read under a mask."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        self.register_buffer("keys", torch.zeros(2, 2, 16, 8))
+        self.query, self.key = nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+        query, key = (
+            one(x).view(*x.shape[:2], 2, 8).transpose(1, 2) for one in (self.query, self.key)
+        )
+        if self.how == "index_copy":
+            self.keys.index_copy_(2, at, key)
+        else:
+            self.keys[:, :, at] = key
+        mask = torch.arange(16)[None] <= at[:, None] % 16
+        found = nn.functional.scaled_dot_product_attention(query, self.keys, self.keys, mask)
+        return found.transpose(1, 2).reshape(x.shape)
+
+
+@pytest.mark.needs("torch_mlir", "runtime")
+@pytest.mark.parametrize("how", ["index_copy", "index_put"])
+def test_a_static_cache_is_written_where_it_lies(how: str, tmp_path: Path) -> None:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = StaticCache(how).eval()
+    twin = copy.deepcopy(model)
+    options = {"timing": False, "dump_dir": tmp_path}
+    compiled = torch.compile(twin, backend=blade.dynamo.disc, options=options)
+    steps = [[0, 1, 2], [3], [4]] + ([[-1, 5]] if how == "index_put" else [])
+    with torch.no_grad():
+        for at in map(torch.tensor, steps):
+            x = torch.randn(2, len(at), 16)
+            torch.testing.assert_close(compiled(x, at), model(x, at))
+            torch.testing.assert_close(twin.keys, model.keys)
+    programs = [path.read_text() for path in tmp_path.rglob("*program.txt")]
+    assert programs and all(f"call aten::{how}_ " in text for text in programs)
+    assert not any("aten::copy_" in text for text in programs)
+
+
+@pytest.mark.needs("torch_mlir", "runtime")
+def test_an_index_out_of_range_raises_as_it_did() -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(
+        StaticCache("index_copy").eval(), backend=blade.dynamo.disc, options={"timing": False}
+    )
+    x = torch.randn(2, 1, 16)
+    with torch.no_grad():
+        compiled(x, torch.tensor([1]))
+        with pytest.raises((IndexError, RuntimeError), match="out of"):
+            compiled(x, torch.tensor([16]))

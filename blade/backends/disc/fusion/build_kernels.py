@@ -4,6 +4,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import torch
 from sympy import sympify
 
 from blade.backends.disc.fusion.fuse import Fused, FusionGroup, row_source, space_of
@@ -60,6 +61,41 @@ def build_copy(part: Value, whole: StridedView, axis: int, start: Dim) -> GroupK
     outer, inner, body = _space(part.shape, [load, store], False, set())
     args = (Arg(part.dtype, False), Arg(part.dtype, True))
     return GroupKernel(Kernel(outer, inner, args, tuple(body)), (view.base, whole.base))
+
+
+def build_put(written: Value) -> GroupKernel:
+    """The kernel that writes values at an index along one axis of an input: ``written`` is its new contents."""
+    index, values = written.args
+    axis, size, own = written.attrs["axis"], written.shape, contiguous_strides(written.shape)
+    shape = tuple(index.shape[0] if k == axis else n for k, n in enumerate(size))
+    at, of = view_of(index), view_of(values)
+    assert at is not None and of is not None, written
+    along = tuple(at.strides[0] if k == axis else 0 for k in range(len(shape)))
+    missing = (0,) * (len(shape) - len(values.shape))
+    spread = (
+        *missing,
+        *(0 if n == 1 else s for n, s in zip(values.shape, of.strides, strict=True)),
+    )
+    body: list[Stmt] = [
+        Load(Access(0, along, at.offset), index.dtype),
+        Load(Access(1, spread, of.offset), values.dtype),
+    ]
+    if written.attrs["negative"]:
+        bound = size[axis]
+        whole = Const(bound, index.dtype) if isinstance(bound, int) else Size(bound, index.dtype)
+        body += [
+            whole,
+            Const(0, index.dtype),
+            Compute("lt", (0, 3), torch.bool),
+            Compute("add", (0, 2), index.dtype),
+            Compute("where", (4, 5, 0), index.dtype),
+        ]
+    place = len(body) - 1 if written.attrs["negative"] else 0
+    others = tuple(0 if k == axis else stride for k, stride in enumerate(own))
+    body.append(Accumulate(Access(2, others), 1, place, own[axis], size[axis], "put"))
+    outer, inner, body = _space(shape, body, False, set())
+    args = (Arg(index.dtype, False), Arg(values.dtype, False), Arg(written.dtype, True))
+    return GroupKernel(Kernel(outer, inner, args, tuple(body)), (at.base, of.base, written))
 
 
 def join_copies(copies: Sequence[GroupKernel]) -> list[GroupKernel]:

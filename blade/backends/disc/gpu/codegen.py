@@ -7,7 +7,7 @@ from dataclasses import replace
 import sympy
 import torch
 
-from blade.backends.disc.fusion.build_kernels import GroupKernel, build_kernel
+from blade.backends.disc.fusion.build_kernels import GroupKernel, build_kernel, build_put
 from blade.backends.disc.fusion.fuse import Fused, FusionGroup
 from blade.backends.disc.gpu.attention.autotune import choose_kernels
 from blade.backends.disc.gpu.compile.compile import InMemoryStore, KernelStore, compile_units
@@ -79,7 +79,7 @@ class GpuCodegen:
         filled = tuple(
             (stmt.access.arg, ACCUMULATIONS[stmt.kind])
             for stmt in kernel.body
-            if isinstance(stmt, Accumulate)
+            if isinstance(stmt, Accumulate) and stmt.kind in ACCUMULATIONS
         )
         return [
             Launch(
@@ -132,6 +132,8 @@ class GpuCodegen:
         return steps
 
     def library(self, value: Value) -> list[Instruction]:
+        if value.op == "written":
+            return [*self._launches(build_put(value))]
         found = self.served.value(value)
         return [value] if found is None else [self._step(step) for step in found]
 

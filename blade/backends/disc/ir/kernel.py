@@ -120,7 +120,8 @@ class Store:
 class Accumulate(Store):
     """Combine ``value`` with the element at ``access``, moved by ``stride`` times value ``index``, atomically.
 
-    ``kind``: one of ``ACCUMULATIONS``. The buffer holds ``kind``'s identity before the kernel runs. GPU only.
+    ``kind``: one of ``ACCUMULATIONS``, whose identity the buffer holds before the kernel runs, or "put": the element
+    becomes one of the values that have its index. GPU only.
     ``bound``: the kernel asserts 0 <= index < bound.
     """
 

@@ -7,20 +7,31 @@
     %11 = slice %10 {0 .. p + 1}
     update %1 %10
 
-A cache of keys is not copied for one of them. Nothing may read what is overwritten: whoever has to run the
-original after a failure finds an input in which the part is written already, and writes it again.
+A cache of keys is not copied for one of them. The part may also be one that an index selects: a static cache's new
+keys. Nothing may read what is overwritten: whoever has to run the original after a failure finds an input in which
+the part is written already, and writes it again.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from typing import Any
 
 import sympy
+import torch
 
+from blade.backends.disc.frontend.ops.gather import INDICES
 from blade.backends.disc.ir.concat_placement import operand_offsets
 from blade.backends.disc.ir.graph import Graph, IrBuilder, Value, live, plain
 from blade.backends.disc.ir.kernel import Dim
 from blade.backends.disc.ir.late_sizes import late_operands
 from blade.backends.disc.ir.rewrite import eliminate_dead_code
+
+aten = torch.ops.aten
+_IN_PLACE = {
+    aten.index_copy.default: aten.index_copy_.default,
+    aten.index_put.default: aten.index_put_.default,
+    aten._unsafe_index_put.default: aten.index_put_.default,
+}
 
 
 def update_in_place(graph: Graph) -> Graph:
@@ -42,25 +53,90 @@ class _Place:
     part: Value
     starts: tuple[Dim, ...]
 
+    @property
+    def args(self) -> tuple[Value, ...]:
+        return (self.part,)
 
-def _places(graph: Graph) -> Iterator[_Place]:
+    @property
+    def attrs(self) -> dict[str, Any]:
+        return {"starts": self.starts}
+
+    def leaves(self, read: Value) -> bool:
+        """Whether ``read`` is a slice of the input without any element of the part, as far as numbers tell."""
+        if read.args[0] is not self.into or any(step != 1 for step in read.attrs["steps"]):
+            return False
+        spans = zip(read.attrs["starts"], read.shape, self.starts, self.part.shape, strict=True)
+        return any(_precedes(a, n, b) or _precedes(b, m, a) for a, n, b, m in spans)
+
+
+@dataclass(frozen=True)
+class _Indexed:
+    """``whole``: a call that writes at an index along ``axis`` of ``into``; ``target`` does so in place."""
+
+    whole: Value
+    into: Value
+    target: torch._ops.OpOverload
+    axis: int
+    negative: bool  # indices from the end are allowed
+
+    @property
+    def args(self) -> tuple[Value, ...]:
+        return self.whole.args[1:]
+
+    @property
+    def attrs(self) -> dict[str, Any]:
+        template = self.whole.attrs["template"]
+        how = {"axis": self.axis, "negative": self.negative}
+        return {"target": self.target, "template": template, **how}
+
+    def leaves(self, read: Value) -> bool:
+        return read is self.whole
+
+
+def _places(graph: Graph) -> Iterator[_Place | _Indexed]:
     users = graph.users()
     outputs = {v.id for v in graph.outputs}
     for whole, into in graph.updated:
         kept: set[int] = set()
-        place = _place(whole, into, kept)
-        if place is None or into.id in outputs or _needs(place.part, into):
+        place = _indexed(whole, into) or _place(whole, into, kept)
+        if place is None or into.id in outputs or any(_needs(one, into) for one in place.args):
             continue
 
-        def is_safe(read: Value, kept: Set[int] = kept, place: _Place = place) -> bool:
+        def is_safe(read: Value, kept: Set[int] = kept, place: _Place | _Indexed = place) -> bool:
             """Whether a reader of the old contents, or of a slice of them, finds them in the new ones."""
+            if read is place.whole:
+                return True
             if read.id in outputs or read.op != "slice":
                 return False
-            alone = read.id in kept or _is_apart(read, place)
+            alone = read.id in kept or place.leaves(read)
             return alone or (bool(users[read.id]) and all(map(is_safe, users[read.id])))
 
         if all(map(is_safe, users[into.id])):
             yield place
+
+
+def _indexed(whole: Value, into: Value) -> _Indexed | None:
+    """``whole`` if it puts what it is given at one row of indices along one axis of ``into``."""
+    if whole.op != "call" or not whole.args or whole.args[0] is not into:
+        return None
+    target, template = whole.attrs["target"], whole.attrs["template"]
+    if (
+        target not in _IN_PLACE
+        or len(whole.args) != 3
+        or torch.are_deterministic_algorithms_enabled()
+    ):
+        return None
+    index = whole.args[1]
+    if len(index.shape) != 1 or index.dtype not in INDICES or into in whole.args[1:]:
+        return None
+    if target is aten.index_copy.default:
+        axis = template[1] % len(into.shape)
+        return _Indexed(whole, into, _IN_PLACE[target], axis, negative=False)
+    places = template[1]
+    found = [k for k, one in enumerate(places) if one is not None]
+    if len(found) != 1 or any(template[3:]):  # accumulates
+        return None
+    return _Indexed(whole, into, _IN_PLACE[target], found[0], negative=True)
 
 
 def _place(whole: Value, into: Value, kept: set[int]) -> _Place | None:
@@ -98,14 +174,6 @@ def _is_old(piece: Value, into: Value, starts: Sequence[Dim]) -> bool:
     return all(plain(a) == plain(b) for a, b in zip(first, starts, strict=True))
 
 
-def _is_apart(read: Value, place: _Place) -> bool:
-    """Whether ``read`` is a slice of the input without any element of the part, as far as numbers tell."""
-    if read.args[0] is not place.into or any(step != 1 for step in read.attrs["steps"]):
-        return False
-    spans = zip(read.attrs["starts"], read.shape, place.starts, place.part.shape, strict=True)
-    return any(_precedes(a, n, b) or _precedes(b, m, a) for a, n, b, m in spans)
-
-
 def _precedes(start: Dim, size: Dim, other: Dim) -> bool:
     return all(isinstance(n, int) for n in (start, size, other)) and start + size <= other
 
@@ -124,13 +192,13 @@ def _needs(value: Value, other: Value) -> bool:
     return False
 
 
-def _rewritten(graph: Graph, places: Mapping[int, _Place]) -> Graph:
+def _rewritten(graph: Graph, places: Mapping[int, _Place | _Indexed]) -> Graph:
     """``graph`` with ``places``; as it is if what one part needs is only known after another one is written."""
     whole_of = {place.into.id: place.whole for place in places.values()}
 
-    def operands(v: Value) -> list[Value]:
+    def operands(v: Value) -> Sequence[Value]:
         if v.id in places:
-            return [places[v.id].part]
+            return places[v.id].args
         return [whole_of.get(a.id, a) if v.op == "slice" else a for a in v.args]
 
     order = _ordered(live(graph), operands)
@@ -142,14 +210,8 @@ def _rewritten(graph: Graph, places: Mapping[int, _Place]) -> Graph:
         args = [new[a.id] for a in operands(v)]
         if v.id in places:
             place = places[v.id]
-            new[v.id] = b.make(
-                "written",
-                args,
-                v.shape,
-                v.dtype,
-                input=place.into.attrs["index"],
-                starts=place.starts,
-            )
+            into = place.into.attrs["index"]
+            new[v.id] = b.make("written", args, v.shape, v.dtype, input=into, **place.attrs)
         else:
             new[v.id] = b.make(v.op, args, v.shape, v.dtype, v.strides, **v.attrs)
     outs = tuple(new[v.id] for v in graph.outputs)

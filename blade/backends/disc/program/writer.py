@@ -221,6 +221,8 @@ class ProgramWriter:
             self.emit([f"call aten::bmm.out 3 t:{a} t:{b} t:{out} 0"])
         elif value.op == "call":
             self.call(value)
+        elif value.op == "written":  # at an index
+            self.dispatch(value, [self.slot(value), *map(self.seen, value.args)], [])
         elif value.op == "read":
             register = self.registers.of(value.attrs["symbol"])
             target = "aten::_local_scalar_dense"

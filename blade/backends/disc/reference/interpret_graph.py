@@ -123,6 +123,8 @@ def _step(
         return graph.constants[a["index"]]
     if v.op == "written":
         made = inputs[a["input"]].clone()
+        if "axis" in a:
+            return _call(a["target"], [_argument(t, [made, *args], sizes) for t in a["template"]])
         starts = [evaluate(d, sizes) for d in a["starts"]]
         places = zip(starts, args[0].shape, strict=True)
         made[tuple(slice(start, start + size) for start, size in places)] = args[0]

@@ -122,8 +122,11 @@ class _KernelRun:
 
     def accumulate(self, stmt: Accumulate) -> None:
         buffer = self.buffers[stmt.access.arg]
-        kind = {"sum": "sum", "max": "amax"}[stmt.kind]
         places, values = self.places(stmt), self.values[stmt.value].expand(self.shape)
+        if stmt.kind == "put":
+            buffer.view(-1)[places.flatten()] = values.flatten().to(buffer.dtype)
+            return
+        kind = {"sum": "sum", "max": "amax"}[stmt.kind]
         buffer.view(-1).scatter_reduce_(0, places.flatten(), values.flatten(), kind)
 
     def store(self, stmt: Store) -> None:

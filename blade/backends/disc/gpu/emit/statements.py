@@ -292,6 +292,11 @@ class TritonBody:
         shape = f"[{columns}]" if rows == 1 else f"[{rows}, {columns}]"
         place = self.place(stmt.index, stmt.stride)
         pointer = f"tl.broadcast_to({self.pointer(stmt.access)} + {place}, {shape})"
+        if stmt.kind == "put":
+            value = _in_memory(self.values[stmt.value], self.kernel.args[stmt.access.arg].dtype)
+            value = f"tl.broadcast_to({value}, {shape})"
+            self.line(f"tl.store({pointer}, {value}{self.mask(True, True)})")
+            return
         value = f"tl.zeros({shape}, tl.float32) + {self.values[stmt.value]}"
         if stmt.kind == "max":  # by their bits NaNs without a sign are the largest numbers
             self.line(f"x = {value}")
