@@ -9,6 +9,8 @@ Attention on a GPU arrives as the kernel that torch chose at the sample's sizes,
 its gradient. If these are unused, it becomes ``scaled_dot_product_attention`` again, which every backend may
 implement.
 
+A write to an input that the graph returns is an update in a cluster, and what is returned the input.
+
 Indices that are computed on the CPU move to the GPU that reads them (``index_tables``). Numbers that follow from
 constants there become constants (``fold_numbers``).
 """
@@ -42,12 +44,26 @@ def apply_rewrites(graph: Graph) -> None:
     for node in list(graph.nodes):
         if node.target is aten.empty_like.default:
             _of_sizes(graph, node, known)
+        elif node.target is aten.copy_.default:
+            _return_what_is_written(node)
         elif node.target in _ATTENTION:
             _only_attention(graph, node)
     fold_numbers(graph)
     move_index_tables(graph)
     # even an unused draw advances the generator
     graph.eliminate_dead_code(lambda node: node.is_impure() or may_draw(node))
+
+
+def _return_what_is_written(write: Node) -> None:
+    """Return the input itself, not the result of the write to it, which is the same tensor.
+
+    A model that assigns its cache to an attribute of its own returns it to Dynamo.
+    """
+    into = write.args[0]
+    if isinstance(into, Node) and into.op == "placeholder":
+        for user in list(write.users):
+            if user.op == "output":
+                user.replace_input_with(write, into)
 
 
 def _of_sizes(graph: Graph, node: Node, known: dict[Any, Node]) -> None:

@@ -24,3 +24,10 @@ class Generators:
         if device not in self._found:
             self._found[device] = torch.Generator(device).manual_seed(self._seed)
         return self._found[device]
+
+    def signs(self, like: torch.Tensor) -> torch.Tensor:
+        """1 or -1 for each element of ``like``, of its shape, dtype and device."""
+        drawn = torch.randint(
+            0, 2, like.shape, generator=self.on(like.device), dtype=like.dtype, device=like.device
+        )
+        return drawn.mul_(2).sub_(1)

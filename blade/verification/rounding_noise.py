@@ -41,6 +41,11 @@ _EXACT = frozenset(
 )
 
 
+# Pointwise ops whose results below the normal numbers are exact.
+_DIFFERENCES = frozenset(("add", "sub", "rsub"))
+_LEAST = 5e-324  # of float64
+
+
 class RoundingNoise(Interpreter):
     """Run an FX graph; each float that a sum returns is rounded up or down, drawn from ``seed``.
 
@@ -69,10 +74,27 @@ class RoundingNoise(Interpreter):
         if name in _MEANS and isinstance(made, torch.Tensor):
             of = args[0].numel() // max(made.numel(), 1)
             return perturb_by_ulp(made, self._generators, sqrt(max(of, 1)))
-        is_rounded = name in _SUMS or (
-            _is_fp64(made) and _is_pointwise(target) and name not in _EXACT
-        )
-        return perturb_by_ulp(made, self._generators) if is_rounded else made
+        if name in _SUMS:
+            return perturb_by_ulp(made, self._generators)
+        if not _is_fp64(made) or not _is_pointwise(target) or name in _EXACT:
+            return made
+        moved = perturb_by_ulp(made, self._generators)
+        return moved if name in _DIFFERENCES else self._perturb_underflow(made, moved, args)
+
+    def _perturb_underflow(
+        self, made: torch.Tensor, moved: torch.Tensor, args: Sequence[Any]
+    ) -> torch.Tensor:
+        """``moved``, with numbers below the normal ones, 0 of other numbers too, off by the least one there is.
+
+        Products of small numbers round to a multiple of it, unless a sum contracts them.
+        """
+        low = made.abs() < torch.finfo(made.dtype).tiny
+        for one in args:
+            if isinstance(one, (torch.Tensor, int, float)):
+                low = low & (one != 0)
+        if not bool(low.any()):
+            return moved
+        return torch.where(low, moved + self._generators.signs(made) * _LEAST, moved)
 
 
 def _is_pointwise(target: Any) -> bool:
@@ -89,9 +111,5 @@ def perturb_by_ulp(value: Any, generators: Generators, roundings: float = 1.0) -
         return type(value)(perturb_by_ulp(one, generators, roundings) for one in value)
     if not isinstance(value, torch.Tensor) or not value.is_floating_point():
         return value
-    generator = generators.on(value.device)
-    signs = torch.randint(
-        0, 2, value.shape, generator=generator, dtype=value.dtype, device=value.device
-    )
     by = roundings * torch.finfo(value.dtype).eps
-    return torch.addcmul(value, value, signs.mul_(2).sub_(1), value=by)
+    return torch.addcmul(value, value, generators.signs(value), value=by)

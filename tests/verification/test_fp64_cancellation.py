@@ -103,6 +103,19 @@ def test_places_of_infinity_that_a_rounding_moves_are_no_fault() -> None:
     assert isinstance(verdict, Verdict), verdict
 
 
+def test_products_below_the_normal_numbers_are_off_by_the_least_one() -> None:
+    class Products(nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return aten.mul.Tensor(x, y), aten.sub.Tensor(x, x), aten.mul.Tensor(x, 0.0)
+
+    gm = torch.fx.symbolic_trace(Products())
+    x, y = X * 1e-160, X * 2e-164
+    (moved, difference, zero), (want, *_) = RoundingNoise(gm, 0)(x, y), gm(x, y)
+    assert bool((want < torch.finfo(torch.float64).tiny).all()) and bool((want == 0).any())
+    assert torch.equal((moved - want).abs(), torch.full_like(want, 5e-324))
+    assert not difference.any() and not zero.any()
+
+
 @pytest.mark.parametrize("module", [Plain(), Divides()])
 def test_infinities_elsewhere_are_wrong(module: nn.Module) -> None:
     wrong = run(of(module), run=infinite_elsewhere)

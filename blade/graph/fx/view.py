@@ -249,7 +249,8 @@ class _StorageRoots:
 def _written(node: Node) -> Iterator[Node]:
     """The arguments of ``node`` that it writes to."""
     if not isinstance(node.target, torch._ops.OpOverload):
-        yield from node.all_input_nodes  # unknown: assume all
+        if node.op != "output":
+            yield from node.all_input_nodes  # unknown: assume all
         return
     arguments = node.target._schema.arguments
     named = {a.name: a for a in arguments}

@@ -45,7 +45,7 @@ def update_in_place(graph: Graph) -> Graph:
 
 
 @dataclass(frozen=True)
-class _Place:
+class _Region:
     """``whole``, the new contents of ``into``, differ from the old ones in ``part`` from ``starts`` on."""
 
     whole: Value
@@ -93,7 +93,7 @@ class _Indexed:
         return read is self.whole
 
 
-def _places(graph: Graph) -> Iterator[_Place | _Indexed]:
+def _places(graph: Graph) -> Iterator[_Region | _Indexed]:
     users = graph.users()
     outputs = {v.id for v in graph.outputs}
     for whole, into in graph.updated:
@@ -102,7 +102,7 @@ def _places(graph: Graph) -> Iterator[_Place | _Indexed]:
         if place is None or into.id in outputs or any(_needs(one, into) for one in place.args):
             continue
 
-        def is_safe(read: Value, kept: Set[int] = kept, place: _Place | _Indexed = place) -> bool:
+        def is_safe(read: Value, kept: Set[int] = kept, place: _Region | _Indexed = place) -> bool:
             """Whether a reader of the old contents, or of a slice of them, finds them in the new ones."""
             if read is place.whole:
                 return True
@@ -139,7 +139,7 @@ def _indexed(whole: Value, into: Value) -> _Indexed | None:
     return _Indexed(whole, into, _IN_PLACE[target], found[0], negative=True)
 
 
-def _place(whole: Value, into: Value, kept: set[int]) -> _Place | None:
+def _place(whole: Value, into: Value, kept: set[int]) -> _Region | None:
     """Where ``whole`` differs from what ``into`` has, if that is one part; ``kept`` learns the pieces that do not."""
     part, starts = whole, tuple[Dim, ...](0 for _ in into.shape)
     while part.op == "concat":
@@ -152,7 +152,7 @@ def _place(whole: Value, into: Value, kept: set[int]) -> _Place | None:
         if len(others) != 1:
             break
         [(part, starts)] = others
-    return None if part is whole else _Place(whole, into, part, starts)
+    return None if part is whole else _Region(whole, into, part, starts)
 
 
 def _pieces(concat: Value, starts: Sequence[Dim]) -> Iterator[tuple[Value, tuple[Dim, ...]]]:
@@ -192,7 +192,7 @@ def _needs(value: Value, other: Value) -> bool:
     return False
 
 
-def _rewritten(graph: Graph, places: Mapping[int, _Place | _Indexed]) -> Graph:
+def _rewritten(graph: Graph, places: Mapping[int, _Region | _Indexed]) -> Graph:
     """``graph`` with ``places``; as it is if what one part needs is only known after another one is written."""
     whole_of = {place.into.id: place.whole for place in places.values()}
 
