@@ -12,7 +12,6 @@ import torch
 
 from blade.backends.disc.gpu.attention.calls import LARGEST_HEAD
 from blade.backends.disc.gpu.passes.assert_indices import assert_indices
-from blade.backends.disc.gpu.passes.copy_written import copy_written
 from blade.backends.disc.gpu.passes.generate_scatters import generate_scatters
 from blade.backends.disc.gpu.passes.keep_row_values import keep_row_values
 from blade.backends.disc.gpu.passes.lower_scaled import ScaledLowerer
@@ -83,7 +82,6 @@ def passes(half: torch.dtype | None) -> Sequence[tuple[str, GraphPass]]:
         ("weights_channels_last", weights_channels_last),
         ("compute_where_read", recompute_channel_values),
         ("addressable", partial(legalize.addressable, packed=_nothing, transposed=True)),
-        ("copy_written", copy_written),
         ("precompute", precompute_constants),
         ("outputs", materialize_outputs),
         ("complex", copy_complex),
