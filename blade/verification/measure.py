@@ -171,7 +171,8 @@ class _Comparison:
         what is divided by it is infinite or not.
         """
         want = self._want[i]
-        is_open = want.dtype is torch.float64 and may_be_ill_conditioned(self._case)
+        is_wide = any(t.dtype is torch.float64 for t in (want, *self._case.inputs))
+        is_open = is_wide and may_be_ill_conditioned(self._case)
         if self._rounded is None or not is_open or self._why_other_form(i, places=False):
             return False
         count = int(compare.misplaced(self._got[i], want).sum())
