@@ -25,7 +25,7 @@ from blade.core.reason import Reason
 from blade.core.torch_modes import out_of_compilation
 from blade.dynamo.bound_parameters import BoundParameters, bindable
 from blade.dynamo.compile_graph import CompiledGraph, compile_fx
-from blade.dynamo.forward_backward import partition
+from blade.dynamo.forward_backward import is_saved, partition
 from blade.dynamo.in_turns import InTurns, writes
 from blade.dynamo.options import config_of
 from blade.dynamo.select_ahead import select_engines
@@ -75,7 +75,8 @@ def _compile(
         def compile_one(graph: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
             binding = binds and not kind
             if kind != ".backward":  # gradients are accumulated in place: each has its own memory
-                mark_shared_results(graph.graph)
+                results = dict.fromkeys(graph.graph.output_node().all_input_nodes)
+                mark_shared_results([node for node in results if not is_saved(node)])
             job = _GraphJob(graph, f"graph_{number}{kind}", config, binding, example_inputs)
             # AOTAutograd calls this under its fake mode; engines are made from real tensors
             with out_of_compilation():

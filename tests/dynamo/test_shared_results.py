@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import blade
+from blade.dynamo import backends
 
 ALL = {"timing": False, "min_cluster_size": 1}
 Results = tuple[torch.Tensor, ...]
@@ -45,6 +46,19 @@ def test_a_write_to_one_is_seen_in_the_others(fn: Callable[[torch.Tensor], Resul
     for mine, theirs in zip(got, want, strict=True):
         assert torch.equal(mine, theirs) and mine.stride() == theirs.stride()
     assert any(c.backend == "disc" for report in graphs.reports() for c in report.clusters)
+
+
+@pytest.mark.needs("runtime")
+def test_what_is_saved_for_backward_is_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch._dynamo.reset()
+    counts: list[int] = []
+    monkeypatch.setattr(backends, "mark_shared_results", lambda nodes: counts.append(len(nodes)))
+    w = torch.rand(4, 3, requires_grad=True)
+    compiled = torch.compile(
+        lambda x: ((x @ w).relu() @ w.T).sin(), backend=blade.dynamo.aot_disc, options=ALL
+    )
+    compiled(torch.rand(4, 4)).sum().backward()
+    assert counts == [1]
 
 
 @pytest.mark.needs("runtime")

@@ -46,7 +46,6 @@ from blade.backends.disc.target.gpu import GpuTarget
 from blade.core.disk_cache import DiskCache
 
 log = logging.getLogger(__name__)
-
 Dump = Callable[[str, object], None]
 
 

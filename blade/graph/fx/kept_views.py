@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Views that stay outside of clusters, because an engine returns dense tensors with memory of their own.
 
-    mark_shared_results(graph)
+    mark_shared_results(results)
     is_kept_view(node), base_of(node)
 
 They are views with gaps or overlaps, and views among several results that share memory: the caller may write to one
@@ -9,10 +9,10 @@ and read the other, as code behind a graph break does.
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import torch
-from torch.fx import Graph, Node
+from torch.fx import Node
 
 from blade.graph.shapes.fake_tensors import layout_at_hints
 from blade.graph.shapes.memory_format import order_of
@@ -20,9 +20,8 @@ from blade.graph.shapes.memory_format import order_of
 _SHARED = "blade_shares_result"
 
 
-def mark_shared_results(graph: Graph) -> None:
-    """Mark the views through which results of ``graph``, all of them the caller's, share memory."""
-    results = dict.fromkeys(graph.output_node().all_input_nodes)
+def mark_shared_results(results: Collection[Node]) -> None:
+    """Mark the views through which ``results`` of a graph, which the caller gets, share memory."""
     held = Counter(storage for node in results for storage in _storage(node))
     for node in results:
         if any(held[storage] > 1 for storage in _storage(node)):

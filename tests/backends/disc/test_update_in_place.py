@@ -150,6 +150,21 @@ def test_parts_that_wait_for_each_other_stay() -> None:
     assert update_in_place(graph) is graph
 
 
+@pytest.mark.needs("torch_mlir", "runtime")
+def test_what_one_input_becomes_is_copied_to_another() -> None:
+    b = new_builder()
+    x, y = add_input(b, (S0, S1)), add_input(b, (S0, S1))
+    new = _with(b, x, _row(b, y), 1)
+    graph = replace(finish(b, new, new), updates=(0, 1))
+    program = compile_ir(graph, host()).program
+    assert " update 0 again" in program and program.count("call aten::copy_") == 1
+    inputs = [torch.randn(5, 4), torch.randn(5, 4)]
+    given = [t.clone() for t in inputs]
+    assert compile_to_engine(graph).try_execute(given) is not None
+    for have, want in zip(given, interpret(graph, inputs), strict=True):
+        torch.testing.assert_close(have, want)
+
+
 class Cached(nn.Module):
     """Attention to all keys so far, which lie in a tensor that is no buffer."""
 

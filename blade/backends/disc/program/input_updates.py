@@ -48,7 +48,7 @@ def write_updates(writer: "ProgramWriter") -> None:
     copied = []
     taken: set[int] = set()
     for value, into in writer.graph.updated:
-        if value.op == "written":
+        if value.op == "written" and value.attrs["input"] == into.attrs["index"]:
             continue
         view = view_of(value)
         assert view is not None and value.shape == into.shape and value.dtype == into.dtype, value
