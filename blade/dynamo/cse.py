@@ -5,12 +5,13 @@ torch's own pass does the same, but imports most of Inductor, which takes longer
 """
 
 import operator
-from collections.abc import Iterator
 from types import BuiltinFunctionType
 from typing import Any
 
 import torch
 from torch.fx import Graph, Node
+
+from blade.graph.shapes.fake_tensors import storages_of
 
 aten = torch.ops.aten
 _BLANK = (aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided)
@@ -18,14 +19,14 @@ _BLANK = (aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.
 
 def eliminate_common_subexpressions(graph: Graph) -> None:
     """Change ``graph`` in place. Aliases of results stay: each result has its own memory, as in eager."""
-    returned = {s for n in graph.output_node().all_input_nodes for s in _storages(n)}
+    returned = {s for n in graph.output_node().all_input_nodes for s in storages_of(n)}
     known: dict[Any, Node] = {}
     writes = 0  # so far: reads before and after a write are not equal
     for node in list(graph.nodes):
         target = node.target
         if isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable:
             writes += 1
-        elif _is_pure(node) and returned.isdisjoint(_storages(node)):
+        elif _is_pure(node) and returned.isdisjoint(storages_of(node)):
             first = known.setdefault((writes, target, _key(node.args), _key(node.kwargs)), node)
             if first is not node:
                 node.replace_all_uses_with(first)
@@ -40,13 +41,6 @@ def _is_pure(node: Node) -> bool:
         return not (is_drawn or target.overloadpacket in _BLANK or isinstance(value, torch.SymInt))
     is_arithmetic = isinstance(target, BuiltinFunctionType) and isinstance(value, torch.SymInt)
     return node.op == "call_function" and (target is operator.getitem or is_arithmetic)
-
-
-def _storages(node: Node) -> Iterator[int]:
-    value = node.meta.get("val")
-    for one in value if isinstance(value, (list, tuple)) else (value,):
-        if isinstance(one, torch.Tensor) and one.layout is torch.strided:
-            yield one.untyped_storage()._cdata
 
 
 def _key(value: Any) -> Any:

@@ -9,12 +9,12 @@ and read the other, as code behind a graph break does.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 
 import torch
 from torch.fx import Node
 
-from blade.graph.shapes.fake_tensors import layout_at_hints
+from blade.graph.shapes.fake_tensors import layout_at_hints, storages_of
 from blade.graph.shapes.memory_format import order_of
 
 _SHARED = "blade_shares_result"
@@ -22,9 +22,9 @@ _SHARED = "blade_shares_result"
 
 def mark_shared_results(results: Collection[Node]) -> None:
     """Mark the views through which ``results`` of a graph, which the caller gets, share memory."""
-    held = Counter(storage for node in results for storage in _storage(node))
+    held = Counter(storage for node in results for storage in storages_of(node))
     for node in results:
-        if any(held[storage] > 1 for storage in _storage(node)):
+        if any(held[storage] > 1 for storage in storages_of(node)):
             while (base := _viewed(node)) is not None:
                 node.meta[_SHARED] = True
                 node = base
@@ -60,9 +60,3 @@ def _viewed(node: Node) -> Node | None:
     if returned is None or returned.is_write or target._schema.arguments[0].alias_info is None:
         return None
     return base
-
-
-def _storage(node: Node) -> Iterator[int]:
-    value = node.meta.get("val")
-    if isinstance(value, torch.Tensor) and value.layout is torch.strided:
-        yield value.untyped_storage()._cdata

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Real tensors and fresh fakes for the fake values of an FX graph, and tests of when these are equivalent."""
 
+from collections.abc import Iterator
+
 import torch
 from torch.fx import Node
 
@@ -54,6 +56,13 @@ def tensors_of(node: Node) -> tuple[torch.Tensor, ...]:
     value = node.meta.get("val")
     several = value if isinstance(value, (list, tuple)) else (value,)
     return tuple(v for v in several if isinstance(v, torch.Tensor))
+
+
+def storages_of(node: Node) -> Iterator[int]:
+    """Which memory the tensors of ``node`` lie in: equal numbers are one memory."""
+    for one in tensors_of(node):
+        if one.layout is torch.strided:
+            yield one.untyped_storage()._cdata
 
 
 def hint(size: int | torch.SymInt) -> int:
