@@ -290,3 +290,20 @@ class FirstOf(nn.Module):
 def test_tensors_in_dataclasses_do_not_become_constants() -> None:
     with pytest.raises(InputError, match=r"'pair'.*whose tensors would be constants"):
         blade.optimize(FirstOf().eval(), (Pair(x(), x()),), CONFIG)
+
+
+@pytest.mark.needs("runtime")
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_an_optional_mask_whose_form_decides(norm_first: bool) -> None:
+    """The check of its form reads the mask where it is known to be a tensor, whatever freezing puts in front."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(4, 2, 8, 0.0, norm_first=norm_first, batch_first=True).eval()
+    mask = torch.tensor([False, False, True])
+    sample = {"src": torch.rand(3, 4), "src_mask": None, "src_key_padding_mask": mask}
+    with blade.Config(timing=False, min_cluster_size=1):
+        optimized = blade.optimize(layer, sample)
+    for rows in (3, 5):
+        x, hidden = torch.rand(rows, 4), torch.arange(rows) > 1
+        with torch.no_grad():
+            got = optimized(x, src_key_padding_mask=hidden)
+            torch.testing.assert_close(got, layer(x, src_key_padding_mask=hidden))

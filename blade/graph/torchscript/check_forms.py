@@ -37,9 +37,13 @@ def check_forms(
     _, *inputs = given
     own: Any = graph
     nodes = (node for node in graph.nodes() if node.kind() != "prim::unchecked_cast")
-    own.setInsertPoint(next(nodes, own.return_node()))
+    first: Any = next(nodes, own.return_node())
+    own.setInsertPoint(first)
     tensors: list[tuple[Any, torch.Tensor, str]] = []
-    inputs = [unwrapped(value) for value in inputs]
+    for k, value in enumerate(inputs):
+        inputs[k] = unwrapped(value)
+        if inputs[k] is not value:  # freezing puts weights in front of it
+            inputs[k].node().moveBefore(first)
     for value, entry in zip(inputs, sample, strict=True):
         tensors += _leaves(own, value, entry, value.debugName())
     texts = _check_containers(own, inputs, sample)
