@@ -9,6 +9,9 @@
     slice a {starts, steps}               element start + step * i along each axis
     window a {starts, walks}              result axis k moves `step` along axis `a` for each (a, step) of walks[k]
     concat a b ... {axis}
+    written x {input, starts}             the new contents of an input, in its memory: x from `starts` on, the rest as
+    written i x {input, axis, target}     it was; or x at the index i along `axis`, put by `target` on a CPU
+                                          (update_in_place.py)
     gather a i t? {axis, axes, asserts?}  index i along `axis` of `a`; its other axes k are the result's axes[k];
                                           i has the result's shape and is in bounds once the check t has run,
                                           or, with `asserts`, is checked by the kernel
