@@ -26,7 +26,7 @@ from blade.core.torch_modes import out_of_compilation
 from blade.dynamo.bound_parameters import BoundParameters, bindable
 from blade.dynamo.compile_graph import CompiledGraph, compile_fx
 from blade.dynamo.forward_backward import is_saved, partition
-from blade.dynamo.in_turns import InTurns, writes
+from blade.dynamo.in_turns import InTurns, is_decided_by_calls
 from blade.dynamo.options import config_of
 from blade.dynamo.select_ahead import select_engines
 from blade.dynamo.true_masks import drop_true_masks
@@ -75,7 +75,7 @@ def _compile(
         def compile_one(graph: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
             binding = binds and not kind
             if kind != ".backward":  # gradients are accumulated in place: each has its own memory
-                results = dict.fromkeys(graph.graph.output_node().all_input_nodes)
+                results = graph.graph.output_node().all_input_nodes
                 mark_shared_results([node for node in results if not is_saved(node)])
             job = _GraphJob(graph, f"graph_{number}{kind}", config, binding, example_inputs)
             # AOTAutograd calls this under its fake mode; engines are made from real tensors
@@ -84,7 +84,7 @@ def _compile(
                     return cast(Callable[..., Any], job.to_save())
                 if config.background:
                     return make_boxed_func(job.later())  # type: ignore[no-any-return]
-                in_place = _is_timed(config) and writes(graph.graph)
+                in_place = is_decided_by_calls(graph.graph, config)
                 made = job.compile()
                 alone.extend(() if kind else ((made, in_place),))
                 return make_boxed_func(made)  # type: ignore[no-any-return]
@@ -107,10 +107,6 @@ def _compile(
     from blade.dynamo.aot_compile import CompiledFunction
 
     return CompiledFunction(compiled)
-
-
-def _is_timed(config: Config) -> bool:
-    return config.timing
 
 
 def _while_served(

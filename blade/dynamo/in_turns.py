@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.fx import Graph
 
+from blade.config import Config
 from blade.core.reason import Code, Reason, Stage
 
 Fn = Callable[..., Any]
@@ -30,9 +31,9 @@ PATIENCE = 24  # calls after which engines serve, if sizes never stay the same f
 MARGIN = 1.1  # the user's graph has to be faster by this factor
 
 
-def writes(functional: Graph) -> bool:
-    """Whether ``functional`` has what writes in place become."""
-    return any(node.target in _WRITES for node in functional.nodes)
+def is_decided_by_calls(functional: Graph, config: Config) -> bool:
+    """Whether ``functional`` has what writes in place become, and ``config`` has engines timed."""
+    return config.timing and any(node.target in _WRITES for node in functional.nodes)
 
 
 class InTurns:

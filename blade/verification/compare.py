@@ -84,8 +84,15 @@ def _property(tensor: torch.Tensor, what: str) -> object:
 
 def misplaced(got: torch.Tensor, want: torch.Tensor) -> torch.Tensor:
     """Mask of the elements of which one is NaN or an infinity that the other is not."""
-    infinite = torch.isinf(got) | torch.isinf(want)
-    return (torch.isnan(got) ^ torch.isnan(want)) | infinite & (got != want)
+    return _other_nans(got, want) | _other_infinities(got, want)
+
+
+def _other_nans(got: torch.Tensor, want: torch.Tensor) -> torch.Tensor:
+    return torch.isnan(got) ^ torch.isnan(want)
+
+
+def _other_infinities(got: torch.Tensor, want: torch.Tensor) -> torch.Tensor:
+    return (torch.isinf(got) | torch.isinf(want)) & (got != want)
 
 
 def _misplaced(
@@ -101,13 +108,12 @@ def _misplaced(
         right |= _is_number_of(got, truth)
         if overflows and got.dtype == torch.float16:
             right |= torch.isfinite(got) & torch.isfinite(truth) & ~torch.isfinite(want)
-    wrong = (torch.isnan(got) ^ torch.isnan(want)) & ~right
+    wrong = _other_nans(got, want) & ~right
     if bool(wrong.any()):
         return f"differs from the original in {int(wrong.sum())} places of NaN"
     if want.is_complex():
         return None
-    infinite = torch.isinf(got) | torch.isinf(want)
-    wrong = infinite & (got != want) & ~right
+    wrong = _other_infinities(got, want) & ~right
     if bool(wrong.any()):
         return f"differs from the original in {int(wrong.sum())} places of infinity"
     return None

@@ -12,7 +12,7 @@ keys. Nothing may read what is overwritten: whoever has to run the original afte
 the part is written already, and writes it again.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,6 +25,7 @@ from blade.backends.disc.ir.graph import Graph, IrBuilder, Value, live, plain
 from blade.backends.disc.ir.kernel import Dim
 from blade.backends.disc.ir.late_sizes import late_operands
 from blade.backends.disc.ir.rewrite import eliminate_dead_code
+from blade.clustering.topological_order import sort_topologically
 
 aten = torch.ops.aten
 _IN_PLACE = {
@@ -90,7 +91,8 @@ class _Indexed:
         return {"target": self.target, "template": template, **how}
 
     def leaves(self, read: Value) -> bool:
-        return read is self.whole
+        """No: an index may point anywhere."""
+        return False
 
 
 def _places(graph: Graph) -> Iterator[_Region | _Indexed]:
@@ -127,7 +129,7 @@ def _indexed(whole: Value, into: Value) -> _Indexed | None:
     ):
         return None
     index = whole.args[1]
-    if len(index.shape) != 1 or index.dtype not in INDICES or into in whole.args[1:]:
+    if len(index.shape) != 1 or index.dtype not in INDICES:
         return None
     if target is aten.index_copy.default:
         axis = template[1] % len(into.shape)
@@ -201,12 +203,17 @@ def _rewritten(graph: Graph, places: Mapping[int, _Region | _Indexed]) -> Graph:
             return places[v.id].args
         return [whole_of.get(a.id, a) if v.op == "slice" else a for a in v.args]
 
-    order = _ordered(live(graph), operands)
-    if order is None:
+    values = live(graph)
+    at = {v.id: k for k, v in enumerate(values)}
+    try:
+        order = sort_topologically(
+            len(values), [(at[a.id], at[v.id]) for v in values for a in operands(v)]
+        )
+    except ValueError:  # a cycle
         return graph
     b = IrBuilder()
     new: dict[int, Value] = {}
-    for v in order:
+    for v in (values[k] for k in order):
         args = [new[a.id] for a in operands(v)]
         if v.id in places:
             place = places[v.id]
@@ -217,26 +224,3 @@ def _rewritten(graph: Graph, places: Mapping[int, _Region | _Indexed]) -> Graph:
     outs = tuple(new[v.id] for v in graph.outputs)
     ins = tuple(new[v.id] for v in graph.inputs)
     return eliminate_dead_code(replace(graph, values=b.values, outputs=outs, inputs=ins))
-
-
-def _ordered(
-    values: Sequence[Value], operands: Callable[[Value], Sequence[Value]]
-) -> list[Value] | None:
-    """``values``, each behind its operands; ``None`` if there is a cycle."""
-    done: dict[int, Value] = {}
-    open_: set[int] = set()
-    for root in values:
-        stack = [root]
-        while stack:
-            v = stack[-1]
-            missing = [a for a in operands(v) if a.id not in done]
-            if v.id in done or not missing:
-                stack.pop()
-                open_.discard(v.id)
-                done.setdefault(v.id, v)
-            elif v.id in open_:
-                return None
-            else:
-                open_.add(v.id)
-                stack += missing
-    return list(done.values())

@@ -115,34 +115,23 @@ class Liveness {
     for (size_t id = 0; id < p_.slots.size(); ++id) {
       if (p_.slots[id].kind != SlotKind::kUpdate) continue;
       if (p_.first[id] < 0) invalid(name_of(id) + " is never written");
-      if (p_.slots[id].again) {
-        check_is_read_by_itself(id);
-        continue;
-      }
       check_is_read_before(id);
-      written = std::min(written, p_.first[id]);
+      if (!p_.slots[id].again) written = std::min(written, p_.first[id]);
     }
     for (auto i = static_cast<size_t>(written); i < p_.instrs.size(); ++i) {
       if (!cannot_fail(p_.instrs[i])) invalid("'" + p_.instrs[i].text + "' may fail after an input was written");
     }
   }
 
-  void check_is_read_by_itself(size_t update) const {
-    const int64_t input = p_.slots[update].index;
-    for (size_t id = 0; id < p_.slots.size(); ++id) {
-      const auto& slot = p_.slots[id];
-      if (slot.kind == SlotKind::kInput && slot.index == input && p_.first[id] >= 0) {
-        invalid("input " + std::to_string(input) + " is read beside " + name_of(update));
-      }
-    }
-  }
-
+  // Of what may be written again, no other name is read at all.
   void check_is_read_before(size_t update) const {
     const int64_t input = p_.slots[update].index;
+    const bool again = p_.slots[update].again;
+    const int64_t latest = again ? -1 : p_.first[update];
     for (size_t id = 0; id < p_.slots.size(); ++id) {
       const auto& slot = p_.slots[id];
-      if (slot.kind == SlotKind::kInput && slot.index == input && p_.last[id] > p_.first[update]) {
-        invalid("input " + std::to_string(input) + " is read after it was written");
+      if (slot.kind == SlotKind::kInput && slot.index == input && p_.last[id] > latest) {
+        invalid("input " + std::to_string(input) + " is read " + (again ? "beside " + name_of(update) : "after it was written"));
       }
     }
   }
