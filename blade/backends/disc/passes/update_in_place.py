@@ -47,12 +47,16 @@ def update_in_place(graph: Graph) -> Graph:
 
 @dataclass(frozen=True)
 class _Region:
-    """``whole``, the new contents of ``into``, differ from the old ones in ``part`` from ``starts`` on."""
+    """``whole``, the new contents of ``into``, differ from the old ones in ``part`` from ``starts`` on.
+
+    ``between``: concatenations that contain ``part`` and are contained in ``whole``, and where they begin in it.
+    """
 
     whole: Value
     into: Value
     part: Value
     starts: tuple[Dim, ...]
+    between: tuple[tuple[Value, tuple[Dim, ...]], ...]
 
     @property
     def args(self) -> tuple[Value, ...]:
@@ -79,6 +83,7 @@ class _Indexed:
     target: torch._ops.OpOverload
     axis: int
     negative: bool  # indices from the end are allowed
+    between: tuple[()] = ()
 
     @property
     def args(self) -> tuple[Value, ...]:
@@ -144,6 +149,7 @@ def _indexed(whole: Value, into: Value) -> _Indexed | None:
 def _place(whole: Value, into: Value, kept: set[int]) -> _Region | None:
     """Where ``whole`` differs from what ``into`` has, if that is one part; ``kept`` learns the pieces that do not."""
     part, starts = whole, tuple[Dim, ...](0 for _ in into.shape)
+    passed: list[tuple[Value, tuple[Dim, ...]]] = []
     while part.op == "concat":
         others = []
         for piece, there in _pieces(part, starts):
@@ -153,8 +159,9 @@ def _place(whole: Value, into: Value, kept: set[int]) -> _Region | None:
                 others.append((piece, there))
         if len(others) != 1:
             break
+        passed.append((part, starts))
         [(part, starts)] = others
-    return None if part is whole else _Region(whole, into, part, starts)
+    return _Region(whole, into, part, starts, tuple(passed[1:])) if passed else None
 
 
 def _pieces(concat: Value, starts: Sequence[Dim]) -> Iterator[tuple[Value, tuple[Dim, ...]]]:
@@ -197,10 +204,13 @@ def _needs(value: Value, other: Value) -> bool:
 def _rewritten(graph: Graph, places: Mapping[int, _Region | _Indexed]) -> Graph:
     """``graph`` with ``places``; as it is if what one part needs is only known after another one is written."""
     whole_of = {place.into.id: place.whole for place in places.values()}
+    cut = {v.id: (p.whole, starts) for p in places.values() for v, starts in p.between}
 
     def operands(v: Value) -> Sequence[Value]:
         if v.id in places:
             return places[v.id].args
+        if v.id in cut:
+            return cut[v.id][:1]
         return [whole_of.get(a.id, a) if v.op == "slice" else a for a in v.args]
 
     values = live(graph)
@@ -219,6 +229,9 @@ def _rewritten(graph: Graph, places: Mapping[int, _Region | _Indexed]) -> Graph:
             place = places[v.id]
             into = place.into.attrs["index"]
             new[v.id] = b.make("written", args, v.shape, v.dtype, input=into, **place.attrs)
+        elif v.id in cut:
+            how = {"starts": cut[v.id][1], "steps": (1,) * len(v.shape)}
+            new[v.id] = b.make("slice", args, v.shape, v.dtype, **how)
         else:
             new[v.id] = b.make(v.op, args, v.shape, v.dtype, v.strides, **v.attrs)
     outs = tuple(new[v.id] for v in graph.outputs)
