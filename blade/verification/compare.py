@@ -12,7 +12,7 @@ from math import isfinite
 import torch
 
 from blade.graph.shapes.memory_format import lies_as
-from blade.verification.tolerance import largest_of
+from blade.verification.tolerance import largest_of, magnitude, underflow, unit
 
 
 def why_other_form(
@@ -85,6 +85,12 @@ def _property(tensor: torch.Tensor, what: str) -> object:
 def misplaced(got: torch.Tensor, want: torch.Tensor) -> torch.Tensor:
     """Mask of the elements of which one is NaN or an infinity that the other is not."""
     return _other_nans(got, want) | _other_infinities(got, want)
+
+
+def far_apart(got: torch.Tensor, want: torch.Tensor, limit: float) -> torch.Tensor:
+    """Mask of the elements that differ by more than ``limit`` of the largest magnitude, or in what is infinite."""
+    least = limit * unit(magnitude(want), underflow(want.dtype))
+    return misplaced(got, want) | ((got - want).abs() > least)
 
 
 def _other_nans(got: torch.Tensor, want: torch.Tensor) -> torch.Tensor:

@@ -26,6 +26,7 @@ from blade.verification.each_guarded import each_guarded
 from blade.verification.fp64_reference import Fp64Reference
 from blade.verification.index_guard import in_bounds
 from blade.verification.original import Outputs, are_finite
+from blade.verification.tolerance import RelativeErrors
 
 Tensors = Sequence[torch.Tensor]
 PEERS = 8  # the most outputs that a small one is compared with, where all of them are near
@@ -171,15 +172,42 @@ class _Comparison:
         what is divided by it is infinite or not.
         """
         want = self._want[i]
-        is_wide = any(t.dtype is torch.float64 for t in (want, *self._case.inputs))
-        is_open = is_wide and may_be_ill_conditioned(self._case)
-        if self._rounded is None or not is_open or self._why_other_form(i, places=False):
+        if not self._is_open(want) or self._why_other_form(i, places=False):
             return False
         count = int(compare.misplaced(self._got[i], want).sum())
-        draws = (self._rounded(self._case, seed) for seed in range(DRAWS))
-        return any(
-            d is not None and int(compare.misplaced(d[i], want).sum()) >= count for d in draws
-        )
+        return any(int(compare.misplaced(d, want).sum()) >= count for d in self._draws(i))
+
+    def _is_open(self, want: torch.Tensor) -> bool:
+        """Whether the case is derived, and ``want`` computed in fp64."""
+        is_wide = any(t.dtype is torch.float64 for t in (want, *self._case.inputs))
+        return is_wide and may_be_ill_conditioned(self._case)
+
+    def _draws(self, i: int) -> Iterator[torch.Tensor]:
+        """Yield output ``i`` of the original under different roundings."""
+        for seed in range(DRAWS if self._rounded else 0):
+            assert self._rounded is not None
+            found = self._rounded(self._case, seed)
+            if found is not None:
+                yield found[i]
+
+    def _without_rounded(self, i: int, errors: RelativeErrors) -> RelativeErrors | None:
+        """Errors without the values that are far from the original's; ``None`` unless rounding moves as many.
+
+        What is divided by a rounding error is as large as that is small: where a rounding makes some of an output
+        infinite, nothing bounds the others of that kind.
+        """
+        got, want = self._got[i], self._want[i]
+        own = errors.original_fp64
+        limit = tolerance.allowed(want.dtype, own)
+        seen = errors.error if own is None else errors.error_fp64
+        if not self._is_open(want) or seen is None or seen <= limit:
+            return None
+        far = compare.far_apart(got, want, limit)
+        for drawn in self._draws(i):
+            moved = compare.far_apart(drawn, want, limit)
+            if bool(compare.misplaced(drawn, want).any()) and int(moved.sum()) >= int(far.sum()):
+                return tolerance.errors(torch.where(far, want, got), want, None)
+        return None
 
     def measure(self, outputs: Sequence[int], float32_first: bool) -> None:
         """Compare ``outputs`` with the reference; no other is held any longer."""
@@ -216,6 +244,8 @@ class _Comparison:
         got, want = self._got[i], self._want[i]
         errors = tolerance.errors(got, want, truth, self._scale, self._half)
         found = Answer(self._case, i, want.dtype, errors, half=self._half, **_smallness(want))
+        if (rest := self._without_rounded(i, errors)) is not None:
+            return replace(found, errors=rest, is_near=True)
         if i in self._choices and errors.error:
             share = tolerance.share_apart(got, want)
             found = replace(found, errors=replace(errors, error=share), is_choice=True)

@@ -67,6 +67,26 @@ def infinite_elsewhere(outputs: list[torch.Tensor], inputs: Any, call: int) -> l
     return [torch.where((x > 0.9) & out.isfinite(), float("inf"), out)]
 
 
+class DividesByAFew(nn.Module):
+    """Half of it divides by ``(x + 1e-4) - 1e-4``: at small contents 0 or a rounding or two."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:
+        some, rest = aten.slice.Tensor(x, 0, 0, 32), aten.slice.Tensor(x, 0, 32, 64)
+        few = aten.sub.Tensor(aten.add.Tensor(some, 1e-4), 1e-4)
+        return (aten.cat.default([aten.div.Tensor(some, few), aten.mul.Tensor(rest, 2.0)]),)
+
+
+def large_in(count: int) -> Callable[..., list[torch.Tensor]]:
+    """The first ``count`` values are 100 at small contents, as if the rounding were a hundredth."""
+
+    def wrong(outputs: list[torch.Tensor], inputs: Any, call: int) -> list[torch.Tensor]:
+        [x], [out] = inputs, outputs
+        is_small = 0 < float(x.abs().max()) < 1e-10
+        return [torch.where((torch.arange(64) < count) & is_small, 100.0, out)]
+
+    return wrong
+
+
 def off_by(relative: float) -> Callable[..., list[torch.Tensor]]:
     def wrong(outputs: list[torch.Tensor], inputs: Any, call: int) -> list[torch.Tensor]:
         return [out * (1 + relative) for out in outputs]
@@ -129,3 +149,14 @@ def test_products_below_the_normal_numbers_are_off_by_the_least_one() -> None:
 def test_infinities_elsewhere_are_wrong(module: nn.Module) -> None:
     wrong = run(of(module), run=infinite_elsewhere)
     assert isinstance(wrong, Reason) and "places of infinity" in wrong.detail
+
+
+def test_values_beside_infinities_are_as_large_as_roundings_are_small() -> None:
+    small = X * 1e-20
+    [want] = DividesByAFew()(small)
+    assert 0 < int(want.isinf().sum()) < 32 and float(want[want.isfinite()].abs().max()) < 2
+    assert isinstance(run(of(DividesByAFew()), run=large_in(4)), Verdict)
+    wrong = run(of(DividesByAFew()), run=large_in(40))  # more than a rounding moves
+    assert isinstance(wrong, Reason) and wrong.code is Code.WRONG_VALUES
+    wrong = run(of(Plain()), run=large_in(4))
+    assert isinstance(wrong, Reason) and wrong.code is Code.WRONG_VALUES
