@@ -8,8 +8,9 @@ other sizes (1, odd) cut out of it, other contents, another layout in memory. A 
 for the model: run the original on it first.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import inf, isfinite
 from time import perf_counter
 
@@ -58,7 +59,8 @@ def verification_cases(
     orders = [stride_order(t) for t in samples[0]]
     end = perf_counter() + seconds
     further = _derived(samples, probes, selects)
-    while (start := perf_counter()) + last <= end and (case := next(further, None)) is not None:
+    while (start := perf_counter()) + last <= end and (planned := next(further, None)) is not None:
+        case = planned.make()
         if case.kind != "layout":  # keep the sample's layout: the original's results follow it
             laid_out = [in_order(t, o) for t, o in zip(case.inputs, orders, strict=True)]
             case = replace(case, inputs=tuple(laid_out))
@@ -66,23 +68,51 @@ def verification_cases(
         last = perf_counter() - start
 
 
-def _derived(samples: Sequence[Inputs], probes: Sequence[Inputs], selects: bool) -> Iterator[Case]:
+def derived_shapes(
+    samples: Sequence[Inputs], probes: Sequence[Inputs], selects: bool = False
+) -> Iterator[tuple[str, str, list[torch.Size]]]:
+    """Yield kind, name and shapes of each derived case, whose contents are not made."""
+    for planned in _derived(samples, probes, selects) if samples else ():
+        yield planned.kind, planned.name, _shapes(planned.like)
+
+
+@dataclass(frozen=True)
+class _Planned:
+    """A case with the shapes of ``like``, whose inputs ``fill`` makes from these one by one, in this order."""
+
+    kind: str
+    name: str
+    like: Inputs
+    fill: Callable[[torch.Tensor], torch.Tensor]
+
+    def make(self) -> Case:
+        return Case(self.kind, self.name, tuple(map(self.fill, self.like)))
+
+
+def _derived(
+    samples: Sequence[Inputs], probes: Sequence[Inputs], selects: bool
+) -> Iterator[_Planned]:
     generators = Generators(0)
-    yield from _other_sizes(samples, probes)
+    for name, inputs in _other_sizes(samples, probes):
+        yield _Planned("size", name, inputs, lambda t: t)
     first = samples[0]
-    for name, fill in _SELECTIONS.items() if selects else ():
-        yield Case("contents", name, tuple(map(fill, first)))
-    yield Case("contents", "random contents", tuple(random_contents(t, generators) for t in first))
-    yield Case("contents", "shuffled contents", tuple(_shuffled(t, generators) for t in first))
+    contents: dict[str, Callable[[torch.Tensor], torch.Tensor]] = dict(
+        _SELECTIONS if selects else {}
+    )
+    contents["random contents"] = partial(random_contents, generators=generators)
+    contents["shuffled contents"] = partial(_shuffled, generators=generators)
     if any(t.is_floating_point() for t in first):
-        for name, scale in _SCALES.items():
-            yield Case("contents", name, tuple(_scaled(t, scale) for t in first))
-        yield Case("contents", "non-finite contents", tuple(_not_finite(t) for t in first))
+        contents |= {name: partial(_scaled, scale=scale) for name, scale in _SCALES.items()}
+        contents["non-finite contents"] = _not_finite
+    for name, fill in contents.items():
+        yield _Planned("contents", name, first, fill)
     if any(t.dim() > 1 for t in first):
-        yield Case("layout", "transposed layout", tuple(_transposed(t) for t in first))
+        yield _Planned("layout", "transposed layout", first, _transposed)
 
 
-def _other_sizes(samples: Sequence[Inputs], probes: Sequence[Inputs]) -> Iterator[Case]:
+def _other_sizes(
+    samples: Sequence[Inputs], probes: Sequence[Inputs]
+) -> Iterator[tuple[str, Inputs]]:
     """Yield size 1 in every dynamic dimension, in each one alone, and an odd size in all of them; shapes of a sample
     or probe not again."""
     every = [*samples, *probes]
@@ -100,7 +130,7 @@ def _other_sizes(samples: Sequence[Inputs], probes: Sequence[Inputs]) -> Iterato
         inputs = _cut(largest, sizes, every)
         if (shapes := _shapes(inputs)) not in seen:
             seen.append(shapes)
-            yield Case("size", name, inputs)
+            yield name, inputs
 
 
 def _shapes(inputs: Inputs) -> list[torch.Size]:

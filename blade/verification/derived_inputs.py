@@ -30,7 +30,7 @@ from blade.core.reason import Code, Reason, Stage
 from blade.process.forked_trial import ForkedRunner
 from blade.report import shape_text
 from blade.verification import index_guard as bounds
-from blade.verification.cases import Case, verification_cases
+from blade.verification.cases import Case, derived_shapes, verification_cases
 from blade.verification.rng_replay import draws
 
 GIVEN = ("sample", "probe")
@@ -48,7 +48,8 @@ class _DerivedTrials:
         self._inputs = cluster.samples, cluster.probes
         self._selects = has_late_sizes(cluster)
         self._run: Run | None = run
-        self._shapes = {c.name: shape_text(t.shape for t in c.inputs) for c in self._derived()}
+        planned = derived_shapes(*self._inputs, selects=self._selects)
+        self._shapes = {name: shape_text(of) for kind, name, of in planned if kind in kinds}
         self._left = list(self._shapes)
         self._made: list[Case] = []  # in the forked process only
         self._kept: dict[int, Tensors] = {}  # there as well
@@ -126,7 +127,7 @@ class _DerivedTrials:
             self.reasons.append(Reason(Stage.VERIFY, Code.PROBE_CRASHED, None, self._name, detail))
 
     def _derived(self) -> Iterator[Case]:
-        """Yield the same cases in both processes."""
+        """Yield the cases that ``_shapes`` names."""
         every = verification_cases(*self._inputs, selects=self._selects)
         return (case for case in every if case.kind in self._kinds)
 

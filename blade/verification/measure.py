@@ -17,6 +17,7 @@ import torch
 from blade.core.dtypes import HALVES
 from blade.core.reason import Code
 from blade.errors import Refused
+from blade.timing.free_cpus import on_free_cpus
 from blade.verification import compare, tolerance
 from blade.verification.cases import Case
 from blade.verification.check_errors import Answer, describe_case
@@ -120,13 +121,17 @@ class _Comparison:
         """Compare the form of output ``i``, and its values: with the original's ``own`` error, they may be near."""
         self.layouts[i] = layout_of(want)
         self._want[i] = want
-        if self._why_other_form(i):
+        with on_free_cpus():  # another process may be trying the original at other cases
+            is_unlike = self._why_other_form(i) is not None
+            near = own is not None and not is_unlike
+            errors = tolerance.errors(self._got[i], want, None) if near else None
+        if is_unlike:
             self._unlike.append(i)
-        elif own is not None:
-            errors = tolerance.errors(self._got[i], want, None)
-            if errors.error <= tolerance.allowed(want.dtype, own) - own:
-                small = _smallness(want)
-                self.answers[i] = Answer(self._case, i, want.dtype, errors, is_near=True, **small)
+            return
+        limit = tolerance.allowed(want.dtype, own) - (own or 0.0)
+        if errors is not None and errors.error <= limit:
+            small = _smallness(want)
+            self.answers[i] = Answer(self._case, i, want.dtype, errors, is_near=True, **small)
 
     def let_go(self, i: int) -> None:
         """Hold output ``i`` no longer, unless its form is in question."""

@@ -220,7 +220,15 @@ def underflow(dtype: torch.dtype) -> float:
 
 def _differences(got: torch.Tensor, want: torch.Tensor) -> list[tuple[float, float]]:
     """Return ``_difference`` of each part."""
-    return [_difference(_wide(a), _wide(b)) for a, b in _parts(got, want)]
+    return [_of_equal(a, b) or _difference(_wide(a), _wide(b)) for a, b in _parts(got, want)]
+
+
+def _of_equal(got: torch.Tensor, want: torch.Tensor) -> tuple[float, float] | None:
+    """Return ``_difference`` of tensors that are equal and finite, which need not be widened."""
+    if got.dtype != want.dtype or not torch.equal(got, want):
+        return None
+    largest = largest_of(want)
+    return (0.0, largest) if isfinite(largest) else None
 
 
 def _parts(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
