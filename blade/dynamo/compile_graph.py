@@ -43,6 +43,8 @@ from blade.fallback.bisect import (
 from blade.graph.fx.extract import FxExtracted, as_laid_out, extract_fx
 from blade.graph.fx.kept_views import is_kept_view
 from blade.graph.fx.view import FxView, is_number, view_fx
+from blade.graph.fx.write_in_place import write_in_place
+from blade.graph.shapes.fake_tensors import sole_owners
 from blade.graph.torchscript.listing import kind_of
 from blade.partition.support import resolve, support
 from blade.report import ORIGINAL, ClusterReport, Report, Tried, versions
@@ -282,7 +284,10 @@ def _extract(
 
 
 def _put_together(gm: GraphModule, graph: FxView, parts: Sequence[GraphPart]) -> GraphModule:
-    """``gm`` with one call per served part; the order of ops respects all dependencies."""
+    """``gm`` with one call per served part; the order of ops respects all dependencies.
+
+    Outside of parts, too, writes to parts of a tensor happen in place.
+    """
     groups = [part.group for part in parts if part.served is not None]
     serving = {part.group[0]: part for part in parts if part.served is not None}
     made = torch.fx.Graph()
@@ -315,5 +320,7 @@ def _put_together(gm: GraphModule, graph: FxView, parts: Sequence[GraphPart]) ->
             env[node] = made.call_function(item, (called, k))
     output = next(n for n in graph.graph.nodes if n.op == "output")
     made.node_copy(output, read)
+    inputs = [node for node in graph.graph.nodes if node.op == "placeholder"]
+    write_in_place(made, [env[node] for node in sole_owners(inputs)])
     made.lint()
     return GraphModule(root, made)

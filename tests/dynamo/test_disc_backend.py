@@ -11,6 +11,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn import functional
 
 import blade
+from blade.dynamo.live_graphs import live_graphs
 
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
 
@@ -218,3 +219,21 @@ def test_options_are_fields_of_config() -> None:
     [report] = graphs.reports()
     assert report.outside == {"aten::gelu": 1}
     assert any(r.code is blade.Code.BLACK_LISTED for r in report.reasons)
+
+
+def test_outside_of_clusters_parts_are_written_where_they_lie() -> None:
+    """As in the user's graph: a functional one copies a whole tensor for each part."""
+
+    def fill(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        made = torch.zeros(64, 8)
+        for k in range(8):
+            made[k] = torch.linalg.matrix_exp(x[k : k + 1, None])[0, 0] + y
+        return made
+
+    torch._dynamo.reset()
+    compiled = torch.compile(fill, backend="disc", options={"min_cluster_size": 1000})
+    x, y = torch.randn(8), torch.randn(8)
+    torch.testing.assert_close(compiled(x, y), fill(x, y))
+    graph: Any = live_graphs()[-1]
+    code = graph.run.code
+    assert "scatter" not in code and code.count("copy_.default") == 8

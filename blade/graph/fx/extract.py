@@ -30,6 +30,7 @@ from blade.errors import Refused
 from blade.graph.fx.carrier import carrier
 from blade.graph.fx.kept_views import base_of
 from blade.graph.fx.view import FxView, is_number
+from blade.graph.fx.write_in_place import write_in_place
 from blade.graph.fx.writer import (
     CANNOT,
     FxWriter,
@@ -42,6 +43,7 @@ from blade.graph.shapes.fake_tensors import (
     is_fresh,
     layout_at_hints,
     materialize,
+    sole_owners,
     tensors_of,
 )
 from blade.graph.shapes.memory_format import axes_in_memory
@@ -107,9 +109,7 @@ def extract_fx(
     order = {node: k for k, node in enumerate(view.graph.nodes)}
     read = [n for n in inside if tensors_of(n) and _is_read_outside(n, inside)]
     outputs = [n for n in dict.fromkeys(map(base_of, read)) if n in inside]
-    updates = tuple(
-        (view.units[i][0].args[0], view.units[i][0].args[1]) for i in group if i in view.updates
-    )
+    updates: Any = tuple(view.units[i][0].args[:2] for i in group if i in view.updates)
     if not outputs and not updates:
         names = ", ".join(view.nodes[i].name for i in group)
         if read:
@@ -126,7 +126,7 @@ def extract_fx(
         outputs=tuple(outputs),
         constants=constants,
         fallback=_fallback(view, group, inputs, outputs, constants),
-        updates=updates,  # type: ignore[arg-type]
+        updates=updates,
     )
 
 
@@ -201,7 +201,7 @@ def _fallback(
     outputs: Sequence[Node],
     constants: Mapping[Node, torch.Tensor],
 ) -> GraphModule:
-    """A module that runs the ops, ``as_laid_out``."""
+    """A module that runs the ops, ``as_laid_out``; parts are written where they lie."""
     root = torch.nn.Module()
     graph = torch.fx.Graph()
     env: dict[Node, Node] = {}
@@ -237,6 +237,7 @@ def _fallback(
             kwargs = torch.fx.map_arg(node.kwargs, read)
             env[node] = graph.call_function(as_laid_out(node.target), args, kwargs)
     graph.output(tuple(env[n] for n in outputs))
+    write_in_place(graph, [env[n] for n in sole_owners(inputs)])
     graph.lint()
     return GraphModule(root, graph)
 

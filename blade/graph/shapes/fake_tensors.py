@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Real tensors and fresh fakes for the fake values of an FX graph, and tests of when these are equivalent."""
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch.fx import Node
@@ -63,6 +64,12 @@ def storages_of(node: Node) -> Iterator[int]:
     for one in tensors_of(node):
         if one.layout is torch.strided:
             yield one.untyped_storage()._cdata
+
+
+def sole_owners(nodes: Sequence[Node]) -> list[Node]:
+    """Those of ``nodes`` whose memory none of the others shares."""
+    held = Counter(one for node in nodes for one in set(storages_of(node)))
+    return [node for node in nodes if all(held[one] == 1 for one in storages_of(node))]
 
 
 def hint(size: int | torch.SymInt) -> int:
