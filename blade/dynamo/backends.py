@@ -26,7 +26,6 @@ from blade.core.torch_modes import out_of_compilation
 from blade.dynamo.bound_parameters import BoundParameters, bindable
 from blade.dynamo.compile_graph import CompiledGraph, compile_fx
 from blade.dynamo.forward_backward import is_saved, partition
-from blade.dynamo.in_turns import InTurns, is_decided_by_calls
 from blade.dynamo.options import config_of
 from blade.dynamo.select_ahead import select_engines
 from blade.dynamo.true_masks import drop_true_masks
@@ -68,8 +67,7 @@ def _compile(
     gm: GraphModule, example_inputs: Sequence[Any], config: Config, binds: bool
 ) -> Callable[..., Any]:
     number, saving = next(_numbers), _is_saving()
-    # for inference there is one graph, and whether it writes in place
-    alone: list[tuple[CompiledGraph | BoundParameters, bool]] = []
+    alone: list[CompiledGraph | BoundParameters] = []  # for inference there is one graph
 
     def compiler(kind: str) -> Compiler:
         def compile_one(graph: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -84,9 +82,8 @@ def _compile(
                     return cast(Callable[..., Any], job.to_save())
                 if config.background:
                     return make_boxed_func(job.later())  # type: ignore[no-any-return]
-                in_place = is_decided_by_calls(graph.graph, config)
                 made = job.compile()
-                alone.extend(() if kind else ((made, in_place),))
+                alone.extend(() if kind else (made,))
                 return make_boxed_func(made)  # type: ignore[no-any-return]
 
         return compile_one
@@ -103,32 +100,28 @@ def _compile(
     with known_gradients(), _gc_paused():
         compiled = through(gm, example_inputs)
     if not saving:
-        return _while_served(compiled, gm, *alone[0]) if alone else compiled
+        return _while_served(compiled, gm, alone[0]) if alone else compiled
     from blade.dynamo.aot_compile import CompiledFunction
 
     return CompiledFunction(compiled)
 
 
 def _while_served(
-    compiled: Callable[..., Any],
-    gm: GraphModule,
-    graph: "CompiledGraph | BoundParameters",
-    in_place: bool,
+    compiled: Callable[..., Any], gm: GraphModule, graph: "CompiledGraph | BoundParameters"
 ) -> Callable[..., Any]:
     """Return ``compiled``, unless its first call leaves ``graph`` without engines: then ``gm``, Dynamo's own graph.
 
-    A functional graph is slower than its original where no engine serves: each write to a part of a tensor copies the
-    whole, and ops are decomposed. ``in_place``: such writes may make it slower where engines serve, too (``InTurns``).
+    A functional graph is slower than its original where no engine serves: ops are decomposed, and some writes to a part
+    of a tensor copy the whole.
     """
     chosen: list[Callable[..., Any]] = []
-    served = InTurns(compiled, gm, graph.yield_to) if in_place else compiled
 
     def call(*args: Any) -> Any:
         if chosen:
             return chosen[0](*args)
         answer = compiled(*args)
         if (is_served := graph.is_served()) is not None:
-            chosen.append(served if is_served else gm)
+            chosen.append(compiled if is_served else gm)
         return answer
 
     return call

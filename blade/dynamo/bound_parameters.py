@@ -56,10 +56,6 @@ class BoundParameters:
         """As of ``CompiledGraph``, for the parameters that are constants."""
         return self._bound.is_served()
 
-    def yield_to(self, why: Reason) -> None:
-        """As of ``CompiledGraph``."""
-        self._bound.yield_to(why)
-
     def save(self) -> bytes:
         """The graph for another process, whose parameters it will be bound to (``saved_graph``)."""
         bound = self._bound

@@ -8,7 +8,7 @@ compiled.run(*inputs), compiled.report()
 import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
 from typing import Any
@@ -79,7 +79,6 @@ class CompiledGraph:
     parts: tuple[GraphPart, ...]
     reasons: tuple[Reason, ...]
     seconds: Mapping[str, float]
-    against: list[Reason] = field(default_factory=list)  # why the user's own graph serves instead
 
     def __call__(self, *args: Any) -> Any:
         return self.run.forward(*args)
@@ -98,17 +97,13 @@ class CompiledGraph:
         states = [part.served.is_served() for part in self.parts if part.served is not None]
         return True if True in states else (None if None in states else False)
 
-    def yield_to(self, why: Reason) -> None:
-        """Know that the user's own graph serves from now on."""
-        self.against.append(why)
-
     def report(self) -> Report:
         """The report as of now; engines are not verified before the first call."""
         inside = {i for part in self.parts if part.served is not None for i in part.group}
         outside = [n for i, n in enumerate(self.view.nodes) if i not in inside]
         return Report(
             clusters=tuple(self._cluster(part) for part in self.parts),
-            reasons=(*self.reasons, *self.against),
+            reasons=self.reasons,
             outside=dict(Counter(map(kind_of, outside))),
             versions=versions(),
             cpu=cpu_name(),
@@ -123,7 +118,7 @@ class CompiledGraph:
         return ClusterReport(
             name=part.name,
             ops=dict(Counter(kind_of(self.view.nodes[i]) for i in part.group)),
-            backend=ORIGINAL if served is None or self.against else served.serving,
+            backend=ORIGINAL if served is None else served.serving,
             timings=() if chosen is None else chosen.timings,
             verdict=None if chosen is None else chosen.verdict,
             reasons=(*reasons, *(() if found is None else found.crashes)),

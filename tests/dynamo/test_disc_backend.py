@@ -237,3 +237,30 @@ def test_outside_of_clusters_parts_are_written_where_they_lie() -> None:
     graph: Any = live_graphs()[-1]
     code = graph.run.code
     assert "scatter" not in code and code.count("copy_.default") == 8
+
+
+class Counts(torch.nn.Module):
+    """Each call writes to a part of a tensor that it reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = torch.zeros(4, 8)
+
+    def forward(self, x: torch.Tensor, at: int) -> torch.Tensor:
+        self.seen[at] += x.sum(0)
+        return self.seen.cumsum(0) * 2
+
+
+@pytest.mark.needs("runtime")
+@pytest.mark.parametrize("timing", [False, True])
+def test_every_call_writes_once(timing: bool) -> None:
+    """Whoever serves it, and whoever is tried."""
+    torch._dynamo.reset()
+    model, twin = Counts().eval(), Counts().eval()
+    options = {"min_cluster_size": 1, "timing": timing}
+    compiled = torch.compile(twin, backend="disc", options=options, dynamic=False)
+    x = torch.rand(3, 8, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        for _ in range(4):
+            torch.testing.assert_close(compiled(x, 1), model(x, 1))
+            torch.testing.assert_close(twin.seen, model.seen)

@@ -125,8 +125,9 @@ def _is_right(write: _Write, owned: Collection[Node]) -> bool:
     if not (is_owned or _is_fresh(root)):
         return False
     memory, operands = set(_aliases(root)), write.operands()
-    if not memory.isdisjoint(operands) or any(first < one for one in operands):
-        return False  # it may overlap with what it reads
+    others = (one for one in operands if one not in write.values)  # values are copied first
+    if not memory.isdisjoint(others) or any(first < one for one in operands):
+        return False
     stale = _aliases(root, without=write.chain)
     readers = {user for one in stale for user in one.users if first < user}
     if any(not _is_unread(user, root) for user in readers.difference(write.chain)):
@@ -204,9 +205,18 @@ def _is_fresh(root: Node) -> bool:
 
 def _apply(graph: Graph, write: _Write) -> None:
     whole, parts = write.chain[0], [write.into]
+    root = _root(write.into)
+    assert root is not None, write
+    memory = set(_aliases(root))
     with graph.inserting_before(write.first):
+        values = [
+            graph.call_function(aten.clone.default, (one,))
+            if isinstance(one, Node) and one in memory
+            else one
+            for one in write.values
+        ]
         if whole.target in _AT_INDICES:
-            graph.call_function(_AT_INDICES[whole.target], whole.args, whole.kwargs)
+            graph.call_function(_AT_INDICES[whole.target], (write.into, *values), whole.kwargs)
         else:
             for link in write.chain:
                 if link.target in _PARTS:
@@ -214,7 +224,7 @@ def _apply(graph: Graph, write: _Write) -> None:
                     parts.append(graph.call_function(target, (parts[-1], *how)))
                 else:
                     parts.append(parts[-1])
-            graph.call_function(aten.copy_.default, (parts[-1], *write.values))
+            graph.call_function(aten.copy_.default, (parts[-1], *values))
     for link, part in zip(write.chain, parts, strict=False):
         link.replace_all_uses_with(part)
     for link in write.chain:

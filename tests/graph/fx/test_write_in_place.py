@@ -100,20 +100,23 @@ def old_contents_are_read(x: T, y: T) -> T:
     return before + x[:2]
 
 
+def moved_over_itself(x: T, y: T) -> T:
+    """Eager mode refuses this, as functional graphs do not."""
+    made = x * 2
+    return torch.slice_scatter(made, made[:-1], 0, 1).cos()
+
+
+def of_its_own_row(x: T, y: T) -> T:
+    x[2] = x[1]
+    x[torch.tensor([0])] = x[3:4]
+    return y * 2
+
+
 IN_PLACE = (
+    *(moved_over_itself, of_its_own_row),
     *(a_row, rows_of_columns, of_another_dtype, a_diagonal, at_indices, a_buffer, twice),
     *(sizes_are_read, old_contents_are_read),
 )
-
-
-def shifted(x: T, y: T) -> T:
-    x[1:] = x[:-1].clone()[:]
-    return x.sum()
-
-
-def moved_over_itself(x: T, y: T) -> T:
-    """A view of what is written, made functional without the copy that eager mode needs."""
-    return torch.slice_scatter(x, x[:-1], 0, 1)
 
 
 def returned(x: T, y: T) -> tuple[T, T]:
@@ -138,9 +141,14 @@ def of_a_view_read_afterwards(x: T, y: T) -> T:
     return torch.select_scatter(made, y[0], 0, 1).sum() - column.sum()
 
 
+def index_of_itself(x: T, y: T) -> T:
+    at = torch.arange(6) * x.shape[0] % 5
+    return torch.index_put(at, [at], at * 3).cos()
+
+
 BY_COPIES = (
-    *(moved_over_itself, returned, both_returned, read_afterwards),
-    of_a_view_read_afterwards,
+    *(returned, both_returned, read_afterwards, of_a_view_read_afterwards),
+    index_of_itself,
 )
 
 
