@@ -119,6 +119,7 @@ class EngineTrial:
             else:
                 verified.append(found)
         found_crashes = crashes(cluster.gm)
+        end(cluster.gm)  # a process that tries the original takes CPUs from what is timed
         if not self.config.timing:
             return Competition(
                 next(iter(verified), None), tuple(verified), tuple(reasons), found_crashes

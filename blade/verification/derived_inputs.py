@@ -51,7 +51,9 @@ class _DerivedTrials:
         planned = derived_shapes(*self._inputs, selects=self._selects)
         self._shapes = {name: shape_text(of) for kind, name, of in planned if kind in kinds}
         self._left = list(self._shapes)
-        self._made: list[Case] = []  # in the forked process only
+        self._cases = enumerate(
+            self._derived()
+        )  # only a forked process, which starts anew, takes any
         self._kept: dict[int, Tensors] = {}  # there as well
         self._known: dict[str, str | None] = {}
         self._answers: dict[str, Tensors] = {}
@@ -74,6 +76,7 @@ class _DerivedTrials:
     def _close(self) -> None:
         self._apart.close()
         self._run, self._inputs, self._may_answer = None, ((), ()), False
+        self._cases = enumerate(())
 
     def survives(self, name: str) -> bool:
         """Wait for the result of the case; true for a name that is no derived case."""
@@ -136,8 +139,7 @@ class _DerivedTrials:
         assert self._run is not None
         if isinstance(item, str):
             return self._kept.get(list(self._shapes).index(item))
-        self._made = self._made or list(self._derived())
-        found = self._run(self._made[item])
+        found = self._run(next(case for place, case in self._cases if place == item))
         if found is not None and self._may_answer:
             self._kept[item] = found
             if (

@@ -50,6 +50,8 @@ log = logging.getLogger(__name__)
 Tensors = Sequence[torch.Tensor]
 # Reasons why a call goes to the original; counters of ``engine.stats()`` have the same names.
 _DECLINED = tuple(c for c in Code if c.value.startswith("guard_")) + (Code.ENGINE_RAISED,)
+MANY_BYTES = 256 << 20
+"""Of a sample on a CPU: with more, and in a hurry, no inputs are derived from it."""
 _LENT = 64 << 20  # bytes of inputs on a GPU from which on they are not copied for an engine
 _NUDGES = 4  # runs of the original on inputs that are off by some units in the last place,
 _NUDGE_ULPS = 4.0  # by so many
@@ -146,6 +148,8 @@ def _verify(
     is_checked = not _has(cluster, _UNCHECKED)
     choices = saved_choices(cluster.gm, saved)
     kinds = _kinds(cluster)
+    if seconds is not None and _bytes_on_cpu(cluster.samples) > MANY_BYTES:
+        derived = False  # none would fit in the time: the sample alone is copied for each run
     if derived and left_out is None:
         try_forked(cluster, original)
     limit = inf if seconds is None else seconds
@@ -239,6 +243,12 @@ def _verify(
 
     check_errors(answers, answers_at, moves_at)
     return _verdict(answers, tried - declined, declined)
+
+
+def _bytes_on_cpu(samples: Sequence[Tensors]) -> int:
+    """Bytes of the largest sample."""
+    of_each = (sum(t.nbytes for t in one if t.device.type == "cpu") for one in samples)
+    return max(of_each, default=0)
 
 
 def _given_answer(cluster: Cluster, case: Case, given: Sequence[Tensors]) -> Tensors | None:

@@ -3,7 +3,7 @@
 
 import torch
 
-from blade.verification.cases import Case, random_contents, verification_cases
+from blade.verification.cases import Case, derived_shapes, random_contents, verification_cases
 from blade.verification.generators import Generators
 
 
@@ -84,6 +84,12 @@ def test_deterministic() -> None:
     ):
         assert a.name == b.name
         torch.testing.assert_close(a.inputs, b.inputs, rtol=0, atol=0, equal_nan=True)
+
+
+def test_kinds_names_and_shapes_are_known_without_contents() -> None:
+    derived = [c for c in verification_cases(SAMPLES, PROBES) if c.kind not in ("sample", "probe")]
+    planned = list(derived_shapes(SAMPLES, PROBES))
+    assert planned == [(c.kind, c.name, [t.shape for t in c.inputs]) for c in derived]
 
 
 def test_the_callers_generator_is_left_alone() -> None:

@@ -27,6 +27,7 @@ from blade.core.cluster import Cluster
 from blade.core.reason import Code, Reason, Stage
 from blade.errors import EngineError
 from blade.report import Verdict
+from blade.verification import verify as verify_module
 from blade.verification.fp64_reference import Fp64Reference
 from blade.verification.verify import verify
 
@@ -324,6 +325,21 @@ def test_in_a_hurry_fp64_runs_only_where_rounding_does_not_explain_it(
     found = verify(one, engine, one.gm, "fake", seconds=0.0)  # type: ignore[arg-type]
     assert isinstance(found, Verdict) is (runs == 0)
     assert (len(seen) > 0) is (runs > 0)
+
+
+@pytest.mark.parametrize("most", [0, 1 << 20])
+def test_in_a_hurry_much_memory_is_tried_as_it_is(
+    most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each derived case takes as much once more, and no process tries the original there."""
+    tried = []
+    monkeypatch.setattr(verify_module, "MANY_BYTES", most)
+    monkeypatch.setattr(verify_module, "try_forked", lambda *of: tried.append(of))
+    one = cluster(Softmax(), [torch.randn(3, 16, generator=RNG)])
+    engine = PythonEngine(one.gm, run=right)
+    found = verify(one, engine, one.gm, "fake", seconds=60.0)  # type: ignore[arg-type]
+    assert isinstance(found, Verdict)
+    assert (found.checked == 1, not tried) == (most == 0, most == 0)
 
 
 class Dot(torch.nn.Module):
