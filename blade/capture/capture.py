@@ -40,8 +40,8 @@ from blade.capture.messages import (
     warning,
     with_diagnosis,
 )
+from blade.capture.missing_overloads import with_overloads
 from blade.capture.model import private_copy, signature_of
-from blade.capture.numbers_for_bools import with_numbers
 from blade.capture.outputs import NotTensors
 from blade.capture.quantized_layers import read_quantized_layers
 from blade.capture.recapture import recapture, record_of
@@ -328,7 +328,7 @@ def _trace_at(
     # what a model keeps that shows nowhere, as sizes of its last call, is none of the graph's business
     if config.freeze_module and not config.preserved_attributes and seen.original_may_answer:
         flat = partial(trace_frozen, own, seen.call, sample, seen.is_plain, limits, ties)
-        flat = partial(with_numbers, flat, seen.original.reset)
+        flat = partial(with_overloads, flat, seen.original.reset)
         with fused_layers(fused):
             result = attempt(Stage.CAPTURE, None, name, flat, code=Code.TRACE_FAILED)
         seen.original.reset()
@@ -336,7 +336,7 @@ def _trace_at(
         preserved = config.preserved_attributes
         seen, sample = with_constants(seen, sample)
         as_module = partial(trace, own, seen.call, sample, seen.is_plain, limits, preserved, ties)
-        as_module = partial(with_numbers, as_module, seen.original.reset)
+        as_module = partial(with_overloads, as_module, seen.original.reset)
         with fused_layers(fused):
             result = attempt(Stage.CAPTURE, None, name, as_module, code=Code.TRACE_FAILED)
         seen.original.reset()

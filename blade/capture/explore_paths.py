@@ -12,7 +12,7 @@ from blade.capture.declared_shapes import Range
 from blade.capture.derived_shapes import Axis, axes_of
 from blade.capture.inputs import Sample
 from blade.capture.messages import unanswered, unanswered_warning
-from blade.capture.numbers_for_bools import with_numbers
+from blade.capture.missing_overloads import with_overloads
 from blade.capture.paths import CapturedPath, PathTable, finish
 from blade.capture.references import OTHER_VALUES, TWICE, ReferenceRuns, further_values
 from blade.capture.trace import Trace, fused_layers, trace_frozen
@@ -139,7 +139,7 @@ def trace_at(
 ) -> Trace | None:
     """Trace ``own`` at ``sample``, and freeze it; ``None`` if that fails or does not end in one graph."""
     flat = partial(trace_frozen, own, seen.call, sample, seen.is_plain)
-    flat = partial(with_numbers, flat, seen.original.reset)
+    flat = partial(with_overloads, flat, seen.original.reset)
     with fused_layers(False):
         result = attempt(Stage.CAPTURE, None, type(own).__name__, flat, code=Code.TRACE_FAILED)
     seen.original.reset()

@@ -22,7 +22,7 @@ from blade.capture.decisions.recorder import Recorder, recording
 from blade.capture.decisions.shadows import shadowed
 from blade.capture.inputs import CallSignature, Sample, call_from, flat_arguments
 from blade.capture.messages import equal_sizes_text, size_range_text
-from blade.capture.numbers_for_bools import with_numbers
+from blade.capture.missing_overloads import with_overloads
 from blade.capture.outputs import tensors_of
 from blade.capture.patch_repeat_interleave import patched_repeat_interleave
 from blade.capture.reference_model import ModelState, copy_of
@@ -188,7 +188,7 @@ def script_around(
         inner, entries = call_from(flat_arguments(bound), bake=True)
         part = partial(trace, parts[name], inner, entries, is_plain=False)
         with _quiet(), torch.no_grad():
-            traced = with_numbers(part, ModelState(parts[name]).restore).module
+            traced = with_overloads(part, ModelState(parts[name]).restore).module
         parent, _, leaf = name.rpartition(".")
         setattr(model.get_submodule(parent), leaf, traced)
     return script(model)

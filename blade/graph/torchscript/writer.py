@@ -56,6 +56,8 @@ class ScriptWriter:
 
         Raises ``Refused`` if TorchScript selects another overload.
         """
+        if overload is torch.ops.aten.view.dtype:  # TorchScript has no such op
+            overload = torch.ops.blade.view_dtype.default
         schema = overload._schema
         results = [one.type for one in schema.returns]
         node = self._node(schema.name, inputs, results)

@@ -249,6 +249,7 @@ CASES = (
     _case("several results", _several, (3, 4), (5, 7)),
     _case("made from sizes", _made, (3, 4), (5, 7), (1, 2)),
     _case("memory formats", _memory, (2, 3, 4, 5), (3, 3, 6, 7)),
+    _case("view in another dtype", lambda x: x.view(torch.int32) & 0xFFFF, (3, 4), (5, 7)),
     _case("halves", _halves, (3, 6), (4, 8), (2, 10)),
     _case("padded", _padded, (3, 6), (4, 13), (2, 21)),
     _case("scaled", _scaled, (3, 6), (4, 13), (7, 5)),

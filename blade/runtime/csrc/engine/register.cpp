@@ -78,6 +78,10 @@ TORCH_LIBRARY(blade, m) {
     blade::announce_runner(backend, keeps_inputs);
   });
   m.def("allow_op(str name) -> ()", [](const std::string& name) { blade::allow_call(name); });
+  // TorchScript has no aten::view.dtype.
+  m.def("view_dtype(Tensor(a) self, ScalarType dtype) -> Tensor(a)", [](const at::Tensor& self, at::ScalarType dtype) {
+    return self.view(dtype);
+  });
   m.def("xxh64(Tensor bytes) -> int", [](const at::Tensor& bytes) {
     TORCH_CHECK(bytes.is_cpu() && bytes.is_contiguous(), "blade: xxh64 takes a contiguous tensor on the CPU");
     return static_cast<int64_t>(blade::xxh64(bytes.const_data_ptr(), bytes.nbytes()));

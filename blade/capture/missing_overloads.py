@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trace a Python bool where an op takes a number: ``mask.masked_fill(m, True)``, ``torch.full(size, True)``.
+"""Trace calls of which TorchScript has no overload: ``mask.masked_fill(m, True)``, ``x.view(torch.int32)``.
 
-    trace = with_numbers(lambda: torch.jit.trace(...), reset)
+    trace = with_overloads(lambda: torch.jit.trace(...), reset)
 
-torch's tracer (2.11 to 2.13 at least) records the bool as a constant of that type, finds no overload that takes one,
-and ends with an internal assert. Then the model is traced once more, and such ops get an int or, where the dtype of
-the result follows from that of the number, a tensor without dimensions.
+torch's tracer (2.11 to 2.13 at least) ends with an internal assert. Then the model is traced once more. Where an op
+takes a number, but a Python bool is given, it gets an int or, where the dtype of the result follows from that of the
+number, a tensor without dimensions. A view in another dtype is an op of blade's.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +26,7 @@ _PROMOTING = frozenset(
 """Ops whose result has a dtype that follows from all operands."""
 
 
-def with_numbers(trace: Callable[[], T], reset: Callable[[], object]) -> T:
+def with_overloads(trace: Callable[[], T], reset: Callable[[], object]) -> T:
     """Return ``trace()``; ``reset`` undoes what a trace that failed did to the model."""
     try:
         return trace()
@@ -34,11 +34,11 @@ def with_numbers(trace: Callable[[], T], reset: Callable[[], object]) -> T:
         if _REFUSED not in str(error):
             raise
     reset()
-    with _NumbersForBools():
+    with _OtherOverloads():
         return trace()
 
 
-class _NumbersForBools(TorchFunctionMode):
+class _OtherOverloads(TorchFunctionMode):
     def __torch_function__(
         self,
         func: Any,
@@ -49,6 +49,8 @@ class _NumbersForBools(TorchFunctionMode):
         given: dict[Any, Any] = {**dict(enumerate(args)), **(kwargs or {})}
         truths = {place: value for place, value in given.items() if type(value) is bool}
         name = getattr(func, "__name__", "")
+        if name == "view" and isinstance(dtype := given.get(1, given.get("dtype")), torch.dtype):
+            return torch.ops.blade.view_dtype(args[0], dtype)
         for place, truth in truths.items():
             if place in _numbers_of(name):
                 given[place] = _TRUTHS[truth] if name.strip("_") in _PROMOTING else int(truth)

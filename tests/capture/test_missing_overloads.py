@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Python bools where ops take numbers, which torch's tracer ends with an assert for."""
+"""Python bools where ops take numbers, and views in another dtype: torch's tracer ends with an assert for them."""
 
 import operator
 from collections.abc import Callable
@@ -66,6 +66,12 @@ CALLS: dict[str, Function] = {
     "remainder": lambda x, i, m: x % True,
     "clamp": lambda x, i, m: x.clamp(min=False, max=True),
     "hardtanh": lambda x, i, m: functional.hardtanh(x, False, True),
+    "view in another dtype": lambda x, i, m: x.view(torch.int32) & 0x7FFFFFFF,
+    "view of bytes": lambda x, i, m: x.view(dtype=torch.uint8).sum(-1),
+    "view there and back": lambda x, i, m: (x.view(torch.int32) ^ 1).view(torch.float32),
+    "write to a view in another dtype": lambda x, i, m: in_place(
+        x, lambda new: new.view(torch.int32).bitwise_and_(0x7FFFFFFF)
+    ),
     "sum over kept axes": lambda x, i, m: m.masked_fill(x > 0, True).sum(1, True),
 }
 
