@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
+from blade.graph.fx.random_ops import BLANK
 from blade.graph.shapes.fake_tensors import storages_of
 
 aten = torch.ops.aten
-_BLANK = (aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided)
 
 
 def eliminate_common_subexpressions(graph: Graph) -> None:
@@ -38,7 +38,7 @@ def _is_pure(node: Node) -> bool:
     if isinstance(target, torch._ops.OpOverload):
         is_drawn = torch.Tag.nondeterministic_seeded in target.tags
         # a number read out of a tensor has a symbol of its own, which other nodes refer to
-        return not (is_drawn or target.overloadpacket in _BLANK or isinstance(value, torch.SymInt))
+        return not (is_drawn or target.overloadpacket in BLANK or isinstance(value, torch.SymInt))
     is_arithmetic = isinstance(target, BuiltinFunctionType) and isinstance(value, torch.SymInt)
     return node.op == "call_function" and (target is operator.getitem or is_arithmetic)
 

@@ -16,7 +16,6 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-import torch
 from torch._functorch import partitioners
 from torch.utils._ordered_set import OrderedSet
 
@@ -36,6 +35,7 @@ from blade.backends.disc.frontend.ops import (
 from blade.backends.disc.frontend.ops.table import TABLE
 from blade.core.torch_modes import is_composite
 from blade.dynamo.recomputed_norms import normalized
+from blade.graph.fx.views import is_view
 
 Packets = OrderedSet[Any]
 _CHEAP = (activation, activation_backward, factory, layout, pointwise, region)
@@ -79,12 +79,8 @@ def _views() -> Packets:
     return OrderedSet(
         target._overloadpacket
         for target, rule in TABLE.items()
-        if rule.__module__ == layout.__name__ and _is_view(target)
+        # what is composite is a conversion, or several ops
+        if rule.__module__ == layout.__name__
+        and is_view(target)
+        and not is_composite(target.name())
     )
-
-
-def _is_view(target: torch._ops.OpOverload) -> bool:
-    if is_composite(target.name()):
-        return False  # a conversion, or several ops
-    alias = target._schema.returns[0].alias_info
-    return alias is not None and not alias.is_write

@@ -12,6 +12,7 @@ import torch
 from torch import fx
 
 from blade.graph.fx.random_ops import may_draw
+from blade.graph.fx.views import may_lie_in_operand
 
 
 class Interpreter(fx.Interpreter):
@@ -158,8 +159,4 @@ def _may_be_an_input(node: fx.Node) -> bool:
 
 def _may_be_a_view(node: fx.Node) -> bool:
     """Whether the value of ``node`` may lie in the memory of its first operand."""
-    target: Any = node.target
-    if not isinstance(target, torch._ops.OpOverload):
-        return True
-    is_view = any(r.alias_info is not None for r in target._schema.returns)
-    return is_view or target is torch.ops.aten._unsafe_view.default
+    return not isinstance(node.target, torch._ops.OpOverload) or may_lie_in_operand(node.target)

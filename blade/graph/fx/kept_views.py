@@ -14,6 +14,7 @@ from collections.abc import Collection
 import torch
 from torch.fx import Node
 
+from blade.graph.fx.views import is_view
 from blade.graph.shapes.fake_tensors import layout_at_hints, storages_of
 from blade.graph.shapes.memory_format import order_of
 
@@ -51,12 +52,7 @@ def base_of(node: Node) -> Node:
 
 def _viewed(node: Node) -> Node | None:
     """What ``node`` is a view of, if it is a view."""
-    target, base = node.target, node.args[0] if node.args else None
-    if not isinstance(target, torch._ops.OpOverload) or not isinstance(base, Node):
+    base = node.args[0] if node.args else None
+    if not isinstance(base, Node) or not isinstance(node.meta.get("val"), torch.Tensor):
         return None
-    if not isinstance(node.meta.get("val"), torch.Tensor):
-        return None
-    returned = target._schema.returns[0].alias_info
-    if returned is None or returned.is_write or target._schema.arguments[0].alias_info is None:
-        return None
-    return base
+    return base if is_view(node.target) else None

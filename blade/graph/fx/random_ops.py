@@ -30,6 +30,13 @@ DRAWING = (
 )
 
 
+# Ops whose result is memory that was not written.
+BLANK = (
+    *(aten.empty, aten.empty_like, aten.empty_strided, aten.empty_permuted),
+    *(aten.new_empty, aten.new_empty_strided),
+)
+
+
 def given(node: OpNode, argument: Any) -> Any:
     """The value that ``node`` passes for ``argument`` of its schema, or the default."""
     position = [a.name for a in node.target._schema.arguments].index(argument.name)

@@ -22,9 +22,10 @@ from torch.fx import Graph, Node
 from blade.clustering.problem import Problem
 from blade.core.cluster import SCALAR_BYTES, OpNode, ValueInfo, is_random, unknown_target
 from blade.core.reason import Code, Reason, Stage
+from blade.graph.fx.random_ops import BLANK
+from blade.graph.fx.views import is_view
 from blade.graph.shapes.fake_tensors import hint, tensors_of
 
-_BLANK = ("aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty")
 NUMBERS = (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
@@ -296,11 +297,7 @@ def _readers(node: Node) -> Iterator[Node]:
     """Nodes that read the memory of ``node``, through views too."""
     for user in node.users:
         yield user
-        target = user.target
-        viewing = isinstance(target, torch._ops.OpOverload) and any(
-            r.alias_info is not None and not r.alias_info.is_write for r in target._schema.returns
-        )
-        if viewing or target is operator.getitem:
+        if is_view(user.target) or user.target is operator.getitem:
             yield from _readers(user)
 
 
@@ -313,7 +310,7 @@ def _find_excluded(
             why = Code.UNSUPPORTED_OP, "it is not an ATen op"
         elif target._schema.is_mutable and i not in updates:
             why = Code.MUTATES, "it writes to one of its inputs"
-        elif target._schema.name in _BLANK:
+        elif target.overloadpacket in BLANK:
             why = Code.RANDOM, "what is in its result nobody knows"
         elif not tensors_of(unit[0]):
             why = Code.DATA_DEPENDENT, "its result is no tensor"

@@ -21,6 +21,7 @@ import torch
 from torch.fx import Graph, Node
 
 from blade.core.torch_modes import is_composite
+from blade.graph.fx.views import is_view, may_lie_in_operand
 
 aten = torch.ops.aten
 _PARTS: Mapping[Any, Any] = {
@@ -35,7 +36,6 @@ _AT_INDICES: Mapping[Any, Any] = {
 _TAKEN = frozenset(_PARTS.values())
 _SIZES = (aten.sym_size.int, aten.sym_stride.int, aten.sym_numel.default)
 _OVERLAPS = (aten.empty_strided.default, aten.new_empty_strided.default)
-_UNMARKED_VIEWS = (aten._unsafe_view.default,)  # by their schemas they would be no views
 
 
 def write_in_place(graph: Graph, owned: Collection[Node]) -> None:
@@ -147,8 +147,8 @@ def _is_returned(node: Node) -> bool:
 def _is_unread(user: Node, root: Node) -> bool:
     """Whether ``user`` of the memory of ``root`` reads nothing of its contents; what reads a view does."""
     is_update = user.target is aten.copy_.default and user.args[0] is root
-    is_view = _is_view(user.target) and not _may_be_any(user.target)  # reshape may be a copy
-    return user.target in _SIZES or is_view or (is_update and user.args[1] is not root)
+    takes = is_view(user.target) and not _may_be_any(user.target)  # reshape may be a copy
+    return user.target in _SIZES or takes or (is_update and user.args[1] is not root)
 
 
 def _aliases(root: Node, without: Collection[Node] = ()) -> Iterator[Node]:
@@ -176,17 +176,9 @@ def _sources(node: Node) -> list[Node]:
     """The operands that the result of ``node`` may share memory with."""
     if node.op != "call_function" or node.target in _SIZES:
         return []
-    if node.target is operator.getitem or _is_view(node.target):
+    if node.target is operator.getitem or may_lie_in_operand(node.target):
         return _nodes(node.args[:1])
     return list(node.all_input_nodes) if _may_be_any(node.target) else []
-
-
-@cache
-def _is_view(target: Any) -> bool:
-    is_op = isinstance(target, torch._ops.OpOverload)
-    return target in _UNMARKED_VIEWS or (
-        is_op and any(one.alias_info is not None for one in target._schema.returns)
-    )
 
 
 @cache

@@ -24,9 +24,17 @@ def logit(lo: Lowering, x: Value, eps: Any = None) -> Value:
 
 @lowers(aten.lerp.Scalar, aten.lerp.Tensor)
 def lerp(lo: Lowering, a: Value, b: Value, weight: Any) -> Value:
+    """From the nearer end, as torch does: exact at both, and infinite where that is."""
     start, end = lo.value(a, lo.dtype), lo.value(b, lo.dtype)
     w = lo.value(weight, lo.dtype)
-    return lo.b.pointwise("fma", w, lo.b.pointwise("sub", end, start), start)
+    way = lo.b.pointwise("sub", end, start)
+    back = lo.b.pointwise("sub", w, lo.number(1, w))
+    if not isinstance(weight, Value):
+        near = (w, way, start) if abs(weight) < 0.5 else (back, way, end)
+        return lo.b.pointwise("fma", *near)
+    forward = lo.b.pointwise("fma", w, way, start)
+    is_near = lo.b.pointwise("lt", lo.b.pointwise("abs", w), lo.number(0.5, w), dtype=torch.bool)
+    return lo.b.pointwise("where", is_near, forward, lo.b.pointwise("fma", back, way, end))
 
 
 @lowers(aten.frac.default)
