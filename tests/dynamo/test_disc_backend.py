@@ -11,6 +11,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn import functional
 
 import blade
+from blade.core.reason import Code, Stage
 from blade.dynamo.live_graphs import live_graphs
 
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
@@ -264,3 +265,18 @@ def test_every_call_writes_once(timing: bool) -> None:
         for _ in range(4):
             torch.testing.assert_close(compiled(x, 1), model(x, 1))
             torch.testing.assert_close(twin.seen, model.seen)
+
+
+@pytest.mark.needs("runtime")
+def test_a_complex_number_is_refused_before_it_is_compiled() -> None:
+    def scaled(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.addmm(x, x, y, beta=1 + 2j) - y
+
+    torch._dynamo.reset()
+    compiled = torch.compile(scaled, backend="disc", options={"min_cluster_size": 1})
+    x, y = torch.randn(2, 4, 4, dtype=torch.complex64)
+    torch.testing.assert_close(compiled(x, y), scaled(x, y))
+    reasons = live_graphs()[-1].report().all_reasons()
+    assert {(r.stage, r.code) for r in reasons if "complex number" in r.detail} == {
+        (Stage.SUPPORT, Code.UNSUPPORTED_DTYPE)
+    }

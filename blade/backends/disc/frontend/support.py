@@ -101,6 +101,8 @@ def _why_not_target(node: OpNode) -> Reason | None:
         return _reason(
             Code.UNSUPPORTED_OP, node, "its result depends on how its input lies in memory"
         )
+    if any(isinstance(given(node, argument), complex) for argument in schema.arguments):
+        return _reason(Code.UNSUPPORTED_DTYPE, node, "it takes a complex number")
     if rule_for(node.target) is not None:
         return None
     if any(r.alias_info is not None for r in schema.returns):
