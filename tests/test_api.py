@@ -421,3 +421,18 @@ def test_the_environment_sets_the_log_level(level: str, shown: bool) -> None:
     )
     assert ("I blade.api: a decision" in ran.stderr) is shown
     assert ("BLADE_LOG='loud': expected one of debug" in ran.stderr) is (level == "loud")
+
+
+@pytest.mark.needs("runtime")
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.uint16], ids=str)
+def test_results_of_dtypes_that_torch_does_not_pickle(dtype: torch.dtype) -> None:
+    class Narrows(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return (x.abs() * 3).to(dtype), x * 2
+
+    model = Narrows().eval()
+    optimized = blade.optimize(model, (torch.rand(4, 8),))
+    x = torch.rand(3, 8)
+    got, want = optimized(x), model(x)
+    assert got[0].dtype is dtype and torch.equal(got[0].float(), want[0].float())
+    torch.testing.assert_close(got[1], want[1])

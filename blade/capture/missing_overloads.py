@@ -56,6 +56,9 @@ class _OtherOverloads(TorchFunctionMode):
                 given[place] = _TRUTHS[truth] if name.strip("_") in _PROMOTING else int(truth)
                 if name == "full" and given.get("dtype") is None:
                     given["dtype"] = torch.bool
+        value = given.get(1, given.get("value"))
+        if name == "fill" and isinstance(value, (int, float)):  # traced without most arguments
+            return torch.full_like(given[0], value)
         return func(
             *(given[k] for k in range(len(args))),
             **{key: value for key, value in given.items() if isinstance(key, str)},

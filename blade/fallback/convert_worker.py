@@ -37,6 +37,7 @@ from blade.errors import ConfigError, InputError
 from blade.fallback.cluster_codec import constants_of, decode_cluster
 from blade.process.child import limit_memory
 from blade.process.frames import Requests, write_frame
+from blade.process.tensor_pickle import dump
 from blade.verification.reduced_precision import budget_of
 from blade.verification.verify import verify
 
@@ -184,4 +185,4 @@ def _raw(payload: torch.Tensor) -> bytes:
 
 
 def _to_bytes(tensor: torch.Tensor) -> bytes:
-    return pickle.dumps(tensor.detach().clone())
+    return dump(tensor.detach().clone())

@@ -39,6 +39,7 @@ from blade.core.attempt import attempt
 from blade.core.reason import Stage
 from blade.process.child import ChildProcess, NoAnswer
 from blade.process.frames import Frames, write_frame
+from blade.process.tensor_pickle import dump
 
 DEADLINE_S = 30.0  # per item
 CRASHES = 4  # after which nothing more is tried
@@ -206,7 +207,7 @@ def _trial_outcome(run: Callable[[Any], object], item: Any) -> bytes:
 
     def send() -> bytes:
         with torch.no_grad():
-            return pickle.dumps(TrialOutcome(answers=(run(item),)))
+            return dump(TrialOutcome(answers=(run(item),)))
 
     frame = attempt(Stage.VERIFY, None, "an input", send)  # may well raise
     return frame if isinstance(frame, bytes) else pickle.dumps(TrialOutcome())

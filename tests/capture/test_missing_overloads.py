@@ -55,6 +55,7 @@ CALLS: dict[str, Function] = {
     "new_full": lambda x, i, m: x.new_full((x.shape[0], 6), True),
     "index_fill": lambda x, i, m: m.index_fill(1, i[0], True),
     "fill_": lambda x, i, m: in_place(m, lambda new: new.fill_(True)),
+    "fill": lambda x, i, m: torch.fill(x, 2.5) * x + torch.fill(x, True),
     "==": lambda x, i, m: m == True,  # noqa: E712
     "!=": lambda x, i, m: m != False,  # noqa: E712
     ">=": lambda x, i, m: i >= True,
