@@ -425,14 +425,17 @@ def test_the_environment_sets_the_log_level(level: str, shown: bool) -> None:
 
 @pytest.mark.needs("runtime")
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.uint16], ids=str)
-def test_results_of_dtypes_that_torch_does_not_pickle(dtype: torch.dtype) -> None:
+def test_dtypes_that_most_kernels_refuse(dtype: torch.dtype, tmp_path: Path) -> None:
     class Narrows(torch.nn.Module):
-        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            return (x.abs() * 3).to(dtype), x * 2
+        def forward(self, x: torch.Tensor, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return (x.abs() * 3).to(q.dtype), q.to(torch.float32) + x * 2
 
     model = Narrows().eval()
-    optimized = blade.optimize(model, (torch.rand(4, 8),))
-    x = torch.rand(3, 8)
-    got, want = optimized(x), model(x)
-    assert got[0].dtype is dtype and torch.equal(got[0].float(), want[0].float())
-    torch.testing.assert_close(got[1], want[1])
+    inputs = torch.rand(4, 8), (torch.rand(4, 8) * 9).to(dtype)
+    optimized = blade.optimize(model, inputs)
+    torch.jit.save(optimized, tmp_path / "model.pt")
+    want = model(*inputs)
+    for made in (optimized, torch.jit.load(tmp_path / "model.pt")):
+        got = made(*inputs)
+        assert got[0].dtype is dtype and torch.equal(got[0].float(), want[0].float())
+        torch.testing.assert_close(got[1], want[1])

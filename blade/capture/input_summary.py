@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from blade.core.dtypes import COMPUTED
 from blade.report.graph import InputReport
 
 
@@ -35,6 +36,8 @@ def _range(tensor: torch.Tensor) -> tuple[float | None, float | None]:
     if not tensor.numel() or tensor.is_complex():
         return None, None
     plain = tensor.to(torch.uint8) if tensor.dtype == torch.bool else tensor
+    if plain.dtype not in COMPUTED:
+        plain = plain.to(torch.float64)
     values = plain[torch.isfinite(plain)] if plain.is_floating_point() else plain
     if not values.numel():
         return None, None

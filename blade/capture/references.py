@@ -38,6 +38,7 @@ from blade.capture.reference_model import (
 )
 from blade.config import Config
 from blade.core.captured import Reference
+from blade.core.dtypes import COMPUTED
 from blade.core.reason import Code, Reason, Stage
 from blade.core.structure import structure_of
 from blade.errors import ConfigError, InputError
@@ -370,11 +371,15 @@ _Derived = dict[Axis, int] | str
 def _changed(sample: Sample, change: str) -> Sample | None:
     """Return ``sample`` with other contents; ``None`` if it has nothing to change."""
     leaves, spec = pytree.tree_flatten(sample)
-    changed = [_CHANGES[change](x) for x in leaves]
+    changed = [_CHANGES[change](x) if _is_changeable(x) else x for x in leaves]
     if all(x is y for x, y in zip(changed, leaves)):
         return None
     result: Sample = pytree.tree_unflatten(changed, spec)
     return result
+
+
+def _is_changeable(leaf: Any) -> bool:
+    return not isinstance(leaf, torch.Tensor) or leaf.dtype in COMPUTED
 
 
 def _is_affordable(sample: Sample, sizes: dict[Axis, int]) -> bool:

@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from blade.core.dtypes import COMPUTED
+
 _CONSTANTS = (type(None), bool, int, float, str)
 
 
@@ -52,7 +54,8 @@ def _lowest(tensor: torch.Tensor) -> float:
     """An element that is likely to be valid: an index has to be small, a length has not to be 0."""
     if not tensor.numel() or tensor.is_complex():
         return 0.0
-    low = float(tensor.min().to(torch.float64))
+    plain = tensor if tensor.dtype in COMPUTED else tensor.to(torch.float64)
+    low = float(plain.min().to(torch.float64))
     return low if abs(low) < 2**53 else 0.0  # neither NaN nor infinity, and exact in JSON
 
 
@@ -60,7 +63,8 @@ def _made(described: Mapping[str, Any]) -> Any:
     [(kind, held)] = described.items()
     if kind == "tensor":
         dtype, device, sizes, low = held
-        return torch.full(sizes, low, dtype=getattr(torch, dtype), device=device)
+        filled = torch.full(sizes, low, dtype=torch.float64, device=device)
+        return filled.to(getattr(torch, dtype))
     if kind == "constant":
         return held
     if kind == "dict":

@@ -13,14 +13,9 @@ from typing import Any
 
 import torch
 
+from blade.core.dtypes import COMPUTED
+
 _BYTES_AS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_KNOWN = frozenset(
-    (
-        *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
-        *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
-        *(torch.complex64, torch.complex128),
-    )
-)
 
 
 def dump(value: object) -> bytes:
@@ -32,7 +27,7 @@ def dump(value: object) -> bytes:
 
 class _Pickler(pickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
-        if type(obj) is not torch.Tensor or obj.dtype in _KNOWN or obj.is_quantized:
+        if type(obj) is not torch.Tensor or obj.dtype in COMPUTED or obj.is_quantized:
             return NotImplemented
         if obj.layout is not torch.strided or obj.element_size() not in _BYTES_AS:
             return NotImplemented
