@@ -35,7 +35,10 @@ _AT_INDICES: Mapping[Any, Any] = {
 }
 _TAKEN = frozenset(_PARTS.values())
 _SIZES = (aten.sym_size.int, aten.sym_stride.int, aten.sym_numel.default)
-_OVERLAPS = (aten.empty_strided.default, aten.new_empty_strided.default)
+_OVERLAPS = (  # elements of their results may share memory
+    *(aten.expand.default, aten.as_strided.default, aten.unfold.default),
+    *(aten.empty_strided.default, aten.new_empty_strided.default),
+)
 
 
 def write_in_place(graph: Graph, owned: Collection[Node]) -> None:
@@ -128,9 +131,9 @@ def _is_right(write: _Write, owned: Collection[Node]) -> bool:
     others = (one for one in operands if one not in write.values)  # values are copied first
     if not memory.isdisjoint(others) or any(first < one for one in operands):
         return False
-    stale = _aliases(root, without=write.chain)
+    stale = set(_aliases(root, without=write.chain))
     readers = {user for one in stale for user in one.users if first < user}
-    if any(not _is_unread(user, root) for user in readers.difference(write.chain)):
+    if any(not _is_unread(user, root, stale) for user in readers.difference(write.chain)):
         return False
     returned = sum(_is_returned(one) for one in {*memory, *_aliases(write.chain[0])})
     return returned <= (0 if is_owned else 1)
@@ -144,11 +147,11 @@ def _is_returned(node: Node) -> bool:
     return any(user.op == "output" for user in node.users)
 
 
-def _is_unread(user: Node, root: Node) -> bool:
-    """Whether ``user`` of the memory of ``root`` reads nothing of its contents; what reads a view does."""
+def _is_unread(user: Node, root: Node, stale: Collection[Node]) -> bool:
+    """Whether ``user`` reads nothing of the contents of ``root`` and its views ``stale``; what reads a view does."""
     is_update = user.target is aten.copy_.default and user.args[0] is root
     takes = is_view(user.target) and not _may_be_any(user.target)  # reshape may be a copy
-    return user.target in _SIZES or takes or (is_update and user.args[1] is not root)
+    return user.target in _SIZES or takes or (is_update and user.args[1] not in stale)
 
 
 def _aliases(root: Node, without: Collection[Node] = ()) -> Iterator[Node]:
@@ -164,12 +167,12 @@ def _aliases(root: Node, without: Collection[Node] = ()) -> Iterator[Node]:
 
 
 def _root(node: Node) -> Node | None:
-    """What owns the memory of ``node``, if that is one."""
+    """What owns the memory of ``node``, if that is one, and each element of ``node`` has a place of its own."""
     while sources := _sources(node):
-        if len(sources) > 1:
+        if len(sources) > 1 or node.target in _OVERLAPS:
             return None
         [node] = sources
-    return node
+    return None if node.target in _OVERLAPS else node
 
 
 def _sources(node: Node) -> list[Node]:
@@ -192,7 +195,7 @@ def _is_fresh(root: Node) -> bool:
     if root.op != "call_function" or not isinstance(target, torch._ops.OpOverload):
         return False
     returns = target._schema.returns
-    return target not in _OVERLAPS and len(returns) == 1 and str(returns[0].type) == "Tensor"
+    return len(returns) == 1 and str(returns[0].type) == "Tensor"
 
 
 def _apply(graph: Graph, write: _Write) -> None:

@@ -146,7 +146,19 @@ def index_of_itself(x: T, y: T) -> T:
     return torch.index_put(at, [at], at * 3).cos()
 
 
+def expanded(x: T, y: T) -> T:
+    return torch.select_scatter((x[0] * 2).expand(6, 6), y[0], 0, 1).cos()
+
+
+def given_what_it_was(x: T, y: T) -> T:
+    """The input's new contents are a view of the old ones."""
+    new = torch.select_scatter(x, y[0], 0, 1).cos()
+    x.copy_(x.mT)
+    return new
+
+
 BY_COPIES = (
+    *(expanded, given_what_it_was),
     *(returned, both_returned, read_afterwards, of_a_view_read_afterwards),
     index_of_itself,
 )
