@@ -51,9 +51,8 @@ class _DerivedTrials:
         planned = derived_shapes(*self._inputs, selects=self._selects)
         self._shapes = {name: shape_text(of) for kind, name, of in planned if kind in kinds}
         self._left = list(self._shapes)
-        self._cases = enumerate(
-            self._derived()
-        )  # only a forked process, which starts anew, takes any
+        # only forked processes take any, each from the first on
+        self._cases = enumerate(self._derived())
         self._kept: dict[int, Tensors] = {}  # there as well
         self._known: dict[str, str | None] = {}
         self._answers: dict[str, Tensors] = {}

@@ -202,10 +202,12 @@ class _Comparison:
         infinite, nothing bounds the others of that kind.
         """
         got, want = self._got[i], self._want[i]
+        if not want.is_floating_point() or not self._is_open(want):
+            return None
         own = errors.original_fp64
         limit = tolerance.allowed(want.dtype, own)
         seen = errors.error if own is None else errors.error_fp64
-        if not self._is_open(want) or seen is None or seen <= limit:
+        if seen is None or seen <= limit:
             return None
         far = compare.far_apart(got, want, limit)
         for drawn in self._draws(i):

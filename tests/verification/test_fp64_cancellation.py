@@ -87,6 +87,21 @@ def large_in(count: int) -> Callable[..., list[torch.Tensor]]:
     return wrong
 
 
+class Compares(nn.Module):
+    """A mask of what is 0 or a rounding at small contents."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:
+        return (aten.gt.Scalar(aten.sub.Tensor(aten.add.Tensor(x, 1e-4), 1e-4), 0.0),)
+
+
+def other_masks(count: int) -> Callable[..., list[torch.Tensor]]:
+    def wrong(outputs: list[torch.Tensor], inputs: Any, call: int) -> list[torch.Tensor]:
+        is_small = 0 < float(inputs[0].abs().max()) < 1e-10
+        return [outputs[0] ^ ((torch.arange(64) < count) & is_small)]
+
+    return wrong
+
+
 def off_by(relative: float) -> Callable[..., list[torch.Tensor]]:
     def wrong(outputs: list[torch.Tensor], inputs: Any, call: int) -> list[torch.Tensor]:
         return [out * (1 + relative) for out in outputs]
@@ -159,4 +174,10 @@ def test_values_beside_infinities_are_as_large_as_roundings_are_small() -> None:
     wrong = run(of(DividesByAFew()), run=large_in(40))  # more than a rounding moves
     assert isinstance(wrong, Reason) and wrong.code is Code.WRONG_VALUES
     wrong = run(of(Plain()), run=large_in(4))
+    assert isinstance(wrong, Reason) and wrong.code is Code.WRONG_VALUES
+
+
+def test_a_mask_may_be_of_another_rounding() -> None:
+    assert isinstance(run(of(Compares()), run=other_masks(2)), Verdict)
+    wrong = run(of(Compares()), run=lambda outputs, inputs, call: [~outputs[0]])
     assert isinstance(wrong, Reason) and wrong.code is Code.WRONG_VALUES
