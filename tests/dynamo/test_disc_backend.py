@@ -280,3 +280,20 @@ def test_a_complex_number_is_refused_before_it_is_compiled() -> None:
     assert {(r.stage, r.code) for r in reasons if "complex number" in r.detail} == {
         (Stage.SUPPORT, Code.UNSUPPORTED_DTYPE)
     }
+
+
+@pytest.mark.needs("runtime")
+def test_pairs_are_complex_numbers_at_any_size() -> None:
+    """torch's shape function asks where in its memory an input begins."""
+
+    def turned(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.view_as_real(torch.view_as_complex(x) * torch.view_as_complex(y)) + x
+
+    torch._dynamo.reset()
+    options = {"min_cluster_size": 1, "timing": False}
+    compiled = torch.compile(turned, backend="disc", options=options, dynamic=True)
+    for rows in (5, 3):
+        x, y = torch.randn(2, rows, 4, 2)
+        torch.testing.assert_close(compiled(x, y), turned(x, y))
+    report = live_graphs()[-1].report()
+    assert not report.outside and not report.all_reasons()

@@ -65,11 +65,13 @@ class FxWriter:
         """An input; a dynamic size takes its hint from ``like``."""
         node = self.graph.placeholder(name)
         if any(size is not DimDynamic.STATIC for size in sizes):
-            node.meta["val"] = self.mode.from_tensor(
+            placed = self.mode.from_tensor(
                 like,
                 source=_source(name),
                 symbolic_context=StatelessSymbolicContext(dynamic_sizes=list(sizes)),
             )
+            with self.mode:  # its offset in memory is a symbol too, which a cluster has no use for
+                node.meta["val"] = blank(placed)
         else:  # equivalent in a tenth of the time: an optimizer's graph has hundreds of inputs
             with self.mode:
                 node.meta["val"] = blank(like)
