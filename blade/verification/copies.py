@@ -1,11 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Copies of tensors that keep their layout, and layouts alone."""
 
-import copy
-
 import torch
-
-from blade.graph.shapes.memory_format import order_of
 
 _ALIGNED = 16  # elements; vectors of any dtype begin at multiples of this
 
@@ -20,12 +16,6 @@ def copied(tensor: torch.Tensor) -> torch.Tensor:
         return copied(tensor.conj()).conj()
     if tensor.is_neg():
         return torch._neg_view(copied(torch._neg_view(tensor)))
-    is_dense = tensor.is_contiguous() or order_of(tensor) is not None
-    if is_dense and tensor.storage_offset() % _ALIGNED == 0:  # by all threads, unlike below
-        # an axis of one element may have any stride
-        return tensor.clone().as_strided(tensor.shape, tensor.stride())
-    if tensor.untyped_storage().nbytes() <= 2 * tensor.numel() * tensor.element_size():
-        return copy.deepcopy(tensor)
     shape, strides = tensor.shape, tensor.stride()
     last = sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) if tensor.numel() else -1
     first = tensor.storage_offset() % _ALIGNED  # keep the alignment

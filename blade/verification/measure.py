@@ -189,11 +189,9 @@ class _Comparison:
 
     def _draws(self, i: int) -> Iterator[torch.Tensor]:
         """Yield output ``i`` of the original under different roundings."""
-        for seed in range(DRAWS if self._rounded else 0):
-            assert self._rounded is not None
-            found = self._rounded(self._case, seed)
-            if found is not None:
-                yield found[i]
+        if self._rounded is not None:
+            found = (self._rounded(self._case, seed) for seed in range(DRAWS))
+            yield from (outputs[i] for outputs in found if outputs is not None)
 
     def _without_rounded(self, i: int, errors: RelativeErrors) -> RelativeErrors | None:
         """Errors without the values that are far from the original's; ``None`` unless rounding moves as many.

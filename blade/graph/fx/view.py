@@ -10,7 +10,7 @@ no nodes: their users get copies.
 """
 
 import operator
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -259,14 +259,15 @@ def _written(node: Node) -> Iterator[Node]:
     given += [(named[k], v) for k, v in node.kwargs.items() if k in named]
     for argument, value in given:
         if argument.alias_info is not None and argument.alias_info.is_write:
-            yield from _nodes_in(value)
+            yield from nodes_in(value)
 
 
-def _nodes_in(value: Any) -> Iterable[Node]:
+def nodes_in(value: Any) -> list[Node]:
+    """The nodes among the arguments ``value``, also those in lists."""
     if isinstance(value, Node):
         return [value]
     if isinstance(value, (list, tuple)):
-        return [n for v in value for n in _nodes_in(v)]
+        return [n for v in value for n in nodes_in(v)]
     return []
 
 

@@ -21,6 +21,7 @@ import torch
 from torch.fx import Graph, Node
 
 from blade.core.torch_modes import is_composite
+from blade.graph.fx.view import nodes_in
 from blade.graph.fx.views import is_view, may_lie_in_operand
 
 aten = torch.ops.aten
@@ -72,7 +73,7 @@ class _Write:
     def operands(self) -> list[Node]:
         """What the write needs, but for ``into``."""
         how = [[*link.args[2:], *link.kwargs.values()] for link in self.chain]
-        return _nodes([*self.values, *how])
+        return nodes_in([*self.values, *how])
 
 
 def _write_of(whole: Node) -> _Write | None:
@@ -180,7 +181,7 @@ def _sources(node: Node) -> list[Node]:
     if node.op != "call_function" or node.target in _SIZES:
         return []
     if node.target is operator.getitem or may_lie_in_operand(node.target):
-        return _nodes(node.args[:1])
+        return nodes_in(node.args[:1])
     return list(node.all_input_nodes) if _may_be_any(node.target) else []
 
 
@@ -228,13 +229,3 @@ def _apply(graph: Graph, write: _Write) -> None:
         while view.target in _TAKEN and not view.users:
             unused, view = view, view.args[0]
             graph.erase_node(unused)
-
-
-def _nodes(values: Sequence[Any]) -> list[Node]:
-    found: list[Node] = []
-    for value in values:
-        if isinstance(value, Node):
-            found.append(value)
-        elif isinstance(value, (list, tuple)):
-            found += _nodes(value)
-    return found
