@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch.fx import Node
 
-from blade.graph.fx.views import may_lie_in_operand
 from blade.graph.shapes.memory_format import axes_in_memory, in_order
 
 
@@ -34,8 +33,9 @@ def is_fresh(node: Node) -> bool:
     target = node.target
     return (
         isinstance(target, torch._ops.OpOverload)
+        and target is not torch.ops.aten._unsafe_view.default
         and not target._schema.is_mutable
-        and not may_lie_in_operand(target)
+        and all(r.alias_info is None for r in target._schema.returns)
         and len(tensors_of(node)) > 0
         and all(map(_is_known, tensors_of(node)))
     )
