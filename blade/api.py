@@ -50,8 +50,9 @@ from blade.selection.partitions import (
 from blade.selection.plan.assemble import fastest_valid_plan
 from blade.selection.plan.built import Partition
 from blade.selection.plan.compositions import candidate_plans
+from blade.selection.plan.labels import name_outputs
 from blade.selection.plan.select import check_weights
-from blade.selection.reporting import cluster_reports, make_dump_dir, name_outputs, wrap
+from blade.selection.reporting import cluster_reports, make_dump_dir, wrap
 from blade.selection.select_engines import (
     cut_short,
     select_engines,

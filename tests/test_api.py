@@ -409,6 +409,24 @@ def test_one_line_of_log_per_decision(
     assert all("\n" not in line for line in lines)
 
 
+@pytest.mark.needs("runtime", "torch_mlir")
+def test_modules_run_in_torchs_legacy_executor() -> None:
+    """Libraries such as SpeechBrain and timm switch to it for speed."""
+    code = """
+import torch, blade
+torch._C._jit_set_profiling_executor(False)
+model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Linear(16, 8)).eval()
+x = torch.randn(4, 8)
+for config in (blade.Config(timing=False), blade.Config(background=True), blade.Config(min_cluster_size=1000)):
+    module = blade.optimize(model, (x,), config)
+    torch.testing.assert_close(module(x), model(x))
+    blade.wait(module)
+    torch.testing.assert_close(module(x), model(x))
+    blade.report(module)
+"""
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True)
+
+
 @pytest.mark.parametrize(("level", "shown"), [("info", True), ("", False), ("loud", False)])
 def test_the_environment_sets_the_log_level(level: str, shown: bool) -> None:
     code = "import blade, logging; logging.getLogger('blade.api').info('a decision')"

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
+_CONTAINERS = (dict, list, set, tuple)
 _PLAIN = (bool, int, float, complex, str, bytes, torch.Size)
 _OF_TORCH = frozenset(vars(nn.Module())) - {"training"}  # the hooks, the weights and the submodules
 _HELD_BY_TORCH = ("_parameters", "_buffers", "_modules")
@@ -51,13 +52,14 @@ class HeldState:
                 for held in _contents(vars(part)[key], seen):
                     if isinstance(held, torch.Tensor):
                         self._versions.append((prefix + key, held, _version(held)))
-                    else:
+                    elif not isinstance(held, tuple):  # which cannot change
                         self._containers.append((prefix + key, held, _parts(held)))
 
         self._spaces = [live for _, live, _ in self._vars]
         self._keys = list(map(tuple, self._spaces))
         self._getters = [itemgetter(*_own_keys(live)) for live in self._spaces]
-        self._live = [live for _, live, _ in self._containers]
+        self._live = [live for _, live, _ in self._containers if not _is_odd(live)]
+        self._odd = [(live, saved) for _, live, saved in self._containers if _is_odd(live)]
         self._dicts = [live for live in self._live if isinstance(live, dict)]
         self._lengths = list(map(len, self._live))
         self._objects = list(self._all_objects())
@@ -80,6 +82,7 @@ class HeldState:
             and list(map(len, self._live)) == self._lengths
             and all(map(is_, self._all_objects(), self._objects))
             and list(map(_number, self._versioned)) == self._numbers
+            and all(_is_kept(_parts(live), saved) for live, saved in self._odd)
         )
 
     def changes(self) -> Changes | None:
@@ -106,7 +109,7 @@ def _own_keys(live: dict[str, Any]) -> list[str]:
 
 def _contents(value: Any, seen: set[int]) -> Iterator[Any]:
     """The tensors and containers that ``value`` is and holds, but for those ``seen``."""
-    if not isinstance(value, (torch.Tensor, dict, list, set, tuple)) or id(value) in seen:
+    if not isinstance(value, (torch.Tensor, *_CONTAINERS)) or id(value) in seen:
         return
     seen.add(id(value))
     yield value
@@ -116,9 +119,21 @@ def _contents(value: Any, seen: set[int]) -> Iterator[Any]:
 
 
 def _parts(container: Any) -> list[Any]:
-    if isinstance(container, dict):
-        return [*container.keys(), *container.values()]
-    return list(container)
+    """What ``container`` holds, whatever a class of the user's makes of ``len`` and ``iter``."""
+    kind = _kind(container)
+    if kind is dict:
+        return [*dict.keys(container), *dict.values(container)]
+    return [*kind.__iter__(container)]
+
+
+def _kind(container: Any) -> Any:
+    return next(one for one in _CONTAINERS if isinstance(container, one))
+
+
+def _is_odd(container: Any) -> bool:
+    """Whether a class of the user's has another ``len`` or ``iter`` than the container that it extends."""
+    own, kind = type(container), _kind(container)
+    return any(getattr(own, n) is not getattr(kind, n) for n in ("__len__", "__iter__"))
 
 
 def _is_kept(now: list[Any], before: list[Any]) -> bool:

@@ -1,23 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trace calls of which TorchScript has no overload: ``mask.masked_fill(m, True)``, ``x.view(torch.int32)``.
+"""Trace calls of which TorchScript has no overload: ``mask.masked_fill(m, True)``, ``x.view(torch.int32)``, and calls
+whose arguments are no bools while torch traces: ``attention(q, k, v, is_causal=x.shape[1] > 1)``.
 
     trace = with_overloads(lambda: torch.jit.trace(...), reset)
 
-torch's tracer (2.11 to 2.13 at least) ends with an internal assert. Then the model is traced once more. Where an op
-takes a number, but a Python bool is given, it gets an int or, where the dtype of the result follows from that of the
-number, a tensor without dimensions. A view in another dtype is an op of blade's.
+torch's tracer (2.11 to 2.13 at least) ends with an internal assert or a TypeError. Then the model is traced once more.
+Where an op takes a number, but a Python bool is given, it gets an int or, where the dtype of the result follows from
+that of the number, a tensor without dimensions. A view in another dtype is an op of blade's. Sizes are tensors to the
+tracer, and comparing them gives tensors; now it gives Python's bools, as in eager mode, and each is a decision.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import cache
 from typing import Any, TypeVar
 
 import torch
 from torch.overrides import TorchFunctionMode
 
+from blade.capture.decisions.traced_number import follows_sizes
+
 T = TypeVar("T")
 
 _REFUSED = "We don't have an op for aten::"
+_NO_BOOL = "must be bool, not Tensor"
+_COMPARISONS = frozenset("eq ne lt le gt ge".split())
 _TRUTHS = {truth: torch.tensor(truth) for truth in (False, True)}
 _PROMOTING = frozenset(
     {"where", "pow", "fmod", "remainder", "floor_divide"}
@@ -28,14 +35,40 @@ _PROMOTING = frozenset(
 
 def with_overloads(trace: Callable[[], T], reset: Callable[[], object]) -> T:
     """Return ``trace()``; ``reset`` undoes what a trace that failed did to the model."""
-    try:
-        return trace()
-    except RuntimeError as error:
-        if _REFUSED not in str(error):
-            raise
-    reset()
-    with _OtherOverloads():
-        return trace()
+    modes: list[TorchFunctionMode] = []
+    while True:
+        try:
+            with ExitStack() as entered:
+                for mode in modes:
+                    entered.enter_context(mode)
+                return trace()
+        except (RuntimeError, TypeError) as error:
+            needed = _mode_for(str(error))
+            if needed is None or needed in map(type, modes):
+                raise
+            modes.append(needed())
+        reset()
+
+
+def _mode_for(error: str) -> type[TorchFunctionMode] | None:
+    if _REFUSED in error:
+        return _OtherOverloads
+    return _SizesDecide if _NO_BOOL in error else None
+
+
+class _SizesDecide(TorchFunctionMode):
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if getattr(func, "__name__", "").strip("_") not in _COMPARISONS:
+            return result
+        compared = [value for value in args if isinstance(value, torch.Tensor)]
+        return bool(result) if all(map(follows_sizes, compared)) else result
 
 
 class _OtherOverloads(TorchFunctionMode):

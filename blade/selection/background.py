@@ -40,6 +40,7 @@ from blade.selection.cache.decisions import SelectionResult
 from blade.selection.learn_paths import wait_for_paths
 from blade.selection.plan.assemble import ValidatedPlan
 from blade.selection.plan.compositions import WHOLE, EnginePlan
+from blade.selection.plan.labels import add_labels
 from blade.selection.reporting import wrap, wrap_again, wrap_early
 from blade.selection.task import Search, Task
 
@@ -133,6 +134,7 @@ def _begin(task: Task) -> tuple[torch.jit.ScriptModule, Waiting, Task]:
             waiting[extracted.name] = cast(Engine, engine)
             placed.append((extracted, cluster_module(extracted, engine)))
     module = splice(captured, placed)
+    add_labels(module, captured)
     references, original = captured.references, captured.original
     for reference, why in find_differences(module, references, original=original):
         raise BackendError(f"in clusters, at {reference.what} the module differs: {why}")

@@ -17,12 +17,10 @@ from typing import cast
 import torch
 
 from blade.capture.input_summary import summarize_inputs
-from blade.capture.inputs import MEASURED
 from blade.capture.reference_model import ReferenceModel
 from blade.core.attempt import attempt
 from blade.core.captured import Captured
 from blade.core.disk_cache import untrusted
-from blade.core.examples import text_of_samples
 from blade.core.hardware import cpu_name
 from blade.core.reason import Code, Reason, Stage
 from blade.errors import ConfigError, warn_user
@@ -34,11 +32,9 @@ from blade.graph.torchscript.splice import clone
 from blade.graph.torchscript.view import GraphView
 from blade.report import (
     ATTRIBUTE,
-    EXAMPLES,
     ORIGINAL,
     READY,
     SEARCHING,
-    STRUCTURE,
     ClusterReport,
     KernelTime,
     LayerPrecision,
@@ -55,6 +51,7 @@ from blade.selection.lent_original import LentOriginal
 from blade.selection.plan.assemble import ValidatedPlan
 from blade.selection.plan.built import ClusterCandidates
 from blade.selection.plan.compositions import ClusterChoice
+from blade.selection.plan.labels import add_labels, set_report
 from blade.selection.plan.select import Decision
 from blade.selection.precision_gains import precision_gains
 from blade.selection.task import Task
@@ -101,20 +98,10 @@ def wrap_early(task: Task, decided: SelectionResult) -> torch.jit.ScriptModule:
 
 
 def _attach(task: Task, module: torch.jit.ScriptModule, report: Report) -> None:
-    """Give ``module`` what travels with it: the report, the structure of the original's output, and the form of
-    the samples."""
-    text = torch._C.StringType.get()
-    module._c._register_attribute(ATTRIBUTE, text, report.to_json())
-    if task.captured.structure is not None:
-        module._c._register_attribute(STRUCTURE, text, task.captured.structure)
-    if (examples := text_of_samples(task.captured.samples[:MEASURED])) is not None:
-        module._c._register_attribute(EXAMPLES, text, examples)
-
-
-def name_outputs(module: torch.jit.ScriptModule, structure: str | None) -> None:
-    """Give a module of an imported model the structure that names its outputs."""
-    if structure is not None and not hasattr(module, STRUCTURE):
-        module._c._register_attribute(STRUCTURE, torch._C.StringType.get(), structure)
+    """Give ``module`` its report; what ran without engines has no labels yet."""
+    if not module._c.hasattr(ATTRIBUTE):
+        add_labels(module, task.captured)
+    set_report(module, report)
 
 
 def _answering(module: torch.jit.ScriptModule, captured: Captured) -> torch.jit.ScriptModule:
@@ -138,7 +125,7 @@ def _lend_original(captured: Captured, module: torch.jit.ScriptModule) -> None:
 def wrap_again(module: torch.jit.ScriptModule, task: Task, decided: SelectionResult) -> None:
     """Replace the report of ``module`` once its engines are in place."""
     report = _report(task, decided, READY)
-    module._c.setattr(ATTRIBUTE, report.to_json())
+    set_report(module, report)
     torch.ops.blade.reset_path_calls(task.captured.paths_number)
     _tell(task, module, report)
 

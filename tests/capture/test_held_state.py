@@ -93,6 +93,30 @@ def test_each_change_is_seen(what: str) -> None:
     assert held.changes() == want
 
 
+class Counted(tuple[Any, ...]):
+    """As e3nn's ``Irreps``, which have no length."""
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+
+class Backwards(list[Any]):
+    def __iter__(self) -> Any:
+        raise NotImplementedError
+
+
+def test_containers_of_the_users_classes_are_read_as_what_they_extend() -> None:
+    model: Any = Whole()
+    model.kinds, model.order = Counted(([1], 2)), Backwards([1, 2])
+    held = HeldState(model)
+    assert held.changes() is None
+    model.kinds[0].append(2)
+    assert held.changes() == Changes(False, frozenset({"kinds"}))
+    held = HeldState(model)
+    model.order.append(3)
+    assert held.changes() == Changes(False, frozenset({"order"}))
+
+
 def test_tensors_of_inference_mode_have_no_version() -> None:
     with torch.inference_mode():
         model = Whole()

@@ -137,6 +137,36 @@ def test_named_submodules_may_do_so_as_well() -> None:
         assert torch.equal(found.module(*inputs(rows)), model(*inputs(rows)))
 
 
+def attention(x: T, index: T, mask: T) -> T:
+    """As OpenAI's Whisper calls it: causal where there are several positions."""
+    count = x.shape[0]
+    heads = x.view(1, 2, count, 3)
+    is_causal = index is not None and count > 1
+    return functional.scaled_dot_product_attention(heads, heads, heads, is_causal=is_causal)
+
+
+def by_half(x: T, index: T, mask: T) -> T:
+    """The comparison is one of computed sizes; comparisons of values stay tensors."""
+    is_wide = (x.shape[0] + 3) // 2 >= x.shape[1] - 3
+    return torch.where(x > 0, x, 2 * x).softmax(-1) + torch.argmax(x, 0, keepdim=is_wide).sum()
+
+
+@pytest.mark.parametrize("function", [attention, by_half])
+def test_a_comparison_of_sizes_is_a_bool(function: Function) -> None:
+    model = Calls(function).eval()
+    found = capture(model, inputs(4), blade.Config())
+    assert found.how == "trace"
+    for rows in (4, 7, 3):
+        assert torch.equal(found.module(*inputs(rows)), model(*inputs(rows)))
+
+
+def test_where_a_comparison_falls_out_otherwise_the_original_answers() -> None:
+    model = Calls(attention).eval()
+    module = blade.optimize(model, inputs(4), blade.Config(timing=False, max_paths=1))
+    for rows in (4, 1, 6):
+        assert torch.allclose(module(*inputs(rows)), model(*inputs(rows)), atol=1e-6)
+
+
 def test_other_errors_are_the_models() -> None:
     def refuses(x: T, index: T, mask: T) -> T:
         raise RuntimeError("no op")

@@ -151,6 +151,31 @@ def test_functions_that_are_scripted_while_a_model_is_traced() -> None:
     assert "float" not in globals()
 
 
+def scripts_if_tracing(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A decorator such as libraries have of their own."""
+
+    def call(*args: Any) -> Any:
+        made = torch.jit.script(function) if torch.jit.is_tracing() else function
+        return made(*args)
+
+    return call
+
+
+@scripts_if_tracing
+def widened(x: torch.Tensor, by: int, factor: float) -> torch.Tensor:
+    return x.repeat(1, by) * factor if x.shape[1] > 3 else x + by
+
+
+def test_functions_that_a_library_scripts_while_a_model_is_traced() -> None:
+    def model(x: torch.Tensor) -> torch.Tensor:
+        return widened(torch.tanh(x), 2, 0.5)
+
+    found = captured(model, X[0, 0])
+    for x in (X[0, 0], X[0, 0, :, :2], X[0, 0, :3]):
+        torch.testing.assert_close(found.module(x), model(x) + 1)
+    assert torch.jit.script.__module__ == "torch.jit._script"
+
+
 @torch.jit._script_if_tracing
 def resized_while_traced(x: torch.Tensor, size: int) -> torch.Tensor:
     if x.shape[-1] == size:

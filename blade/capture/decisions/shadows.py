@@ -36,7 +36,10 @@ from blade.capture.decisions.traced_number import (
 )
 from blade.process.shared_switch import SharedSwitch
 
-torch_trace: Any = importlib.import_module("torch.jit._trace")  # has what scripts if tracing
+_SCRIPTING: list[Any] = [
+    importlib.import_module(name) for name in ("torch.jit", "torch.jit._trace")
+]
+"""Modules whose ``script`` is called while a model is traced, by torch's decorators and those of libraries."""
 
 _NOT_SHADOWED = frozenset({"torch", "builtins", "blade", *sys.stdlib_module_names}) - {"__main__"}
 
@@ -283,14 +286,16 @@ def _without_shadows(script: Any) -> Any:
     return scripted
 
 
-def _put() -> Any:
-    before = torch_trace.script
-    torch_trace.script = _without_shadows(before)
+def _put() -> list[Any]:
+    before = [module.script for module in _SCRIPTING]
+    for module, script in zip(_SCRIPTING, before, strict=True):
+        module.script = _without_shadows(script)
     return before
 
 
-def _restore(before: Any) -> None:
-    torch_trace.script = before
+def _restore(before: list[Any]) -> None:
+    for module, script in zip(_SCRIPTING, before, strict=True):
+        module.script = script
 
 
 _scripting = SharedSwitch(_put, _restore)

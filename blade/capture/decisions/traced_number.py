@@ -64,6 +64,24 @@ def _kind_of_maker(tensor: torch.Tensor) -> str:
     return str(_tracer._get_value_trace(tensor).node().kind())
 
 
+def follows_sizes(tensor: torch.Tensor) -> bool:
+    """Whether ``tensor`` is an int that the trace being made computes from sizes and constants alone."""
+    if rank_of(tensor) or dtype_of(tensor) is not _INT:
+        return False
+    values, seen = [_tracer._get_value_trace(tensor)], set()
+    while values:
+        value = values.pop()
+        if value.unique() in seen:
+            continue
+        seen.add(value.unique())
+        node = value.node()
+        if node.kind() == "prim::Param":
+            return False
+        if node.kind() != "aten::size":
+            values += node.inputs()
+    return True
+
+
 @contextmanager
 def untraced() -> Iterator[None]:
     """The tracer does not see what happens inside the block."""

@@ -214,9 +214,15 @@ def _chooses(program: Program, line: Line) -> bool:
 
 def _is_same_number(program: Program, a: int, b: int) -> bool:
     """Whether both are constants of one number, be it a 0-d tensor."""
-    held = [program.held(v) if program.constant(v) else None for v in (a, b)]
-    numbers = [h.item() if isinstance(h, torch.Tensor) and h.dim() == 0 else h for h in held]
+    numbers = [_held_number(program, v) for v in (a, b)]
     return type(numbers[0]) is type(numbers[1]) is int and numbers[0] == numbers[1]
+
+
+def _held_number(program: Program, value: int) -> int | float | None:
+    """The number that a constant is, be it a 0-d tensor; ``None`` if ``value`` is no constant number."""
+    held = program.held(value) if program.constant(value) else None
+    number = held.item() if isinstance(held, torch.Tensor) and held.dim() == 0 else held
+    return number if isinstance(number, (int, float)) else None
 
 
 class _Floats(NamedTuple):
@@ -259,9 +265,7 @@ def _is_rounding(program: Program, line: Line, chain: set[int], floats: _Floats)
 
 def _is_root(program: Program, line: Line) -> bool:
     """Whether ``line`` takes a square root on the CPU; the users of it have to cut its fraction off at once."""
-    if line.kind == "aten::pow" and not (
-        program.constant(line.inputs[1]) and program.held(line.inputs[1]) == 0.5
-    ):
+    if line.kind == "aten::pow" and _held_number(program, line.inputs[1]) != 0.5:
         return False
     users = program.users_of(line.outputs[0])
     return all(one.kind in ("aten::to", "aten::Int") for one in users)
@@ -271,10 +275,10 @@ def _is_with_constants(program: Program, line: Line) -> bool:
     """Whether ``line`` bounds its first input by integers, or divides it by a positive one and rounds down."""
     if line.kind not in ("aten::clamp", "aten::floor_divide"):
         return False
-    others = [program.held(v) if program.constant(v) else 0.5 for v in line.inputs[1:]]
     if line.kind == "aten::floor_divide":
-        others = [o.item() if isinstance(o, torch.Tensor) and o.dim() == 0 else o for o in others]
-        return type(others[0]) is int and others[0] > 0
+        divisor = _held_number(program, line.inputs[1])
+        return type(divisor) is int and divisor > 0
+    others = [program.held(v) if program.constant(v) else 0.5 for v in line.inputs[1:]]
     return all(o is None or type(o) is int for o in others)
 
 
@@ -283,11 +287,8 @@ _EXACT_ARITHMETIC = frozenset(("aten::add", "aten::sub", "aten::mul"))
 
 def _is_shift(program: Program, line: Line) -> bool:
     """Whether ``line`` adds 1 to its first input, or subtracts it."""
-    if line.kind not in ("aten::add", "aten::sub") or not all(
-        map(program.constant, line.inputs[1:])
-    ):
-        return False
-    return all(program.held(v) == 1 for v in line.inputs[1:])
+    is_sum = line.kind in ("aten::add", "aten::sub")
+    return is_sum and all(_held_number(program, v) == 1 for v in line.inputs[1:])
 
 
 def _is_rounded(program: Program, value: int) -> bool:

@@ -31,6 +31,7 @@ from blade.report.interval import speed
 from blade.runtime.engine import renew
 from blade.selection.plan.candidate import Weights
 from blade.selection.plan.compositions import WHOLE, EnginePlan
+from blade.selection.plan.labels import add_labels
 from blade.timing.decision import MIN_ROUNDS, Outcome, decide_plan, is_faster
 from blade.timing.interleaved import Restore, measure, measure_all
 from blade.timing.time_budget import UNLIMITED, TimeBudget
@@ -271,6 +272,7 @@ def assemble(
 
     def made() -> torch.jit.ScriptModule:
         module = _splice(captured, composition)
+        add_labels(module, captured)
         # The clusters were verified one by one; this verifies the assembled module.
         lossy = any(has_reduced_precision(name, config) for name in composition.engines.values())
         budget = config.accuracy_budget if lossy else None

@@ -232,3 +232,26 @@ def test_a_comparison_of_sizes_that_is_a_tensor_stays_one(name: str) -> None:
         torch.testing.assert_close(fast(x), model(x))
     [stats] = blade.stats(fast).values()
     assert stats["engine_runs"] == stats["calls"] == 3
+
+
+class WithTensors(nn.Module):
+    """Quotients and powers of sizes beside constants that are no numbers."""
+
+    halves: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("halves", torch.tensor([0.5, 2.0]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        count = torch.tensor(x.shape[0])
+        roots, shares = torch.pow(count, self.halves), count / 3 + self.halves
+        return x.softmax(-1).sum() * roots + shares - torch.clamp(count, self.halves)
+
+
+def test_constants_may_be_tensors_of_several_elements() -> None:
+    model = WithTensors().eval()
+    module = blade.optimize(model, (torch.randn(4, 6),), DISC)
+    for rows in (4, 9):
+        x = torch.randn(rows, 6)
+        torch.testing.assert_close(module(x), model(x))
