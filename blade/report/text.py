@@ -52,7 +52,7 @@ def render_text(shown: Report) -> str:
             parts.append(_quantized(c))
     if rows := why_not(shown):
         parts.append(_why_not_table(rows))
-    parts += _paths(shown)[:MOST_PATHS]
+    parts += _paths(shown, MOST_CONDITIONS)[:MOST_PATHS]
     told = len(shown.all_reasons())
     parts.append(f"report.explain() tells everything: ops, layers, kernels and all {told} reasons.")
     return _text(parts)
@@ -308,17 +308,21 @@ def reason_table(reasons: Iterable[Reason]) -> Table:
     return table
 
 
-MOST_PATHS = 3
-"""Paths that the summary shows; ``explain`` shows all."""
+MOST_PATHS, MOST_CONDITIONS = 3, 4
+"""Paths, and conditions of each, that the summary shows; ``explain`` shows all."""
 
 
-def _paths(shown: Report) -> list[str]:
-    """A line for each captured path that answers under a condition only."""
-    return [
-        f"Path {k} answers where {'; '.join(conditions)}."
-        for k, conditions in enumerate(shown.paths, start=1)
-        if conditions
-    ]
+def _paths(shown: Report, most: int | None = None) -> list[str]:
+    """A line for each captured path that answers under a condition only, with at most so many different ones."""
+    lines = []
+    for k, conditions in enumerate(shown.paths, start=1):
+        counts = Counter(conditions)
+        told = [f"{one} ({n} times)" if n > 1 else one for one, n in counts.items()]
+        if most is not None and len(told) > most:
+            told[most:] = [f"{len(told) - most} more hold"]
+        if told:
+            lines.append(f"Path {k} answers where {'; '.join(told)}.")
+    return lines
 
 
 def _footer(shown: Report) -> str:

@@ -188,6 +188,15 @@ def test_a_long_table_of_clusters_is_cut_and_explained() -> None:
     assert "part_39" not in str(report) and "part_39" in report.explain()
 
 
+def test_equal_conditions_of_a_path_are_told_once_and_many_not_in_the_summary() -> None:
+    paths = ((), ("x.dim() == 3", *["`if x > 0` gave True"] * 5, "a", "b", "c", "d"))
+    told = replace(FULL, paths=paths)
+    summary, whole = (" ".join(text.split()) for text in (str(told), told.explain()))
+    begin = "Path 2 answers where x.dim() == 3; `if x > 0` gave True (5 times); a; b;"
+    assert f"{begin} 2 more hold." in summary
+    assert f"{begin} c; d." in whole
+
+
 def test_kernels_are_explained_with_their_share() -> None:
     rows = [line.split() for line in SERVED.explain().splitlines()]
     assert ["gemm_f32", "3", "0.750", "1.500", "75%"] in rows
