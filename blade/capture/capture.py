@@ -25,7 +25,7 @@ from blade.capture.capture_exported import inputs_of, interface_of, module_of, s
 from blade.capture.clean import clean, freeze
 from blade.capture.derived_shapes import Axis, axes_of
 from blade.capture.diagnose_export import diagnose_export
-from blade.capture.explore_paths import FOR_CAPTURE, explore, served_by, tell
+from blade.capture.explore_paths import FOR_CAPTURE, explore, falls_back, served_by, tell
 from blade.capture.export_instead import Exported, export_instead, may_export
 from blade.capture.exported.interface import fixed_axes
 from blade.capture.inputs import Sample, gathered, has_tensor, normalize, to_calibrate
@@ -404,7 +404,7 @@ def _with_equal_sizes(
 def _with_size_limits(
     own: nn.Module, graph: CapturedCandidate, config: Config, reasons: list[Reason]
 ) -> CapturedCandidate:
-    """Trace ``graph`` again with checks that raise where it is wrong.
+    """Trace ``graph`` again with checks that fail where it is wrong.
 
     The user agreed to limits by ``allow_tracing=True``, or by declaring the range of the dimension. Otherwise
     they are a warning, or, with ``strict``, an error.
@@ -425,7 +425,7 @@ def _with_size_limits(
     if not agreed:
         if again.differences or not all(is_within(one, limits) for one in seen.samples):
             return graph
-        warn_user(warning(kept, axes))
+        warn_user(warning(kept, axes, falls_back(again, config)))
     reasons.append(kept)
     return again
 

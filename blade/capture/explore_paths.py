@@ -149,6 +149,11 @@ def trace_at(
     return result
 
 
+def falls_back(traced: CapturedCandidate, config: Config) -> bool:
+    """Whether the original answers where no path does."""
+    return config.python_fallback and traced.seen.original_may_answer
+
+
 def tell(name: str, traced: CapturedCandidate, config: Config, reasons: list[Reason]) -> None:
     """Add a Reason, and a warning unless the user agreed to it, that some calls are not answered by a path."""
     if not traced.unserved or config.strict:
@@ -160,8 +165,7 @@ def tell(name: str, traced: CapturedCandidate, config: Config, reasons: list[Rea
         _is_outside(one.sample, ranges) for one, _ in traced.unserved
     )
     if not agreed:
-        may_answer = config.python_fallback and traced.seen.original_may_answer
-        warn_user(unanswered_warning(kept, may_answer))
+        warn_user(unanswered_warning(kept, falls_back(traced, config)))
 
 
 def _is_outside(sample: Sample, ranges: Mapping[Axis, Range]) -> bool:

@@ -12,6 +12,7 @@ from blade.capture.derived_shapes import Axis, axes_of
 from blade.capture.inputs import CallSignature, Sample, describe, name_of_leaf
 from blade.core.captured import EqualSizes, Reference, SizeRange
 from blade.core.reason import Code, Reason, Stage
+from blade.graph.torchscript.decision_checks import LIMITED, NO_PATH
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\w+)')
 Differences = Sequence[tuple[Reference, str]]
@@ -44,16 +45,17 @@ def limited(
     return capture_failed(
         subject,
         Code.TRACE_SPECIALIZED,
-        f"The trace is kept for the sizes it is right at; elsewhere it raises: {where}.",
+        f"The trace is kept for the sizes it is right at: {where}.",
     )
 
 
-def warning(kept: Reason, axes: Collection[Axis]) -> str:
+def warning(kept: Reason, axes: Collection[Axis], falls_back: bool) -> str:
     """Return the warning for a user who did not ask for limits; ``kept`` is their Reason."""
     several = "these dimensions" if len(axes) > 1 else "this dimension"
     return (
-        f"{kept.subject}: {kept.detail} If that is meant, say so: Config(allow_tracing=True), or fix {several} in "
-        f"Config(dynamic_shapes=...). If not: {WHAT_TO_DO[0].lower()}{WHAT_TO_DO[1:]}."
+        f"{kept.subject}: {kept.detail} {_elsewhere(falls_back)} If that is meant, say so: "
+        f"Config(allow_tracing=True), or fix {several} in Config(dynamic_shapes=...). If not: "
+        f"{WHAT_TO_DO[0].lower()}{WHAT_TO_DO[1:]}."
     )
 
 
@@ -120,15 +122,19 @@ def _decision(why: str) -> str:
 
 def unanswered_warning(kept: Reason, falls_back: bool) -> str:
     """The warning for a user who did not agree to it; ``kept`` is its Reason."""
-    there = (
-        "There the original model answers, in this process; in another one that loads the saved module, the "
-        "call raises."
-        if falls_back
-        else "There the call raises."
-    )
+    there = _elsewhere(falls_back).replace("Elsewhere", "There")
     return (
         f"{kept.subject}: {kept.detail} {there} Samples of such inputs add paths (Config.max_paths); "
         "Config(allow_tracing=True) says that this is meant, Config(strict=True) refuses it."
+    )
+
+
+def _elsewhere(falls_back: bool) -> str:
+    if not falls_back:
+        return "Elsewhere the call raises."
+    return (
+        "Elsewhere the original model answers, in this process; in another one that loads the saved module, the "
+        "call raises."
     )
 
 
@@ -139,13 +145,26 @@ def size_range_text(call: CallSignature, sample: Sample, limit: SizeRange) -> st
     return f"axis {limit.axis} of {name!r} must be {size}"
 
 
+_TO_DO = ". Optimize with samples of other sizes, or a model that can be scripted, or call the original model here."
+
+
+def outside(limit: str) -> str:
+    """The message where the sizes of a call are none that the trace is right at."""
+    return f"{NO_PATH} [{LIMITED}]: {limit}{_TO_DO}"
+
+
+def limit_in(message: str) -> str:
+    """The ``limit`` of a message that ``outside`` made."""
+    return message.partition("]: ")[2].removesuffix(_TO_DO)
+
+
 def tied(subject: str, call: CallSignature, sample: Sample, ties: Sequence[EqualSizes]) -> Reason:
     """Reason that the trace of ``subject`` is kept with checks on equal sizes."""
     where = "; ".join(equal_sizes_text(call, sample, one) for one in ties)
     return capture_failed(
         subject,
         Code.TRACE_SPECIALIZED,
-        f"The trace is kept for samples like those given; it raises unless {where}.",
+        f"The trace is kept for samples like those given, where {where}.",
     )
 
 
@@ -183,7 +202,7 @@ def no_graph(
         first = axes_of(differences[0][0].sample)
         sizes = ", ".join(str(first[axis]) for axis in sorted(differences[0][0].axes))
         text += (
-            f"; or keep the trace for the sizes of the samples only (it raises at others, such as {sizes}): "
+            f"; or keep the trace for the sizes of the samples only (others, such as {sizes}, are the original's): "
             "Config(allow_tracing=True), or fix these dimensions in Config(dynamic_shapes=...)"
         )
     return f"{text}.{_export_stops(reasons)}"

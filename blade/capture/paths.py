@@ -19,6 +19,7 @@ import torch
 
 from blade.capture.decisions.recorder import Recorder, TracedDecision
 from blade.capture.inputs import Sample
+from blade.capture.messages import limit_in
 from blade.core.captured import Path
 from blade.graph.torchscript.check_arguments import check_arguments
 from blade.graph.torchscript.check_forms import (
@@ -30,7 +31,12 @@ from blade.graph.torchscript.check_forms import (
     STRUCTURE,
     check_forms,
 )
-from blade.graph.torchscript.decision_checks import checks_of, describe_checks, drop_check
+from blade.graph.torchscript.decision_checks import (
+    LIMITED,
+    checks_of,
+    describe_checks,
+    drop_check,
+)
 from blade.graph.torchscript.hoist_size_checks import ASSUMED, HoistedChecks, hoist_size_checks
 from blade.graph.torchscript.merge_paths import PathGraph, merged, same_computation
 from blade.graph.torchscript.to_script_module import defaults_of
@@ -94,7 +100,7 @@ def finish(
         conditions = check_forms(graph, sample, forms) | conditions
         conditions = check_arguments(graph, sample, recorder.arguments) | conditions
     left = {check.index for check in checks_of(graph)}
-    elements = frozenset(left - conditions.keys())
+    elements = frozenset(left - conditions.keys() - {LIMITED})
 
     def describe(index: int) -> str:
         if index in (STRUCTURE, CONTAINERS):
@@ -119,6 +125,9 @@ def finish(
     texts = conditions | {
         index: f"{decisions[index]} gave {decisions[index].outcome}" for index in elements
     }
+    limits = [check.text for check in checks_of(graph) if check.index == LIMITED]
+    if limits:
+        texts[LIMITED] = "; ".join(map(limit_in, limits))
     conditions = dict(sorted(texts.items()))
     return CapturedPath(module, recorder, sample, structure, hoisted, conditions, elements)
 

@@ -21,7 +21,7 @@ from blade.capture.decisions.identity import code_that_compares_objects
 from blade.capture.decisions.recorder import Recorder, recording
 from blade.capture.decisions.shadows import shadowed
 from blade.capture.inputs import CallSignature, Sample, call_from, flat_arguments
-from blade.capture.messages import equal_sizes_text, size_range_text
+from blade.capture.messages import equal_sizes_text, outside, size_range_text
 from blade.capture.missing_overloads import with_overloads
 from blade.capture.outputs import tensors_of
 from blade.capture.patch_repeat_interleave import patched_repeat_interleave
@@ -59,7 +59,7 @@ def trace(
     """Trace ``model`` at ``sample``; its parameters keep the names in ``call``.
 
     ``is_plain`` says that forward takes the sample as it is and returns tensors only; otherwise a wrapper
-    translates. The module raises RuntimeError at sizes outside ``limits`` and where ``ties`` do not hold. The
+    translates. A check fails at sizes outside ``limits`` and where ``ties`` do not hold. The
     plain attributes ``preserved`` are available on the module even if it is wrapped.
     """
     target = _target(model, call, is_plain, limits, ties)
@@ -255,10 +255,7 @@ def _check(call: CallSignature, limit: SizeRange) -> Callable[[Sample], None]:
 
     def check(sample: Sample) -> None:
         leaf = pytree.tree_leaves(sample)[limit.index]
-        message = (
-            f"traced by blade for {size_range_text(call, sample, limit)}; optimize with samples of other "
-            "sizes, or with a scriptable model, to serve them"
-        )
+        message = outside(size_range_text(call, sample, limit))
         raise_outside(leaf, limit.axis, limit.low, limit.high, message)
 
     return check
@@ -267,7 +264,7 @@ def _check(call: CallSignature, limit: SizeRange) -> Callable[[Sample], None]:
 def _raise_outside(
     tensor: torch.Tensor, axis: int, low: int, high: int, message: str
 ) -> torch.Tensor:
-    if tensor.size(axis) < low or tensor.size(axis) > high:
+    if tensor.dim() <= axis or tensor.size(axis) < low or tensor.size(axis) > high:
         raise RuntimeError(message)
     return tensor  # the tracer accepts only functions with a result
 
@@ -280,17 +277,14 @@ def _check_tie(call: CallSignature, tie: EqualSizes) -> Callable[[Sample], None]
     def check(sample: Sample) -> None:
         leaves = pytree.tree_leaves(sample)
         (a, i), (b, j) = tie.first, tie.second
-        message = (
-            f"traced by blade for inputs where {equal_sizes_text(call, sample, tie)}; optimize with a scriptable "
-            "model to serve others"
-        )
+        message = outside(f"the trace holds where {equal_sizes_text(call, sample, tie)}")
         raise_unequal(leaves[a], i, leaves[b], j, message)
 
     return check
 
 
 def _raise_unequal(a: torch.Tensor, i: int, b: torch.Tensor, j: int, message: str) -> torch.Tensor:
-    if a.size(i) != b.size(j):
+    if a.dim() <= i or b.dim() <= j or a.size(i) != b.size(j):
         raise RuntimeError(message)
     return a
 

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sizes that are equal in the samples, and that the model lets differ where its trace cannot."""
 
+import subprocess
+import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +52,7 @@ def _captured(model: nn.Module, config: Config | None = None) -> Captured:
 def test_a_trace_is_kept_where_the_sizes_are_equal() -> None:
     captured = _captured(Masked())
     assert captured.equal_sizes == (EqualSizes((1, 1), (0, 2)),)
-    [reason] = [r for r in captured.reasons if "unless" in r.detail]
+    [reason] = [r for r in captured.reasons if "like those given" in r.detail]
     assert reason.code is Code.TRACE_SPECIALIZED
     assert "axis 1 of 'mask' is as long as axis 2 of 'states'" in reason.detail
     for sizes in ((1, 1, 1), (3, 7, 5), (2, 9, 4)):
@@ -58,10 +61,55 @@ def test_a_trace_is_kept_where_the_sizes_are_equal() -> None:
 
 
 @pytest.mark.parametrize("mask", [5, 9])
-def test_elsewhere_it_raises(mask: int) -> None:
+def test_elsewhere_the_trace_does_not_answer(mask: int) -> None:
     captured = _captured(Masked())
     with pytest.raises(Exception, match="axis 1 of 'mask' is as long as"):
         captured.module(*_inputs(3, 7, mask=mask))
+
+
+class OfOneSize(nn.Module):
+    """A legacy constructor, whose sizes torch's tracer keeps as constants."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x) + torch.Tensor(x.shape[0], 4).fill_(2)
+
+
+@pytest.mark.needs("runtime", "torch_mlir")
+@pytest.mark.parametrize(
+    ("model", "inside", "others"),
+    [
+        (Masked(), _inputs(3, 7), [_inputs(3, 7, mask=5), _inputs(2, 6, mask=9)]),
+        (OfOneSize(), (torch.randn(3, 4),), [(torch.randn(1, 4),), (torch.randn(6, 4),)]),
+    ],
+    ids=["equal sizes", "one size"],
+)
+def test_elsewhere_the_original_answers(
+    model: nn.Module, inside: Any, others: list[Any], tmp_path: Path
+) -> None:
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        module = blade.optimize(model.eval(), inside, Config(timing=False))
+    for inputs in (inside, *others):
+        assert torch.equal(module(*inputs), model(*inputs))
+    if isinstance(model, OfOneSize):
+        assert "Elsewhere the original model answers" in str(told[0].message)
+        assert blade.report(module).paths[0][-1] == "axis 0 of 'x' must be 3"
+    torch.jit.save(module, tmp_path / "model.pt")
+    code = f"""
+import torch, blade
+module = torch.jit.load({str(tmp_path / "model.pt")!r})
+given = torch.load({str(tmp_path / "inputs.pt")!r})
+try:
+    module(*given)
+except RuntimeError as error:
+    print(error)
+"""
+    torch.save(others[0], tmp_path / "inputs.pt")
+    ran = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True
+    )
+    assert "No captured path answers this call" in ran.stdout
+    assert "call the original model here" in ran.stdout
 
 
 def test_a_size_that_cannot_vary_may_equal_theirs() -> None:

@@ -26,6 +26,9 @@ MARK = "blade decision "
 NO_PATH = "No captured path answers this call"
 """How the message of every check begins."""
 
+LIMITED = 1_000_003
+"""The number of the checks of sizes outside of which a trace is wrong; they have their messages from the start."""
+
 _MARKED = re.compile(f"{MARK}([0-9]+)$|{NO_PATH} \\[([0-9]+)\\]")
 
 

@@ -236,6 +236,7 @@ class _InstrumentedModule:
                 after(line)
 
         fill(self._program.blocks[0])
+        self.graph.registerOutput(self._run)
 
     def note(self, value: torch._C.Value, key: int) -> None:
         inputs = [value, self._run, _constant(self.graph, key)]
@@ -245,7 +246,6 @@ class _InstrumentedModule:
     def run(self, module: torch.jit.ScriptModule, sample: Sequence[Any], note: Note) -> None:
         """Run it unoptimized, to keep its values as they are. All runs draw the same random numbers."""
         if self._function is None:
-            self.graph.registerOutput(self._run)
             self.graph.lint()
             self._function = torchscript.function_of("observe", self.graph)
         # Deep copies: the graph may write its inputs and the module's buffers.

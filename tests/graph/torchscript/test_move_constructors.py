@@ -14,6 +14,7 @@ from blade.graph.torchscript.move_constructors import (
     _values,
     move_constructors,
 )
+from blade.graph.torchscript.observe_values import observe_tensors
 from blade.graph.torchscript.program import read
 
 META = torch.device("meta")
@@ -161,3 +162,9 @@ def test_a_tensor_of_the_cpu_beside_it() -> None:
 
 def test_a_model_on_the_cpu_is_left_alone() -> None:
     assert devices_of(relative_positions, torch.device("cpu")) == ["cpu"] * 3
+
+
+def test_nothing_to_observe_is_no_error() -> None:
+    """Constructors whose values only other moved ones read."""
+    module = torch.jit.freeze(torch.jit.script(torch.nn.ReLU().eval()))
+    assert observe_tensors(read(module.graph), module, [torch.ones(2)], {}) == {}
