@@ -220,22 +220,30 @@ class _Task:
 
 
 def _tasks(wanted: Sequence[BuildRequest], one_at_least: bool) -> list[_Task]:
-    """Return all conversions, cluster by cluster, the largest cluster first: separate processes, then this one."""
+    """Return all conversions, cluster by cluster: separate processes, then this one.
+
+    The largest cluster that the first sample reaches is the first; those that only other sizes reach are the last.
+    """
     place = {name: i for i, name in enumerate(registry.names())}
     tasks: list[_Task] = []
     for i, one in enumerate(wanted):
         first = one.first or next((b.name for b in one.backends), None)
         tasks += [_Task(i, one, backend, backend.name == first) for backend in one.backends]
     firsts = (t for t in tasks if t.is_first)
-    largest = max(firsts, key=lambda t: len(t.extracted.nodes), default=None)
+    largest = max(firsts, key=_importance, default=None)
     tasks = [replace(t, is_exempt=one_at_least and t is largest) for t in tasks]
 
-    def turn(task: _Task) -> tuple[bool, int, bool, bool, int]:
+    def turn(task: _Task) -> tuple[bool, int, int, bool, bool, int]:
         rank = place.get(task.backend.name.lower(), len(place))
         is_later = largest is not None and task.index != largest.index
-        return is_later, task.index, not task.is_apart, not task.is_first, rank
+        run = task.extracted.first_run
+        return is_later, run, task.index, not task.is_apart, not task.is_first, rank
 
     return sorted(tasks, key=turn)
+
+
+def _importance(task: _Task) -> tuple[int, int]:
+    return -task.extracted.first_run, len(task.extracted.nodes)
 
 
 def _build_first(done: int, total: int, one: BuildRequest, config: Config) -> Found:

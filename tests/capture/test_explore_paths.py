@@ -165,3 +165,25 @@ def test_samples_that_no_path_answers_are_the_originals() -> None:
         fast = blade.optimize(model, samples, Config(max_paths=1))
     for (x,) in samples:
         torch.testing.assert_close(fast(x), model(x))
+
+
+class Forks(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.few, self.many = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.shape[0] == vars(self)["rows"]:  # no script
+            return self.few(x).relu() * 2
+        return self.many(self.many(self.many(x).tanh()).sigmoid()).exp()
+
+
+@pytest.mark.needs("runtime", "torch_mlir")
+def test_what_the_first_sample_reaches_is_converted_first() -> None:
+    model = Forks().eval()
+    model.rows = 4
+    config = Config(optimization_pipeline="disc", min_cluster_size=1, time_budget=1e-6)
+    report = blade.report(blade.optimize(model, [torch.rand(4, 8), torch.rand(7, 8)], config))
+    late = {r.subject for c in report.clusters for r in c.reasons if r.code is Code.TIME_BUDGET}
+    other = {c.name for c in report.clusters if "aten::exp" in c.ops}
+    assert len(report.clusters) == 2 and late == other

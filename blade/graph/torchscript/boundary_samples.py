@@ -88,6 +88,12 @@ class BoundarySamples:
         samples, probes, _ = self._split(boundary)
         return samples, probes
 
+    def first_run(self, boundary: Boundary) -> int:
+        """The position of the first sample that reaches the group, counted on through the probes."""
+        self.record([boundary])
+        reach = (bool(self._executions(boundary, seen)) for seen in self._seen)
+        return next((index for index, does in enumerate(reach) if does), len(self._seen))
+
     def origins(self, boundary: Boundary) -> list[int]:
         """For each sample of the group, the position of the captured sample it comes from."""
         return self._split(boundary)[2]

@@ -52,6 +52,7 @@ class Extracted:
     varied: bool
     fixed: Fixed | None
     origins: tuple[int, ...] = ()  # per sample: the captured sample it comes from
+    first_run: int = 0  # the first captured sample that reaches it, counted on through the probes
     calibration: Iterable[Inputs] = ()
     answers: tuple[Inputs, ...] = ()
 
@@ -183,6 +184,7 @@ def _extract_one(
         varied=samples.varied(boundary),
         fixed=fixed,
         origins=tuple(samples.origins(boundary)),
+        first_run=samples.first_run(boundary),
         calibration=_CalibrationInputs(samples, boundary),
         answers=_known_answers(view, boundary, samples),
     )
