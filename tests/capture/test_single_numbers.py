@@ -39,7 +39,15 @@ BY_SIZE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "unfold": lambda x: functional.unfold(x, x.shape[2] // 2),
     "split": lambda x: x.split(x.shape[2] // 2, 2)[0],
     "divmod": lambda x: x * divmod(x.shape[2], 3)[1],
+    "sizes of data": lambda x: x.view(*x.data.shape[:2], -1).transpose(-1, -2),
+    "values of data": lambda x: x.relu().data.sum((0, 1)),
+    "a write to data": lambda x: written_to_data(x.relu()),
 }
+
+
+def written_to_data(x: torch.Tensor) -> torch.Tensor:
+    x.data[:, 0] *= 2
+    return x
 
 
 @pytest.mark.parametrize("name", BY_SIZE)

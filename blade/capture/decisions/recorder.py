@@ -512,6 +512,18 @@ def _consulting_property(original: Any, about: Callable[[Any], str]) -> property
     return property(_consulting(original.__get__, about), getattr(original, "__set__", None))
 
 
+def _data(original: Any) -> property:
+    """``t.data`` is a constant to the tracer, and so are its sizes: ``x.view(*y.data.shape)``."""
+
+    def data(self: torch.Tensor) -> torch.Tensor:
+        if current() is None or not is_traced(self):
+            found: torch.Tensor = original.__get__(self)
+            return found
+        return self.detach()
+
+    return property(data, original.__set__)
+
+
 def _rank(tensor: torch.Tensor) -> str:
     return "rank"
 
@@ -562,6 +574,7 @@ def _methods() -> dict[str, Any]:
         "is_complex": _consulting(_T.is_complex, _dtype),
         "get_device": _consulting(_T.get_device, _device),
     }
+    own["data"] = _data(_T.data)
     for name, about in (("shape", _rank), ("ndim", _rank), ("dtype", _dtype), ("device", _device)):
         own[name] = _consulting_property(getattr(_T, name), about)
     return own
