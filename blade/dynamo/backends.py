@@ -25,6 +25,7 @@ from blade.core.reason import Reason
 from blade.core.torch_modes import out_of_compilation
 from blade.dynamo.bound_parameters import BoundParameters, bindable
 from blade.dynamo.compile_graph import CompiledGraph, compile_fx
+from blade.dynamo.flex_attention import lower_flex_attention
 from blade.dynamo.forward_backward import is_saved, partition
 from blade.dynamo.options import config_of
 from blade.dynamo.select_ahead import select_engines
@@ -96,6 +97,7 @@ def _compile(
         partition_fn=partition,
         keep_inference_input_mutations=True,
     )
+    lower_flex_attention(gm)
     drop_true_masks(gm)
     with known_gradients(), _gc_paused():
         compiled = through(gm, example_inputs)

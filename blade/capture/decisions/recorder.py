@@ -409,6 +409,7 @@ def _indexing(
         with recorder.paused():
             return traced(self, index, *value)
 
+    method.__name__ = original.__name__  # torch gives this function to modes
     return method
 
 

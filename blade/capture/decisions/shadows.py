@@ -6,7 +6,8 @@
 
 Python demands that ``float(t)`` is a float, so the value would be a constant. While a model is traced, the
 names ``float``, ``int``, ``len``, ``max``, ``min`` and ``math`` of the modules that define it, and of their
-packages, mean the functions below. For anything but a traced tensor they do what Python's do.
+packages, mean the functions below. For anything but a traced tensor they do what Python's do. So do the names of
+torch's FlexAttention (``flex_attention.py``).
 """
 
 import builtins
@@ -23,6 +24,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from blade.capture.decisions.flex_attention import function_in, stand_ins
 from blade.capture.decisions.recorder import current
 from blade.capture.decisions.traced_number import (
     TracedNumber,
@@ -249,11 +251,12 @@ def _shadow(space: dict[str, Any]) -> None:
         known.users += 1
         return
     shadows = {name: made for name, made in _NAMES.items() if name not in space}
+    instead = {**_INSTEAD, **stand_ins()}
     for name, value in space.items():
         if value is math:
             shadows[name] = _MATH
-        elif id(value) in _INSTEAD:
-            shadows[name] = _INSTEAD[id(value)]
+        elif id(function := function_in(value)) in instead:
+            shadows[name] = instead[id(function)]
     hidden = {name: space.get(name, _MISSING) for name in shadows}
     _known[id(space)] = _Shadowed(space, shadows, hidden)
     _known[id(space)].put()
