@@ -89,7 +89,12 @@ def trace_frozen(
         for index, slot in guards.items():
             recorder.note_argument(index, slot.name, sample[index], code)
         module = flat_trace(
-            target, call.names, copy_of(entries), recorder.ended, list(guards.values())
+            target,
+            call.names,
+            copy_of(entries),
+            recorder.ended,
+            list(guards.values()),
+            recorder.consult_ranks,
         )
     if module is None:
         return None

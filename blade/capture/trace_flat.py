@@ -24,6 +24,7 @@ from blade.capture.inputs import ArgumentSlot
 from blade.core import torchscript
 from blade.graph.torchscript.alias import find_aliases
 from blade.graph.torchscript.check_arguments import add_arguments
+from blade.graph.torchscript.fold_ranks import fold_ranks
 from blade.graph.torchscript.inline_autograd_functions import inline_functions
 from blade.graph.torchscript.program import read
 from blade.graph.torchscript.to_script_module import script_of, simplified
@@ -51,10 +52,12 @@ def flat_trace(
     entries: Sequence[Any],
     ended: Callable[[Any], Any] = lambda output: output,
     guards: Sequence[ArgumentSlot] = (),
+    consult_ranks: Callable[[], object] = lambda: None,
 ) -> torch.jit.ScriptModule | None:
     """Trace ``model`` at ``entries``, named ``names``, and freeze it; ``None`` if it may write to a weight.
 
-    ``ended`` gets the model's output while it is still traced. The last arguments of the module are those of
+    ``ended`` gets the model's output while it is still traced; ``consult_ranks`` is called if the graph holds for
+    inputs of these ranks only. The last arguments of the module are those of
     ``guards``; the graph reads only those of them that are in ``names``. Raises what tracing raises; a
     ScriptModule or a C++ object inside ``model`` can only be traced as part of a module.
     """
@@ -71,6 +74,8 @@ def flat_trace(
             inputs,
         )[0]
     inline_functions(graph)
+    if fold_ranks(graph, (*entries, *weights.values())):
+        consult_ranks()
     # the tracer notes the sample's sizes on every value; no pass may rely on them
     torchscript.forget_shapes(graph)
     _merge(list(graph.inputs())[len(names) :], [*weights.values()])

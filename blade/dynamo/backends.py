@@ -97,12 +97,13 @@ def _compile(
         partition_fn=partition,
         keep_inference_input_mutations=True,
     )
-    lower_flex_attention(gm)
+    is_lowered = lower_flex_attention(gm)
     drop_true_masks(gm)
     with known_gradients(), _gc_paused():
         compiled = through(gm, example_inputs)
     if not saving:
-        return _while_served(compiled, gm, alone[0]) if alone else compiled
+        # the graph that was lowered still makes block masks
+        return _while_served(compiled, gm, alone[0]) if alone and not is_lowered else compiled
     from blade.dynamo.aot_compile import CompiledFunction
 
     return CompiledFunction(compiled)

@@ -19,8 +19,12 @@ from blade.core.flex_attention import attend
 _PLACES = 4  # batch, head, query, key
 
 
-def lower_flex_attention(gm: GraphModule) -> None:
-    """Change ``gm`` in place, where only the attention itself is read of an operator's results."""
+def lower_flex_attention(gm: GraphModule) -> bool:
+    """Change ``gm`` in place, where only the attention itself is read of an operator's results; return whether it has.
+
+    What made the block masks is left behind: AOTAutograd drops it.
+    """
+    found = False
     for node in list(gm.graph.nodes):
         if getattr(node.target, "__name__", "") != "flex_attention" or not _is_higher_order(node):
             continue
@@ -48,6 +52,8 @@ def lower_flex_attention(gm: GraphModule) -> None:
             gm.graph.erase_node(user)
         gm.graph.erase_node(node)
         gm.recompile()
+        found = True
+    return found
 
 
 def _attend(

@@ -4,6 +4,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.nn.attention import flex_attention as torchs
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import blade
@@ -41,7 +42,10 @@ class Attention(nn.Module):
 
 @pytest.mark.parametrize("is_biased", [False, True])
 @pytest.mark.parametrize("how", ["disc", "optimize"])
-def test_inference(how: str, is_biased: bool) -> None:
+def test_inference(how: str, is_biased: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        torchs, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True
+    )  # torch's own answer, not compiled
     model = Attention(is_biased).eval().cuda()
     x = torch.randn(2, 32, 64, device="cuda")
     with torch.no_grad():

@@ -105,6 +105,11 @@ class Recorder:
         if is_traced(tensor) and (about == "device" or not _is_size(tensor)):
             self.consulted[about] = self._add("form", about)
 
+    def consult_ranks(self) -> None:
+        """Note that scripted code asked for the rank of a tensor."""
+        if "rank" not in self.consulted:
+            self.consulted["rank"] = self._add("form", "rank")
+
     def consult_code(self, about: str, place: tuple[CodeType, int]) -> None:
         """Note that the model's code asks for forms at ``place``, a code and a line of it."""
         code, number = place

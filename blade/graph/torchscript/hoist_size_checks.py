@@ -21,7 +21,7 @@ from torch.utils._sympy.printers import PythonPrinter
 
 from blade.core import torchscript
 from blade.core.jit_nodes import inputs_of, outputs_of
-from blade.graph.torchscript.decision_checks import MARK, Check, checks_of
+from blade.graph.torchscript.decision_checks import LIMITED, MARK, Check, checks_of
 from blade.graph.torchscript.symbolic_sizes import NotOfSizes, SymbolicSizes, quotient_of
 
 ASSUMED = 1_000_000
@@ -84,6 +84,8 @@ def _hoisted(graph: torch._C.Graph, sample: Sequence[Any], checks: list[Check]) 
         None  # the conditions among which that of ASSUMED stands
     )
     for number, check in enumerate(checks):
+        if check.index == LIMITED:  # it comes first, and has its own message
+            continue
         holds = _condition(sizes, check)
         if assumed_in is None and _assumptions(sizes):
             # What is asked earlier relies on nothing, and may lead to another path.
