@@ -235,7 +235,7 @@ class _ReferenceRunner:
         self._original, self._call, self._base = original, call, base
         self._together, self._is_slow = together, is_slow
         self._apart = (
-            ForkedRunner(self._try, slack_s, answers=True)
+            ForkedRunner(self._try, slack_s, answers=True, usual_s=slack_s / SLACK)
             if can_try([base, *original.tensors()])
             else None
         )

@@ -141,7 +141,8 @@ def propagate_constants(graph: torch._C.Graph) -> None:
 
 def propagate_shapes(graph: torch._C.Graph, inputs: Sequence[Any]) -> None:
     """Note on every value what can be told of its shape from ``inputs``, in place."""
-    torch._C._jit_pass_complete_shape_analysis(graph, tuple(inputs), False)
+    analyze: Any = torch._C._jit_pass_complete_shape_analysis  # type: ignore[attr-defined]
+    analyze(graph, tuple(inputs), False)
 
 
 def forget_shapes(graph: torch._C.Graph) -> None:

@@ -28,7 +28,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic
 from typing import Any
@@ -41,29 +41,39 @@ from blade.process.child import ChildProcess, NoAnswer
 from blade.process.frames import Frames, write_frame
 from blade.process.tensor_pickle import dump
 
-DEADLINE_S = 30.0  # per item
+DEADLINE_S = 30.0  # per item, as long as none has come back
+LATER_S, GROWTH = 5.0, 100.0  # then these seconds, or this factor to the longest that one took
 CRASHES = 4  # after which nothing more is tried
 
 
 @dataclass(frozen=True)
 class TrialOutcome:
-    """``why``: how an item ended the process. ``answers``: its result, if requested and picklable."""
+    """``why``: how an item ended the process. ``answers``: its result, if requested and picklable. ``took_s``: its
+    seconds."""
 
     why: str | None = None
     answers: tuple[Any, ...] = ()
+    took_s: float = field(default=0.0, compare=False)
 
 
 class ForkedRunner:
-    """Tries items with ``run``; one of them may take ``slack_s`` longer than ``DEADLINE_S``.
+    """Tries items with ``run``; one of them may take ``slack_s`` longer than ``DEADLINE_S``, or than what follows from
+    those that came back: at an unusual size a model may compute for minutes.
 
-    ``answers``: whether results of ``run`` are sent back; the child keeps each until it is requested.
+    ``answers``: whether results of ``run`` are sent back; the child keeps each until it is requested. ``usual_s``: the
+    seconds that an item takes, if they are known.
     """
 
     def __init__(
-        self, run: Callable[[Any], object], slack_s: float = 0.0, answers: bool = False
+        self,
+        run: Callable[[Any], object],
+        slack_s: float = 0.0,
+        answers: bool = False,
+        usual_s: float | None = None,
     ) -> None:
         self._run = run if answers else partial(_drop, run)
         self._deadline_s = DEADLINE_S + slack_s
+        self._longest_s = usual_s
         self._waiting: deque[bytes] = deque()
         self._child: ForkedProcess | None = None
         self._crashes = 0
@@ -87,7 +97,7 @@ class ForkedRunner:
         if self._child is None:
             self.post()
         assert self._child is not None
-        found = self._child.take(self._deadline_s)
+        found = self._child.take(self._patience_s())
         self._waiting.popleft()
         if (why := found.why) is not None:
             is_hang = self._child.is_alive()
@@ -95,7 +105,14 @@ class ForkedRunner:
             self._crashes += 1
             if is_hang or self._crashes >= CRASHES:
                 self._gave_up = f"was not tried, as what was tried before {why}"
+        else:
+            self._longest_s = max(self._longest_s or 0.0, found.took_s)
         return found
+
+    def _patience_s(self) -> float:
+        if self._longest_s is None:
+            return self._deadline_s
+        return min(self._deadline_s, max(LATER_S, GROWTH * self._longest_s))
 
     def close(self) -> None:
         """End the child, whatever it is doing."""
@@ -205,12 +222,17 @@ def _serve(run: Callable[[Any], object], connection: socket.socket, deadline_s: 
 def _trial_outcome(run: Callable[[Any], object], item: Any) -> bytes:
     """The outcome to send back. The results of ``run`` are freed here, where that may crash as well."""
 
+    begin = monotonic()
+
     def send() -> bytes:
         with torch.no_grad():
-            return dump(TrialOutcome(answers=(run(item),)))
+            answer = run(item)
+            return dump(TrialOutcome(answers=(answer,), took_s=monotonic() - begin))
 
     frame = attempt(Stage.VERIFY, None, "an input", send)  # may well raise
-    return frame if isinstance(frame, bytes) else pickle.dumps(TrialOutcome())
+    if isinstance(frame, bytes):
+        return frame
+    return pickle.dumps(TrialOutcome(took_s=monotonic() - begin))
 
 
 def _drop(run: Callable[[Any], object], item: Any) -> None:

@@ -271,3 +271,15 @@ def test_what_was_tried_is_not_kept() -> None:
     gc.collect()
     assert not [one for one in derived._surveys.values() if one._run is not None]
     assert not set(_children()) - earlier
+
+
+def test_what_takes_far_longer_than_the_others_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    from blade.process import forked_trial as apart
+
+    monkeypatch.setattr(apart, "LATER_S", 0.5)
+    begin = time.monotonic()
+    with apart.ForkedRunner(time.sleep, slack_s=100.0) as runner:
+        runner.post(0.0, 0.001, 60.0)
+        assert [runner.result().why for _ in range(2)] == [None, None]
+        assert "did not come back" in str(runner.result().why)
+    assert time.monotonic() - begin < 30
