@@ -74,7 +74,7 @@ def flat_trace(
             inputs,
         )[0]
     inline_functions(graph)
-    if fold_ranks(graph, (*entries, *weights.values())):
+    if fold_ranks(graph):
         consult_ranks()
     # the tracer notes the sample's sizes on every value; no pass may rely on them
     torchscript.forget_shapes(graph)

@@ -139,12 +139,6 @@ def propagate_constants(graph: torch._C.Graph) -> None:
     torch._C._jit_pass_constant_propagation(graph)
 
 
-def propagate_shapes(graph: torch._C.Graph, inputs: Sequence[Any]) -> None:
-    """Note on every value what can be told of its shape from ``inputs``, in place."""
-    analyze: Any = torch._C._jit_pass_complete_shape_analysis  # type: ignore[attr-defined]
-    analyze(graph, tuple(inputs), False)
-
-
 def forget_shapes(graph: torch._C.Graph) -> None:
     """Remove the sizes that the tracer notes on every value but the inputs, in place."""
     torch._C._jit_erase_non_input_shape_information(graph)

@@ -11,7 +11,7 @@ branches, loops and lists of unknown length may change.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -20,47 +20,60 @@ from blade.core import torchscript
 from blade.graph.torchscript.program import nested
 
 _OF_KNOWN_LENGTH = ("aten::size", "prim::ListConstruct", "prim::Constant")
+_KEEP_RANK = ("aten::conv1d", "aten::conv2d", "aten::transpose", "aten::relu", "aten::contiguous")
 _OPAQUE = ("prim::If", "prim::Loop", "prim::CallMethod", "prim::CallFunction", "prim::PythonOp")
 
 
-def fold_ranks(graph: torch._C.Graph, inputs: Sequence[Any]) -> bool:
-    """Change ``graph``, a fresh trace at ``inputs``; return whether anything relies on ranks now."""
+def fold_ranks(graph: torch._C.Graph) -> bool:
+    """Change ``graph``, a fresh trace with the tracer's shapes; return whether anything relies on ranks now.
+
+    torch's own analysis of shapes, which would know more ranks, corrupts memory (2.13).
+    """
     if not any(node.kind() == "prim::CallFunction" for node in graph.nodes()):
         return False
-    traced = {
-        value.unique(): rank
-        for node in graph.nodes()
-        for value in node.outputs()
-        if (rank := _rank(value)) is not None
-    }
     torchscript.inline(graph)
-    torchscript.propagate_shapes(graph, inputs)  # which knows less of what was traced
     found = False
-    while _fold(graph, traced):
+    while _fold(graph):
         found = True
         torchscript.propagate_constants(graph)
         torchscript.remove_dead_code(graph)
-        torchscript.propagate_shapes(graph, inputs)
     return found
 
 
-def _rank(value: Any) -> int | None:
+def _rank_of(node: Any, ranks: Mapping[int, int]) -> int | None:
+    """The rank of what ``node`` computes, for some ops that scripted functions choose a convolution with."""
+    given = [ranks.get(value.unique()) for value in node.inputs()]
+    if node.kind() in _KEEP_RANK:
+        return given[0]
+    if node.kind() == "aten::unsqueeze" and given[0] is not None:
+        return given[0] + 1
+    return None
+
+
+def _noted(value: Any) -> int | None:
+    """The rank that the tracer noted."""
     found: int | None = value.type().dim() if value.type().kind() == "TensorType" else None
     return found
 
 
-def _fold(graph: Any, traced: Mapping[int, int]) -> bool:
+def _fold(graph: Any) -> bool:
     """Fold what can be told now; a list that becomes a constant lets more be told."""
+    ranks = {v.unique(): r for v in graph.inputs() if (r := _noted(v)) is not None}
     uncertain: set[int] = set()
     folded = False
     for node in list(graph.nodes()):
         given = [*node.inputs(), *_read_inside(node)]
         if _may_vary(node) or any(value.unique() in uncertain for value in given):
             uncertain.update(value.unique() for value in node.outputs())
+        for value in node.outputs():
+            rank = _noted(value)
+            rank = _rank_of(node, ranks) if rank is None else rank
+            if rank is not None:
+                ranks[value.unique()] = rank
         known = _list_of(node)
         asked = _asks_rank_of(node)
         if asked is not None and asked.unique() not in uncertain:
-            known = traced.get(asked.unique(), _rank(asked))
+            known = ranks.get(asked.unique())
         if known is not None:
             graph.setInsertPoint(node)
             node.output().replaceAllUsesWith(graph.insertConstant(known))
