@@ -17,6 +17,7 @@ from torch.fx import GraphModule, Node
 from blade.core.flex_attention import attend
 
 _PLACES = 4  # batch, head, query, key
+_ARGUMENTS = 7  # in torch 2.11 and 2.13; what the modification and the mask read comes behind
 
 
 def lower_flex_attention(gm: GraphModule) -> bool:
@@ -29,7 +30,8 @@ def lower_flex_attention(gm: GraphModule) -> bool:
         if getattr(node.target, "__name__", "") != "flex_attention" or not _is_higher_order(node):
             continue
         users = list(node.users)
-        if node.kwargs or not all(u.target is operator.getitem and u.args[1] == 0 for u in users):
+        is_known = not node.kwargs and len(node.args) in (_ARGUMENTS, _ARGUMENTS + 2)
+        if not is_known or not all(u.target is operator.getitem and u.args[1] == 0 for u in users):
             continue
         query, key, value, modify, blocks, scale, _, *buffers = node.args
         of_scores, of_masks = buffers or ((), ())
