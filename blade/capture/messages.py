@@ -53,7 +53,7 @@ def warning(kept: Reason, axes: Collection[Axis], falls_back: bool) -> str:
     """Return the warning for a user who did not ask for limits; ``kept`` is their Reason."""
     several = "these dimensions" if len(axes) > 1 else "this dimension"
     return (
-        f"{kept.subject}: {kept.detail} {_elsewhere(falls_back)} If that is meant, say so: "
+        f"{kept.subject}: {kept.detail} {_answered('Elsewhere', falls_back)} If that is meant, say so: "
         f"Config(allow_tracing=True), or fix {several} in Config(dynamic_shapes=...). If not: "
         f"{WHAT_TO_DO[0].lower()}{WHAT_TO_DO[1:]}."
     )
@@ -122,18 +122,19 @@ def _decision(why: str) -> str:
 
 def unanswered_warning(kept: Reason, falls_back: bool) -> str:
     """The warning for a user who did not agree to it; ``kept`` is its Reason."""
-    there = _elsewhere(falls_back).replace("Elsewhere", "There")
+    there = _answered("There", falls_back)
     return (
         f"{kept.subject}: {kept.detail} {there} Samples of such inputs add paths (Config.max_paths); "
         "Config(allow_tracing=True) says that this is meant, Config(strict=True) refuses it."
     )
 
 
-def _elsewhere(falls_back: bool) -> str:
+def _answered(place: str, falls_back: bool) -> str:
+    """Who answers where no path does; ``place`` begins the sentence."""
     if not falls_back:
-        return "Elsewhere the call raises."
+        return f"{place} the call raises."
     return (
-        "Elsewhere the original model answers, in this process; in another one that loads the saved module, the "
+        f"{place} the original model answers, in this process; in another one that loads the saved module, the "
         "call raises."
     )
 

@@ -100,8 +100,8 @@ def run_references(
     samples, ranges = own.samples, own.ranges
     tuning = tuning_samples(config, own.call, samples[0])
     took_s = perf_counter() - start
-    is_slow, slack_s = took_s > SLOW_S * len(samples), SLACK * took_s
-    with _ReferenceRunner(own.original, own.call, samples[0], together, slack_s, is_slow) as seen:
+    is_slow = took_s > SLOW_S * len(samples)
+    with _ReferenceRunner(own.original, own.call, samples[0], together, took_s, is_slow) as seen:
         for one in own.references:
             seen.require(one.sample, one.what, one.answers[0])
         for sample in tuning:
@@ -219,8 +219,8 @@ class _ReferenceRunner:
     """Collects the references; every input is run once.
 
     Inputs derived from ``base`` run in a forked process first (``ForkedRunner``): if the original ends that
-    process, or does not return, it counts as rejecting the input, with a Reason. ``slack_s``: extra seconds
-    allowed there. Of a model that ``is_slow`` fewer inputs are derived, most of them smaller ones.
+    process, or does not return, it counts as rejecting the input, with a Reason. ``took_s``: the seconds
+    that the samples took. Of a model that ``is_slow`` fewer inputs are derived, most of them smaller ones.
     """
 
     def __init__(
@@ -229,13 +229,13 @@ class _ReferenceRunner:
         call: CallSignature,
         base: Sample,
         together: Collection[frozenset[Axis]],
-        slack_s: float,
+        took_s: float,
         is_slow: bool = False,
     ) -> None:
         self._original, self._call, self._base = original, call, base
         self._together, self._is_slow = together, is_slow
         self._apart = (
-            ForkedRunner(self._try, slack_s, answers=True, usual_s=slack_s / SLACK)
+            ForkedRunner(self._try, SLACK * took_s, answers=True, usual_s=took_s)
             if can_try([base, *original.tensors()])
             else None
         )

@@ -48,7 +48,8 @@ def attend(
     if is_causal:
         mask = places[2] >= places[3]
     if is_grouped:
-        key, value = (_repeated(t, query.shape[1]) for t in (key, value))
+        sharing = query.shape[1] // key.shape[1]
+        key, value = (t.repeat_interleave(sharing, 1) for t in (key, value))
     scores = query @ key.transpose(-2, -1)
     wide = torch.float64 if scores.dtype is torch.float64 else torch.float32
     scores = scores.to(wide) * (1 / sqrt(query.shape[-1]) if scale is None else scale)
@@ -71,13 +72,6 @@ def _called(modify: Modify, given: Sequence[torch.Tensor]) -> torch.Tensor:
     with _WholeIndices():
         found = modify(*given)
     return found if found.dim() == 4 else found.expand(1, 1, 1, 1)
-
-
-def _repeated(tensor: torch.Tensor, heads: int) -> torch.Tensor:
-    """Each head of ``tensor`` for as many of ``heads`` as share it."""
-    batch, own, *rest = tensor.shape
-    wide = tensor.unsqueeze(2).expand(batch, own, heads // own, *rest)
-    return wide.reshape(batch, heads, *rest)
 
 
 class _WholeIndices(TorchFunctionMode):

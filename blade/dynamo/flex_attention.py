@@ -27,7 +27,7 @@ def lower_flex_attention(gm: GraphModule) -> bool:
     """
     found = False
     for node in list(gm.graph.nodes):
-        if getattr(node.target, "__name__", "") != "flex_attention" or not _is_higher_order(node):
+        if not _is_flex_attention(node):
             continue
         users = list(node.users)
         is_known = not node.kwargs and len(node.args) in (_ARGUMENTS, _ARGUMENTS + 2)
@@ -36,10 +36,9 @@ def lower_flex_attention(gm: GraphModule) -> bool:
         query, key, value, modify, blocks, scale, _, *buffers = node.args
         of_scores, of_masks = buffers or ((), ())
         mask = blocks[-1]
-        parts = [(_graph_of(gm, modify), of_scores), (_graph_of(gm, mask), of_masks)]
-        if any(graph is None or not _reads_whole(graph, given) for graph, given in parts):
+        scores, masks = _graph_of(gm, modify), _graph_of(gm, mask)
+        if not (_reads_whole(scores, of_scores) and _reads_whole(masks, of_masks)):
             continue
-        (scores, _), (masks, _) = parts
         given: tuple[Any, ...] = (
             *(query, key, value, scale),
             *((None, ()) if _is_identity(scores) else (modify, of_scores)),
@@ -53,8 +52,9 @@ def lower_flex_attention(gm: GraphModule) -> bool:
             user.replace_all_uses_with(made)
             gm.graph.erase_node(user)
         gm.graph.erase_node(node)
-        gm.recompile()
         found = True
+    if found:
+        gm.recompile()
     return found
 
 
@@ -74,8 +74,11 @@ def _attend(
     return attend(query, key, value, score_mod, mask_mod, scale, is_causal)
 
 
-def _is_higher_order(node: Node) -> bool:
-    return isinstance(node.target, torch._ops.HigherOrderOperator)
+def _is_flex_attention(node: Node) -> bool:
+    target = node.target
+    if not isinstance(target, torch._ops.HigherOrderOperator):
+        return False
+    return bool(target.name() == "flex_attention")
 
 
 def _graph_of(gm: GraphModule, node: Any) -> GraphModule | None:
@@ -113,6 +116,8 @@ def _is_causal(graph: Any) -> bool:
 
 def _reads_whole(graph: Any, given: Sequence[Any]) -> bool:
     """Whether each tensor that ``graph`` reads at an index is one of ``given``, read at an index per dimension."""
+    if graph is None:
+        return False
     inputs = _inputs(graph)
     buffers = dict(zip(inputs[len(inputs) - len(given) :], given, strict=True))
     for node in graph.graph.nodes:

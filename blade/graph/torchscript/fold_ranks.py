@@ -65,22 +65,17 @@ def _fold(graph: Any) -> bool:
         given = [*node.inputs(), *_read_inside(node)]
         if _may_vary(node) or any(value.unique() in uncertain for value in given):
             uncertain.update(value.unique() for value in node.outputs())
-        for value in node.outputs():
-            rank = _noted(value)
-            rank = _rank_of(node, ranks) if rank is None else rank
-            if rank is not None:
-                ranks[value.unique()] = rank
-        known = _list_of(node)
-        asked = _asks_rank_of(node)
-        if asked is not None and asked.unique() not in uncertain:
-            known = ranks.get(asked.unique())
-        if known is not None:
+        else:
+            inferred = _rank_of(node, ranks)
+            for value in node.outputs():
+                rank = _noted(value)
+                if (rank := inferred if rank is None else rank) is not None:
+                    ranks[value.unique()] = rank
+        told = _told(node, ranks)
+        if told is not None and told[0].uses():  # else it was folded before
+            value, constant = told
             graph.setInsertPoint(node)
-            node.output().replaceAllUsesWith(graph.insertConstant(known))
-            folded = True
-        elif (one := _added_size(node)) is not None:
-            graph.setInsertPoint(node)
-            one.replaceAllUsesWith(graph.insertConstant(1))
+            value.replaceAllUsesWith(graph.insertConstant(constant))
             folded = True
     graph.setInsertPoint(graph.block())
     return folded
@@ -99,37 +94,32 @@ def _read_inside(node: Any) -> Iterator[Any]:
         yield from inner.inputs()
 
 
-def _list_of(node: Any) -> Any:
-    """The elements of a constant that ``node`` makes a list of, which no pass of torch's does; else ``None``."""
-    if node.kind() != "prim::tolist" or not node.output().uses():
+def _told(node: Any, ranks: Mapping[int, int]) -> tuple[Any, Any] | None:
+    """A result of ``node``, and the constant that it is."""
+    given = list(node.inputs())
+    if node.kind() == "aten::dim":
+        rank = ranks.get(given[0].unique())
+        return None if rank is None else (node.output(), rank)
+    if node.kind() == "prim::tolist":  # no pass of torch's does this
+        held = given[0].toIValue()
+        is_line = isinstance(held, torch.Tensor) and held.dim() == 1
+        return (node.output(), held.tolist()) if is_line else None
+    if node.kind() not in ("aten::len", "prim::ListUnpack"):
         return None
-    held = next(node.inputs()).toIValue()
-    return held.tolist() if isinstance(held, torch.Tensor) and held.dim() == 1 else None
+    sizes = given[0].node()
+    if sizes.kind() != "aten::size" or sizes.inputsSize() != 1:
+        return None
+    tensor = next(sizes.inputs())
+    if node.kind() == "aten::len":
+        rank = ranks.get(tensor.unique())
+        return None if rank is None else (node.output(), rank)
+    added = _added_dimension(tensor.node(), node.outputsSize())
+    return None if added is None else (list(node.outputs())[added], 1)
 
 
-def _added_size(node: Any) -> Any:
-    """Of sizes that are unpacked, that of the dimension which ``unsqueeze`` has just added, if it is used."""
-    sizes = next(node.inputs()).node() if node.kind() == "prim::ListUnpack" else None
-    if sizes is None or sizes.kind() != "aten::size" or sizes.inputsSize() != 1:
-        return None
-    made = next(sizes.inputs()).node()
+def _added_dimension(made: Any, rank: int) -> int | None:
+    """The dimension that ``made``, an ``unsqueeze`` to this ``rank``, adds."""
     if made.kind() != "aten::unsqueeze":
         return None
-    dim, unpacked = list(made.inputs())[1].toIValue(), list(node.outputs())
-    found = (
-        unpacked[dim] if isinstance(dim, int) and -len(unpacked) <= dim < len(unpacked) else None
-    )
-    return found if found is not None and found.uses() else None
-
-
-def _asks_rank_of(node: Any) -> Any | None:
-    """The tensor whose rank ``node`` computes, of a use that is not folded yet."""
-    if node.kind() not in ("aten::dim", "aten::len") or not node.output().uses():
-        return None
-    value = next(node.inputs())
-    if node.kind() == "aten::len":
-        sizes = value.node()
-        if sizes.kind() != "aten::size" or sizes.inputsSize() != 1:
-            return None
-        value = next(sizes.inputs())
-    return value if value.type().kind() == "TensorType" else None
+    dim = list(made.inputs())[1].toIValue()
+    return dim if isinstance(dim, int) and -rank <= dim < rank else None
