@@ -6,7 +6,7 @@ import inspect
 import io
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import CellType, FunctionType
+from types import CellType, CodeType, FunctionType
 from typing import Any
 
 import torch
@@ -120,17 +120,31 @@ def _unwrap(model: nn.Module) -> nn.Module:
 
 def _check_training(model: nn.Module) -> None:
     # A frozen ScriptModule lacks the attribute: it was in eval mode.
-    names = [
-        name or type(model).__name__
-        for name, module in _with_a_mode(model)
-        if getattr(module, "training", False)
-    ]
+    training = [pair for pair in _with_a_mode(model) if getattr(pair[1], "training", False)]
+    if not getattr(model, "training", False):  # submodules made after model.eval(), as caches are
+        training = [(name, module) for name, module in training if _reads_mode(type(module))]
+    names = [name or type(model).__name__ for name, _ in training]
     if names:
         shown = ", ".join(repr(name) for name in names[:3]) + (", ..." if len(names) > 3 else "")
         raise InputError(
             f"model: {len(names)} module(s) are in training mode ({shown}); call model.eval() first. "
             "Only inference is optimized here."
         )
+
+
+def _reads_mode(kind: type[nn.Module]) -> bool:
+    """Whether code of the class may read ``self.training``: that of a ScriptModule cannot be read."""
+    if issubclass(kind, torch.jit.ScriptModule):
+        return True
+    own = [base for base in kind.__mro__ if base not in nn.Module.__mro__]
+    members = [f.fget if isinstance(f, property) else f for base in own for f in vars(base).values()]
+    functions = [f for f in map(inspect.unwrap, members) if isinstance(f, FunctionType)]
+    return any("training" in _names_in(f.__code__) for f in functions)
+
+
+def _names_in(code: CodeType) -> set[object]:
+    inner = [_names_in(one) for one in code.co_consts if isinstance(one, CodeType)]
+    return {*code.co_names, *code.co_consts}.union(*inner)
 
 
 def _with_a_mode(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]:

@@ -15,14 +15,15 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch._functorch.config as functorch_config
-from functorch.compile import make_boxed_func  # type: ignore[import-untyped]
+from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
 from torch.fx import GraphModule
+from torch.nn import Parameter
 
 from blade.backends.disc.frontend.aot_decompositions import decompositions, known_gradients
 from blade.config import Config
 from blade.core.reason import Reason
-from blade.core.torch_modes import out_of_compilation
+from blade.core.torch_modes import out_of_compilation, without_modes
 from blade.dynamo.bound_parameters import BoundParameters, bindable
 from blade.dynamo.compile_graph import CompiledGraph, compile_fx
 from blade.dynamo.flex_attention import lower_flex_attention
@@ -82,10 +83,10 @@ def _compile(
                 if saving:
                     return cast(Callable[..., Any], job.to_save())
                 if config.background:
-                    return make_boxed_func(job.later())  # type: ignore[no-any-return]
+                    return _boxed(job.later())
                 made = job.compile()
                 alone.extend(() if kind else (made,))
-                return make_boxed_func(made)  # type: ignore[no-any-return]
+                return _boxed(made)
 
         return compile_one
 
@@ -107,6 +108,34 @@ def _compile(
     from blade.dynamo.aot_compile import CompiledFunction
 
     return CompiledFunction(compiled)
+
+
+def _boxed(compiled: Callable[..., Any]) -> Callable[[list[Any]], Any]:
+    """Return ``compiled`` as AOTAutograd calls it: with a list.
+
+    The first call is under a mode of torch that knows no subclasses of tensors, not even those that change no op: it
+    gets plain tensors of the same memory.
+    """
+    is_first = True
+
+    def call(args: list[Any]) -> Any:
+        nonlocal is_first
+        if is_first:
+            is_first = False
+            with without_modes():
+                args[:] = [_plain(one) for one in args]
+        return compiled(*args)
+
+    call._boxed_call = True  # type: ignore[attr-defined]
+    return call
+
+
+def _plain(value: Any) -> Any:
+    kind = type(value)
+    if kind in (Tensor, Parameter) or not isinstance(value, Tensor):
+        return value
+    keeps_ops = kind.__torch_dispatch__ is Tensor.__torch_dispatch__
+    return value.as_subclass(Tensor) if keeps_ops else value
 
 
 def _while_served(

@@ -47,6 +47,33 @@ def nested_training() -> nn.Module:
     return model
 
 
+class Memory(nn.Module):
+    """Made after ``model.eval()``, as caches of keys are; no code of it reads its mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("kept", torch.ones(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.kept
+
+
+class Noisy(Memory):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.dropout(super().forward(x), training=self.training)
+
+
+def with_memory(kind: type[Memory]) -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 3)).eval().append(kind())
+
+
+def test_modules_without_a_mode_may_be_in_training_mode() -> None:
+    model = with_memory(Memory)
+    assert torch.equal(capture(model, X, Config()).module(X), model(X)) and model[1].training
+    with pytest.raises(InputError, match=r"training mode \('1'\)"):
+        capture(with_memory(Noisy), X, Config())
+
+
 def mixed_devices() -> nn.Module:
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)).eval()
     return model.append(nn.Linear(3, 3, device="meta").eval())

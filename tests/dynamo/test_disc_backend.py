@@ -297,3 +297,18 @@ def test_pairs_are_complex_numbers_at_any_size() -> None:
         torch.testing.assert_close(compiled(x, y), turned(x, y))
     report = live_graphs()[-1].report()
     assert not report.outside and not report.all_reasons()
+
+
+class Named(torch.Tensor):
+    """A tensor of a library's own class, whose ops are torch's."""
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_subclasses_that_change_no_op(grad: bool) -> None:
+    model, x = Block().eval(), torch.randn(3, 5, 16).as_subclass(Named)
+    run = compiled(model)
+    with torch.set_grad_enabled(grad):
+        for _ in range(2):
+            answer = run(x)
+            assert type(answer) is Named and answer.requires_grad is grad
+            torch.testing.assert_close(answer, model(x), **TOLERANCE)
