@@ -137,9 +137,10 @@ def _reads_mode(kind: type[nn.Module]) -> bool:
     if issubclass(kind, torch.jit.ScriptModule):
         return True
     own = [base for base in kind.__mro__ if base not in nn.Module.__mro__]
-    members = [f.fget if isinstance(f, property) else f for base in own for f in vars(base).values()]
-    functions = [f for f in map(inspect.unwrap, members) if isinstance(f, FunctionType)]
-    return any("training" in _names_in(f.__code__) for f in functions)
+    members: list[Any] = [member for base in own for member in vars(base).values()]
+    functions: list[Any] = [f.fget if isinstance(f, property) else f for f in members]
+    codes = [f.__code__ for f in map(inspect.unwrap, functions) if isinstance(f, FunctionType)]
+    return any("training" in _names_in(code) for code in codes)
 
 
 def _names_in(code: CodeType) -> set[object]:
