@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trace calls of which TorchScript has no overload: ``mask.masked_fill(m, True)``, ``x.view(torch.int32)``, and calls
-whose arguments are no bools while torch traces: ``attention(q, k, v, is_causal=x.shape[1] > 1)``.
+whose arguments are no bools while torch traces: ``attention(q, k, v, is_causal=x.shape[1] > 1)``, or the checks of
+sizes in ``max_unpool2d``.
 
     trace = with_overloads(lambda: torch.jit.trace(...), reset)
 
@@ -10,8 +11,8 @@ that of the number, a tensor without dimensions. A view in another dtype is an o
 tracer, and comparing them gives tensors; now it gives Python's bools, as in eager mode, and each is a decision.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cache
 from typing import Any, TypeVar
 
@@ -24,6 +25,7 @@ T = TypeVar("T")
 
 _REFUSED = "We don't have an op for aten::"
 _NO_BOOL = "must be bool, not Tensor"
+_NO_CHECK = "cond must be a bool, but got a Tensor"
 _COMPARISONS = frozenset("eq ne lt le gt ge".split())
 _TRUTHS = {truth: torch.tensor(truth) for truth in (False, True)}
 _PROMOTING = frozenset(
@@ -35,25 +37,19 @@ _PROMOTING = frozenset(
 
 def with_overloads(trace: Callable[[], T], reset: Callable[[], object]) -> T:
     """Return ``trace()``; ``reset`` undoes what a trace that failed did to the model."""
-    modes: list[TorchFunctionMode] = []
+    modes: list[Callable[[], AbstractContextManager[object]]] = []
     while True:
         try:
             with ExitStack() as entered:
                 for mode in modes:
-                    entered.enter_context(mode)
+                    entered.enter_context(mode())
                 return trace()
         except (RuntimeError, TypeError) as error:
-            needed = _mode_for(str(error))
-            if needed is None or needed in map(type, modes):
+            needed = next((mode for text, mode in _MODES.items() if text in str(error)), None)
+            if needed is None or needed in modes:
                 raise
-            modes.append(needed())
+            modes.append(needed)
         reset()
-
-
-def _mode_for(error: str) -> type[TorchFunctionMode] | None:
-    if _REFUSED in error:
-        return _OtherOverloads
-    return _SizesDecide if _NO_BOOL in error else None
 
 
 class _SizesDecide(TorchFunctionMode):
@@ -96,6 +92,30 @@ class _OtherOverloads(TorchFunctionMode):
             *(given[k] for k in range(len(args))),
             **{key: value for key, value in given.items() if isinstance(key, str)},
         )
+
+
+@contextmanager
+def _checks_decide() -> Iterator[None]:
+    """``torch._check`` and its kin decide on tensors: to the tracer, a comparison of sizes is one. torch calls them
+    where no mode sees comparisons.
+    """
+    check = torch._check_with
+
+    def decided(error: Any, cond: Any, *message: Any) -> None:
+        check(error, bool(cond) if isinstance(cond, torch.Tensor) else cond, *message)
+
+    torch._check_with = decided  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        torch._check_with = check
+
+
+_MODES: Mapping[str, Callable[[], AbstractContextManager[object]]] = {
+    _REFUSED: _OtherOverloads,
+    _NO_BOOL: _SizesDecide,
+    _NO_CHECK: _checks_decide,
+}
 
 
 @cache

@@ -151,7 +151,13 @@ def by_half(x: T, index: T, mask: T) -> T:
     return torch.where(x > 0, x, 2 * x).softmax(-1) + torch.argmax(x, 0, keepdim=is_wide).sum()
 
 
-@pytest.mark.parametrize("function", [attention, by_half])
+def unpooled(x: T, index: T, mask: T) -> T:
+    """torch checks the sizes that it computes."""
+    pooled, places = functional.max_pool2d(x[None], 2, return_indices=True)
+    return functional.max_unpool2d(pooled * 2, places, 2)
+
+
+@pytest.mark.parametrize("function", [attention, by_half, unpooled])
 def test_a_comparison_of_sizes_is_a_bool(function: Function) -> None:
     model = Calls(function).eval()
     found = capture(model, inputs(4), blade.Config())
