@@ -11,8 +11,8 @@ that of the number, a tensor without dimensions. A view in another dtype is an o
 tracer, and comparing them gives tensors; now it gives Python's bools, as in eager mode, and each is a decision.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from functools import cache
 from typing import Any, TypeVar
 
@@ -20,6 +20,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from blade.capture.decisions.traced_number import follows_sizes
+from blade.process.shared_switch import SharedSwitch
 
 T = TypeVar("T")
 
@@ -94,8 +95,7 @@ class _OtherOverloads(TorchFunctionMode):
         )
 
 
-@contextmanager
-def _checks_decide() -> Iterator[None]:
+def _let_checks_decide() -> Any:
     """``torch._check`` and its kin decide on tensors: to the tracer, a comparison of sizes is one. torch calls them
     where no mode sees comparisons.
     """
@@ -105,16 +105,18 @@ def _checks_decide() -> Iterator[None]:
         check(error, bool(cond) if isinstance(cond, torch.Tensor) else cond, *message)
 
     torch._check_with = decided  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        torch._check_with = check
+    return check
 
 
+def _restore_checks(check: Any) -> None:
+    torch._check_with = check
+
+
+_checks_decide = SharedSwitch(_let_checks_decide, _restore_checks)
 _MODES: Mapping[str, Callable[[], AbstractContextManager[object]]] = {
     _REFUSED: _OtherOverloads,
     _NO_BOOL: _SizesDecide,
-    _NO_CHECK: _checks_decide,
+    _NO_CHECK: lambda: _checks_decide,
 }
 
 
