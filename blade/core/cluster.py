@@ -71,7 +71,8 @@ class Cluster:
     model again. ``updates``: indices of inputs that are written to: the last results of ``gm`` are not
     returned but are the new contents of these inputs, in order. Nodes of ``aten.copy_`` show them to a
     backend. ``live``: the constants remain the caller's, who may write to them at any time, even without
-    bumping a version counter.
+    bumping a version counter. ``traced``: of a graph of torch.compile; the ops around the cluster rely on the
+    layouts that ``gm`` says, whatever the original returns.
     """
 
     name: str
@@ -83,6 +84,7 @@ class Cluster:
     probes: Sequence[tuple[torch.Tensor, ...]] = field(default=())
     calibration: Iterable[tuple[torch.Tensor, ...]] = field(default=())
     live: bool = False
+    traced: bool = False
     updates: tuple[int, ...] = ()
 
 

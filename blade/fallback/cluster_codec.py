@@ -53,6 +53,7 @@ class _SerializedCluster:
     inputs: tuple[ValueInfo, ...]
     ops: tuple[str, ...]
     updates: tuple[int, ...]
+    traced: bool
 
 
 def encode_cluster(cluster: Cluster) -> bytes:
@@ -89,6 +90,7 @@ def _serialized(cluster: Cluster) -> _SerializedCluster:
         inputs=cluster.inputs,
         ops=cluster.ops,
         updates=cluster.updates,
+        traced=cluster.traced,
     )
 
 
@@ -141,6 +143,7 @@ def _decode(parcel: _SerializedCluster, known: Callable[[str], torch.Tensor]) ->
         inputs=parcel.inputs,
         ops=parcel.ops,
         updates=parcel.updates,
+        traced=parcel.traced,
     )
 
 

@@ -21,7 +21,7 @@ def why_other_form(
     strides: bool = True,
     truths: Sequence[torch.Tensor] | None = None,
     places: bool = True,
-    like: Sequence[torch.Tensor] = (),
+    like: Sequence[torch.Tensor | None] = (),
     overflows: bool = False,
 ) -> str | None:
     """Return a sentence on the first difference in number, dtype, shape, device, strides, NaN or infinity.

@@ -19,6 +19,7 @@ from blade.core.reason import Code
 from blade.errors import Refused
 from blade.timing.free_cpus import on_free_cpus
 from blade.verification import compare, tolerance
+from blade.verification.allowed_layouts import Layouts
 from blade.verification.cases import Case
 from blade.verification.check_errors import Answer, describe_case
 from blade.verification.conditioning import DRAWS, may_be_ill_conditioned
@@ -56,7 +57,7 @@ def measure(
     hurry: bool = False,
     only: Sequence[int] | None = None,
     choices: Collection[int] = (),
-    like: Tensors = (),
+    like: Layouts = (),
     float32_first: bool = False,
     rounded: Rounded | None = None,
 ) -> Measured:
@@ -104,7 +105,7 @@ class _Comparison:
         wants: Outputs,
         truth: Fp64Reference,
         choices: Collection[int],
-        like: Tensors,
+        like: Layouts,
         rounded: Rounded | None,
     ) -> None:
         self._case, self._got, self._wants, self._truth = case, got, wants, truth

@@ -25,6 +25,7 @@ from blade.core.backend import Backend
 from blade.core.reason import Code
 from blade.report import ORIGINAL
 from blade.verification import compare
+from blade.verification.allowed_layouts import Layouts
 from blade.verification.cases import Case
 
 Tensors = Sequence[torch.Tensor]
@@ -38,7 +39,7 @@ def is_value_checked(case: Case) -> bool:
 
 
 def why_not(
-    budget: AccuracyBudget, case: Case, got: Tensors, want: Tensors, like: Tensors = ()
+    budget: AccuracyBudget, case: Case, got: Tensors, want: Tensors, like: Layouts = ()
 ) -> str | None:
     """Return ``None`` if ``got`` has the form of ``want`` and is within ``budget`` at ``case``.
 
@@ -61,7 +62,7 @@ def why_not(
     return None
 
 
-def code_of(case: Case, got: Tensors, want: Tensors, like: Tensors = ()) -> Code:
+def code_of(case: Case, got: Tensors, want: Tensors, like: Layouts = ()) -> Code:
     """Return the code of the refusal: accuracy for values beyond the budget, a defect for everything else."""
     strides = case.kind != "layout"
     form = compare.why_other_form(

@@ -29,6 +29,7 @@ from blade.process.memory import free_unused
 from blade.report import Verdict
 from blade.verification import compare, tolerance
 from blade.verification import reduced_precision as lossy
+from blade.verification.allowed_layouts import AllowedLayouts, Layouts
 from blade.verification.attention_semantics import rows_with_keys
 from blade.verification.cases import Case, verification_cases
 from blade.verification.check_errors import Answer, check_errors, describe_case
@@ -142,7 +143,7 @@ def _verify(
     answers."""
     answers: list[Answer] = []
     known: list[float] = []
-    like: Tensors = ()
+    allowed = AllowedLayouts(cluster)
     truth = Fp64Reference(cluster.gm, generators.reset) if truth is None else truth
     tried = declined = 0
     is_checked = not _has(cluster, _UNCHECKED)
@@ -194,6 +195,7 @@ def _verify(
             declined += 1
             _check_declined(case, engine, before)
             continue
+        like = allowed.of(got)
         if selects or budget is not None:
             assert isinstance(want, Held)
             theirs = want.tensors
@@ -206,7 +208,7 @@ def _verify(
                 continue
         if budget is not None:
             answers += _within(budget, case, got, theirs, like)
-            like = like or list(map(layout_of, theirs))
+            allowed.learn(list(map(layout_of, theirs)))
             continue
         count, hurry = len(got), seconds is not None
         first = [own_error] * count if own_error is not None else known
@@ -216,7 +218,7 @@ def _verify(
         if tried == 1:
             check_fresh(engine, case, cluster.updates)
         answers += found.answers
-        like = like or found.layouts
+        allowed.learn(found.layouts)
         truth.forget()
         free_unused(case.inputs)
         known = known or known_errors(found.answers)
@@ -234,6 +236,7 @@ def _verify(
         if want is None or got is None:
             return None
         hurry = seconds is not None
+        like = allowed.of(got)
         return measure(case, got, want, truth, only=outputs, like=like, float32_first=hurry).answers
 
     def moves_at(case: Case, outputs: Sequence[int], enough: Sequence[float]) -> Sequence[float]:
@@ -374,7 +377,7 @@ def _check_declined(case: Case, engine: Any, before: dict[str, int]) -> None:
 
 
 def _within(
-    budget: AccuracyBudget, case: Case, got: Tensors, want: Tensors, like: Tensors
+    budget: AccuracyBudget, case: Case, got: Tensors, want: Tensors, like: Layouts
 ) -> Iterator[Answer]:
     """Yield the errors of a reduced-precision engine at ``case``; raise where they exceed the budget."""
     if sentence := lossy.why_not(budget, case, got, want, like):

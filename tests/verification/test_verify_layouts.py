@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """verify: in which order of their axes results may lie in memory."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from fake_backends import PythonEngine
+from torch.fx import symbolic_trace
 from verified import cluster, run
 
 from blade.core.reason import Reason
@@ -30,7 +32,7 @@ def channels_first(outputs: list[torch.Tensor], inputs: Any, call: int) -> list[
 
 def test_at_other_sizes_results_may_lie_as_at_the_sample() -> None:
     """Torch chooses another layout at size 1, where the engine has the sample's; or the other way round."""
-    first = torch.fx.symbolic_trace(_Images())
+    first = symbolic_trace(_Images())
 
     def original(x: torch.Tensor) -> tuple[torch.Tensor]:
         (y,) = first(x)
@@ -47,7 +49,7 @@ def test_at_other_sizes_results_may_lie_as_at_the_sample() -> None:
 
 
 def test_at_another_sample_results_may_lie_as_at_the_first() -> None:
-    first = torch.fx.symbolic_trace(_Images())
+    first = symbolic_trace(_Images())
     of = cluster(_Images(), LAST)
 
     def original(x: torch.Tensor) -> tuple[torch.Tensor]:
@@ -63,3 +65,21 @@ def test_at_the_sample_results_lie_as_the_original_s() -> None:
     reason = run(IMAGES, run=channels_first)
     assert isinstance(reason, Reason) and reason.detail.startswith("at sample 0 (")
     assert "output 0 has stride" in reason.detail
+
+
+def test_results_may_lie_as_the_graph_around_a_cluster_was_traced() -> None:
+    gm = symbolic_trace(_Images())
+    [output] = gm.graph.find_nodes(op="output")
+    [result] = output.args[0]
+    result.meta["val"] = torch.empty(LAST[0].shape, device="meta")  # the shape function's layout
+    of = cluster(gm, LAST[:1], LAST[1:])
+    reason = run(of, run=channels_first)
+    assert isinstance(reason, Reason) and "output 0 has stride" in reason.detail
+    traced = replace(of, traced=True)
+    assert isinstance(run(traced, run=channels_first), Verdict)
+    assert isinstance(run(traced), Verdict)  # it lies as the original's
+
+    def neither(outputs: list[torch.Tensor], inputs: Any, call: int) -> list[torch.Tensor]:
+        return [t.permute(3, 2, 1, 0).contiguous().permute(3, 2, 1, 0) for t in outputs]
+
+    assert isinstance(run(traced, run=neither), Reason)

@@ -295,6 +295,7 @@ class _FxClusterBuilder:
             inputs=tuple(_info(n, cut.orders.get(k)) for k, n in enumerate(cut.inputs)),
             ops=tuple(str(cut.view.nodes[i].target) for i in cut.group),
             live=cut.live,
+            traced=True,
             updates=tuple(cut.inputs.index(into) for into, _ in cut.updates),
         )
 
