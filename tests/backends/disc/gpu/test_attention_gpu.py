@@ -2,16 +2,19 @@
 """Generated attention for GPUs: values in Triton's interpreter, against the reference in float64."""
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
 from cpu_native import evaluate, symbol
 from library_launches import holds, run
 
+from blade.backends.disc.gpu.attention import calls
 from blade.backends.disc.gpu.attention.calls import FEWEST_KEYS, attention
 from blade.backends.disc.gpu.attention.tile_table import parts_of
 from blade.backends.disc.ir.attention import attend, grouped, reference
 from blade.backends.disc.ir.graph import IrBuilder, Value
+from blade.backends.disc.ir.kernel import Dim
 from blade.backends.disc.ir.size_facts import SizeRelations
 from blade.backends.disc.target.gpu import GpuTarget
 
@@ -22,13 +25,15 @@ TARGET = GpuTarget()
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 
 
-def merged(b: IrBuilder, heads: int, depth: int, dtype: torch.dtype) -> tuple[Value, list[Value]]:
+def merged(
+    b: IrBuilder, heads: int, depth: int, dtype: torch.dtype, length: Dim = L
+) -> tuple[Value, list[Value]]:
     """Queries, keys and values in one product's rows, as strided views of it."""
-    x = b.make("input", (), (B, L, 3 * heads * depth), dtype, index=0)
+    x = b.make("input", (), (B, length, 3 * heads * depth), dtype, index=0)
 
     def part(k: int) -> Value:
         y = b.slice(x, 2, k * heads * depth, 1, heads * depth)
-        return b.permute(b.reshape(y, (B, L, heads, depth)), (0, 2, 1, 3))
+        return b.permute(b.reshape(y, (B, length, heads, depth)), (0, 2, 1, 3))
 
     return x, [part(k) for k in range(3)]
 
@@ -38,16 +43,16 @@ def check(
     tensors: dict[int, torch.Tensor],
     sizes: dict[str, int],
     operands: list[torch.Tensor | None],
+    tolerance: float = 0.0,
 ) -> int:
     """Runs ``made``'s launches and compares; how many launches that took."""
+    tolerance = max(tolerance, TOLERANCE[made.dtype])
     launches = attention(made, TARGET, SizeRelations())
     assert launches is not None
     want = reference(made, *[None if x is None else x.double() for x in operands])
     got = torch.full(want.shape, math.inf, dtype=made.dtype)
     ran = run(launches, {**tensors, made.id: got}, sizes)
-    torch.testing.assert_close(
-        got.double(), want, rtol=0, atol=TOLERANCE[made.dtype], equal_nan=True
-    )
+    torch.testing.assert_close(got.double(), want, rtol=0, atol=tolerance, equal_nan=True)
     return len(ran)
 
 
@@ -220,6 +225,100 @@ def test_one_query_of_heads_that_share_keys(keys: int, queries: int, masked: boo
     [first, *_] = [x for x in launches if holds(x, {"s0": 2, "s1": queries, "s2": 7})]
     grid = evaluate(first.choice.grid[0], {"s0": 2, "s1": queries, "s2": 7})
     assert grid == (4 if queries == 1 else 12)
+
+
+def window(i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
+    return (i >= j) & (i - j < 40)
+
+
+def later(i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
+    """The first 70 queries see no key."""
+    return (i >= 70) & (j >= 90) & (j < 150)
+
+
+def most(i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
+    """Some blocks of queries see all keys."""
+    return (i >= 128) | (j >= 70)
+
+
+def holes(i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
+    return (j % 130 < 20) | (j == i)
+
+
+@pytest.mark.parametrize("seen", [window, later, most, holes, torch.ge])
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize(("length", "known"), [(200, False), (203, False), (256, True)])
+@pytest.mark.parametrize("never", [-math.inf, -65504.0])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_keys_that_no_query_of_a_block_sees_are_left_out(
+    seen: Callable[..., torch.Tensor],
+    own: bool,
+    length: int,
+    known: bool,
+    never: float,
+    dtype: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """``own``: each text has its own mask. A query that sees none weighs all alike unless ``never`` is infinite."""
+    monkeypatch.setattr(calls, "BOUNDED_KEYS", 128)
+    torch.manual_seed(9)
+    b, heads, depth, size = IrBuilder(), 4, 16, length if known else L
+    x, (q, k, v) = merged(b, heads, depth, dtype, size)
+    bias = b.make("input", (), (B if own else 1, 1, size, size), dtype, index=1)
+    made = source(attend(b, q, k, v, b.broadcast(bias, (B, heads, size, size)), 0.25))
+    places = torch.arange(length)
+    mask = seen(places[:, None], places[None, :])[None, None]
+    mask = torch.cat([mask, mask.roll(37, -2)], 0) if own else mask
+    given = torch.randn(2, length, 3 * heads * depth, dtype=dtype)
+    parts = [
+        p.view(2, length, heads, depth).transpose(1, 2) for p in given.split(heads * depth, -1)
+    ]
+    added = torch.zeros(mask.shape, dtype=dtype).masked_fill(~mask, never)
+    wide = added.expand(2, heads, length, length)
+    sizes = {"s0": 2, "s1": length}
+    # A score near -65504 is a multiple of 1/128 in float32.
+    tolerance = 2e-3 if seen is later and never > -math.inf else 0.0
+    assert check(made, {x.id: given, bias.id: added}, sizes, [*parts, wide], tolerance) == 2
+
+
+@pytest.mark.parametrize("ends", [(200, 128), (128, 64), (0, 192)])
+def test_keys_behind_the_end_of_a_text_are_not_read(
+    ends: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calls, "BOUNDED_KEYS", 128)
+    torch.manual_seed(10)
+    b, length = IrBuilder(), 200
+    x, (q, k, v) = merged(b, 4, 16, torch.float32)
+    bias = b.make("input", (), (B, 1, 1, L), torch.float32, index=1)
+    made = source(attend(b, q, k, v, b.broadcast(bias, (B, 4, L, L)), 0.25))
+    given = torch.randn(2, length, 192)
+    parts = [p.view(2, length, 4, 16).transpose(1, 2) for p in given.clone().split(64, -1)]
+    behind = torch.arange(length) >= torch.tensor(ends)[:, None]
+    added = torch.zeros(2, 1, 1, length).masked_fill(behind[:, None, None], -math.inf)
+    given[..., 64:][behind] = math.nan
+    wide = added.expand(2, 4, length, length)
+    assert check(made, {x.id: given, bias.id: added}, {"s0": 2, "s1": length}, [*parts, wide]) == 2
+
+
+@pytest.mark.parametrize(("heads", "axis", "count"), [(4, 1, 2), (2, 1, 1), (4, 4, 1)])
+def test_a_bias_that_few_heads_share_is_read_once(heads: int, axis: int, count: int) -> None:
+    b = IrBuilder()
+    _, (q, k, v) = merged(b, heads, 16, torch.float16)
+    bias = b.make("input", (), (B, axis, L, L), torch.float16, index=1)
+    made = source(attend(b, q, k, v, b.broadcast(bias, (B, heads, L, L)), 0.25))
+    found = attention(made, TARGET, SizeRelations()) or []
+    assert sum(holds(one, {"s0": 2, "s1": 1023}) for one in found) == 1
+    assert sum(holds(one, {"s0": 2, "s1": 1024}) for one in found) == count
+
+
+def test_a_softmax_that_is_written_out_reads_hidden_keys() -> None:
+    b = IrBuilder()
+    _, (q, k, v) = merged(b, 4, 16, torch.float16)
+    bias = b.broadcast(b.make("input", (), (1, 1, L, L), torch.float16, index=1), (B, 4, L, L))
+    for undefined, count in ((False, 2), (True, 1)):
+        made = source(attend(b, q, k, v, bias, 0.25, undefined=undefined))
+        found = attention(made, TARGET, SizeRelations()) or []
+        assert sum(holds(one, {"s0": 2, "s1": 1024}) for one in found) == count
 
 
 def test_what_has_no_kernel_is_left_to_the_library() -> None:

@@ -5,7 +5,8 @@ Queries, keys and values are read in place, even inside a merged product; a broa
 several heads share their keys and have one query each, their queries are packed into one head. Short
 sequences need many small blocks of queries, long sequences few large ones. With fewer blocks than
 multiprocessors and many keys, several programs split a block's keys (Flash-Decoding, Dao et al. 2023), and
-a second launch combines their results.
+a second launch combines their results. Of many keys under a bias that heads share, as masks are, those that no query of
+a block sees are left out: a launch before finds the first and the last that one sees.
 """
 
 import math
@@ -16,7 +17,11 @@ import sympy
 import torch
 from torch.utils._sympy.functions import FloorDiv, Min, Mod
 
-from blade.backends.disc.gpu.attention.template import attention_text, combine_text
+from blade.backends.disc.gpu.attention.template import (
+    attention_text,
+    bounds_text,
+    combine_text,
+)
 from blade.backends.disc.gpu.attention.tile_table import (
     AttentionTile,
     AttentionTiles,
@@ -39,6 +44,7 @@ from blade.backends.disc.ir.size_facts import SizeRelations
 from blade.backends.disc.ir.views import view_of
 from blade.backends.disc.program.instructions import ScratchBuffer
 from blade.backends.disc.target.gpu import GpuTarget
+from blade.core.hidden_keys import NEVER, SEEN
 
 LARGEST_HEAD = 256
 FEW_QUERIES = 32
@@ -47,6 +53,10 @@ FEWEST_KEYS = 512  # keys from which the split pays
 SHORT_KEYS = 256
 FEW_KEYS = 64
 EVEN = 8
+BOUNDED_KEYS = 1024  # keys from which it pays to look for those that a query sees
+SHARED_BIAS = 4  # heads with one bias from which it does
+ROWS = 16  # queries whose keys are looked for together,
+CHUNK = 512  # so many keys at a time
 _LOG2E = math.log2(math.e)
 
 
@@ -125,10 +135,19 @@ class _AttentionLaunches:
             when.setdefault(found.large, []).append(sympy.And(waves, keys, large))
         even = self.even() if found.even is not None else sympy.false
         if found.even is not None:
-            yield [self.launch(found.even, sympy.And(many, even), EVEN)]
+            yield from self.launch_many(found.even, sympy.And(many, even), EVEN)
         for tile, cases in when.items():
             every = sympy.true if len(when) == 1 else sympy.Or(*cases)
-            yield [self.launch(tile, sympy.And(many, sympy.Not(even), every))]
+            yield from self.launch_many(tile, sympy.And(many, sympy.Not(even), every))
+
+    def launch_many(
+        self, tile: AttentionTile, when: sympy.Basic, even: int = 1
+    ) -> Iterator[list[LibraryLaunch]]:
+        """Launches for many queries: with and without a look at the bias first."""
+        bounded = self.is_bounded()
+        if bounded != sympy.false:
+            yield self.launch_bounded(tile, sympy.And(when, bounded), even)
+        yield [self.launch(tile, sympy.And(when, sympy.Not(bounded)), even)]
 
     def launch_few(self, when: sympy.Basic) -> Iterator[list[LibraryLaunch]]:
         """Launches for few queries: with and without a split of a block's keys."""
@@ -216,6 +235,54 @@ class _AttentionLaunches:
         grid = self.blocks(tile) * parts
         return [self.made(tile, when, numbers, results, grid), self.combine(when, results, parts)]
 
+    def launch_bounded(
+        self, tile: AttentionTile, when: sympy.Basic, even: int
+    ) -> list[LibraryLaunch]:
+        groups = FloorDiv(sympy.sympify(self.queries) + ROWS - 1, ROWS) if self.matrix else 1
+        strides: list[Dim] = [0] * len(self.lead)
+        size = sympy.sympify(groups)
+        for k in reversed(self.bias_axes):
+            strides[k] = plain(size * 2)
+            size = size * self.lead[k]
+        bounds = ScratchBuffer(torch.int32, plain(size * 2))
+        results: dict[str, Value | ScratchBuffer] = {"bounds": bounds, "out": self.value}
+        numbers = {**self.numbers(), **_numbered("BOUNDS", strides), **self.out_numbers()}
+        known = specialize_sizes(numbers, self.facts)
+        made = self.made(tile, when, known, results, self.blocks(tile), even)
+        return [self.find_bounds(when, bounds, size, even), made]
+
+    def find_bounds(
+        self, when: sympy.Basic, bounds: ScratchBuffer, programs: sympy.Expr, even: int
+    ) -> LibraryLaunch:
+        """The launch that fills ``bounds``: a program for each ROWS queries with a bias of their own."""
+        assert self.bias is not None
+        steps = _strides(self.bias)
+        sizes = {f"N{place}": self.lead[k] for place, k in enumerate(self.bias_axes) if place}
+        sizes |= {"L": self.queries, "S": self.keys}
+        sizes |= {"BIAS_QUERY": steps[self.row], "BIAS_KEY": steps[-1]}
+        sizes |= _numbered("BIAS", [steps[k] for k in self.bias_axes])
+        numbers = specialize_sizes(sizes, self.facts)
+        operands: dict[str, Value | ScratchBuffer] = {"bias": self.bias, "bounds": bounds}
+        constants = {
+            "ROWS": ROWS if self.matrix else 1,
+            "CHUNK": CHUNK,
+            "BIAS_ROWS": self.matrix,
+            "EVEN": even,
+            "NEVER": NEVER,
+            "SEEN": SEEN,
+        }
+        unit = named_unit(
+            "attention_bounds",
+            bounds_text(numbers.names, len(self.bias_axes), self.target.starts_early),
+            (*((n, pointer(x)) for n, x in operands.items()), *numbers.signature),
+            (*numbers.constants, *constants.items()),
+            (*self.aligned(operands), *numbers.aligned),
+            warps=8,
+            early=self.target.starts_early,
+        )
+        choice = LaunchChoice(condition(when), unit, (plain(programs), 1, 1))
+        return LibraryLaunch(choice, tuple(operands.values()), numbers.values)
+
     def made(
         self,
         tile: AttentionTile,
@@ -226,15 +293,19 @@ class _AttentionLaunches:
         even: int = 1,
     ) -> LibraryLaunch:
         """A launch that writes to ``results``: partial results of several programs, or the final one."""
-        shared, early = "sums" in results, self.target.starts_early
+        shared, bounded = "sums" in results, "bounds" in results
+        early = self.target.starts_early
         bias = self.q if self.bias is None else self.bias
         operands = {"q": self.q, "k": self.k, "v": self.v, "bias": bias, **results}
         pointers = tuple((n, pointer(x)) for n, x in operands.items())
+        exact = bounded and self.facts.divides(tile.keys, self.keys)
+        constants = {**dict(self.constants(tile)), "EVEN": even, "EXACT": exact}
+        constants |= {"ROWS": ROWS} if bounded else {}
         unit = named_unit(
             "attention",
-            attention_text(numbers.names, len(self.lead), shared, early),
+            attention_text(numbers.names, len(self.lead), shared, early, bounded),
             (*pointers, *numbers.signature),
-            (*numbers.constants, *self.constants(tile), ("EVEN", even)),
+            (*numbers.constants, *constants.items()),
             (*self.aligned(operands), *numbers.aligned),
             tile.warps,
             tile.stages,
@@ -269,6 +340,25 @@ class _AttentionLaunches:
         grid = plain(sympy.sympify(numel(self.lead)) * self.queries)
         choice = LaunchChoice(condition(when), unit, (grid, 1, 1))
         return LibraryLaunch(choice, tuple(operands.values()), numbers.values)
+
+    @property
+    def bias_axes(self) -> list[int]:
+        """The leading axes along which the bias differs."""
+        steps = () if self.bias is None else _strides(self.bias)[: self.row]
+        return [k for k, step in enumerate(steps) if step != 0]
+
+    def is_bounded(self) -> sympy.Basic:
+        """Condition: many keys, and a bias that is added, and read for several heads.
+
+        A softmax that is written out multiplies the NaN of a hidden key by 0, which is NaN.
+        """
+        attrs = self.value.attrs
+        if self.bias is None or any(attrs[what] for what in ("replaces", "causal", "undefined")):
+            return sympy.false
+        shared = [n for k, n in enumerate(self.lead) if k not in self.bias_axes]
+        if math.prod(n for n in shared if isinstance(n, int)) < SHARED_BIAS:
+            return sympy.false
+        return _relation(sympy.Ge(self.keys, BOUNDED_KEYS))
 
     @property
     def matrix(self) -> bool:

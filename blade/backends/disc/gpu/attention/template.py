@@ -16,8 +16,11 @@ REST_D, REST_E: columns of keys and of values beyond BLOCK_D and BLOCK_E. The su
 BIAS_ROWS: the bias has a row for every query. EVEN divides the starts of these rows and the number of keys.
 CAUSAL: programs start in the order of their numbers, so those with the most keys come first, over all
 heads, and the last programs are short.
+EXACT: all blocks of keys are whole.
 PARTS: the number of programs that split the keys of a block of queries; another kernel combines their
 results.
+bounds: the first key that ROWS queries see and the end of the last, which another kernel finds in the bias.
+Keys outside are left out: a bias of at most NEVER makes their weights 0 in float32 beside a bias of more than SEEN.
 """
 
 from collections.abc import Sequence
@@ -126,6 +129,7 @@ def kernel(
     REST_D: tl.constexpr, REST_E: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_S: tl.constexpr,
     SCALE: tl.constexpr, FOLDED: tl.constexpr, BIAS: tl.constexpr, BIAS_ROWS: tl.constexpr,
     EVEN: tl.constexpr, CAUSAL: tl.constexpr, UNDEFINED: tl.constexpr, PRECISION: tl.constexpr,
+    EXACT: tl.constexpr,%(rows)s
 ):
 %(launch)s    queries = tl.cast(L, tl.int32)
     keys = tl.cast(S, tl.int32) // EVEN * EVEN
@@ -169,11 +173,12 @@ def kernel(
         BIAS_KEY, acc, acc_rest, total, top, D, E, BLOCK_D, BLOCK_E, REST_D, REST_E, BLOCK_L,
         BLOCK_S, SCALE, FOLDED, BIAS, BIAS_ROWS, EVEN, CAUSAL, PRECISION, False,
     )
-    acc, acc_rest, total, top = visit(
-        x, x_rest, k, v, bias, row, whole, stop, queries, keys, K_ROW, V_ROW, BIAS_QUERY,
-        BIAS_KEY, acc, acc_rest, total, top, D, E, BLOCK_D, BLOCK_E, REST_D, REST_E, BLOCK_L,
-        BLOCK_S, SCALE, FOLDED, BIAS, BIAS_ROWS, EVEN, CAUSAL, PRECISION, True,
-    )
+    if not EXACT:
+        acc, acc_rest, total, top = visit(
+            x, x_rest, k, v, bias, row, whole, stop, queries, keys, K_ROW, V_ROW, BIAS_QUERY,
+            BIAS_KEY, acc, acc_rest, total, top, D, E, BLOCK_D, BLOCK_E, REST_D, REST_E, BLOCK_L,
+            BLOCK_S, SCALE, FOLDED, BIAS, BIAS_ROWS, EVEN, CAUSAL, PRECISION, True,
+        )
 """
 
 _SHARE = """\
@@ -187,6 +192,64 @@ _PART = """\
     start = part * share
     stop = tl.minimum(stop, start + share)
 """
+
+_SEEN = """\
+    if BIAS_ROWS:
+        group = block * (BLOCK_L // ROWS) + tl.arange(0, BLOCK_L // ROWS)
+        known = group < tl.cdiv(queries, ROWS)
+        start = tl.min(tl.load(bounds + group * 2, mask=known, other=keys), 0)
+        end = tl.max(tl.load(bounds + group * 2 + 1, mask=known, other=0), 0)
+    else:
+        start = tl.load(bounds)
+        end = tl.load(bounds + 1)
+    past = start // BLOCK_S * BLOCK_S
+    k += past.to(tl.int64) * K_ROW
+    v += past.to(tl.int64) * V_ROW
+    bias += past.to(tl.int64) * BIAS_KEY
+    keys -= past
+    start = 0
+    stop = tl.minimum(keys, tl.cdiv(end - past, BLOCK_S) * BLOCK_S)
+"""
+
+_BOUNDS = '''\
+
+
+@triton.jit
+def kernel(
+    bias, bounds, %(numbers)s
+    ROWS: tl.constexpr, CHUNK: tl.constexpr, BIAS_ROWS: tl.constexpr, EVEN: tl.constexpr,
+    NEVER: tl.constexpr, SEEN: tl.constexpr,
+):
+    """The first key that ROWS queries see and the end of the last, or all keys if a query sees none."""
+%(launch)s    queries = tl.cast(L, tl.int32)
+    keys = tl.cast(S, tl.int32) // EVEN * EVEN
+    rest = tl.program_id(0)
+    row = 0
+    if BIAS_ROWS:
+        groups = tl.cdiv(queries, ROWS)
+        row = rest %% groups * ROWS
+        rest = rest // groups
+%(lead)s%(wait)s    beside = tl.arange(0, CHUNK)
+    rows = tl.minimum(row + tl.arange(0, ROWS), queries - 1)
+    if BIAS_ROWS:
+        bias += (rows.to(tl.int64) * BIAS_QUERY // EVEN * EVEN)[:, None]
+    first = tl.full((ROWS, CHUNK), keys, tl.int32)
+    last = tl.full((ROWS, CHUNK), -1, tl.int32)
+    most = tl.full((ROWS, CHUNK), float("-inf"), tl.float32)
+    for begin in range(0, keys, CHUNK):
+        column = (begin + beside)[None, :]
+        here = bias + column.to(tl.int64) * BIAS_KEY
+        x = tl.load(here, mask=column < keys, other=float("-inf")).to(tl.float32)
+        x = tl.where(x == x, x, 0.0)
+        most = tl.maximum(most, x)
+        first = tl.minimum(first, tl.where(x > NEVER, column, keys))
+        last = tl.maximum(last, tl.where(x > NEVER, column, -1))
+    top = tl.max(most, 1)
+    blind = tl.max(((top > float("-inf")) & (top <= SEEN)).to(tl.int32), 0)
+    bounds += tl.program_id(0) * 2
+    tl.store(bounds, tl.min(tl.min(first, 1), 0) * (1 - blind))
+    tl.store(bounds + 1, tl.maximum(tl.max(tl.max(last, 1), 0) + 1, keys * blind))
+'''
 
 _WHOLE = """\
     nothing = total == 0.0
@@ -244,15 +307,18 @@ def kernel(
 '''
 
 
-def attention_text(numbers: Sequence[str], rank: int, split: bool, early: bool) -> str:
+def attention_text(
+    numbers: Sequence[str], rank: int, split: bool, early: bool, bounded: bool = False
+) -> str:
     """The module; ``numbers``: names of sizes and strides; ``rank``: the number of leading axes.
 
-    ``early``: the previous launch may still run; nothing is read until it has ended.
+    ``early``: the previous launch may still run; nothing is read until it has ended. ``bounded``: it reads ``bounds``.
     """
-    pointers = "q, k, v, bias, " + ("sums, totals, tops" if split else "out")
-    walked = ("q", "k", "v", "bias") if split else ("q", "k", "v", "bias", "out")
-    names = {"pointers": pointers, "numbers": _listed(numbers), "lead": _lead(rank, walked)}
-    names |= {"share": _SHARE * split, "part": _PART * split}
+    walked = ["q", "k", "v", "bias", *["bounds"] * bounded, *["out"] * (not split)]
+    pointers = [*walked, *["sums", "totals", "tops"] * split]
+    names = {"pointers": ", ".join(pointers), "numbers": _listed(numbers)}
+    names |= {"lead": _lead(rank, walked), "share": _SHARE * split}
+    names |= {"part": _PART * split + _SEEN * bounded, "rows": " ROWS: tl.constexpr," * bounded}
     text = _VISIT + _KERNEL % (names | _around(early)) + (_LEFT if split else _WHOLE)
     return _IMPORTS + EARLY * early + text
 
@@ -261,6 +327,12 @@ def combine_text(numbers: Sequence[str], rank: int, early: bool) -> str:
     """The kernel that combines the partial results of a split attention."""
     names = {"numbers": _listed(numbers), "lead": _lead(rank, ("out",))}
     return _IMPORTS + EARLY * early + _COMBINE % (names | _around(early))
+
+
+def bounds_text(numbers: Sequence[str], rank: int, early: bool) -> str:
+    """The kernel that finds which keys queries see; ``rank``: the number of leading axes along which they differ."""
+    names = {"numbers": _listed(numbers), "lead": _lead(rank, ("bias",))}
+    return _IMPORTS + EARLY * early + _BOUNDS % (names | _around(early))
 
 
 def _around(early: bool) -> dict[str, str]:
