@@ -2,7 +2,9 @@
 """Generated attention for GPUs: values in Triton's interpreter, against the reference in float64."""
 
 import math
+import sys
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -298,6 +300,60 @@ def test_keys_behind_the_end_of_a_text_are_not_read(
     given[..., 64:][behind] = math.nan
     wide = added.expand(2, 4, length, length)
     assert check(made, {x.id: given, bias.id: added}, {"s0": 2, "s1": length}, [*parts, wide]) == 2
+
+
+@pytest.mark.parametrize("ends", [(0, 40), (300, 340), (517, 600), (0, 600), (100, 100)])
+@pytest.mark.parametrize(("queries", "processors"), [(1, 16), (1, 2), (3, 16), (3, 2)])
+@pytest.mark.parametrize("never", [-math.inf, -65504.0])
+def test_few_queries_read_no_hidden_keys(
+    ends: tuple[int, int],
+    queries: int,
+    processors: int,
+    never: float,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """``ends``: of the keys that are seen. With few processors, one program has all keys of a query."""
+    target = replace(TARGET, multiprocessors=processors)
+    monkeypatch.setattr(sys.modules[__name__], "TARGET", target)
+    monkeypatch.setattr(calls, "BOUNDED_KEYS", 128)
+    monkeypatch.setattr(calls, "MUCH", 1)
+    torch.manual_seed(11)
+    b, batch, keys = IrBuilder(), 1, 600
+    q = b.make("input", (), (B, 8, L, 16), torch.float32, index=0)
+    k, v = (b.make("input", (), (B, 2, S, 16), torch.float32, index=n) for n in (1, 2))
+    m = b.make("input", (), (B, 1, L, S), torch.float32, index=3)
+    made = grouped(b, q, k, v, b.broadcast(m, (B, 8, L, S)), 0.1)
+    while made.is_layout:
+        made = made.args[0]
+    given = [torch.randn(batch, 8, queries, 16), *(torch.randn(batch, 2, keys, 16) for _ in "kv")]
+    mask = torch.full((batch, 1, queries, keys), never)
+    mask[..., ends[0] : ends[1]] = torch.randn(ends[1] - ends[0])
+    mask[..., ends[0]] = never  # one more, unless it is the only one
+    wide = [given[0].view(batch, 2, 4, queries, 16), *(x[:, :, None] for x in given[1:])]
+    bias = mask[:, :, None].expand(batch, 2, 4, queries, keys)
+    tensors = dict(zip((q.id, k.id, v.id, m.id), (*given, mask), strict=True))
+    sizes = {"s0": batch, "s1": queries, "s2": keys}
+    # A score near -65504 is a multiple of 1/128 in float32.
+    tolerance = 2e-3 if ends[0] == ends[1] and never > -math.inf else 0.0
+    assert check(made, tensors, sizes, [*wide, bias], tolerance) == (2 if processors == 16 else 1)
+    if ends[0] == ends[1] and never > -math.inf:
+        return
+    unseen = torch.ones(keys, dtype=torch.bool)
+    unseen[ends[0] // 64 * 64 : -(-ends[1] // 64) * 64] = False
+    tensors[k.id], tensors[v.id] = (x.masked_fill(unseen[:, None], math.nan) for x in given[1:])
+    check(made, tensors, sizes, [*wide, bias], tolerance)
+
+
+def test_few_keys_are_all_read() -> None:
+    b = IrBuilder()
+    q = b.make("input", (), (B, 8, 1, 64), torch.float16, index=0)
+    k, v = (b.make("input", (), (B, 8, S, 64), torch.float16, index=n) for n in (1, 2))
+    m = b.make("input", (), (B, 1, 1, S), torch.float16, index=3)
+    made = source(attend(b, q, k, v, b.broadcast(m, (B, 8, 1, S)), 0.1))
+    for batch, keys, finds in ((1, 4096, False), (2, 4096, True), (64, 1023, False)):
+        found = attention(made, TARGET, SizeRelations()) or []
+        [first, *_] = [x for x in found if holds(x, {"s0": batch, "s2": keys})]
+        assert ("def find(" in first.choice.unit.text) is finds
 
 
 @pytest.mark.parametrize(("heads", "axis", "count"), [(4, 1, 2), (2, 1, 1), (4, 4, 1)])

@@ -55,8 +55,10 @@ FEW_KEYS = 64
 EVEN = 8
 BOUNDED_KEYS = 1024  # keys from which it pays to look for those that a query sees
 SHARED_BIAS = 4  # heads with one bias from which it does
+MUCH = 16 << 20  # bytes of keys and values of few queries from which it does for these
 ROWS = 16  # queries whose keys are looked for together,
 CHUNK = 512  # so many keys at a time
+_HIDDEN = {"NEVER": NEVER, "SEEN": SEEN}
 _LOG2E = math.log2(math.e)
 
 
@@ -150,17 +152,19 @@ class _AttentionLaunches:
         yield [self.launch(tile, sympy.And(when, sympy.Not(bounded)), even)]
 
     def launch_few(self, when: sympy.Basic) -> Iterator[list[LibraryLaunch]]:
-        """Launches for few queries: with and without a split of a block's keys."""
+        """Launches for few queries: with and without a split of a block's keys, or a look at the bias first."""
         few, wide = self.tiles.few, self.tiles.wide
-        share = self.shares(wide)
-        yield self.launch_shared(wide, sympy.And(when, share))
+        share, much = self.shares(wide), self.is_much()
         alone = sympy.And(when, sympy.Not(share))
-        if wide == few or self.facts.equal(self.queries, self.keys):
-            yield [self.launch(few, alone)]
-            return
-        keys = _relation(sympy.Gt(self.keys, FEW_KEYS))
-        yield [self.launch(few, sympy.And(alone, sympy.Not(keys)))]
-        yield [self.launch(wide, sympy.And(alone, keys))]
+        for here, finds in ((much, True), (sympy.Not(much), False)):
+            yield self.launch_shared(wide, sympy.And(when, share, here), finds)
+            if wide == few or self.facts.equal(self.queries, self.keys):
+                yield [self.launch(few, sympy.And(alone, here), finds=finds)]
+                continue
+            keys = _relation(sympy.Gt(self.keys, FEW_KEYS))
+            if not finds:
+                yield [self.launch(few, sympy.And(alone, here, sympy.Not(keys)))]
+            yield [self.launch(wide, sympy.And(alone, here, keys), finds=finds)]
 
     def is_packable(self) -> sympy.Basic:
         """Condition: one query, and keys that several heads share."""
@@ -219,11 +223,16 @@ class _AttentionLaunches:
         per_head = FloorDiv(sympy.sympify(self.queries) + tile.queries - 1, tile.queries)
         return sympy.sympify(numel(self.lead)) * per_head
 
-    def launch(self, tile: AttentionTile, when: sympy.Basic, even: int = 1) -> LibraryLaunch:
+    def launch(
+        self, tile: AttentionTile, when: sympy.Basic, even: int = 1, finds: bool = False
+    ) -> LibraryLaunch:
         numbers = specialize_sizes({**self.numbers(), **self.out_numbers()}, self.facts)
-        return self.made(tile, when, numbers, {"out": self.value}, self.blocks(tile), even)
+        out = {"out": self.value}
+        return self.made(tile, when, numbers, out, self.blocks(tile), even, finds)
 
-    def launch_shared(self, tile: AttentionTile, when: sympy.Basic) -> list[LibraryLaunch]:
+    def launch_shared(
+        self, tile: AttentionTile, when: sympy.Basic, finds: bool
+    ) -> list[LibraryLaunch]:
         parts = self.parts(tile)
         rows = 2 * self.target.multiprocessors * tile.queries  # an upper bound of the programs
         results = {
@@ -233,7 +242,8 @@ class _AttentionLaunches:
         }
         numbers = specialize_sizes({**self.numbers(), "PARTS": parts}, self.facts)
         grid = self.blocks(tile) * parts
-        return [self.made(tile, when, numbers, results, grid), self.combine(when, results, parts)]
+        made = self.made(tile, when, numbers, results, grid, finds=finds)
+        return [made, self.combine(when, results, parts)]
 
     def launch_bounded(
         self, tile: AttentionTile, when: sympy.Basic, even: int
@@ -268,8 +278,7 @@ class _AttentionLaunches:
             "CHUNK": CHUNK,
             "BIAS_ROWS": self.matrix,
             "EVEN": even,
-            "NEVER": NEVER,
-            "SEEN": SEEN,
+            **_HIDDEN,
         }
         unit = named_unit(
             "attention_bounds",
@@ -291,19 +300,28 @@ class _AttentionLaunches:
         results: Mapping[str, Value | ScratchBuffer],
         grid: sympy.Expr,
         even: int = 1,
+        finds: bool = False,
     ) -> LibraryLaunch:
-        """A launch that writes to ``results``: partial results of several programs, or the final one."""
+        """A launch that writes to ``results``: partial results of several programs, or the final one.
+
+        ``finds``: it finds out first which keys are seen.
+        """
         shared, bounded = "sums" in results, "bounds" in results
+        seen = "bounds" if bounded else "find" if finds else ""
         early = self.target.starts_early
         bias = self.q if self.bias is None else self.bias
         operands = {"q": self.q, "k": self.k, "v": self.v, "bias": bias, **results}
         pointers = tuple((n, pointer(x)) for n, x in operands.items())
         exact = bounded and self.facts.divides(tile.keys, self.keys)
         constants = {**dict(self.constants(tile)), "EVEN": even, "EXACT": exact}
-        constants |= {"ROWS": ROWS} if bounded else {}
+        if bounded:
+            constants["ROWS"] = ROWS
+        if finds:
+            rows = tile.queries if self.matrix else 1
+            constants |= {"ROWS": rows, "CHUNK": CHUNK * 2 // min(rows, 8), **_HIDDEN}
         unit = named_unit(
             "attention",
-            attention_text(numbers.names, len(self.lead), shared, early, bounded),
+            attention_text(numbers.names, len(self.lead), shared, early, seen),
             (*pointers, *numbers.signature),
             (*numbers.constants, *constants.items()),
             (*self.aligned(operands), *numbers.aligned),
@@ -347,13 +365,28 @@ class _AttentionLaunches:
         steps = () if self.bias is None else _strides(self.bias)[: self.row]
         return [k for k, step in enumerate(steps) if step != 0]
 
-    def is_bounded(self) -> sympy.Basic:
-        """Condition: many keys, and a bias that is added, and read for several heads.
+    @property
+    def hides(self) -> bool:
+        """Whether a bias may hide keys, so that they need not be read.
 
         A softmax that is written out multiplies the NaN of a hidden key by 0, which is NaN.
         """
-        attrs = self.value.attrs
-        if self.bias is None or any(attrs[what] for what in ("replaces", "causal", "undefined")):
+        others = (self.value.attrs[what] for what in ("replaces", "causal", "undefined"))
+        return self.bias is not None and not any(others)
+
+    def is_much(self) -> sympy.Basic:
+        """Condition: so many bytes of keys and values that it pays to look at the bias of few queries first."""
+        if not self.hides:
+            return sympy.false
+        keys = _relation(sympy.Ge(self.keys, BOUNDED_KEYS))
+        own = [n for n, step in zip(self.lead, _strides(self.k), strict=False) if step != 0]
+        row = (self.depth + self.columns) * self.k.dtype.itemsize
+        many = sympy.sympify(numel(own)) * sympy.sympify(self.keys) * row
+        return sympy.And(keys, _relation(sympy.Ge(many, MUCH)))
+
+    def is_bounded(self) -> sympy.Basic:
+        """Condition: many keys, and a bias that several heads share."""
+        if not self.hides:
             return sympy.false
         shared = [n for k, n in enumerate(self.lead) if k not in self.bias_axes]
         if math.prod(n for n in shared if isinstance(n, int)) < SHARED_BIAS:

@@ -19,8 +19,9 @@ heads, and the last programs are short.
 EXACT: all blocks of keys are whole.
 PARTS: the number of programs that split the keys of a block of queries; another kernel combines their
 results.
-bounds: the first key that ROWS queries see and the end of the last, which another kernel finds in the bias.
-Keys outside are left out: a bias of at most NEVER makes their weights 0 in float32 beside a bias of more than SEEN.
+bounds: the first key that ROWS queries see and the end of the last, which another kernel finds in the bias; with few
+queries, this kernel itself does. Keys outside are left out: a bias of at most NEVER makes their weights 0 in float32
+beside a bias of more than SEEN.
 """
 
 from collections.abc import Sequence
@@ -129,7 +130,7 @@ def kernel(
     REST_D: tl.constexpr, REST_E: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_S: tl.constexpr,
     SCALE: tl.constexpr, FOLDED: tl.constexpr, BIAS: tl.constexpr, BIAS_ROWS: tl.constexpr,
     EVEN: tl.constexpr, CAUSAL: tl.constexpr, UNDEFINED: tl.constexpr, PRECISION: tl.constexpr,
-    EXACT: tl.constexpr,%(rows)s
+    EXACT: tl.constexpr,%(how)s
 ):
 %(launch)s    queries = tl.cast(L, tl.int32)
     keys = tl.cast(S, tl.int32) // EVEN * EVEN
@@ -188,48 +189,22 @@ _SHARE = """\
 """
 
 _PART = """\
-    share = tl.cdiv(tl.cdiv(keys, BLOCK_S), parts) * BLOCK_S
+    share = tl.cdiv(tl.cdiv(stop, BLOCK_S), parts) * BLOCK_S
     start = part * share
     stop = tl.minimum(stop, start + share)
 """
 
-_SEEN = """\
-    if BIAS_ROWS:
-        group = block * (BLOCK_L // ROWS) + tl.arange(0, BLOCK_L // ROWS)
-        known = group < tl.cdiv(queries, ROWS)
-        start = tl.min(tl.load(bounds + group * 2, mask=known, other=keys), 0)
-        end = tl.max(tl.load(bounds + group * 2 + 1, mask=known, other=0), 0)
-    else:
-        start = tl.load(bounds)
-        end = tl.load(bounds + 1)
-    past = start // BLOCK_S * BLOCK_S
-    k += past.to(tl.int64) * K_ROW
-    v += past.to(tl.int64) * V_ROW
-    bias += past.to(tl.int64) * BIAS_KEY
-    keys -= past
-    start = 0
-    stop = tl.minimum(keys, tl.cdiv(end - past, BLOCK_S) * BLOCK_S)
-"""
-
-_BOUNDS = '''\
+_FIND = '''\
 
 
 @triton.jit
-def kernel(
-    bias, bounds, %(numbers)s
+def find(
+    bias, row, queries, keys, BIAS_QUERY, BIAS_KEY,
     ROWS: tl.constexpr, CHUNK: tl.constexpr, BIAS_ROWS: tl.constexpr, EVEN: tl.constexpr,
     NEVER: tl.constexpr, SEEN: tl.constexpr,
 ):
     """The first key that ROWS queries see and the end of the last, or all keys if a query sees none."""
-%(launch)s    queries = tl.cast(L, tl.int32)
-    keys = tl.cast(S, tl.int32) // EVEN * EVEN
-    rest = tl.program_id(0)
-    row = 0
-    if BIAS_ROWS:
-        groups = tl.cdiv(queries, ROWS)
-        row = rest %% groups * ROWS
-        rest = rest // groups
-%(lead)s%(wait)s    beside = tl.arange(0, CHUNK)
+    beside = tl.arange(0, CHUNK)
     rows = tl.minimum(row + tl.arange(0, ROWS), queries - 1)
     if BIAS_ROWS:
         bias += (rows.to(tl.int64) * BIAS_QUERY // EVEN * EVEN)[:, None]
@@ -246,9 +221,58 @@ def kernel(
         last = tl.maximum(last, tl.where(x > NEVER, column, -1))
     top = tl.max(most, 1)
     blind = tl.max(((top > float("-inf")) & (top <= SEEN)).to(tl.int32), 0)
-    bounds += tl.program_id(0) * 2
-    tl.store(bounds, tl.min(tl.min(first, 1), 0) * (1 - blind))
-    tl.store(bounds + 1, tl.maximum(tl.max(tl.max(last, 1), 0) + 1, keys * blind))
+    first = tl.min(tl.min(first, 1), 0) * (1 - blind)
+    end = tl.maximum(tl.max(tl.max(last, 1), 0) + 1, keys * blind)
+    return first, end
+'''
+
+_FOUND = """\
+    first, end = find(
+        bias, row, queries, keys, BIAS_QUERY, BIAS_KEY, ROWS, CHUNK, BIAS_ROWS, EVEN, NEVER, SEEN
+    )
+"""
+
+_KNOWN = """\
+    if BIAS_ROWS:
+        group = block * (BLOCK_L // ROWS) + tl.arange(0, BLOCK_L // ROWS)
+        known = group < tl.cdiv(queries, ROWS)
+        first = tl.min(tl.load(bounds + group * 2, mask=known, other=keys), 0)
+        end = tl.max(tl.load(bounds + group * 2 + 1, mask=known, other=0), 0)
+    else:
+        first = tl.load(bounds)
+        end = tl.load(bounds + 1)
+"""
+
+_SEEN = """\
+    past = first // BLOCK_S * BLOCK_S
+    k += past.to(tl.int64) * K_ROW
+    v += past.to(tl.int64) * V_ROW
+    bias += past.to(tl.int64) * BIAS_KEY
+    keys -= past
+    stop = tl.minimum(keys, tl.cdiv(end - past, BLOCK_S) * BLOCK_S)
+"""
+
+_BOUNDS = '''\
+
+
+@triton.jit
+def kernel(
+    bias, bounds, %(numbers)s
+    ROWS: tl.constexpr, CHUNK: tl.constexpr, BIAS_ROWS: tl.constexpr, EVEN: tl.constexpr,
+    NEVER: tl.constexpr, SEEN: tl.constexpr,
+):
+    """What ROWS queries see of the keys."""
+%(launch)s    queries = tl.cast(L, tl.int32)
+    keys = tl.cast(S, tl.int32) // EVEN * EVEN
+    rest = tl.program_id(0)
+    row = 0
+    if BIAS_ROWS:
+        groups = tl.cdiv(queries, ROWS)
+        row = rest %% groups * ROWS
+        rest = rest // groups
+%(lead)s%(wait)s%(found)s    bounds += tl.program_id(0) * 2
+    tl.store(bounds, first)
+    tl.store(bounds + 1, end)
 '''
 
 _WHOLE = """\
@@ -308,19 +332,28 @@ def kernel(
 
 
 def attention_text(
-    numbers: Sequence[str], rank: int, split: bool, early: bool, bounded: bool = False
+    numbers: Sequence[str], rank: int, split: bool, early: bool, seen: str = ""
 ) -> str:
     """The module; ``numbers``: names of sizes and strides; ``rank``: the number of leading axes.
 
-    ``early``: the previous launch may still run; nothing is read until it has ended. ``bounded``: it reads ``bounds``.
+    ``early``: the previous launch may still run; nothing is read until it has ended. ``seen``: "" if all keys are
+    read, "bounds" if these tell which, and "find" if the bias is read before.
     """
-    walked = ["q", "k", "v", "bias", *["bounds"] * bounded, *["out"] * (not split)]
+    walked = ["q", "k", "v", "bias", *["bounds"] * (seen == "bounds"), *["out"] * (not split)]
     pointers = [*walked, *["sums", "totals", "tops"] * split]
     names = {"pointers": ", ".join(pointers), "numbers": _listed(numbers)}
     names |= {"lead": _lead(rank, walked), "share": _SHARE * split}
-    names |= {"part": _PART * split + _SEEN * bounded, "rows": " ROWS: tl.constexpr," * bounded}
-    text = _VISIT + _KERNEL % (names | _around(early)) + (_LEFT if split else _WHOLE)
-    return _IMPORTS + EARLY * early + text
+    names |= {"part": _LOOK[seen] + _PART * split, "how": _HOW[seen]}
+    text = _VISIT + _FIND * (seen == "find") + _KERNEL % (names | _around(early))
+    return _IMPORTS + EARLY * early + text + (_LEFT if split else _WHOLE)
+
+
+_LOOK = {"": "", "bounds": _KNOWN + _SEEN, "find": _FOUND + _SEEN}
+_HOW = {
+    "": "",
+    "bounds": " ROWS: tl.constexpr,",
+    "find": " ROWS: tl.constexpr, CHUNK: tl.constexpr,\n    NEVER: tl.constexpr, SEEN: tl.constexpr,",
+}
 
 
 def combine_text(numbers: Sequence[str], rank: int, early: bool) -> str:
@@ -331,8 +364,8 @@ def combine_text(numbers: Sequence[str], rank: int, early: bool) -> str:
 
 def bounds_text(numbers: Sequence[str], rank: int, early: bool) -> str:
     """The kernel that finds which keys queries see; ``rank``: the number of leading axes along which they differ."""
-    names = {"numbers": _listed(numbers), "lead": _lead(rank, ("bias",))}
-    return _IMPORTS + EARLY * early + _BOUNDS % (names | _around(early))
+    names = {"numbers": _listed(numbers), "lead": _lead(rank, ("bias",)), "found": _FOUND}
+    return _IMPORTS + EARLY * early + _FIND + _BOUNDS % (names | _around(early))
 
 
 def _around(early: bool) -> dict[str, str]:
