@@ -128,6 +128,59 @@ def test_found(function: Function) -> None:
     check(function, given, graph)
 
 
+def llama(q, k, v, mask):
+    scores = heads(q) @ heads(k).transpose(2, 3) * 0.3 + mask
+    weights = F.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype)
+    return joined(weights @ heads(v))
+
+
+def in_float32(q, k, v, mask, allowed):
+    """As torch.compile writes FlexAttention with a bias: a row that sees no key is 0."""
+    scores = (heads(q) @ heads(k).mT).float() * 0.3 + torch.arange(H).view(H, 1, 1) * mask.float()
+    weights = torch.ops.aten._safe_softmax(scores, -1).to(q.dtype)
+    return joined(weights @ heads(v))
+
+
+def filled_in_float32(q, k, v, mask, allowed):
+    scores = (heads(q) @ heads(k).mT).float() * 0.3
+    lowest = torch.finfo(torch.float32).min
+    return joined(scores.masked_fill(~allowed, lowest).softmax(-1).type_as(v) @ heads(v))
+
+
+def safely_filled(q, k, v, mask, allowed):
+    scores = (heads(q) @ heads(k).mT).float() * 0.3
+    weights = torch.ops.aten._safe_softmax(scores.masked_fill(~allowed, -math.inf), -1)
+    return joined(weights.type_as(v) @ heads(v))
+
+
+SEEN_BY_SOME = ALLOWED.clone()
+SEEN_BY_SOME[:, :, 2] = False
+NARROW: dict[Function, list[torch.Tensor]] = {
+    t5: [torch.randn(1, H, L, S)],
+    llama: [MASK],
+    in_float32: [torch.where(SEEN_BY_SOME, MASK, -math.inf), ALLOWED],
+    filled_in_float32: [MASK, SEEN_BY_SOME],
+    safely_filled: [MASK, SEEN_BY_SOME],
+}
+
+
+@pytest.mark.parametrize("function", NARROW, ids=lambda f: f.__name__)
+def test_found_where_the_softmax_is_in_float32(function: Function) -> None:
+    """Scores of the engine are not rounded to 16 bits, which is nearer to what is asked for."""
+    dtype = torch.bfloat16
+    given = [x.to(dtype) if x.is_floating_point() else x for x in (*qkv(), *NARROW[function])]
+    graph = lowered(function, given)
+    names = ops(graph)
+    assert names.count("attention") == 1, names
+    assert "matmul" not in names and "exp" not in names and "reduce" not in names
+    compiled = compile_ir(graph, host())
+    engine = make_engine("test", "disc", compiled.program, compiled.object, compiled.constants)
+    [found] = engine.try_execute(given) or pytest.fail(engine.last_error())
+    want = function(*[x.float() if x.is_floating_point() else x for x in given])
+    assert isinstance(want, torch.Tensor) and found.dtype == dtype
+    torch.testing.assert_close(found.float(), want, rtol=0, atol=2e-2, equal_nan=True)
+
+
 def test_returned_as_it_is() -> None:
     """With torch's strides, and nothing copied."""
 

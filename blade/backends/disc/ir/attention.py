@@ -14,6 +14,7 @@ import torch
 from blade.backends.disc.ir.graph import IrBuilder, Value, plain
 from blade.backends.disc.ir.kernel import Dim
 from blade.backends.disc.target.capabilities import CPU, TargetCapabilities
+from blade.core.dtypes import HALVES
 from blade.program.dtypes import DTYPES
 
 MOST_AXES = 6  # per operand: the generated code iterates over four leading axes
@@ -24,7 +25,9 @@ def why_not(
 ) -> str | None:
     """Why these operands cannot make an ``attention`` on a target with ``forms``; ``None`` if they can."""
     operands = [x for x in (q, k, v, bias) if x is not None]
-    if q.dtype not in forms.attention or any(x.dtype != q.dtype for x in operands):
+    wide = bias is not None and bias.dtype == torch.float32 and q.dtype in HALVES
+    same = operands[:-1] if wide else operands
+    if q.dtype not in forms.attention or any(x.dtype != q.dtype for x in same):
         found = ", ".join(sorted({DTYPES[x.dtype] for x in operands}))
         return f"attention of {found} is not generated"
     if any(len(x.shape) > MOST_AXES for x in operands):
@@ -47,17 +50,19 @@ def attend(
     undefined: bool = False,
     heads: int = 1,
     replaces: bool = False,
+    hides: bool = False,
 ) -> Value:
     """q [*lead, L, D], k [*lead, S, D], v [*lead, S, Dv], bias [*lead, L, S] -> [*lead, L, Dv].
 
     ``heads``: number of trailing leading axes that lie within a query's row in memory. ``undefined``: a row
     whose scores are all -inf gives NaN, like a softmax written out; torch's fused op gives 0. ``replaces``:
-    the bias replaces the score, except where it is NaN, instead of being added to it.
+    the bias replaces the score, except where it is NaN, instead of being added to it. ``hides``: keys whose bias makes
+    their weights 0 need not be read, as those of torch's fused op; a softmax written out multiplies their NaN by 0.
     """
     bias = None if bias is None or changes_nothing(bias, replaces) else bias
     if heads == 1 and repeats(k) is not None and repeats(k) == repeats(v):
         k, v = k.args[0].args[0], v.args[0].args[0]
-        return grouped(b, q, k, v, bias, scale, causal, undefined, replaces)
+        return grouped(b, q, k, v, bias, scale, causal, undefined, replaces, hides)
     lead, rank = q.shape[:-2], len(q.shape)
     assert all(x.shape[:-2] == lead for x in (k, v)), (q, k, v)
     heads = min(heads, len(lead))
@@ -74,6 +79,7 @@ def attend(
         undefined=undefined,
         heads=heads,
         replaces=replaces,
+        hides=hides,
     )
     back = [*range(place), *range(place + 1, rank - 1), place, rank - 1]
     return b.permute(made, back)
@@ -97,6 +103,7 @@ def grouped(
     causal: bool = False,
     undefined: bool = False,
     replaces: bool = False,
+    hides: bool = False,
 ) -> Value:
     """Grouped-query attention: heads of q [.., H, L, D] share those of k and v [.., Hkv, S, D]
     without copies.
@@ -110,12 +117,20 @@ def grouped(
     k, v = (b.make("broadcast", (x,), (*wide, *x.shape[-2:]), x.dtype, axes=axes) for x in (k, v))
     if bias is not None:
         bias = _split_heads(b, bias, few, group)
-    y = attend(b, q, k, v, bias, scale, causal, undefined, 2, replaces)
+    y = attend(b, q, k, v, bias, scale, causal, undefined, 2, replaces, hides)
     # Merge the heads in memory order, where they are adjacent: the result stays a permutation.
     rank = len(y.shape)
     y = b.permute(y, (*range(count), rank - 2, count, count + 1, rank - 1))
     y = b.reshape(y, (*lead, y.shape[count], head, y.shape[-1]))
     return b.permute(y, (*range(count), count + 1, count, count + 2))
+
+
+def widened(b: IrBuilder, bias: Value) -> Value:
+    """``bias`` as float32, converted before it is broadcast."""
+    if bias.op != "broadcast":
+        return b.cast(bias, torch.float32)
+    inner = b.cast(bias.args[0], torch.float32)
+    return b.make("broadcast", (inner,), bias.shape, torch.float32, **bias.attrs)
 
 
 def repeats(v: Value) -> Dim | None:

@@ -14,6 +14,7 @@ from functools import partial
 
 import torch
 
+from blade.backends.disc.ir.attention import widened
 from blade.backends.disc.ir.constant_parts import parts_of
 from blade.backends.disc.ir.convolution import operands
 from blade.backends.disc.ir.graph import Graph, IrBuilder, Value, live, rewrite
@@ -102,17 +103,9 @@ def widen_biases(graph: Graph) -> Graph:
     def step(b: IrBuilder, v: Value, args: list[Value]) -> Value | None:
         if v.op != "attention" or v.dtype != BF16 or len(args) < 4:
             return None
-        return b.make("attention", [*args[:3], _widened(b, args[3])], v.shape, BF16, **v.attrs)
+        return b.make("attention", [*args[:3], widened(b, args[3])], v.shape, BF16, **v.attrs)
 
     return rewrite_values(graph, step)
-
-
-def _widened(b: IrBuilder, bias: Value) -> Value:
-    """``bias`` as float32, converted before it is broadcast."""
-    if bias.op != "broadcast":
-        return b.cast(bias, F32)
-    inner = b.cast(bias.args[0], F32)
-    return b.make("broadcast", [inner], bias.shape, F32, **bias.attrs)
 
 
 def narrow_results(graph: Graph) -> Graph:

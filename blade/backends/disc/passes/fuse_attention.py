@@ -6,15 +6,17 @@
     %y = matmul %p %v
 
 Between the product and the softmax the scores may be scaled by numbers, added to biases, filled under a
-condition (``masked_fill``), and reshaped in their leading axes (windows, heads). Nothing else may read the
-scores.
+condition (``masked_fill``), converted to another float dtype, and reshaped in their leading axes (windows, heads).
+Nothing else may read the scores. Of a row whose scores are all -inf, the softmax is NaN or, by ``_safe_softmax``, 0.
 """
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from blade.backends.disc.ir.attention import attend, repeats, why_not
+import torch
+
+from blade.backends.disc.ir.attention import attend, repeats, why_not, widened
 from blade.backends.disc.ir.graph import (
     Graph,
     IrBuilder,
@@ -26,6 +28,7 @@ from blade.backends.disc.ir.simplify import RULES
 from blade.backends.disc.target.capabilities import CPU, TargetCapabilities
 
 _LAYOUT = ("reshape", "permute", "slice")
+_FLOATS = {torch.float32, torch.float16, torch.bfloat16}
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,8 @@ class _Scores:
     where: Value | None = None
     fill: float = 0.0
     kept: bool = True
+    filled: torch.dtype = torch.float32  # of what is filled
+    undefined: bool = True  # whether the softmax of -inf alone is NaN, and not 0
 
 
 def find_attention(graph: Graph, forms: TargetCapabilities = CPU) -> Graph:
@@ -72,23 +77,60 @@ def _match(v: Value, readers: dict[int, set[int]]) -> _Scores | None:
     """The scores whose softmax the product ``v`` reads; ``None`` if there is none or it has other readers."""
     inside: set[int] = {v.id}
     weights = _regrouped(v.args[0], inside)
-    logits = _softmax_of(weights, inside)
+    safe = _safe_softmax_of(weights, inside)
+    logits = _softmax_of(weights, inside) if safe is None else safe
     if logits is None:
         return None
     scores = _scores(logits, inside)
     if scores is None:
         return None
+    scores = replace(scores, undefined=safe is None)
     inside.add(scores.product.id)
     hidden = inside - {v.id}
     return scores if all(readers[k] <= inside for k in hidden) else None
 
 
 def _regrouped(v: Value, inside: set[int]) -> Value:
-    """The operand of reshapes that divide the leading axes differently."""
-    while v.op == "reshape" and v.args[0].shape[-2:] == v.shape[-2:]:
+    """The operand of conversions and of reshapes that divide the leading axes differently."""
+    while _is_same_number(v) or (v.op == "reshape" and v.args[0].shape[-2:] == v.shape[-2:]):
         inside.add(v.id)
         v = v.args[0]
     return v
+
+
+def _is_same_number(v: Value) -> bool:
+    """Whether ``v`` converts floats to floats."""
+    return v.op == "cast" and {v.dtype, v.args[0].dtype} <= _FLOATS
+
+
+def _safe_softmax_of(v: Value, inside: set[int]) -> Value | None:
+    """x if ``v`` is softmax x, or 0 in rows of x that are all -inf."""
+    if v.op != "where" or not _is_number(v.args[1], 0.0):
+        return None
+    condition, _, softmax = v.args
+    found = {v.id}
+    logits = _softmax_of(softmax, found)
+    while condition.op in ("broadcast", "reshape"):
+        found.add(condition.id)
+        condition = condition.args[0]
+    if logits is None or condition.op != "eq" or not _is_number(condition.args[1], -math.inf):
+        return None
+    found.add(condition.id)
+    top = condition.args[0]
+    while top.op in ("broadcast", "reshape"):
+        found.add(top.id)
+        top = top.args[0]
+    axes = (len(logits.shape) - 1,)
+    if top.op != "reduce" or top.args[0] is not logits:
+        return None
+    if top.attrs["kind"] != "max" or top.attrs["axes"] != axes:
+        return None
+    inside |= found | {top.id}
+    return logits
+
+
+def _is_number(v: Value, number: float) -> bool:
+    return v.op == "fill" and float(v.attrs["value"]) == number
 
 
 def _softmax_of(v: Value, inside: set[int]) -> Value | None:
@@ -125,6 +167,10 @@ def _scores(v: Value, inside: set[int]) -> _Scores | None:
 
 def _reshape(v: Value, inside: set[int]) -> _Scores | None:
     return _scores(v.args[0], inside) if v.args[0].shape[-2:] == v.shape[-2:] else None
+
+
+def _converted(v: Value, inside: set[int]) -> _Scores | None:
+    return _scores(v.args[0], inside) if _is_same_number(v) else None
 
 
 def _scaled(v: Value, inside: set[int]) -> _Scores | None:
@@ -172,12 +218,14 @@ def _filled(v: Value, inside: set[int]) -> _Scores | None:
             found = _scores(x, inside)
             if found is None or found.biases or found.where is not None:
                 return None
-            return replace(found, where=condition, fill=float(y.attrs["value"]), kept=kept)
+            number = float(y.attrs["value"])
+            return replace(found, where=condition, fill=number, kept=kept, filled=v.dtype)
     return None
 
 
 _STEPS: dict[str, Callable[[Value, set[int]], _Scores | None]] = {
     "reshape": _reshape,
+    "cast": _converted,
     "mul": _scaled,
     "div": _scaled,
     "add": _added,
@@ -212,19 +260,29 @@ def _build(
         b.pointwise("neg", x) if negated else x
         for x, (_, negated) in zip(given, scores.biases, strict=True)
     ]
+    if len({x.dtype for x in biases}) > 1:
+        biases = [widened(b, x) for x in biases]
     bias: Value | None = None
     for x in biases:
         x = _seen_as(b, x, shape)
         bias = x if bias is None else _sum(b, bias, x)
     if conditions:
-        keep = b.fill(math.nan, conditions[0].shape, v.dtype)
-        other = b.fill(scores.fill, conditions[0].shape, v.dtype)
+        keep = b.fill(math.nan, conditions[0].shape, scores.filled)
+        other = b.fill(scores.fill, conditions[0].shape, scores.filled)
         order = (keep, other) if scores.kept else (other, keep)
         bias = _seen_as(b, b.pointwise("where", conditions[0], *order), shape)
     if why_not(q, k, value, bias, forms) is not None:
         return None
     made = attend(
-        b, q, k, value, bias, scale, undefined=True, heads=heads, replaces=bool(conditions)
+        b,
+        q,
+        k,
+        value,
+        bias,
+        scale,
+        undefined=scores.undefined,
+        heads=heads,
+        replaces=bool(conditions),
     )
     return b.reshape(made, v.shape)
 

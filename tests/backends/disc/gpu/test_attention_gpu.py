@@ -267,7 +267,7 @@ def test_keys_that_no_query_of_a_block_sees_are_left_out(
     b, heads, depth, size = IrBuilder(), 4, 16, length if known else L
     x, (q, k, v) = merged(b, heads, depth, dtype, size)
     bias = b.make("input", (), (B if own else 1, 1, size, size), dtype, index=1)
-    made = source(attend(b, q, k, v, b.broadcast(bias, (B, heads, size, size)), 0.25))
+    made = source(attend(b, q, k, v, b.broadcast(bias, (B, heads, size, size)), 0.25, hides=True))
     places = torch.arange(length)
     mask = seen(places[:, None], places[None, :])[None, None]
     mask = torch.cat([mask, mask.roll(37, -2)], 0) if own else mask
@@ -292,7 +292,7 @@ def test_keys_behind_the_end_of_a_text_are_not_read(
     b, length = IrBuilder(), 200
     x, (q, k, v) = merged(b, 4, 16, torch.float32)
     bias = b.make("input", (), (B, 1, 1, L), torch.float32, index=1)
-    made = source(attend(b, q, k, v, b.broadcast(bias, (B, 4, L, L)), 0.25))
+    made = source(attend(b, q, k, v, b.broadcast(bias, (B, 4, L, L)), 0.25, hides=True))
     given = torch.randn(2, length, 192)
     parts = [p.view(2, length, 4, 16).transpose(1, 2) for p in given.clone().split(64, -1)]
     behind = torch.arange(length) >= torch.tensor(ends)[:, None]
@@ -322,7 +322,7 @@ def test_few_queries_read_no_hidden_keys(
     q = b.make("input", (), (B, 8, L, 16), torch.float32, index=0)
     k, v = (b.make("input", (), (B, 2, S, 16), torch.float32, index=n) for n in (1, 2))
     m = b.make("input", (), (B, 1, L, S), torch.float32, index=3)
-    made = grouped(b, q, k, v, b.broadcast(m, (B, 8, L, S)), 0.1)
+    made = grouped(b, q, k, v, b.broadcast(m, (B, 8, L, S)), 0.1, hides=True)
     while made.is_layout:
         made = made.args[0]
     given = [torch.randn(batch, 8, queries, 16), *(torch.randn(batch, 2, keys, 16) for _ in "kv")]
@@ -349,7 +349,7 @@ def test_few_keys_are_all_read() -> None:
     q = b.make("input", (), (B, 8, 1, 64), torch.float16, index=0)
     k, v = (b.make("input", (), (B, 8, S, 64), torch.float16, index=n) for n in (1, 2))
     m = b.make("input", (), (B, 1, 1, S), torch.float16, index=3)
-    made = source(attend(b, q, k, v, b.broadcast(m, (B, 8, 1, S)), 0.1))
+    made = source(attend(b, q, k, v, b.broadcast(m, (B, 8, 1, S)), 0.1, hides=True))
     for batch, keys, finds in ((1, 4096, False), (2, 4096, True), (64, 1023, False)):
         found = attention(made, TARGET, SizeRelations()) or []
         [first, *_] = [x for x in found if holds(x, {"s0": batch, "s2": keys})]
@@ -361,7 +361,7 @@ def test_a_bias_that_few_heads_share_is_read_once(heads: int, axis: int, count: 
     b = IrBuilder()
     _, (q, k, v) = merged(b, heads, 16, torch.float16)
     bias = b.make("input", (), (B, axis, L, L), torch.float16, index=1)
-    made = source(attend(b, q, k, v, b.broadcast(bias, (B, heads, L, L)), 0.25))
+    made = source(attend(b, q, k, v, b.broadcast(bias, (B, heads, L, L)), 0.25, hides=True))
     found = attention(made, TARGET, SizeRelations()) or []
     assert sum(holds(one, {"s0": 2, "s1": 1023}) for one in found) == 1
     assert sum(holds(one, {"s0": 2, "s1": 1024}) for one in found) == count
@@ -371,8 +371,8 @@ def test_a_softmax_that_is_written_out_reads_hidden_keys() -> None:
     b = IrBuilder()
     _, (q, k, v) = merged(b, 4, 16, torch.float16)
     bias = b.broadcast(b.make("input", (), (1, 1, L, L), torch.float16, index=1), (B, 4, L, L))
-    for undefined, count in ((False, 2), (True, 1)):
-        made = source(attend(b, q, k, v, bias, 0.25, undefined=undefined))
+    for hides, count in ((True, 2), (False, 1)):
+        made = source(attend(b, q, k, v, bias, 0.25, hides=hides))
         found = attention(made, TARGET, SizeRelations()) or []
         assert sum(holds(one, {"s0": 2, "s1": 1024}) for one in found) == count
 

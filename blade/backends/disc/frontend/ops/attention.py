@@ -67,14 +67,14 @@ def attention(
     if len(lead) < 4 and all(x is not None and x.shape[:-3] == lead[:-1] for x in few):
         one, other = (x for x in few if x is not None)
         if one.shape[-3] == other.shape[-3]:
-            return grouped(lo.b, q, one, other, wide, factor, is_causal)
+            return grouped(lo.b, q, one, other, wide, factor, is_causal, hides=True)
     if enable_gqa and k.shape[-3] != q.shape[-3]:
         if not (isinstance(k.shape[-3], int) and isinstance(q.shape[-3], int)) or len(lead) == 4:
             return _called(lo, q, k, v, bias, is_causal, scale, enable_gqa)
         k, v = (lo.b.broadcast(x, (*lead[:-1], *x.shape[-3:])) for x in (k, v))
-        return grouped(lo.b, q, k, v, wide, factor, is_causal)
+        return grouped(lo.b, q, k, v, wide, factor, is_causal, hides=True)
     k, v = (lo.b.broadcast(x, (*lead, *x.shape[-2:])) for x in (k, v))
-    return attend(lo.b, q, k, v, wide, factor, is_causal)
+    return attend(lo.b, q, k, v, wide, factor, is_causal, hides=True)
 
 
 def _require_equal(lo: Lowering, have: Shape, want: Shape, why: str) -> None:

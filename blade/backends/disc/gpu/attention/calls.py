@@ -64,7 +64,7 @@ _LOG2E = math.log2(math.e)
 
 def serves(value: Value) -> bool:
     """Is there a kernel for these dtypes and head sizes?"""
-    dtypes = {x.dtype for x in value.args}
+    dtypes = {x.dtype for x in value.args[:3]}
     depth, columns = value.args[0].shape[-1], value.args[2].shape[-1]
     known = isinstance(depth, int) and isinstance(columns, int)
     floats = dtypes in ({torch.float16}, {torch.bfloat16}, {torch.float32})
@@ -367,12 +367,9 @@ class _AttentionLaunches:
 
     @property
     def hides(self) -> bool:
-        """Whether a bias may hide keys, so that they need not be read.
-
-        A softmax that is written out multiplies the NaN of a hidden key by 0, which is NaN.
-        """
-        others = (self.value.attrs[what] for what in ("replaces", "causal", "undefined"))
-        return self.bias is not None and not any(others)
+        """Whether a bias may hide keys, so that they need not be read."""
+        attrs = self.value.attrs
+        return self.bias is not None and attrs["hides"] and not attrs["causal"]
 
     def is_much(self) -> sympy.Basic:
         """Condition: so many bytes of keys and values that it pays to look at the bias of few queries first."""

@@ -85,7 +85,7 @@ def visit(
             b = b.to(tl.float32)
             never = b == float("-inf")
             b = b * 1.4426950408889634
-            if q.dtype != tl.float16:
+            if bias.dtype.element_ty != tl.float16:
                 least = tl.maximum(b, -3.4028234663852886e38, propagate_nan=tl.PropagateNan.ALL)
                 b = tl.where(never, b, least)
             if BIAS == 1:
