@@ -37,7 +37,7 @@ def detached_constants(graph: Any) -> Iterator[None]:
     graph.setInsertPoint(first if held and first is not None else graph.block())
     for weight, name in held:
         value = list(graph.inputs())[given]
-        placed = graph.insertConstant(weight)
+        placed = graph.insertConstant(weight.detach())  # one that requires a gradient raises
         placed.setType(TENSOR)
         value.replaceAllUsesWith(placed)
         graph.eraseInput(given)

@@ -32,7 +32,8 @@ def _is_list_of_tensors(kind: torch._C.JitType) -> bool:
 def _unpack(graph: torch._C.Graph, node: torch._C.Node) -> None:
     graph.setInsertPoint(node)
     tensors: Any = node.output().toIValue()
-    constants = [graph.insertConstant(tensor) for tensor in tensors]  # type: ignore[attr-defined]
+    plain = [None if t is None else t.detach() for t in tensors]
+    constants = [graph.insertConstant(tensor) for tensor in plain]  # type: ignore[attr-defined]
     made = graph.create("prim::ListConstruct", constants, 1)
     graph.insertNode(made)
     made.output().setType(node.output().type())

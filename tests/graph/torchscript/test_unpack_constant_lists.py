@@ -96,3 +96,25 @@ def test_a_recurrent_layer_is_one_cluster_at_any_length(kind: type[torch.nn.Modu
             torch.testing.assert_close(optimized(x), model(x))
     [counters] = blade.stats(optimized).values()
     assert counters["engine_runs"] == 4
+
+
+class Losses(torch.nn.Module):
+    """Begins sums that a loss reads in training, as libraries of transformers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        total = torch.tensor(0.5, requires_grad=True)
+        y = self.layer(torch.relu(self.layer(x)))
+        return y, total + y.sum(), torch.zeros(1, requires_grad=True), torch.stack([total, total])
+
+
+@pytest.mark.parametrize("gradients", [True, False])
+def test_a_constant_that_requires_a_gradient_stays_one(gradients: bool) -> None:
+    model, x = Losses().eval(), torch.randn(3, 4)
+    with torch.set_grad_enabled(gradients):
+        optimized = blade.optimize(model, x, CONFIG)
+    with torch.no_grad():
+        torch.testing.assert_close(optimized(x[:2]), model(x[:2]))
