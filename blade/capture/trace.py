@@ -32,6 +32,7 @@ from blade.core.captured import EqualSizes, SizeRange
 from blade.core.structure import structure_of
 from blade.errors import InputError
 from blade.graph.torchscript.inline_autograd_functions import inline_in
+from blade.graph.torchscript.show_identities import show_identities
 from blade.process.shared_switch import SharedSwitch
 from blade.timing.free_cpus import on_free_cpus
 
@@ -67,6 +68,7 @@ def trace(
         module = torch.jit.trace(target, copy_of(sample), check_trace=False, strict=False)
     inline_in(module)
     inline_own(module)
+    show_identities(module.graph)
     _add_attributes(module, model, preserved)
     return Trace(module, _texts(caught), recorder)
 

@@ -27,6 +27,7 @@ from blade.graph.torchscript.check_arguments import add_arguments
 from blade.graph.torchscript.fold_ranks import fold_ranks
 from blade.graph.torchscript.inline_autograd_functions import inline_functions
 from blade.graph.torchscript.program import read
+from blade.graph.torchscript.show_identities import show_identities
 from blade.graph.torchscript.to_script_module import script_of, simplified
 
 _LOOKED_AT = 16
@@ -74,6 +75,7 @@ def flat_trace(
             inputs,
         )[0]
     inline_functions(graph)
+    show_identities(graph)
     if fold_ranks(graph):
         consult_ranks()
     # the tracer notes the sample's sizes on every value; no pass may rely on them
