@@ -332,11 +332,21 @@ def _of_int(name: str) -> Callable[..., Any]:
     """A method that ints have and tensors do not, for sizes and other numbers of the graph."""
 
     def method(self: torch.Tensor, *args: Any) -> Any:
-        if current() is None:
-            raise AttributeError(f"'Tensor' object has no attribute {name!r}")
+        _require_tracing(name)
         return getattr(self.__int__(), name)(*args)
 
     return method
+
+
+def _is_integer(self: torch.Tensor) -> bool:
+    """A method of Python's numbers, of which only the answer is a decision."""
+    _require_tracing("is_integer")
+    return not is_float(self) or bool(self == torch.floor(self))
+
+
+def _require_tracing(name: str) -> None:
+    if current() is None:
+        raise AttributeError(f"'Tensor' object has no attribute {name!r}")
 
 
 def _assigning(original: Callable[..., Any], apart: Callable[..., Any]) -> Callable[..., Any]:
@@ -569,6 +579,7 @@ def _methods() -> dict[str, Any]:
         "numpy": _leaving(_T.numpy),
         "bit_length": _of_int("bit_length"),
         "bit_count": _of_int("bit_count"),
+        "is_integer": _is_integer,
         "unbind": _unbind(_T.unbind),
         "split": _in_parts(_T.split, _functions_of_torch.split, _split_count),
         "chunk": _in_parts(_T.chunk, _functions_of_torch.chunk, _chunk_count),
