@@ -49,6 +49,18 @@ row(
     called=True,
 )
 row(
+    "complex copies seen otherwise",
+    lambda x, y: (
+        aten._unsafe_view(_complex(x, y)[None].expand(3, -1, -1).clone(), [-1, 2]).imag,
+        aten.view_copy(_complex(x, y).t().clone(), [-1]).real,
+        torch.ravel(_complex(y, x)[:, None].expand(-1, 2, -1)).imag,
+        aten.lift_fresh_copy(_complex(x, y)).t().real,
+    ),
+    f32("a 4"),
+    f32("a 4"),
+    called=True,
+)
+row(
     "complex returned",
     lambda x, y: (_complex(x, y), _complex(y, x).t(), torch.zeros_like(_complex(x, y))),
     f32("a b"),

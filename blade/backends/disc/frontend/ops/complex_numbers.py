@@ -17,9 +17,10 @@ from blade.backends.disc.ir.graph import Value, contiguous_strides
 aten = torch.ops.aten
 
 VIEWS = frozenset(
-    "alias broadcast_to chunk clone contiguous detach expand expand_as flatten hsplit movedim moveaxis narrow "
-    "numpy_T permute reshape reshape_as select slice split split_with_sizes squeeze swapaxes swapdims t tensor_split "
-    "transpose unbind unflatten unsqueeze view view_as vsplit".split()
+    "_unsafe_view alias broadcast_to chunk clone contiguous detach expand expand_as flatten hsplit lift_fresh "
+    "lift_fresh_copy movedim moveaxis narrow numpy_T permute ravel reshape reshape_as select slice split "
+    "split_with_sizes squeeze swapaxes swapdims t tensor_split transpose unbind unflatten unsqueeze view view_as "
+    "view_copy vsplit".split()
 )
 """Names of ops whose rows make nothing but views of complex operands."""
 
