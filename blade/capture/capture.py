@@ -61,6 +61,7 @@ from blade.capture.trace import (
     trace,
     trace_frozen,
 )
+from blade.capture.unattached import readable_properties
 from blade.config import Config
 from blade.core.attempt import attempt
 from blade.core.captured import Captured, EqualSizes, SizeRange
@@ -109,9 +110,11 @@ def capture(
     elif isinstance(own, torch.jit.ScriptModule):
         graph = compared(own, run_references(own, inputs, config, bake=False), "script", config)
     elif isinstance(config.allow_tracing, tuple):
-        graph = _script_partly(own, inputs, config, config.allow_tracing)
+        with readable_properties(own):
+            graph = _script_partly(own, inputs, config, config.allow_tracing)
     else:
-        graph = _traced_again_or_anew(own, inputs, config, reasons, known, budget)
+        with readable_properties(own):
+            graph = _traced_again_or_anew(own, inputs, config, reasons, known, budget)
     if graph.differences and not _is_accepted(graph, config):
         raise InputError(no_graph(graph.how, graph.seen.call, graph.differences, reasons))
     if graph.unserved and config.strict and config.allow_tracing is not True:

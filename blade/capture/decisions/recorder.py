@@ -344,6 +344,17 @@ def _is_integer(self: torch.Tensor) -> bool:
     return not is_float(self) or bool(self == torch.floor(self))
 
 
+def _astype(self: torch.Tensor, dtype: Any) -> torch.Tensor:
+    """What ``np.ceil(np.log(x.shape[1])).astype(int)`` asks of NumPy's numbers."""
+    import numpy as np
+
+    _require_tracing("astype")
+    kind = np.dtype(dtype).kind
+    if kind not in "iuf":
+        raise AttributeError(f"'Tensor' object has no attribute 'astype' that makes {dtype}")
+    return self.to(torch.float64 if kind == "f" else torch.int64)
+
+
 def _require_tracing(name: str) -> None:
     if current() is None:
         raise AttributeError(f"'Tensor' object has no attribute {name!r}")
@@ -580,6 +591,7 @@ def _methods() -> dict[str, Any]:
         "bit_length": _of_int("bit_length"),
         "bit_count": _of_int("bit_count"),
         "is_integer": _is_integer,
+        "astype": _astype,
         "unbind": _unbind(_T.unbind),
         "split": _in_parts(_T.split, _functions_of_torch.split, _split_count),
         "chunk": _in_parts(_T.chunk, _functions_of_torch.chunk, _chunk_count),

@@ -3,6 +3,7 @@
 
 import math
 
+import numpy as np
 import torch
 from decision_table import Draw, decides
 from torch import nn
@@ -390,6 +391,15 @@ class WholeWindows(nn.Module):
         if not windows.is_integer():  # decides
             x = functional.pad(x, (0, 0, 0, math.ceil(windows) * 4 - x.shape[0]))
         return torch.tanh(x.reshape(-1, 4, 8)).sum(1)
+
+
+@decides("NumPy's logarithm of a size", lambda d: (d.normal(2, d.size(3, 12), 8),))
+class SampledKeys(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        length = x.shape[1]
+        count = 2 * np.ceil(np.log(length)).astype("int").item()
+        count = count if count < length else length  # decides
+        return torch.tanh(x).topk(count, 1)[0].sum(1)
 
 
 @decides("math.gcd and max of two sizes", images)
