@@ -53,7 +53,7 @@ class _SerializedCluster:
     inputs: tuple[ValueInfo, ...]
     ops: tuple[str, ...]
     updates: tuple[int, ...]
-    traced: bool
+    traced: bool = False
 
 
 def encode_cluster(cluster: Cluster) -> bytes:
