@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from math import inf
+from sys import float_info
 from typing import Any
 
 import torch
@@ -389,12 +390,13 @@ def _within(
 
 def _verdict(answers: Sequence[Answer], checked: int, refused: int) -> Verdict:
     def largest(values: Iterable[float | None]) -> float | None:
-        return max((v for v in values if v is not None), default=None)
+        """A number, which JSON can hold: an error relative to zeros is infinite, and rounding may excuse it."""
+        return max((min(v, float_info.max) for v in values if v is not None), default=None)
 
     return Verdict(
         checked=checked,
         refused=refused,
-        error=max((a.errors.error for a in answers), default=0.0),
+        error=largest(a.errors.error for a in answers) or 0.0,
         error_fp64=largest(a.errors.error_fp64 for a in answers),
         original_error_fp64=largest(a.errors.original_fp64 for a in answers),
     )

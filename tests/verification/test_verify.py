@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """verify: right engines pass, and each way of being wrong is found and named with its numbers."""
 
+import json
+import math
+import sys
 import weakref
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -28,7 +32,10 @@ from blade.core.reason import Code, Reason, Stage
 from blade.errors import EngineError
 from blade.report import Verdict
 from blade.verification import verify as verify_module
+from blade.verification.cases import Case
+from blade.verification.check_errors import Answer
 from blade.verification.fp64_reference import Fp64Reference
+from blade.verification.tolerance import RelativeErrors
 from blade.verification.verify import verify
 
 aten = torch.ops.aten
@@ -585,3 +592,12 @@ def test_a_known_answer_is_what_an_engine_is_held_to() -> None:
     found = verify(FLOATS, PythonEngine(FLOATS.gm), FLOATS.gm, "fake", answers=answers)  # type: ignore[arg-type]
     assert isinstance(found, Reason)
     assert found.code is Code.WRONG_VALUES
+
+
+def test_an_infinite_error_is_a_number_in_the_report() -> None:
+    """Relative to zeros, any rounding is; a report is written as JSON."""
+    errors = RelativeErrors(math.inf, math.inf, None)
+    answer = Answer(Case("contents", "zeros", ()), 0, torch.float32, errors)
+    found = asdict(verify_module._verdict([answer], 1, 0))
+    assert json.loads(json.dumps(found, allow_nan=False))["error"] == sys.float_info.max
+    assert verify_module._verdict([], 0, 0).error == 0.0
