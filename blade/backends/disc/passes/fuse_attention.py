@@ -110,22 +110,13 @@ def _safe_softmax_of(v: Value, inside: set[int]) -> Value | None:
     condition, _, softmax = v.args
     found = {v.id}
     logits = _softmax_of(softmax, found)
-    while condition.op in ("broadcast", "reshape"):
-        found.add(condition.id)
-        condition = condition.args[0]
+    condition = _unspread(condition, found)
     if logits is None or condition.op != "eq" or not _is_number(condition.args[1], -math.inf):
         return None
     found.add(condition.id)
-    top = condition.args[0]
-    while top.op in ("broadcast", "reshape"):
-        found.add(top.id)
-        top = top.args[0]
-    axes = (len(logits.shape) - 1,)
-    if top.op != "reduce" or top.args[0] is not logits:
+    if not _is_reduced(condition.args[0], "max", logits, found):
         return None
-    if top.attrs["kind"] != "max" or top.attrs["axes"] != axes:
-        return None
-    inside |= found | {top.id}
+    inside |= found
     return logits
 
 
@@ -141,17 +132,26 @@ def _softmax_of(v: Value, inside: set[int]) -> Value | None:
     found = {v.id, exps.id, shifted.id}
     logits = shifted.args[0]
     for part, kind, of in ((v.args[1], "sum", exps), (shifted.args[1], "max", logits)):
-        while part.op in ("broadcast", "reshape"):
-            found.add(part.id)
-            part = part.args[0]
-        axes = (len(logits.shape) - 1,)
-        if part.op != "reduce" or part.args[0] is not of:
+        if not _is_reduced(part, kind, of, found):
             return None
-        if part.attrs["kind"] != kind or part.attrs["axes"] != axes:
-            return None
-        found.add(part.id)
     inside |= found
     return logits
+
+
+def _is_reduced(v: Value, kind: str, of: Value, inside: set[int]) -> bool:
+    """Whether ``v`` is the reduction of ``of`` along its last axis, repeated along it or not."""
+    v = _unspread(v, inside)
+    inside.add(v.id)
+    if v.op != "reduce" or v.args[0] is not of or v.attrs["kind"] != kind:
+        return False
+    return bool(v.attrs["axes"] == (len(of.shape) - 1,))
+
+
+def _unspread(v: Value, inside: set[int]) -> Value:
+    while v.op in ("broadcast", "reshape"):
+        inside.add(v.id)
+        v = v.args[0]
+    return v
 
 
 def _scores(v: Value, inside: set[int]) -> _Scores | None:
