@@ -94,6 +94,34 @@ def two_biases(q, k, v, mask, allowed):
     return joined((scores - mask).softmax(-1) @ heads(v))
 
 
+def gemma2(q, k, v, mask):
+    scores = heads(q) @ heads(k).transpose(2, 3) * 0.3
+    scores = torch.tanh(scores / 2.0) * 2.0 + mask
+    return joined(F.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype) @ heads(v))
+
+
+def capped_and_filled(q, k, v, mask, allowed):
+    scores = (heads(q) @ heads(k).mT).tanh() * -0.5 * 4
+    return joined(scores.masked_fill(~allowed, -math.inf).softmax(-1) @ heads(v))
+
+
+def mpt(q, k, v, mask, allowed):
+    scores = heads(q) @ heads(k).mT * 0.3 + torch.arange(H).float().view(H, 1, 1) * mask
+    scores = scores.masked_fill(~allowed, torch.finfo(scores.dtype).min)
+    return joined(F.softmax(scores.float(), dim=-1).to(v.dtype) @ heads(v))
+
+
+def biased_and_filled_with_infinity(q, k, v, bias, allowed):
+    scores = torch.where(allowed, heads(q) @ heads(k).mT + bias, -math.inf)
+    return joined(scores.softmax(-1) @ heads(v))
+
+
+def swin_v2(q, k, v, mask):
+    scale = torch.arange(1, H + 1).to(q.dtype).view(H, 1, 1)
+    scores = heads(q) @ heads(k).mT * scale
+    return joined((scores + mask).softmax(-1) @ heads(v))
+
+
 MASK = torch.randn(B, 1, 1, S)
 ALLOWED = torch.rand(B, 1, L, S) < 0.7
 ALLOWED[..., 0] = True
@@ -105,6 +133,11 @@ FOUND: dict[Function, list[torch.Tensor]] = {
     scaled_queries: [MASK],
     bloom: [MASK],
     two_biases: [MASK, ALLOWED],
+    gemma2: [MASK],
+    capped_and_filled: [MASK, ALLOWED],
+    mpt: [MASK, ALLOWED],
+    biased_and_filled_with_infinity: [torch.randn(1, H, L, S), ALLOWED],
+    swin_v2: [MASK],
 }
 
 
@@ -161,6 +194,9 @@ NARROW: dict[Function, list[torch.Tensor]] = {
     in_float32: [torch.where(SEEN_BY_SOME, MASK, -math.inf), ALLOWED],
     filled_in_float32: [MASK, SEEN_BY_SOME],
     safely_filled: [MASK, SEEN_BY_SOME],
+    gemma2: [MASK],
+    mpt: [MASK, SEEN_BY_SOME],
+    swin_v2: [MASK],
 }
 
 
@@ -221,22 +257,37 @@ def test_rows_that_are_masked_everywhere() -> None:
     """-inf everywhere is NaN where the softmax is written out; the lowest number is an even average."""
     allowed = ALLOWED.clone()
     allowed[:, :, 2] = False
-    for function in (gpt2, filled_with_infinity):
+    for function in (gpt2, mpt, filled_with_infinity, biased_and_filled_with_infinity):
         given = [*qkv(), MASK, allowed]
         check(function, given, lowered(function, given))
         found = function(*given)
         assert isinstance(found, torch.Tensor)
-        assert found[:, 2].isnan().all() == (function is filled_with_infinity)
+        assert found[:, 2].isnan().all() == (function.__name__.endswith("infinity"))
 
 
-def test_filling_hides_what_was_there() -> None:
+@pytest.mark.parametrize("function", [gpt2, mpt, capped_and_filled], ids=lambda f: f.__name__)
+def test_filling_hides_what_was_there(function: Function) -> None:
     """NaN in a key that is filled over does not reach the result."""
     allowed = torch.ones(B, 1, L, S, dtype=torch.bool)
     allowed[..., 3] = False
     given = [*qkv(), MASK, allowed]
     given[1][:, 3] = math.nan
-    assert not gpt2(*given).isnan().any()
-    check(gpt2, given, lowered(gpt2, given))
+    want = function(*given)
+    assert isinstance(want, torch.Tensor) and not want.isnan().any()
+    check(function, given, lowered(function, given))
+
+
+def test_what_is_filled_with_another_number_than_a_mask_is_left_alone() -> None:
+    """The bias may hold it elsewhere, where it is added."""
+
+    def function(q, k, v, mask, allowed):
+        scores = torch.where(allowed, heads(q) @ heads(k).mT + mask, 0.0)
+        return joined(scores.softmax(-1) @ heads(v))
+
+    given = [*qkv(), MASK, ALLOWED]
+    graph = lowered(function, given)
+    assert "attention" not in ops(graph)
+    check(function, given, graph)
 
 
 @pytest.mark.parametrize("kind", ["boolean", "zeros", "written out"])
@@ -295,14 +346,31 @@ def over_queries(q, k, v):
     return joined((heads(q) @ heads(k).transpose(-1, -2)).softmax(-2) @ heads(v))
 
 
-def scaled_by_tensor(q, k, v):
-    scale = torch.arange(1, H + 1).float().view(H, 1, 1)
+def scaled_by_key(q, k, v):
+    scale = torch.arange(1, k.shape[1] + 1).float()
     return joined((heads(q) @ heads(k).transpose(-1, -2) * scale).softmax(-1) @ heads(v))
+
+
+def scaled_after_a_bias(q, k, v):
+    scale = torch.arange(1, H + 1).float().view(H, 1, 1)
+    scores = heads(q) @ heads(k).transpose(-1, -2) + torch.arange(k.shape[1])
+    return joined((scores * scale).softmax(-1) @ heads(v))
+
+
+def capped_twice(q, k, v):
+    return joined((heads(q) @ heads(k).mT).tanh().mul(3).tanh().softmax(-1) @ heads(v))
 
 
 @pytest.mark.parametrize(
     "function",
-    [returns_weights, reads_scores, over_queries, scaled_by_tensor],
+    [
+        returns_weights,
+        reads_scores,
+        over_queries,
+        scaled_by_key,
+        scaled_after_a_bias,
+        capped_twice,
+    ],
     ids=lambda f: f.__name__,
 )
 def test_left_alone(function: Function) -> None:

@@ -47,6 +47,8 @@ class Case:
     bias: str = ""  # "", "full", "keys", "heads"
     causal: bool = False
     undefined: bool = False
+    cap: float = 0.0
+    fill: float | None = None
 
 
 def graph_of(case: Case) -> Graph:
@@ -60,7 +62,8 @@ def graph_of(case: Case) -> Graph:
         given = add_input(b, [shape[a] for a in axes])
         bias = b.make("broadcast", (given,), shape, F32, axes=axes)
     scale = 1 / math.sqrt(case.depth)
-    y = attend(b, q, k, v, bias, scale, case.causal, case.undefined)
+    more = {"cap": case.cap, "fill": case.fill}
+    y = attend(b, q, k, v, bias, scale, case.causal, case.undefined, **more)
     return finish(b, y)
 
 
@@ -73,7 +76,7 @@ def inputs(case: Case, batch: int, heads: int, queries: int, keys: int) -> list[
     if case.bias:
         full = {"full": (batch, heads, queries, keys), "keys": (batch, keys)}
         mask = torch.randn(full.get(case.bias, (heads, queries, keys)))
-        mask[mask > 1.2] = -math.inf
+        mask[mask > 1.2] = -math.inf if case.fill is None else case.fill
         given.append(mask)
     return given
 
@@ -148,6 +151,31 @@ def test_interpreter_agrees(causal: bool, undefined: bool) -> None:
         if mask.numel() and size[2] > 2:
             row = want[..., 2, :]
             assert row.isnan().all() if undefined else (row == 0).all()
+
+
+@pytest.mark.parametrize("fill", [None, -math.inf, -1e9, torch.finfo(F32).min])
+@pytest.mark.parametrize("bias", ["full", "keys", "heads"])
+def test_capped_and_filled(bias: str, fill: float | None) -> None:
+    case = Case(16, 16, bias, causal=bias == "heads", cap=0.75, fill=fill)
+    graph, engine = graph_of(case), compile_to_engine(graph_of(case))
+    for size in SIZES:
+        given = inputs(case, *size)
+        if fill is not None and size[3] > 1 and bias == "keys":
+            given[1][..., 1, :] = math.nan  # of a key that no query sees
+            given[3][..., 1] = fill
+        [want] = interpret(graph, given)
+        torch.testing.assert_close(run(engine, given), want, rtol=0, atol=5e-6, equal_nan=True)
+        if fill not in (None, -math.inf) and size[3] > 1:
+            assert not want.isnan().any()
+
+
+def test_a_cap_without_a_bias() -> None:
+    case = Case(16, 16, cap=1.5)
+    graph, engine = graph_of(case), compile_to_engine(graph_of(case))
+    for size in SIZES:
+        given = inputs(case, *size)
+        [want] = interpret(graph, given)
+        torch.testing.assert_close(run(engine, given), want, rtol=0, atol=5e-6)
 
 
 @pytest.mark.parametrize("queries", [2, 7])

@@ -34,7 +34,12 @@ SIZES = (
 
 
 def engine_of(
-    result: torch.dtype, bias: str, causal: bool, target: CpuTarget, undefined: bool = False
+    result: torch.dtype,
+    bias: str,
+    causal: bool,
+    target: CpuTarget,
+    undefined: bool = False,
+    cap: float = 0.0,
 ) -> Engine:
     b = new_builder()
     q = add_input(b, (S0, HEADS, S1, DEPTH), BF16)
@@ -47,7 +52,7 @@ def engine_of(
     if bias == "by key":
         mask = add_input(b, (S0, S2), BF16)
         added = b.make("broadcast", (mask,), scores, BF16, axes=(0, 3))
-    y = attend(b, q, k, v, added, SCALE, causal, undefined)
+    y = attend(b, q, k, v, added, SCALE, causal, undefined, cap=cap)
     if result == F32:
         inner = y.args[0]
         made = b.make("attention", inner.args, inner.shape, F32, **inner.attrs)
@@ -59,7 +64,14 @@ def numbers(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
 
 
-def check(engine: Engine, sizes: tuple[int, ...], bias: str, causal: bool, allowed: float) -> None:
+def check(
+    engine: Engine,
+    sizes: tuple[int, ...],
+    bias: str,
+    causal: bool,
+    allowed: float,
+    cap: float = math.inf,
+) -> None:
     batch, heads, queries, keys, depth, columns = sizes
     q, k = numbers(batch, heads, queries, depth), numbers(batch, heads, keys, depth)
     v = numbers(batch, heads, keys, columns)
@@ -70,6 +82,7 @@ def check(engine: Engine, sizes: tuple[int, ...], bias: str, causal: bool, allow
     }[bias]
     [got] = engine.try_execute([q, k, v, *added]) or pytest.fail(engine.last_error())
     scores = q.double() @ k.double().mT * SCALE
+    scores = scores if cap == math.inf else cap * (scores / cap).tanh()
     for one in added:
         scores = scores + (one if bias == "full" else one[:, None, None]).double()
     if causal:
@@ -88,6 +101,13 @@ def test_any_size(name: str, bias: str) -> None:
     engine = engine_of(BF16, bias, causal, TARGETS[name])
     for sizes in SIZES:
         check(engine, sizes, bias, causal, 2.0**-7)
+
+
+@pytest.mark.parametrize("bias", ["", "full", "by key"])
+def test_capped_scores(bias: str) -> None:
+    engine = engine_of(BF16, bias, False, host(), cap=2.0)
+    for sizes in SIZES:
+        check(engine, sizes, bias, False, 2.0**-7, cap=2.0)
 
 
 def test_a_float32_result_is_rounded_once_less() -> None:

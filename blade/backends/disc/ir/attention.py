@@ -51,6 +51,8 @@ def attend(
     heads: int = 1,
     replaces: bool = False,
     hides: bool = False,
+    cap: float = 0.0,
+    fill: float | None = None,
 ) -> Value:
     """q [*lead, L, D], k [*lead, S, D], v [*lead, S, Dv], bias [*lead, L, S] -> [*lead, L, Dv].
 
@@ -58,11 +60,13 @@ def attend(
     whose scores are all -inf gives NaN, like a softmax written out; torch's fused op gives 0. ``replaces``:
     the bias replaces the score, except where it is NaN, instead of being added to it. ``hides``: keys whose bias makes
     their weights 0 need not be read, as those of torch's fused op; a softmax written out multiplies their NaN by 0.
+    ``cap``: scores become cap * tanh(score / cap) before the bias, unless it is 0. ``fill``: a bias that is this number
+    replaces the score, others are added.
     """
     bias = None if bias is None or changes_nothing(bias, replaces) else bias
     if heads == 1 and repeats(k) is not None and repeats(k) == repeats(v):
         k, v = k.args[0].args[0], v.args[0].args[0]
-        return grouped(b, q, k, v, bias, scale, causal, undefined, replaces, hides)
+        return grouped(b, q, k, v, bias, scale, causal, undefined, replaces, hides, cap, fill)
     lead, rank = q.shape[:-2], len(q.shape)
     assert all(x.shape[:-2] == lead for x in (k, v)), (q, k, v)
     heads = min(heads, len(lead))
@@ -80,6 +84,8 @@ def attend(
         heads=heads,
         replaces=replaces,
         hides=hides,
+        cap=float(cap),
+        fill=None if bias is None else fill,
     )
     back = [*range(place), *range(place + 1, rank - 1), place, rank - 1]
     return b.permute(made, back)
@@ -104,6 +110,8 @@ def grouped(
     undefined: bool = False,
     replaces: bool = False,
     hides: bool = False,
+    cap: float = 0.0,
+    fill: float | None = None,
 ) -> Value:
     """Grouped-query attention: heads of q [.., H, L, D] share those of k and v [.., Hkv, S, D]
     without copies.
@@ -117,7 +125,7 @@ def grouped(
     k, v = (b.make("broadcast", (x,), (*wide, *x.shape[-2:]), x.dtype, axes=axes) for x in (k, v))
     if bias is not None:
         bias = _split_heads(b, bias, few, group)
-    y = attend(b, q, k, v, bias, scale, causal, undefined, 2, replaces, hides)
+    y = attend(b, q, k, v, bias, scale, causal, undefined, 2, replaces, hides, cap, fill)
     # Merge the heads in memory order, where they are adjacent: the result stays a permutation.
     rank = len(y.shape)
     y = b.permute(y, (*range(count), rank - 2, count, count + 1, rank - 1))
@@ -179,10 +187,13 @@ def reference(
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The reference semantics of ``attention``. ``causal``: query i sees keys up to i."""
+    cap, fill = v.attrs["cap"], v.attrs["fill"]
     scores = query @ key.mT * v.attrs["scale"]
+    scores = cap * torch.tanh(scores / cap) if cap else scores
     if bias is not None:
         replaced = torch.where(bias.isnan(), scores, bias)
-        scores = replaced if v.attrs["replaces"] else scores + bias
+        added = scores + bias if fill is None else torch.where(bias == fill, bias, scores + bias)
+        scores = replaced if v.attrs["replaces"] else added
     if v.attrs["causal"]:
         future = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
         scores = scores.masked_fill(future, -math.inf)

@@ -5,9 +5,9 @@
     %p = div (exp (sub %m (max %m))) (sum ...)             ->      %y = attention %q %k %v %mask
     %y = matmul %p %v
 
-Between the product and the softmax the scores may be scaled by numbers, added to biases, filled under a
-condition (``masked_fill``), converted to another float dtype, and reshaped in their leading axes (windows, heads).
-Nothing else may read the scores. Of a row whose scores are all -inf, the softmax is NaN or, by ``_safe_softmax``, 0.
+Between the product and the softmax the scores may be scaled by numbers and by tensors that are equal for all keys,
+capped (``c * tanh(scores)``), added to biases, filled under a condition (``masked_fill``), converted to another float
+dtype, and reshaped in their leading axes (windows, heads). Nothing else may read the scores. Of a row whose scores are all -inf, the softmax is NaN or, by ``_safe_softmax``, 0.
 """
 
 import math
@@ -29,22 +29,31 @@ from blade.backends.disc.target.capabilities import CPU, TargetCapabilities
 
 _LAYOUT = ("reshape", "permute", "slice")
 _FLOATS = {torch.float32, torch.float16, torch.bfloat16}
+_MASKED = -1e4  # a bias of at most this number is a mask
 
 
 @dataclass(frozen=True)
 class _Scores:
     """``scale * product`` plus ``biases`` (value, negated?), replaced by ``fill`` unless ``where`` is
-    ``kept``.
+    ``kept``. Before that, a ``cap`` that is not 0 makes ``cap * tanh(scores / cap)`` of the scores.
+    ``factors``: what queries are multiplied by.
     """
 
     product: Value
     scale: float
+    cap: float = 0.0
+    factors: tuple[Value, ...] = ()
     biases: tuple[tuple[Value, bool], ...] = ()
     where: Value | None = None
     fill: float = 0.0
     kept: bool = True
     filled: torch.dtype = torch.float32  # of what is filled
     undefined: bool = True  # whether the softmax of -inf alone is NaN, and not 0
+
+    @property
+    def is_bare(self) -> bool:
+        """Whether nothing was added or filled yet."""
+        return not self.biases and self.where is None
 
 
 def find_attention(graph: Graph, forms: TargetCapabilities = CPU) -> Graph:
@@ -178,11 +187,34 @@ def _scaled(v: Value, inside: set[int]) -> _Scores | None:
         if y.op == "fill" and not (v.op == "div" and y is v.args[0]):
             found = _scores(x, inside)
             number = float(y.attrs["value"])
-            if found is None or found.biases or found.where is not None or number == 0:
+            if found is None or not found.is_bare or number == 0:
                 return None
-            scale = found.scale / number if v.op == "div" else found.scale * number
-            return replace(found, scale=scale) if math.isfinite(scale) else None
+            factor = 1 / number if v.op == "div" else number
+            scale, cap = found.scale * factor, abs(found.cap * factor)  # tanh is odd
+            is_finite = math.isfinite(scale) and math.isfinite(cap)
+            return replace(found, scale=scale, cap=cap) if is_finite else None
+    return _multiplied(v, inside) if v.op == "mul" else None
+
+
+def _multiplied(v: Value, inside: set[int]) -> _Scores | None:
+    """Scores times a tensor that is the same for all keys, such as a scale of each head."""
+    for x, y in (v.args, v.args[::-1]):
+        found = _scores(x, inside) if _is_equal_for_keys(y) else None
+        if found is not None:
+            is_bare = found.is_bare and not found.cap and found.product.shape == v.shape
+            return replace(found, factors=(*found.factors, y)) if is_bare else None
     return None
+
+
+def _is_equal_for_keys(v: Value) -> bool:
+    last = len(v.shape) - 1
+    return v.op == "broadcast" and last not in v.attrs["axes"]
+
+
+def _capped(v: Value, inside: set[int]) -> _Scores | None:
+    found = _scores(v.args[0], inside)
+    is_first = found is not None and found.is_bare and not found.cap
+    return replace(found, cap=1.0) if found is not None and is_first else None
 
 
 def _added(v: Value, inside: set[int]) -> _Scores | None:
@@ -216,9 +248,9 @@ def _filled(v: Value, inside: set[int]) -> _Scores | None:
     for x, y, kept in ((yes, no, True), (no, yes, False)):
         if y.op == "fill" and not math.isnan(y.attrs["value"]):
             found = _scores(x, inside)
-            if found is None or found.biases or found.where is not None:
-                return None
             number = float(y.attrs["value"])
+            if found is None or found.where is not None or (found.biases and number > _MASKED):
+                return None
             return replace(found, where=condition, fill=number, kept=kept, filled=v.dtype)
     return None
 
@@ -226,6 +258,7 @@ def _filled(v: Value, inside: set[int]) -> _Scores | None:
 _STEPS: dict[str, Callable[[Value, set[int]], _Scores | None]] = {
     "reshape": _reshape,
     "cast": _converted,
+    "tanh": _capped,
     "mul": _scaled,
     "div": _scaled,
     "add": _added,
@@ -250,7 +283,10 @@ def _build(
     value = new[v.args[1].id]
     q, before = _without_scale(b, q)
     k, behind = _without_scale(b, k)
-    scale = scores.scale * before * behind
+    for factor in (new[x.id] for x in scores.factors):
+        if not _is_equal_for_keys(factor):
+            return None
+        q = b.pointwise("mul", q, b.make("broadcast", factor.args, q.shape, q.dtype, **factor.attrs))
     given = [new[x.id] for x, _ in scores.biases]
     conditions = [] if scores.where is None else [new[scores.where.id]]
     lead = _finest([*given, *conditions, *(_source(x) for x in (q, k, value)), v])
@@ -265,12 +301,20 @@ def _build(
     bias: Value | None = None
     for x in biases:
         x = _seen_as(b, x, shape)
-        bias = x if bias is None else _sum(b, bias, x)
-    if conditions:
+        bias = x if bias is None else _at_broadcast(b, "add", bias, x)
+    if conditions and bias is not None:
+        fill = _rounded(scores.fill, scores.filled)
+        if _rounded(fill, bias.dtype) != fill:
+            bias = widened(b, bias)
+        bias = _filled_bias(b, scores, _seen_as(b, conditions[0], shape), bias, fill)
+    elif conditions:
+        fill = None
         keep = b.fill(math.nan, conditions[0].shape, scores.filled)
         other = b.fill(scores.fill, conditions[0].shape, scores.filled)
         order = (keep, other) if scores.kept else (other, keep)
         bias = _seen_as(b, b.pointwise("where", conditions[0], *order), shape)
+    else:
+        fill = None
     if why_not(q, k, value, bias, forms) is not None:
         return None
     made = attend(
@@ -279,12 +323,26 @@ def _build(
         k,
         value,
         bias,
-        scale,
+        scores.scale * before * behind,
         undefined=scores.undefined,
         heads=heads,
-        replaces=bool(conditions),
+        replaces=bool(conditions) and fill is None,
+        cap=scores.cap,
+        fill=fill,
     )
     return b.reshape(made, v.shape)
+
+
+def _rounded(number: float, dtype: torch.dtype) -> float:
+    return float(torch.tensor(number, dtype=torch.float64).to(dtype))
+
+
+def _filled_bias(
+    b: IrBuilder, scores: _Scores, condition: Value, bias: Value, number: float
+) -> Value:
+    other = b.fill(number, bias.shape, bias.dtype)
+    order = (bias, other) if scores.kept else (other, bias)
+    return _at_broadcast(b, "where", condition, *order)
 
 
 def _seen_as(b: IrBuilder, v: Value, shape: Shape) -> Value:
@@ -324,15 +382,26 @@ def _without_scale(b: IrBuilder, v: Value) -> tuple[Value, float]:
     return v, 1.0
 
 
-def _sum(b: IrBuilder, x: Value, y: Value) -> Value:
-    """x + y at the smallest shape that both broadcast from."""
-    pair = [(v.args[0], v.attrs["axes"]) if v.op == "broadcast" else None for v in (x, y)]
-    if pair[0] is None or pair[1] is None:
-        return b.pointwise("add", x, y)
-    axes = tuple(sorted({*pair[0][1], *pair[1][1]}))
-    core = tuple(x.shape[a] for a in axes)
+def _at_broadcast(b: IrBuilder, op: str, *values: Value) -> Value:
+    """``op`` at the smallest shape that all values broadcast from."""
+    shape = values[0].shape
+    cores = [_core(b, v) for v in values]
+    axes = tuple(sorted({a for _, places in cores for a in places}))
+    if len(axes) == len(shape):
+        return b.pointwise(op, *values)
+    core = tuple(shape[a] for a in axes)
     parts = [
         b.make("broadcast", (v,), core, v.dtype, axes=tuple(axes.index(a) for a in places))
-        for v, places in (p for p in pair if p is not None)
+        for v, places in cores
     ]
-    return b.make("broadcast", (b.pointwise("add", *parts),), x.shape, x.dtype, axes=axes)
+    made = b.pointwise(op, *parts)
+    return b.make("broadcast", (made,), shape, made.dtype, axes=axes)
+
+
+def _core(b: IrBuilder, v: Value) -> tuple[Value, tuple[int, ...]]:
+    """What ``v`` repeats, and its axes in ``v``."""
+    if v.op == "broadcast":
+        return v.args[0], v.attrs["axes"]
+    if v.op == "fill":
+        return b.fill(v.attrs["value"], (), v.dtype), ()
+    return v, tuple(range(len(v.shape)))

@@ -53,7 +53,7 @@ def kernels(value: Value, facts: SizeRelations) -> tuple[str, ...]:
     """Kernels that compute ``value`` without raising, copying an operand or giving another result."""
     attrs = value.attrs
     operands = operands_of(value)
-    if len(value.args) != 3 or value.dtype not in HALVES or operands is None:
+    if len(value.args) != 3 or value.dtype not in HALVES or operands is None or attrs["cap"]:
         return ()
     q, k, v = operands
     depth = q.shape[-1]

@@ -165,6 +165,39 @@ def test_bias_in_the_place_of_scores() -> None:
     check(made, {x.id: given, m.id: bias}, {"s0": 2, "s1": 18}, [*parts, bias])
 
 
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("fill", [None, -math.inf, torch.finfo(torch.float16).min])
+@pytest.mark.parametrize("keys", [9, FEWEST_KEYS + 5])
+def test_capped_and_filled(keys: int, fill: float | None, dtype: torch.dtype) -> None:
+    """Few queries, whose keys several programs share where they are many."""
+    torch.manual_seed(6)
+    b = IrBuilder()
+    q = b.make("input", (), (B, 2, 3, 16), dtype, index=0)
+    k, v = (b.make("input", (), (B, 2, S, 16), dtype, index=i) for i in (1, 2))
+    m = b.make("input", (), (3, S), dtype, index=3)
+    bias = b.broadcast(m, (B, 2, 3, S))
+    made = source(attend(b, q, k, v, bias, 0.25, undefined=True, cap=0.75, fill=fill))
+    given = [torch.randn(1, 2, n, 16, dtype=dtype) for n in (3, keys, keys)]
+    mask = torch.randn(3, keys, dtype=dtype)
+    if fill is not None:
+        given[1][..., 1, :] = math.nan
+        mask[torch.rand_like(mask) < 0.4] = fill
+        mask[:, 1] = fill
+        mask[2] = fill
+    tensors = dict(zip((q.id, k.id, v.id, m.id), (*given, mask), strict=True))
+    check(made, tensors, {"s0": 1, "s2": keys}, [*given, mask.expand(1, 2, 3, keys)])
+
+
+def test_a_cap_without_a_bias() -> None:
+    torch.manual_seed(7)
+    b = IrBuilder()
+    x, (q, k, v) = merged(b, 1, 16, torch.float32)
+    made = source(attend(b, q, k, v, None, 0.25, cap=0.5))
+    given = torch.randn(1, 70, 48)
+    parts = [p.view(1, 70, 1, 16).transpose(1, 2) for p in given.split(16, -1)]
+    check(made, {x.id: given}, {"s0": 1, "s1": 70}, [*parts, None])
+
+
 @pytest.mark.parametrize("scale", [-0.5, 0.0])
 def test_scales_that_are_not_positive(scale: float) -> None:
     torch.manual_seed(4)

@@ -100,11 +100,11 @@ def bf16_block_unit(target: CpuTarget, vectors: int, result: str, part: Part) ->
 def _scaling(f: MlirRoutine) -> tuple[SsaValue, SsaValue, SsaValue]:
     """Whether tiles make the scores, whether they are scaled at once, and what their weights' function multiplies by.
 
-    Scores without a bias are scaled by that function, which knows their maximum.
+    Scores without a cap and a bias are scaled by that function, which knows their maximum.
     """
     in_tiles = f.test("eq", f.rest(f["depth"], matrix.DEPTH), 0)
     has_sign = f.compare("ole", f["scale"], f.constant(0.0, "f32"))
-    early = f.apply("arith.ori", f["has_bias"], has_sign)
+    early = f.apply("arith.ori", f.apply("arith.ori", f["has_bias"], f["has_cap"]), has_sign)
     is_late = f.both(in_tiles, f.apply("arith.xori", early, f.constant(1, "i1")))
     return in_tiles, early, f.select(is_late, f["scale"], f.constant(1.0, "f32"))
 
@@ -128,25 +128,24 @@ def bf16_few(target: CpuTarget, result: str, part: Part) -> MlirFunction:
     """One unit, query by query."""
     f = pairs.routine("few", _UNIT, target)
     dots, values = part(pairs.dots(target)), part(pairs.row_of_values(target, result))
-    exponentials = part(decode.row_exponentials(target))
+    exponentials, cap_row = part(decode.row_exponentials(target)), part(decode.cap_row(target))
     nothing, factor, p = f["scratch"], f.at(f["scratch"], 1), f.at(f["scratch"], 16)
     f.put(f.constant(0.0, "f32"), nothing)
     with f.range(0, f["count"]) as r:
         seen = f.least(f["keys"], f.sum(f["first"], r, 1))
         keys = f.select(f["causal"], seen, f["keys"])
         bias = f.at(f["bias"], f.product(r, f["bias_query"]))
-        f.run(
-            dots,
+        decode.score_row(
+            f,
+            (dots, cap_row),
+            (f.either(f["has_bias"], bias, nothing), nothing),
+            p=p,
+            keys=keys,
             q=f.at(f["q"], f.product(r, f["q_row"]), "i16"),
             scale=f["scale"],
             k=f["k"],
             distance=f["k_row"],
-            keys=keys,
             depth=f["depth"],
-            bias=f.either(f["has_bias"], bias, nothing),
-            replaces=f["replaces"],
-            bias_distance=f.pick(f["has_bias"], f["bias_key"], 0),
-            p=p,
         )
         f.run(exponentials, p=p, keys=keys, empty=f["empty"], factor=factor)
         f.run(

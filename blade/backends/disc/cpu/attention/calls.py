@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calls from the IR's attention ops to the generated kernels: strides, sizes, scratch, units."""
 
+import math
 import struct
 
 import sympy
@@ -36,6 +37,7 @@ def attention_call(value: Value, target: CpuTarget) -> NativeCall:
     keys, columns = v.shape[-2:]
     q_lead, k_lead, v_lead = (_strides(x)[:-2] for x in (q, k, v))
     bias_strides = (0,) * len(q.shape) if bias is None else _strides(bias)
+    fill = value.attrs.get("fill")
     logs = value.op == "flash_attention"
     out, out_row = _packed_strides(value) if logs else _result_strides(value)
     numbers: dict[str, Dim] = {
@@ -46,7 +48,9 @@ def attention_call(value: Value, target: CpuTarget) -> NativeCall:
         "causal": int(value.attrs["causal"]),
         "undefined": int(value.attrs.get("undefined", False)),
         "scale": _bits(value.attrs["scale"]),
+        "cap": _bits(value.attrs.get("cap", 0.0)),
         "bias_kind": 0 if bias is None else 2 if value.attrs.get("replaces") else 1,
+        "fill": _bits(math.nan if fill is None else fill),
         "q_row": _strides(q)[-2],
         "k_row": _strides(k)[-2],
         "v_row": _strides(v)[-2],

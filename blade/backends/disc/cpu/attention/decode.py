@@ -4,7 +4,7 @@
 Reading keys and values once bounds the speed. Lanes run along a key (dot products) and along a value.
 """
 
-from blade.backends.disc.cpu.attention.softmax import biased, exp_below_zero
+from blade.backends.disc.cpu.attention.softmax import biased, capped, exp_below_zero
 from blade.backends.disc.cpu.emit.mlir_builder import SsaValue
 from blade.backends.disc.cpu.emit.mlir_function import MlirFunction
 from blade.backends.disc.target.cpu import CpuTarget
@@ -17,7 +17,7 @@ def decode_scores(target: CpuTarget) -> MlirFunction:
     f = MlirFunction(
         "attention_f32_dots",
         "q:ptr scale:f32 k:ptr distance:i64 keys:i64 depth:i64 bias:ptr bias_distance:i64 "
-        "replaces:i1 p:ptr",
+        "replaces:i1 fill:f32 p:ptr",
         target.lanes,
     )
     whole = f.floor_to(f["keys"], _KEYS)
@@ -28,6 +28,54 @@ def decode_scores(target: CpuTarget) -> MlirFunction:
                 bias = f.load(f.at(f["bias"], f.mul(at, f["bias_distance"])))
                 score = biased(f, f.mul(total, f["scale"]), bias)
                 f.store(score, f.at(f["p"], at))
+    return f
+
+
+def score_row(
+    f: MlirFunction,
+    made: tuple[MlirFunction, MlirFunction],
+    biases: tuple[SsaValue, SsaValue],
+    p: SsaValue,
+    keys: SsaValue,
+    **given: SsaValue,
+) -> None:
+    """The scores ``p`` of one query, in a unit: by ``made``, dot products with the bias, or then a cap and the bias.
+
+    ``biases``: of this query, and a 0 that stands for none.
+    """
+    dots, cap = made
+    bias, nothing = biases
+    at_once = f.apply("arith.xori", f["has_cap"], f.constant(1, "i1"))
+    step = f.select(f["has_bias"], f["bias_key"], f.number(0))
+    f.run(
+        dots,
+        **given,
+        p=p,
+        keys=keys,
+        bias=f.either(at_once, bias, nothing),
+        bias_distance=f.select(at_once, step, f.number(0)),
+        replaces=f.apply("arith.andi", f["replaces"], at_once),
+        fill=f["fill"],
+    )
+    with f.when(f["has_cap"]):
+        same = {n: f[n] for n in ("cap", "replaces", "fill")}
+        f.run(cap, p=p, keys=keys, bias=bias, bias_distance=step, **same)
+
+
+def cap_row(target: CpuTarget) -> MlirFunction:
+    """``p[s] = cap * tanh(p[s] / cap)``, and then the bias, over a row that is padded by one vector."""
+    f = MlirFunction(
+        "attention_f32_cap_row",
+        "p:ptr keys:i64 cap:f32 bias:ptr bias_distance:i64 replaces:i1 fill:f32",
+        target.lanes,
+    )
+    with f.loop(f.number(0), f["keys"], target.lanes) as s:
+        at = f.at(f["p"], s)
+        f.store(capped(f, f.load(at, target.lanes)), at)
+    with f.loop(f.number(0), f["keys"], 1) as s:
+        at = f.at(f["p"], s)
+        bias = f.load(f.at(f["bias"], f.mul(s, f["bias_distance"])))
+        f.store(biased(f, f.load(at), bias), at)
     return f
 
 

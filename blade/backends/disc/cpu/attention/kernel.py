@@ -38,11 +38,13 @@ PACKED_KEYS = (256, 4096)  # numbers of keys for which a head's keys and values 
 _TENSORS = ("q", "k", "v", "bias", "o")
 ARGUMENTS = (
     *(f"n{k}" for k in range(LEAD)),
-    *("queries", "keys", "depth", "columns", "causal", "undefined", "scale", "bias_kind"),
+    *("queries", "keys", "depth", "columns", "causal", "undefined"),
+    *("scale", "cap", "bias_kind", "fill"),
     *(f"{t}_{k}" for t in _TENSORS for k in range(LEAD)),
     *("q_row", "k_row", "v_row", "o_row", "bias_query", "bias_key"),
 )
-"""Sizes, flags, the bits of the scale, strides in elements. ``undefined``: a row without keys is NaN, not 0."""
+"""Sizes, flags, bits of floats, strides in elements. ``undefined``: a row without keys is NaN, not 0. ``cap``: 0, or
+scores become cap * tanh(score / cap). ``fill``: a bias that is this number replaces the score; NaN: none does."""
 LOGS_AT = "logs_at"
 """Additional argument of ``NAME_WITH_LOGS``: the offset from O to log(sum(exp(scores))) of every query."""
 
@@ -97,23 +99,23 @@ def _decode(target: CpuTarget, multiply: MlirFunction, part: Part) -> MlirFuncti
     dots, exponentials = part(few.decode_scores(target)), part(few.row_exponentials(target))
     nothing, factor, p = f["scratch"], f.at(f["scratch"], 1), f.at(f["scratch"], 16)
     f.store(f.constant(0.0, "f32"), nothing)
+    cap_row = part(few.cap_row(target))
     with f.loop(f.number(0), f["count"], 1) as r:
         seen = f.least(f["keys"], f.add(f.add(f["first"], r), f.number(1)))
         keys = f.select(f["causal"], seen, f["keys"])
         bias = f.at(f["bias"], f.mul(r, f["bias_query"]))
         q, o = f.at(f["q"], f.mul(r, f["q_row"])), f.at(f["o"], f.mul(r, f["o_row"]))
-        f.run(
-            dots,
+        few.score_row(
+            f,
+            (dots, cap_row),
+            (f.either(f["has_bias"], bias, nothing), nothing),
+            p=p,
+            keys=keys,
             q=q,
             scale=f["scale"],
             k=f["k"],
             distance=f["k_row"],
-            keys=keys,
             depth=f["depth"],
-            bias=f.either(f["has_bias"], bias, nothing),
-            replaces=f["replaces"],
-            bias_distance=f.select(f["has_bias"], f["bias_key"], f.number(0)),
-            p=p,
         )
         f.run(exponentials, p=p, keys=keys, empty=f["empty"], factor=factor)
         f.run(
@@ -157,8 +159,7 @@ def _entry(
     scratch = f.load(f.at(f["ptrs"], len(_TENSORS), "ptr"), 1, "ptr")
     a = {n: f.load(f.at(f["ints"], k, "i64"), 1, "i64") for k, n in enumerate(names)}
     zero, one, size = f.number(0), f.number(1), block_queries(target)
-    bits = f.op(f"arith.trunci {a['scale'].name} : i64 to i32", "i32", 1)
-    scale = f.from_bits(bits)
+    scale, cap, fill = (_float(f, a[n]) for n in ("scale", "cap", "fill"))
     causal, has_bias = (f.compare("ne", a[n], zero) for n in ("causal", "bias_kind"))
     undefined = f.apply(
         "arith.andi", f.compare("ne", a["undefined"], zero), f.compare("ne", a["keys"], zero)
@@ -193,6 +194,9 @@ def _entry(
             "causal": causal,
             "empty": empty,
             "scale": scale,
+            "cap": cap,
+            "has_cap": f.compare("ogt", cap, f.constant(0.0, "f32")),
+            "fill": fill,
             "has_bias": has_bias,
             "replaces": f.compare("eq", a["bias_kind"], f.number(REPLACES)),
         }
@@ -206,6 +210,10 @@ def _entry(
                 f.branch()
                 _by_width(f, units, arguments)
     return f
+
+
+def _float(f: MlirFunction, bits: SsaValue) -> SsaValue:
+    return f.from_bits(f.op(f"arith.trunci {bits.name} : i64 to i32", "i32", 1))
 
 
 def _copied(

@@ -396,11 +396,19 @@ class _AttentionLaunches:
         return self.bias is not None and _strides(self.bias)[self.row] != 0
 
     @property
+    def bias_kind(self) -> int:
+        attrs = self.value.attrs
+        if self.bias is None:
+            return 0
+        return 2 if attrs["replaces"] else 1 if attrs["fill"] is None else 3
+
+    @property
     def folded(self) -> bool:
-        return self.bias is None and self.value.attrs["scale"] > 0
+        attrs = self.value.attrs
+        return self.bias is None and attrs["scale"] > 0 and not attrs["cap"]
 
     def constants(self, tile: AttentionTile) -> Iterator[tuple[str, object]]:
-        attrs, scale = self.value.attrs, self.value.attrs["scale"]
+        attrs, scale, cap = self.value.attrs, self.value.attrs["scale"], self.value.attrs["cap"]
         yield from {
             "D": self.depth,
             "E": self.columns,
@@ -408,9 +416,11 @@ class _AttentionLaunches:
             **dict(zip(("BLOCK_E", "REST_E"), self.blocks_of(self.columns), strict=True)),
             "BLOCK_L": tile.queries,
             "BLOCK_S": tile.keys,
-            "SCALE": scale * _LOG2E,
+            "SCALE": scale / cap if cap else scale * _LOG2E,
+            "CAP": cap * _LOG2E,
             "FOLDED": self.folded,
-            "BIAS": 0 if self.bias is None else 2 if attrs["replaces"] else 1,
+            "BIAS": self.bias_kind,
+            "FILL": 0.0 if attrs["fill"] is None else attrs["fill"],
             "BIAS_ROWS": self.matrix,
             "CAUSAL": attrs["causal"],
             "UNDEFINED": attrs["undefined"],

@@ -6,9 +6,11 @@ of each row, the sum of the exponentials and the weighted sum of the values, and
 score appears (Milakov and Gimelshein 2018; FlashAttention, Dao et al. 2022). Blocks of keys that all rows see
 entirely need no mask. Scores are f32 for all operand types.
 
-SCALE includes the factor log2(e), so that exp2 replaces exp. FOLDED: the scale is positive and there is no
+SCALE includes the factor log2(e), so that exp2 replaces exp. FOLDED: the scale is positive and there is neither a cap nor a
 bias; the subtraction of the maximum then applies it, which saves one multiplication per score.
-BIAS: 0 none, 1 added to the score, 2 replaces the score unless that is NaN. The lowest numbers of f32,
+CAP: 0, or scores become CAP * tanh(score), and then CAP has this factor and SCALE is without it.
+BIAS: 0 none, 1 added to the score, 2 replaces the score unless that is NaN, 3 replaces the score if it is FILL
+and is added otherwise. The lowest numbers of f32,
 which the factor would make infinite, become the lowest finite one (a row of them has equal weights, as it
 should).
 REST_D, REST_E: columns of keys and of values beyond BLOCK_D and BLOCK_E. The sum need not be a power of two
@@ -28,7 +30,7 @@ from collections.abc import Sequence
 
 from blade.backends.disc.gpu.emit.device_functions import EARLY
 
-_IMPORTS = "import triton\nimport triton.language as tl\n"
+_IMPORTS = "import triton\nimport triton.language as tl\nfrom triton.language.extra.cuda import libdevice\n"
 _VISIT = '''\
 
 
@@ -49,8 +51,9 @@ def visit(
     acc, acc_rest, total, top,
     D: tl.constexpr, E: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
     REST_D: tl.constexpr, REST_E: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_S: tl.constexpr,
-    SCALE: tl.constexpr, FOLDED: tl.constexpr, BIAS: tl.constexpr, BIAS_ROWS: tl.constexpr,
-    EVEN: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr, MASKED: tl.constexpr,
+    SCALE: tl.constexpr, CAP: tl.constexpr, FOLDED: tl.constexpr, BIAS: tl.constexpr,
+    FILL: tl.constexpr, BIAS_ROWS: tl.constexpr, EVEN: tl.constexpr, CAUSAL: tl.constexpr,
+    PRECISION: tl.constexpr, MASKED: tl.constexpr,
 ):
     """Keys ``start`` to ``stop``, in whole blocks; MASKED: some do not exist, or lie in the future."""
     d = tl.arange(0, BLOCK_D)
@@ -76,6 +79,8 @@ def visit(
             scores = tl.dot(q_rest, kt, scores, input_precision=PRECISION)
         if not FOLDED:
             scores = scores * SCALE
+        if CAP > 0:
+            scores = libdevice.tanh(scores) * CAP
         if BIAS > 0:
             if BIAS_ROWS:
                 here = bias + tl.cast(first, tl.int64) * BIAS_KEY
@@ -84,12 +89,15 @@ def visit(
                 b = loaded(bias + far * BIAS_KEY, exist, exist, MASKED, True)[None, :]
             b = b.to(tl.float32)
             never = b == float("-inf")
+            fills = b == FILL
             b = b * 1.4426950408889634
             if bias.dtype.element_ty != tl.float16:
                 least = tl.maximum(b, -3.4028234663852886e38, propagate_nan=tl.PropagateNan.ALL)
                 b = tl.where(never, b, least)
             if BIAS == 1:
                 scores = scores + b
+            elif BIAS == 3:
+                scores = tl.where(fills, b, scores + b)
             else:
                 scores = tl.where(b == b, b, scores)
         if MASKED:
@@ -128,9 +136,9 @@ def kernel(
     %(pointers)s, %(numbers)s
     D: tl.constexpr, E: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
     REST_D: tl.constexpr, REST_E: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_S: tl.constexpr,
-    SCALE: tl.constexpr, FOLDED: tl.constexpr, BIAS: tl.constexpr, BIAS_ROWS: tl.constexpr,
-    EVEN: tl.constexpr, CAUSAL: tl.constexpr, UNDEFINED: tl.constexpr, PRECISION: tl.constexpr,
-    EXACT: tl.constexpr,%(how)s
+    SCALE: tl.constexpr, CAP: tl.constexpr, FOLDED: tl.constexpr, BIAS: tl.constexpr,
+    FILL: tl.constexpr, BIAS_ROWS: tl.constexpr, EVEN: tl.constexpr, CAUSAL: tl.constexpr,
+    UNDEFINED: tl.constexpr, PRECISION: tl.constexpr, EXACT: tl.constexpr,%(how)s
 ):
 %(launch)s    queries = tl.cast(L, tl.int32)
     keys = tl.cast(S, tl.int32) // EVEN * EVEN
@@ -172,13 +180,13 @@ def kernel(
     acc, acc_rest, total, top = visit(
         x, x_rest, k, v, bias, row, start, whole, queries, keys, K_ROW, V_ROW, BIAS_QUERY,
         BIAS_KEY, acc, acc_rest, total, top, D, E, BLOCK_D, BLOCK_E, REST_D, REST_E, BLOCK_L,
-        BLOCK_S, SCALE, FOLDED, BIAS, BIAS_ROWS, EVEN, CAUSAL, PRECISION, False,
+        BLOCK_S, SCALE, CAP, FOLDED, BIAS, FILL, BIAS_ROWS, EVEN, CAUSAL, PRECISION, False,
     )
     if not EXACT:
         acc, acc_rest, total, top = visit(
             x, x_rest, k, v, bias, row, whole, stop, queries, keys, K_ROW, V_ROW, BIAS_QUERY,
             BIAS_KEY, acc, acc_rest, total, top, D, E, BLOCK_D, BLOCK_E, REST_D, REST_E, BLOCK_L,
-            BLOCK_S, SCALE, FOLDED, BIAS, BIAS_ROWS, EVEN, CAUSAL, PRECISION, True,
+            BLOCK_S, SCALE, CAP, FOLDED, BIAS, FILL, BIAS_ROWS, EVEN, CAUSAL, PRECISION, True,
         )
 """
 

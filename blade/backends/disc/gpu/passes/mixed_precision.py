@@ -43,10 +43,10 @@ class _HalfProducts:
         if v.dtype != F32 or (v.op == "call" and v.attrs["target"] is not _ATTENTION):
             return None
         mask = v.op in ("call", "attention")
-        args = [
-            b.cast(self._limited(b, a) if mask and k == 3 else a, self.dtype)
-            for k, a in enumerate(v.args)
-        ]
+        args = [b.cast(a, self.dtype) for a in v.args[:3]]
+        for a in v.args[3:]:  # a number that fills scores has to be found in the bias
+            limited = self._limited(b, a) if mask else a
+            args.append(a if v.attrs.get("fill") is not None else b.cast(limited, self.dtype))
         return b.cast(b.make(v.op, args, v.shape, self.dtype, v.strides, **v.attrs), F32)
 
     def _limited(self, b: IrBuilder, bias: Value) -> Value:
