@@ -10,8 +10,9 @@ from functorch.compile import make_boxed_func
 from torch._dynamo.backends.common import aot_autograd
 from torch.fx import Node
 
+from blade.dynamo import index_tables
 from blade.dynamo.forward_backward import partition
-from blade.dynamo.index_tables import move_index_tables
+from blade.dynamo.index_tables import _are_alike, move_index_tables
 
 aten = torch.ops.aten
 
@@ -112,6 +113,52 @@ def test_numbers_that_are_drawn_or_not_whole_stay(made: torch._ops.OpOverload) -
     b.graph.output((read,))
     move_index_tables(b.graph)
     assert b.places(table, read.args[1][0]) == ["cpu", "meta"]
+
+
+def _mask(b: Built) -> tuple[list[Node], Node]:
+    """Swin-V2's mask of windows, 0 or -100, and its copy to the GPU."""
+    row = b.call(aten.arange.default, 4, device=torch.device("cpu"))
+    floats = b.call(aten._to_copy.default, row, dtype=torch.float32)
+    apart = b.call(aten.sub.Tensor, b.call(aten.unsqueeze.default, floats, 1), floats)
+    differ = b.call(aten.ne.Scalar, apart, 0)
+    made = [row, floats, *apart.all_input_nodes, apart, differ]
+    made.append(b.call(aten.masked_fill.Scalar, apart, differ, -100.0))
+    return made, b.call(aten._to_copy.default, made[-1], dtype=torch.float16, device=THERE)
+
+
+@pytest.mark.parametrize("alike", [True, False])
+def test_floats_are_made_where_they_are_the_same(
+    monkeypatch: pytest.MonkeyPatch, alike: bool
+) -> None:
+    monkeypatch.setattr(index_tables, "_are_alike", lambda *_: alike)
+    b = Built()
+    made, copied = _mask(b)
+    b.graph.output((b.call(aten.add.Tensor, b.input(4, 4), copied),))
+    move_index_tables(b.graph)
+    assert b.places(*made, copied) == ["meta" if alike else "cpu"] * len(made) + ["meta"]
+    assert ("device" in copied.kwargs) != alike and copied.kwargs["dtype"] == torch.float16
+    b.graph.lint()
+
+
+def test_a_whole_number_that_a_gpu_rounds_otherwise_is_not_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    b = Built()
+    row = b.call(aten.arange.default, 9, device=torch.device("cpu"))
+    logs = b.call(aten.log2.default, row)
+    buckets = dict.fromkeys((row, logs, b.call(aten._to_copy.default, logs, dtype=torch.int64)))
+    b.graph.output(b.call(aten.index.Tensor, b.input(6, 3), [list(buckets)[-1]]))
+    here = torch.device("cpu")
+    assert _are_alike(buckets, here) and not _are_alike(buckets, THERE)
+    calls: list[torch.Tensor] = []
+
+    def rounded_otherwise(x: torch.Tensor) -> torch.Tensor:
+        calls.append(torch.log2(x) - 1e-6 * len(calls))
+        return calls[-1]
+
+    monkeypatch.setattr(logs, "target", rounded_otherwise)
+    monkeypatch.setattr(index_tables, "_device_argument", lambda node: None)
+    assert not _are_alike(buckets, here)
 
 
 def test_a_graph_of_the_cpu_alone_is_left_alone() -> None:

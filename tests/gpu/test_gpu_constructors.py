@@ -6,6 +6,9 @@ import torch
 from entrances import Optimized
 from torch import nn
 
+from blade.dynamo import disc
+from blade.dynamo.live_graphs import live_graphs
+
 pytestmark = [pytest.mark.gpu, pytest.mark.needs("runtime")]
 
 
@@ -39,3 +42,28 @@ def test_tables_of_positions_are_part_of_the_engine() -> None:
     for shape in ((2, 4, 5), (1, 7, 3), (5, 2, 9)):
         x = torch.randn(*shape).half().cuda()
         torch.testing.assert_close(run(x), model(x), rtol=2e-3, atol=2e-3)
+
+
+class WindowMask(nn.Module):
+    """As Swin-V2 of transformers makes it: which windows a pixel may see, in floats on the CPU."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        n = x.shape[-1]
+        row = (torch.arange(n) >= n - 4).to(torch.int64) + (torch.arange(n) >= n - 2)
+        window = (row[:, None] * 3 + row).to(torch.float32).view(-1)
+        apart = window[:, None] - window
+        mask = apart.masked_fill(apart != 0, -100.0).masked_fill(apart == 0, 0.0)
+        return (x.flatten(1)[:, None] * 2 + mask.to(x.device, x.dtype)).softmax(-1)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_masks_of_floats_are_part_of_the_engine(dynamic: bool) -> None:
+    model = WindowMask().cuda().eval()
+    before = set(live_graphs())
+    run = torch.compile(model, backend=disc, dynamic=dynamic)
+    for shape in ((2, 8, 8), (2, 9, 9)):
+        x = torch.randn(*shape, device="cuda").half()
+        with torch.no_grad():
+            torch.testing.assert_close(run(x), model(x), rtol=2e-3, atol=2e-3)
+    made = [graph.report() for graph in live_graphs() if graph not in before]
+    assert made and not any(report.outside for report in made), made

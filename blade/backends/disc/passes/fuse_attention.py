@@ -7,7 +7,8 @@
 
 Between the product and the softmax the scores may be scaled by numbers and by tensors that are equal for all keys,
 capped (``c * tanh(scores)``), added to biases, filled under a condition (``masked_fill``), converted to another float
-dtype, and reshaped in their leading axes (windows, heads). Nothing else may read the scores. Of a row whose scores are all -inf, the softmax is NaN or, by ``_safe_softmax``, 0.
+dtype, and reshaped in their leading axes (windows, heads). Nothing else may read the scores. Of a row whose scores are
+all -inf, the softmax is NaN or, by ``_safe_softmax``, 0.
 """
 
 import math
@@ -286,35 +287,21 @@ def _build(
     for factor in (new[x.id] for x in scores.factors):
         if not _is_equal_for_keys(factor):
             return None
-        q = b.pointwise("mul", q, b.make("broadcast", factor.args, q.shape, q.dtype, **factor.attrs))
+        q = b.pointwise(
+            "mul", q, b.make("broadcast", factor.args, q.shape, q.dtype, **factor.attrs)
+        )
     given = [new[x.id] for x, _ in scores.biases]
-    conditions = [] if scores.where is None else [new[scores.where.id]]
-    lead = _finest([*given, *conditions, *(_source(x) for x in (q, k, value)), v])
+    condition = None if scores.where is None else new[scores.where.id]
+    masks = given if condition is None else [*given, condition]
+    lead = _finest([*masks, *(_source(x) for x in (q, k, value)), v])
     q, k, value = (b.reshape(x, (*lead, *x.shape[-2:])) for x in (q, k, value))
     shape = (*lead, q.shape[-2], k.shape[-2])
-    biases = [
-        b.pointwise("neg", x) if negated else x
-        for x, (_, negated) in zip(given, scores.biases, strict=True)
-    ]
-    if len({x.dtype for x in biases}) > 1:
-        biases = [widened(b, x) for x in biases]
-    bias: Value | None = None
-    for x in biases:
-        x = _seen_as(b, x, shape)
-        bias = x if bias is None else _at_broadcast(b, "add", bias, x)
-    if conditions and bias is not None:
+    bias, fill = _sum_of_biases(b, scores, given, shape), None
+    if condition is not None and bias is None:
+        bias = _bias_in_place_of_scores(b, scores, condition, shape)
+    elif condition is not None and bias is not None:
         fill = _rounded(scores.fill, scores.filled)
-        if _rounded(fill, bias.dtype) != fill:
-            bias = widened(b, bias)
-        bias = _filled_bias(b, scores, _seen_as(b, conditions[0], shape), bias, fill)
-    elif conditions:
-        fill = None
-        keep = b.fill(math.nan, conditions[0].shape, scores.filled)
-        other = b.fill(scores.fill, conditions[0].shape, scores.filled)
-        order = (keep, other) if scores.kept else (other, keep)
-        bias = _seen_as(b, b.pointwise("where", conditions[0], *order), shape)
-    else:
-        fill = None
+        bias = _filled_bias(b, scores, _seen_as(b, condition, shape), bias, fill)
     if why_not(q, k, value, bias, forms) is not None:
         return None
     made = attend(
@@ -326,23 +313,50 @@ def _build(
         scores.scale * before * behind,
         undefined=scores.undefined,
         heads=heads,
-        replaces=bool(conditions) and fill is None,
+        replaces=condition is not None and fill is None,
         cap=scores.cap,
         fill=fill,
     )
     return b.reshape(made, v.shape)
 
 
-def _rounded(number: float, dtype: torch.dtype) -> float:
-    return float(torch.tensor(number, dtype=torch.float64).to(dtype))
+def _sum_of_biases(b: IrBuilder, scores: _Scores, given: list[Value], shape: Shape) -> Value | None:
+    biases = [
+        b.pointwise("neg", x) if negated else x
+        for x, (_, negated) in zip(given, scores.biases, strict=True)
+    ]
+    if len({x.dtype for x in biases}) > 1:
+        biases = [widened(b, x) for x in biases]
+    bias: Value | None = None
+    for x in biases:
+        x = _seen_as(b, x, shape)
+        bias = x if bias is None else _at_broadcast(b, "add", bias, x)
+    return bias
+
+
+def _bias_in_place_of_scores(
+    b: IrBuilder, scores: _Scores, condition: Value, shape: Shape
+) -> Value:
+    """What fills the scores, and NaN where they are kept."""
+    keep = b.fill(math.nan, condition.shape, scores.filled)
+    other = b.fill(scores.fill, condition.shape, scores.filled)
+    order = (keep, other) if scores.kept else (other, keep)
+    return _seen_as(b, b.pointwise("where", condition, *order), shape)
 
 
 def _filled_bias(
-    b: IrBuilder, scores: _Scores, condition: Value, bias: Value, number: float
+    b: IrBuilder, scores: _Scores, condition: Value, bias: Value, fill: float
 ) -> Value:
-    other = b.fill(number, bias.shape, bias.dtype)
+    """``bias``, and ``fill`` where it replaces the scores, in a dtype that has this number."""
+    if _rounded(fill, bias.dtype) != fill:
+        bias = widened(b, bias)
+    other = b.fill(fill, bias.shape, bias.dtype)
     order = (bias, other) if scores.kept else (other, bias)
     return _at_broadcast(b, "where", condition, *order)
+
+
+def _rounded(number: float, dtype: torch.dtype) -> float:
+    return float(torch.tensor(number, dtype=torch.float64).to(dtype))
 
 
 def _seen_as(b: IrBuilder, v: Value, shape: Shape) -> Value:

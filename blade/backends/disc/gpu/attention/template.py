@@ -6,8 +6,8 @@ of each row, the sum of the exponentials and the weighted sum of the values, and
 score appears (Milakov and Gimelshein 2018; FlashAttention, Dao et al. 2022). Blocks of keys that all rows see
 entirely need no mask. Scores are f32 for all operand types.
 
-SCALE includes the factor log2(e), so that exp2 replaces exp. FOLDED: the scale is positive and there is neither a cap nor a
-bias; the subtraction of the maximum then applies it, which saves one multiplication per score.
+SCALE includes the factor log2(e), so that exp2 replaces exp. FOLDED: the scale is positive and there is neither a
+cap nor a bias; the subtraction of the maximum then applies it, which saves one multiplication per score.
 CAP: 0, or scores become CAP * tanh(score), and then CAP has this factor and SCALE is without it.
 BIAS: 0 none, 1 added to the score, 2 replaces the score unless that is NaN, 3 replaces the score if it is FILL
 and is added otherwise. The lowest numbers of f32,
