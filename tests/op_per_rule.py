@@ -18,6 +18,7 @@ ONE_PER_RULE = frozenset(
         "fmax",
         "xlogy",
         "logaddexp",
+        "values of max dim",
         "addcmul half",
         "lerp half",
         "rsub",

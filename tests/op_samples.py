@@ -1257,6 +1257,15 @@ row(
     f32("a b"),
     called=True,
 )
+row(
+    "values of max dim",
+    lambda x, i, h: (x.max(1)[0], x.min(0, True).values, i.max(-1).values + 1, h.min(1)[0]),
+    f32("a b"),
+    i64("a b"),
+    spec("a b", torch.bfloat16),
+    special=True,
+)
+row("max dim of booleans", lambda m: m.max(1).values, mask("a b"), called=True)
 row("aminmax", lambda x: torch.aminmax(x, dim=1), f32("a b"), called=True)
 row(
     "any",
@@ -1515,7 +1524,7 @@ row(
         F.rms_norm(x, (6,)),
         F.rms_norm(x, (6,), w, 0.1),
         F.rms_norm(h, (6,)),
-        F.rms_norm(x, (5, 6)) if False else F.rms_norm(x, (6,), None, 1e-6),
+        F.rms_norm(x, (6,), None, 1e-6),
     ),
     f32("a b 6"),
     f32("6"),

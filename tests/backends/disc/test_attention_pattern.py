@@ -117,9 +117,25 @@ def biased_and_filled_with_infinity(q, k, v, bias, allowed):
 
 
 def swin_v2(q, k, v, mask):
-    scale = torch.arange(1, H + 1).to(q.dtype).view(H, 1, 1)
+    scale = torch.arange(1, H + 1).to(q.dtype).view(H, 1, 1) / 4
     scores = heads(q) @ heads(k).mT * scale
     return joined((scores + mask).softmax(-1) @ heads(v))
+
+
+def gpt_oss(q, k, v, mask):
+    scores = heads(q) @ heads(k).mT * 0.3 + mask
+    sinks = torch.arange(H).to(q.dtype).reshape(1, -1, 1, 1).expand(q.shape[0], -1, q.shape[1], -1)
+    scores = torch.cat([scores, sinks], -1)
+    scores = scores - scores.max(dim=-1, keepdim=True).values
+    return joined(scores.softmax(-1, dtype=scores.dtype)[..., :-1] @ heads(v))
+
+
+def sinks_of_products_of_one_batch(q, k, v, mask, sinks):
+    parts = [heads(x).reshape(-1, x.shape[1], D) for x in (q, k, v)]
+    scores = torch.bmm(parts[0], parts[1].mT).view(q.shape[0], H, q.shape[1], k.shape[1]) + mask
+    scores = torch.cat([scores, sinks.view(1, -1, 1, 1).expand(*scores.shape[:-1], 1)], -1)
+    weights = scores.softmax(-1)[..., :-1].reshape(-1, q.shape[1], k.shape[1])
+    return joined(torch.bmm(weights, parts[2]).view(q.shape[0], H, q.shape[1], D))
 
 
 MASK = torch.randn(B, 1, 1, S)
@@ -138,6 +154,8 @@ FOUND: dict[Function, list[torch.Tensor]] = {
     mpt: [MASK, ALLOWED],
     biased_and_filled_with_infinity: [torch.randn(1, H, L, S), ALLOWED],
     swin_v2: [MASK],
+    gpt_oss: [MASK],
+    sinks_of_products_of_one_batch: [MASK, torch.tensor([-math.inf, 30.0, -30.0])],
 }
 
 
@@ -197,6 +215,7 @@ NARROW: dict[Function, list[torch.Tensor]] = {
     gemma2: [MASK],
     mpt: [MASK, SEEN_BY_SOME],
     swin_v2: [MASK],
+    gpt_oss: [MASK],
 }
 
 
@@ -357,6 +376,17 @@ def scaled_after_a_bias(q, k, v):
     return joined((scores * scale).softmax(-1) @ heads(v))
 
 
+def sink_with_a_value(q, k, v):
+    scores = heads(q) @ heads(k).mT
+    scores = torch.cat([scores[..., :1], scores], -1)
+    return joined(scores.softmax(-1)[..., :-1] @ heads(v))
+
+
+def last_key_left_out(q, k, v):
+    scores = heads(q) @ heads(k).mT
+    return joined(scores.softmax(-1)[..., :-1] @ heads(v)[:, :, 1:])
+
+
 def capped_twice(q, k, v):
     return joined((heads(q) @ heads(k).mT).tanh().mul(3).tanh().softmax(-1) @ heads(v))
 
@@ -369,6 +399,8 @@ def capped_twice(q, k, v):
         over_queries,
         scaled_by_key,
         scaled_after_a_bias,
+        sink_with_a_value,
+        last_key_left_out,
         capped_twice,
     ],
     ids=lambda f: f.__name__,

@@ -49,6 +49,7 @@ class Case:
     undefined: bool = False
     cap: float = 0.0
     fill: float | None = None
+    sink: bool = False
 
 
 def graph_of(case: Case) -> Graph:
@@ -62,7 +63,8 @@ def graph_of(case: Case) -> Graph:
         given = add_input(b, [shape[a] for a in axes])
         bias = b.make("broadcast", (given,), shape, F32, axes=axes)
     scale = 1 / math.sqrt(case.depth)
-    more = {"cap": case.cap, "fill": case.fill}
+    sink = b.broadcast(add_input(b, (H, 1, 1)), (S0, H, 1, 1)) if case.sink else None
+    more = {"cap": case.cap, "fill": case.fill, "sink": sink}
     y = attend(b, q, k, v, bias, scale, case.causal, case.undefined, **more)
     return finish(b, y)
 
@@ -78,6 +80,8 @@ def inputs(case: Case, batch: int, heads: int, queries: int, keys: int) -> list[
         mask = torch.randn(full.get(case.bias, (heads, queries, keys)))
         mask[mask > 1.2] = -math.inf if case.fill is None else case.fill
         given.append(mask)
+    if case.sink:
+        given.append(torch.randn(heads, 1, 1) * 3)
     return given
 
 
@@ -167,6 +171,39 @@ def test_capped_and_filled(bias: str, fill: float | None) -> None:
         torch.testing.assert_close(run(engine, given), want, rtol=0, atol=5e-6, equal_nan=True)
         if fill not in (None, -math.inf) and size[3] > 1:
             assert not want.isnan().any()
+
+
+@pytest.mark.parametrize("bias", ["", "full"])
+def test_a_key_without_a_value(bias: str) -> None:
+    """Also one that has all weight, or none."""
+    case = Case(16, 16, bias, causal=not bias, undefined=True, sink=True)
+    graph, engine = graph_of(case), compile_to_engine(graph_of(case))
+    for size in SIZES:
+        for sink in (None, 1e4, *[-math.inf, math.nan] * (size[3] > 0)):
+            given = inputs(case, *size)
+            if sink is not None:
+                given[-1][:1] = sink
+            if bias and size[2] > 2:
+                given[3][..., 2, :] = -math.inf
+            [want] = interpret(graph, given)
+            torch.testing.assert_close(run(engine, given), want, rtol=0, atol=5e-6, equal_nan=True)
+
+
+@pytest.mark.parametrize("queries", [1, 9])
+def test_sinks_of_heads_that_share_keys(queries: int) -> None:
+    b = new_builder()
+    q, k, v = (heads_last(b, n, 16, s) for n, s in ((6, S1), (2, S2), (2, S2)))
+    sink = b.broadcast(add_input(b, (6, 1, 1)), (S0, 6, 1, 1))
+    y = grouped(b, q, k, v, None, 0.25, sink=sink)
+    engine = compile_to_engine(finish(b, b.reshape(b.permute(y, (0, 2, 1, 3)), (S0, S1, 96))))
+    given = [torch.randn(2, n, m) for n, m in ((queries, 96), (20, 32), (20, 32))]
+    given.append(torch.randn(6, 1, 1))
+    wide = [x.double().unflatten(-1, (-1, 16)).transpose(1, 2) for x in given[:3]]
+    keys, values = (x.repeat_interleave(3, 1) for x in wide[1:])
+    scores = wide[0] @ keys.mT * 0.25
+    ends = given[3].double().expand(2, 6, queries, 1)
+    want = (torch.cat([scores, ends], -1).softmax(-1)[..., :-1] @ values).transpose(1, 2).flatten(2)
+    torch.testing.assert_close(run(engine, given).double(), want, rtol=2e-6, atol=2e-6)
 
 
 def test_a_cap_without_a_bias() -> None:

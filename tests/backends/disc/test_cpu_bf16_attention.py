@@ -40,6 +40,7 @@ def engine_of(
     target: CpuTarget,
     undefined: bool = False,
     cap: float = 0.0,
+    with_sink: bool = False,
 ) -> Engine:
     b = new_builder()
     q = add_input(b, (S0, HEADS, S1, DEPTH), BF16)
@@ -52,7 +53,8 @@ def engine_of(
     if bias == "by key":
         mask = add_input(b, (S0, S2), BF16)
         added = b.make("broadcast", (mask,), scores, BF16, axes=(0, 3))
-    y = attend(b, q, k, v, added, SCALE, causal, undefined, cap=cap)
+    sink = b.broadcast(add_input(b, (HEADS, 1, 1)), (S0, HEADS, 1, 1)) if with_sink else None
+    y = attend(b, q, k, v, added, SCALE, causal, undefined, cap=cap, sink=sink)
     if result == F32:
         inner = y.args[0]
         made = b.make("attention", inner.args, inner.shape, F32, **inner.attrs)
@@ -71,6 +73,7 @@ def check(
     causal: bool,
     allowed: float,
     cap: float = math.inf,
+    with_sink: bool = False,
 ) -> None:
     batch, heads, queries, keys, depth, columns = sizes
     q, k = numbers(batch, heads, queries, depth), numbers(batch, heads, keys, depth)
@@ -80,7 +83,8 @@ def check(
         "full": [numbers(batch, heads, queries, keys, dtype=F32)],
         "by key": [numbers(batch, keys)],
     }[bias]
-    [got] = engine.try_execute([q, k, v, *added]) or pytest.fail(engine.last_error())
+    sinks = [numbers(heads, 1, 1, dtype=F32) * 3] * with_sink
+    [got] = engine.try_execute([q, k, v, *added, *sinks]) or pytest.fail(engine.last_error())
     scores = q.double() @ k.double().mT * SCALE
     scores = scores if cap == math.inf else cap * (scores / cap).tanh()
     for one in added:
@@ -88,7 +92,9 @@ def check(
     if causal:
         future = torch.ones(queries, keys, dtype=torch.bool).triu(1)
         scores = scores.masked_fill(future, -math.inf)
-    weights = scores.softmax(-1) if keys else scores
+    if sinks:
+        scores = torch.cat([scores, sinks[0].double().expand(*scores.shape[:-1], 1)], -1)
+    weights = scores.softmax(-1)[..., :keys] if keys else scores[..., :keys]
     exact, magnitude = weights @ v.double(), weights @ v.double().abs()
     assert got.shape == exact.shape
     assert bool(((got.double() - exact).abs() <= allowed * magnitude + 1e-6).all()), sizes
@@ -108,6 +114,13 @@ def test_capped_scores(bias: str) -> None:
     engine = engine_of(BF16, bias, False, host(), cap=2.0)
     for sizes in SIZES:
         check(engine, sizes, bias, False, 2.0**-7, cap=2.0)
+
+
+@pytest.mark.parametrize("bias", ["", "full"])
+def test_a_key_without_a_value(bias: str) -> None:
+    engine = engine_of(BF16, bias, False, host(), with_sink=True)
+    for sizes in SIZES:
+        check(engine, sizes, bias, False, 2.0**-7, with_sink=True)
 
 
 def test_a_float32_result_is_rounded_once_less() -> None:

@@ -53,6 +53,7 @@ def attend(
     hides: bool = False,
     cap: float = 0.0,
     fill: float | None = None,
+    sink: Value | None = None,
 ) -> Value:
     """q [*lead, L, D], k [*lead, S, D], v [*lead, S, Dv], bias [*lead, L, S] -> [*lead, L, Dv].
 
@@ -61,18 +62,18 @@ def attend(
     the bias replaces the score, except where it is NaN, instead of being added to it. ``hides``: keys whose bias makes
     their weights 0 need not be read, as those of torch's fused op; a softmax written out multiplies their NaN by 0.
     ``cap``: scores become cap * tanh(score / cap) before the bias, unless it is 0. ``fill``: a bias that is this number
-    replaces the score, others are added.
+    replaces the score, others are added. ``sink`` [*lead, 1, 1]: the score of one more key, whose value is 0.
     """
     bias = None if bias is None or changes_nothing(bias, replaces) else bias
     if heads == 1 and repeats(k) is not None and repeats(k) == repeats(v):
         k, v = k.args[0].args[0], v.args[0].args[0]
-        return grouped(b, q, k, v, bias, scale, causal, undefined, replaces, hides, cap, fill)
+        return grouped(b, q, k, v, bias, scale, causal, undefined, replaces, hides, cap, fill, sink)
     lead, rank = q.shape[:-2], len(q.shape)
     assert all(x.shape[:-2] == lead for x in (k, v)), (q, k, v)
     heads = min(heads, len(lead))
     place = len(lead) - heads  # position of the query axis in the result
     shape = (*lead[:place], q.shape[-2], *lead[place:], v.shape[-1])
-    args = (q, k, v) if bias is None else (q, k, v, bias)
+    args = [x for x in (q, k, v, bias, sink) if x is not None]
     made = b.make(
         "attention",
         args,
@@ -86,9 +87,17 @@ def attend(
         hides=hides,
         cap=float(cap),
         fill=None if bias is None else fill,
+        sink=sink is not None,
     )
     back = [*range(place), *range(place + 1, rank - 1), place, rank - 1]
     return b.permute(made, back)
+
+
+def bias_and_sink(v: Value) -> tuple[Value | None, Value | None]:
+    """The operands of an ``attention`` beside queries, keys and values."""
+    rest = list(v.args[3:])
+    sink = rest.pop() if v.attrs.get("sink") else None
+    return (rest[0] if rest else None), sink
 
 
 def changes_nothing(bias: Value, replaces: bool = False) -> bool:
@@ -112,6 +121,7 @@ def grouped(
     hides: bool = False,
     cap: float = 0.0,
     fill: float | None = None,
+    sink: Value | None = None,
 ) -> Value:
     """Grouped-query attention: heads of q [.., H, L, D] share those of k and v [.., Hkv, S, D]
     without copies.
@@ -125,7 +135,9 @@ def grouped(
     k, v = (b.make("broadcast", (x,), (*wide, *x.shape[-2:]), x.dtype, axes=axes) for x in (k, v))
     if bias is not None:
         bias = _split_heads(b, bias, few, group)
-    y = attend(b, q, k, v, bias, scale, causal, undefined, 2, replaces, hides, cap, fill)
+    if sink is not None:
+        sink = _split_heads(b, sink, few, group)
+    y = attend(b, q, k, v, bias, scale, causal, undefined, 2, replaces, hides, cap, fill, sink)
     # Merge the heads in memory order, where they are adjacent: the result stays a permutation.
     rank = len(y.shape)
     y = b.permute(y, (*range(count), rank - 2, count, count + 1, rank - 1))
@@ -184,9 +196,11 @@ def reference(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    bias: torch.Tensor | None = None,
+    *rest: torch.Tensor | None,
 ) -> torch.Tensor:
     """The reference semantics of ``attention``. ``causal``: query i sees keys up to i."""
+    *given, sink = rest if v.attrs["sink"] else (*rest, None)
+    bias = given[0] if given else None
     cap, fill = v.attrs["cap"], v.attrs["fill"]
     scores = query @ key.mT * v.attrs["scale"]
     scores = cap * torch.tanh(scores / cap) if cap else scores
@@ -197,6 +211,10 @@ def reference(
     if v.attrs["causal"]:
         future = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
         scores = scores.masked_fill(future, -math.inf)
+    if sink is not None:
+        scores = torch.cat([scores, sink.expand(*scores.shape[:-1], 1)], -1)
+        none = value.new_zeros(*value.shape[:-2], 1, value.shape[-1])
+        value = torch.cat([value, none], -2)
     weights = scores.softmax(-1)
     if not v.attrs["undefined"]:
         weights = weights.masked_fill((scores == -math.inf).all(-1, keepdim=True), 0.0)

@@ -96,14 +96,15 @@ _RULES: Mapping[str, Callable[[IrBuilder, Value], Value | None]] = {
 
 
 def widen_biases(graph: Graph) -> Graph:
-    """``graph`` with float32 biases of attention on bfloat16: its scores are float32."""
+    """``graph`` with float32 biases and sinks of attention on bfloat16: its scores are float32."""
     if not any(v.op == "attention" and v.dtype == BF16 for v in graph.values):
         return graph
 
     def step(b: IrBuilder, v: Value, args: list[Value]) -> Value | None:
         if v.op != "attention" or v.dtype != BF16 or len(args) < 4:
             return None
-        return b.make("attention", [*args[:3], widened(b, args[3])], v.shape, BF16, **v.attrs)
+        wide = [widened(b, a) for a in args[3:]]
+        return b.make("attention", [*args[:3], *wide], v.shape, BF16, **v.attrs)
 
     return rewrite_values(graph, step)
 

@@ -7,8 +7,9 @@
 
 Between the product and the softmax the scores may be scaled by numbers and by tensors that are equal for all keys,
 capped (``c * tanh(scores)``), added to biases, filled under a condition (``masked_fill``), converted to another float
-dtype, and reshaped in their leading axes (windows, heads). Nothing else may read the scores. Of a row whose scores are
-all -inf, the softmax is NaN or, by ``_safe_softmax``, 0.
+dtype, and reshaped in their leading axes (windows, heads). One more key may have a score and no value (a sink, as of
+GPT-OSS). Nothing else may read the scores. Of a row whose scores are all -inf, the softmax is NaN or, by
+``_safe_softmax``, 0.
 """
 
 import math
@@ -49,6 +50,7 @@ class _Scores:
     fill: float = 0.0
     kept: bool = True
     filled: torch.dtype = torch.float32  # of what is filled
+    sink: Value | None = None
     undefined: bool = True  # whether the softmax of -inf alone is NaN, and not 0
 
     @property
@@ -87,14 +89,16 @@ def _match(v: Value, readers: dict[int, set[int]]) -> _Scores | None:
     """The scores whose softmax the product ``v`` reads; ``None`` if there is none or it has other readers."""
     inside: set[int] = {v.id}
     weights = _regrouped(v.args[0], inside)
-    safe = _safe_softmax_of(weights, inside)
+    safe, sink = _safe_softmax_of(weights, inside), None
     logits = _softmax_of(weights, inside) if safe is None else safe
+    if logits is None and weights.op == "slice":
+        logits, sink = _softmax_with_sink(weights, inside)
     if logits is None:
         return None
     scores = _scores(logits, inside)
     if scores is None:
         return None
-    scores = replace(scores, undefined=safe is None)
+    scores = replace(scores, undefined=safe is None, sink=sink)
     inside.add(scores.product.id)
     hidden = inside - {v.id}
     return scores if all(readers[k] <= inside for k in hidden) else None
@@ -128,6 +132,29 @@ def _safe_softmax_of(v: Value, inside: set[int]) -> Value | None:
         return None
     inside |= found
     return logits
+
+
+def _softmax_with_sink(v: Value, inside: set[int]) -> tuple[Value | None, Value | None]:
+    """x and y if the slice ``v`` is the softmax of x and one more key, with the score y, without this key.
+
+    The maximum may be subtracted before.
+    """
+    found = {v.id}
+    logits = _softmax_of(_regrouped(v.args[0], found), found)
+    if logits is None:
+        return None, None
+    logits = _regrouped(logits, found)
+    if logits.op == "sub" and _is_reduced(logits.args[1], "max", logits.args[0], found):
+        found.add(logits.id)
+        logits = _regrouped(logits.args[0], found)
+    if logits.op != "concat" or len(logits.args) != 2:
+        return None, None
+    scores, sink = logits.args
+    is_first = v.shape == scores.shape and not any(v.attrs["starts"])
+    if not (is_first and sink.shape[-1] == 1 and _is_equal_for(sink, len(sink.shape) - 2)):
+        return None, None
+    inside |= {*found, logits.id}
+    return scores, sink
 
 
 def _is_number(v: Value, number: float) -> bool:
@@ -200,16 +227,16 @@ def _scaled(v: Value, inside: set[int]) -> _Scores | None:
 def _multiplied(v: Value, inside: set[int]) -> _Scores | None:
     """Scores times a tensor that is the same for all keys, such as a scale of each head."""
     for x, y in (v.args, v.args[::-1]):
-        found = _scores(x, inside) if _is_equal_for_keys(y) else None
+        found = _scores(x, inside) if _is_equal_for(y, len(y.shape) - 1) else None
         if found is not None:
             is_bare = found.is_bare and not found.cap and found.product.shape == v.shape
             return replace(found, factors=(*found.factors, y)) if is_bare else None
     return None
 
 
-def _is_equal_for_keys(v: Value) -> bool:
-    last = len(v.shape) - 1
-    return v.op == "broadcast" and last not in v.attrs["axes"]
+def _is_equal_for(v: Value, axis: int) -> bool:
+    """Whether ``v`` is broadcast along ``axis``."""
+    return v.op == "broadcast" and axis not in v.attrs["axes"]
 
 
 def _capped(v: Value, inside: set[int]) -> _Scores | None:
@@ -285,14 +312,17 @@ def _build(
     q, before = _without_scale(b, q)
     k, behind = _without_scale(b, k)
     for factor in (new[x.id] for x in scores.factors):
-        if not _is_equal_for_keys(factor):
+        if not _is_equal_for(factor, rank - 1):
             return None
         q = b.pointwise(
             "mul", q, b.make("broadcast", factor.args, q.shape, q.dtype, **factor.attrs)
         )
     given = [new[x.id] for x, _ in scores.biases]
     condition = None if scores.where is None else new[scores.where.id]
-    masks = given if condition is None else [*given, condition]
+    sink = None if scores.sink is None else new[scores.sink.id]
+    if sink is not None and not _is_equal_for(sink, len(sink.shape) - 2):
+        return None
+    masks = [x for x in (*given, condition, sink) if x is not None]
     lead = _finest([*masks, *(_source(x) for x in (q, k, value)), v])
     q, k, value = (b.reshape(x, (*lead, *x.shape[-2:])) for x in (q, k, value))
     shape = (*lead, q.shape[-2], k.shape[-2])
@@ -316,8 +346,16 @@ def _build(
         replaces=condition is not None and fill is None,
         cap=scores.cap,
         fill=fill,
+        sink=None if sink is None else _sink_of_heads(b, sink, lead),
     )
     return b.reshape(made, v.shape)
+
+
+def _sink_of_heads(b: IrBuilder, sink: Value, lead: Shape) -> Value:
+    """``sink`` [.., L, 1], which is equal for all queries, as [*lead, 1, 1]."""
+    shape = (*sink.shape[:-2], 1, 1)
+    one = b.make("broadcast", sink.args, shape, sink.dtype, **sink.attrs)
+    return _seen_as(b, one, (*lead, 1, 1))
 
 
 def _sum_of_biases(b: IrBuilder, scores: _Scores, given: list[Value], shape: Shape) -> Value | None:

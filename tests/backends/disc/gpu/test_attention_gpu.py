@@ -188,6 +188,33 @@ def test_capped_and_filled(keys: int, fill: float | None, dtype: torch.dtype) ->
     check(made, tensors, {"s0": 1, "s2": keys}, [*given, mask.expand(1, 2, 3, keys)])
 
 
+@pytest.mark.parametrize("queries", [1, 3, 40])
+@pytest.mark.parametrize("keys", [9, FEWEST_KEYS + 5])
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_key_without_a_value(keys: int, queries: int, masked: bool) -> None:
+    """Of groups of heads, which are queries of one head where there is one query; one has all weight, one none."""
+    torch.manual_seed(8)
+    b = IrBuilder()
+    q = b.make("input", (), (B, 6, L, 16), torch.bfloat16, index=0)
+    k, v = (b.make("input", (), (B, 2, S, 16), torch.bfloat16, index=i) for i in (1, 2))
+    m = b.make("input", (), (L, S), torch.bfloat16, index=3)
+    sinks = b.make("input", (), (6, 1, 1), torch.bfloat16, index=4)
+    bias = b.broadcast(m, (B, 6, L, S)) if masked else None
+    sink = b.broadcast(sinks, (B, 6, 1, 1))
+    made = grouped(b, q, k, v, bias, 0.25, undefined=True, sink=sink)
+    while made.is_layout:
+        made = made.args[0]
+    given = [torch.randn(2, n, x, 16).bfloat16() for n, x in ((6, queries), (2, keys), (2, keys))]
+    mask, ends = torch.randn(queries, keys).bfloat16(), torch.randn(6, 1, 1).bfloat16()
+    ends[0], ends[4] = 1e4, -math.inf
+    wide = [given[0].unflatten(1, (2, 3))]
+    wide += [x[:, :, None].expand(2, 2, 3, *x.shape[-2:]) for x in given[1:]]
+    wide += [mask] * masked
+    tensors = dict(zip((q.id, k.id, v.id, m.id, sinks.id), (*given, mask, ends), strict=True))
+    sizes = {"s0": 2, "s1": queries, "s2": keys}
+    check(made, tensors, sizes, [*wide, ends.view(2, 3, 1, 1)])
+
+
 def test_a_cap_without_a_bias() -> None:
     torch.manual_seed(7)
     b = IrBuilder()

@@ -12,6 +12,7 @@ from blade.backends.disc.cpu.attention.block import (
     add_bias_and_mask,
     invert,
     score_rows,
+    start_softmax,
 )
 from blade.backends.disc.cpu.attention.block import UNIT as _UNIT
 from blade.backends.disc.cpu.attention.tiles import key_rows
@@ -37,9 +38,7 @@ def bf16_block_unit(target: CpuTarget, vectors: int, result: str, part: Part) ->
     maxima = f.at(p, f.product(room, width))
     totals, factors, sums = (f.at(maxima, k * width) for k in (1, 2, 3))
     values = f.at(sums, f.product(padded, width))
-    for at in range(0, width, lanes):
-        f.put(f.constant(-float("inf"), "f32", lanes), maxima, at)
-        f.put(f.constant(0.0, "f32", lanes), totals, at)
+    start_softmax(f, vectors, maxima, totals)
     load = part(pairs.load_queries(target, vectors))
     f.run(load, q=f["q"], distance=f["q_row"], count=f["count"], depth=f["depth"], blocks=blocks)
     # without keys there is still one round, which writes the result of an empty row
@@ -100,11 +99,14 @@ def bf16_block_unit(target: CpuTarget, vectors: int, result: str, part: Part) ->
 def _scaling(f: MlirRoutine) -> tuple[SsaValue, SsaValue, SsaValue]:
     """Whether tiles make the scores, whether they are scaled at once, and what their weights' function multiplies by.
 
-    Scores without a cap and a bias are scaled by that function, which knows their maximum.
+    Scores without a cap, a bias and a sink are scaled by that function, which knows their maximum.
     """
     in_tiles = f.test("eq", f.rest(f["depth"], matrix.DEPTH), 0)
     has_sign = f.compare("ole", f["scale"], f.constant(0.0, "f32"))
-    early = f.apply("arith.ori", f.apply("arith.ori", f["has_bias"], f["has_cap"]), has_sign)
+    has_sink = f.compare("une", f["sink"], f.constant(-float("inf"), "f32"))
+    early = has_sign
+    for one in (f["has_bias"], f["has_cap"], has_sink):
+        early = f.apply("arith.ori", early, one)
     is_late = f.both(in_tiles, f.apply("arith.xori", early, f.constant(1, "i1")))
     return in_tiles, early, f.select(is_late, f["scale"], f.constant(1.0, "f32"))
 
@@ -147,7 +149,7 @@ def bf16_few(target: CpuTarget, result: str, part: Part) -> MlirFunction:
             distance=f["k_row"],
             depth=f["depth"],
         )
-        f.run(exponentials, p=p, keys=keys, empty=f["empty"], factor=factor)
+        f.run(exponentials, p=p, keys=keys, sink=f["sink"], empty=f["empty"], factor=factor)
         f.run(
             values,
             p=p,

@@ -14,7 +14,7 @@ BLOCK_KEYS = 512
 
 UNIT = (
     "q:ptr k:ptr v:ptr bias:ptr o:ptr scratch:ptr first:i64 count:i64 keys:i64 all_keys:i64 depth:i64 "
-    "columns:i64 causal:i1 empty:f32 scale:f32 cap:f32 has_cap:i1 has_bias:i1 replaces:i1 fill:f32 "
+    "columns:i64 causal:i1 empty:f32 sink:f32 scale:f32 cap:f32 has_cap:i1 has_bias:i1 replaces:i1 fill:f32 "
     "q_row:i64 k_row:i64 v_row:i64 o_row:i64 bias_query:i64 bias_key:i64"
 )
 LOGS = " logs:ptr"
@@ -35,9 +35,8 @@ def block_unit(
     maxima = f.at(p, f.mul(room, f.number(width)))
     totals, factors = f.at(maxima, width), f.at(maxima, 2 * width)
     ones, sums = f.at(maxima, 3 * width), f.at(maxima, 4 * width)
+    start_softmax(f, vectors, maxima, totals)
     for v in range(vectors):
-        f.store(f.constant(-float("inf"), "f32", lanes), f.at(maxima, v * lanes))
-        f.store(f.constant(0.0, "f32", lanes), f.at(totals, v * lanes))
         f.store(f.constant(1.0, "f32", lanes), f.at(ones, v * lanes))
     query = {"q": f["q"], "distance": f["q_row"], "scale": f["scale"]}
     load = part(tiles.load_queries(target, vectors))
@@ -77,6 +76,17 @@ def block_unit(
             columns=f["columns"],
         )
     return f
+
+
+def start_softmax(f: MlirFunction, vectors: int, maxima: SsaValue, totals: SsaValue) -> None:
+    """The running maximum and sum before the first key: those of the sink, which is -inf if there is none."""
+    lanes = f.lanes
+    sink = f.broadcast(f["sink"], lanes)
+    one, zero, never = (f.constant(x, "f32", lanes) for x in (1.0, 0.0, -float("inf")))
+    total = f.select(f.compare("oeq", sink, never), zero, one)
+    for v in range(vectors):
+        f.store(sink, f.at(maxima, v * lanes))
+        f.store(total, f.at(totals, v * lanes))
 
 
 def score_rows(

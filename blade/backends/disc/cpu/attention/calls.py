@@ -14,6 +14,7 @@ from blade.backends.disc.cpu.attention.tiles import key_rows
 from blade.backends.disc.cpu.emit.bf16_dot import PAIR
 from blade.backends.disc.cpu.emit.element_types import MEMORY
 from blade.backends.disc.cpu.emit.matrix_tiles import STEP
+from blade.backends.disc.ir.attention import bias_and_sink
 from blade.backends.disc.ir.graph import (
     Shape,
     Value,
@@ -32,11 +33,13 @@ def attention_call(value: Value, target: CpuTarget) -> NativeCall:
     The operands are addressable and their rows are contiguous.
     """
     q, k, v = value.args[:3]
-    bias = value.args[3] if len(value.args) == 4 else None
+    bias, sink = bias_and_sink(value)
     lead, queries, depth = q.shape[:-2], q.shape[-2], q.shape[-1]
     keys, columns = v.shape[-2:]
     q_lead, k_lead, v_lead = (_strides(x)[:-2] for x in (q, k, v))
-    bias_strides = (0,) * len(q.shape) if bias is None else _strides(bias)
+    nothing = (0,) * len(q.shape)
+    bias_strides = nothing if bias is None else _strides(bias)
+    sink_strides = nothing if sink is None else _strides(sink)
     fill = value.attrs.get("fill")
     logs = value.op == "flash_attention"
     out, out_row = _packed_strides(value) if logs else _result_strides(value)
@@ -51,6 +54,7 @@ def attention_call(value: Value, target: CpuTarget) -> NativeCall:
         "cap": _bits(value.attrs.get("cap", 0.0)),
         "bias_kind": 0 if bias is None else 2 if value.attrs.get("replaces") else 1,
         "fill": _bits(math.nan if fill is None else fill),
+        "has_sink": int(sink is not None),
         "q_row": _strides(q)[-2],
         "k_row": _strides(k)[-2],
         "v_row": _strides(v)[-2],
@@ -59,6 +63,7 @@ def attention_call(value: Value, target: CpuTarget) -> NativeCall:
         "bias_key": bias_strides[-1],
     }
     named = {"q": q_lead, "k": k_lead, "v": v_lead, "bias": bias_strides[:-2], "o": out}
+    named["sink"] = sink_strides[:-2]
     numbers |= _padded("n", lead, 1)
     for name, strides in named.items():
         numbers |= _padded(f"{name}_", strides, 0)
@@ -76,7 +81,7 @@ def attention_call(value: Value, target: CpuTarget) -> NativeCall:
         plain(numel(lead) * FloorDiv(sympy.sympify(queries) + size - 1, size)),
         plain(FloorDiv(work, 16) + 1),
         room(queries, keys, depth, columns, target),
-        (q, k, v, q if bias is None else bias, value),
+        (q, k, v, q if bias is None else bias, q if sink is None else sink, value),
         tuple(numbers[name] for name in names),
     )
 

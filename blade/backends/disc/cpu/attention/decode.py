@@ -118,23 +118,26 @@ def across(f: MlirFunction, kind: str, x: SsaValue) -> SsaValue:
 
 
 def row_exponentials(target: CpuTarget) -> MlirFunction:
-    """``p = exp(p - max(p))`` and ``factor = 1 / sum(p)`` over a row, padded by one vector."""
+    """``p = exp(p - max(p))`` and ``factor = 1 / sum(p)`` over a row, padded by one vector, and the sink."""
     lanes = target.lanes
-    f = MlirFunction("attention_f32_row_softmax", "p:ptr keys:i64 empty:f32 factor:ptr", lanes)
+    arguments = "p:ptr keys:i64 sink:f32 empty:f32 factor:ptr"
+    f = MlirFunction("attention_f32_row_softmax", arguments, lanes)
     never, zeros = (f.constant(x, "f32", lanes) for x in (-float("inf"), 0.0))
     zero = f.number(0)
     f.store(never, f.at(f["p"], f["keys"]))
     with f.carrying(zero, f["keys"], lanes, [never]) as tops:
         x = f.load(f.at(f["p"], tops.index), lanes)
         tops.next([f.select(f.compare("ogt", x, tops.values[0]), x, tops.values[0])])
-    top = f.broadcast(across(f, "max", tops.results[0]), lanes)
+    top = across(f, "max", tops.results[0])
+    top = f.broadcast(f.select(f.compare("ogt", f["sink"], top), f["sink"], top), lanes)
     shift = f.select(f.compare("oeq", top, never), zeros, top)
     with f.carrying(zero, f["keys"], lanes, [zeros]) as sums:
         at = f.at(f["p"], sums.index)
         y = exp_below_zero(f, f.sub(f.load(at, lanes), shift))
         f.store(y, at)
         sums.next([f.add(sums.values[0], y)])
-    total = across(f, "add", sums.results[0])
+    own = exp_below_zero(f, f.sub(f.broadcast(f["sink"], lanes), shift))
+    total = f.add(across(f, "add", sums.results[0]), f.lane(own, 0))
     nothing = f.compare("oeq", total, f.constant(0.0, "f32"))
     inverse = f.div(f.constant(1.0, "f32"), total)
     f.store(f.select(nothing, f["empty"], inverse), f["factor"])

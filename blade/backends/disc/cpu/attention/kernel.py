@@ -3,7 +3,7 @@
 
 Operands are float32, or bfloat16 with a float32 bias; scores, softmax and sums are float32.
 
-    attention(ptrs = Q, K, V, bias, O, scratch; ints = ARGUMENTS), units = heads x blocks of queries
+    attention(ptrs = Q, K, V, bias, sink, O, scratch; ints = ARGUMENTS), units = heads x blocks of queries
 
 A unit is one head's block of queries. Its scores against up to ``BLOCK_KEYS`` keys stay in scratch (L1 or
 L2); their exponentials times V are summed in registers. More keys are walked block by block with a
@@ -35,11 +35,11 @@ REPLACES = 2  # kind of a bias that replaces the score; 1: it is added, 0: no bi
 FEW = 3  # up to so many queries are computed one by one
 PACKED_KEYS = (256, 4096)  # numbers of keys for which a head's keys and values are copied
 
-_TENSORS = ("q", "k", "v", "bias", "o")
+_TENSORS = ("q", "k", "v", "bias", "sink", "o")
 ARGUMENTS = (
     *(f"n{k}" for k in range(LEAD)),
     *("queries", "keys", "depth", "columns", "causal", "undefined"),
-    *("scale", "cap", "bias_kind", "fill"),
+    *("scale", "cap", "bias_kind", "fill", "has_sink"),
     *(f"{t}_{k}" for t in _TENSORS for k in range(LEAD)),
     *("q_row", "k_row", "v_row", "o_row", "bias_query", "bias_key"),
 )
@@ -117,7 +117,7 @@ def _decode(target: CpuTarget, multiply: MlirFunction, part: Part) -> MlirFuncti
             distance=f["k_row"],
             depth=f["depth"],
         )
-        f.run(exponentials, p=p, keys=keys, empty=f["empty"], factor=factor)
+        f.run(exponentials, p=p, keys=keys, sink=f["sink"], empty=f["empty"], factor=factor)
         f.run(
             multiply,
             p=p,
@@ -165,6 +165,7 @@ def _entry(
         "arith.andi", f.compare("ne", a["undefined"], zero), f.compare("ne", a["keys"], zero)
     )
     empty = f.select(undefined, f.constant(float("nan"), "f32"), f.constant(0.0, "f32"))
+    has_sink, never = f.compare("ne", a["has_sink"], zero), f.constant(-float("inf"), "f32")
     blocks = f.most(f.above(a["queries"], size), one)
     with f.loop(f["begin"], f["end"], 1) as unit:
         head = f.apply("arith.divui", unit, blocks)
@@ -193,6 +194,7 @@ def _entry(
             "all_keys": a["keys"],
             "causal": causal,
             "empty": empty,
+            "sink": f.select(has_sink, f.load(f.either(has_sink, at["sink"], scratch)), never),
             "scale": scale,
             "cap": cap,
             "has_cap": f.compare("ogt", cap, f.constant(0.0, "f32")),

@@ -72,6 +72,23 @@ def amin(lo: Lowering, x: Value, dim: Any = None, *_: Any, **__: Any) -> Value:
     return _extremum(lo, "min", x, dim)
 
 
+@lowers(aten.max.dim)
+def max_of_axis(lo: Lowering, x: Value, dim: int, *_: Any) -> list[Value | None]:
+    return _value_without_place(lo, "max", x, dim)
+
+
+@lowers(aten.min.dim)
+def min_of_axis(lo: Lowering, x: Value, dim: int, *_: Any) -> list[Value | None]:
+    return _value_without_place(lo, "min", x, dim)
+
+
+def _value_without_place(lo: Lowering, kind: str, x: Value, dim: int) -> list[Value | None]:
+    """An extremum, of which nothing reads where it is."""
+    if not lo.first_only or x.dtype == torch.bool:
+        raise lo.otherwise()
+    return [_extremum(lo, kind, x, dim), None]
+
+
 def _extremum(lo: Lowering, kind: str, x: Value, dim: Any) -> Value:
     # An empty row has no maximum, and torch raises: sizes are guarded to be at least 1.
     for axis in axes_of(x, dim):

@@ -33,6 +33,7 @@ from blade.backends.disc.gpu.compile.triton_unit import LaunchChoice, condition,
 from blade.backends.disc.gpu.emit.library_launch import LibraryLaunch, pointer, starts_aligned
 from blade.backends.disc.gpu.emit.specialize_sizes import SpecializedSizes, specialize_sizes
 from blade.backends.disc.gpu.emit.tiling import ceil_div
+from blade.backends.disc.ir.attention import bias_and_sink
 from blade.backends.disc.ir.graph import (
     Shape,
     Value,
@@ -111,7 +112,7 @@ class _AttentionLaunches:
         self.target = target
         self.facts = facts
         self.q, self.k, self.v = value.args[:3]
-        self.bias = value.args[3] if len(value.args) == 4 else None
+        self.bias, self.sink = bias_and_sink(value)
         self.row = -3 if packed else -2  # the axis of the queries
         self.lead = self.q.shape[: self.row]
         self.queries, self.depth = self.q.shape[self.row], int(self.q.shape[-1])
@@ -310,7 +311,8 @@ class _AttentionLaunches:
         seen = "bounds" if bounded else "find" if finds else ""
         early = self.target.starts_early
         bias = self.q if self.bias is None else self.bias
-        operands = {"q": self.q, "k": self.k, "v": self.v, "bias": bias, **results}
+        sink = {} if self.sink is None else {"sink": self.sink}
+        operands = {"q": self.q, "k": self.k, "v": self.v, "bias": bias, **sink, **results}
         pointers = tuple((n, pointer(x)) for n, x in operands.items())
         exact = bounded and self.facts.divides(tile.keys, self.keys)
         constants = {**dict(self.constants(tile)), "EVEN": even, "EXACT": exact}
@@ -321,7 +323,9 @@ class _AttentionLaunches:
             constants |= {"ROWS": rows, "CHUNK": CHUNK * 2 // min(rows, 8), **_HIDDEN}
         unit = named_unit(
             "attention",
-            attention_text(numbers.names, len(self.lead), shared, early, seen),
+            attention_text(
+                numbers.names, len(self.lead), shared, early, seen, self.sink is not None
+            ),
             (*pointers, *numbers.signature),
             (*numbers.constants, *constants.items()),
             (*self.aligned(operands), *numbers.aligned),
@@ -447,7 +451,12 @@ class _AttentionLaunches:
             found |= _numbered(name, strides[: self.row])
         strides = (0,) * len(self.q.shape) if self.bias is None else _strides(self.bias)
         found |= {"BIAS_QUERY": strides[self.row], "BIAS_KEY": strides[-1]}
-        return found | _numbered("BIAS", strides[: self.row])
+        found |= _numbered("BIAS", strides[: self.row])
+        if self.sink is None:
+            return found
+        strides = _strides(self.sink)
+        found["SINK_QUERY"] = strides[self.row]
+        return found | _numbered("SINK", strides[: self.row])
 
     def out_numbers(self) -> dict[str, Dim]:
         """Strides of the result, in which a query's row holds all heads."""

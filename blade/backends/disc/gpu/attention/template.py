@@ -19,6 +19,7 @@ BIAS_ROWS: the bias has a row for every query. EVEN divides the starts of these 
 CAUSAL: programs start in the order of their numbers, so those with the most keys come first, over all
 heads, and the last programs are short.
 EXACT: all blocks of keys are whole.
+sink: the score of one more key, whose value is 0: the largest score and the sum begin with it.
 PARTS: the number of programs that split the keys of a block of queries; another kernel combines their
 results.
 bounds: the first key that ROWS queries see and the end of the last, which another kernel finds in the bias; with few
@@ -169,7 +170,7 @@ def kernel(
     if REST_E > 0:
         acc_rest = tl.zeros((BLOCK_L, REST_E), tl.float32)
     top = tl.full((BLOCK_L,), float("-inf"), tl.float32)
-    start = 0
+%(sink)s    start = 0
     stop = keys
     if CAUSAL:
         stop = tl.minimum(keys, (block + 1) * BLOCK_L)
@@ -188,6 +189,16 @@ def kernel(
             BIAS_KEY, acc, acc_rest, total, top, D, E, BLOCK_D, BLOCK_E, REST_D, REST_E, BLOCK_L,
             BLOCK_S, SCALE, CAP, FOLDED, BIAS, FILL, BIAS_ROWS, EVEN, CAUSAL, PRECISION, True,
         )
+"""
+
+_SINK = """\
+    one = tl.load(sink + rows.to(tl.int64) * SINK_QUERY, mask=rows < queries, other=float("-inf"))
+    top = one.to(tl.float32) * 1.4426950408889634
+%(first)s    total = tl.where(top == float("-inf"), 0.0, 1.0)
+"""
+
+_FIRST = """\
+    top = tl.where(part == 0, top, float("-inf"))
 """
 
 _SHARE = """\
@@ -340,18 +351,26 @@ def kernel(
 
 
 def attention_text(
-    numbers: Sequence[str], rank: int, split: bool, early: bool, seen: str = ""
+    numbers: Sequence[str],
+    rank: int,
+    split: bool,
+    early: bool,
+    seen: str = "",
+    sink: bool = False,
 ) -> str:
     """The module; ``numbers``: names of sizes and strides; ``rank``: the number of leading axes.
 
     ``early``: the previous launch may still run; nothing is read until it has ended. ``seen``: "" if all keys are
-    read, "bounds" if these tell which, and "find" if the bias is read before.
+    read, "bounds" if these tell which, and "find" if the bias is read before. ``sink``: there is one more key, with a
+    score and no value.
     """
-    walked = ["q", "k", "v", "bias", *["bounds"] * (seen == "bounds"), *["out"] * (not split)]
+    walked = ["q", "k", "v", "bias", *["sink"] * sink, *["bounds"] * (seen == "bounds")]
+    walked += ["out"] * (not split)
     pointers = [*walked, *["sums", "totals", "tops"] * split]
     names = {"pointers": ", ".join(pointers), "numbers": _listed(numbers)}
     names |= {"lead": _lead(rank, walked), "share": _SHARE * split}
     names |= {"part": _LOOK[seen] + _PART * split, "how": _HOW[seen]}
+    names |= {"sink": _SINK % {"first": _FIRST * split} if sink else ""}
     text = _VISIT + _FIND * (seen == "find") + _KERNEL % (names | _around(early))
     return _IMPORTS + EARLY * early + text + (_LEFT if split else _WHOLE)
 

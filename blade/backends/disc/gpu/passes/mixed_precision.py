@@ -44,9 +44,10 @@ class _HalfProducts:
             return None
         mask = v.op in ("call", "attention")
         args = [b.cast(a, self.dtype) for a in v.args[:3]]
+        stays = v.attrs.get("fill") is not None or v.attrs.get("sink", False)
         for a in v.args[3:]:  # a number that fills scores has to be found in the bias
             limited = self._limited(b, a) if mask else a
-            args.append(a if v.attrs.get("fill") is not None else b.cast(limited, self.dtype))
+            args.append(a if stays else b.cast(limited, self.dtype))
         return b.cast(b.make(v.op, args, v.shape, self.dtype, v.strides, **v.attrs), F32)
 
     def _limited(self, b: IrBuilder, bias: Value) -> Value:
