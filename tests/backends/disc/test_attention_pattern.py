@@ -296,16 +296,19 @@ def test_filling_hides_what_was_there(function: Function) -> None:
     check(function, given, lowered(function, given))
 
 
-def test_what_is_filled_with_another_number_than_a_mask_is_left_alone() -> None:
-    """The bias may hold it elsewhere, where it is added."""
+@pytest.mark.parametrize("number", [0.0, -3.0, 2.0])
+@pytest.mark.parametrize("biased", [False, True])
+def test_what_is_filled_with_another_number_than_a_mask(number: float, biased: bool) -> None:
+    """A bias may hold it elsewhere, where it is added; 0 is what keeps a score."""
 
     def function(q, k, v, mask, allowed):
-        scores = torch.where(allowed, heads(q) @ heads(k).mT + mask, 0.0)
+        scores = heads(q) @ heads(k).mT
+        scores = torch.where(allowed, scores + mask if biased else scores, number)
         return joined(scores.softmax(-1) @ heads(v))
 
     given = [*qkv(), MASK, ALLOWED]
     graph = lowered(function, given)
-    assert "attention" not in ops(graph)
+    assert ("attention" in ops(graph)) == (number != 0 and not biased)
     check(function, given, graph)
 
 

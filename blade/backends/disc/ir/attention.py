@@ -49,7 +49,6 @@ def attend(
     causal: bool = False,
     undefined: bool = False,
     heads: int = 1,
-    replaces: bool = False,
     hides: bool = False,
     cap: float = 0.0,
     fill: float | None = None,
@@ -58,16 +57,16 @@ def attend(
     """q [*lead, L, D], k [*lead, S, D], v [*lead, S, Dv], bias [*lead, L, S] -> [*lead, L, Dv].
 
     ``heads``: number of trailing leading axes that lie within a query's row in memory. ``undefined``: a row
-    whose scores are all -inf gives NaN, like a softmax written out; torch's fused op gives 0. ``replaces``:
-    the bias replaces the score, except where it is NaN, instead of being added to it. ``hides``: keys whose bias makes
-    their weights 0 need not be read, as those of torch's fused op; a softmax written out multiplies their NaN by 0.
-    ``cap``: scores become cap * tanh(score / cap) before the bias, unless it is 0. ``fill``: a bias that is this number
-    replaces the score, others are added. ``sink`` [*lead, 1, 1]: the score of one more key, whose value is 0.
+    whose scores are all -inf gives NaN, like a softmax written out; torch's fused op gives 0. ``hides``: keys whose
+    bias makes their weights 0 need not be read, as those of torch's fused op; a softmax written out multiplies their
+    NaN by 0. ``cap``: scores become cap * tanh(score / cap) before the bias, unless it is 0. ``fill``: a bias that is
+    this number replaces the score, others are added. ``sink`` [*lead, 1, 1]: the score of one more key, whose value
+    is 0.
     """
-    bias = None if bias is None or changes_nothing(bias, replaces) else bias
+    bias = None if bias is None or changes_nothing(bias) else bias
     if heads == 1 and repeats(k) is not None and repeats(k) == repeats(v):
         k, v = k.args[0].args[0], v.args[0].args[0]
-        return grouped(b, q, k, v, bias, scale, causal, undefined, replaces, hides, cap, fill, sink)
+        return grouped(b, q, k, v, bias, scale, causal, undefined, hides, cap, fill, sink)
     lead, rank = q.shape[:-2], len(q.shape)
     assert all(x.shape[:-2] == lead for x in (k, v)), (q, k, v)
     heads = min(heads, len(lead))
@@ -83,7 +82,6 @@ def attend(
         causal=causal,
         undefined=undefined,
         heads=heads,
-        replaces=replaces,
         hides=hides,
         cap=float(cap),
         fill=None if bias is None else fill,
@@ -100,12 +98,9 @@ def bias_and_sink(v: Value) -> tuple[Value | None, Value | None]:
     return (rest[0] if rest else None), sink
 
 
-def changes_nothing(bias: Value, replaces: bool = False) -> bool:
-    """Whether ``bias`` has no effect: added zeros (a mask that hides nothing), or replacing NaNs only."""
-    if bias.op != "fill":
-        return False
-    number = float(bias.attrs["value"])
-    return math.isnan(number) if replaces else number == 0
+def changes_nothing(bias: Value) -> bool:
+    """Whether ``bias`` has no effect: zeros, as of a mask that hides nothing."""
+    return bias.op == "fill" and float(bias.attrs["value"]) == 0
 
 
 def grouped(
@@ -117,7 +112,6 @@ def grouped(
     scale: float,
     causal: bool = False,
     undefined: bool = False,
-    replaces: bool = False,
     hides: bool = False,
     cap: float = 0.0,
     fill: float | None = None,
@@ -137,7 +131,7 @@ def grouped(
         bias = _split_heads(b, bias, few, group)
     if sink is not None:
         sink = _split_heads(b, sink, few, group)
-    y = attend(b, q, k, v, bias, scale, causal, undefined, 2, replaces, hides, cap, fill, sink)
+    y = attend(b, q, k, v, bias, scale, causal, undefined, 2, hides, cap, fill, sink)
     # Merge the heads in memory order, where they are adjacent: the result stays a permutation.
     rank = len(y.shape)
     y = b.permute(y, (*range(count), rank - 2, count, count + 1, rank - 1))
@@ -205,9 +199,8 @@ def reference(
     scores = query @ key.mT * v.attrs["scale"]
     scores = cap * torch.tanh(scores / cap) if cap else scores
     if bias is not None:
-        replaced = torch.where(bias.isnan(), scores, bias)
-        added = scores + bias if fill is None else torch.where(bias == fill, bias, scores + bias)
-        scores = replaced if v.attrs["replaces"] else added
+        added = scores + bias
+        scores = added if fill is None else torch.where(bias == fill, bias, added)
     if v.attrs["causal"]:
         future = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
         scores = scores.masked_fill(future, -math.inf)

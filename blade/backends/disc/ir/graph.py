@@ -38,7 +38,7 @@
                                           channels last: x [N, *spatial, C], w [O, C/groups, *kernel]
     conv_weight_gradient grad x w {stride, padding, dilation, groups, transposed, output_padding}
                                           the gradient of a conv's weight, channels last (convolution.py)
-    attention q k v bias? sink? {scale, cap, causal, undefined, replaces, fill, sink, hides, heads}
+    attention q k v bias? sink? {scale, cap, causal, undefined, fill, sink, hides, heads}
                                           softmax(scale * q @ k.T + bias) @ v over equal leading axes; the last
                                           `heads` of them follow the query axis in the result
     group_moments x {groups, eps}         mean and 1/deviation of x [N, C, *pixels] over each group of channels,

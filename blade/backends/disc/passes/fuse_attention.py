@@ -277,8 +277,10 @@ def _filled(v: Value, inside: set[int]) -> _Scores | None:
         if y.op == "fill" and not math.isnan(y.attrs["value"]):
             found = _scores(x, inside)
             number = float(y.attrs["value"])
-            if found is None or found.where is not None or (found.biases and number > _MASKED):
-                return None
+            if found is None or found.where is not None or number == 0:
+                return None  # a bias of 0 keeps the scores
+            if found.biases and number > _MASKED:
+                return None  # the bias may be that number elsewhere
             return replace(found, where=condition, fill=number, kept=kept, filled=v.dtype)
     return None
 
@@ -327,11 +329,11 @@ def _build(
     q, k, value = (b.reshape(x, (*lead, *x.shape[-2:])) for x in (q, k, value))
     shape = (*lead, q.shape[-2], k.shape[-2])
     bias, fill = _sum_of_biases(b, scores, given, shape), None
-    if condition is not None and bias is None:
-        bias = _bias_in_place_of_scores(b, scores, condition, shape)
-    elif condition is not None and bias is not None:
+    if condition is not None:
         fill = _rounded(scores.fill, scores.filled)
-        bias = _filled_bias(b, scores, _seen_as(b, condition, shape), bias, fill)
+        condition = _seen_as(b, condition, shape)
+        bias = b.fill(0.0, shape, scores.filled) if bias is None else bias
+        bias = _filled_bias(b, scores, condition, bias, fill)
     if why_not(q, k, value, bias, forms) is not None:
         return None
     made = attend(
@@ -343,7 +345,6 @@ def _build(
         scores.scale * before * behind,
         undefined=scores.undefined,
         heads=heads,
-        replaces=condition is not None and fill is None,
         cap=scores.cap,
         fill=fill,
         sink=None if sink is None else _sink_of_heads(b, sink, lead),
@@ -370,16 +371,6 @@ def _sum_of_biases(b: IrBuilder, scores: _Scores, given: list[Value], shape: Sha
         x = _seen_as(b, x, shape)
         bias = x if bias is None else _at_broadcast(b, "add", bias, x)
     return bias
-
-
-def _bias_in_place_of_scores(
-    b: IrBuilder, scores: _Scores, condition: Value, shape: Shape
-) -> Value:
-    """What fills the scores, and NaN where they are kept."""
-    keep = b.fill(math.nan, condition.shape, scores.filled)
-    other = b.fill(scores.fill, condition.shape, scores.filled)
-    order = (keep, other) if scores.kept else (other, keep)
-    return _seen_as(b, b.pointwise("where", condition, *order), shape)
 
 
 def _filled_bias(

@@ -158,8 +158,8 @@ def test_bias_in_the_place_of_scores() -> None:
     b = IrBuilder()
     x, (q, k, v) = merged(b, 1, 16, torch.float32)
     m = b.make("input", (), (B, 1, L, L), torch.float32, index=1)
-    made = source(attend(b, q, k, v, m, -0.25, undefined=True, replaces=True))
-    given, bias = torch.randn(2, 18, 48), torch.full((2, 1, 18, 18), math.nan)
+    made = source(attend(b, q, k, v, m, -0.25, undefined=True, fill=-3.0))
+    given, bias = torch.randn(2, 18, 48), torch.zeros(2, 1, 18, 18)
     bias[torch.rand_like(bias) < 0.5] = -3.0
     parts = [p.view(2, 18, 1, 16).transpose(1, 2) for p in given.split(16, -1)]
     check(made, {x.id: given, m.id: bias}, {"s0": 2, "s1": 18}, [*parts, bias])

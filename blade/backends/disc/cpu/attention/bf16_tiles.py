@@ -202,7 +202,7 @@ def dots(target: CpuTarget) -> MlirRoutine:
     f = routine(
         "dots",
         "q:ptr scale:f32 k:ptr distance:i64 keys:i64 depth:i64 bias:ptr bias_distance:i64 "
-        "replaces:i1 fill:f32 p:ptr",
+        "fill:f32 p:ptr",
         target,
     )
     whole = f.floor_to(f["keys"], _KEYS)

@@ -14,7 +14,7 @@ BLOCK_KEYS = 512
 
 UNIT = (
     "q:ptr k:ptr v:ptr bias:ptr o:ptr scratch:ptr first:i64 count:i64 keys:i64 all_keys:i64 depth:i64 "
-    "columns:i64 causal:i1 empty:f32 sink:f32 scale:f32 cap:f32 has_cap:i1 has_bias:i1 replaces:i1 fill:f32 "
+    "columns:i64 causal:i1 empty:f32 sink:f32 scale:f32 cap:f32 has_cap:i1 has_bias:i1 fill:f32 "
     "q_row:i64 k_row:i64 v_row:i64 o_row:i64 bias_query:i64 bias_key:i64"
 )
 LOGS = " logs:ptr"
@@ -140,7 +140,7 @@ def add_bias_and_mask(
     with f.when(f["has_bias"]):
         bias = f.at(f["bias"], f.mul(s0, f["bias_key"]))
         same = {"p": p, "keys": keys, "bias": bias, "distance": f["bias_key"]}
-        same |= {n: f[n] for n in ("replaces", "fill")}
+        same["fill"] = f["fill"]
         with f.when(f.compare("eq", f["bias_query"], f.number(0))):
             f.run(part(softmax.add_key_bias(target, vectors)), **same)
             f.branch()

@@ -52,7 +52,7 @@ def attention_call(value: Value, target: CpuTarget) -> NativeCall:
         "undefined": int(value.attrs.get("undefined", False)),
         "scale": _bits(value.attrs["scale"]),
         "cap": _bits(value.attrs.get("cap", 0.0)),
-        "bias_kind": 0 if bias is None else 2 if value.attrs.get("replaces") else 1,
+        "has_bias": int(bias is not None),
         "fill": _bits(math.nan if fill is None else fill),
         "has_sink": int(sink is not None),
         "q_row": _strides(q)[-2],

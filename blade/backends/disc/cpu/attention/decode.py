@@ -17,7 +17,7 @@ def decode_scores(target: CpuTarget) -> MlirFunction:
     f = MlirFunction(
         "attention_f32_dots",
         "q:ptr scale:f32 k:ptr distance:i64 keys:i64 depth:i64 bias:ptr bias_distance:i64 "
-        "replaces:i1 fill:f32 p:ptr",
+        "fill:f32 p:ptr",
         target.lanes,
     )
     whole = f.floor_to(f["keys"], _KEYS)
@@ -54,11 +54,10 @@ def score_row(
         keys=keys,
         bias=f.either(at_once, bias, nothing),
         bias_distance=f.select(at_once, step, f.number(0)),
-        replaces=f.apply("arith.andi", f["replaces"], at_once),
         fill=f["fill"],
     )
     with f.when(f["has_cap"]):
-        same = {n: f[n] for n in ("cap", "replaces", "fill")}
+        same = {n: f[n] for n in ("cap", "fill")}
         f.run(cap, p=p, keys=keys, bias=bias, bias_distance=step, **same)
 
 
@@ -66,7 +65,7 @@ def cap_row(target: CpuTarget) -> MlirFunction:
     """``p[s] = cap * tanh(p[s] / cap)``, and then the bias, over a row that is padded by one vector."""
     f = MlirFunction(
         "attention_f32_cap_row",
-        "p:ptr keys:i64 cap:f32 bias:ptr bias_distance:i64 replaces:i1 fill:f32",
+        "p:ptr keys:i64 cap:f32 bias:ptr bias_distance:i64 fill:f32",
         target.lanes,
     )
     with f.loop(f.number(0), f["keys"], target.lanes) as s:

@@ -31,7 +31,6 @@ from blade.backends.disc.target.cpu import CpuTarget
 NAME = "attention_f32"
 NAME_WITH_LOGS = "attention_f32_logs"
 LEAD = 4  # axes before the queries' axis; missing ones have size 1
-REPLACES = 2  # kind of a bias that replaces the score; 1: it is added, 0: no bias
 FEW = 3  # up to so many queries are computed one by one
 PACKED_KEYS = (256, 4096)  # numbers of keys for which a head's keys and values are copied
 
@@ -39,7 +38,7 @@ _TENSORS = ("q", "k", "v", "bias", "sink", "o")
 ARGUMENTS = (
     *(f"n{k}" for k in range(LEAD)),
     *("queries", "keys", "depth", "columns", "causal", "undefined"),
-    *("scale", "cap", "bias_kind", "fill", "has_sink"),
+    *("scale", "cap", "has_bias", "fill", "has_sink"),
     *(f"{t}_{k}" for t in _TENSORS for k in range(LEAD)),
     *("q_row", "k_row", "v_row", "o_row", "bias_query", "bias_key"),
 )
@@ -160,7 +159,7 @@ def _entry(
     a = {n: f.load(f.at(f["ints"], k, "i64"), 1, "i64") for k, n in enumerate(names)}
     zero, one, size = f.number(0), f.number(1), block_queries(target)
     scale, cap, fill = (_float(f, a[n]) for n in ("scale", "cap", "fill"))
-    causal, has_bias = (f.compare("ne", a[n], zero) for n in ("causal", "bias_kind"))
+    causal, has_bias = (f.compare("ne", a[n], zero) for n in ("causal", "has_bias"))
     undefined = f.apply(
         "arith.andi", f.compare("ne", a["undefined"], zero), f.compare("ne", a["keys"], zero)
     )
@@ -200,7 +199,6 @@ def _entry(
             "has_cap": f.compare("ogt", cap, f.constant(0.0, "f32")),
             "fill": fill,
             "has_bias": has_bias,
-            "replaces": f.compare("eq", a["bias_kind"], f.number(REPLACES)),
         }
         if small is None:
             place = f.add(f.mul(head, a["queries"]), first)

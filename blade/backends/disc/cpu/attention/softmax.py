@@ -21,7 +21,7 @@ def add_key_bias(target: CpuTarget, vectors: int) -> MlirFunction:
     lanes, width = target.lanes, vectors * target.lanes
     f = MlirFunction(
         f"attention_f32_key_bias_{vectors}",
-        "p:ptr keys:i64 bias:ptr distance:i64 replaces:i1 fill:f32",
+        "p:ptr keys:i64 bias:ptr distance:i64 fill:f32",
         lanes,
     )
     with f.loop(f.number(0), f["keys"], 1) as s:
@@ -34,14 +34,9 @@ def add_key_bias(target: CpuTarget, vectors: int) -> MlirFunction:
 
 
 def biased(f: MlirFunction, x: SsaValue, bias: SsaValue) -> SsaValue:
-    """The score plus the bias; the bias alone if it is ``fill``.
-
-    With ``replaces``, the bias instead of the score, unless the bias is NaN.
-    """
-    other = f.select(f.compare("uno", bias, bias), x, bias)
+    """The score plus the bias; the bias alone if it is ``fill``."""
     fill = f.broadcast(f["fill"], x.lanes)
-    added = f.select(f.compare("oeq", bias, fill), bias, f.add(x, bias))
-    return f.select(f["replaces"], other, added)
+    return f.select(f.compare("oeq", bias, fill), bias, f.add(x, bias))
 
 
 def cap_scores(target: CpuTarget, vectors: int) -> MlirFunction:
@@ -64,7 +59,7 @@ def add_bias(target: CpuTarget, vectors: int) -> MlirFunction:
     lanes, width = target.lanes, vectors * target.lanes
     f = MlirFunction(
         f"attention_f32_bias_{vectors}",
-        "p:ptr keys:i64 bias:ptr count:i64 query_distance:i64 distance:i64 replaces:i1 fill:f32",
+        "p:ptr keys:i64 bias:ptr count:i64 query_distance:i64 distance:i64 fill:f32",
         lanes,
     )
     pointers = clamped_rows(f, f["bias"], f["query_distance"], f["count"], width)

@@ -68,16 +68,16 @@ def add_bias_and_mask(
     with f.when(f["has_bias"]):
         bias = f.at(f["bias"], f.mul(row, f["bias_row"]))
         same = {"p": p, "keys": rows, "bias": bias, "distance": f["bias_row"]}
-        added = {"replaces": f.constant(0, "i1"), "fill": f.constant(float("nan"), "f32")}
+        none = f.constant(float("nan"), "f32")
         with f.when(f.compare("eq", f["bias_lane"], f.number(0))):
-            f.run(part(softmax.add_key_bias(target, vectors)), **same, **added)
+            f.run(part(softmax.add_key_bias(target, vectors)), **same, fill=none)
             f.branch()
             with f.when(f.compare("eq", f["bias_lane"], f.number(1))):
                 f.run(part(_add_rows(target, vectors)), **same, count=f["count"])
                 f.branch()
                 full = part(softmax.add_bias(target, vectors))
                 lane = {"count": f["count"], "query_distance": f["bias_lane"]}
-                f.run(full, **same, **lane, **added)
+                f.run(full, **same, **lane, fill=none)
     with f.when(f["causal"]):
         if walks == "keys":
             future = part(softmax.mask_future(target, vectors))

@@ -404,7 +404,7 @@ class _AttentionLaunches:
         attrs = self.value.attrs
         if self.bias is None:
             return 0
-        return 2 if attrs["replaces"] else 1 if attrs["fill"] is None else 3
+        return 1 if attrs["fill"] is None else 2
 
     @property
     def folded(self) -> bool:

@@ -9,9 +9,8 @@ entirely need no mask. Scores are f32 for all operand types.
 SCALE includes the factor log2(e), so that exp2 replaces exp. FOLDED: the scale is positive and there is neither a
 cap nor a bias; the subtraction of the maximum then applies it, which saves one multiplication per score.
 CAP: 0, or scores become CAP * tanh(score), and then CAP has this factor and SCALE is without it.
-BIAS: 0 none, 1 added to the score, 2 replaces the score unless that is NaN, 3 replaces the score if it is FILL
-and is added otherwise. The lowest numbers of f32,
-which the factor would make infinite, become the lowest finite one (a row of them has equal weights, as it
+BIAS: 0 none, 1 added to the score, 2 replaces the score if it is FILL and is added otherwise. The lowest numbers of
+f32, which the factor would make infinite, become the lowest finite one (a row of them has equal weights, as it
 should).
 REST_D, REST_E: columns of keys and of values beyond BLOCK_D and BLOCK_E. The sum need not be a power of two
 (80 = 64 + 16): no padding is read or multiplied.
@@ -97,10 +96,8 @@ def visit(
                 b = tl.where(never, b, least)
             if BIAS == 1:
                 scores = scores + b
-            elif BIAS == 3:
-                scores = tl.where(fills, b, scores + b)
             else:
-                scores = tl.where(b == b, b, scores)
+                scores = tl.where(fills, b, scores + b)
         if MASKED:
             seen = exist[None, :]
             if CAUSAL:

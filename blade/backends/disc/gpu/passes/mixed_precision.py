@@ -10,6 +10,8 @@ Sums, norms, softmax, exponentials and powers keep float32, as in autocast. Inpu
 dtypes. Casts are pointwise: they run in the kernels around the products and need no launch.
 """
 
+import math
+
 import torch
 
 from blade.backends.disc.ir.graph import (
@@ -35,7 +37,7 @@ class _HalfProducts:
     """The rule that replaces a float32 product by one in ``dtype``."""
 
     def __init__(self, dtype: torch.dtype) -> None:
-        self.dtype = dtype
+        self.dtype, self.lowest = dtype, torch.finfo(dtype).min
 
     def __call__(self, b: IrBuilder, v: Value) -> Value | None:
         if v.dtype == F32 and v.op == "scaled_linear":
@@ -44,11 +46,14 @@ class _HalfProducts:
             return None
         mask = v.op in ("call", "attention")
         args = [b.cast(a, self.dtype) for a in v.args[:3]]
-        stays = v.attrs.get("fill") is not None or v.attrs.get("sink", False)
-        for a in v.args[3:]:  # a number that fills scores has to be found in the bias
-            limited = self._limited(b, a) if mask else a
-            args.append(a if stays else b.cast(limited, self.dtype))
-        return b.cast(b.make(v.op, args, v.shape, self.dtype, v.strides, **v.attrs), F32)
+        args += [b.cast(self._limited(b, a) if mask else a, self.dtype) for a in v.args[3:]]
+        attrs = dict(v.attrs)
+        if attrs.get("fill") is not None:  # as it is in the bias
+            limited = (
+                max(attrs["fill"], self.lowest) if math.isfinite(attrs["fill"]) else attrs["fill"]
+            )
+            attrs["fill"] = float(torch.tensor(limited).to(self.dtype))
+        return b.cast(b.make(v.op, args, v.shape, self.dtype, v.strides, **attrs), F32)
 
     def _limited(self, b: IrBuilder, bias: Value) -> Value:
         """Limit a mask to float16's range: its lowest float32 would become -inf, and a row of these NaN."""
