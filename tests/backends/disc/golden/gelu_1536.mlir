@@ -34,18 +34,18 @@ llvm.func @gelu_1536(%ptrs: !llvm.ptr, %ints: !llvm.ptr, %begin: i64, %end: i64)
     %7 = llvm.load %6 : !llvm.ptr -> !llvm.ptr
     scf.for %unit = %begin to %end step %c1 : i64 {
       %8 = arith.muli %unit, %c0 : i64
-      %9 = llvm.getelementptr %3[%8] : (!llvm.ptr, i64) -> !llvm.ptr, f32
+      %9 = llvm.getelementptr nusw %3[%8] : (!llvm.ptr, i64) -> !llvm.ptr, f32
       %10 = arith.muli %unit, %c0 : i64
-      %11 = llvm.getelementptr %7[%10] : (!llvm.ptr, i64) -> !llvm.ptr, f32
+      %11 = llvm.getelementptr nusw %7[%10] : (!llvm.ptr, i64) -> !llvm.ptr, f32
       scf.for %12 = %c2 to %c0 step %c9 : i64 {
         %13 = arith.addi %12, %c10 : i64
-        %14 = llvm.getelementptr %9[%12] : (!llvm.ptr, i64) -> !llvm.ptr, f32
+        %14 = llvm.getelementptr nusw %9[%12] : (!llvm.ptr, i64) -> !llvm.ptr, f32
         %15 = llvm.load %14 {alignment = 4 : i64} : !llvm.ptr -> vector<8xf32>
-        %16 = llvm.getelementptr %9[%13] : (!llvm.ptr, i64) -> !llvm.ptr, f32
+        %16 = llvm.getelementptr nusw %9[%13] : (!llvm.ptr, i64) -> !llvm.ptr, f32
         %17 = llvm.load %16 {alignment = 4 : i64} : !llvm.ptr -> vector<8xf32>
-        %18 = llvm.getelementptr %5[%12] : (!llvm.ptr, i64) -> !llvm.ptr, f32
+        %18 = llvm.getelementptr nusw %5[%12] : (!llvm.ptr, i64) -> !llvm.ptr, f32
         %19 = llvm.load %18 {alignment = 4 : i64} : !llvm.ptr -> vector<8xf32>
-        %20 = llvm.getelementptr %5[%13] : (!llvm.ptr, i64) -> !llvm.ptr, f32
+        %20 = llvm.getelementptr nusw %5[%13] : (!llvm.ptr, i64) -> !llvm.ptr, f32
         %21 = llvm.load %20 {alignment = 4 : i64} : !llvm.ptr -> vector<8xf32>
         %22 = arith.addf %15, %19 : vector<8xf32>
         %23 = arith.addf %17, %21 : vector<8xf32>
@@ -99,9 +99,9 @@ llvm.func @gelu_1536(%ptrs: !llvm.ptr, %ints: !llvm.ptr, %begin: i64, %end: i64)
         %71 = arith.mulf %23, %c8 : vector<8xf32>
         %72 = arith.mulf %70, %68 : vector<8xf32>
         %73 = arith.mulf %71, %69 : vector<8xf32>
-        %74 = llvm.getelementptr %11[%12] : (!llvm.ptr, i64) -> !llvm.ptr, f32
+        %74 = llvm.getelementptr nusw %11[%12] : (!llvm.ptr, i64) -> !llvm.ptr, f32
         llvm.store %72, %74 {alignment = 4 : i64} : vector<8xf32>, !llvm.ptr
-        %75 = llvm.getelementptr %11[%13] : (!llvm.ptr, i64) -> !llvm.ptr, f32
+        %75 = llvm.getelementptr nusw %11[%13] : (!llvm.ptr, i64) -> !llvm.ptr, f32
         llvm.store %73, %75 {alignment = 4 : i64} : vector<8xf32>, !llvm.ptr
       }
     }

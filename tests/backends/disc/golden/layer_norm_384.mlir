@@ -26,58 +26,58 @@ llvm.func @layer_norm_384(%ptrs: !llvm.ptr, %ints: !llvm.ptr, %begin: i64, %end:
     %13 = llvm.load %12 : !llvm.ptr -> !llvm.ptr
     %14 = llvm.getelementptr %ptrs[6] : (!llvm.ptr) -> !llvm.ptr, !llvm.ptr
     %15 = llvm.load %14 : !llvm.ptr -> !llvm.ptr
-    %16 = llvm.getelementptr %15[%c3] : (!llvm.ptr, i64) -> !llvm.ptr, i8
+    %16 = llvm.getelementptr nusw %15[%c3] : (!llvm.ptr, i64) -> !llvm.ptr, i8
     scf.for %unit = %begin to %end step %c1 : i64 {
       %17 = arith.muli %unit, %c0 : i64
-      %18 = llvm.getelementptr %3[%17] : (!llvm.ptr, i64) -> !llvm.ptr, f32
+      %18 = llvm.getelementptr nusw %3[%17] : (!llvm.ptr, i64) -> !llvm.ptr, f32
       %19 = arith.muli %unit, %c0 : i64
-      %20 = llvm.getelementptr %7[%19] : (!llvm.ptr, i64) -> !llvm.ptr, f32
+      %20 = llvm.getelementptr nusw %7[%19] : (!llvm.ptr, i64) -> !llvm.ptr, f32
       %21 = arith.muli %unit, %c0 : i64
-      %22 = llvm.getelementptr %13[%21] : (!llvm.ptr, i64) -> !llvm.ptr, f32
+      %22 = llvm.getelementptr nusw %13[%21] : (!llvm.ptr, i64) -> !llvm.ptr, f32
       %23 = arith.sitofp %c0 : i64 to f32
       %29:4 = scf.for %24 = %c2 to %c0 step %c6 iter_args(%25 = %c5, %26 = %c5, %27 = %c5, %28 = %c5) -> (vector<8xf32>, vector<8xf32>, vector<8xf32>, vector<8xf32>) : i64 {
         %30 = arith.addi %24, %c7 : i64
         %31 = arith.addi %24, %c8 : i64
         %32 = arith.addi %24, %c9 : i64
-        %33 = llvm.getelementptr %18[%24] : (!llvm.ptr, i64) -> !llvm.ptr, f32
+        %33 = llvm.getelementptr nusw %18[%24] : (!llvm.ptr, i64) -> !llvm.ptr, f32
         %34 = llvm.load %33 {alignment = 4 : i64} : !llvm.ptr -> vector<8xf32>
-        %35 = llvm.getelementptr %18[%30] : (!llvm.ptr, i64) -> !llvm.ptr, f32
+        %35 = llvm.getelementptr nusw %18[%30] : (!llvm.ptr, i64) -> !llvm.ptr, f32
         %36 = llvm.load %35 {alignment = 4 : i64} : !llvm.ptr -> vector<8xf32>
-        %37 = llvm.getelementptr %18[%31] : (!llvm.ptr, i64) -> !llvm.ptr, f32
+        %37 = llvm.getelementptr nusw %18[%31] : (!llvm.ptr, i64) -> !llvm.ptr, f32
         %38 = llvm.load %37 {alignment = 4 : i64} : !llvm.ptr -> vector<8xf32>
-        %39 = llvm.getelementptr %18[%32] : (!llvm.ptr, i64) -> !llvm.ptr, f32
+        %39 = llvm.getelementptr nusw %18[%32] : (!llvm.ptr, i64) -> !llvm.ptr, f32
         %40 = llvm.load %39 {alignment = 4 : i64} : !llvm.ptr -> vector<8xf32>
-        %41 = llvm.getelementptr %5[%24] : (!llvm.ptr, i64) -> !llvm.ptr, f32
+        %41 = llvm.getelementptr nusw %5[%24] : (!llvm.ptr, i64) -> !llvm.ptr, f32
         %42 = llvm.load %41 {alignment = 4 : i64} : !llvm.ptr -> vector<8xf32>
-        %43 = llvm.getelementptr %5[%30] : (!llvm.ptr, i64) -> !llvm.ptr, f32
+        %43 = llvm.getelementptr nusw %5[%30] : (!llvm.ptr, i64) -> !llvm.ptr, f32
         %44 = llvm.load %43 {alignment = 4 : i64} : !llvm.ptr -> vector<8xf32>
-        %45 = llvm.getelementptr %5[%31] : (!llvm.ptr, i64) -> !llvm.ptr, f32
+        %45 = llvm.getelementptr nusw %5[%31] : (!llvm.ptr, i64) -> !llvm.ptr, f32
         %46 = llvm.load %45 {alignment = 4 : i64} : !llvm.ptr -> vector<8xf32>
-        %47 = llvm.getelementptr %5[%32] : (!llvm.ptr, i64) -> !llvm.ptr, f32
+        %47 = llvm.getelementptr nusw %5[%32] : (!llvm.ptr, i64) -> !llvm.ptr, f32
         %48 = llvm.load %47 {alignment = 4 : i64} : !llvm.ptr -> vector<8xf32>
-        %49 = llvm.getelementptr %20[%24] : (!llvm.ptr, i64) -> !llvm.ptr, f32
+        %49 = llvm.getelementptr nusw %20[%24] : (!llvm.ptr, i64) -> !llvm.ptr, f32
         %50 = llvm.load %49 {alignment = 4 : i64} : !llvm.ptr -> vector<8xf32>
-        %51 = llvm.getelementptr %20[%30] : (!llvm.ptr, i64) -> !llvm.ptr, f32
+        %51 = llvm.getelementptr nusw %20[%30] : (!llvm.ptr, i64) -> !llvm.ptr, f32
         %52 = llvm.load %51 {alignment = 4 : i64} : !llvm.ptr -> vector<8xf32>
-        %53 = llvm.getelementptr %20[%31] : (!llvm.ptr, i64) -> !llvm.ptr, f32
+        %53 = llvm.getelementptr nusw %20[%31] : (!llvm.ptr, i64) -> !llvm.ptr, f32
         %54 = llvm.load %53 {alignment = 4 : i64} : !llvm.ptr -> vector<8xf32>
-        %55 = llvm.getelementptr %20[%32] : (!llvm.ptr, i64) -> !llvm.ptr, f32
+        %55 = llvm.getelementptr nusw %20[%32] : (!llvm.ptr, i64) -> !llvm.ptr, f32
         %56 = llvm.load %55 {alignment = 4 : i64} : !llvm.ptr -> vector<8xf32>
         %57 = arith.addf %34, %42 : vector<8xf32>
         %58 = arith.addf %36, %44 : vector<8xf32>
         %59 = arith.addf %38, %46 : vector<8xf32>
         %60 = arith.addf %40, %48 : vector<8xf32>
         %61 = arith.addf %57, %50 : vector<8xf32>
-        %62 = llvm.getelementptr %15[%24] : (!llvm.ptr, i64) -> !llvm.ptr, f32
+        %62 = llvm.getelementptr nusw %15[%24] : (!llvm.ptr, i64) -> !llvm.ptr, f32
         llvm.store %61, %62 {alignment = 4 : i64} : vector<8xf32>, !llvm.ptr
         %63 = arith.addf %58, %52 : vector<8xf32>
-        %64 = llvm.getelementptr %15[%30] : (!llvm.ptr, i64) -> !llvm.ptr, f32
+        %64 = llvm.getelementptr nusw %15[%30] : (!llvm.ptr, i64) -> !llvm.ptr, f32
         llvm.store %63, %64 {alignment = 4 : i64} : vector<8xf32>, !llvm.ptr
         %65 = arith.addf %59, %54 : vector<8xf32>
-        %66 = llvm.getelementptr %15[%31] : (!llvm.ptr, i64) -> !llvm.ptr, f32
+        %66 = llvm.getelementptr nusw %15[%31] : (!llvm.ptr, i64) -> !llvm.ptr, f32
         llvm.store %65, %66 {alignment = 4 : i64} : vector<8xf32>, !llvm.ptr
         %67 = arith.addf %60, %56 : vector<8xf32>
-        %68 = llvm.getelementptr %15[%32] : (!llvm.ptr, i64) -> !llvm.ptr, f32
+        %68 = llvm.getelementptr nusw %15[%32] : (!llvm.ptr, i64) -> !llvm.ptr, f32
         llvm.store %67, %68 {alignment = 4 : i64} : vector<8xf32>, !llvm.ptr
         %69 = arith.addf %25, %61 : vector<8xf32>
         %70 = arith.addf %26, %63 : vector<8xf32>
@@ -105,13 +105,13 @@ llvm.func @layer_norm_384(%ptrs: !llvm.ptr, %ints: !llvm.ptr, %begin: i64, %end:
         %95 = arith.addi %89, %c7 : i64
         %96 = arith.addi %89, %c8 : i64
         %97 = arith.addi %89, %c9 : i64
-        %98 = llvm.getelementptr %15[%89] : (!llvm.ptr, i64) -> !llvm.ptr, f32
+        %98 = llvm.getelementptr nusw %15[%89] : (!llvm.ptr, i64) -> !llvm.ptr, f32
         %99 = llvm.load %98 {alignment = 4 : i64} : !llvm.ptr -> vector<8xf32>
-        %100 = llvm.getelementptr %15[%95] : (!llvm.ptr, i64) -> !llvm.ptr, f32
+        %100 = llvm.getelementptr nusw %15[%95] : (!llvm.ptr, i64) -> !llvm.ptr, f32
         %101 = llvm.load %100 {alignment = 4 : i64} : !llvm.ptr -> vector<8xf32>
-        %102 = llvm.getelementptr %15[%96] : (!llvm.ptr, i64) -> !llvm.ptr, f32
+        %102 = llvm.getelementptr nusw %15[%96] : (!llvm.ptr, i64) -> !llvm.ptr, f32
         %103 = llvm.load %102 {alignment = 4 : i64} : !llvm.ptr -> vector<8xf32>
-        %104 = llvm.getelementptr %15[%97] : (!llvm.ptr, i64) -> !llvm.ptr, f32
+        %104 = llvm.getelementptr nusw %15[%97] : (!llvm.ptr, i64) -> !llvm.ptr, f32
         %105 = llvm.load %104 {alignment = 4 : i64} : !llvm.ptr -> vector<8xf32>
         %106 = arith.subf %99, %88 : vector<8xf32>
         %107 = arith.subf %101, %88 : vector<8xf32>
@@ -150,29 +150,29 @@ llvm.func @layer_norm_384(%ptrs: !llvm.ptr, %ints: !llvm.ptr, %begin: i64, %end:
         %138 = arith.addi %137, %c7 : i64
         %139 = arith.addi %137, %c8 : i64
         %140 = arith.addi %137, %c9 : i64
-        %141 = llvm.getelementptr %15[%137] : (!llvm.ptr, i64) -> !llvm.ptr, f32
+        %141 = llvm.getelementptr nusw %15[%137] : (!llvm.ptr, i64) -> !llvm.ptr, f32
         %142 = llvm.load %141 {alignment = 4 : i64} : !llvm.ptr -> vector<8xf32>
-        %143 = llvm.getelementptr %15[%138] : (!llvm.ptr, i64) -> !llvm.ptr, f32
+        %143 = llvm.getelementptr nusw %15[%138] : (!llvm.ptr, i64) -> !llvm.ptr, f32
         %144 = llvm.load %143 {alignment = 4 : i64} : !llvm.ptr -> vector<8xf32>
-        %145 = llvm.getelementptr %15[%139] : (!llvm.ptr, i64) -> !llvm.ptr, f32
+        %145 = llvm.getelementptr nusw %15[%139] : (!llvm.ptr, i64) -> !llvm.ptr, f32
         %146 = llvm.load %145 {alignment = 4 : i64} : !llvm.ptr -> vector<8xf32>
-        %147 = llvm.getelementptr %15[%140] : (!llvm.ptr, i64) -> !llvm.ptr, f32
+        %147 = llvm.getelementptr nusw %15[%140] : (!llvm.ptr, i64) -> !llvm.ptr, f32
         %148 = llvm.load %147 {alignment = 4 : i64} : !llvm.ptr -> vector<8xf32>
-        %149 = llvm.getelementptr %9[%137] : (!llvm.ptr, i64) -> !llvm.ptr, f32
+        %149 = llvm.getelementptr nusw %9[%137] : (!llvm.ptr, i64) -> !llvm.ptr, f32
         %150 = llvm.load %149 {alignment = 4 : i64} : !llvm.ptr -> vector<8xf32>
-        %151 = llvm.getelementptr %9[%138] : (!llvm.ptr, i64) -> !llvm.ptr, f32
+        %151 = llvm.getelementptr nusw %9[%138] : (!llvm.ptr, i64) -> !llvm.ptr, f32
         %152 = llvm.load %151 {alignment = 4 : i64} : !llvm.ptr -> vector<8xf32>
-        %153 = llvm.getelementptr %9[%139] : (!llvm.ptr, i64) -> !llvm.ptr, f32
+        %153 = llvm.getelementptr nusw %9[%139] : (!llvm.ptr, i64) -> !llvm.ptr, f32
         %154 = llvm.load %153 {alignment = 4 : i64} : !llvm.ptr -> vector<8xf32>
-        %155 = llvm.getelementptr %9[%140] : (!llvm.ptr, i64) -> !llvm.ptr, f32
+        %155 = llvm.getelementptr nusw %9[%140] : (!llvm.ptr, i64) -> !llvm.ptr, f32
         %156 = llvm.load %155 {alignment = 4 : i64} : !llvm.ptr -> vector<8xf32>
-        %157 = llvm.getelementptr %11[%137] : (!llvm.ptr, i64) -> !llvm.ptr, f32
+        %157 = llvm.getelementptr nusw %11[%137] : (!llvm.ptr, i64) -> !llvm.ptr, f32
         %158 = llvm.load %157 {alignment = 4 : i64} : !llvm.ptr -> vector<8xf32>
-        %159 = llvm.getelementptr %11[%138] : (!llvm.ptr, i64) -> !llvm.ptr, f32
+        %159 = llvm.getelementptr nusw %11[%138] : (!llvm.ptr, i64) -> !llvm.ptr, f32
         %160 = llvm.load %159 {alignment = 4 : i64} : !llvm.ptr -> vector<8xf32>
-        %161 = llvm.getelementptr %11[%139] : (!llvm.ptr, i64) -> !llvm.ptr, f32
+        %161 = llvm.getelementptr nusw %11[%139] : (!llvm.ptr, i64) -> !llvm.ptr, f32
         %162 = llvm.load %161 {alignment = 4 : i64} : !llvm.ptr -> vector<8xf32>
-        %163 = llvm.getelementptr %11[%140] : (!llvm.ptr, i64) -> !llvm.ptr, f32
+        %163 = llvm.getelementptr nusw %11[%140] : (!llvm.ptr, i64) -> !llvm.ptr, f32
         %164 = llvm.load %163 {alignment = 4 : i64} : !llvm.ptr -> vector<8xf32>
         %165 = arith.subf %142, %88 : vector<8xf32>
         %166 = arith.subf %144, %88 : vector<8xf32>
@@ -186,13 +186,13 @@ llvm.func @layer_norm_384(%ptrs: !llvm.ptr, %ints: !llvm.ptr, %begin: i64, %end:
         %174 = math.fma %170, %152, %160 : vector<8xf32>
         %175 = math.fma %171, %154, %162 : vector<8xf32>
         %176 = math.fma %172, %156, %164 : vector<8xf32>
-        %177 = llvm.getelementptr %22[%137] : (!llvm.ptr, i64) -> !llvm.ptr, f32
+        %177 = llvm.getelementptr nusw %22[%137] : (!llvm.ptr, i64) -> !llvm.ptr, f32
         llvm.store %173, %177 {alignment = 4 : i64} : vector<8xf32>, !llvm.ptr
-        %178 = llvm.getelementptr %22[%138] : (!llvm.ptr, i64) -> !llvm.ptr, f32
+        %178 = llvm.getelementptr nusw %22[%138] : (!llvm.ptr, i64) -> !llvm.ptr, f32
         llvm.store %174, %178 {alignment = 4 : i64} : vector<8xf32>, !llvm.ptr
-        %179 = llvm.getelementptr %22[%139] : (!llvm.ptr, i64) -> !llvm.ptr, f32
+        %179 = llvm.getelementptr nusw %22[%139] : (!llvm.ptr, i64) -> !llvm.ptr, f32
         llvm.store %175, %179 {alignment = 4 : i64} : vector<8xf32>, !llvm.ptr
-        %180 = llvm.getelementptr %22[%140] : (!llvm.ptr, i64) -> !llvm.ptr, f32
+        %180 = llvm.getelementptr nusw %22[%140] : (!llvm.ptr, i64) -> !llvm.ptr, f32
         llvm.store %176, %180 {alignment = 4 : i64} : vector<8xf32>, !llvm.ptr
       }
     }

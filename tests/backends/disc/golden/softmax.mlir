@@ -43,12 +43,12 @@ llvm.func @softmax(%ptrs: !llvm.ptr, %ints: !llvm.ptr, %begin: i64, %end: i64) {
     %10 = arith.muli %3, %c2 : i64
     %11 = arith.addi %10, %c3 : i64
     %12 = arith.andi %11, %c4 : i64
-    %13 = llvm.getelementptr %9[%12] : (!llvm.ptr, i64) -> !llvm.ptr, i8
+    %13 = llvm.getelementptr nusw %9[%12] : (!llvm.ptr, i64) -> !llvm.ptr, i8
     scf.for %unit = %begin to %end step %c0 : i64 {
       %14 = arith.muli %unit, %3 : i64
-      %15 = llvm.getelementptr %5[%14] : (!llvm.ptr, i64) -> !llvm.ptr, f32
+      %15 = llvm.getelementptr nusw %5[%14] : (!llvm.ptr, i64) -> !llvm.ptr, f32
       %16 = arith.muli %unit, %3 : i64
-      %17 = llvm.getelementptr %7[%16] : (!llvm.ptr, i64) -> !llvm.ptr, f32
+      %17 = llvm.getelementptr nusw %7[%16] : (!llvm.ptr, i64) -> !llvm.ptr, f32
       %18 = arith.subi %3, %c1 : i64
       %19 = arith.andi %18, %c5 : i64
       %20 = arith.andi %18, %c6 : i64
@@ -58,13 +58,13 @@ llvm.func @softmax(%ptrs: !llvm.ptr, %ints: !llvm.ptr, %begin: i64, %end: i64) {
         %29 = arith.addi %23, %c9 : i64
         %30 = arith.addi %23, %c10 : i64
         %31 = arith.addi %23, %c11 : i64
-        %32 = llvm.getelementptr %15[%23] : (!llvm.ptr, i64) -> !llvm.ptr, f32
+        %32 = llvm.getelementptr nusw %15[%23] : (!llvm.ptr, i64) -> !llvm.ptr, f32
         %33 = llvm.load %32 {alignment = 4 : i64} : !llvm.ptr -> vector<8xf32>
-        %34 = llvm.getelementptr %15[%29] : (!llvm.ptr, i64) -> !llvm.ptr, f32
+        %34 = llvm.getelementptr nusw %15[%29] : (!llvm.ptr, i64) -> !llvm.ptr, f32
         %35 = llvm.load %34 {alignment = 4 : i64} : !llvm.ptr -> vector<8xf32>
-        %36 = llvm.getelementptr %15[%30] : (!llvm.ptr, i64) -> !llvm.ptr, f32
+        %36 = llvm.getelementptr nusw %15[%30] : (!llvm.ptr, i64) -> !llvm.ptr, f32
         %37 = llvm.load %36 {alignment = 4 : i64} : !llvm.ptr -> vector<8xf32>
-        %38 = llvm.getelementptr %15[%31] : (!llvm.ptr, i64) -> !llvm.ptr, f32
+        %38 = llvm.getelementptr nusw %15[%31] : (!llvm.ptr, i64) -> !llvm.ptr, f32
         %39 = llvm.load %38 {alignment = 4 : i64} : !llvm.ptr -> vector<8xf32>
         %40 = arith.cmpf ogt, %24, %33 : vector<8xf32>
         %41 = arith.select %40, %24, %33 : vector<8xi1>, vector<8xf32>
@@ -97,7 +97,7 @@ llvm.func @softmax(%ptrs: !llvm.ptr, %ints: !llvm.ptr, %begin: i64, %end: i64) {
       %66 = arith.cmpf uno, %59, %59 : vector<8xf32>
       %67 = arith.select %66, %59, %65 : vector<8xi1>, vector<8xf32>
       %70:1 = scf.for %68 = %21 to %22 step %c9 iter_args(%69 = %67) -> (vector<8xf32>) : i64 {
-        %71 = llvm.getelementptr %15[%68] : (!llvm.ptr, i64) -> !llvm.ptr, f32
+        %71 = llvm.getelementptr nusw %15[%68] : (!llvm.ptr, i64) -> !llvm.ptr, f32
         %72 = llvm.load %71 {alignment = 4 : i64} : !llvm.ptr -> vector<8xf32>
         %73 = arith.cmpf ogt, %69, %72 : vector<8xf32>
         %74 = arith.select %73, %69, %72 : vector<8xi1>, vector<8xf32>
@@ -111,7 +111,7 @@ llvm.func @softmax(%ptrs: !llvm.ptr, %ints: !llvm.ptr, %begin: i64, %end: i64) {
       %80 = arith.cmpi slt, %c12, %79 : vector<8xi32>
       %81 = arith.cmpi sgt, %77, %c1 : i64
       %82:1 = scf.if %81 -> (vector<8xf32>) {
-        %83 = llvm.getelementptr %15[%22] : (!llvm.ptr, i64) -> !llvm.ptr, f32
+        %83 = llvm.getelementptr nusw %15[%22] : (!llvm.ptr, i64) -> !llvm.ptr, f32
         %84 = llvm.intr.masked.load %83, %80, %c13 {alignment = 4 : i32} : (!llvm.ptr, vector<8xi1>, vector<8xf32>) -> vector<8xf32>
         %85 = arith.select %80, %84, %c7 : vector<8xi1>, vector<8xf32>
         %86 = arith.cmpf ogt, %70#0, %85 : vector<8xf32>
@@ -150,9 +150,9 @@ llvm.func @softmax(%ptrs: !llvm.ptr, %ints: !llvm.ptr, %begin: i64, %end: i64) {
       %115 = arith.addi %c1, %113 : i64
       %119:2 = scf.for %116 = %c1 to %114 step %c10 iter_args(%117 = %c15, %118 = %c15) -> (vector<8xf32>, vector<8xf32>) : i64 {
         %120 = arith.addi %116, %c9 : i64
-        %121 = llvm.getelementptr %15[%116] : (!llvm.ptr, i64) -> !llvm.ptr, f32
+        %121 = llvm.getelementptr nusw %15[%116] : (!llvm.ptr, i64) -> !llvm.ptr, f32
         %122 = llvm.load %121 {alignment = 4 : i64} : !llvm.ptr -> vector<8xf32>
-        %123 = llvm.getelementptr %15[%120] : (!llvm.ptr, i64) -> !llvm.ptr, f32
+        %123 = llvm.getelementptr nusw %15[%120] : (!llvm.ptr, i64) -> !llvm.ptr, f32
         %124 = llvm.load %123 {alignment = 4 : i64} : !llvm.ptr -> vector<8xf32>
         %125 = arith.subf %122, %110 : vector<8xf32>
         %126 = arith.subf %124, %110 : vector<8xf32>
@@ -185,7 +185,7 @@ llvm.func @softmax(%ptrs: !llvm.ptr, %ints: !llvm.ptr, %begin: i64, %end: i64) {
         %153 = arith.shli %152, %c30 : vector<8xi32>
         %154 = arith.bitcast %153 : vector<8xi32> to vector<8xf32>
         %155 = arith.mulf %151, %154 : vector<8xf32>
-        %156 = llvm.getelementptr %9[%116] : (!llvm.ptr, i64) -> !llvm.ptr, f32
+        %156 = llvm.getelementptr nusw %9[%116] : (!llvm.ptr, i64) -> !llvm.ptr, f32
         llvm.store %155, %156 {alignment = 4 : i64} : vector<8xf32>, !llvm.ptr
         %157 = arith.cmpf ogt, %126, %c16 : vector<8xf32>
         %158 = arith.select %157, %c16, %126 : vector<8xi1>, vector<8xf32>
@@ -216,7 +216,7 @@ llvm.func @softmax(%ptrs: !llvm.ptr, %ints: !llvm.ptr, %begin: i64, %end: i64) {
         %183 = arith.shli %182, %c30 : vector<8xi32>
         %184 = arith.bitcast %183 : vector<8xi32> to vector<8xf32>
         %185 = arith.mulf %181, %184 : vector<8xf32>
-        %186 = llvm.getelementptr %9[%120] : (!llvm.ptr, i64) -> !llvm.ptr, f32
+        %186 = llvm.getelementptr nusw %9[%120] : (!llvm.ptr, i64) -> !llvm.ptr, f32
         llvm.store %185, %186 {alignment = 4 : i64} : vector<8xf32>, !llvm.ptr
         %187 = arith.addf %117, %155 : vector<8xf32>
         %188 = arith.addf %118, %185 : vector<8xf32>
@@ -224,7 +224,7 @@ llvm.func @softmax(%ptrs: !llvm.ptr, %ints: !llvm.ptr, %begin: i64, %end: i64) {
       }
       %189 = arith.addf %119#0, %119#1 : vector<8xf32>
       %192:1 = scf.for %190 = %114 to %115 step %c9 iter_args(%191 = %189) -> (vector<8xf32>) : i64 {
-        %193 = llvm.getelementptr %15[%190] : (!llvm.ptr, i64) -> !llvm.ptr, f32
+        %193 = llvm.getelementptr nusw %15[%190] : (!llvm.ptr, i64) -> !llvm.ptr, f32
         %194 = llvm.load %193 {alignment = 4 : i64} : !llvm.ptr -> vector<8xf32>
         %195 = arith.subf %194, %110 : vector<8xf32>
         %196 = arith.cmpf ogt, %195, %c16 : vector<8xf32>
@@ -256,7 +256,7 @@ llvm.func @softmax(%ptrs: !llvm.ptr, %ints: !llvm.ptr, %begin: i64, %end: i64) {
         %222 = arith.shli %221, %c30 : vector<8xi32>
         %223 = arith.bitcast %222 : vector<8xi32> to vector<8xf32>
         %224 = arith.mulf %220, %223 : vector<8xf32>
-        %225 = llvm.getelementptr %9[%190] : (!llvm.ptr, i64) -> !llvm.ptr, f32
+        %225 = llvm.getelementptr nusw %9[%190] : (!llvm.ptr, i64) -> !llvm.ptr, f32
         llvm.store %224, %225 {alignment = 4 : i64} : vector<8xf32>, !llvm.ptr
         %226 = arith.addf %191, %224 : vector<8xf32>
         scf.yield %226 : vector<8xf32>
@@ -267,7 +267,7 @@ llvm.func @softmax(%ptrs: !llvm.ptr, %ints: !llvm.ptr, %begin: i64, %end: i64) {
       %230 = arith.cmpi slt, %c12, %229 : vector<8xi32>
       %231 = arith.cmpi sgt, %227, %c1 : i64
       %232:1 = scf.if %231 -> (vector<8xf32>) {
-        %233 = llvm.getelementptr %15[%115] : (!llvm.ptr, i64) -> !llvm.ptr, f32
+        %233 = llvm.getelementptr nusw %15[%115] : (!llvm.ptr, i64) -> !llvm.ptr, f32
         %234 = llvm.intr.masked.load %233, %230, %c13 {alignment = 4 : i32} : (!llvm.ptr, vector<8xi1>, vector<8xf32>) -> vector<8xf32>
         %235 = arith.subf %234, %110 : vector<8xf32>
         %236 = arith.cmpf ogt, %235, %c16 : vector<8xf32>
@@ -299,7 +299,7 @@ llvm.func @softmax(%ptrs: !llvm.ptr, %ints: !llvm.ptr, %begin: i64, %end: i64) {
         %262 = arith.shli %261, %c30 : vector<8xi32>
         %263 = arith.bitcast %262 : vector<8xi32> to vector<8xf32>
         %264 = arith.mulf %260, %263 : vector<8xf32>
-        %265 = llvm.getelementptr %9[%115] : (!llvm.ptr, i64) -> !llvm.ptr, f32
+        %265 = llvm.getelementptr nusw %9[%115] : (!llvm.ptr, i64) -> !llvm.ptr, f32
         llvm.store %264, %265 {alignment = 4 : i64} : vector<8xf32>, !llvm.ptr
         %266 = arith.select %230, %264, %c15 : vector<8xi1>, vector<8xf32>
         %267 = arith.addf %192#0, %266 : vector<8xf32>
@@ -328,32 +328,32 @@ llvm.func @softmax(%ptrs: !llvm.ptr, %ints: !llvm.ptr, %begin: i64, %end: i64) {
         %286 = arith.addi %285, %c9 : i64
         %287 = arith.addi %285, %c10 : i64
         %288 = arith.addi %285, %c11 : i64
-        %289 = llvm.getelementptr %9[%285] : (!llvm.ptr, i64) -> !llvm.ptr, f32
+        %289 = llvm.getelementptr nusw %9[%285] : (!llvm.ptr, i64) -> !llvm.ptr, f32
         %290 = llvm.load %289 {alignment = 4 : i64} : !llvm.ptr -> vector<8xf32>
-        %291 = llvm.getelementptr %9[%286] : (!llvm.ptr, i64) -> !llvm.ptr, f32
+        %291 = llvm.getelementptr nusw %9[%286] : (!llvm.ptr, i64) -> !llvm.ptr, f32
         %292 = llvm.load %291 {alignment = 4 : i64} : !llvm.ptr -> vector<8xf32>
-        %293 = llvm.getelementptr %9[%287] : (!llvm.ptr, i64) -> !llvm.ptr, f32
+        %293 = llvm.getelementptr nusw %9[%287] : (!llvm.ptr, i64) -> !llvm.ptr, f32
         %294 = llvm.load %293 {alignment = 4 : i64} : !llvm.ptr -> vector<8xf32>
-        %295 = llvm.getelementptr %9[%288] : (!llvm.ptr, i64) -> !llvm.ptr, f32
+        %295 = llvm.getelementptr nusw %9[%288] : (!llvm.ptr, i64) -> !llvm.ptr, f32
         %296 = llvm.load %295 {alignment = 4 : i64} : !llvm.ptr -> vector<8xf32>
         %297 = arith.divf %290, %279 : vector<8xf32>
         %298 = arith.divf %292, %279 : vector<8xf32>
         %299 = arith.divf %294, %279 : vector<8xf32>
         %300 = arith.divf %296, %279 : vector<8xf32>
-        %301 = llvm.getelementptr %17[%285] : (!llvm.ptr, i64) -> !llvm.ptr, f32
+        %301 = llvm.getelementptr nusw %17[%285] : (!llvm.ptr, i64) -> !llvm.ptr, f32
         llvm.store %297, %301 {alignment = 4 : i64} : vector<8xf32>, !llvm.ptr
-        %302 = llvm.getelementptr %17[%286] : (!llvm.ptr, i64) -> !llvm.ptr, f32
+        %302 = llvm.getelementptr nusw %17[%286] : (!llvm.ptr, i64) -> !llvm.ptr, f32
         llvm.store %298, %302 {alignment = 4 : i64} : vector<8xf32>, !llvm.ptr
-        %303 = llvm.getelementptr %17[%287] : (!llvm.ptr, i64) -> !llvm.ptr, f32
+        %303 = llvm.getelementptr nusw %17[%287] : (!llvm.ptr, i64) -> !llvm.ptr, f32
         llvm.store %299, %303 {alignment = 4 : i64} : vector<8xf32>, !llvm.ptr
-        %304 = llvm.getelementptr %17[%288] : (!llvm.ptr, i64) -> !llvm.ptr, f32
+        %304 = llvm.getelementptr nusw %17[%288] : (!llvm.ptr, i64) -> !llvm.ptr, f32
         llvm.store %300, %304 {alignment = 4 : i64} : vector<8xf32>, !llvm.ptr
       }
       scf.for %305 = %283 to %284 step %c9 : i64 {
-        %306 = llvm.getelementptr %9[%305] : (!llvm.ptr, i64) -> !llvm.ptr, f32
+        %306 = llvm.getelementptr nusw %9[%305] : (!llvm.ptr, i64) -> !llvm.ptr, f32
         %307 = llvm.load %306 {alignment = 4 : i64} : !llvm.ptr -> vector<8xf32>
         %308 = arith.divf %307, %279 : vector<8xf32>
-        %309 = llvm.getelementptr %17[%305] : (!llvm.ptr, i64) -> !llvm.ptr, f32
+        %309 = llvm.getelementptr nusw %17[%305] : (!llvm.ptr, i64) -> !llvm.ptr, f32
         llvm.store %308, %309 {alignment = 4 : i64} : vector<8xf32>, !llvm.ptr
       }
       %310 = arith.subi %3, %284 : i64
@@ -362,10 +362,10 @@ llvm.func @softmax(%ptrs: !llvm.ptr, %ints: !llvm.ptr, %begin: i64, %end: i64) {
       %313 = arith.cmpi slt, %c12, %312 : vector<8xi32>
       %314 = arith.cmpi sgt, %310, %c1 : i64
       scf.if %314 {
-        %315 = llvm.getelementptr %9[%284] : (!llvm.ptr, i64) -> !llvm.ptr, f32
+        %315 = llvm.getelementptr nusw %9[%284] : (!llvm.ptr, i64) -> !llvm.ptr, f32
         %316 = llvm.load %315 {alignment = 4 : i64} : !llvm.ptr -> vector<8xf32>
         %317 = arith.divf %316, %279 : vector<8xf32>
-        %318 = llvm.getelementptr %17[%284] : (!llvm.ptr, i64) -> !llvm.ptr, f32
+        %318 = llvm.getelementptr nusw %17[%284] : (!llvm.ptr, i64) -> !llvm.ptr, f32
         llvm.intr.masked.store %317, %318, %313 {alignment = 4 : i32} : vector<8xf32>, vector<8xi1> into !llvm.ptr
       }
     }

@@ -94,12 +94,15 @@ class MlirFunction(MlirBuilder):
     # --- memory ---
 
     def at(self, pointer: SsaValue, offset: SsaValue | int, element: str = "f32") -> SsaValue:
-        """The address ``offset`` elements after ``pointer``."""
+        """The address ``offset`` elements after ``pointer``; outside of memory, too, as long as nothing reads there.
+
+        ``nusw``: it does not wrap. Without this, LLVM's passes over loops compare all pairs of addresses of a loop.
+        """
         kind = _type(element)
         if isinstance(offset, int):
-            text = f"llvm.getelementptr {pointer.name}[{offset}] : (!llvm.ptr) -> !llvm.ptr, {kind}"
+            text = f"llvm.getelementptr nusw {pointer.name}[{offset}] : (!llvm.ptr) -> !llvm.ptr, {kind}"
         else:
-            text = f"llvm.getelementptr {pointer.name}[{offset.name}] : (!llvm.ptr, i64) -> !llvm.ptr, {kind}"
+            text = f"llvm.getelementptr nusw {pointer.name}[{offset.name}] : (!llvm.ptr, i64) -> !llvm.ptr, {kind}"
         return self.op(text, "ptr", 1)
 
     def either(self, condition: SsaValue, a: SsaValue, b: SsaValue) -> SsaValue:

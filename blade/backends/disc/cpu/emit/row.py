@@ -131,7 +131,8 @@ class RowEmitter:
                 self.bases[stmt.access] = self._base(stmt.access)
 
     def gep(self, pointer: SsaValue, offset: SsaValue, element: str) -> SsaValue:
-        text = f"llvm.getelementptr {pointer.name}[{offset.name}] : (!llvm.ptr, i64) -> !llvm.ptr, {element}"
+        """As ``MlirFunction.at``."""
+        text = f"llvm.getelementptr nusw {pointer.name}[{offset.name}] : (!llvm.ptr, i64) -> !llvm.ptr, {element}"
         return self.code.op(text, "ptr", 1)
 
     def memory_type(self, access: Access) -> str:
