@@ -138,6 +138,15 @@ def sinks_of_products_of_one_batch(q, k, v, mask, sinks):
     return joined(torch.bmm(weights, parts[2]).view(q.shape[0], H, q.shape[1], D))
 
 
+def temperature_of_products_of_one_batch(q, k, v, mask):
+    """OmniSR's attention of channels."""
+    parts = [heads(x).reshape(-1, x.shape[1], D) for x in (q, k, v)]
+    scores = torch.bmm(parts[0], parts[1].mT).view(q.shape[0], H, q.shape[1], k.shape[1])
+    scores = (scores * torch.arange(1, H + 1).view(H, 1, 1)).softmax(-1)
+    weights = scores.view(-1, q.shape[1], k.shape[1])
+    return joined(torch.bmm(weights, parts[2]).view(q.shape[0], H, q.shape[1], D))
+
+
 MASK = torch.randn(B, 1, 1, S)
 ALLOWED = torch.rand(B, 1, L, S) < 0.7
 ALLOWED[..., 0] = True
@@ -154,6 +163,7 @@ FOUND: dict[Function, list[torch.Tensor]] = {
     mpt: [MASK, ALLOWED],
     biased_and_filled_with_infinity: [torch.randn(1, H, L, S), ALLOWED],
     swin_v2: [MASK],
+    temperature_of_products_of_one_batch: [MASK],
     gpt_oss: [MASK],
     sinks_of_products_of_one_batch: [MASK, torch.tensor([-math.inf, 30.0, -30.0])],
 }

@@ -229,8 +229,8 @@ def _multiplied(v: Value, inside: set[int]) -> _Scores | None:
     for x, y in (v.args, v.args[::-1]):
         found = _scores(x, inside) if _is_equal_for(y, len(y.shape) - 1) else None
         if found is not None:
-            is_bare = found.is_bare and not found.cap and found.product.shape == v.shape
-            return replace(found, factors=(*found.factors, y)) if is_bare else None
+            is_first = found.is_bare and not found.cap
+            return replace(found, factors=(*found.factors, y)) if is_first else None
     return None
 
 
@@ -313,20 +313,20 @@ def _build(
     value = new[v.args[1].id]
     q, before = _without_scale(b, q)
     k, behind = _without_scale(b, k)
-    for factor in (new[x.id] for x in scores.factors):
-        if not _is_equal_for(factor, rank - 1):
-            return None
-        q = b.pointwise(
-            "mul", q, b.make("broadcast", factor.args, q.shape, q.dtype, **factor.attrs)
-        )
     given = [new[x.id] for x, _ in scores.biases]
     condition = None if scores.where is None else new[scores.where.id]
     sink = None if scores.sink is None else new[scores.sink.id]
     if sink is not None and not _is_equal_for(sink, len(sink.shape) - 2):
         return None
-    masks = [x for x in (*given, condition, sink) if x is not None]
+    factors = [new[x.id] for x in scores.factors]
+    if not all(_is_equal_for(x, len(x.shape) - 1) for x in factors):
+        return None
+    masks = [x for x in (*given, *factors, condition, sink) if x is not None]
     lead = _finest([*masks, *(_source(x) for x in (q, k, value)), v])
     q, k, value = (b.reshape(x, (*lead, *x.shape[-2:])) for x in (q, k, value))
+    for factor in factors:
+        one = _narrowed(b, factor, (*factor.shape[:-1], 1), (*lead, q.shape[-2], 1))
+        q = b.pointwise("mul", q, b.broadcast(one, q.shape))
     shape = (*lead, q.shape[-2], k.shape[-2])
     bias, fill = _sum_of_biases(b, scores, given, shape), None
     if condition is not None:
@@ -347,16 +347,15 @@ def _build(
         heads=heads,
         cap=scores.cap,
         fill=fill,
-        sink=None if sink is None else _sink_of_heads(b, sink, lead),
+        sink=None if sink is None else _narrowed(b, sink, (*sink.shape[:-2], 1, 1), (*lead, 1, 1)),
     )
     return b.reshape(made, v.shape)
 
 
-def _sink_of_heads(b: IrBuilder, sink: Value, lead: Shape) -> Value:
-    """``sink`` [.., L, 1], which is equal for all queries, as [*lead, 1, 1]."""
-    shape = (*sink.shape[:-2], 1, 1)
-    one = b.make("broadcast", sink.args, shape, sink.dtype, **sink.attrs)
-    return _seen_as(b, one, (*lead, 1, 1))
+def _narrowed(b: IrBuilder, v: Value, shape: Shape, divided: Shape) -> Value:
+    """The broadcast ``v`` without what repeats at its end, as ``shape``, with the leading axes of ``divided``."""
+    one = b.make("broadcast", v.args, shape, v.dtype, **v.attrs)
+    return _seen_as(b, one, divided)
 
 
 def _sum_of_biases(b: IrBuilder, scores: _Scores, given: list[Value], shape: Shape) -> Value | None:
