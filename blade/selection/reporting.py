@@ -44,7 +44,7 @@ from blade.report import (
 )
 from blade.report.layer_notes import left_targets_of, precision_of
 from blade.runtime.engine import Engine
-from blade.runtime.originals import register
+from blade.runtime.originals import give_up_paths, register
 from blade.selection.cache.decisions import SelectionResult
 from blade.selection.kernel_times import kernel_times
 from blade.selection.lent_original import LentOriginal
@@ -115,11 +115,17 @@ def _answering(module: torch.jit.ScriptModule, captured: Captured) -> torch.jit.
 
 
 def _lend_original(captured: Captured, module: torch.jit.ScriptModule) -> None:
-    """Let the original answer where no path of ``module`` does, as long as ``module`` lives."""
+    """Let the original answer where no path of ``module`` does, as long as ``module`` lives.
+
+    Where no path answers a sample, such as by an element that every way to compute it rounds otherwise, it answers all
+    calls at once.
+    """
     original = captured.original
     if captured.original_number and isinstance(original, ReferenceModel):
         number = captured.original_number
         register(number, module, LentOriginal(number, original, captured.references))
+        if not captured.samples:
+            give_up_paths(number)
 
 
 def wrap_again(module: torch.jit.ScriptModule, task: Task, decided: SelectionResult) -> None:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Paths for sizes that no sample has: which are found, and when the search for them ends."""
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -11,6 +12,7 @@ from blade.capture.capture import capture
 from blade.config import Config
 from blade.core.reason import Code
 from blade.errors import BladeWarning
+from blade.runtime.originals import number_of
 from blade.timing.time_budget import TimeBudget
 
 
@@ -165,6 +167,35 @@ def test_samples_that_no_path_answers_are_the_originals() -> None:
         fast = blade.optimize(model, samples, Config(max_paths=1))
     for (x,) in samples:
         torch.testing.assert_close(fast(x), model(x))
+
+
+class Ranked(nn.Module):
+    """Elements in NumPy, after a normalization that a graph folds into the weights, and so rounds otherwise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)
+        nn.init.normal_(self.norm.bias)
+        self.norm.running_var.uniform_(1, 2)  # type: ignore[union-attr, operator]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.norm(self.conv(x)).mean((2, 3))
+        return y * torch.from_numpy(np.sqrt(np.abs(y.detach().numpy())))
+
+
+@pytest.mark.needs("runtime")
+def test_where_no_path_answers_a_sample_the_original_is_asked_at_once() -> None:
+    torch.manual_seed(0)
+    model, x = Ranked().eval(), torch.randn(2, 3, 16, 16)
+    with pytest.warns(BladeWarning, match="There the original model answers"):
+        fast = blade.optimize(model, x)
+    for given in (x, torch.randn(1, 3, 9, 9)):
+        assert torch.equal(fast(given), model(given))
+    assert blade.stats(fast)["original"]["calls"] == 2
+    assert torch.ops.blade.has_original_changed(number_of(fast.graph))
+    with pytest.warns(BladeWarning, match="There the original model answers"):
+        some = blade.optimize(Experts().eval(), torch.randn(1, 5, 6), Config(max_paths=1))
+    assert not torch.ops.blade.has_original_changed(number_of(some.graph))
 
 
 class Forks(nn.Module):

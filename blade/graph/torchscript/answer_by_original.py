@@ -26,7 +26,7 @@ Value = Any  # torch._C.Value
 
 OP = "blade::answer_by_original"
 HAS_CHANGED = "blade::has_original_changed"
-CHANGED = "The original model has changed its state since it was captured, and answers all calls."
+CHANGED = "The original model answers all calls: no path answers a sample, or its state has changed since."
 
 
 def answer_by_original(graph: torch._C.Graph, number: int) -> bool:
