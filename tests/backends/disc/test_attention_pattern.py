@@ -147,6 +147,13 @@ def temperature_of_products_of_one_batch(q, k, v, mask):
     return joined(torch.bmm(weights, parts[2]).view(q.shape[0], H, q.shape[1], D))
 
 
+def einsums(q, k, v, mask):
+    """As torch.compile decomposes them: products of one batch, with axes of size 1 that move."""
+    q, k, v = (heads(x) for x in (q, k, v))
+    scores = torch.einsum("b h i d, b h j d -> b h i j", q, k) * 0.3 + mask
+    return torch.einsum("b h i j, b h j d -> b i h d", scores.softmax(-1), v).flatten(2)
+
+
 MASK = torch.randn(B, 1, 1, S)
 ALLOWED = torch.rand(B, 1, L, S) < 0.7
 ALLOWED[..., 0] = True
@@ -165,6 +172,7 @@ FOUND: dict[Function, list[torch.Tensor]] = {
     swin_v2: [MASK],
     temperature_of_products_of_one_batch: [MASK],
     gpt_oss: [MASK],
+    einsums: [MASK],
     sinks_of_products_of_one_batch: [MASK, torch.tensor([-math.inf, 30.0, -30.0])],
 }
 
@@ -187,6 +195,16 @@ def test_found(function: Function) -> None:
     assert names.count("attention") == 1, names
     assert "matmul" not in names and "exp" not in names and "reduce" not in names
     check(function, given, graph)
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_einsums_of_known_sizes_read_queries_and_keys_in_place(batch: int) -> None:
+    given = [torch.randn(batch, 16, H * D) for _ in range(3)] + [torch.randn(16, 16)]
+    graph = lower(*trace(einsums, given, [[False] * x.dim() for x in given]))
+    names = ops(graph)
+    assert names.count("attention") == 1 and "matmul" not in names
+    assert "cast" not in names, names  # copies
+    check(einsums, given, graph)
 
 
 def llama(q, k, v, mask):

@@ -103,6 +103,13 @@ def permute_of_permute(b: IrBuilder, v: Value) -> Value | None:
     return b.permute(inner.args[0], [inner.attrs["perm"][p] for p in v.attrs["perm"]])
 
 
+def permute_of_axes_of_size_one(b: IrBuilder, v: Value) -> Value | None:
+    """Behind a reshape that inserts them, as of an einsum: [.., n, 1, m] -> [.., n, m, 1]."""
+    inner = v.args[0]
+    moved = [a for a in v.attrs["perm"] if inner.shape[a] != 1]
+    return b.reshape(inner, v.shape) if inner.op == "reshape" and moved == sorted(moved) else None
+
+
 def permute_of_iota(b: IrBuilder, v: Value) -> Value | None:
     inner = v.args[0]
     if inner.op != "iota":
@@ -261,7 +268,12 @@ RULES["broadcast"] = [
     broadcast_of_iota,
 ]
 RULES["reshape"] = [leaf_of_layout, reshape_of_nothing, reshape_of_reshape, reshape_of_iota]
-RULES["permute"] = [leaf_of_layout, permute_of_permute, permute_of_iota]
+RULES["permute"] = [
+    leaf_of_layout,
+    permute_of_permute,
+    permute_of_axes_of_size_one,
+    permute_of_iota,
+]
 RULES["slice"] = [leaf_of_layout, slice_of_iota, slice_of_concat]
 RULES["window"] = [leaf_of_layout]
 RULES["concat"] = [concat_of_one]

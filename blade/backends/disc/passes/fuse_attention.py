@@ -308,8 +308,7 @@ def _build(
 ) -> Value | None:
     """The attention that replaces the product ``v``."""
     q, kt = (new[a.id] for a in scores.product.args)
-    rank = len(kt.shape)
-    k = b.permute(kt, (*range(rank - 2), rank - 1, rank - 2))
+    k = _transposed(b, kt)
     value = new[v.args[1].id]
     q, before = _without_scale(b, q)
     k, behind = _without_scale(b, k)
@@ -350,6 +349,18 @@ def _build(
         sink=None if sink is None else _narrowed(b, sink, (*sink.shape[:-2], 1, 1), (*lead, 1, 1)),
     )
     return b.reshape(made, v.shape)
+
+
+def _transposed(b: IrBuilder, v: Value) -> Value:
+    """``v`` with its last two axes exchanged, before leading axes are merged, which may copy what is transposed."""
+    rank = len(v.shape)
+    kept = tuple(d for d in v.args[0].shape if d != 1) if v.op == "reshape" else ()
+    if len(kept) > 1 and kept[-2:] == v.shape[-2:]:
+        core = b.reshape(v.args[0], kept)
+        if core.op == "permute":
+            inner = _transposed(b, core)
+            return b.reshape(inner, (*v.shape[:-2], *inner.shape[-2:]))
+    return b.permute(v, (*range(rank - 2), rank - 1, rank - 2))
 
 
 def _narrowed(b: IrBuilder, v: Value, shape: Shape, divided: Shape) -> Value:
