@@ -12,7 +12,10 @@ from op_trace import trace
 
 from blade.backends.disc.compiler import compile_ir
 from blade.backends.disc.frontend.lower import lower
+from blade.backends.disc.gpu.passes.mixed_precision import use_mixed_precision
 from blade.backends.disc.ir.graph import Graph
+from blade.backends.disc.passes.fuse_attention import find_attention
+from blade.backends.disc.reference.interpret_graph import interpret
 from blade.backends.disc.target.cpu import host
 from blade.runtime.engine import make_engine
 
@@ -262,6 +265,19 @@ def test_found_where_the_softmax_is_in_float32(function: Function) -> None:
     want = function(*[x.float() if x.is_floating_point() else x for x in given])
     assert isinstance(want, torch.Tensor) and found.dtype == dtype
     torch.testing.assert_close(found.float(), want, rtol=0, atol=2e-2, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    "function", [gpt2, mpt, filled_with_infinity, gpt_oss], ids=lambda f: f.__name__
+)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_filled_in_the_mixed_precision_of_a_gpu(function: Function, dtype: torch.dtype) -> None:
+    """The lowest float32 is none of float16; a query that sees nothing weighs all keys alike, or is NaN."""
+    given = [*qkv(), MASK] if function is gpt_oss else [*qkv(), MASK, SEEN_BY_SOME]
+    graph = use_mixed_precision(find_attention(lowered(function, given)), dtype)
+    assert "attention" in [v.op for v in graph.values]
+    [found] = interpret(graph, given)
+    torch.testing.assert_close(found, function(*given), rtol=0, atol=3e-2, equal_nan=True)
 
 
 def test_returned_as_it_is() -> None:

@@ -48,11 +48,9 @@ class _HalfProducts:
         args = [b.cast(a, self.dtype) for a in v.args[:3]]
         args += [b.cast(self._limited(b, a) if mask else a, self.dtype) for a in v.args[3:]]
         attrs = dict(v.attrs)
-        if attrs.get("fill") is not None:  # as it is in the bias
-            limited = (
-                max(attrs["fill"], self.lowest) if math.isfinite(attrs["fill"]) else attrs["fill"]
-            )
-            attrs["fill"] = float(torch.tensor(limited).to(self.dtype))
+        if (fill := attrs.get("fill")) is not None:  # as it is in the bias
+            nearest = fill if math.isinf(fill) else max(fill, self.lowest)
+            attrs["fill"] = float(torch.tensor(nearest).to(self.dtype))
         return b.cast(b.make(v.op, args, v.shape, self.dtype, v.strides, **attrs), F32)
 
     def _limited(self, b: IrBuilder, bias: Value) -> Value:
