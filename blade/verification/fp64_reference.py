@@ -28,7 +28,7 @@ from blade.graph.fx.random_ops import DRAWING, may_draw
 from blade.graph.shapes.memory_format import order_of
 from blade.process.memory import free_unused
 from blade.verification import products_in_parts
-from blade.verification.attend_to_seen import attend_to_seen
+from blade.verification.attend_to_seen import attend_to_seen, flash_attend_to_seen
 from blade.verification.grouped_products import GROUPED, grouped_product
 from blade.verification.products_in_parts import in_fp64
 from blade.verification.wide_at_use import (
@@ -49,8 +49,9 @@ _OPS = 32
 _MUCH = 256 << 20
 """After so many ops, or bytes of results, it is asked how much of torch's cache is unused: as slow as some ops."""
 
-_OWN: dict[Any, Callable[..., torch.Tensor]] = {
+_OWN: dict[Any, Callable[..., Any]] = {
     torch.ops.aten.scaled_dot_product_attention.default: attend_to_seen,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default: flash_attend_to_seen,
     GROUPED: grouped_product,
     # an op in fp64 may lay its result out otherwise than the kernel that the graph was traced with
     torch.ops.aten.view.default: torch.Tensor.reshape,
