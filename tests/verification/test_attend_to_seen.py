@@ -50,7 +50,11 @@ def test_a_hidden_key_changes_nothing(name: str, number: float, where: str, head
         reads[1, :, 5] = True  # it weighs all keys, as all are hidden by a number
     assert torch.equal(torch.where(reads, 0.0, got), torch.where(reads, 0.0, clean))
     torch.testing.assert_close(
-        torch.where(reads, got, 0.0), torch.where(reads, want, 0.0), rtol=0, atol=1e-12, equal_nan=True
+        torch.where(reads, got, 0.0),
+        torch.where(reads, want, 0.0),
+        rtol=0,
+        atol=1e-12,
+        equal_nan=True,
     )
 
 
