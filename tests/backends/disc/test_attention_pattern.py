@@ -429,6 +429,13 @@ def sink_with_a_value(q, k, v):
     return joined(scores.softmax(-1)[..., :-1] @ heads(v))
 
 
+def sink_of_another_dtype(q, k, v):
+    scores = (heads(q) @ heads(k).mT).bfloat16()
+    sinks = torch.zeros(1, dtype=torch.bfloat16).expand(*scores.shape[:-1], 1)
+    weights = torch.cat([scores, sinks], -1).float().softmax(-1)[..., :-1]
+    return joined(weights @ heads(v))
+
+
 def last_key_left_out(q, k, v):
     scores = heads(q) @ heads(k).mT
     return joined(scores.softmax(-1)[..., :-1] @ heads(v)[:, :, 1:])
@@ -447,6 +454,7 @@ def capped_twice(q, k, v):
         scaled_by_key,
         scaled_after_a_bias,
         sink_with_a_value,
+        sink_of_another_dtype,
         last_key_left_out,
         capped_twice,
     ],

@@ -315,6 +315,8 @@ def _build(
     given = [new[x.id] for x, _ in scores.biases]
     condition = None if scores.where is None else new[scores.where.id]
     sink = None if scores.sink is None else new[scores.sink.id]
+    if sink is not None and sink.dtype not in (q.dtype, torch.float32):
+        return None
     if sink is not None and not _is_equal_for(sink, len(sink.shape) - 2):
         return None
     factors = [new[x.id] for x in scores.factors]
