@@ -81,25 +81,31 @@ def _are_alike(moved: dict[Node, None], device: torch.device) -> bool:
     """Whether ``device`` and the CPU compute alike what leaves ``moved``, at the sample's sizes."""
     if device.type == "meta" or not all(_is_known(n) for node in moved for n in _numbers(node)):
         return False
-    found = []
-    for place in (_CPU, device):
-        made: dict[Node, Any] = {}
-
-        def value_of(node: Node, made: dict[Node, Any] = made) -> Any:
-            return made[node] if node in made else hint(node.meta["val"])
-
-        for node in moved:
-            args, kwargs = map_arg((node.args, node.kwargs), value_of)
-            if _device_argument(node) is not None:
-                kwargs = {**kwargs, "device": place}
-            with out_of_compilation(), torch.no_grad():
-                made[node] = node.target(*args, **kwargs)  # type: ignore[operator]
-        leaving = [node for node in moved if any(user not in moved for user in node.users)]
-        found.append([made[node].cpu() for node in leaving])
+    try:
+        found = [_computed(moved, place) for place in (_CPU, device)]
+    except RuntimeError:  # the device has no such kernel, or no memory left
+        return False
     return all(
         torch.allclose(a, b, rtol=_rounding(a), atol=0.0, equal_nan=True)
         for a, b in zip(*found, strict=True)
     )
+
+
+def _computed(moved: dict[Node, None], place: torch.device) -> list[torch.Tensor]:
+    """What others read of ``moved``, computed at ``place``."""
+    made: dict[Node, Any] = {}
+
+    def value_of(node: Node) -> Any:
+        return made[node] if node in made else hint(node.meta["val"])
+
+    for node in moved:
+        args, kwargs = map_arg((node.args, node.kwargs), value_of)
+        if _device_argument(node) is not None:
+            kwargs = {**kwargs, "device": place}
+        with out_of_compilation(), torch.no_grad():
+            made[node] = node.target(*args, **kwargs)  # type: ignore[operator]
+    leaving = [node for node in moved if any(user not in moved for user in node.users)]
+    return [made[node].cpu() for node in leaving]
 
 
 def _numbers(node: Node) -> list[Node]:

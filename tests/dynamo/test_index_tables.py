@@ -160,6 +160,12 @@ def test_a_whole_number_that_a_gpu_rounds_otherwise_is_not_the_same(
     monkeypatch.setattr(index_tables, "_device_argument", lambda node: None)
     assert not _are_alike(buckets, here)
 
+    def fails(x: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError("'log2' is not implemented on this device")
+
+    monkeypatch.setattr(logs, "target", fails)
+    assert not _are_alike(buckets, here)
+
 
 def test_a_graph_of_the_cpu_alone_is_left_alone() -> None:
     b = Built()
