@@ -315,10 +315,10 @@ def _build(
     given = [new[x.id] for x, _ in scores.biases]
     condition = None if scores.where is None else new[scores.where.id]
     sink = None if scores.sink is None else new[scores.sink.id]
-    if sink is not None and sink.dtype not in (q.dtype, torch.float32):
-        return None
-    if sink is not None and not _is_equal_for(sink, len(sink.shape) - 2):
-        return None
+    if sink is not None:
+        is_read = sink.dtype in (q.dtype, torch.float32)  # what kernels take for a bias, too
+        if not (is_read and _is_equal_for(sink, len(sink.shape) - 2)):
+            return None
     factors = [new[x.id] for x in scores.factors]
     if not all(_is_equal_for(x, len(x.shape) - 1) for x in factors):
         return None

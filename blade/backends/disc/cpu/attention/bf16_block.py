@@ -140,7 +140,7 @@ def bf16_few(target: CpuTarget, result: str, part: Part) -> MlirFunction:
         decode.score_row(
             f,
             (dots, cap_row),
-            (f.either(f["has_bias"], bias, nothing), nothing),
+            (bias, nothing),
             p=p,
             keys=keys,
             q=f.at(f["q"], f.product(r, f["q_row"]), "i16"),

@@ -41,10 +41,10 @@ def score_row(
 ) -> None:
     """The scores ``p`` of one query, in a unit: by ``made``, dot products with the bias, or then a cap and the bias.
 
-    ``biases``: of this query, and a 0 that stands for none.
+    ``biases``: of this query, if there is one, and a 0 that stands for none.
     """
     dots, cap = made
-    bias, nothing = biases
+    bias, nothing = f.either(f["has_bias"], biases[0], biases[1]), biases[1]
     at_once = f.apply("arith.xori", f["has_cap"], f.constant(1, "i1"))
     step = f.select(f["has_bias"], f["bias_key"], f.number(0))
     f.run(

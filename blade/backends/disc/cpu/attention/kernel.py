@@ -107,7 +107,7 @@ def _decode(target: CpuTarget, multiply: MlirFunction, part: Part) -> MlirFuncti
         few.score_row(
             f,
             (dots, cap_row),
-            (f.either(f["has_bias"], bias, nothing), nothing),
+            (bias, nothing),
             p=p,
             keys=keys,
             q=q,
